@@ -8,22 +8,21 @@ use std::{
 use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use crate::{
-    archive::Archive,
-    catalogue::Volume,
-    chain::is_condemned,
+    container::{ChunkReader, ContainerReader},
     format::{
         Address, ContainerId,
         container::{Metadata, Packer},
+        damage::{bits_of, is_condemned, is_damage},
         record::Stream,
     },
-    get::{ChunkReader, Reader},
-    segments::Shelves,
-    tables::{Container, Tables},
+    operations_log::Archive,
+    stream::Reader,
+    tables::{Container, Tables, Volume},
     volume::{Mapped, chunks_of},
 };
 
 /// Problems that are listed; more are counted only.
-pub const PROBLEMS_LISTED: usize = 1000;
+pub(crate) const PROBLEMS_LISTED: usize = 1000;
 
 /// What was found.
 #[derive(Clone, Debug, Default)]
@@ -132,19 +131,14 @@ impl quick_cache::Weighter<ContainerId, Option<Arc<Metadata>>> for ByBytes {
 /// Blocks of a volume that are listed as lost; more are counted only.
 const BLOCKS_LISTED: usize = 1000;
 
-/// Lost chunks that are listed; after those are healed, more are found.
+/// Lost chunks that are listed; after those are restored, more are found.
 const LOST_LISTED: usize = 1 << 20;
-
-/// True for what a bad sector or a flipped bit gives.
-pub(crate) fn is_damage(error: &Error) -> bool {
-    matches!(error.kind(), Kind::Corrupt | Kind::Io)
-}
 
 /// What is known while it is looked at.
 struct Found {
     archive: Arc<Archive>,
     tables: Arc<Tables>,
-    shelves: Shelves,
+    container_reader: ContainerReader,
     /// Metadata of containers; `None` where it is damaged.
     metadata: quick_cache::unsync::Cache<ContainerId, Option<Arc<Metadata>>, ByBytes>,
     report: Report,
@@ -163,7 +157,7 @@ impl Checking {
         let found = Found {
             archive: archive.clone(),
             tables: reader.tables().clone(),
-            shelves: Shelves::new(archive.clone()),
+            container_reader: ContainerReader::new(archive.clone()),
             metadata: quick_cache::unsync::Cache::with_weighter(
                 METADATA_KEPT,
                 METADATA_BYTES_KEPT,
@@ -181,7 +175,7 @@ impl Checking {
         stream: Option<&Stream>,
         volume: Option<&Volume>,
     ) -> Result<BTreeSet<ContainerId>> {
-        let Checking { reader, chunks, found: Found { tables, shelves, .. } } = self;
+        let Checking { reader, chunks, found: Found { tables, container_reader, .. } } = self;
         let mut needed = BTreeSet::new();
         let mut need =
             |id: ContainerId| needed.extend(tables.places(id).map(|container| container.stored.id));
@@ -194,9 +188,9 @@ impl Checking {
             walked.or_else(|error| if is_damage(&error) { Ok(()) } else { Err(error) })?;
         }
         let Some(volume) = volume else { return Ok(needed) };
-        for (block, mapping) in volume.map.mapped(0..u64::MAX) {
+        for (block, mapping) in volume.block_index.mapped(0..u64::MAX) {
             need(mapping.container);
-            match (Mapped { tables, shelves, volume, block }).parts(chunks) {
+            match (Mapped { tables, container_reader, volume, block }).parts(chunks) {
                 Ok(parts) => chunks_of(&parts).for_each(|(_, address)| need(address.container)),
                 Err(error) if is_damage(&error) => {}
                 Err(error) => return Err(error),
@@ -250,15 +244,20 @@ impl Checking {
         let tables = found.tables.clone();
         let wanted =
             || tables.volumes.values().filter(|volume| only.is_none_or(|only| only == volume.name));
-        let total: u64 = wanted().map(|volume| volume.map.used()).sum();
+        let total: u64 = wanted().map(|volume| volume.block_index.used()).sum();
         for volume in wanted() {
             found.report.volumes += 1;
             let (mut lost, mut listed) = (0u64, Vec::new());
-            for (block, _) in volume.map.mapped(0..u64::MAX) {
+            for (block, _) in volume.block_index.mapped(0..u64::MAX) {
                 found.report.blocks += 1;
                 let mut well = true;
-                match (Mapped { tables: &tables, shelves: &found.shelves, volume, block })
-                    .parts(chunks)
+                match (Mapped {
+                    tables: &tables,
+                    container_reader: &found.container_reader,
+                    volume,
+                    block,
+                })
+                .parts(chunks)
                 {
                     Ok(parts) => {
                         for (fingerprint, address) in chunks_of(&parts) {
@@ -279,7 +278,7 @@ impl Checking {
                 }
             }
             if lost > 0 {
-                let (name, used) = (volume.name.escape_debug(), volume.map.used());
+                let (name, used) = (volume.name.escape_debug(), volume.block_index.used());
                 found.report.problem(format!("volume '{name}' lost {lost} of its {used} blocks"));
                 found.report.hit_volumes.insert(volume.name.clone(), listed);
             }
@@ -309,12 +308,12 @@ impl Found {
         for (&id, container) in wanted() {
             self.report.containers += 1;
             self.report.chunks += u64::from(container.stored.chunks);
-            match self.shelves.metadata(container) {
+            match self.container_reader.metadata(container) {
                 Ok(metadata) => {
                     if data {
                         let rotten = scrub_one(
                             &self.archive,
-                            &self.shelves,
+                            &self.container_reader,
                             container,
                             &metadata,
                             &mut packer,
@@ -373,7 +372,7 @@ impl Found {
         if let Some(metadata) = self.metadata.get(&id) {
             return Ok(metadata.clone());
         }
-        let read = match self.shelves.metadata(container) {
+        let read = match self.container_reader.metadata(container) {
             Ok(metadata) => Some(Arc::new(metadata)),
             Err(error) if is_damage(&error) => None,
             Err(error) => return Err(error),
@@ -383,17 +382,10 @@ impl Found {
     }
 }
 
-/// A bit for each of `chunks` chunks, set for those in `these`.
-fn bits_of(these: &BTreeSet<usize>, chunks: usize) -> Vec<u8> {
-    let mut bits = vec![0; chunks.div_ceil(8)];
-    these.iter().for_each(|n| bits[n / 8] |= 1 << (n % 8));
-    bits
-}
-
 /// Verifies all groups and chunks of a container; gives the places of the chunks that are damaged.
 fn scrub_one(
     archive: &Archive,
-    shelves: &Shelves,
+    container_reader: &ContainerReader,
     container: &Container,
     metadata: &Metadata,
     packer: &mut Packer,
@@ -407,8 +399,11 @@ fn scrub_one(
         let here = rest.iter().take_while(|(_, chunk)| usize::from(chunk.group) == n).count();
         let (chunks, later) = rest.split_at(here);
         rest = later;
-        let read =
-            shelves.groups(&container.stored.place, std::slice::from_ref(group), &mut stored);
+        let read = container_reader.groups(
+            &container.stored.place,
+            std::slice::from_ref(group),
+            &mut stored,
+        );
         let expanded =
             read.and_then(|()| packer.expand(&archive.identity, group, &stored, &mut raw));
         match expanded {

@@ -1,51 +1,80 @@
 //! The archive engine: streams cut into chunks, each stored once, in containers (dedupv1), with
 //! garbage collection.
 //!
+//! Modules import only modules that stand above them here:
+//!
 //! | module | what |
 //! |---|---|
-//! | [`cut`] | cutting streams into chunks |
-//! | [`chain`] | the filter chain: is this chunk stored already? |
-//! | [`index`] | the chunk index: the auxiliary index in memory, the paged hash table with its runs and filters on the disk |
-//! | [`put`] | a stream on its way in |
-//! | [`get`] | a stream on its way out |
-//! | [`collect`] | usage counts, condemning, merging, freeing |
-//! | [`check`] | is all there, and whole? |
-//! | [`archive`] | label, snapshot, operations log, locks |
-//! | [`tables`], [`catalogue`], [`map`], [`late`] | what the log says, applied; its volumes; their maps; late encoding |
-//! | [`log`] | the operations log, read whoever wrote it |
-//! | [`heal`] | damaged chunks made whole from other copies |
-//! | [`volume`] | backup volumes: writes in memory, drained into containers, and reads |
-//! | [`segments`] | where containers are written and read |
-//! | [`placement`] | which containers get which code, and when |
-//! | [`nodes`] | several directories as one, of which some may be lost |
-//! | [`format`](mod@format) | the bytes |
+//! | `memory`, `format`, `settings` | budgets and buffers; the bytes; what is chosen when an archive is made or opened |
+//! | `chunking` | cutting streams into chunks |
+//! | `block_index` | where the mappings of a volume's blocks are |
+//! | `erasure` | several directories as one, of which some may be lost |
+//! | `tables` | what the log says, applied |
+//! | `operations_log` | label, frames, snapshots, epochs, locks |
+//! | `container` | where containers are written and read |
+//! | `chunk_index` | the auxiliary index in memory, the paged hash table with its runs and filters on the disk |
+//! | `filter_chain` | is this chunk stored already? |
+//! | `stream` | streams on their way in and out |
+//! | `usage_counts` | how often each chunk is named |
+//! | `volume` | backup volumes: writes in memory, written back into containers, and reads |
+//! | `rad` | late encoding by reference counts |
+//! | `gc` | condemning, merging, freeing |
+//! | `repair` | damaged chunks and lost nodes made whole from what is left |
+//! | `check` | is all there, and whole? |
 //!
-//! *Invariant:* no file, clock or randomness but through the traits; no thread but in [`pipeline`].
-//! A process may end at any point, as after a power cut, and what was acknowledged is there.
+//! *Invariant:* no file, clock or randomness but through the traits; no thread but in
+//! `stream::pipeline`. A process may end at any point, as after a power cut, and what was
+//! acknowledged is there.
 
-pub mod archive;
-pub mod catalogue;
-pub mod chain;
-pub mod check;
-pub mod collect;
-pub mod cut;
-pub mod format;
-pub mod get;
-pub mod heal;
-pub mod index;
-pub mod late;
-mod log;
-pub mod map;
+mod block_index;
+mod check;
+mod chunk_index;
+mod chunking;
+mod container;
+mod erasure;
+mod filter_chain;
+mod format;
+mod gc;
 mod memory;
-pub mod nodes;
-pub mod pipeline;
-pub mod placement;
-pub mod put;
-mod segments;
-pub mod settings;
-pub mod tables;
-pub mod volume;
+mod operations_log;
+mod rad;
+mod repair;
+mod settings;
+mod stream;
+mod tables;
+mod usage_counts;
+mod volume;
 
-pub use archive::{Archive, Stay};
-pub use placement::{Class, Placement, Rad};
-pub use settings::{Chunking, Compression, FilterName, Format, PlantedBug, Settings};
+pub use crate::{
+    check::{Progress as CheckProgress, Report as CheckReport, check, check_one},
+    chunk_index::{ChunkIndex, PAGE_BYTES as INDEX_PAGE_BYTES, rebuild as rebuild_chunk_index},
+    erasure::{Absent, NodeLabel, Nodes, Spread, View as NodesView},
+    filter_chain::Counts as FilterCounts,
+    format::{
+        Address, ContainerId, Identity,
+        class::{Class, Placement, Rad},
+        container::{Chunk, ContainerKind, Metadata, Packer},
+        frame::{decode as decode_frame, encode as encode_frame},
+        label::{Found as FoundLabel, Label, find_label},
+        listing::{
+            ENTRY_BYTES_MAX, LEVELS_MAX, Links, Order, decode as decode_listing,
+            encode as encode_entry,
+        },
+        parameters::{Chunking, Compression, VOLUME_BLOCK_BYTES},
+        recipe::{Part, RecipeWriter, Summary, parts as recipe_parts},
+        record::{Owner, Pieces, Place, Record, Shape, Stored, Stream},
+    },
+    gc::{Collected, Collection, Options as CollectionOptions},
+    operations_log::{Archive, EpochGuard},
+    repair::{
+        Rebuilt, Replacement, Restored, record_damage, repair as repair_units,
+        replace as replace_nodes, restore as restore_chunks,
+    },
+    settings::{FilterName, Format, PlantedBug, READER_BYTES, Settings},
+    stream::{
+        Batch, Content, Cutting, Ended, Feeder, Gauge, Ingest, Reader, Report as PutReport,
+        Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,
+    },
+    tables::{Container, PLACES_MAX, Tables, Volume, WriteCost, valid_name},
+    volume::{ArchiveExports, VolumeCounts, Volumes, volume_bytes},
+};

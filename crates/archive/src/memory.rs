@@ -96,21 +96,21 @@ fn over(needed: u64, limit: u64) -> Error {
 const KEPT_MAX: usize = 8;
 
 /// Buffers that nobody uses.
-pub(crate) struct Spare {
+pub(crate) struct BufferPool {
     buffers: Mutex<Vec<Vec<u8>>>,
     most: usize,
 }
 
-impl Default for Spare {
-    fn default() -> Spare {
-        Spare::keeping(KEPT_MAX)
+impl Default for BufferPool {
+    fn default() -> BufferPool {
+        BufferPool::keeping(KEPT_MAX)
     }
 }
 
-impl Spare {
+impl BufferPool {
     /// Keeps so many at most.
-    pub(crate) fn keeping(most: usize) -> Spare {
-        Spare { buffers: Mutex::default(), most }
+    pub(crate) fn keeping(most: usize) -> BufferPool {
+        BufferPool { buffers: Mutex::default(), most }
     }
 
     /// A buffer, with whatever was in it; perhaps an empty one.
@@ -133,11 +133,12 @@ mod tests {
     use crate::{
         format::{
             ContainerId,
-            container::Holds,
+            class::Class,
+            container::ContainerKind,
+            parameters::SLOTS_MAX,
             record::{Owner, Pieces, Place, Record, Shape, Stored, Stream},
         },
-        placement::Class,
-        settings::{READER_BYTES, SLOTS_MAX},
+        settings::READER_BYTES,
         tables::{Container, Tables},
     };
 
@@ -160,7 +161,7 @@ mod tests {
             let id = ContainerId(n * 4 + 4);
             let stored = Stored {
                 id,
-                holds: Holds::Data,
+                kind: ContainerKind::Data,
                 chunks: SLOTS_MAX as u32,
                 raw_bytes: 4 << 20,
                 place,

@@ -1,137 +1,14 @@
 //! What an archive is made with, what is chosen when it is opened, and the limits that are fixed.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 use onefold_core::{Error, Kind};
 
-use crate::{format::frame::FRAME_PAYLOAD_MAX, placement::Rad};
-
-/// How streams are cut into chunks; the sizes are means.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Chunking {
-    /// Pieces of one size.
-    Static(u32),
-    /// Rabin's fingerprint of a 48-byte window (dedupv1 3.1).
-    Rabin(u32),
-    /// FastCDC.
-    FastCdc(u32),
-}
-
-/// Mean sizes that can be asked for: powers of two between these.
-const MEAN: std::ops::RangeInclusive<u32> = 1 << 10..=1 << 18;
-
-impl Chunking {
-    /// The mean.
-    #[must_use]
-    pub fn mean(self) -> usize {
-        let (_, mean) = self.code();
-        mean as usize
-    }
-
-    /// The smallest chunk, but for the last of a file.
-    #[must_use]
-    pub fn least(self) -> usize {
-        self.mean() / 4
-    }
-
-    /// The largest chunk.
-    #[must_use]
-    pub fn most(self) -> usize {
-        match self {
-            Chunking::Static(size) => size as usize,
-            _ => self.mean() * 8,
-        }
-    }
-
-    pub(crate) fn code(self) -> (u8, u32) {
-        match self {
-            Chunking::Static(mean) => (1, mean),
-            Chunking::Rabin(mean) => (2, mean),
-            Chunking::FastCdc(mean) => (3, mean),
-        }
-    }
-
-    pub(crate) fn from_code(kind: u8, mean: u32) -> Option<Chunking> {
-        if !MEAN.contains(&mean) || !mean.is_power_of_two() {
-            return None;
-        }
-        match kind {
-            1 => Some(Chunking::Static(mean)),
-            2 => Some(Chunking::Rabin(mean)),
-            3 => Some(Chunking::FastCdc(mean)),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Chunking {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, mean) = self.code();
-        write!(f, "{}:{}K", ["", "static", "rabin", "fastcdc"][usize::from(kind)], mean / 1024)
-    }
-}
-
-impl FromStr for Chunking {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Chunking, Error> {
-        let wrong = || {
-            Error::new(
-                Kind::InvalidInput,
-                "a chunking is fastcdc:8K, rabin:8K or static:4K, with a power of two from 1K to 256K",
-            )
-        };
-        let (name, size) = text.split_once(':').ok_or_else(wrong)?;
-        let kind = match name {
-            "static" => 1,
-            "rabin" => 2,
-            "fastcdc" => 3,
-            _ => return Err(wrong()),
-        };
-        let size: u32 =
-            size.strip_suffix(['K', 'k']).and_then(|size| size.parse().ok()).ok_or_else(wrong)?;
-        Chunking::from_code(kind, size.saturating_mul(1024)).ok_or_else(wrong)
-    }
-}
-
-/// How the groups of a container are compressed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compression {
-    /// As they are.
-    None,
-    /// LZ4.
-    Lz4,
-    /// Zstandard, level 1.
-    Zstd,
-}
-
-impl Compression {
-    pub(crate) fn code(self) -> u8 {
-        self as u8
-    }
-
-    pub(crate) fn from_code(code: u8) -> Option<Compression> {
-        [Compression::None, Compression::Lz4, Compression::Zstd]
-            .into_iter()
-            .find(|compression| compression.code() == code)
-    }
-}
-
-impl fmt::Display for Compression {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(["none", "lz4", "zstd"][usize::from(self.code())])
-    }
-}
-
-impl FromStr for Compression {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Compression, Error> {
-        let all = [Compression::None, Compression::Lz4, Compression::Zstd];
-        let found = all.into_iter().find(|compression| compression.to_string() == text);
-        found.ok_or_else(|| Error::new(Kind::InvalidInput, "a compression is zstd, lz4 or none"))
-    }
-}
+use crate::format::{
+    class::Rad,
+    frame::FRAME_PAYLOAD_MAX,
+    parameters::{Chunking, Compression},
+};
 
 /// How an archive is made.
 #[derive(Clone, Debug)]
@@ -237,8 +114,8 @@ pub struct Settings {
     /// they occupy on the medium; no limit for who trusts the archive, which is what changes
     /// it.
     pub memory: u64,
-    /// Ranges of volumes that were trimmed and are not drained, at most: each takes 25 bytes of a
-    /// frame. One more waits for a drain.
+    /// Ranges of volumes that were trimmed and are not written back, at most: each takes 25 bytes
+    /// of a frame. One more waits for a write-back.
     pub zeroed_ranges: usize,
     /// Bytes of a frame of the log, at most; a change that needs more is refused.
     pub frame_bytes: usize,
@@ -292,25 +169,16 @@ impl Settings {
 }
 
 /// Chunk bytes of a container, before compression (dedupv1 3.3).
-pub const CONTAINER_BYTES: usize = 4 << 20;
-
-/// Chunk bytes compressed together: the cost of a read.
-pub const GROUP_BYTES: usize = 128 << 10;
-
-/// Chunks of a container at most: its metadata stays below 256 KiB.
-pub const SLOTS_MAX: usize = 8000;
-
-/// Bytes of a block of a volume: what one mapping names (dedupv1 3.5).
-pub const VOLUME_BLOCK_BYTES: u64 = 128 << 10;
+pub(crate) const CONTAINER_BYTES: usize = 4 << 20;
 
 /// Bytes of all volumes' writes that may be in memory.
-pub const DIRTY_BYTES: u64 = 64 << 20;
+pub(crate) const DIRTY_BYTES: u64 = 64 << 20;
 
 /// Memory for the tables of an archive that anybody may have written.
 pub const READER_BYTES: u64 = 64 << 20;
 
 /// Container ids recorded at once.
-pub const ID_RANGE: u64 = 1024;
+pub(crate) const ID_RANGE: u64 = 1024;
 
 /// Defects that the simulator must find, each at the place where the rule that it breaks is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,9 +17,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Chunking, Compression, Format, Settings, check,
-    collect::{Collection, Options},
-    put::Ingest,
+    Archive, Chunking, Collection, CollectionOptions as Options, Compression, Format, Ingest,
+    Settings, check,
 };
 use onefold_backend::Directory;
 use onefold_core::{Kind, Result};
@@ -89,7 +88,7 @@ fn collect(archive: &Arc<Archive>) -> Result<()> {
         now: 1000,
         keep_partial: 0,
         wait: true,
-        settle_all: false,
+        encode_all: false,
         reserve_bytes: RESERVE,
     };
     Collection::begin(archive, options)?.run(&mut |_| {}).map(|_| ())
@@ -126,7 +125,7 @@ fn fill_and_empty(place: &Path) {
     let mut there: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let same = |archive: &Arc<Archive>, there: &BTreeMap<String, Vec<u8>>| {
         assert!(there.iter().all(|(name, bytes)| get(archive, name).unwrap() == *bytes));
-        assert!(check::check(archive, true, &mut |_, _, _| {}).unwrap().is_well());
+        assert!(check(archive, true, &mut |_, _, _| {}).unwrap().is_well());
     };
     let mut refused = 0;
     for round in 0..40u64 {

@@ -7,14 +7,9 @@ mod support;
 use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use onefold_archive::{
-    Archive, Chunking, Compression, Format, Settings,
-    check::{Report, check},
-    collect::{Collected, Collection, Options},
-    format::{ContainerId, record::Shape},
-    get::{Content, Reader, Verify},
-    heal::{self, Healed},
-    nodes::{Nodes, Spread},
-    put::{Cutting, Ended, Session, Stower, Writing},
+    Archive, CheckReport as Report, Chunking, Collected, Collection, CollectionOptions as Options,
+    Compression, ContainerId, Content, Cutting, Ended, Format, Nodes, Reader, Restored, Session,
+    Settings, Shape, Spread, StreamWriter, Verify, Writing, check, record_damage, restore_chunks,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -116,26 +111,27 @@ impl Desk {
             keep_partial: 86_400,
             wait: false,
             reserve_bytes: 1 << 20,
-            settle_all: false,
+            encode_all: false,
         };
         Collection::begin(&self.open(), options).unwrap().run(&mut |_| {}).unwrap()
     }
 
     /// As `onefold scrub` does it.
-    fn scrub(&self) -> (Report, Result<Healed>) {
+    fn scrub(&self) -> (Report, Result<Restored>) {
         let archive = self.open();
         let report = check(&archive, true, &mut |_, _, _| {}).unwrap();
-        let healed = heal::note(&archive, &report.rotten)
-            .and_then(|()| heal::heal(&archive, &report.lost, &mut |_, _| {}));
+        let healed = record_damage(&archive, &report.rotten)
+            .and_then(|()| restore_chunks(&archive, &report.lost, &mut |_, _| {}));
         (report, healed)
     }
 
     /// The containers of chunks: number, place of the first byte, bytes of metadata.
     fn containers(&self) -> Vec<(ContainerId, u64, u64)> {
         let tables = self.open().tables();
-        let data = tables.containers.values().filter(|container| {
-            container.stored.holds == onefold_archive::format::container::Holds::Data
-        });
+        let data = tables
+            .containers
+            .values()
+            .filter(|container| container.stored.kind == onefold_archive::ContainerKind::Data);
         data.map(|container| {
             (
                 container.stored.id,
@@ -186,23 +182,23 @@ fn a_note_of_damage_does_not_hide_a_put_from_collection() {
     // A put takes its chunks as duplicates, and goes on for long.
     let archive = desk.open();
     let mut session = Session::begin(&archive, false).unwrap();
-    let mut stower = Stower::new(&session, 1_000);
+    let mut writer = StreamWriter::new(&session, 1_000);
     let (mut cutting, mut writing) = (Cutting::new(archive.label().chunking), Writing::default());
     cutting.room()[..bytes.len()].copy_from_slice(&bytes);
     let mut batches: Vec<_> = cutting.advance(bytes.len()).into_iter().collect();
     batches.push(cutting.end());
     for mut batch in batches {
         batch.fingerprint(&archive);
-        session.take(&batch, &mut writing, &mut |open| stower.stow(open)).unwrap();
+        session.add(&batch, &mut writing, &mut |open| writer.pack_and_write(open)).unwrap();
     }
     assert_eq!(session.new_bytes, 0);
     assert!(desk.collect().waits);
-    heal::note(&desk.open(), &BTreeMap::from([(rotten, vec![1])])).unwrap();
+    record_damage(&desk.open(), &BTreeMap::from([(rotten, vec![1])])).unwrap();
     let done = desk.collect();
     assert!(done.waits && done.dropped == 0, "{done:?}");
-    let data = session.end_recipe(writing, &mut |open| stower.stow(open)).unwrap();
-    session.seal(&mut |open| stower.stow(open)).unwrap();
-    stower
+    let data = session.end_recipe(writing, &mut |open| writer.pack_and_write(open)).unwrap();
+    session.seal(&mut |open| writer.pack_and_write(open)).unwrap();
+    writer
         .commit(Ended {
             name: "again".into(),
             shape: Shape::Bytes,
@@ -211,7 +207,7 @@ fn a_note_of_damage_does_not_hide_a_put_from_collection() {
             listing: Vec::new(),
         })
         .unwrap();
-    drop((session, stower, archive));
+    drop((session, writer, archive));
     desk.collect();
     assert!(desk.get("again").unwrap() == bytes);
 }
@@ -240,9 +236,9 @@ fn a_note_of_damage_does_not_free_what_a_reader_reads() {
     drop(reader);
     desk.collect();
     for bit in [1, 2, 4] {
-        heal::note(&desk.open(), &BTreeMap::from([(rotten, vec![bit])])).unwrap();
+        record_damage(&desk.open(), &BTreeMap::from([(rotten, vec![bit])])).unwrap();
     }
-    let leaving = desk.open().tables().leaving.len();
+    let leaving = desk.open().tables().waiting_to_be_freed.len();
     let stream = reader2.stream("part").unwrap();
     desk.collect();
     let mut bytes = Vec::new();

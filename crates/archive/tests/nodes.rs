@@ -10,13 +10,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Format, Settings,
-    check::check,
-    nodes::{
-        Nodes, Spread,
-        label::Absent,
-        rebuild::{Rebuilt, Replacement, repair, replace},
-    },
+    Absent, Archive, Format, Nodes, Rebuilt, Replacement, Settings, Spread, check,
+    repair_units as repair, replace_nodes as replace,
 };
 use onefold_backend::Directory;
 use onefold_core::{Files, Kind, Result};

@@ -14,12 +14,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Class, Format, Rad, Settings,
-    check::check,
-    collect::{Collected, Collection, Options},
-    late::PLACES_MAX,
-    nodes::{Nodes, Spread},
-    pipeline::Report,
+    Archive, Class, Collected, Collection, CollectionOptions as Options, Format, Nodes, PLACES_MAX,
+    PutReport as Report, Rad, Settings, Spread, check,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -76,8 +72,8 @@ impl Desk {
         support::get(&self.open(), name)
     }
 
-    fn collect(&self, settle_all: bool) -> Collected {
-        collect(&self.open(), settle_all).unwrap()
+    fn collect(&self, encode_all: bool) -> Collected {
+        collect(&self.open(), encode_all).unwrap()
     }
 
     fn are_there(&self, versions: &[Vec<u8>]) {
@@ -96,9 +92,9 @@ impl Desk {
     }
 }
 
-fn collect(archive: &Arc<Archive>, settle_all: bool) -> Result<Collected> {
+fn collect(archive: &Arc<Archive>, encode_all: bool) -> Result<Collected> {
     let options =
-        Options { now: 5_000, keep_partial: 0, wait: false, reserve_bytes: 1 << 20, settle_all };
+        Options { now: 5_000, keep_partial: 0, wait: false, reserve_bytes: 1 << 20, encode_all };
     Collection::begin(archive, options)?.run(&mut |_| {})
 }
 
@@ -117,7 +113,7 @@ fn every_choice_of_lost_nodes_is_read_after_settling() {
         desk.put(&format!("v{n}"), version);
         let done = desk.collect(false);
         // Two versions are settled together, when the next one left their counts as they were.
-        assert_eq!(done.settled > 0, n == 2 || n == 4, "{n}: {done:?}");
+        assert_eq!(done.encoded > 0, n == 2 || n == 4, "{n}: {done:?}");
     }
     assert!(desk.open().tables().replicated().0 > 0);
     desk.collect(true);
@@ -133,8 +129,8 @@ fn every_choice_of_lost_nodes_is_read_after_settling() {
         );
     }
     assert!(
-        tables.homes.values().any(|places| places.len() > 1)
-            && tables.homes.values().all(|places| places.len() <= PLACES_MAX)
+        tables.moved_to.values().any(|places| places.len() > 1)
+            && tables.moved_to.values().all(|places| places.len() <= PLACES_MAX)
     );
     assert_eq!(desk.put("again", &versions[2]).new_bytes, 0, "what was settled is found");
     for lost in (0u32..1 << 6).filter(|bits| bits.count_ones() == 2) {
@@ -150,35 +146,35 @@ fn every_choice_of_lost_nodes_is_read_after_settling() {
     desk.open().remove("again").unwrap();
     desk.collect(false);
     let tables = desk.open().tables();
-    assert_eq!((tables.stored_bytes(), tables.homes.len()), (0, 0));
+    assert_eq!((tables.stored_bytes(), tables.moved_to.len()), (0, 0));
 }
 
 #[test]
 fn counts_that_change_put_settling_off_and_dead_chunks_are_left_behind() {
     let (desk, versions) = (Desk::new(Some(Rad { batch: 1, ..RAD })), versions(2));
     desk.put("v0", &versions[0]);
-    assert_eq!(desk.collect(false).settled, 0);
+    assert_eq!(desk.collect(false).encoded, 0);
     // The same again: its counts change with this version, and with the removal before the next
     // one.
     desk.put("other", &versions[0]);
-    assert_eq!(desk.collect(false).settled, 0);
+    assert_eq!(desk.collect(false).encoded, 0);
     desk.put("v1", &versions[1]);
     desk.open().remove("other").unwrap();
-    assert_eq!(desk.collect(false).settled, 0);
+    assert_eq!(desk.collect(false).encoded, 0);
     let changed = desk.open().tables();
     assert_eq!(changed.versions, 3);
     desk.open().remove("v0").unwrap();
     desk.put("v0", &versions[1]);
-    let before = desk.open().tables().work;
+    let before = desk.open().tables().write_cost;
     let done = desk.collect(true);
-    let work = desk.open().tables().work;
+    let work = desk.open().tables().write_cost;
     assert!(
-        done.settled > 0 && done.settled_chunk_bytes < 700_000,
+        done.encoded > 0 && done.encoded_chunk_bytes < 700_000,
         "only what lives is encoded: {done:?}"
     );
     assert_eq!(
-        (work.settled_chunks - before.settled_chunks, work.settle_bytes - before.settle_bytes),
-        (done.settled_chunks, done.settle_bytes)
+        (work.encoded_chunks - before.encoded_chunks, work.encode_bytes - before.encode_bytes),
+        (done.encoded_chunks, done.encode_bytes)
     );
     assert!(work.upload_bytes > 3 * 1_000_000, "three copies: {work:?}");
     desk.are_there(&[versions[1].clone(), versions[1].clone()]);
@@ -239,7 +235,7 @@ fn a_damaged_container_stays_as_it_is_and_the_others_are_settled() {
         }
     }
     let done = desk.collect(true);
-    assert!(done.damaged == 1 && done.settled > 3, "{done:?}");
+    assert!(done.damaged == 1 && done.encoded > 3, "{done:?}");
     let tables = desk.open().tables();
     assert_eq!((tables.containers[&id].stored.place, tables.replicated().1), (place, 1));
     // It is of the last version; what the first one needs is whole.
@@ -251,7 +247,7 @@ fn a_damaged_container_stays_as_it_is_and_the_others_are_settled() {
 fn archives_with_round_robin_are_as_they_were() {
     let (desk, versions) = (Desk::new(None), versions(2));
     desk.put("v0", &versions[0]);
-    assert_eq!(desk.collect(true).settled, 0);
+    assert_eq!(desk.collect(true).encoded, 0);
     assert_eq!(fs::read(desk.path(0).join("label")).unwrap()[4096 + 8], 1);
     let late = Desk::new(Some(RAD));
     assert_eq!(

@@ -6,9 +6,8 @@ mod support;
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, Chunking, Compression, FilterName, Format, Settings,
-    format::record::Shape,
-    pipeline::{Gauge, Report, Request, put},
+    Archive, Chunking, Compression, FilterName, Format, Gauge, PutReport as Report,
+    PutRequest as Request, Settings, Shape, put,
 };
 use onefold_backend::Directory;
 use onefold_core::{Kind, Result};
@@ -131,7 +130,7 @@ fn each_entry_is_imported_once() {
 
 #[test]
 fn merged_containers_are_counted_too_when_counts_are_lost() {
-    use onefold_archive::collect::{Collected, Collection, Options};
+    use onefold_archive::{Collected, Collection, CollectionOptions as Options};
     let desk = Desk::new(|_, settings| {
         settings.container_bytes = 256 << 10;
         settings.count_slots = 50;
@@ -151,7 +150,7 @@ fn merged_containers_are_counted_too_when_counts_are_lost() {
             keep_partial: 86_400,
             wait: false,
             reserve_bytes: 1 << 20,
-            settle_all: false,
+            encode_all: false,
         };
         Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap()
     };
@@ -159,7 +158,7 @@ fn merged_containers_are_counted_too_when_counts_are_lost() {
         desk.archive().remove(&format!("v{gone}")).unwrap();
         collect();
     }
-    assert!(!desk.archive().tables().homes.is_empty(), "nothing was merged");
+    assert!(!desk.archive().tables().moved_to.is_empty(), "nothing was merged");
     let lost =
         |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("counts-");
     let counts: Vec<_> =
@@ -170,12 +169,12 @@ fn merged_containers_are_counted_too_when_counts_are_lost() {
     desk.archive().remove("v3").unwrap();
     collect();
     let tables = desk.archive().tables();
-    assert_eq!((tables.stored_bytes(), tables.homes.len()), (0, 0));
+    assert_eq!((tables.stored_bytes(), tables.moved_to.len()), (0, 0));
 }
 
 #[test]
 fn what_was_removed_is_freed_and_the_rest_stays() {
-    use onefold_archive::collect::{Collected, Collection, Options};
+    use onefold_archive::{Collected, Collection, CollectionOptions as Options};
     let desk = Desk::new(|_, settings| {
         settings.container_bytes = 256 << 10;
         settings.count_slots = 50;
@@ -201,7 +200,7 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
             keep_partial: 86_400,
             wait: false,
             reserve_bytes: 1 << 20,
-            settle_all: false,
+            encode_all: false,
         };
         Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap()
     };
@@ -216,13 +215,16 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
             let n: usize = stream[1..].parse().unwrap();
             assert!(desk.get(stream).unwrap() == versions[n], "{stream} after v{gone}");
         }
-        assert!(archive.tables().condemned.is_empty() && archive.tables().leaving.is_empty());
+        assert!(
+            archive.tables().condemned.is_empty()
+                && archive.tables().waiting_to_be_freed.is_empty()
+        );
         // Nothing is left to do.
         assert_eq!(collect(), Collected::default());
     }
     let tables = desk.archive().tables();
     assert!(tables.stored_bytes() < stored * 7 / 10, "{} of {stored}", tables.stored_bytes());
-    assert!(!tables.homes.is_empty());
+    assert!(!tables.moved_to.is_empty());
     // Merged chunks are found as duplicates.
     let report = desk.put("again", &versions[3]);
     assert_eq!(report.new_bytes, 0);
@@ -230,20 +232,20 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
     desk.archive().remove("again").unwrap();
     collect();
     let tables = desk.archive().tables();
-    assert_eq!((tables.stored_bytes(), tables.homes.len()), (0, 0));
+    assert_eq!((tables.stored_bytes(), tables.moved_to.len()), (0, 0));
     assert!(tables.segments.len() <= 2);
 }
 
 #[test]
 fn many_tiny_files_are_merged_into_containers_that_can_be_read() {
-    use onefold_archive::collect::{Collection, Options};
+    use onefold_archive::{Collection, CollectionOptions as Options};
     let desk = Desk::new(|_, _| {});
     let files = |wanted: fn(u32) -> bool| {
         (0..36_000u32).filter(move |n| wanted(*n)).map(|n| format!("file {n:08}"))
     };
     let put = |name: &str, wanted: fn(u32) -> bool| {
         let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
-        let each = |feeder: &mut onefold_archive::pipeline::Feeder<'_>| {
+        let each = |feeder: &mut onefold_archive::Feeder<'_>| {
             files(wanted).try_for_each(|file| {
                 feeder.border();
                 feeder.bytes(file.as_bytes())
@@ -259,7 +261,7 @@ fn many_tiny_files_are_merged_into_containers_that_can_be_read() {
         keep_partial: 0,
         wait: false,
         reserve_bytes: 1 << 20,
-        settle_all: false,
+        encode_all: false,
     };
     let done = Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap();
     assert!(done.merged > 3, "{done:?}");

@@ -15,7 +15,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use onefold_archive::{Archive, Settings, archive::find_label, nodes::Nodes};
+use onefold_archive::{Archive, Nodes, Settings, find_label};
 use onefold_backend::{Directory, Stands};
 use onefold_core::{Error, Files, Kind, Result};
 

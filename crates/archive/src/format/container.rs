@@ -8,31 +8,35 @@
 use onefold_core::{Fingerprint, Result};
 
 use super::{
-    Address, ContainerId, Identity,
     bytes::{Reader, Writer, corrupt},
+    parameters::{Compression, GROUP_BYTES, SLOTS_MAX},
 };
 use crate::{
-    memory::Spare,
-    settings::{Compression, GROUP_BYTES, SLOTS_MAX},
+    format::{Address, ContainerId, Identity},
+    memory::BufferPool,
 };
 
 /// Bytes of the header.
-pub const HEADER_BYTES: usize = 128;
+pub(crate) const HEADER_BYTES: usize = 128;
+
 /// Bytes of a group's entry.
-pub const GROUP_ENTRY_BYTES: usize = 24;
+pub(crate) const GROUP_ENTRY_BYTES: usize = 24;
+
 /// Bytes of a chunk's entry.
-pub const CHUNK_ENTRY_BYTES: usize = 32;
+pub(crate) const CHUNK_ENTRY_BYTES: usize = 32;
+
 /// Metadata of the fullest container.
-pub const META_BYTES_MAX: usize =
+pub(crate) const META_BYTES_MAX: usize =
     HEADER_BYTES + 256 * GROUP_ENTRY_BYTES + SLOTS_MAX * CHUNK_ENTRY_BYTES;
+
 /// Chunk bytes of the fullest container: its last chunk may be larger than what was left.
-pub const RAW_BYTES_MAX: usize = 8 << 20;
+pub(crate) const RAW_BYTES_MAX: usize = 8 << 20;
 
 const MAGIC: &[u8; 8] = b"ONEFCONT";
 
 /// What a container holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holds {
+pub enum ContainerKind {
     /// Chunks of streams.
     Data,
     /// Pieces of recipes.
@@ -77,7 +81,7 @@ pub struct Metadata {
     /// The epoch of the archive in which it was made.
     pub epoch: u32,
     /// What it holds.
-    pub holds: Holds,
+    pub kind: ContainerKind,
     /// The groups, in the order of their bytes.
     pub groups: Vec<Group>,
     /// The chunks, in the order of their addresses.
@@ -90,11 +94,11 @@ pub struct Metadata {
 
 /// A container while it is filled.
 #[derive(Clone, Debug)]
-pub struct Open {
+pub struct OpenContainer {
     /// Its number.
     pub id: ContainerId,
     /// What it holds.
-    pub holds: Holds,
+    pub kind: ContainerKind,
     chunks: Vec<Chunk>,
     groups: Vec<u32>,
     raw: Vec<u8>,
@@ -105,7 +109,7 @@ pub struct Packed {
     /// Its number.
     pub id: ContainerId,
     /// What it holds.
-    pub holds: Holds,
+    pub kind: ContainerKind,
     /// Header and metadata.
     pub meta: Vec<u8>,
     /// The groups.
@@ -116,13 +120,13 @@ pub struct Packed {
     pub raw_bytes: u32,
 }
 
-impl Open {
+impl OpenContainer {
     /// An empty one.
     #[must_use]
-    pub fn new(id: ContainerId, holds: Holds, capacity: usize) -> Open {
-        Open {
+    pub fn new(id: ContainerId, kind: ContainerKind, capacity: usize) -> OpenContainer {
+        OpenContainer {
             id,
-            holds,
+            kind,
             chunks: Vec::new(),
             groups: Vec::new(),
             raw: Vec::with_capacity(capacity),
@@ -130,10 +134,15 @@ impl Open {
     }
 
     /// An empty one in memory that was used before.
-    pub(crate) fn over(id: ContainerId, holds: Holds, mut raw: Vec<u8>, capacity: usize) -> Open {
+    pub(crate) fn over(
+        id: ContainerId,
+        kind: ContainerKind,
+        mut raw: Vec<u8>,
+        capacity: usize,
+    ) -> OpenContainer {
         raw.clear();
         raw.reserve(capacity);
-        Open { id, holds, chunks: Vec::new(), groups: Vec::new(), raw }
+        OpenContainer { id, kind, chunks: Vec::new(), groups: Vec::new(), raw }
     }
 
     /// True when `bytes` more don't fit into `capacity` bytes. An empty one takes anything.
@@ -211,14 +220,14 @@ impl Open {
         epoch: u32,
         compression: Compression,
         packer: &mut Packer,
-        spare: &Spare,
+        buffers: &BufferPool,
     ) -> Packed {
-        let Open { id, holds, chunks, groups: lengths, raw } = self;
+        let OpenContainer { id, kind, chunks, groups: lengths, raw } = self;
         let meta_bytes =
             HEADER_BYTES + lengths.len() * GROUP_ENTRY_BYTES + chunks.len() * CHUNK_ENTRY_BYTES;
         let mut groups = Vec::with_capacity(lengths.len());
         let (mut body, mut from) =
-            (if compression == Compression::None { Vec::new() } else { spare.take() }, 0);
+            (if compression == Compression::None { Vec::new() } else { buffers.take() }, 0);
         body.clear();
         for &length in &lengths {
             let bytes = &raw[from..from + length as usize];
@@ -248,14 +257,14 @@ impl Open {
         if compression == Compression::None {
             body = raw;
         } else {
-            spare.give(raw);
+            buffers.give(raw);
         }
         let bytes = (meta_bytes + body.len()) as u32;
         let count = chunks.len() as u32;
         let meta =
-            Metadata { id, epoch, holds, groups, chunks, meta_bytes: meta_bytes as u32, bytes }
+            Metadata { id, epoch, kind, groups, chunks, meta_bytes: meta_bytes as u32, bytes }
                 .encode(identity);
-        Packed { id, holds, meta, body, chunks: count, raw_bytes }
+        Packed { id, kind, meta, body, chunks: count, raw_bytes }
     }
 }
 
@@ -274,7 +283,7 @@ impl Metadata {
         let mut w = Writer(Vec::with_capacity(self.meta_bytes as usize));
         w.raw(MAGIC).raw(&identity.id).u64(self.id.0).u32(self.epoch);
         // Shard 0 of one data shard, no parity.
-        w.u8(if self.holds == Holds::Data { 1 } else { 2 }).u8(0).u8(1).u8(0);
+        w.u8(if self.kind == ContainerKind::Data { 1 } else { 2 }).u8(0).u8(1).u8(0);
         w.u32(self.chunks.len() as u32)
             .u32(self.groups.len() as u32)
             .u32(self.meta_bytes)
@@ -315,7 +324,7 @@ impl Metadata {
         if found != id.0 {
             return Err(what(&format!("container {found} is in its place")));
         }
-        let (epoch, holds, shard) = (r.u32()?, r.u8()?, [r.u8()?, r.u8()?, r.u8()?]);
+        let (epoch, kind, shard) = (r.u32()?, r.u8()?, [r.u8()?, r.u8()?, r.u8()?]);
         let (chunks, groups, meta_bytes, all) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
         let needed = HEADER_BYTES as u64
             + u64::from(groups) * GROUP_ENTRY_BYTES as u64
@@ -333,16 +342,16 @@ impl Metadata {
         if identity.checksum(&copy).to_le_bytes() != bytes[HEADER_BYTES - 8..HEADER_BYTES] {
             return Err(what("its metadata fails the checksum"));
         }
-        let holds = match holds {
-            1 => Holds::Data,
-            2 => Holds::Recipes,
+        let kind = match kind {
+            1 => ContainerKind::Data,
+            2 => ContainerKind::Recipes,
             _ => return Err(what("it holds something unknown")),
         };
         let mut r = Reader(&bytes[HEADER_BYTES..], None);
         let mut read = Metadata {
             id,
             epoch,
-            holds,
+            kind,
             groups: Vec::new(),
             chunks: Vec::with_capacity(chunks as usize),
             meta_bytes,
@@ -559,7 +568,7 @@ mod tests {
     #[test]
     fn a_container_is_read_as_it_was_written() {
         for compression in [Compression::None, Compression::Lz4, Compression::Zstd] {
-            let mut open = Open::new(ContainerId(77), Holds::Data, 0);
+            let mut open = OpenContainer::new(ContainerId(77), ContainerKind::Data, 0);
             let chunk =
                 |n: usize| (0..n * 700 + 1).map(|b| (b / 50 * n) as u8).collect::<Vec<u8>>();
             for n in 0..90 {
@@ -567,8 +576,13 @@ mod tests {
                 assert_eq!((address.container, address.slot), (ContainerId(77), n as u16));
             }
             assert_eq!(open.bytes_of(50), Some(&chunk(50)[..]));
-            let packed =
-                open.pack(&identity(), 5, compression, &mut Packer::default(), &Spare::default());
+            let packed = open.pack(
+                &identity(),
+                5,
+                compression,
+                &mut Packer::default(),
+                &BufferPool::default(),
+            );
             let meta = Metadata::decode(&identity(), ContainerId(77), &packed.meta).unwrap();
             let mut packer = Packer::default();
             for n in 0..90 {

@@ -4,17 +4,17 @@
 //! of the frame before, and its own, keyed with the archive's secret: nobody can write one into a
 //! stream's name.
 
-use super::{
-    Identity,
-    bytes::{Reader, Writer},
-};
+use super::bytes::{Reader, Writer};
+use crate::format::Identity;
 
 /// Frames begin at multiples of this.
-pub const FRAME_ALIGN: u64 = 64;
+pub(crate) const FRAME_ALIGN: u64 = 64;
+
 /// Bytes of the header.
-pub const FRAME_HEADER_BYTES: usize = 40;
+pub(crate) const FRAME_HEADER_BYTES: usize = 40;
+
 /// Bytes of records in a frame at most.
-pub const FRAME_PAYLOAD_MAX: usize = 64 << 20;
+pub(crate) const FRAME_PAYLOAD_MAX: usize = 64 << 20;
 
 const MAGIC: u32 = 0x4c_46_4e_4f;
 

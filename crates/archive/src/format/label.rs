@@ -1,22 +1,24 @@
 //! The label: what kind of archive this is, and which snapshot and log are true. Two places,
 //! written by turns.
 
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Files, Kind, Result};
 
 use super::{
-    Identity,
     bytes::{Reader, Writer, corrupt},
+    class::{Class, Rad},
+    damage::is_damage,
+    names::LABEL,
+    parameters::{Chunking, Compression},
 };
-use crate::{
-    placement::{Class, Rad},
-    settings::{Chunking, Compression},
-};
+use crate::format::Identity;
 
 /// Bytes of each place.
-pub const LABEL_BYTES: usize = 4096;
+pub(crate) const LABEL_BYTES: usize = 4096;
 
 const MAGIC: &[u8; 8] = b"ONEFARCH";
+
 const VERSION: u32 = 1;
+
 /// Of an archive with late encoding: who does not know it must not open it.
 const VERSION_LATE: u32 = 2;
 
@@ -164,7 +166,7 @@ impl Label {
 /// # Errors
 /// `NotFound` when there is none, `Corrupt` when no place is whole, `Unsupported` when it is too
 /// new.
-pub fn choose(first: Found, second: Found) -> Result<Label> {
+pub(crate) fn choose(first: Found, second: Found) -> Result<Label> {
     match (first, second) {
         (Found::Good(a), Found::Good(b)) => Ok(if a.generation > b.generation { a } else { b }),
         (Found::Good(label), _) | (_, Found::Good(label)) => Ok(label),
@@ -172,3 +174,43 @@ pub fn choose(first: Found, second: Found) -> Result<Label> {
         (Found::Foreign, Found::Foreign) => Err(Error::new(Kind::NotFound, "no archive")),
     }
 }
+
+/// The label that counts.
+///
+/// # Errors
+/// `NotFound` when there is no archive, `Corrupt`, `Unsupported`.
+pub fn find_label(files: &dyn Files) -> Result<Label> {
+    look_for_label(files, false).map(|(label, _)| label)
+}
+
+/// The label that counts, and whether one of its places is damaged; then the other one was newer,
+/// or it was not. `strict` is a planted bug.
+pub(crate) fn look_for_label(files: &dyn Files, strict: bool) -> Result<(Label, bool)> {
+    let file = files.open(LABEL).map_err(|e| {
+        if e.kind() == Kind::NotFound { Error::new(Kind::NotFound, "no archive") } else { e }
+    })?;
+    let is_empty = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    let look = |place: u64| -> Result<Found> {
+        let mut bytes = vec![0; LABEL_BYTES];
+        match file.read_at(place, &mut bytes) {
+            Err(error) if error.kind() == Kind::Io && !strict => Ok(Found::Bad(error)),
+            read => match Label::decode(&bytes[..read?]) {
+                Found::Foreign if !is_empty(&bytes) => {
+                    Ok(Found::Bad(corrupt("the label is none of an archive")))
+                }
+                found => Ok(found),
+            },
+        }
+    };
+    let (first, second) = (look(0)?, look(LABEL_BYTES as u64)?);
+    let is_damaged = ![&first, &second].into_iter().all(|found| matches!(found, Found::Good(_)));
+    match choose(first, second) {
+        Err(error) if is_damage(&error) => {
+            Err(error.context(format!("both places of the label are damaged; {PUT_BACK}")))
+        }
+        chosen => chosen.map(|label| (label, is_damaged)),
+    }
+}
+
+/// What to do about a log, which has no second copy on one node.
+pub(crate) const PUT_BACK: &str = "put the file back from a copy of the archive";

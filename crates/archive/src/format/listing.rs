@@ -16,6 +16,7 @@ pub const ENTRY_BYTES_MAX: usize = 16 << 20;
 
 /// Attributes of an entry at most: their names have 64 KiB on Linux.
 const ATTRIBUTES_MAX: usize = 32 << 10;
+
 /// How deep an entry may lie below the root.
 pub const LEVELS_MAX: usize = 4096;
 
@@ -24,7 +25,7 @@ const LINK_BYTES: usize = 4 << 20;
 
 /// The place of two paths in a listing.
 #[must_use]
-pub fn compare(one: &[u8], other: &[u8]) -> Ordering {
+pub(crate) fn compare(one: &[u8], other: &[u8]) -> Ordering {
     let parts = |path| <[u8]>::split(path, |&byte| byte == b'/');
     parts(one).cmp(parts(other))
 }

@@ -4,12 +4,17 @@
 //! panics and takes no memory that the bytes do not justify.
 
 pub(crate) mod bytes;
-pub mod container;
-pub mod frame;
-pub mod label;
-pub mod listing;
-pub mod recipe;
-pub mod record;
+pub(crate) mod class;
+pub(crate) mod container;
+pub(crate) mod damage;
+pub(crate) mod frame;
+pub(crate) mod label;
+pub(crate) mod listing;
+pub(crate) mod log_reader;
+pub(crate) mod names;
+pub(crate) mod parameters;
+pub(crate) mod recipe;
+pub(crate) mod record;
 
 use std::fmt;
 

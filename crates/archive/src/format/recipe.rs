@@ -6,18 +6,20 @@
 
 use onefold_core::{Fingerprint, Result};
 
-use super::{
-    Address, ContainerId,
-    bytes::{Reader, Writer, corrupt},
-};
+use super::bytes::{Reader, Writer, corrupt};
+use crate::format::{Address, ContainerId};
 
 /// Bytes of a piece at most.
-pub const PIECE_BYTES: usize = 64 << 10;
+pub(crate) const PIECE_BYTES: usize = 64 << 10;
 
 const RUN: u8 = 1;
+
 const ZEROES: u8 = 2;
+
 const END: u8 = 3;
+
 const SLICE: u8 = 4;
+
 const RUN_HEADER_BYTES: usize = 14;
 
 /// A part of a recipe.

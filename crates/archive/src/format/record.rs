@@ -3,16 +3,22 @@
 use onefold_core::Result;
 
 use super::{
-    Address, ContainerId,
     bytes::{Reader, Writer, corrupt},
-    container::{Holds, META_BYTES_MAX, RAW_BYTES_MAX},
+    class::{COLUMNS_MAX, Class},
+    container::{ContainerKind, META_BYTES_MAX, RAW_BYTES_MAX},
+    parameters::SLOTS_MAX,
 };
-use crate::{memory::Drawn, nodes::code::COLUMNS_MAX, placement::Class, settings::SLOTS_MAX};
+use crate::{
+    format::{Address, ContainerId},
+    memory::Drawn,
+};
 
 /// Memory that a number of a container takes in tables.
 pub(crate) const ID_MEMORY: usize = 40;
+
 /// Memory that something small takes in tables which are found by a number.
 pub(crate) const ENTRY_MEMORY: usize = 112;
+
 /// Memory that a container takes in tables.
 pub(crate) const CONTAINER_MEMORY: usize = 256;
 
@@ -44,7 +50,7 @@ pub struct Stored {
     /// Its number.
     pub id: ContainerId,
     /// What it holds.
-    pub holds: Holds,
+    pub kind: ContainerKind,
     /// How many chunks.
     pub chunks: u32,
     /// Bytes of its chunks.
@@ -175,7 +181,7 @@ pub enum Record {
         /// The place in the log up to which containers are in it.
         upto: u64,
     },
-    /// Chunks that nobody needs: no more duplicates of them. The epoch turns.
+    /// Chunks that nobody needs: no more duplicates of them. The epoch advances.
     Condemned {
         /// Where they lie, and a bit for each chunk of the container.
         containers: Vec<(ContainerId, Vec<u8>)>,
@@ -202,7 +208,7 @@ pub enum Record {
     },
     /// The live chunks of containers that stood replicated lie in new ones, each with its code.
     /// Their old places are to be freed.
-    Settled {
+    LateEncoded {
         /// The old ones.
         from: Vec<ContainerId>,
         /// The new ones, each with the numbers under which its chunks are known.
@@ -218,8 +224,8 @@ pub enum Record {
         /// The places.
         places: Vec<Place>,
     },
-    /// The epoch turns, so that readers of old places can be waited for.
-    Turned,
+    /// The epoch advances, so that readers of old places can be waited for.
+    EpochAdvanced,
     /// A volume is there.
     VolumeCreated {
         /// Its number, which is never given twice.
@@ -327,7 +333,7 @@ impl Stored {
     pub(crate) fn encode(&self, w: &mut Writer) {
         // One data shard, no parity.
         w.u64(self.id.0)
-            .u8(if self.holds == Holds::Data { 1 } else { 2 })
+            .u8(if self.kind == ContainerKind::Data { 1 } else { 2 })
             .u8(1)
             .u8(0)
             .u32(self.chunks)
@@ -337,16 +343,16 @@ impl Stored {
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Stored> {
         let id = id(r)?;
-        let holds = match r.u8()? {
-            1 => Holds::Data,
-            2 => Holds::Recipes,
+        let kind = match r.u8()? {
+            1 => ContainerKind::Data,
+            2 => ContainerKind::Recipes,
             _ => return Err(corrupt("a container holds something unknown")),
         };
         if [r.u8()?, r.u8()?] != [1, 0] {
             return Err(corrupt("a container has shards that this version does not know"));
         }
         let stored =
-            Stored { id, holds, chunks: r.u32()?, raw_bytes: r.u32()?, place: Place::decode(r)? };
+            Stored { id, kind, chunks: r.u32()?, raw_bytes: r.u32()?, place: Place::decode(r)? };
         let meta_bytes = stored.place.meta_bytes as usize;
         if stored.chunks as usize > SLOTS_MAX
             || stored.raw_bytes as usize > RAW_BYTES_MAX
@@ -568,7 +574,7 @@ impl Record {
                 ids(w.u8(11), from);
                 to.encode(w);
             }
-            Record::Settled { from, to } => {
+            Record::LateEncoded { from, to } => {
                 ids(w.u8(22), from);
                 w.u32(to.len() as u32);
                 to.iter().for_each(|(stored, of)| {
@@ -586,7 +592,7 @@ impl Record {
                 w.u8(12).u32(places.len() as u32);
                 places.iter().for_each(|place| place.encode(w));
             }
-            Record::Turned => {
+            Record::EpochAdvanced => {
                 w.u8(13);
             }
             Record::VolumeCreated { id, name, bytes, created } => {
@@ -650,7 +656,7 @@ impl Record {
                 let n = r.count(20, size_of::<Place>())?;
                 Record::Freed { places: (0..n).map(|_| Place::decode(r)).collect::<Result<_>>()? }
             }
-            13 => Record::Turned,
+            13 => Record::EpochAdvanced,
             14 => Record::VolumeCreated {
                 id: r.u64()?,
                 name: r.text()?,
@@ -672,7 +678,7 @@ impl Record {
                 let from = ids_of(r)?;
                 let to = (0..r.count(Stored::BYTES + 4, CONTAINER_MEMORY)?)
                     .map(|_| Ok((Stored::decode(r)?, ids_of(r)?)));
-                Record::Settled { from, to: to.collect::<Result<_>>()? }
+                Record::LateEncoded { from, to: to.collect::<Result<_>>()? }
             }
             23 => {
                 let n = r.count(16, 16)?;

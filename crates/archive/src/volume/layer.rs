@@ -1,17 +1,17 @@
-//! What was written to a volume and is not drained.
+//! What was written to a volume and is not written back.
 
 use std::{collections::BTreeMap, ops::Range};
 
-use super::BLOCK;
-use crate::{catalogue::Volume, memory::Spare};
+use crate::{format::parameters::VOLUME_BLOCK_BYTES, memory::BufferPool, tables::Volume};
 
 /// What a block is known by, in part or as a whole: 512 bytes.
-pub(super) const SECTOR: usize = 512;
+pub(crate) const SECTOR: usize = 512;
+
 const SECTORS: usize = BLOCK / SECTOR;
 
 /// Which sectors of a block are there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Have([u64; SECTORS / 64]);
+pub(crate) struct Have([u64; SECTORS / 64]);
 
 impl Have {
     /// All of them.
@@ -34,7 +34,7 @@ impl Have {
 
 /// What is known of a block.
 #[derive(Clone, Debug)]
-pub(super) struct Patch {
+pub(crate) struct Patch {
     pub(super) bytes: Vec<u8>,
     pub(super) have: Have,
     /// The last frame that was known when it was written.
@@ -43,8 +43,8 @@ pub(super) struct Patch {
 
 impl Patch {
     /// Nothing is known, or that all is zero. Memory comes from `spare`, with whatever is in it.
-    pub(super) fn new(zero: bool, since: u64, spare: &Spare) -> Patch {
-        let mut bytes = spare.take();
+    pub(super) fn new(zero: bool, since: u64, buffers: &BufferPool) -> Patch {
+        let mut bytes = buffers.take();
         bytes.resize(BLOCK, 0);
         if zero {
             bytes.fill(0);
@@ -120,7 +120,7 @@ impl Ranges {
 
 /// Zeroes first, then blocks.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Layer {
+pub(crate) struct Layer {
     pub(super) zeroed: Ranges,
     pub(super) blocks: BTreeMap<u64, Patch>,
 }
@@ -139,18 +139,23 @@ impl Layer {
         self.blocks.get(&block).filter(|patch| !volume.was_cut(block, patch.since))
     }
 
+    /// The first block from `block` on that has a patch, the volume's cuts apart.
+    pub(super) fn next_patch(&self, block: u64) -> Option<u64> {
+        self.blocks.range(block..).next().map(|(&block, _)| block)
+    }
+
     /// The block's patch, to be written to.
     pub(super) fn open(
         &mut self,
         volume: &Volume,
         block: u64,
         since: u64,
-        spare: &Spare,
+        buffers: &BufferPool,
     ) -> &mut Patch {
         let zero = self.zeroed.contains(block);
-        let patch = self.blocks.entry(block).or_insert_with(|| Patch::new(zero, since, spare));
+        let patch = self.blocks.entry(block).or_insert_with(|| Patch::new(zero, since, buffers));
         if volume.was_cut(block, patch.since) {
-            *patch = Patch::new(zero, since, spare);
+            *patch = Patch::new(zero, since, buffers);
         }
         patch
     }
@@ -164,7 +169,7 @@ impl Layer {
         self.zeroed.insert(blocks);
     }
 
-    /// Takes in what lay below it and could not be drained, of a volume that may be gone.
+    /// Takes in what lay below it and could not be written back, of a volume that may be gone.
     pub(super) fn absorb(&mut self, below: Layer, volume: Option<&Volume>) {
         for (block, patch) in below.blocks {
             if self.zeroed.contains(block)
@@ -187,6 +192,9 @@ impl Layer {
         }
     }
 }
+
+/// Bytes of a block.
+pub(crate) const BLOCK: usize = VOLUME_BLOCK_BYTES as usize;
 
 #[cfg(test)]
 mod tests {
@@ -214,18 +222,18 @@ mod tests {
             bytes: 100 * BLOCK as u64,
             created: 0,
             cuts: Vec::new(),
-            map: std::sync::Arc::default(),
+            block_index: std::sync::Arc::default(),
         };
-        let spare = Spare::default();
+        let buffers = BufferPool::default();
         let mut below = Layer::default();
         below.zero(10..20);
         for block in [1, 2, 3] {
-            below.open(&volume, block, 0, &spare).write(0, &[1; 2 * SECTOR]);
+            below.open(&volume, block, 0, &buffers).write(0, &[1; 2 * SECTOR]);
         }
         let mut upper = Layer::default();
         upper.zero(2..3);
-        upper.open(&volume, 3, 0, &spare).write(SECTOR, &[2; SECTOR]);
-        upper.open(&volume, 12, 0, &spare).write(0, &[3; SECTOR]);
+        upper.open(&volume, 3, 0, &buffers).write(SECTOR, &[2; SECTOR]);
+        upper.open(&volume, 12, 0, &buffers).write(0, &[3; SECTOR]);
         upper.absorb(below, Some(&volume));
         assert!(
             upper.zeroed.contains(2) && upper.zeroed.contains(15) && !upper.blocks.contains_key(&2)

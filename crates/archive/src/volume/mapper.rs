@@ -5,19 +5,19 @@ use std::collections::VecDeque;
 
 use onefold_core::{Fingerprint, Result};
 
-use super::BLOCK;
+use super::layer::BLOCK;
 use crate::{
     format::{
         Address,
         bytes::Writer,
         recipe::{Part, encode},
     },
-    put::{Pen, Remap, Target},
+    stream::{PieceWriter, Remap, Target},
 };
 
 /// Writes the mappings of blocks that come one after the other.
 #[derive(Default)]
-pub(super) struct Mapper {
+pub(crate) struct Mapper {
     /// The blocks whose bytes are on their way, and the last frame that was known when each was
     /// written.
     blocks: VecDeque<(u64, u64)>,
@@ -38,7 +38,7 @@ impl Mapper {
         self.done
     }
 
-    fn part(&mut self, part: Part, bytes: usize, pen: &mut Pen<'_>) -> Result<()> {
+    fn part(&mut self, part: Part, bytes: usize, write_piece: &mut PieceWriter<'_>) -> Result<()> {
         match (self.parts.last_mut(), part) {
             (Some(Part::Zeroes(before)), Part::Zeroes(more)) => *before += more,
             (
@@ -53,10 +53,10 @@ impl Mapper {
             (_, part) => self.parts.push(part),
         }
         self.at += bytes;
-        if self.at == BLOCK { self.end_block(pen) } else { Ok(()) }
+        if self.at == BLOCK { self.end_block(write_piece) } else { Ok(()) }
     }
 
-    fn end_block(&mut self, pen: &mut Pen<'_>) -> Result<()> {
+    fn end_block(&mut self, write_piece: &mut PieceWriter<'_>) -> Result<()> {
         let parts = std::mem::take(&mut self.parts);
         self.at = 0;
         let Some((block, since)) = self.blocks.pop_front() else { return Ok(()) };
@@ -65,7 +65,7 @@ impl Mapper {
         } else {
             let mut w = Writer::default();
             parts.iter().for_each(|part| encode(part, &mut w));
-            Some(pen(w.0)?)
+            Some(write_piece(w.0)?)
         };
         self.done.push(Remap { block, since, new });
         Ok(())
@@ -78,7 +78,7 @@ impl Target for Mapper {
         address: Address,
         fingerprint: Fingerprint,
         bytes: u32,
-        pen: &mut Pen<'_>,
+        write_piece: &mut PieceWriter<'_>,
     ) -> Result<()> {
         let mut skip = 0;
         while skip < bytes {
@@ -88,16 +88,16 @@ impl Target for Mapper {
             } else {
                 Part::Slice { chunk: address, fingerprint, skip, bytes: n }
             };
-            self.part(part, n as usize, pen)?;
+            self.part(part, n as usize, write_piece)?;
             skip += n;
         }
         Ok(())
     }
 
-    fn zeroes(&mut self, mut bytes: u64, pen: &mut Pen<'_>) -> Result<()> {
+    fn zeroes(&mut self, mut bytes: u64, write_piece: &mut PieceWriter<'_>) -> Result<()> {
         while bytes > 0 {
             let n = bytes.min((BLOCK - self.at) as u64);
-            self.part(Part::Zeroes(n), n as usize, pen)?;
+            self.part(Part::Zeroes(n), n as usize, write_piece)?;
             bytes -= n;
         }
         Ok(())
@@ -114,18 +114,18 @@ mod tests {
         let mut mapper = Mapper::default();
         (10..14).for_each(|block| mapper.expect(block, 3));
         let mut pieces = Vec::new();
-        let mut pen = |piece: Vec<u8>| {
+        let mut write_piece = |piece: Vec<u8>| {
             pieces.push(piece);
             Ok(Address { container: ContainerId(7), slot: pieces.len() as u16 - 1 })
         };
         let at = |slot| Address { container: ContainerId(1), slot };
         let print = |n: u8| Fingerprint([n; 16]);
         let size = BLOCK as u32;
-        mapper.chunk(at(0), print(0), 1000, &mut pen).unwrap();
-        mapper.chunk(at(1), print(1), size - 1500, &mut pen).unwrap();
-        mapper.chunk(at(2), print(2), 700, &mut pen).unwrap();
-        mapper.zeroes(2 * BLOCK as u64 - 200, &mut pen).unwrap();
-        mapper.chunk(at(3), print(3), size, &mut pen).unwrap();
+        mapper.chunk(at(0), print(0), 1000, &mut write_piece).unwrap();
+        mapper.chunk(at(1), print(1), size - 1500, &mut write_piece).unwrap();
+        mapper.chunk(at(2), print(2), 700, &mut write_piece).unwrap();
+        mapper.zeroes(2 * BLOCK as u64 - 200, &mut write_piece).unwrap();
+        mapper.chunk(at(3), print(3), size, &mut write_piece).unwrap();
         let done: Vec<_> = mapper
             .done()
             .iter()

@@ -1,26 +1,18 @@
 //! What a block reads as: layers over its mapping.
 
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
-use onefold_core::{Error, Extent, ExtentKind, Fingerprint, Kind, Result};
+use onefold_core::{Extent, ExtentKind, Result};
 
 use super::{
-    BLOCK, Volumes, deleted,
-    layer::{Have, Layer, Patch, SECTOR},
+    layer::{BLOCK, Have, Layer, Patch, SECTOR},
+    mapped::Mapped,
+    volumes::{Volumes, deleted},
 };
-use crate::{
-    catalogue::Volume,
-    format::{
-        Address,
-        bytes::corrupt,
-        container::Chunk,
-        recipe::{Part, parts},
-    },
-    get::ChunkReader,
-    memory::Spare,
-    segments::Shelves,
-    tables::Tables,
-};
+use crate::{memory::BufferPool, tables::Volume};
+
+/// Stretches of a range that are looked at while all volumes wait; more are for another request.
+const STRETCHES: usize = 16 << 10;
 
 impl Volumes {
     /// Reads a range within the volume.
@@ -39,7 +31,7 @@ impl Volumes {
 
     fn read_block(&self, id: u64, block: u64, range: Range<usize>, into: &mut [u8]) -> Result<()> {
         // In this order: what the tables name stays while somebody stays.
-        let _stay = self.stay()?;
+        let _guard = self.epoch_guard()?;
         let (tables, patch) = {
             let state = self.state.lock();
             let tables = self.archive.tables();
@@ -47,7 +39,7 @@ impl Volumes {
             let layers = state.volumes.get(&id);
             let layers = layers
                 .into_iter()
-                .flat_map(|layers| [Some(&layers.upper), layers.draining.as_deref()]);
+                .flat_map(|layers| [Some(&layers.upper), layers.writing_back.as_deref()]);
             let patch = over(layers.flatten(), volume, block, &range);
             (tables, patch)
         };
@@ -57,7 +49,8 @@ impl Volumes {
         }
         let volume = tables.volumes.get(&id).ok_or_else(deleted)?;
         self.with_reader(|reader| {
-            let mapped = Mapped { tables: &tables, shelves: &self.shelves, volume, block };
+            let mapped =
+                Mapped { tables: &tables, container_reader: &self.container_reader, volume, block };
             mapped.read(reader, range.clone(), into)
         })?;
         if let Some(patch) = patch {
@@ -66,7 +59,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// What a range holds, from `offset` on.
+    /// What a range holds, from `offset` on; not all of it when that is long to tell.
     pub(super) fn extents(
         &self,
         id: u64,
@@ -83,10 +76,16 @@ impl Volumes {
             .volumes
             .get(&id)
             .map(|layers| {
-                [Some(&layers.upper), layers.draining.as_deref()].into_iter().flatten().collect()
+                [Some(&layers.upper), layers.writing_back.as_deref()]
+                    .into_iter()
+                    .flatten()
+                    .collect()
             })
             .unwrap_or_default();
-        while at < end {
+        for _ in 0..STRETCHES {
+            if at == end {
+                break;
+            }
             let (until, kind) = kind_of(&layers, volume, at / BLOCK as u64);
             let bytes = until.saturating_mul(BLOCK as u64).min(end) - at;
             let full = extents.len() == limit.max(1);
@@ -103,29 +102,30 @@ impl Volumes {
 
 /// What a block is, and up to which block all are the same.
 fn kind_of(layers: &[&Layer], volume: &Volume, block: u64) -> (u64, ExtentKind) {
-    for layer in layers {
+    for (n, layer) in layers.iter().enumerate() {
         if layer.patch(volume, block).is_some() {
             return (block + 1, ExtentKind::Data);
         }
-        if layer.zeroed.contains(block) {
-            return (block + 1, ExtentKind::Hole);
+        if let Some(end) = layer.zeroed.end_of(block) {
+            let next = next_of(&layers[..n], block).chain(layer.next_patch(block)).min();
+            return (next.map_or(end, |next| end.min(next)).max(block + 1), ExtentKind::Hole);
         }
     }
-    if volume.map.get(block).is_some() {
+    if volume.block_index.get(block).is_some() {
         return (block + 1, ExtentKind::Data);
     }
     // Nothing is there up to the next thing of any layer.
-    let of_layer = |layer: &&Layer| {
-        let patch = layer.blocks.range(block..).next().map(|(&block, _)| block);
-        patch.into_iter().chain(layer.zeroed.next(block)).min()
-    };
-    let next = layers
-        .iter()
-        .filter_map(of_layer)
-        .chain(volume.map.next_leaf(block))
-        .min()
-        .unwrap_or(u64::MAX);
+    let next =
+        next_of(layers, block).chain(volume.block_index.next_leaf(block)).min().unwrap_or(u64::MAX);
     (next.max(block + 1), ExtentKind::Hole)
+}
+
+/// The next things of layers from a block on.
+fn next_of(layers: &[&Layer], block: u64) -> impl Iterator<Item = u64> {
+    layers
+        .iter()
+        .flat_map(move |layer| [layer.next_patch(block), layer.zeroed.next(block)])
+        .flatten()
 }
 
 /// What layers know of a block, the upper ones first, as far as the range needs.
@@ -148,7 +148,7 @@ fn over<'a>(
         }
         if layer.zeroed.contains(block) {
             known
-                .get_or_insert_with(|| Patch::new(true, 0, &Spare::default()))
+                .get_or_insert_with(|| Patch::new(true, 0, &BufferPool::default()))
                 .fill(&[0; BLOCK], &Have::ALL);
         }
     }
@@ -165,145 +165,3 @@ fn overlay(patch: &Patch, range: Range<usize>, into: &mut [u8]) {
         into[from - range.start..to - range.start].copy_from_slice(&patch.bytes[from..to]);
     }
 }
-
-/// A block as its mapping has it.
-pub(crate) struct Mapped<'a> {
-    pub(crate) tables: &'a Tables,
-    pub(crate) shelves: &'a Shelves,
-    pub(crate) volume: &'a Volume,
-    pub(crate) block: u64,
-}
-
-impl Mapped<'_> {
-    /// The parts of its mapping; none for zeroes.
-    pub(crate) fn parts(&self, reader: &mut ChunkReader) -> Result<Vec<Part>> {
-        let Some(address) = self.volume.map.get(self.block) else { return Ok(Vec::new()) };
-        let all = reader
-            .chunk(self.tables, self.shelves, address)
-            .and_then(parts)
-            .map_err(|e| self.name(e))?;
-        if all.iter().map(length).sum::<u64>() != BLOCK as u64 {
-            return Err(self.name(corrupt("its mapping does not add up")));
-        }
-        Ok(all)
-    }
-
-    fn name(&self, error: Error) -> Error {
-        match error.kind() {
-            Kind::Corrupt => error.context(format!(
-                "block {} of volume '{}'",
-                self.block,
-                self.volume.name.escape_debug()
-            )),
-            _ => error,
-        }
-    }
-
-    /// Reads a range of it.
-    pub(super) fn read(
-        &self,
-        reader: &mut ChunkReader,
-        range: Range<usize>,
-        into: &mut [u8],
-    ) -> Result<()> {
-        into.fill(0);
-        let mut at = 0;
-        for part in self.parts(reader)? {
-            let next = at + length(&part) as usize;
-            if next > range.start && at < range.end {
-                let mut copy = Copy { at, range: range.clone(), into: &mut *into };
-                self.read_part(reader, &part, &mut copy).map_err(|e| self.name(e))?;
-            }
-            at = next;
-        }
-        Ok(())
-    }
-
-    fn read_part(&self, reader: &mut ChunkReader, part: &Part, copy: &mut Copy<'_>) -> Result<()> {
-        let check = |chunk: &Chunk, expected: Option<&Fingerprint>| match expected {
-            Some(fingerprint) if chunk.fingerprint == *fingerprint => Ok(()),
-            _ => Err(corrupt(format!(
-                "chunk {} of container {} is not the one that was stored",
-                chunk.first.slot, chunk.first.container
-            ))),
-        };
-        match part {
-            Part::Run { first, bytes, fingerprints } => {
-                let (mut expected, end) = (fingerprints.iter(), copy.at + *bytes as usize);
-                reader.run(
-                    self.tables,
-                    self.shelves,
-                    *first,
-                    fingerprints.len(),
-                    &mut |chunk, bytes| {
-                        check(chunk, expected.next())?;
-                        copy.push(bytes);
-                        Ok(())
-                    },
-                )?;
-                if copy.at == end {
-                    Ok(())
-                } else {
-                    Err(corrupt("its chunks have other lengths than its mapping says"))
-                }
-            }
-            Part::Slice { chunk, fingerprint, skip, bytes } => {
-                reader.run(self.tables, self.shelves, *chunk, 1, &mut |chunk, all| {
-                    check(chunk, Some(fingerprint))?;
-                    let slice =
-                        all.get(*skip as usize..).and_then(|rest| rest.get(..*bytes as usize));
-                    copy.push(
-                        slice.ok_or_else(|| corrupt("a chunk is shorter than its mapping says"))?,
-                    );
-                    Ok(())
-                })
-            }
-            Part::Zeroes(_) | Part::End(_) => Ok(()),
-        }
-    }
-}
-
-/// Bytes of a block that a part stands for.
-pub(super) fn length(part: &Part) -> u64 {
-    match part {
-        Part::Run { bytes, .. } | Part::Slice { bytes, .. } => u64::from(*bytes),
-        Part::Zeroes(bytes) => *bytes,
-        Part::End(_) => 0,
-    }
-}
-
-/// Copies what falls into a range.
-struct Copy<'a> {
-    at: usize,
-    range: Range<usize>,
-    into: &'a mut [u8],
-}
-
-impl Copy<'_> {
-    fn push(&mut self, bytes: &[u8]) {
-        let (from, to) =
-            (self.at.max(self.range.start), (self.at + bytes.len()).min(self.range.end));
-        if from < to {
-            self.into[from - self.range.start..to - self.range.start]
-                .copy_from_slice(&bytes[from - self.at..to - self.at]);
-        }
-        self.at += bytes.len();
-    }
-}
-
-/// The chunks that a mapping names, and where they are.
-pub(crate) fn chunks_of(parts: &[Part]) -> impl Iterator<Item = (Fingerprint, Address)> {
-    parts.iter().flat_map(|part| {
-        let (first, fingerprints): (Address, &[Fingerprint]) = match part {
-            Part::Run { first, fingerprints, .. } => (*first, fingerprints),
-            Part::Slice { chunk, fingerprint, .. } => (*chunk, std::slice::from_ref(fingerprint)),
-            _ => (Address::default(), &[]),
-        };
-        fingerprints.iter().enumerate().map(move |(n, &fingerprint)| {
-            (fingerprint, Address { slot: first.slot + n as u16, ..first })
-        })
-    })
-}
-
-/// Keeps the layers that are drained alive for readers.
-pub(super) type Drained = Arc<Layer>;

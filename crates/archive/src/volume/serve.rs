@@ -6,10 +6,10 @@ use onefold_core::{
     BLOCK_BYTES, BlockRead, Exports, Extent, Result, Ticket, Volume, VolumeInfo, block::bytes_mut,
 };
 
-use super::Volumes;
+use super::volumes::Volumes;
 
 /// One volume; implements the [`Volume`] that servers know.
-pub struct ArchiveVolume {
+pub(crate) struct ArchiveVolume {
     volumes: Arc<Volumes>,
     id: u64,
 }

@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, Ticket};
 
-use super::{BLOCK, Volumes, deleted, layer::SECTOR};
+use super::{
+    layer::{BLOCK, SECTOR},
+    volumes::{Volumes, deleted},
+};
 
 impl Volumes {
     pub(super) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<Ticket> {
@@ -64,7 +67,9 @@ impl Volumes {
         while !rest.is_empty() {
             let within = (at % BLOCK as u64) as usize;
             let (part, later) = rest.split_at(rest.len().min(BLOCK - within));
-            upper.open(volume, at / BLOCK as u64, tables.sequence, &self.spare).write(within, part);
+            upper
+                .open(volume, at / BLOCK as u64, tables.sequence, &self.buffers)
+                .write(within, part);
             (at, rest) = (at + part.len() as u64, later);
         }
         let more = upper.bytes() - before;
@@ -102,7 +107,7 @@ impl Volumes {
             ticket = self.write(id, edge.start, &vec![0; (edge.end - edge.start) as usize])?;
         }
         if first < last {
-            self.drain_ranges()?;
+            self.write_back_ranges()?;
             let _order = self.order.read();
             let mut state = self.state.lock();
             Volumes::going(&state)?;
@@ -119,10 +124,10 @@ impl Volumes {
 
     /// Drains when there are as many trimmed ranges as there may be: all of them go into one frame
     /// of the log.
-    fn drain_ranges(&self) -> Result<()> {
+    fn write_back_ranges(&self) -> Result<()> {
         let ranges: usize =
             self.state.lock().volumes.values().map(|layers| layers.upper.zeroed.len()).sum();
-        if ranges < self.archive.settings.zeroed_ranges { Ok(()) } else { self.drain_all() }
+        if ranges < self.archive.settings.zeroed_ranges { Ok(()) } else { self.write_back_all() }
     }
 
     /// The size of a volume.

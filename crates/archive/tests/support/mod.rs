@@ -9,10 +9,7 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive,
-    format::record::Shape,
-    get::{Content, Reader, Verify},
-    pipeline::{self, Gauge, Report, Request},
+    Archive, Content, Gauge, PutReport as Report, PutRequest as Request, Reader, Shape, Verify,
 };
 use onefold_core::{File, Files, Hold, Lock, Result};
 
@@ -31,7 +28,7 @@ pub(crate) fn noise(seed: u64, bytes: usize) -> Vec<u8> {
 /// Stores a stream.
 pub(crate) fn put(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<Report> {
     let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
-    pipeline::put(archive, request, &Gauge::default(), |feeder| feeder.bytes(bytes))
+    onefold_archive::put(archive, request, &Gauge::default(), |feeder| feeder.bytes(bytes))
 }
 
 /// Reads a stream, every chunk verified.

@@ -16,7 +16,10 @@ use std::{
 
 use onefold_core::{Error, Fingerprint, Kind, Pba, Result, ZoneId};
 
-use super::zone_list::{DuePage, ZoneList};
+use super::{
+    longest::Longest,
+    zone_list::{DuePage, ZoneList},
+};
 use crate::format::{
     Identity, geometry::Geometry, record::WindowNumber, superblock, zone_bitmap::ZoneBitmap,
 };
@@ -69,9 +72,6 @@ pub(crate) struct DataZone {
     fingerprints: Vec<Fingerprint>,
 }
 
-/// Length of the longest free run of an idle zone that is not known yet.
-const UNKNOWN: u16 = u16::MAX;
-
 /// Zones whose bitmaps are read at once.
 const LOAD_ZONES: u64 = 31 * 8;
 
@@ -91,7 +91,7 @@ pub(crate) struct Allocator {
     /// with what the superblock says, which a damaged table may contradict.
     idle_free: u64,
     /// Longest free run of each idle zone below `high_water`, by zone.
-    longest: Vec<u16>,
+    longest: Longest,
     /// Idle zones with free blocks, by longest run.
     idle: BTreeSet<(u16, Reverse<u64>)>,
     /// Zones below are known,
@@ -143,7 +143,7 @@ impl Allocator {
             granted,
             grows,
             idle_free: capacity.saturating_sub(used_blocks),
-            longest: vec![UNKNOWN; high_water as usize],
+            longest: Longest::default(),
             idle: BTreeSet::new(),
             loaded: first,
             changed: BTreeSet::new(),
@@ -203,7 +203,7 @@ impl Allocator {
 
     /// True when every zone's free space is known.
     pub(crate) fn all_known(&self) -> bool {
-        self.loaded >= self.longest.len() as u64 && self.changed.is_empty()
+        self.loaded >= self.high_water && self.changed.is_empty()
     }
 
     /// Learns the free space of a few more zones.
@@ -217,10 +217,10 @@ impl Allocator {
                 self.set_idle(ZoneId(zone), &bitmap);
             }
         }
-        let count = LOAD_ZONES.min(self.longest.len() as u64 - self.loaded);
+        let count = LOAD_ZONES.min(self.high_water - self.loaded);
         let bitmaps = source.bitmaps(ZoneId(self.loaded), count)?;
         for (zone, bitmap) in (self.loaded..).zip(bitmaps) {
-            if self.longest[zone as usize] == UNKNOWN && !self.active.contains_key(&ZoneId(zone)) {
+            if self.longest.get(zone).is_none() && !self.active.contains_key(&ZoneId(zone)) {
                 self.set_idle(ZoneId(zone), &bitmap);
             }
         }
@@ -231,15 +231,16 @@ impl Allocator {
     fn set_idle(&mut self, zone: ZoneId, used: &ZoneBitmap) {
         self.forget_idle(zone);
         let longest = used.longest_clear(self.geometry.zone_blocks as usize) as u16;
-        self.longest[zone.0 as usize] = longest;
+        self.longest.set(zone.0, Some(longest));
         if longest > 0 {
             self.idle.insert((longest, Reverse(zone.0)));
         }
     }
 
     fn forget_idle(&mut self, zone: ZoneId) {
-        let longest = std::mem::replace(&mut self.longest[zone.0 as usize], UNKNOWN);
-        self.idle.remove(&(longest, Reverse(zone.0)));
+        if let Some(longest) = self.longest.set(zone.0, None) {
+            self.idle.remove(&(longest, Reverse(zone.0)));
+        }
     }
 
     /// Asks the host for space until `blocks` are free; does nothing for a store that took its
@@ -309,7 +310,6 @@ impl Allocator {
                 let zone = ZoneId(self.high_water);
                 self.high_water += 1;
                 self.idle_free = self.idle_free.saturating_sub(self.geometry.zone_blocks);
-                self.longest.push(UNKNOWN);
                 if self.loaded == zone.0 {
                     self.loaded += 1;
                 }
@@ -631,14 +631,10 @@ impl Allocator {
             self.forget_idle(zone);
             used
         } else {
-            while self.high_water <= zone.0 {
-                self.longest.push(UNKNOWN);
-                self.high_water += 1;
-                if self.high_water > self.granted {
-                    self.granted += 1;
-                    self.idle_free += self.geometry.zone_blocks;
-                }
-            }
+            self.high_water = zone.0 + 1;
+            let more = self.high_water.saturating_sub(self.granted);
+            self.granted += more;
+            self.idle_free += more * self.geometry.zone_blocks;
             ZoneBitmap::default()
         };
         self.idle_free = self.idle_free.saturating_sub(self.clear(&used));
@@ -756,7 +752,7 @@ impl Allocator {
     /// Bytes of memory.
     pub(crate) fn memory(&self) -> u64 {
         self.active.len() as u64 * (512 + self.geometry.zone_blocks * 16)
-            + self.longest.len() as u64 * 2
+            + self.longest.memory()
             + self.idle.len() as u64 * 32
     }
 }

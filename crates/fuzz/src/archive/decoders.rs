@@ -2,16 +2,8 @@
 //! accepted must be what would be written.
 
 use onefold_archive::{
-    format::{
-        ContainerId,
-        container::{Metadata, Packer},
-        frame,
-        label::{Found, Label},
-        listing, recipe,
-        record::Record,
-    },
-    nodes::label::NodeLabel,
-    tables::Tables,
+    ContainerId, FoundLabel as Found, Label, Links, Metadata, NodeLabel, Order, Packer, Record,
+    Summary, Tables, decode_frame, decode_listing, encode_entry, recipe_parts,
 };
 
 use super::{
@@ -38,8 +30,7 @@ fn sealed(data: &[u8], id: usize) -> Vec<u8> {
     bytes.resize(4096, 0);
     let (archive, secret) =
         (std::array::from_fn(|n| bytes[id + n]), std::array::from_fn(|n| bytes[id + 16 + n]));
-    let checksum =
-        onefold_archive::format::Identity::new(archive, &secret).checksum(&bytes[..4088]);
+    let checksum = onefold_archive::Identity::new(archive, &secret).checksum(&bytes[..4088]);
     bytes[4088..].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
@@ -82,7 +73,7 @@ pub fn node_label(data: &[u8]) {
 }
 
 pub(crate) fn node_label_examples() -> Vec<Vec<u8>> {
-    let view = onefold_archive::nodes::label::View {
+    let view = onefold_archive::NodesView {
         epoch: 5,
         members: 0b1011,
         ids: (0..5).map(|n| [n; 16]).collect(),
@@ -97,7 +88,7 @@ pub(crate) fn node_label_examples() -> Vec<Vec<u8>> {
 pub fn log(data: &[u8]) {
     let mut at = 0;
     while let Some((frame, _)) =
-        data.get(at..).and_then(|bytes| frame::decode(&identity(), bytes, false))
+        data.get(at..).and_then(|bytes| decode_frame(&identity(), bytes, false))
     {
         reach::good();
         assert!(frame.bytes > 0);
@@ -131,7 +122,7 @@ pub(crate) fn record_examples() -> Vec<Vec<u8>> {
     for log in files("log-") {
         let mut at = 0;
         while let Some((frame, _)) =
-            log.get(at..).and_then(|bytes| frame::decode(&identity(), bytes, false))
+            log.get(at..).and_then(|bytes| decode_frame(&identity(), bytes, false))
         {
             examples.push(frame.payload.to_vec());
             at += frame.bytes as usize;
@@ -192,7 +183,7 @@ pub fn container(data: &[u8]) {
                 })
                 .is_some()
             {
-                let inside = |chunk: &&onefold_archive::format::container::Chunk| {
+                let inside = |chunk: &&onefold_archive::Chunk| {
                     (chunk.at + chunk.bytes) as usize <= raw.len()
                 };
                 let n = metadata.groups.iter().position(|other| other == group).unwrap_or(0);
@@ -219,15 +210,15 @@ pub(crate) fn container_examples() -> Vec<Vec<u8>> {
 
 /// A piece of a recipe.
 pub fn recipe(data: &[u8]) {
-    if let Some(parts) = reach::noted(recipe::parts(data)) {
-        let mut summary = recipe::Summary::default();
+    if let Some(parts) = reach::noted(recipe_parts(data)) {
+        let mut summary = Summary::default();
         parts.iter().for_each(|part| summary.add(part));
         let _ = summary.end();
     }
 }
 
 pub(crate) fn recipe_examples() -> Vec<Vec<u8>> {
-    use onefold_archive::format::{Address, recipe::RecipeWriter};
+    use onefold_archive::{Address, RecipeWriter};
     let (mut writer, mut pieces) = (RecipeWriter::default(), Vec::new());
     let mut full = |piece| {
         pieces.push(piece);
@@ -250,9 +241,9 @@ pub(crate) fn recipe_examples() -> Vec<Vec<u8>> {
 /// The entries of a listing.
 pub fn listing(data: &[u8]) {
     let (mut held, mut again) = (data.to_vec(), Vec::new());
-    let (mut order, mut links) = (listing::Order::default(), listing::Links::default());
-    reach::noted(listing::decode(&mut held, &mut |entry| {
-        listing::encode(&entry, &mut again);
+    let (mut order, mut links) = (Order::default(), Links::default());
+    reach::noted(decode_listing(&mut held, &mut |entry| {
+        encode_entry(&entry, &mut again);
         let _ = order.next(&entry).and_then(|()| links.next(&entry));
         Ok(())
     }));
@@ -262,6 +253,6 @@ pub fn listing(data: &[u8]) {
 
 pub(crate) fn listing_examples() -> Vec<Vec<u8>> {
     let mut all = Vec::new();
-    tree().iter().for_each(|entry| listing::encode(entry, &mut all));
+    tree().iter().for_each(|entry| encode_entry(entry, &mut all));
     vec![all]
 }

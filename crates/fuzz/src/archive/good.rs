@@ -7,13 +7,9 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Chunking, Compression, Format, Settings,
-    collect::{Collection, Options},
-    format::{Identity, listing, record::Shape},
-    nodes::{Nodes, Spread},
-    pipeline::{self, Gauge, Request},
-    put::Ingest,
-    volume::{ArchiveExports, Volumes},
+    Archive, ArchiveExports, Chunking, Collection, CollectionOptions as Options, Compression,
+    Format, Gauge, Identity, Ingest, Nodes, PutRequest as Request, Settings, Shape, Spread,
+    Volumes, encode_entry, put,
 };
 use onefold_core::{
     Exports, Files, Result,
@@ -97,7 +93,7 @@ fn fill(files: Arc<impl Files + 'static>, compression: Compression, log_bytes: u
     };
     let archive = Arc::new(Archive::open(files.clone(), true, settings)?);
     for (n, name) in ["one", "two", "gone", "three"].into_iter().enumerate() {
-        put(&archive, name, &content(n as u64 % 3, 20_000 + 3000 * n))?;
+        put_bytes(&archive, name, &content(n as u64 % 3, 20_000 + 3000 * n))?;
     }
     put_tree(&archive, "tree")?;
     archive.create_volume("disk", 4 << 20, 100)?;
@@ -116,16 +112,16 @@ fn fill(files: Arc<impl Files + 'static>, compression: Compression, log_bytes: u
         keep_partial: 0,
         wait: false,
         reserve_bytes: 4096,
-        settle_all: false,
+        encode_all: false,
     };
     Collection::begin(&archive, options)?.run(&mut |_| {})?;
-    put(&archive, "last", &content(9, 9_000))?;
+    put_bytes(&archive, "last", &content(9, 9_000))?;
     archive.remove("three")
 }
 
-fn put(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<()> {
+fn put_bytes(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<()> {
     let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
-    pipeline::put(archive, request, &Gauge::default(), |feeder| {
+    put(archive, request, &Gauge::default(), |feeder| {
         feeder.bytes(bytes)?;
         feeder.zeroes(8192)?;
         feeder.bytes(&bytes[..bytes.len() / 2])
@@ -136,8 +132,8 @@ fn put(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<()> {
 fn put_tree(archive: &Arc<Archive>, name: &str) -> Result<()> {
     let request = Request { name: name.into(), shape: Shape::Tree, now: 1_000, wait: false };
     let (data, mut entries) = (content(5, 6_000), Vec::new());
-    tree().iter().for_each(|entry| listing::encode(entry, &mut entries));
-    pipeline::put(archive, request, &Gauge::default(), |feeder| {
+    tree().iter().for_each(|entry| encode_entry(entry, &mut entries));
+    put(archive, request, &Gauge::default(), |feeder| {
         feeder.bytes(&data)?;
         feeder.end_recipe()?;
         feeder.bytes(&entries)

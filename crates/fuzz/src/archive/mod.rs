@@ -14,15 +14,9 @@ pub(crate) mod parts;
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, Settings, check,
-    collect::{Collection, Options},
-    format::{
-        listing,
-        record::{Shape, Stream},
-    },
-    get::{Content, Reader, Verify},
-    heal, index,
-    settings::READER_BYTES,
+    Archive, Collection, CollectionOptions as Options, Content, Order, READER_BYTES, Reader,
+    Settings, Shape, Stream, Verify, check, decode_listing, rebuild_chunk_index, record_damage,
+    restore_chunks,
 };
 use onefold_core::{Error, Files, Kind, Result};
 
@@ -86,18 +80,18 @@ fn looked_at(files: &Arc<impl Files + 'static>) -> Option<()> {
         }
     }
     for data in [false, true] {
-        reach::noted(check::check(&archive, data, &mut |_, _, _| {}));
+        reach::noted(check(&archive, data, &mut |_, _, _| {}));
     }
     Some(())
 }
 
 fn listed(reader: &mut Reader, stream: &Stream) -> Result<()> {
-    let (mut held, mut order, mut entries) = (Vec::new(), listing::Order::default(), 0);
+    let (mut held, mut order, mut entries) = (Vec::new(), Order::default(), 0);
     reader.read(&stream.listing, Verify::Groups, &mut |content| {
         if let Content::Bytes(bytes) = content {
             held.extend_from_slice(bytes);
         }
-        listing::decode(&mut held, &mut |entry| {
+        decode_listing(&mut held, &mut |entry| {
             entries += 1;
             if entries > ENTRIES_MAX {
                 Err(Error::new(Kind::Stopped, "enough was seen"))
@@ -121,11 +115,11 @@ fn read(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()> {
 
 fn healed(files: &Arc<impl Files + 'static>) -> Result<()> {
     let archive = open(files, true)?;
-    let report = check::check(&archive, true, &mut |_, _, _| {})?;
+    let report = check(&archive, true, &mut |_, _, _| {})?;
     if !report.rotten.is_empty() {
-        heal::note(&archive, &report.rotten)?;
+        record_damage(&archive, &report.rotten)?;
     }
-    heal::heal(&archive, &report.lost, &mut |_, _| {}).map(|_| ())
+    restore_chunks(&archive, &report.lost, &mut |_, _| {}).map(|_| ())
 }
 
 fn collected(files: &Arc<impl Files + 'static>) -> Result<()> {
@@ -134,7 +128,7 @@ fn collected(files: &Arc<impl Files + 'static>) -> Result<()> {
         keep_partial: 0,
         wait: false,
         reserve_bytes: 4096,
-        settle_all: false,
+        encode_all: false,
     };
     let mut collection = Collection::begin(&open(files, true)?, options)?;
     for _ in 0..1000 {
@@ -146,7 +140,7 @@ fn collected(files: &Arc<impl Files + 'static>) -> Result<()> {
 }
 
 fn index_made(files: &Arc<impl Files + 'static>) -> Result<()> {
-    index::rebuild(&open(files, true)?, &mut |_, _| {}).map(|_| ())
+    rebuild_chunk_index(&open(files, true)?, &mut |_, _| {}).map(|_| ())
 }
 
 /// The good archive that an input begins from, with its changes to the files whose names begin so.
@@ -244,7 +238,7 @@ mod tests {
             assert!(files.all() == *good, "archive {n}");
             let archive = open(&files, false).unwrap();
             assert!(!archive.tables().streams.is_empty() && !archive.tables().volumes.is_empty());
-            let report = check::check(&archive, true, &mut |_, _, _| {}).unwrap();
+            let report = check(&archive, true, &mut |_, _, _| {}).unwrap();
             assert!(report.is_well() && report.blocks > 0, "{report:?}");
         }
     }

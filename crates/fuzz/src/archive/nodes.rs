@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_archive::nodes::Nodes;
+use onefold_archive::Nodes;
 use onefold_core::Files;
 
 use super::{all_verbs, change_files, files::MemoryFiles, good, mend};

@@ -4,9 +4,7 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    index::{ChunkIndex, file::PAGE_BYTES},
-    put::Ingest,
-    volume::{ArchiveExports, Volumes},
+    ArchiveExports, ChunkIndex, INDEX_PAGE_BYTES as PAGE_BYTES, Ingest, Volumes,
 };
 use onefold_core::{BLOCK_BYTES, Block, BlockRead, Error, Exports, Fingerprint, Kind, Lba, Result};
 

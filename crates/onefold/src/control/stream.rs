@@ -12,7 +12,7 @@
 
 use std::io::{BufWriter, Read, Write};
 
-use onefold_archive::pipeline::Feeder;
+use onefold_archive::Feeder;
 use onefold_core::{Error, Kind, Result};
 
 /// Bytes of a piece at most.

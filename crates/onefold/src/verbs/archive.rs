@@ -7,11 +7,8 @@ use std::{
 
 use clap::{Args, Subcommand};
 use onefold_archive::{
-    Archive, Chunking, Compression, Format, Settings,
-    nodes::{
-        Nodes, Spread,
-        rebuild::{self, Rebuilt, Replacement},
-    },
+    Archive, Chunking, Compression, Format, Nodes, Rebuilt, Replacement, Settings, Spread,
+    repair_units, replace_nodes,
 };
 use onefold_backend::{Directory, random::random_bytes};
 use onefold_core::{Files, Result};
@@ -163,7 +160,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
         }
         Verb::Attach { archive, nodes, answer } => {
             let directory = ArchiveDir::create(&archive, &nodes)?;
-            directory.open_to_read(onefold_archive::settings::READER_BYTES)?;
+            directory.open_to_read(onefold_archive::READER_BYTES)?;
             answer.tell(
                 &json!({ "archive": archive.display().to_string(), "nodes": nodes.len() }),
                 format_args!("attached {}", archive.display()),
@@ -233,16 +230,15 @@ fn rebuild(path: &Path, replace: &[(usize, PathBuf)], json: bool) -> Result<(), 
             Err(_) => Arc::new(Directory::open_as(to, true, word())?),
         };
         let replacement = Replacement { number: *number, files, id: random_bytes()? };
-        let done = rebuild::replace(&archive, &nodes, &replacement, &mut |done, total| {
-            bar.set(done, total)
-        })?;
+        let done =
+            replace_nodes(&archive, &nodes, &replacement, &mut |done, total| bar.set(done, total))?;
         directory.move_node(*number, to)?;
         all.nodes += done.nodes;
         all.units.units += done.units.units;
     }
     if replace.is_empty() {
         let (archive, nodes) = several(&directory)?;
-        all = rebuild::repair(&archive, &nodes, &mut |done, total| bar.set(done, total))?;
+        all = repair_units(&archive, &nodes, &mut |done, total| bar.set(done, total))?;
     }
     drop(bar);
     tell(path, &all, json)

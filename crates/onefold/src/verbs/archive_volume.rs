@@ -112,10 +112,10 @@ pub(super) struct Line {
 /// The volumes of an archive by their names.
 pub(super) fn lines(archive: &Archive) -> Vec<Line> {
     let tables = archive.tables();
-    let line = |volume: &onefold_archive::catalogue::Volume| Line {
+    let line = |volume: &onefold_archive::Volume| Line {
         name: volume.name.clone(),
         bytes: volume.bytes,
-        mapped_bytes: volume.map.used() * onefold_archive::settings::VOLUME_BLOCK_BYTES,
+        mapped_bytes: volume.block_index.used() * onefold_archive::VOLUME_BLOCK_BYTES,
         created: volume.created,
     };
     let mut lines: Vec<Line> = tables.volumes.values().map(line).collect();
@@ -158,7 +158,7 @@ fn needed(size: Option<Size>) -> Result<u64, Failure> {
     let Some(Size(bytes)) = size else {
         return Err(Failure::usage("a volume needs a size, like --size 1T"));
     };
-    Ok(onefold_archive::catalogue::volume_bytes(bytes)?)
+    Ok(onefold_archive::volume_bytes(bytes)?)
 }
 
 /// Changes the catalogue; durable on return.
@@ -173,8 +173,7 @@ pub(super) fn apply(archive: &Archive, request: &Request) -> Result<()> {
 }
 
 fn list(path: &Path, answer: Answer) -> Result<(), Failure> {
-    let lines =
-        lines(&*ArchiveDir::look(path)?.open_to_read(onefold_archive::settings::READER_BYTES)?);
+    let lines = lines(&*ArchiveDir::look(path)?.open_to_read(onefold_archive::READER_BYTES)?);
     if answer.json {
         output::json(&lines)?;
     } else if lines.is_empty() {

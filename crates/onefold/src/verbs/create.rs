@@ -13,6 +13,7 @@ use std::{
 use clap::{Args, ValueEnum};
 use onefold_backend::{
     Access, FileDisk, Preallocate, device_bytes,
+    new_file::Spot,
     random::random_bytes,
     signals::{Stop, StopSignals},
 };
@@ -205,7 +206,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         vacate(path)?;
     }
     let existed = path.exists();
-    let abandoned = Abandoned::watch(path, existed)?;
+    // Without its directory nothing will be made.
+    let spot = Arc::new(Spot::of(path).ok());
+    let abandoned = Abandoned::watch(spot.clone(), existed)?;
     let bar = Progress::new(format!("writing {} once", path.display()));
     let disk = FileDisk::create(path, Some(blocks), preallocate, &mut |done, total| {
         // The file is there and locked: from now on it is ours to remove.
@@ -216,7 +219,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let formatted = format(&disk, options, algorithm, blocks);
     if formatted.is_err() && !device {
         // The disk still holds the lock, so nobody else took the file meanwhile.
-        undo(path, existed);
+        spot.iter().for_each(|spot| spot.take_back(existed));
     }
     formatted?;
     abandoned.ours.store(false, Ordering::SeqCst);
@@ -239,16 +242,6 @@ fn vacate(path: &Path) -> Result<()> {
     }
 }
 
-/// Takes a file back that was made for a store. The error that led here is the one to tell, whether
-/// this works or not.
-fn undo(path: &Path, existed: bool) {
-    let _ = if existed {
-        fs::File::options().write(true).open(path).and_then(|file| file.set_len(0))
-    } else {
-        fs::remove_file(path)
-    };
-}
-
 /// What happens when somebody loses patience while a large store is written: the half-made file
 /// goes.
 struct Abandoned {
@@ -257,14 +250,14 @@ struct Abandoned {
 }
 
 impl Abandoned {
-    fn watch(path: &Path, existed: bool) -> Result<Abandoned> {
+    fn watch(spot: Arc<Option<Spot>>, existed: bool) -> Result<Abandoned> {
         let mut signals = StopSignals::install()?;
         let ours = Arc::new(AtomicBool::new(false));
-        let (path, flag) = (path.to_owned(), ours.clone());
+        let flag = ours.clone();
         let watching = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
             let signal = signals.wait();
             if flag.load(Ordering::SeqCst) {
-                undo(&path, existed);
+                spot.iter().for_each(|spot| spot.take_back(existed));
             }
             std::process::exit(if signal == Stop::Interrupt { 130 } else { 143 });
         });

@@ -3,10 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onefold_archive::{
-    Format, Settings,
-    collect::{Collection, Options as Collect},
-};
+use onefold_archive::{Collection, CollectionOptions as Collect, Format, Settings};
 use serde::Serialize;
 
 use crate::archive_dir::{ArchiveDir, now};
@@ -89,7 +86,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         keep_partial: options.keep_partial.saturating_mul(3600),
         wait: !options.no_wait,
         reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
-        settle_all: options.settle,
+        encode_all: options.settle,
     };
     if options.settle && archive.label().late.is_none() {
         return Err(Failure::new(
@@ -110,11 +107,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         copied_chunks: done.copied_chunks,
         copied_chunk_bytes: done.copied_chunk_bytes,
         merge_written_bytes: done.merge_bytes,
-        settled_containers: done.settled,
-        settled_into_containers: done.settled_into,
-        settled_chunks: done.settled_chunks,
-        settled_chunk_bytes: done.settled_chunk_bytes,
-        settle_written_bytes: done.settle_bytes,
+        settled_containers: done.encoded,
+        settled_into_containers: done.encoded_into,
+        settled_chunks: done.encoded_chunks,
+        settled_chunk_bytes: done.encoded_chunk_bytes,
+        settle_written_bytes: done.encode_bytes,
         replicated_bytes: archive.refresh()?.replicated().0,
         freed_bytes: done.freed_bytes,
         damaged_containers: done.damaged,

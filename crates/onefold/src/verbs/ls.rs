@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onefold_archive::{format::record::Shape, get::Reader};
+use onefold_archive::{Reader, Shape};
 use serde::Serialize;
 
 use super::get::listing;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use onefold_archive::{Class, late::Work, tables::Tables};
+use onefold_archive::{Class, Tables, WriteCost};
 use serde::Serialize;
 
 use super::{
@@ -159,7 +159,7 @@ pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> 
     let code =
         nodes.as_ref().map_or([1, 1], |nodes| [nodes.code().0 as u64, nodes.code().1 as u64]);
     let tables = archive.tables();
-    let (late, work) = (archive.label().late, tables.work);
+    let (late, work) = (archive.label().late, tables.write_cost);
     let bytes = tables.streams.values().map(|stream| stream.bytes).sum::<u64>();
     let stored_bytes = tables.stored_bytes();
     let volumes = archive_volume::lines(&archive);
@@ -184,7 +184,11 @@ pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> 
             .map(|container| u64::from(container.stored.raw_bytes))
             .sum(),
         unfinished_containers: tables.unfinished.len() as u64,
-        held_back_bytes: tables.leaving.iter().map(|(place, _)| u64::from(place.bytes)).sum(),
+        held_back_bytes: tables
+            .waiting_to_be_freed
+            .iter()
+            .map(|(place, _)| u64::from(place.bytes))
+            .sum(),
         index_entries: tables.index.files.iter().map(|file| file.entries).sum(),
         index_files: tables.index.files.len() as u64,
         reserve_bytes: archive.reserve_bytes()?,
@@ -198,10 +202,10 @@ pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> 
         replicated_bytes: tables.replicated().0,
         work: WorkLine {
             upload_written_bytes: work.upload_bytes,
-            settle_written_bytes: work.settle_bytes,
+            settle_written_bytes: work.encode_bytes,
             merge_written_bytes: work.merge_bytes,
-            settled_chunks: work.settled_chunks,
-            settled_chunk_bytes: work.settled_chunk_bytes,
+            settled_chunks: work.encoded_chunks,
+            settled_chunk_bytes: work.encoded_chunk_bytes,
             reencoded_chunks: work.reencoded_chunks,
             reencoded_chunk_bytes: work.reencoded_chunk_bytes,
         },
@@ -252,10 +256,11 @@ pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> 
             );
         }
     }
-    let Work { upload_bytes, settle_bytes, merge_bytes, settled_chunks, reencoded_chunks, .. } =
-        work;
+    let WriteCost {
+        upload_bytes, encode_bytes, merge_bytes, encoded_chunks, reencoded_chunks, ..
+    } = work;
     let settled = if late.is_some() {
-        format!(", to settle {} chunks {}", grouped(settled_chunks), Size(settle_bytes))
+        format!(", to settle {} chunks {}", grouped(encoded_chunks), Size(encode_bytes))
     } else {
         String::new()
     };

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onefold_archive::settings::READER_BYTES;
+use onefold_archive::READER_BYTES;
 use onefold_core::Result;
 
 use super::{cluster, served_or_not, stats};

@@ -483,7 +483,10 @@ fn rule_03_what_is_made_is_private_whatever_the_umask_and_the_default_acl_say() 
         "gc a",
         "archive create b --nodes n0,n1,n2 --code 3,2",
         "put b one content",
+        "get a one --output f",
         "cluster create c",
+        "cluster put c one content",
+        "cluster get c one g",
         "create s --size 64M --preallocate none",
     ];
     for verb in verbs {
@@ -494,9 +497,26 @@ fn rule_03_what_is_made_is_private_whatever_the_umask_and_the_default_acl_say() 
         let said = ends(command.current_dir(&home));
         assert!(said.status.success() && said.err.is_empty(), "{verb}: {said:?}");
     }
-    for name in ["a", "b", "n0", "n1", "n2", "c", "s"] {
+    for name in ["a", "b", "n0", "n1", "n2", "f", "c", "g", "s"] {
         is_private(&home.join(name));
     }
+}
+
+#[test]
+fn rule_02_manual_pages_follow_no_link() {
+    let desk = Desk::new();
+    let (page, victim) = (desk.path("pages/onefold.1"), desk.path("victim"));
+    fs::create_dir(desk.path("pages")).unwrap();
+    fs::write(&victim, "kept").unwrap();
+    symlink(&victim, &page).unwrap();
+    for _ in 0..2 {
+        desk.ok("man pages");
+        assert_eq!(fs::read(&victim).unwrap(), b"kept");
+        assert!(page.symlink_metadata().unwrap().is_file());
+        assert!(fs::read_to_string(&page).unwrap().contains(".TH onefold"));
+    }
+    let names: Vec<_> = fs::read_dir(desk.path("pages")).unwrap().flatten().collect();
+    assert!(names.iter().all(|name| name.file_name().to_string_lossy().starts_with("onefold")));
 }
 
 #[test]

@@ -5,16 +5,9 @@
 use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command};
 
 use onefold_archive::{
-    Class,
-    format::{
-        Address, ContainerId, Identity,
-        container::Holds,
-        frame,
-        label::{Found, Label},
-        listing,
-        recipe::RecipeWriter,
-        record::{Owner, Pieces, Place, Record, Shape, Stored, Stream},
-    },
+    Address, Class, ContainerId, ContainerKind, FoundLabel as Found, Identity, Label, Owner,
+    Pieces, Place, RecipeWriter, Record, Shape, Stored, Stream, decode_frame, encode_entry,
+    encode_frame,
 };
 use onefold_core::{
     Fingerprint,
@@ -91,12 +84,12 @@ impl Forged {
         let path = self.path("log-0000000001");
         let bytes = fs::read(&path).unwrap();
         let (mut at, mut last) = (0, (0, 0, 1));
-        while let Some((frame, _)) = frame::decode(&self.identity, &bytes[at..], false) {
+        while let Some((frame, _)) = decode_frame(&self.identity, &bytes[at..], false) {
             last = (frame.sequence, frame.checksum, frame.epoch);
             at += frame.bytes as usize;
         }
         let (frame, _) =
-            frame::encode(&self.identity, last.0 + 1, last.2, last.1, &Record::encode_all(records));
+            encode_frame(&self.identity, last.0 + 1, last.2, last.1, &Record::encode_all(records));
         fs::File::options()
             .write(true)
             .open(path)
@@ -121,10 +114,10 @@ impl Forged {
     }
 
     /// Adds a stream whose containers, of chunks and of pieces of recipes, are these.
-    fn add(&self, name: &str, stream: Stream, containers: [(u64, Holds, Vec<Group>); 2]) {
+    fn add(&self, name: &str, stream: Stream, containers: [(u64, ContainerKind, Vec<Group>); 2]) {
         let (mut segment, mut all) = (Vec::new(), Vec::new());
-        for (id, holds, groups) in containers {
-            let (metadata, bytes) = container(&self.identity, id, holds, &groups);
+        for (id, kind, groups) in containers {
+            let (metadata, bytes) = container(&self.identity, id, kind, &groups);
             let place = Place {
                 segment: 50,
                 at: segment.len() as u64,
@@ -133,7 +126,7 @@ impl Forged {
             };
             let raw_bytes = groups.iter().map(|group| group.raw).sum();
             let chunks = groups.iter().map(|group| group.chunks.len() as u32).sum();
-            all.push(Stored { id: ContainerId(id), holds, chunks, raw_bytes, place });
+            all.push(Stored { id: ContainerId(id), kind, chunks, raw_bytes, place });
             segment.extend(bytes);
             segment.resize(segment.len().next_multiple_of(4096), 0);
         }
@@ -174,13 +167,18 @@ struct Group {
 }
 
 /// The bytes of a container, and how many of them are metadata.
-fn container(identity: &Identity, id: u64, holds: Holds, groups: &[Group]) -> (u32, Vec<u8>) {
+fn container(
+    identity: &Identity,
+    id: u64,
+    kind: ContainerKind,
+    groups: &[Group],
+) -> (u32, Vec<u8>) {
     let chunks: usize = groups.iter().map(|group| group.chunks.len()).sum();
     let length = 128 + 24 * groups.len() + 32 * chunks;
     let all = length + groups.iter().map(|group| group.stored.len()).sum::<usize>();
     let mut metadata =
         [b"ONEFCONT", &identity.id[..], &id.to_le_bytes(), &1u32.to_le_bytes()].concat();
-    metadata.extend([if holds == Holds::Data { 1 } else { 2 }, 0, 1, 0]);
+    metadata.extend([if kind == ContainerKind::Data { 1 } else { 2 }, 0, 1, 0]);
     for n in [chunks, groups.len(), length, all] {
         metadata.extend((n as u32).to_le_bytes());
     }
@@ -352,8 +350,8 @@ fn rule_09_few_bytes_do_not_expand_to_many() {
         ..stream(Shape::Bytes, 80 * u64::from(CHUNK), 80)
     };
     let containers = [
-        (5000, Holds::Data, (0..80).map(|_| group()).collect()),
-        (5001, Holds::Recipes, groups_of(&pieces)),
+        (5000, ContainerKind::Data, (0..80).map(|_| group()).collect()),
+        (5001, ContainerKind::Recipes, groups_of(&pieces)),
     ];
     forged.add("bomb", bomb, containers);
     let said = ends(&forged.desk, "get a bomb > out");
@@ -378,7 +376,7 @@ fn endless_listing() -> Forged {
             nanoseconds: 0,
             attributes: Vec::new(),
         };
-        listing::encode(&entry, &mut entries);
+        encode_entry(&entry, &mut entries);
     }
     let bytes = entries.len() as u32;
     let chunk = Group {
@@ -413,7 +411,10 @@ fn endless_listing() -> Forged {
     forged.add(
         "tree",
         endless,
-        [(5000, Holds::Data, vec![chunk]), (5001, Holds::Recipes, groups_of(&pieces))],
+        [
+            (5000, ContainerKind::Data, vec![chunk]),
+            (5001, ContainerKind::Recipes, groups_of(&pieces)),
+        ],
     );
     forged
 }

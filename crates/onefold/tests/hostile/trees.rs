@@ -11,11 +11,7 @@ use std::{
     },
 };
 
-use onefold_archive::{
-    Archive, Settings,
-    format::{listing, record::Shape},
-    pipeline::{Gauge, Request, put},
-};
+use onefold_archive::{Archive, Gauge, PutRequest as Request, Settings, Shape, encode_entry, put};
 use onefold_backend::Directory;
 use onefold_core::tree::{Entry, What};
 
@@ -52,7 +48,7 @@ fn forge(archive: &Path, name: &str, entries: &[Entry], data: &[u8]) {
     let files = Arc::new(Directory::open(archive, true).unwrap());
     let archive = Arc::new(Archive::open(files, true, Settings::default()).unwrap());
     let mut names = Vec::new();
-    entries.iter().for_each(|entry| listing::encode(entry, &mut names));
+    entries.iter().for_each(|entry| encode_entry(entry, &mut names));
     let request = Request { name: name.into(), shape: Shape::Tree, now: 1, wait: true };
     let stored = put(&archive, request, &Gauge::default(), |feeder| {
         feeder.bytes(data)?;

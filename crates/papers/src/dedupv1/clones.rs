@@ -4,9 +4,7 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, FilterName, Settings, index,
-    put::Ingest,
-    volume::{ArchiveExports, VolumeCounts, Volumes},
+    Archive, ArchiveExports, FilterName, INDEX_PAGE_BYTES, Ingest, Settings, VolumeCounts, Volumes,
 };
 use onefold_core::{Exports, Result};
 
@@ -47,7 +45,7 @@ pub(super) fn rewritten(setup: &Setup) -> Result<Rewritten> {
 fn open(files: &MemoryFiles, setup: &Setup) -> Result<Arc<Archive>> {
     let filters =
         setup.filters.iter().map(|name| name.parse()).collect::<Result<Vec<FilterName>>>()?;
-    let page_cache_bytes = index_pages(files)? / CACHED_PART * index::file::PAGE_BYTES as u64;
+    let page_cache_bytes = index_pages(files)? / CACHED_PART * INDEX_PAGE_BYTES as u64;
     let cached_containers = ((setup.bytes >> 22) / CACHED_PART).max(4) as usize;
     // What one generation adds is imported when it ends.
     let chosen = Settings {

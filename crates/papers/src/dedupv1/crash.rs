@@ -9,12 +9,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_archive::{
-    Archive, Compression, FilterName, Format, Settings,
-    check::check,
-    collect::{Collection, Options},
-    format::record::Shape,
-    get::{Content, Reader, Verify},
-    put::{Cutting, Ended, Session, Stower, Writing},
+    Archive, Collection, CollectionOptions as Options, Compression, Content, Cutting, Ended,
+    FilterName, Format, Reader, Session, Settings, Shape, StreamWriter, Verify, Writing, check,
 };
 use onefold_core::Result;
 
@@ -69,7 +65,7 @@ fn open(files: &MemoryFiles) -> Result<Arc<Archive>> {
 fn put(files: &MemoryFiles, name: &str, stream: &Stream) -> Result<()> {
     let archive = open(files)?;
     let mut session = Session::begin(&archive, false)?;
-    let mut stower = Stower::new(&session, 0);
+    let mut writer = StreamWriter::new(&session, 0);
     let (mut cutting, mut writing) = (Cutting::new(archive.label().chunking), Writing::default());
     let mut at = 0;
     while at < stream.bytes() {
@@ -78,21 +74,21 @@ fn put(files: &MemoryFiles, name: &str, stream: &Stream) -> Result<()> {
         cutting.advance(n);
         let mut batch = if at < stream.bytes() { cutting.some() } else { cutting.end() };
         batch.fingerprint(&archive);
-        session.take(&batch, &mut writing, &mut |open| stower.stow(open))?;
-        if stower.must_import() {
-            stower.import(true)?;
+        session.add(&batch, &mut writing, &mut |open| writer.pack_and_write(open))?;
+        if writer.must_import() {
+            writer.import(true)?;
         }
     }
-    let data = session.end_recipe(writing, &mut |open| stower.stow(open))?;
-    session.seal(&mut |open| stower.stow(open))?;
-    stower.commit(Ended {
+    let data = session.end_recipe(writing, &mut |open| writer.pack_and_write(open))?;
+    session.seal(&mut |open| writer.pack_and_write(open))?;
+    writer.commit(Ended {
         name: name.to_owned(),
         shape: Shape::Bytes,
         created: 0,
         data,
         listing: Vec::new(),
     })?;
-    stower.close()
+    writer.close()
 }
 
 fn collect(files: &MemoryFiles) -> Result<()> {
@@ -101,7 +97,7 @@ fn collect(files: &MemoryFiles) -> Result<()> {
         keep_partial: 0,
         wait: false,
         reserve_bytes: 64 << 10,
-        settle_all: false,
+        encode_all: false,
     };
     Collection::begin(&open(files)?, options)?.run(&mut |_| {}).map(drop)
 }

@@ -9,10 +9,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_archive::{
-    Archive, Chunking, Compression, FilterName, Format, Settings,
-    format::{container::Holds, record::Shape},
-    index,
-    put::{Cutting, Ended, Session, Stower, Writing},
+    Archive, Chunking, Compression, ContainerKind, Cutting, Ended, FilterName, Format,
+    INDEX_PAGE_BYTES, Session, Settings, Shape, StreamWriter, Writing, rebuild_chunk_index,
 };
 use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
@@ -178,7 +176,7 @@ pub(super) fn filled(chunking: &'static str, chunks: u64) -> Result<MemoryFiles>
         settings(&[FilterName::Bloom, FilterName::ChunkIndex]),
     )?);
     let mut session = Session::begin(&archive, false)?;
-    let mut stower = Stower::new(&session, 0);
+    let mut writer = StreamWriter::new(&session, 0);
     let mut writing = Writing::default();
     let mut cutting = Cutting::new(format.chunking);
     let mut rng = Rng::new(7);
@@ -189,13 +187,13 @@ pub(super) fn filled(chunking: &'static str, chunks: u64) -> Result<MemoryFiles>
         cutting.advance(FILLER_BYTES);
         cutting.border();
         if n % 1024 == 1023 || n + 1 == chunks {
-            take(&archive, &mut session, &mut stower, &mut writing, cutting.some())?;
+            take(&archive, &mut session, &mut writer, &mut writing, cutting.some())?;
         }
     }
-    finish(&mut session, &mut stower, "filler", writing)?;
-    stower.import(true)?;
-    stower.close()?;
-    drop((stower, session, archive));
+    finish(&mut session, &mut writer, "filler", writing)?;
+    writer.import(true)?;
+    writer.close()?;
+    drop((writer, session, archive));
     let forked = files.fork();
     *last = Some((chunking, chunks, files));
     Ok(forked)
@@ -208,19 +206,24 @@ fn settings(filters: &[FilterName]) -> Settings {
 fn take(
     archive: &Archive,
     session: &mut Session,
-    stower: &mut Stower,
+    writer: &mut StreamWriter,
     writing: &mut Writing,
-    mut batch: onefold_archive::put::Batch,
+    mut batch: onefold_archive::Batch,
 ) -> Result<()> {
     batch.fingerprint(archive);
-    session.take(&batch, writing, &mut |open| stower.stow(open))
+    session.add(&batch, writing, &mut |open| writer.pack_and_write(open))
 }
 
 /// Ends a stream: it is durable then.
-fn finish(session: &mut Session, stower: &mut Stower, name: &str, writing: Writing) -> Result<()> {
-    let data = session.end_recipe(writing, &mut |open| stower.stow(open))?;
-    session.seal(&mut |open| stower.stow(open))?;
-    stower.commit(Ended {
+fn finish(
+    session: &mut Session,
+    writer: &mut StreamWriter,
+    name: &str,
+    writing: Writing,
+) -> Result<()> {
+    let data = session.end_recipe(writing, &mut |open| writer.pack_and_write(open))?;
+    session.seal(&mut |open| writer.pack_and_write(open))?;
+    writer.commit(Ended {
         name: name.to_owned(),
         shape: Shape::Bytes,
         created: 0,
@@ -251,12 +254,12 @@ fn put(
         (chosen.auxiliary_entries, chosen.sync_bytes) = (entries, listed);
     }
     let pages = index_pages(files)?;
-    chosen.page_cache_bytes = pages / CACHED_PART * index::file::PAGE_BYTES as u64;
+    chosen.page_cache_bytes = pages / CACHED_PART * INDEX_PAGE_BYTES as u64;
     // As scarce as memory is for pages.
     chosen.cached_containers = ((setup.bytes >> 22) / CACHED_PART).max(4) as usize;
     let archive = Arc::new(Archive::open(Arc::new(files.clone()), true, chosen)?);
     let mut session = Session::begin(&archive, false)?;
-    let mut stower = Stower::new(&session, 0);
+    let mut writer = StreamWriter::new(&session, 0);
     let mut done = Ingested { pages, ..Ingested::default() };
     let chunking = archive.label().chunking;
     let client = |stream| Client {
@@ -276,10 +279,10 @@ fn put(
             client.cutting.advance(n);
             let last = client.at >= client.stream.bytes();
             let batch = if last { client.cutting.end() } else { client.cutting.some() };
-            take(&archive, &mut session, &mut stower, &mut client.writing, batch)?;
+            take(&archive, &mut session, &mut writer, &mut client.writing, batch)?;
             let spilling = files.asked("index");
-            if stower.must_import() {
-                stower.import(true)?;
+            if writer.must_import() {
+                writer.import(true)?;
             }
             let spilled = files.asked("index").since(&spilling);
             let after = session.counts();
@@ -295,18 +298,18 @@ fn put(
         }
     }
     for (number, client) in clients.into_iter().enumerate() {
-        finish(&mut session, &mut stower, &format!("{generation}-{number}"), client.writing)?;
+        finish(&mut session, &mut writer, &format!("{generation}-{number}"), client.writing)?;
     }
     done.index = files.asked("index").since(&index);
     done.containers = files.asked("segment").since(&containers);
     let tables = archive.tables();
     let recent = tables.containers.values().filter(|container| {
-        container.logged > tables.index.upto && container.stored.holds == Holds::Data
+        container.logged > tables.index.upto && container.stored.kind == ContainerKind::Data
     });
     done.left = recent.map(|container| u64::from(container.stored.chunks)).sum();
     let after = files.asked("index");
-    stower.import(true)?;
-    stower.close()?;
+    writer.import(true)?;
+    writer.close()?;
     done.index_after = files.asked("index").since(&after);
     let counts = session.counts();
     (done.chunks, done.auxiliary, done.stale) = (counts.chunks, counts.auxiliary, counts.stale);
@@ -319,9 +322,9 @@ fn put(
             format!("{} bytes were written, and the engine took {}", wanted, done.bytes),
         ));
     }
-    drop((stower, session));
+    drop((writer, session));
     // Runs are merged into the index, so that the next generation finds one table, as in the paper.
-    index::rebuild(&archive, &mut |_, _| {})?;
+    rebuild_chunk_index(&archive, &mut |_, _| {})?;
     Ok(done)
 }
 

@@ -3,12 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_archive::{
-    Archive, check,
-    check::Report,
-    format::record::Shape,
-    get::{Content, Reader, Verify},
-    heal,
-    put::{Cutting, Ended, Session, Stower, Writing},
+    Archive, CheckReport as Report, Content, Cutting, Ended, Reader, Session, Shape, StreamWriter,
+    Verify, Writing, check, check_one, record_damage, restore_chunks,
 };
 use onefold_core::{Error, Kind};
 
@@ -23,7 +19,7 @@ impl Sim {
     pub(super) fn heal_move(&mut self) -> Flow {
         let archive = self.open(true)?;
         let report = self.scrub(&archive, None)?;
-        heal::note(&archive, &report.rotten).map_err(|e| self.judge("note", &e))?;
+        record_damage(&archive, &report.rotten).map_err(|e| self.judge("note", &e))?;
         let Some(name) = report.hit.iter().find(|name| self.streams.contains_key(*name)) else {
             return Ok(());
         };
@@ -57,7 +53,7 @@ impl Sim {
             }
         }
         let report = self.scrub(&archive, None)?;
-        match heal::heal(&archive, &report.lost, &mut |_, _| {}) {
+        match restore_chunks(&archive, &report.lost, &mut |_, _| {}) {
             Ok(healed) if healed.chunks > 0 => self.reach.hit("lost chunks were healed"),
             Ok(_) => {}
             Err(error) if error.kind() == Kind::Busy => return Ok(()),
@@ -101,7 +97,8 @@ impl Sim {
         for n in (0..chunks).filter(|_| self.aside.percent(50)) {
             bits[n / 8] |= 1 << (n % 8);
         }
-        heal::note(&archive, &BTreeMap::from([(id, bits)])).map_err(|e| self.judge("note", &e))?;
+        record_damage(&archive, &BTreeMap::from([(id, bits)]))
+            .map_err(|e| self.judge("note", &e))?;
         self.reach.hit("damage was noted of what is whole");
         Ok(())
     }
@@ -112,8 +109,8 @@ impl Sim {
             return Ok(());
         }
         let report =
-            check::check(archive, false, &mut |_, _, _| {}).map_err(|e| self.judge("check", &e))?;
-        match heal::heal(archive, &report.lost, &mut |_, _| {}) {
+            check(archive, false, &mut |_, _, _| {}).map_err(|e| self.judge("check", &e))?;
+        match restore_chunks(archive, &report.lost, &mut |_, _| {}) {
             Ok(healed) if healed.chunks > 0 => self.reach.hit("what was noted was whole"),
             Ok(_) => {}
             Err(error) if error.kind() == Kind::Busy => return Ok(()),
@@ -124,8 +121,8 @@ impl Sim {
 
     fn scrub(&mut self, archive: &Arc<Archive>, only: Option<&str>) -> Result<Report, Stop> {
         let found = match only {
-            Some(name) => check::check_one(archive, name, true, &mut |_, _, _| {}),
-            None => check::check(archive, true, &mut |_, _, _| {}),
+            Some(name) => check_one(archive, name, true, &mut |_, _, _| {}),
+            None => check(archive, true, &mut |_, _, _| {}),
         };
         // Without power nothing is whole.
         if self.files.is_down() {
@@ -137,7 +134,7 @@ impl Sim {
 
 fn put_at_once(archive: &Arc<Archive>, now: u64, content: &[u8]) -> Result<(), Error> {
     let mut session = Session::begin(archive, false)?;
-    let mut stower = Stower::new(&session, now);
+    let mut writer = StreamWriter::new(&session, now);
     let (mut cutting, mut writing) = (Cutting::new(archive.label().chunking), Writing::default());
     let mut rest = content;
     loop {
@@ -149,22 +146,22 @@ fn put_at_once(archive: &Arc<Archive>, now: u64, content: &[u8]) -> Result<(), E
         let last = rest.is_empty();
         for mut batch in batch.into_iter().chain(last.then(|| cutting.end())) {
             batch.fingerprint(archive);
-            session.take(&batch, &mut writing, &mut |open| stower.stow(open))?;
+            session.add(&batch, &mut writing, &mut |open| writer.pack_and_write(open))?;
         }
         if last {
             break;
         }
     }
-    let data = session.end_recipe(writing, &mut |open| stower.stow(open))?;
-    session.seal(&mut |open| stower.stow(open))?;
-    stower.commit(Ended {
+    let data = session.end_recipe(writing, &mut |open| writer.pack_and_write(open))?;
+    session.seal(&mut |open| writer.pack_and_write(open))?;
+    writer.commit(Ended {
         name: AGAIN.to_owned(),
         shape: Shape::Bytes,
         created: now,
         data,
         listing: Vec::new(),
     })?;
-    stower.close()
+    writer.close()
 }
 
 fn read(archive: &Arc<Archive>, name: &str) -> Result<Vec<u8>, Error> {

@@ -1,11 +1,6 @@
 //! Archives with late encoding: what is drawn, and what must be true of where chunks lie.
 
-use onefold_archive::{
-    Class, Rad,
-    format::container::Holds,
-    late::PLACES_MAX,
-    tables::{Container, Tables},
-};
+use onefold_archive::{Class, Container, ContainerKind, PLACES_MAX, Rad, Tables};
 
 use crate::{
     checker::{Checker, Failure},
@@ -33,7 +28,7 @@ pub(super) fn draw(seed: u64, (nodes, n, k): (usize, usize, usize)) -> Option<Ra
 /// chunks of streams stands replicated or has a class.
 pub(super) fn look_at_places(tables: &Tables, late: bool) -> Result<(), Failure> {
     let wrong = |why: String| Err(Failure::new(Checker::StoreCheck, why));
-    for (id, places) in &tables.homes {
+    for (id, places) in &tables.moved_to {
         let knows = |place| {
             tables
                 .containers
@@ -51,9 +46,9 @@ pub(super) fn look_at_places(tables: &Tables, late: bool) -> Result<(), Failure>
     for (id, container) in &tables.containers {
         let (class, data) = tables.class(&container.stored.place);
         let fits = match class {
-            Class::Plain => !late || container.stored.holds == Holds::Recipes,
-            Class::Replicated => late && data == 1 && container.stored.holds == Holds::Data,
-            _ => late && container.stored.holds == Holds::Data,
+            Class::Plain => !late || container.stored.kind == ContainerKind::Recipes,
+            Class::Replicated => late && data == 1 && container.stored.kind == ContainerKind::Data,
+            _ => late && container.stored.kind == ContainerKind::Data,
         };
         if !fits {
             return wrong(format!("container {id} is {class}, with {data} columns of data"));

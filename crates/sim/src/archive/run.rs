@@ -13,12 +13,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Format, PlantedBug, Settings,
-    collect::{Collection, Options},
-    get::Reader,
-    nodes::{Nodes, Spread},
-    put::{Cutting, Session, Stower, Writing},
-    settings::VOLUME_BLOCK_BYTES,
+    Archive, Collection, CollectionOptions as Options, Cutting, Format, Nodes, PlantedBug, Reader,
+    Session, Settings, Spread, StreamWriter, VOLUME_BLOCK_BYTES, Writing,
 };
 use onefold_core::{Error, Files, Kind};
 
@@ -96,7 +92,7 @@ pub(super) enum Unsure {
 pub(super) struct Putting {
     archive: Arc<Archive>,
     session: Session,
-    stower: Stower,
+    writer: StreamWriter,
     cutting: Cutting,
     writing: Writing,
     name: String,
@@ -237,7 +233,9 @@ impl Sim {
                     .collect();
                 match Nodes::open_with(mounts, self.rng.percent(60), &self.settings()) {
                     Ok(nodes) => {
-                        self.say(|| format!("absent: {:?}", nodes.absent()));
+                        if !nodes.absent().is_empty() {
+                            self.say(|| format!("absent: {:?}", nodes.absent()));
+                        }
                         Some(Arc::new(nodes))
                     }
                     Err(error) => return Err(self.judge("open", &error)),
@@ -514,7 +512,7 @@ impl Sim {
                 keep_partial: 0,
                 wait: false,
                 reserve_bytes: 256 << 10,
-                settle_all: false,
+                encode_all: false,
             };
             let collected = Collection::begin(&archive, options)
                 .and_then(|collection| collection.run(&mut |_| {}));
@@ -525,7 +523,7 @@ impl Sim {
         if !self.damaged
             && (tables.stored_bytes() > 0
                 || tables.segments.len() > self.segments_left()
-                || !tables.leaving.is_empty())
+                || !tables.waiting_to_be_freed.is_empty())
         {
             let left: Vec<_> = tables.containers.keys().collect();
             return Err(Failure::new(

@@ -10,12 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use onefold_archive::{
-    Archive,
-    put::Ingest,
-    settings::VOLUME_BLOCK_BYTES,
-    volume::{ArchiveExports, Volumes},
-};
+use onefold_archive::{Archive, ArchiveExports, Ingest, VOLUME_BLOCK_BYTES, Volumes};
 use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Error, Exports, ExtentKind, Kind, Lba, Volume, block::bytes_mut,
 };

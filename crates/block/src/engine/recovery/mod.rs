@@ -1,7 +1,8 @@
 //! Opening a store, after a clean shutdown or a crash (ThinDedup II-B, with the rules that make it
 //! safe).
 //!
-//! 1. *flush*: what is read from here on is on the medium.
+//! 1. *flush*: what is read from here on is on the medium. A superblock that is damaged is written
+//!    anew, as the twin of the one that is not; *flush*.
 //! 2. Superblock, zone list, the carriers in the listed zones, and the leftover table. Copies of
 //!    list pages are brought level; *flush*, if one was written.
 //! 3. Records up to the durable window are believed. A newer one is believed only if the block that

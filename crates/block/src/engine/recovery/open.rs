@@ -99,8 +99,23 @@ impl Engine {
         })?;
         let engine = Engine::unrecovered(disk, clock, settings, superblock)?;
         engine.coverage.add(Mark::SuperblockDamaged, usize::from(damaged));
+        if damaged {
+            engine.replace_damaged_superblock()?;
+        }
         engine.recover()?;
         Ok(engine)
+    }
+
+    /// Writes what was chosen over the superblock that is damaged, before anything else is written.
+    /// That one may be the newer: a later write over it that is torn could leave it whole again, and
+    /// what it names would be overwritten by then.
+    fn replace_damaged_superblock(&self) -> Result<()> {
+        let snapshot = self.state.lock().snapshot.clone();
+        if snapshot.state.sequence > 0 {
+            self.write_superblock(&snapshot, 1)?;
+            self.disk.flush()?;
+        }
+        Ok(())
     }
 
     /// The engine as of its last checkpoint, with nothing recovered.

@@ -3,12 +3,8 @@
 use std::{path::Path, sync::Arc};
 
 use onefold_archive::{
-    Archive, Settings,
-    check::{self, Report},
-    heal::{self, Healed},
-    index,
-    nodes::rebuild::{self, Rebuilt},
-    settings::VOLUME_BLOCK_BYTES,
+    Archive, CheckReport as Report, Rebuilt, Restored, Settings, VOLUME_BLOCK_BYTES, check,
+    check_one, rebuild_chunk_index, record_damage, repair_units, restore_chunks,
 };
 use onefold_core::Result;
 use serde::Serialize;
@@ -77,7 +73,7 @@ pub(crate) fn run(path: &Path, extent: Extent<'_>, json: bool) -> Result<(), Fai
     if extent.repair && extent.only.is_none() {
         let bar = Progress::of("rebuilding the chunk index", "containers");
         made.index_entries =
-            Some(index::rebuild(&directory.open(settings(extent))?, &mut |done, total| {
+            Some(rebuild_chunk_index(&directory.open(settings(extent))?, &mut |done, total| {
                 bar.set(done, total)
             })?);
     }
@@ -134,7 +130,7 @@ fn what(path: &Path, only: Option<&str>) -> String {
 struct Made {
     index_entries: Option<u64>,
     units: Option<Rebuilt>,
-    healed: Healed,
+    healed: Restored,
     /// Why nothing was put back.
     not_healed: Option<String>,
 }
@@ -150,22 +146,22 @@ fn look(archive: &Arc<Archive>, extent: Extent<'_>) -> Result<Report, Failure> {
         bar.set(done, total);
     };
     Ok(match extent.only {
-        Some(name) => check::check_one(archive, name, extent.data, &mut progress)?,
-        None => check::check(archive, extent.data, &mut progress)?,
+        Some(name) => check_one(archive, name, extent.data, &mut progress)?,
+        None => check(archive, extent.data, &mut progress)?,
     })
 }
 
 /// Names damage in the log, so that no put takes it for a duplicate, and puts back what is stored
 /// elsewhere; where nothing may be written, nothing is done.
-fn heal(archive: &Arc<Archive>, report: &Report) -> Result<Healed> {
+fn heal(archive: &Arc<Archive>, report: &Report) -> Result<Restored> {
     if !archive.is_writable() {
-        return Ok(Healed::default());
+        return Ok(Restored::default());
     }
     if !report.rotten.is_empty() {
-        heal::note(archive, &report.rotten)?;
+        record_damage(archive, &report.rotten)?;
     }
     let bar = Progress::of("healing", "containers");
-    heal::heal(archive, &report.lost, &mut |done, total| bar.set(done, total))
+    restore_chunks(archive, &report.lost, &mut |done, total| bar.set(done, total))
 }
 
 fn found(report: &Report, made: &Made) -> Found {
@@ -257,5 +253,5 @@ fn mend(directory: &ArchiveDir, extent: Extent<'_>) -> Result<Option<Rebuilt>, F
         return Ok(None);
     };
     let bar = Progress::of("mending", "containers");
-    Ok(Some(rebuild::repair(&archive, &nodes, &mut |done, total| bar.set(done, total))?))
+    Ok(Some(repair_units(&archive, &nodes, &mut |done, total| bar.set(done, total))?))
 }

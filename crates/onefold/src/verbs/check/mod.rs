@@ -69,9 +69,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             data: false,
             repair: options.repair,
             only: options.only.as_deref(),
-            memory: options
-                .memory
-                .map_or(onefold_archive::settings::READER_BYTES, |memory| memory.0),
+            memory: options.memory.map_or(onefold_archive::READER_BYTES, |memory| memory.0),
         };
         return archive::run(&options.store, extent, options.answer.json);
     }

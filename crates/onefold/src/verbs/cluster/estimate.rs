@@ -7,7 +7,7 @@ use onefold_backend::{
 use onefold_cluster::{Estimate, Format};
 use onefold_core::{
     Error, Kind,
-    object::{Look, ObjectName, ObjectStore, Pool, Read, Refusal},
+    object::{ObjectName, ObjectStore, Pool, Read, ReadPart, Refusal},
 };
 use serde_json::json;
 
@@ -45,14 +45,14 @@ pub(super) fn estimate(
         for name in &page.names {
             let (mut data, mut there) = (Vec::new(), true);
             while there {
-                let look = Look::Data(data.len() as u64, PIECE);
+                let part = ReadPart::Data(data.len() as u64, PIECE);
                 match store
-                    .read(&[Read { object: ObjectName::chunk(name), looks: vec![look] }])
+                    .read(&[Read { object: ObjectName::chunk(name), parts: vec![part] }])
                     .remove(0)
                 {
-                    Ok(sight) => {
-                        data.extend_from_slice(sight.data(0));
-                        there = sight.data(0).len() as u64 == PIECE;
+                    Ok(answer) => {
+                        data.extend_from_slice(answer.data(0));
+                        there = answer.data(0).len() as u64 == PIECE;
                     }
                     // It went meanwhile.
                     Err(Refusal::Missing) => there = false,

@@ -13,6 +13,7 @@ use std::{fs::File, io, path::Path};
 
 use onefold_backend::{
     EmbeddedStore, RadosObjects,
+    new_file::NewFile,
     rados::{Connection, TIMEOUT},
     random::random_bytes,
 };
@@ -212,16 +213,9 @@ fn get(store: &Url, name: &str, file: &Path, answer: Answer) -> Result<(), Failu
         opened.session.get(name, &mut io::stdout().lock())?;
         return Ok(());
     }
-    let mut sink = File::create_new(file).map_err(|e| Error::from_io(file.display(), e))?;
-    let got = opened.session.get(name, &mut sink).and_then(|bytes| {
-        sink.sync_all().map_err(|e| Error::from_io(file.display(), e))?;
-        Ok(bytes)
-    });
-    if got.is_err() {
-        // What is not whole is not left behind.
-        let _ = std::fs::remove_file(file);
-    }
-    let bytes = got?;
+    let new = NewFile::create(file)?;
+    let bytes = opened.session.get(name, &mut new.file())?;
+    new.publish()?;
     answer.tell(
         &json!({ "got": name, "bytes": bytes }),
         format_args!("got {name:?}, {}", Size(bytes)),

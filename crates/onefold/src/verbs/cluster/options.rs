@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
 use onefold_backend::rados::TIMEOUT;
-use onefold_cluster::{Cut, Dedup, Marks, Settings};
+use onefold_cluster::{Cut, Dedup, Settings, Watermarks};
 
 use super::store::Url;
 use onefold_console::{output::Answer, size::Size};
@@ -260,11 +260,11 @@ pub(crate) struct Pace {
     #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
     cold: u64,
     /// Client operations a second up to which deduplication is not limited
-    #[arg(long, default_value_t = Marks::default().operations.0, value_name = "NUMBER")]
+    #[arg(long, default_value_t = Watermarks::default().operations.0, value_name = "NUMBER")]
     low_iops: u64,
     /// Client operations a second from which on 500 of them allow one of deduplication; between
     /// the marks 100 do
-    #[arg(long, default_value_t = Marks::default().operations.1, value_name = "NUMBER")]
+    #[arg(long, default_value_t = Watermarks::default().operations.1, value_name = "NUMBER")]
     high_iops: u64,
     /// The same as --low-iops for bytes a second
     #[arg(long, default_value = "16M", value_name = "SIZE")]
@@ -310,8 +310,8 @@ impl Pace {
         Duration::from_secs(self.timeout)
     }
 
-    pub(crate) fn marks(&self) -> Marks {
-        Marks {
+    pub(crate) fn marks(&self) -> Watermarks {
+        Watermarks {
             operations: (self.low_iops, self.high_iops),
             bytes: (self.low_bytes.0, self.high_bytes.0),
         }

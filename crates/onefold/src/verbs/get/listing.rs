@@ -9,12 +9,7 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive,
-    format::{
-        listing::{self, Links, Order},
-        record::Stream,
-    },
-    get::{Content, Reader, Verify},
+    Archive, Content, ENTRY_BYTES_MAX, Links, Order, Reader, Stream, Verify, decode_listing,
 };
 use onefold_core::{
     Error, Kind, Result,
@@ -35,7 +30,7 @@ pub(crate) fn pass(
         match content {
             Content::Bytes(bytes) => held.extend_from_slice(bytes),
             Content::Zeroes(n) => {
-                let n = usize::try_from(n).ok().filter(|&n| n <= listing::ENTRY_BYTES_MAX);
+                let n = usize::try_from(n).ok().filter(|&n| n <= ENTRY_BYTES_MAX);
                 let n = n.ok_or_else(|| {
                     Error::new(Kind::Corrupt, "the listing of a tree can't be zeroes")
                 })?;
@@ -43,7 +38,7 @@ pub(crate) fn pass(
             }
         }
         let mut entries = Vec::new();
-        listing::decode(&mut held, &mut |entry| {
+        decode_listing(&mut held, &mut |entry| {
             order.next(&entry)?;
             entries.push(entry);
             Ok(())

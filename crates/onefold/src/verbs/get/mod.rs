@@ -10,10 +10,7 @@ use std::{
 };
 
 use clap::Args;
-use onefold_archive::{
-    format::record::{Shape, Stream},
-    get::{Content, Reader, Verify},
-};
+use onefold_archive::{Content, Reader, Shape, Stream, Verify};
 use onefold_backend::{
     new_file::NewFile,
     tree::{Choices, LeftOut, write_part},

@@ -3,11 +3,7 @@
 
 use std::{fs::File, path::Path, sync::Arc};
 
-use onefold_archive::{
-    Archive,
-    format::record::Stream,
-    get::{Content, Reader, Verify},
-};
+use onefold_archive::{Archive, Content, Reader, Stream, Verify};
 use onefold_backend::{
     room::room,
     tree::{Choices, LeftOut, Restorer, write_part},

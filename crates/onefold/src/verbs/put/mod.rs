@@ -14,10 +14,7 @@ use std::{
 
 use clap::Args;
 use onefold_archive::{
-    FilterName, Settings,
-    format::record::Shape,
-    pipeline::{self, Gauge, Report},
-    put::Ingest,
+    FilterName, Gauge, Ingest, PutReport as Report, PutRequest, Settings, Shape, put_on,
 };
 use onefold_core::{Kind, Result};
 use serde::{Deserialize, Serialize};
@@ -232,7 +229,7 @@ fn store(
     let settings =
         Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
     let (archive, nodes) = directory.open_nodes(settings, options.degraded)?;
-    onefold_archive::tables::valid_name(&options.name)?;
+    onefold_archive::valid_name(&options.name)?;
     let mut told = false;
     let ingest = loop {
         match Ingest::begin(&archive, false, false) {
@@ -248,8 +245,8 @@ fn store(
         std::thread::sleep(LOOK_EVERY);
     };
     let shape = if matches!(source, Source::Tree(_)) { Shape::Tree } else { Shape::Bytes };
-    let request = pipeline::Request { name: options.name.clone(), shape, now: now(), wait: false };
-    let report = pipeline::put_on(&ingest, request, gauge, |feeder| source.feed(feeder))?;
+    let request = PutRequest { name: options.name.clone(), shape, now: now(), wait: false };
+    let report = put_on(&ingest, request, gauge, |feeder| source.feed(feeder))?;
     notes.extend(nodes.iter().flat_map(|nodes| directory.notes(nodes)));
     Ok(Stored::new(&options.name, &report))
 }

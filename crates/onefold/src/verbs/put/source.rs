@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use onefold_archive::format::listing;
+use onefold_archive::{LEVELS_MAX, encode_entry};
 use onefold_backend::{
     sparse::next_data,
     tree::{Found, Options, Walk, read_data},
@@ -156,7 +156,7 @@ impl Tree {
         let options = Options {
             one_file_system: self.one_file_system,
             without_caches: self.without_caches,
-            levels_max: listing::LEVELS_MAX,
+            levels_max: LEVELS_MAX,
             wanted: Some(Box::new(move |path, is_directory| !exclude.takes(path, is_directory))),
             ..Options::default()
         };
@@ -195,7 +195,7 @@ impl Tree {
                 )?;
             }
         }
-        listing::encode(&found.entry, names);
+        encode_entry(&found.entry, names);
         Ok(())
     }
 

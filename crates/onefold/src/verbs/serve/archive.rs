@@ -16,11 +16,7 @@ use std::{
 };
 
 use onefold_archive::{
-    Settings,
-    format::record::Shape,
-    pipeline::{Gauge, Request as Stream, put_on},
-    put::Ingest,
-    volume::{ArchiveExports, Volumes},
+    ArchiveExports, Gauge, Ingest, PutRequest as Stream, Settings, Shape, Volumes, put_on,
 };
 use onefold_backend::{process, signals::StopSignals, systemd::Service};
 use onefold_core::{Error, Exports, Kind, Result};
@@ -80,9 +76,10 @@ pub(super) fn run(
         Commands { volumes: volumes.clone(), listeners: listeners.clone(), begun: Instant::now() };
     let control = control::Server::start(&directory.control_name()?, commands)?;
     server.start()?;
-    let drained = volumes.clone();
-    let drainer =
-        std::thread::Builder::new().name("drain".into()).spawn(move || drained.run_drainer());
+    let writing_back = volumes.clone();
+    let drainer = std::thread::Builder::new()
+        .name("drain".into())
+        .spawn(move || writing_back.run_write_back());
     let drainer =
         drainer.map_err(|e| Error::from_io("cannot start a thread for the volumes", e))?;
 
@@ -212,7 +209,7 @@ impl Commands {
             uptime_seconds: self.begun.elapsed().as_secs(),
             listeners: self.listeners.clone(),
             dirty_bytes: counts.dirty_bytes,
-            drains: counts.drains,
+            drains: counts.write_backs,
             chunks: counts.chunks,
             duplicate_chunks: counts.duplicates,
             index_page_reads: counts.page_reads,
@@ -247,7 +244,7 @@ impl Served for Commands {
         let Request::Put { name, tree } = request else {
             return Err(Error::new(Kind::Unsupported, "the server of an archive does not do this"));
         };
-        onefold_archive::tables::valid_name(&name)?;
+        onefold_archive::valid_name(&name)?;
         // From now on the client sends.
         progress("ready", 0, 0)?;
         let shape = if tree { Shape::Tree } else { Shape::Bytes };

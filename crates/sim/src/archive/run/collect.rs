@@ -1,6 +1,6 @@
 //! Collections, a step at a time, and settling all in the end.
 
-use onefold_archive::{collect::Collection, collect::Options};
+use onefold_archive::{Collection, CollectionOptions as Options};
 
 use super::{Flow, Sim};
 use crate::{checker::Checker, checker::Failure};
@@ -16,7 +16,7 @@ impl Sim {
                     keep_partial: self.params.keep_partial,
                     wait: false,
                     reserve_bytes: 256 << 10,
-                    settle_all: self.params.late.is_some() && self.rng.percent(20),
+                    encode_all: self.params.late.is_some() && self.rng.percent(20),
                 };
                 match Collection::begin(&archive, options) {
                     Ok(collection) => (archive, Box::new(collection)),
@@ -28,9 +28,9 @@ impl Sim {
             self.reach.hit("a collector killed");
             return Ok(());
         }
-        let before = collection.done.settled;
+        let before = collection.done.encoded;
         let stepped = collection.step();
-        if collection.done.settled > before {
+        if collection.done.encoded > before {
             self.reach.hit("containers settled");
         }
         match stepped {
@@ -74,7 +74,7 @@ impl Sim {
                 keep_partial: 0,
                 wait: false,
                 reserve_bytes: 256 << 10,
-                settle_all: true,
+                encode_all: true,
             };
             let collected = Collection::begin(&archive, options)
                 .and_then(|collection| collection.run(&mut |_| {}));

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_archive::{check, get::Content, get::Reader, get::Verify};
+use onefold_archive::{Content, Reader, Verify, check};
 use onefold_core::Kind;
 
 use super::super::{rad, volumes::Disk};
@@ -119,7 +119,7 @@ impl Sim {
         rad::look_at_places(&archive.tables(), self.params.late.is_some())?;
         if !self.damaged {
             self.heal_noted(&archive)?;
-            match check::check(&archive, true, &mut |_, _, _| {}) {
+            match check(&archive, true, &mut |_, _, _| {}) {
                 Ok(report) if report.is_well() => {}
                 Ok(report) => {
                     return Err(

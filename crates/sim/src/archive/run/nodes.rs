@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, nodes::Nodes, nodes::label::Absent, nodes::rebuild::Replacement,
-    nodes::rebuild::repair, nodes::rebuild::replace,
+    Absent, Archive, Nodes, Replacement, repair_units as repair, replace_nodes as replace,
 };
 use onefold_core::Files;
 

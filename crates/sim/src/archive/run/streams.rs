@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    format::record::Shape, get::Content, get::Reader, get::Verify, put::Cutting, put::Ended,
-    put::Session, put::Stower, put::Writing,
+    Content, Cutting, Ended, Reader, Session, Shape, StreamWriter, Verify, Writing,
 };
 use onefold_core::{Error, Kind};
 
@@ -74,7 +73,7 @@ impl Sim {
                 self.say(|| "put: the disk is full".into());
                 self.reach.hit("a put met a full disk");
                 self.unsure = None;
-                putting.stower.abandon();
+                putting.writer.abandon();
                 if self.files.is_down() { Err(Stop::Down) } else { Ok(()) }
             }
             Err(error) => {
@@ -124,7 +123,7 @@ impl Sim {
             Err(error) => return Err(self.judge("begin", &error)),
             Ok(session) => session,
         };
-        let stower = Stower::new(&session, self.now);
+        let writer = StreamWriter::new(&session, self.now);
         // What is there already must be found, when nothing was ever collected or damaged.
         let names: Vec<String> = self.streams.keys().cloned().collect();
         let simple = !self.params.collects
@@ -149,7 +148,7 @@ impl Sim {
         self.actors.putting = Some(Box::new(Putting {
             archive,
             session,
-            stower,
+            writer,
             cutting,
             writing: Writing::default(),
             name,
@@ -162,7 +161,7 @@ impl Sim {
     }
 
     pub(super) fn feed(&mut self, putting: &mut Putting) -> Result<(), Error> {
-        let Putting { archive, session, stower, cutting, writing, content, fed, .. } = putting;
+        let Putting { archive, session, writer, cutting, writing, content, fed, .. } = putting;
         let n = (self.rng.within(1, 12_000) as usize).min(content.len() - *fed);
         let mut rest = &content[*fed..*fed + n];
         *fed += n;
@@ -173,31 +172,32 @@ impl Sim {
             rest = &rest[part..];
             if let Some(mut batch) = cutting.advance(part) {
                 batch.fingerprint(archive);
-                session.take(&batch, writing, &mut |open| stower.stow(open))?;
+                session.add(&batch, writing, &mut |open| writer.pack_and_write(open))?;
             }
         }
         // Batches are larger than these streams: what can be cut is stored now and then.
         if self.rng.percent(30) {
             let mut batch = cutting.some();
             batch.fingerprint(archive);
-            session.take(&batch, writing, &mut |open| stower.stow(open))?;
+            session.add(&batch, writing, &mut |open| writer.pack_and_write(open))?;
         }
-        if stower.must_import() {
+        if writer.must_import() {
             self.reach.hit("imported under way");
-            stower.import(true)?;
+            writer.import(true)?;
         }
         Ok(())
     }
 
     pub(super) fn finish(&mut self, putting: &mut Putting) -> Result<(), Error> {
-        let Putting { archive, session, stower, cutting, writing, name, content, .. } = putting;
+        let Putting { archive, session, writer, cutting, writing, name, content, .. } = putting;
         let mut batch = cutting.end();
         batch.fingerprint(archive);
-        session.take(&batch, writing, &mut |open| stower.stow(open))?;
-        let data = session.end_recipe(std::mem::take(writing), &mut |open| stower.stow(open))?;
-        session.seal(&mut |open| stower.stow(open))?;
+        session.add(&batch, writing, &mut |open| writer.pack_and_write(open))?;
+        let data =
+            session.end_recipe(std::mem::take(writing), &mut |open| writer.pack_and_write(open))?;
+        session.seal(&mut |open| writer.pack_and_write(open))?;
         self.unsure = Some(Unsure::Put(name.clone(), content.clone()));
-        stower.commit(Ended {
+        writer.commit(Ended {
             name: name.clone(),
             shape: Shape::Bytes,
             created: self.now,
@@ -207,10 +207,10 @@ impl Sim {
         // It is acknowledged from here on.
         self.streams.insert(name.clone(), content.clone());
         self.unsure = None;
-        if self.rng.percent(70) && stower.import(true)? {
+        if self.rng.percent(70) && writer.import(true)? {
             self.reach.hit("imported at the end");
         }
-        stower.close()
+        writer.close()
     }
 
     pub(super) fn read_move(&mut self) -> Flow {

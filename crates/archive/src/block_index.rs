@@ -1,0 +1,392 @@
+//! The map of a volume (dedupv1's block index): where the mapping of each block of 128 KiB lies, as
+//! shadow-paged leaves.
+//!
+//! A leaf names the mappings of 512 blocks, 64 MiB of the volume. In memory a map is its leaves
+//! that name something: 8 bytes a block, half a byte for each chunk of 8 KiB. On the disk each leaf
+//! is a page of the file `maps`, written twice, side by side; the snapshot says which page.
+//!
+//! *Crash argument:* a snapshot writes the leaves that changed to pages that neither it nor the one
+//! before names, and its label comes after their sync. Pages that it names no longer are used again
+//! by the one after the next, so that the snapshot before can take the place of one that rotted.
+//!
+//! *Invariant:* a value of this type is the same in every process that applied the same records to
+//! the same snapshot.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
+};
+
+use onefold_core::{File, Files, Kind, Result};
+
+use crate::{
+    format::{
+        Address, Identity,
+        bytes::{Reader, Writer, corrupt},
+        record::{ENTRY_MEMORY, packed, unpacked},
+    },
+    memory::Drawn,
+};
+
+/// Blocks that a leaf names.
+pub(crate) const LEAF_BLOCKS: usize = 512;
+
+/// Memory of a leaf.
+pub(crate) const LEAF_MEMORY: u64 = 8 * LEAF_BLOCKS as u64 + 128;
+
+pub(crate) const MAPS: &str = "maps";
+
+const MAGIC: &[u8; 8] = b"ONEFLEAF";
+
+const PAGE_BYTES: usize = 4096;
+
+/// Bytes of one entry on the disk.
+const ENTRY_BYTES: usize = 7;
+
+/// Bytes of both copies.
+const STRIDE: u64 = 2 * PAGE_BYTES as u64;
+
+/// Where a leaf lies on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Page {
+    /// The page of the file.
+    pub number: u32,
+    /// The snapshot that wrote it.
+    pub written: u64,
+}
+
+/// A leaf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Leaf {
+    /// The mappings as numbers; 0 for zeroes.
+    entries: Arc<Vec<u64>>,
+    /// Entries that are not 0.
+    used: u32,
+    /// Its page, unless it changed since.
+    page: Option<Page>,
+}
+
+/// The map of one volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockIndex {
+    leaves: BTreeMap<u32, Leaf>,
+}
+
+/// Pages of the file that must not be written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pages {
+    /// Pages of the file.
+    pub count: u32,
+    /// Named by the snapshot before the last, and not by the last.
+    pub replaced: Vec<u32>,
+    /// Named by the last snapshot, and not needed any more.
+    pub gone: Vec<u32>,
+}
+
+impl BlockIndex {
+    /// The place of a block's mapping; `None` for zeroes.
+    #[must_use]
+    pub fn get(&self, block: u64) -> Option<Address> {
+        let leaf = self.leaves.get(&u32::try_from(block / LEAF_BLOCKS as u64).ok()?)?;
+        unpacked(leaf.entries[block as usize % LEAF_BLOCKS])
+    }
+
+    /// Changes a block's mapping; gives the old one.
+    pub(crate) fn set(
+        &mut self,
+        block: u64,
+        to: Option<Address>,
+        pages: &mut Pages,
+    ) -> Option<Address> {
+        let number = (block / LEAF_BLOCKS as u64) as u32;
+        if to.is_none() && !self.leaves.contains_key(&number) {
+            return None;
+        }
+        let leaf = self.leaves.entry(number).or_insert_with(|| Leaf {
+            entries: Arc::new(vec![0; LEAF_BLOCKS]),
+            used: 0,
+            page: None,
+        });
+        pages.gone.extend(leaf.page.take().map(|page| page.number));
+        let entry = &mut Arc::make_mut(&mut leaf.entries)[block as usize % LEAF_BLOCKS];
+        let old = unpacked(std::mem::replace(entry, packed(to)));
+        leaf.used = leaf.used + u32::from(to.is_some()) - u32::from(old.is_some());
+        if leaf.used == 0 {
+            self.leaves.remove(&number);
+        }
+        old
+    }
+
+    /// The blocks of a range that have a mapping, and where it is.
+    pub fn mapped(&self, blocks: Range<u64>) -> impl Iterator<Item = (u64, Address)> {
+        let first = u32::try_from(blocks.start / LEAF_BLOCKS as u64).unwrap_or(u32::MAX);
+        let last = u32::try_from(blocks.end / LEAF_BLOCKS as u64).unwrap_or(u32::MAX);
+        let leaves = self.leaves.range(first..=last.max(first));
+        let all = leaves.flat_map(|(&number, leaf)| {
+            let base = u64::from(number) * LEAF_BLOCKS as u64;
+            leaf.entries
+                .iter()
+                .enumerate()
+                .filter_map(move |(n, &entry)| Some((base + n as u64, unpacked(entry)?)))
+        });
+        all.filter(move |(block, _)| blocks.contains(block))
+    }
+
+    /// The first block from `block` on that may have a mapping, by leaves.
+    #[must_use]
+    pub fn next_leaf(&self, block: u64) -> Option<u64> {
+        let number = u32::try_from(block / LEAF_BLOCKS as u64).ok()?;
+        self.leaves
+            .range(number..)
+            .next()
+            .map(|(&leaf, _)| block.max(u64::from(leaf) * LEAF_BLOCKS as u64))
+    }
+
+    /// Blocks that have a mapping.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.leaves.values().map(|leaf| u64::from(leaf.used)).sum()
+    }
+
+    /// Its pages, when all is over.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = u32> {
+        self.leaves.values().filter_map(|leaf| Some(leaf.page?.number))
+    }
+
+    /// Which leaf is on which page; all are on one.
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        w.u32(self.leaves.len() as u32);
+        for (&number, leaf) in &self.leaves {
+            let page = leaf.page.unwrap_or(Page { number: u32::MAX, written: 0 });
+            w.u32(number).u32(page.number).u64(page.written);
+        }
+    }
+
+    /// The directory of a map, whose leaves [`load`] reads.
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<BlockIndex> {
+        let mut index = BlockIndex::default();
+        for _ in 0..r.count(16, ENTRY_MEMORY)? {
+            let (leaf, page) = (r.u32()?, Page { number: r.u32()?, written: r.u64()? });
+            index.leaves.insert(leaf, Leaf { entries: Arc::default(), used: 0, page: Some(page) });
+        }
+        Ok(index)
+    }
+}
+
+/// Writes the leaves that changed, for snapshot `number`, of the indexes of volumes by their
+/// numbers; gives those whose leaves have pages now. Durable on return, and named when the snapshot
+/// is.
+pub(crate) fn write(
+    files: &dyn Files,
+    identity: &Identity,
+    number: u64,
+    pages: &mut Pages,
+    mut indexes: Vec<(u64, Arc<BlockIndex>)>,
+) -> Result<Vec<(u64, Arc<BlockIndex>)>> {
+    let named = indexes.iter().flat_map(|(_, index)| index.pages());
+    let busy: BTreeSet<u32> =
+        named.chain(pages.gone.iter().copied()).chain(pages.replaced.iter().copied()).collect();
+    let mut free = (0..pages.count).filter(|page| !busy.contains(page));
+    let mut file: Option<Arc<dyn File>> = None;
+    let is_first = pages.count == 0;
+    indexes.retain(|(_, index)| index.leaves.values().any(|leaf| leaf.page.is_none()));
+    for (id, index) in &mut indexes {
+        for (&at, leaf) in
+            Arc::make_mut(index).leaves.iter_mut().filter(|(_, leaf)| leaf.page.is_none())
+        {
+            let page = free.next().unwrap_or(pages.count);
+            pages.count = pages.count.max(page + 1);
+            let page = Page { number: page, written: number };
+            let open = match &file {
+                Some(file) => file,
+                none => {
+                    let _ = none;
+                    file.insert(open_or_create(files, is_first)?)
+                }
+            };
+            let bytes = encode_leaf(identity, *id, at, page, &leaf.entries);
+            open.write_at(u64::from(page.number) * STRIDE, &[bytes.clone(), bytes].concat())?;
+            leaf.page = Some(page);
+        }
+    }
+    pages.replaced = std::mem::take(&mut pages.gone);
+    file.map_or(Ok(()), |file| file.sync())?;
+    Ok(indexes)
+}
+
+/// The file of leaves. When no leaf was ever written, what is there was left by somebody who died
+/// while making it, perhaps on some of the nodes only: it is made anew on all of them.
+fn open_or_create(files: &dyn Files, is_first: bool) -> Result<Arc<dyn File>> {
+    if !is_first {
+        return match files.open(MAPS) {
+            Err(error) if error.kind() == Kind::NotFound => files.create(MAPS),
+            opened => opened,
+        };
+    }
+    match files.remove(MAPS) {
+        Err(error) if error.kind() != Kind::NotFound => Err(error),
+        _ => files.create(MAPS),
+    }
+}
+
+/// The index of a volume, as a snapshot names it.
+pub(crate) struct Named<'a> {
+    /// The volume's number.
+    pub(crate) id: u64,
+    /// Its name, for who hears of damage.
+    pub(crate) name: &'a str,
+    /// Its directory of leaves.
+    pub(crate) index: &'a BlockIndex,
+    /// What the process knew of it before: leaves that are the same are taken from there.
+    pub(crate) before: Option<&'a BlockIndex>,
+}
+
+/// Reads the leaves of indexes that a snapshot names.
+pub(crate) fn load<'a>(
+    files: &dyn Files,
+    identity: &Identity,
+    pages: &mut Pages,
+    named: impl Iterator<Item = Named<'a>>,
+    drawn: &Drawn,
+) -> Result<Vec<(u64, Arc<BlockIndex>)>> {
+    let mut file = None;
+    let mut read = Vec::new();
+    for Named { id, name, index, before } in named {
+        let mut index = index.clone();
+        for (&at, leaf) in &mut index.leaves {
+            let Some(page) = leaf.page else { continue };
+            if let Some(same) = before
+                .and_then(|before| before.leaves.get(&at))
+                .filter(|known| known.page == Some(page))
+            {
+                *leaf = same.clone();
+                continue;
+            }
+            drawn.more(LEAF_MEMORY)?;
+            let lost = || {
+                corrupt(format!(
+                    "the map of volume '{name}' lost the page of block {}",
+                    u64::from(at) * 512
+                ))
+            };
+            let open: &Arc<dyn File> = match &file {
+                Some(file) => file,
+                None => file.insert(
+                    files
+                        .open(MAPS)
+                        .map_err(|e| if e.kind() == Kind::NotFound { lost() } else { e })?,
+                ),
+            };
+            let copy = |n: u64| -> Result<Option<Vec<u64>>> {
+                let mut bytes = vec![0; PAGE_BYTES];
+                match open
+                    .read_at(u64::from(page.number) * STRIDE + n * PAGE_BYTES as u64, &mut bytes)
+                {
+                    Err(error) if error.kind() == Kind::Io => Ok(None),
+                    read => Ok(decode_leaf(identity, id, at, page, &bytes[..read?])),
+                }
+            };
+            let entries = match copy(0)? {
+                Some(entries) => entries,
+                // The next snapshot writes it anew.
+                None => {
+                    leaf.page = None;
+                    pages.gone.push(page.number);
+                    copy(1)?.ok_or_else(lost)?
+                }
+            };
+            leaf.used = entries.iter().filter(|&&entry| entry != 0).count() as u32;
+            leaf.entries = Arc::new(entries);
+        }
+        read.push((id, Arc::new(index)));
+    }
+    Ok(read)
+}
+
+fn encode_leaf(
+    identity: &Identity,
+    volume: u64,
+    leaf: u32,
+    page: Page,
+    entries: &[u64],
+) -> Vec<u8> {
+    let mut w = Writer(Vec::with_capacity(PAGE_BYTES));
+    w.raw(MAGIC).u64(volume).u32(leaf).u32(page.number).u64(page.written);
+    entries.iter().for_each(|entry| {
+        w.raw(&entry.to_le_bytes()[..ENTRY_BYTES]);
+    });
+    w.0.resize(PAGE_BYTES - 8, 0);
+    let checksum = identity.checksum(&w.0);
+    w.u64(checksum);
+    w.0
+}
+
+/// The entries of a leaf, if these bytes are that leaf.
+fn decode_leaf(
+    identity: &Identity,
+    volume: u64,
+    leaf: u32,
+    page: Page,
+    bytes: &[u8],
+) -> Option<Vec<u64>> {
+    let (body, sum) = bytes.split_at_checked(PAGE_BYTES - 8)?;
+    if identity.checksum(body).to_le_bytes() != sum {
+        return None;
+    }
+    let mut r = Reader(body, None);
+    let whole = r.take(8).ok()? == MAGIC
+        && r.u64().ok()? == volume
+        && (r.u32().ok()?, r.u32().ok()?, r.u64().ok()?) == (leaf, page.number, page.written);
+    let entry = |bytes: &[u8]| {
+        let mut number = [0; 8];
+        number[..ENTRY_BYTES].copy_from_slice(bytes);
+        u64::from_le_bytes(number)
+    };
+    whole.then(|| r.0.chunks_exact(ENTRY_BYTES).take(LEAF_BLOCKS).map(entry).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::ContainerId;
+
+    fn at(n: u64) -> Option<Address> {
+        Some(Address { container: ContainerId(n), slot: (n % 7) as u16 })
+    }
+
+    #[test]
+    fn a_map_gives_what_was_set_and_forgets_empty_leaves() {
+        let (mut index, mut pages) = (BlockIndex::default(), Pages::default());
+        for block in [0, 1, 511, 512, 5_000_000] {
+            assert_eq!(index.set(block, at(block + 9), &mut pages), None);
+        }
+        assert_eq!(index.set(511, at(77), &mut pages), at(520));
+        let found: Vec<_> =
+            index.mapped(1..5_000_000).map(|(block, address)| (block, Some(address))).collect();
+        assert_eq!(found, [(1, at(10)), (511, at(77)), (512, at(521))]);
+        assert_eq!(
+            (index.used(), index.next_leaf(1024), index.get(2)),
+            (5, Some(5_000_000 / 512 * 512), None)
+        );
+        for block in [0, 1, 511, 512, 5_000_000] {
+            assert!(index.set(block, None, &mut pages).is_some());
+        }
+        assert_eq!((index, pages), (BlockIndex::default(), Pages::default()));
+    }
+
+    #[test]
+    fn a_leaf_is_known_by_its_place() {
+        let identity = Identity::new([1; 16], &[2; 32]);
+        let entries: Vec<u64> = (0..512).map(|n| n * 1_000_000_007 % (1 << 55)).collect();
+        let page = Page { number: 9, written: 4 };
+        let bytes = encode_leaf(&identity, 3, 8, page, &entries);
+        assert_eq!(bytes.len(), PAGE_BYTES);
+        assert_eq!(decode_leaf(&identity, 3, 8, page, &bytes), Some(entries));
+        assert_eq!(decode_leaf(&identity, 3, 7, page, &bytes), None);
+        assert_eq!(decode_leaf(&identity, 3, 8, Page { written: 5, ..page }, &bytes), None);
+        let mut rotten = bytes;
+        rotten[700] ^= 1;
+        assert_eq!(decode_leaf(&identity, 3, 8, page, &rotten), None);
+    }
+}

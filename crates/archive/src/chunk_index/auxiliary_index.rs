@@ -1,0 +1,210 @@
+//! The auxiliary index: chunks whose containers are not listed yet, and those that are not imported
+//! yet.
+//!
+//! *Invariant:* an entry of a container that is not listed is never dropped and never written to
+//! the disk.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    hash::{BuildHasherDefault, Hasher},
+};
+
+use onefold_core::Fingerprint;
+
+use super::file::Entry;
+use crate::format::{Address, ContainerId};
+
+/// A fingerprint is a hash already.
+#[derive(Default)]
+pub(crate) struct Prefix(u64);
+
+impl Hasher for Prefix {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        // The array's length comes as a number of its own, which changes nothing.
+        if let Some(first) = bytes.first_chunk::<8>() {
+            self.0 ^= u64::from_le_bytes(*first);
+        }
+    }
+
+    fn write_usize(&mut self, _: usize) {}
+}
+
+/// A map from fingerprints.
+pub(crate) type ByFingerprint<T> = HashMap<Fingerprint, T, BuildHasherDefault<Prefix>>;
+
+/// The index in memory.
+#[derive(Default)]
+pub(crate) struct Auxiliary {
+    entries: ByFingerprint<Address>,
+    /// Containers that are listed, and by which frame.
+    listed: BTreeMap<ContainerId, u64>,
+    /// Entries of listed containers.
+    listed_entries: usize,
+    /// The containers of sessions that go on.
+    making: HashMap<ContainerId, Making>,
+}
+
+/// A container of a session that goes on.
+struct Making {
+    session: u64,
+    /// Whoever commits next makes it durable.
+    written: bool,
+    /// Another session took duplicates from it.
+    named: bool,
+}
+
+impl Auxiliary {
+    /// The address of a chunk, and whether it is certain for this session. What another session has
+    /// not written yet is not found.
+    #[must_use]
+    pub(crate) fn find(&self, fingerprint: &Fingerprint, session: u64) -> Option<(Address, bool)> {
+        let address = *self.entries.get(fingerprint)?;
+        match self.making.get(&address.container) {
+            None => Some((address, false)),
+            Some(making) if making.session == session => Some((address, true)),
+            // Once it is listed it may be condemned.
+            Some(making) => {
+                making.written.then(|| (address, !self.listed.contains_key(&address.container)))
+            }
+        }
+    }
+
+    /// True when the session made the container, and goes on.
+    #[must_use]
+    pub(crate) fn is_own(&self, container: ContainerId, session: u64) -> bool {
+        self.making.get(&container).is_some_and(|making| making.session == session)
+    }
+
+    /// True when the container is listed.
+    #[must_use]
+    pub(crate) fn is_listed(&self, container: ContainerId) -> bool {
+        self.listed.contains_key(&container)
+    }
+
+    /// Learns a new chunk of a session.
+    pub(crate) fn insert(&mut self, fingerprint: Fingerprint, address: Address, session: u64) {
+        self.making.entry(address.container).or_insert(Making {
+            session,
+            written: false,
+            named: false,
+        });
+        self.entries.insert(fingerprint, address);
+    }
+
+    /// The container is written.
+    pub(crate) fn written(&mut self, container: ContainerId) {
+        if let Some(making) = self.making.get_mut(&container) {
+            making.written = true;
+        }
+    }
+
+    /// The session names a chunk of the container.
+    pub(crate) fn name(&mut self, container: ContainerId, session: u64) {
+        if let Some(making) = self.making.get_mut(&container) {
+            making.named |= making.session != session;
+        }
+    }
+
+    /// A session is over. What it did not write is lost.
+    pub(crate) fn end(&mut self, session: u64) {
+        let own = |making: &Making| making.session == session;
+        let gone: BTreeSet<_> = self
+            .making
+            .iter()
+            .filter(|(_, making)| own(making) && !making.written)
+            .map(|(&id, _)| id)
+            .collect();
+        self.making.retain(|_, making| !own(making));
+        if !gone.is_empty() {
+            self.forget(&gone);
+        }
+    }
+
+    /// A session gives up what it made: nobody finds it any more. Gives the containers that others
+    /// took duplicates from, which stay.
+    pub(crate) fn abandon(&mut self, session: u64) -> Vec<ContainerId> {
+        let own = |making: &Making| making.session == session;
+        let named = self
+            .making
+            .iter()
+            .filter(|(_, making)| own(making) && making.named)
+            .map(|(&id, _)| id)
+            .collect();
+        let gone: Vec<ContainerId> = self
+            .making
+            .iter()
+            .filter(|(_, making)| own(making) && !making.named)
+            .map(|(&id, _)| id)
+            .collect();
+        self.forget(&gone.into_iter().collect());
+        named
+    }
+
+    /// What is not listed is lost.
+    pub(crate) fn lose(&mut self) {
+        let gone = self.making.keys().filter(|id| !self.listed.contains_key(id)).copied().collect();
+        self.forget(&gone);
+    }
+
+    fn forget(&mut self, gone: &BTreeSet<ContainerId>) {
+        self.entries.retain(|_, address| !gone.contains(&address.container));
+        self.listed.retain(|id, _| !gone.contains(id));
+        self.listed_entries = self
+            .entries
+            .values()
+            .filter(|address| self.listed.contains_key(&address.container))
+            .count();
+    }
+
+    /// Takes in what an earlier session listed.
+    pub(crate) fn load(
+        &mut self,
+        container: ContainerId,
+        logged: u64,
+        entries: impl Iterator<Item = Entry>,
+    ) {
+        for (fingerprint, address) in entries {
+            self.entries.insert(fingerprint, address);
+            self.listed_entries += 1;
+            // After a merge the addresses are those of several containers.
+            self.listed.insert(address.container, logged);
+        }
+        self.listed.insert(container, logged);
+    }
+
+    /// The containers are listed, by the frame `sequence`.
+    pub(crate) fn list(
+        &mut self,
+        containers: impl Iterator<Item = (ContainerId, u32)>,
+        sequence: u64,
+    ) {
+        for (id, chunks) in containers {
+            self.listed.insert(id, sequence);
+            self.listed_entries += chunks as usize;
+        }
+    }
+
+    /// Entries that may be written.
+    #[must_use]
+    pub(crate) fn listed_len(&self) -> usize {
+        self.listed_entries
+    }
+
+    /// The entries that may be written, and the place in the log up to which they are all.
+    pub(crate) fn listed(&self) -> (Vec<Entry>, u64) {
+        let upto = self.listed.values().copied().max().unwrap_or(0);
+        let entries =
+            self.entries.iter().filter(|(_, address)| self.listed.contains_key(&address.container));
+        (entries.map(|(&fingerprint, &address)| (fingerprint, address)).collect(), upto)
+    }
+
+    /// Drops what was written up to this place.
+    pub(crate) fn forget_listed(&mut self, upto: u64) {
+        let gone = self.listed.iter().filter(|(_, at)| **at <= upto).map(|(&id, _)| id).collect();
+        self.forget(&gone);
+    }
+}

@@ -1,0 +1,491 @@
+//! A file of the chunk index: pages of entries in the order of their fingerprints' prefixes, and
+//! behind them the pages of a Bloom filter.
+//!
+//! A page is chosen by the prefix, so that all pages together are sorted, and files are merged by
+//! reading them once. What finds its page full goes to the next one; a page from which that
+//! happened says so.
+
+use std::sync::Arc;
+
+use onefold_core::{File, Fingerprint, Kind, Result};
+
+use crate::{
+    format::{Address, ContainerId, Identity, bytes::corrupt, names::fresh, record::IndexFile},
+    operations_log::Archive,
+    settings::PlantedBug,
+    tables::Tables,
+};
+
+/// A fingerprint and where the chunk is.
+pub(crate) type Entry = (Fingerprint, Address);
+
+/// Bytes of a page.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Entries of a page.
+pub(crate) const PAGE_ENTRIES: usize = 170;
+
+const HEADER_BYTES: usize = 16;
+
+/// Entries of a page on the average: two thirds.
+const FILL: u64 = 114;
+
+/// Pages that an entry may be away from its own.
+const REACH: u32 = 4;
+
+/// Bits of the filter for an entry.
+const FILTER_BITS: u64 = 10;
+
+/// Bits that a fingerprint sets.
+const FILTER_HASHES: u32 = 5;
+
+const FILTER_PAGE_BYTES: usize = PAGE_BYTES - HEADER_BYTES;
+
+const FILTER_PAGE_WORDS: usize = FILTER_PAGE_BYTES / 8;
+
+/// The share of cached pages that those hold which were read again.
+const PAGES_HOT: f64 = 0.25;
+
+/// Pages written at once.
+const WRITE_PAGES: usize = 256;
+
+pub(crate) fn index_name(number: u64) -> String {
+    format!("index-{number:010}")
+}
+
+/// The page of a prefix among `pages`.
+fn page_of(prefix: u64, pages: u32) -> u32 {
+    ((u128::from(prefix) * u128::from(pages)) >> 64) as u32
+}
+
+/// A Bloom filter whose bits for one fingerprint lie in one line of 64 bytes.
+pub(crate) struct Filter {
+    lines: Vec<[u64; 8]>,
+}
+
+impl Filter {
+    fn new(entries: u64) -> Filter {
+        let lines = (entries * FILTER_BITS).div_ceil(512).max(1);
+        Filter { lines: vec![[0; 8]; lines as usize] }
+    }
+
+    /// The line, and the bits in it, from the part of the fingerprint that chooses no page.
+    fn places(&self, fingerprint: &Fingerprint) -> (usize, u64) {
+        let mut high = [0; 8];
+        high.copy_from_slice(&fingerprint.0[8..]);
+        let line = (u128::from(fingerprint.prefix()) * self.lines.len() as u128) >> 64;
+        (line as usize, u64::from_le_bytes(high))
+    }
+
+    fn bits(hash: u64) -> impl Iterator<Item = (usize, u64)> {
+        (0..FILTER_HASHES).map(move |n| {
+            let bit = hash >> (9 * n) & 511;
+            ((bit / 64) as usize, 1 << (bit % 64))
+        })
+    }
+
+    fn insert(&mut self, fingerprint: &Fingerprint) {
+        let (line, hash) = self.places(fingerprint);
+        Filter::bits(hash).for_each(|(word, bit)| self.lines[line][word] |= bit);
+    }
+
+    /// True unless the fingerprint was never put in.
+    #[must_use]
+    pub(crate) fn may_hold(&self, fingerprint: &Fingerprint) -> bool {
+        let (line, hash) = self.places(fingerprint);
+        Filter::bits(hash).all(|(word, bit)| self.lines[line][word] & bit != 0)
+    }
+
+    /// Memory.
+    #[must_use]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.lines.len() as u64 * 64
+    }
+
+    fn pages(&self) -> u32 {
+        (self.bytes()).div_ceil(FILTER_PAGE_BYTES as u64) as u32
+    }
+
+    /// Bytes of its page `page` on the disk; the last is short.
+    fn page_bytes(&self, page: u32, into: &mut [u8]) {
+        let words = self.lines.as_flattened().iter().skip(page as usize * FILTER_PAGE_WORDS);
+        words
+            .zip(into.as_chunks_mut::<8>().0)
+            .for_each(|(word, bytes)| *bytes = word.to_le_bytes());
+    }
+
+    /// Takes them.
+    fn set_page(&mut self, page: u32, bytes: &[u8]) {
+        let words =
+            self.lines.as_flattened_mut().iter_mut().skip(page as usize * FILTER_PAGE_WORDS);
+        words
+            .zip(bytes.as_chunks::<8>().0)
+            .for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
+    }
+}
+
+/// Seals a page: its checksum covers the file's and its own number.
+fn seal(identity: &Identity, file: u64, number: u32, page: &mut [u8]) {
+    page[8..12].copy_from_slice(&number.to_le_bytes());
+    let checksum = identity.checksum(&page[8..]) ^ file.rotate_left(32);
+    page[..8].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// Reads pages from `first` on; those that can't be read are zeroes, which no page is.
+fn read_pages(file: &dyn File, first: u32, into: &mut [u8]) -> Result<()> {
+    let at = |n: usize| (u64::from(first) + n as u64) * PAGE_BYTES as u64;
+    match file.read_at(at(0), into) {
+        Err(error) if error.kind() == Kind::Io => {}
+        read => return read.map(|_| ()),
+    }
+    for (n, page) in into.chunks_mut(PAGE_BYTES).enumerate() {
+        match file.read_at(at(n), page) {
+            Err(error) if error.kind() == Kind::Io => page.fill(0),
+            read => drop(read?),
+        }
+    }
+    Ok(())
+}
+
+fn is_sealed(identity: &Identity, file: u64, number: u32, page: &[u8]) -> bool {
+    page.len() == PAGE_BYTES
+        && page[8..12] == number.to_le_bytes()
+        && page[..8] == (identity.checksum(&page[8..]) ^ file.rotate_left(32)).to_le_bytes()
+}
+
+/// The entries of a sealed page, and whether some went on to the next.
+fn entries(page: &[u8]) -> impl Iterator<Item = Entry> {
+    let count = usize::from(page[12]).min(PAGE_ENTRIES);
+    page[HEADER_BYTES..].chunks_exact(24).take(count).map(|bytes| {
+        let (mut fingerprint, mut number) = ([0; 16], [0; 8]);
+        fingerprint.copy_from_slice(&bytes[..16]);
+        number[..5].copy_from_slice(&bytes[16..21]);
+        let slot = u16::from_le_bytes([bytes[21], bytes[22]]);
+        (
+            Fingerprint(fingerprint),
+            Address { container: ContainerId(u64::from_le_bytes(number)), slot },
+        )
+    })
+}
+
+/// A cache that gives most of its room to what was read lately: fingerprints spread evenly over the
+/// pages, so that none is read more often than others, but data that repeat soon ask for the same
+/// ones.
+fn page_cache(pages: usize) -> quick_cache::unsync::Cache<u32, Arc<[u8]>> {
+    let mut options = quick_cache::OptionsBuilder::new();
+    options.estimated_items_capacity(pages).weight_capacity(pages as u64).hot_allocation(PAGES_HOT);
+    match options.build() {
+        Ok(options) => {
+            let (weighter, hasher) =
+                (quick_cache::UnitWeighter, quick_cache::DefaultHashBuilder::default());
+            quick_cache::unsync::Cache::with_options(
+                options,
+                weighter,
+                hasher,
+                quick_cache::unsync::DefaultLifecycle::default(),
+            )
+        }
+        Err(_) => quick_cache::unsync::Cache::new(pages),
+    }
+}
+
+/// A file of the index, open for reading.
+pub(crate) struct OpenIndex {
+    named: IndexFile,
+    file: Arc<dyn File>,
+    pub(super) filter: Filter,
+    /// Pages read lately, by number.
+    cached: quick_cache::unsync::Cache<u32, Arc<[u8]>>,
+}
+
+impl OpenIndex {
+    /// Opens it with its filter; up to `cache` bytes of its pages are kept.
+    pub(super) fn open(archive: &Archive, named: &IndexFile, cache: u64) -> Result<OpenIndex> {
+        let file = archive.files.open(&index_name(named.number))?;
+        let lines = (named.entries * FILTER_BITS).div_ceil(512).max(1) as usize;
+        if named.pages == 0
+            || (named.filter_pages as usize) < (lines * 64).div_ceil(FILTER_PAGE_BYTES)
+        {
+            return Err(corrupt("an index file's sizes can't be true"));
+        }
+        let mut filter = Filter { lines: vec![[0; 8]; lines] };
+        let mut pages = vec![0; WRITE_PAGES * PAGE_BYTES];
+        for first in (0..named.filter_pages).step_by(WRITE_PAGES) {
+            let count = WRITE_PAGES.min((named.filter_pages - first) as usize);
+            let at = named.pages + first;
+            read_pages(&*file, at, &mut pages[..count * PAGE_BYTES])?;
+            for (n, page) in (0..).zip(pages[..count * PAGE_BYTES].chunks_mut(PAGE_BYTES)) {
+                if !is_sealed(&archive.identity, named.number, at + n, page) {
+                    // A damaged page of the filter lets everything through.
+                    page.fill(u8::MAX);
+                }
+                filter.set_page(first + n, &page[HEADER_BYTES..]);
+            }
+        }
+        let pages = (cache / PAGE_BYTES as u64).max(1) as usize;
+        Ok(OpenIndex { named: *named, file, filter, cached: page_cache(pages) })
+    }
+
+    fn page(
+        &mut self,
+        archive: &Archive,
+        number: u32,
+        reads: &mut u64,
+    ) -> Result<Option<Arc<[u8]>>> {
+        if let Some(page) = self.cached.get(&number) {
+            return Ok(Some(page.clone()));
+        }
+        *reads += 1;
+        let mut page = vec![0; PAGE_BYTES];
+        read_pages(&*self.file, number, &mut page)?;
+        if !is_sealed(&archive.identity, self.named.number, number, &page) {
+            return Ok(None);
+        }
+        let page: Arc<[u8]> = page.into();
+        self.cached.insert(number, page.clone());
+        Ok(Some(page))
+    }
+
+    pub(super) fn look_up(
+        &mut self,
+        archive: &Archive,
+        fingerprint: &Fingerprint,
+        reads: &mut u64,
+    ) -> Result<Option<Address>> {
+        let own = page_of(fingerprint.prefix(), self.named.pages);
+        for number in own..(own + REACH).min(self.named.pages) {
+            let Some(page) = self.page(archive, number, reads)? else { return Ok(None) };
+            if let Some((_, address)) = entries(&page).find(|(found, _)| found == fingerprint) {
+                return Ok(Some(address));
+            }
+            if page[13] == 0 {
+                break;
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Writes a file, from entries in the order of their prefixes.
+pub(crate) struct Writer {
+    archive: Arc<Archive>,
+    number: u64,
+    pages: u32,
+    file: Arc<dyn File>,
+    filter: Filter,
+    out: Vec<u8>,
+    /// The page that is being filled.
+    page: Vec<u8>,
+    at: u32,
+    written: u32,
+    entries: u64,
+    expected: u64,
+}
+
+impl Writer {
+    pub(super) fn create(archive: &Arc<Archive>, number: u64, entries: u64) -> Result<Writer> {
+        let pages = u32::try_from(entries.div_ceil(FILL).max(1))
+            .map_err(|_| corrupt("the chunk index is too large"))?;
+        let file = fresh(&*archive.files, &index_name(number))?;
+        let (archive, filter) = (archive.clone(), Filter::new(entries));
+        let page = vec![0; PAGE_BYTES];
+        Ok(Writer {
+            archive,
+            number,
+            pages,
+            file,
+            filter,
+            out: Vec::new(),
+            page,
+            at: 0,
+            written: 0,
+            entries: 0,
+            expected: entries,
+        })
+    }
+
+    pub(super) fn push(&mut self, (fingerprint, address): &Entry) -> Result<()> {
+        let own = page_of(fingerprint.prefix(), self.pages);
+        while self.at < own {
+            self.next_page()?;
+        }
+        while usize::from(self.page[12]) == PAGE_ENTRIES {
+            if self.at + 1 >= self.pages || self.at + 1 >= own + REACH {
+                // So crowded a place is never met by chance. The entry is lost, which costs a
+                // duplicate.
+                return Ok(());
+            }
+            self.page[13] = 1;
+            self.next_page()?;
+        }
+        let n = usize::from(self.page[12]);
+        let entry = &mut self.page[HEADER_BYTES + n * 24..][..24];
+        entry[..16].copy_from_slice(&fingerprint.0);
+        entry[16..21].copy_from_slice(&address.container.0.to_le_bytes()[..5]);
+        entry[21..23].copy_from_slice(&address.slot.to_le_bytes());
+        self.page[12] = n as u8 + 1;
+        self.filter.insert(fingerprint);
+        self.entries += 1;
+        Ok(())
+    }
+
+    fn next_page(&mut self) -> Result<()> {
+        seal(&self.archive.identity, self.number, self.at, &mut self.page);
+        self.out.extend_from_slice(&self.page);
+        self.page.fill(0);
+        self.at += 1;
+        if self.out.len() >= WRITE_PAGES * PAGE_BYTES { self.write_out() } else { Ok(()) }
+    }
+
+    fn write_out(&mut self) -> Result<()> {
+        self.file.write_at(u64::from(self.written) * PAGE_BYTES as u64, &self.out)?;
+        self.written += (self.out.len() / PAGE_BYTES) as u32;
+        self.out.clear();
+        Ok(())
+    }
+
+    /// Durable on return.
+    pub(super) fn finish(mut self) -> Result<IndexFile> {
+        while self.at < self.pages {
+            self.next_page()?;
+        }
+        if self.archive.settings.has(PlantedBug::OldBloom) {
+            self.filter.lines.iter_mut().take(1).for_each(|line| *line = [0; 8]);
+        }
+        for page in 0..self.filter.pages() {
+            self.filter.page_bytes(page, &mut self.page[HEADER_BYTES..]);
+            self.next_page()?;
+        }
+        self.write_out()?;
+        if !imports_ahead(&self.archive) {
+            self.file.sync()?;
+            self.archive.files.sync_names()?;
+        }
+        Ok(IndexFile {
+            number: self.number,
+            pages: self.pages,
+            filter_pages: self.filter.pages(),
+            entries: self.expected,
+        })
+    }
+}
+
+/// All entries of a file, page after page; damaged pages are left out.
+struct Scan<'a> {
+    archive: &'a Archive,
+    named: IndexFile,
+    file: Option<Arc<dyn File>>,
+    next_page: u32,
+    /// Entries read and not taken, the next one last.
+    held: Vec<Entry>,
+}
+
+impl Scan<'_> {
+    fn peek(&mut self) -> Result<Option<Entry>> {
+        while self.held.is_empty() && self.next_page < self.named.pages {
+            let Some(file) = &self.file else { break };
+            let mut bytes =
+                vec![0; WRITE_PAGES.min((self.named.pages - self.next_page) as usize) * PAGE_BYTES];
+            read_pages(&**file, self.next_page, &mut bytes)?;
+            for page in bytes.chunks(PAGE_BYTES) {
+                if is_sealed(&self.archive.identity, self.named.number, self.next_page, page) {
+                    self.held.extend(entries(page));
+                }
+                self.next_page += 1;
+            }
+            // What went on to the next page is in order too: pages are filled in order.
+            self.held.reverse();
+        }
+        Ok(self.held.last().copied())
+    }
+}
+
+/// Writes the entries of all `files` and `new`, sorted, the newest of each fingerprint, without
+/// those of containers that are gone.
+pub(super) fn merge(
+    archive: &Archive,
+    tables: &Tables,
+    files: &[IndexFile],
+    new: &[Entry],
+    writer: &mut Writer,
+) -> Result<()> {
+    let mut scans: Vec<Scan<'_>> = Vec::new();
+    for named in files {
+        let file = archive.files.open(&index_name(named.number)).ok();
+        scans.push(Scan { archive, named: *named, file, next_page: 0, held: Vec::new() });
+    }
+    let mut new = new.iter().copied().peekable();
+    let mut same: Vec<Entry> = Vec::new();
+    loop {
+        let mut least = new.peek().map(|entry| entry.0.prefix());
+        for scan in &mut scans {
+            let prefix = scan.peek()?.map(|entry| entry.0.prefix());
+            least = [least, prefix].into_iter().flatten().min();
+        }
+        let Some(prefix) = least else { return Ok(()) };
+        // The newest first.
+        same.clear();
+        while let Some(entry) = new.next_if(|entry| entry.0.prefix() == prefix) {
+            same.push(entry);
+        }
+        for scan in scans.iter_mut().rev() {
+            while let Some(entry) = scan.peek()?.filter(|entry| entry.0.prefix() == prefix) {
+                scan.held.pop();
+                same.push(entry);
+            }
+        }
+        for n in 0..same.len() {
+            let (fingerprint, address) = same[n];
+            let first = !same[..n].iter().any(|(other, _)| *other == fingerprint);
+            if first
+                && (tables.places(address.container).next().is_some()
+                    || address.container.0 >= tables.next_id)
+            {
+                writer.push(&(fingerprint, address))?;
+            }
+        }
+    }
+}
+
+/// True when the pages of an import count before they are durable: a planted bug.
+pub(crate) fn imports_ahead(archive: &Archive) -> bool {
+    archive.settings.has(PlantedBug::ImportAhead)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_filter_lets_in_what_was_put_in_and_little_else() {
+        let print = |n: u64| {
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(
+                &n.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                    .rotate_left(29)
+                    .wrapping_mul(0xbf58_476d_1ce4_e5b9)
+                    .to_le_bytes(),
+            );
+            bytes[8..].copy_from_slice(
+                &n.wrapping_mul(0x94d0_49bb_1331_11eb)
+                    .rotate_left(31)
+                    .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                    .to_le_bytes(),
+            );
+            Fingerprint(bytes)
+        };
+        let mut filter = Filter::new(10_000);
+        (0..10_000).for_each(|n| filter.insert(&print(n)));
+        assert!((0..10_000).all(|n| filter.may_hold(&print(n))));
+        let wrong = (10_000..30_000).filter(|&n| filter.may_hold(&print(n))).count();
+        assert!(wrong < 500, "{wrong} of 20,000");
+        let mut again = Filter { lines: vec![[0; 8]; filter.lines.len()] };
+        for page in 0..filter.pages() {
+            let mut bytes = [0; FILTER_PAGE_BYTES];
+            filter.page_bytes(page, &mut bytes);
+            again.set_page(page, &bytes);
+        }
+        assert!(again.lines == filter.lines && filter.pages() > 2);
+        assert!((0..10_000).all(|n| again.may_hold(&print(n))));
+    }
+}

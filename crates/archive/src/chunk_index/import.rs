@@ -1,0 +1,155 @@
+//! New entries written into the chunk index.
+
+use std::sync::Arc;
+
+use onefold_core::{Hold, Kind, Result};
+
+use super::{
+    auxiliary_index::Auxiliary,
+    file,
+    file::{Entry, Writer, index_name},
+};
+use crate::{
+    container::ContainerReader,
+    format::{damage::is_damage, names::IMPORTER, record::Record},
+    operations_log::Archive,
+    tables::{IndexState, Tables, is_damaged},
+};
+
+/// Runs beside the index; with more, the importer must merge.
+pub(crate) const RUNS_MAX: usize = 8;
+
+/// Entries for which a run is written at the end of a put: fewer are found again in their
+/// containers' metadata.
+const RUN_LEAST: usize = 16 << 10;
+
+/// Loads into `auxiliary` what was listed since the last import.
+///
+/// # Errors
+/// Those of the system; a damaged container is left out.
+pub(crate) fn load_recent(
+    container_reader: &ContainerReader,
+    tables: &Tables,
+    auxiliary: &mut Auxiliary,
+) -> Result<()> {
+    let recent =
+        tables.containers.values().filter(|container| container.logged > tables.index.upto);
+    for container in recent {
+        match container_reader.metadata(container) {
+            Ok(metadata) => {
+                let entries = metadata.chunks.iter().map(|chunk| (chunk.fingerprint, chunk.first));
+                auxiliary.load(container.stored.id, container.logged, entries);
+            }
+            Err(error) if is_damage(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Writes what is listed of the auxiliary index as a run, and with `merge` index and runs as a new
+/// index. Never in the path of a put's chunks. `all` writes a run for few entries too. Gives the
+/// tables as they then are, and the place in the log up to which the auxiliary index may forget;
+/// `None` when there was nothing to do, or another process does it.
+///
+/// # Errors
+/// Those of the system; a full disk only puts it off.
+pub(crate) fn import(
+    archive: &Arc<Archive>,
+    auxiliary: &parking_lot::Mutex<Auxiliary>,
+    all: bool,
+) -> Result<Option<(Arc<Tables>, u64)>> {
+    let Ok(_lock) = archive.files.lock(IMPORTER, Hold::Alone, false) else { return Ok(None) };
+    let tables = archive.tables();
+    let (entries, upto) = auxiliary.lock().listed();
+    if entries.is_empty()
+        || (!all && entries.len() < RUN_LEAST.min(archive.settings.auxiliary_entries / 2))
+    {
+        return Ok(None);
+    }
+    match import_entries(archive, &tables, entries, upto) {
+        Err(error) if error.kind() == Kind::NoSpace => Ok(None),
+        Err(error) => Err(error),
+        Ok(now) => Ok(Some((now, upto))),
+    }
+}
+
+fn import_entries(
+    archive: &Arc<Archive>,
+    tables: &Tables,
+    mut entries: Vec<Entry>,
+    upto: u64,
+) -> Result<Arc<Tables>> {
+    entries.sort_unstable_by_key(|entry| entry.0.prefix());
+    let old = &tables.index.files;
+    let in_runs: u64 =
+        old.iter().skip(1).map(|file| file.entries).sum::<u64>() + entries.len() as u64;
+    // Merging costs as much as the index is long: it waits for runs that are worth it.
+    let merges =
+        old.len() > RUNS_MAX || old.first().is_none_or(|index| in_runs * 4 >= index.entries);
+    let number = next_number(archive, tables)?;
+    let (file, kept) = if merges {
+        let count = old.iter().map(|file| file.entries).sum::<u64>() + entries.len() as u64;
+        let mut writer = Writer::create(archive, number, count)?;
+        file::merge(archive, tables, old, &entries, &mut writer)?;
+        (writer.finish()?, Vec::new())
+    } else {
+        let mut writer = Writer::create(archive, number, entries.len() as u64)?;
+        entries.iter().try_for_each(|entry| writer.push(entry))?;
+        (writer.finish()?, old.clone())
+    };
+    let files: Vec<_> = kept.into_iter().chain([file]).collect();
+    let before = old.clone();
+    let now =
+        archive.commit(false, |_| Ok(vec![Record::Imported { files: files.clone(), upto }]))?;
+    for gone in before.iter().filter(|gone| !files.contains(gone)) {
+        match archive.files.remove(&index_name(gone.number)) {
+            Err(error) if error.kind() != Kind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(now)
+}
+
+/// A number that no index file has; files that nothing names are removed.
+fn next_number(archive: &Archive, tables: &Tables) -> Result<u64> {
+    let mut highest = 0;
+    for name in archive.files.names()? {
+        let Some(number) =
+            name.strip_prefix("index-").and_then(|digits| digits.parse::<u64>().ok())
+        else {
+            continue;
+        };
+        highest = highest.max(number);
+        if tables.index.files.iter().all(|file| file.number != number) {
+            archive.files.remove(&name)?;
+        }
+    }
+    Ok(highest.saturating_add(1))
+}
+
+/// Throws the index away and makes it anew from the metadata of all containers.
+///
+/// # Errors
+/// Those of the system.
+pub fn rebuild(archive: &Arc<Archive>, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
+    let _lock = archive.files.lock(IMPORTER, Hold::Alone, true)?;
+    let tables = archive.refresh()?;
+    let container_reader = ContainerReader::new(archive.clone());
+    let (mut entries, total) = (Vec::new(), tables.containers.len() as u64);
+    for (n, container) in tables.containers.values().enumerate() {
+        if let Ok(metadata) = container_reader.metadata(container) {
+            let whole = metadata
+                .chunks
+                .iter()
+                .enumerate()
+                .filter(|(n, _)| !is_damaged(&tables, container.stored.id, *n));
+            entries.extend(whole.map(|(_, chunk)| (chunk.fingerprint, chunk.first)));
+        }
+        progress(n as u64 + 1, total);
+    }
+    let count = entries.len() as u64;
+    let empty = Tables { index: IndexState::default(), ..Tables::clone(&tables) };
+    import_entries(archive, &empty, entries, tables.sequence)?;
+    Ok(count)
+}

@@ -1,0 +1,71 @@
+//! The chunk index looked up: its files, the newest run first.
+
+use std::sync::Arc;
+
+use onefold_core::{Fingerprint, Kind, Result};
+
+use super::file::OpenIndex;
+use crate::{format::Address, operations_log::Archive, tables::Tables};
+
+/// The files of the index.
+pub struct ChunkIndex {
+    archive: Arc<Archive>,
+    files: Vec<OpenIndex>,
+    /// Page reads so far.
+    pub page_reads: u64,
+}
+
+impl ChunkIndex {
+    /// The index as `tables` name it. A file that is not there costs duplicates.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn open(archive: Arc<Archive>, tables: &Tables) -> Result<ChunkIndex> {
+        let mut files = Vec::new();
+        let all: u64 = tables.index.files.iter().map(|file| u64::from(file.pages)).sum();
+        for file in &tables.index.files {
+            let cache = archive.settings.page_cache_bytes * u64::from(file.pages) / all.max(1);
+            match OpenIndex::open(&archive, file, cache) {
+                Ok(open) => files.push(open),
+                Err(error) if matches!(error.kind(), Kind::NotFound | Kind::Corrupt) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(ChunkIndex { archive, files, page_reads: 0 })
+    }
+
+    /// True unless no file holds the fingerprint.
+    #[must_use]
+    pub fn may_hold(&self, fingerprint: &Fingerprint) -> bool {
+        self.files.iter().any(|file| file.filter.may_hold(fingerprint))
+    }
+
+    /// Where the index says that the chunk is. Without `filtered` the filter of the index itself is
+    /// not asked, only those of the runs.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn look_up(
+        &mut self,
+        fingerprint: &Fingerprint,
+        filtered: bool,
+    ) -> Result<Option<Address>> {
+        // The newest run knows best.
+        for n in (0..self.files.len()).rev() {
+            let file = &mut self.files[n];
+            if (n > 0 || filtered) && !file.filter.may_hold(fingerprint) {
+                continue;
+            }
+            if let Some(address) = file.look_up(&self.archive, fingerprint, &mut self.page_reads)? {
+                return Ok(Some(address));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Memory of the filters.
+    #[must_use]
+    pub fn filter_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.filter.bytes()).sum()
+    }
+}

@@ -1,0 +1,31 @@
+//! The chunk index (dedupv1 3.4): fingerprint → address, larger than memory.
+//!
+//! New entries are in the *auxiliary index* in memory. At its limit, and at the end of a put, those
+//! whose containers are listed are written as a *run*: one sequential file, a hash table of its own
+//! with its Bloom filter. The importer merges index and runs into a new file, sequentially too.
+//! No page is ever written twice.
+//!
+//! *Invariant:* it advises. An entry may be stale; who takes it looks into the container first. A
+//! lost or damaged page costs duplicates.
+//!
+//! *Crash argument:* a file is synced, its name too, before the record that names it. Containers
+//! that were listed after that record's place in the log come back into the auxiliary index from
+//! their metadata.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`auxiliary_index`] | new entries, in memory |
+//! | [`file`](mod@file) | one file: pages, Bloom filter, merging |
+//! | [`index`] | look-ups in all files |
+//! | [`import`](mod@import) | new entries written to files |
+
+mod auxiliary_index;
+mod file;
+mod import;
+mod index;
+
+pub(crate) use self::{
+    auxiliary_index::{Auxiliary, ByFingerprint},
+    import::{import, load_recent},
+};
+pub use self::{file::PAGE_BYTES, import::rebuild, index::ChunkIndex};

@@ -1,0 +1,243 @@
+//! Segment files, and the containers that are appended to them.
+//!
+//! *Crash argument:* a container's id comes from a range that is recorded before it is used, and
+//! the name of its segment is durable before the container is listed. What a crash leaves behind
+//! the last listed container of a segment is overwritten by the next one.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use onefold_core::{Error, File, Kind, Result};
+
+use super::ids::last_segment;
+use crate::{
+    format::{
+        ContainerId,
+        class::Class,
+        container::{ContainerKind, Packed},
+        names::segment_name,
+        record::{Owner, Place, Record, Stored},
+    },
+    operations_log::Archive,
+    settings::PlantedBug,
+    tables::PLACE_ALIGN,
+};
+
+/// Appends containers to the segments of one owner. There is one for each owner at a time.
+pub(crate) struct Appender {
+    archive: Arc<Archive>,
+    owner: Owner,
+    /// One of each class.
+    open: BTreeMap<Class, OpenSegment>,
+    /// Segments with containers that are not durable.
+    unsynced: Vec<Arc<dyn File>>,
+}
+
+struct OpenSegment {
+    number: u32,
+    file: Arc<dyn File>,
+    end: u64,
+    /// Space is taken up to here.
+    taken: u64,
+}
+
+impl Appender {
+    pub(crate) fn new(archive: Arc<Archive>, owner: Owner) -> Appender {
+        Appender { archive, owner, open: BTreeMap::new(), unsynced: Vec::new() }
+    }
+
+    /// True when the container begins another segment. What was written to the one before must be
+    /// listed first: a segment that holds nothing listed, and is not its owner's last, counts
+    /// as empty.
+    pub(crate) fn begins_segment(&self, packed: &Packed, class: Class) -> bool {
+        let needed = self.needed(packed, class);
+        self.open.get(&class).is_none_or(|open| {
+            open.end > 0 && open.end + needed > self.archive.label().segment_bytes
+        })
+    }
+
+    fn needed(&self, packed: &Packed, class: Class) -> u64 {
+        packed.bytes().next_multiple_of(self.archive.place_align(class))
+    }
+
+    /// Writes a container; durable after [`sync`](Self::sync).
+    pub(crate) fn write(&mut self, packed: &Packed, class: Class) -> Result<Stored> {
+        if self.begins_segment(packed, class) {
+            self.next_segment(self.needed(packed, class), class)?;
+        }
+        self.append(packed, class)
+    }
+
+    /// Opens a segment for containers that are listed together: [`append`](Self::append) writes all
+    /// of them to it.
+    pub(crate) fn make_room(&mut self, packed: &[(Class, Packed)], class: Class) -> Result<()> {
+        let needed: u64 = packed
+            .iter()
+            .filter(|(of, _)| *of == class)
+            .map(|(_, packed)| self.needed(packed, class))
+            .sum();
+        let room = |open: &OpenSegment| {
+            open.end == 0 || open.end + needed <= self.archive.label().segment_bytes
+        };
+        if needed == 0 || self.open.get(&class).is_some_and(room) {
+            Ok(())
+        } else {
+            self.next_segment(needed, class)
+        }
+    }
+
+    /// Writes a container to the segment that is open, however long that gets.
+    pub(crate) fn append(&mut self, packed: &Packed, class: Class) -> Result<Stored> {
+        let (bytes, needed) = (packed.bytes(), self.needed(packed, class));
+        let Some(open) = self.open.get_mut(&class) else {
+            return Err(Error::new(Kind::Stopped, "no segment is open"));
+        };
+        if open.end + needed > open.taken {
+            let ahead = needed.max(self.archive.settings.ahead_bytes);
+            let taken = match open.file.reserve(open.end, ahead) {
+                // The end of the disk: what is left may be enough, as long as something is held
+                // back for deletion.
+                Err(error)
+                    if error.kind() == Kind::NoSpace && self.archive.reserve_bytes()? > 0 =>
+                {
+                    // A part of it may have been taken.
+                    give_ahead_back(&self.archive, open, open.end + ahead)?;
+                    open.file.reserve(open.end, needed).map(|()| needed)?
+                }
+                reserved => reserved.map(|()| ahead)?,
+            };
+            open.taken = open.end + taken;
+        }
+        let place = Place {
+            segment: open.number,
+            at: open.end,
+            bytes: bytes as u32,
+            meta_bytes: packed.meta.len() as u32,
+        };
+        open.file.write_parts(open.end, &[&packed.meta, &packed.body])?;
+        open.end += needed;
+        if self.unsynced.iter().all(|file| !Arc::ptr_eq(file, &open.file)) {
+            self.unsynced.push(open.file.clone());
+        }
+        Ok(Stored {
+            id: packed.id,
+            kind: packed.kind,
+            chunks: packed.chunks,
+            raw_bytes: packed.raw_bytes,
+            place,
+        })
+    }
+
+    /// Makes all containers that were written durable.
+    pub(crate) fn sync(&mut self) -> Result<()> {
+        if !self.archive.settings.has(PlantedBug::RecordBeforeContainers) {
+            self.unsynced.iter().try_for_each(|file| self.archive.sync(&**file))?;
+        }
+        self.unsynced.clear();
+        Ok(())
+    }
+
+    /// Gives space back that was taken ahead.
+    pub(crate) fn trim(&mut self) -> Result<()> {
+        while let Some((class, _)) = self.open.first_key_value() {
+            self.trim_one(*class)?;
+        }
+        Ok(())
+    }
+
+    fn trim_one(&mut self, class: Class) -> Result<()> {
+        match self.open.remove(&class) {
+            Some(open) if open.taken > open.end => {
+                give_ahead_back(&self.archive, &open, open.taken)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives back what was written behind the last listed container.
+    pub(crate) fn give_back(&mut self) -> Result<()> {
+        self.unsynced.clear();
+        let open = std::mem::take(&mut self.open);
+        if open.is_empty() {
+            return Ok(());
+        }
+        let tables = self.archive.refresh()?;
+        open.values().try_for_each(|open| {
+            open.file.set_bytes(tables.segments.get(&open.number).map_or(0, |segment| segment.end))
+        })
+    }
+
+    fn next_segment(&mut self, needed: u64, class: Class) -> Result<()> {
+        let data = self.archive.label().data(class);
+        let (owner, segment_bytes) = (self.owner, self.archive.label().segment_bytes);
+        let mut chosen = None;
+        let first = !self.open.contains_key(&class);
+        self.trim_one(class)?;
+        self.archive.commit(owner == Owner::Collector, |tables| {
+            // The last one goes on when a process begins, and only then: this process has filled
+            // it. Not where a node of it is absent.
+            chosen = last_segment(tables, owner, class)
+                .filter(|&(_, end)| first && (end == 0 || end + needed <= segment_bytes));
+            if let Some((number, _)) = chosen
+                && !self.archive.files.is_whole(&segment_name(number))?
+            {
+                chosen = None;
+            }
+            if chosen.is_some() {
+                return Ok(Vec::new());
+            }
+            chosen = Some((tables.next_segment, 0));
+            let (first, segment) = (ContainerId(tables.next_id), Some(tables.next_segment));
+            Ok(vec![Record::Reserved { owner, first, count: 0, segment, class: (class, data) }])
+        })?;
+        let Some((number, end)) = chosen else {
+            return Err(Error::new(Kind::Stopped, "no segment was chosen"));
+        };
+        let name = segment_name(number);
+        let file = match self.archive.files.open(&name) {
+            Err(error) if error.kind() == Kind::NotFound => {
+                self.archive.files.create_wide(&name, data)?
+            }
+            opened => opened?,
+        };
+        // Also when it was there: who made it may have been killed before its name was durable.
+        if !self.archive.settings.has(PlantedBug::SegmentUnnamed) {
+            self.archive.files.sync_names()?;
+        }
+        self.open.insert(class, OpenSegment { number, file, end, taken: end });
+        Ok(())
+    }
+}
+
+/// Gives space back that was taken behind what was written, up to `taken`. Nobody else writes to
+/// the segment.
+fn give_ahead_back(archive: &Archive, open: &OpenSegment, taken: u64) -> Result<()> {
+    open.file.punch(open.end, taken - open.end)?;
+    if archive.label().spread[0] > 1 {
+        return Ok(());
+    }
+    // Some file systems free what lies behind a file's end only when its length is set. On several
+    // nodes that would need all of them.
+    open.file.set_bytes(open.file.bytes()?.min(open.end))
+}
+
+impl Archive {
+    /// Containers begin at multiples of this in segments of a class.
+    pub(crate) fn place_align(&self, class: Class) -> u64 {
+        PLACE_ALIGN * u64::from(self.label.data(class))
+    }
+
+    /// Where a put writes what holds this: recipes are read and changed as a whole, and stand
+    /// encoded from the beginning.
+    pub(crate) fn class_of(&self, kind: ContainerKind) -> Class {
+        if self.label.late.is_some() && kind == ContainerKind::Data {
+            Class::Replicated
+        } else {
+            Class::Plain
+        }
+    }
+
+    /// True when no node is absent that has a part of what lies there.
+    pub(crate) fn is_all_there(&self, place: &Place) -> bool {
+        self.files.is_whole(&segment_name(place.segment)).unwrap_or(false)
+    }
+}

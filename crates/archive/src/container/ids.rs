@@ -1,0 +1,78 @@
+//! Numbers of containers, from ranges that the log reserves, and the segment that an owner fills.
+
+use std::sync::Arc;
+
+use onefold_core::{Error, Kind, Result};
+
+use crate::{
+    format::{
+        ContainerId,
+        class::Class,
+        record::{Owner, Record},
+    },
+    operations_log::Archive,
+    settings::{ID_RANGE, PlantedBug},
+    tables::Tables,
+};
+
+/// Gives container ids to one owner.
+pub(crate) struct Ids {
+    archive: Arc<Archive>,
+    owner: Owner,
+    next: u64,
+    end: u64,
+}
+
+impl Ids {
+    pub(crate) fn new(archive: Arc<Archive>, owner: Owner) -> Ids {
+        Ids { archive, owner, next: 0, end: 0 }
+    }
+
+    /// The next id; now and then a range is recorded for it.
+    pub(crate) fn next(&mut self) -> Result<ContainerId> {
+        if self.next == self.end {
+            self.reserve_ids()?;
+        }
+        self.next += 1;
+        Ok(ContainerId(self.next - 1))
+    }
+
+    fn reserve_ids(&mut self) -> Result<()> {
+        let mut first = 0;
+        let (owner, segment_bytes) = (self.owner, self.archive.label().segment_bytes);
+        let several = self.archive.label().spread[0] > 1;
+        let unsafe_range = self.archive.settings.has(PlantedBug::IdTwice);
+        self.archive.commit(self.owner == Owner::Collector, |tables| {
+            first = tables.next_id;
+            if first + ID_RANGE > ContainerId::END {
+                return Err(Error::new(Kind::NoSpace, "the archive has no container numbers left"));
+            }
+            // The first range brings the first segment along; on several nodes one is used by
+            // whoever reserved it only.
+            let room = several
+                || last_segment(tables, owner, Class::Plain)
+                    .is_some_and(|(_, end)| end < segment_bytes);
+            let segment = (!room).then_some(tables.next_segment);
+            let count = if unsafe_range { 0 } else { ID_RANGE };
+            Ok(vec![Record::Reserved {
+                owner,
+                first: ContainerId(first),
+                count,
+                segment,
+                class: (Class::Plain, 0),
+            }])
+        })?;
+        (self.next, self.end) = (first, first + ID_RANGE);
+        Ok(())
+    }
+}
+
+/// The segment of a class that this owner appends to, and where.
+pub(crate) fn last_segment(tables: &Tables, owner: Owner, class: Class) -> Option<(u32, u64)> {
+    tables
+        .segments
+        .iter()
+        .rev()
+        .find(|(_, segment)| segment.owner == owner && segment.class == class)
+        .map(|(&n, segment)| (n, segment.end))
+}

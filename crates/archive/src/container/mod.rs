@@ -1,0 +1,27 @@
+//! Containers on the disk: their numbers, the segments that they are appended to, and how their
+//! chunks are read.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`ids`] | numbers, from ranges that the log reserves |
+//! | [`pack`](mod@pack) | packing: groups, compression, checksums |
+//! | [`appender`] | segments that one owner fills |
+//! | [`container_reader`] | metadata and groups, read and freed |
+//! | [`rewriter`] | chunks copied into new containers |
+//! | [`chunk_reader`] | chunks by their addresses, with caches |
+
+mod appender;
+mod chunk_reader;
+mod container_reader;
+mod ids;
+mod pack;
+mod rewriter;
+
+pub(crate) use self::{
+    appender::Appender,
+    chunk_reader::{ChunkReader, addresses},
+    container_reader::ContainerReader,
+    ids::Ids,
+    pack::pack,
+    rewriter::Rewriter,
+};

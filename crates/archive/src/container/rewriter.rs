@@ -1,0 +1,71 @@
+//! Chunks copied from containers into new ones, for collection and repair.
+
+use std::sync::Arc;
+
+use onefold_core::{Kind, Result};
+
+use super::{
+    appender::Appender, chunk_reader::ChunkReader, container_reader::ContainerReader, ids::Ids,
+};
+use crate::{
+    format::{bytes::corrupt, container::Chunk, damage::is_condemned, record::Owner},
+    operations_log::Archive,
+    settings::PlantedBug,
+    tables::{Container, Tables},
+};
+
+/// Reads chunks, and appends containers with them to the segments of the collector.
+pub(crate) struct Rewriter {
+    pub(crate) archive: Arc<Archive>,
+    pub(crate) container_reader: ContainerReader,
+    pub(crate) chunk_reader: ChunkReader,
+    pub(crate) ids: Ids,
+    pub(crate) appender: Appender,
+}
+
+impl Rewriter {
+    /// Who calls this holds the collector's lock.
+    pub(crate) fn new(archive: &Arc<Archive>) -> Rewriter {
+        Rewriter {
+            container_reader: ContainerReader::new(archive.clone()),
+            chunk_reader: ChunkReader::default(),
+            ids: Ids::new(archive.clone(), Owner::Collector),
+            appender: Appender::new(archive.clone(), Owner::Collector),
+            archive: archive.clone(),
+        }
+    }
+
+    /// The chunks of a container that are not condemned, verified.
+    pub(crate) fn live_chunks(
+        &mut self,
+        tables: &Tables,
+        container: &Container,
+    ) -> Result<Vec<(Chunk, Vec<u8>)>> {
+        let id = container.stored.id;
+        let bits = tables.condemned.get(&id).cloned().unwrap_or_default();
+        let metadata = self.container_reader.metadata(container)?;
+        let mut live = Vec::new();
+        for (n, chunk) in
+            metadata.chunks.iter().enumerate().filter(|(n, _)| !is_condemned(&bits, *n))
+        {
+            let bytes = match self.chunk_reader.chunk(tables, &self.container_reader, chunk.first) {
+                Err(error)
+                    if error.kind() == Kind::Corrupt
+                        && self.archive.settings.has(PlantedBug::RotCopied) =>
+                {
+                    self.chunk_reader.rotten(&self.container_reader, container, &metadata, n)?
+                }
+                read => read?.to_vec(),
+            };
+            let rot = self.archive.settings.has(PlantedBug::RotCopied);
+            if !rot && self.archive.fingerprinter.bytes(&bytes) != chunk.fingerprint {
+                return Err(corrupt(format!(
+                    "chunk {} of container {} is damaged",
+                    chunk.first.slot, chunk.first.container
+                )));
+            }
+            live.push((*chunk, bytes));
+        }
+        Ok(live)
+    }
+}

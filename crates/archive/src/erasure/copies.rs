@@ -1,0 +1,243 @@
+//! A file with a copy on each of the first `2f + 1` nodes: log, tables, index.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use onefold_core::{File, Files, Kind, Result};
+use parking_lot::Mutex;
+
+use super::{
+    label::{CURSOR, NODE},
+    shared::{Shared, bits, too_few},
+};
+use crate::{
+    format::{
+        label::find_label,
+        log_reader::LogReader,
+        names::{LABEL, is_segment, log_name},
+    },
+    memory::Drawn,
+};
+
+/// Bytes copied at once.
+const STEP: usize = 1 << 20;
+
+/// Makes the file on all copies.
+pub(super) fn create(shared: &Arc<Shared>, name: &str) -> Result<Arc<dyn File>> {
+    let mut copies = BTreeMap::new();
+    for n in shared.writable_copies()? {
+        match shared.directory(n)?.create(name) {
+            Ok(file) => drop(copies.insert(n, file)),
+            Err(error) if matches!(error.kind(), Kind::Exists | Kind::NoSpace) => {
+                return Err(error);
+            }
+            Err(_) => shared.lose(n),
+        }
+    }
+    shared.writable_copies()?;
+    Ok(Arc::new(Copies {
+        shared: shared.clone(),
+        name: name.to_owned(),
+        copies: Mutex::new(copies),
+    }))
+}
+
+/// Opens the file on the copy that is read; on others when they are written.
+pub(super) fn open(shared: &Arc<Shared>, name: &str) -> Result<Arc<dyn File>> {
+    let copies = Copies { shared: shared.clone(), name: name.to_owned(), copies: Mutex::default() };
+    loop {
+        let primary = shared.primary()?;
+        match copies.copy(primary) {
+            Err(error) if error.kind() != Kind::NotFound => shared.lose(primary),
+            // What the primary does not have is not there.
+            opened => return opened.map(|_| Arc::new(copies) as Arc<dyn File>),
+        }
+    }
+}
+
+struct Copies {
+    shared: Arc<Shared>,
+    name: String,
+    copies: Mutex<BTreeMap<usize, Arc<dyn File>>>,
+}
+
+impl Copies {
+    /// The copy on a node.
+    fn copy(&self, n: usize) -> Result<Arc<dyn File>> {
+        if let Some(file) = self.copies.lock().get(&n) {
+            return Ok(file.clone());
+        }
+        let file = self.shared.directory(n)?.open(&self.name)?;
+        self.copies.lock().insert(n, file.clone());
+        Ok(file)
+    }
+
+    /// Does it on all copies; who fails, or lost the file, is left out.
+    fn all(&self, does: impl Fn(&dyn File) -> Result<()>) -> Result<()> {
+        let (mut done, mut last) = (0, None);
+        for n in self.shared.writable_copies()? {
+            match self.copy(n).and_then(|file| does(&*file)) {
+                Ok(()) => done += 1,
+                Err(error) if error.kind() == Kind::NoSpace => return Err(error),
+                Err(error) => {
+                    self.shared.lose(n);
+                    last = Some(error);
+                }
+            }
+        }
+        if done < self.shared.quorum() {
+            return Err(last.unwrap_or_else(|| too_few(done, self.shared.quorum())));
+        }
+        Ok(())
+    }
+
+    /// Asks the primary; when that fails, the next one is.
+    fn any<T>(&self, mut does: impl FnMut(&dyn File) -> Result<T>) -> Result<T> {
+        loop {
+            let primary = self.shared.primary()?;
+            match self.copy(primary).and_then(|file| does(&*file)) {
+                Ok(found) => return Ok(found),
+                Err(_) => self.shared.lose(primary),
+            }
+        }
+    }
+}
+
+impl File for Copies {
+    fn bytes(&self) -> Result<u64> {
+        self.any(|file| file.bytes())
+    }
+
+    fn occupied(&self) -> Result<u64> {
+        self.any(|file| file.occupied())
+    }
+
+    fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
+        self.any(|file| file.read_at(at, into))
+    }
+
+    fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
+        self.all(|file| file.write_at(at, data))
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.all(|file| file.sync())
+    }
+
+    fn set_bytes(&self, bytes: u64) -> Result<()> {
+        self.all(|file| file.set_bytes(bytes))
+    }
+
+    fn reserve(&self, at: u64, bytes: u64) -> Result<()> {
+        self.all(|file| file.reserve(at, bytes))
+    }
+
+    fn punch(&self, at: u64, bytes: u64) -> Result<()> {
+        self.all(|file| file.punch(at, bytes))
+    }
+}
+
+/// How far a copy is: the label's generation, and the last change of its log; with the label's
+/// bytes, and the length of the log and its last checksum, which all frames before went into.
+type Reached = ((u64, u64), (Vec<u8>, u64, u64));
+
+/// Makes the copies equal after a crash: the one that is farthest is read from now on, and with
+/// `alone` the others get what they lack. The commit lock is held.
+pub(super) fn compare(shared: &Shared, alone: bool) -> Result<()> {
+    let mut reached: Vec<(usize, Reached)> = Vec::new();
+    for n in bits(shared.here() & shared.copies_mask()) {
+        let files = shared.directory(n)?;
+        // Damaged copies are behind all others.
+        reached.push((n, how_far(shared, &**files).unwrap_or_default()));
+    }
+    let Some(best) = reached.iter().max_by_key(|(n, reached)| (reached.0, std::cmp::Reverse(*n)))
+    else {
+        return Ok(());
+    };
+    shared.state.lock().primary = best.0;
+    if !alone {
+        return Ok(());
+    }
+    for (n, _) in reached.iter().filter(|(_, reached)| *reached != best.1) {
+        match copy_all(&**shared.directory(best.0)?, &**shared.directory(*n)?) {
+            Err(error) if error.kind() != Kind::NoSpace => shared.lose(*n),
+            copied => copied?,
+        }
+    }
+    shared.leave_out_missed()
+}
+
+fn how_far(shared: &Shared, files: &dyn Files) -> Result<Reached> {
+    let label = find_label(files)?;
+    let log = files.open(&log_name(label.snapshot))?;
+    let mut frames = LogReader::new(&*log, 0, Drawn::free())?;
+    let (mut end, mut chain) = (0, None);
+    while let Some((frame, before)) = frames.frame(&shared.identity, false)? {
+        if chain.is_some_and(|(sequence, checksum): (u64, u64)| {
+            (sequence.checked_add(1), checksum) != (Some(frame.sequence), before)
+        }) {
+            break;
+        }
+        chain = Some((frame.sequence, frame.checksum));
+        let bytes = frame.bytes;
+        end += bytes;
+        frames.pass(bytes);
+    }
+    let (last, checksum) = chain.unwrap_or_default();
+    Ok(((label.generation, last), (label.encode(), end, checksum)))
+}
+
+/// Makes bytes of a file durable on all copies that have them; true when a change needs no more
+/// copies than these, or no more are there.
+pub(super) fn keeps(shared: &Shared, name: &str, at: u64, bytes: &[u8]) -> Result<bool> {
+    let here: Vec<usize> = bits(shared.here() & shared.copies_mask()).collect();
+    let mut keeping = 0;
+    for &n in &here {
+        keeping += u32::from(shared.directory(n)?.keeps(name, at, bytes).unwrap_or(false));
+    }
+    Ok(keeping >= shared.quorum().min(here.len() as u32))
+}
+
+/// True for files that processes only lock.
+fn is_lock(name: &str) -> bool {
+    name.starts_with("lock-") || name.starts_with("epoch-")
+}
+
+/// Copies log and tables to another node; durable on return. The label comes last.
+pub(crate) fn copy_all(from: &dyn Files, to: &dyn Files) -> Result<()> {
+    let wanted = |name: &String| !is_segment(name) && name != NODE && name != CURSOR;
+    let (mut names, old): (Vec<String>, Vec<String>) = (
+        from.names()?.into_iter().filter(wanted).collect(),
+        to.names()?.into_iter().filter(wanted).collect(),
+    );
+    names.sort_by_key(|name| (name == LABEL, name.clone()));
+    for name in old.iter().filter(|name| !names.contains(name)) {
+        to.remove(name)?;
+    }
+    for name in &names {
+        let target = match to.open(name) {
+            Err(error) if error.kind() == Kind::NotFound => to.create(name)?,
+            opened => opened?,
+        };
+        if !is_lock(name) {
+            if name == LABEL {
+                to.sync_names()?;
+            }
+            copy(&*from.open(name)?, &*target)?;
+        }
+    }
+    to.sync_names()
+}
+
+fn copy(from: &dyn File, to: &dyn File) -> Result<()> {
+    let (bytes, mut at, mut buffer) = (from.bytes()?, 0, vec![0; STEP]);
+    to.set_bytes(bytes)?;
+    while at < bytes {
+        let n = from.read_at(at, &mut buffer)?;
+        if n == 0 {
+            break;
+        }
+        to.write_at(at, &buffer[..n])?;
+        at += n as u64;
+    }
+    to.sync()
+}

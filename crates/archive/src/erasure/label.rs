@@ -1,0 +1,326 @@
+//! A node's label: which archive and which number it is, and who was current when it was written.
+//! Two places of 4,096 bytes, written by turns.
+//!
+//! Whoever misses a write is left out by the next labels: those of all others name a higher epoch
+//! and the members without it. A new label is written twice to each member, *proposed* first and
+//! *settled* when all have it. So a label that is settled anywhere was read by all its members, and
+//! who of them shows an older one is an old copy; one that is nowhere settled may not have reached
+//! everybody, and nothing was written since.
+
+use onefold_core::{Error, File, Files, Kind, Result};
+
+use crate::format::{
+    Identity,
+    bytes::{Reader, Writer, corrupt},
+};
+
+/// The file.
+pub(crate) const NODE: &str = "node";
+
+/// How far the filling of a directory is: it is no node yet.
+pub(crate) const CURSOR: &str = "rebuild";
+
+/// Nodes of an archive at most.
+pub(crate) const NODES_MAX: usize = 64;
+
+const PLACE_BYTES: usize = 4096;
+
+const MAGIC: &[u8; 8] = b"ONEFNODE";
+
+const VERSION: u32 = 1;
+
+/// What a node's label says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeLabel {
+    /// The archive's id.
+    pub archive: [u8; 16],
+    /// The archive's secret, which keys checksums.
+    pub secret: [u8; 32],
+    /// The node's number.
+    pub number: u8,
+    /// Columns of a stripe.
+    pub n: u8,
+    /// Columns of data.
+    pub k: u8,
+    /// Who is current.
+    pub view: View,
+    /// All members have this view.
+    pub settled: bool,
+}
+
+/// Who is current since when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Grows whenever somebody leaves or comes.
+    pub epoch: u64,
+    /// A bit for each node that missed nothing.
+    pub members: u64,
+    /// The random id of each node.
+    pub ids: Vec<[u8; 16]>,
+}
+
+/// Why a directory does not count as a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Absent {
+    /// Nothing is mounted, or it can't be read.
+    Gone(String),
+    /// It has no label.
+    Unlabelled,
+    /// It belongs to another archive, or has another number.
+    Foreign,
+    /// It missed changes.
+    Outdated,
+}
+
+impl std::fmt::Display for Absent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Absent::Gone(why) => f.write_str(why),
+            Absent::Unlabelled => f.write_str("it has no label of a node"),
+            Absent::Foreign => f.write_str("it is another node"),
+            Absent::Outdated => f.write_str("it missed changes"),
+        }
+    }
+}
+
+impl NodeLabel {
+    /// The identity for checksums.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        Identity::new(self.archive, &self.secret)
+    }
+
+    fn generation(&self) -> u64 {
+        self.view.epoch * 2 + u64::from(self.settled)
+    }
+
+    /// The bytes of a place.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        w.raw(MAGIC).u32(VERSION).raw(&self.archive).raw(&self.secret);
+        w.u8(self.number)
+            .u8(self.view.ids.len() as u8)
+            .u8(self.n)
+            .u8(self.k)
+            .u8(u8::from(self.settled))
+            .raw(&[0; 3]);
+        w.u64(self.view.epoch).u64(self.view.members);
+        self.view.ids.iter().for_each(|id| {
+            w.raw(id);
+        });
+        w.0.resize(PLACE_BYTES - 8, 0);
+        let checksum = self.identity().checksum(&w.0);
+        w.u64(checksum);
+        w.0
+    }
+
+    /// What a place holds; `None` when it is no label.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Unsupported`.
+    pub fn decode(bytes: &[u8]) -> Result<Option<NodeLabel>> {
+        if bytes.len() != PLACE_BYTES || !bytes.starts_with(MAGIC) {
+            return Ok(None);
+        }
+        let mut r = Reader(&bytes[8..], None);
+        let version = r.u32()?;
+        if version != VERSION {
+            return Err(Error::new(
+                Kind::Unsupported,
+                format!("the node has format {version}; this program knows {VERSION}"),
+            ));
+        }
+        let (archive, secret) = (r.array()?, r.array()?);
+        if Identity::new(archive, &secret).checksum(&bytes[..PLACE_BYTES - 8]).to_le_bytes()
+            != bytes[PLACE_BYTES - 8..]
+        {
+            return Err(corrupt("the label of a node fails its checksum"));
+        }
+        let (number, nodes, n, k, settled) = (r.u8()?, r.u8()?, r.u8()?, r.u8()?, r.u8()? == 1);
+        r.take(3)?;
+        let (epoch, members) = (r.counter()?, r.u64()?);
+        if usize::from(nodes) > NODES_MAX || number >= nodes || n > nodes || k == 0 || k > n {
+            return Err(corrupt("the label of a node can't be true"));
+        }
+        let ids = (0..nodes).map(|_| r.array()).collect::<Result<_>>()?;
+        Ok(Some(NodeLabel {
+            archive,
+            secret,
+            number,
+            n,
+            k,
+            view: View { epoch, members, ids },
+            settled,
+        }))
+    }
+
+    /// Reads the label of a directory.
+    pub(crate) fn read(files: &dyn Files) -> std::result::Result<NodeLabel, Absent> {
+        let gone = |error: Error| match error.kind() {
+            Kind::NotFound => Absent::Unlabelled,
+            _ => Absent::Gone(error.to_string()),
+        };
+        let file = files.open(NODE).map_err(gone)?;
+        NodeLabel::newest(&*file).map_err(gone)?.map(|(_, label)| label).ok_or(Absent::Unlabelled)
+    }
+
+    /// The newest label that is whole, and its place.
+    fn newest(file: &dyn File) -> Result<Option<(usize, NodeLabel)>> {
+        let mut bytes = vec![0; 2 * PLACE_BYTES];
+        let n = file.read_at(0, &mut bytes)?;
+        let place = |at: usize| {
+            NodeLabel::decode(
+                bytes[..n].get(at * PLACE_BYTES..(at + 1) * PLACE_BYTES).unwrap_or_default(),
+            )
+            .ok()
+            .flatten()
+        };
+        let found = [0, 1].into_iter().filter_map(|at| Some((at, place(at)?)));
+        Ok(found.max_by_key(|(_, label)| label.generation()))
+    }
+
+    /// Writes the label where the older of the two places is, so that the newest one is never torn;
+    /// durable on return.
+    pub(super) fn write(&self, files: &dyn Files) -> Result<()> {
+        let file = match files.open(NODE) {
+            Err(error) if error.kind() == Kind::NotFound => files.create(NODE)?,
+            opened => opened?,
+        };
+        let (newest, known) =
+            NodeLabel::newest(&*file)?.map_or((1, None), |(place, label)| (place, Some(label)));
+        if known.is_some_and(|known| {
+            known.view == self.view && known.number == self.number && known.settled >= self.settled
+        }) {
+            // It may be in memory only, and so may its name.
+            file.sync()?;
+            return files.sync_names();
+        }
+        file.write_at((1 - newest as u64) * PLACE_BYTES as u64, &self.encode())?;
+        file.sync()?;
+        files.sync_names()
+    }
+}
+
+/// Who is current, by the labels that were found. `None` when they contradict each other.
+pub(super) fn current(found: &[Option<NodeLabel>]) -> Option<(View, u64)> {
+    let mut views: Vec<&NodeLabel> = found.iter().flatten().collect();
+    views.sort_by_key(|label| std::cmp::Reverse(label.generation()));
+    let refuted = |label: &NodeLabel| {
+        let other = |n: usize| {
+            found[n].as_ref().is_some_and(|other| {
+                other.view.epoch == label.view.epoch && other.view != label.view
+            })
+        };
+        (0..found.len()).any(|n| label.view.members >> n & 1 == 1 && other(n))
+    };
+    let view = &views.into_iter().find(|label| !refuted(label))?.view;
+    let settled = found.iter().flatten().any(|label| label.settled && label.view == *view);
+    let mut here = 0;
+    for (n, label) in found.iter().enumerate() {
+        let Some(label) = label else { continue };
+        let member = view.members >> n & 1 == 1 && view.ids.get(n) == label.view.ids.get(n);
+        if member && (label.view == *view || (!settled && label.view.epoch + 1 == view.epoch)) {
+            here |= 1 << n;
+        }
+    }
+    Some((view.clone(), here))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn label(number: u8, epoch: u64, members: u64, settled: bool) -> NodeLabel {
+        let view = View { epoch, members, ids: (0..5).map(|n| [n; 16]).collect() };
+        NodeLabel { archive: [1; 16], secret: [2; 32], number, n: 3, k: 2, view, settled }
+    }
+
+    /// A directory that counts how often names are made durable.
+    struct Names(onefold_backend::Directory, std::sync::atomic::AtomicU32);
+
+    impl Files for Names {
+        fn names(&self) -> Result<Vec<String>> {
+            self.0.names()
+        }
+        fn create(&self, name: &str) -> Result<std::sync::Arc<dyn File>> {
+            self.0.create(name)
+        }
+        fn open(&self, name: &str) -> Result<std::sync::Arc<dyn File>> {
+            self.0.open(name)
+        }
+        fn remove(&self, name: &str) -> Result<()> {
+            self.0.remove(name)
+        }
+        fn sync_names(&self) -> Result<()> {
+            self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            self.0.sync_names()
+        }
+        fn lock(
+            &self,
+            name: &str,
+            hold: onefold_core::Hold,
+            wait: bool,
+        ) -> Result<Box<dyn onefold_core::Lock>> {
+            self.0.lock(name, hold, wait)
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_label_is_made_durable_also_when_who_wrote_it_was_killed() {
+        let dir = tempfile::tempdir().unwrap();
+        let files =
+            Names(onefold_backend::Directory::create(&dir.path().join("node")).unwrap(), 0.into());
+        // Written and synced, and its writer killed before the name was.
+        let one = label(0, 5, 0b011, true);
+        let file = files.create(NODE).unwrap();
+        file.write_at(0, &one.encode()).unwrap();
+        file.sync().unwrap();
+        one.write(&files).unwrap();
+        assert_eq!(files.1.load(std::sync::atomic::Ordering::Relaxed), 1);
+        assert_eq!(NodeLabel::read(&files).ok(), Some(one));
+    }
+
+    fn here(found: &[Option<NodeLabel>]) -> Option<(u64, u64)> {
+        current(found).map(|(view, here)| (view.epoch, here))
+    }
+
+    #[test]
+    fn labels_are_read_as_they_were_written_and_damage_is_seen() {
+        let label = label(3, 7, 0b10111, true);
+        let bytes = label.encode();
+        assert_eq!(NodeLabel::decode(&bytes).unwrap(), Some(label));
+        for at in [9, 50, 70, 4000, 4090] {
+            let mut torn = bytes.clone();
+            torn[at] ^= 1;
+            assert!(NodeLabel::decode(&torn).is_err(), "byte {at}");
+        }
+        assert_eq!(NodeLabel::decode(&[0; PLACE_BYTES]).unwrap(), None);
+    }
+
+    #[test]
+    fn who_missed_a_change_is_not_current() {
+        // 2 was left out: its label is older.
+        let settled = [
+            Some(label(0, 5, 0b011, true)),
+            Some(label(1, 5, 0b011, true)),
+            Some(label(2, 4, 0b111, true)),
+        ];
+        assert_eq!(here(&settled), Some((5, 0b011)));
+        // The new label reached 0 only: 1 has missed nothing yet.
+        let proposed = [Some(label(0, 5, 0b011, false)), Some(label(1, 4, 0b111, true)), None];
+        assert_eq!(here(&proposed), Some((5, 0b011)));
+        // It was settled: then 1 shows an old copy.
+        let old = [Some(label(0, 5, 0b011, true)), Some(label(1, 4, 0b111, true)), None];
+        assert_eq!(here(&old), Some((5, 0b001)));
+    }
+
+    #[test]
+    fn a_proposal_that_was_overtaken_does_not_count() {
+        // 0 proposed to go on without 2 and died; 1 and 2 went on without 0.
+        let without_2 = Some(label(0, 5, 0b011, false));
+        let without_0 = |number| Some(label(number, 5, 0b110, true));
+        assert_eq!(here(&[without_2.clone(), without_0(1), without_0(2)]), Some((5, 0b110)));
+        assert_eq!(here(&[without_2, without_0(1), None]), Some((5, 0b010)));
+    }
+}

@@ -1,0 +1,33 @@
+//! Several nodes as one: containers in stripes with parity (RAD), log and tables in copies, so that
+//! `f = n - k` nodes may be lost.
+//!
+//! To the engine [`Nodes`] is one directory of files. A segment file is a [`stripe`]: each
+//! container is cut into `k` columns, to which `f` of parity are computed, on `n` nodes. All other
+//! files have a copy on each of the first `2f + 1` nodes, of which `f + 1` must take every change.
+//!
+//! *Who is current* is what [`label`]s say. A directory without label, of another archive, of
+//! another number, or that missed a change is absent; only [`rebuild`] fills one.
+//!
+//! *Crash argument:* a change is acknowledged when all nodes that are current have it, and who
+//! missed a part of it is no longer named as current by any other
+//! ([`confirm`](onefold_core::Files::confirm)). So every current copy has all that was
+//! acknowledged; what else a crash left in them may differ, and the first process that changes
+//! something makes them equal. Any two groups of `f + 1` copies have one in common: locks and
+//! labels of two processes meet there.
+
+mod code;
+mod copies;
+mod label;
+mod nodes;
+mod shared;
+mod stripe;
+
+pub(crate) use self::{
+    copies::copy_all,
+    label::{CURSOR, NODE},
+    stripe::{Repaired, Segment},
+};
+pub use self::{
+    label::{Absent, NodeLabel, View},
+    nodes::{Nodes, Spread},
+};

@@ -1,0 +1,299 @@
+//! Several directories as one, as the trait [`Files`] has it.
+
+use std::sync::Arc;
+
+use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
+use parking_lot::Mutex;
+
+use super::{
+    code::Code,
+    copies,
+    label::{Absent, CURSOR, NODE, NODES_MAX, NodeLabel, View},
+    shared::{Shared, State, bits, read_label, too_few},
+    stripe,
+};
+use crate::{format::names::is_segment, settings::Settings};
+
+/// The nodes of an archive.
+pub struct Nodes {
+    shared: Arc<Shared>,
+}
+
+/// How an archive spreads.
+#[derive(Clone, Debug)]
+pub struct Spread {
+    /// Columns of a stripe.
+    pub n: usize,
+    /// Columns of data.
+    pub k: usize,
+    /// A random id for each node.
+    pub ids: Vec<[u8; 16]>,
+}
+
+impl Nodes {
+    /// Labels empty directories as the nodes of a new archive; durable on return.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a code that can't be; `Exists` when something is in a directory; those of
+    /// the system.
+    pub fn create(
+        directories: Vec<Arc<dyn Files>>,
+        spread: &Spread,
+        archive: [u8; 16],
+        secret: [u8; 32],
+    ) -> Result<Nodes> {
+        let (nodes, Spread { n, k, ids }) = (directories.len(), spread);
+        let code = Code::new(*n, *k)?;
+        if *n > nodes
+            || nodes > NODES_MAX
+            || ids.len() != nodes
+            || 2 * code.parity() + 1 > nodes
+            || code.parity() == 0
+        {
+            let copies = 2 * code.parity() + 1;
+            let why = format!(
+                "the code {n},{k} needs parity, and from {} to {NODES_MAX} nodes: {copies} for the log alone; these are {nodes}",
+                copies.max(*n)
+            );
+            return Err(Error::new(Kind::InvalidInput, why));
+        }
+        for (number, files) in directories.iter().enumerate() {
+            if !files.names()?.is_empty() {
+                return Err(Error::new(
+                    Kind::Exists,
+                    format!("the directory of node {number} is not empty"),
+                ));
+            }
+        }
+        let view = View { epoch: 1, members: u64::MAX >> (NODES_MAX - nodes), ids: ids.clone() };
+        for (number, files) in directories.iter().enumerate() {
+            let label = NodeLabel {
+                archive,
+                secret,
+                number: number as u8,
+                n: *n as u8,
+                k: *k as u8,
+                view: view.clone(),
+                settled: true,
+            };
+            label.write(&**files)?;
+        }
+        Nodes::open(directories.into_iter().map(Some).collect(), false)
+    }
+
+    /// Opens the nodes, as [`open_with`](Self::open_with) with the usual settings.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open(directories: Vec<Option<Arc<dyn Files>>>, degraded: bool) -> Result<Nodes> {
+        Nodes::open_with(directories, degraded, &Settings::default())
+    }
+
+    /// Looks which of the directories are nodes of one archive, and current. With `degraded`, puts
+    /// go on while `k + 1` columns of a stripe can be written.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no node, `Corrupt` when the labels contradict each other.
+    pub fn open_with(
+        directories: Vec<Option<Arc<dyn Files>>>,
+        degraded: bool,
+        settings: &Settings,
+    ) -> Result<Nodes> {
+        let labels: Vec<_> = directories.iter().map(|files| read_label(files.as_deref())).collect();
+        // The archive of most of them.
+        let count = |label: &NodeLabel| {
+            labels.iter().flatten().filter(|other| other.archive == label.archive).count()
+        };
+        let Some(first) =
+            labels.iter().flatten().max_by_key(|label| (count(label), label.view.epoch)).cloned()
+        else {
+            return Err(Error::new(Kind::NotFound, "no archive"));
+        };
+        if directories.len() != first.view.ids.len() {
+            let why = format!(
+                "the archive has {} nodes, and {} directories were given",
+                first.view.ids.len(),
+                directories.len()
+            );
+            return Err(Error::new(Kind::InvalidInput, why));
+        }
+        let shared = Shared {
+            directories,
+            code: Code::new(usize::from(first.n), usize::from(first.k))?,
+            identity: first.identity(),
+            secret: first.secret,
+            degraded,
+            state: Mutex::new(State {
+                view: first.view,
+                here: 0,
+                missed: 0,
+                primary: 0,
+                compared: false,
+                absent: Vec::new(),
+            }),
+            settings: settings.clone(),
+        };
+        shared.look()?;
+        Ok(Nodes { shared: Arc::new(shared) })
+    }
+
+    /// The id of the archive that they hold.
+    #[must_use]
+    pub fn archive_id(&self) -> [u8; 16] {
+        self.shared.identity.id
+    }
+
+    /// Nodes that are absent, and why.
+    #[must_use]
+    pub fn absent(&self) -> Vec<(usize, Absent)> {
+        self.shared.state.lock().absent.clone()
+    }
+
+    /// How many there are, there or not.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.shared.directories.len()
+    }
+
+    /// The code: columns, and columns of data.
+    #[must_use]
+    pub fn code(&self) -> (usize, usize) {
+        (self.shared.code.columns(), self.shared.code.data())
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}
+
+/// Locks on several nodes.
+struct Locks(#[expect(dead_code, reason = "held")] Vec<Box<dyn Lock>>);
+
+impl Lock for Locks {}
+
+impl Files for Nodes {
+    fn names(&self) -> Result<Vec<String>> {
+        let mut all = Vec::new();
+        let here = self.shared.here();
+        for n in bits(here) {
+            match self.shared.directory(n)?.names() {
+                Ok(names) => all.extend(names.into_iter().filter(|name| {
+                    name != NODE && name != CURSOR && (is_segment(name) || n < self.shared.copies())
+                })),
+                Err(_) => self.shared.lose(n),
+            }
+        }
+        all.sort_unstable();
+        all.dedup();
+        Ok(all)
+    }
+
+    fn create(&self, name: &str) -> Result<Arc<dyn File>> {
+        self.create_wide(name, self.shared.code.data() as u8)
+    }
+
+    fn create_wide(&self, name: &str, data: u8) -> Result<Arc<dyn File>> {
+        if is_segment(name) {
+            stripe::create(&self.shared, name, data)
+        } else {
+            copies::create(&self.shared, name)
+        }
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn File>> {
+        if is_segment(name) {
+            stripe::open(&self.shared, name)
+        } else {
+            copies::open(&self.shared, name)
+        }
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        let mask = if is_segment(name) { u64::MAX } else { self.shared.copies_mask() };
+        if !is_segment(name) {
+            self.shared.writable_copies()?;
+        }
+        let mut found = false;
+        for n in bits(self.shared.here() & mask) {
+            match self.shared.directory(n)?.remove(name) {
+                Ok(()) => found = true,
+                Err(error) if error.kind() == Kind::NotFound => {}
+                Err(_) => self.shared.lose(n),
+            }
+        }
+        if found { Ok(()) } else { Err(Error::new(Kind::NotFound, format!("{name} is not there"))) }
+    }
+
+    fn sync_names(&self) -> Result<()> {
+        for n in bits(self.shared.here()) {
+            if self.shared.directory(n)?.sync_names().is_err() {
+                self.shared.lose(n);
+            }
+        }
+        self.shared.writable_copies().map(|_| ())
+    }
+
+    fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
+        let mut locks = Vec::new();
+        // Always in this order, so that two processes never wait for each other.
+        for n in bits(self.shared.here() & self.shared.copies_mask()) {
+            match self.shared.directory(n)?.lock(name, hold, wait) {
+                Ok(lock) => locks.push(lock),
+                Err(error) if error.kind() == Kind::Busy => return Err(error),
+                Err(_) => self.shared.lose(n),
+            }
+        }
+        if locks.is_empty() || (hold == Hold::Alone && (locks.len() as u32) < self.shared.quorum())
+        {
+            return Err(too_few(locks.len() as u32, self.shared.quorum()));
+        }
+        Ok(Box::new(Locks(locks)))
+    }
+
+    fn spread(&self) -> [u8; 3] {
+        [
+            self.shared.directories.len() as u8,
+            self.shared.code.data() as u8,
+            self.shared.code.parity() as u8,
+        ]
+    }
+
+    fn is_whole(&self, name: &str) -> Result<bool> {
+        if is_segment(name) { stripe::is_whole(&self.shared, name) } else { Ok(true) }
+    }
+
+    fn settle(&self, alone: bool) -> Result<()> {
+        self.shared.look()?;
+        let first = !std::mem::replace(&mut self.shared.state.lock().compared, true);
+        if first {
+            let compared = copies::compare(&self.shared, alone);
+            if compared.is_err() {
+                self.shared.state.lock().compared = false;
+            }
+            compared?;
+        }
+        Ok(())
+    }
+
+    fn confirm(&self) -> Result<()> {
+        self.shared.leave_out_missed()
+    }
+
+    fn keeps(&self, name: &str, at: u64, bytes: &[u8]) -> Result<bool> {
+        copies::keeps(&self.shared, name, at, bytes)
+    }
+
+    fn another_copy(&self) -> bool {
+        let mut state = self.shared.state.lock();
+        let later = state.readable()
+            & self.shared.copies_mask()
+            & !(u64::MAX >> (NODES_MAX - 1 - state.primary));
+        match bits(later).next() {
+            Some(n) => {
+                state.primary = n;
+                true
+            }
+            None => false,
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! What all files of the nodes look at: which nodes are there, and which of them are current.
+
+use std::sync::Arc;
+
+use onefold_core::{Error, Files, Kind, Result};
+use parking_lot::Mutex;
+
+use super::{
+    code::Code,
+    label,
+    label::{Absent, NODES_MAX, NodeLabel, View},
+};
+use crate::{
+    format::Identity,
+    settings::{PlantedBug, Settings},
+};
+
+/// What all files of the nodes look at.
+pub(crate) struct Shared {
+    pub(super) directories: Vec<Option<Arc<dyn Files>>>,
+    pub(crate) code: Code,
+    pub(crate) identity: Identity,
+    pub(super) secret: [u8; 32],
+    /// Puts go on with `k + 1` columns.
+    pub(super) degraded: bool,
+    pub(crate) state: Mutex<State>,
+    /// For defects that the simulator must find.
+    pub(super) settings: Settings,
+}
+
+pub(crate) struct State {
+    pub(crate) view: View,
+    /// Nodes that are there, and current.
+    pub(super) here: u64,
+    /// Of those, which failed or missed something since; and members that are absent and missed
+    /// something.
+    pub(super) missed: u64,
+    /// The copy that is read.
+    pub(crate) primary: usize,
+    /// The copies were compared by this process.
+    pub(super) compared: bool,
+    pub(super) absent: Vec<(usize, Absent)>,
+}
+
+/// Bits of a mask.
+pub(crate) fn bits(mask: u64) -> impl Iterator<Item = usize> {
+    (0..NODES_MAX).filter(move |n| mask >> n & 1 == 1)
+}
+
+pub(crate) fn read_label(files: Option<&dyn Files>) -> std::result::Result<NodeLabel, Absent> {
+    files.map_or(
+        Err(Absent::Gone("its directory is not there, or is another user's".into())),
+        NodeLabel::read,
+    )
+}
+
+impl Shared {
+    /// Copies of each file that is no segment.
+    pub(crate) fn copies(&self) -> usize {
+        2 * self.code.parity() + 1
+    }
+
+    pub(super) fn copies_mask(&self) -> u64 {
+        u64::MAX >> (NODES_MAX - self.copies())
+    }
+
+    /// Copies that must take a change.
+    pub(super) fn quorum(&self) -> u32 {
+        self.code.parity() as u32 + u32::from(!self.settings.has(PlantedBug::FewCopies))
+    }
+
+    /// Reads all labels: who is current?
+    pub(super) fn look(&self) -> Result<()> {
+        let mut absent = Vec::new();
+        let mut found = Vec::new();
+        for (n, files) in self.directories.iter().enumerate() {
+            let label = read_label(files.as_deref()).and_then(|label| {
+                let same = label.identity().key == self.identity.key
+                    && label.view.ids.len() == self.directories.len();
+                if same && usize::from(label.number) == n {
+                    Ok(label)
+                } else {
+                    Err(Absent::Foreign)
+                }
+            });
+            found.push(label.map_err(|why| absent.push((n, why))).ok());
+        }
+        if self.settings.has(PlantedBug::MountFilled) {
+            for (n, _) in absent.extract_if(.., |(_, why)| *why == Absent::Unlabelled) {
+                let known = found.iter().flatten().next().cloned();
+                found[n] = known.map(|label| NodeLabel { number: n as u8, ..label });
+            }
+        }
+        let Some((view, here)) = label::current(&found) else {
+            return Err(Error::new(Kind::Corrupt, "the labels of the nodes contradict each other"));
+        };
+        absent.extend(bits(view_mask(&found) & !here).map(|n| (n, Absent::Outdated)));
+        absent.sort_by_key(|(n, _)| *n);
+        let mut state = self.state.lock();
+        state.missed &= view.members;
+        (state.view, state.here, state.absent) = (view, here, absent);
+        drop(state);
+        self.primary().map(|_| ())
+    }
+
+    /// The directory of a node that is there.
+    pub(crate) fn directory(&self, n: usize) -> Result<&Arc<dyn Files>> {
+        self.directories
+            .get(n)
+            .and_then(Option::as_ref)
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("node {n} is not there")))
+    }
+
+    /// Nodes that are there, current, and did not fail.
+    pub(crate) fn here(&self) -> u64 {
+        self.state.lock().readable()
+    }
+
+    /// Copies that take changes. Those that are not there miss this one.
+    pub(super) fn writable_copies(&self) -> Result<Vec<usize>> {
+        let mut state = self.state.lock();
+        let (here, members) =
+            (state.readable() & self.copies_mask(), state.view.members & self.copies_mask());
+        state.missed |= members & !here;
+        if here.count_ones() < self.quorum() {
+            return Err(too_few(here.count_ones(), self.quorum()));
+        }
+        Ok(bits(here).collect())
+    }
+
+    /// The copy that is read: the same one as long as it is there.
+    pub(super) fn primary(&self) -> Result<usize> {
+        let mut state = self.state.lock();
+        let copies = state.readable() & self.copies_mask();
+        if copies >> state.primary & 1 == 0 {
+            state.primary = bits(copies).next().ok_or_else(|| {
+                Error::new(Kind::Corrupt, "no node with the archive's log is there")
+            })?;
+        }
+        Ok(state.primary)
+    }
+
+    /// A node failed: it is left out.
+    pub(crate) fn lose(&self, n: usize) {
+        self.state.lock().missed |= 1 << n;
+    }
+
+    /// Tells all others that who missed something is not current any more. The commit lock is held.
+    pub(super) fn leave_out_missed(&self) -> Result<()> {
+        let (view, missed) = {
+            let state = self.state.lock();
+            (state.view.clone(), state.missed & state.view.members)
+        };
+        if missed == 0 {
+            return Ok(());
+        }
+        self.change_view(
+            View { epoch: view.epoch + 1, members: view.members & !missed, ..view },
+            None,
+        )
+    }
+
+    /// Gives all members a new view: proposed, then settled; and so to a node that joins them. Who
+    /// can't be written is left out of the next one.
+    pub(crate) fn change_view(
+        &self,
+        mut view: View,
+        joining: Option<(usize, &dyn Files)>,
+    ) -> Result<()> {
+        // Nobody may be two views behind: who is current gets the present one first.
+        let (now, here) = {
+            let state = self.state.lock();
+            (state.view.clone(), state.here & !state.missed & view.members)
+        };
+        for n in bits(here & !joining.map_or(0, |(n, _)| 1 << n)) {
+            self.label(n, &now, false)
+                .write(&**self.directory(n)?)
+                .unwrap_or_else(|_| self.lose(n));
+        }
+        view.members &= !self.state.lock().missed | joining.map_or(0, |(n, _)| 1 << n);
+        loop {
+            let failed = self.write_view(&view, joining)?;
+            if failed == 0 {
+                break;
+            }
+            self.state.lock().missed |= failed;
+            view = View { epoch: view.epoch + 1, members: view.members & !failed, ..view };
+        }
+        let mut state = self.state.lock();
+        state.here &= view.members;
+        state.missed &= view.members;
+        state.view = view;
+        Ok(())
+    }
+
+    /// Writes a view; gives members that did not get it.
+    fn write_view(&self, view: &View, joining: Option<(usize, &dyn Files)>) -> Result<u64> {
+        let (here, joins) = (self.state.lock().here, joining.map_or(0, |(n, _)| 1 << n));
+        for settled in [false, true] {
+            let mut failed = view.members & !here & !joins;
+            for n in bits(view.members & here & !joins) {
+                if self.label(n, view, settled).write(&**self.directory(n)?).is_err() {
+                    failed |= 1 << n;
+                }
+            }
+            let copies = (view.members & !failed & self.copies_mask()).count_ones();
+            if copies < self.quorum() {
+                return Err(too_few(copies, self.quorum()));
+            }
+            if failed != 0 {
+                return Ok(failed);
+            }
+            if let Some((n, files)) = joining {
+                self.label(n, view, settled).write(files)?;
+            }
+        }
+        Ok(0)
+    }
+
+    fn label(&self, n: usize, view: &View, settled: bool) -> NodeLabel {
+        let (columns, data) = (self.code.columns() as u8, self.code.data() as u8);
+        NodeLabel {
+            archive: self.identity.id,
+            secret: self.secret,
+            number: n as u8,
+            n: columns,
+            k: data,
+            view: view.clone(),
+            settled,
+        }
+    }
+}
+
+fn view_mask(found: &[Option<NodeLabel>]) -> u64 {
+    found.iter().enumerate().fold(0, |mask, (n, label)| mask | u64::from(label.is_some()) << n)
+}
+
+impl State {
+    pub(super) fn readable(&self) -> u64 {
+        self.here & !self.missed
+    }
+}
+
+pub(crate) fn too_few(there: u32, needed: u32) -> Error {
+    let why = format!(
+        "{there} of the {needed} nodes with the log that a change needs are there; mount the others, or see `onefold archive rebuild`"
+    );
+    Error::new(Kind::Stopped, why)
+}

@@ -1,0 +1,153 @@
+//! Where containers of an archive on several nodes go (RAD): in the order of arrival with one code,
+//! or late, by how often their chunks are referenced.
+//!
+//! With [`Rad`] chunks of streams stand *replicated* first, `f + 1` times: a stripe with one column
+//! of data, whose parity is a copy each. When their counts have stood still, collection sorts them
+//! by reference counts into classes, and writes each class with its own code. All codes have the
+//! same parity, so that as many nodes may be lost.
+
+use std::{fmt, str::FromStr};
+
+use onefold_core::{Error, Kind, Result};
+
+/// Columns of a stripe at most.
+pub(crate) const COLUMNS_MAX: usize = 32;
+
+/// What the containers of a segment have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// The archive's code: all of an archive with round-robin, and recipes.
+    Plain,
+    /// Copies of chunks whose counts may still change.
+    Replicated,
+    /// Chunks with one reference.
+    Cold,
+    /// Those between.
+    Baseline,
+    /// Those with the most.
+    Hot,
+}
+
+impl Class {
+    /// All of them.
+    pub const ALL: [Class; 5] =
+        [Class::Plain, Class::Replicated, Class::Cold, Class::Baseline, Class::Hot];
+
+    pub(crate) fn code(self) -> u8 {
+        self as u8
+    }
+
+    pub(crate) fn from_code(code: u8) -> Option<Class> {
+        Class::ALL.into_iter().find(|class| class.code() == code)
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(["plain", "replicated", "cold", "baseline", "hot"][usize::from(self.code())])
+    }
+}
+
+/// How chunks are placed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// As they arrive, with the archive's code.
+    #[default]
+    RoundRobin,
+    /// Late, by their reference counts.
+    Rad,
+}
+
+impl FromStr for Placement {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Placement, Error> {
+        match text {
+            "round-robin" => Ok(Placement::RoundRobin),
+            "rad" => Ok(Placement::Rad),
+            _ => Err(Error::new(Kind::InvalidInput, "a placement is round-robin or rad")),
+        }
+    }
+}
+
+/// Late encoding by reference counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rad {
+    /// Puts for which the counts of a container must have stood still.
+    pub delay: u32,
+    /// Containers of at least so many versions are sorted together.
+    pub batch: u32,
+    /// Columns of data: of cold chunks, of the baseline, of hot chunks.
+    pub classes: [u8; 3],
+}
+
+/// Most versions to wait for.
+const VERSIONS_MAX: u32 = 1_000_000;
+
+impl Rad {
+    /// True when an archive that spreads so can have it: its nodes, columns of data and of parity.
+    ///
+    /// # Errors
+    /// `InvalidInput`, with what is wrong.
+    pub fn check(&self, [nodes, data, parity]: [u8; 3]) -> Result<()> {
+        let [cold, baseline, hot] = self.classes;
+        let wrong = |why: String| Err(Error::new(Kind::InvalidInput, why));
+        if parity == 0 {
+            return wrong("the placement rad needs several nodes, and a code with parity".into());
+        }
+        if [data, cold, baseline, hot].into_iter().any(|data| data < 2) {
+            return wrong("with the placement rad each code has at least two shards without parity: one alone is a copy".into());
+        }
+        let longest = usize::from(cold) + usize::from(parity);
+        if cold < baseline
+            || baseline < hot
+            || longest > usize::from(nodes)
+            || longest > COLUMNS_MAX
+        {
+            return wrong(format!(
+                "the codes of cold, baseline and hot chunks may not get longer in this order, nor have more than the {nodes} nodes of shards"
+            ));
+        }
+        if self.batch == 0 || self.batch > VERSIONS_MAX || self.delay > VERSIONS_MAX {
+            return wrong(format!(
+                "a batch has 1 to {VERSIONS_MAX} versions, and a delay up to as many"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Columns of data of a class that is encoded late.
+    #[must_use]
+    pub(crate) fn data(&self, class: Class) -> Option<u8> {
+        match class {
+            Class::Plain => None,
+            Class::Replicated => Some(1),
+            Class::Cold => Some(self.classes[0]),
+            Class::Baseline => Some(self.classes[1]),
+            Class::Hot => Some(self.classes[2]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_that_do_not_fit_are_refused() {
+        let rad = |classes| Rad { delay: 1, batch: 1, classes };
+        for (classes, spread, fits) in [
+            ([12, 8, 4], [14, 12, 2], true),
+            ([8, 8, 8], [10, 8, 2], true),
+            ([12, 8, 4], [13, 8, 2], false),
+            ([4, 8, 12], [14, 12, 2], false),
+            ([8, 4, 1], [14, 12, 2], false),
+            ([8, 4, 2], [14, 1, 2], false),
+            ([2, 2, 2], [1, 1, 0], false),
+            ([40, 8, 4], [60, 12, 2], false),
+        ] {
+            assert_eq!(rad(classes).check(spread).is_ok(), fits, "{classes:?} on {spread:?}");
+        }
+        assert!(Rad { batch: 0, ..rad([2, 2, 2]) }.check([4, 2, 1]).is_err());
+    }
+}

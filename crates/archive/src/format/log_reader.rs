@@ -1,0 +1,128 @@
+//! The operations log, read frame by frame in pieces of 4 MiB, whoever wrote it.
+
+use onefold_core::{File, Result};
+
+use super::{
+    bytes::corrupt,
+    frame,
+    frame::{FRAME_ALIGN, FRAME_HEADER_BYTES, Frame},
+};
+use crate::{format::Identity, memory::Drawn};
+
+/// Bytes of a log at most. A snapshot begins a new one long before; only where no snapshot finds
+/// room on the disk a log goes on, and not beyond this.
+pub(crate) const LOG_BYTES_MAX: u64 = 256 << 20;
+
+/// Bytes read at once.
+pub(crate) const PIECE_BYTES: usize = 4 << 20;
+
+/// Bytes behind the end of a log in which later frames are looked for, each time from one that
+/// claims to be there. What a crash leaves is one torn frame.
+const CLAIMED_MAX: u64 = 1 << 30;
+
+/// Reads a log from a place on.
+pub(crate) struct LogReader<'a> {
+    log: &'a dyn File,
+    drawn: &'a Drawn,
+    /// Bytes of the file.
+    end: u64,
+    /// Of which byte on `held` is.
+    at: u64,
+    held: Vec<u8>,
+    /// Bytes of it that are behind the reader.
+    taken: usize,
+    /// What was drawn for `held`.
+    room: usize,
+}
+
+impl<'a> LogReader<'a> {
+    /// From byte `from` on.
+    ///
+    /// # Errors
+    /// `Corrupt` when the log is longer than any, and those of the system.
+    pub(crate) fn new(log: &'a dyn File, from: u64, drawn: &'a Drawn) -> Result<LogReader<'a>> {
+        let end = log.bytes()?;
+        if end > LOG_BYTES_MAX {
+            return Err(corrupt(format!(
+                "the operations log is damaged: it has {end} bytes, and none has more than {LOG_BYTES_MAX}"
+            )));
+        }
+        Ok(LogReader { log, drawn, end, at: from, held: Vec::new(), taken: 0, room: PIECE_BYTES })
+    }
+
+    /// The bytes from here on: `wanted` of them, unless the file ends before.
+    fn look(&mut self, wanted: usize) -> Result<&[u8]> {
+        let there = self.held.len() - self.taken;
+        if there < wanted && self.at + (self.held.len() as u64) < self.end {
+            self.held.drain(..self.taken);
+            self.at += self.taken as u64;
+            self.taken = 0;
+            self.fill(wanted.max(PIECE_BYTES))?;
+        }
+        Ok(&self.held[self.taken..])
+    }
+
+    /// Holds `wanted` bytes, as far as there are so many.
+    fn fill(&mut self, wanted: usize) -> Result<()> {
+        if wanted > self.room {
+            self.drawn.more((wanted - self.room) as u64)?;
+            self.room = wanted;
+        }
+        let left = usize::try_from(self.end.saturating_sub(self.at)).unwrap_or(usize::MAX);
+        let (from, to) = (self.held.len(), wanted.min(left));
+        self.held.resize(to.max(from), 0);
+        let n = self.log.read_at(self.at + from as u64, &mut self.held[from..])?;
+        if from + n < to {
+            // Somebody cut it meanwhile.
+            self.held.truncate(from + n);
+            self.end = self.at + self.held.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// The frame that is here, if it is whole, and the checksum that it gives of the one before.
+    /// `believe` is a planted bug.
+    pub(crate) fn frame(
+        &mut self,
+        identity: &Identity,
+        believe: bool,
+    ) -> Result<Option<(Frame<'_>, u64)>> {
+        let Some(wanted) = frame::claimed(self.look(FRAME_HEADER_BYTES)?) else { return Ok(None) };
+        Ok(frame::decode(identity, self.look(wanted)?, believe))
+    }
+
+    /// The bytes of the frame that is here, as they were written.
+    pub(crate) fn whole(&mut self, bytes: u64) -> Result<Vec<u8>> {
+        let mut whole = self.look(bytes as usize)?.to_vec();
+        whole.resize(bytes as usize, 0);
+        Ok(whole)
+    }
+
+    /// Goes on behind so many bytes, which were looked at; never beyond the end.
+    pub(crate) fn pass(&mut self, bytes: u64) {
+        self.taken = self.held.len().min(self.taken.saturating_add(bytes as usize));
+    }
+
+    /// True when a whole frame with a higher number than `sequence` lies anywhere behind: then what
+    /// is here was damaged, and not torn by a crash.
+    pub(crate) fn goes_on(&mut self, identity: &Identity, sequence: u64) -> Result<bool> {
+        let mut claimed = 0;
+        loop {
+            let header = self.look(FRAME_HEADER_BYTES)?;
+            if header.is_empty() {
+                return Ok(false);
+            }
+            if let Some(wanted) = frame::claimed(header) {
+                claimed += wanted as u64;
+                if claimed > CLAIMED_MAX
+                    || self
+                        .frame(identity, false)?
+                        .is_some_and(|(frame, _)| frame.sequence > sequence)
+                {
+                    return Ok(true);
+                }
+            }
+            self.pass(FRAME_ALIGN);
+        }
+    }
+}

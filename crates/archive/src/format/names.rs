@@ -1,0 +1,55 @@
+//! The names of an archive's files, and how an empty one is made.
+
+use std::sync::Arc;
+
+use onefold_core::{File, Files, Kind, Result};
+
+pub(crate) const LABEL: &str = "label";
+
+/// The last frame and label that are known to be durable.
+pub(crate) const SYNCED: &str = "vouched";
+
+/// Space that is held back for deletion on a full disk.
+pub(crate) const RESERVE: &str = "reserve";
+
+/// Held by who appends to the log, and shared by who reads it.
+pub(crate) const COMMIT: &str = "lock-commit";
+
+/// Held by the ingesting process.
+pub(crate) const WRITER: &str = "lock-writer";
+
+/// Held by the collector.
+pub(crate) const COLLECTOR: &str = "lock-gc";
+
+/// Held while the chunk index is rewritten.
+pub(crate) const IMPORTER: &str = "lock-importer";
+
+/// Shared by who reads in an epoch, even or odd.
+pub(crate) const EPOCHS: [&str; 2] = ["epoch-0", "epoch-1"];
+
+pub(crate) fn log_name(number: u64) -> String {
+    format!("log-{number:010}")
+}
+
+pub(crate) fn snapshot_name(number: u64) -> String {
+    format!("snapshot-{number:010}")
+}
+
+pub(crate) fn segment_name(number: u32) -> String {
+    format!("segment-{number:08}")
+}
+
+pub(crate) fn is_segment(name: &str) -> bool {
+    name.starts_with("segment-")
+}
+
+/// An empty file of this name; what a crash left there is gone.
+pub(crate) fn fresh(files: &dyn Files, name: &str) -> Result<Arc<dyn File>> {
+    match files.create(name) {
+        Err(error) if error.kind() == Kind::Exists => {
+            files.remove(name)?;
+            files.create(name)
+        }
+        made => made,
+    }
+}

@@ -1,0 +1,306 @@
+//! One collection, step by step.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use onefold_core::{Error, Hold, Kind, Lock, Result};
+
+use crate::{
+    container::Rewriter,
+    format::{
+        ContainerId,
+        names::{COLLECTOR, segment_name},
+        record::Record,
+    },
+    operations_log::Archive,
+    rad::{self, LateEncoding},
+    settings::PlantedBug,
+    tables::{Tables, WriteCost},
+    usage_counts::InMemory,
+};
+
+/// How collection is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Seconds since 1970.
+    pub now: u64,
+    /// Seconds that unfinished containers are spared.
+    pub keep_partial: u64,
+    /// Waits for puts and readers that began before; without, what they hold back is left to the
+    /// next collection.
+    pub wait: bool,
+    /// Bytes of the reserve when all is done.
+    pub reserve_bytes: u64,
+    /// Where encoding is late: encodes all that stands replicated, whatever delay and batch say.
+    pub encode_all: bool,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Containers without a live chunk that were dropped.
+    pub dropped: u64,
+    /// Containers whose live chunks were copied together.
+    pub merged: u64,
+    /// Containers that they became.
+    pub into: u64,
+    /// Chunks copied: encoded again.
+    pub copied_chunks: u64,
+    /// Their bytes, before compression.
+    pub copied_chunk_bytes: u64,
+    /// Bytes written for them, with copies and parity.
+    pub merge_bytes: u64,
+    /// Containers that stood replicated and were encoded.
+    pub encoded: u64,
+    /// Containers that they became.
+    pub encoded_into: u64,
+    /// Their chunks.
+    pub encoded_chunks: u64,
+    /// Bytes of these, before compression.
+    pub encoded_chunk_bytes: u64,
+    /// Bytes written for them, with parity.
+    pub encode_bytes: u64,
+    /// Bytes of space given back to the file system.
+    pub freed_bytes: u64,
+    /// Containers that stay because a chunk of theirs is damaged.
+    pub damaged: u64,
+    /// Places that older readers hold back.
+    pub held_back: u64,
+    /// Puts that began before hold the rest back.
+    pub waits: bool,
+}
+
+/// Places that one frame of the log frees, at most: 25 bytes each.
+const FREED_MAX: usize = 1 << 20;
+
+/// One collection, step by step.
+pub struct Collection {
+    pub(super) archive: Arc<Archive>,
+    _lock: Box<dyn Lock>,
+    pub(super) options: Options,
+    pub(super) rewriter: Rewriter,
+    late_encoding: LateEncoding,
+    step: Step,
+    /// Counts that found no room on the disk, and the place in the log up to which they count.
+    pub(super) in_memory: Option<InMemory>,
+    /// What writing had cost before.
+    before: WriteCost,
+    /// Dead chunks were looked for in this collection, not only taken over.
+    looked: bool,
+    /// What was done so far.
+    pub done: Collected,
+}
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Free,
+    Recheck,
+    Merge,
+    Count,
+    Condemn,
+    LateEncoding,
+    Last,
+    Over,
+}
+
+impl Collection {
+    /// Becomes the collector.
+    ///
+    /// # Errors
+    /// `Busy` when another one is at work, and those of the system.
+    pub fn begin(archive: &Arc<Archive>, options: Options) -> Result<Collection> {
+        let lock =
+            archive.files.lock(COLLECTOR, Hold::Alone, false).map_err(|error| {
+                match error.kind() {
+                    Kind::Busy => Error::new(Kind::Busy, "another gc is running"),
+                    _ => error,
+                }
+            })?;
+        let collection = Collection {
+            rewriter: Rewriter::new(archive),
+            late_encoding: LateEncoding::new(
+                options.encode_all,
+                options.now.saturating_sub(options.keep_partial),
+            ),
+            archive: archive.clone(),
+            _lock: lock,
+            options,
+            step: Step::Free,
+            in_memory: None,
+            before: archive.refresh()?.write_cost,
+            looked: false,
+            done: Collected::default(),
+        };
+        collection.remove_orphans()?;
+        Ok(collection)
+    }
+
+    /// Does all of it.
+    ///
+    /// # Errors
+    /// Those of the system; what was done stays done.
+    pub fn run(mut self, progress: &mut dyn FnMut(&str)) -> Result<Collected> {
+        progress(self.doing());
+        while self.step()? {
+            progress(self.doing());
+        }
+        Ok(self.done)
+    }
+
+    /// What is being done.
+    #[must_use]
+    pub fn doing(&self) -> &'static str {
+        match self.step {
+            Step::Free | Step::Last | Step::Over => "freeing space",
+            Step::Recheck => "rechecking candidates, after older puts and readers",
+            Step::Count => "counting references",
+            Step::Condemn => "looking for dead chunks",
+            Step::Merge => "merging containers",
+            Step::LateEncoding => "encoding what stood replicated",
+        }
+    }
+
+    /// Does the next step; false when there is none.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn step(&mut self) -> Result<bool> {
+        self.step = match self.step {
+            // What an earlier collector left comes first.
+            Step::Free => {
+                self.free()?;
+                if self.archive.tables().condemned.is_empty() { Step::Count } else { Step::Recheck }
+            }
+            Step::Recheck => {
+                if self.recheck()? {
+                    self.free()?;
+                    Step::Merge
+                } else {
+                    self.done.waits = true;
+                    Step::Last
+                }
+            }
+            Step::Merge => match (self.merge()?, self.looked) {
+                (true, _) => Step::Merge,
+                (false, true) => Step::LateEncoding,
+                (false, false) => Step::Count,
+            },
+            Step::Count => {
+                if let Some(counts) = self.rewriter.count(rad::changed)? {
+                    self.in_memory = Some(counts);
+                    self.late_encoding.no_room();
+                }
+                Step::Condemn
+            }
+            Step::Condemn => {
+                self.looked = true;
+                match (self.condemn()?, self.done.waits) {
+                    (true, _) => Step::Recheck,
+                    (false, true) => Step::Last,
+                    (false, false) => Step::LateEncoding,
+                }
+            }
+            Step::LateEncoding => {
+                if self.encode_late()? {
+                    Step::LateEncoding
+                } else {
+                    Step::Last
+                }
+            }
+            Step::Last => {
+                self.last()?;
+                Step::Over
+            }
+            Step::Over => return Ok(false),
+        };
+        Ok(self.step != Step::Over)
+    }
+
+    /// Containers that are to be encoded late now.
+    pub(super) fn due_for_encoding(&self, tables: &Tables) -> BTreeSet<ContainerId> {
+        self.late_encoding.due(&self.archive, tables).into_iter().collect()
+    }
+
+    /// Encodes some containers late; false when there are no more.
+    fn encode_late(&mut self) -> Result<bool> {
+        let before = self.late_encoding.damaged;
+        let done = self.late_encoding.step(&mut self.rewriter);
+        self.done.damaged += self.late_encoding.damaged - before;
+        self.done.encoded = self.late_encoding.encoded;
+        self.done.encoded_into = self.late_encoding.encoded_into;
+        done
+    }
+
+    /// Frees places that nobody can read any more.
+    fn free(&mut self) -> Result<()> {
+        let tables = self.archive.refresh()?;
+        if tables.waiting_to_be_freed.is_empty() {
+            return Ok(());
+        }
+        let early = self.archive.settings.has(PlantedBug::FreedUnderReader);
+        let newest = tables.waiting_to_be_freed.iter().map(|(_, epoch)| *epoch).max().unwrap_or(0);
+        // The epoch advanced only when nobody stayed in the one before the last. In the last one
+        // somebody may.
+        let all = newest.saturating_add(1) < tables.epoch || self.others_left(tables.epoch)?;
+        let limit = if all { tables.epoch } else { tables.epoch.saturating_sub(1) };
+        let places: Vec<_> = tables
+            .waiting_to_be_freed
+            .iter()
+            .filter(|(_, epoch)| early || *epoch < limit)
+            .map(|(place, _)| *place)
+            .collect();
+        if places.is_empty() {
+            return Ok(());
+        }
+        for some in places.chunks(FREED_MAX) {
+            for place in some {
+                self.rewriter.container_reader.free(place)?;
+                self.done.freed_bytes += tables.taken(place);
+            }
+            self.archive.commit(true, |_| Ok(vec![Record::Freed { places: some.to_vec() }]))?;
+        }
+        self.remove_orphans()
+    }
+
+    /// Waits for readers of what was merged, frees it, and takes the reserve again.
+    fn last(&mut self) -> Result<()> {
+        let tables = self.archive.refresh()?;
+        let fresh = tables.waiting_to_be_freed.iter().any(|(_, epoch)| *epoch >= tables.epoch);
+        if fresh && self.others_left(tables.epoch)? {
+            self.archive.commit(true, |_| Ok(vec![Record::EpochAdvanced]))?;
+        }
+        self.free()?;
+        self.rewriter.appender.trim()?;
+        let (now, before) = (self.archive.tables().write_cost, self.before);
+        self.done.merge_bytes = now.merge_bytes.saturating_sub(before.merge_bytes);
+        self.done.copied_chunk_bytes =
+            now.reencoded_chunk_bytes.saturating_sub(before.reencoded_chunk_bytes);
+        self.done.encoded_chunks = now.encoded_chunks.saturating_sub(before.encoded_chunks);
+        self.done.encoded_chunk_bytes =
+            now.encoded_chunk_bytes.saturating_sub(before.encoded_chunk_bytes);
+        self.done.encode_bytes = now.encode_bytes.saturating_sub(before.encode_bytes);
+        self.done.held_back = self.archive.tables().waiting_to_be_freed.len() as u64;
+        self.archive.restore_reserve(self.options.reserve_bytes)
+    }
+
+    /// Removes files that nothing names.
+    fn remove_orphans(&self) -> Result<()> {
+        // Listed before the log is read: a segment is recorded before its file is made.
+        let names = self.archive.files.names()?;
+        let tables = self.archive.refresh()?;
+        let mut removed = false;
+        for name in names {
+            let segment =
+                name.strip_prefix("segment-").and_then(|digits| digits.parse::<u32>().ok());
+            let counts = name.strip_prefix("counts-").and_then(|digits| digits.parse::<u64>().ok());
+            let orphan = segment
+                .is_some_and(|n| !tables.segments.contains_key(&n) && segment_name(n) == name)
+                || counts.is_some_and(|n| n != tables.counts);
+            if orphan {
+                self.archive.files.remove(&name)?;
+                removed = true;
+            }
+        }
+        if removed { self.archive.files.sync_names() } else { Ok(()) }
+    }
+}

@@ -1,0 +1,234 @@
+//! What nobody needs is condemned, looked at again when older puts have ended, and dropped.
+
+use std::collections::BTreeMap;
+
+use onefold_core::{Kind, Result};
+
+use super::collection::Collection;
+use crate::{
+    format::{
+        Address, ContainerId,
+        damage::is_condemned,
+        record::{Pieces, Record},
+    },
+    settings::PlantedBug,
+    tables::{Container, Tables},
+    usage_counts::CountsReader,
+};
+
+/// Bytes of a condemned container in the log, beside a bit for each chunk.
+const ID_BYTES: usize = 16;
+
+impl Collection {
+    /// Condemns dead chunks of containers that are dead or less than half full; false when there
+    /// are none.
+    pub(super) fn condemn(&mut self) -> Result<bool> {
+        let tables = self.archive.tables();
+        let (mut counts, counted) = match &self.in_memory {
+            Some((file, upto)) => {
+                (CountsReader::over(&self.archive, file.clone(), tables.counts + 1)?, *upto)
+            }
+            None => (CountsReader::open(&self.archive, tables.counts)?, tables.counted),
+        };
+        // Which chunks are dead, as bits, by home; merged containers have several ids.
+        let mut dead: BTreeMap<ContainerId, (u32, Vec<u8>)> = BTreeMap::new();
+        while let Some((id, counts)) = counts.next()? {
+            if !counts.contains(&0) {
+                continue;
+            }
+            for home in tables.places(id) {
+                let spared = tables.unfinished.get(&home.stored.id).is_some_and(|at| {
+                    at.saturating_add(self.options.keep_partial) > self.options.now
+                });
+                if spared {
+                    continue;
+                }
+                let chunks = home.stored.chunks;
+                let (number, bits) = dead
+                    .entry(home.stored.id)
+                    .or_insert_with(|| (0, vec![0; (chunks as usize).div_ceil(8)]));
+                for n in self.unused(home, id, &counts)? {
+                    bits[n / 8] |= 1 << (n % 8);
+                    *number += 1;
+                }
+            }
+        }
+        // What a killed put listed since the counts were made: no recipe that came since names it.
+        for (id, at) in &tables.unfinished {
+            let Some(container) =
+                tables.containers.get(id).filter(|container| container.logged > counted)
+            else {
+                continue;
+            };
+            if at.saturating_add(self.options.keep_partial) <= self.options.now {
+                let chunks = container.stored.chunks;
+                dead.entry(*id)
+                    .or_insert_with(|| (chunks, vec![u8::MAX; (chunks as usize).div_ceil(8)]));
+            }
+        }
+        // Of what is about to be encoded late every dead chunk is left behind.
+        let due_for_encoding = self.due_for_encoding(&tables);
+        let (mut containers, mut bytes) = (Vec::new(), 0);
+        for (id, (number, bits)) in dead {
+            let live = tables
+                .containers
+                .get(&id)
+                .map_or(0, |container| container.stored.chunks.saturating_sub(number));
+            let all = number + live;
+            // Half full or more: their dead chunks may live again.
+            let leaves = live * 2 < all || (number > 0 && due_for_encoding.contains(&id));
+            if leaves && !tables.condemned.contains_key(&id) {
+                bytes += bits.len() + ID_BYTES;
+                if bytes > self.archive.settings.frame_bytes / 2 {
+                    // They go into one frame of the log: the next collection takes the rest.
+                    break;
+                }
+                containers.push((id, bits));
+            }
+        }
+        if containers.is_empty() {
+            return Ok(false);
+        }
+        if !self.others_left(tables.epoch)? {
+            self.done.waits = true;
+            return Ok(false);
+        }
+        self.archive.commit(true, |_| Ok(vec![Record::Condemned { containers }]))?;
+        Ok(true)
+    }
+
+    /// The places in their container of the chunks of `id` without references.
+    pub(super) fn unused(
+        &mut self,
+        home: &Container,
+        id: ContainerId,
+        counts: &[u16],
+    ) -> Result<Vec<usize>> {
+        let unused = |slot: u16| counts.get(usize::from(slot)).is_some_and(|&count| count == 0);
+        if home.merged.is_empty() {
+            return Ok((0..counts.len().min(home.stored.chunks as usize))
+                .filter(|&slot| unused(slot as u16))
+                .collect());
+        }
+        match self.rewriter.chunk_reader.metadata(&self.rewriter.container_reader, home) {
+            Ok(metadata) => {
+                let chunks = metadata.chunks.iter().enumerate();
+                Ok(chunks
+                    .filter(|(_, chunk)| chunk.first.container == id && unused(chunk.first.slot))
+                    .map(|(n, _)| n)
+                    .collect())
+            }
+            // Nothing is known of it: nothing is condemned.
+            Err(error) if error.kind() == Kind::Corrupt => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// True when nobody stays in an earlier epoch.
+    pub(super) fn others_left(&self, epoch: u32) -> Result<bool> {
+        match self.archive.await_earlier_epoch(epoch, self.options.wait) {
+            Err(error) if error.kind() == Kind::Busy => Ok(false),
+            done => done.map(|()| true),
+        }
+    }
+
+    /// When all have left that began before: spares what was referenced meanwhile, drops containers
+    /// that are dead. False when somebody is still there.
+    pub(super) fn recheck(&mut self) -> Result<bool> {
+        if !self.others_left(self.archive.refresh()?.epoch)? {
+            return Ok(false);
+        }
+        loop {
+            let tables = self.archive.refresh()?;
+            let mut spared: Vec<ContainerId> = Vec::new();
+            let skip = self.archive.settings.has(PlantedBug::NoRecheck);
+            for difference in
+                tables.differences.iter().filter(|difference| difference.added && !skip)
+            {
+                let mut runs = Vec::new();
+                self.rewriter.walk(&tables, &difference.recipe, &mut |first, count| {
+                    runs.push((first, count))
+                })?;
+                self.spare(&tables, &runs, &mut spared)?;
+            }
+            // What was removed since the counts on the disk were made, and counted in memory only,
+            // is read once more.
+            for difference in tables.differences.iter().filter(|difference| !difference.added) {
+                let own = |pieces: &Pieces| {
+                    (
+                        Address { container: pieces.container, slot: pieces.first },
+                        usize::from(pieces.count),
+                    )
+                };
+                let runs: Vec<_> = difference.recipe.iter().map(own).collect();
+                match self.spare(&tables, &runs, &mut spared) {
+                    // What can't be read will not be counted either.
+                    Err(error) if error.kind() == Kind::Corrupt => {}
+                    other => other?,
+                }
+            }
+            spared.sort_unstable();
+            spared.dedup();
+            let dead = tables.condemned.iter().filter(|(id, bits)| {
+                let chunks = tables
+                    .containers
+                    .get(id)
+                    .map_or(0, |container| container.stored.chunks as usize);
+                spared.binary_search(id).is_err() && (0..chunks).all(|n| is_condemned(bits, n))
+            });
+            let containers: Vec<ContainerId> = dead.map(|(&id, _)| id).collect();
+            if containers.is_empty() && spared.is_empty() {
+                return Ok(true);
+            }
+            let (dropped, looked_at) = (containers.len() as u64, tables.differences.len());
+            let mut again = false;
+            self.archive.commit(true, |now| {
+                // More came meanwhile, or a put gave up what it had listed.
+                again = now.differences.len() != looked_at
+                    || containers.iter().any(|id| !now.containers.contains_key(id));
+                Ok(if again { Vec::new() } else { vec![Record::Dropped { containers, spared }] })
+            })?;
+            if !again {
+                self.done.dropped += dropped;
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Notes the condemned containers of which chunks in these runs are needed.
+    fn spare(
+        &mut self,
+        tables: &Tables,
+        runs: &[(Address, usize)],
+        spared: &mut Vec<ContainerId>,
+    ) -> Result<()> {
+        for &(first, count) in runs {
+            let slots = usize::from(first.slot)..usize::from(first.slot) + count;
+            for home in tables.places(first.container) {
+                let Some(bits) = tables.condemned.get(&home.stored.id) else { continue };
+                let needed = if home.merged.is_empty() {
+                    slots.clone().any(|slot| is_condemned(bits, slot))
+                } else {
+                    let metadata = self
+                        .rewriter
+                        .chunk_reader
+                        .metadata(&self.rewriter.container_reader, home)?;
+                    let place = |slot| {
+                        metadata
+                            .chunks
+                            .binary_search_by_key(&Address { slot, ..first }, |chunk| chunk.first)
+                    };
+                    let needed = |slot: usize| {
+                        u16::try_from(slot)
+                            .is_ok_and(|slot| place(slot).is_ok_and(|n| is_condemned(bits, n)))
+                    };
+                    slots.clone().any(needed)
+                };
+                if needed {
+                    spared.push(home.stored.id);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,104 @@
+//! Containers less than half full become one: their live chunks are verified, copied and synced,
+//! then one record says where they lie.
+
+use onefold_core::{Kind, Result};
+
+use super::collection::Collection;
+use crate::{
+    container::pack,
+    format::{
+        ContainerId,
+        class::Class,
+        container::{ContainerKind, OpenContainer, Packer},
+        parameters::SLOTS_MAX,
+        record::Record,
+    },
+};
+
+impl Collection {
+    /// Copies the live chunks of some containers into a new one; false when there are no more
+    /// candidates.
+    pub(super) fn merge(&mut self) -> Result<bool> {
+        let tables = self.archive.refresh()?;
+        // What is encoded late is not merged before.
+        let due_for_encoding = self.due_for_encoding(&tables);
+        let live = |id: &ContainerId, bits: &Vec<u8>| {
+            let container = tables.containers.get(id).filter(|_| !due_for_encoding.contains(id))?;
+            let dead = bits.iter().map(|byte| byte.count_ones()).sum::<u32>();
+            let kind = (
+                container.stored.kind == ContainerKind::Recipes,
+                tables.class(&container.stored.place).0,
+            );
+            Some((kind, container.stored.chunks.saturating_sub(dead), *id))
+        };
+        let mut candidates: Vec<((bool, Class), u32, ContainerId)> =
+            tables.condemned.iter().filter_map(|(id, bits)| live(id, bits)).collect();
+        // The emptiest free the most for what is copied.
+        candidates.sort_unstable();
+        let Some(&(kind, ..)) = candidates.first() else { return Ok(false) };
+        let (mut from, mut chunks, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for &(_, _, id) in candidates.iter().filter(|candidate| candidate.0 == kind) {
+            let Some(container) = tables.containers.get(&id) else { continue };
+            match self.rewriter.live_chunks(&tables, container) {
+                Ok(live) => {
+                    let more: usize = live.iter().map(|(_, bytes)| bytes.len()).sum();
+                    let full = bytes + more > self.archive.settings.container_bytes
+                        || chunks.len() + live.len() > SLOTS_MAX;
+                    if !chunks.is_empty() && full {
+                        break;
+                    }
+                    bytes += more;
+                    chunks.extend(live);
+                    from.push(id);
+                }
+                Err(error) if error.kind() == Kind::Corrupt => {
+                    // It stays, with what can still be read of it.
+                    self.done.damaged += 1;
+                    self.archive.commit(true, |_| {
+                        Ok(vec![Record::Dropped { containers: Vec::new(), spared: vec![id] }])
+                    })?;
+                    return Ok(true);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        chunks.sort_unstable_by_key(|(chunk, _)| chunk.first);
+        let id = self.rewriter.ids.next()?;
+        let mut open = OpenContainer::new(
+            id,
+            if kind.0 { ContainerKind::Recipes } else { ContainerKind::Data },
+            bytes,
+        );
+        chunks
+            .iter()
+            .for_each(|(chunk, bytes)| open.push_as(chunk.fingerprint, chunk.first, bytes));
+        let packed = pack(&self.archive, open, &mut Packer::new(self.archive.settings.level));
+        let stored = loop {
+            match self.rewriter.appender.write(&packed, kind.1) {
+                Err(error) if error.kind() == Kind::NoSpace => {
+                    if !self.archive.spend_reserve()? {
+                        // There is no room to copy; what is dead is free already.
+                        return Ok(false);
+                    }
+                }
+                written => break written?,
+            }
+        };
+        self.rewriter.appender.sync()?;
+        let (merged, copied) = (from.len() as u64, chunks.len() as u64);
+        let mut gone = false;
+        self.archive.commit(true, |now| {
+            // A put may have given up what it had listed: then the copy is garbage behind the
+            // segment's end.
+            gone = from.iter().any(|id| !now.condemned.contains_key(id));
+            Ok(if gone { Vec::new() } else { vec![Record::Merged { from, to: stored }] })
+        })?;
+        if gone {
+            return Ok(true);
+        }
+        self.done.merged += merged;
+        self.done.into += 1;
+        self.done.copied_chunks += copied;
+        Ok(true)
+    }
+}

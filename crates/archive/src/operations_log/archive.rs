@@ -1,0 +1,230 @@
+//! The archive: what is opened once, and how it is made.
+
+use std::sync::Arc;
+
+use onefold_core::{Algorithm, Error, File, Files, Fingerprinter, Hold, Kind, Lock, Result};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::{position::LogPosition, snapshot::write_snapshot};
+use crate::{
+    format::{
+        Identity,
+        label::{Label, find_label, look_for_label},
+        names::{
+            COLLECTOR, COMMIT, EPOCHS, IMPORTER, LABEL, RESERVE, SYNCED, WRITER, fresh, log_name,
+        },
+    },
+    memory::{Budget, BufferPool},
+    settings::{Format, PlantedBug, Settings},
+    tables::Tables,
+};
+
+/// Bytes of the reserve that are given up at once.
+const RESERVE_STEP: u64 = 4 << 20;
+
+/// An archive in the directory of one node.
+pub struct Archive {
+    pub(crate) files: Arc<dyn Files>,
+    pub(crate) settings: Settings,
+    pub(crate) identity: Identity,
+    pub(crate) fingerprinter: Fingerprinter,
+    pub(crate) label: Label,
+    pub(super) writes: bool,
+    position: Mutex<LogPosition>,
+    /// Memory for what the medium says.
+    pub(super) budget: Arc<Budget>,
+    /// Memory of containers.
+    pub(crate) buffers: Arc<BufferPool>,
+}
+
+impl Archive {
+    /// Makes an archive in an empty directory; durable on return.
+    ///
+    /// # Errors
+    /// `Exists` when there is one, `NoSpace`, and those of the system.
+    pub fn create(files: &dyn Files, format: &Format) -> Result<()> {
+        format.late.map_or(Ok(()), |rad| rad.check(files.spread()))?;
+        if find_label(files).is_ok() {
+            return Err(Error::new(Kind::Exists, "there is an archive already"));
+        }
+        let label = Label {
+            id: format.id,
+            secret: format.secret,
+            node: format.node,
+            chunking: format.chunking,
+            compression: format.compression,
+            segment_bytes: format.segment_bytes,
+            generation: 1,
+            snapshot: 1,
+            spread: files.spread(),
+            late: format.late,
+        };
+        for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
+            fresh(files, name)?;
+        }
+        let reserve = fresh(files, RESERVE)?;
+        fill(&*reserve, format.reserve_bytes)?;
+        reserve.sync()?;
+        write_snapshot(
+            files,
+            &label.identity(),
+            1,
+            &Tables {
+                next_id: 1,
+                next_segment: 1,
+                epoch: 1,
+                ..Tables::new(files.spread(), format.late.is_some())
+            },
+        )?;
+        fresh(files, &log_name(1))?.sync()?;
+        files.sync_names()?;
+        // The label comes last: without it there is no archive.
+        let file = fresh(files, LABEL)?;
+        // Both places say the same, so that each of them can be lost.
+        for generation in 0..=label.generation {
+            let label = Label { generation, ..label.clone() };
+            file.write_at(label.place(), &label.encode())?;
+        }
+        file.sync()?;
+        files.sync_names()
+    }
+
+    /// Opens an archive; with `writes` what a killed process left at the log's end is made durable.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none, `Corrupt`, `Unsupported`, and those of the system.
+    pub fn open(files: Arc<dyn Files>, writes: bool, settings: Settings) -> Result<Archive> {
+        loop {
+            match Archive::try_open(&files, writes, &settings) {
+                // What is damaged in one copy may be whole in another.
+                Err(error) if error.kind() == Kind::Corrupt && files.another_copy() => {}
+                opened => return opened,
+            }
+        }
+    }
+
+    /// True when it was opened for changes.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.writes
+    }
+
+    fn try_open(files: &Arc<dyn Files>, writes: bool, settings: &Settings) -> Result<Archive> {
+        if files.spread() == [1, 1, 0] {
+            find_label(&**files)?;
+        }
+        let _lock = files.lock(COMMIT, if writes { Hold::Alone } else { Hold::Shared }, true)?;
+        files.settle(writes)?;
+        let (label, _) = look_for_label(&**files, settings.has(PlantedBug::LabelCopyUnread))?;
+        if label.spread != files.spread() {
+            let what = if label.spread[0] > 1 {
+                "this is one node of an archive; name the archive, or give all nodes"
+            } else {
+                "this archive has one node"
+            };
+            return Err(Error::new(Kind::Unsupported, what));
+        }
+        let identity = label.identity();
+        let budget = Budget::new(settings.memory);
+        let position = LogPosition::load_newest(files, &identity, &label, settings, None, &budget)?;
+        let archive = Archive {
+            fingerprinter: Fingerprinter::new(Algorithm::Blake3, label.secret),
+            identity,
+            label,
+            writes,
+            settings: settings.clone(),
+            files: files.clone(),
+            position: Mutex::new(position),
+            budget,
+            buffers: Arc::default(),
+        };
+        archive.replay_new_frames(&mut archive.position.lock())?;
+        Ok(archive)
+    }
+
+    /// What the label says.
+    pub fn label(&self) -> &Label {
+        &self.label
+    }
+
+    /// The archive as of the last look at the log.
+    pub fn tables(&self) -> Arc<Tables> {
+        self.position.lock().tables.clone()
+    }
+
+    /// Looks at the log, and gives the archive as of now.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn refresh(&self) -> Result<Arc<Tables>> {
+        let (mut position, _lock) = self.locked()?;
+        self.replay_new_frames(&mut position)?;
+        Ok(position.tables.clone())
+    }
+
+    /// Does something while nobody else changes the archive: its log is read to the end.
+    pub(crate) fn exclusively<T>(&self, does: impl FnOnce() -> Result<T>) -> Result<T> {
+        let (mut position, _lock) = self.locked()?;
+        self.replay_new_frames(&mut position)?;
+        does()
+    }
+
+    pub(super) fn locked(&self) -> Result<(MutexGuard<'_, LogPosition>, Box<dyn Lock>)> {
+        let position = self.position.lock();
+        let lock =
+            self.files.lock(COMMIT, if self.writes { Hold::Alone } else { Hold::Shared }, true)?;
+        self.files.settle(self.writes)?;
+        Ok((position, lock))
+    }
+
+    /// Makes a file durable, or fails for good: after a failed sync its data may be gone from
+    /// memory, and the next one succeeds without them.
+    pub(crate) fn sync(&self, file: &dyn File) -> Result<()> {
+        match file.sync() {
+            Err(_) if self.settings.has(PlantedBug::SyncRetried) => file.sync(),
+            synced => synced,
+        }
+    }
+
+    /// Gives a part of the reserve back to the file system; false when nothing is left of it.
+    pub(crate) fn spend_reserve(&self) -> Result<bool> {
+        let reserve = self.files.open(RESERVE)?;
+        let bytes = reserve.bytes()?;
+        if bytes == 0 {
+            return Ok(false);
+        }
+        reserve.set_bytes(bytes.saturating_sub(RESERVE_STEP))?;
+        reserve.sync()?;
+        Ok(true)
+    }
+
+    /// Takes the reserve again after collection; a disk that is still full gives what it has.
+    pub(crate) fn restore_reserve(&self, bytes: u64) -> Result<()> {
+        match fill(&*self.files.open(RESERVE)?, bytes) {
+            Err(error) if error.kind() != Kind::NoSpace => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes held back for deletion on a full disk.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn reserve_bytes(&self) -> Result<u64> {
+        self.files.open(RESERVE)?.bytes()
+    }
+}
+
+/// Writes `bytes` bytes that take space.
+fn fill(file: &dyn File, bytes: u64) -> Result<()> {
+    const STEP: usize = 64 << 10;
+    let noise: Vec<u8> =
+        (0..STEP as u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let mut at = file.bytes()?;
+    while at < bytes {
+        let n = STEP.min((bytes - at) as usize);
+        file.write_at(at, &noise[..n])?;
+        at += n as u64;
+    }
+    Ok(())
+}

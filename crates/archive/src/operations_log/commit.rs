@@ -1,0 +1,298 @@
+//! Changes appended to the log, and those of other processes replayed.
+
+use std::{borrow::Cow, sync::Arc};
+
+use onefold_core::{Error, Kind, Result};
+
+use super::{
+    archive::Archive,
+    frames::{Replayed, changes_lost, fits, later_changes, locks_fail, reads_back, replay},
+    position::{LogPosition, occupied},
+    snapshot::{write_block_indexes, write_snapshot},
+};
+use crate::{
+    format::{
+        frame,
+        label::{Label, look_for_label},
+        log_reader::LogReader,
+        names::{LABEL, fresh, log_name, snapshot_name},
+        record::Record,
+    },
+    memory::Drawn,
+    settings::PlantedBug,
+    tables::Tables,
+};
+
+impl Archive {
+    /// Changes the archive: `decide` sees it as of the log's end and says what changes. Durable on
+    /// return. `may_use_reserve` changes free space, and may use the reserve.
+    ///
+    /// # Errors
+    /// Those of `decide`; `NoSpace`; `Stopped` after an earlier failure; those of the system.
+    pub(crate) fn commit(
+        &self,
+        may_use_reserve: bool,
+        decide: impl FnOnce(&Tables) -> Result<Vec<Record>>,
+    ) -> Result<Arc<Tables>> {
+        let (mut position, _lock) = self.locked()?;
+        if let Some(reason) = &position.stopped {
+            return Err(Error::new(Kind::Stopped, format!("an earlier failure: {reason}")));
+        }
+        self.replay_new_frames(&mut position)?;
+        let records = decide(&position.tables)?;
+        if !records.is_empty() {
+            self.append(&mut position, records, may_use_reserve)?;
+            if position.end >= self.settings.log_bytes {
+                self.snapshot(&mut position, may_use_reserve)?;
+            }
+        }
+        Ok(position.tables.clone())
+    }
+
+    fn append(
+        &self,
+        position: &mut LogPosition,
+        records: Vec<Record>,
+        may_use_reserve: bool,
+    ) -> Result<()> {
+        let tables = &position.tables;
+        let sequence = tables.sequence + 1;
+        let mut next = Tables::clone(tables);
+        let payload = Record::encode_all(&records);
+        if payload.len() > self.settings.frame_bytes {
+            // Readers take a longer one for a torn end.
+            let what = format!(
+                "it takes {} bytes of the operations log at once, and {} is the most",
+                payload.len(),
+                self.settings.frame_bytes
+            );
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("{what}; nothing was changed: do it in smaller parts"),
+            ));
+        }
+        fits(position.end, payload.len())?;
+        let (bytes, checksum) =
+            frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload);
+        next.apply(sequence, records)?;
+        next.chain = checksum;
+        if !position.label_durable {
+            self.make_label_durable(position)?;
+        }
+        self.nothing_follows(position)?;
+        let written = loop {
+            let synced = position
+                .log
+                .write_at(position.end, &bytes)
+                .and_then(|()| self.sync(&*position.log))
+                .and_then(|()| self.files.confirm());
+            match synced.and_then(|()| reads_back(&*position.log, position.end, &bytes)) {
+                Err(error)
+                    if error.kind() == Kind::NoSpace
+                        && may_use_reserve
+                        && self.spend_reserve()? => {}
+                done => break done,
+            }
+        };
+        if let Err(error) = written {
+            // A full disk leaves a torn end, which the next append overwrites.
+            if error.kind() != Kind::NoSpace {
+                position.stopped = Some(error.clone());
+            }
+            return Err(error);
+        }
+        position.end += bytes.len() as u64;
+        position.tables = Arc::new(next);
+        self.record_synced(sequence, position.snapshot)
+    }
+
+    /// Errors when somebody appended since the end was read, although we hold the lock.
+    fn nothing_follows(&self, position: &mut LogPosition) -> Result<()> {
+        let mut frames = LogReader::new(&*position.log, position.end, &position.drawn)?;
+        let next = frames.frame(&self.identity, self.settings.has(PlantedBug::TornTailBelieved))?;
+        let follows = next.is_some_and(|(frame, before)| {
+            Some(frame.sequence) == position.tables.sequence.checked_add(1)
+                && before == position.tables.chain
+        });
+        if follows {
+            return Err(position.stopped.insert(locks_fail()).clone());
+        }
+        if frames.goes_on(&self.identity, position.tables.sequence)? {
+            Err(later_changes(position.tables.sequence))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Reads the log from where this process stopped to its end. The commit lock is held.
+    pub(super) fn replay_new_frames(&self, position: &mut LogPosition) -> Result<()> {
+        let (label, is_damaged) =
+            look_for_label(&*self.files, self.settings.has(PlantedBug::LabelCopyUnread))?;
+        // First, so that the log has at least this even where locks do not hold.
+        let recorded = self.recorded_synced()?.0;
+        // A damaged place of the label may have named another log, where what is new is.
+        if label.snapshot != position.snapshot || is_damaged && recorded > position.tables.sequence
+        {
+            let stopped = position.stopped.take();
+            // What is known is drawn anew.
+            position.drawn = Drawn::default();
+            *position = LogPosition::load_newest(
+                &self.files,
+                &self.identity,
+                &label,
+                &self.settings,
+                Some(&position.tables),
+                &self.budget,
+            )?;
+            position.stopped = stopped;
+        }
+        position.generation = position.generation.max(label.generation);
+        if self.budget.is_bounded() {
+            self.budget.occupied(occupied(&*self.files, position.snapshot));
+        }
+        let mut replayed = Replayed::of(&position.tables);
+        replay(
+            &*position.log,
+            position.end,
+            &self.identity,
+            &mut replayed,
+            &position.drawn,
+            &self.settings,
+            u64::MAX,
+        )?;
+        if recorded > replayed.tables.sequence && !self.settings.has(PlantedBug::LogEndBelieved) {
+            return Err(changes_lost(replayed.tables.sequence, recorded));
+        }
+        let Replayed { tables: Cow::Owned(tables), end, last } = replayed else { return Ok(()) };
+        let unsure = tables.sequence > recorded && !self.settings.has(PlantedBug::TailShownEarly);
+        if unsure && self.writes {
+            position.log.write_at(end - last.len() as u64, &last)?;
+            position.log.sync()?;
+            self.files.confirm()?;
+            self.make_label_durable(position)?;
+            self.record_synced(tables.sequence, position.snapshot)?;
+        } else if unsure && !self.settings.has(PlantedBug::TailReadEarly) {
+            return self.replay_lasting_frames(position, tables, end, recorded);
+        }
+        (position.tables, position.end) = (Arc::new(tables), end);
+        Ok(())
+    }
+
+    /// For who writes nothing: makes frames durable that nobody recorded as synced, and believes
+    /// those that can't vanish any more. `tables` have all frames up to byte `end`.
+    fn replay_lasting_frames(
+        &self,
+        position: &mut LogPosition,
+        tables: Tables,
+        end: u64,
+        recorded: u64,
+    ) -> Result<()> {
+        let name = log_name(position.snapshot);
+        let mut frames = LogReader::new(&*position.log, position.end, &position.drawn)?;
+        let (mut at, mut unsure) = (position.end, Vec::new());
+        while at < end {
+            let Some((frame, _)) =
+                frames.frame(&self.identity, self.settings.has(PlantedBug::TornTailBelieved))?
+            else {
+                break;
+            };
+            let (sequence, bytes) = (frame.sequence, frame.bytes);
+            if sequence > recorded {
+                position.drawn.more(bytes)?;
+                unsure.push((sequence, at, frames.whole(bytes)?));
+            }
+            frames.pass(bytes);
+            at += bytes;
+        }
+        let from = unsure.first().map_or(end, |(_, at, _)| *at);
+        let all: Vec<u8> = unsure.iter().flat_map(|(_, _, bytes)| bytes).copied().collect();
+        if self.files.keeps(&name, from, &all)? {
+            (position.tables, position.end) = (Arc::new(tables), end);
+            return Ok(());
+        }
+        let mut upto = tables.sequence - unsure.len() as u64;
+        for (sequence, at, bytes) in &unsure {
+            if !self.files.keeps(&name, *at, bytes)? {
+                break;
+            }
+            upto = *sequence;
+        }
+        let mut replayed = Replayed::of(&position.tables);
+        replay(
+            &*position.log,
+            position.end,
+            &self.identity,
+            &mut replayed,
+            &position.drawn,
+            &self.settings,
+            upto,
+        )?;
+        if let Replayed { tables: Cow::Owned(tables), end, .. } = replayed {
+            (position.tables, position.end) = (Arc::new(tables), end);
+        }
+        Ok(())
+    }
+
+    /// Takes a snapshot and begins a new log. The commit lock is held. A full disk only puts it
+    /// off.
+    fn snapshot(&self, position: &mut LogPosition, may_use_reserve: bool) -> Result<()> {
+        loop {
+            match self.try_snapshot(position) {
+                Err(error)
+                    if error.kind() == Kind::NoSpace
+                        && may_use_reserve
+                        && self.spend_reserve()? => {}
+                Err(error) if error.kind() == Kind::NoSpace => {
+                    // The log goes on in the space that was taken for it; what is half made makes
+                    // room.
+                    for name in
+                        [snapshot_name(position.snapshot + 1), log_name(position.snapshot + 1)]
+                    {
+                        match self.files.remove(&name) {
+                            Err(error) if error.kind() != Kind::NotFound => return Err(error),
+                            _ => {}
+                        }
+                    }
+                    return Ok(());
+                }
+                Err(error) => {
+                    position.stopped = Some(error.clone());
+                    return Err(error);
+                }
+                Ok(()) => return Ok(()),
+            }
+        }
+    }
+
+    fn try_snapshot(&self, position: &mut LogPosition) -> Result<()> {
+        let number = position.snapshot + 1;
+        let mut tables = Tables::clone(&position.tables);
+        write_block_indexes(&*self.files, &self.identity, number, &mut tables)?;
+        write_snapshot(&*self.files, &self.identity, number, &tables)?;
+        let log = fresh(&*self.files, &log_name(number))?;
+        log.reserve(0, self.settings.log_ahead_bytes)?;
+        log.sync()?;
+        self.files.sync_names()?;
+        let label =
+            Label { generation: position.generation + 1, snapshot: number, ..self.label.clone() };
+        let file = self.files.open(LABEL)?;
+        file.write_at(label.place(), &label.encode())?;
+        file.sync()?;
+        self.files.confirm()?;
+        (
+            position.generation,
+            position.snapshot,
+            position.log,
+            position.end,
+            position.label_durable,
+        ) = (label.generation, number, log, 0, true);
+        position.tables = Arc::new(tables);
+        for name in [snapshot_name(number.saturating_sub(2)), log_name(number.saturating_sub(2))] {
+            match self.files.remove(&name) {
+                Err(error) if error.kind() != Kind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}

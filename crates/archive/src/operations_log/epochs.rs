@@ -1,0 +1,41 @@
+//! Epochs: what is read in one is not freed before its readers have left.
+
+use std::sync::Arc;
+
+use onefold_core::{Hold, Lock, Result};
+
+use super::archive::Archive;
+use crate::{format::names::EPOCHS, tables::Tables};
+
+/// Keeps what is read in this epoch from being freed.
+pub struct EpochGuard {
+    _lock: Box<dyn Lock>,
+    /// The archive as of then.
+    pub tables: Arc<Tables>,
+}
+
+impl Archive {
+    /// Stays in the epoch of now: what the returned tables name can be read until the value is
+    /// dropped.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn guard_epoch(&self) -> Result<EpochGuard> {
+        loop {
+            let epoch = self.refresh()?.epoch;
+            let lock = self.files.lock(EPOCHS[epoch as usize % 2], Hold::Shared, true)?;
+            let tables = self.refresh()?;
+            if tables.epoch == epoch {
+                return Ok(EpochGuard { _lock: lock, tables });
+            }
+        }
+    }
+
+    /// Returns when nobody stays in the epoch before `epoch`, which is the present one.
+    ///
+    /// # Errors
+    /// `Busy` when somebody does and nobody waits.
+    pub(crate) fn await_earlier_epoch(&self, epoch: u32, wait: bool) -> Result<()> {
+        self.files.lock(EPOCHS[(epoch as usize + 1) % 2], Hold::Alone, wait).map(|_| ())
+    }
+}

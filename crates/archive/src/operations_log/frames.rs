@@ -1,0 +1,115 @@
+//! Frames of the log, replayed over tables.
+
+use std::borrow::Cow;
+
+use onefold_core::{Error, File, Kind, Result};
+
+use crate::{
+    block_index::LEAF_MEMORY,
+    format::{
+        Identity,
+        bytes::corrupt,
+        frame::{FRAME_ALIGN, FRAME_HEADER_BYTES},
+        label::PUT_BACK,
+        log_reader::{LOG_BYTES_MAX, LogReader},
+        names::SYNCED,
+        record::Record,
+    },
+    memory::Drawn,
+    settings::{PlantedBug, Settings},
+    tables::Tables,
+};
+
+/// The tables, as far as a log was followed.
+pub(crate) struct Replayed<'a> {
+    /// Those that were there before, as long as nothing was new.
+    pub(super) tables: Cow<'a, Tables>,
+    /// Where the log ends.
+    pub(super) end: u64,
+    /// Its last frame, as it was written.
+    pub(super) last: Vec<u8>,
+}
+
+impl Replayed<'_> {
+    pub(super) fn of(tables: &Tables) -> Replayed<'_> {
+        Replayed { tables: Cow::Borrowed(tables), end: 0, last: Vec::new() }
+    }
+}
+
+/// Applies the frames of a log from byte `from` on, which follow the tables; none behind number
+/// `upto`.
+pub(crate) fn replay(
+    log: &dyn File,
+    from: u64,
+    identity: &Identity,
+    to: &mut Replayed<'_>,
+    drawn: &Drawn,
+    settings: &Settings,
+    upto: u64,
+) -> Result<()> {
+    let mut frames = LogReader::new(log, from, drawn)?;
+    to.end = from;
+    while let Some((frame, before)) =
+        frames.frame(identity, settings.has(PlantedBug::TornTailBelieved))?
+    {
+        if Some(frame.sequence) != to.tables.sequence.checked_add(1)
+            || before != to.tables.chain
+            || frame.sequence > upto
+        {
+            break;
+        }
+        let (sequence, checksum, bytes) = (frame.sequence, frame.checksum, frame.bytes);
+        let records = Record::decode_within(frame.payload, drawn)?;
+        drawn.more(to.tables.new_leaves(&records) * LEAF_MEMORY)?;
+        let tables = to.tables.to_mut();
+        tables.apply(sequence, records).map_err(|e| e.context("the operations log"))?;
+        tables.chain = checksum;
+        to.last = frames.whole(bytes)?;
+        to.end += bytes;
+        frames.pass(bytes);
+    }
+    if to.tables.sequence < upto && frames.goes_on(identity, to.tables.sequence)? {
+        Err(later_changes(to.tables.sequence))
+    } else {
+        Ok(())
+    }
+}
+
+pub(crate) fn later_changes(sequence: u64) -> Error {
+    let what = format!(
+        "the operations log is damaged behind change {sequence}: later changes are there, this one is not"
+    );
+    corrupt(format!("{what}; {PUT_BACK}"))
+}
+
+pub(crate) fn changes_lost(sequence: u64, recorded: u64) -> Error {
+    let what = format!(
+        "the operations log is damaged behind change {sequence}: it ends there, and change {recorded} was durable"
+    );
+    corrupt(format!(
+        "{what}; {PUT_BACK}, or empty the file `{SYNCED}` to go on without these changes"
+    ))
+}
+
+/// Errors unless the log has these bytes where they were written: who else wrote there had the lock
+/// too.
+pub(crate) fn reads_back(log: &dyn File, at: u64, bytes: &[u8]) -> Result<()> {
+    let mut found = vec![0; bytes.len()];
+    let n = log.read_at(at, &mut found)?;
+    if n == bytes.len() && found == bytes { Ok(()) } else { Err(locks_fail()) }
+}
+
+pub(crate) fn locks_fail() -> Error {
+    let why = "the operations log is not what we wrote: another process wrote to it while we held its lock, as locks do not hold on this file system, \
+               or the disk loses writes; nothing more is written";
+    Error::new(Kind::Io, why)
+}
+
+/// Errors unless a log that is so long can be read with a frame of so many bytes of records more.
+pub(crate) fn fits(log: u64, payload: usize) -> Result<()> {
+    if log + payload as u64 + FRAME_ALIGN + FRAME_HEADER_BYTES as u64 <= LOG_BYTES_MAX {
+        return Ok(());
+    }
+    let why = "the operations log is full, and the disk has no room for the snapshot that would begin another one";
+    Err(Error::new(Kind::NoSpace, why))
+}

@@ -1,0 +1,36 @@
+//! The archive: its label, snapshot and operations log, and the locks by which processes share it.
+//!
+//! Files: `label`; `snapshot-N` and `log-N`, of the label's number and the one before; `segment-N`;
+//! `index-N`; `counts-N`; `reserve`; `vouched`; and the locks `lock-writer`, `lock-gc`,
+//! `lock-importer`, `lock-commit`, `epoch-0`, `epoch-1`.
+//!
+//! *Crash argument:* one append is one frame. Whoever takes the commit lock reads to the end first.
+//! The last frame may be of a process that was killed before its sync: who changes the archive
+//! writes and syncs it again before anybody sees what it says, unless the file `vouched` names it,
+//! which is written after the sync. Who only reads writes nothing: it has the log synced, and on
+//! several nodes believes what as many copies have as a change needs. A bad frame is the torn end
+//! of the log; if a later frame follows it, it is damage.
+//!
+//! *Locks that do not hold*, as some file servers' do, are noticed where they cost something: an
+//! append finds nothing behind the end that it read, and reads its own frame back before it is
+//! acknowledged.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`archive`] | the archive, opened: what all of its users share |
+//! | [`label`] | the label made durable, and the record of what is synced |
+//! | [`frames`] | frames replayed over tables |
+//! | [`snapshot`] | snapshots, written and read |
+//! | [`position`] | how far a process has followed the log |
+//! | [`commit`] | changes appended, those of others replayed, a new log begun |
+//! | [`epochs`] | what readers keep from being freed |
+
+mod archive;
+mod commit;
+mod epochs;
+mod frames;
+mod label;
+mod position;
+mod snapshot;
+
+pub use self::{archive::Archive, epochs::EpochGuard};

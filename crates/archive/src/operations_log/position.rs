@@ -1,0 +1,165 @@
+//! How far a process has followed the log.
+
+use std::sync::Arc;
+
+use onefold_core::{Error, File, Files, Kind, Result};
+
+use super::{
+    frames::{Replayed, replay},
+    snapshot::read_snapshot,
+};
+use crate::{
+    block_index,
+    format::{
+        Identity,
+        damage::is_damage,
+        label::{Label, look_for_label},
+        log_reader::LogReader,
+        names::{log_name, snapshot_name},
+    },
+    memory::{Budget, Drawn},
+    settings::{PlantedBug, Settings},
+    tables::Tables,
+};
+
+/// What this process has seen.
+pub(crate) struct LogPosition {
+    pub(super) tables: Arc<Tables>,
+    /// The label's generation and number.
+    pub(super) generation: u64,
+    pub(super) snapshot: u64,
+    pub(super) log: Arc<dyn File>,
+    /// Bytes of the log that are applied.
+    pub(super) end: u64,
+    /// The label is known to be durable.
+    pub(super) label_durable: bool,
+    /// A place of the label is damaged, or its last write did not arrive: `generation` is that of
+    /// the label to be written before anything else.
+    pub(super) label_lost: bool,
+    /// The first failed write or sync.
+    pub(super) stopped: Option<Error>,
+    /// What the tables were drawn from the budget.
+    pub(super) drawn: Drawn,
+}
+
+impl LogPosition {
+    /// What a label names, or the log behind it. When the last label was lost, the one before is
+    /// there, with its snapshot and log; the next log goes on from there, and only a label that
+    /// was durable lets anybody write to it.
+    pub(super) fn load_newest(
+        files: &Arc<dyn Files>,
+        identity: &Identity,
+        label: &Label,
+        settings: &Settings,
+        before: Option<&Tables>,
+        budget: &Arc<Budget>,
+    ) -> Result<LogPosition> {
+        let is_damaged = look_for_label(&**files, false)?.1;
+        let mut position = LogPosition::load(files, identity, label, settings, before, budget)?;
+        let is_old = !settings.has(PlantedBug::OldLabelTaken)
+            && position.log_goes_on(&**files, identity, settings)?;
+        if is_old {
+            let next = Label { snapshot: label.snapshot + 1, ..label.clone() };
+            position.drawn = Drawn::default();
+            position = LogPosition::load(
+                files,
+                identity,
+                &next,
+                settings,
+                Some(&position.tables),
+                budget,
+            )?;
+        }
+        if is_old || is_damaged {
+            (position.generation, position.label_lost) = (label.generation + 1, true);
+        }
+        Ok(position)
+    }
+
+    /// True when the log after this one has changes that follow the end of this one.
+    fn log_goes_on(
+        &self,
+        files: &dyn Files,
+        identity: &Identity,
+        settings: &Settings,
+    ) -> Result<bool> {
+        let next = match files.open(&log_name(self.snapshot + 1)) {
+            Err(error) if error.kind() == Kind::NotFound => return Ok(false),
+            opened => opened?,
+        };
+        let drawn = Drawn::default();
+        let mut frames = LogReader::new(&*next, 0, &drawn)?;
+        let Some((frame, before)) = frames.frame(identity, false)? else { return Ok(false) };
+        let mut replayed = Replayed::of(&self.tables);
+        replay(&*self.log, 0, identity, &mut replayed, &drawn, settings, u64::MAX)?;
+        Ok(replayed.tables.sequence.checked_add(1) == Some(frame.sequence)
+            && replayed.tables.chain == before)
+    }
+
+    /// `before` is what the process knew of it.
+    fn load(
+        files: &Arc<dyn Files>,
+        identity: &Identity,
+        label: &Label,
+        settings: &Settings,
+        before: Option<&Tables>,
+        budget: &Arc<Budget>,
+    ) -> Result<LogPosition> {
+        let open = |number| files.open(&log_name(number));
+        let late = label.late.is_some();
+        if budget.is_bounded() {
+            budget.occupied(occupied(&**files, label.snapshot));
+        }
+        let mut drawn = Drawn::from(budget);
+        let tables = match read_snapshot(&**files, identity, label.snapshot, late, before, &drawn) {
+            Ok(tables) => tables,
+            // The one before, and all of its log, say the same.
+            Err(error) if is_damage(&error) && label.snapshot > 1 => {
+                drawn = Drawn::from(budget);
+                let tables =
+                    read_snapshot(&**files, identity, label.snapshot - 1, late, None, &drawn)
+                        .map_err(|_| error.clone())?;
+                let mut replayed = Replayed::of(&tables);
+                replay(
+                    &*open(label.snapshot - 1)?,
+                    0,
+                    identity,
+                    &mut replayed,
+                    &drawn,
+                    settings,
+                    u64::MAX,
+                )?;
+                replayed.tables.into_owned()
+            }
+            Err(error) => return Err(error),
+        };
+        let log = open(label.snapshot)?;
+        Ok(LogPosition {
+            tables: Arc::new(tables),
+            generation: label.generation,
+            snapshot: label.snapshot,
+            log,
+            end: 0,
+            label_durable: false,
+            label_lost: false,
+            stopped: None,
+            drawn,
+        })
+    }
+}
+
+/// Bytes that the metadata of an archive occupies which is held in memory.
+pub(crate) fn occupied(files: &dyn Files, snapshot: u64) -> u64 {
+    let before = snapshot.saturating_sub(1);
+    let names = [
+        snapshot_name(snapshot),
+        log_name(snapshot),
+        snapshot_name(before),
+        log_name(before),
+        block_index::MAPS.to_owned(),
+    ];
+    names
+        .iter()
+        .map(|name| files.open(name).and_then(|file| file.occupied()).unwrap_or(0))
+        .fold(0, u64::saturating_add)
+}

@@ -1,0 +1,9 @@
+//! What was damaged is made whole: lost chunks from their copies, nodes from the others.
+
+mod lost_chunks;
+mod nodes;
+
+pub use self::{
+    lost_chunks::{Restored, record_damage, restore},
+    nodes::{Rebuilt, Replacement, repair, replace},
+};

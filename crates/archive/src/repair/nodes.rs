@@ -1,0 +1,259 @@
+//! Filling lost and replaced nodes, and making bad units anew.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use onefold_core::{Error, Files, Hold, Kind, Result};
+
+use crate::{
+    erasure::{CURSOR, NODE, NodeLabel, Nodes, Repaired, Segment, View, copy_all},
+    format::{
+        bytes::{Reader, Writer},
+        names::{COLLECTOR, IMPORTER, WRITER, segment_name},
+        record::Place,
+    },
+    operations_log::Archive,
+};
+
+/// A directory that takes the place of a node.
+pub struct Replacement {
+    /// The node's number.
+    pub number: usize,
+    /// The directory.
+    pub files: Arc<dyn Files>,
+    /// Its new random id.
+    pub id: [u8; 16],
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rebuilt {
+    /// Nodes filled.
+    pub nodes: u64,
+    /// Units.
+    pub units: Repaired,
+    /// Containers of which something is lost.
+    pub lost_containers: u64,
+}
+
+/// How far: what is done, of how much.
+pub(crate) type Progress<'a> = dyn FnMut(u64, u64) + 'a;
+
+/// The places of all containers by their segments.
+fn places(archive: &Archive) -> BTreeMap<u32, Vec<Place>> {
+    let mut places: BTreeMap<u32, Vec<Place>> = BTreeMap::new();
+    for container in archive.tables().containers.values() {
+        places.entry(container.stored.place.segment).or_default().push(container.stored.place);
+    }
+    places.values_mut().for_each(|places| places.sort_unstable());
+    places
+}
+
+/// Looks at every unit of all containers, parity included, and makes bad ones anew on nodes that
+/// are there; durable on return.
+///
+/// # Errors
+/// Those of the system; what is lost is in the report.
+pub fn repair(
+    archive: &Arc<Archive>,
+    nodes: &Nodes,
+    progress: &mut Progress<'_>,
+) -> Result<Rebuilt> {
+    // Nothing that is looked at moves away.
+    let _guard = archive.guard_epoch()?;
+    let (places, mut done) = (places(archive), Rebuilt::default());
+    let (total, mut looked) = (places.values().map(Vec::len).sum::<usize>() as u64, 0);
+    for (segment, places) in places {
+        let segment = Segment::of(nodes.shared(), &segment_name(segment))?;
+        done.add(segment.repair_headers()?);
+        for place in places {
+            done.add(segment.repair(place.at, u64::from(place.bytes), None)?);
+            looked += 1;
+            progress(looked, total);
+        }
+    }
+    Ok(done)
+}
+
+impl Rebuilt {
+    fn add(&mut self, found: Repaired) {
+        self.units.units += found.units;
+        self.units.bad_units += found.bad_units;
+        self.units.repaired_units += found.repaired_units;
+        self.units.lost_rows += found.lost_rows;
+        self.lost_containers += u64::from(found.lost_rows > 0);
+    }
+}
+
+/// Fills a directory with all that node `number` must have, and makes it the node; durable on
+/// return. No put and no collection runs meanwhile. A rebuild that was killed goes on behind the
+/// last segment that was filled.
+///
+/// # Errors
+/// `InvalidInput` when the directory is a node that counts, `Corrupt` when other nodes can't give
+/// what it needs, `NoSpace`, those of the system.
+pub fn replace(
+    archive: &Arc<Archive>,
+    nodes: &Nodes,
+    replacement: &Replacement,
+    progress: &mut Progress<'_>,
+) -> Result<Rebuilt> {
+    let (shared, &Replacement { number, ref files, id }) = (nodes.shared(), replacement);
+    if number >= nodes.count() {
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("there is no node {number}: the archive has {}, from 0 on", nodes.count()),
+        ));
+    }
+    if shared.here() >> number & 1 == 1 {
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("node {number} is there, and whole: only a node that is absent is replaced"),
+        ));
+    }
+    let _locks = [WRITER, COLLECTOR, IMPORTER]
+        .into_iter()
+        .map(|name| archive.files.lock(name, Hold::Alone, true))
+        .collect::<Result<Vec<_>>>()?;
+    archive.refresh()?;
+    let cursor = begin(nodes, replacement)?;
+    let epoch = shared.state.lock().view.epoch;
+    let (places, mut done) = (places(archive), Rebuilt { nodes: 1, ..Rebuilt::default() });
+    let (total, mut filled) = (places.values().map(Vec::len).sum::<usize>() as u64, 0);
+    for (segment, places) in places {
+        let name = segment_name(segment);
+        let columns = Segment::of(shared, &name)?;
+        let Some(column) = columns.layout().column_of(number) else {
+            filled += places.len() as u64;
+            continue;
+        };
+        // Whole as far as the cursor says.
+        if segment <= cursor && files.open(&name).is_ok() {
+            filled += places.len() as u64;
+            continue;
+        }
+        let file = columns.begin_column(column, &**files)?;
+        for place in places {
+            done.add(columns.repair(place.at, u64::from(place.bytes), Some((column, &*file)))?);
+            filled += 1;
+            progress(filled, total);
+        }
+        file.sync()?;
+        files.sync_names()?;
+        Cursor { segment, epoch }.write(nodes, &**files)?;
+    }
+    if done.lost_containers > 0 {
+        let why = format!(
+            "{} containers can't be made from the nodes that are there",
+            done.lost_containers
+        );
+        return Err(Error::new(Kind::Corrupt, why));
+    }
+    archive.exclusively(|| {
+        if number < shared.copies() {
+            let primary = shared.state.lock().primary;
+            copy_all(&**shared.directory(primary)?, &**files)?;
+        }
+        let mut view: View = shared.state.lock().view.clone();
+        view.ids[number] = id;
+        // Who is a member and absent, and missed nothing so far, stays one only if it gets the new
+        // view: it can't.
+        let here = shared.here();
+        view = View {
+            epoch: view.epoch + 1,
+            members: (view.members & here) | 1 << number,
+            ids: view.ids,
+        };
+        shared.change_view(view, Some((number, &**files)))
+    })?;
+    files.remove(CURSOR)?;
+    files.sync_names()?;
+    Ok(done)
+}
+
+/// Clears a directory unless it was being filled already; gives the last segment that is filled.
+///
+/// The cursor is there before anything else, and names the view of who is current: with another
+/// one, shards may be missing that were there.
+fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<u32> {
+    let (shared, files) = (nodes.shared(), &replacement.files);
+    let view = shared.state.lock().view.clone();
+    let label =
+        NodeLabel::read(&**files).ok().filter(|label| label.identity().key == shared.identity.key);
+    if let Some(label) = &label {
+        let number = usize::from(label.number);
+        if shared.here() >> number & 1 == 1 && view.ids.get(number) == label.view.ids.get(number) {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("this directory is node {number}, which counts"),
+            ));
+        }
+    }
+    let cursor = Cursor::read(nodes, &**files)?;
+    if let Some(cursor) = &cursor
+        && cursor.epoch == view.epoch
+        && label.is_none()
+    {
+        // Who wrote it may have been killed before it was durable, and what follows must not
+        // outlive it.
+        Cursor::settle(&**files)?;
+        return Ok(cursor.segment);
+    }
+    let names = files.names()?;
+    if label.is_none() && cursor.is_none() && !names.is_empty() {
+        return Err(Error::new(
+            Kind::Exists,
+            "the directory is not empty, and no node of this archive",
+        ));
+    }
+    Cursor { segment: 0, epoch: view.epoch }.write(nodes, &**files)?;
+    // The label goes first: what is half cleared is no node.
+    let (first, rest): (Vec<&String>, Vec<&String>) =
+        names.iter().filter(|name| *name != CURSOR).partition(|name| *name == NODE);
+    for names in [first, rest] {
+        names.into_iter().try_for_each(|name| files.remove(name))?;
+        files.sync_names()?;
+    }
+    Ok(0)
+}
+
+/// How far the filling of a directory is.
+struct Cursor {
+    /// The last segment that is filled.
+    segment: u32,
+    /// Of the view when it began.
+    epoch: u64,
+}
+
+impl Cursor {
+    fn read(nodes: &Nodes, files: &dyn Files) -> Result<Option<Cursor>> {
+        let Ok(file) = files.open(CURSOR) else { return Ok(None) };
+        let mut bytes = [0; 36];
+        let n = file.read_at(0, &mut bytes)?;
+        let mut r = Reader(&bytes, None);
+        let (id, segment, epoch, sum) = (r.array::<16>()?, r.u32()?, r.u64()?, r.u64()?);
+        let identity = &nodes.shared().identity;
+        // A torn one is still the sign of a directory that was being filled.
+        let whole = n == bytes.len() && id == identity.id && sum == identity.checksum(&bytes[..28]);
+        Ok(Some(if whole { Cursor { segment, epoch } } else { Cursor { segment: 0, epoch: 0 } }))
+    }
+
+    /// Makes the one that is there durable.
+    fn settle(files: &dyn Files) -> Result<()> {
+        files.open(CURSOR)?.sync()?;
+        files.sync_names()
+    }
+
+    /// Durable on return.
+    fn write(&self, nodes: &Nodes, files: &dyn Files) -> Result<()> {
+        let mut w = Writer::default();
+        w.raw(&nodes.shared().identity.id).u32(self.segment).u64(self.epoch);
+        let checksum = nodes.shared().identity.checksum(&w.0);
+        w.u64(checksum);
+        let file = match files.open(CURSOR) {
+            Err(error) if error.kind() == Kind::NotFound => files.create(CURSOR)?,
+            opened => opened?,
+        };
+        file.write_at(0, &w.0)?;
+        Cursor::settle(files)
+    }
+}

@@ -1,0 +1,288 @@
+//! What the streams of one ingesting process share: the filter chain, the ids, the segment that is
+//! filled, and the importer's results.
+//!
+//! Each stream has a session of its own, in an epoch of its own, and fills its own containers. A
+//! commit of one stream makes all containers durable that were written so far, since its chunks may
+//! be duplicates of theirs.
+//!
+//! *Locks:* in the order `lookup`, `pending`, the archive's, `auxiliary`. None is held while a
+//! stream waits for its source.
+//!
+//! *Failures:* when a write or a sync fails for another reason than a full disk, what was written
+//! and is not listed counts as lost: all sessions of that time end, and later ones write anew, to
+//! other places.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use onefold_core::{Error, Hold, Kind, Lock, Result};
+use parking_lot::Mutex;
+
+use crate::{
+    chunk_index::{Auxiliary, import, load_recent},
+    container::{Appender, ContainerReader, Ids},
+    filter_chain::FilterChain,
+    format::{
+        ContainerId,
+        container::{ContainerKind, Packed},
+        names::WRITER,
+        record::{Owner, Record, Stored},
+    },
+    operations_log::Archive,
+    tables::Tables,
+};
+
+/// Where an import left the index; the next session that looks something up takes it over.
+pub(crate) type Imported = Arc<Mutex<Option<u64>>>;
+
+/// The ingesting process of an archive. There is one at a time.
+pub struct Ingest {
+    pub(crate) archive: Arc<Archive>,
+    _writer: Box<dyn Lock>,
+    pub(crate) auxiliary: Arc<Mutex<Auxiliary>>,
+    pub(super) lookup: Mutex<Lookup>,
+    pub(super) pending: Mutex<PendingContainers>,
+    pub(crate) imported: Imported,
+    sessions: AtomicU64,
+    /// It outlives its streams: space taken ahead stays taken.
+    pub(super) lasting: bool,
+}
+
+/// Where chunks are looked up and get their places.
+pub(crate) struct Lookup {
+    pub(super) chain: FilterChain,
+    pub(super) ids: Ids,
+}
+
+/// Where containers are written.
+pub(super) struct PendingContainers {
+    pub(super) appender: Appender,
+    /// Written and not listed, with their sessions.
+    pub(super) written: Vec<(u64, Stored)>,
+    written_bytes: u64,
+    /// Listed as unfinished by sessions that go on.
+    pub(super) listed: Vec<(u64, ContainerId)>,
+    /// How often writing failed.
+    pub(super) failures: u64,
+}
+
+impl Ingest {
+    /// Becomes the ingesting process. Waits for another one when `wait` is set. `lasting` says that
+    /// streams come and go.
+    ///
+    /// # Errors
+    /// `Busy`, and those of the system.
+    pub fn begin(archive: &Arc<Archive>, wait: bool, lasting: bool) -> Result<Arc<Ingest>> {
+        let writer =
+            archive.files.lock(WRITER, Hold::Alone, wait).map_err(|error| match error.kind() {
+                Kind::Busy => Error::new(
+                    Kind::Busy,
+                    "another put is running; wait for it, or leave out --no-wait",
+                ),
+                _ => error,
+            })?;
+        let guard = archive.guard_epoch()?;
+        let container_reader = Arc::new(ContainerReader::new(archive.clone()));
+        let mut auxiliary = Auxiliary::default();
+        load_recent(&container_reader, &guard.tables, &mut auxiliary)?;
+        let auxiliary = Arc::new(Mutex::new(auxiliary));
+        let chain = FilterChain::new(
+            archive.clone(),
+            guard.tables.clone(),
+            container_reader,
+            auxiliary.clone(),
+        )?;
+        let lookup = Lookup { chain, ids: Ids::new(archive.clone(), Owner::Ingest) };
+        let appender = Appender::new(archive.clone(), Owner::Ingest);
+        let pending = PendingContainers {
+            appender,
+            written: Vec::new(),
+            written_bytes: 0,
+            listed: Vec::new(),
+            failures: 0,
+        };
+        Ok(Arc::new(Ingest {
+            archive: archive.clone(),
+            _writer: writer,
+            auxiliary,
+            lookup: Mutex::new(lookup),
+            pending: Mutex::new(pending),
+            imported: Arc::default(),
+            sessions: AtomicU64::new(0),
+            lasting,
+        }))
+    }
+
+    /// The number of a new session.
+    pub(super) fn next_session(&self) -> u64 {
+        self.sessions.fetch_add(1, Relaxed) + 1
+    }
+
+    /// A session is over, well or not.
+    pub(super) fn end(&self, session: u64) {
+        self.pending.lock().listed.retain(|(of, _)| *of != session);
+        self.auxiliary.lock().end(session);
+    }
+
+    /// Lets the chain look at what the importer made of the index.
+    pub(super) fn renew(&self, lookup: &mut Lookup) -> Result<()> {
+        let Some(upto) = *self.imported.lock() else { return Ok(()) };
+        lookup.chain.renew_index(&self.archive.tables())?;
+        self.auxiliary.lock().forget_listed(upto);
+        // Not before: the next import would write the same entries again.
+        *self.imported.lock() = None;
+        Ok(())
+    }
+
+    /// True when the auxiliary index is at its limit.
+    pub(crate) fn must_import(&self) -> bool {
+        self.auxiliary.lock().listed_len() > self.archive.settings.auxiliary_entries
+    }
+
+    /// Imports what is listed into the chunk index, for later look-ups, few entries only with
+    /// `all`; false when there was nothing to do, or an import waits to be taken over.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn import(&self, all: bool) -> Result<bool> {
+        if self.imported.lock().is_some() {
+            return Ok(false);
+        }
+        let made = import(&self.archive, &self.auxiliary, all)?;
+        let upto = made.map(|(_, upto)| upto);
+        *self.imported.lock() = upto;
+        Ok(upto.is_some())
+    }
+
+    /// Gives space back that was taken ahead, and imports what is worth it: the process ends.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.pending.lock().appender.trim()?;
+        self.import(false).map(|_| ())
+    }
+}
+
+impl PendingContainers {
+    /// Sessions that began before a failure end with it.
+    pub(super) fn since(&self, failures: u64) -> Result<()> {
+        if self.failures == failures {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Stopped,
+            "a write to the archive failed, of this stream or of another one",
+        ))
+    }
+
+    /// Writes a container, and lists all of them now and then.
+    pub(super) fn write(
+        &mut self,
+        ingest: &Ingest,
+        session: u64,
+        packed: &Packed,
+        now: u64,
+    ) -> Result<u64> {
+        let class = ingest.archive.class_of(packed.kind);
+        if self.appender.begins_segment(packed, class) {
+            self.list(ingest, now)?;
+        }
+        let stored = self.appender.write(packed, class);
+        let stored = self.judge(ingest, stored)?;
+        let bytes = u64::from(stored.place.bytes);
+        self.written_bytes += bytes;
+        ingest.auxiliary.lock().written(stored.id);
+        self.written.push((session, stored));
+        if self.written_bytes >= ingest.archive.settings.sync_bytes {
+            self.list(ingest, now)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Makes what was written durable.
+    pub(super) fn sync(&mut self, ingest: &Ingest) -> Result<()> {
+        let synced = match self.appender.sync() {
+            // A disk that was full at a sync has lost what it should have kept.
+            Err(error) if error.kind() == Kind::NoSpace => {
+                Err(Error::new(Kind::Io, error.to_string()))
+            }
+            synced => synced,
+        };
+        self.judge(ingest, synced)
+    }
+
+    fn judge<T>(&mut self, ingest: &Ingest, done: Result<T>) -> Result<T> {
+        if done.as_ref().is_err_and(|error| error.kind() != Kind::NoSpace) {
+            self.failures += 1;
+            self.appender = Appender::new(ingest.archive.clone(), Owner::Ingest);
+            self.written.clear();
+            self.written_bytes = 0;
+            ingest.auxiliary.lock().lose();
+        }
+        done
+    }
+
+    /// Makes what was written durable, and lists it as unfinished.
+    pub(super) fn list(&mut self, ingest: &Ingest, now: u64) -> Result<()> {
+        if self.written.is_empty() {
+            return Ok(());
+        }
+        self.sync(ingest)?;
+        self.commit(ingest, 0, now, &mut |_, _, _| Ok(Vec::new())).map(|_| ())
+    }
+
+    /// Commits what `decide` says of the tables, this session's containers that are not listed, and
+    /// those that it listed. Containers that it leaves are listed as unfinished by the same
+    /// frame, so that it may name them. All are durable.
+    #[allow(clippy::type_complexity)]
+    pub(super) fn commit(
+        &mut self,
+        ingest: &Ingest,
+        session: u64,
+        now: u64,
+        decide: &mut dyn FnMut(&Tables, &[Stored], &[ContainerId]) -> Result<Vec<Record>>,
+    ) -> Result<Arc<Tables>> {
+        let of = |own: bool| {
+            self.written
+                .iter()
+                .filter(move |(of, _)| (*of == session) == own)
+                .map(|(_, stored)| stored.clone())
+        };
+        let (own, others): (Vec<Stored>, Vec<Stored>) = (of(true).collect(), of(false).collect());
+        let finished: Vec<ContainerId> =
+            self.listed.iter().filter(|(of, _)| *of == session).map(|(_, id)| *id).collect();
+        // What changes no containers frees some: it may use what is held back.
+        let may_use_reserve = self.written.is_empty() && session > 0 && finished.is_empty();
+        let tables = ingest.archive.commit(may_use_reserve, |tables| {
+            let mut records = Vec::new();
+            if !others.is_empty() {
+                records.push(Record::Unfinished { containers: others.clone(), at: now });
+            }
+            records.extend(decide(tables, &own, &finished)?);
+            Ok(records)
+        })?;
+        self.listed.retain(|(of, _)| *of != session);
+        let written = std::mem::take(&mut self.written);
+        self.written_bytes = 0;
+        let all: Vec<Stored> = written.iter().map(|(_, stored)| stored.clone()).collect();
+        self.listed.extend(
+            written
+                .into_iter()
+                .filter(|(of, _)| *of != session)
+                .map(|(of, stored)| (of, stored.id)),
+        );
+        ingest.auxiliary.lock().list(data_of(&all), tables.sequence);
+        Ok(tables)
+    }
+}
+
+/// The containers of chunks, as the auxiliary index wants them.
+pub(super) fn data_of(containers: &[Stored]) -> impl Iterator<Item = (ContainerId, u32)> {
+    containers
+        .iter()
+        .filter(|stored| stored.kind == ContainerKind::Data)
+        .map(|stored| (stored.id, stored.chunks))
+}

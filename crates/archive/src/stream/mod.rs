@@ -1,0 +1,36 @@
+//! Streams in and out.
+//!
+//! On its way in a stream is cut and fingerprinted ([`Cutting`]); its chunks are looked up, and new
+//! ones get a place ([`Session`]); containers are packed and written ([`StreamWriter`]), and at the
+//! end one record says that the stream is there. Each stage is a value with methods that return, so
+//! that a simulation can do one after the other; [`pipeline`] gives them threads. The streams of
+//! one process share its [`Ingest`].
+//!
+//! On its way out a [`Reader`] walks the recipe of the stream, chunk by chunk.
+//!
+//! *Crash argument:* chunks and recipe are durable before the record that names them. Every 64 MiB
+//! the containers so far are made durable and listed as unfinished, so that a repeat after a kill
+//! finds them. What a session took as a duplicate can't be freed before it ends: it stays in its
+//! epoch.
+
+mod batch;
+mod catalogue;
+mod ingest;
+mod pipeline;
+mod reader;
+mod session;
+mod stream_writer;
+
+pub use self::{
+    batch::{Batch, Cutting},
+    ingest::Ingest,
+    pipeline::{Feeder, Gauge, Report, Request, put, put_on},
+    reader::{Content, Reader, Verify},
+    session::{Session, Writing},
+    stream_writer::{Ended, StreamWriter},
+};
+pub(crate) use self::{
+    pipeline::{staged, stopped},
+    session::{PieceWriter, Sink, Target},
+    stream_writer::{Remap, Remaps},
+};

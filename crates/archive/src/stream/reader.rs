@@ -1,0 +1,187 @@
+//! A stream on its way out: its recipe piece by piece, and the chunks that it names, group by
+//! group.
+//!
+//! Each group is verified by its checksum as it is read. A chunk's bytes are compared with its
+//! fingerprint when that is asked for; that the container shows the fingerprint of the recipe at
+//! the address is compared always.
+
+use std::sync::Arc;
+
+use onefold_core::{Error, Fingerprint, Kind, Result};
+
+use super::catalogue::no_stream;
+use crate::{
+    container::{ChunkReader, ContainerReader, addresses},
+    format::{
+        Address,
+        recipe::{Part, Summary, parts},
+        record::{Pieces, Stream},
+    },
+    operations_log::{Archive, EpochGuard},
+    tables::Tables,
+};
+
+/// What is verified while a stream is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verify {
+    /// The checksum of each group.
+    Groups,
+    /// The fingerprint of each chunk too.
+    Chunks,
+}
+
+/// What comes out of a stream.
+pub enum Content<'a> {
+    /// Bytes.
+    Bytes(&'a [u8]),
+    /// So many zeroes.
+    Zeroes(u64),
+}
+
+/// Reads streams. What it reads stays where it is as long as this value lives.
+pub struct Reader {
+    archive: Arc<Archive>,
+    guard: EpochGuard,
+    container_reader: ContainerReader,
+    reader: ChunkReader,
+}
+
+impl Reader {
+    /// A reader of the archive as of now.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn new(archive: &Arc<Archive>) -> Result<Reader> {
+        let guard = archive.guard_epoch()?;
+        Ok(Reader {
+            archive: archive.clone(),
+            guard,
+            container_reader: ContainerReader::new(archive.clone()),
+            reader: ChunkReader::default(),
+        })
+    }
+
+    /// The archive as of the beginning.
+    #[must_use]
+    pub fn tables(&self) -> &Arc<Tables> {
+        &self.guard.tables
+    }
+
+    /// A stream of the catalogue.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn stream(&self, name: &str) -> Result<Stream> {
+        self.guard.tables.streams.get(name).cloned().ok_or_else(|| no_stream(name))
+    }
+
+    /// The pieces of a recipe, one after the other.
+    ///
+    /// # Errors
+    /// `Corrupt`, and those of the system.
+    pub fn parts(
+        &mut self,
+        recipe: &[Pieces],
+        each: &mut dyn FnMut(&mut Reader, Part) -> Result<()>,
+    ) -> Result<()> {
+        let tables = self.guard.tables.clone();
+        let (mut summary, mut ended) = (Summary::default(), None);
+        for pieces in recipe {
+            for address in addresses(pieces) {
+                let address = address?;
+                for part in parts(self.reader.chunk(&tables, &self.container_reader, address)?)? {
+                    summary.add(&part);
+                    if let Part::End(end) = &part {
+                        ended = Some(*end);
+                    }
+                    each(self, part)?;
+                }
+            }
+        }
+        match ended {
+            Some(end) if end == summary.end() => Ok(()),
+            Some(_) => Err(Error::new(Kind::Corrupt, "the recipe does not add up")),
+            None => Err(Error::new(Kind::Corrupt, "the recipe has no end")),
+        }
+    }
+
+    /// Bytes of content that a recipe says it has, and how many of them are data: without zeroes.
+    ///
+    /// # Errors
+    /// As [`parts`](Self::parts).
+    pub fn sizes(&mut self, recipe: &[Pieces]) -> Result<(u64, u64)> {
+        let (mut all, mut data) = (0u64, 0u64);
+        self.parts(recipe, &mut |_, part| {
+            match part {
+                Part::Run { bytes, .. } => {
+                    all = all.saturating_add(u64::from(bytes));
+                    data = data.saturating_add(u64::from(bytes));
+                }
+                Part::Zeroes(bytes) => all = all.saturating_add(bytes),
+                _ => {}
+            }
+            Ok(())
+        })?;
+        Ok((all, data))
+    }
+
+    /// All content of a recipe, in order.
+    ///
+    /// # Errors
+    /// `Corrupt` where data is damaged, and those of `each` and the system.
+    pub fn read(
+        &mut self,
+        recipe: &[Pieces],
+        verify: Verify,
+        each: &mut dyn FnMut(Content<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.parts(recipe, &mut |reader, part| match part {
+            Part::Run { first, bytes, fingerprints } => {
+                reader.run(first, bytes, &fingerprints, verify, each)
+            }
+            Part::Zeroes(bytes) => each(Content::Zeroes(bytes)),
+            Part::End(_) => Ok(()),
+            Part::Slice { .. } => Err(Error::new(
+                Kind::Corrupt,
+                "the recipe has a part that only mappings of volumes have",
+            )),
+        })
+    }
+
+    /// Chunks slot after slot, `bytes` in sum.
+    fn run(
+        &mut self,
+        first: Address,
+        bytes: u32,
+        fingerprints: &[Fingerprint],
+        verify: Verify,
+        each: &mut dyn FnMut(Content<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let (tables, printer) = (self.guard.tables.clone(), &self.archive.fingerprinter);
+        let (mut expected, mut found) = (fingerprints.iter(), 0);
+        let read = self.reader.run(
+            &tables,
+            &self.container_reader,
+            first,
+            fingerprints.len(),
+            &mut |chunk, bytes| {
+                let whole = expected.next() == Some(&chunk.fingerprint)
+                    && (verify == Verify::Groups || printer.bytes(bytes) == chunk.fingerprint);
+                if !whole {
+                    let message = format!(
+                        "chunk {} of container {} is not the one that was stored",
+                        chunk.first.slot, chunk.first.container
+                    );
+                    return Err(Error::new(Kind::Corrupt, message));
+                }
+                found += bytes.len() as u64;
+                each(Content::Bytes(bytes))
+            },
+        );
+        // What a recipe says of its length is what was looked at before it was restored.
+        read.and_then(|()| match found == u64::from(bytes) {
+            true => Ok(()),
+            false => Err(Error::new(Kind::Corrupt, "the recipe has other bytes than its chunks")),
+        })
+    }
+}

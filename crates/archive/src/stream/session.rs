@@ -1,0 +1,330 @@
+//! One stream's view of the ingesting process: chunks are looked up, new ones get a place in its
+//! containers, and what names them is written on.
+
+use std::sync::Arc;
+
+use onefold_core::{Fingerprint, Result};
+
+use super::{
+    batch::{Batch, Next},
+    ingest::{Ingest, Lookup},
+};
+use crate::{
+    chunk_index::ByFingerprint,
+    filter_chain::{Answer, Counts, Query, address_of},
+    format::{
+        Address,
+        container::{ContainerKind, OpenContainer},
+        recipe::{End, RecipeWriter},
+        record::Pieces,
+    },
+    operations_log::{Archive, EpochGuard},
+    settings::FilterName,
+    tables::Tables,
+};
+
+/// A recipe that is being written, and where its pieces go.
+#[derive(Default)]
+pub struct Writing {
+    recipe: RecipeWriter,
+    pieces: Vec<Pieces>,
+}
+
+/// What takes sealed containers on.
+pub(crate) type Sink<'a> = dyn FnMut(OpenContainer) -> Result<()> + 'a;
+
+/// Stores a piece of a recipe or a mapping; gives its place.
+pub(crate) type PieceWriter<'a> = dyn FnMut(Vec<u8>) -> Result<Address> + 'a;
+
+/// What is written of the chunks of a stream, in their order.
+pub(crate) trait Target {
+    /// The next chunk.
+    fn chunk(
+        &mut self,
+        address: Address,
+        fingerprint: Fingerprint,
+        bytes: u32,
+        write_piece: &mut PieceWriter<'_>,
+    ) -> Result<()>;
+
+    /// The next zeroes.
+    fn zeroes(&mut self, bytes: u64, write_piece: &mut PieceWriter<'_>) -> Result<()>;
+}
+
+impl Target for Writing {
+    fn chunk(
+        &mut self,
+        address: Address,
+        fingerprint: Fingerprint,
+        bytes: u32,
+        write_piece: &mut PieceWriter<'_>,
+    ) -> Result<()> {
+        let Writing { recipe, pieces } = self;
+        recipe.chunk(address, fingerprint, bytes, &mut |piece| {
+            write_piece(piece).map(|address| push_piece(pieces, address))
+        })
+    }
+
+    fn zeroes(&mut self, bytes: u64, write_piece: &mut PieceWriter<'_>) -> Result<()> {
+        let Writing { recipe, pieces } = self;
+        recipe.zeroes(bytes, &mut |piece| {
+            write_piece(piece).map(|address| push_piece(pieces, address))
+        })
+    }
+}
+
+fn push_piece(pieces: &mut Vec<Pieces>, address: Address) {
+    match pieces.last_mut() {
+        Some(last)
+            if last.container == address.container && last.first + last.count == address.slot =>
+        {
+            last.count += 1
+        }
+        _ => pieces.push(Pieces { container: address.container, first: address.slot, count: 1 }),
+    }
+}
+
+/// One stream of the ingesting process. What it took as a duplicate stays until it ends.
+pub struct Session {
+    pub(crate) ingest: Arc<Ingest>,
+    pub(super) number: u64,
+    pub(super) failures: u64,
+    guard: EpochGuard,
+    data: Option<OpenContainer>,
+    recipes: Option<OpenContainer>,
+    /// Copies of sealed containers that may not be written yet; kept only when bytes are compared.
+    unwritten: Vec<Arc<OpenContainer>>,
+    compares: bool,
+    counts: Counts,
+    /// Bytes of content so far.
+    pub bytes: u64,
+    /// Bytes of new chunks so far.
+    pub new_bytes: u64,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.ingest.end(self.number);
+    }
+}
+
+impl Session {
+    /// Becomes the ingesting process, for one stream. Waits for another one when `wait` is set.
+    ///
+    /// # Errors
+    /// `Busy`, and those of the system.
+    pub fn begin(archive: &Arc<Archive>, wait: bool) -> Result<Session> {
+        Session::on(&Ingest::begin(archive, wait, false)?)
+    }
+
+    /// Another stream of the ingesting process.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn on(ingest: &Arc<Ingest>) -> Result<Session> {
+        let guard = ingest.archive.guard_epoch()?;
+        Ok(Session {
+            number: ingest.next_session(),
+            failures: ingest.pending.lock().failures,
+            compares: ingest.archive.settings.filters.contains(&FilterName::ByteCompare),
+            ingest: ingest.clone(),
+            guard,
+            data: None,
+            recipes: None,
+            unwritten: Vec::new(),
+            counts: Counts::default(),
+            bytes: 0,
+            new_bytes: 0,
+        })
+    }
+
+    /// The archive as of the beginning.
+    #[must_use]
+    pub fn tables(&self) -> &Arc<Tables> {
+        &self.guard.tables
+    }
+
+    /// What the filters did.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    fn archive(&self) -> &Archive {
+        &self.ingest.archive
+    }
+
+    /// Looks up a batch, places what is new, and writes the recipe on.
+    ///
+    /// # Errors
+    /// Those of the sink and the system.
+    pub fn add(&mut self, batch: &Batch, writing: &mut Writing, sink: &mut Sink<'_>) -> Result<()> {
+        self.place(batch, writing, &ByFingerprint::default(), sink)
+    }
+
+    /// The same for any target; `placed` is what the places that are written again have.
+    pub(crate) fn place(
+        &mut self,
+        batch: &Batch,
+        target: &mut dyn Target,
+        placed: &ByFingerprint<Address>,
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        let ingest = self.ingest.clone();
+        let lookup = &mut *ingest.lookup.lock();
+        ingest.renew(lookup)?;
+        let mut at = 0;
+        let mut queries: Vec<Query<'_>> = Vec::with_capacity(batch.fingerprints.len());
+        for (n, &fingerprint) in batch.lengths().zip(&batch.fingerprints) {
+            queries.push(Query {
+                fingerprint,
+                bytes: &batch.bytes[at..at + n],
+                answer: Answer::WeakMaybe,
+                certain: false,
+            });
+            at += n;
+        }
+        let near = self.near();
+        let before = lookup.chain.counts();
+        lookup.chain.look_up(&mut queries, &near, self.number, placed)?;
+        self.counts.add(&lookup.chain.counts(), &before);
+        let mut queries = queries.iter();
+        for piece in &batch.pieces {
+            match piece {
+                Next::Zeroes(bytes) => {
+                    self.bytes += bytes;
+                    target.zeroes(*bytes, &mut |piece| self.piece(lookup, &piece, sink))?;
+                }
+                Next::Chunk(_) => {
+                    let Some(query) = queries.next() else { break };
+                    self.bytes += query.bytes.len() as u64;
+                    let address = match address_of(query.answer).or_else(|| self.earlier(query)) {
+                        Some(address) => {
+                            self.ingest.auxiliary.lock().name(address.container, self.number);
+                            address
+                        }
+                        None => self.store(lookup, query, sink)?,
+                    };
+                    let length = query.bytes.len() as u32;
+                    target.chunk(address, query.fingerprint, length, &mut |piece| {
+                        self.piece(lookup, &piece, sink)
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The containers whose bytes are only here, when bytes are compared.
+    fn near(&mut self) -> Vec<Arc<OpenContainer>> {
+        if !self.compares {
+            return Vec::new();
+        }
+        let auxiliary = self.ingest.auxiliary.lock();
+        self.unwritten.retain(|open| !auxiliary.is_listed(open.id));
+        self.unwritten
+            .iter()
+            .cloned()
+            .chain(self.data.iter().map(|open| Arc::new(open.clone())))
+            .collect()
+    }
+
+    /// The address of the same chunk earlier in the batch.
+    fn earlier(&self, query: &Query<'_>) -> Option<Address> {
+        let (address, certain) =
+            self.ingest.auxiliary.lock().find(&query.fingerprint, self.number)?;
+        if !certain {
+            return None;
+        }
+        if self.compares {
+            let open = self
+                .data
+                .iter()
+                .chain(self.unwritten.iter().map(|open| &**open))
+                .find(|open| open.id == address.container)?;
+            return (open.bytes_of(address.slot)? == query.bytes).then_some(address);
+        }
+        Some(address)
+    }
+
+    fn store(
+        &mut self,
+        lookup: &mut Lookup,
+        query: &Query<'_>,
+        sink: &mut Sink<'_>,
+    ) -> Result<Address> {
+        let capacity = self.archive().settings.container_bytes;
+        if self.data.as_ref().is_some_and(|open| open.is_full(query.bytes.len(), capacity)) {
+            self.seal_data(sink)?;
+        }
+        let open = match &mut self.data {
+            Some(open) => open,
+            none => none.insert(OpenContainer::over(
+                lookup.ids.next()?,
+                ContainerKind::Data,
+                self.ingest.archive.buffers.take(),
+                capacity,
+            )),
+        };
+        let address = open.push(query.fingerprint, query.bytes);
+        self.new_bytes += query.bytes.len() as u64;
+        self.ingest.auxiliary.lock().insert(query.fingerprint, address, self.number);
+        lookup.chain.learn(&query.fingerprint, address);
+        Ok(address)
+    }
+
+    fn seal_data(&mut self, sink: &mut Sink<'_>) -> Result<()> {
+        match self.data.take() {
+            Some(open) => {
+                if self.compares {
+                    self.unwritten.push(Arc::new(open.clone()));
+                }
+                sink(open)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Stores a piece of a recipe or a mapping.
+    fn piece(&mut self, lookup: &mut Lookup, piece: &[u8], sink: &mut Sink<'_>) -> Result<Address> {
+        let capacity = self.archive().settings.container_bytes;
+        if self.recipes.as_ref().is_some_and(|open| open.is_full(piece.len(), capacity))
+            && let Some(open) = self.recipes.take()
+        {
+            sink(open)?;
+        }
+        let fingerprint = self.archive().fingerprinter.bytes(piece);
+        let open = match &mut self.recipes {
+            Some(open) => open,
+            none => none.insert(OpenContainer::new(lookup.ids.next()?, ContainerKind::Recipes, 0)),
+        };
+        Ok(open.push(fingerprint, piece))
+    }
+
+    /// Ends a recipe.
+    ///
+    /// # Errors
+    /// Those of the sink and the system.
+    pub fn end_recipe(
+        &mut self,
+        writing: Writing,
+        sink: &mut Sink<'_>,
+    ) -> Result<(Vec<Pieces>, End)> {
+        let ingest = self.ingest.clone();
+        let lookup = &mut *ingest.lookup.lock();
+        let Writing { recipe, mut pieces } = writing;
+        let end = recipe.end(&mut |piece| {
+            self.piece(lookup, &piece, sink).map(|address| push_piece(&mut pieces, address))
+        })?;
+        Ok((pieces, end))
+    }
+
+    /// Seals the open containers, short as they are: a stream ends.
+    ///
+    /// # Errors
+    /// Those of the sink.
+    pub fn seal(&mut self, sink: &mut Sink<'_>) -> Result<()> {
+        self.seal_data(sink)?;
+        self.recipes.take().map_or(Ok(()), sink)
+    }
+}

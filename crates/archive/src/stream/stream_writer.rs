@@ -1,0 +1,252 @@
+//! The end of a stream's way in: containers packed and written, and one record that says that it is
+//! there.
+
+use std::{ops::Range, sync::Arc};
+
+use onefold_core::Result;
+
+use super::{ingest::Ingest, session::Session};
+use crate::{
+    container::{ContainerReader, pack},
+    format::{
+        Address, ContainerId,
+        container::{OpenContainer, Packed, Packer},
+        recipe::End,
+        record::{Pieces, Record, Remapped, Shape, Stream},
+    },
+    settings::PlantedBug,
+    tables::{Tables, Volume, valid_name},
+};
+
+/// Packs and writes the containers of one session, and commits what names them.
+pub struct StreamWriter {
+    ingest: Arc<Ingest>,
+    session: u64,
+    failures: u64,
+    packer: Packer,
+    added: u64,
+    /// Seconds since 1970, for the list of unfinished containers.
+    now: u64,
+}
+
+/// A stream that is complete but for its record.
+pub struct Ended {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub shape: Shape,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The recipe of its data, and what it ends with.
+    pub data: (Vec<Pieces>, End),
+    /// The recipe of a tree's listing.
+    pub listing: Vec<Pieces>,
+}
+
+/// A block of a volume, and the mapping that it gets.
+pub(crate) struct Remap {
+    pub(crate) block: u64,
+    /// The last frame that was known when it was written.
+    pub(crate) since: u64,
+    pub(crate) new: Option<Address>,
+}
+
+/// What changes in a volume: first what becomes zeroes, then blocks.
+pub(crate) struct Remaps {
+    pub(crate) volume: u64,
+    pub(crate) zeroed: Vec<Range<u64>>,
+    pub(crate) blocks: Vec<Remap>,
+}
+
+impl StreamWriter {
+    /// A stream writer for the session's containers.
+    #[must_use]
+    pub fn new(session: &Session, now: u64) -> StreamWriter {
+        let (ingest, failures) = (session.ingest.clone(), session.failures);
+        let packer = Packer::new(ingest.archive.settings.level);
+        StreamWriter { ingest, session: session.number, failures, packer, added: 0, now }
+    }
+
+    /// Packs a container and writes it. Now and then all are made durable and listed.
+    ///
+    /// # Errors
+    /// `NoSpace`, and those of the system.
+    pub fn pack_and_write(&mut self, open: OpenContainer) -> Result<()> {
+        let packed = pack(&self.ingest.archive, open, &mut self.packer);
+        self.write(&packed)?;
+        self.ingest.archive.buffers.give(packed.body);
+        Ok(())
+    }
+
+    /// Writes a packed container.
+    ///
+    /// # Errors
+    /// As [`pack_and_write`](Self::pack_and_write).
+    pub fn write(&mut self, packed: &Packed) -> Result<()> {
+        let mut pending = self.ingest.pending.lock();
+        pending.since(self.failures)?;
+        self.added += pending.write(&self.ingest, self.session, packed, self.now)?;
+        Ok(())
+    }
+
+    /// Bytes of the containers written so far.
+    pub(crate) fn added(&self) -> u64 {
+        self.added
+    }
+
+    /// Makes the stream durable, with its record: it is there when this returns. The session has
+    /// been sealed and all containers written.
+    ///
+    /// # Errors
+    /// `InvalidInput` for the name, `NoSpace`, and those of the system.
+    pub fn commit(&mut self, ended: Ended) -> Result<Stream> {
+        valid_name(&ended.name)?;
+        let mut pending = self.ingest.pending.lock();
+        pending.since(self.failures)?;
+        pending.sync(&self.ingest)?;
+        let (recipe, end) = ended.data;
+        let stream = Stream {
+            shape: ended.shape,
+            created: ended.created,
+            bytes: end.bytes,
+            added: self.added,
+            chunks: end.chunks,
+            recipe,
+            listing: ended.listing,
+        };
+        pending.commit(&self.ingest, self.session, self.now, &mut |_, own, finished| {
+            let put = Record::Put {
+                name: ended.name.clone(),
+                stream: stream.clone(),
+                containers: own.to_vec(),
+                finished: finished.to_vec(),
+            };
+            Ok(vec![put])
+        })?;
+        self.added = 0;
+        Ok(stream)
+    }
+
+    /// Makes mappings durable, all of them at once: they count when this returns. The session has
+    /// been sealed and all containers written.
+    ///
+    /// # Errors
+    /// `NoSpace`, and those of the system.
+    pub(crate) fn remap(&mut self, all: &[Remaps]) -> Result<Arc<Tables>> {
+        let mut pending = self.ingest.pending.lock();
+        pending.since(self.failures)?;
+        let early = self.ingest.archive.settings.has(PlantedBug::MappingBeforeChunks);
+        if !early {
+            pending.sync(&self.ingest)?;
+        }
+        let tables = pending.commit(
+            &self.ingest,
+            self.session,
+            self.now,
+            &mut |tables, own, finished| {
+                let mut records = Vec::new();
+                for remaps in all {
+                    // A volume that was deleted meanwhile takes nothing any more.
+                    if let Some(volume) = tables.volumes.get(&remaps.volume) {
+                        changes(remaps, volume, &mut records);
+                    }
+                }
+                let mapped = records.iter().any(|record| matches!(record, Record::Mapped { .. }));
+                if mapped && !(own.is_empty() && finished.is_empty()) {
+                    records.insert(
+                        0,
+                        Record::Finished { containers: own.to_vec(), finished: finished.to_vec() },
+                    );
+                } else if !own.is_empty() {
+                    records
+                        .insert(0, Record::Unfinished { containers: own.to_vec(), at: self.now });
+                }
+                Ok(records)
+            },
+        )?;
+        if early {
+            pending.sync(&self.ingest)?;
+        }
+        Ok(tables)
+    }
+
+    /// Gives back what this stream took of a full disk.
+    pub fn abandon(&mut self) {
+        // What can't be given back now is garbage for the collector.
+        let _ = self.try_abandon();
+    }
+
+    fn try_abandon(&mut self) -> Result<()> {
+        let archive = &self.ingest.archive;
+        let mut pending = self.ingest.pending.lock();
+        // What other streams took as duplicates stays.
+        let named = self.ingest.auxiliary.lock().abandon(self.session);
+        let own = |of: &u64, id: &ContainerId| *of == self.session && !named.contains(id);
+        pending.written.retain(|(of, stored)| !own(of, &stored.id));
+        if pending.written.is_empty() {
+            pending.appender.give_back()?;
+        }
+        let listed: Vec<ContainerId> =
+            pending.listed.iter().filter(|(of, id)| own(of, id)).map(|(_, id)| *id).collect();
+        pending.listed.retain(|(of, _)| *of != self.session);
+        if listed.is_empty() {
+            return Ok(());
+        }
+        let mut places = Vec::new();
+        archive.commit(true, |tables| {
+            // The collector may have been there before.
+            let there = listed
+                .iter()
+                .filter_map(|id| tables.containers.get(id))
+                .map(|container| &container.stored);
+            places = there.clone().map(|stored| stored.place).collect();
+            Ok(vec![Record::Abandoned { containers: there.map(|stored| stored.id).collect() }])
+        })?;
+        let container_reader = ContainerReader::new(archive.clone());
+        places.iter().try_for_each(|place| container_reader.free(place))?;
+        archive.commit(true, |_| Ok(vec![Record::Freed { places }])).map(|_| ())
+    }
+
+    /// Imports what is listed into the chunk index: for who has no threads.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn import(&mut self, all: bool) -> Result<bool> {
+        self.ingest.import(all)
+    }
+
+    /// True when the auxiliary index is at its limit.
+    #[must_use]
+    pub fn must_import(&self) -> bool {
+        self.ingest.must_import()
+    }
+
+    /// Ends the stream's writing: space taken ahead goes back, unless other streams will use it.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn close(&mut self) -> Result<()> {
+        if self.ingest.lasting { Ok(()) } else { self.ingest.pending.lock().appender.trim() }
+    }
+}
+
+/// The records of what changes in a volume, as it now is.
+fn changes(remaps: &Remaps, volume: &Volume, records: &mut Vec<Record>) {
+    let id = remaps.volume;
+    let zeroed =
+        |range: &&Range<u64>| volume.block_index.mapped(range.start..range.end).next().is_some();
+    for range in remaps.zeroed.iter().filter(zeroed) {
+        records.push(Record::Unmapped { id, first: range.start, count: range.end - range.start });
+    }
+    let mut changes = Vec::new();
+    for remap in remaps.blocks.iter().filter(|remap| !volume.was_cut(remap.block, remap.since)) {
+        let unmapped = remaps.zeroed.iter().any(|range| range.contains(&remap.block));
+        let old = if unmapped { None } else { volume.block_index.get(remap.block) };
+        if old.is_some() || remap.new.is_some() {
+            changes.push(Remapped { block: remap.block, old, new: remap.new });
+        }
+    }
+    if !changes.is_empty() {
+        records.push(Record::Mapped { id, changes });
+    }
+}

@@ -1,0 +1,270 @@
+//! The records of the log, applied.
+
+use std::collections::BTreeMap;
+
+use onefold_core::Result;
+
+use super::state::{Container, Difference, IndexState, PLACE_ALIGN, Segment, Tables};
+use crate::format::{
+    ContainerId,
+    bytes::corrupt,
+    class::Class,
+    record::{Owner, Record, Stored, Stream},
+};
+
+impl Tables {
+    /// Applies the records of a frame.
+    ///
+    /// # Errors
+    /// `Corrupt` when they contradict what is there.
+    pub fn apply(&mut self, sequence: u64, records: Vec<Record>) -> Result<()> {
+        records.into_iter().try_for_each(|record| self.apply_one(sequence, record))?;
+        self.sequence = sequence;
+        Ok(())
+    }
+
+    fn apply_one(&mut self, sequence: u64, record: Record) -> Result<()> {
+        match record {
+            Record::Reserved { owner, first, count, segment, class: (class, data) } => {
+                if class != Class::Plain && !self.late {
+                    return Err(corrupt(
+                        "the log has segments of classes, and the archive has none",
+                    ));
+                }
+                self.next_id = self.next_id.max(first.0.saturating_add(count));
+                if let Some(segment) = segment {
+                    self.next_segment = self.next_segment.max(segment.saturating_add(1));
+                    let data = if class == Class::Plain {
+                        (self.align / PLACE_ALIGN).max(1) as u8
+                    } else {
+                        data
+                    };
+                    self.segments.insert(segment, Segment { owner, end: 0, used: 0, class, data });
+                }
+            }
+            Record::Unfinished { containers, at } => {
+                // Of the put that is under way.
+                let born = self.versions.saturating_add(u64::from(self.late));
+                for stored in containers {
+                    self.unfinished.insert(stored.id, at);
+                    self.upload(stored, sequence, born)?;
+                }
+            }
+            Record::Put { name, stream, containers, finished } => {
+                self.versions = self.versions.saturating_add(u64::from(self.late));
+                self.finish(containers, &finished, sequence)?;
+                let at = self.versions;
+                self.differences.extend(stream.recipes().map(|recipe| Difference {
+                    added: true,
+                    recipe: recipe.clone(),
+                    at,
+                }));
+                if let Some(old) = self.streams.insert(name, stream) {
+                    self.gone(&old);
+                }
+            }
+            Record::Removed { name } => {
+                let old = self
+                    .streams
+                    .remove(&name)
+                    .ok_or_else(|| corrupt("the log removes a stream that is not there"))?;
+                self.gone(&old);
+            }
+            Record::Renamed { from, to } => {
+                let stream = self
+                    .streams
+                    .remove(&from)
+                    .ok_or_else(|| corrupt("the log renames a stream that is not there"))?;
+                if let Some(old) = self.streams.insert(to, stream) {
+                    self.gone(&old);
+                }
+            }
+            Record::Abandoned { containers } => {
+                for id in containers {
+                    self.unfinished.remove(&id);
+                    // No reader ever knew them.
+                    self.wait_to_be_freed(id, self.epoch.saturating_sub(1))?;
+                }
+            }
+            Record::Imported { files, upto } => self.index = IndexState { files, upto },
+            Record::Counted { file, differences, upto } => {
+                let n = usize::try_from(differences).ok().filter(|&n| n <= self.differences.len());
+                let n =
+                    n.ok_or_else(|| corrupt("the log counts more differences than there are"))?;
+                (self.counts, self.counted) = (file, upto);
+                self.differences.drain(..n);
+            }
+            Record::Condemned { containers } => {
+                // A put may have given up what it had listed.
+                let there =
+                    containers.into_iter().filter(|(id, _)| self.containers.contains_key(id));
+                self.condemned.extend(there);
+                self.advance_epoch()?;
+            }
+            Record::Damaged { containers } => {
+                for (id, bits) in
+                    containers.into_iter().filter(|(id, _)| self.containers.contains_key(id))
+                {
+                    let known = self.damaged.entry(id).or_default();
+                    known.resize(known.len().max(bits.len()), 0);
+                    known.iter_mut().zip(bits).for_each(|(known, bits)| *known |= bits);
+                }
+                // The epoch stays: who advances it must know that nobody stays in the one before.
+            }
+            Record::Dropped { containers, spared } => {
+                spared.iter().for_each(|id| {
+                    self.condemned.remove(id);
+                });
+                // Who could have read them has left before they were dropped.
+                let before = self.epoch.saturating_sub(1);
+                containers.into_iter().try_for_each(|id| self.wait_to_be_freed(id, before))?;
+            }
+            Record::Merged { from, to } => {
+                let (home, mut merged, mut logged, mut born, mut changed) =
+                    (to.id, Vec::new(), 0, 0, 0);
+                for id in from {
+                    let old = self.containers.get(&id).ok_or_else(|| {
+                        corrupt(format!("the log merges container {id}, which is not there"))
+                    })?;
+                    merged.push(id);
+                    merged.extend(&old.merged);
+                    (logged, born, changed) =
+                        (logged.max(old.logged), born.max(old.born), changed.max(old.changed));
+                    self.wait_to_be_freed(id, self.epoch)?;
+                }
+                // What was not imported yet is found in its new place.
+                let write_cost = &mut self.write_cost;
+                write_cost.reencoded_chunks =
+                    write_cost.reencoded_chunks.saturating_add(u64::from(to.chunks));
+                write_cost.reencoded_chunk_bytes =
+                    write_cost.reencoded_chunk_bytes.saturating_add(u64::from(to.raw_bytes));
+                let written = self.list(to, logged, born)?;
+                self.write_cost.merge_bytes = self.write_cost.merge_bytes.saturating_add(written);
+                merged.sort_unstable();
+                merged.dedup();
+                for &id in &merged {
+                    self.moved_to.entry(id).or_default().push(home);
+                }
+                if let Some(container) = self.containers.get_mut(&home) {
+                    (container.merged, container.changed) = (merged, changed);
+                }
+            }
+            Record::Freed { places } => {
+                self.waiting_to_be_freed.retain(|(place, _)| !places.contains(place));
+                for place in places {
+                    let taken = self.taken(&place);
+                    if let Some(segment) = self.segments.get_mut(&place.segment) {
+                        segment.used = segment.used.saturating_sub(taken);
+                    }
+                }
+                self.drop_empty_segments();
+            }
+            Record::EpochAdvanced => self.advance_epoch()?,
+            Record::Finished { containers, finished } => {
+                self.finish(containers, &finished, sequence)?
+            }
+            Record::LateEncoded { from, to } => self.apply_late_encoded(&from, to)?,
+            Record::Changed { containers } => {
+                for (id, version) in containers {
+                    if let Some(container) = self.containers.get_mut(&id) {
+                        container.changed = container.changed.max(version);
+                    }
+                }
+            }
+            of_volume => self.apply_volume(sequence, of_volume)?,
+        }
+        Ok(())
+    }
+
+    fn advance_epoch(&mut self) -> Result<()> {
+        self.epoch = self
+            .epoch
+            .checked_add(1)
+            .ok_or_else(|| corrupt("the log turns the epoch too often"))?;
+        Ok(())
+    }
+
+    /// A segment that holds nothing, and to which nobody appends any more, is gone.
+    fn drop_empty_segments(&mut self) {
+        let last: BTreeMap<(Owner, Class), u32> =
+            self.segments.iter().map(|(&n, segment)| ((segment.owner, segment.class), n)).collect();
+        self.segments.retain(|&n, segment| {
+            segment.used > 0 || last.get(&(segment.owner, segment.class)) == Some(&n)
+        });
+    }
+
+    /// Lists containers that something names from now on, and those that were listed before.
+    fn finish(
+        &mut self,
+        containers: Vec<Stored>,
+        finished: &[ContainerId],
+        sequence: u64,
+    ) -> Result<()> {
+        let version = self.versions;
+        containers.into_iter().try_for_each(|stored| self.upload(stored, sequence, version))?;
+        for id in finished {
+            self.unfinished.remove(id);
+            if let Some(container) = self.containers.get_mut(id).filter(|_| self.late) {
+                (container.born, container.changed) = (version, version);
+            }
+        }
+        Ok(())
+    }
+
+    fn upload(&mut self, stored: Stored, sequence: u64, born: u64) -> Result<()> {
+        let written = self.list(stored, sequence, born)?;
+        self.write_cost.upload_bytes = self.write_cost.upload_bytes.saturating_add(written);
+        Ok(())
+    }
+
+    /// Gives the bytes that it took to write it.
+    pub(crate) fn list(&mut self, stored: Stored, logged: u64, born: u64) -> Result<u64> {
+        let (taken, written) = (self.taken(&stored.place), self.written(&stored.place));
+        let segment = self.segments.get_mut(&stored.place.segment);
+        let segment = segment
+            .ok_or_else(|| corrupt(format!("container {} lies in no segment", stored.id)))?;
+        segment.end = segment.end.max(stored.place.at + taken);
+        segment.used = segment.used.saturating_add(taken);
+        self.next_id = self.next_id.max(stored.id.0 + 1);
+        let id = stored.id;
+        if self
+            .containers
+            .insert(id, Container { stored, merged: Vec::new(), logged, born, changed: born })
+            .is_some()
+            || self.moved_to.contains_key(&id)
+        {
+            return Err(corrupt(format!("the log lists container {id} twice")));
+        }
+        Ok(written)
+    }
+
+    /// The container's place is to be freed, when who reads there has left.
+    pub(crate) fn wait_to_be_freed(&mut self, id: ContainerId, epoch: u32) -> Result<()> {
+        let gone = self
+            .containers
+            .remove(&id)
+            .ok_or_else(|| corrupt(format!("the log drops container {id}, which is not there")))?;
+        self.unfinished.remove(&id);
+        self.condemned.remove(&id);
+        self.damaged.remove(&id);
+        for number in &gone.merged {
+            if let Some(places) = self.moved_to.get_mut(number) {
+                places.retain(|place| *place != id);
+                if places.is_empty() {
+                    self.moved_to.remove(number);
+                }
+            }
+        }
+        self.waiting_to_be_freed.push((gone.stored.place, epoch));
+        Ok(())
+    }
+
+    pub(crate) fn gone(&mut self, stream: &Stream) {
+        let at = self.versions;
+        self.differences.extend(stream.recipes().map(|recipe| Difference {
+            added: false,
+            recipe: recipe.clone(),
+            at,
+        }));
+    }
+}

@@ -1,0 +1,168 @@
+//! The bytes of a snapshot.
+
+use onefold_core::Result;
+
+use super::state::{Container, Difference, IndexState, Segment, Tables};
+use crate::{
+    format::{
+        bytes::{Reader, Writer, corrupt},
+        class::Class,
+        record::{
+            CONTAINER_MEMORY, ENTRY_MEMORY, ID_MEMORY, Owner, Place, Stored, Stream, id,
+            index_files, index_files_of, pieces, pieces_of,
+        },
+    },
+    memory::Drawn,
+};
+
+/// No container lies so far behind in a segment.
+const SEGMENT_END_MAX: u64 = 1 << 49;
+
+/// Memory that a stream takes without its name and recipes.
+const STREAM_MEMORY: usize = 384;
+
+/// Memory that a container takes which was merged into another one.
+const MERGED_MEMORY: usize = 128;
+
+impl Tables {
+    /// The bytes of a snapshot.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        w.u64(self.sequence)
+            .u64(self.chain)
+            .u32(self.epoch)
+            .u64(self.next_id)
+            .u32(self.next_segment);
+        w.u32(self.streams.len() as u32);
+        for (name, stream) in &self.streams {
+            w.bytes(name.as_bytes());
+            stream.encode(&mut w);
+        }
+        w.u32(self.segments.len() as u32);
+        for (&n, segment) in &self.segments {
+            w.u32(n)
+                .u8(if segment.owner == Owner::Ingest { 1 } else { 2 })
+                .u64(segment.end)
+                .u64(segment.used);
+        }
+        w.u32(self.containers.len() as u32);
+        for container in self.containers.values() {
+            container.stored.encode(&mut w);
+            w.u64(container.logged).u32(container.merged.len() as u32);
+            container.merged.iter().for_each(|id| {
+                w.u64(id.0);
+            });
+        }
+        w.u32(self.unfinished.len() as u32);
+        for (id, &at) in &self.unfinished {
+            w.u64(id.0).u64(at);
+        }
+        w.u32(self.condemned.len() as u32);
+        for (id, bits) in &self.condemned {
+            w.u64(id.0).bytes(bits);
+        }
+        w.u32(self.waiting_to_be_freed.len() as u32);
+        for (place, epoch) in &self.waiting_to_be_freed {
+            place.encode(&mut w);
+            w.u32(*epoch);
+        }
+        index_files(&mut w, &self.index.files);
+        w.u64(self.index.upto).u64(self.counts).u64(self.counted);
+        w.u32(self.differences.len() as u32);
+        for difference in &self.differences {
+            w.u8(u8::from(difference.added));
+            pieces(&mut w, &difference.recipe);
+        }
+        self.encode_volumes(&mut w);
+        self.encode_late(&mut w);
+        // Who does not know of damage must not put what it would take for a duplicate.
+        if !self.damaged.is_empty() {
+            w.u32(self.damaged.len() as u32);
+            for (id, bits) in &self.damaged {
+                w.u64(id.0).bytes(bits);
+            }
+        }
+        w.0
+    }
+
+    /// The tables of a snapshot.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn decode(bytes: &[u8], spread: [u8; 3], late: bool) -> Result<Tables> {
+        Tables::decode_within(bytes, spread, late, Drawn::free())
+    }
+
+    /// The same within a budget.
+    pub(crate) fn decode_within(
+        bytes: &[u8],
+        spread: [u8; 3],
+        late: bool,
+        drawn: &Drawn,
+    ) -> Result<Tables> {
+        let r = &mut Reader(bytes, Some(drawn));
+        let mut tables = Tables {
+            sequence: r.counter()?,
+            chain: r.u64()?,
+            epoch: r.u32()?,
+            next_id: r.u64()?,
+            next_segment: r.u32()?,
+            ..Tables::new(spread, late)
+        };
+        for _ in 0..r.count(45, STREAM_MEMORY)? {
+            let name = r.text()?;
+            tables.streams.insert(name, Stream::decode(r)?);
+        }
+        for _ in 0..r.count(21, ENTRY_MEMORY)? {
+            let n = r.u32()?;
+            let owner = if r.u8()? == 1 { Owner::Ingest } else { Owner::Collector };
+            let (end, used) = (r.u64()?, r.u64()?);
+            if end > SEGMENT_END_MAX {
+                return Err(corrupt("a segment can't be so long"));
+            }
+            tables
+                .segments
+                .insert(n, Segment { owner, end, used, class: Class::Plain, data: spread[1] });
+        }
+        for _ in 0..r.count(Stored::BYTES + 12, CONTAINER_MEMORY)? {
+            let stored = Stored::decode(r)?;
+            let logged = r.u64()?;
+            let merged =
+                (0..r.count(8, MERGED_MEMORY)?).map(|_| id(r)).collect::<Result<Vec<_>>>()?;
+            for &id in &merged {
+                tables.moved_to.entry(id).or_default().push(stored.id);
+            }
+            tables
+                .containers
+                .insert(stored.id, Container { stored, merged, logged, born: 0, changed: 0 });
+        }
+        for _ in 0..r.count(16, ID_MEMORY)? {
+            tables.unfinished.insert(id(r)?, r.u64()?);
+        }
+        for _ in 0..r.count(12, ENTRY_MEMORY)? {
+            tables.condemned.insert(id(r)?, r.bytes()?.to_vec());
+        }
+        for _ in 0..r.count(24, size_of::<(Place, u32)>())? {
+            tables.waiting_to_be_freed.push((Place::decode(r)?, r.u32()?));
+        }
+        tables.index = IndexState { files: index_files_of(r)?, upto: r.u64()? };
+        (tables.counts, tables.counted) = (r.counter()?, r.u64()?);
+        for _ in 0..r.count(5, size_of::<Difference>())? {
+            tables.differences.push(Difference {
+                added: r.u8()? == 1,
+                recipe: pieces_of(r)?,
+                at: 0,
+            });
+        }
+        tables.decode_volumes(r)?;
+        tables.decode_late(r)?;
+        if !r.0.is_empty() {
+            for _ in 0..r.count(12, ENTRY_MEMORY)? {
+                tables.damaged.insert(id(r)?, r.bytes()?.to_vec());
+            }
+        }
+        r.end()?;
+        Ok(tables)
+    }
+}

@@ -1,0 +1,33 @@
+//! What the log says, applied: the catalogue, the container table, and where collection and import
+//! stand.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`state`] | the tables, and what they are asked |
+//! | [`apply`] | records of the log, applied |
+//! | [`volumes`], [`volume_records`] | volumes, and the records that change them |
+//! | [`late_encoding`] | what is known for late encoding |
+//! | [`write_cost`] | what writing cost |
+//! | [`damage`] | which chunks are known to be damaged |
+//! | [`encoding`] | the bytes of a snapshot |
+
+mod apply;
+mod damage;
+mod encoding;
+mod late_encoding;
+mod state;
+mod volume_records;
+mod volumes;
+mod write_cost;
+
+pub(crate) use self::{
+    damage::is_damaged,
+    state::{IndexState, PLACE_ALIGN},
+    volumes::{VOLUME_BYTES_MAX, VOLUME_NAME_BYTES_MAX},
+};
+pub use self::{
+    late_encoding::PLACES_MAX,
+    state::{Container, Tables, valid_name},
+    volumes::Volume,
+    write_cost::WriteCost,
+};

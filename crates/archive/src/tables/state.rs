@@ -1,0 +1,224 @@
+//! What the log says, applied: the catalogue, the container table, and where collection and import
+//! stand.
+//!
+//! A value of this type is the archive as of one place in the log. The same records give the same
+//! tables in every process.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use onefold_core::{Error, Kind, Result};
+
+use super::{volumes::Volume, write_cost::WriteCost};
+use crate::{
+    block_index::Pages,
+    format::{
+        ContainerId,
+        class::Class,
+        record::{IndexFile, Owner, Pieces, Place, Stored, Stream},
+    },
+};
+
+/// Longest name of a stream.
+pub(crate) const NAME_BYTES_MAX: usize = 4096;
+
+/// A container and the ids that it answers to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Container {
+    /// As it was listed.
+    pub stored: Stored,
+    /// Other containers whose chunks lie here now.
+    pub merged: Vec<ContainerId>,
+    /// The sequence number of the frame that listed it; after a merge, the last one of what is in
+    /// it.
+    pub logged: u64,
+    /// The version that was put when it was listed; where encoding is late.
+    pub born: u64,
+    /// The version with which its counts changed last, as far as they were counted; where encoding
+    /// is late.
+    pub changed: u64,
+}
+
+/// A segment file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Who appends to it.
+    pub owner: Owner,
+    /// Behind the last container that was listed in it.
+    pub end: u64,
+    /// Bytes of containers, and of places that are to be freed.
+    pub used: u64,
+    /// What it is for.
+    pub class: Class,
+    /// Its columns of data.
+    pub data: u8,
+}
+
+/// The chunk index, as of its last import.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct IndexState {
+    /// Its files: the index itself, then runs.
+    pub files: Vec<IndexFile>,
+    /// All containers up to this sequence number are in it.
+    pub upto: u64,
+}
+
+/// A recipe that came or went since the counts were made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// True when it came.
+    pub added: bool,
+    /// The recipe.
+    pub recipe: Vec<Pieces>,
+    /// With which version; where encoding is late.
+    pub at: u64,
+}
+
+/// The archive as of one place in the log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tables {
+    /// The last frame that is applied.
+    pub sequence: u64,
+    /// Its checksum.
+    pub chain: u64,
+    /// The epoch.
+    pub epoch: u32,
+    /// The next id that nobody has.
+    pub next_id: u64,
+    /// The next segment's number.
+    pub next_segment: u32,
+    /// The catalogue.
+    pub streams: BTreeMap<String, Stream>,
+    /// The containers by their own numbers.
+    pub containers: BTreeMap<ContainerId, Container>,
+    /// Where merged and late-encoded containers lie now: no chains, and at most
+    /// [`PLACES_MAX`](crate::late::PLACES_MAX) places.
+    pub moved_to: BTreeMap<ContainerId, Vec<ContainerId>>,
+    /// The segment files.
+    pub segments: BTreeMap<u32, Segment>,
+    /// Containers that no recipe names yet, and since when.
+    pub unfinished: BTreeMap<ContainerId, u64>,
+    /// Chunks that no put may take as duplicates: a bit for each chunk, in the order of the
+    /// container.
+    pub condemned: BTreeMap<ContainerId, Vec<u8>>,
+    /// Chunks whose bytes are not what they were: a bit for each chunk, in the order of the
+    /// container.
+    pub damaged: BTreeMap<ContainerId, Vec<u8>>,
+    /// Places that no record names any more, and the epoch whose readers may still be there.
+    pub waiting_to_be_freed: Vec<(Place, u32)>,
+    /// The chunk index.
+    pub index: IndexState,
+    /// The number of the counts' file; 0 for none.
+    pub counts: u64,
+    /// Containers that were listed up to here are in it.
+    pub counted: u64,
+    /// Recipes that came and went since.
+    pub differences: Vec<Difference>,
+    /// Containers begin at multiples of this in a plain segment: a row of stripes.
+    pub align: u64,
+    /// Columns of parity.
+    pub parity: u8,
+    /// Chunks are encoded late: the rest of what is told of versions counts.
+    pub late: bool,
+    /// Puts that were committed.
+    pub versions: u64,
+    /// What writing cost.
+    pub write_cost: WriteCost,
+    /// The volumes by their numbers.
+    pub volumes: BTreeMap<u64, Volume>,
+    /// The next number that no volume had.
+    pub next_volume: u64,
+    /// The file with the volumes' maps.
+    pub pages: Pages,
+}
+
+/// Bytes of one column in a row; with one node, what segments are read and written by multiples of.
+pub(crate) const PLACE_ALIGN: u64 = 4096;
+
+impl Tables {
+    /// Empty ones of an archive that spreads so.
+    #[must_use]
+    pub fn new([_, data, parity]: [u8; 3], late: bool) -> Tables {
+        Tables { align: PLACE_ALIGN * u64::from(data), parity, late, ..Tables::default() }
+    }
+
+    /// Bytes of a segment that a place takes.
+    #[must_use]
+    pub fn taken(&self, place: &Place) -> u64 {
+        u64::from(place.bytes).next_multiple_of(PLACE_ALIGN * u64::from(self.class(place).1))
+    }
+
+    /// Bytes of all containers.
+    #[must_use]
+    pub fn stored_bytes(&self) -> u64 {
+        self.containers.values().map(|container| u64::from(container.stored.place.bytes)).sum()
+    }
+
+    /// What the segment of a place is for, and its columns of data.
+    #[must_use]
+    pub fn class(&self, place: &Place) -> (Class, u8) {
+        let plain = (Class::Plain, (self.align / PLACE_ALIGN).max(1) as u8);
+        self.segments.get(&place.segment).map_or(plain, |segment| (segment.class, segment.data))
+    }
+
+    /// Bytes that a place takes on all nodes, with copies and parity.
+    #[must_use]
+    pub fn written(&self, place: &Place) -> u64 {
+        let data = u64::from(self.class(place).1);
+        self.taken(place) / data * (data + u64::from(self.parity))
+    }
+
+    /// The containers that hold chunks that were stored as `id`.
+    pub fn places(&self, id: ContainerId) -> impl Iterator<Item = &Container> {
+        let moved_to = self.moved_to.get(&id);
+        let own = if moved_to.is_none() { self.containers.get(&id) } else { None };
+        own.into_iter()
+            .chain(moved_to.into_iter().flatten().filter_map(|home| self.containers.get(home)))
+    }
+
+    /// Bytes that stand replicated, and the containers.
+    #[must_use]
+    pub fn replicated(&self) -> (u64, u64) {
+        let all = self
+            .containers
+            .values()
+            .filter(|container| self.class(&container.stored.place).0 == Class::Replicated);
+        all.fold((0, 0), |(bytes, count), container| {
+            (bytes + self.written(&container.stored.place), count + 1)
+        })
+    }
+
+    /// The numbers under which chunks of a container are known.
+    pub(crate) fn numbers_of(container: &Container) -> BTreeSet<ContainerId> {
+        let own = container.merged.is_empty().then_some(container.stored.id);
+        own.into_iter().chain(container.merged.iter().copied()).collect()
+    }
+
+    /// The volume called `name`, and its number.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn volume(&self, name: &str) -> Result<(u64, &Volume)> {
+        let found = self
+            .volumes
+            .iter()
+            .find(|(_, volume)| volume.name == name)
+            .map(|(&id, volume)| (id, volume));
+        found.ok_or_else(|| {
+            Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug()))
+        })
+    }
+}
+
+/// A name that a stream can have.
+///
+/// # Errors
+/// `InvalidInput`.
+pub fn valid_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("a stream's name has 1 to {NAME_BYTES_MAX} bytes and no control characters"),
+        ));
+    }
+    Ok(())
+}

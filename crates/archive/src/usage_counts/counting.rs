@@ -1,0 +1,234 @@
+//! Usage counts (dedupv1 3.7): a file of them, brought up to the log's end from what came and went
+//! since.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use onefold_core::{File, Kind, Result};
+
+use super::counts_file::{CountsReader, CountsWriter, MOST, MemoryFile, counts_name};
+use crate::{
+    container::{Rewriter, addresses},
+    format::{
+        Address, ContainerId,
+        damage::is_damage,
+        recipe::{Part, parts},
+        record::{Pieces, Record},
+    },
+    settings::PlantedBug,
+    tables::{Tables, Volume},
+};
+
+/// Counts that found no room on the disk, and the place in the log up to which they count.
+pub(crate) type InMemory = (Arc<dyn File>, u64);
+
+/// Counts are made with what reads chunks.
+impl Rewriter {
+    /// Brings the counts up to the log's end; gives them when the disk has no room for them.
+    /// `changed` tells of which containers the counts change, and with which version.
+    pub(crate) fn count(
+        &mut self,
+        changed: impl FnOnce(&mut Rewriter, &Tables) -> Result<Vec<(ContainerId, u64)>>,
+    ) -> Result<Option<InMemory>> {
+        let tables = self.archive.refresh()?;
+        let old = match tables.counts {
+            0 => None,
+            number => match CountsReader::open(&self.archive, number) {
+                Ok(reader) => Some(reader),
+                // What is lost is counted again, from all recipes.
+                Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => None,
+                Err(error) => return Err(error),
+            },
+        };
+        if old.is_some() && tables.differences.is_empty() {
+            return Ok(None);
+        }
+        let made = loop {
+            match CountsWriter::create(&self.archive, tables.counts + 1)
+                .and_then(|writer| self.write_counts(&tables, old.is_some(), writer))
+            {
+                Err(error) if error.kind() == Kind::NoSpace => {
+                    if !self.archive.spend_reserve()? {
+                        // Not even the reserve is left: counted in memory, for this time.
+                        let file: Arc<dyn File> = Arc::new(MemoryFile::default());
+                        let writer =
+                            CountsWriter::over(&self.archive, file.clone(), tables.counts + 1)?;
+                        self.write_counts(&tables, old.is_some(), writer)?;
+                        return Ok(Some((file, tables.sequence)));
+                    }
+                }
+                made => break made.map(|()| tables.counts + 1)?,
+            }
+        };
+        let (differences, upto) = (tables.differences.len() as u64, tables.sequence);
+        let containers = changed(self, &tables)?;
+        self.archive.commit(true, |_| {
+            let counted = Record::Counted { file: made, differences, upto };
+            let changed = (!containers.is_empty()).then_some(Record::Changed { containers });
+            Ok([counted].into_iter().chain(changed).collect())
+        })?;
+        match self.archive.files.remove(&counts_name(tables.counts)) {
+            Err(error) if error.kind() != Kind::NotFound => Err(error),
+            _ => Ok(None),
+        }
+    }
+
+    /// Writes new counts, durable on return. `on` goes on from the counts there are; else all
+    /// streams are counted.
+    fn write_counts(&mut self, tables: &Tables, on: bool, mut writer: CountsWriter) -> Result<()> {
+        let mut old =
+            if on { Some(CountsReader::open(&self.archive, tables.counts)?) } else { None };
+        let mut fresh = numbers(tables).into_iter().peekable();
+        let mut next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
+        loop {
+            // A range of containers, in the order of their numbers.
+            let (mut range, mut slots) = (BTreeMap::<ContainerId, Vec<u16>>::new(), 0);
+            while slots < self.archive.settings.count_slots {
+                let old_id = next_old.as_ref().map(|entry| entry.0);
+                let fresh_id = fresh.peek().copied();
+                if let Some((id, counts)) =
+                    next_old.take_if(|entry| fresh_id.is_none_or(|fresh| entry.0 <= fresh))
+                {
+                    // The counts of containers that are gone go too.
+                    if tables.places(id).next().is_some() {
+                        slots += counts.len();
+                        range.insert(id, counts);
+                    }
+                    next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
+                    if fresh_id == old_id {
+                        fresh.next();
+                    }
+                } else if let Some(id) = fresh.next() {
+                    let counts = vec![0; self.slots(tables, id)?];
+                    slots += counts.len();
+                    range.insert(id, counts);
+                } else {
+                    break;
+                }
+            }
+            if range.is_empty() {
+                break;
+            }
+            self.add_up(tables, on, &mut range)?;
+            range.iter().try_for_each(|(id, counts)| writer.push(*id, counts))?;
+        }
+        writer.finish()
+    }
+
+    /// Slots of a container that has no counts yet: where it was merged, up to the last one that
+    /// its home has.
+    fn slots(&mut self, tables: &Tables, id: ContainerId) -> Result<usize> {
+        let mut slots = 0;
+        for container in tables.places(id) {
+            if container.stored.id == id {
+                return Ok(container.stored.chunks as usize);
+            }
+            match self.chunk_reader.metadata(&self.container_reader, container) {
+                Ok(metadata) => {
+                    let own = metadata.chunks.iter().filter(|chunk| chunk.first.container == id);
+                    slots = slots
+                        .max(own.map(|chunk| usize::from(chunk.first.slot) + 1).max().unwrap_or(0));
+                }
+                // Nothing is known of it: nothing is counted, and nothing condemned.
+                Err(error) if error.kind() == Kind::Corrupt => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(slots)
+    }
+
+    /// Applies to a range what came and went.
+    fn add_up(
+        &mut self,
+        tables: &Tables,
+        on: bool,
+        range: &mut BTreeMap<ContainerId, Vec<u16>>,
+    ) -> Result<()> {
+        let (mut added, mut removed): (Vec<&Vec<Pieces>>, Vec<&Vec<Pieces>>) =
+            (Vec::new(), Vec::new());
+        let mappings: Vec<Vec<Pieces>> =
+            if on { Vec::new() } else { tables.volumes.values().map(Volume::recipe).collect() };
+        if on {
+            // What comes first is counted first, so that no count falls below zero on the way.
+            for difference in &tables.differences {
+                if difference.added {
+                    added.push(&difference.recipe)
+                } else {
+                    removed.push(&difference.recipe)
+                }
+            }
+        } else {
+            added.extend(tables.streams.values().flat_map(|stream| stream.recipes()));
+            added.extend(&mappings);
+        }
+        for recipe in added {
+            self.walk(tables, recipe, &mut |first, count| {
+                change(range, first, count, |n| n.saturating_add(1));
+            })?;
+        }
+        let twice = self.archive.settings.has(PlantedBug::CountedTwice);
+        for recipe in removed {
+            let walked = self.walk(tables, recipe, &mut |first, count| {
+                // What is saturated may be more than it says.
+                change(range, first, count, |n| {
+                    if n == MOST { n } else { n.saturating_sub(1 + u16::from(twice)) }
+                });
+            });
+            match walked {
+                // What can't be read any more is a leak, and no reason to keep everything.
+                Err(error) if error.kind() == Kind::Corrupt => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells of all that a recipe names: its own pieces, and its chunks.
+    pub(crate) fn walk(
+        &mut self,
+        tables: &Tables,
+        recipe: &[Pieces],
+        each: &mut dyn FnMut(Address, usize),
+    ) -> Result<()> {
+        for pieces in recipe {
+            each(
+                Address { container: pieces.container, slot: pieces.first },
+                usize::from(pieces.count),
+            );
+            for address in addresses(pieces) {
+                for part in
+                    parts(self.chunk_reader.chunk(tables, &self.container_reader, address?)?)?
+                {
+                    match part {
+                        Part::Run { first, fingerprints, .. } => each(first, fingerprints.len()),
+                        Part::Slice { chunk, .. } => each(chunk, 1),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The numbers by which recipes name containers, in their order.
+fn numbers(tables: &Tables) -> Vec<ContainerId> {
+    let own = tables
+        .containers
+        .iter()
+        .filter(|(_, container)| container.merged.is_empty())
+        .map(|(&id, _)| id);
+    let mut numbers: Vec<ContainerId> = own.chain(tables.moved_to.keys().copied()).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Changes the counts of a run of chunks, as far as they are in the range.
+fn change(
+    range: &mut BTreeMap<ContainerId, Vec<u16>>,
+    first: Address,
+    count: usize,
+    to: impl Fn(u16) -> u16,
+) {
+    let Some(counts) = range.get_mut(&first.container) else { return };
+    counts.iter_mut().skip(usize::from(first.slot)).take(count).for_each(|n| *n = to(*n));
+}

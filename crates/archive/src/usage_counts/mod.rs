@@ -1,0 +1,6 @@
+//! Usage counts (dedupv1 3.7): how often recipes and mappings name each chunk.
+
+mod counting;
+mod counts_file;
+
+pub(crate) use self::{counting::InMemory, counts_file::CountsReader};

@@ -1,0 +1,100 @@
+//! Volumes made, resized, renamed and deleted: each change takes the commit lock only, and is
+//! durable on return.
+
+use onefold_core::{Error, Kind, Result};
+
+use crate::{
+    format::{parameters::VOLUME_BLOCK_BYTES, record::Record},
+    operations_log::Archive,
+    tables::{Tables, VOLUME_BYTES_MAX, VOLUME_NAME_BYTES_MAX},
+};
+
+/// The size that a volume gets when somebody asks for `bytes`: whole blocks.
+///
+/// # Errors
+/// `InvalidInput` for nothing, and for more than [`VOLUME_BYTES_MAX`].
+pub fn volume_bytes(bytes: u64) -> Result<u64> {
+    match bytes.checked_next_multiple_of(VOLUME_BLOCK_BYTES) {
+        Some(whole) if whole > 0 && whole <= VOLUME_BYTES_MAX => Ok(whole),
+        Some(0) => Err(Error::new(Kind::InvalidInput, "a volume has at least one byte")),
+        _ => Err(Error::new(Kind::InvalidInput, "a volume can't be larger than 64 PiB")),
+    }
+}
+
+fn valid_volume_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.len() > VOLUME_NAME_BYTES_MAX || name.chars().any(char::is_control) {
+        let message = format!(
+            "a volume's name has 1 to {VOLUME_NAME_BYTES_MAX} bytes and no control characters"
+        );
+        return Err(Error::new(Kind::InvalidInput, message));
+    }
+    Ok(())
+}
+
+/// Volume verbs: each takes the commit lock only, and is durable on return.
+impl Archive {
+    /// Makes a volume of `bytes` bytes, rounded up to whole blocks, all zeroes. `now` is in seconds
+    /// since 1970.
+    ///
+    /// # Errors
+    /// `Exists`, `InvalidInput`, and as for every change.
+    pub fn create_volume(&self, name: &str, bytes: u64, now: u64) -> Result<()> {
+        valid_volume_name(name)?;
+        let bytes = volume_bytes(bytes)?;
+        let decide = |tables: &Tables| {
+            free_name(tables, name)?;
+            Ok(vec![Record::VolumeCreated {
+                id: tables.next_volume.max(1),
+                name: name.to_owned(),
+                bytes,
+                created: now,
+            }])
+        };
+        self.commit(false, decide).map(|_| ())
+    }
+
+    /// Changes the size of a volume. What lies beyond a smaller size is gone.
+    ///
+    /// # Errors
+    /// `NotFound`, `InvalidInput`, and as for every change.
+    pub fn resize_volume(&self, name: &str, bytes: u64) -> Result<()> {
+        let bytes = volume_bytes(bytes)?;
+        self.commit(true, |tables| {
+            Ok(vec![Record::VolumeResized { id: tables.volume(name)?.0, bytes }])
+        })
+        .map(|_| ())
+    }
+
+    /// Gives a volume another name.
+    ///
+    /// # Errors
+    /// `NotFound`, `Exists`, `InvalidInput`, and as for every change.
+    pub fn rename_volume(&self, from: &str, to: &str) -> Result<()> {
+        valid_volume_name(to)?;
+        let decide = |tables: &Tables| {
+            let (id, _) = tables.volume(from)?;
+            free_name(tables, to)?;
+            Ok(vec![Record::VolumeRenamed { id, name: to.to_owned() }])
+        };
+        self.commit(true, decide).map(|_| ())
+    }
+
+    /// Deletes a volume; its space comes back with garbage collection.
+    ///
+    /// # Errors
+    /// `NotFound`, and as for every change.
+    pub fn delete_volume(&self, name: &str) -> Result<()> {
+        self.commit(true, |tables| Ok(vec![Record::VolumeDeleted { id: tables.volume(name)?.0 }]))
+            .map(|_| ())
+    }
+}
+
+fn free_name(tables: &Tables, name: &str) -> Result<()> {
+    match tables.volume(name) {
+        Ok(_) => Err(Error::new(
+            Kind::Exists,
+            format!("there is a volume '{}' already", name.escape_debug()),
+        )),
+        Err(_) => Ok(()),
+    }
+}

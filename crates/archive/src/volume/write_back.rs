@@ -1,0 +1,420 @@
+//! What is in memory becomes durable: chunked, looked up, written; then one frame names all new
+//! mappings.
+//!
+//! | a crash after | leaves |
+//! |---|---|
+//! | containers were written | what was durable before; the containers are garbage behind the segment's durable end, or listed as unfinished |
+//! | the containers were synced | the same |
+//! | the frame was written, not synced | all of the write-back or nothing |
+//! | the frame was synced | all of the write-back |
+//!
+//! A write-back that finds the disk full gives back what it wrote; its blocks stay in memory, below
+//! what was written since, and zeroes are made durable without it. Any other failure ends all
+//! writing. A block that was written in part, and whose rest can't be read, is lost with the
+//! write-back that needed it: all who wait for that write-back hear of it, and the other blocks are
+//! written back.
+
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering::Relaxed, mpsc::SyncSender},
+};
+
+use onefold_core::{Error, Fingerprint, Kind, Result, Ticket};
+
+use super::{
+    layer::{BLOCK, Have, Layer, Patch},
+    mapped::{Mapped, chunks_of},
+    mapper::Mapper,
+    volumes::{Lost, Volumes},
+};
+use crate::{
+    chunk_index::ByFingerprint,
+    container::ChunkReader,
+    format::Address,
+    settings::FilterName,
+    stream::{Batch, Cutting, Remaps, Session, Sink, StreamWriter, staged, stopped},
+    tables::Tables,
+};
+
+/// Chunks of mappings that are remembered for the block index filter: 16 blocks and more.
+const PLACED_MAX: usize = 64 << 10;
+
+/// From so many bytes on the stages of a write-back have threads of their own.
+const THREADS_FROM: u64 = 4 << 20;
+
+/// What is written back of one volume.
+type Frozen = Vec<(u64, FrozenLayer)>;
+
+impl Volumes {
+    /// Makes all changes up to a ticket durable, for a client: it hears of what any write-back
+    /// since lost that nobody was told of.
+    pub(super) fn flush_to(&self, ticket: Ticket) -> Result<()> {
+        let done = self.write_back_to(ticket);
+        let mut state = self.state.lock();
+        let untold = state.lost.as_mut().and_then(|lost| {
+            (!std::mem::replace(&mut lost.told, true)).then(|| lost.error.clone())
+        });
+        done.and(untold.map_or(Ok(()), Err))
+    }
+
+    fn write_back_to(&self, ticket: Ticket) -> Result<()> {
+        let mut tried = false;
+        loop {
+            {
+                let state = self.state.lock();
+                if state.written_back >= ticket.0 {
+                    // All who waited for the write-back that lost something are told.
+                    let lost = state.lost.as_ref().filter(|lost| tried && lost.upto >= ticket.0);
+                    return lost.map_or(Ok(()), |lost| Err(lost.error.clone()));
+                }
+                Volumes::going(&state)?;
+            }
+            let writing_back = self.writing_back.lock();
+            tried = true;
+            // Somebody else may have done it meanwhile.
+            if self.state.lock().written_back < ticket.0 {
+                self.write_back()?;
+            }
+            drop(writing_back);
+        }
+    }
+
+    /// Makes all changes so far durable, in the background.
+    pub(super) fn write_back_all(&self) -> Result<()> {
+        let changes = self.state.lock().changes;
+        self.write_back_to(Ticket(changes))
+    }
+
+    /// The same for a client.
+    pub(super) fn flush_all(&self) -> Result<()> {
+        let changes = self.state.lock().changes;
+        self.flush_to(Ticket(changes))
+    }
+
+    /// Waits for the write-back under way, and writes back when that was not enough.
+    pub(super) fn make_room(&self) -> Result<()> {
+        let _writing_back = self.writing_back.lock();
+        let full = {
+            let state = self.state.lock();
+            Volumes::going(&state)?;
+            state.bytes + 2 * BLOCK as u64 > self.much()
+        };
+        if full { self.write_back() } else { Ok(()) }
+    }
+
+    /// Writes back all that is there. Held: `writing_back`.
+    fn write_back(&self) -> Result<()> {
+        let (frozen, upto) = {
+            let mut state = self.state.lock();
+            if state.volumes.values().any(|layers| layers.writing_back.is_some()) {
+                // Nobody else writes back now: one of the stages panicked, and what it was to make
+                // durable is not.
+                state.stopped = Some(Error::new(Kind::Stopped, "a drain ended halfway"));
+            }
+            Volumes::going(&state)?;
+            let layers = state.volumes.iter_mut().filter(|(_, layers)| !layers.upper.is_empty());
+            let frozen: Frozen = layers
+                .map(|(&id, layers)| {
+                    let layer = Arc::new(std::mem::take(&mut layers.upper));
+                    layers.writing_back = Some(layer.clone());
+                    (id, layer)
+                })
+                .collect();
+            (frozen, state.changes)
+        };
+        let done = match self.write_back_layers(&frozen) {
+            // A node that fails now does not count any more; there may be others.
+            Err(error)
+                if !matches!(error.kind(), Kind::NoSpace | Kind::Corrupt)
+                    && self.archive.label().spread[0] > 1 =>
+            {
+                self.write_back_layers(&frozen)
+            }
+            done => done,
+        };
+        let done = match done {
+            // Zeroes need no room, and perhaps make some.
+            Err(error) if error.kind() == Kind::NoSpace => {
+                self.write_back_zeroes(&frozen).and(Err(error))
+            }
+            done => done,
+        };
+        let mut state = self.state.lock();
+        match &done {
+            Ok(lost) => {
+                state.volumes.values_mut().for_each(|layers| layers.writing_back = None);
+                for patch in frozen
+                    .into_iter()
+                    .filter_map(|(_, layer)| Arc::into_inner(layer))
+                    .flat_map(|layer| layer.blocks.into_values())
+                {
+                    self.buffers.give(patch.bytes);
+                }
+                state.written_back = upto;
+                if let Some(error) = lost {
+                    state.lost = Some(Lost { upto, error: error.clone(), told: false });
+                }
+            }
+            Err(error) => {
+                let tables = self.archive.tables();
+                drop(frozen);
+                for (id, layers) in &mut state.volumes {
+                    if let Some(below) = layers.writing_back.take() {
+                        let below =
+                            Arc::try_unwrap(below).unwrap_or_else(|shared| Layer::clone(&shared));
+                        layers.upper.absorb(below, tables.volumes.get(id));
+                    }
+                }
+                if error.kind() != Kind::NoSpace {
+                    state.stopped = Some(error.clone());
+                }
+            }
+        }
+        let there = self.archive.tables();
+        // What was written to a volume that is gone is gone too.
+        state.volumes.retain(|id, layers| {
+            there.volumes.contains_key(id)
+                && !(layers.upper.is_empty() && layers.writing_back.is_none())
+        });
+        state.bytes = state.volumes.values().map(|layers| layers.upper.bytes()).sum();
+        done.and_then(|lost| lost.map_or(Ok(()), Err))
+    }
+
+    /// Gives the error of blocks that were lost.
+    fn write_back_layers(&self, frozen: &Frozen) -> Result<Option<Error>> {
+        let mut session = Session::on(&self.ingest)?;
+        let mut writer = StreamWriter::new(&session, self.now.load(Relaxed));
+        let done = self.write_out(frozen, &mut session, &mut writer);
+        if done.as_ref().is_err_and(|error| error.kind() == Kind::NoSpace) {
+            writer.abandon();
+        }
+        let counts = session.counts();
+        for (counter, more) in [
+            (&self.counts.write_backs, 1),
+            (&self.counts.chunks, counts.chunks),
+            (&self.counts.duplicates, counts.duplicates),
+            (&self.counts.page_reads, counts.page_reads),
+            (&self.counts.metadata_reads, counts.metadata_reads),
+            (&self.counts.new_bytes, session.new_bytes),
+            (&self.counts.added_bytes, writer.added()),
+        ] {
+            counter.fetch_add(more, Relaxed);
+        }
+        done
+    }
+
+    fn write_out(
+        &self,
+        frozen: &Frozen,
+        session: &mut Session,
+        writer: &mut StreamWriter,
+    ) -> Result<Option<Error>> {
+        let tables = session.tables().clone();
+        let mut lost = None;
+        let mut cut = |emit: &mut Emit<'_>| {
+            for (id, layer) in frozen {
+                let (waiting, placed) = (Vec::new(), Vec::new());
+                let mut chunking = Chunking {
+                    volumes: self,
+                    tables: &tables,
+                    id: *id,
+                    layer,
+                    waiting,
+                    placed,
+                    lost: &mut lost,
+                };
+                chunking.blocks(emit)?;
+                emit(Item::End { volume: *id, zeroed: layer.zeroed.iter().collect() })?;
+            }
+            Ok(())
+        };
+        let mut placing = Placing::default();
+        if frozen.iter().map(|(_, layer)| layer.bytes()).sum::<u64>() < THREADS_FROM {
+            let mut pack_and_write = |open| writer.pack_and_write(open);
+            placing.all(session, &mut pack_and_write, cut)?;
+        } else {
+            let source =
+                move |out: SyncSender<Item>| cut(&mut |item| out.send(item).map_err(|_| stopped()));
+            staged(&self.ingest, writer, source, |items, sink| {
+                placing.all(session, sink, |emit| items.into_iter().try_for_each(emit))
+            })?;
+        }
+        writer.remap(&placing.done)?;
+        Ok(lost)
+    }
+
+    /// Makes zeroes durable on a full disk.
+    fn write_back_zeroes(&self, frozen: &Frozen) -> Result<()> {
+        let all: Vec<Remaps> = frozen
+            .iter()
+            .map(|(id, layer)| Remaps {
+                volume: *id,
+                zeroed: layer.zeroed.iter().collect(),
+                blocks: Vec::new(),
+            })
+            .filter(|remaps| !remaps.zeroed.is_empty())
+            .collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        let session = Session::on(&self.ingest)?;
+        StreamWriter::new(&session, self.now.load(Relaxed)).remap(&all).map(|_| ())
+    }
+}
+
+/// What comes out of blocks.
+enum Item {
+    /// Chunks with their fingerprints.
+    Batch {
+        /// The blocks that begin in it, and the last frame that was known when each was written.
+        blocks: Vec<(u64, u64)>,
+        /// What they have now.
+        placed: Vec<(Fingerprint, Address)>,
+        batch: Batch,
+    },
+    /// No more of this volume.
+    End { volume: u64, zeroed: Vec<Range<u64>> },
+}
+
+type Emit<'a> = dyn FnMut(Item) -> Result<()> + 'a;
+
+/// The blocks of one volume on their way to chunks.
+struct Chunking<'a> {
+    volumes: &'a Volumes,
+    tables: &'a Tables,
+    id: u64,
+    layer: &'a Layer,
+    /// For the next batch.
+    waiting: Vec<(u64, u64)>,
+    placed: Vec<(Fingerprint, Address)>,
+    lost: &'a mut Option<Error>,
+}
+
+impl Chunking<'_> {
+    /// Runs of neighbouring blocks, each chunked as one stream.
+    fn blocks(&mut self, emit: &mut Emit<'_>) -> Result<()> {
+        let Some(volume) = self.tables.volumes.get(&self.id) else { return Ok(()) };
+        let chunking = self.volumes.archive.label().chunking;
+        let mut cutting: Option<Cutting> = None;
+        let mut next = 0;
+        for (&block, patch) in
+            self.layer.blocks.iter().filter(|(block, patch)| !volume.was_cut(**block, patch.since))
+        {
+            if block != next {
+                self.end(cutting.take(), emit)?;
+            }
+            next = block + 1;
+            let mapped = Mapped {
+                tables: self.tables,
+                container_reader: &self.volumes.container_reader,
+                volume,
+                block,
+            };
+            let mut whole = None;
+            if patch.have != Have::ALL {
+                let mut base = Patch::new(false, patch.since, &self.volumes.buffers);
+                let read = self
+                    .volumes
+                    .with_reader(|reader| mapped.read(reader, 0..BLOCK, &mut base.bytes));
+                match read {
+                    Err(error) if error.kind() == Kind::Corrupt => {
+                        self.lost.get_or_insert(error);
+                        self.end(cutting.take(), emit)?;
+                        next = 0;
+                        continue;
+                    }
+                    read => read?,
+                }
+                base.have = Have::ALL;
+                let mut filled = patch.clone();
+                filled.fill(&base.bytes, &base.have);
+                whole = Some(filled.bytes);
+            }
+            self.volumes.with_reader(|reader| self.remember(reader, &mapped))?;
+            self.waiting.push((block, patch.since));
+            let into = cutting.get_or_insert_with(|| Cutting::new(chunking));
+            let mut rest: &[u8] = whole.as_ref().unwrap_or(&patch.bytes);
+            while !rest.is_empty() {
+                let room = into.room();
+                let n = rest.len().min(room.len());
+                room[..n].copy_from_slice(&rest[..n]);
+                rest = &rest[n..];
+                if let Some(batch) = into.advance(n) {
+                    self.emit(batch, emit)?;
+                }
+            }
+        }
+        self.end(cutting, emit)
+    }
+
+    /// What the block has now is what it may well get again.
+    fn remember(&mut self, reader: &mut ChunkReader, mapped: &Mapped<'_>) -> Result<()> {
+        if !self.volumes.archive.settings.filters.contains(&FilterName::BlockIndex) {
+            return Ok(());
+        }
+        match mapped.parts(reader) {
+            Ok(parts) => self.placed.extend(chunks_of(&parts)),
+            // It is only advice.
+            Err(error) if error.kind() == Kind::Corrupt => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, cutting: Option<Cutting>, emit: &mut Emit<'_>) -> Result<()> {
+        cutting.map_or(Ok(()), |mut cutting| self.emit(cutting.end(), emit))
+    }
+
+    fn emit(&mut self, mut batch: Batch, emit: &mut Emit<'_>) -> Result<()> {
+        batch.fingerprint(&self.volumes.archive);
+        emit(Item::Batch {
+            blocks: std::mem::take(&mut self.waiting),
+            placed: std::mem::take(&mut self.placed),
+            batch,
+        })
+    }
+}
+
+/// Chunks on their way to mappings.
+#[derive(Default)]
+struct Placing {
+    mapper: Mapper,
+    /// What the blocks have that are written again.
+    placed: ByFingerprint<Address>,
+    done: Vec<Remaps>,
+}
+
+impl Placing {
+    /// Places what `source` emits, to the end.
+    fn all(
+        &mut self,
+        session: &mut Session,
+        sink: &mut Sink<'_>,
+        source: impl FnOnce(&mut Emit<'_>) -> Result<()>,
+    ) -> Result<()> {
+        source(&mut |item| self.take(item, session, sink))?;
+        session.seal(sink)
+    }
+
+    fn take(&mut self, item: Item, session: &mut Session, sink: &mut Sink<'_>) -> Result<()> {
+        match item {
+            Item::Batch { blocks, placed, batch } => {
+                blocks.into_iter().for_each(|(block, since)| self.mapper.expect(block, since));
+                if self.placed.len() > PLACED_MAX {
+                    self.placed.clear();
+                }
+                self.placed.extend(placed);
+                session.place(&batch, &mut self.mapper, &self.placed, sink)
+            }
+            Item::End { volume, zeroed } => {
+                let blocks = std::mem::take(&mut self.mapper).done();
+                self.placed.clear();
+                self.done.push(Remaps { volume, zeroed, blocks });
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Keeps the layers that are written back alive for readers.
+pub(super) type FrozenLayer = Arc<Layer>;
