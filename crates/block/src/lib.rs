@@ -16,6 +16,7 @@ mod flushes;
 pub mod format;
 mod hash;
 mod index;
+mod kernel;
 mod overlay;
 mod scheme;
 mod settings;

@@ -6,15 +6,18 @@
 
 use onefold_core::{Error, Kind, Result};
 
-use super::{Engine, Stage, State};
 use crate::{
     coverage::Mark,
     format::{
         geometry::Geometry,
         page::{FANOUT, Table},
     },
+    kernel::{Kernel, Stage, State},
     overlay::Overlay,
-    scheme::{RECORDS_ALONE, Records},
+    scheme::{
+        RECORDS_ALONE, Records,
+        ordermerge::{checkpoint::block_leaves_wanted, in_place},
+    },
     settings::PlantedBug,
 };
 
@@ -87,226 +90,218 @@ pub(crate) enum Admission {
     Full,
 }
 
-impl Engine {
-    /// Blocks that only trims, duplicates, checkpoints and recovery may use.
-    pub(crate) fn reserve(&self) -> u64 {
-        reserve(&self.fixed.geometry)
-    }
+/// Blocks that only trims, duplicates, checkpoints and recovery may use.
+pub(crate) fn reserve(geometry: &Geometry) -> u64 {
+    (geometry.usable_blocks() / RESERVE_SHARE).clamp(RESERVE_MIN, RESERVE_MAX)
+}
 
-    /// Pages that a checkpoint of `overlay`, and of `more` records that are not published yet,
-    /// writes at most.
-    fn pages_of(&self, state: &State, overlay: &Overlay, more: u64) -> u64 {
-        let geometry = &self.fixed.geometry;
-        let records = overlay.records + more;
-        let map = overlay.dirty.pages(|volume| {
-            state.snapshot.volumes.get(&volume).map_or(0, |volume| volume.map.height)
-        });
-        let volumes = state.snapshot.volumes.len().max(state.volumes.len()) as u64
-            + overlay.catalogue.len() as u64;
-        let all =
-            |entries: u64, table: Table| tree_pages(u64::MAX, entries.div_ceil(table.per_leaf()));
-        let ranges = (state.snapshot.discards.len() + overlay.ranges.len()) as u64 + more;
-        let small = all(volumes, Table::Catalogue) + all(ranges, Table::Discards);
-        // Each record may raise one count and lower another, and its own block may turn out to be
-        // needless; so may all in one leaf of the map.
-        let leaf = 1 + Table::Map.per_leaf();
-        if self.in_place() {
-            // Leaves that do not exist are made; those that do are not written.
-            let pages = map + small + self.block_pages_ahead(state) + CHANGE_PAGES;
-            let blocks = 2 * records
-                + leaf
-                + 2 * pages
-                + overlay.unlinked.len() as u64
-                + state.deferred as u64;
-            return pages + tree_pages(blocks, geometry.zones.div_ceil(Table::Zones.per_leaf()));
-        }
-        let references = tree_pages(
-            3 * records + leaf,
-            geometry.blocks().div_ceil(Table::References.per_leaf()),
-        );
-        // It stores one block, or brings one back.
-        let fingerprints =
-            tree_pages(records, geometry.blocks().div_ceil(Table::Fingerprints.per_leaf()));
-        let pages = map + small + references + fingerprints + CHANGE_PAGES;
-        // What the pages of the zone table change, its pages hold as well.
-        pages
-            + tree_pages(
-                2 * records + leaf + 2 * pages,
-                geometry.zones.div_ceil(Table::Zones.per_leaf()),
-            )
+/// Pages that a checkpoint of `overlay`, and of `more` records that are not published yet,
+/// writes at most.
+fn pages_of(kernel: &Kernel, state: &State, overlay: &Overlay, more: u64) -> u64 {
+    let geometry = &kernel.fixed.geometry;
+    let records = overlay.records + more;
+    let map = overlay
+        .dirty
+        .pages(|volume| state.snapshot.volumes.get(&volume).map_or(0, |volume| volume.map.height));
+    let volumes = state.snapshot.volumes.len().max(state.volumes.len()) as u64
+        + overlay.catalogue.len() as u64;
+    let all = |entries: u64, table: Table| tree_pages(u64::MAX, entries.div_ceil(table.per_leaf()));
+    let ranges = (state.snapshot.discards.len() + overlay.ranges.len()) as u64 + more;
+    let small = all(volumes, Table::Catalogue) + all(ranges, Table::Discards);
+    // Each record may raise one count and lower another, and its own block may turn out to be
+    // needless; so may all in one leaf of the map.
+    let leaf = 1 + Table::Map.per_leaf();
+    if in_place(kernel) {
+        // Leaves that do not exist are made; those that do are not written.
+        let pages = map + small + block_pages_ahead(kernel, state) + CHANGE_PAGES;
+        let blocks =
+            2 * records + leaf + 2 * pages + overlay.unlinked.len() as u64 + state.deferred as u64;
+        return pages + tree_pages(blocks, geometry.zones.div_ceil(Table::Zones.per_leaf()));
     }
+    let references =
+        tree_pages(3 * records + leaf, geometry.blocks().div_ceil(Table::References.per_leaf()));
+    // It stores one block, or brings one back.
+    let fingerprints =
+        tree_pages(records, geometry.blocks().div_ceil(Table::Fingerprints.per_leaf()));
+    let pages = map + small + references + fingerprints + CHANGE_PAGES;
+    // What the pages of the zone table change, its pages hold as well.
+    pages
+        + tree_pages(
+            2 * records + leaf + 2 * pages,
+            geometry.zones.div_ceil(Table::Zones.per_leaf()),
+        )
+}
 
-    /// Leaves of references and fingerprints that are still to be made for zones in use and those
-    /// that are opened next, and the pages above.
-    fn block_pages_ahead(&self, state: &State) -> u64 {
-        let geometry = &self.fixed.geometry;
-        let ahead = 3 * geometry.zone_blocks + self.settings.unflushed_blocks as u64;
-        let of_table = |(table, have): (Table, u64)| {
-            let missing = self.block_leaves_wanted(state, table, ahead).saturating_sub(have);
-            tree_pages(missing, geometry.blocks().div_ceil(table.per_leaf()))
-        };
-        [Table::References, Table::Fingerprints]
-            .into_iter()
-            .zip(state.block_leaves)
-            .map(of_table)
-            .sum()
+/// Leaves of references and fingerprints that are still to be made for zones in use and those
+/// that are opened next, and the pages above.
+fn block_pages_ahead(kernel: &Kernel, state: &State) -> u64 {
+    let geometry = &kernel.fixed.geometry;
+    let ahead = 3 * geometry.zone_blocks + kernel.settings.unflushed_blocks as u64;
+    let of_table = |(table, have): (Table, u64)| {
+        let missing = block_leaves_wanted(kernel, state, table, ahead).saturating_sub(have);
+        tree_pages(missing, geometry.blocks().div_ceil(table.per_leaf()))
+    };
+    [Table::References, Table::Fingerprints].into_iter().zip(state.block_leaves).map(of_table).sum()
+}
+
+/// Pages that the checkpoints to come write at most, when `more` records join.
+fn pages_ahead(kernel: &Kernel, state: &State, more: u64) -> u64 {
+    let flying: usize = state.closed_windows.iter().map(|closed| closed.window.records()).sum();
+    let gathered = (flying + state.open.records()) as u64 + more;
+    let frozen = state
+        .frozen
+        .as_ref()
+        .filter(|_| !state.built)
+        .map_or(0, |frozen| pages_of(kernel, state, frozen, 0));
+    pages_of(kernel, state, &state.active, gathered) + frozen + state.spilling_pages
+}
+
+/// How full what has a limit is.
+pub(crate) fn filled(kernel: &Kernel) -> Filled {
+    let state = kernel.state.lock();
+    Filled {
+        carriers: state.carriers(),
+        closed_windows: state.closed_windows.len(),
+        ranges: state.open.ranges.len(),
     }
+}
 
-    /// Pages that the checkpoints to come write at most, when `more` records join.
-    fn pages_ahead(&self, state: &State, more: u64) -> u64 {
-        let flying: usize = state.closed_windows.iter().map(|closed| closed.window.records()).sum();
-        let gathered = (flying + state.open.records()) as u64 + more;
-        let frozen = state
-            .frozen
-            .as_ref()
-            .filter(|_| !state.built)
-            .map_or(0, |frozen| self.pages_of(state, frozen, 0));
-        self.pages_of(state, &state.active, gathered) + frozen + state.spilling_pages
+/// True when `pages` more than everything that is promised can be taken.
+pub(crate) fn has_spare(kernel: &Kernel, state: &State, pages: u64) -> bool {
+    state.allocator.free()
+        >= to_place(kernel, state, 0)
+            + pages_ahead(kernel, state, 0)
+            + 2 * reserve(&kernel.fixed.geometry)
+            + pages
+}
+
+/// Blocks that windows need which are not placed, when `blocks` more join.
+fn to_place(kernel: &Kernel, state: &State, blocks: u64) -> u64 {
+    let waiting = || state.closed_windows.iter().filter(|closed| closed.stage < Stage::Prepared);
+    let records =
+        waiting().map(|closed| closed.window.records()).sum::<usize>() + state.open.records();
+    // A window may need one more carrier for its last records.
+    let windows = waiting().count() as u64 + 1 + blocks / kernel.settings.window_blocks as u64;
+    state.unplaced + blocks + (records as u64 + blocks) / RECORDS_ALONE as u64 + windows
+}
+
+/// Blocks that nothing is promised to.
+fn spare(kernel: &Kernel, state: &State) -> u64 {
+    state
+        .allocator
+        .free()
+        .saturating_sub(to_place(kernel, state, 0) + pages_ahead(kernel, state, 0))
+}
+
+/// What a checkpoint may do for pending discards when they are many.
+pub(crate) fn discard_room(kernel: &Kernel, state: &State) -> DiscardRoom {
+    let references = kernel.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
+    let blocks_max = kernel.settings.limits.discard_leaves * Table::Map.per_leaf();
+    DiscardRoom { spare: spare(kernel, state), references, leaves: 0, blocks: 0, blocks_max }
+}
+
+/// How many leaves of the map a checkpoint may work through for pending discards: one always
+/// has room.
+pub(crate) fn discard_leaves(kernel: &Kernel, state: &State) -> usize {
+    let spare = spare(kernel, state);
+    let references = kernel.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
+    let each = 2 + references.min(Table::Map.per_leaf());
+    1 + (spare / each).min(kernel.settings.limits.discard_leaves) as usize
+}
+
+/// How many more ranges may be gathered before a checkpoint: the table of discards has room for
+/// all of them and for what they cut. Each adds itself, and may cut an older one in two.
+pub(crate) fn ranges_left(kernel: &Kernel, state: &State) -> u64 {
+    if !leaves_discards(kernel) || kernel.settings.has(PlantedBug::DiscardsUnlimited) {
+        return u64::MAX;
     }
+    (kernel.settings.limits.discards.saturating_sub(discards_ahead(state))) / 2
+}
 
-    /// How full what has a limit is.
-    #[must_use]
-    pub fn filled(&self) -> Filled {
-        let state = self.state.lock();
-        Filled {
-            carriers: state.carriers(),
-            closed_windows: state.closed_windows.len(),
-            ranges: state.open.ranges.len(),
-        }
+/// True when checkpoints leave ranges to be applied later. In place they are applied with their
+/// windows.
+fn leaves_discards(kernel: &Kernel) -> bool {
+    !in_place(kernel) && kernel.scheme.records() != Records::Nowhere
+}
+
+/// True when the table of discards may soon have no room.
+pub(crate) fn discards_crowded(kernel: &Kernel, state: &State) -> bool {
+    leaves_discards(kernel) && discards_ahead(state) > kernel.settings.limits.discards / 4 * 3
+}
+
+/// Admits one range.
+pub(crate) fn admit_range(kernel: &Kernel, state: &mut State) -> Result<()> {
+    if ranges_left(kernel, state) > 0 { Ok(()) } else { Err(wait_for_ranges(kernel, state)) }
+}
+
+/// The table of discards may have no room for a range before the next checkpoint, which works
+/// through some of them.
+pub(crate) fn wait_for_ranges(kernel: &Kernel, state: &mut State) -> Error {
+    kernel.coverage.hit(Mark::RangesWait);
+    state.checkpoint_wanted = true;
+    wait()
+}
+
+/// Decides whether a change of `blocks` new blocks may be gathered. `Wait` also asks for what
+/// makes the wait end.
+pub(crate) fn admit(
+    kernel: &Kernel,
+    state: &mut State,
+    blocks: u64,
+    purpose: Purpose,
+) -> Result<Admission> {
+    state.check_running()?;
+    let gathered: usize =
+        state.closed_windows.iter().map(|closed| closed.window.slots()).sum::<usize>()
+            + state.open.slots();
+    if gathered as u64 + blocks > kernel.settings.unflushed_blocks as u64 && gathered > 0 {
+        return Ok(Admission::Wait);
     }
-
-    /// True when `pages` more than everything that is promised can be taken.
-    pub(crate) fn has_spare(&self, state: &State, pages: u64) -> bool {
-        state.allocator.free()
-            >= self.to_place(state, 0) + self.pages_ahead(state, 0) + 2 * self.reserve() + pages
+    if state.closed_windows.len() >= kernel.settings.limits.closed_windows
+        && !kernel.settings.has(PlantedBug::FlightsUnlimited)
+    {
+        kernel.coverage.hit(Mark::ClosedWindowsFull);
+        return Ok(Admission::Wait);
     }
-
-    /// Blocks that windows need which are not placed, when `blocks` more join.
-    fn to_place(&self, state: &State, blocks: u64) -> u64 {
-        let waiting =
-            || state.closed_windows.iter().filter(|closed| closed.stage < Stage::Prepared);
-        let records =
-            waiting().map(|closed| closed.window.records()).sum::<usize>() + state.open.records();
-        // A window may need one more carrier for its last records.
-        let windows = waiting().count() as u64 + 1 + blocks / self.settings.window_blocks as u64;
-        state.unplaced + blocks + (records as u64 + blocks) / RECORDS_ALONE as u64 + windows
-    }
-
-    /// Blocks that nothing is promised to.
-    fn spare(&self, state: &State) -> u64 {
-        state.allocator.free().saturating_sub(self.to_place(state, 0) + self.pages_ahead(state, 0))
-    }
-
-    /// What a checkpoint may do for pending discards when they are many.
-    pub(crate) fn discard_room(&self, state: &State) -> DiscardRoom {
-        let references = self.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
-        let blocks_max = self.settings.limits.discard_leaves * Table::Map.per_leaf();
-        DiscardRoom { spare: self.spare(state), references, leaves: 0, blocks: 0, blocks_max }
-    }
-
-    /// How many leaves of the map a checkpoint may work through for pending discards: one always
-    /// has room.
-    pub(crate) fn discard_leaves(&self, state: &State) -> usize {
-        let spare = self.spare(state);
-        let references = self.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
-        let each = 2 + references.min(Table::Map.per_leaf());
-        1 + (spare / each).min(self.settings.limits.discard_leaves) as usize
-    }
-
-    /// How many more ranges may be gathered before a checkpoint: the table of discards has room for
-    /// all of them and for what they cut. Each adds itself, and may cut an older one in two.
-    pub(crate) fn ranges_left(&self, state: &State) -> u64 {
-        if !self.leaves_discards() || self.settings.has(PlantedBug::DiscardsUnlimited) {
-            return u64::MAX;
-        }
-        (self.settings.limits.discards.saturating_sub(discards_ahead(state))) / 2
-    }
-
-    /// True when checkpoints leave ranges to be applied later. In place they are applied with their
-    /// windows.
-    fn leaves_discards(&self) -> bool {
-        !self.in_place() && self.scheme.records() != Records::Nowhere
-    }
-
-    /// True when the table of discards may soon have no room.
-    pub(crate) fn discards_crowded(&self, state: &State) -> bool {
-        self.leaves_discards() && discards_ahead(state) > self.settings.limits.discards / 4 * 3
-    }
-
-    /// Admits one range.
-    pub(crate) fn admit_range(&self, state: &mut State) -> Result<()> {
-        if self.ranges_left(state) > 0 { Ok(()) } else { Err(self.wait_for_ranges(state)) }
-    }
-
-    /// The table of discards may have no room for a range before the next checkpoint, which works
-    /// through some of them.
-    pub(crate) fn wait_for_ranges(&self, state: &mut State) -> Error {
-        self.coverage.hit(Mark::RangesWait);
+    let carriers_full = state.carriers() >= kernel.settings.limits.carriers
+        && !kernel.settings.has(PlantedBug::CarriersUnlimited);
+    kernel.coverage.add(Mark::CarriersFull, usize::from(carriers_full));
+    if (carriers_full || state.uncommitted_records() + blocks > kernel.settings.records_max)
+        && (!state.active.is_empty() || state.frozen.is_some())
+    {
         state.checkpoint_wanted = true;
-        wait()
+        return Ok(Admission::Wait);
     }
-
-    /// Decides whether a change of `blocks` new blocks may be gathered. `Wait` also asks for what
-    /// makes the wait end.
-    pub(crate) fn admit(
-        &self,
-        state: &mut State,
-        blocks: u64,
-        purpose: Purpose,
-    ) -> Result<Admission> {
-        state.check_running()?;
-        let gathered: usize =
-            state.closed_windows.iter().map(|closed| closed.window.slots()).sum::<usize>()
-                + state.open.slots();
-        if gathered as u64 + blocks > self.settings.unflushed_blocks as u64 && gathered > 0 {
-            return Ok(Admission::Wait);
-        }
-        if state.closed_windows.len() >= self.settings.limits.closed_windows
-            && !self.settings.has(PlantedBug::FlightsUnlimited)
-        {
-            self.coverage.hit(Mark::ClosedWindowsFull);
-            return Ok(Admission::Wait);
-        }
-        let carriers_full = state.carriers() >= self.settings.limits.carriers
-            && !self.settings.has(PlantedBug::CarriersUnlimited);
-        self.coverage.add(Mark::CarriersFull, usize::from(carriers_full));
-        if (carriers_full || state.uncommitted_records() + blocks > self.settings.records_max)
-            && (!state.active.is_empty() || state.frozen.is_some())
-        {
-            state.checkpoint_wanted = true;
-            return Ok(Admission::Wait);
-        }
-        let to_place = self.to_place(state, blocks);
-        let margin = match purpose {
-            Purpose::Data => self.reserve(),
-            Purpose::Shared { withheld } => self.reserve() + withheld,
-            Purpose::Known => self.reserve() / 2,
-            Purpose::FreesSpace => 0,
-        };
-        let needed = to_place + self.pages_ahead(state, blocks + 1) + margin;
-        let zones = self.zones(state.zone_table);
-        if state.allocator.free() < needed {
-            state.allocator.grow_to(needed, &zones);
-        }
-        // Blocks must also be within reach of the zone list: on an aged store a zone may offer only
-        // a few.
-        if state.allocator.free() < needed || state.allocator.ready_blocks() < to_place {
-            state.allocator.open_ahead(to_place, &zones)?;
-        }
-        if state.allocator.free() < needed || state.allocator.ready_blocks() < to_place {
-            state.allocator.rewind();
-            state.allocator.open_ahead(to_place, &zones)?;
-        }
-        if state.allocator.free() >= needed && state.allocator.ready_blocks() >= to_place {
-            return Ok(Admission::Granted);
-        }
-        Ok(if state.can_reclaim() {
-            state.checkpoint_wanted = true;
-            Admission::Wait
-        } else {
-            Admission::Full
-        })
+    let to_place = to_place(kernel, state, blocks);
+    let margin = match purpose {
+        Purpose::Data => reserve(&kernel.fixed.geometry),
+        Purpose::Shared { withheld } => reserve(&kernel.fixed.geometry) + withheld,
+        Purpose::Known => reserve(&kernel.fixed.geometry) / 2,
+        Purpose::FreesSpace => 0,
+    };
+    let needed = to_place + pages_ahead(kernel, state, blocks + 1) + margin;
+    let zones = kernel.zones(state.zone_table);
+    if state.allocator.free() < needed {
+        state.allocator.grow_to(needed, &zones);
     }
+    // Blocks must also be within reach of the zone list: on an aged store a zone may offer only
+    // a few.
+    if state.allocator.free() < needed || state.allocator.ready_blocks() < to_place {
+        state.allocator.open_ahead(to_place, &zones)?;
+    }
+    if state.allocator.free() < needed || state.allocator.ready_blocks() < to_place {
+        state.allocator.rewind();
+        state.allocator.open_ahead(to_place, &zones)?;
+    }
+    if state.allocator.free() >= needed && state.allocator.ready_blocks() >= to_place {
+        return Ok(Admission::Granted);
+    }
+    Ok(if state.can_reclaim() {
+        state.checkpoint_wanted = true;
+        Admission::Wait
+    } else {
+        Admission::Full
+    })
 }
 
 impl State {
@@ -334,11 +329,6 @@ fn discards_ahead(state: &State) -> u64 {
     let windows = state.closed_windows.iter().map(|closed| &*closed.window).chain([&state.open]);
     let gathered: usize = windows.map(|window| window.ranges.len()).sum();
     state.snapshot.discards.len() as u64 + 2 * (published + gathered as u64)
-}
-
-/// Blocks of a store that only trims, duplicates, checkpoints and recovery may use.
-pub(crate) fn reserve(geometry: &Geometry) -> u64 {
-    (geometry.usable_blocks() / RESERVE_SHARE).clamp(RESERVE_MIN, RESERVE_MAX)
 }
 
 /// Pages of a tree of `leaves` leaves that are written at most when `touched` of them change.

@@ -15,13 +15,13 @@ use std::collections::BTreeSet;
 
 use onefold_core::{Block, Error, Kind, Pba, Read, Result};
 
-use super::Engine;
 use crate::{
     format::{
         leftover::{self, SECTORS, Sector},
         record::{Record, WindowNumber},
         superblock::{Cut, State},
     },
+    kernel::Kernel,
     scheme::leftover_table::LeftoverTable,
 };
 
@@ -172,44 +172,42 @@ impl LeftoverFound {
     }
 }
 
-impl Engine {
-    /// Reads the leftover table; of a store that was closed cleanly nothing in it counts.
-    pub(super) fn read_leftover(&self, state: &State) -> Result<LeftoverFound> {
-        let mut found = LeftoverFound::default();
-        if state.clean {
-            return Ok(found);
-        }
-        self.each_leftover_page(&mut |number, places| {
-            let places = places.map_err(|e| e.context("the leftover table"))?;
-            if places.iter().flatten().flatten().any(|sector| sector.window > state.committed) {
-                found.pages.push(PageFound { number, places });
-            }
-            Ok(())
-        })?;
-        Ok(found)
+/// Reads the leftover table; of a store that was closed cleanly nothing in it counts.
+pub(crate) fn read_leftover(kernel: &Kernel, state: &State) -> Result<LeftoverFound> {
+    let mut found = LeftoverFound::default();
+    if state.clean {
+        return Ok(found);
     }
-
-    /// Reads each page of the leftover table, both places.
-    pub(crate) fn each_leftover_page(
-        &self,
-        each: &mut dyn FnMut(u32, Result<[[Option<Sector>; SECTORS]; 2]>) -> Result<()>,
-    ) -> Result<()> {
-        let geometry = self.fixed.geometry;
-        let mut buffer = Block::zeroed_vec(2 * PAGES.min(geometry.leftover_pages) as usize);
-        for first in (0..geometry.leftover_pages).step_by(PAGES as usize) {
-            let pages = PAGES.min(geometry.leftover_pages - first);
-            let mut reads: Vec<Read<'_>> = (first..first + pages)
-                .zip(buffer.chunks_mut(2))
-                .map(|(page, into)| Read::new(geometry.leftover_page(page)[0], into))
-                .collect();
-            self.disk.read(&mut reads);
-            let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
-            for ((number, result), blocks) in (first..).zip(results).zip(buffer.chunks(2)) {
-                let [a, b] = geometry.leftover_page(number);
-                let decoded = |at: Pba, n: usize| leftover::decode(&self.identity, at, &blocks[n]);
-                each(number, result.map(|()| [decoded(a, 0), decoded(b, 1)]))?;
-            }
+    each_leftover_page(kernel, &mut |number, places| {
+        let places = places.map_err(|e| e.context("the leftover table"))?;
+        if places.iter().flatten().flatten().any(|sector| sector.window > state.committed) {
+            found.pages.push(PageFound { number, places });
         }
         Ok(())
+    })?;
+    Ok(found)
+}
+
+/// Reads each page of the leftover table, both places.
+pub(crate) fn each_leftover_page(
+    kernel: &Kernel,
+    each: &mut dyn FnMut(u32, Result<[[Option<Sector>; SECTORS]; 2]>) -> Result<()>,
+) -> Result<()> {
+    let geometry = kernel.fixed.geometry;
+    let mut buffer = Block::zeroed_vec(2 * PAGES.min(geometry.leftover_pages) as usize);
+    for first in (0..geometry.leftover_pages).step_by(PAGES as usize) {
+        let pages = PAGES.min(geometry.leftover_pages - first);
+        let mut reads: Vec<Read<'_>> = (first..first + pages)
+            .zip(buffer.chunks_mut(2))
+            .map(|(page, into)| Read::new(geometry.leftover_page(page)[0], into))
+            .collect();
+        kernel.disk.read(&mut reads);
+        let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
+        for ((number, result), blocks) in (first..).zip(results).zip(buffer.chunks(2)) {
+            let [a, b] = geometry.leftover_page(number);
+            let decoded = |at: Pba, n: usize| leftover::decode(&kernel.identity, at, &blocks[n]);
+            each(number, result.map(|()| [decoded(a, 0), decoded(b, 1)]))?;
+        }
     }
+    Ok(())
 }

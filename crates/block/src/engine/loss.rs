@@ -8,79 +8,76 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Error, Kind, Result};
 
-use super::{Engine, Snapshot, catalogue::apply_catalogue, recovery::Found};
-use crate::format::{
-    record::{Change, Record, WindowNumber},
-    superblock::{Leftover, State},
+use super::{catalogue::apply_catalogue, recovery::Found};
+use crate::{
+    engine::recovery::verify::read_change,
+    format::{
+        record::{Change, Record, WindowNumber},
+        superblock::{Leftover, State},
+    },
+    kernel::{Kernel, Snapshot},
 };
 
 /// Windows from the first to the last.
 pub(crate) type Windows = (WindowNumber, WindowNumber);
 
-impl Engine {
-    /// Every carrier of every durable window that no checkpoint holds must be there. Returns the
-    /// windows that are not complete, when losing them is accepted; their carriers are dropped.
-    pub(super) fn judge_missing(
-        &self,
-        carriers: &mut Vec<Found>,
-        state: &State,
-        durable: WindowNumber,
-        told: &BTreeSet<WindowNumber>,
-    ) -> Result<Vec<Windows>> {
-        let missing = missing(
-            carriers,
-            state,
-            durable,
-            (self.fixed.leftover == Leftover::Table).then_some(told),
-        );
-        let Some(&(first, last)) = missing.first() else { return Ok(missing) };
-        if !self.settings.accept_loss {
-            let which = if first == last {
-                format!("window {first}")
-            } else {
-                format!("windows {first} to {last}")
-            };
-            let message = format!(
-                "the records of {which}, durable before, are missing or damaged: the medium lost them; \
-                 `onefold check --repair` opens the store without them"
-            );
-            return Err(Error::new(Kind::Corrupt, message));
-        }
-        carriers.retain(|found| !among(&missing, found.header.window));
-        self.lost.lock().extend(missing.iter().copied());
-        Ok(missing)
-    }
-
-    /// Drops records that make no sense without the lost ones: of volumes that were never made, or
-    /// beyond their end.
-    pub(super) fn clip(
-        &self,
-        snapshot: &Snapshot,
-        records: &mut Vec<Record>,
-        verified: &mut Vec<Record>,
-    ) -> Result<()> {
-        let mut volumes = snapshot.volumes.clone();
-        for record in records.iter().chain(&*verified) {
-            if let Change::Catalogue { pba, fingerprint } = record.change {
-                apply_catalogue(&mut volumes, &[self.read_change(pba, &fingerprint)?]);
-            }
-        }
-        let makes_sense = |record: &Record| match record.change {
-            Change::Block { .. } => {
-                volumes.get(&record.volume).is_some_and(|volume| record.lba.0 < volume.blocks)
-            }
-            Change::Range { .. } => volumes.contains_key(&record.volume),
-            Change::Catalogue { .. } => true,
+/// Every carrier of every durable window that no checkpoint holds must be there. Returns the
+/// windows that are not complete, when losing them is accepted; their carriers are dropped.
+pub(super) fn judge_missing(
+    kernel: &Kernel,
+    carriers: &mut Vec<Found>,
+    state: &State,
+    durable: WindowNumber,
+    told: &BTreeSet<WindowNumber>,
+) -> Result<Vec<Windows>> {
+    let missing = missing(
+        carriers,
+        state,
+        durable,
+        (kernel.fixed.leftover == Leftover::Table).then_some(told),
+    );
+    let Some(&(first, last)) = missing.first() else { return Ok(missing) };
+    if !kernel.settings.accept_loss {
+        let which = if first == last {
+            format!("window {first}")
+        } else {
+            format!("windows {first} to {last}")
         };
-        records.retain(makes_sense);
-        verified.retain(makes_sense);
-        Ok(())
+        let message = format!(
+            "the records of {which}, durable before, are missing or damaged: the medium lost them; \
+             `onefold check --repair` opens the store without them"
+        );
+        return Err(Error::new(Kind::Corrupt, message));
     }
+    carriers.retain(|found| !among(&missing, found.header.window));
+    kernel.lost.lock().extend(missing.iter().copied());
+    Ok(missing)
+}
 
-    /// The windows whose loss was accepted when the store was opened.
-    pub(crate) fn lost_windows(&self) -> Vec<Windows> {
-        self.lost.lock().clone()
+/// Drops records that make no sense without the lost ones: of volumes that were never made, or
+/// beyond their end.
+pub(crate) fn clip(
+    kernel: &Kernel,
+    snapshot: &Snapshot,
+    records: &mut Vec<Record>,
+    verified: &mut Vec<Record>,
+) -> Result<()> {
+    let mut volumes = snapshot.volumes.clone();
+    for record in records.iter().chain(&*verified) {
+        if let Change::Catalogue { pba, fingerprint } = record.change {
+            apply_catalogue(&mut volumes, &[read_change(kernel, pba, &fingerprint)?]);
+        }
     }
+    let makes_sense = |record: &Record| match record.change {
+        Change::Block { .. } => {
+            volumes.get(&record.volume).is_some_and(|volume| record.lba.0 < volume.blocks)
+        }
+        Change::Range { .. } => volumes.contains_key(&record.volume),
+        Change::Catalogue { .. } => true,
+    };
+    records.retain(makes_sense);
+    verified.retain(makes_sense);
+    Ok(())
 }
 
 /// True when a window is one of these.

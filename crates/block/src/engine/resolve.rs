@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use onefold_core::{Lba, Result, VolumeId};
 
-use super::{Engine, Snapshot, State};
 use crate::{
     format::page::{MapEntry, Page, Pointer, Table},
+    kernel::{Kernel, Snapshot, State},
     overlay::zeroes,
     window::{Found, Window, ranges::Ranges},
 };
@@ -62,39 +62,36 @@ pub(crate) fn entry_in(
     }
 }
 
-impl Engine {
-    /// What the tables say of one address.
-    pub(crate) fn map_entry(
-        &self,
-        snapshot: &Snapshot,
-        volume: VolumeId,
-        lba: Lba,
-    ) -> Result<MapEntry> {
-        Ok(self.map_entries(snapshot, volume, &[lba])?[0])
-    }
+/// What the tables say of one address.
+pub(crate) fn map_entry(
+    kernel: &Kernel,
+    snapshot: &Snapshot,
+    volume: VolumeId,
+    lba: Lba,
+) -> Result<MapEntry> {
+    Ok(map_entries(kernel, snapshot, volume, &[lba])?[0])
+}
 
-    /// What the tables say of many addresses of a volume; their pages are read together.
-    pub(crate) fn map_entries(
-        &self,
-        snapshot: &Snapshot,
-        volume: VolumeId,
-        lbas: &[Lba],
-    ) -> Result<Vec<MapEntry>> {
-        let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map) else {
-            return Ok(vec![MapEntry::Hole; lbas.len()]);
-        };
-        let leaves =
-            self.pages.holding(Table::Map, volume.0, &root, lbas.iter().map(|lba| lba.0))?;
-        lbas.iter()
-            .map(|&lba| {
-                let leaf = leaves.get(lba.0).map(|((pointer, page), _)| (pointer, &**page));
-                entry_in(&snapshot.discards, volume, lba, leaf).ok_or_else(|| {
-                    onefold_core::Error::new(
-                        onefold_core::Kind::Corrupt,
-                        format!("the map entry of block {lba} is damaged"),
-                    )
-                })
+/// What the tables say of many addresses of a volume; their pages are read together.
+pub(crate) fn map_entries(
+    kernel: &Kernel,
+    snapshot: &Snapshot,
+    volume: VolumeId,
+    lbas: &[Lba],
+) -> Result<Vec<MapEntry>> {
+    let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map) else {
+        return Ok(vec![MapEntry::Hole; lbas.len()]);
+    };
+    let leaves = kernel.pages.holding(Table::Map, volume.0, &root, lbas.iter().map(|lba| lba.0))?;
+    lbas.iter()
+        .map(|&lba| {
+            let leaf = leaves.get(lba.0).map(|((pointer, page), _)| (pointer, &**page));
+            entry_in(&snapshot.discards, volume, lba, leaf).ok_or_else(|| {
+                onefold_core::Error::new(
+                    onefold_core::Kind::Corrupt,
+                    format!("the map entry of block {lba} is damaged"),
+                )
             })
-            .collect()
-    }
+        })
+        .collect()
 }

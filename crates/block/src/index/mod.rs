@@ -15,11 +15,11 @@ pub(crate) mod paged;
 
 use std::sync::Arc;
 
+pub(crate) use filter::Filter;
+pub(crate) use memory::MemoryIndex;
 use onefold_core::Pba;
 
 pub(crate) use crate::format::page::HASH_BITS;
-pub(crate) use filter::Filter;
-pub(crate) use memory::MemoryIndex;
 
 /// The bits of a fingerprint's prefix that the index keeps.
 pub(crate) fn hash_of(prefix: u64) -> u64 {

@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use onefold_core::Result;
 
 use super::Store;
-use crate::{CheckpointStep, Idleness};
+use crate::{CheckpointStep, Idleness, engine::persist::flush_and_publish};
 
 /// With weak persistence a change is durable about this long after it was made.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
@@ -50,8 +50,8 @@ impl Store {
         self.write_out()?;
         let pressure = self.pressure.load(Ordering::SeqCst) > 0;
         let now = self.clock.now();
-        if pressure && self.engine.unflushed_blocks() > 0
-            || self.engine.unflushed_blocks() * 2 > self.engine.settings().unflushed_blocks
+        if pressure && self.engine.kernel.unflushed_blocks() > 0
+            || self.engine.kernel.unflushed_blocks() * 2 > self.engine.settings().unflushed_blocks
         {
             self.flush()?;
             *flushed = now;
@@ -105,7 +105,7 @@ impl Store {
             && self.engine.counts().client_changes == counts.client_changes
             && self.engine.idle_step(idleness)?
         {
-            if self.engine.has_closed_windows() {
+            if self.engine.kernel.has_closed_windows() {
                 self.writer.raise();
             }
         }
@@ -133,7 +133,7 @@ impl Store {
                         || self.is_stopping()
                         || self.clock.now().saturating_sub(since) > RIDE_WAIT
                     {
-                        self.engine.flush_and_publish()?;
+                        flush_and_publish(&self.engine.kernel)?;
                         self.advance();
                     } else {
                         self.background.wait(Duration::from_millis(2));

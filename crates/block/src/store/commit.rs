@@ -64,11 +64,11 @@ impl Store {
     /// One round: close, prepare, write, flush.
     fn round(&self, ticket: Ticket) -> Result<()> {
         self.anticipate();
-        if self.engine.newest_open().is_some_and(|open| open <= ticket) {
+        if self.engine.kernel.newest_open().is_some_and(|open| open <= ticket) {
             self.engine.close_window();
         }
         while self.engine.prepare_window()? {}
-        if self.engine.has_one_closed_window() && self.engine.write_window_durably()? {
+        if self.engine.kernel.has_one_closed_window() && self.engine.write_window_durably()? {
             return Ok(());
         }
         while self.engine.write_window()? {}

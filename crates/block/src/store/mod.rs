@@ -12,7 +12,6 @@
 mod background;
 mod commit;
 mod group;
-mod status;
 mod volume;
 
 use std::{
@@ -25,10 +24,9 @@ use std::{
 
 use onefold_core::{Clock, Disk, Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 use parking_lot::{Condvar, Mutex};
-
-pub use status::{Status, VolumeStatus};
 pub use volume::{BlockVolume, StoreExports};
 
+pub use crate::engine::{Status, VolumeStatus};
 use crate::{Engine, NoDedup, Persistence, Settings};
 
 /// How long a change waits for room before it looks again by itself.
@@ -109,6 +107,12 @@ impl Store {
         &self.engine
     }
 
+    /// The store at this moment.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.engine.status()
+    }
+
     /// Makes both working threads return, once they have done what is due.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
@@ -172,7 +176,7 @@ impl Store {
     /// A change of data: acknowledged at once, or with strong persistence when it is durable.
     fn data_change(&self, change: impl FnMut() -> Result<Ticket>) -> Result<Ticket> {
         let ticket = self.change(change)?;
-        if self.engine.has_closed_windows() {
+        if self.engine.kernel.has_closed_windows() {
             self.writer.raise();
         }
         if self.engine.settings().persistence == Persistence::Strong {

@@ -10,7 +10,6 @@ pub(crate) mod ranges;
 use std::time::Duration;
 
 use onefold_core::{Block, Lba, Pba, VolumeId};
-
 pub(crate) use prepared::{Plan, Source};
 use ranges::{Ranges, Span};
 

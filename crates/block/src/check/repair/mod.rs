@@ -37,11 +37,11 @@ mod salvage;
 mod tables;
 mod zones;
 
-pub use self::outcome::{LOST_MAX, Repaired};
 use std::sync::Arc;
 
 use onefold_core::{Clock, Disk, Result};
 
+pub use self::outcome::{LOST_MAX, Repaired};
 use super::{
     MEMORY, Phase, Progress, Report, check_within, leftover::rotten_pages, places,
     recovered::rotten_carriers, tables::Checker, usage::BlockSet, walk::Walker,
@@ -49,6 +49,7 @@ use super::{
 use crate::{
     engine::Engine,
     format::{Identity, superblock::Superblock},
+    scheme::ordermerge::recount::recount_step,
     settings::Settings,
 };
 
@@ -152,9 +153,9 @@ fn recover(
 ) {
     let settings = Settings { accept_loss: true, ..settings.clone() };
     let closed = Engine::open(disk.clone(), clock, settings).and_then(|engine| {
-        repaired.lost_windows = engine.lost_windows();
+        repaired.lost_windows = engine.kernel.lost.lock().clone();
         // Counts that a crash left too high.
-        while engine.recount_step()? {}
+        while recount_step(&engine.kernel)? {}
         engine.close()
     });
     match closed {

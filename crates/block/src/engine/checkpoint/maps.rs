@@ -15,6 +15,7 @@ use super::{
 use crate::{
     counters::add,
     coverage::Mark,
+    engine::admission::{discard_leaves, discard_room},
     format::{
         catalogue::Volume,
         page::{MapEntry, Table},
@@ -36,10 +37,10 @@ impl Build<'_> {
     ) -> Result<Ranges> {
         let per_leaf = Table::Map.per_leaf();
         let mut left = Ranges::default();
-        let mut budget = self.engine.discard_leaves(&self.engine.state.lock());
-        let limits = self.engine.settings.limits;
+        let mut budget = discard_leaves(self.kernel, &self.kernel.state.lock());
+        let limits = self.kernel.settings.limits;
         let many = 2 * discards.len() as u64 >= limits.discards
-            && !self.engine.settings.has(PlantedBug::DiscardsUnlimited);
+            && !self.kernel.settings.has(PlantedBug::DiscardsUnlimited);
         let doomed = self.doomed(volumes);
         let many = many || !doomed.is_empty();
         let mut chosen = if many {
@@ -68,9 +69,9 @@ impl Build<'_> {
             }
             let leaves: Vec<u64> = leaves.into_iter().collect();
             let root = volume.map;
-            let bug = self.engine.settings.has(PlantedBug::RangeOverWrite);
-            let lowered = if self.engine.settings.has(PlantedBug::DoubleDecrement) { 2 } else { 1 };
-            let engine = self.engine;
+            let bug = self.kernel.settings.has(PlantedBug::RangeOverWrite);
+            let lowered = if self.kernel.settings.has(PlantedBug::DoubleDecrement) { 2 } else { 1 };
+            let kernel = self.kernel;
             let mut deltas = std::mem::take(&mut self.deltas);
             let mut mapped = self.mapped;
             volume.map =
@@ -108,7 +109,7 @@ impl Build<'_> {
                             }
                         }
                     }
-                    add(&engine.counters.discard_leaves, u64::from(applied));
+                    add(&kernel.counters.discard_leaves, u64::from(applied));
                     let from = mine.partition_point(|lba| lba.0 < first);
                     for &lba in mine[from..].iter().take_while(|lba| lba.0 < first + per_leaf) {
                         let Some(Entry { entry, window }) = frozen.entries.get(id, lba) else {
@@ -132,8 +133,8 @@ impl Build<'_> {
     /// store of a program that did not let new volumes wait has such.
     fn doomed(&self, volumes: &BTreeMap<VolumeId, Volume>) -> BTreeSet<VolumeId> {
         let surplus =
-            (volumes.len() as u64).saturating_sub(self.engine.settings.limits.volumes) as usize;
-        let forgotten = self.engine.settings.has(PlantedBug::VolumesUnlimited);
+            (volumes.len() as u64).saturating_sub(self.kernel.settings.limits.volumes) as usize;
+        let forgotten = self.kernel.settings.has(PlantedBug::VolumesUnlimited);
         let deleted = volumes.values().filter(|volume| volume.name.is_empty() && !forgotten);
         deleted.map(|volume| volume.id).take(surplus).collect()
     }
@@ -148,13 +149,13 @@ impl Build<'_> {
         doomed: &BTreeSet<VolumeId>,
         left: &mut Ranges,
     ) -> Result<Chosen> {
-        self.engine.coverage.hit(Mark::DiscardsMany);
-        let mut room = self.engine.discard_room(&self.engine.state.lock());
+        self.kernel.coverage.hit(Mark::DiscardsMany);
+        let mut room = discard_room(self.kernel, &self.kernel.state.lock());
         let mut order: Vec<(VolumeId, u64, Span)> =
             discards.iter().map(|(volume, start, span)| (volume, start, *span)).collect();
         order.sort_by_key(|(_, start, span)| span.end - start);
         let too_many =
-            (order.len() as u64).saturating_sub(self.engine.settings.limits.discards) as usize;
+            (order.len() as u64).saturating_sub(self.kernel.settings.limits.discards) as usize;
         let mut chosen = Chosen::new();
         for (n, (id, start, span)) in order.into_iter().enumerate() {
             let Some(volume) = volumes.get(&id) else { continue };
@@ -183,7 +184,7 @@ impl Build<'_> {
         let per_leaf = Table::Map.per_leaf();
         let mut at = range.start / per_leaf;
         while let Some(leaf) =
-            self.engine.pages.next_leaf(Table::Map, volume.id.0, &volume.map, at)?
+            self.kernel.pages.next_leaf(Table::Map, volume.id.0, &volume.map, at)?
         {
             if leaf * per_leaf >= range.end {
                 break;

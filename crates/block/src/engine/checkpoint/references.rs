@@ -102,7 +102,7 @@ impl Build<'_> {
             .chunk_by(|one, other| leaf_of(one) == leaf_of(other))
             .map(|of_leaf| leaf_of(&of_leaf[0]))
             .collect();
-        let (engine, mut live) = (self.engine, self.live);
+        let (kernel, mut live) = (self.kernel, self.live);
         let (mut freed, mut bits, mut stored) = (Vec::new(), Vec::new(), Vec::new());
         let root = self.rebuild(
             Table::References,
@@ -112,7 +112,7 @@ impl Build<'_> {
             &mut |leaf, _, page| {
                 let from = deltas.partition_point(|delta| leaf_of(delta) < leaf);
                 let to = deltas.partition_point(|delta| leaf_of(delta) <= leaf);
-                let mut index = engine.index.lock();
+                let mut index = kernel.index.lock();
                 for touches in deltas[from..to].chunk_by(|one, other| one.pba == other.pba) {
                     let (pba, sum) = (touches[0].pba(), Sum::of(touches));
                     let slot = pba.0 % per_leaf;
@@ -122,7 +122,7 @@ impl Build<'_> {
                     entry.carried = new.unwrap_or(entry.carried);
                     if before < ReferenceEntry::SATURATED {
                         let after = i64::from(before) + sum.difference;
-                        if after < 0 && !engine.settings.has(PlantedBug::DoubleDecrement) {
+                        if after < 0 && !kernel.settings.has(PlantedBug::DoubleDecrement) {
                             let message = format!(
                                 "block {pba} has {before} references but loses {}",
                                 -sum.difference
@@ -170,7 +170,7 @@ impl Build<'_> {
 
     /// Notes blocks that are to be looked at, and what is known of those that are new.
     fn examine(&self, blocks: impl Iterator<Item = Pba>, deltas: &mut Vec<Delta>) {
-        let state = self.engine.state.lock();
+        let state = self.kernel.state.lock();
         deltas.extend(blocks.map(|pba| match state.allocator.fresh(pba) {
             Some((fingerprint, carried)) => {
                 Delta::new(pba, Touch::New { carried }, fingerprint.prefix())
@@ -185,7 +185,7 @@ impl Build<'_> {
         let stored = std::mem::take(&mut self.stored);
         let mut leaves: Vec<u64> = stored.iter().map(|pba| pba.0 / per_leaf).collect();
         leaves.dedup();
-        let engine = self.engine;
+        let kernel = self.kernel;
         self.rebuild(
             Table::Fingerprints,
             0,
@@ -193,10 +193,10 @@ impl Build<'_> {
             &leaves,
             &mut |leaf, _, page| {
                 let from = stored.partition_point(|pba| pba.0 < leaf * per_leaf);
-                let state = engine.state.lock();
+                let state = kernel.state.lock();
                 for &pba in stored[from..].iter().take_while(|pba| pba.0 / per_leaf == leaf) {
                     if let Some((mut fingerprint, carried)) = state.allocator.fresh(pba) {
-                        if engine.settings.has(PlantedBug::FingerprintHalved) && !carried {
+                        if kernel.settings.has(PlantedBug::FingerprintHalved) && !carried {
                             fingerprint.0[8..].fill(0);
                         }
                         page::set_fingerprint(page, pba.0 % per_leaf, &fingerprint);

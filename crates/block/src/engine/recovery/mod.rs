@@ -20,219 +20,220 @@
 //! | 4 | the old superblock: carriers of the next epoch are ignored, and the old ones are all still there, since nothing they name is free |
 //! | 5 | the new superblock: the appended windows are durable and complete |
 
-mod append;
-mod open;
-mod scan;
-mod space;
-mod verify;
-mod zone_list;
+pub(crate) mod append;
+pub(crate) mod open;
+pub(crate) mod scan;
+pub(crate) mod space;
+pub(crate) mod verify;
+pub(crate) mod zone_list;
 
 use std::sync::Arc;
 
 use onefold_core::{Error, Kind, Result};
 
+pub(crate) use self::open::read_superblock;
+pub(super) use self::scan::Found;
 use self::{space::overlay_of, zone_list::newest_entries};
-use super::{Engine, Snapshot, checkpoint::Reason, loss};
+use super::loss;
 use crate::{
     coverage::Mark,
+    engine::{
+        checkpoint::{checkpoint_to_end, write_superblock},
+        leftover::read_leftover,
+        loss::{clip, judge_missing},
+        recovery::{
+            append::{adopt_changes, append_again, publish_recovered},
+            scan::{note_in_index, scan},
+            space::recover_space,
+            verify::{verify_newer, whole_story},
+            zone_list::recover_zone_list,
+        },
+    },
     format::{
         record::{Record, WindowNumber},
         superblock::{self, Cut},
         zone_list::Entry,
     },
+    kernel::{Kernel, Reason, Snapshot},
     overlay::Overlay,
+    scheme::ordermerge::{in_place, recovery::recover_in_place},
     settings::PlantedBug,
     window::Window,
 };
 
-pub(crate) use self::open::read_superblock;
-pub(super) use self::scan::Found;
-
 /// Records whose publishing takes longer than to start a thread for it.
 const RECORDS_WORTH_A_THREAD: usize = 10_000;
 
-impl Engine {
-    /// Steps 2 to 6.
-    pub(super) fn recover(&self) -> Result<()> {
-        let snapshot = self.state.lock().snapshot.clone();
-        let geometry = self.fixed.geometry;
-        let pages = self.recover_zone_list()?;
-        let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
-        let oldest = snapshot.state.oldest_generation;
-        let entries: Vec<Entry> = newest_entries(geometry, &pages)?
-            .into_iter()
-            .filter(|entry| entry.generation >= oldest)
-            .collect();
-        if self.in_place() {
-            return self.recover_in_place(&snapshot, pages, &entries);
-        }
-        self.coverage.add(Mark::ZoneScanned, entries.len());
-        let (void, mut carriers): (Vec<Found>, Vec<Found>) =
-            self.scan(&entries, &snapshot.state)?.into_iter().partition(|found| found.void);
-        // Whichever thread found them; their records are in order then.
-        carriers.sort_by_key(|found| (found.header.window, found.header.position));
+/// Steps 2 to 6.
+pub(crate) fn recover(kernel: &Kernel) -> Result<()> {
+    let snapshot = kernel.state.lock().snapshot.clone();
+    let geometry = kernel.fixed.geometry;
+    let pages = recover_zone_list(kernel)?;
+    let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
+    let oldest = snapshot.state.oldest_generation;
+    let entries: Vec<Entry> = newest_entries(geometry, &pages)?
+        .into_iter()
+        .filter(|entry| entry.generation >= oldest)
+        .collect();
+    if in_place(kernel) {
+        return recover_in_place(kernel, &snapshot, pages, &entries);
+    }
+    kernel.coverage.add(Mark::ZoneScanned, entries.len());
+    let (void, mut carriers): (Vec<Found>, Vec<Found>) =
+        scan(kernel, &entries, &snapshot.state)?.into_iter().partition(|found| found.void);
+    // Whichever thread found them; their records are in order then.
+    carriers.sort_by_key(|found| (found.header.window, found.header.position));
 
-        self.coverage.add(Mark::VoidCarrier, void.len());
-        let leftover = self.read_leftover(&snapshot.state)?;
-        let mut known = snapshot.state.clone();
-        if self.settings.has(PlantedBug::LeftoverVoid) {
-            known.cuts.clear();
-        }
-        self.coverage
-            .add(Mark::LeftoverRecord, usize::from(leftover.records(&known).next().is_some()));
+    kernel.coverage.add(Mark::VoidCarrier, void.len());
+    let leftover = read_leftover(kernel, &snapshot.state)?;
+    let mut known = snapshot.state.clone();
+    if kernel.settings.has(PlantedBug::LeftoverVoid) {
+        known.cuts.clear();
+    }
+    kernel
+        .coverage
+        .add(Mark::LeftoverRecord, usize::from(leftover.records(&known).next().is_some()));
 
-        let committed = snapshot.state.committed;
-        let told = told.max(leftover.durable(&known.cuts));
-        let durable = carriers
-            .iter()
-            .map(|found| found.header.durable)
-            .chain([told, snapshot.state.durable])
-            .max()
-            .unwrap_or_default();
-        // Void carriers count here: those of a recovery that crashed bear the epoch that this one
-        // will bring, so its windows must be others.
-        let windows = carriers.iter().chain(&void).map(|found| found.header.window);
-        let seen = windows
-            .chain([durable, snapshot.state.last_window, leftover.seen()])
-            .max()
-            .unwrap_or_default();
-        let lost = self.judge_missing(
-            &mut carriers,
-            &snapshot.state,
+    let committed = snapshot.state.committed;
+    let told = told.max(leftover.durable(&known.cuts));
+    let durable = carriers
+        .iter()
+        .map(|found| found.header.durable)
+        .chain([told, snapshot.state.durable])
+        .max()
+        .unwrap_or_default();
+    // Void carriers count here: those of a recovery that crashed bear the epoch that this one
+    // will bring, so its windows must be others.
+    let windows = carriers.iter().chain(&void).map(|found| found.header.window);
+    let seen = windows
+        .chain([durable, snapshot.state.last_window, leftover.seen()])
+        .max()
+        .unwrap_or_default();
+    let lost = judge_missing(
+        kernel,
+        &mut carriers,
+        &snapshot.state,
+        durable,
+        &leftover.carriers(&known.cuts, durable),
+    )?;
+    {
+        let mut preparer = kernel.preparing.lock();
+        leftover.hand_over(&known, durable, kernel.settings.accept_loss, &mut preparer.leftover)?;
+        let with_carriers =
+            carriers.iter().map(|found| found.header.window).filter(|&window| window <= durable);
+        preparer.carriers_through = with_carriers.max().unwrap_or_default();
+    }
+
+    let mut records: Vec<Record> =
+        carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
+    let in_carriers = records.len();
+    records.extend(
+        leftover
+            .records(&known)
+            .filter(|record| !loss::among(&lost, WindowNumber::of(record.timestamp))),
+    );
+    note_in_index(kernel, records[in_carriers..].iter());
+    records.sort_by_key(|record| record.timestamp);
+    // Both places of a leftover page may hold a record.
+    records.dedup_by_key(|record| record.timestamp);
+    let newer = records
+        .split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
+    let verified = whole_story(kernel, &snapshot, &records, verify_newer(kernel, newer)?)?;
+    let heard = verified.len();
+    let mut verified = verify::newest_alone(verified);
+    kernel.coverage.add(Mark::Superseded, heard - verified.len());
+    if !lost.is_empty() {
+        clip(kernel, &snapshot, &mut records, &mut verified)?;
+    }
+
+    // What is published, and which space is in use, have nothing to do with each other.
+    let space = || recover_space(kernel, &snapshot, pages, entries, &carriers, &records, &verified);
+    let (pins, overlay) = if records.len() < RECORDS_WORTH_A_THREAD {
+        (space()?, overlay_of(&records, &verified))
+    } else {
+        std::thread::scope(|scope| {
+            let overlay = scope.spawn(|| overlay_of(&records, &verified));
+            Ok((space()?, overlay.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
+        })?
+    };
+    kernel.state.lock().active = Overlay { pins, ..overlay };
+    adopt_changes(kernel, &snapshot, &records)?;
+    {
+        let mut state = kernel.state.lock();
+        state.active.carriers = carriers.len() as u64;
+        state.durable = seen.max(committed);
+        state.acknowledged = state.durable;
+        state.open = Window::new(seen.next());
+    }
+    let mut cuts = snapshot.state.cuts.clone();
+    // Without carriers of this epoch, and no window beyond the durable one, there is nothing to
+    // void.
+    let of_this_epoch = carriers.iter().any(|found| found.header.epoch == snapshot.state.epoch);
+    if (of_this_epoch || seen != durable) && !kernel.settings.has(PlantedBug::DroppedReturns) {
+        cuts.push(Cut { epoch: snapshot.state.epoch, window: durable, resume: seen.next() });
+    }
+    // A crash before the end of that checkpoint leaves the superblock as it is, however often
+    // it happens.
+    if cuts.len() > kernel.settings.limits.cuts && !kernel.settings.has(PlantedBug::CutsUnlimited) {
+        kernel.coverage.hit(Mark::CutsFull);
+        return commit_recovered(kernel, &snapshot, &verified);
+    }
+    if !append_again(kernel, &verified)? {
+        kernel.coverage.hit(Mark::NoRoomToAppend);
+        return commit_recovered(kernel, &snapshot, &verified);
+    }
+    write_next_epoch(kernel, &snapshot, cuts)
+}
+
+/// Steps 4 and 5 when no block is left to append to, or the superblock has no room for another
+/// cut: a checkpoint takes the records, and its superblock is that of the next epoch.
+fn commit_recovered(kernel: &Kernel, snapshot: &Snapshot, verified: &[Record]) -> Result<()> {
+    let number = kernel.state.lock().open.number;
+    let records: Vec<Record> = verified
+        .iter()
+        .zip(0..)
+        .map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record })
+        .collect();
+    publish_recovered(kernel, snapshot, &records)?;
+    {
+        let mut state = kernel.state.lock();
+        state.open = Window::new(number.next());
+        state.active.last = number;
+        state.durable = number;
+        state.acknowledged = number;
+        state.epoch += 1;
+    }
+    checkpoint_to_end(kernel, Reason::Forced).map(|_| ())
+}
+
+/// Writes the superblock of the next epoch, and its twin, each with a flush.
+pub(crate) fn write_next_epoch(kernel: &Kernel, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
+    if cuts.len() > kernel.settings.limits.cuts {
+        return Err(Error::new(Kind::Corrupt, "too many recoveries to remember"));
+    }
+    let (durable, last) = {
+        let state = kernel.state.lock();
+        (state.durable, WindowNumber(state.open.number.0 - 1))
+    };
+    let risen = Snapshot {
+        state: superblock::State {
+            sequence: snapshot.state.sequence + 2,
+            epoch: snapshot.state.epoch + 1,
+            clean: false,
             durable,
-            &leftover.carriers(&known.cuts, durable),
-        )?;
-        {
-            let mut preparer = self.preparing.lock();
-            leftover.hand_over(
-                &known,
-                durable,
-                self.settings.accept_loss,
-                &mut preparer.leftover,
-            )?;
-            let with_carriers = carriers
-                .iter()
-                .map(|found| found.header.window)
-                .filter(|&window| window <= durable);
-            preparer.carriers_through = with_carriers.max().unwrap_or_default();
-        }
-
-        let mut records: Vec<Record> =
-            carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
-        let in_carriers = records.len();
-        records.extend(
-            leftover
-                .records(&known)
-                .filter(|record| !loss::among(&lost, WindowNumber::of(record.timestamp))),
-        );
-        self.note_in_index(records[in_carriers..].iter());
-        records.sort_by_key(|record| record.timestamp);
-        // Both places of a leftover page may hold a record.
-        records.dedup_by_key(|record| record.timestamp);
-        let newer = records.split_off(
-            records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable),
-        );
-        let verified = self.whole_story(&snapshot, &records, self.verify_newer(newer)?)?;
-        let heard = verified.len();
-        let mut verified = verify::newest_alone(verified);
-        self.coverage.add(Mark::Superseded, heard - verified.len());
-        if !lost.is_empty() {
-            self.clip(&snapshot, &mut records, &mut verified)?;
-        }
-
-        // What is published, and which space is in use, have nothing to do with each other.
-        let space =
-            || self.recover_space(&snapshot, pages, entries, &carriers, &records, &verified);
-        let (pins, overlay) = if records.len() < RECORDS_WORTH_A_THREAD {
-            (space()?, overlay_of(&records, &verified))
-        } else {
-            std::thread::scope(|scope| {
-                let overlay = scope.spawn(|| overlay_of(&records, &verified));
-                Ok((
-                    space()?,
-                    overlay.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-                ))
-            })?
-        };
-        self.state.lock().active = Overlay { pins, ..overlay };
-        self.adopt_changes(&snapshot, &records)?;
-        {
-            let mut state = self.state.lock();
-            state.active.carriers = carriers.len() as u64;
-            state.durable = seen.max(committed);
-            state.acknowledged = state.durable;
-            state.open = Window::new(seen.next());
-        }
-        let mut cuts = snapshot.state.cuts.clone();
-        // Without carriers of this epoch, and no window beyond the durable one, there is nothing to
-        // void.
-        let of_this_epoch = carriers.iter().any(|found| found.header.epoch == snapshot.state.epoch);
-        if (of_this_epoch || seen != durable) && !self.settings.has(PlantedBug::DroppedReturns) {
-            cuts.push(Cut { epoch: snapshot.state.epoch, window: durable, resume: seen.next() });
-        }
-        // A crash before the end of that checkpoint leaves the superblock as it is, however often
-        // it happens.
-        if cuts.len() > self.settings.limits.cuts && !self.settings.has(PlantedBug::CutsUnlimited) {
-            self.coverage.hit(Mark::CutsFull);
-            return self.commit_recovered(&snapshot, &verified);
-        }
-        if !self.append_again(&verified)? {
-            self.coverage.hit(Mark::NoRoomToAppend);
-            return self.commit_recovered(&snapshot, &verified);
-        }
-        self.write_next_epoch(&snapshot, cuts)
+            last_window: last,
+            cuts,
+            ..snapshot.state.clone()
+        },
+        volumes: snapshot.volumes.clone(),
+        discards: snapshot.discards.clone(),
+    };
+    for before in [1, 0] {
+        write_superblock(kernel, &risen, before)?;
+        kernel.disk.flush()?;
     }
-
-    /// Steps 4 and 5 when no block is left to append to, or the superblock has no room for another
-    /// cut: a checkpoint takes the records, and its superblock is that of the next epoch.
-    fn commit_recovered(&self, snapshot: &Snapshot, verified: &[Record]) -> Result<()> {
-        let number = self.state.lock().open.number;
-        let records: Vec<Record> = verified
-            .iter()
-            .zip(0..)
-            .map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record })
-            .collect();
-        self.publish_recovered(snapshot, &records)?;
-        {
-            let mut state = self.state.lock();
-            state.open = Window::new(number.next());
-            state.active.last = number;
-            state.durable = number;
-            state.acknowledged = number;
-            state.epoch += 1;
-        }
-        self.checkpoint_to_end(Reason::Forced).map(|_| ())
-    }
-
-    /// Writes the superblock of the next epoch, and its twin, each with a flush.
-    pub(crate) fn write_next_epoch(&self, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
-        if cuts.len() > self.settings.limits.cuts {
-            return Err(Error::new(Kind::Corrupt, "too many recoveries to remember"));
-        }
-        let (durable, last) = {
-            let state = self.state.lock();
-            (state.durable, WindowNumber(state.open.number.0 - 1))
-        };
-        let risen = Snapshot {
-            state: superblock::State {
-                sequence: snapshot.state.sequence + 2,
-                epoch: snapshot.state.epoch + 1,
-                clean: false,
-                durable,
-                last_window: last,
-                cuts,
-                ..snapshot.state.clone()
-            },
-            volumes: snapshot.volumes.clone(),
-            discards: snapshot.discards.clone(),
-        };
-        for before in [1, 0] {
-            self.write_superblock(&risen, before)?;
-            self.disk.flush()?;
-        }
-        let mut state = self.state.lock();
-        state.epoch = risen.state.epoch;
-        state.snapshot = Arc::new(risen);
-        Ok(())
-    }
+    let mut state = kernel.state.lock();
+    state.epoch = risen.state.epoch;
+    state.snapshot = Arc::new(risen);
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! A store is opened: its newer superblock, and the engine as of its last checkpoint.
+//! A store is opened: its newer superblock, and the kernel as of its last checkpoint.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,9 +8,7 @@ use parking_lot::Mutex;
 use crate::{
     counters::Counters,
     coverage::{Coverage, Mark},
-    engine::{
-        Engine, Snapshot, State, catalogue::visible, checkpoint::Checkpointer, prepare::Preparer,
-    },
+    engine::{catalogue::visible, checkpoint::write_superblock, recovery::recover},
     fail_stop::FailStop,
     flushes::Flushes,
     format::{
@@ -20,6 +18,7 @@ use crate::{
         superblock::{self, Leftover, Superblock},
     },
     index::Index,
+    kernel::{Checkpointer, Kernel, Preparer, Snapshot, State},
     overlay::Overlay,
     scheme::Records,
     settings::{PlantedBug, Settings},
@@ -76,123 +75,123 @@ fn choose_superblock(disk: &dyn Disk) -> Result<(Superblock, bool)> {
     Ok((chosen, damaged))
 }
 
-impl Engine {
-    /// Opens the store on a disk, recovering what a crash left. Everything that was acknowledged as
-    /// durable is there.
-    ///
-    /// # Errors
-    /// `InvalidInput` (not a store), `Unsupported` (too new), `Corrupt` (damaged; `check --repair`
-    /// may help), `Io`.
-    pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings) -> Result<Engine> {
-        if !settings.has(PlantedBug::RecoveryUnflushed) {
-            disk.flush()?;
-        }
-        let (superblock, damaged) = choose_superblock(&*disk)?;
-        superblock.fixed.geometry.checked(disk.blocks()).map_err(|_| {
-            let (has, needs) = (disk.blocks(), superblock.fixed.geometry.blocks());
-            Error::new(
-                Kind::Corrupt,
-                format!(
-                    "the store is cut off: it needs {needs} blocks, but the disk has only {has}"
-                ),
-            )
-        })?;
-        let engine = Engine::unrecovered(disk, clock, settings, superblock)?;
-        engine.coverage.add(Mark::SuperblockDamaged, usize::from(damaged));
-        if damaged {
-            engine.replace_damaged_superblock()?;
-        }
-        engine.recover()?;
-        Ok(engine)
+/// Opens the store on a disk, recovering what a crash left. Everything that was acknowledged as
+/// durable is there.
+///
+/// # Errors
+/// `InvalidInput` (not a store), `Unsupported` (too new), `Corrupt` (damaged; `check --repair`
+/// may help), `Io`.
+pub(crate) fn open(
+    disk: Arc<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    settings: Settings,
+) -> Result<Kernel> {
+    if !settings.has(PlantedBug::RecoveryUnflushed) {
+        disk.flush()?;
     }
+    let (superblock, damaged) = choose_superblock(&*disk)?;
+    superblock.fixed.geometry.checked(disk.blocks()).map_err(|_| {
+        let (has, needs) = (disk.blocks(), superblock.fixed.geometry.blocks());
+        Error::new(
+            Kind::Corrupt,
+            format!("the store is cut off: it needs {needs} blocks, but the disk has only {has}"),
+        )
+    })?;
+    let kernel = unrecovered(disk, clock, settings, superblock)?;
+    kernel.coverage.add(Mark::SuperblockDamaged, usize::from(damaged));
+    if damaged {
+        replace_damaged_superblock(&kernel)?;
+    }
+    recover(&kernel)?;
+    Ok(kernel)
+}
 
-    /// Writes what was chosen over the superblock that is damaged, before anything else is written.
-    /// That one may be the newer: a later write over it that is torn could leave it whole again, and
-    /// what it names would be overwritten by then.
-    fn replace_damaged_superblock(&self) -> Result<()> {
-        let snapshot = self.state.lock().snapshot.clone();
-        if snapshot.state.sequence > 0 {
-            self.write_superblock(&snapshot, 1)?;
-            self.disk.flush()?;
-        }
-        Ok(())
+/// Writes what was chosen over the superblock that is damaged, before anything else is written.
+/// That one may be the newer: a later write over it that is torn could leave it whole again, and
+/// what it names would be overwritten by then.
+fn replace_damaged_superblock(kernel: &Kernel) -> Result<()> {
+    let snapshot = kernel.state.lock().snapshot.clone();
+    if snapshot.state.sequence > 0 {
+        write_superblock(kernel, &snapshot, 1)?;
+        kernel.disk.flush()?;
     }
+    Ok(())
+}
 
-    /// The engine as of its last checkpoint, with nothing recovered.
-    fn unrecovered(
-        disk: Arc<dyn Disk>,
-        clock: Arc<dyn Clock>,
-        settings: Settings,
-        superblock: Superblock,
-    ) -> Result<Engine> {
-        let Superblock { fixed, state } = superblock;
-        // The leftover table keeps its records in memory as well.
-        let records_max = if fixed.leftover == Leftover::Table {
-            settings.records_max * 3 / 4
-        } else {
-            settings.records_max
-        };
-        let scheme = crate::scheme::scheme(fixed.scheme);
-        let records_max = if scheme.records() == Records::Nowhere { u64::MAX } else { records_max };
-        let settings = Settings { records_max, ..settings };
-        let index_entries = state.index_entries;
-        let identity = settings.identity(&fixed);
-        let compare = !settings.has(PlantedBug::ChecksumIgnored);
-        let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
-        let snapshot = load_snapshot(&pages, state)?;
-        let volumes = visible(&snapshot.volumes);
-        let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation, true);
-        let allocator = Allocator::new(fixed.geometry, &snapshot.state, fixed.grow, list);
-        let state = State {
-            open: Window::new(snapshot.state.last_window.next()),
-            closed_windows: Default::default(),
-            active: Overlay::default(),
-            frozen: None,
-            next_volume: snapshot.state.next_volume,
-            durable: snapshot.state.durable,
-            acknowledged: snapshot.state.durable,
-            epoch: snapshot.state.epoch,
-            zone_table: snapshot.state.zones,
-            snapshot: Arc::new(snapshot),
-            volumes,
-            allocator,
-            built: false,
-            unplaced: 0,
-            deferred: 0,
-            spilling_pages: 0,
-            fail_stop: FailStop::default(),
-            checkpoint_wanted: false,
-            flushes: Flushes::default(),
-            releasing: false,
-            releases: 0,
-            leaves_wanted: false,
-            ration: None,
-            exact: false,
-            block_leaves: [0; 2],
-            pool: Vec::new(),
-        };
-        Ok(Engine {
-            scheme,
-            index: Mutex::new(Index::new(settings.index_memory, index_entries)),
-            disk,
-            clock,
-            fixed,
-            identity,
-            settings,
-            pages,
-            state: Mutex::new(state),
-            preparing: Mutex::new(Preparer::default()),
-            making_durable: Mutex::new(()),
-            soft_updates: Mutex::default(),
-            checkpointing: Mutex::new(Checkpointer::default()),
-            compacting: Mutex::default(),
-            counters: Counters::default(),
-            coverage: Coverage::default(),
-            lost: Mutex::default(),
-            index_cursor: std::sync::atomic::AtomicU64::new(0),
-            filter_cursor: std::sync::atomic::AtomicU64::new(0),
-        })
-    }
+/// The kernel as of its last checkpoint, with nothing recovered.
+fn unrecovered(
+    disk: Arc<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    settings: Settings,
+    superblock: Superblock,
+) -> Result<Kernel> {
+    let Superblock { fixed, state } = superblock;
+    // The leftover table keeps its records in memory as well.
+    let records_max = if fixed.leftover == Leftover::Table {
+        settings.records_max * 3 / 4
+    } else {
+        settings.records_max
+    };
+    let scheme = crate::scheme::scheme(fixed.scheme);
+    let records_max = if scheme.records() == Records::Nowhere { u64::MAX } else { records_max };
+    let settings = Settings { records_max, ..settings };
+    let index_entries = state.index_entries;
+    let identity = settings.identity(&fixed);
+    let compare = !settings.has(PlantedBug::ChecksumIgnored);
+    let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
+    let snapshot = load_snapshot(&pages, state)?;
+    let volumes = visible(&snapshot.volumes);
+    let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation, true);
+    let allocator = Allocator::new(fixed.geometry, &snapshot.state, fixed.grow, list);
+    let state = State {
+        open: Window::new(snapshot.state.last_window.next()),
+        closed_windows: Default::default(),
+        active: Overlay::default(),
+        frozen: None,
+        next_volume: snapshot.state.next_volume,
+        durable: snapshot.state.durable,
+        acknowledged: snapshot.state.durable,
+        epoch: snapshot.state.epoch,
+        zone_table: snapshot.state.zones,
+        snapshot: Arc::new(snapshot),
+        volumes,
+        allocator,
+        built: false,
+        unplaced: 0,
+        deferred: 0,
+        spilling_pages: 0,
+        fail_stop: FailStop::default(),
+        checkpoint_wanted: false,
+        flushes: Flushes::default(),
+        releasing: false,
+        releases: 0,
+        leaves_wanted: false,
+        ration: None,
+        exact: false,
+        block_leaves: [0; 2],
+        pool: Vec::new(),
+    };
+    Ok(Kernel {
+        scheme,
+        index: Mutex::new(Index::new(settings.index_memory, index_entries)),
+        disk,
+        clock,
+        fixed,
+        identity,
+        settings,
+        pages,
+        state: Mutex::new(state),
+        preparing: Mutex::new(Preparer::default()),
+        making_durable: Mutex::new(()),
+        soft_updates: Mutex::default(),
+        checkpointing: Mutex::new(Checkpointer::default()),
+        compacting: Mutex::default(),
+        counters: Counters::default(),
+        coverage: Coverage::default(),
+        lost: Mutex::default(),
+        index_cursor: std::sync::atomic::AtomicU64::new(0),
+        filter_cursor: std::sync::atomic::AtomicU64::new(0),
+    })
 }
 
 /// Reads the catalogue and the pending discards of a checkpoint.

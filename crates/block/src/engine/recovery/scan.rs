@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use onefold_core::{Block, Pba, Read, Result};
 
 use crate::{
-    engine::Engine,
     format::{
         carrier::{Carrier, Header},
         record::{Change, Record},
@@ -13,6 +12,7 @@ use crate::{
         zone_list::Entry,
     },
     index::hash_of,
+    kernel::Kernel,
     settings::PlantedBug,
 };
 
@@ -44,151 +44,152 @@ pub(in crate::engine) struct Found {
     pub(super) void: bool,
 }
 
-impl Engine {
-    /// The carriers in the listed zones that no checkpoint holds. A block that can't be read is not
-    /// a block without a carrier: its records may have been acknowledged, and the cut would
-    /// void them for good.
-    pub(super) fn scan(&self, entries: &[Entry], state: &superblock::State) -> Result<Vec<Found>> {
-        let geometry = self.fixed.geometry;
-        // Stretches to read: all of a zone that may still take carriers, the carriers alone of a
-        // full one.
-        let mut stretches: Vec<(Entry, usize, usize)> = Vec::new();
-        for &entry in entries {
-            match entry.carriers {
-                None => {
-                    for start in (0..geometry.zone_blocks as usize).step_by(SCAN_BLOCKS) {
-                        stretches.push((
-                            entry,
-                            start,
-                            SCAN_BLOCKS.min(geometry.zone_blocks as usize - start),
-                        ));
-                    }
-                }
-                Some(carriers) => {
-                    let mut last: Option<(usize, usize)> = None;
-                    for n in carriers.iter().take_while(|&n| n < geometry.zone_blocks as usize) {
-                        last = match last {
-                            Some((start, end))
-                                if n - end <= SCAN_GAP && n - start < SCAN_BLOCKS =>
-                            {
-                                Some((start, n + 1))
-                            }
-                            Some((start, end)) => {
-                                stretches.push((entry, start, end - start));
-                                Some((n, n + 1))
-                            }
-                            None => Some((n, n + 1)),
-                        };
-                    }
-                    stretches.extend(last.map(|(start, end)| (entry, start, end - start)));
+/// The carriers in the listed zones that no checkpoint holds. A block that can't be read is not
+/// a block without a carrier: its records may have been acknowledged, and the cut would
+/// void them for good.
+pub(super) fn scan(
+    kernel: &Kernel,
+    entries: &[Entry],
+    state: &superblock::State,
+) -> Result<Vec<Found>> {
+    let geometry = kernel.fixed.geometry;
+    // Stretches to read: all of a zone that may still take carriers, the carriers alone of a
+    // full one.
+    let mut stretches: Vec<(Entry, usize, usize)> = Vec::new();
+    for &entry in entries {
+        match entry.carriers {
+            None => {
+                for start in (0..geometry.zone_blocks as usize).step_by(SCAN_BLOCKS) {
+                    stretches.push((
+                        entry,
+                        start,
+                        SCAN_BLOCKS.min(geometry.zone_blocks as usize - start),
+                    ));
                 }
             }
-        }
-        let mut batches: Vec<Vec<Stretch>> = Vec::new();
-        let mut together = SCAN_BATCH_BLOCKS;
-        for (entry, start, blocks) in stretches {
-            together += blocks;
-            if together > SCAN_BATCH_BLOCKS
-                || batches.last().is_some_and(|batch| batch.len() == SCAN_BATCH_READS)
-            {
-                together = blocks;
-                batches.push(Vec::new());
+            Some(carriers) => {
+                let mut last: Option<(usize, usize)> = None;
+                for n in carriers.iter().take_while(|&n| n < geometry.zone_blocks as usize) {
+                    last = match last {
+                        Some((start, end)) if n - end <= SCAN_GAP && n - start < SCAN_BLOCKS => {
+                            Some((start, n + 1))
+                        }
+                        Some((start, end)) => {
+                            stretches.push((entry, start, end - start));
+                            Some((n, n + 1))
+                        }
+                        None => Some((n, n + 1)),
+                    };
+                }
+                stretches.extend(last.map(|(start, end)| (entry, start, end - start)));
             }
-            let at = geometry.start_of(entry.zone).plus(start as u64);
-            batches
-                .last_mut()
-                .into_iter()
-                .for_each(|batch| batch.push(Stretch { at, blocks, generation: entry.generation }));
         }
-        let next = AtomicUsize::new(0);
-        let work = || {
-            let (mut found, mut buffer) = (Vec::new(), Vec::new());
-            while let Some(batch) = batches.get(next.fetch_add(1, Relaxed)) {
-                self.read_stretches(batch, &mut buffer)?;
-                self.prove(batch, &mut buffer, state, &mut found);
-            }
-            Ok(found)
+    }
+    let mut batches: Vec<Vec<Stretch>> = Vec::new();
+    let mut together = SCAN_BATCH_BLOCKS;
+    for (entry, start, blocks) in stretches {
+        together += blocks;
+        if together > SCAN_BATCH_BLOCKS
+            || batches.last().is_some_and(|batch| batch.len() == SCAN_BATCH_READS)
+        {
+            together = blocks;
+            batches.push(Vec::new());
+        }
+        let at = geometry.start_of(entry.zone).plus(start as u64);
+        batches
+            .last_mut()
+            .into_iter()
+            .for_each(|batch| batch.push(Stretch { at, blocks, generation: entry.generation }));
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let (mut found, mut buffer) = (Vec::new(), Vec::new());
+        while let Some(batch) = batches.get(next.fetch_add(1, Relaxed)) {
+            read_stretches(kernel, batch, &mut buffer)?;
+            prove(kernel, batch, &mut buffer, state, &mut found);
+        }
+        Ok(found)
+    };
+    if batches.len() < BATCHES_WORTH_A_THREAD {
+        return work();
+    }
+    // While one proves the other reads.
+    std::thread::scope(|scope| {
+        let other = scope.spawn(work);
+        let mut found = work()?;
+        found.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        Ok(found)
+    })
+}
+
+fn read_stretches(kernel: &Kernel, batch: &[Stretch], buffer: &mut Vec<Block>) -> Result<()> {
+    let blocks: usize = batch.iter().map(|stretch| stretch.blocks).sum();
+    if buffer.len() < blocks {
+        *buffer = Block::zeroed_vec(blocks);
+    }
+    let mut free = &mut buffer[..];
+    let mut reads: Vec<Read<'_>> = Vec::with_capacity(batch.len());
+    for stretch in batch {
+        let (into, left) = free.split_at_mut(stretch.blocks);
+        reads.push(Read::new(stretch.at, into));
+        free = left;
+    }
+    kernel.disk.read(&mut reads);
+    reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))
+}
+
+/// Finds the carriers in blocks that were read, those of this store, zone and time that still
+/// count.
+fn prove(
+    kernel: &Kernel,
+    batch: &[Stretch],
+    blocks: &mut [Block],
+    state: &superblock::State,
+    found: &mut Vec<Found>,
+) {
+    let places = batch.iter().flat_map(|stretch| {
+        (0..stretch.blocks as u64).map(|n| (stretch.at.plus(n), stretch.generation))
+    });
+    let forged = kernel.settings.has(PlantedBug::ForgedCarrier);
+    let before = found.len();
+    let mut likely: Vec<(&mut Block, Pba)> = Vec::new();
+    for ((at, generation), block) in places.zip(blocks) {
+        let Some(shape) = Carrier::shape(&kernel.identity, block)
+            .filter(|shape| shape.header.window > state.committed)
+        else {
+            continue;
         };
-        if batches.len() < BATCHES_WORTH_A_THREAD {
-            return work();
+        if forged {
+            found.push(Found {
+                header: Header { address: at, ..shape.header },
+                records: shape.records().flatten().collect(),
+                void: false,
+            });
+        } else if shape.header.generation == generation {
+            likely.push((block, at));
         }
-        // While one proves the other reads.
-        std::thread::scope(|scope| {
-            let other = scope.spawn(work);
-            let mut found = work()?;
-            found.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
-            Ok(found)
-        })
     }
-
-    fn read_stretches(&self, batch: &[Stretch], buffer: &mut Vec<Block>) -> Result<()> {
-        let blocks: usize = batch.iter().map(|stretch| stretch.blocks).sum();
-        if buffer.len() < blocks {
-            *buffer = Block::zeroed_vec(blocks);
+    for (_, carrier) in Carrier::proven_among(&kernel.identity, &mut likely) {
+        if let Some(records) = carrier.records().collect() {
+            found.push(Found {
+                header: carrier.header,
+                records,
+                void: is_void(&carrier.header, state),
+            });
         }
-        let mut free = &mut buffer[..];
-        let mut reads: Vec<Read<'_>> = Vec::with_capacity(batch.len());
-        for stretch in batch {
-            let (into, left) = free.split_at_mut(stretch.blocks);
-            reads.push(Read::new(stretch.at, into));
-            free = left;
-        }
-        self.disk.read(&mut reads);
-        reads.into_iter().try_for_each(|read| read.result.map_err(|e| e.context("recovery")))
     }
+    note_in_index(
+        kernel,
+        found[before..].iter().filter(|found| !found.void).flat_map(|found| &found.records),
+    );
+}
 
-    /// Finds the carriers in blocks that were read, those of this store, zone and time that still
-    /// count.
-    fn prove(
-        &self,
-        batch: &[Stretch],
-        blocks: &mut [Block],
-        state: &superblock::State,
-        found: &mut Vec<Found>,
-    ) {
-        let places = batch.iter().flat_map(|stretch| {
-            (0..stretch.blocks as u64).map(|n| (stretch.at.plus(n), stretch.generation))
-        });
-        let forged = self.settings.has(PlantedBug::ForgedCarrier);
-        let before = found.len();
-        let mut likely: Vec<(&mut Block, Pba)> = Vec::new();
-        for ((at, generation), block) in places.zip(blocks) {
-            let Some(shape) = Carrier::shape(&self.identity, block)
-                .filter(|shape| shape.header.window > state.committed)
-            else {
-                continue;
-            };
-            if forged {
-                found.push(Found {
-                    header: Header { address: at, ..shape.header },
-                    records: shape.records().flatten().collect(),
-                    void: false,
-                });
-            } else if shape.header.generation == generation {
-                likely.push((block, at));
-            }
-        }
-        for (_, carrier) in Carrier::proven_among(&self.identity, &mut likely) {
-            if let Some(records) = carrier.records().collect() {
-                found.push(Found {
-                    header: carrier.header,
-                    records,
-                    void: is_void(&carrier.header, state),
-                });
-            }
-        }
-        self.note_in_index(
-            found[before..].iter().filter(|found| !found.void).flat_map(|found| &found.records),
-        );
-    }
-
-    /// Tells the index where records say that blocks are: a hint, whether they are believed or not.
-    pub(super) fn note_in_index<'r>(&self, records: impl Iterator<Item = &'r Record>) {
-        let mut index = self.index.lock();
-        for record in records {
-            if let Change::Block { pba, fingerprint, .. } = record.change {
-                index.insert(hash_of(fingerprint.prefix()), pba);
-            }
+/// Tells the index where records say that blocks are: a hint, whether they are believed or not.
+pub(crate) fn note_in_index<'r>(kernel: &Kernel, records: impl Iterator<Item = &'r Record>) {
+    let mut index = kernel.index.lock();
+    for record in records {
+        if let Change::Block { pba, fingerprint, .. } = record.change {
+            index.insert(hash_of(fingerprint.prefix()), pba);
         }
     }
 }

@@ -12,78 +12,72 @@ use onefold_core::{Block, BlockRef, Class, Error, Kind, Pba, Read, Result, Run, 
 
 use crate::{
     coverage::Mark,
-    engine::Engine,
     format::{
         geometry::Geometry,
         zone_list::{Entry, Page},
     },
+    kernel::Kernel,
     settings::PlantedBug,
 };
 
-impl Engine {
-    /// The current version of every page of the zone list; both of its places tell of all zones in
-    /// it.
-    pub(super) fn recover_zone_list(&self) -> Result<Vec<Page>> {
-        let mut pages = Vec::new();
-        let mut written = false;
-        let (copies, failed) = self.read_zone_list();
-        for (number, mut copies) in (0..).zip(copies) {
-            copies.sort_by_key(|copy| copy.as_ref().map(|page| page.sequence));
-            let [older, newer] = copies;
-            let Some(mut page) = newer else {
-                let error = Error::new(
-                    Kind::Corrupt,
-                    format!("both copies of page {number} of the zone list are damaged"),
-                );
-                return Err(failed.into_iter().fold(error, Error::caused_by));
-            };
-            let level = older.as_ref().is_some_and(|older| {
-                lists(older, &page) || self.settings.has(PlantedBug::ListedOnce)
-            });
-            if !level {
-                self.coverage.hit(if older.is_some() {
-                    Mark::ListCopyBehind
-                } else {
-                    Mark::ListCopyDamaged
-                });
-                page.sequence = page.sequence.wrapping_add(1);
-                let at = self.fixed.geometry.list_page(number)[(page.sequence % 2) as usize];
-                let block = page.encode(&self.identity, number, at.0);
-                self.disk.write(&[Run {
-                    at,
-                    blocks: &[BlockRef { block: &block, class: Class::Table }],
-                }])?;
-                written = true;
-            }
-            pages.push(page);
-        }
-        if written {
-            self.disk.flush()?;
-        }
-        Ok(pages)
-    }
-
-    /// Both copies of every page, as far as they are whole; and why one of them can't be read.
-    fn read_zone_list(&self) -> (Vec<[Option<Page>; 2]>, Option<Error>) {
-        let geometry = self.fixed.geometry;
-        let first = geometry.list_page(0)[0];
-        let mut buffer = Block::zeroed_vec(geometry.list_pages as usize * 2);
-        let mut reads: Vec<Read<'_>> = buffer
-            .chunks_mut(1)
-            .zip(first.0..)
-            .map(|(into, at)| Read::new(Pba(at), into))
-            .collect();
-        self.disk.read(&mut reads);
-        let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
-        let copy = |page: u32, place: usize| {
-            let n = page as usize * 2 + place;
-            results[n].is_ok().then(|| {
-                Page::decode(&self.identity, &buffer[n], page, geometry.list_page(page)[place].0)
-            })?
+/// The current version of every page of the zone list; both of its places tell of all zones in
+/// it.
+pub(crate) fn recover_zone_list(kernel: &Kernel) -> Result<Vec<Page>> {
+    let mut pages = Vec::new();
+    let mut written = false;
+    let (copies, failed) = read_zone_list(kernel);
+    for (number, mut copies) in (0..).zip(copies) {
+        copies.sort_by_key(|copy| copy.as_ref().map(|page| page.sequence));
+        let [older, newer] = copies;
+        let Some(mut page) = newer else {
+            let error = Error::new(
+                Kind::Corrupt,
+                format!("both copies of page {number} of the zone list are damaged"),
+            );
+            return Err(failed.into_iter().fold(error, Error::caused_by));
         };
-        let copies = (0..geometry.list_pages).map(|page| [copy(page, 0), copy(page, 1)]).collect();
-        (copies, results.into_iter().find_map(Result::err))
+        let level = older.as_ref().is_some_and(|older| {
+            lists(older, &page) || kernel.settings.has(PlantedBug::ListedOnce)
+        });
+        if !level {
+            kernel.coverage.hit(if older.is_some() {
+                Mark::ListCopyBehind
+            } else {
+                Mark::ListCopyDamaged
+            });
+            page.sequence = page.sequence.wrapping_add(1);
+            let at = kernel.fixed.geometry.list_page(number)[(page.sequence % 2) as usize];
+            let block = page.encode(&kernel.identity, number, at.0);
+            kernel
+                .disk
+                .write(&[Run { at, blocks: &[BlockRef { block: &block, class: Class::Table }] }])?;
+            written = true;
+        }
+        pages.push(page);
     }
+    if written {
+        kernel.disk.flush()?;
+    }
+    Ok(pages)
+}
+
+/// Both copies of every page, as far as they are whole; and why one of them can't be read.
+fn read_zone_list(kernel: &Kernel) -> (Vec<[Option<Page>; 2]>, Option<Error>) {
+    let geometry = kernel.fixed.geometry;
+    let first = geometry.list_page(0)[0];
+    let mut buffer = Block::zeroed_vec(geometry.list_pages as usize * 2);
+    let mut reads: Vec<Read<'_>> =
+        buffer.chunks_mut(1).zip(first.0..).map(|(into, at)| Read::new(Pba(at), into)).collect();
+    kernel.disk.read(&mut reads);
+    let results: Vec<Result<()>> = reads.into_iter().map(|read| read.result).collect();
+    let copy = |page: u32, place: usize| {
+        let n = page as usize * 2 + place;
+        results[n].is_ok().then(|| {
+            Page::decode(&kernel.identity, &buffer[n], page, geometry.list_page(page)[place].0)
+        })?
+    };
+    let copies = (0..geometry.list_pages).map(|page| [copy(page, 0), copy(page, 1)]).collect();
+    (copies, results.into_iter().find_map(Result::err))
 }
 
 /// True when the older copy of a page lists every zone that the newer one does.

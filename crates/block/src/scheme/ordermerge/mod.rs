@@ -38,24 +38,23 @@
 //! Threads: who changes leaves holds `soft_updates`, also during a flush, so that no leaf is
 //! written while one is under way.
 
-mod checkpoint;
-mod increments;
-mod link;
-mod non_critical;
-mod recount;
-mod recovery;
+pub(crate) mod checkpoint;
+pub(crate) mod increments;
+pub(crate) mod link;
+pub(crate) mod non_critical;
+pub(crate) mod recount;
+pub(crate) mod recovery;
 
 use std::sync::Arc;
 
 use onefold_core::{Fingerprint, Pba, Result, VolumeId};
 
-pub(crate) use self::checkpoint::Reclaimed;
 use self::recount::Recount;
 use super::{Records, Scheme};
 use crate::{
-    engine::{Engine, Snapshot},
     format::page::{PageId, Pointer, Table},
     hash::MixMap,
+    kernel::{Kernel, Snapshot},
     window::Plan,
 };
 
@@ -87,40 +86,38 @@ pub(crate) struct SoftUpdates {
     uncounted: Vec<(Arc<Plan>, Vec<(PageId, Pointer)>)>,
 }
 
-impl Engine {
-    /// True when leaves are written in place.
-    pub(crate) fn in_place(&self) -> bool {
-        self.scheme.records() == Records::InPlace
-    }
+/// True when leaves are written in place.
+pub(crate) fn in_place(kernel: &Kernel) -> bool {
+    kernel.scheme.records() == Records::InPlace
+}
 
-    /// References that a block in use has besides those of links.
-    pub(crate) fn own_references(&self) -> u32 {
-        u32::from(self.in_place())
-    }
+/// References that a block in use has besides those of links.
+pub(crate) fn own_references(kernel: &Kernel) -> u32 {
+    u32::from(in_place(kernel))
+}
 
-    /// Pointers to the leaves of references, or of fingerprints, that hold `blocks`, by number;
-    /// `None` when one does not exist.
-    fn block_leaves(
-        &self,
-        snapshot: &Snapshot,
-        table: Table,
-        blocks: impl Iterator<Item = Pba>,
-    ) -> Result<Option<Vec<(PageId, Pointer)>>> {
-        let root = if table == Table::References {
-            snapshot.state.references
-        } else {
-            snapshot.state.fingerprints
-        };
-        let mut numbers: Vec<u64> = blocks.map(|pba| pba.0 / table.per_leaf()).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let pointers = self.pages.leaf_pointers(table, 0, &root, &numbers)?;
-        Ok(numbers
-            .into_iter()
-            .zip(pointers)
-            .map(|(index, pointer)| Some((PageId { table, volume: 0, level: 0, index }, pointer?)))
-            .collect())
-    }
+/// Pointers to the leaves of references, or of fingerprints, that hold `blocks`, by number;
+/// `None` when one does not exist.
+pub(crate) fn block_leaves(
+    kernel: &Kernel,
+    snapshot: &Snapshot,
+    table: Table,
+    blocks: impl Iterator<Item = Pba>,
+) -> Result<Option<Vec<(PageId, Pointer)>>> {
+    let root = if table == Table::References {
+        snapshot.state.references
+    } else {
+        snapshot.state.fingerprints
+    };
+    let mut numbers: Vec<u64> = blocks.map(|pba| pba.0 / table.per_leaf()).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let pointers = kernel.pages.leaf_pointers(table, 0, &root, &numbers)?;
+    Ok(numbers
+        .into_iter()
+        .zip(pointers)
+        .map(|(index, pointer)| Some((PageId { table, volume: 0, level: 0, index }, pointer?)))
+        .collect())
 }
 
 /// The leaf among `leaves`, which rise, that holds an entry, and its place there.

@@ -2,8 +2,13 @@
 
 use onefold_core::VolumeLimits;
 
-use super::Store;
-use crate::{Counts, Engine, NoDedup, engine::VolumeState};
+use crate::{
+    counters::Counts,
+    engine::{admission::reserve, gather::counts, idle::index_complete},
+    format::catalogue::NoDedup,
+    kernel::{Kernel, VolumeState},
+    scheme::ordermerge::non_critical::delayed,
+};
 
 /// A volume in a [`Status`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,66 +75,54 @@ pub struct Status {
     pub counts: Counts,
 }
 
-impl Engine {
-    /// The store at this moment.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        use std::sync::atomic::Ordering::Relaxed;
-        let (index_entries, index_refused) = {
-            let index = self.index.lock();
-            (index.len(), index.refused())
-        };
-        let memory_bytes = self.memory();
-        let index_complete = self.index_complete();
-        let (reserve, delayed_leaves) = (self.reserve(), self.delayed());
-        let state = self.state.lock();
-        let tables = &state.snapshot.state;
-        let status_of = |volume: &VolumeState| VolumeStatus {
-            name: volume.name.clone(),
-            bytes: volume.blocks * 4096,
-            no_dedup: volume.no_dedup.clone(),
-            limits: volume.limits,
-        };
-        let mut volumes: Vec<VolumeStatus> = state.volumes.values().map(status_of).collect();
-        volumes.sort_by(|a, b| a.name.cmp(&b.name));
-        Status {
-            id: self.identity.id,
-            usable_blocks: self.fixed.geometry.usable_blocks(),
-            free_blocks: (state.allocator.free() + state.allocator.growable())
-                .saturating_sub(reserve),
-            mapped_blocks: tables.mapped_blocks,
-            live_blocks: tables.live_blocks,
-            table_blocks: tables.used_blocks.saturating_sub(tables.live_blocks),
-            pending_blocks: state
-                .snapshot
-                .discards
-                .iter()
-                .map(|(_, start, span)| span.end - start)
-                .sum(),
-            uncommitted_records: state.uncommitted_records(),
-            records_max: self.settings.records_max,
-            delayed_leaves,
-            uncommitted_zones: state.allocator.uncommitted_zones() as u64,
-            zones_max: state.allocator.list.limit() as u64,
-            index_entries,
-            index_on_disk: tables.index_entries,
-            index_refused,
-            index_complete,
-            cache_hits: self.pages.hits.load(Relaxed),
-            cache_misses: self.pages.misses.load(Relaxed),
-            memory_bytes,
-            epoch: state.epoch,
-            stopped: state.fail_stop.reason().map(ToString::to_string),
-            volumes,
-            counts: self.counts(),
-        }
-    }
-}
-
-impl Store {
-    /// The store at this moment.
-    #[must_use]
-    pub fn status(&self) -> Status {
-        self.engine.status()
+/// The store at this moment.
+pub(crate) fn status(kernel: &Kernel) -> Status {
+    use std::sync::atomic::Ordering::Relaxed;
+    let (index_entries, index_refused) = {
+        let index = kernel.index.lock();
+        (index.len(), index.refused())
+    };
+    let memory_bytes = kernel.memory();
+    let index_complete = index_complete(kernel);
+    let (reserve, delayed_leaves) = (reserve(&kernel.fixed.geometry), delayed(kernel));
+    let state = kernel.state.lock();
+    let tables = &state.snapshot.state;
+    let status_of = |volume: &VolumeState| VolumeStatus {
+        name: volume.name.clone(),
+        bytes: volume.blocks * 4096,
+        no_dedup: volume.no_dedup.clone(),
+        limits: volume.limits,
+    };
+    let mut volumes: Vec<VolumeStatus> = state.volumes.values().map(status_of).collect();
+    volumes.sort_by(|a, b| a.name.cmp(&b.name));
+    Status {
+        id: kernel.identity.id,
+        usable_blocks: kernel.fixed.geometry.usable_blocks(),
+        free_blocks: (state.allocator.free() + state.allocator.growable()).saturating_sub(reserve),
+        mapped_blocks: tables.mapped_blocks,
+        live_blocks: tables.live_blocks,
+        table_blocks: tables.used_blocks.saturating_sub(tables.live_blocks),
+        pending_blocks: state
+            .snapshot
+            .discards
+            .iter()
+            .map(|(_, start, span)| span.end - start)
+            .sum(),
+        uncommitted_records: state.uncommitted_records(),
+        records_max: kernel.settings.records_max,
+        delayed_leaves,
+        uncommitted_zones: state.allocator.uncommitted_zones() as u64,
+        zones_max: state.allocator.list.limit() as u64,
+        index_entries,
+        index_on_disk: tables.index_entries,
+        index_refused,
+        index_complete,
+        cache_hits: kernel.pages.hits.load(Relaxed),
+        cache_misses: kernel.pages.misses.load(Relaxed),
+        memory_bytes,
+        epoch: state.epoch,
+        stopped: state.fail_stop.reason().map(ToString::to_string),
+        volumes,
+        counts: counts(kernel),
     }
 }
