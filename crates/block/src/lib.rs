@@ -15,6 +15,7 @@ mod fail_stop;
 mod flushes;
 pub mod format;
 mod hash;
+mod idleness;
 mod index;
 mod kernel;
 mod overlay;
@@ -23,6 +24,7 @@ mod settings;
 pub mod space;
 mod store;
 mod table;
+mod table_build;
 mod window;
 
 pub use counters::Counts;

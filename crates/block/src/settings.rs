@@ -63,7 +63,7 @@ impl Format {
             grow: false,
             leftover: Leftover::Log,
             layout: Layout::Run,
-            scheme: SchemeName::default(),
+            scheme: Default::default(),
             window_before: WindowNumber(0),
         }
     }

@@ -161,7 +161,7 @@ impl StoreFile {
         let keeper = self.claim()?;
         let store = Store::open(keeper.disk(), Arc::new(MonotonicClock::new()), settings)
             .map_err(|e| name_store(&self.path, e))?;
-        if store.engine().loses_everything() {
+        if store.engine().fixed().scheme.loses_everything() {
             let message = "it keeps no metadata and would lose everything: it is for measuring only, and is not served";
             return Err(name_store(&self.path, Error::new(Kind::Unsupported, message)));
         }

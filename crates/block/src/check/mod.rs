@@ -41,7 +41,7 @@ pub use look::look;
 use onefold_core::{Disk, Result};
 pub use repair::{LOST_MAX, Repaired, repair, repair_within};
 pub use report::{PROBLEMS_MAX, Phase, Place, Problem, Progress, Report};
-pub use scrub::{BAD_BLOCKS_MAX, BadBlock, NAMES_MAX, ScrubReport, scrub};
+pub use scrub::{BAD_BLOCKS_MAX, BadBlock, NAMES_MAX, ScrubReport, scrub, scrub_open};
 use tables::Checker;
 use usage::BlockSet;
 

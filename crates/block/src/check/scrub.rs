@@ -28,7 +28,7 @@ use crate::{
         page::{self, MapEntry, ReferenceEntry, Table},
     },
     kernel::{Kernel, Snapshot},
-    scheme::ordermerge::in_place,
+    scheme::verbs::CountRule,
     settings::{MEMORY_MIN, Settings},
 };
 
@@ -92,6 +92,7 @@ type Expected = BTreeMap<Pba, (Fingerprint, bool)>;
 /// checkpoints go on.
 fn verify_all(
     kernel: &Kernel,
+    rule: &dyn CountRule,
     progress: &mut dyn FnMut(Progress),
     cancel: &mut dyn FnMut() -> bool,
 ) -> ScrubReport {
@@ -110,7 +111,7 @@ fn verify_all(
         else {
             break;
         };
-        let expected = expected(kernel, &snapshot, &found, &mut report.unread);
+        let expected = expected(kernel, rule, &snapshot, &found, &mut report.unread);
         report.blocks += expected.len() as u64;
         verify_blocks(kernel, &expected, &mut report);
         drop(snapshot);
@@ -119,22 +120,21 @@ fn verify_all(
     report
 }
 
-impl Engine {
-    /// Verifies all data as of the last checkpoint, and finds out whom damage hits. `cancel` is
-    /// asked now and then; when it is true the report says how far it came. Writes, reads and
-    /// checkpoints go on.
-    pub fn scrub(
-        &self,
-        progress: &mut dyn FnMut(Progress),
-        cancel: &mut dyn FnMut() -> bool,
-    ) -> ScrubReport {
-        verify_all(&self.kernel, progress, cancel)
-    }
+/// Verifies all data as of the last checkpoint, and finds out whom damage hits. `cancel` is
+/// asked now and then; when it is true the report says how far it came. Writes, reads and
+/// checkpoints go on.
+pub fn scrub_open(
+    engine: &Engine,
+    progress: &mut dyn FnMut(Progress),
+    cancel: &mut dyn FnMut() -> bool,
+) -> ScrubReport {
+    verify_all(&engine.kernel, engine.scheme.counts(), progress, cancel)
 }
 
 /// What the blocks of some leaves of references must be, those with references.
 fn expected(
     kernel: &Kernel,
+    rule: &dyn CountRule,
     snapshot: &Snapshot,
     references: &[Leaf],
     unread: &mut Vec<String>,
@@ -161,9 +161,7 @@ fn expected(
             .map(|(&pba, &carried)| (pba, (page::fingerprint(&page, pba.0 % per_leaf), carried)));
         // In place, a fingerprint may not be written yet, or may have been lost in a crash:
         // reads compare what the map holds of it.
-        expected.extend(known.filter(|(_, (fingerprint, _))| {
-            !in_place(kernel) || *fingerprint != Fingerprint::default()
-        }));
+        expected.extend(known.filter(|(_, (fingerprint, _))| rule.is_known(fingerprint)));
     }
     expected
 }
@@ -283,6 +281,6 @@ pub fn scrub(
     let engine = Engine::open(overlay.clone(), Arc::new(Still), Settings::for_memory(MEMORY_MIN))?;
     match engine.checkpoint() {
         Err(e) if !overlay.overflowed() => Err(e),
-        _ => Ok(engine.scrub(progress, cancel)),
+        _ => Ok(scrub_open(&engine, progress, cancel)),
     }
 }

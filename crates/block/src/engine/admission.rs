@@ -8,28 +8,13 @@ use onefold_core::{Error, Kind, Result};
 
 use crate::{
     coverage::Mark,
-    format::{
-        geometry::Geometry,
-        page::{FANOUT, Table},
-    },
-    kernel::{Kernel, Stage, State},
-    overlay::Overlay,
+    kernel::{Kernel, State},
     scheme::{
-        RECORDS_ALONE, Records,
-        ordermerge::{checkpoint::block_leaves_wanted, in_place},
+        room::{pages_ahead, reserve, to_place},
+        verbs::Scheme,
     },
     settings::PlantedBug,
 };
-
-/// Share of the store that is reserved, and its bounds in blocks. The least is what a trim of one
-/// range needs in the smallest store, twice.
-const RESERVE_SHARE: u64 = 32;
-const RESERVE_MIN: u64 = 64;
-const RESERVE_MAX: u64 = 16_384;
-
-/// Map pages that one change may touch besides those that are counted already: two leaves and the
-/// paths to them.
-const CHANGE_PAGES: u64 = 12;
 
 /// What a change is admitted for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,32 +27,6 @@ pub(crate) enum Purpose {
     Known,
     /// Trims, and what else makes room: all of the reserve is for them.
     FreesSpace,
-}
-
-/// How far a checkpoint may go in working through discards, by the leaves of the map and the
-/// addresses that they cover in them.
-pub(crate) struct DiscardRoom {
-    spare: u64,
-    /// Leaves of the table of references.
-    references: u64,
-    leaves: u64,
-    blocks: u64,
-    blocks_max: u64,
-}
-
-impl DiscardRoom {
-    /// Takes one more leaf, in which `blocks` addresses are covered, when there is room for the
-    /// pages that change because of it, and memory for the changes of references. One leaf
-    /// always has room.
-    pub(crate) fn take(&mut self, blocks: u64) -> bool {
-        let (leaves, blocks) = (self.leaves + 1, self.blocks + blocks);
-        let pages = 2 * leaves + blocks.min(self.references);
-        if leaves > 1 && (pages > self.spare || blocks > self.blocks_max) {
-            return false;
-        }
-        (self.leaves, self.blocks) = (leaves, blocks);
-        true
-    }
 }
 
 /// How full what has a limit is, between two steps.
@@ -90,72 +49,6 @@ pub(crate) enum Admission {
     Full,
 }
 
-/// Blocks that only trims, duplicates, checkpoints and recovery may use.
-pub(crate) fn reserve(geometry: &Geometry) -> u64 {
-    (geometry.usable_blocks() / RESERVE_SHARE).clamp(RESERVE_MIN, RESERVE_MAX)
-}
-
-/// Pages that a checkpoint of `overlay`, and of `more` records that are not published yet,
-/// writes at most.
-fn pages_of(kernel: &Kernel, state: &State, overlay: &Overlay, more: u64) -> u64 {
-    let geometry = &kernel.fixed.geometry;
-    let records = overlay.records + more;
-    let map = overlay
-        .dirty
-        .pages(|volume| state.snapshot.volumes.get(&volume).map_or(0, |volume| volume.map.height));
-    let volumes = state.snapshot.volumes.len().max(state.volumes.len()) as u64
-        + overlay.catalogue.len() as u64;
-    let all = |entries: u64, table: Table| tree_pages(u64::MAX, entries.div_ceil(table.per_leaf()));
-    let ranges = (state.snapshot.discards.len() + overlay.ranges.len()) as u64 + more;
-    let small = all(volumes, Table::Catalogue) + all(ranges, Table::Discards);
-    // Each record may raise one count and lower another, and its own block may turn out to be
-    // needless; so may all in one leaf of the map.
-    let leaf = 1 + Table::Map.per_leaf();
-    if in_place(kernel) {
-        // Leaves that do not exist are made; those that do are not written.
-        let pages = map + small + block_pages_ahead(kernel, state) + CHANGE_PAGES;
-        let blocks =
-            2 * records + leaf + 2 * pages + overlay.unlinked.len() as u64 + state.deferred as u64;
-        return pages + tree_pages(blocks, geometry.zones.div_ceil(Table::Zones.per_leaf()));
-    }
-    let references =
-        tree_pages(3 * records + leaf, geometry.blocks().div_ceil(Table::References.per_leaf()));
-    // It stores one block, or brings one back.
-    let fingerprints =
-        tree_pages(records, geometry.blocks().div_ceil(Table::Fingerprints.per_leaf()));
-    let pages = map + small + references + fingerprints + CHANGE_PAGES;
-    // What the pages of the zone table change, its pages hold as well.
-    pages
-        + tree_pages(
-            2 * records + leaf + 2 * pages,
-            geometry.zones.div_ceil(Table::Zones.per_leaf()),
-        )
-}
-
-/// Leaves of references and fingerprints that are still to be made for zones in use and those
-/// that are opened next, and the pages above.
-fn block_pages_ahead(kernel: &Kernel, state: &State) -> u64 {
-    let geometry = &kernel.fixed.geometry;
-    let ahead = 3 * geometry.zone_blocks + kernel.settings.unflushed_blocks as u64;
-    let of_table = |(table, have): (Table, u64)| {
-        let missing = block_leaves_wanted(kernel, state, table, ahead).saturating_sub(have);
-        tree_pages(missing, geometry.blocks().div_ceil(table.per_leaf()))
-    };
-    [Table::References, Table::Fingerprints].into_iter().zip(state.block_leaves).map(of_table).sum()
-}
-
-/// Pages that the checkpoints to come write at most, when `more` records join.
-fn pages_ahead(kernel: &Kernel, state: &State, more: u64) -> u64 {
-    let flying: usize = state.closed_windows.iter().map(|closed| closed.window.records()).sum();
-    let gathered = (flying + state.open.records()) as u64 + more;
-    let frozen = state
-        .frozen
-        .as_ref()
-        .filter(|_| !state.built)
-        .map_or(0, |frozen| pages_of(kernel, state, frozen, 0));
-    pages_of(kernel, state, &state.active, gathered) + frozen + state.spilling_pages
-}
-
 /// How full what has a limit is.
 pub(crate) fn filled(kernel: &Kernel) -> Filled {
     let state = kernel.state.lock();
@@ -166,72 +59,30 @@ pub(crate) fn filled(kernel: &Kernel) -> Filled {
     }
 }
 
-/// True when `pages` more than everything that is promised can be taken.
-pub(crate) fn has_spare(kernel: &Kernel, state: &State, pages: u64) -> bool {
-    state.allocator.free()
-        >= to_place(kernel, state, 0)
-            + pages_ahead(kernel, state, 0)
-            + 2 * reserve(&kernel.fixed.geometry)
-            + pages
-}
-
-/// Blocks that windows need which are not placed, when `blocks` more join.
-fn to_place(kernel: &Kernel, state: &State, blocks: u64) -> u64 {
-    let waiting = || state.closed_windows.iter().filter(|closed| closed.stage < Stage::Prepared);
-    let records =
-        waiting().map(|closed| closed.window.records()).sum::<usize>() + state.open.records();
-    // A window may need one more carrier for its last records.
-    let windows = waiting().count() as u64 + 1 + blocks / kernel.settings.window_blocks as u64;
-    state.unplaced + blocks + (records as u64 + blocks) / RECORDS_ALONE as u64 + windows
-}
-
-/// Blocks that nothing is promised to.
-fn spare(kernel: &Kernel, state: &State) -> u64 {
-    state
-        .allocator
-        .free()
-        .saturating_sub(to_place(kernel, state, 0) + pages_ahead(kernel, state, 0))
-}
-
-/// What a checkpoint may do for pending discards when they are many.
-pub(crate) fn discard_room(kernel: &Kernel, state: &State) -> DiscardRoom {
-    let references = kernel.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
-    let blocks_max = kernel.settings.limits.discard_leaves * Table::Map.per_leaf();
-    DiscardRoom { spare: spare(kernel, state), references, leaves: 0, blocks: 0, blocks_max }
-}
-
-/// How many leaves of the map a checkpoint may work through for pending discards: one always
-/// has room.
-pub(crate) fn discard_leaves(kernel: &Kernel, state: &State) -> usize {
-    let spare = spare(kernel, state);
-    let references = kernel.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
-    let each = 2 + references.min(Table::Map.per_leaf());
-    1 + (spare / each).min(kernel.settings.limits.discard_leaves) as usize
-}
-
 /// How many more ranges may be gathered before a checkpoint: the table of discards has room for
 /// all of them and for what they cut. Each adds itself, and may cut an older one in two.
-pub(crate) fn ranges_left(kernel: &Kernel, state: &State) -> u64 {
-    if !leaves_discards(kernel) || kernel.settings.has(PlantedBug::DiscardsUnlimited) {
+pub(crate) fn ranges_left(kernel: &Kernel, scheme: &dyn Scheme, state: &State) -> u64 {
+    let ranges = scheme.count_ahead(state).and_then(|ahead| ahead.ranges);
+    let Some(ranges) = ranges.filter(|_| !kernel.settings.has(PlantedBug::DiscardsUnlimited))
+    else {
         return u64::MAX;
-    }
-    (kernel.settings.limits.discards.saturating_sub(discards_ahead(state))) / 2
-}
-
-/// True when checkpoints leave ranges to be applied later. In place they are applied with their
-/// windows.
-fn leaves_discards(kernel: &Kernel) -> bool {
-    !in_place(kernel) && kernel.scheme.records() != Records::Nowhere
+    };
+    kernel.settings.limits.discards.saturating_sub(ranges) / 2
 }
 
 /// True when the table of discards may soon have no room.
-pub(crate) fn discards_crowded(kernel: &Kernel, state: &State) -> bool {
-    leaves_discards(kernel) && discards_ahead(state) > kernel.settings.limits.discards / 4 * 3
+pub(crate) fn discards_crowded(kernel: &Kernel, scheme: &dyn Scheme, state: &State) -> bool {
+    let ranges = scheme.count_ahead(state).and_then(|ahead| ahead.ranges);
+    ranges.is_some_and(|ranges| ranges > kernel.settings.limits.discards / 4 * 3)
 }
 
 /// Admits one range.
-pub(crate) fn admit_range(kernel: &Kernel, state: &mut State) -> Result<()> {
-    if ranges_left(kernel, state) > 0 { Ok(()) } else { Err(wait_for_ranges(kernel, state)) }
+pub(crate) fn admit_range(kernel: &Kernel, scheme: &dyn Scheme, state: &mut State) -> Result<()> {
+    if ranges_left(kernel, scheme, state) > 0 {
+        Ok(())
+    } else {
+        Err(wait_for_ranges(kernel, state))
+    }
 }
 
 /// The table of discards may have no room for a range before the next checkpoint, which works
@@ -246,6 +97,7 @@ pub(crate) fn wait_for_ranges(kernel: &Kernel, state: &mut State) -> Error {
 /// makes the wait end.
 pub(crate) fn admit(
     kernel: &Kernel,
+    scheme: &dyn Scheme,
     state: &mut State,
     blocks: u64,
     purpose: Purpose,
@@ -279,7 +131,7 @@ pub(crate) fn admit(
         Purpose::Known => reserve(&kernel.fixed.geometry) / 2,
         Purpose::FreesSpace => 0,
     };
-    let needed = to_place + pages_ahead(kernel, state, blocks + 1) + margin;
+    let needed = to_place + pages_ahead(kernel, scheme, state, blocks + 1) + margin;
     let zones = kernel.zones(state.zone_table);
     if state.allocator.free() < needed {
         state.allocator.grow_to(needed, &zones);
@@ -302,45 +154,6 @@ pub(crate) fn admit(
     } else {
         Admission::Full
     })
-}
-
-impl State {
-    /// Published carriers that no checkpoint holds.
-    pub(crate) fn carriers(&self) -> u64 {
-        self.active.carriers + self.frozen.as_ref().map_or(0, |frozen| frozen.carriers)
-    }
-
-    /// True when a checkpoint could make blocks free, or is about to.
-    fn can_reclaim(&self) -> bool {
-        !self.active.is_empty()
-            || self.frozen.is_some()
-            || !self.closed_windows.is_empty()
-            || !self.open.is_empty()
-            || !self.snapshot.discards.is_empty()
-            || self.deferred > 0
-            || self.releasing
-    }
-}
-
-/// The most entries that the table of discards gets from all that was gathered so far.
-fn discards_ahead(state: &State) -> u64 {
-    let published =
-        state.active.range_records + state.frozen.as_ref().map_or(0, |frozen| frozen.range_records);
-    let windows = state.closed_windows.iter().map(|closed| &*closed.window).chain([&state.open]);
-    let gathered: usize = windows.map(|window| window.ranges.len()).sum();
-    state.snapshot.discards.len() as u64 + 2 * (published + gathered as u64)
-}
-
-/// Pages of a tree of `leaves` leaves that are written at most when `touched` of them change.
-fn tree_pages(touched: u64, leaves: u64) -> u64 {
-    let (mut level, mut pages) = (leaves.max(1), 0);
-    loop {
-        pages += touched.min(level);
-        if level == 1 {
-            return pages;
-        }
-        level = level.div_ceil(FANOUT);
-    }
 }
 
 /// The store is full.

@@ -12,11 +12,10 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use onefold_core::{Block, BlockRead, Lba, Pba, Result, VolumeId};
 
-use super::resolve::Where;
 use crate::{
     counters::add,
     engine::{
-        admission::{Admission, Purpose, admit, has_spare},
+        admission::{Admission, Purpose, admit},
         gather::make_room,
         read::read,
     },
@@ -24,8 +23,8 @@ use crate::{
         page::{MapEntry, ReferenceEntry, Table},
         superblock::Root,
     },
-    kernel::{Compactor, Kernel, Snapshot},
-    scheme::ordermerge::own_references,
+    kernel::{Compactor, Kernel, Snapshot, Where},
+    scheme::{room::has_spare, verbs::Scheme},
 };
 
 /// A leaf is compacted when its blocks lie in more runs than one for each this many blocks.
@@ -39,10 +38,10 @@ const RECORDS_SHARE: u64 = 4;
 
 /// Looks at a few leaves of the maps and moves scattered blocks together. Returns whether there
 /// may be more to do now.
-pub(crate) fn compact_step(kernel: &Kernel) -> Result<bool> {
+pub(crate) fn compact_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     let mut compactor = kernel.compacting.lock();
     let changes = kernel.counters.client_changes.load(Relaxed);
-    if compactor.done_at == Some(changes) || !may_compact(kernel) {
+    if compactor.done_at == Some(changes) || !may_compact(kernel, scheme) {
         return Ok(false);
     }
     let snapshot = kernel.state.lock().snapshot.clone();
@@ -61,9 +60,10 @@ pub(crate) fn compact_step(kernel: &Kernel) -> Result<bool> {
             continue;
         };
         compactor.leaf = leaf + 1;
-        let movable = scattered(kernel, &snapshot, id, &volume.map, leaf).unwrap_or_default();
+        let movable =
+            scattered(kernel, scheme, &snapshot, id, &volume.map, leaf).unwrap_or_default();
         if !movable.is_empty() {
-            return move_together(kernel, &snapshot, id, &movable);
+            return move_together(kernel, scheme, &snapshot, id, &movable);
         }
     }
     Ok(true)
@@ -71,20 +71,21 @@ pub(crate) fn compact_step(kernel: &Kernel) -> Result<bool> {
 
 /// True when there is room for moving blocks: space to spare, long free runs, and few records
 /// that wait.
-fn may_compact(kernel: &Kernel) -> bool {
+fn may_compact(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
     let state = kernel.state.lock();
     state.fail_stop.reason().is_none()
         && state.frozen.is_none()
         && state.snapshot.discards.is_empty()
         && state.uncommitted_records() * RECORDS_SHARE < kernel.settings.records_max
         && state.allocator.long_runs()
-        && has_spare(kernel, &state, 2 * Table::Map.per_leaf())
+        && has_spare(kernel, scheme, &state, 2 * Table::Map.per_leaf())
 }
 
 /// The addresses of a leaf that should be written again: none unless its blocks lie in many
 /// runs.
 fn scattered(
     kernel: &Kernel,
+    scheme: &dyn Scheme,
     snapshot: &Snapshot,
     id: VolumeId,
     map: &Root,
@@ -115,9 +116,10 @@ fn scattered(
     let pbas = blocks.iter().map(|(_, pba)| pba.0);
     let references =
         kernel.pages.holding(Table::References, 0, &snapshot.state.references, pbas)?;
+    let rule = scheme.counts();
     let alone = |pba: Pba| {
         references.get(pba.0).is_some_and(|((_, page), slot)| {
-            ReferenceEntry::get(page, slot).references == 1 + own_references(kernel)
+            rule.links(ReferenceEntry::get(page, slot).references) == 1
         })
     };
     let movable: Vec<Lba> =
@@ -131,6 +133,7 @@ fn scattered(
 /// for the next pass.
 fn move_together(
     kernel: &Kernel,
+    scheme: &dyn Scheme,
     snapshot: &Arc<Snapshot>,
     volume: VolumeId,
     lbas: &[Lba],
@@ -155,7 +158,7 @@ fn move_together(
         if !unchanged || block.is_zero() {
             continue;
         }
-        if !matches!(admit(kernel, &mut state, 1, Purpose::Data)?, Admission::Granted) {
+        if !matches!(admit(kernel, scheme, &mut state, 1, Purpose::Data)?, Admission::Granted) {
             state.close();
             return Ok(false);
         }

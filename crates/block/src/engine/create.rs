@@ -2,7 +2,6 @@
 
 use onefold_core::{Block, BlockRef, Class, Disk, Pba, Result, Run};
 
-use super::admission::reserve;
 use crate::{
     format::{
         Identity,
@@ -10,13 +9,11 @@ use crate::{
         superblock::{self, Superblock},
         zone_list::Page,
     },
+    scheme::room::reserve,
     settings::Format,
 };
 
 /// Makes an empty store on a disk. Durable on return.
-///
-/// # Errors
-/// `InvalidInput` for impossible choices, or a disk that is too small; `Io`.
 pub(crate) fn format(disk: &dyn Disk, format: &Format) -> Result<()> {
     let fixed = format.fixed()?;
     let geometry = fixed.geometry.checked(disk.blocks())?;

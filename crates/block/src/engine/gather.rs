@@ -2,10 +2,7 @@
 
 use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Lba, Result, Ticket, VolumeId, block};
 
-use super::{
-    admission::{Admission, Purpose, full, wait},
-    resolve::Where,
-};
+use super::admission::{Admission, Purpose, full, wait};
 use crate::{
     counters::add,
     engine::{
@@ -16,9 +13,10 @@ use crate::{
         tenants::{admit_data, takes_duplicates},
     },
     format::{page::MapEntry, record::PER_WINDOW_MAX},
-    kernel::{ClosedWindow, Kernel, Stage, State},
+    kernel::{Kernel, State, Where},
+    scheme::verbs::Scheme,
     settings::PlantedBug,
-    window::{Found, Placed, Window},
+    window::{Found, Placed},
 };
 
 /// Blocks that are admitted and copied while the lock is held once.
@@ -30,23 +28,22 @@ const KEEP_BLOCKS_MAX: u64 = 8192;
 
 /// Writes bytes of any alignment. Acknowledge it when it returns (weak persistence), or when
 /// its ticket is durable.
-///
-/// # Errors
-/// `Busy` when steps must be run first: a part of the data may have been taken, and the same
-/// call may be made again; see [`write_from`](Self::write_from). `NoSpace` when the store
-/// is full. `InvalidInput` beyond the end.
-pub(crate) fn write(kernel: &Kernel, volume: VolumeId, offset: u64, data: &[u8]) -> Result<Ticket> {
-    write_from(kernel, volume, offset, data, &mut 0)
+pub(crate) fn write(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    volume: VolumeId,
+    offset: u64,
+    data: &[u8],
+) -> Result<Ticket> {
+    write_from(kernel, scheme, volume, offset, data, &mut 0)
 }
 
-/// As [`write`](Self::write), for callers that ask again when it is `Busy`: `taken` counts the
+/// As `write`, for callers that ask again when it is `Busy`: `taken` counts the
 /// bytes that were taken already, from 0 on. A call that began anew each time could fill
 /// with its beginning what it waits for to become empty.
-///
-/// # Errors
-/// As [`write`](Self::write).
 pub(crate) fn write_from(
     kernel: &Kernel,
+    scheme: &dyn Scheme,
     volume: VolumeId,
     offset: u64,
     data: &[u8],
@@ -68,9 +65,9 @@ pub(crate) fn write_from(
         };
         let part = &rest[..bytes];
         let (now, blocks) = if bytes.is_multiple_of(BLOCK_BYTES) {
-            write_blocks(kernel, volume, Lba(at / size), part)?
+            write_blocks(kernel, scheme, volume, Lba(at / size), part)?
         } else {
-            (edit(kernel, volume, at, part)?, 1)
+            (edit(kernel, scheme, volume, at, part)?, 1)
         };
         ticket = Some(now);
         *taken += bytes.min(blocks * BLOCK_BYTES) as u64;
@@ -79,28 +76,10 @@ pub(crate) fn write_from(
     Ok(ticket.unwrap_or_else(|| kernel.newest()))
 }
 
-/// Makes bytes read as zeroes; the blocks that they fill become free. With `keep` they show as
-/// written zeroes, else as a hole.
-///
-/// # Errors
-/// As [`write`](Self::write).
+/// Makes bytes read as zeroes.
 pub(crate) fn write_zeroes(
     kernel: &Kernel,
-    volume: VolumeId,
-    offset: u64,
-    bytes: u64,
-    keep: bool,
-) -> Result<Ticket> {
-    write_zeroes_from(kernel, volume, offset, bytes, keep, &mut 0)
-}
-
-/// As [`write_zeroes`](Self::write_zeroes), for callers that ask again; see
-/// [`write_from`](Self::write_from).
-///
-/// # Errors
-/// As [`write`](Self::write).
-pub(crate) fn write_zeroes_from(
-    kernel: &Kernel,
+    scheme: &dyn Scheme,
     volume: VolumeId,
     offset: u64,
     bytes: u64,
@@ -122,9 +101,9 @@ pub(crate) fn write_zeroes_from(
             rest
         };
         ticket = Some(if part.is_multiple_of(size) {
-            punch(kernel, volume, at / size, (at + part) / size, keep)?
+            punch(kernel, scheme, volume, at / size, (at + part) / size, keep)?
         } else {
-            edit(kernel, volume, at, &zeroes[..part as usize])?
+            edit(kernel, scheme, volume, at, &zeroes[..part as usize])?
         });
         *taken += part;
     }
@@ -132,14 +111,17 @@ pub(crate) fn write_zeroes_from(
 }
 
 /// Drops bytes. Blocks that are not filled by them are left as they are: trimming is advice.
-///
-/// # Errors
-/// As [`write`](Self::write).
-pub(crate) fn trim(kernel: &Kernel, volume: VolumeId, offset: u64, bytes: u64) -> Result<Ticket> {
+pub(crate) fn trim(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    volume: VolumeId,
+    offset: u64,
+    bytes: u64,
+) -> Result<Ticket> {
     check_range(kernel, volume, offset, bytes)?;
     let size = BLOCK_BYTES as u64;
     let (first, end) = (offset.div_ceil(size), (offset + bytes) / size);
-    if first < end { punch(kernel, volume, first, end, false) } else { Ok(kernel.newest()) }
+    if first < end { punch(kernel, scheme, volume, first, end, false) } else { Ok(kernel.newest()) }
 }
 
 /// Refuses ranges that the volume does not have.
@@ -165,6 +147,7 @@ pub(crate) fn check_range(
 /// for, at least one. Returns how many.
 fn write_blocks(
     kernel: &Kernel,
+    scheme: &dyn Scheme,
     volume: VolumeId,
     first: Lba,
     data: &[u8],
@@ -176,7 +159,7 @@ fn write_blocks(
     let (mut placed, mut keep) = (None, true);
     loop {
         let new = zero[..blocks.len()].iter().filter(|&&zero| !zero).count();
-        match admit_data(kernel, &mut state, new as u64)? {
+        match admit_data(kernel, scheme, &mut state, new as u64)? {
             Admission::Granted => break,
             Admission::Wait => return Err(wait()),
             Admission::Full if blocks.len() > 1 => blocks = &blocks[..blocks.len() / 2],
@@ -184,7 +167,7 @@ fn write_blocks(
             // already takes little.
             Admission::Full if zero[0] => {
                 keep = false;
-                admit_known(kernel, &mut state, Purpose::FreesSpace)?;
+                admit_known(kernel, scheme, &mut state, Purpose::FreesSpace)?;
                 break;
             }
             // Whether it is stored already, an answer must not tell.
@@ -198,7 +181,7 @@ fn write_blocks(
                 if state.volume(volume)?.no_dedup.holds(first) {
                     return Err(full());
                 }
-                admit_known(kernel, &mut state, Purpose::Known)?;
+                admit_known(kernel, scheme, &mut state, Purpose::Known)?;
                 if state.releases != releases {
                     return Err(wait());
                 }
@@ -208,7 +191,7 @@ fn write_blocks(
     }
     state.volume(volume)?;
     if zero[..blocks.len()].contains(&true) {
-        let room = ranges_left(kernel, &state);
+        let room = ranges_left(kernel, scheme, &state);
         blocks = &blocks[..before_range(&zero[..blocks.len()], room)];
     }
     if blocks.is_empty() {
@@ -236,8 +219,13 @@ fn write_blocks(
 }
 
 /// Admits a change that needs no new block.
-pub(crate) fn admit_known(kernel: &Kernel, state: &mut State, purpose: Purpose) -> Result<()> {
-    match admit(kernel, state, 0, purpose)? {
+pub(crate) fn admit_known(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    state: &mut State,
+    purpose: Purpose,
+) -> Result<()> {
+    match admit(kernel, scheme, state, 0, purpose)? {
         Admission::Granted => Ok(()),
         Admission::Wait => Err(wait()),
         Admission::Full => Err(full()),
@@ -276,6 +264,7 @@ fn place_first(kernel: &Kernel, bytes: &[u8; BLOCK_BYTES]) -> Result<Placed> {
 /// Makes whole blocks read as zeroes.
 pub(crate) fn punch(
     kernel: &Kernel,
+    scheme: &dyn Scheme,
     volume: VolumeId,
     start: u64,
     end: u64,
@@ -284,17 +273,23 @@ pub(crate) fn punch(
     let mut state = kernel.state.lock();
     let mut keep = keep && end - start <= KEEP_BLOCKS_MAX;
     // Zeroes that are kept may need new map pages: with a full store they are a hole.
-    match admit(kernel, &mut state, 0, if keep { Purpose::Data } else { Purpose::FreesSpace })? {
+    match admit(
+        kernel,
+        scheme,
+        &mut state,
+        0,
+        if keep { Purpose::Data } else { Purpose::FreesSpace },
+    )? {
         Admission::Granted => {}
         Admission::Wait => return Err(wait()),
         Admission::Full if keep => {
             keep = false;
-            admit_known(kernel, &mut state, Purpose::FreesSpace)?;
+            admit_known(kernel, scheme, &mut state, Purpose::FreesSpace)?;
         }
         Admission::Full => return Err(full()),
     }
     state.volume(volume)?;
-    admit_range(kernel, &mut state)?;
+    admit_range(kernel, scheme, &mut state)?;
     make_room(kernel, &mut state);
     state.punch(volume, start, end, keep);
     opened(kernel, &mut state);
@@ -303,14 +298,20 @@ pub(crate) fn punch(
 
 /// Changes a part of one block: reads it, unless it is in memory, and writes it whole. A change
 /// of the same block by somebody else meanwhile is noticed, and the edit begins again.
-fn edit(kernel: &Kernel, volume: VolumeId, offset: u64, bytes: &[u8]) -> Result<Ticket> {
+fn edit(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    volume: VolumeId,
+    offset: u64,
+    bytes: &[u8],
+) -> Result<Ticket> {
     let lba = Lba(offset / BLOCK_BYTES as u64);
     let at = (offset % BLOCK_BYTES as u64) as usize;
     let mut block = Block::zeroed();
     loop {
         let (seen, snapshot) = {
             let mut state = kernel.state.lock();
-            match admit_data(kernel, &mut state, 1)? {
+            match admit_data(kernel, scheme, &mut state, 1)? {
                 Admission::Granted => {}
                 Admission::Wait => return Err(wait()),
                 Admission::Full => return Err(full()),
@@ -356,7 +357,7 @@ fn edit(kernel: &Kernel, volume: VolumeId, offset: u64, bytes: &[u8]) -> Result<
             continue;
         }
         if block.is_zero() {
-            admit_range(kernel, &mut state)?;
+            admit_range(kernel, scheme, &mut state)?;
         }
         make_room(kernel, &mut state);
         if block.is_zero() {
@@ -369,60 +370,8 @@ fn edit(kernel: &Kernel, volume: VolumeId, offset: u64, bytes: &[u8]) -> Result<
     }
 }
 
-/// Closes the open window, if it holds anything: the next step is
-/// [`prepare_window`](Self::prepare_window).
-pub(crate) fn close_window(kernel: &Kernel) -> bool {
-    kernel.state.lock().close()
-}
-
-/// How many changes the open window holds, and since when.
-pub(crate) fn gathered(kernel: &Kernel) -> (usize, Option<std::time::Duration>) {
-    let state = kernel.state.lock();
-    (state.open.records(), state.open.opened)
-}
-
-/// What was counted since the store was opened.
-pub(crate) fn counts(kernel: &Kernel) -> crate::counters::Counts {
-    kernel.counters.counts()
-}
-
 /// How many blocks come before the zeroes that would be range number `room`, counted from 0.
 fn before_range(zero: &[bool], room: u64) -> usize {
     let mut begins = (0..zero.len()).filter(|&n| zero[n] && (n == 0 || !zero[n - 1]));
     begins.nth(room.min(zero.len() as u64) as usize).unwrap_or(zero.len())
-}
-
-impl State {
-    /// Memory of the open window for a block.
-    pub(crate) fn put(&mut self, volume: VolumeId, lba: Lba, moved: bool) -> &mut Block {
-        let no_dedup = self.volumes.get(&volume).is_some_and(|volume| volume.no_dedup.holds(lba));
-        let State { open, pool, unplaced, active, .. } = self;
-        active.dirty.touch(volume, lba);
-        *unplaced += u64::from(!open.holds(volume, lba));
-        open.put(volume, lba, moved, no_dedup, || State::piece(pool))
-    }
-
-    /// Makes blocks of the open window read as zeroes.
-    pub(crate) fn punch(&mut self, volume: VolumeId, start: u64, end: u64, keep: bool) {
-        let dropped = self.open.punch(volume, start, end, keep);
-        self.unplaced -= dropped as u64;
-        self.active.dirty.touch(volume, Lba(start));
-        self.active.dirty.touch(volume, Lba(end - 1));
-    }
-
-    /// Closes the open window, if it holds anything.
-    pub(crate) fn close(&mut self) -> bool {
-        if self.open.is_empty() {
-            return false;
-        }
-        let next = Window::new(self.open.number.next());
-        let window = std::sync::Arc::new(std::mem::replace(&mut self.open, next));
-        self.closed_windows.push_back(ClosedWindow {
-            window,
-            plan: None,
-            stage: Stage::Closed,
-            written_before: None,
-        });
-        true
-    }
 }

@@ -3,49 +3,34 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use onefold_core::{Fingerprint, Pba, Result};
+use onefold_core::{Pba, Result};
 
 use crate::{
     engine::{
         checkpoint::{checkpoint_running, checkpoint_to_end, spill::spill},
         compact::compact_step,
-        persist::note_durable,
     },
     format::page::{self, Pointer, ReferenceEntry, Table},
+    idleness::Idleness,
     index::{hash_of, paged},
     kernel::{Kernel, Reason},
-    scheme::ordermerge::{in_place, non_critical::write_delayed, recount::recount_step},
+    scheme::verbs::Scheme,
 };
 
 /// Leaves, of fingerprints or of the index on disk, that one step looks through.
 const INDEX_LEAVES: usize = 64;
 
-/// How long no client asked for anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Idleness {
-    /// Clients are at work: nothing that costs writes.
-    None,
-    /// A moment: a flush does not disturb.
-    Short,
-    /// Long enough to rewrite data.
-    Long,
-}
-
 /// Does a little of what is not urgent. Returns whether there may be more.
-///
-/// # Errors
-/// The first failed write stops all writes.
-pub(crate) fn idle_step(kernel: &Kernel, idleness: Idleness) -> Result<bool> {
+pub(crate) fn idle_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness) -> Result<bool> {
     if complete_filter(kernel)
-        || complete_index(kernel)?
+        || complete_index(kernel, scheme)?
         || load_free_space(kernel)?
-        || write_delayed(kernel)?
-        || recount_step(kernel)?
+        || scheme.idle(kernel, Idleness::None)?.advanced()
+        || idleness == Idleness::Long && compact_step(kernel, scheme)?
     {
         return Ok(true);
     }
-    Ok(idleness == Idleness::Long && compact_step(kernel)?
-        || idleness >= Idleness::Short && note_durable(kernel)?)
+    Ok(idleness >= Idleness::Short && scheme.idle(kernel, idleness)?.advanced())
 }
 
 /// Adds entries of the index on disk to the filter in front of it: after opening it knows none.
@@ -73,7 +58,7 @@ fn complete_filter(kernel: &Kernel) -> bool {
 
 /// Adds blocks that the index may not know: after opening it knows none. A page that can't be
 /// read is passed over: the index is a hint.
-fn complete_index(kernel: &Kernel) -> Result<bool> {
+fn complete_index(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     let cursor = kernel.index_cursor.load(Relaxed);
     if cursor == u64::MAX {
         return Ok(false);
@@ -81,10 +66,10 @@ fn complete_index(kernel: &Kernel) -> Result<bool> {
     if kernel.index.lock().wants_spill() {
         // Memory is full: what was found so far goes to disk first. Without space for it the
         // index stays as it is.
-        let room = spill(kernel, &kernel.state.lock()).is_some();
+        let room = spill(kernel, scheme, &kernel.state.lock()).is_some();
         if room {
             let running = checkpoint_running(kernel);
-            let ended = checkpoint_to_end(kernel, Reason::Forced)?;
+            let ended = checkpoint_to_end(kernel, scheme, Reason::Forced)?;
             if running || !ended || !kernel.index.lock().wants_spill() {
                 return Ok(ended);
             }
@@ -135,7 +120,7 @@ fn complete_index(kernel: &Kernel) -> Result<bool> {
         for slot in 0..per_leaf {
             let pba = Pba(leaf * per_leaf + slot);
             let fingerprint = page::fingerprint(&page, slot);
-            let known = !in_place(kernel) || fingerprint != Fingerprint::default();
+            let known = scheme.counts().is_known(&fingerprint);
             if known
                 && references
                     .get(pba.0)
@@ -147,11 +132,6 @@ fn complete_index(kernel: &Kernel) -> Result<bool> {
     }
     kernel.index_cursor.store(next, Relaxed);
     Ok(true)
-}
-
-/// True when the index was completed after opening.
-pub(crate) fn index_complete(kernel: &Kernel) -> bool {
-    kernel.index_cursor.load(Relaxed) == u64::MAX && kernel.index.lock().filter_complete
 }
 
 /// Learns where free space is, in zones that were not looked at since opening.

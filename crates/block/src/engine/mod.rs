@@ -11,41 +11,44 @@
 pub(crate) mod admission;
 pub(crate) mod catalogue;
 pub(crate) mod checkpoint;
+pub(crate) mod close;
 pub(crate) mod compact;
 pub(crate) mod create;
 pub(crate) mod gather;
 pub(crate) mod idle;
-pub(crate) mod leftover;
-pub(crate) mod loss;
+pub(crate) mod opening;
 pub(crate) mod persist;
 pub(crate) mod prepare;
 pub(crate) mod read;
-pub(crate) mod recovery;
+
 pub(crate) mod resolve;
 pub(crate) mod status;
 pub(crate) mod tenants;
+pub(crate) mod zone_list;
+pub(crate) mod zone_list_flush;
 
 use std::sync::Arc;
 
 pub use admission::Filled;
 pub use checkpoint::CheckpointStep;
-pub use idle::Idleness;
 use onefold_core::{
     BlockRead, Clock, Disk, Error, Extent, Lba, Result, Ticket, VolumeId, VolumeLimits,
 };
 pub use status::{Status, VolumeStatus};
 
-pub use crate::kernel::VolumeState;
 use crate::{
     coverage::Mark,
-    format::{catalogue::NoDedup, geometry::Geometry, superblock::Fixed},
+    format::{catalogue::NoDedup, superblock::Fixed},
     kernel::Kernel,
+    scheme::verbs::Scheme,
     settings::{Format, Settings},
 };
+pub use crate::{idleness::Idleness, kernel::VolumeState};
 
 /// The block engine over a disk.
 pub struct Engine {
     pub(crate) kernel: Kernel,
+    pub(crate) scheme: Box<dyn Scheme>,
 }
 
 impl Engine {
@@ -56,7 +59,7 @@ impl Engine {
     /// `InvalidInput` (not a store), `Unsupported` (too new), `Corrupt` (damaged; `check --repair`
     /// may help), `Io`.
     pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings) -> Result<Engine> {
-        recovery::open::open(disk, clock, settings).map(|kernel| Engine { kernel })
+        opening::open(disk, clock, settings).map(|(kernel, scheme)| Engine { kernel, scheme })
     }
 
     /// Makes an empty store on a disk. Durable on return.
@@ -67,23 +70,10 @@ impl Engine {
         create::format(disk, format)
     }
 
-    /// The store's geometry.
-    #[must_use]
-    pub fn geometry(&self) -> Geometry {
-        self.kernel.fixed.geometry
-    }
-
     /// What was chosen when the store was created.
     #[must_use]
     pub fn fixed(&self) -> &Fixed {
         &self.kernel.fixed
-    }
-
-    /// True for a store that a crash would empty (the ideal, for measuring only): it must not be
-    /// served.
-    #[must_use]
-    pub fn loses_everything(&self) -> bool {
-        self.kernel.scheme.records() == crate::scheme::Records::Nowhere
     }
 
     /// The settings that it was opened with.
@@ -98,12 +88,6 @@ impl Engine {
         self.kernel.durable()
     }
 
-    /// The ticket of the newest change: when it is durable, everything that completed before is.
-    #[must_use]
-    pub fn newest(&self) -> Ticket {
-        self.kernel.newest()
-    }
-
     /// The reason, after the first failed write or flush.
     #[must_use]
     pub fn stopped(&self) -> Option<Error> {
@@ -114,12 +98,6 @@ impl Engine {
     #[must_use]
     pub fn reached(&self) -> Vec<(Mark, u64)> {
         self.kernel.coverage.counts()
-    }
-
-    /// Bytes of memory that grow with the data: index, pages, uncommitted records, zones, windows.
-    #[must_use]
-    pub fn memory(&self) -> u64 {
-        self.kernel.memory()
     }
 
     /// The volumes and their numbers.
@@ -149,10 +127,11 @@ impl Engine {
     /// # Errors
     /// `Exists`, `InvalidInput`, `Busy` (run steps, then ask again), `NoSpace`.
     pub fn create_volume(&self, name: &str, blocks: u64) -> Result<(VolumeId, Ticket)> {
-        catalogue::create_volume(&self.kernel, name, blocks)
+        catalogue::create_volume(&self.kernel, &*self.scheme, name, blocks)
     }
 
-    /// As [`create_volume`](Self::create_volume), with ranges that are not deduplicated.
+    /// As [`create_volume`](Self::create_volume), with ranges that are not deduplicated and limits for
+    /// its clients.
     ///
     /// # Errors
     /// As there.
@@ -161,22 +140,9 @@ impl Engine {
         name: &str,
         blocks: u64,
         no_dedup: NoDedup,
-    ) -> Result<(VolumeId, Ticket)> {
-        catalogue::create_volume_with(&self.kernel, name, blocks, no_dedup)
-    }
-
-    /// As [`create_volume_with`](Self::create_volume_with), with limits for its clients.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn create_volume_limited(
-        &self,
-        name: &str,
-        blocks: u64,
-        no_dedup: NoDedup,
         limits: VolumeLimits,
     ) -> Result<(VolumeId, Ticket)> {
-        catalogue::create_volume_limited(&self.kernel, name, blocks, no_dedup, limits)
+        catalogue::create_volume_with(&self.kernel, &*self.scheme, name, blocks, no_dedup, limits)
     }
 
     /// Changes the size of a volume; shrinking drops what lies beyond.
@@ -184,7 +150,7 @@ impl Engine {
     /// # Errors
     /// As [`create_volume`](Self::create_volume).
     pub fn resize_volume(&self, id: VolumeId, blocks: u64) -> Result<Ticket> {
-        catalogue::resize_volume(&self.kernel, id, blocks)
+        catalogue::resize_volume(&self.kernel, &*self.scheme, id, blocks)
     }
 
     /// Gives a volume another name.
@@ -192,7 +158,7 @@ impl Engine {
     /// # Errors
     /// As [`create_volume`](Self::create_volume).
     pub fn rename_volume(&self, id: VolumeId, name: &str) -> Result<Ticket> {
-        catalogue::rename_volume(&self.kernel, id, name)
+        catalogue::rename_volume(&self.kernel, &*self.scheme, id, name)
     }
 
     /// Gives a volume other critical ranges. Blocks that were written before stay shared, or alone,
@@ -201,7 +167,7 @@ impl Engine {
     /// # Errors
     /// As [`create_volume`](Self::create_volume).
     pub fn set_no_dedup(&self, id: VolumeId, no_dedup: NoDedup) -> Result<Ticket> {
-        catalogue::set_no_dedup(&self.kernel, id, no_dedup)
+        catalogue::set_no_dedup(&self.kernel, &*self.scheme, id, no_dedup)
     }
 
     /// Gives a volume other limits for its clients.
@@ -209,7 +175,7 @@ impl Engine {
     /// # Errors
     /// As [`create_volume`](Self::create_volume).
     pub fn set_limits(&self, id: VolumeId, limits: VolumeLimits) -> Result<Ticket> {
-        catalogue::set_limits(&self.kernel, id, limits)
+        catalogue::set_limits(&self.kernel, &*self.scheme, id, limits)
     }
 
     /// Deletes a volume; its blocks become free in the background.
@@ -217,7 +183,7 @@ impl Engine {
     /// # Errors
     /// `NotFound`, `Busy`.
     pub fn delete_volume(&self, id: VolumeId) -> Result<Ticket> {
-        catalogue::delete_volume(&self.kernel, id)
+        catalogue::delete_volume(&self.kernel, &*self.scheme, id)
     }
 
     /// From now on the volumes are those of several tenants, as long as there is more than one:
@@ -235,7 +201,7 @@ impl Engine {
     /// call may be made again; see [`write_from`](Self::write_from). `NoSpace` when the store
     /// is full. `InvalidInput` beyond the end.
     pub fn write(&self, volume: VolumeId, offset: u64, data: &[u8]) -> Result<Ticket> {
-        gather::write(&self.kernel, volume, offset, data)
+        gather::write(&self.kernel, &*self.scheme, volume, offset, data)
     }
 
     /// As [`write`](Self::write), for callers that ask again when it is `Busy`: `taken` counts the
@@ -251,11 +217,12 @@ impl Engine {
         data: &[u8],
         taken: &mut u64,
     ) -> Result<Ticket> {
-        gather::write_from(&self.kernel, volume, offset, data, taken)
+        gather::write_from(&self.kernel, &*self.scheme, volume, offset, data, taken)
     }
 
     /// Makes bytes read as zeroes; the blocks that they fill become free. With `keep` they show as
-    /// written zeroes, else as a hole.
+    /// written zeroes, else as a hole. `taken` counts the bytes that were taken already; see
+    /// [`write_from`](Self::write_from).
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -265,24 +232,9 @@ impl Engine {
         offset: u64,
         bytes: u64,
         keep: bool,
-    ) -> Result<Ticket> {
-        gather::write_zeroes(&self.kernel, volume, offset, bytes, keep)
-    }
-
-    /// As [`write_zeroes`](Self::write_zeroes), for callers that ask again; see
-    /// [`write_from`](Self::write_from).
-    ///
-    /// # Errors
-    /// As [`write`](Self::write).
-    pub fn write_zeroes_from(
-        &self,
-        volume: VolumeId,
-        offset: u64,
-        bytes: u64,
-        keep: bool,
         taken: &mut u64,
     ) -> Result<Ticket> {
-        gather::write_zeroes_from(&self.kernel, volume, offset, bytes, keep, taken)
+        gather::write_zeroes(&self.kernel, &*self.scheme, volume, offset, bytes, keep, taken)
     }
 
     /// Drops bytes. Blocks that are not filled by them are left as they are: trimming is advice.
@@ -290,19 +242,13 @@ impl Engine {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn trim(&self, volume: VolumeId, offset: u64, bytes: u64) -> Result<Ticket> {
-        gather::trim(&self.kernel, volume, offset, bytes)
+        gather::trim(&self.kernel, &*self.scheme, volume, offset, bytes)
     }
 
     /// Closes the open window, if it holds anything: the next step is
     /// [`prepare_window`](Self::prepare_window).
     pub fn close_window(&self) -> bool {
-        gather::close_window(&self.kernel)
-    }
-
-    /// How many changes the open window holds, and since when.
-    #[must_use]
-    pub fn gathered(&self) -> (usize, Option<std::time::Duration>) {
-        gather::gathered(&self.kernel)
+        self.kernel.state.lock().close()
     }
 
     /// What was counted since the store was opened.
@@ -339,7 +285,7 @@ impl Engine {
     /// # Errors
     /// `Corrupt` or `Io` when a table page that it needs can't be read; writes are stopped then.
     pub fn prepare_window(&self) -> Result<bool> {
-        prepare::prepare_window(&self.kernel)
+        prepare::prepare_window(&self.kernel, &*self.scheme)
     }
 
     /// Writes the oldest prepared window, and pages of the zone list that are due. Returns whether
@@ -348,7 +294,7 @@ impl Engine {
     /// # Errors
     /// The first failed write stops all writes.
     pub fn write_window(&self) -> Result<bool> {
-        persist::write_window(&self.kernel)
+        persist::write_window(&self.kernel, &*self.scheme)
     }
 
     /// Writes the oldest prepared window durably in one go and publishes it, when it is one run and
@@ -358,7 +304,7 @@ impl Engine {
     /// # Errors
     /// As [`write_window`](Self::write_window).
     pub fn write_window_durably(&self) -> Result<bool> {
-        persist::write_window_durably(&self.kernel)
+        persist::write_window_durably(&self.kernel, &*self.scheme)
     }
 
     /// Makes the windows that were written durable, and publishes them, as far as none before them
@@ -368,7 +314,7 @@ impl Engine {
     /// # Errors
     /// A failed flush stops all writes; it is never tried again.
     pub fn make_durable(&self) -> Result<bool> {
-        persist::make_durable(&self.kernel)
+        persist::make_durable(&self.kernel, &*self.scheme)
     }
 
     /// Runs the steps until everything gathered so far is durable.
@@ -376,29 +322,20 @@ impl Engine {
     /// # Errors
     /// `Stopped`.
     pub fn flush(&self) -> Result<()> {
-        persist::flush(&self.kernel)
-    }
-
-    /// When idle: writes down how far windows are durable, so that a carrier that rots later is
-    /// missed.
-    ///
-    /// # Errors
-    /// As [`write_window`](Self::write_window).
-    pub fn note_durable(&self) -> Result<bool> {
-        persist::note_durable(&self.kernel)
+        persist::flush(&self.kernel, &*self.scheme)
     }
 
     /// True when a checkpoint should begin: three quarters of a limit are used, or somebody waits
     /// for one.
     #[must_use]
     pub fn checkpoint_due(&self) -> bool {
-        checkpoint::checkpoint_due(&self.kernel)
+        checkpoint::checkpoint_due(&self.kernel, &*self.scheme)
     }
 
     /// True when a checkpoint would change anything.
     #[must_use]
     pub fn checkpoint_useful(&self) -> bool {
-        checkpoint::checkpoint_useful(&self.kernel)
+        checkpoint::checkpoint_useful(&self.kernel, &*self.scheme)
     }
 
     /// True between the steps of a checkpoint.
@@ -412,7 +349,7 @@ impl Engine {
     /// # Errors
     /// The first failed write or damaged page stops all writes.
     pub fn checkpoint_step(&self) -> Result<CheckpointStep> {
-        checkpoint::checkpoint_step(&self.kernel)
+        checkpoint::checkpoint_step(&self.kernel, &*self.scheme)
     }
 
     /// Runs the steps of a checkpoint to its end, flushing as needed. Does not wait for readers.
@@ -420,7 +357,7 @@ impl Engine {
     /// # Errors
     /// As [`checkpoint_step`](Self::checkpoint_step).
     pub fn checkpoint(&self) -> Result<()> {
-        checkpoint::checkpoint(&self.kernel)
+        checkpoint::checkpoint(&self.kernel, &*self.scheme)
     }
 
     /// Makes everything durable, carries it into the tables, and marks the store clean: the next
@@ -430,7 +367,7 @@ impl Engine {
     /// # Errors
     /// `Stopped`, or `Busy` when somebody is reading.
     pub fn close(&self) -> Result<()> {
-        checkpoint::close(&self.kernel)
+        close::close(&self.kernel, &*self.scheme)
     }
 
     /// Does a little of what is not urgent. Returns whether there may be more.
@@ -438,13 +375,7 @@ impl Engine {
     /// # Errors
     /// The first failed write stops all writes.
     pub fn idle_step(&self, idleness: Idleness) -> Result<bool> {
-        idle::idle_step(&self.kernel, idleness)
-    }
-
-    /// True when the index was completed after opening.
-    #[must_use]
-    pub fn index_complete(&self) -> bool {
-        idle::index_complete(&self.kernel)
+        idle::idle_step(&self.kernel, &*self.scheme, idleness)
     }
 
     /// How full what has a limit is.

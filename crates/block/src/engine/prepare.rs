@@ -5,23 +5,19 @@ use std::sync::Arc;
 use onefold_core::{Block, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId};
 
 use crate::{
-    counters::add,
     coverage::Mark,
-    engine::persist::flush_zone_list,
+    engine::zone_list_flush::flush_zone_list,
     format::{
-        carrier::{self, Carrier, Header},
-        catalogue::CatalogueChange,
-        leftover,
+        carrier::{Carrier, Header},
         page::{self, ReferenceEntry, Table},
         record::{Change, Record, WindowNumber},
-        superblock::{Layout, Leftover},
     },
     hash::MixMap,
     index::{hash_of, paged},
-    kernel::{Kernel, Preparer, Snapshot, Stage, State},
-    scheme::{Chosen, RECORDS_ALONE, Records, ordermerge::in_place},
+    kernel::{Kernel, Snapshot, Stage, State},
+    scheme::verbs::{Arrangement, Decided, Role, Scheme},
     settings::PlantedBug,
-    space::{Extent, Lane},
+    space::Extent,
     window::{Placed, Plan, Source, Window},
 };
 
@@ -42,11 +38,8 @@ enum Fate {
 /// Prepares the oldest closed window: decides which blocks are duplicates, where the others go,
 /// and builds the carriers. Windows are prepared one at a time, in order. Returns whether
 /// there was one.
-///
-/// # Errors
-/// `Corrupt` or `Io` when a table page that it needs can't be read; writes are stopped then.
-pub(crate) fn prepare_window(kernel: &Kernel) -> Result<bool> {
-    let mut preparer = kernel.preparing.lock();
+pub(crate) fn prepare_window(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+    let _preparing = kernel.preparing.lock();
     let window = {
         let mut state = kernel.state.lock();
         state.check_running()?;
@@ -58,7 +51,7 @@ pub(crate) fn prepare_window(kernel: &Kernel) -> Result<bool> {
         closed.stage = Stage::Preparing;
         closed.window.clone()
     };
-    let plan = plan(kernel, &mut preparer, &window).map_err(|e| kernel.stop(&e))?;
+    let plan = plan(kernel, scheme, &window).map_err(|e| kernel.stop(&e))?;
     let mut state = kernel.state.lock();
     if let Some(closed) =
         state.closed_windows.iter_mut().find(|closed| closed.window.number == window.number)
@@ -69,43 +62,22 @@ pub(crate) fn prepare_window(kernel: &Kernel) -> Result<bool> {
     Ok(true)
 }
 
-fn plan(kernel: &Kernel, preparer: &mut Preparer, window: &Window) -> Result<Plan> {
+fn plan(kernel: &Kernel, scheme: &dyn Scheme, window: &Window) -> Result<Plan> {
     let content = Content::of(kernel, window);
     loop {
         let (snapshot, releases) = {
             let state = kernel.state.lock();
             (state.snapshot.clone(), state.releases)
         };
-        let decision = decide(kernel, preparer, window, &content, &snapshot)?;
-        let mut state = ready(kernel, decision.needed())?;
+        let decision = decide(kernel, scheme, window, &content, &snapshot)?;
+        let mut state = ready(kernel, scheme, decision.arrangement.needed())?;
         // Blocks that were made free meanwhile may be among the duplicates: decide anew.
         if !Arc::ptr_eq(&state.snapshot, &snapshot) || state.releases != releases {
             continue;
         }
         let (mut plan, header) = place(kernel, &mut state, window, &content, &decision)?;
         drop(state);
-        let header = Header { before: preparer.carriers_through, ..header };
-        fill_carriers(kernel, &mut plan, &decision, header);
-        if header.carriers > 0 {
-            preparer.carriers_through = window.number;
-        }
-        if !decision.in_table.is_empty() {
-            let records: Vec<Record> = decision.in_table.iter().map(|&n| plan.records[n]).collect();
-            let header = leftover::Header {
-                window: window.number,
-                durable: header.durable,
-                carriers: preparer.carriers_through,
-            };
-            plan.leftover = preparer.leftover.add(
-                &kernel.identity,
-                &kernel.fixed.geometry,
-                &header,
-                &records,
-                !kernel.settings.has(PlantedBug::LeftoverInPlace),
-            );
-            add(&kernel.counters.leftover_records, records.len() as u64);
-        }
-        add(&kernel.counters.record_blocks, decision.alone as u64);
+        scheme.seal(kernel, &mut plan, &decision.arrangement, header);
         return Ok(plan);
     }
 }
@@ -113,7 +85,7 @@ fn plan(kernel: &Kernel, preparer: &mut Preparer, window: &Window) -> Result<Pla
 /// Looks up duplicates, and chooses carriers for the records.
 fn decide(
     kernel: &Kernel,
-    preparer: &mut Preparer,
+    scheme: &dyn Scheme,
     window: &Window,
     content: &Content<'_>,
     snapshot: &Snapshot,
@@ -134,81 +106,12 @@ fn decide(
     }
     let (fates, new) = fates(window, content, &stored);
 
-    // The changes of the catalogue travel in carriers of their own.
-    let records = if writes_records(kernel) {
-        window.ranges.len() + content.changes.len() + content.slots.len()
-    } else {
-        0
-    };
-    let mut chosen = Vec::new();
-    for (n, change) in content.changes.iter().enumerate() {
-        let payload = preparer.lz4.compress(change, 4096).unwrap_or_default().to_vec();
-        chosen.push(Chosen {
-            block: new.len() + n,
-            room: carrier::room_beside(payload.len()),
-            payload,
-        });
-    }
-    let room: usize = chosen.iter().map(|chosen| chosen.room).sum();
-    let candidates: Vec<&Block> = new.iter().map(|&n| content.blocks[n]).collect();
-    chosen.extend(kernel.scheme.choose(
-        &mut preparer.lz4,
-        &candidates,
-        records.saturating_sub(room),
-    ));
-    chosen.sort_by_key(|chosen| chosen.block);
-    let hidden = chosen.iter().map(|chosen| chosen.room).sum::<usize>().min(records);
-    let in_table = leftover_in_table(kernel, preparer, window, content, hidden);
-    let alone = (records - hidden - in_table.len()).div_ceil(RECORDS_ALONE);
-    let mut roles = vec![Role::Raw; new.len() + content.changes.len()];
-    for (c, chosen) in chosen.iter().enumerate() {
-        roles[chosen.block] = Role::Carrier(c);
-    }
-    roles.resize(roles.len() + alone, Role::RecordsAlone);
-    // Which of them comes first on the disk.
-    let mut order: Vec<usize> = (0..roles.len()).collect();
-    let raw_first = kernel.scheme.records() == Records::AfterData;
-    if raw_first || kernel.fixed.layout == Layout::Split {
-        order.sort_by_key(|&n| matches!(roles[n], Role::Raw) != raw_first);
-    }
-    Ok(Decision { fates, new, chosen, roles, order, hidden, alone, in_table })
-}
-
-/// True when records are written to the disk before a checkpoint takes them.
-pub(crate) fn writes_records(kernel: &Kernel) -> bool {
-    matches!(kernel.scheme.records(), Records::WithData | Records::AfterData)
-}
-
-/// Of the records that found no room beside a block, which are the last, those that go to pages
-/// of the leftover table.
-fn leftover_in_table(
-    kernel: &Kernel,
-    preparer: &mut Preparer,
-    window: &Window,
-    content: &Content<'_>,
-    hidden: usize,
-) -> Vec<usize> {
-    if kernel.fixed.leftover == Leftover::Log || !writes_records(kernel) {
-        return Vec::new();
-    }
-    let (durable, committed) = {
-        let state = kernel.state.lock();
-        (state.durable, state.allocator.committed())
-    };
-    preparer.leftover.forget(committed);
-    let others = content.changes.len() + window.ranges.len();
-    let first = hidden.saturating_sub(others).min(content.slots.len());
-    let blocks = content.slots[first..].iter().map(|&slot| &window.blocks[slot]);
-    let addresses: Vec<(VolumeId, Lba)> = blocks.map(|block| (block.volume, block.lba)).collect();
-    let durable =
-        if kernel.settings.has(PlantedBug::LeftoverBusy) { WindowNumber::MAX } else { durable };
-    let accepted = preparer.leftover.accepts(&kernel.fixed.geometry, durable, &addresses);
-    accepted
-        .iter()
-        .enumerate()
-        .filter(|(_, accepted)| **accepted)
-        .map(|(n, _)| others + first + n)
-        .collect()
+    let arrangement = scheme.lay_out(
+        kernel,
+        window,
+        &Decided { slots: &content.slots, new: new.iter().map(|&n| content.blocks[n]).collect() },
+    );
+    Ok(Decision { fates, new, arrangement })
 }
 
 /// Takes physical blocks, notes what goes there, and writes the records. From here on the
@@ -220,26 +123,21 @@ fn place(
     content: &Content<'_>,
     decision: &Decision,
 ) -> Result<(Plan, Header)> {
-    let Decision { new, roles, order, .. } = decision;
-    let carriers = roles.iter().filter(|role| !matches!(role, Role::Raw)).count() as u64;
-    let raw = decision.needed() - carriers;
-    let lanes = match (kernel.fixed.layout, kernel.scheme.records()) {
-        (Layout::Run, _) => vec![(Lane::Any, decision.needed())],
-        (Layout::Split, Records::AfterData) => {
-            vec![(Lane::Raw, raw), (Lane::Carriers, carriers)]
-        }
-        (Layout::Split, _) => vec![(Lane::Carriers, carriers), (Lane::Raw, raw)],
-    };
-    let extents =
-        lanes.into_iter().flat_map(|(lane, blocks)| state.allocator.place(blocks, lane)).collect();
-    let mut plan = Plan { extents, hidden: decision.hidden as u64, ..Plan::default() };
+    let Decision { new, arrangement, .. } = decision;
+    let Arrangement { roles, order, .. } = arrangement;
+    let extents = arrangement
+        .lanes
+        .iter()
+        .flat_map(|&(lane, blocks)| state.allocator.place(blocks, lane))
+        .collect();
+    let mut plan = Plan { extents, hidden: arrangement.hidden as u64, ..Plan::default() };
     let mut addresses = vec![Pba(0); roles.len()];
     let mut placed = 0;
     for (pba, &n) in plan.addresses().zip(order) {
         addresses[n] = pba;
         placed += 1;
     }
-    if placed < decision.needed() {
+    if placed < arrangement.needed() {
         return Err(Error::new(Kind::NoSpace, "reserved space is missing"));
     }
     state.unplaced -= (content.slots.len() + window.catalogue.len()) as u64;
@@ -265,10 +163,7 @@ fn place(
         }
     }
     decision.records(window, content, &addresses, &mut plan)?;
-    if in_place(kernel) {
-        // Until it is counted, a new block may have the count of an earlier life.
-        plan.pins.extend(&addresses);
-    }
+    plan.pins.extend(arrangement.pinned.iter().map(|&n| addresses[n]));
     if let Some(closed) =
         state.closed_windows.iter_mut().find(|closed| closed.window.number == window.number)
     {
@@ -290,45 +185,13 @@ fn place(
     Ok((plan, header))
 }
 
-/// Writes records and compressed blocks into the carriers, and seals them.
-fn fill_carriers(kernel: &Kernel, plan: &mut Plan, decision: &Decision, header: Header) {
-    if !writes_records(kernel) {
-        return;
-    }
-    let addresses: Vec<Pba> = plan.addresses().collect();
-    let roles = decision.order.iter().map(|&n| &decision.roles[n]);
-    let carriers = addresses.into_iter().zip(roles).filter(|(_, role)| !matches!(role, Role::Raw));
-    let records: Vec<Record>;
-    let mut rest = if decision.in_table.is_empty() {
-        &plan.records[..]
-    } else {
-        let in_carrier = |n: &usize| decision.in_table.binary_search(n).is_err();
-        records = (0..plan.records.len()).filter(in_carrier).map(|n| plan.records[n]).collect();
-        &records[..]
-    };
-    for (((address, role), block), (position, &generation)) in
-        carriers.zip(&mut plan.carriers).zip((0..).zip(&plan.generations))
-    {
-        let (room, payload) = match *role {
-            Role::Carrier(c) => (decision.chosen[c].room, &decision.chosen[c].payload[..]),
-            Role::Raw | Role::RecordsAlone => (RECORDS_ALONE, &[][..]),
-        };
-        let (records, others) = rest.split_at(room.min(rest.len()));
-        rest = others;
-        carrier::encode(
-            &kernel.identity,
-            &Header { generation, address, position, ..header },
-            records,
-            payload,
-            block,
-        );
-    }
-    assert!(rest.is_empty(), "every record is in a carrier or in the leftover table");
-}
-
 /// The state, with `needed` blocks ready to be placed: zones are opened and listed ahead, and
 /// if the listing has fallen behind, it is made durable here.
-fn ready(kernel: &Kernel, needed: u64) -> Result<parking_lot::MutexGuard<'_, State>> {
+fn ready<'k>(
+    kernel: &'k Kernel,
+    scheme: &dyn Scheme,
+    needed: u64,
+) -> Result<parking_lot::MutexGuard<'k, State>> {
     let ahead = ZONES_AHEAD * kernel.fixed.geometry.zone_blocks + needed;
     let unflushed = kernel.settings.unflushed_blocks as u64;
     loop {
@@ -354,7 +217,7 @@ fn ready(kernel: &Kernel, needed: u64) -> Result<parking_lot::MutexGuard<'_, Sta
         }
         drop(state);
         kernel.coverage.hit(Mark::ListFlushed);
-        flush_zone_list(kernel)?;
+        flush_zone_list(kernel, scheme)?;
     }
 }
 
@@ -500,8 +363,6 @@ struct Content<'a> {
     fingerprints: Vec<Fingerprint>,
     /// False for critical blocks: they are no duplicates, and no duplicates of theirs are found.
     shared: Vec<bool>,
-    changes: Vec<Box<Block>>,
-    change_fingerprints: Vec<Fingerprint>,
 }
 
 impl<'a> Content<'a> {
@@ -518,24 +379,8 @@ impl<'a> Content<'a> {
         {
             *fingerprint = fingerprint.unshared();
         }
-        // Without records a change of the catalogue waits in memory for its checkpoint.
-        let catalogue = if writes_records(kernel) { &window.catalogue[..] } else { &[] };
-        let changes: Vec<Box<Block>> = catalogue.iter().map(CatalogueChange::encode).collect();
-        let change_fingerprints =
-            changes.iter().map(|change| kernel.identity.fingerprinter.one(change)).collect();
-        Content { slots, blocks, fingerprints, shared, changes, change_fingerprints }
+        Content { slots, blocks, fingerprints, shared }
     }
-}
-
-/// What a block that is written is.
-#[derive(Clone, Copy)]
-enum Role {
-    /// A client's block as it is.
-    Raw,
-    /// The chosen carrier number `.0`.
-    Carrier(usize),
-    /// A carrier without a compressed block.
-    RecordsAlone,
 }
 
 /// What was decided for a window before its blocks have addresses.
@@ -544,31 +389,18 @@ struct Decision {
     fates: Vec<Fate>,
     /// The live blocks that are new.
     new: Vec<usize>,
-    chosen: Vec<Chosen>,
-    /// For each block that is written: the new ones, then changes of the catalogue, then carriers
-    /// alone.
-    roles: Vec<Role>,
-    /// The order in which they lie on the disk.
-    order: Vec<usize>,
-    hidden: usize,
-    alone: usize,
-    /// The records that go to the leftover table; the others go into the carriers, in their order.
-    in_table: Vec<usize>,
+    arrangement: Arrangement,
 }
 
 impl Decision {
-    /// Physical blocks that the window takes.
-    fn needed(&self) -> u64 {
-        self.roles.len() as u64
-    }
-
     /// Where a live block of the window is.
     fn placed(&self, block: usize, addresses: &[Pba]) -> Result<Placed> {
         match self.fates[block] {
             Fate::Duplicate(placed) => Ok(placed),
-            Fate::New(new) => {
-                Ok(Placed { pba: addresses[new], carried: !matches!(self.roles[new], Role::Raw) })
-            }
+            Fate::New(new) => Ok(Placed {
+                pba: addresses[new],
+                carried: !matches!(self.arrangement.roles[new], Role::Raw),
+            }),
             Fate::Repeats(first) if !matches!(self.fates[first], Fate::Repeats(_)) => {
                 self.placed(first, addresses)
             }
@@ -590,7 +422,7 @@ impl Decision {
             plan.records.push(Record { volume, lba, change, timestamp });
         };
         for (&fingerprint, &pba) in
-            content.change_fingerprints.iter().zip(&addresses[self.new.len()..])
+            self.arrangement.changes.iter().zip(&addresses[self.new.len()..])
         {
             add_record(VolumeId(0), Lba(0), Change::Catalogue { pba, fingerprint });
         }
@@ -655,29 +487,6 @@ impl Plan {
     pub(crate) fn allocated(&self) -> &[Extent] {
         &self.extents
     }
-}
-
-impl State {
-    #[cfg(feature = "planted-bugs")]
-    fn reuse_early(&mut self, volume: VolumeId, lba: Lba) {
-        use crate::format::page::MapEntry;
-        if let Some(MapEntry::Block { pba, .. }) = self.active.find(volume, lba) {
-            self.allocator.reuse_early(pba);
-        }
-    }
-
-    #[cfg(feature = "planted-bugs")]
-    fn pretend_listed(&mut self) {
-        self.allocator.list.pretend_durable();
-    }
-
-    #[cfg(not(feature = "planted-bugs"))]
-    #[allow(clippy::unused_self)]
-    fn reuse_early(&mut self, _: VolumeId, _: Lba) {}
-
-    #[cfg(not(feature = "planted-bugs"))]
-    #[allow(clippy::unused_self)]
-    fn pretend_listed(&mut self) {}
 }
 
 #[cfg(test)]

@@ -5,12 +5,11 @@ use onefold_core::{
     Block, BlockRead, Error, Extent, ExtentKind, Kind, Lba, Pba, Read, Result, VolumeId,
 };
 
-use super::resolve::Where;
 use crate::{
     counters::add,
     engine::resolve::{map_entries, map_entry},
     format::{carrier::Carrier, page::MapEntry},
-    kernel::Kernel,
+    kernel::{Kernel, Where},
     settings::PlantedBug,
     window::Found,
 };
@@ -310,9 +309,6 @@ pub(crate) fn read_block(
 
 /// What a range of blocks holds: at most `limit` extents in bytes, neighbours differing in
 /// kind; it may cover less than asked.
-///
-/// # Errors
-/// `InvalidInput` beyond the end; `Corrupt` or `Io` when the map can't be read.
 pub(crate) fn extents(
     kernel: &Kernel,
     volume: VolumeId,

@@ -1,50 +1,14 @@
 //! Where an address is: the open window, then windows in flight from newest to oldest, then the
 //! overlays, then the tables.
 
-use std::sync::Arc;
-
 use onefold_core::{Lba, Result, VolumeId};
 
 use crate::{
     format::page::{MapEntry, Page, Pointer, Table},
-    kernel::{Kernel, Snapshot, State},
+    kernel::{Kernel, Snapshot},
     overlay::zeroes,
-    window::{Found, Window, ranges::Ranges},
+    window::ranges::Ranges,
 };
-
-/// Where an address is.
-pub(crate) enum Where {
-    /// In a closed window.
-    Window(Arc<Window>),
-    /// In a range of the open window.
-    Zero { keep: bool },
-    /// Published, not committed.
-    Overlay(MapEntry),
-    /// Whatever the tables say.
-    Tables,
-}
-
-impl State {
-    /// Where an address is that the open window has no block of.
-    pub(crate) fn locate(&self, volume: VolumeId, lba: Lba) -> Where {
-        if let Some(Found::Zero { keep }) = self.open.find(volume, lba) {
-            return Where::Zero { keep };
-        }
-        if let Some(closed) = self
-            .closed_windows
-            .iter()
-            .rev()
-            .find(|closed| closed.window.find(volume, lba).is_some())
-        {
-            return Where::Window(closed.window.clone());
-        }
-        let entry = self
-            .active
-            .find(volume, lba)
-            .or_else(|| self.frozen.as_ref().and_then(|frozen| frozen.find(volume, lba)));
-        entry.map_or(Where::Tables, Where::Overlay)
-    }
-}
 
 /// What a map leaf says of an address, with the pending discards that it does not contain yet.
 pub(crate) fn entry_in(

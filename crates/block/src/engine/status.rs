@@ -4,10 +4,9 @@ use onefold_core::VolumeLimits;
 
 use crate::{
     counters::Counts,
-    engine::{admission::reserve, gather::counts, idle::index_complete},
     format::catalogue::NoDedup,
     kernel::{Kernel, VolumeState},
-    scheme::ordermerge::non_critical::delayed,
+    scheme::room::reserve,
 };
 
 /// A volume in a [`Status`].
@@ -83,8 +82,9 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         (index.len(), index.refused())
     };
     let memory_bytes = kernel.memory();
-    let index_complete = index_complete(kernel);
-    let (reserve, delayed_leaves) = (reserve(&kernel.fixed.geometry), delayed(kernel));
+    let index_complete = kernel.index_complete();
+    let (reserve, delayed_leaves) =
+        (reserve(&kernel.fixed.geometry), kernel.pages.held().changes() as u64);
     let state = kernel.state.lock();
     let tables = &state.snapshot.state;
     let status_of = |volume: &VolumeState| VolumeStatus {
@@ -123,6 +123,6 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         epoch: state.epoch,
         stopped: state.fail_stop.reason().map(ToString::to_string),
         volumes,
-        counts: counts(kernel),
+        counts: kernel.counters.counts(),
     }
 }

@@ -15,6 +15,7 @@ use super::admission::{Admission, Purpose};
 use crate::{
     engine::admission::admit,
     kernel::{Kernel, Ration, State},
+    scheme::verbs::Scheme,
 };
 
 /// Share of the store out of which the space is drawn that is withheld.
@@ -34,13 +35,18 @@ pub(crate) fn takes_duplicates(state: &State) -> bool {
 }
 
 /// Admits `blocks` blocks that a client wrote.
-pub(crate) fn admit_data(kernel: &Kernel, state: &mut State, blocks: u64) -> Result<Admission> {
+pub(crate) fn admit_data(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    state: &mut State,
+    blocks: u64,
+) -> Result<Admission> {
     if takes_duplicates(state) {
-        return admit(kernel, state, blocks, Purpose::Data);
+        return admit(kernel, scheme, state, blocks, Purpose::Data);
     }
     let (share, now) = (withheld_share(kernel), kernel.clock.now());
     let withheld = state.ration.as_mut().map_or(0, |ration| ration.withheld(share, now));
-    let admission = admit(kernel, state, blocks, Purpose::Shared { withheld })?;
+    let admission = admit(kernel, scheme, state, blocks, Purpose::Shared { withheld })?;
     let full = match admission {
         Admission::Full if blocks <= 1 => Some(true),
         Admission::Granted if blocks > 0 => Some(false),

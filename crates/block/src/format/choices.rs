@@ -31,11 +31,16 @@ impl SchemeName {
     pub const ALL: [SchemeName; 5] =
         [Self::Thin, Self::Ordered, Self::Cow, Self::Ideal, Self::OrderMerge];
 
-    /// True when the leaves of maps, references and fingerprints change in place, between
-    /// checkpoints.
+    /// How the leaves of maps, references and fingerprints change.
     #[must_use]
-    pub fn writes_in_place(self) -> bool {
-        self == Self::OrderMerge
+    pub fn leaf_changes(self) -> LeafChanges {
+        if self == Self::OrderMerge { LeafChanges::InPlace } else { LeafChanges::Shadowed }
+    }
+
+    /// True when a crash empties a store of this scheme, which is for measuring only.
+    #[must_use]
+    pub fn loses_everything(self) -> bool {
+        self == Self::Ideal
     }
 
     /// Where left-over records go in a store of this scheme when `chosen` was asked for.
@@ -51,6 +56,25 @@ impl SchemeName {
     }
 }
 
+/// The scheme that has this code on disk.
+impl TryFrom<u64> for SchemeName {
+    type Error = ();
+
+    fn try_from(code: u64) -> Result<SchemeName, ()> {
+        let place = usize::try_from(code).map_err(|_| ())?;
+        Self::ALL.get(place).copied().ok_or(())
+    }
+}
+
+/// How the leaves of maps, references and fingerprints change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeafChanges {
+    /// By checkpoints, which write them to new places.
+    Shadowed,
+    /// In place, between checkpoints.
+    InPlace,
+}
+
 /// How a window's blocks lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Layout {
@@ -59,9 +83,4 @@ pub enum Layout {
     Run,
     /// Carriers in C-zones, raw blocks in U-zones: the paper's way.
     Split,
-}
-
-/// The scheme that has this code on disk.
-pub(super) fn scheme_of(code: u64) -> Option<SchemeName> {
-    SchemeName::ALL.get(usize::try_from(code).ok()?).copied()
 }

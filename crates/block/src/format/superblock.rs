@@ -57,13 +57,6 @@ impl Fixed {
     pub fn version(&self) -> u32 {
         if self.algorithm == Algorithm::HmacSha256 { VERSION_KEYED } else { VERSION }
     }
-
-    /// True when the leaves of maps, references and fingerprints change in place, between
-    /// checkpoints.
-    #[must_use]
-    pub fn writes_in_place(&self) -> bool {
-        self.scheme.writes_in_place()
-    }
 }
 
 /// After this window, records of `epoch` are void: a recovery decided so.
@@ -390,7 +383,7 @@ impl Raw {
                 grow: flag(self.grow)?,
                 leftover,
                 layout: if flag(self.layout)? { Layout::Split } else { Layout::Run },
-                scheme: super::choices::scheme_of(self.scheme.get())?,
+                scheme: self.scheme.get().try_into().ok()?,
             },
             state: State {
                 sequence: self.sequence.get(),

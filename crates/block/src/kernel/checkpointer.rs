@@ -36,6 +36,8 @@ pub(crate) struct NextCheckpoint {
     pub(crate) reclaimed: Reclaimed,
     /// Likewise: it made the leaves that windows waited for.
     pub(crate) leaves_wanted: bool,
+    /// Superblocks that must name it durably before readers may use it.
+    pub(crate) superblocks: u8,
 }
 
 /// The state of checkpoints.

@@ -2,26 +2,27 @@
 //! and of the schemes are functions over it.
 //!
 //! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`,
-//! `making_durable`, `soft_updates`, `state`, `index`. `state` is held for memory work and, rarely,
+//! `making_durable`, a scheme's own, `state`, `index`. `state` is held for memory work and, rarely,
 //! for reading a page of the zone table; never for writes and flushes.
 
 mod checkpointer;
 mod compactor;
-mod preparer;
 mod ration;
 mod state;
+mod superblocks;
 mod volumes;
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 pub(crate) use checkpointer::{Checkpointer, NextCheckpoint, Phase, Reason, Reclaimed};
 pub(crate) use compactor::Compactor;
 use onefold_core::{Clock, Disk, Error, Result, Ticket, ZoneId};
 use parking_lot::Mutex;
-pub(crate) use preparer::Preparer;
 pub(crate) use ration::Ration;
-pub(crate) use state::{ClosedWindow, Snapshot, Stage, State};
+pub(crate) use state::{ClosedWindow, Snapshot, Stage, State, Where};
+pub(crate) use superblocks::{replace_damaged_superblock, write_next_epoch, write_superblock};
 pub use volumes::VolumeState;
+pub(crate) use volumes::{apply_catalogue, visible};
 
 use crate::{
     counters::Counters,
@@ -34,7 +35,6 @@ use crate::{
         zone_bitmap::ZoneBitmap,
     },
     index::Index,
-    scheme::{Scheme, ordermerge::SoftUpdates},
     settings::Settings,
     space::ZoneSource,
     table::Pages,
@@ -50,14 +50,12 @@ pub(crate) struct Kernel {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) fixed: Fixed,
     pub(crate) identity: Identity,
-    pub(crate) scheme: Box<dyn Scheme>,
     pub(crate) settings: Settings,
     pub(crate) pages: Pages,
     pub(crate) state: Mutex<State>,
     pub(crate) index: Mutex<Index>,
-    pub(crate) preparing: Mutex<Preparer>,
+    pub(crate) preparing: Mutex<()>,
     pub(crate) making_durable: Mutex<()>,
-    pub(crate) soft_updates: Mutex<SoftUpdates>,
     pub(crate) checkpointing: Mutex<Checkpointer>,
     pub(crate) compacting: Mutex<Compactor>,
     /// Windows whose loss was accepted at opening.
@@ -116,6 +114,11 @@ impl Kernel {
     /// Zones as of the released checkpoint, whose zone table is `root`, for the allocator.
     pub(crate) fn zones(&self, root: Root) -> Zones<'_> {
         Zones { kernel: self, root }
+    }
+
+    /// True when the index was completed after opening.
+    pub(crate) fn index_complete(&self) -> bool {
+        self.index_cursor.load(Relaxed) == u64::MAX && self.index.lock().filter_complete
     }
 
     /// Bytes of memory that grow with the data: index, pages, uncommitted records, zones, windows.

@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use onefold_core::Result;
 
 use super::Store;
-use crate::{CheckpointStep, Idleness, engine::persist::flush_and_publish};
+use crate::{CheckpointStep, Idleness};
 
 /// With weak persistence a change is durable about this long after it was made.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
@@ -56,7 +56,7 @@ impl Store {
             self.flush()?;
             *flushed = now;
         } else if now.saturating_sub(*flushed) >= FLUSH_EVERY {
-            if self.engine.newest() > self.engine.durable() {
+            if self.engine.kernel.newest() > self.engine.durable() {
                 self.flush()?;
             }
             *flushed = now;
@@ -133,7 +133,7 @@ impl Store {
                         || self.is_stopping()
                         || self.clock.now().saturating_sub(since) > RIDE_WAIT
                     {
-                        flush_and_publish(&self.engine.kernel)?;
+                        self.engine.scheme.make_durable(&self.engine.kernel)?;
                         self.advance();
                     } else {
                         self.background.wait(Duration::from_millis(2));

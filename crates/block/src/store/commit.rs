@@ -58,7 +58,7 @@ impl Store {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub fn flush(&self) -> Result<()> {
-        self.wait(self.engine.newest())
+        self.wait(self.engine.kernel.newest())
     }
 
     /// One round: close, prepare, write, flush.

@@ -225,7 +225,7 @@ impl Store {
         limits: VolumeLimits,
     ) -> Result<VolumeId> {
         self.catalogue_change(|| {
-            self.engine.create_volume_limited(name, bytes.div_ceil(4096), no_dedup.clone(), limits)
+            self.engine.create_volume_with(name, bytes.div_ceil(4096), no_dedup.clone(), limits)
         })
     }
 

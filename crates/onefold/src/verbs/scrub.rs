@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use onefold_block::{
     Store,
-    check::{self, Phase, ScrubReport},
+    check::{self, Phase, ScrubReport, scrub_open},
 };
 use onefold_core::{BLOCK_BYTES, Result};
 use serde::{Deserialize, Serialize};
@@ -155,7 +155,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 pub(crate) fn served(store: &Store, tell: &mut Tell<'_>) -> Result<Scrubbed> {
     // Both callbacks are needed at once, and one of them tells the other.
     let given_up = std::cell::RefCell::new(None);
-    let report = store.engine().scrub(
+    let report = scrub_open(
+        store.engine(),
         &mut |progress| {
             let bytes = |blocks: u64| {
                 if progress.what == Phase::Names {

@@ -49,7 +49,7 @@ use super::{
 use crate::{
     engine::Engine,
     format::{Identity, superblock::Superblock},
-    scheme::ordermerge::recount::recount_step,
+    idleness::Idleness,
     settings::Settings,
 };
 
@@ -155,7 +155,7 @@ fn recover(
     let closed = Engine::open(disk.clone(), clock, settings).and_then(|engine| {
         repaired.lost_windows = engine.kernel.lost.lock().clone();
         // Counts that a crash left too high.
-        while recount_step(&engine.kernel)? {}
+        while engine.scheme.idle(&engine.kernel, Idleness::None)?.advanced() {}
         engine.close()
     });
     match closed {

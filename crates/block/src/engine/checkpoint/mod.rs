@@ -21,33 +21,22 @@
 //! | 5–7 | the new superblock; nothing that it, or the old one while there is one, names was released |
 
 pub(crate) mod build;
-pub(crate) mod maps;
-pub(crate) mod references;
 pub(crate) mod spill;
 pub(crate) mod zones;
 
 use std::sync::Arc;
 
-use onefold_core::{BlockRef, Class, Error, Kind, Pba, Result, Run};
+use onefold_core::{Pba, Result};
 
-pub(crate) use self::build::Build;
 use crate::{
     counters::add,
     coverage::Mark,
     engine::{
         admission::discards_crowded,
         checkpoint::{build::build, spill::spill},
-        persist::{flush, flush_and_publish},
     },
-    format::{
-        geometry::SUPERBLOCKS,
-        superblock::{self, Superblock},
-    },
-    kernel::{Checkpointer, Kernel, NextCheckpoint, Phase, Reason, Snapshot},
-    scheme::{
-        Records,
-        ordermerge::{checkpoint::forget_counts, in_place},
-    },
+    kernel::{Checkpointer, Kernel, NextCheckpoint, Phase, Reason, Snapshot, write_superblock},
+    scheme::verbs::Scheme,
     settings::PlantedBug,
 };
 
@@ -66,25 +55,25 @@ pub enum CheckpointStep {
 
 /// True when a checkpoint should begin: three quarters of a limit are used, or somebody waits
 /// for one.
-pub(crate) fn checkpoint_due(kernel: &Kernel) -> bool {
-    if kernel.scheme.records() == Records::Nowhere {
+pub(crate) fn checkpoint_due(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
+    let state = kernel.state.lock();
+    if scheme.count_ahead(&state).is_none() {
         return false;
     }
-    let state = kernel.state.lock();
     state.checkpoint_wanted
         || state.active.records >= kernel.settings.records_max / 4 * 3
         || state.active.carriers >= kernel.settings.limits.carriers / 4 * 3
-        || discards_crowded(kernel, &state)
+        || discards_crowded(kernel, scheme, &state)
         || state.allocator.uncommitted_zones() >= state.allocator.list.limit() / 4 * 3
-        || state.active.records > 0 && spill(kernel, &state).is_some()
+        || state.active.records > 0 && spill(kernel, scheme, &state).is_some()
 }
 
 /// True when a checkpoint would change anything.
-pub(crate) fn checkpoint_useful(kernel: &Kernel) -> bool {
-    if kernel.scheme.records() == Records::Nowhere {
+pub(crate) fn checkpoint_useful(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
+    let state = kernel.state.lock();
+    if scheme.count_ahead(&state).is_none() {
         return false;
     }
-    let state = kernel.state.lock();
     !state.active.is_empty()
         || state.frozen.is_some()
         || !state.snapshot.discards.is_empty()
@@ -97,28 +86,32 @@ pub(crate) fn checkpoint_running(kernel: &Kernel) -> bool {
 }
 
 /// Makes one step of a checkpoint; begins one when anything was published since the last.
-///
-/// # Errors
-/// The first failed write or damaged page stops all writes.
-pub(crate) fn checkpoint_step(kernel: &Kernel) -> Result<CheckpointStep> {
-    checkpoint_advance(kernel, Reason::Changes)
+pub(crate) fn checkpoint_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<CheckpointStep> {
+    checkpoint_advance(kernel, scheme, Reason::Changes)
 }
 
-/// As [`checkpoint_step`](Self::checkpoint_step), also when nothing was published: windows wait
+/// As `checkpoint_step`, also when nothing was published: windows wait
 /// for leaves.
-pub(crate) fn checkpoint_for_leaves(kernel: &Kernel) -> Result<CheckpointStep> {
-    checkpoint_advance(kernel, Reason::Forced)
+pub(crate) fn checkpoint_for_leaves(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+) -> Result<CheckpointStep> {
+    checkpoint_advance(kernel, scheme, Reason::Forced)
 }
 
-/// As [`checkpoint_step`](Self::checkpoint_step), for a reason.
-fn checkpoint_advance(kernel: &Kernel, reason: Reason) -> Result<CheckpointStep> {
+/// As `checkpoint_step`, for a reason.
+fn checkpoint_advance(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    reason: Reason,
+) -> Result<CheckpointStep> {
     let mut checkpointer = kernel.checkpointing.lock();
     kernel.state.lock().check_running()?;
     let flushed_after = |note: u64| kernel.state.lock().flushes.has_followed(note);
     match std::mem::take(&mut checkpointer.phase) {
         Phase::Idle => {
-            let Some(next) =
-                build(kernel, &mut checkpointer.deferred, reason).map_err(|e| kernel.stop(&e))?
+            let Some(next) = build(kernel, scheme, &mut checkpointer.deferred, reason)
+                .map_err(|e| kernel.stop(&e))?
             else {
                 return Ok(CheckpointStep::Idle);
             };
@@ -132,7 +125,7 @@ fn checkpoint_advance(kernel: &Kernel, reason: Reason) -> Result<CheckpointStep>
             write_superblock(kernel, &next.snapshot, 1).map_err(|e| kernel.stop(&e))?;
             checkpointer.phase = Phase::Named(next, want_flush(kernel));
             if kernel.settings.has(PlantedBug::ReleasedEarly) {
-                end_early(kernel, &mut checkpointer);
+                end_early(kernel, scheme, &mut checkpointer);
             }
         }
         Phase::Named(next, note) => {
@@ -140,9 +133,9 @@ fn checkpoint_advance(kernel: &Kernel, reason: Reason) -> Result<CheckpointStep>
                 checkpointer.phase = Phase::Named(next, note);
                 return Ok(CheckpointStep::NeedsFlush);
             }
-            let (next, old) = match in_place(kernel) {
-                true => (next, None),
-                false => make_current(kernel, next),
+            let (next, old) = match next.superblocks {
+                2.. => (next, None),
+                _ => make_current(kernel, scheme, next),
             };
             write_superblock(kernel, &next.snapshot, 0).map_err(|e| kernel.stop(&e))?;
             checkpointer.phase = Phase::Twinned(next, old, want_flush(kernel));
@@ -152,7 +145,8 @@ fn checkpoint_advance(kernel: &Kernel, reason: Reason) -> Result<CheckpointStep>
                 checkpointer.phase = Phase::Twinned(next, old, note);
                 return Ok(CheckpointStep::NeedsFlush);
             }
-            let (next, old) = if old.is_some() { (next, old) } else { make_current(kernel, next) };
+            let (next, old) =
+                if old.is_some() { (next, old) } else { make_current(kernel, scheme, next) };
             checkpointer.phase = old.map_or(Phase::Idle, |old| Phase::Releasing(next, old));
         }
         Phase::Releasing(next, old) => {
@@ -160,29 +154,30 @@ fn checkpoint_advance(kernel: &Kernel, reason: Reason) -> Result<CheckpointStep>
                 checkpointer.phase = Phase::Releasing(next, old);
                 return Ok(CheckpointStep::NeedsReaders);
             }
-            forget_counts(kernel, &next.reclaimed.blocks).map_err(|e| kernel.stop(&e))?;
-            release(kernel, &mut checkpointer.deferred, *next);
+            scheme.release(kernel, &next.reclaimed.blocks).map_err(|e| kernel.stop(&e))?;
+            release(kernel, scheme, &mut checkpointer.deferred, *next);
         }
     }
     Ok(CheckpointStep::Advanced)
 }
 
 /// Runs the steps of a checkpoint to its end, flushing as needed. Does not wait for readers.
-///
-/// # Errors
-/// As [`checkpoint_step`](Self::checkpoint_step).
-pub(crate) fn checkpoint(kernel: &Kernel) -> Result<()> {
-    checkpoint_to_end(kernel, Reason::Changes).map(|_| ())
+pub(crate) fn checkpoint(kernel: &Kernel, scheme: &dyn Scheme) -> Result<()> {
+    checkpoint_to_end(kernel, scheme, Reason::Changes).map(|_| ())
 }
 
 /// Returns whether the checkpoint ended; it has not when a reader is in the way.
-pub(crate) fn checkpoint_to_end(kernel: &Kernel, mut reason: Reason) -> Result<bool> {
+pub(crate) fn checkpoint_to_end(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    mut reason: Reason,
+) -> Result<bool> {
     loop {
-        match checkpoint_advance(kernel, reason)? {
+        match checkpoint_advance(kernel, scheme, reason)? {
             CheckpointStep::Idle => return Ok(true),
             CheckpointStep::NeedsReaders => return Ok(false),
             CheckpointStep::NeedsFlush => {
-                flush_and_publish(kernel)?;
+                scheme.make_durable(kernel)?;
             }
             CheckpointStep::Advanced
                 if matches!(kernel.checkpointing.lock().phase, Phase::Idle) =>
@@ -196,7 +191,7 @@ pub(crate) fn checkpoint_to_end(kernel: &Kernel, mut reason: Reason) -> Result<b
 
 /// Checkpoints until all published windows are durable; returns whether it did anything. It
 /// stops where a reader is in the way.
-pub(crate) fn commit_by_checkpoint(kernel: &Kernel) -> Result<bool> {
+pub(crate) fn commit_by_checkpoint(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     let published = {
         let state = kernel.state.lock();
         if state.acknowledged >= state.durable {
@@ -205,8 +200,8 @@ pub(crate) fn commit_by_checkpoint(kernel: &Kernel) -> Result<bool> {
         state.durable
     };
     while kernel.state.lock().acknowledged < published {
-        match checkpoint_advance(kernel, Reason::Changes)? {
-            CheckpointStep::NeedsFlush => drop(flush_and_publish(kernel)?),
+        match checkpoint_advance(kernel, scheme, Reason::Changes)? {
+            CheckpointStep::NeedsFlush => drop(scheme.make_durable(kernel)?),
             CheckpointStep::NeedsReaders => break,
             // Nothing came of the windows.
             CheckpointStep::Idle => kernel.state.lock().acknowledged = published,
@@ -216,54 +211,16 @@ pub(crate) fn commit_by_checkpoint(kernel: &Kernel) -> Result<bool> {
     Ok(true)
 }
 
-/// Makes everything durable, carries it into the tables, and marks the store clean: the next
-/// opening has nothing to recover. Nobody may be reading. The kernel takes no more writes
-/// afterwards.
-///
-/// # Errors
-/// `Stopped`, or `Busy` when somebody is reading.
-pub(crate) fn close(kernel: &Kernel) -> Result<()> {
-    flush(kernel)?;
-    // One that is under way, one for what was published since, and as many as the discards
-    // take.
-    while checkpoint_useful(kernel) || !matches!(kernel.checkpointing.lock().phase, Phase::Idle) {
-        if !checkpoint_to_end(kernel, Reason::Changes)? {
-            return Err(Error::new(Kind::Busy, "a reader is still at work"));
-        }
-    }
-    if kernel.scheme.records() != Records::Nowhere {
-        checkpoint_to_end(kernel, Reason::Clean)?;
-    }
-    kernel.state.lock().fail_stop.close();
-    Ok(())
-}
-
 /// Asks for a flush, and gives the number of the last one that began too early for what was
 /// written just now.
 fn want_flush(kernel: &Kernel) -> u64 {
     kernel.state.lock().flushes.want()
 }
 
-/// Writes the superblock of a version: as the one `before` its number, which is the number of
-/// its twin. Versions go to the two places by turns, so that none is written over the only
-/// good one.
-pub(crate) fn write_superblock(kernel: &Kernel, snapshot: &Snapshot, before: u64) -> Result<()> {
-    let sequence = snapshot.state.sequence - before;
-    let superblock = Superblock {
-        fixed: kernel.fixed.clone(),
-        state: superblock::State { sequence, ..snapshot.state.clone() },
-    };
-    let place = (sequence % 2) as u32;
-    let block = superblock.encode(place);
-    let refs = [BlockRef { block: &block, class: Class::Super }];
-    kernel.disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
-    add(&kernel.counters.super_blocks, 1);
-    Ok(())
-}
-
 /// The superblock is durable: reads go to the new version.
 fn make_current(
     kernel: &Kernel,
+    scheme: &dyn Scheme,
     mut next: Box<NextCheckpoint>,
 ) -> (Box<NextCheckpoint>, Option<Arc<Snapshot>>) {
     add(&kernel.counters.checkpoints, 1);
@@ -272,9 +229,7 @@ fn make_current(
     state.frozen = None;
     state.built = false;
     state.acknowledged = state.acknowledged.max(next.snapshot.state.committed);
-    if in_place(kernel) && !state.catalogue_waits() {
-        state.acknowledged = state.durable;
-    }
+    scheme.acknowledge(kernel, &mut state);
     state.leaves_wanted &= !next.leaves_wanted;
     state.releasing = true;
     if let Some(filter) = next.filter.take() {
@@ -284,13 +239,9 @@ fn make_current(
 }
 
 /// Makes free what the new version does not need, but for blocks that newer records name.
-fn release(kernel: &Kernel, deferred: &mut Vec<Pba>, next: NextCheckpoint) {
+fn release(kernel: &Kernel, scheme: &dyn Scheme, deferred: &mut Vec<Pba>, next: NextCheckpoint) {
     let mut state = kernel.state.lock();
-    let pinned = state.pinned();
-    let named = |pba: &&Pba| {
-        !in_place(kernel) && (pinned.contains(pba) || state.active.pins.contains(*pba))
-    };
-    let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(named);
+    let (kept, freed) = scheme.keep(&state, next.freed);
     state.allocator.release(
         &freed,
         &next.zones,
@@ -308,11 +259,11 @@ fn release(kernel: &Kernel, deferred: &mut Vec<Pba>, next: NextCheckpoint) {
 }
 
 /// Releases before the superblock is durable: a planted bug.
-fn end_early(kernel: &Kernel, checkpointer: &mut Checkpointer) {
+fn end_early(kernel: &Kernel, scheme: &dyn Scheme, checkpointer: &mut Checkpointer) {
     if let Phase::Named(next, _) = std::mem::take(&mut checkpointer.phase) {
-        let (next, _) = make_current(kernel, next);
+        let (next, _) = make_current(kernel, scheme, next);
         // A failure stops the store at its next write.
         let _ = write_superblock(kernel, &next.snapshot, 0);
-        release(kernel, &mut checkpointer.deferred, *next);
+        release(kernel, scheme, &mut checkpointer.deferred, *next);
     }
 }

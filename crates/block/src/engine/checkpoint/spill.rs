@@ -2,14 +2,14 @@
 
 use onefold_core::Result;
 
-use super::build::Build;
 use crate::{
     coverage::Mark,
-    engine::{admission::has_spare, idle::index_complete},
     format::{page::Table, record::WindowNumber, superblock::Root},
     index::{Entry, Filter, HASH_BITS, MemoryIndex, Spill, paged},
     kernel::{Kernel, State},
+    scheme::{room::has_spare, verbs::Scheme},
     table::PageSpace,
+    table_build::TableBuild,
 };
 
 /// The index on disk as a checkpoint leaves it.
@@ -23,16 +23,20 @@ pub(super) struct IndexOnDisk {
 
 /// Decides whether the index in memory is merged into the one on disk, and sets aside the space
 /// for it. Gives the most entries that it will have, and the bits that name its pages.
-fn reserve_spill(kernel: &Kernel) -> Option<(u64, u32)> {
+fn reserve_spill(kernel: &Kernel, scheme: &dyn Scheme) -> Option<(u64, u32)> {
     let mut state = kernel.state.lock();
-    let (most, bits, pages) = spill(kernel, &state)?;
+    let (most, bits, pages) = spill(kernel, scheme, &state)?;
     state.spilling_pages = pages;
     Some((most, bits))
 }
 
 /// What a spill of the index would take, when one is due and there is space for it: entries,
 /// bits that name a page, pages.
-pub(crate) fn spill(kernel: &Kernel, state: &State) -> Option<(u64, u32, u64)> {
+pub(crate) fn spill(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    state: &State,
+) -> Option<(u64, u32, u64)> {
     let in_memory = {
         let index = kernel.index.lock();
         index.wants_spill().then(|| index.len())?
@@ -42,13 +46,13 @@ pub(crate) fn spill(kernel: &Kernel, state: &State) -> Option<(u64, u32, u64)> {
     let bits = paged::bits_for(most).max(old.index_bits);
     // Leaves, the pages above them, and the zone table's.
     let pages = (1u64 << bits) * 11 / 10 + 16;
-    has_spare(kernel, state, pages).then_some((most, bits, pages))
+    has_spare(kernel, scheme, state, pages).then_some((most, bits, pages))
 }
 
-impl Build<'_> {
+impl TableBuild<'_> {
     /// Merges the index in memory into the one on disk, when its share of memory is used up and
     /// there is space.
-    pub(super) fn index(&mut self) -> Result<IndexOnDisk> {
+    pub(super) fn index(&mut self, scheme: &dyn Scheme) -> Result<IndexOnDisk> {
         let kernel = self.kernel;
         let old = &self.old.state;
         let unchanged = IndexOnDisk {
@@ -58,7 +62,7 @@ impl Build<'_> {
             birth: old.index_birth,
             filter: None,
         };
-        let Some((most, bits)) = reserve_spill(kernel) else { return Ok(unchanged) };
+        let Some((most, bits)) = reserve_spill(kernel, scheme) else { return Ok(unchanged) };
         kernel.coverage.hit(Mark::IndexSpilled);
         let pages = 1u64 << bits;
         let Spill { memory, gone } = kernel.index.lock().begin_spill(most);
@@ -115,7 +119,7 @@ impl Build<'_> {
         // Entries that had found no room are looked for again in the tables; until that is done the
         // table does not count as complete.
         let mut birth = self.birth;
-        if memory.refused > 0 || !index_complete(kernel) {
+        if memory.refused > 0 || !kernel.index_complete() {
             birth = old.index_birth;
         }
         if memory.refused > 0 {

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Error, Kind, Pba, Result, ZoneId};
 
-use super::build::Build;
 use crate::{
     format::{
         geometry::Geometry,
@@ -16,12 +15,13 @@ use crate::{
     settings::PlantedBug,
     space::ZoneSource,
     table::{PageSpace, rebuild, rebuild::Rebuild},
+    table_build::TableBuild,
 };
 
 /// A new zone table: its root, the bitmaps that changed, and how many blocks are in use.
 pub(super) type NewZones = (Root, Vec<(ZoneId, ZoneBitmap)>, u64);
 
-impl Build<'_> {
+impl TableBuild<'_> {
     /// Writes the zone table. Its own pages change it: places for them are taken first, until that
     /// changes no further page of it.
     pub(super) fn zones(&mut self) -> Result<NewZones> {

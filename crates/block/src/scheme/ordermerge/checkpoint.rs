@@ -17,39 +17,42 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Fingerprint, Pba, Result, VolumeId};
 
-use super::place_in;
+use super::{
+    increments::write_leaves,
+    leaves::{block_leaves_wanted, leaves_in},
+    non_critical::write_later,
+    soft_updates::{OrderMerge, block_leaves, place_in},
+};
 use crate::{
     counters::add,
-    engine::{admission::has_spare, checkpoint::Build},
     format::{
         catalogue::Volume,
         page::{self, FANOUT, Pointer, ReferenceEntry, Table},
         superblock::Root,
     },
     index::hash_of,
-    kernel::{Kernel, Reclaimed, State},
+    kernel::{Kernel, Reclaimed},
     overlay::Overlay,
-    scheme::ordermerge::{
-        block_leaves, in_place, increments::write_leaves, non_critical::write_later,
-        recovery::leaves_in,
-    },
+    scheme::room::has_spare,
     settings::PlantedBug,
+    table_build::TableBuild,
 };
 
 /// Leaves of fingerprints in which one checkpoint reclaims blocks, at most: 8 MiB are held for
 /// them.
 const RECLAIMED_LEAVES_MAX: usize = 2048;
 
-impl Build<'_> {
+impl TableBuild<'_> {
     /// Does the steps above. Gives the new roots of references and fingerprints.
-    pub(crate) fn in_place(
+    pub(super) fn in_place(
         &mut self,
+        own: &OrderMerge,
         frozen: &Overlay,
         volumes: &mut BTreeMap<VolumeId, Volume>,
         put_off: Vec<Pba>,
     ) -> Result<((Root, Root), Reclaimed)> {
         let candidates: BTreeSet<Pba> = frozen.unlinked.iter().copied().chain(put_off).collect();
-        let reclaimed = reclaim(self.kernel, candidates)?;
+        let reclaimed = reclaim(own, self.kernel, candidates)?;
         let allocated: BTreeSet<Pba> = frozen
             .allocated
             .iter()
@@ -69,14 +72,14 @@ impl Build<'_> {
                 volume.map = self.drop_tree(id, &volume.map)?;
             } else if let Some(wanted) = wanted.get(&id) {
                 let last = volume.blocks.div_ceil(Table::Map.per_leaf());
-                let leaves = self.missing(Table::Map, id, &volume.map, wanted, last)?;
+                let leaves = self.missing(own, Table::Map, id, &volume.map, wanted, last)?;
                 volume.map =
                     self.rebuild(Table::Map, id.0, &volume.map, &leaves, &mut |_, _, _| Ok(true))?;
             }
         }
         volumes.retain(|_, volume| !volume.name.is_empty());
-        let references = self.block_table(0)?;
-        let fingerprints = self.block_table(1)?;
+        let references = self.block_table(own, 0)?;
+        let fingerprints = self.block_table(own, 1)?;
         self.in_place = None;
         Ok(((references, fingerprints), reclaimed))
     }
@@ -99,6 +102,7 @@ impl Build<'_> {
     /// there is space for.
     fn missing(
         &self,
+        own: &OrderMerge,
         table: Table,
         volume: VolumeId,
         root: &Root,
@@ -120,7 +124,7 @@ impl Build<'_> {
             return Ok(Vec::new());
         }
         let ahead = {
-            let mut updates = kernel.soft_updates.lock();
+            let mut updates = own.updates.lock();
             let growth = updates.growth.entry((table as u8, volume)).or_default();
             *growth = (*growth * 2).clamp(1, FANOUT);
             *growth
@@ -128,7 +132,7 @@ impl Build<'_> {
         let near: BTreeSet<u64> =
             leaves.iter().flat_map(|&leaf| leaf + 1..(leaf + ahead).min(end)).collect();
         let near = missing_of(&near.into_iter().collect::<Vec<u64>>())?;
-        if has_spare(kernel, &kernel.state.lock(), 2 * near.len() as u64) {
+        if has_spare(kernel, own, &kernel.state.lock(), 2 * near.len() as u64) {
             leaves.extend(near);
         }
         Ok(leaves.into_iter().collect())
@@ -136,7 +140,7 @@ impl Build<'_> {
 
     /// The table of references (0) or of fingerprints (1), with leaves for all zones that were
     /// used; as many again when there is space.
-    fn block_table(&mut self, which: usize) -> Result<Root> {
+    fn block_table(&mut self, own: &OrderMerge, which: usize) -> Result<Root> {
         let kernel = self.kernel;
         let (table, root) = [
             (Table::References, self.old.state.references),
@@ -144,13 +148,15 @@ impl Build<'_> {
         ][which];
         let (have, want) = {
             let state = kernel.state.lock();
-            let (have, want) =
-                (state.block_leaves[which], block_leaves_wanted(kernel, &state, table, 0));
+            let (have, want) = (
+                own.ledger.lock().block_leaves[which],
+                block_leaves_wanted(kernel, &state, table, 0),
+            );
             let all = kernel.fixed.geometry.blocks().div_ceil(table.per_leaf());
             let more = (2 * have).clamp(want, all.max(want));
             (
                 have,
-                if want > have && has_spare(kernel, &state, 2 * (more - have)) {
+                if want > have && has_spare(kernel, own, &state, 2 * (more - have)) {
                     more
                 } else {
                     want
@@ -159,55 +165,15 @@ impl Build<'_> {
         };
         let leaves: Vec<u64> = (have..want).collect();
         let root = self.rebuild(table, 0, &root, &leaves, &mut |_, _, _| Ok(true))?;
-        self.block_leaves[which] = want.max(have);
+        own.ledger.lock().built_leaves[which] = want.max(have);
         Ok(root)
     }
 }
 
-impl State {
-    /// Leaves of maps in which windows on their way have blocks.
-    fn map_leaves_ahead(&self) -> BTreeMap<VolumeId, BTreeSet<u64>> {
-        let mut leaves: BTreeMap<VolumeId, BTreeSet<u64>> = BTreeMap::new();
-        for window in self.closed_windows.iter().map(|closed| &*closed.window).chain([&self.open]) {
-            for (volume, more) in window.map_leaves() {
-                leaves.entry(volume).or_default().extend(more);
-            }
-        }
-        leaves
-    }
-
-    /// Blocks that windows on their way are about to link.
-    pub(crate) fn pinned(&self) -> BTreeSet<Pba> {
-        let mut pinned: BTreeSet<Pba> = BTreeSet::new();
-        pinned.extend(
-            self.closed_windows
-                .iter()
-                .filter_map(|closed| closed.plan.as_ref())
-                .flat_map(|plan| plan.pins.iter().copied()),
-        );
-        let windows = self.closed_windows.iter().map(|closed| &*closed.window).chain([&self.open]);
-        pinned.extend(
-            windows
-                .flat_map(|window| &window.blocks)
-                .filter_map(|block| block.placed)
-                .map(|placed| placed.pba),
-        );
-        pinned
-    }
-}
-
-/// Leaves of a table of blocks that all zones in use need, and `ahead` more blocks.
-pub(crate) fn block_leaves_wanted(kernel: &Kernel, state: &State, table: Table, ahead: u64) -> u64 {
-    let geometry = kernel.fixed.geometry;
-    let blocks =
-        (state.allocator.high_water() * geometry.zone_blocks + ahead).min(geometry.blocks());
-    blocks.div_ceil(table.per_leaf())
-}
-
 /// Takes the fingerprints of blocks without links, so that they can't be found any more, and
 /// writes all that waits.
-fn reclaim(kernel: &Kernel, candidates: BTreeSet<Pba>) -> Result<Reclaimed> {
-    let _updates = kernel.soft_updates.lock();
+fn reclaim(own: &OrderMerge, kernel: &Kernel, candidates: BTreeSet<Pba>) -> Result<Reclaimed> {
+    let _updates = own.updates.lock();
     let mut reclaimed = Reclaimed::default();
     let mut candidates: Vec<Pba> = candidates.into_iter().collect();
     let leaf = |pba: &Pba| pba.0 / Table::Fingerprints.per_leaf();
@@ -274,11 +240,11 @@ fn reclaim(kernel: &Kernel, candidates: BTreeSet<Pba>) -> Result<Reclaimed> {
 /// Takes the counts of blocks that are free, since the checkpoint that has them so is durable,
 /// or are about to hold pages: a page never has a count, so that nobody takes it for a
 /// block without links.
-pub(crate) fn forget_counts(kernel: &Kernel, blocks: &[Pba]) -> Result<()> {
-    if blocks.is_empty() || !in_place(kernel) {
+pub(crate) fn forget_counts(own: &OrderMerge, kernel: &Kernel, blocks: &[Pba]) -> Result<()> {
+    if blocks.is_empty() {
         return Ok(());
     }
-    let _updates = kernel.soft_updates.lock();
+    let _updates = own.updates.lock();
     let snapshot = kernel.snapshot();
     // Where there is no leaf there is no count.
     let covered = leaves_in(kernel, Table::References, &snapshot.state.references)?

@@ -7,19 +7,14 @@ use std::{
     sync::Arc,
 };
 
-use onefold_core::{BlockRef, Class, Fingerprint, Pba, Result, Run, VolumeId};
+use onefold_core::{BlockRef, Class, Pba, Result, Run};
 
-use super::{SoftUpdates, place_in};
+use super::soft_updates::{OrderMerge, SoftUpdates, block_leaves, place_in};
 use crate::{
     counters::add,
-    engine::persist::{list_refs, list_runs},
-    format::{
-        catalogue::CatalogueChange,
-        page::{PageId, Pointer, ReferenceEntry, Table},
-        record::Change,
-    },
-    kernel::{Kernel, Snapshot, Stage, State},
-    scheme::ordermerge::block_leaves,
+    format::page::{PageId, Pointer, ReferenceEntry, Table},
+    kernel::{Kernel, Snapshot, Stage},
+    scheme::windows::{list_refs, list_runs},
     settings::PlantedBug,
     window::{Plan, Window},
 };
@@ -30,8 +25,8 @@ use crate::{
 ///
 /// # Errors
 /// The first failed write stops all writes.
-pub(crate) fn write_counted(kernel: &Kernel) -> Result<bool> {
-    let mut updates = kernel.soft_updates.lock();
+pub(crate) fn write_counted(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
+    let mut updates = own.updates.lock();
     let Some((window, plan, snapshot)) = next_prepared(kernel) else { return Ok(false) };
     let ready = !kernel.state.lock().resize_waits(&window);
     let leaves = if ready {
@@ -156,53 +151,4 @@ pub(crate) fn write_leaves(kernel: &Kernel, leaves: &[Pointer]) -> Result<(u64, 
         kernel.disk.write(&runs)?;
     }
     Ok((note, pages.len() as u64))
-}
-
-impl State {
-    /// True when no checkpoint holds a new size, given before `window`, of a volume that the window
-    /// changes. A crash would leave its links beyond the end.
-    fn resize_waits(&self, window: &Window) -> bool {
-        let before = self
-            .closed_windows
-            .iter()
-            .map(|closed| &closed.window)
-            .take_while(|earlier| earlier.number < window.number);
-        let pending =
-            self.frozen.iter().flat_map(|frozen| &frozen.catalogue).chain(&self.active.catalogue);
-        pending.chain(before.flat_map(|earlier| &earlier.catalogue)).any(|change| match change {
-            CatalogueChange::Resize { id, .. } => window.changes(*id),
-            _ => false,
-        })
-    }
-}
-
-impl Plan {
-    /// The blocks that the window's links name, each as often as they do, with their fingerprints.
-    pub(crate) fn links(&self) -> impl Iterator<Item = (Pba, Fingerprint)> {
-        self.records.iter().filter_map(|record| match record.change {
-            Change::Block { pba, fingerprint, .. } => Some((pba, fingerprint)),
-            _ => None,
-        })
-    }
-}
-
-impl Window {
-    /// True when the window has blocks or ranges of a volume.
-    fn changes(&self, volume: VolumeId) -> bool {
-        self.blocks.iter().any(|block| block.live && block.volume == volume)
-            || self.ranges.iter().any(|(of, _, _)| of == volume)
-    }
-
-    /// The leaves of maps in which the window has blocks.
-    pub(crate) fn map_leaves(&self) -> BTreeMap<VolumeId, Vec<u64>> {
-        let mut leaves: BTreeMap<VolumeId, Vec<u64>> = BTreeMap::new();
-        for block in self.blocks.iter().filter(|block| block.live) {
-            leaves.entry(block.volume).or_default().push(block.lba.0 / Table::Map.per_leaf());
-        }
-        for leaves in leaves.values_mut() {
-            leaves.sort_unstable();
-            leaves.dedup();
-        }
-        leaves
-    }
 }

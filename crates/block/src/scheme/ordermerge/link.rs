@@ -8,24 +8,20 @@ use std::{
 
 use onefold_core::{Error, Fingerprint, Kind, Lba, Pba, Result, VolumeId};
 
-use super::SoftUpdates;
+use super::{
+    increments::{count_links, write_counts, write_leaves},
+    non_critical::{lower, write_later},
+    soft_updates::{OrderMerge, SoftUpdates},
+};
 use crate::{
-    CheckpointStep,
     counters::add,
-    engine::{
-        checkpoint::{checkpoint_for_leaves, commit_by_checkpoint},
-        persist::publish_through,
-    },
     format::{
         page::{MapEntry, PageId, Pointer, Table},
         record::Change,
     },
     kernel::{Kernel, Snapshot, Stage},
     overlay::zeroes,
-    scheme::ordermerge::{
-        increments::{count_links, write_counts, write_leaves},
-        non_critical::{lower, write_later},
-    },
+    scheme::windows::publish,
     settings::PlantedBug,
     window::{Plan, Window},
 };
@@ -46,10 +42,10 @@ struct Linked {
 ///
 /// # Errors
 /// A failed write or flush stops all writes.
-pub(crate) fn flush_and_link(kernel: &Kernel) -> Result<bool> {
+pub(crate) fn flush_and_link(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
     let _making_durable = kernel.making_durable.lock();
-    let mut updates = kernel.soft_updates.lock();
-    link_sound(kernel, &mut updates).map_err(|e| kernel.stop(&e))?;
+    let mut updates = own.updates.lock();
+    link_sound(own, kernel, &mut updates).map_err(|e| kernel.stop(&e))?;
     let waits = {
         let state = kernel.state.lock();
         state.check_running()?;
@@ -61,8 +57,8 @@ pub(crate) fn flush_and_link(kernel: &Kernel) -> Result<bool> {
     }
     write_counts(kernel, &mut updates).map_err(|e| kernel.stop(&e))?;
     flush_leaves(kernel)?;
-    publish_linked(kernel, &mut updates).map_err(|e| kernel.stop(&e))?;
-    link_sound(kernel, &mut updates).map_err(|e| kernel.stop(&e))?;
+    publish_linked(own, kernel, &mut updates).map_err(|e| kernel.stop(&e))?;
+    link_sound(own, kernel, &mut updates).map_err(|e| kernel.stop(&e))?;
     write_later(kernel, false).map_err(|e| kernel.stop(&e))?;
     Ok(true)
 }
@@ -86,41 +82,8 @@ fn flush_leaves(kernel: &Kernel) -> Result<()> {
     Ok(())
 }
 
-/// Runs the steps until every window that was written is durable, and every change of the
-/// catalogue; and makes the leaves that the next window waits for. Returns whether it did
-/// anything.
-///
-/// # Errors
-/// As [`flush_and_link`](Self::flush_and_link).
-pub(crate) fn flush_and_link_all(kernel: &Kernel) -> Result<bool> {
-    let mut written = false;
-    while flush_and_link(kernel)? {
-        written = true;
-        if !kernel.state.lock().closed_windows.iter().any(|closed| closed.stage >= Stage::Written) {
-            break;
-        }
-    }
-    written |= commit_by_checkpoint(kernel)?;
-    Ok(make_leaves(kernel)? || written)
-}
-
-/// Checkpoints until the leaves exist that a window waits for. Returns whether it did anything;
-/// it stops where a reader is in the way.
-fn make_leaves(kernel: &Kernel) -> Result<bool> {
-    let mut made = false;
-    while kernel.state.lock().leaves_wanted {
-        match checkpoint_for_leaves(kernel)? {
-            CheckpointStep::NeedsFlush => drop(flush_and_link(kernel)?),
-            CheckpointStep::NeedsReaders => break,
-            CheckpointStep::Advanced | CheckpointStep::Idle => {}
-        }
-        made = true;
-    }
-    Ok(made)
-}
-
 /// Links the windows whose data and counts are durable.
-fn link_sound(kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
+fn link_sound(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
     let early = kernel.settings.has(PlantedBug::LinkBeforeData);
     let (sound, snapshot) = {
         let state = kernel.state.lock();
@@ -139,7 +102,7 @@ fn link_sound(kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
     };
     let mut linked = Linked::default();
     for (window, plan) in &sound {
-        link_window(kernel, updates, &snapshot, plan, &mut linked)?;
+        link_window(own, kernel, updates, &snapshot, plan, &mut linked)?;
         let new: BTreeSet<Pba> = plan.addresses().collect();
         let mut stored: BTreeMap<Pba, Fingerprint> = BTreeMap::new();
         stored.extend(plan.links().filter(|(pba, _)| new.contains(pba)));
@@ -161,6 +124,7 @@ fn write_linked(kernel: &Kernel, linked: &mut Linked) -> Result<()> {
 
 /// Links one window: its ranges, then its blocks.
 fn link_window(
+    own: &OrderMerge,
     kernel: &Kernel,
     updates: &mut SoftUpdates,
     snapshot: &Snapshot,
@@ -173,11 +137,11 @@ fn link_window(
             Change::Range { blocks, keep } => {
                 let (start, end) = (record.lba.0, record.lba.0 + blocks);
                 link_range(
+                    own,
                     kernel,
                     updates,
                     snapshot,
-                    record.volume,
-                    start..end,
+                    (record.volume, start..end),
                     zeroes(keep),
                     linked,
                 )?;
@@ -232,11 +196,11 @@ fn map_leaves(
 
 /// Applies a range to the leaves that exist.
 fn link_range(
+    own: &OrderMerge,
     kernel: &Kernel,
     updates: &mut SoftUpdates,
     snapshot: &Snapshot,
-    volume: VolumeId,
-    range: Range<u64>,
+    (volume, range): (VolumeId, Range<u64>),
     entry: MapEntry,
     linked: &mut Linked,
 ) -> Result<()> {
@@ -261,7 +225,7 @@ fn link_range(
         if linked.leaves.len() >= RANGE_LEAVES {
             write_linked(kernel, linked)?;
             flush_leaves(kernel)?;
-            publish_linked(kernel, updates)?;
+            publish_linked(own, kernel, updates)?;
             lower(kernel, updates)?;
             write_later(kernel, false)?;
         }
@@ -301,7 +265,7 @@ fn change_leaf(
 
 /// The windows that were linked before the last flush are durable: they are published, and the
 /// counts of the blocks that they unlinked may fall.
-fn publish_linked(kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
+fn publish_linked(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
     for (plan, leaves) in std::mem::take(&mut updates.uncounted) {
         kernel.pages.hold(&leaves)?;
         count_links(kernel, &plan, &leaves);
@@ -320,7 +284,7 @@ fn publish_linked(kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
         let mut state = kernel.state.lock();
         state.active.mapped += std::mem::take(&mut updates.mapped);
         state.active.live += updates.stored.len() as i64;
-        publish_through(kernel, &mut state, target);
+        publish(kernel, own, &mut state, target);
     }
     lower(kernel, updates)
 }

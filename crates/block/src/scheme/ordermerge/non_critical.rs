@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use onefold_core::Result;
 
-use super::{SoftUpdates, place_in};
+use super::{
+    increments::write_leaves,
+    soft_updates::{OrderMerge, SoftUpdates, block_leaves, place_in},
+};
 use crate::{
     counters::add,
     format::page::{self, Pointer, ReferenceEntry, Table},
     kernel::Kernel,
-    scheme::ordermerge::{block_leaves, in_place, increments::write_leaves},
 };
 
 /// Leaves with changes that nobody waits for, at most: 8 MiB.
@@ -92,19 +94,10 @@ pub(crate) fn write_later(kernel: &Kernel, all: bool) -> Result<()> {
 
 /// As [`write_later`](Self::write_later), in a moment without anything else to do. Returns
 /// whether anything was due.
-pub(crate) fn write_delayed(kernel: &Kernel) -> Result<bool> {
-    if !in_place(kernel) {
-        return Ok(false);
-    }
-    let _updates = kernel.soft_updates.lock();
+pub(crate) fn write_delayed(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
+    let _updates = own.updates.lock();
     kernel.state.lock().check_running()?;
     let before = kernel.pages.held().changes();
     write_later(kernel, false).map_err(|e| kernel.stop(&e))?;
     Ok(kernel.pages.held().changes() < before)
-}
-
-/// Leaves with changes that wait for another write of theirs.
-#[must_use]
-pub(crate) fn delayed(kernel: &Kernel) -> u64 {
-    kernel.pages.held().changes() as u64
 }

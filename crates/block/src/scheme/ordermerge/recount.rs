@@ -5,70 +5,33 @@
 
 use onefold_core::{Pba, Result, VolumeId};
 
-use super::SoftUpdates;
+use super::{
+    soft_updates::{OrderMerge, SoftUpdates, block_leaves},
+    tally::{Recount, STRETCH_LEAVES},
+};
 use crate::{
     coverage::Mark,
-    format::page::{MapEntry, PageId, ReferenceEntry, Table},
+    format::page::{MapEntry, ReferenceEntry, Table},
     kernel::{Kernel, Snapshot, Stage},
-    scheme::ordermerge::block_leaves,
     settings::PlantedBug,
     space::ZoneSource,
 };
 
-/// Blocks whose links are counted in one walk over the maps, whole leaves of references: 16 MiB of
-/// tally.
-const STRETCH_LEAVES: u64 = 4096;
-
 /// Leaves of maps that one step counts.
 const STEP_LEAVES: usize = 64;
 
-/// How far a recount is.
-pub(super) struct Recount {
-    /// The first leaf of references of the stretch.
-    first: u64,
-    /// Links to each block of the stretch.
-    tally: Vec<u32>,
-    /// Leaves of maps before this one are counted.
-    next: (VolumeId, u64),
-}
-
-impl Recount {
-    fn new(first: u64, leaves: u64) -> Recount {
-        let leaves = STRETCH_LEAVES.min(leaves.saturating_sub(first));
-        Recount {
-            first,
-            tally: vec![0; (leaves * Table::References.per_leaf()) as usize],
-            next: (VolumeId(0), 0),
-        }
-    }
-
-    fn tally(&mut self, pba: Pba) -> Option<&mut u32> {
-        let at = pba.0.checked_sub(self.first * Table::References.per_leaf())?;
-        self.tally.get_mut(usize::try_from(at).ok()?)
-    }
-
-    /// A link changes: it counts where the walk has been.
-    pub(super) fn relinked(&mut self, id: &PageId, pba: Pba, change: i64) {
-        if (VolumeId(id.volume), id.index) < self.next
-            && let Some(links) = self.tally(pba)
-        {
-            *links = links.saturating_add_signed(change as i32);
-        }
-    }
-}
-
 /// Counts may be too high: begins to look for them.
-pub(crate) fn begin_recount(kernel: &Kernel) {
-    let leaves = kernel.state.lock().block_leaves[0];
-    kernel.soft_updates.lock().recount = Some(Recount::new(0, leaves));
+pub(crate) fn begin_recount(own: &OrderMerge) {
+    let leaves = own.ledger.lock().block_leaves[0];
+    own.updates.lock().recount = Some(Recount::new(0, leaves));
 }
 
 /// One step of a recount. Returns whether there may be more to do.
 ///
 /// # Errors
 /// A damaged page stops all writes, as it does when a window needs it.
-pub(crate) fn recount_step(kernel: &Kernel) -> Result<bool> {
-    let mut updates = kernel.soft_updates.lock();
+pub(crate) fn recount_step(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
+    let mut updates = own.updates.lock();
     let Some(mut recount) = updates.recount.take() else { return Ok(false) };
     let snapshot = kernel.snapshot();
     let done = count_some(kernel, &snapshot, &mut recount).map_err(|e| kernel.stop(&e))?;
@@ -77,13 +40,12 @@ pub(crate) fn recount_step(kernel: &Kernel) -> Result<bool> {
         return Ok(true);
     }
     compare_counts(kernel, &snapshot, &updates, &mut recount).map_err(|e| kernel.stop(&e))?;
-    let (next, leaves) = (recount.first + STRETCH_LEAVES, kernel.state.lock().block_leaves[0]);
+    let (next, leaves) = (recount.first + STRETCH_LEAVES, own.ledger.lock().block_leaves[0]);
     if next < leaves {
         updates.recount = Some(Recount::new(next, leaves));
     } else {
         kernel.coverage.hit(Mark::Recounted);
-        let mut state = kernel.state.lock();
-        state.exact = true;
+        own.ledger.lock().exact = true;
     }
     Ok(true)
 }

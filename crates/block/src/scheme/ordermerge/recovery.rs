@@ -3,18 +3,17 @@
 
 use onefold_core::{Pba, Result};
 
+use super::{leaves::leaves_in, recount::begin_recount, soft_updates::OrderMerge};
 use crate::{
     coverage::Mark,
-    engine::recovery::write_next_epoch,
     format::{
         page::{ReferenceEntry, Table},
         record::WindowNumber,
-        superblock::{self, Root},
+        superblock::{self},
         zone_list::{Entry, Page},
     },
-    kernel::{Checkpointer, Kernel, Snapshot},
+    kernel::{Checkpointer, Kernel, Snapshot, write_next_epoch},
     overlay::Overlay,
-    scheme::ordermerge::recount::begin_recount,
     space::{Allocator, Extent, zone_list::ZoneList},
     window::Window,
 };
@@ -22,6 +21,7 @@ use crate::{
 /// Opens the store as the tables have it. `pages` is the zone list, and `entries` are its zones
 /// that no checkpoint holds.
 pub(crate) fn recover_in_place(
+    own: &OrderMerge,
     kernel: &Kernel,
     snapshot: &Snapshot,
     pages: Vec<Page>,
@@ -56,13 +56,14 @@ pub(crate) fn recover_in_place(
         let mut state = kernel.state.lock();
         state.active = overlay;
         state.active.last = seen;
-        state.block_leaves = block_leaves;
+        let mut ledger = own.ledger.lock();
+        (ledger.block_leaves, ledger.built_leaves) = (block_leaves, block_leaves);
         (state.durable, state.acknowledged) = (seen, seen);
         state.open = Window::new(seen.next());
     }
     let inexact = snapshot.state.inexact || !snapshot.state.clean;
     if inexact {
-        begin_recount(kernel);
+        begin_recount(own);
     }
     let known = superblock::State { inexact, ..snapshot.state.clone() };
     write_next_epoch(
@@ -123,15 +124,4 @@ fn recover_zones(
     kernel.state.lock().allocator = allocator;
     *kernel.checkpointing.lock() = Checkpointer::default();
     Ok(overlay)
-}
-
-/// How many leaves a table of blocks has: they are made from the first on.
-pub(crate) fn leaves_in(kernel: &Kernel, table: Table, root: &Root) -> Result<u64> {
-    let (mut some, mut none) = (0, kernel.fixed.geometry.blocks().div_ceil(table.per_leaf()) + 1);
-    while none - some > 1 {
-        let middle = some + (none - some) / 2;
-        let there = kernel.pages.leaf_pointers(table, 0, root, &[middle - 1])?[0].is_some();
-        if there { some = middle } else { none = middle }
-    }
-    Ok(some)
 }

@@ -5,17 +5,17 @@ use std::collections::BTreeSet;
 
 use onefold_core::{Error, Kind, Pba, Result};
 
-use super::Found;
+use super::scan::Found;
 use crate::{
     coverage::Mark,
-    engine::prepare::writes_records,
     format::{
         record::{Change, Record, WindowNumber},
-        zone_list::{Entry, Page},
+        zone_list::Entry,
     },
     hash::MixSet,
-    kernel::{Checkpointer, Kernel, Snapshot},
+    kernel::{Checkpointer, Kernel},
     overlay::Overlay,
+    scheme::verbs::FoundAtOpening,
     space::{Allocator, zone_list::ZoneList},
 };
 
@@ -24,13 +24,13 @@ use crate::{
 /// until they are appended again.
 pub(super) fn recover_space(
     kernel: &Kernel,
-    snapshot: &Snapshot,
-    pages: Vec<Page>,
-    entries: Vec<Entry>,
+    lists_zones: bool,
+    found: FoundAtOpening,
     carriers: &[Found],
     records: &[Record],
     verified: &[Record],
 ) -> Result<MixSet<Pba>> {
+    let FoundAtOpening { snapshot, pages, entries } = found;
     let geometry = kernel.fixed.geometry;
     let mut state = kernel.state.lock();
     let next_generation = pages
@@ -39,7 +39,7 @@ pub(super) fn recover_space(
         .map(|entry| entry.generation + 1);
     let next_generation =
         next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
-    let mut list = ZoneList::new(geometry, pages, next_generation, writes_records(kernel));
+    let mut list = ZoneList::new(geometry, pages, next_generation, lists_zones);
     #[cfg(feature = "planted-bugs")]
     if kernel.settings.has(crate::settings::PlantedBug::ListedOnce) {
         list.list_once();

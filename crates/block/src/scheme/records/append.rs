@@ -2,21 +2,16 @@
 
 use onefold_core::{Block, Pba, Result};
 
+use super::{replay::Replay, verify::read_change};
 use crate::{
     coverage::Mark,
-    engine::{
-        admission::reserve,
-        catalogue::{apply_catalogue, visible},
-        persist::flush_zone_list,
-        recovery::verify::read_change,
-    },
     format::{
         carrier::{Header, encode},
         record::{Change, Record},
         superblock::Layout,
     },
-    kernel::{Kernel, Snapshot},
-    scheme::RECORDS_ALONE,
+    kernel::{Kernel, Snapshot, apply_catalogue, visible},
+    scheme::{room::reserve, verbs::RECORDS_ALONE, windows::flush_zone_list},
     space::Lane,
     window::{Plan, Source, Window},
 };
@@ -67,7 +62,11 @@ fn listing_lags(kernel: &Kernel, blocks: u64) -> bool {
 
 /// Step 4: windows of records alone, in the next epoch. False when there are too few blocks for
 /// them.
-pub(crate) fn append_again(kernel: &Kernel, verified: &[Record]) -> Result<bool> {
+pub(crate) fn append_again(
+    kernel: &Kernel,
+    replay: &Replay<'_>,
+    verified: &[Record],
+) -> Result<bool> {
     let carriers = verified.len().div_ceil(RECORDS_ALONE) as u64;
     {
         let mut state = kernel.state.lock();
@@ -94,7 +93,7 @@ pub(crate) fn append_again(kernel: &Kernel, verified: &[Record]) -> Result<bool>
             state.open = Window::new(number.next());
             drop(state);
             while listing_lags(kernel, carriers as u64) {
-                flush_zone_list(kernel)?;
+                flush_zone_list(kernel, replay.scheme)?;
             }
             let mut state = kernel.state.lock();
             assert!(
@@ -128,7 +127,7 @@ pub(crate) fn append_again(kernel: &Kernel, verified: &[Record]) -> Result<bool>
                 generation: generations[n],
                 address: addresses[n],
                 window: number,
-                before: kernel.preparing.lock().carriers_through,
+                before: replay.records.carriers_through(),
                 position: n as u16,
                 carriers: carriers as u16,
                 durable,
@@ -143,7 +142,7 @@ pub(crate) fn append_again(kernel: &Kernel, verified: &[Record]) -> Result<bool>
         kernel.disk.write(&plan.runs(&blocks))?;
         kernel.disk.flush()?;
         publish_recovered(kernel, &snapshot, &records)?;
-        kernel.preparing.lock().carriers_through = number;
+        replay.records.wrote(number);
         let mut state = kernel.state.lock();
         for &pba in &addresses {
             state.allocator.note(pba, number, true, None);

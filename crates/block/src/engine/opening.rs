@@ -5,22 +5,27 @@ use std::{collections::BTreeMap, sync::Arc};
 use onefold_core::{Block, Clock, Disk, Error, Kind, Read, Result};
 use parking_lot::Mutex;
 
+use super::zone_list::{newest_entries, recover_zone_list};
 use crate::{
     counters::Counters,
     coverage::{Coverage, Mark},
-    engine::{catalogue::visible, checkpoint::write_superblock, recovery::recover},
+    engine::checkpoint::checkpoint_to_end,
     fail_stop::FailStop,
     flushes::Flushes,
     format::{
         catalogue::{Discard, Volume},
         geometry::SUPERBLOCKS,
         page::Table,
-        superblock::{self, Leftover, Superblock},
+        superblock::{self, Superblock},
+        zone_list::Entry,
     },
     index::Index,
-    kernel::{Checkpointer, Kernel, Preparer, Snapshot, State},
+    kernel::{Checkpointer, Kernel, Reason, Snapshot, State, replace_damaged_superblock, visible},
     overlay::Overlay,
-    scheme::Records,
+    scheme::{
+        accept_unread_superblock, scheme,
+        verbs::{FoundAtOpening, Progress, Scheme},
+    },
     settings::{PlantedBug, Settings},
     space::{Allocator, zone_list::ZoneList},
     table::Pages,
@@ -66,26 +71,19 @@ fn choose_superblock(disk: &dyn Disk) -> Result<(Superblock, bool)> {
         Some(cause) if e.kind() == Kind::Corrupt => e.caused_by(cause),
         _ => e,
     })?;
-    // With copy-on-write trees it may be the only one that holds the newest windows.
-    if let Some(cause) = unread
-        .filter(|_| crate::scheme::scheme(chosen.fixed.scheme).records() == Records::ByCheckpoint)
-    {
-        return Err(cause.context("a superblock"));
+    if let Some(cause) = unread {
+        accept_unread_superblock(chosen.fixed.scheme, cause)?;
     }
     Ok((chosen, damaged))
 }
 
 /// Opens the store on a disk, recovering what a crash left. Everything that was acknowledged as
 /// durable is there.
-///
-/// # Errors
-/// `InvalidInput` (not a store), `Unsupported` (too new), `Corrupt` (damaged; `check --repair`
-/// may help), `Io`.
 pub(crate) fn open(
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
     settings: Settings,
-) -> Result<Kernel> {
+) -> Result<(Kernel, Box<dyn Scheme>)> {
     if !settings.has(PlantedBug::RecoveryUnflushed) {
         disk.flush()?;
     }
@@ -97,25 +95,31 @@ pub(crate) fn open(
             format!("the store is cut off: it needs {needs} blocks, but the disk has only {has}"),
         )
     })?;
+    let scheme = scheme(superblock.fixed.scheme);
     let kernel = unrecovered(disk, clock, settings, superblock)?;
     kernel.coverage.add(Mark::SuperblockDamaged, usize::from(damaged));
     if damaged {
         replace_damaged_superblock(&kernel)?;
     }
-    recover(&kernel)?;
-    Ok(kernel)
+    let found = find(&kernel)?;
+    // As long as it is held, the checkpoint releases nothing: that is a step for later.
+    let _old = found.snapshot.clone();
+    if scheme.recover(&kernel, found)? == Progress::Commit {
+        checkpoint_to_end(&kernel, &*scheme, Reason::Forced)?;
+    }
+    Ok((kernel, scheme))
 }
 
-/// Writes what was chosen over the superblock that is damaged, before anything else is written.
-/// That one may be the newer: a later write over it that is torn could leave it whole again, and
-/// what it names would be overwritten by then.
-fn replace_damaged_superblock(kernel: &Kernel) -> Result<()> {
-    let snapshot = kernel.state.lock().snapshot.clone();
-    if snapshot.state.sequence > 0 {
-        write_superblock(kernel, &snapshot, 1)?;
-        kernel.disk.flush()?;
-    }
-    Ok(())
+/// Steps 1 and 2: the zone list, and its zones that no checkpoint holds.
+fn find(kernel: &Kernel) -> Result<FoundAtOpening> {
+    let snapshot = kernel.snapshot();
+    let pages = recover_zone_list(kernel)?;
+    let oldest = snapshot.state.oldest_generation;
+    let entries: Vec<Entry> = newest_entries(kernel.fixed.geometry, &pages)?
+        .into_iter()
+        .filter(|entry| entry.generation >= oldest)
+        .collect();
+    Ok(FoundAtOpening { snapshot, pages, entries })
 }
 
 /// The kernel as of its last checkpoint, with nothing recovered.
@@ -126,15 +130,7 @@ fn unrecovered(
     superblock: Superblock,
 ) -> Result<Kernel> {
     let Superblock { fixed, state } = superblock;
-    // The leftover table keeps its records in memory as well.
-    let records_max = if fixed.leftover == Leftover::Table {
-        settings.records_max * 3 / 4
-    } else {
-        settings.records_max
-    };
-    let scheme = crate::scheme::scheme(fixed.scheme);
-    let records_max = if scheme.records() == Records::Nowhere { u64::MAX } else { records_max };
-    let settings = Settings { records_max, ..settings };
+    let settings = crate::scheme::settings(&fixed, settings);
     let index_entries = state.index_entries;
     let identity = settings.identity(&fixed);
     let compare = !settings.has(PlantedBug::ChecksumIgnored);
@@ -167,12 +163,9 @@ fn unrecovered(
         releases: 0,
         leaves_wanted: false,
         ration: None,
-        exact: false,
-        block_leaves: [0; 2],
         pool: Vec::new(),
     };
     Ok(Kernel {
-        scheme,
         index: Mutex::new(Index::new(settings.index_memory, index_entries)),
         disk,
         clock,
@@ -181,9 +174,8 @@ fn unrecovered(
         settings,
         pages,
         state: Mutex::new(state),
-        preparing: Mutex::new(Preparer::default()),
+        preparing: Mutex::default(),
         making_durable: Mutex::new(()),
-        soft_updates: Mutex::default(),
         checkpointing: Mutex::new(Checkpointer::default()),
         compacting: Mutex::default(),
         counters: Counters::default(),

@@ -7,91 +7,27 @@
 
 use onefold_core::{Error, Kind, Pba, Result};
 
-use super::build::Build;
+use super::deltas::{Delta, Sum, Touch, leaf_of};
 use crate::{
     format::{
         page::{self, ReferenceEntry, Table},
-        record::{from_low_bytes, low_bytes},
         superblock::Root,
     },
-    index::hash_of,
     overlay::Overlay,
     settings::PlantedBug,
+    table_build::TableBuild,
 };
 
-/// What a checkpoint has to do with a block.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Touch {
-    /// An address names it from now on.
-    Raise,
-    /// An address named it until now.
-    Lower,
-    /// Whether it is free is to be found out, whatever its count does.
-    Examine,
-    /// The same; and it is new, raw or in a carrier.
-    New { carried: bool },
-}
-
-/// A touch of one block, in 11 bytes: a record makes three of them.
-#[derive(Clone, Copy)]
-pub(super) struct Delta {
-    pba: [u8; 5],
-    hash: [u8; 5],
-    touch: Touch,
-}
-
-const _: () = assert!(size_of::<Delta>() == 11);
-
-impl Delta {
-    /// A change of the count of a block whose fingerprint begins with `prefix`.
-    pub(super) fn new(pba: Pba, touch: Touch, prefix: u64) -> Delta {
-        Delta { pba: low_bytes(pba.0), hash: low_bytes(hash_of(prefix)), touch }
-    }
-
-    fn pba(&self) -> Pba {
-        Pba(from_low_bytes(&self.pba))
-    }
-
-    fn hash(&self) -> u64 {
-        from_low_bytes(&self.hash)
-    }
-}
-
-/// What the touches of one block come to.
-#[derive(Default)]
-struct Sum {
-    difference: i64,
-    examine: bool,
-    /// New, and whether in a carrier.
-    new: Option<bool>,
-    /// As far as anybody who touched it knows.
-    hash: Option<u64>,
-}
-
-impl Sum {
-    fn of(deltas: &[Delta]) -> Sum {
-        let mut sum = Sum::default();
-        for delta in deltas {
-            match delta.touch {
-                Touch::Raise => sum.difference += 1,
-                Touch::Lower => sum.difference -= 1,
-                Touch::Examine => sum.examine = true,
-                Touch::New { carried } => (sum.examine, sum.new) = (true, Some(carried)),
-            }
-            if delta.touch != Touch::Examine {
-                sum.hash = Some(delta.hash());
-            }
-        }
-        sum
-    }
-}
-
-impl Build<'_> {
+impl TableBuild<'_> {
     /// Changes reference counts; finds the blocks that are free from now on, and notes those whose
     /// fingerprints are to be written.
-    pub(super) fn references(&mut self, frozen: &Overlay, deferred: Vec<Pba>) -> Result<Root> {
+    pub(super) fn references(
+        &mut self,
+        frozen: &Overlay,
+        deferred: Vec<Pba>,
+        mut deltas: Vec<Delta>,
+    ) -> Result<(Root, Vec<Pba>)> {
         let per_leaf = Table::References.per_leaf();
-        let mut deltas = std::mem::take(&mut self.deltas);
         // New blocks and those put off: they are free unless something names them now.
         for extent in &frozen.allocated {
             self.examine((0..extent.blocks).map(|n| extent.at.plus(n)), &mut deltas);
@@ -113,7 +49,7 @@ impl Build<'_> {
                 let from = deltas.partition_point(|delta| leaf_of(delta) < leaf);
                 let to = deltas.partition_point(|delta| leaf_of(delta) <= leaf);
                 let mut index = kernel.index.lock();
-                for touches in deltas[from..to].chunk_by(|one, other| one.pba == other.pba) {
+                for touches in deltas[from..to].chunk_by(|one, other| one.pba() == other.pba()) {
                     let (pba, sum) = (touches[0].pba(), Sum::of(touches));
                     let slot = pba.0 % per_leaf;
                     let mut entry = ReferenceEntry::get(page, slot);
@@ -164,8 +100,7 @@ impl Build<'_> {
         self.live = live;
         self.freed.extend(freed);
         self.bits = bits;
-        self.stored = stored;
-        Ok(root)
+        Ok((root, stored))
     }
 
     /// Notes blocks that are to be looked at, and what is known of those that are new.
@@ -180,9 +115,8 @@ impl Build<'_> {
     }
 
     /// Writes the fingerprints of the blocks that [`references`](Self::references) noted.
-    pub(super) fn fingerprints(&mut self) -> Result<Root> {
+    pub(super) fn fingerprints(&mut self, stored: &[Pba]) -> Result<Root> {
         let per_leaf = Table::Fingerprints.per_leaf();
-        let stored = std::mem::take(&mut self.stored);
         let mut leaves: Vec<u64> = stored.iter().map(|pba| pba.0 / per_leaf).collect();
         leaves.dedup();
         let kernel = self.kernel;
@@ -206,9 +140,4 @@ impl Build<'_> {
             },
         )
     }
-}
-
-/// The leaf that holds the count of a block.
-fn leaf_of(delta: &Delta) -> u64 {
-    delta.pba().0 / Table::References.per_leaf()
 }

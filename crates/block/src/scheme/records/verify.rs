@@ -7,13 +7,12 @@ use onefold_core::{Block, Error, Fingerprint, Kind, Lba, Pba, Read, Result, Volu
 
 use crate::{
     coverage::Mark,
-    engine::catalogue::apply_catalogue,
     format::{
         carrier::Carrier,
         catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX},
         record::{Change, Record, WindowNumber},
     },
-    kernel::{Kernel, Snapshot},
+    kernel::{Kernel, Snapshot, apply_catalogue},
     settings::PlantedBug,
     window::ranges::{Ranges, Span},
 };

@@ -37,9 +37,9 @@ struct Stretch {
 }
 
 /// A carrier found by the scan.
-pub(in crate::engine) struct Found {
-    pub(in crate::engine) header: Header,
-    pub(in crate::engine) records: Vec<Record>,
+pub(super) struct Found {
+    pub(super) header: Header,
+    pub(super) records: Vec<Record>,
     /// An earlier recovery, or one that crashed, made it count for nothing.
     pub(super) void: bool,
 }

@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 
 use onefold_core::{Block, Error, Kind, Pba, Read, Result};
 
+use super::leftover_table::LeftoverTable;
 use crate::{
     format::{
         leftover::{self, SECTORS, Sector},
@@ -22,7 +23,6 @@ use crate::{
         superblock::{Cut, State},
     },
     kernel::Kernel,
-    scheme::leftover_table::LeftoverTable,
 };
 
 /// Pages read at once.

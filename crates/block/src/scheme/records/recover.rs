@@ -20,43 +20,26 @@
 //! | 4 | the old superblock: carriers of the next epoch are ignored, and the old ones are all still there, since nothing they name is free |
 //! | 5 | the new superblock: the appended windows are durable and complete |
 
-pub(crate) mod append;
-pub(crate) mod open;
-pub(crate) mod scan;
-pub(crate) mod space;
-pub(crate) mod verify;
-pub(crate) mod zone_list;
+use onefold_core::Result;
 
-use std::sync::Arc;
-
-use onefold_core::{Error, Kind, Result};
-
-pub(crate) use self::open::read_superblock;
-pub(super) use self::scan::Found;
-use self::{space::overlay_of, zone_list::newest_entries};
-use super::loss;
+use super::{
+    append::{adopt_changes, append_again, publish_recovered},
+    leftover::read_leftover,
+    loss::{self, clip, judge_missing},
+    replay::Replay,
+    scan::{Found, note_in_index, scan},
+    space::{overlay_of, recover_space},
+    verify::{self, verify_newer, whole_story},
+};
 use crate::{
     coverage::Mark,
-    engine::{
-        checkpoint::{checkpoint_to_end, write_superblock},
-        leftover::read_leftover,
-        loss::{clip, judge_missing},
-        recovery::{
-            append::{adopt_changes, append_again, publish_recovered},
-            scan::{note_in_index, scan},
-            space::recover_space,
-            verify::{verify_newer, whole_story},
-            zone_list::recover_zone_list,
-        },
-    },
     format::{
         record::{Record, WindowNumber},
-        superblock::{self, Cut},
-        zone_list::Entry,
+        superblock::Cut,
     },
-    kernel::{Kernel, Reason, Snapshot},
+    kernel::{Kernel, Snapshot, write_next_epoch},
     overlay::Overlay,
-    scheme::ordermerge::{in_place, recovery::recover_in_place},
+    scheme::verbs::{FoundAtOpening, Progress},
     settings::PlantedBug,
     window::Window,
 };
@@ -64,20 +47,14 @@ use crate::{
 /// Records whose publishing takes longer than to start a thread for it.
 const RECORDS_WORTH_A_THREAD: usize = 10_000;
 
-/// Steps 2 to 6.
-pub(crate) fn recover(kernel: &Kernel) -> Result<()> {
-    let snapshot = kernel.state.lock().snapshot.clone();
-    let geometry = kernel.fixed.geometry;
-    let pages = recover_zone_list(kernel)?;
+/// Steps 3 to 6. `Commit` when a checkpoint must do the last of them.
+pub(crate) fn recover(
+    kernel: &Kernel,
+    replay: &Replay<'_>,
+    found: FoundAtOpening,
+) -> Result<Progress> {
+    let FoundAtOpening { snapshot, pages, entries } = found;
     let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
-    let oldest = snapshot.state.oldest_generation;
-    let entries: Vec<Entry> = newest_entries(geometry, &pages)?
-        .into_iter()
-        .filter(|entry| entry.generation >= oldest)
-        .collect();
-    if in_place(kernel) {
-        return recover_in_place(kernel, &snapshot, pages, &entries);
-    }
     kernel.coverage.add(Mark::ZoneScanned, entries.len());
     let (void, mut carriers): (Vec<Found>, Vec<Found>) =
         scan(kernel, &entries, &snapshot.state)?.into_iter().partition(|found| found.void);
@@ -116,13 +93,11 @@ pub(crate) fn recover(kernel: &Kernel) -> Result<()> {
         durable,
         &leftover.carriers(&known.cuts, durable),
     )?;
-    {
-        let mut preparer = kernel.preparing.lock();
-        leftover.hand_over(&known, durable, kernel.settings.accept_loss, &mut preparer.leftover)?;
-        let with_carriers =
-            carriers.iter().map(|found| found.header.window).filter(|&window| window <= durable);
-        preparer.carriers_through = with_carriers.max().unwrap_or_default();
-    }
+    let with_carriers =
+        carriers.iter().map(|found| found.header.window).filter(|&window| window <= durable);
+    replay.records.recovered(with_carriers.max().unwrap_or_default(), |table| {
+        leftover.hand_over(&known, durable, kernel.settings.accept_loss, table)
+    })?;
 
     let mut records: Vec<Record> =
         carriers.iter().flat_map(|found| found.records.iter().copied()).collect();
@@ -147,7 +122,16 @@ pub(crate) fn recover(kernel: &Kernel) -> Result<()> {
     }
 
     // What is published, and which space is in use, have nothing to do with each other.
-    let space = || recover_space(kernel, &snapshot, pages, entries, &carriers, &records, &verified);
+    let space = || {
+        recover_space(
+            kernel,
+            replay.lists_zones,
+            FoundAtOpening { snapshot: snapshot.clone(), pages, entries },
+            &carriers,
+            &records,
+            &verified,
+        )
+    };
     let (pins, overlay) = if records.len() < RECORDS_WORTH_A_THREAD {
         (space()?, overlay_of(&records, &verified))
     } else {
@@ -176,18 +160,19 @@ pub(crate) fn recover(kernel: &Kernel) -> Result<()> {
     // it happens.
     if cuts.len() > kernel.settings.limits.cuts && !kernel.settings.has(PlantedBug::CutsUnlimited) {
         kernel.coverage.hit(Mark::CutsFull);
-        return commit_recovered(kernel, &snapshot, &verified);
+        return publish_again(kernel, &snapshot, &verified);
     }
-    if !append_again(kernel, &verified)? {
+    if !append_again(kernel, replay, &verified)? {
         kernel.coverage.hit(Mark::NoRoomToAppend);
-        return commit_recovered(kernel, &snapshot, &verified);
+        return publish_again(kernel, &snapshot, &verified);
     }
-    write_next_epoch(kernel, &snapshot, cuts)
+    write_next_epoch(kernel, &snapshot, cuts)?;
+    Ok(Progress::Advanced)
 }
 
 /// Steps 4 and 5 when no block is left to append to, or the superblock has no room for another
 /// cut: a checkpoint takes the records, and its superblock is that of the next epoch.
-fn commit_recovered(kernel: &Kernel, snapshot: &Snapshot, verified: &[Record]) -> Result<()> {
+fn publish_again(kernel: &Kernel, snapshot: &Snapshot, verified: &[Record]) -> Result<Progress> {
     let number = kernel.state.lock().open.number;
     let records: Vec<Record> = verified
         .iter()
@@ -203,37 +188,5 @@ fn commit_recovered(kernel: &Kernel, snapshot: &Snapshot, verified: &[Record]) -
         state.acknowledged = number;
         state.epoch += 1;
     }
-    checkpoint_to_end(kernel, Reason::Forced).map(|_| ())
-}
-
-/// Writes the superblock of the next epoch, and its twin, each with a flush.
-pub(crate) fn write_next_epoch(kernel: &Kernel, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
-    if cuts.len() > kernel.settings.limits.cuts {
-        return Err(Error::new(Kind::Corrupt, "too many recoveries to remember"));
-    }
-    let (durable, last) = {
-        let state = kernel.state.lock();
-        (state.durable, WindowNumber(state.open.number.0 - 1))
-    };
-    let risen = Snapshot {
-        state: superblock::State {
-            sequence: snapshot.state.sequence + 2,
-            epoch: snapshot.state.epoch + 1,
-            clean: false,
-            durable,
-            last_window: last,
-            cuts,
-            ..snapshot.state.clone()
-        },
-        volumes: snapshot.volumes.clone(),
-        discards: snapshot.discards.clone(),
-    };
-    for before in [1, 0] {
-        write_superblock(kernel, &risen, before)?;
-        kernel.disk.flush()?;
-    }
-    let mut state = kernel.state.lock();
-    state.epoch = risen.state.epoch;
-    state.snapshot = Arc::new(risen);
-    Ok(())
+    Ok(Progress::Commit)
 }

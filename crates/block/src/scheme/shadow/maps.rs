@@ -8,25 +8,26 @@ use std::{
 
 use onefold_core::{Block, Error, Kind, Result, VolumeId};
 
-use super::{
-    build::Build,
-    references::{Delta, Touch},
-};
+use super::deltas::{Delta, Touch};
 use crate::{
     counters::add,
     coverage::Mark,
-    engine::admission::{discard_leaves, discard_room},
     format::{
         catalogue::Volume,
         page::{MapEntry, Table},
         record::WindowNumber,
     },
     overlay::{Entry, Overlay, zeroes},
+    scheme::{
+        room::{discard_leaves, discard_room},
+        verbs::Scheme,
+    },
     settings::PlantedBug,
+    table_build::TableBuild,
     window::ranges::{Ranges, Span},
 };
 
-impl Build<'_> {
+impl TableBuild<'_> {
     /// Rewrites the map pages that records changed, and as many as it may of those that pending
     /// discards cover. Returns the discards that are left.
     pub(super) fn maps(
@@ -34,17 +35,19 @@ impl Build<'_> {
         frozen: &Overlay,
         volumes: &mut BTreeMap<VolumeId, Volume>,
         discards: &Ranges,
+        scheme: &dyn Scheme,
+        deltas: &mut Vec<Delta>,
     ) -> Result<Ranges> {
         let per_leaf = Table::Map.per_leaf();
         let mut left = Ranges::default();
-        let mut budget = discard_leaves(self.kernel, &self.kernel.state.lock());
+        let mut budget = discard_leaves(self.kernel, scheme);
         let limits = self.kernel.settings.limits;
         let many = 2 * discards.len() as u64 >= limits.discards
             && !self.kernel.settings.has(PlantedBug::DiscardsUnlimited);
         let doomed = self.doomed(volumes);
         let many = many || !doomed.is_empty();
         let mut chosen = if many {
-            self.shortest_first(volumes, discards, &doomed, &mut left)?
+            self.shortest_first(volumes, discards, &doomed, scheme, &mut left)?
         } else {
             BTreeMap::new()
         };
@@ -72,7 +75,6 @@ impl Build<'_> {
             let bug = self.kernel.settings.has(PlantedBug::RangeOverWrite);
             let lowered = if self.kernel.settings.has(PlantedBug::DoubleDecrement) { 2 } else { 1 };
             let kernel = self.kernel;
-            let mut deltas = std::mem::take(&mut self.deltas);
             let mut mapped = self.mapped;
             volume.map =
                 self.rebuild(Table::Map, id.0, &root, &leaves, &mut |leaf, pointer, page| {
@@ -123,7 +125,6 @@ impl Build<'_> {
                     }
                     Ok(crate::format::page::body(page).iter().any(|&byte| byte != 0))
                 })?;
-            self.deltas = deltas;
             self.mapped = mapped;
         }
         Ok(left)
@@ -147,10 +148,11 @@ impl Build<'_> {
         volumes: &BTreeMap<VolumeId, Volume>,
         discards: &Ranges,
         doomed: &BTreeSet<VolumeId>,
+        scheme: &dyn Scheme,
         left: &mut Ranges,
     ) -> Result<Chosen> {
         self.kernel.coverage.hit(Mark::DiscardsMany);
-        let mut room = discard_room(self.kernel, &self.kernel.state.lock());
+        let mut room = discard_room(self.kernel, scheme);
         let mut order: Vec<(VolumeId, u64, Span)> =
             discards.iter().map(|(volume, start, span)| (volume, start, *span)).collect();
         order.sort_by_key(|(_, start, span)| span.end - start);

@@ -8,18 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Error, Kind, Result};
 
-use super::{catalogue::apply_catalogue, recovery::Found};
+use super::{scan::Found, verify::read_change};
 use crate::{
-    engine::recovery::verify::read_change,
     format::{
         record::{Change, Record, WindowNumber},
         superblock::{Leftover, State},
     },
-    kernel::{Kernel, Snapshot},
+    kernel::{Kernel, Snapshot, Windows, apply_catalogue},
 };
-
-/// Windows from the first to the last.
-pub(crate) type Windows = (WindowNumber, WindowNumber);
 
 /// Every carrier of every durable window that no checkpoint holds must be there. Returns the
 /// windows that are not complete, when losing them is accepted; their carriers are dropped.
