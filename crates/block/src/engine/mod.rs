@@ -2,11 +2,11 @@
 //!
 //! Gather (`gather.rs`) → close → fingerprint, look up, place (`prepare.rs`) → persist,
 //! acknowledge, publish (`persist.rs`); checkpoints (`checkpoint/`) carry published records into
-//! the tables. Each step is a method, so that the simulator owns the schedule and [`crate::Store`]
+//! the tables. Each step is a call, so that the simulator owns the schedule and [`crate::Store`]
 //! runs the same steps from threads.
 //!
-//! An [`Engine`] has these steps; they are functions over the [`Kernel`](crate::kernel), which holds
-//! the owners behind their locks.
+//! An [`Engine`] offers these steps; they are functions over its kernel, which holds the owners
+//! behind their locks, and its scheme.
 
 pub(crate) mod admission;
 pub(crate) mod catalogue;
