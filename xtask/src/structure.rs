@@ -17,8 +17,8 @@ use self::files::{Crate, Method};
 use crate::{machine, test::Tally};
 
 /// Crates of the product.
-const CRATES: [&str; 8] =
-    ["core", "block", "archive", "cluster", "backend", "serve", "console", "onefold"];
+const CRATES: [&str; 9] =
+    ["core", "block", "archive", "cluster", "backend", "serve", "console", "onefold", "cli"];
 
 /// Longest line of code.
 const WIDTH: usize = 100;

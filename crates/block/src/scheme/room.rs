@@ -72,8 +72,10 @@ pub(crate) fn to_place(kernel: &Kernel, state: &State, blocks: u64) -> u64 {
     let waiting = || state.closed_windows.iter().filter(|closed| closed.stage < Stage::Prepared);
     let records =
         waiting().map(|closed| closed.window.records()).sum::<usize>() + state.open.records();
-    // A window may need one more carrier for its last records.
-    let windows = waiting().count() as u64 + 1 + blocks / kernel.settings.window_blocks as u64;
+    // A window may need one more carrier for its last records, and these blocks may fill the open
+    // window and begin others.
+    let opened = (state.open.slots() as u64 + blocks) / kernel.settings.window_blocks as u64;
+    let windows = waiting().count() as u64 + 1 + opened;
     state.unplaced + blocks + (records as u64 + blocks) / RECORDS_ALONE as u64 + windows
 }
 
