@@ -9,9 +9,8 @@ use zerocopy::{
 };
 
 use super::{
-    page::{Pointer, body, body_mut},
+    page::{DISCARD_BYTES, Pointer, Root, VOLUME_BYTES, body, body_mut},
     record::WindowNumber,
-    superblock::Root,
 };
 
 /// Most volumes of a store, so that a hostile superblock costs bounded memory.
@@ -25,12 +24,6 @@ pub const NAME_MAX: usize = 255;
 
 /// Largest volume: 1 EiB, in blocks.
 pub const VOLUME_BLOCKS_MAX: u64 = Lba::MAX.0 + 1;
-
-/// Bytes of a volume's entry.
-pub const BYTES: usize = 504;
-
-/// Bytes of a pending discard.
-pub const DISCARD_BYTES: usize = 32;
 
 /// Most critical ranges of a volume.
 pub const NO_DEDUP_MAX: usize = 12;
@@ -146,7 +139,7 @@ struct RawVolume {
     limit_bytes: U64,
 }
 
-const _: () = assert!(size_of::<RawVolume>() == BYTES);
+const _: () = assert!(size_of::<RawVolume>() == VOLUME_BYTES);
 
 impl Volume {
     /// Writes the entry number `slot` of a leaf.
@@ -168,13 +161,16 @@ impl Volume {
             reserved: [0; 4],
             limit_bytes: U64::new(self.limits.bytes),
         };
-        body_mut(page)[slot as usize * BYTES..][..BYTES].copy_from_slice(raw.as_bytes());
+        body_mut(page)[slot as usize * VOLUME_BYTES..][..VOLUME_BYTES]
+            .copy_from_slice(raw.as_bytes());
     }
 
     /// Reads the entry number `slot` of a leaf.
     #[must_use]
     pub fn get(page: &super::page::Page, slot: u64) -> Option<Volume> {
-        let raw = RawVolume::read_from_bytes(&body(page)[slot as usize * BYTES..][..BYTES]).ok()?;
+        let raw =
+            RawVolume::read_from_bytes(&body(page)[slot as usize * VOLUME_BYTES..][..VOLUME_BYTES])
+                .ok()?;
         let name = std::str::from_utf8(raw.name.get(..usize::from(raw.name_bytes.get()))?)
             .ok()?
             .to_owned();
