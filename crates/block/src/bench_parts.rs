@@ -8,10 +8,12 @@ use crate::{
         Identity,
         carrier::{Header, encode, room_beside},
         record::{Change, Record, WindowNumber},
-        superblock::SchemeName,
     },
     index::{Index, hash_of},
-    scheme::{Chosen, RECORDS_ALONE, scheme},
+    scheme::{
+        thin::choose,
+        verbs::{Chosen, RECORDS_ALONE},
+    },
 };
 
 /// The index in memory.
@@ -67,7 +69,7 @@ impl Carriers {
         let record =
             |n| Record { volume: VolumeId(1), lba: Lba(n), change, timestamp: window.timestamp(n) };
         let records: Vec<Record> = (0..(new.len() + duplicates) as u64).map(record).collect();
-        let mut carriers = scheme(SchemeName::Thin).choose(&mut self.lz4, new, records.len());
+        let mut carriers = choose(&mut self.lz4, new, records.len());
         let room: usize = carriers.iter().map(|chosen| chosen.room).sum();
         let alone = records.len().saturating_sub(room).div_ceil(RECORDS_ALONE);
         carriers.extend((0..alone).map(|_| Chosen {

@@ -63,7 +63,7 @@ impl Format {
             grow: false,
             leftover: Leftover::Log,
             layout: Layout::Run,
-            scheme: SchemeName::Thin,
+            scheme: Default::default(),
             window_before: WindowNumber(0),
         }
     }
@@ -77,13 +77,7 @@ impl Format {
             );
             return Err(Error::new(Kind::InvalidInput, message));
         }
-        // Ordered writes are in place by their nature.
-        let leftover = match self.scheme {
-            SchemeName::Ordered => Leftover::Table,
-            // There are no records.
-            SchemeName::OrderMerge => Leftover::Log,
-            _ => self.leftover,
-        };
+        let leftover = self.scheme.leftover(self.leftover);
         Ok(Fixed {
             id: self.id,
             secret: self.secret,

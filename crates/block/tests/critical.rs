@@ -9,7 +9,7 @@ use onefold_block::{
     check::{check, scrub},
     format::superblock::SchemeName,
 };
-use onefold_core::{Block, BlockRead, Disk, Kind, Lba, VolumeId};
+use onefold_core::{Block, BlockRead, Disk, Kind, Lba, VolumeId, VolumeLimits};
 
 const COPIES: u64 = 20;
 
@@ -60,7 +60,8 @@ fn critical_blocks_share_nothing_with_any_scheme() {
         let disk = formatted(scheme);
         let engine = open(&disk);
         let critical = NoDedup::new(vec![3..7, 10..11]).unwrap();
-        let (volume, _) = engine.create_volume_with("one", COPIES, critical).unwrap();
+        let (volume, _) =
+            engine.create_volume_with("one", COPIES, critical, VolumeLimits::default()).unwrap();
         fill(&engine, volume, 7);
         engine.close().unwrap();
         drop(engine);
@@ -112,7 +113,9 @@ fn a_full_store_refuses_a_critical_block_that_is_stored_elsewhere() {
     Engine::format(&*disk, &Format { zone_blocks: 16, ..Format::new([1; 16], [2; 32], 64 * 16) })
         .unwrap();
     let engine = open(&disk);
-    let (volume, _) = engine.create_volume_with("one", 4096, critical(4000..4096)).unwrap();
+    let (volume, _) = engine
+        .create_volume_with("one", 4096, critical(4000..4096), VolumeLimits::default())
+        .unwrap();
     let content = |n: u64| {
         let mut block = [0x5a; 4096];
         block[..8].copy_from_slice(&n.to_le_bytes());

@@ -187,6 +187,11 @@ impl Operation<SeenName> for NameChange<'_> {
             Fate::Unchanged
         }
     }
+
+    /// Without the shard nothing is left to decide from.
+    fn looks_after(&self, refusal: &Refusal) -> bool {
+        matches!(refusal, Refusal::Mismatch)
+    }
 }
 
 /// The names of a store.

@@ -17,7 +17,7 @@ use onefold_block::{
 };
 use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Clock, Disk, Extent, Fingerprinter, Lba, Pba, Result, Ticket,
-    VolumeId, VolumeInfo, ZoneId,
+    VolumeId, VolumeInfo, VolumeLimits, ZoneId,
 };
 
 use crate::{
@@ -258,7 +258,12 @@ impl Subject for Thin {
     fn create_volume(&self, name: &str, size: u64) -> Result<(VolumeId, Ack)> {
         let (start, blocks) = (self.2 + self.1.0, self.1.1);
         let critical = NoDedup::new(Vec::from_iter((blocks > 0).then_some(start..start + blocks)))?;
-        let (id, ticket) = self.0.create_volume_with(name, self.2 + size / BLOCK, critical)?;
+        let (id, ticket) = self.0.create_volume_with(
+            name,
+            self.2 + size / BLOCK,
+            critical,
+            VolumeLimits::default(),
+        )?;
         Ok((id, Ack::Later(ticket)))
     }
 
@@ -290,7 +295,7 @@ impl Subject for Thin {
         keep: bool,
         taken: &mut u64,
     ) -> Result<Ticket> {
-        self.0.write_zeroes_from(volume, self.offset(offset), bytes, keep, taken)
+        self.0.write_zeroes(volume, self.offset(offset), bytes, keep, taken)
     }
 
     fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]) {

@@ -94,7 +94,7 @@ pub(crate) fn check(
         }
     }
     drop(engine);
-    match crate::engine::read_superblock(&*overlay) {
+    match crate::engine::opening::read_superblock(&*overlay) {
         Err(e) => report.problem(Place::Store, format!("after its recovery: {e}")),
         Ok(after) => {
             let leaked = report.leaked_blocks;

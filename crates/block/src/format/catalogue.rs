@@ -9,9 +9,8 @@ use zerocopy::{
 };
 
 use super::{
-    page::{Pointer, body, body_mut},
+    page::{DISCARD_BYTES, Pointer, Root, VOLUME_BYTES, body, body_mut},
     record::WindowNumber,
-    superblock::Root,
 };
 
 /// Most volumes of a store, so that a hostile superblock costs bounded memory.
@@ -25,12 +24,6 @@ pub const NAME_MAX: usize = 255;
 
 /// Largest volume: 1 EiB, in blocks.
 pub const VOLUME_BLOCKS_MAX: u64 = Lba::MAX.0 + 1;
-
-/// Bytes of a volume's entry.
-pub const BYTES: usize = 504;
-
-/// Bytes of a pending discard.
-pub const DISCARD_BYTES: usize = 32;
 
 /// Most critical ranges of a volume.
 pub const NO_DEDUP_MAX: usize = 12;
@@ -146,7 +139,7 @@ struct RawVolume {
     limit_bytes: U64,
 }
 
-const _: () = assert!(size_of::<RawVolume>() == BYTES);
+const _: () = assert!(size_of::<RawVolume>() == VOLUME_BYTES);
 
 impl Volume {
     /// Writes the entry number `slot` of a leaf.
@@ -168,20 +161,24 @@ impl Volume {
             reserved: [0; 4],
             limit_bytes: U64::new(self.limits.bytes),
         };
-        body_mut(page)[slot as usize * BYTES..][..BYTES].copy_from_slice(raw.as_bytes());
+        body_mut(page)[slot as usize * VOLUME_BYTES..][..VOLUME_BYTES]
+            .copy_from_slice(raw.as_bytes());
     }
 
     /// Reads the entry number `slot` of a leaf.
     #[must_use]
     pub fn get(page: &super::page::Page, slot: u64) -> Option<Volume> {
-        let raw = RawVolume::read_from_bytes(&body(page)[slot as usize * BYTES..][..BYTES]).ok()?;
+        let raw =
+            RawVolume::read_from_bytes(&body(page)[slot as usize * VOLUME_BYTES..][..VOLUME_BYTES])
+                .ok()?;
         let name = std::str::from_utf8(raw.name.get(..usize::from(raw.name_bytes.get()))?)
             .ok()?
             .to_owned();
         let map = Root { page: Pointer::decode(&raw.map), height: raw.height };
         let sound = map.height <= 9
             && map.page.is_none() == (map.height == 0)
-            && raw.blocks.get() <= VOLUME_BLOCKS_MAX;
+            && raw.blocks.get() <= VOLUME_BLOCKS_MAX
+            && check_name(&name).is_ok();
         let no_dedup = NoDedup::decode(raw.no_dedup_ranges, &raw.no_dedup)?;
         let limits = VolumeLimits { iops: raw.limit_iops.get(), bytes: raw.limit_bytes.get() };
         sound.then_some(Volume {
@@ -332,11 +329,8 @@ impl CatalogueChange {
             let blocks = number(16, 24);
             let length = number(6, 8) as usize;
             let name = || {
-                Some(
-                    std::str::from_utf8(block.0[24..].get(..length.min(NAME_MAX))?)
-                        .ok()?
-                        .to_owned(),
-                )
+                let name = std::str::from_utf8(block.0[24..].get(..length.min(NAME_MAX))?).ok()?;
+                check_name(name).ok().map(|()| name.to_owned())
             };
             if number(0, 4) != u64::from(CHANGE_MAGIC) || blocks > VOLUME_BLOCKS_MAX {
                 return None;
@@ -436,5 +430,32 @@ mod tests {
             assert_eq!(CatalogueChange::decode(&change.encode()).unwrap(), change);
         }
         assert!(CatalogueChange::decode(&Block::zeroed()).is_err());
+    }
+
+    #[test]
+    fn a_name_that_no_client_can_give_is_damage() {
+        for name in ["", "a\u{1b}[2J", "line\nline"] {
+            let create = CatalogueChange::Create {
+                id: VolumeId(1),
+                name: name.into(),
+                blocks: 1,
+                no_dedup: NoDedup::default(),
+                limits: VolumeLimits::default(),
+            };
+            assert!(CatalogueChange::decode(&create.encode()).is_err(), "{name:?}");
+            let rename = CatalogueChange::Rename { id: VolumeId(1), name: name.into() };
+            assert!(CatalogueChange::decode(&rename.encode()).is_err(), "{name:?}");
+            let mut page = Block::zeroed();
+            let volume = Volume {
+                id: VolumeId(1),
+                name: name.into(),
+                blocks: 1,
+                map: Root::default(),
+                no_dedup: NoDedup::default(),
+                limits: VolumeLimits::default(),
+            };
+            volume.set(&mut page, 0);
+            assert_eq!(Volume::get(&page, 0), None, "{name:?}");
+        }
     }
 }

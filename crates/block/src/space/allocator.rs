@@ -17,11 +17,12 @@ use std::{
 use onefold_core::{Error, Fingerprint, Kind, Pba, Result, ZoneId};
 
 use super::{
-    bitmap::ZoneBitmap,
     longest::Longest,
     zone_list::{DuePage, ZoneList},
 };
-use crate::format::{Identity, geometry::Geometry, record::WindowNumber, superblock};
+use crate::format::{
+    Identity, geometry::Geometry, record::WindowNumber, superblock, zone_bitmap::ZoneBitmap,
+};
 
 /// Where the allocator learns what it does not keep in memory, and asks the host for space.
 pub(crate) trait ZoneSource {

@@ -1,7 +1,6 @@
 //! Placement: which physical blocks new blocks get.
 
 pub(crate) mod allocator;
-pub mod bitmap;
 mod longest;
 pub(crate) mod zone_list;
 

@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 
 use onefold_core::{Block, Pba, ZoneId};
 
-use super::bitmap::ZoneBitmap;
 use crate::format::{
     Identity,
     geometry::Geometry,
     record::WindowNumber,
+    zone_bitmap::ZoneBitmap,
     zone_list::{Entry, PER_PAGE, Page},
 };
 

@@ -2,52 +2,13 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use onefold_core::{CpuContention, Result, Ticket};
+use onefold_core::{Result, Ticket};
 use parking_lot::{Condvar, Mutex};
 
-use super::Store;
+use super::{Store, group::Waiter};
 
 /// Longest wait for another change before a window closes (OrderMergeDedup's anticipation).
 const ANTICIPATION_MAX: Duration = Duration::from_millis(1);
-
-#[derive(Default)]
-pub(super) struct GroupCommit {
-    state: Mutex<Commit>,
-}
-
-#[derive(Default)]
-struct Commit {
-    busy: bool,
-    waiting: VecDeque<Arc<Waiter>>,
-    arrivals: Arrivals,
-    contention: CpuContention,
-}
-
-struct Waiter {
-    ticket: Ticket,
-    woken: Mutex<bool>,
-    wake: Condvar,
-}
-
-impl Waiter {
-    fn wake(&self) {
-        *self.woken.lock() = true;
-        self.wake.notify_one();
-    }
-
-    fn wait(&self) {
-        let mut woken = self.woken.lock();
-        while !*woken {
-            self.wake.wait(&mut woken);
-        }
-    }
-}
-
-/// How many clients were answered together lately: as many are likely to come again.
-#[derive(Default)]
-struct Arrivals {
-    together: usize,
-}
 
 impl Store {
     /// Returns when everything up to `ticket` is durable.
@@ -97,17 +58,17 @@ impl Store {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub fn flush(&self) -> Result<()> {
-        self.wait(self.engine.newest())
+        self.wait(self.engine.kernel.newest())
     }
 
     /// One round: close, prepare, write, flush.
     fn round(&self, ticket: Ticket) -> Result<()> {
         self.anticipate();
-        if self.engine.newest_open().is_some_and(|open| open <= ticket) {
+        if self.engine.kernel.newest_open().is_some_and(|open| open <= ticket) {
             self.engine.close_window();
         }
         while self.engine.prepare_window()? {}
-        if self.engine.has_one_closed_window() && self.engine.write_window_durably()? {
+        if self.engine.kernel.has_one_closed_window() && self.engine.write_window_durably()? {
             return Ok(());
         }
         while self.engine.write_window()? {}

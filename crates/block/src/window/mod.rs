@@ -7,15 +7,14 @@
 mod prepared;
 pub(crate) mod ranges;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use onefold_core::{Block, Lba, Pba, VolumeId};
-
 pub(crate) use prepared::{Plan, Source};
 use ranges::{Ranges, Span};
 
 use crate::{
-    format::{catalogue::CatalogueChange, record::WindowNumber},
+    format::{catalogue::CatalogueChange, page::Table, record::WindowNumber},
     hash::MixMap,
 };
 
@@ -64,6 +63,25 @@ pub(crate) struct Window {
 }
 
 impl Window {
+    /// True when the window has blocks or ranges of a volume.
+    pub(crate) fn changes(&self, volume: VolumeId) -> bool {
+        self.blocks.iter().any(|block| block.live && block.volume == volume)
+            || self.ranges.iter().any(|(of, _, _)| of == volume)
+    }
+
+    /// The leaves of maps in which the window has blocks.
+    pub(crate) fn map_leaves(&self) -> BTreeMap<VolumeId, Vec<u64>> {
+        let mut leaves: BTreeMap<VolumeId, Vec<u64>> = BTreeMap::new();
+        for block in self.blocks.iter().filter(|block| block.live) {
+            leaves.entry(block.volume).or_default().push(block.lba.0 / Table::Map.per_leaf());
+        }
+        for leaves in leaves.values_mut() {
+            leaves.sort_unstable();
+            leaves.dedup();
+        }
+        leaves
+    }
+
     pub(crate) fn new(number: WindowNumber) -> Window {
         Window {
             number,

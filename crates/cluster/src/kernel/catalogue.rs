@@ -129,6 +129,11 @@ impl Operation<(u64, Vec<u8>)> for TakenNumber<'_> {
     fn resolve(&self, _: &(u64, Vec<u8>)) -> Fate {
         Fate::Overtaken
     }
+
+    /// Without the catalogue nothing is left to decide from.
+    fn looks_after(&self, refusal: &Refusal) -> bool {
+        matches!(refusal, Refusal::Mismatch)
+    }
 }
 
 impl Kernel {

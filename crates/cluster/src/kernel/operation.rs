@@ -20,6 +20,8 @@
 //!
 //! A reply that refuses a copy is followed by a look as well: an earlier copy may have been applied.
 //! When it was not, what the copy compared does not hold, and it is never sent again as it was.
+//! A name, a number of the catalogue, and the owner of a volume end where their object is gone:
+//! nothing is left to decide from.
 //!
 //! What does the same when it is applied twice needs none of this:
 //! [`until_answered`](Kernel::until_answered) sends it again without a look.
@@ -43,6 +45,12 @@ pub(crate) trait Operation<Seen> {
 
     /// What became of what was sent, by what is there now.
     fn resolve(&self, now: &Seen) -> Fate;
+
+    /// Whether a look follows a copy that was refused so: an earlier one may have been applied, or
+    /// it can be decided anew. Any other refusal is its end.
+    fn looks_after(&self, refusal: &Refusal) -> bool {
+        matches!(refusal, Refusal::Mismatch | Refusal::Exists | Refusal::Missing)
+    }
 }
 
 /// What became of an operation that had no reply, or was refused.
@@ -141,8 +149,7 @@ impl Kernel {
             let lost = match first.take().unwrap_or_else(|| self.write_one(write)) {
                 Ok(_) => return Ok(Break(Sent::Ended(Outcome::Applied))),
                 Err(Refusal::Unknown) => true,
-                // This copy was refused; an earlier one may have been applied.
-                Err(Refusal::Mismatch | Refusal::Exists | Refusal::Missing) => false,
+                Err(refusal) if operation.looks_after(&refusal) => false,
                 Err(refusal) => return Err(refusal),
             };
             let now = operation.look()?;

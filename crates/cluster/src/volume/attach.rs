@@ -313,4 +313,9 @@ impl Operation<Vec<u8>> for Succession<'_> {
     fn resolve(&self, _: &Vec<u8>) -> Fate {
         Fate::Overtaken
     }
+
+    /// Without the header nothing is left to decide from.
+    fn looks_after(&self, refusal: &Refusal) -> bool {
+        matches!(refusal, Refusal::Mismatch)
+    }
 }

@@ -12,7 +12,8 @@ use onefold_block::{
     },
 };
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Kind, Lba, Result, VolumeId, block,
+    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Kind, Lba, Result, VolumeId, VolumeLimits,
+    block,
 };
 
 use super::{Choice, Idleness, Scheme, Subject, Tally};
@@ -79,10 +80,14 @@ impl Store {
         };
         Engine::format(&*device, &format)?;
         let engine = Engine::open(device, clock.clone(), settings(choice))?;
-        let (volume, _) =
-            engine.create_volume_with(VOLUME, volume_blocks, choice.no_dedup.clone())?;
+        let (volume, _) = engine.create_volume_with(
+            VOLUME,
+            volume_blocks,
+            choice.no_dedup.clone(),
+            VolumeLimits::default(),
+        )?;
         let store = Store {
-            tables: !engine.loses_everything(),
+            tables: !engine.fixed().scheme.loses_everything(),
             engine,
             clock,
             volume,
@@ -108,7 +113,7 @@ impl Store {
             (count(Mark::ZoneScanned), count(Mark::NewerBelieved), count(Mark::NewerFallsBack));
         let volume = engine.find_volume(VOLUME)?;
         let store = Store {
-            tables: !engine.loses_everything(),
+            tables: !engine.fixed().scheme.loses_everything(),
             engine,
             clock,
             volume,
@@ -124,7 +129,7 @@ impl Store {
 
     /// Where things lie.
     pub(crate) fn geometry(&self) -> Geometry {
-        self.engine.geometry()
+        self.engine.fixed().geometry
     }
 
     /// By what its blocks are known.
@@ -173,7 +178,7 @@ impl Subject for Store {
     fn drop_blocks(&self, first: Lba, blocks: u64, keep_zeroes: bool) -> Result<()> {
         let (offset, bytes) = (first.0 * BLOCK_BYTES as u64, blocks * BLOCK_BYTES as u64);
         if keep_zeroes {
-            self.engine.write_zeroes(self.volume, offset, bytes, true)?;
+            self.engine.write_zeroes(self.volume, offset, bytes, true, &mut 0)?;
         } else {
             self.engine.trim(self.volume, offset, bytes)?;
         }

@@ -6,7 +6,7 @@
 
 use onefold_core::{Disk, Error, Kind, Result};
 
-use super::{Repaired, restore};
+use super::{outcome::Repaired, restore};
 use crate::{
     check::{
         batch::read_one,

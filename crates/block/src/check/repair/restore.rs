@@ -2,7 +2,7 @@
 
 use onefold_core::{Block, BlockRef, Class, Disk, Pba, Result, Run};
 
-use super::Repaired;
+use super::outcome::Repaired;
 use crate::{
     check::{
         batch::read_one,

@@ -3,8 +3,8 @@
 use onefold_core::{Block, Result, ZoneId};
 
 use super::{
-    Repaired, build::Builder, maps::Mend, named, references, restore, room::Room, salvage::Salvage,
-    zones,
+    build::Builder, maps::Mend, named, outcome::Repaired, references, restore, room::Room,
+    salvage::Salvage, zones,
 };
 use crate::{
     check::{tables::Checker, usage::BlockSet, walk::Visit},

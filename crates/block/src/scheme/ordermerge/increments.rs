@@ -7,204 +7,148 @@ use std::{
     sync::Arc,
 };
 
-use onefold_core::{BlockRef, Class, Fingerprint, Pba, Result, Run, VolumeId};
+use onefold_core::{BlockRef, Class, Pba, Result, Run};
 
-use super::{SoftUpdates, place_in};
+use super::soft_updates::{OrderMerge, SoftUpdates, block_leaves, place_in};
 use crate::{
     counters::add,
-    engine::{Engine, Snapshot, Stage, State, list_refs, list_runs},
-    format::{
-        catalogue::CatalogueChange,
-        page::{PageId, Pointer, ReferenceEntry, Table},
-        record::Change,
-    },
+    format::page::{PageId, Pointer, ReferenceEntry, Table},
+    kernel::{Kernel, Snapshot, Stage},
+    scheme::windows::{list_refs, list_runs},
     settings::PlantedBug,
     window::{Plan, Window},
 };
 
-impl Engine {
-    /// Writes the data of the oldest prepared window, and counts its links. False when there is
-    /// none, or when it needs leaves, or the new size of a volume, that only a checkpoint
-    /// makes: it is asked for then.
-    ///
-    /// # Errors
-    /// The first failed write stops all writes.
-    pub(crate) fn write_counted(&self) -> Result<bool> {
-        let mut updates = self.soft_updates.lock();
-        let Some((window, plan, snapshot)) = self.next_prepared() else { return Ok(false) };
-        let ready = !self.state.lock().resize_waits(&window);
-        let leaves = if ready {
-            self.leaves_of(&snapshot, &window, &plan).map_err(|e| self.stop(&e))?
-        } else {
-            None
-        };
-        let Some(leaves) = leaves else {
-            let mut state = self.state.lock();
-            state.leaves_wanted = true;
-            state.checkpoint_wanted = true;
-            return Ok(false);
-        };
-        let due = {
-            let mut state = self.state.lock();
-            state.set_stage(window.number, Stage::Writing);
-            let durable = state.durable;
-            state.allocator.due_list_pages(&self.identity, durable)
-        };
-        self.pages.hold(&leaves).map_err(|e| self.stop(&e))?;
-        if !self.settings.has(PlantedBug::LinkBeforeCount) {
-            self.count_links(&plan, &leaves);
-        }
-        updates.counted.extend(leaves.iter().map(|(_, pointer)| *pointer));
-        let blocks = plan.blocks(&window);
-        let mut runs = plan.runs(&blocks);
-        let due_refs = list_refs(&due);
-        runs.extend(list_runs(&due, &due_refs));
-        if !runs.is_empty() {
-            self.disk.write(&runs).map_err(|e| self.stop(&e))?;
-        }
-        add(&self.counters.data_blocks, blocks.len() as u64);
-        add(&self.counters.list_blocks, due.len() as u64);
-        if self.settings.has(PlantedBug::LinkBeforeCount) {
-            updates.uncounted.push((plan.clone(), leaves));
-        }
-        let mut state = self.state.lock();
-        state.allocator.list.written(&due);
-        state.set_stage(window.number, Stage::Written);
-        Ok(true)
+/// Writes the data of the oldest prepared window, and counts its links. False when there is
+/// none, or when it needs leaves, or the new size of a volume, that only a checkpoint
+/// makes: it is asked for then.
+///
+/// # Errors
+/// The first failed write stops all writes.
+pub(crate) fn write_counted(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
+    let mut updates = own.updates.lock();
+    let Some((window, plan, snapshot)) = next_prepared(kernel) else { return Ok(false) };
+    let ready = !kernel.state.lock().resize_waits(&window);
+    let leaves = if ready {
+        leaves_of(kernel, &snapshot, &window, &plan).map_err(|e| kernel.stop(&e))?
+    } else {
+        None
+    };
+    let Some(leaves) = leaves else {
+        let mut state = kernel.state.lock();
+        state.leaves_wanted = true;
+        state.checkpoint_wanted = true;
+        return Ok(false);
+    };
+    let due = {
+        let mut state = kernel.state.lock();
+        state.set_stage(window.number, Stage::Writing);
+        let durable = state.durable;
+        state.allocator.due_list_pages(&kernel.identity, durable)
+    };
+    kernel.pages.hold(&leaves).map_err(|e| kernel.stop(&e))?;
+    if !kernel.settings.has(PlantedBug::LinkBeforeCount) {
+        count_links(kernel, &plan, &leaves);
     }
-
-    /// Writes the counts of all windows whose data was written, each leaf once. The flush that
-    /// comes next makes them sound.
-    pub(super) fn write_counts(&self, updates: &mut SoftUpdates) -> Result<()> {
-        let mut leaves = std::mem::take(&mut updates.counted);
-        leaves.sort_unstable_by_key(|pointer| pointer.address);
-        leaves.dedup_by_key(|pointer| pointer.address);
-        let (note, written) = self.write_leaves(&leaves)?;
-        add(&self.counters.in_place_blocks, written);
-        let mut state = self.state.lock();
-        for closed in
-            state.closed_windows.iter_mut().filter(|closed| closed.stage == Stage::Written)
-        {
-            closed.written_before.get_or_insert(note);
-        }
-        Ok(())
+    updates.counted.extend(leaves.iter().map(|(_, pointer)| *pointer));
+    let blocks = plan.blocks(&window);
+    let mut runs = plan.runs(&blocks);
+    let due_refs = list_refs(&due);
+    runs.extend(list_runs(&due, &due_refs));
+    if !runs.is_empty() {
+        kernel.disk.write(&runs).map_err(|e| kernel.stop(&e))?;
     }
-
-    fn next_prepared(&self) -> Option<(Arc<Window>, Arc<Plan>, Arc<Snapshot>)> {
-        let state = self.state.lock();
-        if state.stopped.is_some() {
-            return None;
-        }
-        let closed = state.closed_windows.iter().find(|closed| closed.stage == Stage::Prepared)?;
-        Some((closed.window.clone(), closed.plan.clone()?, state.snapshot.clone()))
+    add(&kernel.counters.data_blocks, blocks.len() as u64);
+    add(&kernel.counters.list_blocks, due.len() as u64);
+    if kernel.settings.has(PlantedBug::LinkBeforeCount) {
+        updates.uncounted.push((plan.clone(), leaves));
     }
+    let mut state = kernel.state.lock();
+    state.allocator.list.written(&due);
+    state.set_stage(window.number, Stage::Written);
+    Ok(true)
+}
 
-    /// The leaves that count the window's links. `None` when one of them, or of those that its
-    /// later steps change, does not exist.
-    fn leaves_of(
-        &self,
-        snapshot: &Snapshot,
-        window: &Window,
-        plan: &Plan,
-    ) -> Result<Option<Vec<(PageId, Pointer)>>> {
-        for (volume, leaves) in window.map_leaves() {
-            let Some(volume_now) = snapshot.volumes.get(&volume) else { return Ok(None) };
-            let pointers =
-                self.pages.leaf_pointers(Table::Map, volume.0, &volume_now.map, &leaves)?;
-            if pointers.contains(&None) {
-                return Ok(None);
-            }
-        }
-        if self.block_leaves(snapshot, Table::Fingerprints, plan.addresses())?.is_none() {
+/// Writes the counts of all windows whose data was written, each leaf once. The flush that
+/// comes next makes them sound.
+pub(crate) fn write_counts(kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
+    let mut leaves = std::mem::take(&mut updates.counted);
+    leaves.sort_unstable_by_key(|pointer| pointer.address);
+    leaves.dedup_by_key(|pointer| pointer.address);
+    let (note, written) = write_leaves(kernel, &leaves)?;
+    add(&kernel.counters.in_place_blocks, written);
+    let mut state = kernel.state.lock();
+    for closed in state.closed_windows.iter_mut().filter(|closed| closed.stage == Stage::Written) {
+        closed.written_before.get_or_insert(note);
+    }
+    Ok(())
+}
+
+fn next_prepared(kernel: &Kernel) -> Option<(Arc<Window>, Arc<Plan>, Arc<Snapshot>)> {
+    let state = kernel.state.lock();
+    if state.fail_stop.reason().is_some() {
+        return None;
+    }
+    let closed = state.closed_windows.iter().find(|closed| closed.stage == Stage::Prepared)?;
+    Some((closed.window.clone(), closed.plan.clone()?, state.snapshot.clone()))
+}
+
+/// The leaves that count the window's links. `None` when one of them, or of those that its
+/// later steps change, does not exist.
+fn leaves_of(
+    kernel: &Kernel,
+    snapshot: &Snapshot,
+    window: &Window,
+    plan: &Plan,
+) -> Result<Option<Vec<(PageId, Pointer)>>> {
+    for (volume, leaves) in window.map_leaves() {
+        let Some(volume_now) = snapshot.volumes.get(&volume) else { return Ok(None) };
+        let pointers =
+            kernel.pages.leaf_pointers(Table::Map, volume.0, &volume_now.map, &leaves)?;
+        if pointers.contains(&None) {
             return Ok(None);
         }
-        self.block_leaves(snapshot, Table::References, plan.links().map(|(pba, _)| pba))
     }
-
-    /// Counts the links of a window: a new block begins with its own reference.
-    pub(super) fn count_links(&self, plan: &Plan, leaves: &[(PageId, Pointer)]) {
-        let mut links: BTreeMap<Pba, u32> = BTreeMap::new();
-        plan.links().for_each(|(pba, _)| *links.entry(pba).or_default() += 1);
-        let new: BTreeSet<Pba> = plan.addresses().collect();
-        add(&self.counters.in_place_changes, links.len() as u64);
-        let now = self.clock.now();
-        let mut held = self.pages.held();
-        for (pba, links) in links {
-            let Some((pointer, slot)) = place_in(leaves, pba.0) else { continue };
-            held.change(pointer, now, |page| {
-                let before =
-                    if new.contains(&pba) { 1 } else { ReferenceEntry::get(page, slot).references };
-                let references = before.saturating_add(links).min(ReferenceEntry::SATURATED);
-                ReferenceEntry { references, carried: false }.set(page, slot);
-                true
-            });
-        }
+    if block_leaves(kernel, snapshot, Table::Fingerprints, plan.addresses())?.is_none() {
+        return Ok(None);
     }
+    block_leaves(kernel, snapshot, Table::References, plan.links().map(|(pba, _)| pba))
+}
 
-    /// Writes the next versions of leaves that changed; they are durable with the next flush. Gives
-    /// the number of the last one that began before, and how many leaves were written.
-    pub(super) fn write_leaves(&self, leaves: &[Pointer]) -> Result<(u64, u64)> {
-        let note = self.state.lock().flushes_begun;
-        let pages = self.pages.held().write(&self.identity, leaves, note);
-        let refs: Vec<BlockRef<'_>> =
-            pages.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect();
-        let runs: Vec<Run<'_>> = pages
-            .iter()
-            .zip(refs.chunks(1))
-            .map(|(page, blocks)| Run { at: page.at, blocks })
-            .collect();
-        if !runs.is_empty() {
-            self.disk.write(&runs)?;
-        }
-        Ok((note, pages.len() as u64))
+/// Counts the links of a window: a new block begins with its own reference.
+pub(crate) fn count_links(kernel: &Kernel, plan: &Plan, leaves: &[(PageId, Pointer)]) {
+    let mut links: BTreeMap<Pba, u32> = BTreeMap::new();
+    plan.links().for_each(|(pba, _)| *links.entry(pba).or_default() += 1);
+    let new: BTreeSet<Pba> = plan.addresses().collect();
+    add(&kernel.counters.in_place_changes, links.len() as u64);
+    let now = kernel.clock.now();
+    let mut held = kernel.pages.held();
+    for (pba, links) in links {
+        let Some((pointer, slot)) = place_in(leaves, pba.0) else { continue };
+        held.change(pointer, now, |page| {
+            let before =
+                if new.contains(&pba) { 1 } else { ReferenceEntry::get(page, slot).references };
+            let references = before.saturating_add(links).min(ReferenceEntry::SATURATED);
+            ReferenceEntry { references, carried: false }.set(page, slot);
+            true
+        });
     }
 }
 
-impl State {
-    /// True when no checkpoint holds a new size, given before `window`, of a volume that the window
-    /// changes. A crash would leave its links beyond the end.
-    fn resize_waits(&self, window: &Window) -> bool {
-        let before = self
-            .closed_windows
-            .iter()
-            .map(|closed| &closed.window)
-            .take_while(|earlier| earlier.number < window.number);
-        let pending =
-            self.frozen.iter().flat_map(|frozen| &frozen.catalogue).chain(&self.active.catalogue);
-        pending.chain(before.flat_map(|earlier| &earlier.catalogue)).any(|change| match change {
-            CatalogueChange::Resize { id, .. } => window.changes(*id),
-            _ => false,
-        })
+/// Writes the next versions of leaves that changed; they are durable with the next flush. Gives
+/// the number of the last one that began before, and how many leaves were written.
+pub(crate) fn write_leaves(kernel: &Kernel, leaves: &[Pointer]) -> Result<(u64, u64)> {
+    let note = kernel.state.lock().flushes.last_begun();
+    let pages = kernel.pages.held().write(&kernel.identity, leaves, note);
+    let refs: Vec<BlockRef<'_>> =
+        pages.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect();
+    let runs: Vec<Run<'_>> = pages
+        .iter()
+        .zip(refs.chunks(1))
+        .map(|(page, blocks)| Run { at: page.at, blocks })
+        .collect();
+    if !runs.is_empty() {
+        kernel.disk.write(&runs)?;
     }
-}
-
-impl Plan {
-    /// The blocks that the window's links name, each as often as they do, with their fingerprints.
-    pub(crate) fn links(&self) -> impl Iterator<Item = (Pba, Fingerprint)> {
-        self.records.iter().filter_map(|record| match record.change {
-            Change::Block { pba, fingerprint, .. } => Some((pba, fingerprint)),
-            _ => None,
-        })
-    }
-}
-
-impl Window {
-    /// True when the window has blocks or ranges of a volume.
-    fn changes(&self, volume: VolumeId) -> bool {
-        self.blocks.iter().any(|block| block.live && block.volume == volume)
-            || self.ranges.iter().any(|(of, _, _)| of == volume)
-    }
-
-    /// The leaves of maps in which the window has blocks.
-    pub(crate) fn map_leaves(&self) -> BTreeMap<VolumeId, Vec<u64>> {
-        let mut leaves: BTreeMap<VolumeId, Vec<u64>> = BTreeMap::new();
-        for block in self.blocks.iter().filter(|block| block.live) {
-            leaves.entry(block.volume).or_default().push(block.lba.0 / Table::Map.per_leaf());
-        }
-        for leaves in leaves.values_mut() {
-            leaves.sort_unstable();
-            leaves.dedup();
-        }
-        leaves
-    }
+    Ok((note, pages.len() as u64))
 }
