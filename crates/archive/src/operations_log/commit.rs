@@ -130,8 +130,12 @@ impl Archive {
             look_for_label(&*self.files, self.settings.has(PlantedBug::LabelCopyUnread))?;
         // First, so that the log has at least this even where locks do not hold.
         let recorded = self.recorded_synced()?.0;
-        // A damaged place of the label may have named another log, where what is new is.
-        if label.snapshot != position.snapshot || is_damaged && recorded > position.tables.sequence
+        // A damaged place of the label may have named another log, where what is new is. A later
+        // label names a snapshot and a log that were made anew where the last label was lost with
+        // its own.
+        if label.snapshot != position.snapshot
+            || label.generation > position.generation
+            || is_damaged && recorded > position.tables.sequence
         {
             let stopped = position.stopped.take();
             // What is known is drawn anew.
