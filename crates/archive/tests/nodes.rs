@@ -86,7 +86,7 @@ impl Desk {
 
     fn repair(&self) -> Rebuilt {
         let (nodes, archive) = self.open(false).unwrap();
-        repair(&archive, &nodes, &mut |_, _| {}).unwrap()
+        repair(&archive, &nodes, true, &mut |_, _| {}).unwrap()
     }
 
     fn is_well(&self) -> bool {

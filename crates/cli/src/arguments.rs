@@ -9,8 +9,8 @@ use onefold_console::manual;
 use crate::{
     operator,
     verbs::{
-        archive, check, cluster, create, estimate, gc, get, inspect, ls, put, rm, scrub, serve,
-        stats, status, volume,
+        check, create, estimate, gc, get, inspect, ls, mv, node, put, repair, rm, scrub, serve,
+        status, volume, worker,
     },
 };
 
@@ -29,9 +29,9 @@ use crate::{
     disable_help_subcommand = true
 )]
 #[command(
-    after_help = "Begin with:\n  onefold create disk.onefold --size 100G\n  onefold volume create disk.onefold vm1 --size 1T\n  \
+    after_help = "Begin with:\n  onefold create block disk.onefold --size 100G\n  onefold volume create disk.onefold vm1 --size 1T\n  \
                         onefold serve disk.onefold --nbd unix:/run/onefold.sock\n\n  \
-                        onefold archive create backups\n  onefold put backups monday -r /home\n\nEach verb shows examples of its own: onefold VERB --help"
+                        onefold create archive backups\n  onefold put backups monday -r /home\n\nEach verb shows examples of its own: onefold VERB --help"
 )]
 pub(crate) struct Arguments {
     /// Takes options from a TOML file too: a section for each verb, like [serve] or
@@ -67,16 +67,17 @@ pub(crate) enum Verb {
     Status(status::Options),
     Check(check::Options),
     Scrub(scrub::Options),
-    Inspect(inspect::Options),
-    Estimate(estimate::Options),
-    Cluster(cluster::Options),
-    Archive(archive::Options),
+    Repair(repair::Options),
     Put(put::Options),
     Get(get::Options),
     Ls(ls::Options),
     Rm(rm::Options),
+    Mv(mv::Options),
     Gc(gc::Options),
-    Stats(stats::Options),
+    Worker(worker::Options),
+    Node(node::Options),
+    Estimate(estimate::Options),
+    Inspect(inspect::Options),
     Man(manual::Options),
 }
 

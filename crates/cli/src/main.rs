@@ -28,8 +28,8 @@ use onefold_console::{failure::Failure, logging, manual};
 
 use arguments::{Arguments, Verb};
 use verbs::{
-    archive, check, cluster, create, estimate, gc, get, inspect, ls, put, rm, scrub, serve, stats,
-    status, volume,
+    check, create, estimate, gc, get, inspect, ls, mv, node, put, repair, rm, scrub, serve, status,
+    volume, worker,
 };
 
 fn main() -> ExitCode {
@@ -68,14 +68,15 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Scrub(options) => scrub::run(&options),
         Verb::Inspect(options) => inspect::run(&options),
         Verb::Estimate(options) => estimate::run(&options),
-        Verb::Cluster(options) => cluster::run(options),
-        Verb::Archive(options) => archive::run(options),
+        Verb::Repair(options) => repair::run(&options),
         Verb::Put(options) => put::run(&options),
         Verb::Get(options) => get::run(&options),
         Verb::Ls(options) => ls::run(&options),
         Verb::Rm(options) => rm::run(&options),
+        Verb::Mv(options) => mv::run(&options),
         Verb::Gc(options) => gc::run(&options),
-        Verb::Stats(options) => stats::run(&options),
+        Verb::Worker(options) => worker::run(&options),
+        Verb::Node(options) => node::run(&options),
         Verb::Man(options) => manual::run(&options, Arguments::command()),
     }
 }

@@ -37,15 +37,21 @@ impl fmt::Display for StoreKind {
 }
 
 /// A store as it was found.
-pub(crate) enum Found {
+pub enum Found {
+    /// A file or device of the block engine, whose superblock was read.
     Block(Box<StoreFile>),
+    /// An archive's directory.
     Archive(ArchiveDir),
+    /// A folder of the cluster engine, or a store on Ceph, which was not looked for.
     Cluster(Url),
 }
 
 impl Found {
     /// Looks at what is at `path`, and opens nothing.
-    pub(crate) fn at(path: &Path) -> Result<Found> {
+    ///
+    /// # Errors
+    /// As [`locate`].
+    pub fn at(path: &Path) -> Result<Found> {
         if let Some(url) = store_at(path) {
             return Ok(Found::Cluster(url));
         }
@@ -55,7 +61,9 @@ impl Found {
         StoreFile::look(path).map(|file| Found::Block(Box::new(file)))
     }
 
-    pub(crate) fn kind(&self) -> StoreKind {
+    /// The engine that made it.
+    #[must_use]
+    pub fn kind(&self) -> StoreKind {
         match self {
             Found::Block(_) => StoreKind::Block,
             Found::Archive(_) => StoreKind::Archive,

@@ -409,13 +409,14 @@ impl Segment {
         found
     }
 
-    /// Looks at all units of some rows; bad ones are made anew where they belong, if their node is
-    /// there, and count as `repaired` then.
+    /// Looks at all units of some rows. With `mends` bad ones are made anew where they belong, if
+    /// their node is there, and count as `repaired` then.
     pub(crate) fn repair(
         &self,
         at: u64,
         bytes: u64,
         only: Option<(usize, &dyn File)>,
+        mends: bool,
     ) -> Result<Repaired> {
         let (mut row, end) = (at / self.row_bytes(), (at + bytes).div_ceil(self.row_bytes()));
         let (mut done, mut touched) = (Repaired::default(), BTreeMap::new());
@@ -441,7 +442,7 @@ impl Segment {
             } else {
                 done.bad_units += found.bad.len() as u64;
                 for &(bad, column) in
-                    found.bad.iter().filter(|(bad, _)| !found.hopeless.contains(bad))
+                    found.bad.iter().filter(|(bad, _)| mends && !found.hopeless.contains(bad))
                 {
                     if self.shared.here() >> self.node(column) & 1 == 0 {
                         continue;
@@ -467,9 +468,9 @@ impl Segment {
         Ok(done)
     }
 
-    /// Makes headers of columns anew that are not whole, on nodes that are there: who has the last
-    /// one of a segment knows where its columns are.
-    pub(crate) fn repair_headers(&self) -> Result<Repaired> {
+    /// Looks at the headers of columns on nodes that are there, and with `mends` makes those anew
+    /// that are not whole: who has the last one of a segment knows where its columns are.
+    pub(crate) fn repair_headers(&self, mends: bool) -> Result<Repaired> {
         let mut done = Repaired::default();
         for column in (0..self.code().columns())
             .filter(|&column| self.shared.here() >> self.node(column) & 1 == 1)
@@ -482,10 +483,13 @@ impl Segment {
             if decoded.is_ok_and(|layout| layout == self.layout) {
                 continue;
             }
+            done.bad_units += 1;
+            if !mends {
+                continue;
+            }
             self.files.lock().remove(&column);
             self.column(column, true)?.sync()?;
             directory.sync_names()?;
-            done.bad_units += 1;
             done.repaired_units += 1;
         }
         Ok(done)

@@ -48,14 +48,15 @@ fn places(archive: &Archive) -> BTreeMap<u32, Vec<Place>> {
     places
 }
 
-/// Looks at every unit of all containers, parity included, and makes bad ones anew on nodes that
-/// are there; durable on return.
+/// Looks at every unit of all containers, parity included; with `mends` makes bad ones anew on
+/// nodes that are there, durably on return.
 ///
 /// # Errors
 /// Those of the system; what is lost is in the report.
 pub fn repair(
     archive: &Arc<Archive>,
     nodes: &Nodes,
+    mends: bool,
     progress: &mut Progress<'_>,
 ) -> Result<Rebuilt> {
     // Nothing that is looked at moves away.
@@ -64,9 +65,9 @@ pub fn repair(
     let (total, mut looked) = (places.values().map(Vec::len).sum::<usize>() as u64, 0);
     for (segment, places) in places {
         let segment = Segment::of(nodes.shared(), &segment_name(segment))?;
-        done.add(segment.repair_headers()?);
+        done.add(segment.repair_headers(mends)?);
         for place in places {
-            done.add(segment.repair(place.at, u64::from(place.bytes), None)?);
+            done.add(segment.repair(place.at, u64::from(place.bytes), None, mends)?);
             looked += 1;
             progress(looked, total);
         }
@@ -133,7 +134,12 @@ pub fn replace(
         }
         let file = columns.begin_column(column, &**files)?;
         for place in places {
-            done.add(columns.repair(place.at, u64::from(place.bytes), Some((column, &*file)))?);
+            done.add(columns.repair(
+                place.at,
+                u64::from(place.bytes),
+                Some((column, &*file)),
+                true,
+            )?);
             filled += 1;
             progress(filled, total);
         }

@@ -1,15 +1,17 @@
-//! `onefold gc`: frees what no stream needs.
+//! `onefold gc`: frees what no stream or volume needs.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use onefold_archive::{Collection, CollectionOptions as Collect, Format, Settings};
 use serde::Serialize;
+use serde_json::json;
 
-use onefold::parts::archive_dir::{ArchiveDir, now};
+use super::{Found, cluster, refused};
+use onefold::parts::{archive_dir::now, cluster_store::Url};
 use onefold_console::{
     failure::Failure,
-    output,
+    output::{self, Answer},
     progress::Progress,
     size::{Size, counted},
 };
@@ -24,8 +26,8 @@ use onefold_console::{
     after_help = "Examples:\n  onefold gc backups\n  onefold gc backups --keep-partial 0 --no-wait"
 )]
 pub(crate) struct Options {
-    /// The archive
-    archive: PathBuf,
+    /// The store: an archive; a store of the cluster engine finishes its deletions
+    store: PathBuf,
 
     /// Hours for which the chunks of puts that were killed are kept, so that a repeat finds them
     #[arg(long, default_value_t = 24, value_name = "HOURS")]
@@ -34,7 +36,7 @@ pub(crate) struct Options {
     /// With --placement rad: encodes all that stands replicated, whatever delay and batch say; for
     /// archives that get no more versions
     #[arg(long)]
-    settle: bool,
+    encode: bool,
 
     /// Leaves to the next gc what running puts and readers hold back, instead of waiting for them
     #[arg(long)]
@@ -61,11 +63,11 @@ struct Done {
     copied_chunk_bytes: u64,
     merge_written_bytes: u64,
     /// Containers that stood replicated and were encoded by classes, with --placement rad.
-    settled_containers: u64,
-    settled_into_containers: u64,
-    settled_chunks: u64,
-    settled_chunk_bytes: u64,
-    settle_written_bytes: u64,
+    encoded_containers: u64,
+    encoded_into_containers: u64,
+    encoded_chunks: u64,
+    encoded_chunk_bytes: u64,
+    encode_written_bytes: u64,
     /// What stands replicated now, with its copies.
     replicated_bytes: u64,
     freed_bytes: u64,
@@ -78,7 +80,14 @@ struct Done {
 
 /// Collects, and tells what was freed.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let directory = ArchiveDir::look(&options.archive)?;
+    let directory = match Found::at(&options.store)? {
+        Found::Archive(directory) => directory,
+        Found::Cluster(url) => return finish(&url, Answer { json: options.json }),
+        other => {
+            let why = "it frees space as soon as nothing names it, and needs no gc";
+            return Err(refused(&options.store, &other, why));
+        }
+    };
     let archive = directory.open(Settings { memory: options.memory.0, ..Settings::default() })?;
     let bar = Progress::of("gc", "steps");
     let collect = Collect {
@@ -86,11 +95,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         keep_partial: options.keep_partial.saturating_mul(3600),
         wait: !options.no_wait,
         reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
-        encode_all: options.settle,
+        encode_all: options.encode,
     };
-    if options.settle && archive.label().late.is_none() {
+    if options.encode && archive.label().late.is_none() {
         return Err(Failure::new(
-            "--settle is for archives with --placement rad: in others nothing stands replicated",
+            "--encode is for archives with --placement rad: in others nothing stands replicated",
         ));
     }
     let mut steps = 0;
@@ -107,11 +116,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         copied_chunks: done.copied_chunks,
         copied_chunk_bytes: done.copied_chunk_bytes,
         merge_written_bytes: done.merge_bytes,
-        settled_containers: done.encoded,
-        settled_into_containers: done.encoded_into,
-        settled_chunks: done.encoded_chunks,
-        settled_chunk_bytes: done.encoded_chunk_bytes,
-        settle_written_bytes: done.encode_bytes,
+        encoded_containers: done.encoded,
+        encoded_into_containers: done.encoded_into,
+        encoded_chunks: done.encoded_chunks,
+        encoded_chunk_bytes: done.encoded_chunk_bytes,
+        encode_written_bytes: done.encode_bytes,
         replicated_bytes: archive.refresh()?.replicated().0,
         freed_bytes: done.freed_bytes,
         damaged_containers: done.damaged,
@@ -135,10 +144,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     if archive.label().late.is_some() {
         output::line(format_args!(
-            "settled {} with {}, and wrote {}; {} stand replicated",
-            counted(done.settled_containers, "container"),
-            counted(done.settled_chunks, "chunk"),
-            Size(done.settle_written_bytes),
+            "encoded {} with {}, and wrote {}; {} stand replicated",
+            counted(done.encoded_containers, "container"),
+            counted(done.encoded_chunks, "chunk"),
+            Size(done.encode_written_bytes),
             Size(done.replicated_bytes)
         ));
     }
@@ -155,4 +164,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         ));
     }
     Ok(())
+}
+
+/// A store of the cluster engine frees what nothing names by its workers; deletions that a killed
+/// session left are finished here.
+fn finish(store: &Url, answer: Answer) -> Result<(), Failure> {
+    let steps = cluster::finish_deletions(store)?;
+    answer.tell(
+        &json!({ "deletion_steps": steps }),
+        format_args!("finished deletions in {}", counted(steps, "step")),
+    )
 }

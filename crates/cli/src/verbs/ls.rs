@@ -1,23 +1,27 @@
-//! `onefold ls`: what is in an archive, or in a directory that it holds.
+//! `onefold ls`: the streams of a store, or what is in a directory that an archive holds.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use onefold_archive::{Reader, Shape};
+use onefold_cluster::What;
 use serde::Serialize;
 
-use super::get::listing;
-use onefold::parts::archive_dir::ArchiveDir;
-use onefold_console::{failure::Failure, output, size::Size};
+use super::{Found, VOLUMES_ONLY, cluster, get::listing, refused};
+use onefold_console::{
+    failure::Failure,
+    output::{self, Answer},
+    size::Size,
+};
 
-/// Lists the streams of an archive, or the entries of a directory that is stored in it
+/// Lists the streams of a store, or the entries of a directory that is stored in an archive
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold ls backups\n  onefold ls backups etc-monday\n  onefold ls backups --json"
 )]
 pub(crate) struct Options {
-    /// The archive
-    archive: PathBuf,
+    /// The store: an archive, or a store of the cluster engine
+    store: PathBuf,
 
     /// A stored directory, to list what is in it
     name: Option<String>,
@@ -49,7 +53,15 @@ struct Line {
 
 /// Lists.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let archive = ArchiveDir::look(&options.archive)?.open_to_read(options.memory.0)?;
+    let directory = match Found::at(&options.store)? {
+        Found::Archive(directory) => directory,
+        Found::Cluster(url) if options.name.is_none() => {
+            return cluster::list(&url, What::Put, Answer { json: options.json });
+        }
+        other @ Found::Block(_) => return Err(refused(&options.store, &other, VOLUMES_ONLY)),
+        other => return Err(refused(&options.store, &other, "it holds no directories")),
+    };
+    let archive = directory.open_to_read(options.memory.0)?;
     let mut reader = Reader::new(&archive)?;
     if let Some(name) = &options.name {
         let stream = reader.stream(name)?;

@@ -1,8 +1,6 @@
-//! The verbs, one file each.
+//! The verbs, one file or folder each. A verb finds out which engine made the store, and refuses
+//! what the engine lacks.
 
-pub(crate) mod archive;
-mod archive_placement;
-mod archive_volume;
 pub(crate) mod check;
 pub(crate) mod cluster;
 pub(crate) mod create;
@@ -11,26 +9,51 @@ pub(crate) mod gc;
 pub(crate) mod get;
 pub(crate) mod inspect;
 pub(crate) mod ls;
+pub(crate) mod mv;
+pub(crate) mod node;
 pub(crate) mod put;
+pub(crate) mod repair;
 pub(crate) mod rm;
 pub(crate) mod scrub;
 pub(crate) mod serve;
-pub(crate) mod stats;
 pub(crate) mod status;
 pub(crate) mod volume;
+pub(crate) mod worker;
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
+use onefold::StoreKind;
+use onefold_console::failure::Failure;
 use onefold_core::{Kind, Result};
 
-use onefold::parts::{control::Client, store_file::StoreFile};
-
-/// What a verb says that makes a store, until stores can be encrypted.
-pub(crate) const NOT_ENCRYPTED: &str =
-    "it is not encrypted: whoever can read its file, device or objects reads what is stored";
+use onefold::parts::{Found, archive_dir::ArchiveDir, control::Client, store_file::StoreFile};
 
 /// How long a verb waits for a server that is just coming up or going down.
 const CHANGE_WAIT: Duration = Duration::from_secs(3);
+
+/// Says which engine made a store, and why it refuses what was asked for.
+fn refused(store: &Path, found: &Found, why: &str) -> Failure {
+    let kind = match found.kind() {
+        StoreKind::Block => "a block store",
+        StoreKind::Archive => "an archive",
+        _ => "a store of the cluster engine",
+    };
+    Failure::new(format!("{} is {kind}: {why}", store.display()))
+}
+
+/// The archive at a path, for verbs that no other engine has.
+fn archive_at(store: &Path, why_not: &str) -> Result<ArchiveDir, Failure> {
+    match Found::at(store)? {
+        Found::Archive(directory) => Ok(directory),
+        other => Err(refused(store, &other, why_not)),
+    }
+}
+
+/// Why a block store has no streams.
+const VOLUMES_ONLY: &str = "it holds volumes only, which `onefold serve` offers over NBD";
 
 /// Asks the server of the store when there is one, else does it here. A server that is just coming
 /// or going is waited for.

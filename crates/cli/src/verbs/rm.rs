@@ -1,4 +1,4 @@
-//! `onefold rm`: streams out of an archive; their space comes back with `gc`.
+//! `onefold rm`: streams out of a store; in an archive their space comes back with `gc`.
 
 use std::path::PathBuf;
 
@@ -6,20 +6,20 @@ use clap::Args;
 use onefold_archive::Settings;
 use serde_json::json;
 
-use onefold::parts::archive_dir::ArchiveDir;
+use super::{Found, VOLUMES_ONLY, cluster, refused};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
 };
 
-/// Removes streams, also beside a running put; `onefold gc` gives their space back
+/// Removes streams, also beside a running put; `onefold gc` gives back the space of an archive's
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold rm backups etc-monday\n  onefold rm backups monday tuesday"
 )]
 pub(crate) struct Options {
-    /// The archive
-    archive: PathBuf,
+    /// The store: an archive, or a store of the cluster engine
+    store: PathBuf,
 
     /// The names
     #[arg(required = true)]
@@ -31,7 +31,12 @@ pub(crate) struct Options {
 
 /// Removes them one by one, each durably.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let archive = ArchiveDir::look(&options.archive)?.open(Settings::default())?;
+    let directory = match Found::at(&options.store)? {
+        Found::Archive(directory) => directory,
+        Found::Cluster(url) => return cluster::remove(&url, &options.names, options.answer),
+        other => return Err(refused(&options.store, &other, VOLUMES_ONLY)),
+    };
+    let archive = directory.open(Settings::default())?;
     for name in &options.names {
         archive.remove(name)?;
         if !options.answer.json {

@@ -11,14 +11,14 @@ use onefold_core::{BLOCK_BYTES, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    Found,
     check::{
-        archive::{self, Extent},
-        show,
+        archive::{self, Depth, Extent},
+        cluster, found_for, show,
     },
-    cluster, served_or_not,
+    served_or_not,
 };
 use onefold::parts::{
-    archive_dir::ArchiveDir,
     control::{Request, Tell},
     store_file::StoreFile,
 };
@@ -31,8 +31,10 @@ use onefold_console::{
 
 /// Verifies all data of a store, also while it is served; names what damage hits
 ///
-/// Every stored block is read and compared with its fingerprint. The exit status is 0 only when all
-/// of it is whole. A folder of the cluster engine may not be served meanwhile.
+/// Every stored block is read and compared with its fingerprint; an archive records what is
+/// damaged, so that no put takes it for a duplicate. Nothing is mended: `onefold repair` does that.
+/// The exit status is 0 only when all of it is whole. A folder of the cluster engine may not be
+/// served meanwhile.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold scrub disk.onefold\n  onefold scrub disk.onefold --json"
@@ -110,25 +112,15 @@ impl From<ScrubReport> for Scrubbed {
 
 /// Scrubs, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    if let Some(url) = cluster::store_at(&options.store) {
-        return cluster::scrub(&url, true, options.answer);
-    }
-    if ArchiveDir::is_there(&options.store) {
-        return archive::run(
-            &options.store,
-            Extent {
-                data: true,
-                repair: false,
-                only: options.only.as_deref(),
-                memory: options.memory.0,
-            },
-            options.answer.json,
-        );
-    }
-    if options.only.is_some() {
-        return Err(Failure::usage("--only is for archives"));
-    }
-    let file = StoreFile::look(&options.store)?;
+    let only = options.only.as_deref();
+    let file = match found_for(&options.store, only)? {
+        Found::Block(file) => file,
+        Found::Archive(directory) => {
+            let extent = Extent { depth: Depth::Scrub, only, memory: options.memory.0 };
+            return archive::run(&directory, extent, options.answer.json);
+        }
+        Found::Cluster(url) => return cluster::look(&url, true, options.answer),
+    };
     let bar = Progress::new("scrubbing");
     let scrubbed: Scrubbed = served_or_not(
         &file,

@@ -9,3 +9,5 @@ pub mod control;
 pub mod keeper;
 pub mod operator;
 pub mod store_file;
+
+pub use crate::locate::Found;

@@ -1,4 +1,4 @@
-//! `onefold check` and `onefold scrub` of an archive.
+//! `onefold check`, `scrub` and `repair` of an archive.
 
 use std::{path::Path, sync::Arc};
 
@@ -37,9 +37,9 @@ struct Found {
     bad_units: u64,
     repaired_units: u64,
     /// Lost chunks that other copies made whole.
-    healed_chunks: u64,
+    restored_chunks: u64,
     /// Why none could be put back, where damage was found.
-    not_healed: Option<String>,
+    not_restored: Option<String>,
     /// Entries of the chunk index, when it was made anew.
     index_entries: Option<u64>,
     well: bool,
@@ -53,65 +53,83 @@ struct Damaged {
     offsets: Vec<u64>,
 }
 
+/// How far it goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// Reads metadata.
+    Check,
+    /// Reads all data too, and records what is damaged, so that no put takes it for a duplicate.
+    Scrub,
+    /// The same, and restores what can be restored.
+    Repair,
+}
+
 /// What is asked for.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent<'a> {
-    /// Reads all data.
-    pub(crate) data: bool,
-    /// Restores what can be restored.
-    pub(crate) repair: bool,
+    pub(crate) depth: Depth,
     /// One stream or volume.
     pub(crate) only: Option<&'a str>,
     /// Memory for the tables.
     pub(crate) memory: u64,
 }
 
-/// Checks the archive at `path`, and mends what can be mended: with `data` and with `repair`.
-pub(crate) fn run(path: &Path, extent: Extent<'_>, json: bool) -> Result<(), Failure> {
-    let directory = ArchiveDir::look(path)?;
+/// Checks, scrubs or repairs an archive, and tells what was found.
+pub(crate) fn run(directory: &ArchiveDir, extent: Extent<'_>, json: bool) -> Result<(), Failure> {
+    let path = directory.path();
+    let (data, repairs) = (extent.depth != Depth::Check, extent.depth == Depth::Repair);
     let mut made = Made::default();
-    if extent.repair && extent.only.is_none() {
+    if repairs && extent.only.is_none() {
         let bar = Progress::of("rebuilding the chunk index", "containers");
         made.index_entries =
             Some(rebuild_chunk_index(&directory.open(settings(extent))?, &mut |done, total| {
                 bar.set(done, total)
             })?);
     }
-    let archive = if extent.data || extent.repair {
+    let archive = if data {
         directory.open_to_mend(extent.memory)?
     } else {
         directory.open_to_read(extent.memory)?
     };
-    if extent.data && extent.only.is_none() {
-        made.units = mend(&directory, extent)?;
+    if data && extent.only.is_none() {
+        made.units = look_at_shards(directory, extent)?;
     }
     let mut report = look(&archive, extent)?;
-    if extent.data || extent.repair {
-        match heal(&archive, &report) {
-            Ok(healed) => made.healed = healed,
+    if data {
+        record(&archive, &report)?;
+    }
+    if repairs {
+        match restore(&archive, &report) {
+            Ok(restored) => made.restored = restored,
             // What was found is told all the same.
-            Err(error) => made.not_healed = Some(error.to_string()),
+            Err(error) => made.not_restored = Some(error.to_string()),
         }
-        if made.healed.chunks > 0 {
+        if made.restored.chunks > 0 {
             let bytes = report.bytes;
             archive.refresh()?;
-            report = look(&archive, Extent { data: false, ..extent })?;
+            report = look(&archive, Extent { depth: Depth::Check, ..extent })?;
             report.bytes = bytes;
         }
     }
     if json {
         output::json(&found(&report, &made))?
     } else {
-        tell(&report, &made, extent.data)
+        tell(&report, &made, data)
     }
-    if report.is_well() {
+    let bad_units = made.units.map_or(0, |found| found.units.bad_units);
+    let left = made.units.is_some_and(|found| found.units.repaired_units < bad_units);
+    if report.is_well() && !left {
         if !json {
             output::line(format_args!("{} is well", what(path, extent.only)));
         }
         return Ok(());
     }
-    let problems = counted(report.problems_found, "problem");
-    Err(Failure::new(format!("{} is damaged: {problems}", what(path, extent.only))))
+    let problems = match report.problems_found {
+        0 => counted(bad_units, "bad unit"),
+        n => counted(n, "problem"),
+    };
+    let advice = if repairs { "" } else { "; `onefold repair` restores what can be restored" };
+    Err(Failure::new(format!("{} is damaged: {problems}{advice}", what(path, extent.only))))
 }
 
 fn settings(extent: Extent<'_>) -> Settings {
@@ -130,13 +148,14 @@ fn what(path: &Path, only: Option<&str>) -> String {
 struct Made {
     index_entries: Option<u64>,
     units: Option<Rebuilt>,
-    healed: Restored,
+    restored: Restored,
     /// Why nothing was put back.
-    not_healed: Option<String>,
+    not_restored: Option<String>,
 }
 
 fn look(archive: &Arc<Archive>, extent: Extent<'_>) -> Result<Report, Failure> {
-    let (bar, doing) = if extent.data {
+    let data = extent.depth != Depth::Check;
+    let (bar, doing) = if data {
         (Progress::new("scrubbing"), "scrubbing")
     } else {
         (Progress::of("checking", "parts"), "checking")
@@ -146,21 +165,26 @@ fn look(archive: &Arc<Archive>, extent: Extent<'_>) -> Result<Report, Failure> {
         bar.set(done, total);
     };
     Ok(match extent.only {
-        Some(name) => check_one(archive, name, extent.data, &mut progress)?,
-        None => check(archive, extent.data, &mut progress)?,
+        Some(name) => check_one(archive, name, data, &mut progress)?,
+        None => check(archive, data, &mut progress)?,
     })
 }
 
-/// Names damage in the log, so that no put takes it for a duplicate, and puts back what is stored
-/// elsewhere; where nothing may be written, nothing is done.
-fn heal(archive: &Arc<Archive>, report: &Report) -> Result<Restored> {
+/// Names damage in the log, so that no put takes it for a duplicate; where nothing may be written,
+/// nothing is done.
+fn record(archive: &Arc<Archive>, report: &Report) -> Result<()> {
+    if archive.is_writable() && !report.rotten.is_empty() {
+        record_damage(archive, &report.rotten)?;
+    }
+    Ok(())
+}
+
+/// Puts back what is stored elsewhere; where nothing may be written, nothing is done.
+fn restore(archive: &Arc<Archive>, report: &Report) -> Result<Restored> {
     if !archive.is_writable() {
         return Ok(Restored::default());
     }
-    if !report.rotten.is_empty() {
-        record_damage(archive, &report.rotten)?;
-    }
-    let bar = Progress::of("healing", "containers");
+    let bar = Progress::of("restoring", "containers");
     restore_chunks(archive, &report.lost, &mut |done, total| bar.set(done, total))
 }
 
@@ -184,8 +208,8 @@ fn found(report: &Report, made: &Made) -> Found {
             .collect(),
         bad_units: made.units.map_or(0, |mended| mended.units.bad_units),
         repaired_units: made.units.map_or(0, |mended| mended.units.repaired_units),
-        healed_chunks: made.healed.chunks,
-        not_healed: made.not_healed.clone(),
+        restored_chunks: made.restored.chunks,
+        not_restored: made.not_restored.clone(),
         index_entries: made.index_entries,
         well: report.is_well(),
     }
@@ -213,13 +237,13 @@ fn tell(report: &Report, made: &Made, data: bool) {
             "{bad} units of 4 KiB were bad on their nodes, {anew} were made anew"
         ));
     }
-    if made.healed.chunks > 0 {
+    if made.restored.chunks > 0 {
         output::line(format_args!(
             "restored: {} from other copies",
-            counted(made.healed.chunks, "lost chunk")
+            counted(made.restored.chunks, "lost chunk")
         ));
     }
-    if let Some(why) = &made.not_healed {
+    if let Some(why) = &made.not_restored {
         output::line(format_args!("note: nothing was put back from other copies: {why}"));
     }
     report.problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
@@ -241,17 +265,18 @@ fn tell(report: &Report, made: &Made, data: bool) {
     }
     if !report.lost.is_empty() {
         output::line(
-            "note: a put of the same content stores lost chunks anew; a scrub after it puts them back wherever they are named",
+            "note: a put of the same content stores lost chunks anew; `onefold repair` after it puts them back wherever they are named",
         );
     }
 }
 
-/// Looks at every shard of an archive on several nodes, parity included, and mends what is bad;
-/// where nothing may be written, nothing is done.
-fn mend(directory: &ArchiveDir, extent: Extent<'_>) -> Result<Option<Rebuilt>, Failure> {
+/// Looks at every shard of an archive on several nodes, parity included, and repairs what is bad
+/// when that is asked for; where nothing may be written, nothing is done.
+fn look_at_shards(directory: &ArchiveDir, extent: Extent<'_>) -> Result<Option<Rebuilt>, Failure> {
     let Ok((archive, Some(nodes))) = directory.open_nodes(settings(extent), false) else {
         return Ok(None);
     };
-    let bar = Progress::of("mending", "containers");
-    Ok(Some(repair_units(&archive, &nodes, &mut |done, total| bar.set(done, total))?))
+    let bar = Progress::of("looking at shards", "containers");
+    let mends = extent.depth == Depth::Repair;
+    Ok(Some(repair_units(&archive, &nodes, mends, &mut |done, total| bar.set(done, total))?))
 }

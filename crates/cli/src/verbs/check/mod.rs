@@ -1,19 +1,21 @@
 //! `onefold check`: are all tables of a store whole, and do they agree?
 
 pub(super) mod archive;
-mod repair;
+pub(super) mod block_repair;
+pub(super) mod cluster;
 mod report;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use onefold_block::check::{self, Report};
 use onefold_core::{Error, Kind};
 
+use self::archive::{Depth, Extent};
 pub(super) use self::report::show;
 use self::report::{checked, counts};
-use crate::verbs::cluster;
-use onefold::parts::{archive_dir::ArchiveDir, store_file::StoreFile};
+use super::{Found, refused};
+use onefold::parts::store_file::StoreFile;
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -22,26 +24,21 @@ use onefold_console::{
 };
 
 /// Memory for comparing blocks, unless it is asked for.
-const COMPARING_BYTES: u64 = 256 << 20;
+pub(super) const COMPARING_BYTES: u64 = 256 << 20;
 
-/// Verifies all metadata of a store that is not served, and repairs it; the exit status is 0 only
-/// when all is well
+/// Verifies all metadata of a store that is not served; the exit status is 0 only when all is well
 ///
-/// Without --repair nothing is written: what a crash left to recover is recovered in memory and
-/// verified too. The data itself is verified by `onefold scrub`. Archives and stores on Ceph may be
-/// in use meanwhile; a folder of the cluster engine may not be served.
+/// Nothing is written: what a crash left to recover is recovered in memory and verified too. The
+/// data itself is verified by `onefold scrub`, and `onefold repair` mends what can be mended.
+/// Archives and stores on Ceph may be in use meanwhile; a folder of the cluster engine may not be
+/// served.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check disk.onefold --repair\n  onefold check backups --only monday --repair"
+    after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check backups --only monday"
 )]
 pub(crate) struct Options {
     /// The store, an archive's directory, or a store of the cluster engine
     store: PathBuf,
-
-    /// Restores what follows with certainty from what is left, and nothing else; what is lost
-    /// reads as errors until it is written
-    #[arg(long)]
-    repair: bool,
 
     /// Memory for comparing blocks (256M): with too little for all of them the maps are read
     /// several times. Of an archive: for its tables (64M), and more for what they occupy
@@ -56,32 +53,28 @@ pub(crate) struct Options {
     answer: Answer,
 }
 
+/// The store at a path; only archives know `--only`.
+pub(super) fn found_for(store: &Path, only: Option<&str>) -> Result<Found, Failure> {
+    match Found::at(store)? {
+        archive @ Found::Archive(_) => Ok(archive),
+        other if only.is_some() => Err(refused(store, &other, "--only is for archives")),
+        other => Ok(other),
+    }
+}
+
 /// Checks, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    if let Some(url) = cluster::store_at(&options.store) {
-        return if options.repair {
-            cluster::scrub(&url, false, options.answer)
-        } else {
-            cluster::check(&url, options.answer)
-        };
-    }
-    if ArchiveDir::is_there(&options.store) {
-        let extent = archive::Extent {
-            data: false,
-            repair: options.repair,
-            only: options.only.as_deref(),
-            memory: options.memory.map_or(onefold_archive::READER_BYTES, |memory| memory.0),
-        };
-        return archive::run(&options.store, extent, options.answer.json);
-    }
-    if options.only.is_some() {
-        return Err(Failure::usage("--only is for archives"));
-    }
+    let only = options.only.as_deref();
+    let file = match found_for(&options.store, only)? {
+        Found::Block(file) => file,
+        Found::Archive(directory) => {
+            let memory = options.memory.map_or(onefold_archive::READER_BYTES, |memory| memory.0);
+            let extent = Extent { depth: Depth::Check, only, memory };
+            return archive::run(&directory, extent, options.answer.json);
+        }
+        Found::Cluster(url) => return cluster::look(&url, false, options.answer),
+    };
     let memory = options.memory.map_or(COMPARING_BYTES, |memory| memory.0);
-    let file = StoreFile::look(&options.store)?;
-    if options.repair {
-        return repair::run(&file, memory, options.answer);
-    }
     let disk = file.open_for_reading().map_err(|e| match e.kind() {
         Kind::Busy => Error::new(
             Kind::Busy,
@@ -122,7 +115,7 @@ fn damaged(file: &StoreFile, report: &Report) -> Result<(), Failure> {
     }
     let shown = file.path().display();
     Err(Failure::new(format!(
-        "{shown} is damaged: {}; `onefold check --repair` restores what can be restored",
+        "{shown} is damaged: {}; `onefold repair` restores what can be restored",
         counted(report.problems_found, "problem")
     )))
 }

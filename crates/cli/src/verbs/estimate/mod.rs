@@ -5,6 +5,7 @@
 //! compress those that come first, `tally` knows which ones do.
 
 mod pieces;
+mod pool;
 mod tally;
 mod walk;
 
@@ -25,6 +26,8 @@ use self::{
     tally::{Seen, Tally},
     walk::Walk,
 };
+use super::create::{CutName, chunk_format};
+use onefold::parts::cluster_store::{Url, store_at};
 use onefold_console::{
     failure::Failure,
     output,
@@ -41,22 +44,33 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A block that compresses to this share has room for records, which then cost nothing.
 const ROOMY_BYTES: usize = BLOCK_BYTES * 8 / 10;
 
-/// Tells what deduplication and compression would save on files, directories and devices
+/// Tells what deduplication and compression would save on files, directories, devices and pools
 ///
-/// Blocks of 4 KiB are compared by keyed BLAKE3 fingerprints, as a store does. Nothing is written.
+/// Blocks of 4 KiB are compared by keyed BLAKE3 fingerprints, as a block store does. `rados: POOL`
+/// looks at what is in a pool of a Ceph cluster, whoever put it there, as the cluster engine would
+/// store it. Nothing is written.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold estimate /var/lib/libvirt/images\n  onefold estimate vm1.raw vm2.raw /dev/sdb\n  \
-                        onefold estimate --json --memory 1G /srv"
+                        onefold estimate --json --memory 1G /srv\n  onefold estimate rados: rbd\n  \
+                        onefold estimate rados:/etc/ceph/ceph.conf images --chunk 16K"
 )]
 pub(crate) struct Options {
-    /// Files, directories (with all that is in them) and block devices
+    /// Files, directories (with all that is in them) and block devices; or rados:[CONF] and a pool
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
     /// Memory for fingerprints; when it is full, a sample of the blocks is counted
     #[arg(long, default_value = "256M", value_name = "SIZE")]
     memory: Size,
+
+    /// Size of a chunk of a pool's objects: 16K, 32K or 64K
+    #[arg(long, default_value = "32K")]
+    chunk: Size,
+
+    /// How a pool's objects are cut into chunks
+    #[arg(long, value_enum, default_value = "static")]
+    cut: CutName,
 
     /// Prints JSON, whose keys are stable
     #[arg(long)]
@@ -100,6 +114,12 @@ struct Sums {
 
 /// Estimates, and prints what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if let [url, pool] = &options.paths[..]
+        && let Some(url @ Url::Rados(..)) = store_at(url)
+    {
+        let format = chunk_format(options.chunk, options.cut, true)?;
+        return pool::estimate(&url, &pool.to_string_lossy(), &format, options.json);
+    }
     for path in &options.paths {
         std::fs::metadata(path).map_err(|e| walk::unreadable(path, e))?;
     }

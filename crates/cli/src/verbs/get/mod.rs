@@ -1,4 +1,4 @@
-//! `onefold get`: a stream out of an archive, to standard output, a file or a directory.
+//! `onefold get`: a stream out of a store, to standard output, a file or a directory.
 
 pub(super) mod listing;
 mod space;
@@ -19,10 +19,10 @@ use onefold_core::{Error, Kind, Result};
 use serde_json::json;
 
 use self::space::fits;
-use onefold::parts::archive_dir::ArchiveDir;
+use super::{Found, VOLUMES_ONLY, cluster, refused};
 use onefold_console::{
     failure::Failure,
-    output,
+    output::{self, Answer},
     progress::Progress,
     size::{Size, grouped},
 };
@@ -38,8 +38,8 @@ use onefold_console::{
     after_help = "Examples:\n  onefold get backups dump\n  onefold get backups vm1 --output vm1.raw\n  onefold get backups etc-monday -C restored"
 )]
 pub(crate) struct Options {
-    /// The archive
-    archive: PathBuf,
+    /// The store: an archive, or a store of the cluster engine
+    store: PathBuf,
 
     /// The name
     name: String,
@@ -91,7 +91,16 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             "--in-place and --preserve-privileged are about a directory that is restored: give -C DIR",
         ));
     }
-    let archive = ArchiveDir::look(&options.archive)?.open_to_read(options.memory.0)?;
+    let directory = match Found::at(&options.store)? {
+        Found::Archive(directory) => directory,
+        Found::Cluster(url) if options.directory.is_none() => {
+            let answer = Answer { json: options.json };
+            return cluster::get(&url, &options.name, options.output.as_deref(), answer);
+        }
+        other @ Found::Block(_) => return Err(refused(&options.store, &other, VOLUMES_ONLY)),
+        other => return Err(refused(&options.store, &other, "it holds no directories")),
+    };
+    let archive = directory.open_to_read(options.memory.0)?;
     let mut reader = Reader::new(&archive)?;
     let stream = reader.stream(&options.name)?;
     let verify = if options.verify { Verify::Chunks } else { Verify::Groups };

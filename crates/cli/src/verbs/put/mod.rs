@@ -1,4 +1,5 @@
-//! `onefold put`: a stream, a file or a directory into an archive.
+//! `onefold put`: a stream, a file or a directory into an archive; a stream or a file into a store
+//! of the cluster engine.
 
 mod exclude;
 mod source;
@@ -24,13 +25,14 @@ use self::{
     source::{Source, Tree},
 };
 
+use super::{Found, VOLUMES_ONLY, cluster, refused};
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
     control::{self, Client},
 };
 use onefold_console::{
     failure::Failure,
-    output,
+    output::{self, Answer},
     progress::Progress,
     size::{Size, grouped, share},
 };
@@ -47,20 +49,20 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// ends, and not at all when it fails. What a killed put had stored is found again when it is
 /// repeated. Where the archive is served, its server stores it, beside others and beside writes to
 /// volumes. What of a directory can't be read is named and left out, the stream is marked as
-/// incomplete, and the exit status is 3.
+/// incomplete, and the exit status is 3. A store of the cluster engine takes streams and files.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold put backups etc-monday -r /etc\n  onefold put backups vm1 vm1.raw\n  onefold put backups dump --json\n  \
                   onefold put backups home -r /home --exclude '*.tmp' --exclude .cache/ --exclude-caches --one-file-system"
 )]
 pub(crate) struct Options {
-    /// The archive
-    archive: PathBuf,
+    /// The store: an archive, or a store of the cluster engine
+    store: PathBuf,
 
     /// The name
     name: String,
 
-    /// A file or a device; its holes cost nothing
+    /// A file or a device; in an archive its holes cost nothing
     file: Option<PathBuf>,
 
     /// A directory with all that is in it: names, modes, owners, times, links, holes and extended
@@ -115,6 +117,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// What only archives know.
+    fn is_about_archives(&self) -> bool {
+        self.recursive.is_some() || self.is_about_trees() || self.degraded || self.no_wait
+    }
+
     fn is_about_trees(&self) -> bool {
         let patterns = !self.exclude.is_empty() || !self.exclude_from.is_empty();
         patterns || self.exclude_caches || self.one_file_system || self.strict
@@ -147,7 +154,18 @@ pub(super) struct Stored {
 
 /// Stores it, and tells what it took.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let directory = ArchiveDir::look(&options.archive)?;
+    let directory = match Found::at(&options.store)? {
+        Found::Archive(directory) => directory,
+        Found::Cluster(url) if !options.is_about_archives() => {
+            let answer = Answer { json: options.json };
+            return cluster::put(&url, &options.name, options.file.as_deref(), answer);
+        }
+        other @ Found::Block(_) => return Err(refused(&options.store, &other, VOLUMES_ONLY)),
+        other => {
+            let why = "it takes streams and files, and has neither nodes nor puts to wait for";
+            return Err(refused(&options.store, &other, why));
+        }
+    };
     valid_filters(&options.filters)?;
     if options.recursive.is_none() && options.is_about_trees() {
         return Err(Failure::usage(

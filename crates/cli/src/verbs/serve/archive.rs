@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::options::{CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX, listen, note};
-use crate::verbs::{archive_volume, put, volume};
+use crate::verbs::{put, volume};
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
     archive_work::ArchiveWork,
@@ -211,7 +211,7 @@ impl Served for Commands {
             Request::Pid => json(&std::process::id()),
             Request::Status => json(&self.report()),
             change => {
-                archive_volume::apply(self.volumes.archive(), &change)?;
+                volume::archive::apply(self.volumes.archive(), &change)?;
                 tracing::info!("{}", volume::said(&change));
                 Ok(Value::Null)
             }

@@ -17,7 +17,8 @@ use onefold_cluster::{ClusterExports, Mode, Settings};
 use onefold_core::{Error, Exports, Kind, Volume, VolumeInfo};
 
 use super::options::{CLIENT_GRACE, Options, listen, note};
-use crate::verbs::cluster::{Backing, Url, Workers};
+use crate::verbs::worker::Workers;
+use onefold::parts::cluster_store::{Backing, Url};
 use onefold_console::address::uri;
 use onefold_console::failure::Failure;
 

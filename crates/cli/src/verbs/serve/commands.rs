@@ -96,7 +96,7 @@ impl Served for Commands {
             }
             Request::Scrub => json(&scrub::served(&self.store, progress)?),
             change => {
-                volume::apply(&self.store, &change)?;
+                volume::block::apply(&self.store, &change)?;
                 if let Some(server) = self.server.lock().as_ref() {
                     server.limits_changed();
                 }

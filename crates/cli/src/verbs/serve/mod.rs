@@ -36,10 +36,8 @@ use self::{
     commands::Commands,
     options::{CLIENT_GRACE, LOOK_EVERY, URIS_MAX, listen, note},
 };
-use crate::verbs::cluster::store_at;
 use onefold::parts::{
-    archive_dir::ArchiveDir,
-    control,
+    Found, control,
     store_file::{StoreFile, WorkingStore},
 };
 use onefold_console::{
@@ -55,15 +53,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let service = Service::take()?;
     let (settings, limits) = (options.settings()?, options.limits()?);
     address::let_in(&options.nbd, &service.sockets, options.insecure)?;
-    if ArchiveDir::is_there(&options.store)
-        && let Ok(directory) = ArchiveDir::look(&options.store)
-    {
-        return archive::run(options, &directory, service);
-    }
-    if let Some(url) = store_at(&options.store) {
-        return cluster::run(options, &url, service);
-    }
-    let file = StoreFile::look(&options.store)?;
+    let file = match Found::at(&options.store)? {
+        Found::Block(file) => file,
+        Found::Archive(directory) => return archive::run(options, &directory, service),
+        Found::Cluster(url) => return cluster::run(options, &url, service),
+    };
 
     note(service.notifier.status("opening the store"));
     let working = file.work(settings)?;

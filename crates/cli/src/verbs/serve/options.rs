@@ -5,6 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use clap::{Args, ValueEnum};
 use onefold_backend::systemd::Socket;
 use onefold_block::{MEMORY_MIN, Persistence, Settings};
+use onefold_cluster::Dedup;
 use onefold_console::{
     address::{self, Address, Door},
     failure::Failure,
@@ -17,7 +18,7 @@ use super::{
     access::{Access, Usual},
     limited::{Limit, Limited},
 };
-use crate::verbs::cluster::{DedupName, Pace, threads};
+use crate::verbs::worker::{Pace, threads};
 
 /// How long clients may take to send no more and read their answers when the server stops.
 pub(super) const CLIENT_GRACE: Duration = Duration::from_secs(10);
@@ -161,6 +162,27 @@ pub(super) fn connections(text: &str) -> Result<usize, String> {
         .ok()
         .filter(|n| (1..=MOST).contains(n))
         .ok_or_else(|| format!("a number from 1 to {MOST}"))
+}
+
+/// When a server deduplicates what clients write.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum DedupName {
+    /// Later, by workers
+    PostProcessing,
+    /// Once a write is durable, before it is acknowledged; for comparison
+    FlushThrough,
+    /// As part of the write: whole chunks are read, changed and stored; for comparison
+    Inline,
+}
+
+impl From<DedupName> for Dedup {
+    fn from(name: DedupName) -> Dedup {
+        match name {
+            DedupName::PostProcessing => Dedup::PostProcessing,
+            DedupName::FlushThrough => Dedup::FlushThrough,
+            DedupName::Inline => Dedup::Inline,
+        }
+    }
 }
 
 impl Options {

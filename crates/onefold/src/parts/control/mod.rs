@@ -40,14 +40,14 @@ pub enum Request {
         name: String,
         bytes: u64,
         #[serde(default)]
-        critical: Vec<Range<u64>>,
+        no_dedup: Vec<Range<u64>>,
         #[serde(default, skip_serializing_if = "Speed::is_any")]
         limits: Speed,
     },
     /// Another size.
     VolumeResize { name: String, bytes: u64 },
-    /// Other critical ranges, in blocks.
-    VolumeCritical { name: String, critical: Vec<Range<u64>> },
+    /// Other ranges that are not deduplicated, in blocks.
+    VolumeNoDedup { name: String, no_dedup: Vec<Range<u64>> },
     /// Other limits for its clients.
     VolumeLimit { name: String, limits: Speed },
     /// Another name.
@@ -119,7 +119,7 @@ pub struct VolumeLine {
     pub bytes: u64,
     /// Bytes of it that are not deduplicated.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub critical: Vec<Range<u64>>,
+    pub no_dedup: Vec<Range<u64>>,
     /// How fast clients may use it.
     #[serde(default, skip_serializing_if = "Speed::is_any")]
     pub limits: Speed,
@@ -127,7 +127,7 @@ pub struct VolumeLine {
 
 impl VolumeLine {
     pub fn of(volume: &VolumeStatus) -> VolumeLine {
-        let critical = volume
+        let no_dedup = volume
             .no_dedup
             .ranges()
             .iter()
@@ -136,7 +136,7 @@ impl VolumeLine {
         VolumeLine {
             name: volume.name.clone(),
             bytes: volume.bytes,
-            critical,
+            no_dedup,
             limits: volume.limits.into(),
         }
     }
@@ -196,7 +196,7 @@ mod tests {
             Request::VolumeCreate {
                 name: "a\u{7f}".into(),
                 bytes: u64::MAX,
-                critical: vec![0..5, 9..10],
+                no_dedup: vec![0..5, 9..10],
                 limits: Speed { iops: 5, bytes: 0 },
             },
             Request::VolumeRename { name: "a".into(), new_name: "b".into() },

@@ -133,7 +133,7 @@ impl Sim {
             }
             return Ok(());
         }
-        match repair(&archive, &nodes, &mut |_, _| {}) {
+        match repair(&archive, &nodes, true, &mut |_, _| {}) {
             Ok(done) if done.lost_containers == 0 => {
                 if done.units.repaired_units > 0 {
                     self.reach.hit("rot was mended");

@@ -1,4 +1,4 @@
-//! `onefold cluster estimate`.
+//! `onefold estimate` of a pool of a Ceph cluster.
 
 use onefold_backend::{
     RadosObjects,
@@ -27,9 +27,7 @@ pub(super) fn estimate(
     as_json: bool,
 ) -> Result<(), Failure> {
     let Url::Rados(_, location) = url else {
-        return Err(Failure::usage(
-            "pools are those of a Ceph cluster, rados:[CONF]; for files there is onefold estimate",
-        ));
+        return Err(Failure::usage("a pool is that of a Ceph cluster, rados:[CONF]"));
     };
     let connection = Connection::open(location.configuration.as_deref(), TIMEOUT)?;
     let pool = connection.pool(pool)?;

@@ -1,16 +1,12 @@
-//! `onefold cluster status` and `scrub`.
+//! `onefold status` of a store of the cluster engine.
 
 use std::time::{Duration, Instant};
 
-use onefold_cluster::{Published, Report, Scrub, Session, Sessions, Settings};
+use onefold_cluster::{Published, Session, Sessions};
 use serde_json::json;
 
 use onefold::parts::cluster_store::{Opened, Url};
-use onefold_console::{
-    failure::Failure,
-    output::{self, Answer},
-    size::Size,
-};
+use onefold_console::{failure::Failure, output, size::Size};
 
 /// How long `status` looks at what servers and workers do, in seconds: each says something every
 /// second, idle workers every three.
@@ -18,7 +14,7 @@ const LOOK_MIN: f64 = 2.0;
 const LOOK_MAX: f64 = 4.0;
 
 /// What `status` shows.
-pub(crate) fn status(store: &Url, as_json: bool) -> Result<(), Failure> {
+pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
     let opened = Opened::look(store)?;
     let (before, begun) = (opened.session.published()?, Instant::now());
     let status = opened.session.status()?;
@@ -117,91 +113,5 @@ fn look_on(
             return Ok((sessions, passed));
         }
         std::thread::sleep(Duration::from_millis(100));
-    }
-}
-
-/// Compares maps and references, and when `deep` the data with its names.
-pub(crate) fn scrub(store: &Url, deep: bool, answer: Answer) -> Result<(), Failure> {
-    let opened = Opened::open(store, Settings::default())?;
-    let mut scrub = Scrub::new(opened.session.clone(), deep)?;
-    while scrub.step()? {}
-    let report = scrub.report();
-    if answer.json {
-        output::json(&found(report, report.damage.is_empty()))?;
-        return damaged(store, report.damage.len());
-    }
-    looked_at(report);
-    output::line(format_args!(
-        "repaired    {} stale and {} missing references, {} unused chunks, {} restored chunks, {} unlisted objects, {} orphans",
-        report.stale,
-        report.added,
-        report.collected,
-        report.restored,
-        report.listed,
-        report.orphans
-    ));
-    report.damage.iter().for_each(output::line);
-    damaged(store, report.damage.len())
-}
-
-/// Compares the same, and changes nothing.
-pub(crate) fn check(store: &Url, answer: Answer) -> Result<(), Failure> {
-    let opened = Opened::look(store)?;
-    let mut scrub = Scrub::look(opened.session.clone(), false)?;
-    while scrub.step()? {}
-    let report = scrub.report();
-    let lacking = report.added + report.restored;
-    let well = lacking == 0 && report.damage.is_empty();
-    if answer.json {
-        output::json(&found(report, well))?;
-    } else {
-        looked_at(report);
-        let left = [
-            (report.stale, "stale references"),
-            (report.collected, "unused chunks"),
-            (report.listed, "unlisted objects"),
-            (report.orphans, "orphans"),
-        ];
-        for (count, what) in left.iter().filter(|(count, _)| *count > 0) {
-            output::line(format_args!("note: {count} {what}, which take space and do no harm"));
-        }
-        for (count, what) in [
-            (report.added, "missing references"),
-            (report.restored, "missing chunks that stand in their objects, too"),
-        ] {
-            (count > 0).then(|| output::line(format_args!("problem: {count} {what}")));
-        }
-        report.damage.iter().for_each(|line| output::line(format_args!("problem: {line}")));
-        well.then(|| output::line(format_args!("{store} is well")));
-    }
-    match (well, lacking) {
-        (true, _) => Ok(()),
-        (false, 0) => damaged(store, report.damage.len()),
-        _ => Err(Failure::new(format!(
-            "{store} lacks references or chunks; `onefold check --repair` puts back what stands elsewhere"
-        ))),
-    }
-}
-
-/// A report for programs.
-fn found(report: &Report, well: bool) -> serde_json::Value {
-    json!({
-        "objects": report.objects, "chunks": report.chunks, "references": report.references, "stale_references": report.stale,
-        "added_references": report.added, "collected_chunks": report.collected, "restored_chunks": report.restored,
-        "listed_objects": report.listed, "orphans": report.orphans, "problems": report.damage, "well": well,
-    })
-}
-
-fn looked_at(report: &Report) {
-    output::line(format_args!(
-        "looked at   {} objects, {} chunks, {} references",
-        report.objects, report.chunks, report.references
-    ));
-}
-
-fn damaged(store: &Url, places: usize) -> Result<(), Failure> {
-    match places {
-        0 => Ok(()),
-        n => Err(Failure::new(format!("{store} is damaged in {n} places"))),
     }
 }

@@ -1,15 +1,17 @@
 //! `onefold status`: what a store holds, what it saved, and how it is doing.
 
-use std::path::PathBuf;
+mod archive;
+mod cluster;
+
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use onefold_archive::READER_BYTES;
 use onefold_core::Result;
 
-use super::{cluster, served_or_not, stats};
+use super::{Found, served_or_not};
 use crate::report::Report;
-use onefold::parts::{archive_dir::ArchiveDir, control::Request, store_file::StoreFile};
-use onefold_console::{failure::Failure, output};
+use onefold::parts::{control::Request, store_file::StoreFile};
+use onefold_console::{failure::Failure, output, size::Size};
 
 /// Shows what a store holds, what it saved, and how it is doing
 ///
@@ -23,6 +25,10 @@ pub(crate) struct Options {
     /// The store, an archive's directory, or a store of the cluster engine
     store: PathBuf,
 
+    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
     /// Prints JSON, whose keys are stable
     #[arg(long)]
     json: bool,
@@ -30,13 +36,13 @@ pub(crate) struct Options {
 
 /// Prints the report.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    if let Some(url) = cluster::store_at(&options.store) {
-        return cluster::status(&url, options.json);
-    }
-    if ArchiveDir::is_there(&options.store) {
-        return stats::show(&options.store, READER_BYTES, options.json);
-    }
-    let file = StoreFile::look(&options.store)?;
+    let file = match Found::at(&options.store)? {
+        Found::Block(file) => file,
+        Found::Archive(directory) => {
+            return archive::show(&directory, options.memory.0, options.json);
+        }
+        Found::Cluster(url) => return cluster::show(&url, options.json),
+    };
     let report =
         served_or_not(&file, |server| server.ask(&Request::Status), || offline(&options.store))?;
     if options.json {
@@ -48,7 +54,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// The report of a store that nobody serves. Nothing on the disk changes.
-fn offline(path: &std::path::Path) -> Result<Report> {
+fn offline(path: &Path) -> Result<Report> {
     // Looked at again: a server that just stopped changed it.
     let file = StoreFile::look(path)?;
     let engine = file.open_unchanged()?;

@@ -1,4 +1,4 @@
-//! `onefold check --repair`: what follows with certainty from what is left is restored.
+//! `onefold repair` of a block store: what follows with certainty from what is left is restored.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -20,7 +20,7 @@ use onefold_console::{
 };
 
 /// Repairs the store, and tells what was done and what is left.
-pub(super) fn run(file: &StoreFile, memory: u64, answer: Answer) -> Result<(), Failure> {
+pub(in crate::verbs) fn run(file: &StoreFile, memory: u64, answer: Answer) -> Result<(), Failure> {
     let shown = file.path().display();
     let keeper = file.claim()?;
     let disk = keeper.disk();

@@ -1,4 +1,4 @@
-//! `onefold create`: an empty store in a new file, or on a device.
+//! `onefold create block`: an empty store in a new file, or on a device.
 
 use std::{
     fs,
@@ -28,18 +28,18 @@ use onefold_block::{
 use onefold_core::{Algorithm, BLOCK_BYTES, Disk, Error, Kind, Result};
 use serde_json::json;
 
-use crate::verbs::NOT_ENCRYPTED;
+use super::NOT_ENCRYPTED;
 use onefold::parts::{keeper::Keeper, store_file::holds_something};
 use onefold_console::{failure::Failure, output::Answer, progress::Progress, size::Size};
 
-/// Creates an empty store in a new file or on a block device
+/// Creates an empty store of block volumes in a new file or on a block device
 ///
 /// It is durable when the command returns; when it fails, nothing of it is left.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  onefold create disk.onefold --size 100G\n  onefold create disk.onefold --size 1T --preallocate none\n  \
-                        onefold create /dev/sdb --force --fingerprint sha256\n  \
-                        onefold create disk.onefold --size 20G --fingerprint md5 --verify bytes --preallocate full"
+    after_help = "Examples:\n  onefold create block disk.onefold --size 100G\n  onefold create block disk.onefold --size 1T --preallocate none\n  \
+                        onefold create block /dev/sdb --force --fingerprint sha256\n  \
+                        onefold create block disk.onefold --size 20G --fingerprint md5 --verify bytes --preallocate full"
 )]
 pub(crate) struct Options {
     /// A path where there is no file yet, or a block device

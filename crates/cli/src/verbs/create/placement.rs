@@ -1,4 +1,4 @@
-//! `onefold archive create --placement`: where containers go, and with which codes.
+//! `onefold create archive --placement`: where containers go, and with which codes.
 
 use clap::Args;
 use onefold_archive::{Placement, Rad};

@@ -1,14 +1,11 @@
-//! `onefold stats`, and `onefold status` of an archive: what it holds and what it saved.
+//! `onefold status` of an archive: what it holds and what it saved.
 
-use std::path::{Path, PathBuf};
-
-use clap::Args;
 use onefold_archive::{Class, Tables, WriteCost};
 use serde::Serialize;
 
-use super::{
-    archive_volume::{self, Line},
+use crate::verbs::{
     serve::ArchiveServer,
+    volume::archive::{self as archive_volume, Line},
 };
 use onefold::parts::{archive_dir::ArchiveDir, control::Request};
 use onefold_console::{
@@ -16,22 +13,6 @@ use onefold_console::{
     output,
     size::{Size, counted, grouped},
 };
-
-/// Shows what an archive holds, and what deduplication and compression saved
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  onefold stats backups\n  onefold stats backups --json")]
-pub(crate) struct Options {
-    /// The archive
-    archive: PathBuf,
-
-    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
-    #[arg(long, default_value = "64M", value_name = "SIZE")]
-    memory: Size,
-
-    /// Prints JSON, whose keys are stable
-    #[arg(long)]
-    json: bool,
-}
 
 /// The figures.
 #[derive(Debug, Serialize)]
@@ -97,10 +78,10 @@ struct ClassLine {
 #[derive(Debug, Serialize)]
 struct WorkLine {
     upload_written_bytes: u64,
-    settle_written_bytes: u64,
+    encode_written_bytes: u64,
     merge_written_bytes: u64,
-    settled_chunks: u64,
-    settled_chunk_bytes: u64,
+    encoded_chunks: u64,
+    encoded_chunk_bytes: u64,
     reencoded_chunks: u64,
     reencoded_chunk_bytes: u64,
 }
@@ -141,14 +122,8 @@ struct Absent {
     why: String,
 }
 
-/// Tells.
-pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    show(&options.archive, options.memory.0, options.json)
-}
-
-/// Tells about the archive at `path`.
-pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> {
-    let directory = ArchiveDir::look(path)?;
+/// Tells about an archive.
+pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<(), Failure> {
     let archive = directory.open_to_read(memory)?;
     let nodes = directory.nodes(false, false)?;
     let absent = nodes.iter().flat_map(|nodes| nodes.absent()).map(|(node, why)| Absent {
@@ -165,7 +140,7 @@ pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> 
     let volumes = archive_volume::lines(&archive);
     let mapped = volumes.iter().map(|volume| volume.mapped_bytes).sum::<u64>();
     let stats = Stats {
-        archive: path.display().to_string(),
+        archive: directory.path().display().to_string(),
         chunking: archive.label().chunking.to_string(),
         compression: archive.label().compression.to_string(),
         streams: tables.streams.len() as u64,
@@ -202,10 +177,10 @@ pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> 
         replicated_bytes: tables.replicated().0,
         work: WorkLine {
             upload_written_bytes: work.upload_bytes,
-            settle_written_bytes: work.encode_bytes,
+            encode_written_bytes: work.encode_bytes,
             merge_written_bytes: work.merge_bytes,
-            settled_chunks: work.encoded_chunks,
-            settled_chunk_bytes: work.encoded_chunk_bytes,
+            encoded_chunks: work.encoded_chunks,
+            encoded_chunk_bytes: work.encoded_chunk_bytes,
             reencoded_chunks: work.reencoded_chunks,
             reencoded_chunk_bytes: work.reencoded_chunk_bytes,
         },
@@ -259,13 +234,13 @@ pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> 
     let WriteCost {
         upload_bytes, encode_bytes, merge_bytes, encoded_chunks, reencoded_chunks, ..
     } = work;
-    let settled = if late.is_some() {
-        format!(", to settle {} chunks {}", grouped(encoded_chunks), Size(encode_bytes))
+    let encoded = if late.is_some() {
+        format!(", to encode {} chunks {}", grouped(encoded_chunks), Size(encode_bytes))
     } else {
         String::new()
     };
     let merged = format!("to merge {} chunks {}", grouped(reencoded_chunks), Size(merge_bytes));
-    row("written", format!("by uploads {}{settled}, {merged}", Size(upload_bytes)));
+    row("written", format!("by uploads {}{encoded}, {merged}", Size(upload_bytes)));
     if let Some(server) = &stats.server {
         row("served", format!("by process {} at {}", server.pid, server.listeners.join(" and ")));
         row("to be flushed", Size(server.dirty_bytes).to_string());

@@ -1,31 +1,112 @@
-//! `onefold cluster worker`, and workers inside a server.
+//! `onefold worker`, and workers inside a server of the cluster engine.
 
-use onefold::parts::cluster_store::{Backing, Opened};
 use std::{
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use onefold_backend::signals::StopSignals;
-use onefold_cluster::Worker;
+use clap::Args;
+use onefold::parts::cluster_store::{Backing, Opened};
+use onefold_backend::{rados::TIMEOUT, signals::StopSignals};
+use onefold_cluster::{Settings, Watermarks, Worker};
 use onefold_core::{Error, Kind};
 use serde_json::json;
 
-use super::options::{Pace, WorkerOptions};
-use onefold_console::failure::Failure;
+use super::{Found, refused};
+use onefold_console::{failure::Failure, output::Answer, size::Size};
+
+/// Deduplicates a store of the cluster engine in the background, until it is stopped
+///
+/// The other engines deduplicate inline, while they write.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  onefold worker pool\n  onefold worker pool --once --cold 0")]
+pub(crate) struct Options {
+    /// The store: a folder, or rados:[CONF]
+    store: PathBuf,
+
+    /// Ends when nothing is left to do
+    #[arg(long)]
+    once: bool,
+
+    #[command(flatten)]
+    answer: Answer,
+
+    /// Threads
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = threads)]
+    threads: usize,
+
+    #[command(flatten)]
+    pace: Pace,
+}
+
+/// When workers deduplicate, and how fast.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Pace {
+    /// Seconds that an object must not have been written to before it is deduplicated
+    #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    cold: u64,
+    /// Client operations a second up to which deduplication is not limited
+    #[arg(long, default_value_t = Watermarks::default().operations.0, value_name = "NUMBER")]
+    low_iops: u64,
+    /// Client operations a second from which on 500 of them allow one of deduplication; between
+    /// the marks 100 do
+    #[arg(long, default_value_t = Watermarks::default().operations.1, value_name = "NUMBER")]
+    high_iops: u64,
+    /// The same as --low-iops for bytes a second
+    #[arg(long, default_value = "16M", value_name = "SIZE")]
+    low_bytes: Size,
+    /// The same as --high-iops for bytes a second
+    #[arg(long, default_value = "256M", value_name = "SIZE")]
+    high_bytes: Size,
+    /// Seconds until an operation without a reply of Ceph is asked for again; after five of these
+    /// it is an error
+    #[arg(long, default_value_t = TIMEOUT.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: u64,
+}
+
+/// A number of threads.
+pub(crate) fn threads(text: &str) -> Result<usize, String> {
+    const MOST: usize = 64;
+    text.parse().ok().filter(|n| *n <= MOST).ok_or_else(|| format!("a number up to {MOST}"))
+}
+
+impl Pace {
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+
+    pub(crate) fn marks(&self) -> Watermarks {
+        Watermarks {
+            operations: (self.low_iops, self.high_iops),
+            bytes: (self.low_bytes.0, self.high_bytes.0),
+        }
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        Settings { cold: Duration::from_secs(self.cold), ..Settings::default() }
+    }
+}
 
 /// Deduplicates, until a signal comes or until nothing is left.
-pub(super) fn work(options: &WorkerOptions) -> Result<(), Failure> {
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let store = match Found::at(&options.store)? {
+        Found::Cluster(store) => store,
+        other => {
+            let why = "it deduplicates while it writes, and needs no worker";
+            return Err(refused(&options.store, &other, why));
+        }
+    };
     if !options.once {
         let mut signals = StopSignals::install()?;
-        let backing = Backing::open(&options.store, options.pace.timeout())?;
+        let backing = Backing::open(&store, options.pace.timeout())?;
         let workers = Workers::start(&backing, options.threads, &options.pace)?;
-        tracing::info!("deduplicating {}", options.store);
+        tracing::info!("deduplicating {store}");
         signals.wait();
         workers.stop();
         return Ok(());
     }
-    let opened = Opened::with(&options.store, options.pace.settings(), options.pace.timeout())?;
+    let opened = Opened::with(&store, options.pace.settings(), options.pace.timeout())?;
     let mut worker = Worker::new(opened.session.clone(), options.pace.marks());
     let flipped = until_done(&mut worker);
     // Also after an error: others need not wait until its leases end.

@@ -1,0 +1,111 @@
+//! `onefold create archive`.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use clap::Args;
+use onefold_archive::{Archive, Chunking, Compression, Format, Nodes, Spread};
+use onefold_backend::{Directory, random::random_bytes};
+use onefold_core::{Files, Result};
+use serde_json::json;
+
+use super::{
+    NOT_ENCRYPTED,
+    placement::{self, code},
+};
+use onefold::parts::{
+    archive_dir::{ArchiveDir, name_archive},
+    operator::{warn, word},
+};
+use onefold_console::{failure::Failure, output::Answer, size::counted};
+
+/// Creates an empty archive in a new or empty directory
+///
+/// Any number of readers, one `put` and one `gc` work on an archive at the same time, and a kill at
+/// any point loses nothing that was acknowledged. With --nodes containers are cut into shards with
+/// parity, and log and tables have copies, on nodes of which N-K may be lost; the archive's own
+/// directory only tells where they are.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  onefold create archive backups\n  onefold create archive images --chunking static:4K --compress lz4\n  onefold create archive safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2\n  onefold create archive far --nodes n0,n1,n2,n3,n4,n5 --code 6,4 --placement rad --class-codes 6,4:5,3:4,2"
+)]
+pub(super) struct Options {
+    /// The directory
+    store: PathBuf,
+
+    /// How streams are cut, and the mean size of a chunk: fastcdc:8K, rabin:8K or static:4K; any
+    /// power of two from 1K to 256K
+    #[arg(long, default_value = "fastcdc:8K", value_name = "KIND:SIZE")]
+    chunking: Chunking,
+
+    /// How chunks are compressed: zstd, lz4 or none
+    #[arg(long, default_value = "zstd", value_name = "KIND")]
+    compress: Compression,
+
+    /// New or empty directories that each may be lost, on disks of their own
+    #[arg(long, value_delimiter = ',', num_args = 1.., value_name = "DIRS", requires = "code")]
+    nodes: Vec<PathBuf>,
+
+    /// Shards of a container with and without parity: N-K nodes may be lost
+    #[arg(long, value_name = "N,K", value_parser = code, requires = "nodes")]
+    code: Option<(usize, usize)>,
+
+    #[command(flatten)]
+    placement: placement::Options,
+
+    #[command(flatten)]
+    answer: Answer,
+}
+
+/// Creates it, and says what was made.
+pub(super) fn run(options: &Options) -> Result<(), Failure> {
+    let Options { store, chunking, nodes, code, .. } = options;
+    let format = Format {
+        chunking: *chunking,
+        compression: options.compress,
+        late: options.placement.late(nodes.len(), *code)?,
+        ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?)
+    };
+    let made = match code {
+        Some(code) => create_on(store, nodes, *code, &format)?,
+        None => {
+            let files = Directory::create_as(store, word())?;
+            files.exposed().iter().for_each(|sentence| warn(sentence));
+            Archive::create(&files, &format).map_err(|e| name_archive(store, e))?;
+            String::new()
+        }
+    };
+    let shown = store.display();
+    let nodes: Vec<String> = nodes.iter().map(|node| node.display().to_string()).collect();
+    let report = json!({
+        "store": shown.to_string(), "chunking": chunking.to_string(),
+        "compression": format.compression.to_string(), "nodes": nodes, "code": code,
+        "encrypted": false,
+    });
+    let compression = format.compression;
+    let words = format_args!(
+        "created {shown}: chunks by {chunking}, compressed by {compression}{made}\n{NOT_ENCRYPTED}"
+    );
+    options.answer.tell(&report, words)
+}
+
+/// Makes an archive on several nodes; says how.
+fn create_on(
+    archive: &Path,
+    nodes: &[PathBuf],
+    (n, k): (usize, usize),
+    format: &Format,
+) -> Result<String, Failure> {
+    let directories = nodes
+        .iter()
+        .map(|node| Ok(Arc::new(Directory::create_as(node, word())?) as Arc<dyn Files>))
+        .collect::<Result<Vec<_>>>()?;
+    let ids = nodes.iter().map(|_| random_bytes()).collect::<Result<_>>()?;
+    // Its own directory comes first: what fails below it leaves nothing that looks like an archive.
+    ArchiveDir::create(archive, nodes)?;
+    let files = Nodes::create(directories, &Spread { n, k, ids }, format.id, format.secret)?;
+    Archive::create(&files, format).map_err(|e| name_archive(archive, e))?;
+    Ok(format!(", on {} of which {} may be lost", counted(nodes.len() as u64, "node"), n - k))
+}

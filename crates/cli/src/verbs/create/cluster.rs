@@ -1,0 +1,144 @@
+//! `onefold create cluster`.
+
+use clap::{Args, ValueEnum};
+use onefold_backend::{
+    EmbeddedStore, RadosObjects,
+    rados::{Connection, TIMEOUT},
+    random::random_bytes,
+};
+use onefold_cluster::{Cut, Format, create, is_made};
+use onefold_core::object::PoolKind;
+use serde_json::json;
+
+use super::NOT_ENCRYPTED;
+use onefold::parts::{cluster_store::Url, operator};
+use onefold_console::{failure::Failure, output::Answer, size::Size};
+
+/// Creates an empty store of the cluster engine in a new folder, or in two pools of a Ceph cluster
+///
+/// A folder is used by one process at a time; on Ceph everybody may come at any time. Writes are
+/// acknowledged when they are durable; workers deduplicate what was not written to for a while.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  onefold create cluster pool\n  onefold create cluster pool --chunk 64K --cut static\n  \
+                        onefold create cluster rados: --metadata-pool meta --chunk-pool chunks"
+)]
+pub(super) struct Options {
+    /// A folder that is not there yet, or empty; or rados:[CONF]
+    store: Url,
+
+    /// The replicated pool for metadata and for what is not deduplicated yet; it holds nothing
+    /// else. Only with rados:
+    #[arg(long, value_name = "POOL")]
+    metadata_pool: Option<String>,
+
+    /// The pool for chunks, replicated or erasure-coded. Only with rados:
+    #[arg(long, value_name = "POOL")]
+    chunk_pool: Option<String>,
+
+    /// Takes pools that go on with a single copy
+    #[arg(long)]
+    force: bool,
+
+    /// Size of a chunk of a volume, and the average of a chunk that is cut by its content: 16K, 32K
+    /// or 64K
+    #[arg(long, default_value = "32K")]
+    chunk: Size,
+
+    /// How objects that are put are cut into chunks
+    #[arg(long, value_enum, default_value = "content")]
+    cut: CutName,
+
+    /// How volumes are cut into chunks; by content it is at multiples of 4 KiB, and needs chunks of
+    /// 32K or 64K
+    #[arg(long, value_enum, default_value = "static")]
+    volume_cut: CutName,
+
+    /// Stores chunks as they are, also where compression would save space
+    #[arg(long)]
+    no_compression: bool,
+
+    #[command(flatten)]
+    answer: Answer,
+}
+
+/// How data is cut into chunks.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(in crate::verbs) enum CutName {
+    /// At places that the content decides: what moved is found again
+    Content,
+    /// All of the same size
+    Static,
+}
+
+impl From<CutName> for Cut {
+    fn from(name: CutName) -> Cut {
+        match name {
+            CutName::Content => Cut::Content,
+            CutName::Static => Cut::Static,
+        }
+    }
+}
+
+/// Creates it, and says what was made.
+pub(super) fn run(options: &Options) -> Result<(), Failure> {
+    let chunks = chunk_format(options.chunk, options.cut, !options.no_compression)?;
+    let format = Format { volume_cut: options.volume_cut.into(), ..chunks };
+    format.check()?;
+    make(options, &format)?;
+    options.answer.tell(
+        &json!({ "store": options.store.to_string(), "encrypted": false }),
+        format_args!("created {}\n{NOT_ENCRYPTED}", options.store),
+    )
+}
+
+/// A format with these chunks, and with an id and a secret of its own.
+pub(in crate::verbs) fn chunk_format(
+    chunk: Size,
+    cut: CutName,
+    compress: bool,
+) -> Result<Format, Failure> {
+    let sizes = [16 << 10, 32 << 10, 64 << 10];
+    let Some(chunk_bytes) = u32::try_from(chunk.0).ok().filter(|bytes| sizes.contains(bytes))
+    else {
+        return Err(Failure::usage("--chunk is 16K, 32K or 64K"));
+    };
+    Ok(Format {
+        chunk_bytes,
+        cut: cut.into(),
+        compress,
+        ..Format::new(random_bytes()?, random_bytes()?, PoolKind::Replicated)
+    })
+}
+
+fn make(options: &Options, format: &Format) -> Result<(), Failure> {
+    match (&options.store, options.metadata_pool.as_deref(), options.chunk_pool.as_deref()) {
+        (Url::Folder(folder), None, None) => {
+            let store = EmbeddedStore::create_as(folder, PoolKind::Replicated, operator::word())?;
+            EmbeddedStore::exposed(folder).iter().for_each(|sentence| operator::warn(sentence));
+            create(&store.session(), format)?;
+        }
+        (Url::Folder(_), ..) => {
+            return Err(Failure::usage("a folder has no pools; they are for rados:"));
+        }
+        (Url::Rados(_, location), Some(metadata), Some(chunks)) if metadata != chunks => {
+            let connection = Connection::open(location.configuration.as_deref(), TIMEOUT)?;
+            let (metadata, chunks) = (connection.pool(metadata)?, connection.pool(chunks)?);
+            connection.check_pools(&[&metadata, &chunks], options.force)?;
+            let store = RadosObjects::new(connection.clone(), &metadata, &chunks)?;
+            if is_made(&store)? {
+                return Err(Failure::new("there is a store already"));
+            }
+            // Tags without a store are as if nothing had been done; a store without tags is not
+            // found.
+            connection.tag(&metadata, &chunks)?;
+            create(&store, &Format { chunks: chunks.kind, ..format.clone() })?;
+        }
+        (Url::Rados(..), ..) => {
+            return Err(Failure::usage(
+                "rados: needs --metadata-pool and --chunk-pool, two different ones",
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! `onefold create`: an empty store of one of the three engines.
+
+mod archive;
+mod block;
+mod cluster;
+mod placement;
+
+use clap::{Args, Subcommand};
+
+use onefold_console::failure::Failure;
+
+pub(super) use self::cluster::{CutName, chunk_format};
+
+/// What a verb says that makes a store, until stores can be encrypted.
+const NOT_ENCRYPTED: &str =
+    "it is not encrypted: whoever can read its file, device or objects reads what is stored";
+
+/// Creates an empty store: block volumes, an archive, or a store of the cluster engine
+///
+/// Blocks are for disks of virtual machines and databases, each 4 KiB stored once. An archive is
+/// for backups: streams, directories and backup volumes, cut by their content. The cluster engine
+/// deduplicates in the background, in a folder or on Ceph. All other verbs find out which one a
+/// store is.
+#[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
+#[command(
+    after_help = "Examples:\n  onefold create block disk.onefold --size 100G\n  onefold create archive backups\n  onefold create cluster pool"
+)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    engine: Engine,
+}
+
+#[derive(Debug, Subcommand)]
+enum Engine {
+    Block(block::Options),
+    Archive(archive::Options),
+    Cluster(cluster::Options),
+}
+
+/// Creates the store, and says what was made.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    match &options.engine {
+        Engine::Block(options) => block::run(options),
+        Engine::Archive(options) => archive::run(options),
+        Engine::Cluster(options) => cluster::run(options),
+    }
+}

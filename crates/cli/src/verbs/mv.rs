@@ -1,0 +1,42 @@
+//! `onefold mv`: a stream gets another name.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use onefold_archive::Settings;
+use serde_json::json;
+
+use super::{Found, VOLUMES_ONLY, refused};
+use onefold_console::{failure::Failure, output::Answer};
+
+/// Gives a stream another name
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  onefold mv backups monday tuesday")]
+pub(crate) struct Options {
+    /// The archive
+    store: PathBuf,
+
+    /// The stream
+    name: String,
+
+    /// Its new name
+    new_name: String,
+
+    #[command(flatten)]
+    answer: Answer,
+}
+
+/// Renames it, durably.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let Options { store, name, new_name, answer } = options;
+    let directory = match Found::at(store)? {
+        Found::Archive(directory) => directory,
+        other @ Found::Block(_) => return Err(refused(store, &other, VOLUMES_ONLY)),
+        other => return Err(refused(store, &other, "its streams keep their names")),
+    };
+    directory.open(Settings::default())?.rename(name, new_name)?;
+    answer.tell(
+        &json!({ "renamed": name, "to": new_name }),
+        format_args!("renamed {name:?} to {new_name:?}"),
+    )
+}

@@ -1,0 +1,82 @@
+//! `onefold volume` of an archive, served or not.
+//!
+//! A verb takes the commit lock, and is done in milliseconds, beside a server and beside puts.
+//! Where the archive is served its server does it, so that it knows at once.
+
+use onefold_archive::{Archive, Settings};
+use onefold_core::{Error, Kind, Result};
+use serde::Serialize;
+
+use onefold::parts::{
+    archive_dir::{ArchiveDir, now},
+    control::Request,
+};
+use onefold_console::{
+    failure::Failure,
+    output::{self, Answer},
+    size::Size,
+};
+
+/// A volume, as lists show it.
+#[derive(Debug, Serialize)]
+pub(in crate::verbs) struct Line {
+    pub(in crate::verbs) name: String,
+    pub(in crate::verbs) bytes: u64,
+    /// Bytes of its blocks that are no zeroes.
+    pub(in crate::verbs) mapped_bytes: u64,
+    /// Seconds since 1970.
+    pub(in crate::verbs) created: u64,
+}
+
+/// The volumes of an archive by their names.
+pub(in crate::verbs) fn lines(archive: &Archive) -> Vec<Line> {
+    let tables = archive.tables();
+    let line = |volume: &onefold_archive::Volume| Line {
+        name: volume.name.clone(),
+        bytes: volume.bytes,
+        mapped_bytes: volume.block_index.used() * onefold_archive::VOLUME_BLOCK_BYTES,
+        created: volume.created,
+    };
+    let mut lines: Vec<Line> = tables.volumes.values().map(line).collect();
+    lines.sort_by(|a, b| a.name.cmp(&b.name));
+    lines
+}
+
+/// Changes the catalogue, by the archive's server where there is one.
+pub(super) fn change(directory: &ArchiveDir, request: &Request) -> Result<(), Failure> {
+    match directory.server()? {
+        Some(mut server) => server.ask::<serde_json::Value>(request).map(|_| ())?,
+        None => apply(&*directory.open(Settings::default())?, request)?,
+    }
+    Ok(())
+}
+
+/// Changes the catalogue; durable on return.
+pub(in crate::verbs) fn apply(archive: &Archive, request: &Request) -> Result<()> {
+    match request {
+        Request::VolumeCreate { name, bytes, .. } => archive.create_volume(name, *bytes, now()),
+        Request::VolumeResize { name, bytes } => archive.resize_volume(name, *bytes),
+        Request::VolumeRename { name, new_name } => archive.rename_volume(name, new_name),
+        Request::VolumeDelete { name } => archive.delete_volume(name),
+        _ => Err(Error::new(Kind::Unsupported, "the server of an archive does not do this")),
+    }
+}
+
+pub(super) fn list(directory: &ArchiveDir, answer: Answer) -> Result<(), Failure> {
+    let lines = lines(&*directory.open_to_read(onefold_archive::READER_BYTES)?);
+    if answer.json {
+        output::json(&lines)?;
+    } else if lines.is_empty() {
+        output::line("no volumes");
+    } else {
+        for line in lines {
+            let (bytes, mapped) =
+                (Size(line.bytes).to_string(), Size(line.mapped_bytes).to_string());
+            output::line(format_args!(
+                "{bytes:>9}  {mapped:>9} written  {}",
+                line.name.escape_debug()
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! `onefold volume` of a block store, served or not.
+
+use onefold_block::{MEMORY_MIN, NoDedup, Settings, Store};
+use onefold_core::{Error, Kind, Result};
+
+use super::{super::served_or_not, speed};
+use onefold::parts::{
+    control::{Request, VolumeLine},
+    store_file::StoreFile,
+};
+use onefold_console::{
+    failure::Failure,
+    output::{self, Answer},
+    size::Size,
+};
+
+/// Changes the catalogue, by the store's server where there is one.
+pub(super) fn change(file: &StoreFile, request: &Request) -> Result<(), Failure> {
+    served_or_not(
+        file,
+        |server| server.ask::<serde_json::Value>(request).map(|_| ()),
+        || {
+            let working = file.work(Settings::for_memory(MEMORY_MIN))?;
+            let changed = apply(working.store(), request);
+            // A refused change leaves a good store, which is closed in order all the same.
+            let closed = working.close();
+            changed.and(closed)
+        },
+    )
+    .map_err(Failure::from)
+}
+
+/// A change of the catalogue; durable on return.
+pub(crate) fn apply(store: &Store, request: &Request) -> Result<()> {
+    match request {
+        Request::VolumeCreate { name, bytes, no_dedup, limits } => store
+            .create_volume_limited(name, *bytes, &NoDedup::new(no_dedup.clone())?, (*limits).into())
+            .map(|_| ()),
+        Request::VolumeLimit { name, limits } => store.set_limits(name, (*limits).into()),
+        Request::VolumeNoDedup { name, no_dedup } => {
+            store.set_no_dedup(name, &NoDedup::new(no_dedup.clone())?)
+        }
+        Request::VolumeResize { name, bytes } => store.resize_volume(name, *bytes),
+        Request::VolumeRename { name, new_name } => store.rename_volume(name, new_name),
+        Request::VolumeDelete { name } => store.delete_volume(name),
+        _ => Err(Error::new(Kind::Unsupported, "this is no change of volumes")),
+    }
+}
+
+/// All volumes, as the store's server says where there is one.
+pub(super) fn lines(file: &StoreFile) -> Result<Vec<VolumeLine>> {
+    served_or_not(
+        file,
+        |server| server.ask(&Request::VolumeList),
+        || {
+            let status = StoreFile::look(file.path())?.open_unchanged()?.status();
+            Ok(status.volumes.into_iter().map(|volume| VolumeLine::of(&volume)).collect())
+        },
+    )
+}
+
+pub(super) fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
+    let volumes = lines(file)?;
+    if answer.json {
+        output::json(&volumes)?;
+    } else if volumes.is_empty() {
+        output::line("no volumes");
+    } else {
+        for volume in volumes {
+            let shared_never: u64 =
+                volume.no_dedup.iter().map(|range| range.end - range.start).sum();
+            let no_dedup = if shared_never > 0 {
+                format!("  ({} not deduplicated)", Size(shared_never))
+            } else {
+                String::new()
+            };
+            let limits = if volume.limits.is_any() {
+                String::new()
+            } else {
+                format!("  ({})", speed(&volume.limits))
+            };
+            output::line(format_args!(
+                "{:>9}  {}{no_dedup}{limits}",
+                Size(volume.bytes).to_string(),
+                volume.name.escape_debug()
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! `onefold volume` of a store of the cluster engine. A folder may not be served meanwhile.
+
+use onefold_cluster::{Settings, What};
+use onefold_core::{Error, Kind};
+
+use onefold::parts::{
+    cluster_store::{Opened, Url},
+    control::Request,
+};
+use onefold_console::failure::Failure;
+
+/// Changes the catalogue; durable on return.
+pub(super) fn change(store: &Url, request: &Request) -> Result<(), Failure> {
+    let session = &Opened::open(store, Settings::default())?.session;
+    match request {
+        Request::VolumeCreate { name, bytes, .. } => session.create_volume(name, *bytes)?,
+        Request::VolumeResize { name, bytes } => session.resize_volume(name, *bytes)?,
+        Request::VolumeDelete { name } => {
+            session.delete(name, What::Volume)?;
+            while session.delete_step()? {}
+        }
+        _ => {
+            let why = "volumes of the cluster engine have neither limits nor other names";
+            return Err(Error::new(Kind::Unsupported, why).into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,347 @@
+//! `onefold volume`: the volumes of a store of any engine, served or not.
+
+pub(super) mod archive;
+pub(super) mod block;
+mod cluster;
+
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use clap::{Args, Subcommand};
+use onefold_block::NoDedup;
+use onefold_cluster::What;
+use onefold_core::{Error, Kind, Result};
+
+use super::{Found, cluster::list as list_names, refused};
+use onefold::parts::control::{Request, Speed};
+use onefold_console::{
+    failure::Failure,
+    output::Answer,
+    size::{ByteRange, Size},
+};
+
+/// Creates, lists, resizes, limits, renames and deletes volumes, also while the store is served
+///
+/// What is written to a volume over NBD (`onefold serve`) is deduplicated against all other volumes
+/// of the store, and in an archive against its streams, too. A folder of the cluster engine may not
+/// be served meanwhile.
+#[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
+#[command(
+    after_help = "Examples:\n  onefold volume create disk.onefold vm1 --size 1T\n  onefold volume list disk.onefold"
+)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Creates an empty volume; it takes no space before it is written
+    #[command(after_help = "Examples:\n  onefold volume create disk.onefold vm1 --size 1T")]
+    Create {
+        /// The store
+        store: PathBuf,
+        /// Name of the new volume, at most 255 bytes
+        name: String,
+        /// Size of the volume, rounded up to 4 KiB, in an archive to 128 KiB
+        #[arg(long)]
+        size: Option<Size>,
+        /// Bytes that are never stored as duplicates, like 0-64K; up to 12 ranges. Block stores
+        /// only
+        #[arg(long, value_name = "RANGE", value_delimiter = ',')]
+        no_dedup: Vec<ByteRange>,
+        #[command(flatten)]
+        limits: Limits,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Lists all volumes with their sizes
+    #[command(
+        after_help = "Examples:\n  onefold volume list disk.onefold\n  onefold volume list disk.onefold --json"
+    )]
+    List {
+        /// The store
+        store: PathBuf,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Changes the size of a volume; what lies beyond a smaller size is lost and becomes free
+    #[command(after_help = "Examples:\n  onefold volume resize disk.onefold vm1 --size 2T")]
+    Resize {
+        /// The store
+        store: PathBuf,
+        /// The volume
+        name: String,
+        /// Its new size, rounded up as at its creation
+        #[arg(long)]
+        size: Option<Size>,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Says what of a volume is not deduplicated, and how fast clients may use it; block stores
+    /// only
+    ///
+    /// A file system keeps two copies of what it can't do without. As duplicates both would be one
+    /// block on the disk. --no-dedup names the bytes of one of the copies. What was written before
+    /// stays as it is until it is written again. What no option names stays as it is.
+    #[command(
+        after_help = "Examples:\n  onefold volume set disk.onefold vm1 --no-dedup 0-64K,128M-129M\n  onefold volume set disk.onefold vm1 --no-dedup none\n  \
+                            onefold volume set disk.onefold vm1 --limit-iops 500 --limit-bytes 10M\n  onefold volume set disk.onefold vm1 --limit-iops none"
+    )]
+    Set {
+        /// The store
+        store: PathBuf,
+        /// The volume
+        name: String,
+        /// All ranges of bytes that are never stored as duplicates, like 0-64K: start and end,
+        /// which is not part of it; or none
+        #[arg(long, value_name = "RANGES", value_delimiter = ',')]
+        no_dedup: Vec<String>,
+        /// Most requests a second of all its clients together, or none
+        #[arg(long, value_name = "NUMBER", value_parser = iops_or_none)]
+        limit_iops: Option<u32>,
+        /// Most bytes that its clients together read and write a second, like 10M, or none
+        #[arg(long, value_name = "SIZE", value_parser = bytes_or_none)]
+        limit_bytes: Option<Size>,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Gives a volume another name
+    #[command(after_help = "Examples:\n  onefold volume rename disk.onefold vm1 database")]
+    Rename {
+        /// The store
+        store: PathBuf,
+        /// The volume
+        name: String,
+        /// Its new name
+        new_name: String,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Deletes a volume; what only it holds becomes free: in an archive by `onefold gc`
+    #[command(after_help = "Examples:\n  onefold volume delete disk.onefold vm1")]
+    Delete {
+        /// The store
+        store: PathBuf,
+        /// The volume
+        name: String,
+        #[command(flatten)]
+        answer: Answer,
+    },
+}
+
+/// How fast clients may use a volume, all its connections together.
+#[derive(Clone, Copy, Debug, Args)]
+struct Limits {
+    /// Most requests a second of all its clients together; flushes are not counted. Block stores
+    /// only
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    limit_iops: Option<u32>,
+    /// Most bytes that its clients together read and write a second, like 10M. Block stores only
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
+    limit_bytes: Option<Size>,
+}
+
+impl Limits {
+    fn speed(self) -> Speed {
+        Speed {
+            iops: self.limit_iops.unwrap_or(0),
+            bytes: self.limit_bytes.map_or(0, |size| size.0),
+        }
+    }
+}
+
+/// A size that is not zero.
+fn some_bytes(text: &str) -> Result<Size> {
+    let size: Size = text.parse()?;
+    if size.0 > 0 {
+        Ok(size)
+    } else {
+        Err(Error::new(
+            Kind::InvalidInput,
+            "nothing a second is no limit that clients could live with",
+        ))
+    }
+}
+
+/// A limit, or zero for none.
+fn iops_or_none(text: &str) -> Result<u32, String> {
+    if text == "none" {
+        return Ok(0);
+    }
+    let limit = text.parse().ok().filter(|limit| *limit > 0);
+    limit.ok_or_else(|| "a number of requests, 1 at least, or none".to_owned())
+}
+
+/// A limit, or zero for none.
+fn bytes_or_none(text: &str) -> Result<Size> {
+    if text == "none" { Ok(Size(0)) } else { some_bytes(text) }
+}
+
+/// Does what was asked for, and says so.
+pub(crate) fn run(options: Options) -> Result<(), Failure> {
+    match options.verb {
+        Verb::List { store, answer } => list(&store, answer),
+        Verb::Create { store, name, size, no_dedup, limits, answer } => {
+            let request = |found: &Found| {
+                let bytes = rounded(found, size)?;
+                let no_dedup = blocks_of(&no_dedup)?;
+                Ok(Request::VolumeCreate { name, bytes, no_dedup, limits: limits.speed() })
+            };
+            change(&store, answer, request)
+        }
+        Verb::Resize { store, name, size, answer } => change(&store, answer, |found| {
+            Ok(Request::VolumeResize { name, bytes: rounded(found, size)? })
+        }),
+        Verb::Rename { store, name, new_name, answer } => {
+            change(&store, answer, |_| Ok(Request::VolumeRename { name, new_name }))
+        }
+        Verb::Delete { store, name, answer } => {
+            change(&store, answer, |_| Ok(Request::VolumeDelete { name }))
+        }
+        Verb::Set { store, name, no_dedup, limit_iops, limit_bytes, answer } => {
+            if no_dedup.is_empty() && limit_iops.is_none() && limit_bytes.is_none() {
+                return Err(Failure::usage(
+                    "nothing to set: give --no-dedup, --limit-iops or --limit-bytes",
+                ));
+            }
+            if !no_dedup.is_empty() {
+                let no_dedup = ranges(&no_dedup)?;
+                let name = name.clone();
+                change(&store, answer, |_| Ok(Request::VolumeNoDedup { name, no_dedup }))?;
+            }
+            if limit_iops.is_none() && limit_bytes.is_none() {
+                return Ok(());
+            }
+            change(&store, answer, |found| {
+                let mut limits = limits_of(found, &name)?;
+                limits.iops = limit_iops.unwrap_or(limits.iops);
+                limits.bytes = limit_bytes.map_or(limits.bytes, |bytes| bytes.0);
+                Ok(Request::VolumeLimit { name, limits })
+            })
+        }
+    }
+}
+
+/// Carries out a change of volumes, and tells what was done.
+fn change(
+    store: &Path,
+    answer: Answer,
+    request: impl FnOnce(&Found) -> Result<Request, Failure>,
+) -> Result<(), Failure> {
+    let found = Found::at(store)?;
+    let request = request(&found)?;
+    let sets = match &request {
+        Request::VolumeCreate { no_dedup, limits, .. } => !no_dedup.is_empty() || !limits.is_any(),
+        Request::VolumeLimit { .. } | Request::VolumeNoDedup { .. } => true,
+        _ => false,
+    };
+    match &found {
+        Found::Block(file) => block::change(file, &request)?,
+        other if sets => {
+            return Err(refused(store, other, "its volumes have no limits, and share all blocks"));
+        }
+        Found::Archive(directory) => archive::change(directory, &request)?,
+        Found::Cluster(url) => cluster::change(url, &request)?,
+    }
+    answer.tell(&done(&request), said(&request))
+}
+
+fn list(store: &Path, answer: Answer) -> Result<(), Failure> {
+    match Found::at(store)? {
+        Found::Block(file) => block::list(&file, answer),
+        Found::Archive(directory) => archive::list(&directory, answer),
+        Found::Cluster(url) => list_names(&url, What::Volume, answer),
+    }
+}
+
+/// The size in whole blocks of the engine.
+fn rounded(found: &Found, size: Option<Size>) -> Result<u64, Failure> {
+    let Some(Size(bytes)) = size else {
+        return Err(Failure::usage("a volume needs a size, like --size 1T"));
+    };
+    if matches!(found, Found::Archive(_)) {
+        return Ok(onefold_archive::volume_bytes(bytes)?);
+    }
+    bytes
+        .checked_next_multiple_of(4096)
+        .ok_or_else(|| Failure::new("all volumes together can't be larger than 1 EiB"))
+}
+
+/// The limits that a volume has; none where the engine has no limits, which refuses to change them.
+fn limits_of(found: &Found, name: &str) -> Result<Speed, Failure> {
+    let Found::Block(file) = found else { return Ok(Speed::default()) };
+    let volume = block::lines(file)?.into_iter().find(|volume| volume.name == name);
+    let missing = || Error::new(Kind::NotFound, format!("there is no volume '{name}'"));
+    Ok(volume.ok_or_else(missing)?.limits)
+}
+
+/// Ranges as they are written; `none` alone for none.
+fn ranges(words: &[String]) -> Result<Vec<Range<u64>>, Failure> {
+    if words.len() == 1 && words[0] == "none" {
+        return Ok(Vec::new());
+    }
+    let ranges = words.iter().map(|range| range.parse()).collect::<Result<Vec<ByteRange>>>();
+    blocks_of(&ranges.map_err(|e| Failure::usage(e.to_string()))?)
+}
+
+/// Ranges that are not deduplicated, as blocks.
+fn blocks_of(ranges: &[ByteRange]) -> Result<Vec<Range<u64>>, Failure> {
+    let no_dedup = NoDedup::new(ranges.iter().map(ByteRange::blocks).collect())
+        .map_err(|e| Failure::usage(e.to_string()))?;
+    Ok(no_dedup.ranges().to_vec())
+}
+
+/// What was done, for the person who asked and for the server's log.
+pub(crate) fn said(request: &Request) -> String {
+    match request {
+        Request::VolumeCreate { name, bytes, .. } => {
+            format!("created volume {name:?} of {}", Size(*bytes))
+        }
+        Request::VolumeResize { name, bytes } => {
+            format!("resized volume {name:?} to {}", Size(*bytes))
+        }
+        Request::VolumeNoDedup { name, no_dedup } if no_dedup.is_empty() => {
+            format!("all of volume {name:?} is deduplicated from now on")
+        }
+        Request::VolumeNoDedup { name, no_dedup } => {
+            let blocks: u64 = no_dedup.iter().map(|range| range.end - range.start).sum();
+            format!("{} of volume {name:?} will not be deduplicated", Size(blocks * 4096))
+        }
+        Request::VolumeLimit { name, limits } if limits.is_any() => {
+            format!("nothing limits the clients of volume {name:?} any more")
+        }
+        Request::VolumeLimit { name, limits } => {
+            format!("clients of volume {name:?} have {}", speed(limits))
+        }
+        Request::VolumeRename { name, new_name } => {
+            format!("renamed volume {name:?} to {new_name:?}")
+        }
+        Request::VolumeDelete { name } => format!("deleted volume {name:?}"),
+        other => format!("{other:?}"),
+    }
+}
+
+/// Limits for people.
+fn speed(limits: &Speed) -> String {
+    let iops = (limits.iops > 0).then(|| format!("{} requests", limits.iops));
+    let bytes = (limits.bytes > 0).then(|| Size(limits.bytes).to_string());
+    format!(
+        "at most {} a second",
+        [iops, bytes].into_iter().flatten().collect::<Vec<_>>().join(" and ")
+    )
+}
+
+/// The same as JSON: the verb, and what it was given.
+pub(crate) fn done(request: &Request) -> serde_json::Value {
+    let mut report = serde_json::json!(request);
+    if let Some(of) = report.as_object_mut()
+        && let Some(serde_json::Value::String(ask)) = of.remove("ask")
+    {
+        of.insert("done".to_owned(), ask.trim_start_matches("volume-").into());
+    }
+    report
+}
