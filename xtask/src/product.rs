@@ -131,7 +131,7 @@ impl Onefold {
         volumes: &[(&str, String)],
     ) -> Result<()> {
         let store = path(store);
-        self.verb([&["create", store, "--size", size], more].concat())?;
+        self.verb([&["create", "block", store, "--size", size], more].concat())?;
         for (name, size) in volumes {
             self.verb(["volume", "create", store, name, "--size", size])?;
         }

@@ -27,10 +27,10 @@ fn get(desk: &Desk, name: &str) -> Vec<u8> {
 #[test]
 fn a_volume_is_written_over_nbd_and_survives_a_kill() {
     let desk = Desk::new();
-    desk.ok("archive create a --compress lz4");
-    desk.fails("archive volume create a disk", 2, &["size"]);
-    desk.ok("archive volume create a disk --size 16M");
-    desk.fails("archive volume create a disk --size 16M", 1, &["already"]);
+    desk.ok("create archive a --compress lz4");
+    desk.fails("volume create a disk", 2, &["size"]);
+    desk.ok("volume create a disk --size 16M");
+    desk.fails("volume create a disk --size 16M", 1, &["already"]);
     let mut serving = desk.serve("a");
     desk.fails("serve a", 1, &["served by process"]);
     let mut image = noise(3, 12 << 20);
@@ -67,32 +67,31 @@ fn a_volume_is_written_over_nbd_and_survives_a_kill() {
     let (status, log) = serving.terminate();
     assert!(status.success() && log.contains("closed"), "{log}");
     desk.ok("scrub a");
-    desk.ok("archive volume delete a disk --json");
+    desk.ok("volume delete a disk --json");
     desk.ok("gc a");
     assert_eq!(desk.status("a")["stored_bytes"], 0);
-    assert_eq!(desk.ok("archive volume list a"), "no volumes\n");
+    assert_eq!(desk.ok("volume list a"), "no volumes\n");
 }
 
 #[test]
 fn volumes_come_and_go_while_the_archive_is_served() {
     let desk = Desk::new();
-    desk.ok("archive create a --compress none");
+    desk.ok("create archive a --compress none");
     let serving = desk.serve("a");
-    desk.ok("archive volume create a one --size 1M");
+    desk.ok("volume create a one --size 1M");
     qemu_io(&desk.uri("a", "one"), &["write -P 5 0 1M", "flush"]);
-    desk.ok("archive volume resize a one --size 200K");
-    desk.ok("archive volume resize a one --size 2M");
+    desk.ok("volume resize a one --size 200K");
+    desk.ok("volume resize a one --size 2M");
     qemu_io(&desk.uri("a", "one"), &["read -P 5 0 256k", "read -P 0 256k 1792k"]);
-    desk.ok("archive volume rename a one two");
+    desk.ok("volume rename a one two");
     qemu_io(&desk.uri("a", "two"), &["read -P 5 0 256k"]);
-    let list: serde_json::Value =
-        serde_json::from_str(&desk.ok("archive volume list a --json")).unwrap();
+    let list: serde_json::Value = serde_json::from_str(&desk.ok("volume list a --json")).unwrap();
     assert_eq!(
         (&list[0]["name"], &list[0]["bytes"], &list[0]["mapped_bytes"]),
         (&"two".into(), &(2u64 << 20).into(), &(256u64 << 10).into())
     );
-    desk.fails("archive volume delete a one", 1, &["no volume 'one'"]);
-    desk.ok("archive volume delete a two");
+    desk.fails("volume delete a one", 1, &["no volume 'one'"]);
+    desk.ok("volume delete a two");
     assert!(serving.terminate().0.success());
     desk.ok("scrub a");
 }
@@ -100,8 +99,8 @@ fn volumes_come_and_go_while_the_archive_is_served() {
 #[test]
 fn a_put_into_a_served_archive_goes_through_its_server() {
     let desk = Desk::new();
-    desk.ok("archive create a --compress none");
-    desk.ok("archive volume create a disk --size 8M");
+    desk.ok("create archive a --compress none");
+    desk.ok("volume create a disk --size 8M");
     let bytes = noise(5, 3_000_000);
     fs::write(desk.path("file"), &bytes).unwrap();
     let serving = desk.serve("a");
@@ -137,7 +136,7 @@ fn a_put_into_a_served_archive_goes_through_its_server() {
 #[test]
 fn a_killed_client_leaves_only_garbage() {
     let desk = Desk::new();
-    desk.ok("archive create a --compress none");
+    desk.ok("create archive a --compress none");
     let serving = desk.serve("a");
     let bytes = noise(6, 20_000_000);
     for (n, taken) in [0, 300_000, 5_000_000, 20_000_000].into_iter().enumerate() {
@@ -167,8 +166,8 @@ fn a_killed_client_leaves_only_garbage() {
 #[test]
 fn there_is_one_ingesting_process() {
     let desk = Desk::new();
-    desk.ok("archive create a --compress none");
-    desk.ok("archive volume create a disk --size 1M");
+    desk.ok("create archive a --compress none");
+    desk.ok("volume create a disk --size 1M");
     let mut putting =
         desk.command("put a slow").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut input = putting.stdin.take().unwrap();

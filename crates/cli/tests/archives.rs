@@ -40,8 +40,8 @@ fn get(desk: &Desk, name: &str) -> Vec<u8> {
 #[test]
 fn streams_go_in_and_come_out_and_are_removed() {
     let desk = Desk::new();
-    desk.ok("archive create a");
-    desk.fails("archive create a", 1, &["not empty"]);
+    desk.ok("create archive a");
+    desk.fails("create archive a", 1, &["not empty"]);
     let mut bytes = noise(1, 5_000_000);
     bytes[1_000_000..2_000_000].fill(0);
     fs::write(desk.path("file"), &bytes).unwrap();
@@ -56,7 +56,7 @@ fn streams_go_in_and_come_out_and_are_removed() {
     let list: serde_json::Value = serde_json::from_str(&desk.ok("ls a --json")).unwrap();
     assert_eq!(list.as_array().unwrap().len(), 2);
     desk.ok("rm a one");
-    desk.ok("archive rename a two three");
+    desk.ok("mv a two three");
     desk.fails("get a two", 1, &["no stream 'two'"]);
     desk.fails("rm a one", 1, &["no stream 'one'"]);
     desk.ok("check a");
@@ -64,7 +64,7 @@ fn streams_go_in_and_come_out_and_are_removed() {
     desk.ok("status a");
     desk.ok("rm a three");
     desk.ok("gc a");
-    let stats: serde_json::Value = serde_json::from_str(&desk.ok("stats a --json")).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&desk.ok("status a --json")).unwrap();
     assert_eq!((stats["stored_bytes"].as_u64(), stats["streams"].as_u64()), (Some(0), Some(0)));
     // The chain is the user's.
     for filters in
@@ -110,7 +110,7 @@ fn same(one: &Path, other: &Path) {
 #[test]
 fn trees_come_back_with_all_that_belongs_to_them() {
     let desk = Desk::new();
-    desk.ok("archive create a --compress lz4");
+    desk.ok("create archive a --compress lz4");
     let root = desk.path("tree");
     fs::create_dir_all(root.join("deep/er")).unwrap();
     fs::write(root.join("deep/file"), noise(2, 300_000)).unwrap();
@@ -146,7 +146,7 @@ fn trees_come_back_with_all_that_belongs_to_them() {
 #[test]
 fn a_put_that_is_killed_leaves_nothing_but_what_its_repeat_finds() {
     let desk = Desk::new();
-    desk.ok("archive create a --compress none");
+    desk.ok("create archive a --compress none");
     let old = noise(4, 3_000_000);
     fs::write(desk.path("old"), &old).unwrap();
     desk.ok("put a s old");
@@ -157,7 +157,7 @@ fn a_put_that_is_killed_leaves_nothing_but_what_its_repeat_finds() {
         // for it.
         let listed = (part as u64).saturating_sub(64 << 20);
         let stored = || {
-            serde_json::from_str::<serde_json::Value>(&desk.ok("stats a --json")).unwrap()["stored_bytes"].as_u64()
+            serde_json::from_str::<serde_json::Value>(&desk.ok("status a --json")).unwrap()["stored_bytes"].as_u64()
         };
         for _ in 0..if listed > 0 { 1_000 } else { 1 } {
             if stored() > Some(listed) {
@@ -178,7 +178,7 @@ fn a_put_that_is_killed_leaves_nothing_but_what_its_repeat_finds() {
     assert!(get(&desk, "s") == bytes);
     desk.ok("gc a --keep-partial 0");
     assert!(get(&desk, "s") == bytes);
-    let stats: serde_json::Value = serde_json::from_str(&desk.ok("stats a --json")).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&desk.ok("status a --json")).unwrap();
     assert!(stats["stored_bytes"].as_u64().unwrap() < 164_000_000, "{stats}");
     desk.ok("scrub a");
 }
@@ -186,7 +186,7 @@ fn a_put_that_is_killed_leaves_nothing_but_what_its_repeat_finds() {
 #[test]
 fn gc_that_is_killed_at_many_points_loses_nothing() {
     let desk = Desk::new();
-    desk.ok("archive create a --compress none");
+    desk.ok("create archive a --compress none");
     let versions: Vec<Vec<u8>> = (0..4u64)
         .map(|n| {
             let mut version = noise(7, 12_000_000);
@@ -223,7 +223,7 @@ fn gc_that_is_killed_at_many_points_loses_nothing() {
 #[test]
 fn readers_a_put_and_removals_work_at_the_same_time_and_a_second_put_waits() {
     let desk = Desk::new();
-    desk.ok("archive create a");
+    desk.ok("create archive a");
     let old = noise(8, 2_000_000);
     fs::write(desk.path("old"), &old).unwrap();
     desk.ok("put a old old");
@@ -255,7 +255,7 @@ fn signal(child: &Child, signal: rustix::process::Signal) {
 fn who_is_stopped_holds_up_nobody_but_the_freeing_of_what_it_reads() {
     use rustix::process::Signal;
     let desk = Desk::new();
-    desk.ok("archive create a --compress none");
+    desk.ok("create archive a --compress none");
     let (old, other) = (noise(30, 24_000_000), noise(31, 12_000_000));
     fs::write(desk.path("old"), &old).unwrap();
     fs::write(desk.path("other"), &other).unwrap();
@@ -273,8 +273,8 @@ fn who_is_stopped_holds_up_nobody_but_the_freeing_of_what_it_reads() {
     let (mut put, input) = start_put(&desk, "put a new", &new);
     signal(&put, Signal::STOP);
     desk.ok("rm a old");
-    desk.ok("archive rename a other another");
-    desk.ok("archive volume create a v --size 1G");
+    desk.ok("mv a other another");
+    desk.ok("volume create a v --size 1G");
     desk.fails("put a more other --no-wait", 1, &["another put is running"]);
     let said: serde_json::Value = serde_json::from_str(&desk.ok("gc a --no-wait --json")).unwrap();
     assert_eq!(said["held_back"], true, "{said}");
@@ -289,7 +289,7 @@ fn who_is_stopped_holds_up_nobody_but_the_freeing_of_what_it_reads() {
     assert!(put.wait().unwrap().success());
     assert!(get(&desk, "new") == new);
     let stored = || {
-        serde_json::from_str::<serde_json::Value>(&desk.ok("stats a --json")).unwrap()["stored_bytes"].as_u64().unwrap()
+        serde_json::from_str::<serde_json::Value>(&desk.ok("status a --json")).unwrap()["stored_bytes"].as_u64().unwrap()
     };
     desk.ok("gc a");
     assert!(stored() < 115_000_000, "{}", stored());
@@ -303,7 +303,7 @@ fn who_is_stopped_holds_up_nobody_but_the_freeing_of_what_it_reads() {
         // Verbs that are done in milliseconds wait for it only where it holds the commit lock; then
         // it is let go.
         let mut rm = desk
-            .command("archive rename a new newer")
+            .command("mv a new newer")
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -312,7 +312,7 @@ fn who_is_stopped_holds_up_nobody_but_the_freeing_of_what_it_reads() {
         assert!(get_aside(&desk, "new", "newer") == new);
         signal(&gc, Signal::CONT);
         assert!(rm.wait().unwrap().success() && gc.wait().unwrap().success());
-        desk.ok("archive rename a newer new");
+        desk.ok("mv a newer new");
     }
     desk.ok("scrub a");
 }
@@ -324,9 +324,9 @@ fn get_aside(desk: &Desk, one: &str, other: &str) -> Vec<u8> {
 }
 
 #[test]
-fn rot_is_told_and_healed_by_the_same_bytes() {
+fn rot_is_told_and_repaired_by_the_same_bytes() {
     let desk = Desk::new();
-    desk.ok("archive create a --compress none");
+    desk.ok("create archive a --compress none");
     let bytes = noise(10, 1_000_000);
     fs::write(desk.path("file"), &bytes).unwrap();
     desk.ok("put a s file");
@@ -348,7 +348,7 @@ fn rot_is_told_and_healed_by_the_same_bytes() {
             fs::remove_file(path).unwrap();
         }
     }
-    desk.fails("check a --repair", 1, &["damaged"]);
+    desk.fails("repair a", 1, &["damaged"]);
     // The same bytes are stored anew, not taken for duplicates of what is damaged.
     let said: serde_json::Value = serde_json::from_str(&desk.ok("put a t file --json")).unwrap();
     let again = said["new_bytes"].as_u64().unwrap();
@@ -360,8 +360,8 @@ fn rot_is_told_and_healed_by_the_same_bytes() {
     desk.fails("check a --only u", 1, &["no stream and no volume 'u'"]);
     // And who named them has them again.
     let said: serde_json::Value =
-        serde_json::from_str(&desk.ok("check a --only s --repair --json")).unwrap();
-    assert!(said["healed_chunks"].as_u64() > Some(0) && said["well"] == true, "{said}");
+        serde_json::from_str(&desk.ok("repair a --only s --json")).unwrap();
+    assert!(said["restored_chunks"].as_u64() > Some(0) && said["well"] == true, "{said}");
     assert!(get(&desk, "s") == bytes);
     desk.ok("rm a t");
     desk.ok("gc a");
@@ -375,18 +375,18 @@ fn rot_is_told_and_healed_by_the_same_bytes() {
 fn an_archive_on_several_nodes_survives_what_its_code_says() {
     let desk = Desk::new();
     let nodes = "n0,n1,n2,n3,n4";
-    desk.fails(&format!("archive create a --nodes {nodes}"), 2, &["--code"]);
-    desk.fails("archive create a --nodes n0,n1 --code 2,1", 1, &["3 for the log alone"]);
+    desk.fails(&format!("create archive a --nodes {nodes}"), 2, &["--code"]);
+    desk.fails("create archive a --nodes n0,n1 --code 2,1", 1, &["3 for the log alone"]);
     ["a", "n0", "n1"].iter().for_each(|name| fs::remove_dir_all(desk.path(name)).unwrap());
     assert!(
-        desk.ok(&format!("archive create a --nodes {nodes} --code 5,3"))
+        desk.ok(&format!("create archive a --nodes {nodes} --code 5,3"))
             .contains("on 5 nodes of which 2 may be lost")
     );
     let bytes = noise(7, 3_000_000);
     fs::write(desk.path("file"), &bytes).unwrap();
     desk.ok("put a one file");
     let stats = |desk: &Desk| -> serde_json::Value {
-        serde_json::from_str(&desk.ok("stats a --json")).unwrap()
+        serde_json::from_str(&desk.ok("status a --json")).unwrap()
     };
     assert_eq!(
         (
@@ -417,28 +417,32 @@ fn an_archive_on_several_nodes_survives_what_its_code_says() {
     assert!(desk.ok("put a two file --degraded").contains("note: node 3"));
     assert_eq!(fs::read_dir(desk.path("n3")).unwrap().count(), 0);
     assert_eq!(stats(&desk)["absent"][0]["node"], 3);
-    desk.fails("archive rebuild a --replace 7=new", 1, &["there is no node 7"]);
-    desk.ok("archive rebuild a --replace 3=new");
+    desk.fails("node replace a 7 new", 1, &["there is no node 7"]);
+    desk.ok("node replace a 3 new");
     assert_eq!(stats(&desk)["absent"].as_array().unwrap().len(), 0);
     desk.ok("put a three file");
 
-    // Rot is mended by scrub.
+    // Rot is found by scrub, and mended by repair.
     let segment = desk.path("n1").join("segment-00000001");
     let mut rotten = fs::read(&segment).unwrap();
     rotten[10_000] ^= 1;
     fs::write(&segment, &rotten).unwrap();
-    let scrubbed: serde_json::Value = serde_json::from_str(&desk.ok("scrub a --json")).unwrap();
-    assert_eq!(
-        (&scrubbed["bad_units"], &scrubbed["repaired_units"], &scrubbed["well"]),
-        (&1.into(), &1.into(), &true.into())
-    );
-    assert!(desk.ok("archive rebuild a").contains(": 0 bad"));
+    for (verb, repaired) in [("scrub", 0), ("repair", 1)] {
+        let said = desk.command(&format!("{verb} a --json")).output().unwrap();
+        assert_eq!(said.status.success(), verb == "repair");
+        let found: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+        assert_eq!(
+            (&found["bad_units"], &found["repaired_units"], &found["well"]),
+            (&1.into(), &repaired.into(), &(repaired == 1).into())
+        );
+    }
+    assert!(desk.ok("node rebuild a").contains(": 0 bad"));
     ["n0", "n2"].iter().for_each(|name| fs::remove_dir_all(desk.path(name)).unwrap());
     assert!(["one", "two", "three"].iter().all(|name| get(&desk, name) == bytes));
 
     // The archive's own directory only tells where the nodes are.
     fs::remove_dir_all(desk.path("a")).unwrap();
-    desk.ok("archive attach a --nodes n0,n1,n2,new,n4");
+    desk.ok("node attach a --nodes n0,n1,n2,new,n4");
     desk.ok("rm a two");
     desk.ok("gc a");
     assert!(get(&desk, "three") == bytes);
@@ -455,10 +459,10 @@ fn late_encoding_settles_by_reference_counts_and_survives_lost_nodes() {
         (format!("{nodes} --delay 2"), "go with --placement rad"),
         ("--placement rad".to_owned(), "needs --nodes"),
     ] {
-        desk.fails(&format!("archive create a {wrong}"), 1, &[why]);
+        desk.fails(&format!("create archive a {wrong}"), 1, &[why]);
         assert!(!desk.path("a").exists() && !desk.path("n0").exists(), "{wrong}");
     }
-    desk.ok(&format!("archive create a {nodes} --placement rad --delay 1 --batch 1 --class-codes 6,4:5,3:4,2 --chunking static:4K"));
+    desk.ok(&format!("create archive a {nodes} --placement rad --delay 1 --batch 1 --class-codes 6,4:5,3:4,2 --chunking static:4K"));
     let json = |verb: &str| -> serde_json::Value { serde_json::from_str(&desk.ok(verb)).unwrap() };
     let number = |value: &serde_json::Value, key: &str| value[key].as_u64().unwrap();
     let versions: Vec<Vec<u8>> = (0..4u64)
@@ -470,12 +474,12 @@ fn late_encoding_settles_by_reference_counts_and_survives_lost_nodes() {
         // A version is one container. The first one's counts change with each version, the second
         // one's not with the third.
         let done = json("gc a --json");
-        assert_eq!(number(&done, "settled_containers"), u64::from(n == 2), "{n}: {done}");
+        assert_eq!(number(&done, "encoded_containers"), u64::from(n == 2), "{n}: {done}");
     }
-    let stats = json("stats a --json");
+    let stats = json("status a --json");
     assert!(number(&stats, "replicated_bytes") > 0 && stats["placement"] == "rad", "{stats}");
-    assert!(number(&json("gc a --settle --json"), "settled_chunks") > 0);
-    let stats = json("stats a --json");
+    assert!(number(&json("gc a --encode --json"), "encoded_chunks") > 0);
+    let stats = json("status a --json");
     assert_eq!(number(&stats, "replicated_bytes"), 0);
     let classes: Vec<(String, String)> = stats["classes"]
         .as_array()
@@ -487,9 +491,9 @@ fn late_encoding_settles_by_reference_counts_and_survives_lost_nodes() {
     assert_eq!(classes, expected.map(|(class, code)| (format!("\"{class}\""), code.to_owned())));
     assert!(
         number(&stats["work"], "upload_written_bytes")
-            > 3 * number(&stats["work"], "settled_chunk_bytes")
+            > 3 * number(&stats["work"], "encoded_chunk_bytes")
     );
-    desk.ok("stats a");
+    desk.ok("status a");
     desk.ok("rm a v1");
     desk.ok("gc a");
     fs::remove_dir_all(desk.path("n1")).unwrap();
@@ -497,10 +501,10 @@ fn late_encoding_settles_by_reference_counts_and_survives_lost_nodes() {
     for n in [0, 2, 3] {
         assert!(get(&desk, &format!("v{n}")) == versions[n], "v{n}");
     }
-    desk.ok("archive rebuild a --replace 1=n7");
-    desk.ok("archive rebuild a --replace 4=n8");
+    desk.ok("node replace a 1 n7");
+    desk.ok("node replace a 4 n8");
     desk.ok("scrub a");
     desk.ok("check a");
-    desk.ok("archive create plain");
-    desk.fails("gc plain --settle", 1, &["nothing stands replicated"]);
+    desk.ok("create archive plain");
+    desk.fails("gc plain --encode", 1, &["nothing stands replicated"]);
 }

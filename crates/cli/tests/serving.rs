@@ -68,7 +68,7 @@ fn one_server_has_the_store() {
     let served = format!("store a is served by process {}", serving.pid());
     desk.fails("serve a --nbd unix:other.sock", 1, &[&served]);
     desk.fails("check a", 1, &[&served, "onefold scrub"]);
-    desk.fails("create a --size 64M", 1, &["a is in use by another process"]);
+    desk.fails("create block a --size 64M", 1, &["a is in use by another process"]);
     assert!(serving.terminate().0.success());
     // A socket that somebody answers on is not taken over.
     desk.store_with_volume("b");
@@ -93,7 +93,7 @@ fn volumes_come_change_and_go_while_it_is_served() {
     assert!(!try_qemu_io(&desk.uri("a", "w"), &["read 0 4k"]).status.success());
     assert_eq!(desk.ok("volume list a"), " 64.0 MiB  v\n 2.00 GiB  x\n");
     desk.ok("volume resize a x --size 1G");
-    desk.ok("volume critical a x 0-64K");
+    desk.ok("volume set a x --no-dedup 0-64K");
     desk.ok("volume delete a v");
     assert_eq!(desk.ok("volume list a"), " 1.00 GiB  x  (64.0 KiB not deduplicated)\n");
     // What repeats within the critical range and outside of it is stored three times: twice there,
@@ -282,7 +282,7 @@ fn a_service_manager_is_told_and_its_sockets_are_used() {
 #[test]
 fn a_store_that_can_write_no_more_is_still_read() {
     let desk = Desk::new();
-    desk.ok("create a --size 64M --preallocate full");
+    desk.ok("create block a --size 64M --preallocate full");
     desk.ok("volume create a v --size 64M");
     // Writes beyond 24 MiB of the file fail; the limit counts in 512 bytes.
     let mut command = Command::new("sh");

@@ -15,7 +15,7 @@ use support::{Desk, drain, overwrite};
 #[test]
 fn a_store_is_created_and_tells_what_it_is() {
     let desk = Desk::new();
-    let made = desk.ok("create a --size 64M");
+    let made = desk.ok("create block a --size 64M");
     assert!(made.starts_with("created store a of 64.0 MiB\nit is not encrypted: "), "{made}");
     let metadata = fs::metadata(desk.path("a")).unwrap();
     assert_eq!((metadata.len(), metadata.permissions().mode() & 0o777), (64 << 20, 0o600));
@@ -34,8 +34,8 @@ fn a_store_is_created_and_tells_what_it_is() {
 #[test]
 fn a_store_gets_its_space_as_asked() {
     let desk = Desk::new();
-    desk.ok("create none --size 256M --preallocate none");
-    desk.ok("create full --size 64M --preallocate full");
+    desk.ok("create block none --size 256M --preallocate none");
+    desk.ok("create block full --size 64M --preallocate full");
     let taken = |name: &str| fs::metadata(desk.path(name)).unwrap().blocks() * 512;
     assert!(taken("none") < 32 << 20);
     assert!(taken("full") >= 64 << 20);
@@ -50,7 +50,7 @@ fn a_store_that_is_given_up_while_it_is_made_is_removed() {
     use rustix::process::{Pid, Signal, kill_process};
     let desk = Desk::new();
     let mut child = desk
-        .command("create a --size 24G --preallocate full")
+        .command("create block a --size 24G --preallocate full")
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
@@ -71,10 +71,11 @@ fn a_store_that_is_given_up_while_it_is_made_is_removed() {
 fn every_fingerprint_can_be_chosen_and_broken_ones_need_bytes() {
     let desk = Desk::new();
     for name in ["sha256", "blake3"] {
-        desk.ok(&format!("create {name} --size 64M --preallocate none --fingerprint {name}"));
+        desk.ok(&format!("create block {name} --size 64M --preallocate none --fingerprint {name}"));
     }
     for name in ["md5", "sha1"] {
-        let create = format!("create {name} --size 64M --preallocate none --fingerprint {name}");
+        let create =
+            format!("create block {name} --size 64M --preallocate none --fingerprint {name}");
         desk.fails(&create, 2, &[name, "needs --verify bytes"]);
         assert!(!desk.path(name).exists());
         desk.ok(&format!("{create} --verify bytes"));
@@ -85,57 +86,62 @@ fn every_fingerprint_can_be_chosen_and_broken_ones_need_bytes() {
 #[test]
 fn what_cannot_be_created_leaves_nothing_behind() {
     let desk = Desk::new();
-    desk.fails("create a", 2, &["a needs a size"]);
-    desk.fails("create a --size 1M", 1, &["a can't be a store of 1.00 MiB", "at least 36 MiB"]);
-    desk.fails("create a --size 8P", 1, &["4 PiB"]);
-    desk.fails("create a --size lots", 2, &["invalid value 'lots' for '--size"]);
+    desk.fails("create block a", 2, &["a needs a size"]);
     desk.fails(
-        "create a --size 64M --leftover tables",
+        "create block a --size 1M",
+        1,
+        &["a can't be a store of 1.00 MiB", "at least 36 MiB"],
+    );
+    desk.fails("create block a --size 8P", 1, &["4 PiB"]);
+    desk.fails("create block a --size lots", 2, &["invalid value 'lots' for '--size"]);
+    desk.fails(
+        "create block a --size 64M --leftover tables",
         2,
         &["invalid value 'tables'", "log", "table"],
     );
-    desk.fails("create no/where --size 64M", 1, &["no directory"]);
+    desk.fails("create block no/where --size 64M", 1, &["no directory"]);
     desk.fails("create . --size 64M", 1, &["directory"]);
-    desk.fails("create a --size 8T", 1, &["free"]);
+    desk.fails("create block a --size 8T", 1, &["free"]);
     assert_eq!(fs::read_dir(desk.path(".")).unwrap().count(), 0);
     fs::write(desk.path("full"), b"something").unwrap();
-    desk.fails("create full --size 64M", 1, &["full exists and is not empty"]);
+    desk.fails("create block full --size 64M", 1, &["full exists and is not empty"]);
     assert_eq!(fs::read(desk.path("full")).unwrap(), b"something");
     fs::write(desk.path("empty"), b"").unwrap();
-    desk.ok("create empty --size 64M");
+    desk.ok("create block empty --size 64M");
 }
 
 #[test]
 fn rule_12_limits_of_a_volume_are_kept_with_it() {
     let desk = Desk::new();
-    desk.ok("create a --size 64M --preallocate none");
+    desk.ok("create block a --size 64M --preallocate none");
     desk.ok("volume create a v --size 1M --limit-iops 500 --limit-bytes 10M");
     assert_eq!(
         desk.ok("volume list a"),
         " 1.00 MiB  v  (at most 500 requests and 10.0 MiB a second)\n"
     );
-    desk.ok("volume critical a v 0-4K");
+    desk.ok("volume set a v --no-dedup 0-4K");
     desk.ok("volume rename a v w");
     assert_eq!(
         desk.status("a")["volumes"][0]["limits"],
         serde_json::json!({ "iops": 500, "bytes": 10 << 20 })
     );
     let serving = desk.serve("a --limit w=0,1G");
-    desk.ok("volume limit a w --limit-iops 7");
+    desk.ok("volume set a w --limit-iops 7");
     assert_eq!(
         desk.status("a")["volumes"][0]["limits"],
-        serde_json::json!({ "iops": 7, "bytes": 0 })
+        serde_json::json!({ "iops": 7, "bytes": 1 << 30 })
     );
     serving.kill();
     desk.serve("a").terminate();
     assert_eq!(desk.status("a")["volumes"][0]["limits"]["iops"], 7, "also after a crash");
     assert_eq!(
-        desk.ok("volume limit a w"),
+        desk.ok("volume set a w --limit-iops none --limit-bytes none"),
         "nothing limits the clients of volume \"w\" any more\n"
     );
+    desk.fails("volume set a w", 2, &["nothing to set"]);
     assert!(desk.status("a")["volumes"][0].get("limits").is_none());
-    desk.fails("volume limit a x --limit-iops 1", 1, &["no volume 'x'"]);
-    desk.fails("volume limit a w --limit-bytes 0", 2, &["--limit-bytes"]);
+    desk.fails("volume set a x --limit-iops 1", 1, &["no volume 'x'"]);
+    desk.fails("volume set a w --limit-bytes 0", 2, &["--limit-bytes"]);
     desk.fails("serve a --limit w=fast", 2, &["VOLUME=IOPS,BYTES"]);
     desk.ok("check a");
 }
@@ -143,7 +149,7 @@ fn rule_12_limits_of_a_volume_are_kept_with_it() {
 #[test]
 fn volumes_come_change_and_go() {
     let desk = Desk::new();
-    desk.ok("create a --size 64M --preallocate none");
+    desk.ok("create block a --size 64M --preallocate none");
     assert_eq!(desk.ok("volume list a"), "no volumes\n");
     assert_eq!(desk.ok("volume create a one --size 1T"), "created volume \"one\" of 1.00 TiB\n");
     desk.ok("volume create a two --size 4097");
@@ -158,17 +164,18 @@ fn volumes_come_change_and_go() {
     let list: serde_json::Value = serde_json::from_str(&desk.ok("volume list a --json")).unwrap();
     assert_eq!(list[1], serde_json::json!({ "name": "one", "bytes": 2_u64 << 40 }));
     assert!(
-        desk.ok("volume critical a drei 0-4K 6K-8K").starts_with("8.00 KiB of volume \"drei\"")
+        desk.ok("volume set a drei --no-dedup 0-4K,6K-8K")
+            .starts_with("8.00 KiB of volume \"drei\"")
     );
     assert_eq!(
         desk.ok("volume list a"),
         " 8.00 KiB  drei  (8.00 KiB not deduplicated)\n 2.00 TiB  one\n"
     );
     let list: serde_json::Value = serde_json::from_str(&desk.ok("volume list a --json")).unwrap();
-    assert_eq!(list[0]["critical"], serde_json::json!([{ "start": 0, "end": 8192 }]));
-    desk.fails("volume critical a drei 4K", 2, &["a start and an end"]);
-    desk.fails("volume critical a four 0-4K", 1, &["no volume 'four'"]);
-    desk.ok("volume critical a drei none");
+    assert_eq!(list[0]["no_dedup"], serde_json::json!([{ "start": 0, "end": 8192 }]));
+    desk.fails("volume set a drei --no-dedup 4K", 2, &["a start and an end"]);
+    desk.fails("volume set a four --no-dedup 0-4K", 1, &["no volume 'four'"]);
+    desk.ok("volume set a drei --no-dedup none");
     assert_eq!(desk.ok("volume list a"), " 8.00 KiB  drei\n 2.00 TiB  one\n");
     desk.ok("volume delete a drei");
     desk.fails("volume delete a drei", 1, &["no volume 'drei'"]);
@@ -191,7 +198,7 @@ fn looking_changes_nothing() {
 #[test]
 fn what_is_no_store_gets_one_sentence() {
     let desk = Desk::new();
-    desk.ok("create good --size 64M --preallocate none");
+    desk.ok("create block good --size 64M --preallocate none");
     let good = fs::read(desk.path("good")).unwrap();
     fs::write(desk.path("foreign"), vec![b'x'; 1 << 20]).unwrap();
     fs::write(desk.path("short"), b"ONEFOLD").unwrap();
@@ -245,7 +252,7 @@ fn a_store_of_somebody_else_is_denied() {
         return;
     }
     let desk = Desk::new();
-    desk.ok("create a --size 64M --preallocate none");
+    desk.ok("create block a --size 64M --preallocate none");
     fs::set_permissions(desk.path("."), fs::Permissions::from_mode(0o755)).unwrap();
     // Nobody may not even enter some build directories, and gets the same answer there.
     let output = desk.command("status a").uid(65_534).gid(65_534).output();
@@ -280,9 +287,9 @@ fn damage_is_found_named_and_repaired() {
     desk.store_with_volume("a");
     // One of the two superblocks: the other one still opens the store.
     overwrite(&desk.path("a"), 60, b"rot");
-    let said = desk.fails("check a", 1, &["a is damaged: 1 problem;", "--repair"]);
+    let said = desk.fails("check a", 1, &["a is damaged: 1 problem;", "onefold repair"]);
     assert!(said.out.contains("problem: superblock 0"), "{}", said.out);
-    let out = desk.ok("check a --repair");
+    let out = desk.ok("repair a");
     assert!(out.contains("restored: ") && out.ends_with("a is well\n"), "{out}");
     assert!(desk.ok("check a").ends_with("a is well\n"));
     assert_eq!(desk.ok("volume list a"), " 64.0 MiB  v\n");
@@ -329,24 +336,24 @@ fn options_can_stand_in_a_file() {
         "[create]\nsize = '64M'\npreallocate = 'none'\nfingerprint = 'sha256'\n",
     )
     .unwrap();
-    desk.ok("create a --config c.toml");
+    desk.ok("create block a --config c.toml");
     assert_eq!(desk.status("a")["created"]["fingerprint"], "hmac-sha256");
-    desk.ok("create b --config c.toml --fingerprint blake3");
+    desk.ok("create block b --config c.toml --fingerprint blake3");
     assert_eq!(desk.status("b")["created"]["fingerprint"], "blake3");
     fs::write(desk.path("d.toml"), "[create]\nsize = '64M'\nspeed = 'high'\n").unwrap();
     desk.fails(
-        "create c --config d.toml",
+        "create block c --config d.toml",
         2,
         &["configuration d.toml", "unknown key 'speed' in section [create]"],
     );
-    desk.fails("create c --config e.toml", 2, &["e.toml", "No such file"]);
+    desk.fails("create block c --config e.toml", 2, &["e.toml", "No such file"]);
     assert!(!desk.path("c").exists());
 }
 
 #[test]
 fn a_reader_that_goes_away_is_no_panic() {
     let desk = Desk::new();
-    desk.ok("create a --size 64M --preallocate none");
+    desk.ok("create block a --size 64M --preallocate none");
     for verb in ["status a", "status a --json", "check a", "--help", "estimate ."] {
         let mut child =
             desk.command(verb).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

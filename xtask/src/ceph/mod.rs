@@ -104,7 +104,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
                 configuration.display()
             );
             println!(
-                "    onefold cluster create rados: --metadata-pool meta --chunk-pool chunks --force"
+                "    onefold create cluster rados: --metadata-pool meta --chunk-pool chunks --force"
             );
             println!(
                 "that was client.admin; the user of every day is\n    export CEPH_ARGS=\"--id {}\"",

@@ -101,15 +101,15 @@ impl Site<'_> {
         self.folder.join(name)
     }
 
-    fn cluster_verb(&self, verb: &[&str], more: &[&str]) -> Result<String> {
-        let arguments = [&["cluster"], verb, &[&self.store], more].concat();
+    fn on_store(&self, verb: &[&str], more: &[&str]) -> Result<String> {
+        let arguments = [verb, &[&self.store], more].concat();
         self.onefold.verb(arguments)
     }
 
     fn create(&self, metadata: &str, chunks: &str) -> Result<()> {
         let store = self.store.split('#').next().unwrap_or_default();
         let pools =
-            ["cluster", "create", store, "--metadata-pool", metadata, "--chunk-pool", chunks];
+            ["create", "cluster", store, "--metadata-pool", metadata, "--chunk-pool", chunks];
         let careful = self.maker.verb(pools);
         ensure!(
             careful.is_err_and(|error| format!("{error:#}").contains("--force")),
@@ -128,7 +128,7 @@ impl Site<'_> {
             "a second store was made over the first"
         );
         for (name, size) in [("one", "320M"), ("two", "320M"), ("load", "128M"), ("small", "96M")] {
-            self.cluster_verb(&["volume", "create"], &[name, "--size", size])?;
+            self.on_store(&["volume", "create"], &[name, "--size", size])?;
         }
         Ok(())
     }
@@ -164,16 +164,15 @@ impl Site<'_> {
     /// A worker that load does not slow down.
     fn worker(&self) -> Result<Running> {
         let fast = ["--cold", "1", "--low-iops", "1000000", "--low-bytes", "100G"];
-        let mut command =
-            self.onefold.command([&["cluster", "worker", &self.store], &fast[..]].concat());
+        let mut command = self.onefold.command([&["worker", &self.store], &fast[..]].concat());
         let log = fs::OpenOptions::new().create(true).append(true).open(self.file("worker.log"))?;
         command.stdout(log.try_clone()?).stderr(log);
         spawn(&mut command)
     }
 
     fn status(&self) -> Result<Value> {
-        let output = self.onefold.command(["cluster", "status", &self.store, "--json"]).output()?;
-        ensure!(output.status.success(), "cluster status failed");
+        let output = self.onefold.command(["status", &self.store, "--json"]).output()?;
+        ensure!(output.status.success(), "status failed");
         Ok(serde_json::from_slice(&output.stdout)?)
     }
 
@@ -259,15 +258,15 @@ impl Site<'_> {
         volumes.iter().try_for_each(|volume| compare(socket, volume, &self.file(file)))
     }
 
-    /// Nothing is dirty any more, and a second scrub finds nothing to do.
+    /// Nothing is dirty any more, and a second repair finds nothing to do.
     fn settle(&self) -> Result<()> {
         self.cluster.wait_clean()?;
-        self.cluster_verb(&["worker"], &["--once", "--cold", "0"])?;
+        self.on_store(&["worker"], &["--once", "--cold", "0"])?;
         // What was killed may have left references that nobody has a use for.
-        self.cluster_verb(&["scrub"], &[])?;
-        let report = self.cluster_verb(&["scrub"], &["--deep"])?;
+        self.on_store(&["repair"], &[])?;
+        let report = self.on_store(&["repair"], &[])?;
         let quiet = "0 stale and 0 missing references, 0 unused chunks, 0 restored chunks, 0 unlisted objects, 0 orphans";
-        ensure!(report.contains(quiet), "the second scrub had something to do:\n{report}");
+        ensure!(report.contains(quiet), "the second repair had something to do:\n{report}");
         let status = self.status()?;
         let number = |key: &str| status[key].as_u64().unwrap_or(u64::MAX);
         ensure!(
@@ -295,7 +294,7 @@ impl Site<'_> {
         let (server, socket) = self.serve("lost", &[])?;
         self.same(&socket, &["one", "two"], "image")?;
         server.stop()?;
-        let report = self.cluster_verb(&["scrub"], &["--deep"])?;
+        let report = self.on_store(&["repair"], &[])?;
         ensure!(
             report.contains(" 0 stale and 0 missing references"),
             "the scrub after a disk was lost:\n{report}"
@@ -402,10 +401,10 @@ impl Site<'_> {
 
     fn delete(&self) -> Result<()> {
         for name in ["one", "two", "load", "small"] {
-            self.cluster_verb(&["volume", "delete"], &[name])?;
+            self.on_store(&["volume", "delete"], &[name])?;
         }
-        self.cluster_verb(&["worker"], &["--once", "--cold", "0"])?;
-        self.cluster_verb(&["scrub"], &[])?;
+        self.on_store(&["worker"], &["--once", "--cold", "0"])?;
+        self.on_store(&["repair"], &[])?;
         let status = self.status()?;
         ensure!(status["chunks"] == 0 && status["objects"] == 0, "something is left: {status}");
         Ok(())
@@ -428,11 +427,11 @@ fn estimate(cluster: &Cluster, onefold: &Onefold, scratch: &Scratch) -> Result<(
     let parts = ["may not read pool \"plain\"", "osd 'allow r pool=plain'"];
     rights::refused(
         &rights::looker(cluster, onefold, "meta")?,
-        &["cluster", "estimate", &store, "plain"],
+        &["estimate", &store, "plain"],
         &parts,
     )?;
     let onefold = rights::looker(cluster, onefold, "plain")?;
-    let output = onefold.command(["cluster", "estimate", &store, "plain", "--json"]).output()?;
+    let output = onefold.command(["estimate", &store, "plain", "--json"]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let found: Value = serde_json::from_slice(&output.stdout)?;
     for (key, value) in [

@@ -198,8 +198,8 @@ impl Lacking<'_> {
 
     /// That a refusal above was for the key, and not for something else.
     fn can(&self, user: &str) -> Result<()> {
-        let said = as_user(self.onefold, user).verb(["cluster", "status", self.store, "--json"])?;
-        serde_json::from_str::<Value>(&said).map(|_| ()).context("cluster status --json")
+        let said = as_user(self.onefold, user).verb(["status", self.store, "--json"])?;
+        serde_json::from_str::<Value>(&said).map(|_| ()).context("status --json")
     }
 
     /// Who may not fence does not take over: the server before goes on.

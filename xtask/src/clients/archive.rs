@@ -30,17 +30,9 @@ impl Served {
         let onefold = Onefold::build(Build::Test)?;
         let scratch = Scratch::new("archive")?;
         let (archive, socket) = (scratch.file("archive"), scratch.file("archive.sock"));
-        onefold.verb([&["archive", "create", path(&archive)], options].concat())?;
+        onefold.verb([&["create", "archive", path(&archive)], options].concat())?;
         for volume in ["disk", "other"] {
-            onefold.verb([
-                "archive",
-                "volume",
-                "create",
-                path(&archive),
-                volume,
-                "--size",
-                "64M",
-            ])?;
+            onefold.verb(["volume", "create", path(&archive), volume, "--size", "64M"])?;
         }
         let mut served = Served { onefold, scratch, archive, socket, server: None };
         served.start()?;
@@ -178,7 +170,7 @@ fn use_one(tally: &mut Tally, what: &str, options: &[&str]) -> Result<()> {
         let archive = path(&served.archive).to_owned();
         served.onefold.verb(["scrub", &archive])?;
         for volume in ["disk", "other"] {
-            served.onefold.verb(["archive", "volume", "delete", &archive, volume])?;
+            served.onefold.verb(["volume", "delete", &archive, volume])?;
         }
         served.onefold.verb(["rm", &archive, "image"])?;
         served.onefold.verb(["gc", &archive, "--keep-partial", "0"])?;

@@ -176,7 +176,7 @@ fn succeeds(name: &str, arguments: &[&str]) -> bool {
 
 fn survive(kind: Kind, options: &[&str]) -> Result<()> {
     let mut served = Served::new("file-system", "2G", options, &[("disk", "1G")])?;
-    served.onefold.verb(["volume", "critical", path(&served.store), "disk", "0-64K"])?;
+    served.onefold.verb(["volume", "set", path(&served.store), "disk", "--no-dedup", "0-64K"])?;
     let mount_point = served.file("mnt");
     let mut attached = Attached::new(&served)?;
     kind.make(&attached.device)?;

@@ -45,20 +45,12 @@ impl Engine {
 
     fn create(self, store: &str) -> Vec<&str> {
         match self {
-            Engine::Block => vec!["create", store, "--size", "64G", "--preallocate", "none"],
-            Engine::Archive => vec!["archive", "create", store],
-            Engine::Cluster => vec!["cluster", "create", store],
+            Engine::Block => {
+                vec!["create", "block", store, "--size", "64G", "--preallocate", "none"]
+            }
+            Engine::Archive => vec!["create", "archive", store],
+            Engine::Cluster => vec!["create", "cluster", store],
         }
-    }
-
-    /// The words of a verb about a volume.
-    fn volume<'a>(self, verb: &'a str, store: &'a str, name: &'a str) -> Vec<&'a str> {
-        let words: &[&str] = match self {
-            Engine::Block => &["volume"],
-            Engine::Archive => &["archive", "volume"],
-            Engine::Cluster => &["cluster", "volume"],
-        };
-        [words, &[verb, store, name]].concat()
     }
 
     /// A folder has no control socket: its volumes are managed while it is not served, and have no
@@ -93,7 +85,7 @@ impl Site {
     }
 
     fn volume(&self, verb: &str, name: &str, more: &[&str]) -> Result<()> {
-        let words = [self.engine.volume(verb, path(&self.store), name), more.to_vec()].concat();
+        let words = [&["volume", verb, path(&self.store), name], more].concat();
         self.onefold.verb(words).map(|_| ())
     }
 
@@ -152,8 +144,7 @@ impl Site {
     /// What the server tells, where it has a control socket.
     pub(super) fn status(&mut self) -> Result<()> {
         if self.engine.is_managed_while_served() {
-            let verb = if self.engine == Engine::Archive { "stats" } else { "status" };
-            self.onefold.verb([verb, path(&self.store), "--json"])?;
+            self.onefold.verb(["status", path(&self.store), "--json"])?;
         }
         Ok(())
     }
@@ -162,9 +153,7 @@ impl Site {
     pub(super) fn check(&mut self) -> Result<()> {
         self.server.take().context("the server does not run")?.stop()?;
         match self.engine {
-            Engine::Cluster => {
-                self.onefold.verb(["cluster", "scrub", path(&self.store)]).map(|_| ())
-            }
+            Engine::Cluster => self.onefold.verb(["repair", path(&self.store)]).map(|_| ()),
             _ => self.onefold.check(&self.store).map(|_| ()),
         }
     }

@@ -219,7 +219,7 @@ impl EmbeddedStore {
             Beneath::open(folder, word).and_then(|own| Ok((own.file(TABLES, writes)?, own)));
         let (tables, own) = found.map_err(|error| match error.kind() {
             Kind::NotFound => {
-                let why = "there is no store in this folder; onefold cluster create makes one";
+                let why = "there is no store in this folder; onefold create cluster makes one";
                 Error::new(Kind::NotFound, why).context(folder.display())
             }
             _ => error,

@@ -81,7 +81,7 @@ impl Connection {
             [] => {
                 return Err(Error::new(
                     Kind::NotFound,
-                    "there is no store in the cluster; onefold cluster create makes one",
+                    "there is no store in the cluster; onefold create cluster makes one",
                 ));
             }
             _ => {
@@ -168,7 +168,7 @@ impl Connection {
             .into_iter()
             .flatten()
             .find(|found| found["name"] == pool)
-            .map(|found| &found["stats"]);
+            .map(|found| &found["status"]);
         let number = |key: &str| stats.and_then(|stats| stats[key].as_u64());
         match (number("max_avail"), number("stored")) {
             (Some(free), Some(stored)) => Ok(Left { free, total: free + stored }),
@@ -184,8 +184,8 @@ impl Connection {
             .into_iter()
             .flatten()
             .filter(|pool| pools.iter().any(|name| pool["name"] == name.as_str()));
-        let used = mine.filter_map(|pool| pool["stats"]["bytes_used"].as_u64()).sum();
-        Ok(Space { total: used + df["stats"]["total_avail_bytes"].as_u64().unwrap_or(0), used })
+        let used = mine.filter_map(|pool| pool["status"]["bytes_used"].as_u64()).sum();
+        Ok(Space { total: used + df["status"]["total_avail_bytes"].as_u64().unwrap_or(0), used })
     }
 }
 

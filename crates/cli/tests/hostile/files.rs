@@ -108,10 +108,10 @@ fn names_in(directory: &Path) -> Vec<String> {
 /// An archive with two streams, an index, a volume, and counts; its last change is not vouched for.
 fn archive(desk: &Desk, name: &str) {
     fs::write(desk.path("content"), noise(1, 300_000)).unwrap();
-    desk.ok(&format!("archive create {name}"));
+    desk.ok(&format!("create archive {name}"));
     desk.ok(&format!("put {name} one content"));
     desk.ok(&format!("put {name} two content"));
-    desk.ok(&format!("archive volume create {name} v --size 1M"));
+    desk.ok(&format!("volume create {name} v --size 1M"));
     desk.ok(&format!("rm {name} two"));
     desk.ok(&format!("gc {name}"));
     fs::File::options()
@@ -127,10 +127,10 @@ const READERS: [&str; 8] = [
     "ls a --json",
     "get a one",
     "get a one --verify",
-    "stats a",
+    "status a",
     "status a",
     "check a",
-    "archive volume list a",
+    "volume list a",
 ];
 
 #[test]
@@ -181,11 +181,10 @@ fn asks_for_nothing_that_writes(verb: &str, calls: &str) {
 fn rule_01_readers_of_a_cluster_folder_write_nothing_whether_it_was_closed_or_not() {
     let desk = Desk::new();
     fs::write(desk.path("content"), noise(1, 300_000)).unwrap();
-    desk.ok("cluster create a");
-    desk.ok("cluster volume create a v --size 64M");
-    desk.ok("cluster put a one content");
-    let readers =
-        ["status a", "check a", "cluster ls a", "cluster volume list a", "cluster get a one -"];
+    desk.ok("create cluster a");
+    desk.ok("volume create a v --size 64M");
+    desk.ok("put a one content");
+    let readers = ["status a", "check a", "ls a", "volume list a", "get a one"];
     let untouched = || {
         let before = snapshot(&desk.path("a"));
         for verb in readers {
@@ -198,7 +197,7 @@ fn rule_01_readers_of_a_cluster_folder_write_nothing_whether_it_was_closed_or_no
     crate::support::qemu_io(&desk.uri("a", "v"), &["write -P 1 0 64k", "flush"]);
     serving.kill();
     untouched();
-    let said = desk.ok("cluster get a one copy");
+    let said = desk.ok("get a one --output copy");
     assert!(
         fs::read(desk.path("copy")).unwrap() == fs::read(desk.path("content")).unwrap(),
         "{said}"
@@ -242,7 +241,7 @@ fn rule_01_scrub_notes_damage_in_the_users_own_archive_only() {
     let said = ends(&mut street.onefold(0, "scrub a"));
     assert!(!said.status.success() && said.out.contains("problem"), "{said:?}");
     assert!(snapshot(&street.path("a")) == before);
-    for verb in ["rm a one", "gc a", "check a --repair", "put a three /etc/passwd"] {
+    for verb in ["rm a one", "gc a", "repair a", "put a three /etc/passwd"] {
         let said = ends(&mut street.onefold(0, verb));
         one_sentence(verb, &said);
         assert!(!said.status.success() && said.err.contains("--owner"), "{verb}: {said:?}");
@@ -362,7 +361,7 @@ fn rule_02_no_file_of_an_archive_leads_elsewhere() {
 #[test]
 fn rule_02_the_list_of_nodes_is_short_and_leads_nowhere() {
     let desk = Desk::new();
-    desk.ok("archive create a --nodes n0,n1,n2 --code 3,2");
+    desk.ok("create archive a --nodes n0,n1,n2 --code 3,2");
     let list = desk.path("a/nodes");
     let text = fs::read(&list).unwrap();
     // Too long.
@@ -373,7 +372,7 @@ fn rule_02_the_list_of_nodes_is_short_and_leads_nowhere() {
     fs::write(desk.path("victim"), "precious").unwrap();
     symlink(desk.path("victim"), desk.path("a/nodes.new")).unwrap();
     fs::remove_dir_all(desk.path("n1")).unwrap();
-    let said = ends(&mut desk.command("archive rebuild a --replace 1=n3"));
+    let said = ends(&mut desk.command("node replace a 1 n3"));
     one_sentence("rebuild", &said);
     assert_eq!(fs::read(desk.path("victim")).unwrap(), b"precious");
 }
@@ -382,14 +381,14 @@ fn rule_02_the_list_of_nodes_is_short_and_leads_nowhere() {
 #[ignore = "needs root"]
 fn rule_02_a_list_of_nodes_names_directories_of_its_owner_only() {
     let street = Street::new();
-    let said = ends(&mut street.onefold(0, "archive create mine --nodes n0,n1,n2 --code 3,2"));
+    let said = ends(&mut street.onefold(0, "create archive mine --nodes n0,n1,n2 --code 3,2"));
     assert!(said.status.success(), "{said:?}");
     // A stranger's list that names the superuser's nodes.
     let trap = street.home("trap", STRANGER);
     fs::copy(street.path("mine/nodes"), trap.join("nodes")).unwrap();
     std::os::unix::fs::chown(trap.join("nodes"), Some(STRANGER), Some(STRANGER)).unwrap();
     let before = snapshot(&street.path("n0"));
-    for verb in ["ls trap", "gc trap", "put trap x /etc/passwd", "stats trap"] {
+    for verb in ["ls trap", "gc trap", "put trap x /etc/passwd", "status trap"] {
         let said = ends(&mut street.onefold(0, verb));
         one_sentence(verb, &said);
         assert!(!said.status.success(), "{verb}: {said:?}");
@@ -400,21 +399,19 @@ fn rule_02_a_list_of_nodes_names_directories_of_its_owner_only() {
 #[test]
 fn rule_02_no_file_of_a_cluster_folder_leads_elsewhere() {
     let desk = Desk::new();
-    desk.ok("cluster create pristine");
-    desk.ok("cluster volume create pristine v --size 1M");
+    desk.ok("create cluster pristine");
+    desk.ok("volume create pristine v --size 1M");
     let victim = desk.path("victim");
     for name in ["objects.redb", "data"] {
         for trap in Trap::all() {
-            for verb in
-                ["cluster status a", "cluster volume create a w --size 1M", "scrub a", "check a"]
-            {
+            for verb in ["status a", "volume create a w --size 1M", "scrub a", "check a"] {
                 let what = format!("{verb} with {name} as {trap:?}");
                 restore(&desk.path("pristine"), &desk.path("a"));
                 trap.set(&desk.path("a").join(name), &victim);
                 let before = fs::read(&victim).unwrap();
                 let said = ends(&mut desk.command(verb));
                 // What is not written may have another name.
-                if trap != Trap::HardLink || !["cluster status a", "check a"].contains(&verb) {
+                if trap != Trap::HardLink || !["status a", "check a"].contains(&verb) {
                     one_sentence(&what, &said);
                     assert!(!said.status.success(), "{what}: {said:?}");
                 }
@@ -439,7 +436,7 @@ fn rule_02_what_is_no_file_and_no_device_is_no_store() {
             "inspect s",
             "volume list s",
             "serve s --nbd unix:sock",
-            "create s --size 64M",
+            "create block s --size 64M",
         ] {
             let said = ends(&mut desk.command(verb));
             one_sentence(&format!("{verb} of {trap:?}"), &said);
@@ -447,7 +444,7 @@ fn rule_02_what_is_no_file_and_no_device_is_no_store() {
         }
     }
     // A link that the user named is the user's own choice.
-    desk.ok("create disk --size 64M --preallocate none");
+    desk.ok("create block disk --size 64M --preallocate none");
     symlink("disk", desk.path("link")).unwrap();
     desk.ok("check link");
 }
@@ -475,19 +472,19 @@ fn rule_03_what_is_made_is_private_whatever_the_umask_and_the_default_acl_say() 
     }
     fs::write(home.join("content"), noise(1, 200_000)).unwrap();
     let verbs = [
-        "archive create a",
+        "create archive a",
         "put a one content",
         "put a two content",
         "rm a two",
-        "archive volume create a v --size 1M",
+        "volume create a v --size 1M",
         "gc a",
-        "archive create b --nodes n0,n1,n2 --code 3,2",
+        "create archive b --nodes n0,n1,n2 --code 3,2",
         "put b one content",
         "get a one --output f",
-        "cluster create c",
-        "cluster put c one content",
-        "cluster get c one g",
-        "create s --size 64M --preallocate none",
+        "create cluster c",
+        "put c one content",
+        "get c one --output g",
+        "create block s --size 64M --preallocate none",
     ];
     for verb in verbs {
         let mut command = Command::new("sh");
@@ -523,10 +520,8 @@ fn rule_02_manual_pages_follow_no_link() {
 fn rule_03_a_directory_that_others_can_enter_is_told_with_what_to_do() {
     let desk = Desk::new();
     archive(&desk, "a");
-    desk.ok("cluster create c");
-    for (name, verbs) in
-        [("a", vec!["ls a", "stats a", "check a"]), ("c", vec!["cluster status c"])]
-    {
+    desk.ok("create cluster c");
+    for (name, verbs) in [("a", vec!["ls a", "status a", "check a"]), ("c", vec!["status c"])] {
         fs::set_permissions(desk.path(name), fs::Permissions::from_mode(0o755)).unwrap();
         for verb in verbs {
             let said = desk.run(verb);
@@ -545,7 +540,7 @@ fn rule_03_a_directory_that_others_can_enter_is_told_with_what_to_do() {
         assert!(helped.success());
     }
     desk.ok("ls a");
-    desk.ok("cluster status c");
+    desk.ok("status c");
 }
 
 /// A process of the stranger's that locks all files of a directory that it can open.
@@ -580,7 +575,7 @@ impl Drop for Locker {
 fn rule_03_a_second_user_who_holds_every_lock_that_it_can_reach_stalls_nobody() {
     let street = Street::new();
     fs::write(street.path("content"), noise(1, 100_000)).unwrap();
-    for verb in ["archive create a", "put a one content"] {
+    for verb in ["create archive a", "put a one content"] {
         let said = ends(street.onefold(0, verb).process_group(0));
         assert!(said.status.success(), "{verb}: {said:?}");
     }

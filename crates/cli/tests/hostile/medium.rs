@@ -157,7 +157,7 @@ fn rule_15_a_device_whose_store_is_served_elsewhere_is_not_made_another_store() 
     let server = desk.serve("a");
     qemu_io(&desk.uri("a", "v"), &["write -P 1 0 64k", "flush"]);
     for more in ["", " --preallocate full"] {
-        let said = elsewhere(&desk, &format!("create {} --force{more}", device.0.display()))
+        let said = elsewhere(&desk, &format!("create block {} --force{more}", device.0.display()))
             .output()
             .unwrap();
         let says = String::from_utf8_lossy(&said.stderr);
@@ -171,7 +171,7 @@ fn rule_15_a_device_whose_store_is_served_elsewhere_is_not_made_another_store() 
     desk.ok("check a");
     // Once it is given up, it is taken.
     let said =
-        elsewhere(&desk, &format!("create {} --force", device.0.display())).output().unwrap();
+        elsewhere(&desk, &format!("create block {} --force", device.0.display())).output().unwrap();
     assert!(said.status.success(), "{said:?}");
 }
 
@@ -223,8 +223,8 @@ fn folder_is_lost(desk: &Desk) {
 #[test]
 fn rule_15_bytes_that_are_not_its_own_stop_the_server_of_an_archive() {
     let desk = Desk::new();
-    desk.ok("archive create a");
-    desk.ok("archive volume create a v --size 64M");
+    desk.ok("create archive a");
+    desk.ok("volume create a v --size 64M");
     folder_is_lost(&desk);
 }
 
@@ -255,7 +255,7 @@ fn rule_15_a_server_that_still_opens_its_store_ends_when_it_is_asked() {
 fn rule_02_a_claim_that_is_a_link_is_not_followed() {
     let desk = Desk::new();
     fs::write(desk.path("victim"), "mine").unwrap();
-    for create in ["archive create a", "cluster create b"] {
+    for create in ["create archive a", "create cluster b"] {
         desk.ok(create);
         let (_, name) = create.rsplit_once(' ').unwrap();
         std::os::unix::fs::symlink("../victim", desk.path(name).join("claim")).unwrap();
@@ -267,8 +267,8 @@ fn rule_02_a_claim_that_is_a_link_is_not_followed() {
 #[test]
 fn rule_15_bytes_that_are_not_its_own_stop_the_server_of_a_cluster_folder() {
     let desk = Desk::new();
-    desk.ok("cluster create a");
-    desk.ok("cluster volume create a v --size 64M");
+    desk.ok("create cluster a");
+    desk.ok("volume create a v --size 64M");
     folder_is_lost(&desk);
 }
 

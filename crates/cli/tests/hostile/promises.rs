@@ -9,7 +9,7 @@ use std::{
 use crate::support::{Desk, qemu_io};
 
 fn status(desk: &Desk) -> serde_json::Value {
-    serde_json::from_str(&desk.ok("cluster status a --json")).unwrap()
+    serde_json::from_str(&desk.ok("status a --json")).unwrap()
 }
 
 /// Writes 4 KiB here and there into the first 64 MiB of a volume, as fast as `qemu-io` takes it,
@@ -40,8 +40,8 @@ fn scribble(uri: &str, seed: u64, time: Duration) -> Child {
 #[test]
 fn rule_00_promise_workers_collect_what_a_killed_server_left() {
     let desk = Desk::new();
-    desk.ok("cluster create a");
-    desk.ok("cluster volume create a v --size 64M");
+    desk.ok("create cluster a");
+    desk.ok("volume create a v --size 64M");
     let uri = desk.uri("a", "v");
     for round in 0..3 {
         let serving = desk.serve("a --cold 0 --workers 2 --low-iops 1000000000 --low-bytes 1000G");
@@ -55,8 +55,7 @@ fn rule_00_promise_workers_collect_what_a_killed_server_left() {
     assert!(serving.terminate().0.success());
     let found = status(&desk);
     assert_eq!((&found["backlog"], &found["dirty_bytes"]), (&0.into(), &0.into()), "{found}");
-    let scrubbed: serde_json::Value =
-        serde_json::from_str(&desk.ok("cluster scrub a --json")).unwrap();
+    let scrubbed: serde_json::Value = serde_json::from_str(&desk.ok("repair a --json")).unwrap();
     assert!(scrubbed["references"].as_u64().unwrap() > 100, "{scrubbed}");
     assert_eq!(
         (&scrubbed["stale_references"], &scrubbed["collected_chunks"]),
@@ -68,8 +67,8 @@ fn rule_00_promise_workers_collect_what_a_killed_server_left() {
 #[test]
 fn rule_00_promise_what_is_trimmed_is_a_hole_at_once() {
     let desk = Desk::new();
-    desk.ok("cluster create a");
-    desk.ok("cluster volume create a v --size 64M");
+    desk.ok("create cluster a");
+    desk.ok("volume create a v --size 64M");
     let serving = desk.serve("a");
     let uri = desk.uri("a", "v");
     qemu_io(
@@ -103,19 +102,16 @@ fn rule_00_promise_what_is_trimmed_is_a_hole_at_once() {
 #[test]
 fn rule_00_promise_sentences_about_a_folder_are_true() {
     let desk = Desk::new();
-    desk.ok("cluster create a");
-    desk.ok("cluster volume create a v --size 64M");
+    desk.ok("create cluster a");
+    desk.ok("volume create a v --size 64M");
     let before = status(&desk);
     assert!(desk.ok("check a").contains("a is well"));
     assert_eq!(status(&desk)["chunks"], before["chunks"]);
-    desk.ok("check a --repair");
+    desk.ok("repair a");
     let serving = desk.serve("a");
-    for verb in ["status a", "check a", "check a --repair", "scrub a", "cluster status a"] {
+    for verb in ["status a", "check a", "repair a", "scrub a", "status a"] {
         let said = desk.fails(verb, 1, &["one owner"]);
-        assert!(
-            said.err.contains("stop the process that serves it") && !said.err.contains("--repair"),
-            "{verb}: {said:?}"
-        );
+        assert!(said.err.contains("stop the process that serves it"), "{verb}: {said:?}");
     }
     serving.terminate();
     let help = desk.ok("status --help");
@@ -128,7 +124,7 @@ fn rule_09_the_name_of_a_store_gives_a_terminal_no_orders() {
     let desk = Desk::new();
     let name = "a\u{1b}]0;x\u{7}";
     for words in [
-        &["create", name, "--size", "64M"][..],
+        &["create", "block", name, "--size", "64M"][..],
         &["status", name],
         &["check", name],
         &["status", &format!("{name}b")],

@@ -49,7 +49,7 @@ fn ends(desk: &Desk, arguments: &str) -> Said {
 #[track_caller]
 fn all_end(desk: &Desk) -> Vec<(&'static str, Said)> {
     let verbs =
-        ["ls a", "get a one", "get a one --verify", "check a", "scrub a", "gc a", "stats a"];
+        ["ls a", "get a one", "get a one --verify", "check a", "scrub a", "gc a", "status a"];
     verbs.map(|verb| (verb, ends(desk, &format!("{verb} > out")))).into()
 }
 
@@ -63,7 +63,7 @@ impl Forged {
     /// An archive with the stream `one`, uncompressed.
     fn new() -> Forged {
         let desk = Desk::new();
-        desk.ok("archive create a --compress none");
+        desk.ok("create archive a --compress none");
         fs::write(desk.path("file"), noise(1, 1 << 20)).unwrap();
         desk.ok("put a one file");
         let label = fs::read(desk.path("a/label")).unwrap();

@@ -67,7 +67,7 @@ fn rule_10_a_control_socket_is_closed_to_others_and_goes_with_its_server() {
 fn rule_10_a_put_that_does_not_see_the_server_of_its_archive_says_so() {
     let desk = Desk::new();
     fs::write(desk.path("content"), noise(1, 100_000)).unwrap();
-    desk.ok("archive create a");
+    desk.ok("create archive a");
     let serving = desk.serve("a --control doors");
     let mut put = Serving::start_saying(&mut desk.command("put a one content"), "--control DIR");
     put.wait_for(&format!("a is served by process {}", serving.pid()));
@@ -312,7 +312,7 @@ fn refused(command: &mut Command) {
 #[test]
 fn rule_14_a_full_store_answers_a_right_guess_like_a_wrong_one() {
     let desk = Desk::new();
-    desk.ok("create a --size 64M --preallocate none");
+    desk.ok("create block a --size 64M --preallocate none");
     desk.ok("volume create a victim --size 64M");
     desk.ok("volume create a attacker --size 256M");
     fs::write(desk.path("data"), noise(9, 96 << 20)).unwrap();

@@ -65,7 +65,7 @@ fn count(directory: &Path) -> usize {
 #[test]
 fn rule_05_a_path_that_comes_twice_changes_nothing_outside() {
     let desk = Desk::new();
-    desk.ok("archive create a");
+    desk.ok("create archive a");
     fs::write(desk.path("victim"), "secret").unwrap();
     fs::set_permissions(desk.path("victim"), fs::Permissions::from_mode(0o600)).unwrap();
     let pipe = Entry { mode: 0o4777, ..entry("x", What::Fifo) };
@@ -80,7 +80,7 @@ fn rule_05_a_path_that_comes_twice_changes_nothing_outside() {
 #[test]
 fn rule_05_a_listing_is_checked_before_anything_is_created() {
     let desk = Desk::new();
-    desk.ok("archive create a");
+    desk.ok("create archive a");
     let file = || What::File { bytes: 0, data: Vec::new() };
     let mut deep = vec![entry("a", What::Directory)];
     deep.extend((1..4_097).map(|depth| entry(&vec!["a"; depth + 1].join("/"), What::Directory)));
@@ -124,7 +124,7 @@ fn rule_05_a_listing_is_checked_before_anything_is_created() {
 #[test]
 fn rule_05_a_name_that_is_there_is_an_error_unless_it_may_be_replaced() {
     let desk = Desk::new();
-    desk.ok("archive create a");
+    desk.ok("create archive a");
     fs::create_dir_all(desk.path("tree/d")).unwrap();
     fs::write(desk.path("tree/d/file"), "stored").unwrap();
     fs::write(desk.path("tree/e"), "stored").unwrap();
@@ -151,7 +151,7 @@ fn rule_05_a_name_that_is_there_is_an_error_unless_it_may_be_replaced() {
 fn rule_05_who_renames_inside_the_destination_gets_nothing() {
     let street = Street::new();
     let run = |arguments: &str| street.onefold(0, arguments).output().unwrap();
-    assert!(run("archive create a").status.success());
+    assert!(run("create archive a").status.success());
     for n in 0..40 {
         let directory = street.path(&format!("tree/d/{n:03}"));
         fs::create_dir_all(&directory).unwrap();
@@ -224,7 +224,7 @@ fn attribute(path: &Path, name: &str) -> bool {
 #[ignore = "needs root"]
 fn rule_06_privileges_are_restored_only_when_asked_for() {
     let desk = Desk::new();
-    desk.ok("archive create a");
+    desk.ok("create archive a");
     privileged_tree(&desk.path("tree"));
     fs::set_permissions(desk.path("tree"), fs::Permissions::from_mode(0o777)).unwrap();
     std::os::unix::fs::chown(desk.path("tree"), Some(STRANGER), Some(STRANGER)).unwrap();
@@ -282,7 +282,7 @@ fn rule_06_a_user_gets_what_a_user_may_have() {
     let home = street.home("home", STRANGER);
     privileged_tree(&home.join("tree"));
     let run = |arguments: &str| street.onefold(STRANGER, arguments).output().unwrap();
-    assert!(run("archive create home/a").status.success());
+    assert!(run("create archive home/a").status.success());
     assert!(run("put home/a t -r home/tree").status.success());
     let said = run("get home/a t -C home/out");
     assert!(said.status.success(), "{said:?}");
@@ -317,7 +317,7 @@ impl Drop for Deep {
 #[test]
 fn rule_04_twenty_thousand_levels_are_walked() {
     let desk = Desk::new();
-    desk.ok("archive create a");
+    desk.ok("create archive a");
     let _removed = (Deep(desk.path("deep")), Deep(desk.path("out")));
     fs::create_dir_all(desk.path("deep/z")).unwrap();
     fs::write(desk.path("deep/z/last"), "seen").unwrap();
@@ -347,7 +347,7 @@ fn rule_07_what_cannot_be_read_is_named_and_the_rest_is_stored() {
         fs::set_permissions(home.join(name), fs::Permissions::from_mode(0o000)).unwrap();
     }
     let run = |arguments: &str| street.onefold(STRANGER, arguments).output().unwrap();
-    assert!(run("archive create home/a").status.success());
+    assert!(run("create archive home/a").status.success());
     let strict = run("put home/a t -r home/tree --strict");
     assert_eq!(strict.status.code(), Some(1), "{strict:?}");
     assert_eq!(run("ls home/a").stdout, b"no streams\n");
@@ -428,7 +428,7 @@ impl Drop for Mounted {
 #[ignore = "needs root"]
 fn rule_07_a_file_that_fails_in_its_middle_does_not_claim_to_be_whole() {
     let desk = Desk::new();
-    desk.ok("archive create a");
+    desk.ok("create archive a");
     fs::create_dir(desk.path("tree")).unwrap();
     fs::write(desk.path("tree/z"), "after it").unwrap();
     let mounted = Mounted::new(&desk.path("image"), &desk.path("tree/fs"), 64 << 20);
@@ -453,7 +453,7 @@ fn rule_07_a_file_that_fails_in_its_middle_does_not_claim_to_be_whole() {
 #[test]
 fn rule_07_patterns_leave_out_what_they_name() {
     let desk = Desk::new();
-    desk.ok("archive create a");
+    desk.ok("create archive a");
     for path in [
         "keep/x.o",
         "keep/y.c",
@@ -511,7 +511,7 @@ fn rule_07_patterns_leave_out_what_they_name() {
 #[ignore = "needs root"]
 fn rule_07_a_put_through_the_server_is_incomplete_too() {
     let desk = Desk::new();
-    desk.ok("archive create a");
+    desk.ok("create archive a");
     let _removed = Deep(desk.path("tree"));
     fs::create_dir_all(desk.path("tree")).unwrap();
     fs::write(desk.path("tree/a"), "x").unwrap();
@@ -531,7 +531,7 @@ fn rule_07_a_put_through_the_server_is_incomplete_too() {
 #[test]
 fn rule_08_an_output_that_fails_leaves_nothing() {
     let desk = Desk::new();
-    desk.ok("archive create a --compress none");
+    desk.ok("create archive a --compress none");
     fs::write(desk.path("file"), noise(10, 3_000_000)).unwrap();
     desk.ok("put a s file");
     fs::create_dir(desk.path("to")).unwrap();
@@ -560,7 +560,7 @@ fn traced(desk: &Desk, arguments: &str, calls: &str) -> String {
 #[test]
 fn rule_08_what_was_restored_is_synced_before_it_is_reported() {
     let desk = Desk::new();
-    desk.ok("archive create a");
+    desk.ok("create archive a");
     fs::create_dir(desk.path("tree")).unwrap();
     fs::write(desk.path("tree/file"), "content").unwrap();
     desk.ok("put a t -r tree");

@@ -114,7 +114,7 @@ impl Desk {
 
     /// A store with a volume `v` of 64 MiB.
     pub(crate) fn store_with_volume(&self, store: &str) {
-        self.ok(&format!("create {store} --size 64M --preallocate none"));
+        self.ok(&format!("create block {store} --size 64M --preallocate none"));
         self.ok(&format!("volume create {store} v --size 64M"));
     }
 

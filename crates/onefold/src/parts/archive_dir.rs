@@ -364,7 +364,7 @@ pub fn name_archive(path: &Path, error: Error) -> Error {
     match error.kind() {
         Kind::NotFound if error.to_string() == "no archive" => Error::new(
             Kind::NotFound,
-            format!("{shown} is a directory and no archive; `onefold archive create` makes one"),
+            format!("{shown} is a directory and no archive; `onefold create archive` makes one"),
         ),
         _ if error.to_string().contains(&shown) => error,
         _ => error.context(shown),

@@ -75,8 +75,8 @@ impl Tool {
         let at = path(repository);
         match self {
             Tool::Onefold(ours) => onefold.command([
-                "archive",
                 "create",
+                "archive",
                 at,
                 "--compress",
                 ours.compress,

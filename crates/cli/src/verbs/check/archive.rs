@@ -116,16 +116,14 @@ pub(crate) fn run(directory: &ArchiveDir, extent: Extent<'_>, json: bool) -> Res
     } else {
         tell(&report, &made, data)
     }
-    let bad_units = made.units.map_or(0, |found| found.units.bad_units);
-    let left = made.units.is_some_and(|found| found.units.repaired_units < bad_units);
-    if report.is_well() && !left {
+    if report.is_well() && !made.is_left() {
         if !json {
             output::line(format_args!("{} is well", what(path, extent.only)));
         }
         return Ok(());
     }
     let problems = match report.problems_found {
-        0 => counted(bad_units, "bad unit"),
+        0 => counted(made.bad_units(), "bad unit"),
         n => counted(n, "problem"),
     };
     let advice = if repairs { "" } else { "; `onefold repair` restores what can be restored" };
@@ -151,6 +149,18 @@ struct Made {
     restored: Restored,
     /// Why nothing was put back.
     not_restored: Option<String>,
+}
+
+impl Made {
+    /// Units of 4 KiB that were bad on their nodes.
+    fn bad_units(&self) -> u64 {
+        self.units.map_or(0, |found| found.units.bad_units)
+    }
+
+    /// True when some of them still are.
+    fn is_left(&self) -> bool {
+        self.units.is_some_and(|found| found.units.repaired_units < found.units.bad_units)
+    }
 }
 
 fn look(archive: &Arc<Archive>, extent: Extent<'_>) -> Result<Report, Failure> {
@@ -206,12 +216,12 @@ fn found(report: &Report, made: &Made) -> Found {
             .iter()
             .map(|(name, blocks)| Damaged { name: name.clone(), offsets: offsets(blocks) })
             .collect(),
-        bad_units: made.units.map_or(0, |mended| mended.units.bad_units),
+        bad_units: made.bad_units(),
         repaired_units: made.units.map_or(0, |mended| mended.units.repaired_units),
         restored_chunks: made.restored.chunks,
         not_restored: made.not_restored.clone(),
         index_entries: made.index_entries,
-        well: report.is_well(),
+        well: report.is_well() && !made.is_left(),
     }
 }
 

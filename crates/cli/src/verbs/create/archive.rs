@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{
     NOT_ENCRYPTED,
-    placement::{self, code},
+    placement::{Placed, code},
 };
 use onefold::parts::{
     archive_dir::{ArchiveDir, name_archive},
@@ -53,7 +53,7 @@ pub(super) struct Options {
     code: Option<(usize, usize)>,
 
     #[command(flatten)]
-    placement: placement::Options,
+    placement: Placed,
 
     #[command(flatten)]
     answer: Answer,

@@ -10,7 +10,7 @@ type Code = (usize, usize);
 
 /// How containers are placed on several nodes.
 #[derive(Debug, Args)]
-pub(crate) struct Options {
+pub(super) struct Placed {
     /// round-robin encodes containers as they arrive; rad keeps copies of new chunks, and encodes
     /// them by their reference counts when these have stood still
     #[arg(long, value_name = "KIND")]
@@ -43,12 +43,12 @@ fn class_codes(text: &str) -> Result<[Code; 3], String> {
     })
 }
 
-impl Options {
+impl Placed {
     /// Late encoding, if that is what is asked for.
     ///
     /// # Errors
     /// One sentence for what does not fit together.
-    pub(crate) fn late(&self, nodes: usize, code: Option<Code>) -> Result<Option<Rad>, Failure> {
+    pub(super) fn late(&self, nodes: usize, code: Option<Code>) -> Result<Option<Rad>, Failure> {
         if self.placement != Some(Placement::Rad) {
             let more = self.delay.is_some() || self.batch.is_some() || self.class_codes.is_some();
             return if more {
