@@ -1,4 +1,4 @@
-//! Segment files: where containers are written and read.
+//! Segment files, and the containers that are appended to them.
 //!
 //! *Crash argument:* a container's id comes from a range that is recorded before it is used, and
 //! the name of its segment is durable before the container is listed. What a crash leaves behind

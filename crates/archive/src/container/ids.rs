@@ -1,4 +1,4 @@
-//! Numbers of containers.
+//! Numbers of containers, from ranges that the log reserves, and the segment that an owner fills.
 
 use std::sync::Arc;
 

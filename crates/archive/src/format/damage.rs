@@ -16,7 +16,7 @@ pub(crate) fn bits_of(these: &BTreeSet<usize>, chunks: usize) -> Vec<u8> {
     bits
 }
 
-/// True when a bit of a condemned container's map is set.
+/// True when chunk `n` is marked in the bits of its container.
 #[must_use]
 pub(crate) fn is_condemned(bits: &[u8], n: usize) -> bool {
     bits.get(n / 8).is_some_and(|byte| byte >> (n % 8) & 1 == 1)

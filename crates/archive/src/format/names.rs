@@ -1,4 +1,4 @@
-//! The names of an archive's files.
+//! The names of an archive's files, and how an empty one is made.
 
 use std::sync::Arc;
 
@@ -6,10 +6,13 @@ use onefold_core::{File, Files, Kind, Result};
 
 pub(crate) const LABEL: &str = "label";
 
+/// The last frame and label that are known to be durable.
 pub(crate) const SYNCED: &str = "vouched";
 
+/// Space that is held back for deletion on a full disk.
 pub(crate) const RESERVE: &str = "reserve";
 
+/// Held by who appends to the log, and shared by who reads it.
 pub(crate) const COMMIT: &str = "lock-commit";
 
 /// Held by the ingesting process.
@@ -21,6 +24,7 @@ pub(crate) const COLLECTOR: &str = "lock-gc";
 /// Held while the chunk index is rewritten.
 pub(crate) const IMPORTER: &str = "lock-importer";
 
+/// Shared by who reads in an epoch, even or odd.
 pub(crate) const EPOCHS: [&str; 2] = ["epoch-0", "epoch-1"];
 
 pub(crate) fn log_name(number: u64) -> String {

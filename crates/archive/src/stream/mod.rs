@@ -1,11 +1,12 @@
-//! Streams in and out. On its way in a stream is cut and fingerprint ([`Cutting`]), look up and
-//! place ([`Session`]), pack and write ([`StreamWriter`]), and at its end one record.
+//! Streams in and out.
 //!
-//! Each stage is a value with methods that return, so that a simulation can do one after the other;
-//! [`pipeline`] gives them threads. What several streams of one process share is
-//! its [`Ingest`].
+//! On its way in a stream is cut and fingerprinted ([`Cutting`]); its chunks are looked up, and new
+//! ones get a place ([`Session`]); containers are packed and written ([`StreamWriter`]), and at the
+//! end one record says that the stream is there. Each stage is a value with methods that return, so
+//! that a simulation can do one after the other; [`pipeline`] gives them threads. The streams of
+//! one process share its [`Ingest`].
 //!
-//! On its way out a [`Reader`] walks its recipe.
+//! On its way out a [`Reader`] walks the recipe of the stream, chunk by chunk.
 //!
 //! *Crash argument:* chunks and recipe are durable before the record that names them. Every 64 MiB
 //! the containers so far are made durable and listed as unfinished, so that a repeat after a kill

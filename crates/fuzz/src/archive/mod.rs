@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 use onefold_archive::{
     Archive, Collection, CollectionOptions as Options, Content, Order, READER_BYTES, Reader,
-    Settings, Shape, Stream, Verify, check, decode_listing, rebuild_chunk_index,
+    Settings, Shape, Stream, Verify, check, decode_listing, rebuild_chunk_index, record_damage,
+    restore_chunks,
 };
 use onefold_core::{Error, Files, Kind, Result};
 
@@ -116,9 +117,9 @@ fn healed(files: &Arc<impl Files + 'static>) -> Result<()> {
     let archive = open(files, true)?;
     let report = check(&archive, true, &mut |_, _, _| {})?;
     if !report.rotten.is_empty() {
-        lost_chunks::record_damage(&archive, &report.rotten)?;
+        record_damage(&archive, &report.rotten)?;
     }
-    lost_chunks::restore(&archive, &report.lost, &mut |_, _| {}).map(|_| ())
+    restore_chunks(&archive, &report.lost, &mut |_, _| {}).map(|_| ())
 }
 
 fn collected(files: &Arc<impl Files + 'static>) -> Result<()> {

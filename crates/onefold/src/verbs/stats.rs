@@ -257,10 +257,10 @@ pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> 
         }
     }
     let WriteCost {
-        upload_bytes, settle_bytes, merge_bytes, settled_chunks, reencoded_chunks, ..
+        upload_bytes, encode_bytes, merge_bytes, encoded_chunks, reencoded_chunks, ..
     } = work;
     let settled = if late.is_some() {
-        format!(", to settle {} chunks {}", grouped(settled_chunks), Size(settle_bytes))
+        format!(", to settle {} chunks {}", grouped(encoded_chunks), Size(encode_bytes))
     } else {
         String::new()
     };
