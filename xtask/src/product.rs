@@ -70,7 +70,7 @@ impl Onefold {
             ensure!(binary.exists(), "there is no {}", binary.display());
             return Ok(Onefold::at(binary));
         }
-        Ok(Onefold::at(built("onefold", "onefold", build)?))
+        Ok(Onefold::at(built("onefold-cli", "onefold", build)?))
     }
 
     /// The laboratory's command, `onefold-lab`.

@@ -17,16 +17,16 @@ use self::files::{Crate, Method};
 use crate::{machine, test::Tally};
 
 /// Crates of the product.
-const CRATES: [&str; 8] =
-    ["core", "block", "archive", "cluster", "backend", "serve", "console", "onefold"];
+const CRATES: [&str; 9] =
+    ["core", "block", "archive", "cluster", "backend", "serve", "console", "onefold", "cli"];
 
 /// Longest line of code.
 const WIDTH: usize = 100;
 
 /// What may not rise, and how much there is of it.
 const LIMITS: [(&str, usize); 4] = [
-    ("circles of files", 13),
-    ("questions about the scheme", 44),
+    ("circles of files", 3),
+    ("questions about the scheme", 0),
     ("public modules of the archive engine", 0),
     ("retry loops of the cluster engine", 11),
 ];

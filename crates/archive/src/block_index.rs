@@ -215,19 +215,18 @@ pub(crate) fn write(
     Ok(indexes)
 }
 
-/// The file of leaves. When no leaf was ever written, what is there was left on a node by somebody
-/// who died while making it.
+/// The file of leaves. When no leaf was ever written, what is there was left by somebody who died
+/// while making it, perhaps on some of the nodes only: it is made anew on all of them.
 fn open_or_create(files: &dyn Files, is_first: bool) -> Result<Arc<dyn File>> {
-    match files.open(MAPS) {
-        Err(error) if error.kind() == Kind::NotFound => {}
-        opened => return opened,
+    if !is_first {
+        return match files.open(MAPS) {
+            Err(error) if error.kind() == Kind::NotFound => files.create(MAPS),
+            opened => opened,
+        };
     }
-    match files.create(MAPS) {
-        Err(error) if error.kind() == Kind::Exists && is_first => {
-            files.remove(MAPS)?;
-            files.create(MAPS)
-        }
-        made => made,
+    match files.remove(MAPS) {
+        Err(error) if error.kind() != Kind::NotFound => Err(error),
+        _ => files.create(MAPS),
     }
 }
 

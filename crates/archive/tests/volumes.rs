@@ -8,7 +8,9 @@ use onefold_archive::{
     check,
 };
 use onefold_backend::Directory;
-use onefold_core::{BLOCK_BYTES, Block, BlockRead, Exports, Lba, Result, Volume, block::bytes_mut};
+use onefold_core::{
+    BLOCK_BYTES, Block, BlockRead, Exports, ExtentKind, Lba, Result, Volume, block::bytes_mut,
+};
 
 const BLOCK: usize = 128 << 10;
 
@@ -315,4 +317,36 @@ fn a_flush_tells_what_a_drain_in_the_background_lost() {
     volume.flush().unwrap();
     assert!(read(&*volume, 2 * BLOCK, BLOCK).unwrap() == later);
     read(&*volume, 0, 4096).unwrap_err();
+}
+
+#[test]
+fn rule_12_what_a_huge_range_holds_is_told_in_parts() {
+    // Each block of it looked at, while all volumes of the archive wait, would take hours.
+    let whole = 1 << 55;
+    let directory = tempfile::tempdir().unwrap();
+    create(directory.path(), Chunking::FastCdc(4096));
+    let served = serve(directory.path(), Settings::default());
+    served.archive.create_volume("v", whole, 1).unwrap();
+    let volume = served.exports.open("v").unwrap();
+    volume.trim(0, whole).unwrap();
+    let written = [3, 4, 1 << 20];
+    for block in written {
+        volume.write(block * BLOCK as u64, &noise(block, BLOCK)).unwrap();
+    }
+    for _ in 0..2 {
+        let (mut at, mut told) = (0, Vec::new());
+        while at < whole {
+            let extents = volume.extents(at, whole - at, 2).unwrap();
+            assert!((1..=2).contains(&extents.len()));
+            for extent in extents {
+                let block = at / BLOCK as u64;
+                if extent.kind == ExtentKind::Data {
+                    told.extend(block..block + extent.bytes / BLOCK as u64);
+                }
+                at += extent.bytes;
+            }
+        }
+        assert_eq!((at, &told[..]), (whole, &written[..]));
+        volume.flush().unwrap();
+    }
 }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use onefold_core::object::{
-    Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version,
-    Write, model::Objects,
+    Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Space,
+    Version, Write, model::Objects,
 };
 use parking_lot::Mutex;
 
@@ -57,7 +57,7 @@ impl ObjectStore for MemoryObjects {
         batch.iter().map(&mut one).collect()
     }
 
-    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+    fn read(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>> {
         let objects = self.objects.lock();
         batch
             .iter()

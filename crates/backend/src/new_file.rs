@@ -3,13 +3,14 @@
 use std::{
     ffi::{OsStr, OsString},
     fs::File,
+    io::Write,
     os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
 use onefold_core::{Error, Kind, Result};
 use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, RenameFlags},
+    fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags},
     io::Errno,
 };
 
@@ -130,9 +131,89 @@ fn rename(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
     }
 }
 
+/// Puts a file that everybody may read in the place of whatever has its name. Where that was a link,
+/// the link is gone, and what it led to stays as it was.
+///
+/// # Errors
+/// Those of the system.
+pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    let spot = Spot::of(path)?;
+    let mut part = OsString::from(format!(".{:x}.", std::process::id()));
+    part.push(&spot.name);
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let replaced = || -> std::io::Result<()> {
+        let file = rustix::fs::openat(&spot.directory, &part, flags, Mode::from_raw_mode(0o644))?;
+        let mut file = File::from(file);
+        let written = file.write_all(bytes).and_then(|()| {
+            Ok(rustix::fs::renameat(&spot.directory, &part, &spot.directory, &spot.name)?)
+        });
+        written.inspect_err(|_| {
+            let _ = rustix::fs::unlinkat(&spot.directory, &part, AtFlags::empty());
+        })
+    };
+    replaced().map_err(|e| Error::from_io(path.display(), e))
+}
+
+/// A name in a directory, whatever the path that led there leads to by now.
+pub struct Spot {
+    directory: OwnedFd,
+    name: OsString,
+}
+
+impl Spot {
+    /// The one that a path leads to now.
+    ///
+    /// # Errors
+    /// `InvalidInput` when it names no file, and those of the system.
+    pub fn of(path: &Path) -> Result<Spot> {
+        let wrong = |errno: Errno| Error::from_io(path.display(), errno.into());
+        let name = path.file_name().ok_or_else(|| {
+            Error::new(Kind::InvalidInput, format!("{} names no file", path.display()))
+        })?;
+        let above =
+            path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let directory = rustix::fs::open(
+            above,
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .map_err(wrong)?;
+        Ok(Spot { directory, name: name.to_owned() })
+    }
+
+    /// Removes a file that was made here, or where `existed` makes it empty again, unless the name
+    /// is something else's by now: no link is followed, and what has another name too stays.
+    pub fn take_back(&self, existed: bool) {
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let is_ours = |stat: &rustix::fs::Stat| {
+            FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1
+        };
+        // The error that led here is the one to tell, whether this works or not.
+        let _ = if existed {
+            rustix::fs::openat(&self.directory, &self.name, flags, Mode::empty()).and_then(|file| {
+                if is_ours(&rustix::fs::fstat(&file)?) {
+                    rustix::fs::ftruncate(&file, 0)
+                } else {
+                    Ok(())
+                }
+            })
+        } else {
+            rustix::fs::statat(&self.directory, &self.name, AtFlags::SYMLINK_NOFOLLOW).and_then(
+                |stat| {
+                    if is_ours(&stat) {
+                        rustix::fs::unlinkat(&self.directory, &self.name, AtFlags::empty())
+                    } else {
+                        Ok(())
+                    }
+                },
+            )
+        };
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::{fs, io::Write};
+    use std::fs;
 
     use super::*;
 
@@ -175,5 +256,36 @@ mod tests {
         part("new").publish().unwrap();
         assert_eq!(part("new").publish().unwrap_err().kind(), Kind::Exists);
         assert_eq!(names(dir.path()), ["new"]);
+    }
+
+    #[test]
+    fn rule_02_what_is_replaced_or_taken_back_is_never_what_a_link_leads_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let (other, name) = (dir.path().join("other"), dir.path().join("name"));
+        let is_kept = || assert_eq!(fs::read(&other).unwrap(), b"kept");
+        fs::write(&other, "kept").unwrap();
+        std::os::unix::fs::symlink(&other, &name).unwrap();
+        let spot = Spot::of(&name).unwrap();
+        spot.take_back(true);
+        is_kept();
+        spot.take_back(false);
+        is_kept();
+        replace(&name, b"new").unwrap();
+        is_kept();
+        assert_eq!(fs::read(&name).unwrap(), b"new");
+        assert_eq!(names(dir.path()).len(), 2);
+        // The directory went elsewhere, and another one has its name.
+        let (way, moved) = (dir.path().join("way"), dir.path().join("moved"));
+        fs::create_dir(&way).unwrap();
+        fs::write(way.join("s"), "made").unwrap();
+        let spot = Spot::of(&way.join("s")).unwrap();
+        fs::rename(&way, &moved).unwrap();
+        fs::create_dir(&way).unwrap();
+        fs::write(way.join("s"), "kept").unwrap();
+        spot.take_back(true);
+        assert_eq!(fs::metadata(moved.join("s")).unwrap().len(), 0);
+        spot.take_back(false);
+        assert!(!moved.join("s").exists());
+        assert_eq!(fs::read(way.join("s")).unwrap(), b"kept");
     }
 }

@@ -1,11 +1,13 @@
 //! The embedded object store: the contract, and what is there after it was closed.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::{fs, os::unix::fs::FileExt};
+
 use onefold_backend::EmbeddedStore;
 use onefold_core::{
     Kind,
     object::{
-        Change, Guard, Look, ObjectName, ObjectStore, PoolKind, Read, Refusal, Write, contract,
+        Change, Guard, ObjectName, ObjectStore, PoolKind, Read, ReadPart, Refusal, Write, contract,
     },
 };
 
@@ -18,7 +20,8 @@ fn put(name: &str, bytes: Vec<u8>) -> Write {
 }
 
 fn data(store: &impl ObjectStore, name: &str) -> Vec<u8> {
-    let read = Read { object: ObjectName::metadata(name), looks: vec![Look::Data(0, u64::MAX)] };
+    let read =
+        Read { object: ObjectName::metadata(name), parts: vec![ReadPart::Data(0, u64::MAX)] };
     store.read(&[read]).remove(0).unwrap().data(0).to_vec()
 }
 
@@ -107,7 +110,7 @@ fn a_fenced_session_is_shut_out_and_its_data_file_damage_is_noticed() {
     bytes[at] = 4;
     std::fs::write(&file, bytes).unwrap();
     let store = EmbeddedStore::open(&path).unwrap();
-    let read = Read { object: ObjectName::metadata("a"), looks: vec![Look::Data(0, 9000)] };
+    let read = Read { object: ObjectName::metadata("a"), parts: vec![ReadPart::Data(0, 9000)] };
     assert!(
         matches!(store.session().read(&[read]).remove(0), Err(Refusal::Failed(error)) if error.kind() == Kind::Corrupt)
     );
@@ -121,9 +124,9 @@ fn many_threads_compare_and_set_without_losing_one() {
     let add = |session: &dyn ObjectStore| {
         loop {
             let read =
-                Read { object: object.clone(), looks: vec![Look::Keys(vec![b"n".to_vec()])] };
-            let old = session.read(&[read]).remove(0).map_or(vec![], |sight| {
-                sight.pairs(0).0.first().map_or(vec![], |pair| pair.1.clone())
+                Read { object: object.clone(), parts: vec![ReadPart::Keys(vec![b"n".to_vec()])] };
+            let old = session.read(&[read]).remove(0).map_or(vec![], |answer| {
+                answer.pairs(0).0.first().map_or(vec![], |pair| pair.1.clone())
             });
             let number = old.first().copied().unwrap_or(0);
             let guards = if old.is_empty() {
@@ -146,6 +149,91 @@ fn many_threads_compare_and_set_without_losing_one() {
             });
         }
     });
-    let read = Read { object: object.clone(), looks: vec![Look::Keys(vec![b"n".to_vec()])] };
+    let read = Read { object: object.clone(), parts: vec![ReadPart::Keys(vec![b"n".to_vec()])] };
     assert_eq!(store.session().read(&[read]).remove(0).unwrap().pairs(0).0[0].1, [40]);
+}
+
+/// The tables of a folder, whose bytes a test changes.
+struct Forged {
+    _folder: tempfile::TempDir,
+    path: std::path::PathBuf,
+    file: fs::File,
+    /// Where the root of all tables is, and its number.
+    root: (u64, u64),
+}
+
+impl Forged {
+    /// A folder with many objects, closed.
+    fn new() -> Forged {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let store = EmbeddedStore::create(&path, PoolKind::Replicated).unwrap();
+        let many: Vec<Write> = (0..200).map(|n| put(&format!("o{n}"), vec![7; 5000])).collect();
+        assert!(store.session().write(&many).iter().all(Result::is_ok));
+        drop(store);
+        let file =
+            fs::File::options().read(true).write(true).open(path.join("objects.redb")).unwrap();
+        let mut head = [0; 320];
+        file.read_exact_at(&mut head, 0).unwrap();
+        let number = |at: usize, n: usize| {
+            let mut bytes = [0; 8];
+            bytes[..n].copy_from_slice(&head[at..at + n]);
+            u64::from_le_bytes(bytes)
+        };
+        let slot = 64 + 128 * usize::from(head[9] & 1);
+        let root = number(slot + 8, 8);
+        let at = 4096 * (1 + number(16, 4) + ((root & 0xf_ffff) << (root >> 59)));
+        Forged { _folder: folder, path, file, root: (at, root) }
+    }
+
+    /// Makes the root a page that names two others.
+    fn name(&self, pages: [u64; 2]) {
+        let mut page = vec![0; 4096];
+        (page[0], page[2]) = (2, 1);
+        page[40..48].copy_from_slice(&pages[0].to_le_bytes());
+        page[48..56].copy_from_slice(&pages[1].to_le_bytes());
+        page[56..60].copy_from_slice(&61u32.to_le_bytes());
+        page[60] = b'm';
+        self.file.write_all_at(&page, self.root.0).unwrap();
+    }
+
+    /// Both who looks and who works are told that it is damaged.
+    #[track_caller]
+    fn is_damaged(&self) {
+        for opened in [EmbeddedStore::look(&self.path), EmbeddedStore::open(&self.path)] {
+            assert_eq!(opened.err().map(|error| error.kind()), Some(Kind::Corrupt));
+        }
+    }
+}
+
+#[test]
+fn rule_09_a_page_below_itself_is_damage() {
+    let forged = Forged::new();
+    forged.name([forged.root.1; 2]);
+    forged.is_damaged();
+}
+
+#[test]
+fn rule_09_a_page_below_two_others_is_damage() {
+    let forged = Forged::new();
+    let mut leaf = vec![0; 4096];
+    forged.file.read_exact_at(&mut leaf, forged.root.0).unwrap();
+    // The old root, behind the new one.
+    let at = forged.root.0 + 4096;
+    forged.file.write_all_at(&leaf, at).unwrap();
+    forged.name([forged.root.1 + 1; 2]);
+    forged.is_damaged();
+}
+
+#[test]
+fn rule_09_a_file_of_holes_takes_no_memory() {
+    let forged = Forged::new();
+    // To be repaired, which goes through all regions.
+    forged.file.write_all_at(&[2], 9).unwrap();
+    forged.file.set_len(1 << 42).unwrap();
+    forged.is_damaged();
+    // Regions of one page each.
+    forged.file.set_len(1 << 35).unwrap();
+    forged.file.write_all_at(&[0, 0, 0, 0, 1, 0, 0, 0], 16).unwrap();
+    forged.is_damaged();
 }

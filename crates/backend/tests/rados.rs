@@ -11,7 +11,7 @@ use onefold_backend::{
     rados::{Connection, PoolInfo},
 };
 use onefold_core::object::{
-    Change, Guard, Look, ObjectName, ObjectStore, PoolKind, Read, Refusal, Write, contract,
+    Change, Guard, ObjectName, ObjectStore, PoolKind, Read, ReadPart, Refusal, Write, contract,
 };
 
 fn connect() -> Arc<Connection> {
@@ -84,7 +84,7 @@ fn a_fenced_session_is_shut_out_and_its_lock_can_be_broken() {
         write(&one, "fenced", &[], &[Change::Full(b"late".to_vec())]),
         Err(Refusal::Fenced)
     ));
-    let read = Read { object: object.clone(), looks: vec![Look::Data(0, 10)] };
+    let read = Read { object: object.clone(), parts: vec![ReadPart::Data(0, 10)] };
     assert!(matches!(one.read(std::slice::from_ref(&read))[0], Err(Refusal::Fenced)));
     assert_eq!(two.read(&[read])[0].as_ref().unwrap().data(0), b"one");
     write(&two, "fenced", &[], &[Change::Remove]).unwrap();
@@ -131,9 +131,10 @@ fn large_batches_and_large_objects_come_back() {
     let data = |n: usize| vec![n as u8 + 1; 4 << 20];
     let write = |n| Write { object: name(n), guards: vec![], changes: vec![Change::Full(data(n))] };
     assert!(store.write(&(0..12).map(write).collect::<Vec<_>>()).iter().all(Result::is_ok));
-    let read = |n| Read { object: name(n), looks: vec![Look::Data(0, u64::MAX), Look::Stat] };
-    for (n, sight) in store.read(&(0..12).map(read).collect::<Vec<_>>()).iter().enumerate() {
-        assert!(sight.as_ref().unwrap().data(0) == data(n));
+    let read =
+        |n| Read { object: name(n), parts: vec![ReadPart::Data(0, u64::MAX), ReadPart::Stat] };
+    for (n, answer) in store.read(&(0..12).map(read).collect::<Vec<_>>()).iter().enumerate() {
+        assert!(answer.as_ref().unwrap().data(0) == data(n));
     }
     let remove =
         |n| Write { object: name(n), guards: vec![Guard::Exists], changes: vec![Change::Remove] };
@@ -159,13 +160,17 @@ fn a_read_gets_all_its_looks_from_one_moment_while_somebody_writes() {
         while !writer.is_finished() {
             let read = Read {
                 object: object.clone(),
-                looks: vec![Look::Data(0, 9000), Look::Keys(vec![b"n".to_vec()]), Look::Xattr("n")],
+                parts: vec![
+                    ReadPart::Data(0, 9000),
+                    ReadPart::Keys(vec![b"n".to_vec()]),
+                    ReadPart::Xattr("n"),
+                ],
             };
-            let sight = store.read(&[read]).remove(0).unwrap();
-            let n = sight.data(0)[0];
-            assert!(sight.data(0).iter().all(|byte| *byte == n));
+            let answer = store.read(&[read]).remove(0).unwrap();
+            let n = answer.data(0)[0];
+            assert!(answer.data(0).iter().all(|byte| *byte == n));
             assert_eq!(
-                (sight.pairs(1).0[0].1.as_slice(), sight.xattr(2)),
+                (answer.pairs(1).0[0].1.as_slice(), answer.xattr(2)),
                 (&[n][..], Some(&[n][..]))
             );
         }

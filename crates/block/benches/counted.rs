@@ -169,14 +169,14 @@ fn writes(quick: bool) {
         let mut side = Writes::over(gib * GIB, settings.clone());
         eprintln!("filled {gib} GiB in {:.0} s", begun.elapsed().as_secs_f64());
         for blocks in WINDOWS.into_iter().filter(|_| n == 0) {
-            side.ours.settle();
+            side.ours.make_durable();
             let end = side.blocks + without;
             let counted = side.count(blocks, |side| side.blocks >= end);
             assert_eq!(counted.checkpoints, 0, "a checkpoint where none was due");
             counted.row(&format!("of {blocks}, without checkpoints"), Some(0.03), flushes_bar);
         }
         for blocks in WINDOWS {
-            side.ours.settle();
+            side.ours.make_durable();
             let first = side.checkpoints() + 1;
             side.count(blocks, |side| side.checkpoints() >= first);
             let counted = side.count(blocks, |side| side.checkpoints() >= first + CHECKPOINTS);
@@ -344,7 +344,7 @@ impl Killed {
             if unflushed >= flushed_after
                 && engine.status().uncommitted_records + tail <= self.settings.records_max
             {
-                engine.settle().unwrap();
+                engine.make_durable().unwrap();
                 unflushed = 0;
             }
         }

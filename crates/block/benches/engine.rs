@@ -148,7 +148,7 @@ fn row(raw: &mut Raw, side: &mut Side, job: &Job, effort: &Effort, random: &mut 
     let (groups, raw_groups) =
         (effort.blocks / job.group as u64, effort.raw_blocks / job.group as u64);
     let (mut raw_rates, mut our_rates) = (Vec::new(), Vec::new());
-    side.ours.settle();
+    side.ours.make_durable();
     let before = (side.ours.store.engine().counts(), side.disk.counters().now());
     for round in 0..effort.rounds {
         for turn in [round % 2, 1 - round % 2] {
@@ -159,7 +159,7 @@ fn row(raw: &mut Raw, side: &mut Side, job: &Job, effort: &Effort, random: &mut 
                     .push((raw_groups * job.group as u64) as f64 / begun.elapsed().as_secs_f64());
             } else {
                 (0..groups).for_each(|_| side.group(random, job.group, job.duplicates));
-                side.ours.settle();
+                side.ours.make_durable();
                 our_rates.push((groups * job.group as u64) as f64 / begun.elapsed().as_secs_f64());
             }
         }

@@ -15,7 +15,7 @@ use measure::measure;
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
     Engine, Format, Settings,
-    hot::{Carriers, Lookups},
+    bench_parts::{Carriers, Lookups},
 };
 use onefold_core::{Block, Disk, Fingerprint, Pba};
 use support::{Contents, GIB, Random};

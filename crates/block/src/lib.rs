@@ -4,27 +4,32 @@
 //! engine at work, with group commit and background checkpoints; [`StoreExports`] offers its
 //! volumes to servers.
 
+#[doc(hidden)]
+pub mod bench_parts;
 pub mod check;
 pub mod claim;
 mod counters;
+mod coverage;
 pub mod engine;
+mod fail_stop;
+mod flushes;
 pub mod format;
 mod hash;
-#[doc(hidden)]
-pub mod hot;
+mod idleness;
 mod index;
+mod kernel;
 mod overlay;
-pub mod place;
-mod reached;
 mod scheme;
 mod settings;
+pub mod space;
 mod store;
 mod table;
+mod table_build;
 mod window;
 
 pub use counters::Counts;
-pub use engine::{CheckpointStep, Engine, Filled, Leisure};
-pub use format::catalogue::{CRITICAL_MAX, Critical};
-pub use reached::Branch;
+pub use coverage::Mark;
+pub use engine::{CheckpointStep, Engine, Filled, Idleness};
+pub use format::catalogue::{NO_DEDUP_MAX, NoDedup};
 pub use settings::{Format, Limits, MEMORY_MIN, Persistence, PlantedBug, Settings};
 pub use store::{BlockVolume, Status, Store, StoreExports, VolumeStatus};

@@ -18,7 +18,7 @@ use crate::{
         record::{Change, Record, WindowNumber, from_low_bytes, low_bytes},
     },
     hash::{MixMap, MixSet},
-    place::Extent,
+    space::Extent,
     window::ranges::{Ranges, Span},
 };
 

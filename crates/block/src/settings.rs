@@ -63,7 +63,7 @@ impl Format {
             grow: false,
             leftover: Leftover::Log,
             layout: Layout::Run,
-            scheme: SchemeName::Thin,
+            scheme: Default::default(),
             window_before: WindowNumber(0),
         }
     }
@@ -77,13 +77,7 @@ impl Format {
             );
             return Err(Error::new(Kind::InvalidInput, message));
         }
-        // Ordered writes are in place by their nature.
-        let leftover = match self.scheme {
-            SchemeName::Ordered => Leftover::Table,
-            // There are no records.
-            SchemeName::OrderMerge => Leftover::Log,
-            _ => self.leftover,
-        };
+        let leftover = self.scheme.leftover(self.leftover);
         Ok(Fixed {
             id: self.id,
             secret: self.secret,
@@ -114,7 +108,7 @@ pub(crate) const RECORDS_MAX: u64 = 1 << 20;
 const CARRIERS_MAX: u64 = 3 << 15;
 
 /// Most windows that are closed and not yet published.
-const FLIGHTS_MAX: usize = 256;
+const CLOSED_WINDOWS_MAX: usize = 256;
 
 /// Ranges with which a window is closed.
 const WINDOW_RANGES_MAX: usize = 1024;
@@ -168,7 +162,7 @@ pub struct Limits {
     /// Most carriers that wait for a checkpoint: a recovery reads and proves each of them.
     pub carriers: u64,
     /// Most windows that are closed and not yet published: more would only wait.
-    pub flights: usize,
+    pub closed_windows: usize,
     /// Ranges with which a window is closed.
     pub ranges: usize,
 }
@@ -182,7 +176,7 @@ impl Default for Limits {
             volume_number: u32::MAX - 1,
             cuts: CUTS_MAX,
             carriers: CARRIERS_MAX,
-            flights: FLIGHTS_MAX,
+            closed_windows: CLOSED_WINDOWS_MAX,
             ranges: WINDOW_RANGES_MAX,
         }
     }
@@ -409,7 +403,7 @@ impl PlantedBug {
         ("cuts-unlimited", PlantedBug::CutsUnlimited),
         ("volumes-unlimited", PlantedBug::VolumesUnlimited),
         ("carriers-unlimited", PlantedBug::CarriersUnlimited),
-        ("flights-unlimited", PlantedBug::FlightsUnlimited),
+        ("closed_windows-unlimited", PlantedBug::FlightsUnlimited),
         ("ranges-unlimited", PlantedBug::RangesUnlimited),
         ("fingerprint-halved", PlantedBug::FingerprintHalved),
         ("damage-spreads", PlantedBug::DamageSpreads),

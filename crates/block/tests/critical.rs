@@ -5,11 +5,11 @@ use std::{iter::once, ops::Range, sync::Arc};
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Critical, Engine, Format, Settings,
+    Engine, Format, NoDedup, Settings,
     check::{check, scrub},
     format::superblock::SchemeName,
 };
-use onefold_core::{Block, BlockRead, Disk, Kind, Lba, VolumeId};
+use onefold_core::{Block, BlockRead, Disk, Kind, Lba, VolumeId, VolumeLimits};
 
 const COPIES: u64 = 20;
 
@@ -30,8 +30,8 @@ fn formatted(scheme: SchemeName) -> Arc<MemoryDisk> {
     disk
 }
 
-fn critical(blocks: Range<u64>) -> Critical {
-    Critical::new(once(blocks).collect()).unwrap()
+fn critical(blocks: Range<u64>) -> NoDedup {
+    NoDedup::new(once(blocks).collect()).unwrap()
 }
 
 /// Writes one content to all addresses of the volume.
@@ -59,8 +59,9 @@ fn critical_blocks_share_nothing_with_any_scheme() {
     for scheme in SchemeName::ALL.into_iter().filter(|scheme| *scheme != SchemeName::Ideal) {
         let disk = formatted(scheme);
         let engine = open(&disk);
-        let critical = Critical::new(vec![3..7, 10..11]).unwrap();
-        let (volume, _) = engine.create_volume_with("one", COPIES, critical).unwrap();
+        let critical = NoDedup::new(vec![3..7, 10..11]).unwrap();
+        let (volume, _) =
+            engine.create_volume_with("one", COPIES, critical, VolumeLimits::default()).unwrap();
         fill(&engine, volume, 7);
         engine.close().unwrap();
         drop(engine);
@@ -87,7 +88,7 @@ fn ranges_that_are_set_later_count_for_later_writes() {
     let engine = open(&disk);
     let (volume, _) = engine.create_volume("one", COPIES).unwrap();
     fill(&engine, volume, 1);
-    engine.set_critical(volume, critical(0..COPIES)).unwrap();
+    engine.set_no_dedup(volume, critical(0..COPIES)).unwrap();
     engine.close().unwrap();
     drop(engine);
     let shared = |disk: &Arc<MemoryDisk>| {
@@ -97,7 +98,7 @@ fn ranges_that_are_set_later_count_for_later_writes() {
     let engine = open(&disk);
     fill(&engine, volume, 1);
     assert!(holds(&engine, volume, 1));
-    engine.set_critical(volume, Critical::default()).unwrap();
+    engine.set_no_dedup(volume, NoDedup::default()).unwrap();
     engine.flush().unwrap();
     engine.checkpoint().unwrap();
     assert_eq!(engine.status().live_blocks, COPIES);
@@ -112,7 +113,9 @@ fn a_full_store_refuses_a_critical_block_that_is_stored_elsewhere() {
     Engine::format(&*disk, &Format { zone_blocks: 16, ..Format::new([1; 16], [2; 32], 64 * 16) })
         .unwrap();
     let engine = open(&disk);
-    let (volume, _) = engine.create_volume_with("one", 4096, critical(4000..4096)).unwrap();
+    let (volume, _) = engine
+        .create_volume_with("one", 4096, critical(4000..4096), VolumeLimits::default())
+        .unwrap();
     let content = |n: u64| {
         let mut block = [0x5a; 4096];
         block[..8].copy_from_slice(&n.to_le_bytes());

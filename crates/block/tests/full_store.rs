@@ -61,7 +61,7 @@ fn a_write_after_a_trim_waits_for_the_space_and_is_never_refused() {
         }
         if engine.checkpoint_step().unwrap() == CheckpointStep::NeedsFlush {
             engine.flush().unwrap();
-            engine.settle().unwrap();
+            engine.make_durable().unwrap();
         }
         steps += 1;
         assert!(steps < 100);

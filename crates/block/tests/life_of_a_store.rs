@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
-use onefold_block::{Engine, Format, Leisure, Settings};
+use onefold_block::{Engine, Format, Idleness, Settings};
 use onefold_core::{Block, BlockRead, Kind, Lba, Ticket, VolumeId};
 
 fn small() -> Settings {
@@ -163,7 +163,7 @@ fn duplicates_are_found_when_the_index_outgrew_its_memory() {
     // First as after a kill, then after a clean shutdown.
     for _ in 0..2 {
         let engine = open();
-        while engine.tidy_step(Leisure::None).unwrap() {}
+        while engine.idle_step(Idleness::None).unwrap() {}
         let before = engine.counts().duplicate_blocks;
         for lba in 0..blocks {
             persevere(&engine, || {
@@ -195,7 +195,7 @@ fn scattered_blocks_lie_together_again_after_idle_time() {
     let idle = || {
         for _ in 0..200 {
             let before = engine.counts().moved_blocks;
-            while engine.tidy_step(Leisure::Long).unwrap() {}
+            while engine.idle_step(Idleness::Long).unwrap() {}
             engine.flush().unwrap();
             engine.checkpoint().unwrap();
             if engine.counts().moved_blocks == before {

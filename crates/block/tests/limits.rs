@@ -8,9 +8,16 @@ use std::sync::{
 };
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
-use onefold_block::{Branch, Engine, Format, Limits, Settings, check};
+use onefold_block::{
+    Engine, Format, Limits, Mark, Settings, check,
+    format::{
+        geometry::SUPERBLOCKS,
+        superblock::{Found, Superblock},
+    },
+};
 use onefold_core::{
-    Block, BlockRead, Class, Disk, Error, Kind, Lba, Pba, Read, Result, Run, Ticket, VolumeId,
+    Block, BlockRead, BlockRef, Class, Disk, Error, Kind, Lba, Pba, Read, Result, Run, Ticket,
+    VolumeId,
 };
 
 /// Blocks of the map that one leaf of it holds.
@@ -126,7 +133,7 @@ fn rule_00_many_separate_trims_wait_and_never_stop_the_store() {
     let (disk, volume) = crowded();
     let engine = open(&disk, discards(64));
     trim_all(&engine, volume);
-    let waited = engine.reached().iter().any(|(branch, _)| *branch == Branch::RangesWait);
+    let waited = engine.reached().iter().any(|(branch, _)| *branch == Mark::RangesWait);
     assert!(waited, "the limit was reached");
     goes_on(&disk, engine, volume);
 }
@@ -311,4 +318,28 @@ fn rule_00_a_store_opens_after_any_number_of_power_failures_in_its_recoveries() 
     }
     engine.close().unwrap();
     assert_eq!(problems(&disk), Vec::<String>::new());
+}
+
+#[test]
+fn rule_09_a_store_that_says_it_was_full_takes_no_memory_for_all_its_zones() {
+    // A file of holes, with a superblock that somebody made.
+    const BLOCKS: u64 = (1 << 40) - 16;
+    let disk = Arc::new(MemoryDisk::new(BLOCKS));
+    let format = Format { zone_blocks: 16, ..Format::new([1; 16], [2; 32], BLOCKS) };
+    Engine::format(&*disk, &format).unwrap();
+    for (place, at) in (0..).zip(SUPERBLOCKS) {
+        let mut block = Block::zeroed_vec(1);
+        let mut reads = [Read::new(at, &mut block)];
+        disk.read(&mut reads);
+        let [read] = reads;
+        read.result.unwrap();
+        let Found::Good(mut superblock) = Superblock::decode(&block[0], place) else { panic!() };
+        superblock.state.high_water = superblock.fixed.geometry.zones;
+        let block = superblock.encode(place);
+        disk.write(&[Run { at, blocks: &[BlockRef { block: &block, class: Class::Super }] }])
+            .unwrap();
+    }
+    let engine = open(&disk, Limits::default());
+    assert!(engine.find_volume("none").is_err());
+    assert!(problems(&disk).is_empty());
 }

@@ -115,7 +115,7 @@ fn counts_fingerprints_and_free_space_are_rebuilt_from_the_maps() {
         assert_restored(&copy, &model);
         // All fingerprints were computed from the data: what is written again is found.
         let engine = open(&copy).unwrap();
-        while engine.tidy_step(onefold_block::Leisure::Long).unwrap() {}
+        while engine.idle_step(onefold_block::Idleness::Long).unwrap() {}
         let volume = engine.find_volume("volume 4").unwrap();
         let live = engine.status().live_blocks;
         for n in 0..200 {

@@ -13,7 +13,7 @@ use std::{
 
 use damage::*;
 use onefold_block::{
-    check::{ScrubReport, scrub},
+    check::{ScrubReport, scrub, scrub_open},
     format::page::{MapEntry, Table},
 };
 use onefold_core::{Disk, Lba, Pba};
@@ -101,13 +101,13 @@ fn a_store_at_work_is_scrubbed_without_false_alarms() {
             }
         });
         for _ in 0..150 {
-            let report = engine.scrub(&mut |_| {}, &mut || false);
+            let report = scrub_open(&engine, &mut |_| {}, &mut || false);
             assert!(report.is_well(), "{report:?}");
         }
         end.store(true, Ordering::Relaxed);
     });
     let mut asked = 0;
-    let report = engine.scrub(&mut |_| {}, &mut || {
+    let report = scrub_open(&engine, &mut |_| {}, &mut || {
         asked += 1;
         asked > 2
     });

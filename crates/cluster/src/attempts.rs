@@ -22,12 +22,12 @@ use std::{
     time::Duration,
 };
 
-use onefold_core::object::{Change, Guard, Look, ObjectName, Read, Refusal, Write};
+use onefold_core::object::{Change, Guard, ObjectName, Read, ReadPart, Refusal, Write};
 
 use crate::{
-    chunk,
+    chunk_map::{ChunkMap, map_parts},
+    chunk_pool,
     format::{Chunk, ChunkId, ObjectId, Reference, Stamp, attempt, key},
-    map::{Map, map_looks},
     session::Session,
     settings::PlantedBug,
     volume::header,
@@ -143,7 +143,7 @@ impl Session {
 
     /// Notes references before they are added.
     pub(crate) fn attempt(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Result<(), Refusal> {
-        self.attempt_op(wanted).map_or(Ok(()), |op| self.insist(&op).map(|_| ()))
+        self.attempt_op(wanted).map_or(Ok(()), |op| self.until_answered(&op).map(|_| ()))
     }
 
     /// The next note takes these back: their entries name what they were for, or they were dropped.
@@ -162,7 +162,7 @@ impl Session {
         let over = std::mem::take(&mut *self.attempts_over.lock());
         if !over.is_empty() {
             let guards = vec![Guard::Exists];
-            let _ = self.insist(&Write {
+            let _ = self.until_answered(&Write {
                 object: self.attempts_shard(),
                 guards,
                 changes: vec![Change::DropOmap(over)],
@@ -232,8 +232,8 @@ impl Session {
             }
             // A chunk object that was removed and made anew does not know how often it had been
             // doubled when the reference was added.
-            let chunks: BTreeSet<Chunk> = (0..=chunk::SPREAD_MAX)
-                .map(|spread| chunk::copy_for(*id, reference, spread))
+            let chunks: BTreeSet<Chunk> = (0..=chunk_pool::SPREAD_MAX)
+                .map(|spread| chunk_pool::copy_for(*id, reference, spread))
                 .collect();
             let (stale, used): (Vec<Chunk>, Vec<Chunk>) =
                 chunks.into_iter().partition(|chunk| self.is_stale(map.as_ref(), chunk, reference));
@@ -255,23 +255,23 @@ impl Session {
         &self,
         coming: &[(&'a Attempt, Vec<Chunk>)],
     ) -> Result<Vec<&'a Attempt>, Refusal> {
-        let looks =
-            |attempt: &Attempt| vec![Look::Keys(vec![self.reference_key(&attempt.reference)])];
+        let parts =
+            |attempt: &Attempt| vec![ReadPart::Keys(vec![self.reference_key(&attempt.reference)])];
         let read = |attempt: &Attempt, chunk: &Chunk| Read {
             object: self.references(chunk),
-            looks: looks(attempt),
+            parts: parts(attempt),
         };
         let reads: Vec<Read> = coming
             .iter()
             .flat_map(|(attempt, chunks)| chunks.iter().map(|chunk| read(attempt, chunk)))
             .collect();
-        let mut sights = self.read_all(&reads).into_iter();
+        let mut answers = self.read_all(&reads).into_iter();
         let mut without = Vec::new();
         for (attempt, chunks) in coming {
             let mut has = false;
-            for sight in sights.by_ref().take(chunks.len()) {
-                has |= match sight {
-                    Ok(sight) => !sight.pairs(0).0.is_empty(),
+            for answer in answers.by_ref().take(chunks.len()) {
+                has |= match answer {
+                    Ok(answer) => !answer.pairs(0).0.is_empty(),
                     Err(Refusal::Missing) => false,
                     Err(refusal) => return Err(refusal),
                 };
@@ -291,17 +291,17 @@ impl Session {
         let volumes: BTreeSet<u64> = objects.iter().map(|object| object.volume).collect();
         let look = |volume: &u64| Read {
             object: header::name(*volume),
-            looks: vec![Look::Keys(vec![header::INLINE.to_vec()])],
+            parts: vec![ReadPart::Keys(vec![header::INLINE.to_vec()])],
         };
-        let sights = self.read_all(&volumes.iter().map(look).collect::<Vec<_>>());
+        let answers = self.read_all(&volumes.iter().map(look).collect::<Vec<_>>());
         let mut sessions = BTreeMap::new();
-        for (volume, sight) in volumes.into_iter().zip(sights) {
-            let sight = match sight {
+        for (volume, answer) in volumes.into_iter().zip(answers) {
+            let answer = match answer {
                 // What was put has none.
                 Err(Refusal::Missing) => continue,
                 other => other?,
             };
-            if let Some((_, value)) = sight.pairs(0).0.first() {
+            if let Some((_, value)) = answer.pairs(0).0.first() {
                 let damaged = |_| {
                     Refusal::Failed(crate::format::corrupt(format_args!(
                         "the header of volume {volume:x} is damaged"
@@ -319,14 +319,14 @@ impl Session {
     pub(crate) fn maps_of(
         &self,
         objects: &BTreeSet<ObjectId>,
-    ) -> Result<BTreeMap<ObjectId, Option<Map>>, Refusal> {
+    ) -> Result<BTreeMap<ObjectId, Option<ChunkMap>>, Refusal> {
         let reads: Vec<Read> = objects
             .iter()
-            .map(|object| Read { object: object.name(), looks: map_looks() })
+            .map(|object| Read { object: object.name(), parts: map_parts() })
             .collect();
         let mut maps = BTreeMap::new();
-        for (object, sight) in objects.iter().zip(self.read_all(&reads)) {
-            match Session::parse_map(*object, sight) {
+        for (object, answer) in objects.iter().zip(self.read_all(&reads)) {
+            match Session::parse_map(*object, answer) {
                 Ok(map) => drop(maps.insert(*object, map)),
                 // What can't be read may need its references.
                 Err(Refusal::Failed(_)) => {}
@@ -338,7 +338,7 @@ impl Session {
 }
 
 /// True when the entry names the chunk with this very reference.
-fn names(map: Option<&Map>, chunk: &Chunk, reference: &Reference) -> bool {
+fn names(map: Option<&ChunkMap>, chunk: &Chunk, reference: &Reference) -> bool {
     let base = map.and_then(|map| map.entries.get(&reference.offset)).and_then(|entry| entry.base);
     base.is_some_and(|base| base.chunk == *chunk && base.stamp == reference.stamp)
 }

@@ -8,17 +8,17 @@ use std::{ops::Range, sync::Arc};
 
 use onefold_core::{
     Error, Kind, Result,
-    object::{Change, Guard, Look, ObjectName, Pool, Refusal, Write},
+    object::{Change, Guard, ObjectName, Pool, ReadPart, Refusal, Write},
 };
 
 use crate::{
+    chunk_map::ChunkMap,
     format::{
         Chunk, ENTRIES_MAX, ObjectId, Reference,
         catalogue::What,
         entry::{self, Entry},
         key,
     },
-    map::Map,
     names::{FILL, Record, valid_size},
     session::{Session, failed},
     settings::PlantedBug,
@@ -43,7 +43,7 @@ impl Session {
     pub(crate) fn do_drops(&self, drops: &[(Chunk, Reference)]) -> Result<(), Refusal> {
         let ops: Vec<Write> =
             drops.iter().map(|(chunk, reference)| self.drop_op(chunk, reference)).collect();
-        for result in self.insist_all(&ops) {
+        for result in self.all_until_answered(&ops) {
             match result {
                 Ok(_) | Err(Refusal::Missing) => {}
                 Err(refusal) => return Err(refusal),
@@ -77,7 +77,7 @@ impl Session {
 
     /// What makes all entries zeroes and their bases pending drops. Drops that were pending are
     /// done.
-    fn strip(&self, object: ObjectId, map: &Map) -> Vec<Change> {
+    fn strip(&self, object: ObjectId, map: &ChunkMap) -> Vec<Change> {
         let stamp = self.stamp();
         let mut set = Vec::new();
         for (offset, old) in &map.entries {
@@ -126,7 +126,7 @@ impl Session {
             Err(Refusal::Busy | Refusal::Unknown) => return Ok(false),
             Err(refusal) => return Err(refusal),
         }
-        let still = self.read_one(shard, vec![Look::Keys(vec![key::numbered(b'x', id)])])?;
+        let still = self.read_one(shard, vec![ReadPart::Keys(vec![key::numbered(b'x', id)])])?;
         let still = still.pairs(0).0.first().map(|(_, value)| value.clone());
         if !record.filler.is_empty() {
             if record.filler == self.store.identity() {
@@ -151,7 +151,7 @@ impl Session {
                 What::Volume => self.erase_objects(id, 0, record.named.bytes)?,
             }
         }
-        match self.insist(&Write {
+        match self.until_answered(&Write {
             object: header,
             guards: Vec::new(),
             changes: vec![Change::Remove],
@@ -166,8 +166,8 @@ impl Session {
     /// Shuts out the last session that wrote to a volume.
     fn fence_owner(&self, id: u64) -> Result<(), Refusal> {
         let header = header::name(id);
-        let sight = self.read_one(&header, vec![Look::Keys(vec![OWNER.to_vec()])])?;
-        let owner = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
+        let answer = self.read_one(&header, vec![ReadPart::Keys(vec![OWNER.to_vec()])])?;
+        let owner = answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
         let mut identities =
             vec![String::from_utf8_lossy(owner.get(1..).unwrap_or_default()).into_owned()];
         identities.extend(self.store.holder(&header, LOCK)?.map(|holder| holder.identity));
@@ -272,7 +272,7 @@ impl Session {
             self.erase_objects(volume.id(), old.bytes, old.bytes).map_err(say)?;
         }
         self.rename(name, Some(&old), Some(&new)).map_err(say)?;
-        volume.note_size(bytes);
+        volume.set_size(bytes);
         let erased = if bytes < old.bytes {
             self.erase_objects(volume.id(), bytes, old.bytes).map_err(say)
         } else {
@@ -284,7 +284,7 @@ impl Session {
 }
 
 /// True when nothing in it names a chunk, and nobody makes it so.
-fn is_bare(map: &Map) -> bool {
+fn is_bare(map: &ChunkMap) -> bool {
     debug_assert!(map.entries.len() <= ENTRIES_MAX);
     map.pending.is_empty() && map.entries.values().all(|entry| entry.base.is_none() && !entry.dirty)
 }

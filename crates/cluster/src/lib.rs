@@ -9,13 +9,14 @@
 //! | module | what |
 //! |---|---|
 //! | [`session`] | a session: stamps, retries, the catalogue |
-//! | [`map`] | the chunk map of a metadata object, and its place on the dirty list |
+//! | [`chunk_map`] | the chunk map of a metadata object, and its place on the dirty list |
 //! | [`attempts`] | references that are about to be added, and those that were left behind |
-//! | [`chunk`] | chunk objects and their references, on replicated and on erasure-coded pools |
+//! | [`chunk_pool`] | chunk objects and their references, on replicated and on erasure-coded pools |
 //! | [`volume`] | volumes: attaching, foreground reads and writes, trims, hot chunks |
 //! | [`put`], [`names`], [`delete`] | whole objects, names, deleting |
-//! | [`worker`] | deduplication in the background, and its rate |
-//! | [`peers`] | what sessions say of themselves, and who is gone |
+//! | [`post_processing`] | deduplication in the background |
+//! | [`rate_control`] | how fast that may be beside the load that there is |
+//! | [`presence`] | what sessions say of themselves, and who is gone |
 //! | [`scrub`] | references, lists and bitmaps compared and repaired while all goes on |
 //! | [`status`], [`estimate`] | counts and sizes, and what deduplication would save elsewhere |
 //!
@@ -25,24 +26,27 @@
 //! *Invariant:* an entry names a chunk only while that chunk has the entry's reference.
 
 mod attempts;
-mod chunk;
+mod chunk_map;
+mod chunk_pool;
 mod delete;
 mod estimate;
 pub mod format;
-mod map;
 mod names;
-mod peers;
+mod post_processing;
+mod presence;
 mod put;
+mod rate_control;
 mod scrub;
 mod session;
 mod settings;
 mod status;
 mod volume;
-mod worker;
 
 pub use estimate::{Estimate, Estimated};
 pub use format::catalogue::{Cut, Format, Named, What};
-pub use peers::{Published, Sessions};
+pub use post_processing::{Progress, Worker};
+pub use presence::{Published, Sessions};
+pub use rate_control::{Rate, Watermarks};
 pub use scrub::{Report, Scrub};
 pub use session::{Counts, Session, create, is_made};
 #[cfg(feature = "planted-bugs")]
@@ -50,4 +54,3 @@ pub use settings::PlantedBug;
 pub use settings::{Dedup, Settings};
 pub use status::Status;
 pub use volume::{ClusterExports, Mode, Volume};
-pub use worker::{Marks, Progress, Rate, Worker};

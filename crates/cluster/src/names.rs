@@ -7,7 +7,7 @@
 
 use onefold_core::{
     Error, Kind, Result, checksum,
-    object::{Change, Guard, Look, ObjectName, Refusal, Write},
+    object::{Change, Guard, ObjectName, ReadPart, Refusal, Write},
 };
 
 use crate::{
@@ -101,8 +101,8 @@ impl Session {
     }
 
     fn name_value(&self, name: &str) -> Result<Option<Vec<u8>>, Refusal> {
-        match self.read_one(&self.names_of(name), vec![Look::Keys(vec![name_key(name)])]) {
-            Ok(sight) => Ok(sight.pairs(0).0.first().map(|(_, value)| value.clone())),
+        match self.read_one(&self.names_of(name), vec![ReadPart::Keys(vec![name_key(name)])]) {
+            Ok(answer) => Ok(answer.pairs(0).0.first().map(|(_, value)| value.clone())),
             Err(Refusal::Missing) => Ok(None),
             Err(refusal) => Err(refusal),
         }
@@ -168,7 +168,7 @@ impl Session {
                     }
                 }
             }
-            self.note(&self.names_of(name), &record)
+            self.add_record(&self.names_of(name), &record)
         };
         begun().map_err(|refusal| failed(format_args!("{name:?} can't be made"), refusal))?;
         Ok(record)
@@ -176,22 +176,22 @@ impl Session {
 
     /// Adds a record. It is compared with how many there were: a copy of the operation that comes
     /// late must not bring it back.
-    fn note(&self, shard: &ObjectName, record: &Record) -> Result<(), Refusal> {
+    fn add_record(&self, shard: &ObjectName, record: &Record) -> Result<(), Refusal> {
         let key = key::numbered(RECORD, record.named.id);
-        let counter = || Look::Keys(vec![COUNT.to_vec(), key.clone()]);
+        let counter = || ReadPart::Keys(vec![COUNT.to_vec(), key.clone()]);
         for _ in 0..1000 {
-            let sight = match self.read_one(shard, vec![counter()]) {
-                Ok(sight) => Some(sight),
+            let answer = match self.read_one(shard, vec![counter()]) {
+                Ok(answer) => Some(answer),
                 Err(Refusal::Missing) => None,
                 Err(refusal) => return Err(refusal),
             };
-            let pairs = sight.as_ref().map(|sight| sight.pairs(0).0).unwrap_or_default();
+            let pairs = answer.as_ref().map(|answer| answer.pairs(0).0).unwrap_or_default();
             if pairs.iter().any(|(found, _)| *found == key) {
                 return Ok(());
             }
             let count = pairs.first().map(|(_, value)| value.clone()).unwrap_or_default();
             let next = count.as_slice().try_into().map_or(1, |bytes| u64::from_le_bytes(bytes) + 1);
-            let guards = match sight {
+            let guards = match answer {
                 Some(_) => vec![Guard::Exists, Guard::Omap(COUNT.to_vec(), count)],
                 None => vec![Guard::Absent],
             };
@@ -276,11 +276,11 @@ impl Session {
 
     fn has_record(&self, name: &str, old: Option<&Named>) -> Result<bool, Refusal> {
         let Some(old) = old else { return Ok(true) };
-        let sight = self.read_one(
+        let answer = self.read_one(
             &self.names_of(name),
-            vec![Look::Keys(vec![key::numbered(RECORD, old.id)])],
+            vec![ReadPart::Keys(vec![key::numbered(RECORD, old.id)])],
         )?;
-        Ok(!sight.pairs(0).0.is_empty())
+        Ok(!answer.pairs(0).0.is_empty())
     }
 
     /// What is filled by a session that is gone is deleted from now on.
@@ -288,7 +288,7 @@ impl Session {
         let key = key::numbered(RECORD, record.named.id);
         let deleted = Record { filler: String::new(), ..record.clone() };
         let guards = vec![Guard::Exists, Guard::Omap(key.clone(), record.encode())];
-        match self.insist(&Write {
+        match self.until_answered(&Write {
             object: shard.clone(),
             guards,
             changes: vec![Change::SetOmap(vec![(key, deleted.encode())])],
@@ -305,7 +305,7 @@ impl Session {
             guards: vec![Guard::Exists],
             changes: vec![Change::DropOmap(vec![key::numbered(RECORD, id)])],
         };
-        self.insist(&op).map(|_| ())
+        self.until_answered(&op).map(|_| ())
     }
 
     /// Makes an empty volume.

@@ -7,17 +7,17 @@ use std::io::{self, Read as Source};
 
 use onefold_core::{
     Error, Kind, Result,
-    object::{Change, Guard, Look, Read, Refusal, Write},
+    object::{Change, Guard, Read, ReadPart, Refusal, Write},
 };
 
 use crate::{
+    chunk_map::{assemble, map_parts, stamp_value},
     format::{
         BLOCK, CHUNK_MAX, ENTRIES_MAX, ObjectId,
         catalogue::{Cut, What},
         entry::Entry,
         key,
     },
-    map::{assemble, map_looks, stamp_value},
     session::{Session, failed},
 };
 
@@ -151,7 +151,7 @@ impl Session {
                 }
             })
             .collect();
-        for result in self.insist_all(&ops) {
+        for result in self.all_until_answered(&ops) {
             match result {
                 // Its number is ours alone: it was our own operation, whose reply was lost.
                 Ok(_) | Err(Refusal::Exists) => {}
@@ -160,7 +160,7 @@ impl Session {
         }
         let inserts: Vec<Write> =
             pieces.iter().map(|(id, ..)| self.list_insert(*id, stamp)).collect();
-        self.insist_all(&inserts).into_iter().try_for_each(|result| result.map(|_| ()))
+        self.all_until_answered(&inserts).into_iter().try_for_each(|result| result.map(|_| ()))
     }
 
     /// Gives what was put under `name` to `sink`; returns how many bytes.
@@ -190,13 +190,14 @@ impl Session {
     }
 
     fn get_piece(&self, id: ObjectId) -> Result<Vec<u8>, Refusal> {
-        let looks = [map_looks(), vec![Look::Data(0, self.format.object_bytes.into())]].concat();
+        let parts =
+            [map_parts(), vec![ReadPart::Data(0, self.format.object_bytes.into())]].concat();
         let mut gone = None;
         for _ in 0..20 {
-            let sight =
-                self.read_all(&[Read { object: id.name(), looks: looks.clone() }]).remove(0);
-            let data = sight.as_ref().map(|sight| sight.data(2).to_vec()).unwrap_or_default();
-            let map = Session::parse_map(id, sight)?.ok_or(Refusal::Missing)?;
+            let answer =
+                self.read_all(&[Read { object: id.name(), parts: parts.clone() }]).remove(0);
+            let data = answer.as_ref().map(|answer| answer.data(2).to_vec()).unwrap_or_default();
+            let map = Session::parse_map(id, answer)?.ok_or(Refusal::Missing)?;
             let needed: Vec<_> = map
                 .entries
                 .values()

@@ -12,8 +12,8 @@ use std::{
 use onefold_core::{
     Error, Kind, Result,
     object::{
-        Change, Guard, Look, ObjectName, ObjectStore, Pool, PoolKind, Read, Refusal, Sight,
-        Version, Write,
+        Change, Guard, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, ReadResult,
+        Refusal, Version, Write,
     },
 };
 use parking_lot::Mutex;
@@ -141,7 +141,7 @@ pub fn create(store: &dyn ObjectStore, format: &Format) -> Result<()> {
 /// The object store's.
 pub fn is_made(store: &dyn ObjectStore) -> Result<bool> {
     match store
-        .read(&[Read { object: ObjectName::metadata(CATALOGUE), looks: vec![Look::Stat] }])
+        .read(&[Read { object: ObjectName::metadata(CATALOGUE), parts: vec![ReadPart::Stat] }])
         .remove(0)
     {
         Ok(_) => Ok(true),
@@ -174,13 +174,13 @@ impl Session {
     pub fn look(store: Arc<dyn ObjectStore>, settings: Settings) -> Result<Session> {
         let catalogue = Read {
             object: ObjectName::metadata(CATALOGUE),
-            looks: vec![Look::Keys(vec![FORMAT.to_vec()])],
+            parts: vec![ReadPart::Keys(vec![FORMAT.to_vec()])],
         };
         let mut format = None;
         for _ in 0..settings.tries.max(1) {
             match store.read(std::slice::from_ref(&catalogue)).remove(0) {
-                Ok(sight) => {
-                    let value = sight
+                Ok(answer) => {
+                    let value = answer
                         .pairs(0)
                         .0
                         .first()
@@ -310,10 +310,10 @@ impl Session {
     /// A number of the catalogue, and its value.
     fn look_next(&self, key: &[u8]) -> Result<(u64, Vec<u8>)> {
         let say = |refusal| failed("the catalogue can't be read", refusal);
-        let sight = self
-            .read_one(&ObjectName::metadata(CATALOGUE), vec![Look::Keys(vec![key.to_vec()])])
+        let answer = self
+            .read_one(&ObjectName::metadata(CATALOGUE), vec![ReadPart::Keys(vec![key.to_vec()])])
             .map_err(say)?;
-        let value = sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
+        let value = answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
         let number = value
             .clone()
             .try_into()
@@ -343,7 +343,7 @@ impl Session {
 
     /// Applies an operation that does the same when it is applied twice: without a reply it is sent
     /// again.
-    pub(crate) fn insist(&self, op: &Write) -> Result<Version, Refusal> {
+    pub(crate) fn until_answered(&self, op: &Write) -> Result<Version, Refusal> {
         let mut result = Err(Refusal::Unknown);
         for _ in 0..self.settings.tries.max(1) {
             result = self.write_one(op);
@@ -354,39 +354,43 @@ impl Session {
         result
     }
 
-    /// As [`insist`](Self::insist) for a batch.
-    pub(crate) fn insist_all(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
+    /// As [`until_answered`](Self::until_answered) for a batch.
+    pub(crate) fn all_until_answered(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>> {
         let mut results = self.write_all(batch);
         for (op, result) in batch.iter().zip(&mut results) {
             if matches!(result, Err(Refusal::Unknown)) {
-                *result = self.insist(op);
+                *result = self.until_answered(op);
             }
         }
         results
     }
 
     /// The same with a note in front of them, if there is one.
-    pub(crate) fn insist_behind(
+    pub(crate) fn behind_until_answered(
         &self,
         note: &mut Option<Write>,
         batch: &[Write],
     ) -> Result<Vec<Result<Version, Refusal>>, Refusal> {
         let noted = usize::from(note.is_some());
         let batch: Vec<Write> = note.take().into_iter().chain(batch.iter().cloned()).collect();
-        let mut results = self.insist_all(&batch);
+        let mut results = self.all_until_answered(&batch);
         let rest = results.split_off(noted);
         results.pop().transpose().map(|_| rest)
     }
 
     /// Reads one object; without a reply it is asked again.
-    pub(crate) fn read_one(&self, object: &ObjectName, looks: Vec<Look>) -> Result<Sight, Refusal> {
-        self.read_all(&[Read { object: object.clone(), looks }])
+    pub(crate) fn read_one(
+        &self,
+        object: &ObjectName,
+        parts: Vec<ReadPart>,
+    ) -> Result<ReadResult, Refusal> {
+        self.read_all(&[Read { object: object.clone(), parts }])
             .pop()
             .unwrap_or(Err(Refusal::Unknown))
     }
 
     /// As [`read_one`](Self::read_one) for a batch.
-    pub(crate) fn read_all(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+    pub(crate) fn read_all(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>> {
         let mut results = self.store.read(batch);
         for (op, result) in batch.iter().zip(&mut results) {
             for _ in 1..self.settings.tries.max(1) {
@@ -411,11 +415,11 @@ impl Session {
     ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Refusal> {
         let mut all = Vec::new();
         loop {
-            let sight = match self.read_one(object, vec![Look::Page(after, 1000)]) {
+            let answer = match self.read_one(object, vec![ReadPart::Page(after, 1000)]) {
                 Err(Refusal::Missing) => return Ok(all),
                 other => other?,
             };
-            let (pairs, more) = sight.pairs(0);
+            let (pairs, more) = answer.pairs(0);
             all.extend_from_slice(pairs);
             match all.last() {
                 Some((last, _)) if more => after = last.clone(),
@@ -432,15 +436,15 @@ impl Session {
     ) -> Result<Vec<Vec<(Vec<u8>, Vec<u8>)>>, Refusal> {
         let look = |object: &ObjectName| Read {
             object: object.clone(),
-            looks: vec![Look::Page(after.to_vec(), 1000)],
+            parts: vec![ReadPart::Page(after.to_vec(), 1000)],
         };
         let first = self.read_all(&objects.iter().map(look).collect::<Vec<_>>());
-        let rest = |(object, sight): (&ObjectName, Result<Sight, Refusal>)| {
-            let sight = match sight {
+        let rest = |(object, answer): (&ObjectName, Result<ReadResult, Refusal>)| {
+            let answer = match answer {
                 Err(Refusal::Missing) => return Ok(Vec::new()),
                 other => other?,
             };
-            let (pairs, more) = sight.pairs(0);
+            let (pairs, more) = answer.pairs(0);
             let mut all = pairs.to_vec();
             if let Some((last, _)) = all.last().filter(|_| more) {
                 let last = last.clone();

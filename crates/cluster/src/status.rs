@@ -2,12 +2,12 @@
 
 use onefold_core::{
     Result,
-    object::{Look, ObjectName, Pool, Refusal, Seen, Space},
+    object::{ObjectName, Pool, ReadPart, Refusal, Seen, Space},
 };
 
 use crate::{
+    chunk_map::shard_name,
     format::{Chunk, ObjectId, catalogue::What},
-    map::shard_name,
     session::{Session, failed},
 };
 
@@ -137,10 +137,10 @@ impl Session {
     }
 
     fn size_of_chunk(&self, name: &str, status: &mut Status) -> Result<(), Refusal> {
-        match self.read_one(&ObjectName::chunk(name), vec![Look::Stat]) {
-            Ok(sight) => {
+        match self.read_one(&ObjectName::chunk(name), vec![ReadPart::Stat]) {
+            Ok(answer) => {
                 status.chunks += 1;
-                if let Some(Seen::Stat { bytes, .. }) = sight.seen.first() {
+                if let Some(Seen::Stat { bytes, .. }) = answer.seen.first() {
                     status.chunk_bytes += bytes;
                 }
                 Ok(())

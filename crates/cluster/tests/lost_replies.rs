@@ -14,7 +14,7 @@ use std::{
 
 use onefold_backend::MemoryObjects;
 use onefold_cluster::{
-    Dedup, Format, Marks, Mode, Published, Session, Settings, Volume, Worker, create,
+    Dedup, Format, Mode, Published, Session, Settings, Volume, Watermarks, Worker, create,
 };
 use onefold_core::object::{PoolKind, Refusal};
 use support::{Fault, Faulty};
@@ -67,7 +67,7 @@ fn status_counts_the_operations_that_had_no_reply() {
         let mut read = vec![0; data.len() - 5000];
         volume.read_at(4096 + 5000, &mut read).unwrap();
         assert!(read == data[5000..]);
-        let mut worker = Worker::new(session.clone(), Marks::NONE);
+        let mut worker = Worker::new(session.clone(), Watermarks::NONE);
         while session.backlog().unwrap() > 0 {
             let _ = worker.step();
         }

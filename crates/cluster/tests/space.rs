@@ -4,8 +4,10 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use onefold_backend::EmbeddedStore;
-use onefold_cluster::{Format, Marks, Mode, Session, Settings, Status, Volume, Worker, create};
-use onefold_core::object::PoolKind;
+use onefold_cluster::{
+    Format, Mode, Session, Settings, Status, Volume, Watermarks, Worker, create,
+};
+use onefold_core::{Volume as _, object::PoolKind};
 
 const MIB: usize = 1 << 20;
 const BYTES: usize = 64 * MIB;
@@ -32,7 +34,7 @@ impl Site {
         let session = open();
         session.create_volume("v", BYTES as u64).unwrap();
         let volume = Volume::attach(&session, "v", Mode::Own).unwrap();
-        Site { worker: Worker::new(open(), Marks::NONE), session, volume, _store: store }
+        Site { worker: Worker::new(open(), Watermarks::NONE), session, volume, _store: store }
     }
 
     /// Until nothing is left to do, though what is hot waits for a while.
@@ -102,4 +104,23 @@ fn an_aged_store_takes_what_a_new_one_takes() {
     );
     assert!(sum <= 1.05, "{sum:.3} of what a new store holds");
     assert!(used <= 1.05, "{used:.3} of the bytes that a new store takes");
+}
+
+#[test]
+fn rule_12_what_a_huge_range_holds_is_told_in_parts() {
+    const TIB: u64 = 1 << 40;
+    let folder = tempfile::tempdir().unwrap();
+    let site = Site::new(folder.path());
+    site.session.create_volume("huge", 100 * TIB).unwrap();
+    for mode in [Mode::Own, Mode::Read] {
+        let volume = Volume::attach(&site.session, "huge", mode).unwrap();
+        if matches!(mode, Mode::Own) {
+            volume.write_at(0, &[7; 4096]).unwrap();
+        }
+        let extents = volume.extents(0, 100 * TIB, 2).unwrap();
+        let told: u64 = extents.iter().map(|extent| extent.bytes).sum();
+        assert_eq!(extents.len(), 2);
+        assert!(told < TIB, "{told} bytes were looked at");
+        volume.detach().unwrap();
+    }
 }

@@ -1,8 +1,14 @@
 //! The manual pages of a command, from the same definitions as its `--help`.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs::DirBuilder,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
 
 use clap::{Args, Command};
+use clap_mangen::Man;
+use onefold_backend::new_file::replace;
 
 use crate::{failure::Failure, output};
 
@@ -14,17 +20,30 @@ pub struct Options {
     directory: PathBuf,
 }
 
-/// Writes a page for the command and one for each of its verbs.
+/// Writes a page for the command and one for each of its verbs. What has the name of a page is
+/// replaced, and no link is followed.
 ///
 /// # Errors
 /// When the directory can't be made or written.
 pub fn run(options: &Options, command: Command) -> Result<(), Failure> {
     let directory = &options.directory;
-    let written =
-        fs::create_dir_all(directory).and_then(|()| clap_mangen::generate_to(command, directory));
-    written.map_err(|e| {
-        Failure::new(format!("the manual pages can't be written into {}: {e}", directory.display()))
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(|e| {
+        let shown = directory.display();
+        Failure::new(format!("the manual pages can't be written into {shown}: {e}"))
     })?;
+    pages(command, directory)?;
     output::line(format_args!("manual pages are in {}", directory.display()));
     Ok(())
+}
+
+fn pages(command: Command, directory: &Path) -> Result<(), Failure> {
+    for verb in command.get_subcommands().filter(|verb| !verb.is_hide_set()).cloned() {
+        pages(verb, directory)?;
+    }
+    let (page, mut text) = (Man::new(command), Vec::new());
+    page.render(&mut text)
+        .map_err(|e| Failure::new(format!("the manual pages can't be made: {e}")))?;
+    Ok(replace(&directory.join(page.get_filename()), &text)?)
 }

@@ -37,8 +37,21 @@ fn print(text: impl Display) {
 pub fn json(report: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(report)
         .map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
-    print(text);
+    print(said_in_json(&text));
     Ok(())
+}
+
+/// What a terminal may obey, said as JSON can say it too: it must only where a character is below
+/// the space.
+fn said_in_json(text: &str) -> String {
+    let mut said = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\u{7f}'..='\u{9f}' => said.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => said.push(c),
+        }
+    }
+    said
 }
 
 /// How a verb tells what it did.
@@ -70,5 +83,19 @@ pub fn finish() -> Result<(), Failure> {
             Err(Failure::new(format!("the output can't be written: {error}")))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_09_json_gives_a_terminal_no_orders() {
+        let name = "a\u{9b}2J\u{7f}\u{1b}é\u{a0}";
+        let text = serde_json::to_string(name).unwrap_or_default();
+        let said = said_in_json(&text);
+        assert_eq!(said, "\"a\\u009b2J\\u007f\\u001bé\u{a0}\"");
+        assert_eq!(serde_json::from_str::<String>(&said).unwrap_or_default(), name);
     }
 }

@@ -18,11 +18,11 @@ const CROWDED_FOR: Duration = Duration::from_secs(1);
 /// Notices that a processor is crowded. There, who stays awake and yields meanwhile waits for a
 /// whole time slice of somebody else, while who sleeps is woken at once.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Crowd {
+pub struct CpuContention {
     until: Option<Duration>,
 }
 
-impl Crowd {
+impl CpuContention {
     /// True while others need the processor: sleep.
     #[must_use]
     pub fn is_there(&self, now: Duration) -> bool {
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn a_long_yield_tells_of_a_crowd_for_a_while() {
-        let mut crowd = Crowd::default();
+        let mut crowd = CpuContention::default();
         let at = Duration::from_micros;
         crowd.yielded(at(10), at(20));
         assert!(!crowd.is_there(at(20)));

@@ -21,7 +21,7 @@ pub mod units;
 pub mod volume;
 
 pub use block::{BLOCK_BYTES, Block};
-pub use clock::{Clock, Crowd};
+pub use clock::{Clock, CpuContention};
 pub use disk::{BlockRef, Class, Disk, Read, Run};
 pub use error::{Error, Kind, Result};
 pub use files::{File, Files, Hold, Lock};

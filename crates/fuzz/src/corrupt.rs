@@ -147,7 +147,7 @@ fn try_build(clean: bool) -> Result<Image> {
     } else {
         // Otherwise the last window could be lost by the damage of one block: nothing yet says that
         // it was durable.
-        while engine.tidy_step(onefold_block::Leisure::Long)? {}
+        while engine.idle_step(onefold_block::Idleness::Long)? {}
     }
     let mut blocks = Block::zeroed_vec(BLOCKS as usize);
     let mut reads = [Read::new(Pba(0), &mut blocks)];

@@ -215,7 +215,7 @@ pub(crate) fn page_examples() -> Vec<Vec<u8>> {
         id: onefold_core::VolumeId(3),
         name: "volume".into(),
         blocks: 77,
-        critical: onefold_block::Critical::new(vec![2..5, 9..10]).unwrap_or_default(),
+        no_dedup: onefold_block::NoDedup::new(vec![2..5, 9..10]).unwrap_or_default(),
         limits: onefold_core::VolumeLimits { iops: 500, bytes: 10 << 20 },
     };
     examples.push(change.encode().0.to_vec());

@@ -8,7 +8,7 @@ use std::{fs, path::Path, sync::OnceLock};
 use onefold_backend::EmbeddedStore;
 use onefold_core::{
     Result,
-    object::{Change, Look, ObjectName, ObjectStore, Pool, PoolKind, Read, Refusal, Write},
+    object::{Change, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, Refusal, Write},
 };
 
 use crate::reach;
@@ -113,10 +113,14 @@ fn read(store: &EmbeddedStore) {
     let page = session.list(Pool::Metadata, None, OBJECTS);
     let names = page.as_ref().map(|page| page.names.clone()).unwrap_or_default();
     noted(page);
-    let looks =
-        vec![Look::Stat, Look::Xattr("h"), Look::Data(0, 1 << 20), Look::Page(Vec::new(), 100)];
+    let parts = vec![
+        ReadPart::Stat,
+        ReadPart::Xattr("h"),
+        ReadPart::Data(0, 1 << 20),
+        ReadPart::Page(Vec::new(), 100),
+    ];
     for name in names {
-        let read = Read { object: ObjectName::metadata(name), looks: looks.clone() };
+        let read = Read { object: ObjectName::metadata(name), parts: parts.clone() };
         session.read(&[read]).into_iter().for_each(noted);
     }
     noted(session.space());

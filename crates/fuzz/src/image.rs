@@ -109,7 +109,7 @@ fn use_it(engine: &Engine, volume: Option<VolumeId>) -> Result<()> {
         if round == 0 {
             engine.flush()?;
             engine.checkpoint()?;
-            while engine.tidy_step(onefold_block::Leisure::Long)? {}
+            while engine.idle_step(onefold_block::Idleness::Long)? {}
         }
     }
     Ok(())

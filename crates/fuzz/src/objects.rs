@@ -15,15 +15,15 @@ use std::{
 };
 
 use onefold_cluster::{
-    ClusterExports, Dedup, Format, Marks, Mode, Scrub, Session, Settings, Volume, What, Worker,
-    create,
+    ClusterExports, Dedup, Format, Mode, Scrub, Session, Settings, Volume, Watermarks, What,
+    Worker, create,
     format::{ObjectId, key},
 };
 use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Exports, Lba, Result, Volume as _, checksum,
     object::{
-        Change, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space,
-        Version, Write,
+        Change, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal,
+        Space, Version, Write,
         model::{Object, Objects},
     },
 };
@@ -76,7 +76,7 @@ impl ObjectStore for Store {
         batch.iter().map(|op| objects.write(op, now, 0)).collect()
     }
 
-    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+    fn read(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>> {
         let objects = self.objects.lock();
         batch.iter().map(|op| objects.read(op)).collect()
     }
@@ -203,7 +203,7 @@ fn deleted(session: &Session) -> Result<()> {
 
 /// So many steps of a worker; what fails is left for later, as by a worker of a server.
 fn worked(session: &Arc<Session>, steps: usize) -> Result<()> {
-    let mut worker = Worker::new(session.clone(), Marks::default());
+    let mut worker = Worker::new(session.clone(), Watermarks::default());
     for n in 0..steps as u64 {
         let _ = worker.allowance(Duration::from_secs(n))?;
         reach::noted(worker.step());

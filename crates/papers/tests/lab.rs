@@ -1,7 +1,7 @@
 //! The laboratory's verbs: traces recorded from a served store, replayed, and workloads on a grid.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "../../onefold/tests/support/mod.rs"]
+#[path = "../../cli/tests/support/mod.rs"]
 mod support;
 
 use std::{fs, path::Path, time::Duration};

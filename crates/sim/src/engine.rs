@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use onefold_block::{
-    Branch, CheckpointStep, Critical, Engine, Format, Limits, Persistence, PlantedBug, Settings,
+    CheckpointStep, Engine, Format, Limits, Mark, NoDedup, Persistence, PlantedBug, Settings,
     check::Place,
     format::{
         Identity,
@@ -17,7 +17,7 @@ use onefold_block::{
 };
 use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Clock, Disk, Extent, Fingerprinter, Lba, Pba, Result, Ticket,
-    VolumeId, VolumeInfo, ZoneId,
+    VolumeId, VolumeInfo, VolumeLimits, ZoneId,
 };
 
 use crate::{
@@ -89,7 +89,7 @@ impl Thin {
             cuts: cuts.map_or(usual.cuts, |cuts| cuts as usize),
             volumes: options.tight.volumes.unwrap_or(usual.volumes),
             carriers: options.tight.carriers.unwrap_or(usual.carriers),
-            flights: options.tight.flights.unwrap_or(usual.flights),
+            closed_windows: options.tight.flights.unwrap_or(usual.closed_windows),
             ranges: options.tight.ranges.unwrap_or(usual.ranges),
             ..usual
         }
@@ -257,9 +257,13 @@ impl Subject for Thin {
 
     fn create_volume(&self, name: &str, size: u64) -> Result<(VolumeId, Ack)> {
         let (start, blocks) = (self.2 + self.1.0, self.1.1);
-        let critical =
-            Critical::new(Vec::from_iter((blocks > 0).then_some(start..start + blocks)))?;
-        let (id, ticket) = self.0.create_volume_with(name, self.2 + size / BLOCK, critical)?;
+        let critical = NoDedup::new(Vec::from_iter((blocks > 0).then_some(start..start + blocks)))?;
+        let (id, ticket) = self.0.create_volume_with(
+            name,
+            self.2 + size / BLOCK,
+            critical,
+            VolumeLimits::default(),
+        )?;
         Ok((id, Ack::Later(ticket)))
     }
 
@@ -291,7 +295,7 @@ impl Subject for Thin {
         keep: bool,
         taken: &mut u64,
     ) -> Result<Ticket> {
-        self.0.write_zeroes_from(volume, self.offset(offset), bytes, keep, taken)
+        self.0.write_zeroes(volume, self.offset(offset), bytes, keep, taken)
     }
 
     fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
@@ -318,8 +322,8 @@ impl Subject for Thin {
         let tables = [
             (
                 "windows on their way",
-                filled.flights as u64,
-                limits.flights as u64 + 64 / u64::from(options.window_blocks) + 6,
+                filled.closed_windows as u64,
+                limits.closed_windows as u64 + 64 / u64::from(options.window_blocks) + 6,
             ),
             ("ranges of a window", filled.ranges as u64, limits.ranges as u64 + 8),
             ("carriers without a checkpoint", filled.carriers, limits.carriers + on_its_way),
@@ -334,9 +338,9 @@ impl Subject for Thin {
             Step::Prepare => self.0.prepare_window(),
             Step::Write => self.0.write_window(),
             Step::WriteDurably => self.0.write_window_durably(),
-            Step::Settle => self.0.settle(),
+            Step::Settle => self.0.make_durable(),
             Step::Checkpoint => Ok(matches!(self.0.checkpoint_step()?, CheckpointStep::Advanced)),
-            Step::Tidy => self.0.tidy_step(onefold_block::Leisure::Long),
+            Step::Tidy => self.0.idle_step(onefold_block::Idleness::Long),
         }
     }
 
@@ -505,7 +509,7 @@ impl Subject for Thin {
     }
 
     fn branches() -> Vec<&'static str> {
-        Branch::ALL.iter().map(|branch| branch.name()).collect()
+        Mark::ALL.iter().map(|branch| branch.name()).collect()
     }
 
     fn reached(&self) -> Vec<(&'static str, u64)> {

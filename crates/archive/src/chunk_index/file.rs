@@ -447,6 +447,11 @@ pub(super) fn merge(
     }
 }
 
+/// True when the pages of an import count before they are durable: a planted bug.
+pub(crate) fn imports_ahead(archive: &Archive) -> bool {
+    archive.settings.has(PlantedBug::ImportAhead)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -483,9 +488,4 @@ mod tests {
         assert!(again.lines == filter.lines && filter.pages() > 2);
         assert!((0..10_000).all(|n| again.may_hold(&print(n))));
     }
-}
-
-/// True when the pages of an import count before they are durable: a planted bug.
-pub(crate) fn imports_ahead(archive: &Archive) -> bool {
-    archive.settings.has(PlantedBug::ImportAhead)
 }

@@ -139,6 +139,11 @@ impl Layer {
         self.blocks.get(&block).filter(|patch| !volume.was_cut(block, patch.since))
     }
 
+    /// The first block from `block` on that has a patch, the volume's cuts apart.
+    pub(super) fn next_patch(&self, block: u64) -> Option<u64> {
+        self.blocks.range(block..).next().map(|(&block, _)| block)
+    }
+
     /// The block's patch, to be written to.
     pub(super) fn open(
         &mut self,
@@ -187,6 +192,9 @@ impl Layer {
         }
     }
 }
+
+/// Bytes of a block.
+pub(crate) const BLOCK: usize = VOLUME_BLOCK_BYTES as usize;
 
 #[cfg(test)]
 mod tests {
@@ -244,6 +252,3 @@ mod tests {
         assert!(of(12).have == Have::ALL && of(3).have.has(1) && !of(3).have.has(2));
     }
 }
-
-/// Bytes of a block.
-pub(crate) const BLOCK: usize = VOLUME_BLOCK_BYTES as usize;

@@ -11,6 +11,9 @@ use super::{
 };
 use crate::{memory::BufferPool, tables::Volume};
 
+/// Stretches of a range that are looked at while all volumes wait; more are for another request.
+const STRETCHES: usize = 16 << 10;
+
 impl Volumes {
     /// Reads a range within the volume.
     pub(super) fn read_bytes(&self, id: u64, offset: u64, into: &mut [u8]) -> Result<()> {
@@ -56,7 +59,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// What a range holds, from `offset` on.
+    /// What a range holds, from `offset` on; not all of it when that is long to tell.
     pub(super) fn extents(
         &self,
         id: u64,
@@ -79,7 +82,10 @@ impl Volumes {
                     .collect()
             })
             .unwrap_or_default();
-        while at < end {
+        for _ in 0..STRETCHES {
+            if at == end {
+                break;
+            }
             let (until, kind) = kind_of(&layers, volume, at / BLOCK as u64);
             let bytes = until.saturating_mul(BLOCK as u64).min(end) - at;
             let full = extents.len() == limit.max(1);
@@ -96,29 +102,30 @@ impl Volumes {
 
 /// What a block is, and up to which block all are the same.
 fn kind_of(layers: &[&Layer], volume: &Volume, block: u64) -> (u64, ExtentKind) {
-    for layer in layers {
+    for (n, layer) in layers.iter().enumerate() {
         if layer.patch(volume, block).is_some() {
             return (block + 1, ExtentKind::Data);
         }
-        if layer.zeroed.contains(block) {
-            return (block + 1, ExtentKind::Hole);
+        if let Some(end) = layer.zeroed.end_of(block) {
+            let next = next_of(&layers[..n], block).chain(layer.next_patch(block)).min();
+            return (next.map_or(end, |next| end.min(next)).max(block + 1), ExtentKind::Hole);
         }
     }
     if volume.block_index.get(block).is_some() {
         return (block + 1, ExtentKind::Data);
     }
     // Nothing is there up to the next thing of any layer.
-    let of_layer = |layer: &&Layer| {
-        let patch = layer.blocks.range(block..).next().map(|(&block, _)| block);
-        patch.into_iter().chain(layer.zeroed.next(block)).min()
-    };
-    let next = layers
-        .iter()
-        .filter_map(of_layer)
-        .chain(volume.block_index.next_leaf(block))
-        .min()
-        .unwrap_or(u64::MAX);
+    let next =
+        next_of(layers, block).chain(volume.block_index.next_leaf(block)).min().unwrap_or(u64::MAX);
     (next.max(block + 1), ExtentKind::Hole)
+}
+
+/// The next things of layers from a block on.
+fn next_of(layers: &[&Layer], block: u64) -> impl Iterator<Item = u64> {
+    layers
+        .iter()
+        .flat_map(move |layer| [layer.next_patch(block), layer.zeroed.next(block)])
+        .flatten()
 }
 
 /// What layers know of a block, the upper ones first, as far as the range needs.

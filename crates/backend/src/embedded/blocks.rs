@@ -27,11 +27,12 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// The blocks of a data file, of which these are in use.
+    /// The blocks of a data file, of which these are in use. Who `writes` nothing needs no memory for
+    /// the others.
     ///
     /// # Errors
     /// `Corrupt` when the file does not have them, and those of the system.
-    pub(super) fn of(file: File, used: &[u32]) -> Result<Blocks> {
+    pub(super) fn of(file: File, used: &[u32], writes: bool) -> Result<Blocks> {
         // What a folder names was written before it was named. A number beyond the file would ask
         // for memory for all blocks before it.
         let end = file
@@ -53,7 +54,11 @@ impl Blocks {
             leaving: Vec::new(),
             dirty: false,
         };
-        used.iter().for_each(|block| blocks.take(*block));
+        if writes {
+            used.iter().for_each(|block| blocks.take(*block));
+        } else {
+            blocks.taken = used.len() as u64;
+        }
         Ok(blocks)
     }
 

@@ -7,10 +7,13 @@ use onefold_core::BLOCK_BYTES;
 use parking_lot::Mutex;
 use redb::StorageBackend;
 
+use super::trees::{LONGEST, Trees};
+
 /// The file, and the blocks that would have been written.
 #[derive(Debug)]
 pub(super) struct Look {
     file: File,
+    trees: Trees,
     changed: Mutex<Changed>,
 }
 
@@ -21,9 +24,9 @@ struct Changed {
 }
 
 impl Look {
-    pub(super) fn at(file: File) -> io::Result<Look> {
+    pub(super) fn at(file: File, trees: Trees) -> io::Result<Look> {
         let bytes = file.metadata()?.len();
-        Ok(Look { file, changed: Mutex::new(Changed { bytes, blocks: BTreeMap::new() }) })
+        Ok(Look { file, trees, changed: Mutex::new(Changed { bytes, blocks: BTreeMap::new() }) })
     }
 
     /// A block as it is in the file; zeroes behind its end.
@@ -39,6 +42,24 @@ impl Look {
             }
         }
         Ok(block)
+    }
+
+    fn fill(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let changed = self.changed.lock();
+        if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > changed.bytes) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if changed.blocks.is_empty() {
+            return self.file.read_exact_at(bytes, offset);
+        }
+        for (number, from, to, n) in parts(offset, bytes.len()) {
+            let block = changed
+                .blocks
+                .get(&number)
+                .map_or_else(|| self.block(number), |block| Ok(block.clone()))?;
+            bytes[to..to + n].copy_from_slice(&block[from..from + n]);
+        }
+        Ok(())
     }
 }
 
@@ -62,22 +83,13 @@ impl StorageBackend for Look {
     }
 
     fn read(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
-        let changed = self.changed.lock();
-        if offset.checked_add(len as u64).is_none_or(|end| end > changed.bytes) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        if len > LONGEST {
+            return Err(io::ErrorKind::InvalidData.into());
         }
         let mut bytes = vec![0; len];
-        if changed.blocks.is_empty() {
-            self.file.read_exact_at(&mut bytes, offset)?;
-            return Ok(bytes);
-        }
-        for (number, from, to, n) in parts(offset, len) {
-            let block = changed
-                .blocks
-                .get(&number)
-                .map_or_else(|| self.block(number), |block| Ok(block.clone()))?;
-            bytes[to..to + n].copy_from_slice(&block[from..from + n]);
-        }
+        self.fill(offset, &mut bytes)?;
+        let file_bytes = self.changed.lock().bytes;
+        self.trees.read(offset, &bytes, file_bytes, &|at, into| self.fill(at, into))?;
         Ok(bytes)
     }
 
@@ -91,6 +103,7 @@ impl StorageBackend for Look {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.trees.write(offset, data.len());
         let mut changed = self.changed.lock();
         for (number, to, from, n) in parts(offset, data.len()) {
             let mut block =

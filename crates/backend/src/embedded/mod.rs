@@ -8,6 +8,7 @@
 //! | [`guard`] | panics of `redb` on damaged tables become errors |
 //! | [`own`] | the file of `redb` for its owner |
 //! | [`look`] | the same file for who only looks |
+//! | [`trees`] | the shape of the trees in it, looked at before `redb` believes it |
 //! | [`blocks`] | the data file: free blocks, writing, punching |
 //!
 //! *Threads:* one thread takes all operations that wait, applies each whole or not at all, writes
@@ -27,6 +28,7 @@ mod guard;
 mod look;
 mod own;
 mod tables;
+mod trees;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -44,7 +46,7 @@ use std::{
 use onefold_core::{
     Error, Hold, Kind, Result,
     object::{
-        Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space,
+        Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Space,
         Version, Write,
     },
 };
@@ -238,7 +240,7 @@ impl EmbeddedStore {
         let (tables, kind) =
             Tables::open(tables, again, writes).map_err(|e| e.context(folder.display()))?;
         let used = tables.used_blocks()?;
-        let blocks = Blocks::of(data, &used)?;
+        let blocks = Blocks::of(data, &used, writes)?;
         let shared = Arc::new(Shared {
             tables,
             blocks: Mutex::new(blocks),
@@ -412,7 +414,7 @@ impl ObjectStore for EmbeddedObjects {
         results
     }
 
-    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+    fn read(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>> {
         let _reading = self.shared.reading.read();
         let look = |op: &Read| {
             self.check()?;
@@ -446,7 +448,7 @@ impl ObjectStore for EmbeddedObjects {
             }
             locks.insert(key, Lock { holder: me, until: lease.map(|lease| now + lease) });
         }
-        let there = self.read(&[Read { object: object.clone(), looks: Vec::new() }]).remove(0);
+        let there = self.read(&[Read { object: object.clone(), parts: Vec::new() }]).remove(0);
         if matches!(there, Err(Refusal::Missing)) {
             self.write(&[Write {
                 object: object.clone(),

@@ -1,43 +1,66 @@
-//! The file of `redb` for its owner, who has locked it. A damaged file may name pages longer than
-//! itself: no memory is taken for these.
+//! The file of `redb` for its owner, who has locked it.
 
-use std::{fs::File, io, os::unix::fs::FileExt};
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    sync::{Arc, OnceLock},
+};
 
 use redb::StorageBackend;
 
-/// Reads that are compared with the length of the file before memory is taken for them.
-const LONG: usize = 1 << 20;
+use super::trees::{LONGEST, Trees};
 
 #[derive(Debug)]
-pub(super) struct Own(pub(super) File);
+pub(super) struct Own {
+    file: File,
+    /// What is known of its trees; nothing while a file that was not closed is repaired, whose last
+    /// transaction may have been written in part.
+    trees: Arc<OnceLock<Trees>>,
+}
+
+impl Own {
+    /// A new file.
+    pub(super) fn new(file: File) -> Own {
+        Own { file, trees: Arc::default() }
+    }
+
+    /// One that may have been written by somebody else.
+    pub(super) fn at(file: File, trees: Arc<OnceLock<Trees>>) -> Own {
+        Own { file, trees }
+    }
+}
 
 impl StorageBackend for Own {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.0.metadata()?.len())
+        Ok(self.file.metadata()?.len())
     }
 
     fn read(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
-        if len > LONG
-            && offset
-                .checked_add(len as u64)
-                .is_none_or(|end| self.0.metadata().is_ok_and(|file| end > file.len()))
-        {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        if len > LONGEST {
+            return Err(io::ErrorKind::InvalidData.into());
         }
         let mut bytes = vec![0; len];
-        self.0.read_exact_at(&mut bytes, offset)?;
+        self.file.read_exact_at(&mut bytes, offset)?;
+        if let Some(trees) = self.trees.get() {
+            let read = |at, into: &mut [u8]| self.file.read_exact_at(into, at);
+            trees.read(offset, &bytes, self.len()?, &read)?;
+        }
         Ok(bytes)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.set_len(len)
+        self.file.set_len(len)
     }
 
     fn sync_data(&self, _eventual: bool) -> io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data()
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(data, offset)
+        if let Some(trees) = self.trees.get() {
+            trees.write(offset, data.len());
+        }
+        self.file.write_all_at(data, offset)
     }
 }

@@ -1,12 +1,19 @@
 //! What `redb` holds: objects by pool and name, and by the object's number its keys, attributes,
 //! and for each 64 KiB where its blocks lie.
 
-use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    os::unix::fs::FileExt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use onefold_core::{
     BLOCK_BYTES, Error, Kind, Result, checksum,
     object::{
-        Change, Guard, Look, Page, Pool, PoolKind, Read, Refusal, Seen, Sight, Version, Write,
+        Change, Guard, Page, Pool, PoolKind, Read, ReadPart, ReadResult, Refusal, Seen, Version,
+        Write,
     },
 };
 use redb::{
@@ -16,7 +23,9 @@ use redb::{
 use super::{
     blocks::Blocks,
     guard::{Guarded, guarded},
+    look::Look as LookingOn,
     own::Own,
+    trees::Trees,
 };
 
 /// Pool and name → the object.
@@ -41,6 +50,10 @@ const FORMAT: u64 = 1;
 
 /// How a file of `redb` begins.
 const MAGIC: &[u8; 4] = b"redb";
+
+/// Where it says whether it was closed, and the bit that it was not.
+const STATE_AT: usize = 9;
+const NOT_CLOSED: u8 = 2;
 
 /// Memory for pages.
 const CACHE_BYTES: usize = 64 << 20;
@@ -75,6 +88,7 @@ fn failed(error: impl Into<redb::Error>) -> Error {
     let error = error.into();
     let kind = match &error {
         redb::Error::Corrupted(_) => Kind::Corrupt,
+        redb::Error::Io(e) if e.kind() == std::io::ErrorKind::InvalidData => Kind::Corrupt,
         redb::Error::Io(e) if e.kind() == std::io::ErrorKind::StorageFull => Kind::NoSpace,
         _ => Kind::Io,
     };
@@ -103,7 +117,7 @@ pub(super) struct Transaction {
 impl Tables {
     /// Makes the tables in an empty file.
     pub(super) fn create(own: File, chunks: PoolKind) -> Result<()> {
-        let database = Database::builder().create_with_backend(Own(own)).map_err(failed)?;
+        let database = Database::builder().create_with_backend(Own::new(own)).map_err(failed)?;
         let transaction = database.begin_write().map_err(failed)?;
         {
             let mut meta = transaction.open_table(META).map_err(failed)?;
@@ -130,18 +144,24 @@ impl Tables {
     }
 
     fn open_trusting(own: File, data: File, writes: bool) -> Result<(Tables, PoolKind)> {
-        let mut magic = [0; MAGIC.len()];
+        let mut head = [0; 24];
         // What is no database would be made one.
-        if own.read_exact_at(&mut magic, 0).is_err() || magic != *MAGIC {
+        if own.read_exact_at(&mut head, 0).is_err() || !head.starts_with(MAGIC) {
             return Err(Error::new(Kind::Corrupt, "the tables of the store are no database"));
         }
+        let (trees, closed) = (Trees::of(&own, &head)?, head[STATE_AT] & NOT_CLOSED == 0);
         let wrong = |e| Error::from_io("the tables of the store", e);
         let again = own.try_clone().map_err(wrong)?;
         let mut builder = Database::builder();
         builder.set_cache_size(CACHE_BYTES);
-        let database = match writes {
-            true => builder.create_with_backend(Own(own)),
-            false => builder.create_with_backend(super::look::Look::at(own).map_err(wrong)?),
+        let database = if writes {
+            let known = Arc::new(OnceLock::new());
+            let later = if closed { known.set(trees).err() } else { Some(trees) };
+            let database = builder.create_with_backend(Own::at(own, known.clone()));
+            later.into_iter().for_each(|trees| drop(known.set(trees)));
+            database
+        } else {
+            builder.create_with_backend(LookingOn::at(own, trees).map_err(wrong)?)
         };
         let database = database.map_err(failed)?;
         let tables = Tables { database: Guarded::of(database), own: again, data };
@@ -196,11 +216,11 @@ impl Tables {
         Ok(Transaction { inner, version, number, data })
     }
 
-    pub(super) fn read(&self, op: &Read, chunks: PoolKind) -> Result<Sight, Refusal> {
-        let omap = |look: &Look| matches!(look, Look::Keys(_) | Look::Page(..));
+    pub(super) fn read(&self, op: &Read, chunks: PoolKind) -> Result<ReadResult, Refusal> {
+        let omap = |part: &ReadPart| matches!(part, ReadPart::Keys(_) | ReadPart::Page(..));
         if op.object.pool == Pool::Chunks
             && chunks == PoolKind::Erasure
-            && op.looks.iter().any(omap)
+            && op.parts.iter().any(omap)
         {
             return Err(Refusal::Unsupported);
         }
@@ -212,27 +232,27 @@ impl Tables {
                 .map_err(failed)?;
             let Some(object) = row.map(|row| Object::of(row.value())) else { return Ok(None) };
             let seen = op
-                .looks
+                .parts
                 .iter()
-                .map(|look| self.see(&reading, object, look))
+                .map(|part| self.see(&reading, object, part))
                 .collect::<Result<_>>()?;
-            Ok(Some(Sight { version: Version(object.version), seen }))
+            Ok(Some(ReadResult { version: Version(object.version), seen }))
         });
         seen.map_err(Refusal::Failed)?.ok_or(Refusal::Missing)
     }
 
-    fn see(&self, reading: &ReadTransaction, object: Object, look: &Look) -> Result<Seen> {
-        Ok(match look {
-            Look::Stat => {
+    fn see(&self, reading: &ReadTransaction, object: Object, part: &ReadPart) -> Result<Seen> {
+        Ok(match part {
+            ReadPart::Stat => {
                 Seen::Stat { bytes: object.bytes, changed: Duration::from_nanos(object.changed) }
             }
-            Look::Data(at, bytes) => {
+            ReadPart::Data(at, bytes) => {
                 let extents = reading.open_table(EXTENTS).map_err(failed)?;
                 let from = (*at).min(object.bytes);
                 let to = at.saturating_add(*bytes).min(object.bytes);
                 Seen::Data(read_data(&extents, &self.data, object.number, from, to)?)
             }
-            Look::Keys(wanted) => {
+            ReadPart::Keys(wanted) => {
                 let keys = reading.open_table(KEYS).map_err(failed)?;
                 let mut found = BTreeMap::new();
                 for key in wanted {
@@ -244,7 +264,7 @@ impl Tables {
                 }
                 Seen::Pairs { pairs: found.into_iter().collect(), more: false }
             }
-            Look::Page(after, most) => {
+            ReadPart::Page(after, most) => {
                 let keys = reading.open_table(KEYS).map_err(failed)?;
                 let (mut pairs, mut more) = (Vec::new(), false);
                 for row in keys.range((object.number, after.as_slice())..).map_err(failed)? {
@@ -256,6 +276,8 @@ impl Tables {
                     if key == after.as_slice() {
                         continue;
                     }
+                    let last = pairs.last().map_or(after, |(key, _): &(Vec<u8>, Vec<u8>)| key);
+                    rises(Some(last.as_slice()), key)?;
                     if pairs.len() == *most {
                         more = true;
                         break;
@@ -264,7 +286,7 @@ impl Tables {
                 }
                 Seen::Pairs { pairs, more }
             }
-            Look::Xattr(name) => {
+            ReadPart::Xattr(name) => {
                 let xattrs = reading.open_table(XATTRS).map_err(failed)?;
                 Seen::Xattr(
                     xattrs
@@ -297,6 +319,7 @@ impl Tables {
                 if Some(name) == from {
                     continue;
                 }
+                rises(page.names.last().map(String::as_str).or(from), name)?;
                 if page.names.len() == most.max(1) {
                     page.next = page.names.last().cloned();
                     break;
@@ -307,6 +330,14 @@ impl Tables {
         };
         guarded(list).map_err(Refusal::Failed)
     }
+}
+
+/// Who goes on from the last key, page by page, would do so for ever where they do not rise.
+fn rises<K: PartialOrd + ?Sized>(last: Option<&K>, next: &K) -> Result<()> {
+    if last.is_none_or(|last| last < next) {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Corrupt, "the tables of the store are damaged: their keys do not rise"))
 }
 
 /// Places and checksums of an extent.

@@ -31,7 +31,7 @@ use super::{
     transfer,
     transfer::Failure,
 };
-use crate::{Counters, beneath};
+use crate::{Counters, beneath, new_file::Spot};
 
 /// Size of the writes that fill a new store with zeroes: large enough for full bandwidth, small
 /// enough for a smooth progress bar.
@@ -144,12 +144,17 @@ impl Options {
                 ),
             ));
         }
+        let spot = Spot::of(path);
         // A duplicate shares the lock, so nobody sees the file between the failure and its removal.
         let undo = file.try_clone().map_err(|e| Error::from_io(path.display(), e))?;
         let made = self.prepare(file, path, device, blocks, preallocate, progress);
         if made.is_err() && !device {
             // The first error is the one to tell, whether this works or not.
-            let _ = if existed { undo.set_len(0) } else { fs::remove_file(path) };
+            if existed {
+                let _ = undo.set_len(0);
+            } else if let Ok(spot) = spot {
+                spot.take_back(false);
+            }
         }
         made
     }

@@ -35,8 +35,8 @@ use std::{
 use onefold_core::{
     Error, Kind, Result,
     object::{
-        Change, Holder, Look, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight,
-        Space, Version, Write,
+        Change, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadPart, ReadResult,
+        Refusal, Space, Version, Write,
     },
 };
 use parking_lot::Mutex;
@@ -180,7 +180,8 @@ impl RadosObjects {
     }
 
     fn ask(&self, op: &Read) -> Result<Flight, Refusal> {
-        let omap = op.looks.iter().any(|look| matches!(look, Look::Keys(_) | Look::Page(..)));
+        let omap =
+            op.parts.iter().any(|part| matches!(part, ReadPart::Keys(_) | ReadPart::Page(..)));
         Flight::read(self.pool_for(&op.object, omap, false)?, op)
     }
 
@@ -254,10 +255,10 @@ impl ObjectStore for RadosObjects {
         fly(batch, bytes, |op| self.send(op), Flight::written)
     }
 
-    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+    fn read(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>> {
         let wanted =
-            |look: &Look| if let Look::Data(_, bytes) = look { *bytes as usize } else { 0 };
-        let weight = |op: &Read| op.looks.iter().map(wanted).fold(0, usize::saturating_add);
+            |part: &ReadPart| if let ReadPart::Data(_, bytes) = part { *bytes as usize } else { 0 };
+        let weight = |op: &Read| op.parts.iter().map(wanted).fold(0, usize::saturating_add);
         fly(batch, weight, |op| self.ask(op), Flight::seen)
     }
 

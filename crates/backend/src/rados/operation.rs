@@ -20,7 +20,9 @@ use std::{
     time::Duration,
 };
 
-use onefold_core::object::{Change, Guard, Look, Read, Refusal, Seen, Sight, Version, Write};
+use onefold_core::object::{
+    Change, Guard, Read, ReadPart, ReadResult, Refusal, Seen, Version, Write,
+};
 
 use super::{
     connection::{PoolIo, refusal, text},
@@ -36,7 +38,7 @@ const FULL_TRY: c_int = 64;
 /// `LIBRADOS_OPERATION_FULL_FORCE`: taken by a full cluster all the same.
 const FULL_FORCE: c_int = 128;
 
-/// Bytes that one look is given at most; objects are smaller.
+/// Bytes that one part of a read is given at most; objects are smaller.
 const LOOK_MAX: u64 = 32 << 20;
 
 /// An operation on its way.
@@ -46,7 +48,7 @@ pub(super) struct Flight {
     operation: Handle,
     reads: bool,
     sent: bool,
-    looks: Vec<Eye>,
+    parts: Vec<Eye>,
 }
 
 /// Memory that librados may write to until the reply is there. It has no owner but this, which can
@@ -81,7 +83,7 @@ impl<T: ?Sized> Drop for Place<T> {
     }
 }
 
-/// What librados says of one look: a result, and of some looks more.
+/// What librados says of one part of a read: a result, and of some parts more.
 struct Answer<T>(Place<(T, c_int)>);
 
 impl<T: Copy> Answer<T> {
@@ -96,7 +98,7 @@ impl<T: Copy> Answer<T> {
         unsafe { (&raw mut (*at).0, &raw mut (*at).1) }
     }
 
-    /// What it wrote, after the reply; or why this look failed.
+    /// What it wrote, after the reply; or why this part failed.
     fn read(&self) -> Result<T, Refusal> {
         // SAFETY: the place is there, was filled when it was made, and nobody writes to it after
         // the reply.
@@ -104,14 +106,14 @@ impl<T: Copy> Answer<T> {
         if result < 0 { Err(refusal(result)) } else { Ok(value) }
     }
 
-    /// What it wrote, although the look or the operation failed.
+    /// What it wrote, although the part or the operation failed.
     fn left(&self) -> T {
         // SAFETY: as in `read`.
         unsafe { (*self.0.at()).0 }
     }
 }
 
-/// Where a look is answered.
+/// Where a part of a read is answered.
 enum Eye {
     Data { bytes: Option<Place<[u8]>>, got: Answer<usize> },
     Pairs { iterator: Answer<(Handle, u8)> },
@@ -139,7 +141,7 @@ impl Flight {
             operation,
             reads,
             sent: false,
-            looks: Vec::new(),
+            parts: Vec::new(),
         })
     }
 
@@ -209,9 +211,9 @@ impl Flight {
         // SAFETY: the operation is being built. Without it a read of nothing does not tell that the
         // object is missing.
         unsafe { (library.read_op_assert_exists)(operation) };
-        for look in &op.looks {
-            let eye = look_at(library, operation, look)?;
-            flight.looks.push(eye);
+        for part in &op.parts {
+            let eye = add_part(library, operation, part)?;
+            flight.parts.push(eye);
         }
         let (io, completion) = (pool.io, flight.completion);
         // SAFETY: replies go to places on the heap that the flight owns; the name is copied.
@@ -221,15 +223,15 @@ impl Flight {
     }
 
     /// What a read saw.
-    pub(super) fn seen(mut self) -> Result<Sight, Refusal> {
+    pub(super) fn seen(mut self) -> Result<ReadResult, Refusal> {
         let version = self.wait()?;
         let library = self.library();
         let seen = self
-            .looks
+            .parts
             .iter_mut()
             .map(|eye| see(library, eye))
             .collect::<Result<Vec<Seen>, Refusal>>()?;
-        Ok(Sight { version, seen })
+        Ok(ReadResult { version, seen })
     }
 }
 
@@ -248,7 +250,7 @@ impl Drop for Flight {
                 (library.release_write_op)(self.operation)
             }
         }
-        self.looks.drain(..).for_each(|eye| end(library, &eye));
+        self.parts.drain(..).for_each(|eye| end(library, &eye));
     }
 }
 
@@ -373,13 +375,13 @@ fn apply(library: &Library, operation: Handle, change: &Change) -> Result<(), Re
     Ok(())
 }
 
-/// Adds a look to an operation.
+/// Adds a part to an operation.
 ///
 /// SAFETY of all: replies go to places that keep still and that the flight keeps until the reply;
 /// texts are copied.
-fn look_at(library: &Library, operation: Handle, look: &Look) -> Result<Eye, Refusal> {
-    Ok(match look {
-        Look::Data(offset, bytes) => {
+fn add_part(library: &Library, operation: Handle, part: &ReadPart) -> Result<Eye, Refusal> {
+    Ok(match part {
+        ReadPart::Data(offset, bytes) => {
             let length = (*bytes).min(LOOK_MAX) as usize;
             let (bytes, got) = (Place::new(vec![0u8; length].into_boxed_slice()), Answer::new(0));
             let at = got.places();
@@ -389,7 +391,7 @@ fn look_at(library: &Library, operation: Handle, look: &Look) -> Result<Eye, Ref
             };
             Eye::Data { bytes: Some(bytes), got }
         }
-        Look::Keys(keys) => {
+        ReadPart::Keys(keys) => {
             let keys = keys
                 .iter()
                 .map(|key| text(key.as_slice()))
@@ -408,7 +410,7 @@ fn look_at(library: &Library, operation: Handle, look: &Look) -> Result<Eye, Ref
             };
             Eye::Pairs { iterator: iterator.0 }
         }
-        Look::Page(after, most) => {
+        ReadPart::Page(after, most) => {
             let after = text(after.as_slice())?;
             let none = c"";
             let (iterator, more, result) = pairs_at();
@@ -426,14 +428,14 @@ fn look_at(library: &Library, operation: Handle, look: &Look) -> Result<Eye, Ref
             };
             Eye::Pairs { iterator: iterator.0 }
         }
-        Look::Xattr(name) => {
+        ReadPart::Xattr(name) => {
             let iterator = Answer::new(ptr::null_mut());
             let at = iterator.places();
             // SAFETY: see above.
             unsafe { (library.read_op_getxattrs)(operation, at.0, at.1) };
             Eye::Xattrs { name, iterator }
         }
-        Look::Stat => {
+        ReadPart::Stat => {
             let stat = Answer::new((0, 0));
             let (at, result) = stat.places();
             // SAFETY: see above; the parts of one place.
@@ -455,11 +457,11 @@ fn pairs_at() -> ((Answer<(Handle, u8)>, *mut Handle), *mut u8, *mut c_int) {
     ((answer, iterator), more, result)
 }
 
-/// Ends the iterator that librados made for a look.
+/// Ends the iterator that librados made for a part.
 fn end(library: &Library, eye: &Eye) {
     match eye {
         Eye::Pairs { iterator } if !iterator.left().0.is_null() => {
-            // SAFETY: made by the look, and not used again.
+            // SAFETY: made by the part, and not used again.
             unsafe { (library.omap_get_end)(iterator.left().0) };
         }
         Eye::Xattrs { iterator, .. } if !iterator.left().is_null() => {
@@ -470,7 +472,7 @@ fn end(library: &Library, eye: &Eye) {
     }
 }
 
-/// What a look saw, after the reply. The flight ends the iterators.
+/// What a part found, after the reply. The flight ends the iterators.
 fn see(library: &Library, eye: &mut Eye) -> Result<Seen, Refusal> {
     Ok(match eye {
         Eye::Data { bytes, got } => {

@@ -190,12 +190,12 @@ impl Ours {
             self.volume.write(at * 4096, &self.buffer).unwrap();
         }
         self.contents.compressible_from = if compressible { 0 } else { live.newest() + 1 };
-        self.settle();
+        self.make_durable();
     }
 
     /// Makes everything durable and carries it into the tables, so that nothing is left to be done
     /// later.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn make_durable(&self) {
         self.volume.flush().unwrap();
         self.store.engine().checkpoint().unwrap();
     }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::report::Named;
 use crate::{
-    engine::{Engine, Snapshot},
     format::{
         page::{FANOUT, PageId, Pointer, Table},
         superblock::Root,
     },
+    kernel::Kernel,
 };
 
 /// Pages that can't be read and are named; a wrecked tree has more.
@@ -36,7 +36,7 @@ impl Leaves {
     /// each time. `None` at the end.
     pub(crate) fn next(
         &mut self,
-        engine: &Engine,
+        kernel: &Kernel,
         root: &Root,
         most: usize,
         unread: &mut Vec<String>,
@@ -45,7 +45,7 @@ impl Leaves {
         while wanted.len() < most
             && let Some(from) = self.next
         {
-            match engine.pages.next_leaf(self.table, self.volume, root, from) {
+            match kernel.pages.next_leaf(self.table, self.volume, root, from) {
                 Ok(Some(leaf)) => {
                     wanted.push(leaf);
                     (self.next, self.failures) = (Some(leaf + 1), 0);
@@ -66,20 +66,20 @@ impl Leaves {
         if wanted.is_empty() {
             return None;
         }
-        Some(read(engine, self.table, self.volume, root, &wanted, unread))
+        Some(read(kernel, self.table, self.volume, root, &wanted, unread))
     }
 }
 
 /// Those of the leaves `wanted` (rising) that can be read.
 pub(crate) fn read(
-    engine: &Engine,
+    kernel: &Kernel,
     table: Table,
     volume: u32,
     root: &Root,
     wanted: &[u64],
     unread: &mut Vec<String>,
 ) -> Vec<Leaf> {
-    if let Ok(found) = engine.pages.leaves(table, volume, root, wanted, false) {
+    if let Ok(found) = kernel.pages.leaves(table, volume, root, wanted, false) {
         let found = wanted.iter().zip(found);
         return found
             .filter_map(|(&leaf, found)| found.map(|(pointer, page)| (leaf, pointer, page)))
@@ -87,7 +87,7 @@ pub(crate) fn read(
     }
     let mut found = Vec::new();
     for &index in wanted {
-        match engine.pages.leaf(table, volume, root, index) {
+        match kernel.pages.leaf(table, volume, root, index) {
             Ok(Some((pointer, page))) => found.push((index, pointer, page)),
             Ok(None) => {}
             Err(e) if unread.len() < UNREAD_MAX => {
@@ -97,12 +97,4 @@ pub(crate) fn read(
         }
     }
     found
-}
-
-impl Engine {
-    /// The tables as of the last checkpoint: as long as it is held, no block that they name is
-    /// handed out again.
-    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
-        self.state.lock().snapshot.clone()
-    }
 }

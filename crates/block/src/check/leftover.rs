@@ -30,14 +30,18 @@ pub(crate) fn rotten_pages(
             suspects.push((at, Box::new(block.clone())));
         }
     });
-    let healed = suspects.into_iter().filter_map(|(at, mut block)| {
+    let restored = suspects.into_iter().filter_map(|(at, mut block)| {
         let torn = |block: &Block| {
             block.0.chunks(SECTOR_BYTES).any(|sector| sector.iter().all(|&byte| byte == 0))
         };
         let whole =
             |block: &Block| leftover::decode(identity, at, block).iter().all(Option::is_some);
         // What was never written does not heal.
-        if torn(&block) { None } else { rot::heal(&mut block, whole).map(|bit| (at, bit, block)) }
+        if torn(&block) {
+            None
+        } else {
+            rot::restore_copy(&mut block, whole).map(|bit| (at, bit, block))
+        }
     });
-    healed.collect()
+    restored.collect()
 }

@@ -36,17 +36,16 @@ mod walk;
 
 use std::sync::Arc;
 
-use onefold_core::{Disk, Result};
-
 pub use inspect::{What, inspect};
 pub use look::look;
+use onefold_core::{Disk, Result};
 pub use repair::{LOST_MAX, Repaired, repair, repair_within};
 pub use report::{PROBLEMS_MAX, Phase, Place, Problem, Progress, Report};
-pub use scrub::{BAD_BLOCKS_MAX, BadBlock, NAMES_MAX, ScrubReport, scrub};
-
-use crate::format::Identity;
+pub use scrub::{BAD_BLOCKS_MAX, BadBlock, NAMES_MAX, ScrubReport, scrub, scrub_open};
 use tables::Checker;
 use usage::BlockSet;
+
+use crate::format::Identity;
 
 /// Memory that a check takes to compare blocks: enough for 64 GiB of data in one pass over the
 /// maps; larger stores take several.

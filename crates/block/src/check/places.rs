@@ -44,7 +44,7 @@ pub(crate) fn superblocks(disk: &dyn Disk, report: &mut Report) -> Result<Superb
     let Some(best) =
         best.max_by_key(|superblock| superblock.state.sequence).map(|best| Superblock::clone(best))
     else {
-        return crate::engine::read_superblock(disk);
+        return crate::engine::opening::read_superblock(disk);
     };
     report.clean = best.state.clean;
     for ((place, found), (block, read)) in (0..).zip(&found).zip(&blocks) {

@@ -94,7 +94,7 @@ pub(crate) fn check(
         }
     }
     drop(engine);
-    match crate::engine::read_superblock(&*overlay) {
+    match crate::engine::opening::read_superblock(&*overlay) {
         Err(e) => report.problem(Place::Store, format!("after its recovery: {e}")),
         Ok(after) => {
             let leaked = report.leaked_blocks;
@@ -133,7 +133,7 @@ pub(crate) fn rotten_carriers(
         });
     }
     let committed = superblock.state.committed;
-    let healed = suspects.into_iter().filter_map(|(pba, generation, mut block)| {
+    let restored = suspects.into_iter().filter_map(|(pba, generation, mut block)| {
         // Carriers of earlier lives of a zone, and those that a checkpoint holds, mean nothing any
         // more.
         let whole = |block: &Block| {
@@ -141,7 +141,7 @@ pub(crate) fn rotten_carriers(
             header
                 .is_some_and(|header| header.generation == generation && header.window > committed)
         };
-        rot::heal(&mut block, whole).map(|bit| (pba, bit, block))
+        rot::restore_copy(&mut block, whole).map(|bit| (pba, bit, block))
     });
-    healed.collect()
+    restored.collect()
 }

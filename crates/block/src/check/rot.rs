@@ -10,7 +10,7 @@ use onefold_core::Block;
 
 /// Flips single bits of `block` until it is `whole`. Returns the bit, which stays flipped; without
 /// one the block is as before.
-pub(crate) fn heal(block: &mut Block, whole: impl Fn(&Block) -> bool) -> Option<usize> {
+pub(crate) fn restore_copy(block: &mut Block, whole: impl Fn(&Block) -> bool) -> Option<usize> {
     for bit in 0..block.0.len() * 8 {
         block.0[bit / 8] ^= 1 << (bit % 8);
         if whole(block) {
@@ -23,7 +23,7 @@ pub(crate) fn heal(block: &mut Block, whole: impl Fn(&Block) -> bool) -> Option<
 
 /// The bit that makes the block whole when it is flipped, if one does.
 pub(crate) fn rotten_bit(block: &Block, whole: impl Fn(&Block) -> bool) -> Option<usize> {
-    heal(&mut block.clone(), whole)
+    restore_copy(&mut block.clone(), whole)
 }
 
 #[cfg(test)]
@@ -38,7 +38,7 @@ mod tests {
         bad.0[100] ^= 4;
         assert_eq!(rotten_bit(&bad, whole), Some(802));
         bad.0[4000] ^= 1;
-        assert_eq!(heal(&mut bad, whole), None);
+        assert_eq!(restore_copy(&mut bad, whole), None);
         assert_eq!((bad.0[100], bad.0[4000]), (3, 6));
     }
 }

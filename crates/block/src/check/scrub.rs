@@ -22,11 +22,13 @@ use super::{
     report::{Phase, Progress},
 };
 use crate::{
-    engine::{Engine, Snapshot, entry_in},
+    engine::{Engine, resolve::entry_in},
     format::{
         carrier::Carrier,
         page::{self, MapEntry, ReferenceEntry, Table},
     },
+    kernel::{Kernel, Snapshot},
+    scheme::verbs::CountRule,
     settings::{MEMORY_MIN, Settings},
 };
 
@@ -85,175 +87,169 @@ impl ScrubReport {
 /// What the tables say of blocks.
 type Expected = BTreeMap<Pba, (Fingerprint, bool)>;
 
-impl Engine {
-    /// Verifies all data as of the last checkpoint, and finds out whom damage hits. `cancel` is
-    /// asked now and then; when it is true the report says how far it came. Writes, reads and
-    /// checkpoints go on.
-    pub fn scrub(
-        &self,
-        progress: &mut dyn FnMut(Progress),
-        cancel: &mut dyn FnMut() -> bool,
-    ) -> ScrubReport {
-        let mut report = ScrubReport::default();
-        let mut leaves = Leaves::new(Table::References, 0);
+/// Verifies all data as of the last checkpoint, and finds out whom damage hits. `cancel` is
+/// asked now and then; when it is true the report says how far it came. Writes, reads and
+/// checkpoints go on.
+fn verify_all(
+    kernel: &Kernel,
+    rule: &dyn CountRule,
+    progress: &mut dyn FnMut(Progress),
+    cancel: &mut dyn FnMut() -> bool,
+) -> ScrubReport {
+    let mut report = ScrubReport::default();
+    let mut leaves = Leaves::new(Table::References, 0);
+    loop {
+        let snapshot = kernel.snapshot();
+        let total = snapshot.state.live_blocks;
+        progress(Progress { what: Phase::Data, done: report.blocks.min(total), total });
+        if cancel() {
+            report.cancelled = true;
+            break;
+        }
+        let Some(found) =
+            leaves.next(kernel, &snapshot.state.references, LEAVES, &mut report.unread)
+        else {
+            break;
+        };
+        let expected = expected(kernel, rule, &snapshot, &found, &mut report.unread);
+        report.blocks += expected.len() as u64;
+        verify_blocks(kernel, &expected, &mut report);
+        drop(snapshot);
+    }
+    name_bad(kernel, &mut report, progress, cancel);
+    report
+}
+
+/// Verifies all data as of the last checkpoint, and finds out whom damage hits. `cancel` is
+/// asked now and then; when it is true the report says how far it came. Writes, reads and
+/// checkpoints go on.
+pub fn scrub_open(
+    engine: &Engine,
+    progress: &mut dyn FnMut(Progress),
+    cancel: &mut dyn FnMut() -> bool,
+) -> ScrubReport {
+    verify_all(&engine.kernel, engine.scheme.counts(), progress, cancel)
+}
+
+/// What the blocks of some leaves of references must be, those with references.
+fn expected(
+    kernel: &Kernel,
+    rule: &dyn CountRule,
+    snapshot: &Snapshot,
+    references: &[Leaf],
+    unread: &mut Vec<String>,
+) -> Expected {
+    let mut carried: BTreeMap<Pba, bool> = BTreeMap::new();
+    for (leaf, _, page) in references {
+        for slot in 0..Table::References.per_leaf() {
+            let (pba, entry) =
+                (Pba(leaf * Table::References.per_leaf() + slot), ReferenceEntry::get(page, slot));
+            if entry.references > 0 && kernel.fixed.geometry.holds(pba) {
+                carried.insert(pba, entry.carried);
+            }
+        }
+    }
+    let per_leaf = Table::Fingerprints.per_leaf();
+    let mut wanted: Vec<u64> = carried.keys().map(|pba| pba.0 / per_leaf).collect();
+    wanted.dedup();
+    let mut expected = Expected::new();
+    for (leaf, _, page) in
+        leaves::read(kernel, Table::Fingerprints, 0, &snapshot.state.fingerprints, &wanted, unread)
+    {
+        let blocks = carried.range(Pba(leaf * per_leaf)..Pba((leaf + 1) * per_leaf));
+        let known = blocks
+            .map(|(&pba, &carried)| (pba, (page::fingerprint(&page, pba.0 % per_leaf), carried)));
+        // In place, a fingerprint may not be written yet, or may have been lost in a crash:
+        // reads compare what the map holds of it.
+        expected.extend(known.filter(|(_, (fingerprint, _))| rule.is_known(fingerprint)));
+    }
+    expected
+}
+
+/// Reads the blocks and compares them.
+fn verify_blocks(kernel: &Kernel, expected: &Expected, report: &mut ScrubReport) {
+    let places: Vec<Pba> = expected.keys().copied().collect();
+    let mut pending: Vec<(Pba, Fingerprint, Block)> = Vec::with_capacity(HASHED);
+    read_each(&*kernel.disk, &places, &mut |pba, block| {
+        let &(fingerprint, carried) = &expected[&pba];
+        let content =
+            block.map_err(|e| format!("can't be read: {e}")).and_then(|block| match carried {
+                false => Ok(block.clone()),
+                true => {
+                    let carrier = Carrier::proven(&kernel.identity, block, pba)
+                        .ok_or("is a damaged carrier, or none")?;
+                    let mut expanded = Block::zeroed();
+                    carrier.expand(&mut expanded).map_err(|e| format!("can't be expanded: {e}"))?;
+                    Ok(*expanded)
+                }
+            });
+        match content {
+            Ok(content) => pending.push((pba, fingerprint, content)),
+            Err(what) => report.add(pba, what),
+        }
+        if pending.len() == HASHED {
+            compare_hashes(kernel, &mut pending, report);
+        }
+    });
+    compare_hashes(kernel, &mut pending, report);
+}
+
+fn compare_hashes(
+    kernel: &Kernel,
+    pending: &mut Vec<(Pba, Fingerprint, Block)>,
+    report: &mut ScrubReport,
+) {
+    let blocks: Vec<&Block> = pending.iter().map(|(.., block)| block).collect();
+    let found = kernel.identity.fingerprinter.many(&blocks);
+    for (&(pba, expected, _), found) in pending.iter().zip(found) {
+        if !found.agrees(&expected) {
+            report.add(pba, "does not have the fingerprint that it should have".into());
+        }
+    }
+    pending.clear();
+}
+
+/// Finds the addresses that name bad blocks.
+fn name_bad(
+    kernel: &Kernel,
+    report: &mut ScrubReport,
+    progress: &mut dyn FnMut(Progress),
+    cancel: &mut dyn FnMut() -> bool,
+) {
+    if report.bad.is_empty() {
+        return;
+    }
+    let bad: BTreeMap<Pba, usize> =
+        report.bad.iter().zip(0..).map(|(bad, n)| (bad.pba, n)).collect();
+    let volumes: Vec<VolumeId> = kernel.snapshot().volumes.keys().copied().collect();
+    for (n, &id) in volumes.iter().enumerate() {
+        let mut leaves = Leaves::new(Table::Map, id.0);
         loop {
-            let snapshot = self.snapshot();
-            let total = snapshot.state.live_blocks;
-            progress(Progress { what: Phase::Data, done: report.blocks.min(total), total });
+            progress(Progress { what: Phase::Names, done: n as u64, total: volumes.len() as u64 });
             if cancel() {
                 report.cancelled = true;
-                break;
+                return;
             }
-            let Some(found) =
-                leaves.next(self, &snapshot.state.references, LEAVES, &mut report.unread)
+            let snapshot = kernel.snapshot();
+            let Some(volume) = snapshot.volumes.get(&id).filter(|volume| !volume.name.is_empty())
             else {
                 break;
             };
-            let expected = self.expected(&snapshot, &found, &mut report.unread);
-            report.blocks += expected.len() as u64;
-            self.verify_blocks(&expected, &mut report);
-            drop(snapshot);
-        }
-        self.name_bad(&mut report, progress, cancel);
-        report
-    }
-
-    /// What the blocks of some leaves of references must be, those with references.
-    fn expected(
-        &self,
-        snapshot: &Snapshot,
-        references: &[Leaf],
-        unread: &mut Vec<String>,
-    ) -> Expected {
-        let mut carried: BTreeMap<Pba, bool> = BTreeMap::new();
-        for (leaf, _, page) in references {
-            for slot in 0..Table::References.per_leaf() {
-                let (pba, entry) = (
-                    Pba(leaf * Table::References.per_leaf() + slot),
-                    ReferenceEntry::get(page, slot),
-                );
-                if entry.references > 0 && self.fixed.geometry.holds(pba) {
-                    carried.insert(pba, entry.carried);
-                }
-            }
-        }
-        let per_leaf = Table::Fingerprints.per_leaf();
-        let mut wanted: Vec<u64> = carried.keys().map(|pba| pba.0 / per_leaf).collect();
-        wanted.dedup();
-        let mut expected = Expected::new();
-        for (leaf, _, page) in leaves::read(
-            self,
-            Table::Fingerprints,
-            0,
-            &snapshot.state.fingerprints,
-            &wanted,
-            unread,
-        ) {
-            let blocks = carried.range(Pba(leaf * per_leaf)..Pba((leaf + 1) * per_leaf));
-            let known = blocks.map(|(&pba, &carried)| {
-                (pba, (page::fingerprint(&page, pba.0 % per_leaf), carried))
-            });
-            // In place, a fingerprint may not be written yet, or may have been lost in a crash:
-            // reads compare what the map holds of it.
-            expected.extend(known.filter(|(_, (fingerprint, _))| {
-                !self.in_place() || *fingerprint != Fingerprint::default()
-            }));
-        }
-        expected
-    }
-
-    /// Reads the blocks and compares them.
-    fn verify_blocks(&self, expected: &Expected, report: &mut ScrubReport) {
-        let places: Vec<Pba> = expected.keys().copied().collect();
-        let mut pending: Vec<(Pba, Fingerprint, Block)> = Vec::with_capacity(HASHED);
-        read_each(&*self.disk, &places, &mut |pba, block| {
-            let &(fingerprint, carried) = &expected[&pba];
-            let content =
-                block.map_err(|e| format!("can't be read: {e}")).and_then(|block| match carried {
-                    false => Ok(block.clone()),
-                    true => {
-                        let carrier = Carrier::proven(&self.identity, block, pba)
-                            .ok_or("is a damaged carrier, or none")?;
-                        let mut expanded = Block::zeroed();
-                        carrier
-                            .expand(&mut expanded)
-                            .map_err(|e| format!("can't be expanded: {e}"))?;
-                        Ok(*expanded)
-                    }
-                });
-            match content {
-                Ok(content) => pending.push((pba, fingerprint, content)),
-                Err(what) => report.add(pba, what),
-            }
-            if pending.len() == HASHED {
-                self.compare_hashes(&mut pending, report);
-            }
-        });
-        self.compare_hashes(&mut pending, report);
-    }
-
-    fn compare_hashes(
-        &self,
-        pending: &mut Vec<(Pba, Fingerprint, Block)>,
-        report: &mut ScrubReport,
-    ) {
-        let blocks: Vec<&Block> = pending.iter().map(|(.., block)| block).collect();
-        let found = self.identity.fingerprinter.many(&blocks);
-        for (&(pba, expected, _), found) in pending.iter().zip(found) {
-            if !found.agrees(&expected) {
-                report.add(pba, "does not have the fingerprint that it should have".into());
-            }
-        }
-        pending.clear();
-    }
-
-    /// Finds the addresses that name bad blocks.
-    fn name_bad(
-        &self,
-        report: &mut ScrubReport,
-        progress: &mut dyn FnMut(Progress),
-        cancel: &mut dyn FnMut() -> bool,
-    ) {
-        if report.bad.is_empty() {
-            return;
-        }
-        let bad: BTreeMap<Pba, usize> =
-            report.bad.iter().zip(0..).map(|(bad, n)| (bad.pba, n)).collect();
-        let volumes: Vec<VolumeId> = self.snapshot().volumes.keys().copied().collect();
-        for (n, &id) in volumes.iter().enumerate() {
-            let mut leaves = Leaves::new(Table::Map, id.0);
-            loop {
-                progress(Progress {
-                    what: Phase::Names,
-                    done: n as u64,
-                    total: volumes.len() as u64,
-                });
-                if cancel() {
-                    report.cancelled = true;
-                    return;
-                }
-                let snapshot = self.snapshot();
-                let Some(volume) =
-                    snapshot.volumes.get(&id).filter(|volume| !volume.name.is_empty())
-                else {
-                    break;
-                };
-                let Some(found) = leaves.next(self, &volume.map, MAP_LEAVES, &mut report.unread)
-                else {
-                    break;
-                };
-                for (leaf, pointer, page) in found {
-                    for slot in 0..Table::Map.per_leaf() {
-                        let lba = Lba(leaf * Table::Map.per_leaf() + slot);
-                        if let Some(MapEntry::Block { pba, .. }) =
-                            entry_in(&snapshot.discards, id, lba, Some((&pointer, &page)))
-                            && let Some(&n) = bad.get(&pba)
-                        {
-                            let bad = &mut report.bad[n];
-                            bad.names_found += 1;
-                            if bad.names.len() < NAMES_MAX {
-                                bad.names.push((volume.name.clone(), lba));
-                            }
+            let Some(found) = leaves.next(kernel, &volume.map, MAP_LEAVES, &mut report.unread)
+            else {
+                break;
+            };
+            for (leaf, pointer, page) in found {
+                for slot in 0..Table::Map.per_leaf() {
+                    let lba = Lba(leaf * Table::Map.per_leaf() + slot);
+                    if let Some(MapEntry::Block { pba, .. }) =
+                        entry_in(&snapshot.discards, id, lba, Some((&pointer, &page)))
+                        && let Some(&n) = bad.get(&pba)
+                    {
+                        let bad = &mut report.bad[n];
+                        bad.names_found += 1;
+                        if bad.names.len() < NAMES_MAX {
+                            bad.names.push((volume.name.clone(), lba));
                         }
                     }
                 }
@@ -285,6 +281,6 @@ pub fn scrub(
     let engine = Engine::open(overlay.clone(), Arc::new(Still), Settings::for_memory(MEMORY_MIN))?;
     match engine.checkpoint() {
         Err(e) if !overlay.overflowed() => Err(e),
-        _ => Ok(engine.scrub(progress, cancel)),
+        _ => Ok(scrub_open(&engine, progress, cancel)),
     }
 }

@@ -24,6 +24,7 @@ use crate::{
     format::{
         Identity,
         catalogue::Volume,
+        choices::LeafChanges,
         geometry::Geometry,
         page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry, body},
         record::WindowNumber,
@@ -137,7 +138,7 @@ impl<'a> Checker<'a> {
             damaged_carriers: Vec::new(),
             stretches: Vec::new(),
             read: 0,
-            in_place: superblock.fixed.writes_in_place(),
+            in_place: superblock.fixed.scheme.leaf_changes() == LeafChanges::InPlace,
             inexact: superblock.state.inexact || !superblock.state.clean,
         }
     }
@@ -524,7 +525,7 @@ impl<'a> Checker<'a> {
                     let exact = !self.in_place || self.state.clean && !self.state.inexact;
                     let alone = 1 + u32::from(self.in_place);
                     let shared =
-                        exact && volume.critical.holds(lba) && usage.known_references(pba) > alone;
+                        exact && volume.no_dedup.holds(lba) && usage.known_references(pba) > alone;
                     self.report.shared_critical += u64::from(shared);
                     match usage.count(&entry) {
                         Named::Agrees | Named::Elsewhere => {}

@@ -8,12 +8,10 @@ use std::{collections::BTreeMap, ops::Range};
 
 use onefold_core::{Fingerprint, Pba, ZoneId};
 
-use crate::{
-    format::{
-        geometry::Geometry,
-        page::{MapEntry, ReferenceEntry},
-    },
-    place::bitmap::ZoneBitmap,
+use crate::format::{
+    geometry::Geometry,
+    page::{MapEntry, ReferenceEntry},
+    zone_bitmap::ZoneBitmap,
 };
 
 /// Bytes for each block of a zone in use.

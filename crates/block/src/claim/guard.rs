@@ -154,7 +154,8 @@ impl Guard {
         if let Some(error) = self.lost.get() {
             return Err(error.clone());
         }
-        // A look that took long says nothing of now: the machine slept meanwhile, or the medium is slow.
+        // A look that took long says nothing of now: the machine slept meanwhile, or the medium is
+        // slow.
         for _ in 0..LOOKS_MAX {
             let asked = self.outside.clock.now();
             let block = read(&*self.disk)?;

@@ -12,14 +12,19 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use onefold_core::{Block, BlockRead, Lba, Pba, Result, VolumeId};
 
-use super::{Engine, Snapshot, resolve::Where};
 use crate::{
     counters::add,
-    engine::admission::{Admission, Purpose},
+    engine::{
+        admission::{Admission, Purpose, admit},
+        gather::make_room,
+        read::read,
+    },
     format::{
         page::{MapEntry, ReferenceEntry, Table},
         superblock::Root,
     },
+    kernel::{Compactor, Kernel, Snapshot, Where},
+    scheme::{room::has_spare, verbs::Scheme},
 };
 
 /// A leaf is compacted when its blocks lie in more runs than one for each this many blocks.
@@ -31,144 +36,136 @@ const LEAVES_A_STEP: usize = 16;
 /// Compaction leaves this share of the record limit to clients.
 const RECORDS_SHARE: u64 = 4;
 
-/// Where compaction is.
-#[derive(Default)]
-pub(crate) struct Compactor {
-    volume: VolumeId,
-    leaf: u64,
-    /// Client changes when the last pass ended: without new ones another pass would find nothing.
-    done_at: Option<u64>,
+/// Looks at a few leaves of the maps and moves scattered blocks together. Returns whether there
+/// may be more to do now.
+pub(crate) fn compact_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+    let mut compactor = kernel.compacting.lock();
+    let changes = kernel.counters.client_changes.load(Relaxed);
+    if compactor.done_at == Some(changes) || !may_compact(kernel, scheme) {
+        return Ok(false);
+    }
+    let snapshot = kernel.state.lock().snapshot.clone();
+    for _ in 0..LEAVES_A_STEP {
+        let Some((&id, volume)) = snapshot.volumes.range(compactor.volume..).next() else {
+            *compactor = Compactor { done_at: Some(changes), ..Compactor::default() };
+            return Ok(false);
+        };
+        if id != compactor.volume {
+            (compactor.volume, compactor.leaf) = (id, 0);
+        }
+        // A page that can't be read is left to `check`.
+        let Ok(Some(leaf)) = kernel.pages.next_leaf(Table::Map, id.0, &volume.map, compactor.leaf)
+        else {
+            (compactor.volume, compactor.leaf) = (VolumeId(id.0 + 1), 0);
+            continue;
+        };
+        compactor.leaf = leaf + 1;
+        let movable =
+            scattered(kernel, scheme, &snapshot, id, &volume.map, leaf).unwrap_or_default();
+        if !movable.is_empty() {
+            return move_together(kernel, scheme, &snapshot, id, &movable);
+        }
+    }
+    Ok(true)
 }
 
-impl Engine {
-    /// Looks at a few leaves of the maps and moves scattered blocks together. Returns whether there
-    /// may be more to do now.
-    pub(crate) fn compact_step(&self) -> Result<bool> {
-        let mut compactor = self.compacting.lock();
-        let changes = self.counters.client_changes.load(Relaxed);
-        if compactor.done_at == Some(changes) || !self.may_compact() {
+/// True when there is room for moving blocks: space to spare, long free runs, and few records
+/// that wait.
+fn may_compact(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
+    let state = kernel.state.lock();
+    state.fail_stop.reason().is_none()
+        && state.frozen.is_none()
+        && state.snapshot.discards.is_empty()
+        && state.uncommitted_records() * RECORDS_SHARE < kernel.settings.records_max
+        && state.allocator.long_runs()
+        && has_spare(kernel, scheme, &state, 2 * Table::Map.per_leaf())
+}
+
+/// The addresses of a leaf that should be written again: none unless its blocks lie in many
+/// runs.
+fn scattered(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    snapshot: &Snapshot,
+    id: VolumeId,
+    map: &Root,
+    leaf: u64,
+) -> Result<Vec<Lba>> {
+    let per_leaf = Table::Map.per_leaf();
+    let Some((_, page)) = kernel.pages.leaf(Table::Map, id.0, map, leaf)? else {
+        return Ok(Vec::new());
+    };
+    let mut runs: Vec<Vec<(Lba, Pba)>> = Vec::new();
+    for slot in 0..per_leaf {
+        let Some(MapEntry::Block { pba, .. }) = MapEntry::get(&page, slot) else { continue };
+        let lba = Lba(leaf * per_leaf + slot);
+        match runs.last_mut() {
+            Some(run) if run.last() == Some(&(Lba(lba.0 - 1), Pba(pba.0.wrapping_sub(1)))) => {
+                run.push((lba, pba))
+            }
+            _ => runs.push(vec![(lba, pba)]),
+        }
+    }
+    let mapped: usize = runs.iter().map(Vec::len).sum();
+    if runs.len() * BLOCKS_A_RUN <= mapped || mapped < BLOCKS_A_RUN {
+        return Ok(Vec::new());
+    }
+    let blocks: Vec<(Lba, Pba)> =
+        runs.into_iter().filter(|run| run.len() < BLOCKS_A_RUN).flatten().collect();
+    // Shared blocks stay where they are: others want them there.
+    let pbas = blocks.iter().map(|(_, pba)| pba.0);
+    let references =
+        kernel.pages.holding(Table::References, 0, &snapshot.state.references, pbas)?;
+    let rule = scheme.counts();
+    let alone = |pba: Pba| {
+        references.get(pba.0).is_some_and(|((_, page), slot)| {
+            rule.links(ReferenceEntry::get(page, slot).references) == 1
+        })
+    };
+    let movable: Vec<Lba> =
+        blocks.iter().filter(|&&(_, pba)| alone(pba)).map(|&(lba, _)| lba).collect();
+    // Not worth it when most of the runs stay.
+    Ok(if movable.len() * 2 > blocks.len() { movable } else { Vec::new() })
+}
+
+/// Reads blocks and gathers them again, those whose mapping is still the snapshot's. False when
+/// windows have to be written out before more is moved; what is left of these blocks waits
+/// for the next pass.
+fn move_together(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    snapshot: &Arc<Snapshot>,
+    volume: VolumeId,
+    lbas: &[Lba],
+) -> Result<bool> {
+    let mut content = Block::zeroed_vec(lbas.len());
+    let mut reads: Vec<BlockRead<'_>> = lbas
+        .iter()
+        .zip(content.chunks_mut(1))
+        .map(|(&first, into)| BlockRead { first, into, result: Ok(()) })
+        .collect();
+    read(kernel, volume, &mut reads);
+    let good: Vec<bool> = reads.into_iter().map(|read| read.result.is_ok()).collect();
+    let mut state = kernel.state.lock();
+    if !Arc::ptr_eq(&state.snapshot, snapshot) || state.volume(volume).is_err() {
+        return Ok(true);
+    }
+    // A window of its own, so that the blocks get one run.
+    state.close();
+    for ((&lba, block), _) in lbas.iter().zip(&content).zip(good).filter(|(_, good)| *good) {
+        let unchanged =
+            !state.open.holds(volume, lba) && matches!(state.locate(volume, lba), Where::Tables);
+        if !unchanged || block.is_zero() {
+            continue;
+        }
+        if !matches!(admit(kernel, scheme, &mut state, 1, Purpose::Data)?, Admission::Granted) {
+            state.close();
             return Ok(false);
         }
-        let snapshot = self.state.lock().snapshot.clone();
-        for _ in 0..LEAVES_A_STEP {
-            let Some((&id, volume)) = snapshot.volumes.range(compactor.volume..).next() else {
-                *compactor = Compactor { done_at: Some(changes), ..Compactor::default() };
-                return Ok(false);
-            };
-            if id != compactor.volume {
-                (compactor.volume, compactor.leaf) = (id, 0);
-            }
-            // A page that can't be read is left to `check`.
-            let Ok(Some(leaf)) =
-                self.pages.next_leaf(Table::Map, id.0, &volume.map, compactor.leaf)
-            else {
-                (compactor.volume, compactor.leaf) = (VolumeId(id.0 + 1), 0);
-                continue;
-            };
-            compactor.leaf = leaf + 1;
-            let movable = self.scattered(&snapshot, id, &volume.map, leaf).unwrap_or_default();
-            if !movable.is_empty() {
-                return self.move_together(&snapshot, id, &movable);
-            }
-        }
-        Ok(true)
+        make_room(kernel, &mut state);
+        state.put(volume, lba, true).0 = block.0;
+        add(&kernel.counters.moved_blocks, 1);
     }
-
-    /// True when there is room for moving blocks: space to spare, long free runs, and few records
-    /// that wait.
-    fn may_compact(&self) -> bool {
-        let state = self.state.lock();
-        state.stopped.is_none()
-            && state.frozen.is_none()
-            && state.snapshot.discards.is_empty()
-            && state.uncommitted_records() * RECORDS_SHARE < self.settings.records_max
-            && state.allocator.long_runs()
-            && self.has_spare(&state, 2 * Table::Map.per_leaf())
-    }
-
-    /// The addresses of a leaf that should be written again: none unless its blocks lie in many
-    /// runs.
-    fn scattered(
-        &self,
-        snapshot: &Snapshot,
-        id: VolumeId,
-        map: &Root,
-        leaf: u64,
-    ) -> Result<Vec<Lba>> {
-        let per_leaf = Table::Map.per_leaf();
-        let Some((_, page)) = self.pages.leaf(Table::Map, id.0, map, leaf)? else {
-            return Ok(Vec::new());
-        };
-        let mut runs: Vec<Vec<(Lba, Pba)>> = Vec::new();
-        for slot in 0..per_leaf {
-            let Some(MapEntry::Block { pba, .. }) = MapEntry::get(&page, slot) else { continue };
-            let lba = Lba(leaf * per_leaf + slot);
-            match runs.last_mut() {
-                Some(run) if run.last() == Some(&(Lba(lba.0 - 1), Pba(pba.0.wrapping_sub(1)))) => {
-                    run.push((lba, pba))
-                }
-                _ => runs.push(vec![(lba, pba)]),
-            }
-        }
-        let mapped: usize = runs.iter().map(Vec::len).sum();
-        if runs.len() * BLOCKS_A_RUN <= mapped || mapped < BLOCKS_A_RUN {
-            return Ok(Vec::new());
-        }
-        let blocks: Vec<(Lba, Pba)> =
-            runs.into_iter().filter(|run| run.len() < BLOCKS_A_RUN).flatten().collect();
-        // Shared blocks stay where they are: others want them there.
-        let pbas = blocks.iter().map(|(_, pba)| pba.0);
-        let references =
-            self.pages.holding(Table::References, 0, &snapshot.state.references, pbas)?;
-        let alone = |pba: Pba| {
-            references.get(pba.0).is_some_and(|((_, page), slot)| {
-                ReferenceEntry::get(page, slot).references == 1 + self.own_references()
-            })
-        };
-        let movable: Vec<Lba> =
-            blocks.iter().filter(|&&(_, pba)| alone(pba)).map(|&(lba, _)| lba).collect();
-        // Not worth it when most of the runs stay.
-        Ok(if movable.len() * 2 > blocks.len() { movable } else { Vec::new() })
-    }
-
-    /// Reads blocks and gathers them again, those whose mapping is still the snapshot's. False when
-    /// windows have to be written out before more is moved; what is left of these blocks waits
-    /// for the next pass.
-    fn move_together(
-        &self,
-        snapshot: &Arc<Snapshot>,
-        volume: VolumeId,
-        lbas: &[Lba],
-    ) -> Result<bool> {
-        let mut content = Block::zeroed_vec(lbas.len());
-        let mut reads: Vec<BlockRead<'_>> = lbas
-            .iter()
-            .zip(content.chunks_mut(1))
-            .map(|(&first, into)| BlockRead { first, into, result: Ok(()) })
-            .collect();
-        self.read(volume, &mut reads);
-        let good: Vec<bool> = reads.into_iter().map(|read| read.result.is_ok()).collect();
-        let mut state = self.state.lock();
-        if !Arc::ptr_eq(&state.snapshot, snapshot) || state.volume(volume).is_err() {
-            return Ok(true);
-        }
-        // A window of its own, so that the blocks get one run.
-        state.close();
-        for ((&lba, block), _) in lbas.iter().zip(&content).zip(good).filter(|(_, good)| *good) {
-            let unchanged = !state.open.holds(volume, lba)
-                && matches!(state.locate(volume, lba), Where::Tables);
-            if !unchanged || block.is_zero() {
-                continue;
-            }
-            if !matches!(self.admit(&mut state, 1, Purpose::Data)?, Admission::Granted) {
-                state.close();
-                return Ok(false);
-            }
-            self.make_room(&mut state);
-            state.put(volume, lba, true).0 = block.0;
-            add(&self.counters.moved_blocks, 1);
-        }
-        state.close();
-        Ok(true)
-    }
+    state.close();
+    Ok(true)
 }

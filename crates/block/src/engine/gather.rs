@@ -2,16 +2,21 @@
 
 use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Lba, Result, Ticket, VolumeId, block};
 
-use super::{
-    Engine, State, Zones,
-    admission::{Admission, Purpose, full, wait},
-    resolve::Where,
-};
+use super::admission::{Admission, Purpose, full, wait};
 use crate::{
     counters::add,
-    format::{page::MapEntry, record::PER_WINDOW_MAX, superblock::Root},
+    engine::{
+        admission::{admit, admit_range, ranges_left, wait_for_ranges},
+        prepare::stored,
+        read::read_block,
+        resolve::map_entry,
+        tenants::{admit_data, takes_duplicates},
+    },
+    format::{page::MapEntry, record::PER_WINDOW_MAX},
+    kernel::{Kernel, State, Where},
+    scheme::verbs::Scheme,
     settings::PlantedBug,
-    window::{Found, Placed, Window},
+    window::{Found, Placed},
 };
 
 /// Blocks that are admitted and copied while the lock is held once.
@@ -21,362 +26,347 @@ const PIECE: usize = 32;
 /// that say nothing.
 const KEEP_BLOCKS_MAX: u64 = 8192;
 
-impl Engine {
-    /// Writes bytes of any alignment. Acknowledge it when it returns (weak persistence), or when
-    /// its ticket is durable.
-    ///
-    /// # Errors
-    /// `Busy` when steps must be run first: a part of the data may have been taken, and the same
-    /// call may be made again; see [`write_from`](Self::write_from). `NoSpace` when the store
-    /// is full. `InvalidInput` beyond the end.
-    pub fn write(&self, volume: VolumeId, offset: u64, data: &[u8]) -> Result<Ticket> {
-        self.write_from(volume, offset, data, &mut 0)
-    }
+/// Writes bytes of any alignment. Acknowledge it when it returns (weak persistence), or when
+/// its ticket is durable.
+pub(crate) fn write(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    volume: VolumeId,
+    offset: u64,
+    data: &[u8],
+) -> Result<Ticket> {
+    write_from(kernel, scheme, volume, offset, data, &mut 0)
+}
 
-    /// As [`write`](Self::write), for callers that ask again when it is `Busy`: `taken` counts the
-    /// bytes that were taken already, from 0 on. A call that began anew each time could fill
-    /// with its beginning what it waits for to become empty.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write).
-    pub fn write_from(
-        &self,
-        volume: VolumeId,
-        offset: u64,
-        data: &[u8],
-        taken: &mut u64,
-    ) -> Result<Ticket> {
-        self.check_range(volume, offset, data.len() as u64)?;
-        let size = BLOCK_BYTES as u64;
-        let mut ticket = None;
-        while *taken < data.len() as u64 {
-            let at = offset + *taken;
-            let rest = &data[*taken as usize..];
-            let edge = ((size - at % size) % size).min(rest.len() as u64) as usize;
-            let bytes = if edge > 0 {
-                edge
-            } else if rest.len() >= BLOCK_BYTES {
-                (rest.len() / BLOCK_BYTES).min(PIECE) * BLOCK_BYTES
-            } else {
-                rest.len()
-            };
-            let part = &rest[..bytes];
-            let (now, blocks) = if bytes.is_multiple_of(BLOCK_BYTES) {
-                self.write_blocks(volume, Lba(at / size), part)?
-            } else {
-                (self.edit(volume, at, part)?, 1)
-            };
-            ticket = Some(now);
-            *taken += bytes.min(blocks * BLOCK_BYTES) as u64;
-        }
-        add(&self.counters.client_blocks, (data.len() as u64).div_ceil(size));
-        Ok(ticket.unwrap_or_else(|| self.newest()))
+/// As `write`, for callers that ask again when it is `Busy`: `taken` counts the
+/// bytes that were taken already, from 0 on. A call that began anew each time could fill
+/// with its beginning what it waits for to become empty.
+pub(crate) fn write_from(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    volume: VolumeId,
+    offset: u64,
+    data: &[u8],
+    taken: &mut u64,
+) -> Result<Ticket> {
+    check_range(kernel, volume, offset, data.len() as u64)?;
+    let size = BLOCK_BYTES as u64;
+    let mut ticket = None;
+    while *taken < data.len() as u64 {
+        let at = offset + *taken;
+        let rest = &data[*taken as usize..];
+        let edge = ((size - at % size) % size).min(rest.len() as u64) as usize;
+        let bytes = if edge > 0 {
+            edge
+        } else if rest.len() >= BLOCK_BYTES {
+            (rest.len() / BLOCK_BYTES).min(PIECE) * BLOCK_BYTES
+        } else {
+            rest.len()
+        };
+        let part = &rest[..bytes];
+        let (now, blocks) = if bytes.is_multiple_of(BLOCK_BYTES) {
+            write_blocks(kernel, scheme, volume, Lba(at / size), part)?
+        } else {
+            (edit(kernel, scheme, volume, at, part)?, 1)
+        };
+        ticket = Some(now);
+        *taken += bytes.min(blocks * BLOCK_BYTES) as u64;
     }
+    add(&kernel.counters.client_blocks, (data.len() as u64).div_ceil(size));
+    Ok(ticket.unwrap_or_else(|| kernel.newest()))
+}
 
-    /// Makes bytes read as zeroes; the blocks that they fill become free. With `keep` they show as
-    /// written zeroes, else as a hole.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write).
-    pub fn write_zeroes(
-        &self,
-        volume: VolumeId,
-        offset: u64,
-        bytes: u64,
-        keep: bool,
-    ) -> Result<Ticket> {
-        self.write_zeroes_from(volume, offset, bytes, keep, &mut 0)
+/// Makes bytes read as zeroes.
+pub(crate) fn write_zeroes(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    volume: VolumeId,
+    offset: u64,
+    bytes: u64,
+    keep: bool,
+    taken: &mut u64,
+) -> Result<Ticket> {
+    check_range(kernel, volume, offset, bytes)?;
+    let size = BLOCK_BYTES as u64;
+    let zeroes = [0u8; BLOCK_BYTES];
+    let mut ticket = None;
+    while *taken < bytes {
+        let (at, rest) = (offset + *taken, bytes - *taken);
+        let edge = ((size - at % size) % size).min(rest);
+        let part = if edge > 0 {
+            edge
+        } else if rest >= size {
+            rest / size * size
+        } else {
+            rest
+        };
+        ticket = Some(if part.is_multiple_of(size) {
+            punch(kernel, scheme, volume, at / size, (at + part) / size, keep)?
+        } else {
+            edit(kernel, scheme, volume, at, &zeroes[..part as usize])?
+        });
+        *taken += part;
     }
+    Ok(ticket.unwrap_or_else(|| kernel.newest()))
+}
 
-    /// As [`write_zeroes`](Self::write_zeroes), for callers that ask again; see
-    /// [`write_from`](Self::write_from).
-    ///
-    /// # Errors
-    /// As [`write`](Self::write).
-    pub fn write_zeroes_from(
-        &self,
-        volume: VolumeId,
-        offset: u64,
-        bytes: u64,
-        keep: bool,
-        taken: &mut u64,
-    ) -> Result<Ticket> {
-        self.check_range(volume, offset, bytes)?;
-        let size = BLOCK_BYTES as u64;
-        let zeroes = [0u8; BLOCK_BYTES];
-        let mut ticket = None;
-        while *taken < bytes {
-            let (at, rest) = (offset + *taken, bytes - *taken);
-            let edge = ((size - at % size) % size).min(rest);
-            let part = if edge > 0 {
-                edge
-            } else if rest >= size {
-                rest / size * size
-            } else {
-                rest
-            };
-            ticket = Some(if part.is_multiple_of(size) {
-                self.punch(volume, at / size, (at + part) / size, keep)?
-            } else {
-                self.edit(volume, at, &zeroes[..part as usize])?
-            });
-            *taken += part;
-        }
-        Ok(ticket.unwrap_or_else(|| self.newest()))
+/// Drops bytes. Blocks that are not filled by them are left as they are: trimming is advice.
+pub(crate) fn trim(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    volume: VolumeId,
+    offset: u64,
+    bytes: u64,
+) -> Result<Ticket> {
+    check_range(kernel, volume, offset, bytes)?;
+    let size = BLOCK_BYTES as u64;
+    let (first, end) = (offset.div_ceil(size), (offset + bytes) / size);
+    if first < end { punch(kernel, scheme, volume, first, end, false) } else { Ok(kernel.newest()) }
+}
+
+/// Refuses ranges that the volume does not have.
+pub(crate) fn check_range(
+    kernel: &Kernel,
+    volume: VolumeId,
+    offset: u64,
+    bytes: u64,
+) -> Result<()> {
+    add(&kernel.counters.client_changes, 1);
+    let state = kernel.state.lock();
+    let size = state.volume(volume)?.blocks * BLOCK_BYTES as u64;
+    if offset.checked_add(bytes).is_some_and(|end| end <= size) {
+        return Ok(());
     }
+    Err(Error::new(
+        Kind::InvalidInput,
+        format!("{bytes} bytes at {offset} reach beyond the end of the volume ({size} bytes)"),
+    ))
+}
 
-    /// Drops bytes. Blocks that are not filled by them are left as they are: trimming is advice.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write).
-    pub fn trim(&self, volume: VolumeId, offset: u64, bytes: u64) -> Result<Ticket> {
-        self.check_range(volume, offset, bytes)?;
-        let size = BLOCK_BYTES as u64;
-        let (first, end) = (offset.div_ceil(size), (offset + bytes) / size);
-        if first < end { self.punch(volume, first, end, false) } else { Ok(self.newest()) }
-    }
-
-    /// Refuses ranges that the volume does not have.
-    pub(crate) fn check_range(&self, volume: VolumeId, offset: u64, bytes: u64) -> Result<()> {
-        add(&self.counters.client_changes, 1);
-        let state = self.state.lock();
-        let size = state.volume(volume)?.blocks * BLOCK_BYTES as u64;
-        if offset.checked_add(bytes).is_some_and(|end| end <= size) {
-            return Ok(());
-        }
-        Err(Error::new(
-            Kind::InvalidInput,
-            format!("{bytes} bytes at {offset} reach beyond the end of the volume ({size} bytes)"),
-        ))
-    }
-
-    /// Adds whole blocks to the open window: all of them, or as many of the first as there is space
-    /// for, at least one. Returns how many.
-    fn write_blocks(&self, volume: VolumeId, first: Lba, data: &[u8]) -> Result<(Ticket, usize)> {
-        let (mut blocks, _) = data.as_chunks::<BLOCK_BYTES>();
-        let zero: [bool; PIECE] =
-            std::array::from_fn(|n| blocks.get(n).is_some_and(|bytes| block::is_zero(bytes)));
-        let mut state = self.state.lock();
-        let (mut placed, mut keep) = (None, true);
-        loop {
-            let new = zero[..blocks.len()].iter().filter(|&&zero| !zero).count();
-            match self.admit_data(&mut state, new as u64)? {
-                Admission::Granted => break,
-                Admission::Wait => return Err(wait()),
-                Admission::Full if blocks.len() > 1 => blocks = &blocks[..blocks.len() / 2],
-                // A block of zeroes takes no space when it is a hole, and one that is stored
-                // already takes little.
-                Admission::Full if zero[0] => {
-                    keep = false;
-                    self.admit_known(&mut state, Purpose::Relief)?;
-                    break;
-                }
-                // Whether it is stored already, an answer must not tell.
-                Admission::Full if !self.takes_duplicates(&state) => return Err(full()),
-                Admission::Full => {
-                    let releases = state.releases;
-                    drop(state);
-                    placed = Some(self.place_first(&blocks[0])?);
-                    state = self.state.lock();
-                    // A critical block needs a block of its own.
-                    if state.volume(volume)?.critical.holds(first) {
-                        return Err(full());
-                    }
-                    self.admit_known(&mut state, Purpose::Known)?;
-                    if state.releases != releases {
-                        return Err(wait());
-                    }
-                    break;
-                }
-            }
-        }
-        state.volume(volume)?;
-        if zero[..blocks.len()].contains(&true) {
-            let room = self.ranges_left(&state);
-            blocks = &blocks[..before_range(&zero[..blocks.len()], room)];
-        }
-        if blocks.is_empty() {
-            return Err(self.wait_for_ranges(&mut state));
-        }
-        let mut n = 0;
-        while n < blocks.len() {
-            let lba = first.plus(n as u64);
-            self.make_room(&mut state);
-            if zero[n] {
-                let run = zero[n..blocks.len()].iter().take_while(|&&zero| zero).count();
-                state.punch(volume, lba.0, lba.0 + run as u64, keep);
-                add(&self.counters.zero_blocks, run as u64);
-                n += run;
-                continue;
-            }
-            state.put(volume, lba, false).0.copy_from_slice(&blocks[n]);
-            if let Some(placed) = placed {
-                state.open.set_placed(volume, lba, placed);
-            }
-            n += 1;
-        }
-        self.opened(&mut state);
-        Ok((Ticket(state.open.number.0), blocks.len()))
-    }
-
-    /// Admits a change that needs no new block.
-    pub(crate) fn admit_known(&self, state: &mut State, purpose: Purpose) -> Result<()> {
-        match self.admit(state, 0, purpose)? {
-            Admission::Granted => Ok(()),
-            Admission::Wait => Err(wait()),
-            Admission::Full => Err(full()),
-        }
-    }
-
-    /// Notes when the open window got its first change.
-    pub(crate) fn opened(&self, state: &mut State) {
-        if state.open.opened.is_none() {
-            state.open.opened = Some(self.clock.now());
-        }
-    }
-
-    /// Closes the open window when it is as large as windows get.
-    pub(crate) fn make_room(&self, state: &mut State) {
-        if state.open.slots() >= self.settings.window_blocks
-            || state.open.ranges.len() >= self.settings.limits.ranges
-                && !self.settings.has(PlantedBug::RangesUnlimited)
-            || state.open.records() as u64 + 1 >= PER_WINDOW_MAX
-        {
-            state.close();
-        }
-    }
-
-    /// With a full store: where a block is stored already, found before its write is acknowledged.
-    ///
-    /// # Errors
-    /// `NoSpace` when it is not.
-    fn place_first(&self, bytes: &[u8; BLOCK_BYTES]) -> Result<Placed> {
-        let mut copy = Block::zeroed();
-        copy.0.copy_from_slice(bytes);
-        let fingerprint = self.identity.fingerprinter.one(&copy);
-        self.stored(&fingerprint, &copy)?.ok_or_else(full)
-    }
-
-    /// Makes whole blocks read as zeroes.
-    pub(crate) fn punch(
-        &self,
-        volume: VolumeId,
-        start: u64,
-        end: u64,
-        keep: bool,
-    ) -> Result<Ticket> {
-        let mut state = self.state.lock();
-        let mut keep = keep && end - start <= KEEP_BLOCKS_MAX;
-        // Zeroes that are kept may need new map pages: with a full store they are a hole.
-        match self.admit(&mut state, 0, if keep { Purpose::Data } else { Purpose::Relief })? {
-            Admission::Granted => {}
+/// Adds whole blocks to the open window: all of them, or as many of the first as there is space
+/// for, at least one. Returns how many.
+fn write_blocks(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    volume: VolumeId,
+    first: Lba,
+    data: &[u8],
+) -> Result<(Ticket, usize)> {
+    let (mut blocks, _) = data.as_chunks::<BLOCK_BYTES>();
+    let zero: [bool; PIECE] =
+        std::array::from_fn(|n| blocks.get(n).is_some_and(|bytes| block::is_zero(bytes)));
+    let mut state = kernel.state.lock();
+    let (mut placed, mut keep) = (None, true);
+    loop {
+        let new = zero[..blocks.len()].iter().filter(|&&zero| !zero).count();
+        match admit_data(kernel, scheme, &mut state, new as u64)? {
+            Admission::Granted => break,
             Admission::Wait => return Err(wait()),
-            Admission::Full if keep => {
+            Admission::Full if blocks.len() > 1 => blocks = &blocks[..blocks.len() / 2],
+            // A block of zeroes takes no space when it is a hole, and one that is stored
+            // already takes little.
+            Admission::Full if zero[0] => {
                 keep = false;
-                self.admit_known(&mut state, Purpose::Relief)?;
+                admit_known(kernel, scheme, &mut state, Purpose::FreesSpace)?;
+                break;
             }
-            Admission::Full => return Err(full()),
+            // Whether it is stored already, an answer must not tell.
+            Admission::Full if !takes_duplicates(&state) => return Err(full()),
+            Admission::Full => {
+                let releases = state.releases;
+                drop(state);
+                placed = Some(place_first(kernel, &blocks[0])?);
+                state = kernel.state.lock();
+                // A critical block needs a block of its own.
+                if state.volume(volume)?.no_dedup.holds(first) {
+                    return Err(full());
+                }
+                admit_known(kernel, scheme, &mut state, Purpose::Known)?;
+                if state.releases != releases {
+                    return Err(wait());
+                }
+                break;
+            }
         }
+    }
+    state.volume(volume)?;
+    if zero[..blocks.len()].contains(&true) {
+        let room = ranges_left(kernel, scheme, &state);
+        blocks = &blocks[..before_range(&zero[..blocks.len()], room)];
+    }
+    if blocks.is_empty() {
+        return Err(wait_for_ranges(kernel, &mut state));
+    }
+    let mut n = 0;
+    while n < blocks.len() {
+        let lba = first.plus(n as u64);
+        make_room(kernel, &mut state);
+        if zero[n] {
+            let run = zero[n..blocks.len()].iter().take_while(|&&zero| zero).count();
+            state.punch(volume, lba.0, lba.0 + run as u64, keep);
+            add(&kernel.counters.zero_blocks, run as u64);
+            n += run;
+            continue;
+        }
+        state.put(volume, lba, false).0.copy_from_slice(&blocks[n]);
+        if let Some(placed) = placed {
+            state.open.set_placed(volume, lba, placed);
+        }
+        n += 1;
+    }
+    opened(kernel, &mut state);
+    Ok((Ticket(state.open.number.0), blocks.len()))
+}
+
+/// Admits a change that needs no new block.
+pub(crate) fn admit_known(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    state: &mut State,
+    purpose: Purpose,
+) -> Result<()> {
+    match admit(kernel, scheme, state, 0, purpose)? {
+        Admission::Granted => Ok(()),
+        Admission::Wait => Err(wait()),
+        Admission::Full => Err(full()),
+    }
+}
+
+/// Notes when the open window got its first change.
+pub(crate) fn opened(kernel: &Kernel, state: &mut State) {
+    if state.open.opened.is_none() {
+        state.open.opened = Some(kernel.clock.now());
+    }
+}
+
+/// Closes the open window when it is as large as windows get.
+pub(crate) fn make_room(kernel: &Kernel, state: &mut State) {
+    if state.open.slots() >= kernel.settings.window_blocks
+        || state.open.ranges.len() >= kernel.settings.limits.ranges
+            && !kernel.settings.has(PlantedBug::RangesUnlimited)
+        || state.open.records() as u64 + 1 >= PER_WINDOW_MAX
+    {
+        state.close();
+    }
+}
+
+/// With a full store: where a block is stored already, found before its write is acknowledged.
+///
+/// # Errors
+/// `NoSpace` when it is not.
+fn place_first(kernel: &Kernel, bytes: &[u8; BLOCK_BYTES]) -> Result<Placed> {
+    let mut copy = Block::zeroed();
+    copy.0.copy_from_slice(bytes);
+    let fingerprint = kernel.identity.fingerprinter.one(&copy);
+    stored(kernel, &fingerprint, &copy)?.ok_or_else(full)
+}
+
+/// Makes whole blocks read as zeroes.
+pub(crate) fn punch(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    volume: VolumeId,
+    start: u64,
+    end: u64,
+    keep: bool,
+) -> Result<Ticket> {
+    let mut state = kernel.state.lock();
+    let mut keep = keep && end - start <= KEEP_BLOCKS_MAX;
+    // Zeroes that are kept may need new map pages: with a full store they are a hole.
+    match admit(
+        kernel,
+        scheme,
+        &mut state,
+        0,
+        if keep { Purpose::Data } else { Purpose::FreesSpace },
+    )? {
+        Admission::Granted => {}
+        Admission::Wait => return Err(wait()),
+        Admission::Full if keep => {
+            keep = false;
+            admit_known(kernel, scheme, &mut state, Purpose::FreesSpace)?;
+        }
+        Admission::Full => return Err(full()),
+    }
+    state.volume(volume)?;
+    admit_range(kernel, scheme, &mut state)?;
+    make_room(kernel, &mut state);
+    state.punch(volume, start, end, keep);
+    opened(kernel, &mut state);
+    Ok(Ticket(state.open.number.0))
+}
+
+/// Changes a part of one block: reads it, unless it is in memory, and writes it whole. A change
+/// of the same block by somebody else meanwhile is noticed, and the edit begins again.
+fn edit(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    volume: VolumeId,
+    offset: u64,
+    bytes: &[u8],
+) -> Result<Ticket> {
+    let lba = Lba(offset / BLOCK_BYTES as u64);
+    let at = (offset % BLOCK_BYTES as u64) as usize;
+    let mut block = Block::zeroed();
+    loop {
+        let (seen, snapshot) = {
+            let mut state = kernel.state.lock();
+            match admit_data(kernel, scheme, &mut state, 1)? {
+                Admission::Granted => {}
+                Admission::Wait => return Err(wait()),
+                Admission::Full => return Err(full()),
+            }
+            if let Some(open) = state.open.get_mut(volume, lba) {
+                open.0[at..at + bytes.len()].copy_from_slice(bytes);
+                return Ok(Ticket(state.open.number.0));
+            }
+            let seen = state.locate(volume, lba);
+            if let Where::Window(window) = &seen {
+                match window.find(volume, lba) {
+                    Some(Found::Block(found)) => block.0 = found.0,
+                    _ => block.0.fill(0),
+                }
+            }
+            (seen, state.snapshot.clone())
+        };
+        let entry = match &seen {
+            Where::Window(_) => None,
+            Where::Zero { .. } => Some(MapEntry::Zero),
+            Where::Overlay(entry) => Some(*entry),
+            Where::Tables => Some(map_entry(kernel, &snapshot, volume, lba)?),
+        };
+        match entry {
+            None => {}
+            Some(MapEntry::Hole | MapEntry::Zero) => block.0.fill(0),
+            Some(MapEntry::Lost) => return Err(super::read::lost(volume, lba)),
+            Some(MapEntry::Block { pba, carried, prefix }) => {
+                read_block(kernel, volume, lba, pba, carried, prefix, &mut block)?
+            }
+        }
+        block.0[at..at + bytes.len()].copy_from_slice(bytes);
+        let mut state = kernel.state.lock();
         state.volume(volume)?;
-        self.admit_range(&mut state)?;
-        self.make_room(&mut state);
-        state.punch(volume, start, end, keep);
-        self.opened(&mut state);
-        Ok(Ticket(state.open.number.0))
-    }
-
-    /// Changes a part of one block: reads it, unless it is in memory, and writes it whole. A change
-    /// of the same block by somebody else meanwhile is noticed, and the edit begins again.
-    fn edit(&self, volume: VolumeId, offset: u64, bytes: &[u8]) -> Result<Ticket> {
-        let lba = Lba(offset / BLOCK_BYTES as u64);
-        let at = (offset % BLOCK_BYTES as u64) as usize;
-        let mut block = Block::zeroed();
-        loop {
-            let (seen, snapshot) = {
-                let mut state = self.state.lock();
-                match self.admit_data(&mut state, 1)? {
-                    Admission::Granted => {}
-                    Admission::Wait => return Err(wait()),
-                    Admission::Full => return Err(full()),
-                }
-                if let Some(open) = state.open.get_mut(volume, lba) {
-                    open.0[at..at + bytes.len()].copy_from_slice(bytes);
-                    return Ok(Ticket(state.open.number.0));
-                }
-                let seen = state.locate(volume, lba);
-                if let Where::Window(window) = &seen {
-                    match window.find(volume, lba) {
-                        Some(Found::Block(found)) => block.0 = found.0,
-                        _ => block.0.fill(0),
-                    }
-                }
-                (seen, state.snapshot.clone())
-            };
-            let entry = match &seen {
-                Where::Window(_) => None,
-                Where::Zero { .. } => Some(MapEntry::Zero),
-                Where::Overlay(entry) => Some(*entry),
-                Where::Tables => Some(self.map_entry(&snapshot, volume, lba)?),
-            };
-            match entry {
-                None => {}
-                Some(MapEntry::Hole | MapEntry::Zero) => block.0.fill(0),
-                Some(MapEntry::Lost) => return Err(super::read::lost(volume, lba)),
-                Some(MapEntry::Block { pba, carried, prefix }) => {
-                    self.read_block(volume, lba, pba, carried, prefix, &mut block)?
-                }
-            }
-            block.0[at..at + bytes.len()].copy_from_slice(bytes);
-            let mut state = self.state.lock();
-            state.volume(volume)?;
-            let same = match (&seen, state.locate(volume, lba)) {
-                (Where::Window(then), Where::Window(now)) => std::sync::Arc::ptr_eq(then, &now),
-                (Where::Overlay(then), Where::Overlay(now)) => *then == now,
-                (Where::Tables, Where::Tables) => {
-                    std::sync::Arc::ptr_eq(&snapshot, &state.snapshot)
-                }
-                (Where::Zero { .. }, Where::Zero { .. }) => true,
-                _ => false,
-            };
-            if !same || state.open.holds(volume, lba) {
-                continue;
-            }
-            if block.is_zero() {
-                self.admit_range(&mut state)?;
-            }
-            self.make_room(&mut state);
-            if block.is_zero() {
-                state.punch(volume, lba.0, lba.0 + 1, true);
-            } else {
-                state.put(volume, lba, false).0 = block.0;
-            }
-            self.opened(&mut state);
-            return Ok(Ticket(state.open.number.0));
+        let same = match (&seen, state.locate(volume, lba)) {
+            (Where::Window(then), Where::Window(now)) => std::sync::Arc::ptr_eq(then, &now),
+            (Where::Overlay(then), Where::Overlay(now)) => *then == now,
+            (Where::Tables, Where::Tables) => std::sync::Arc::ptr_eq(&snapshot, &state.snapshot),
+            (Where::Zero { .. }, Where::Zero { .. }) => true,
+            _ => false,
+        };
+        if !same || state.open.holds(volume, lba) {
+            continue;
         }
-    }
-
-    /// Closes the open window, if it holds anything: the next step is
-    /// [`prepare_window`](Self::prepare_window).
-    pub fn close_window(&self) -> bool {
-        self.state.lock().close()
-    }
-
-    /// Zones as of the released checkpoint, whose zone table is `root`, for the allocator.
-    pub(crate) fn zones(&self, root: Root) -> Zones<'_> {
-        Zones { engine: self, root }
-    }
-
-    /// How many changes the open window holds, and since when.
-    #[must_use]
-    pub fn gathered(&self) -> (usize, Option<std::time::Duration>) {
-        let state = self.state.lock();
-        (state.open.records(), state.open.opened)
-    }
-
-    /// What was counted since the store was opened.
-    #[must_use]
-    pub fn counts(&self) -> crate::counters::Counts {
-        self.counters.counts()
+        if block.is_zero() {
+            admit_range(kernel, scheme, &mut state)?;
+        }
+        make_room(kernel, &mut state);
+        if block.is_zero() {
+            state.punch(volume, lba.0, lba.0 + 1, true);
+        } else {
+            state.put(volume, lba, false).0 = block.0;
+        }
+        opened(kernel, &mut state);
+        return Ok(Ticket(state.open.number.0));
     }
 }
 
@@ -384,39 +374,4 @@ impl Engine {
 fn before_range(zero: &[bool], room: u64) -> usize {
     let mut begins = (0..zero.len()).filter(|&n| zero[n] && (n == 0 || !zero[n - 1]));
     begins.nth(room.min(zero.len() as u64) as usize).unwrap_or(zero.len())
-}
-
-impl State {
-    /// Memory of the open window for a block.
-    pub(crate) fn put(&mut self, volume: VolumeId, lba: Lba, moved: bool) -> &mut Block {
-        let critical = self.volumes.get(&volume).is_some_and(|volume| volume.critical.holds(lba));
-        let State { open, pool, unplaced, active, .. } = self;
-        active.dirty.touch(volume, lba);
-        *unplaced += u64::from(!open.holds(volume, lba));
-        open.put(volume, lba, moved, critical, || State::piece(pool))
-    }
-
-    /// Makes blocks of the open window read as zeroes.
-    pub(crate) fn punch(&mut self, volume: VolumeId, start: u64, end: u64, keep: bool) {
-        let dropped = self.open.punch(volume, start, end, keep);
-        self.unplaced -= dropped as u64;
-        self.active.dirty.touch(volume, Lba(start));
-        self.active.dirty.touch(volume, Lba(end - 1));
-    }
-
-    /// Closes the open window, if it holds anything.
-    pub(crate) fn close(&mut self) -> bool {
-        if self.open.is_empty() {
-            return false;
-        }
-        let next = Window::new(self.open.number.next());
-        let window = std::sync::Arc::new(std::mem::replace(&mut self.open, next));
-        self.flights.push_back(super::Flight {
-            window,
-            plan: None,
-            stage: super::Stage::Closed,
-            written_before: None,
-        });
-        true
-    }
 }

@@ -2,336 +2,391 @@
 //!
 //! Gather (`gather.rs`) → close → fingerprint, look up, place (`prepare.rs`) → persist,
 //! acknowledge, publish (`persist.rs`); checkpoints (`checkpoint/`) carry published records into
-//! the tables. Each step is a method, so that the simulator owns the schedule and [`crate::Store`]
+//! the tables. Each step is a call, so that the simulator owns the schedule and [`crate::Store`]
 //! runs the same steps from threads.
 //!
-//! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`,
-//! `settling`, `merging`, `state`, `index`. `state` is held for memory work and, rarely, for
-//! reading a page of the zone table; never for writes and flushes.
+//! An [`Engine`] offers these steps; they are functions over its kernel, which holds the owners
+//! behind their locks, and its scheme.
 
-mod admission;
-mod catalogue;
-mod checkpoint;
-mod compact;
-mod create;
-mod gather;
-mod leftover;
-mod loss;
-mod persist;
-mod prepare;
-mod read;
-mod recovery;
-mod resolve;
-mod tenants;
-mod tidy;
+pub(crate) mod admission;
+pub(crate) mod catalogue;
+pub(crate) mod checkpoint;
+pub(crate) mod close;
+pub(crate) mod compact;
+pub(crate) mod create;
+pub(crate) mod gather;
+pub(crate) mod idle;
+pub(crate) mod opening;
+pub(crate) mod persist;
+pub(crate) mod prepare;
+pub(crate) mod read;
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
-};
+pub(crate) mod resolve;
+pub(crate) mod status;
+pub(crate) mod tenants;
+pub(crate) mod zone_list;
+pub(crate) mod zone_list_flush;
 
-use onefold_core::{Block, Clock, Disk, Error, Kind, Result, Ticket, VolumeId, ZoneId};
-use parking_lot::Mutex;
-
-use crate::{
-    counters::Counters,
-    format::{
-        Identity,
-        catalogue::Volume,
-        geometry::Geometry,
-        page::{Table, ZoneEntry},
-        record::WindowNumber,
-        superblock::{self, Fixed, Root},
-    },
-    index::Index,
-    overlay::Overlay,
-    place::{Allocator, ZoneSource, bitmap::ZoneBitmap},
-    reached::{Branch, Reached},
-    scheme::{Scheme, ordermerge::Merger},
-    settings::Settings,
-    table::Pages,
-    window::{PIECE_BLOCKS, Plan, Window, ranges::Ranges},
-};
+use std::sync::Arc;
 
 pub use admission::Filled;
-pub use catalogue::VolumeState;
 pub use checkpoint::CheckpointStep;
-pub(crate) use checkpoint::{Build, Checkpointer};
-pub(crate) use persist::{list_refs, list_runs};
-pub(crate) use recovery::read_superblock;
-pub(crate) use resolve::entry_in;
-pub use tidy::Leisure;
+use onefold_core::{
+    BlockRead, Clock, Disk, Error, Extent, Lba, Result, Ticket, VolumeId, VolumeLimits,
+};
+pub use status::{Status, VolumeStatus};
 
-/// The tables as of a checkpoint. Whoever holds it may read every page and every block that it
-/// names.
-pub(crate) struct Snapshot {
-    pub(crate) state: superblock::State,
-    pub(crate) volumes: BTreeMap<VolumeId, Volume>,
-    pub(crate) discards: Ranges,
-}
-
-/// How far a closed window has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stage {
-    Closed,
-    Preparing,
-    Prepared,
-    Writing,
-    Written,
-    /// With leaves in place: its links are written, too.
-    Linked,
-}
-
-/// A closed window whose records are not published.
-pub(crate) struct Flight {
-    pub(crate) window: Arc<Window>,
-    pub(crate) plan: Option<Arc<Plan>>,
-    pub(crate) stage: Stage,
-    /// With leaves in place: the last flush that began before its data and its counts were
-    /// written.
-    pub(crate) written_before: Option<u64>,
-}
-
-/// What the lock protects.
-pub(crate) struct State {
-    pub(crate) open: Window,
-    pub(crate) flights: VecDeque<Flight>,
-    pub(crate) active: Overlay,
-    pub(crate) frozen: Option<Arc<Overlay>>,
-    pub(crate) snapshot: Arc<Snapshot>,
-    /// The zone table of the last *released* checkpoint: in that of `snapshot`, blocks may be free
-    /// that a reader still needs.
-    pub(crate) zone_table: Root,
-    pub(crate) volumes: BTreeMap<VolumeId, VolumeState>,
-    pub(crate) next_volume: u32,
-    pub(crate) allocator: Allocator,
-    /// All windows up to this one are published: their records are durable, or a checkpoint has
-    /// yet to make them so.
-    pub(crate) durable: WindowNumber,
-    /// All windows up to this one are durable, whatever comes.
-    pub(crate) acknowledged: WindowNumber,
-    pub(crate) epoch: u32,
-    /// The pages of the frozen overlay are written.
-    pub(crate) built: bool,
-    /// Blocks gathered but not placed, and changes of the catalogue.
-    pub(crate) unplaced: u64,
-    /// Blocks that the last checkpoint found free, but newer records name: the next one decides on
-    /// them.
-    pub(crate) deferred: usize,
-    /// Pages set aside for writing the index.
-    pub(crate) spilling_pages: u64,
-    /// Why no more writes are done.
-    pub(crate) stopped: Option<Error>,
-    /// A checkpoint should run although nothing forces it yet.
-    pub(crate) checkpoint_wanted: bool,
-    /// Something besides windows waits for a flush.
-    pub(crate) flush_wanted: bool,
-    /// Flushes that began, and that succeeded.
-    pub(crate) flushes_begun: u64,
-    pub(crate) flushes_done: u64,
-    /// A checkpoint is durable, and what it does not need is about to be made free.
-    pub(crate) releasing: bool,
-    /// With leaves in place: a window waits for leaves that do not exist.
-    pub(crate) leaves_wanted: bool,
-    /// Likewise: a recount has found all counts that were too high after a crash.
-    pub(crate) exact: bool,
-    /// Likewise: leaves of references and of fingerprints that exist, the first ones.
-    pub(crate) block_leaves: [u64; 2],
-    /// How often blocks were made free: what was known of blocks before may be wrong after.
-    pub(crate) releases: u64,
-    pub(crate) pool: Vec<Vec<Block>>,
-    /// There when the volumes may be those of several tenants.
-    pub(crate) ration: Option<tenants::Ration>,
-}
+use crate::{
+    coverage::Mark,
+    format::{catalogue::NoDedup, superblock::Fixed},
+    kernel::Kernel,
+    scheme::verbs::Scheme,
+    settings::{Format, Settings},
+};
+pub use crate::{idleness::Idleness, kernel::VolumeState};
 
 /// The block engine over a disk.
 pub struct Engine {
-    pub(crate) disk: Arc<dyn Disk>,
-    pub(crate) clock: Arc<dyn Clock>,
-    pub(crate) fixed: Fixed,
-    pub(crate) identity: Identity,
+    pub(crate) kernel: Kernel,
     pub(crate) scheme: Box<dyn Scheme>,
-    pub(crate) settings: Settings,
-    pub(crate) pages: Pages,
-    pub(crate) state: Mutex<State>,
-    pub(crate) index: Mutex<Index>,
-    pub(crate) preparing: Mutex<prepare::Preparer>,
-    pub(crate) settling: Mutex<()>,
-    pub(crate) merging: Mutex<Merger>,
-    pub(crate) checkpointing: Mutex<checkpoint::Checkpointer>,
-    pub(crate) compacting: Mutex<compact::Compactor>,
-    /// Windows whose loss was accepted at opening.
-    pub(crate) lost: Mutex<Vec<loss::Windows>>,
-    pub(crate) counters: Counters,
-    pub(crate) reached: Reached,
-    /// The next leaf of fingerprints that the index may not know; `u64::MAX` when it knows all.
-    pub(crate) index_cursor: std::sync::atomic::AtomicU64,
-    /// The next page of the index on disk that the filter may not know.
-    pub(crate) filter_cursor: std::sync::atomic::AtomicU64,
 }
 
 impl Engine {
-    /// The store's geometry.
-    #[must_use]
-    pub fn geometry(&self) -> Geometry {
-        self.fixed.geometry
+    /// Opens the store on a disk, recovering what a crash left. Everything that was acknowledged as
+    /// durable is there.
+    ///
+    /// # Errors
+    /// `InvalidInput` (not a store), `Unsupported` (too new), `Corrupt` (damaged; `check --repair`
+    /// may help), `Io`.
+    pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings) -> Result<Engine> {
+        opening::open(disk, clock, settings).map(|(kernel, scheme)| Engine { kernel, scheme })
+    }
+
+    /// Makes an empty store on a disk. Durable on return.
+    ///
+    /// # Errors
+    /// `InvalidInput` for impossible choices, or a disk that is too small; `Io`.
+    pub fn format(disk: &dyn Disk, format: &Format) -> Result<()> {
+        create::format(disk, format)
     }
 
     /// What was chosen when the store was created.
     #[must_use]
     pub fn fixed(&self) -> &Fixed {
-        &self.fixed
-    }
-
-    /// True for a store that a crash would empty (the ideal, for measuring only): it must not be
-    /// served.
-    #[must_use]
-    pub fn loses_everything(&self) -> bool {
-        self.scheme.records() == crate::scheme::Records::Nowhere
+        &self.kernel.fixed
     }
 
     /// The settings that it was opened with.
     #[must_use]
     pub fn settings(&self) -> &Settings {
-        &self.settings
+        &self.kernel.settings
     }
 
     /// Everything with this ticket or a lower one is durable.
     #[must_use]
     pub fn durable(&self) -> Ticket {
-        Ticket(self.state.lock().acknowledged.0)
-    }
-
-    /// The ticket of the newest change: when it is durable, everything that completed before is.
-    #[must_use]
-    pub fn newest(&self) -> Ticket {
-        Ticket(self.state.lock().newest().0)
-    }
-
-    /// The ticket of the open window, when it holds anything.
-    pub(crate) fn newest_open(&self) -> Option<Ticket> {
-        let state = self.state.lock();
-        (!state.open.is_empty()).then_some(Ticket(state.open.number.0))
-    }
-
-    /// True when exactly one closed window is not published.
-    pub(crate) fn single_flight(&self) -> bool {
-        self.state.lock().flights.len() == 1
-    }
-
-    /// True when a closed window waits to be prepared.
-    pub(crate) fn has_closed_windows(&self) -> bool {
-        self.state.lock().flights.back().is_some_and(|flight| flight.stage == Stage::Closed)
-    }
-
-    /// Blocks in closed windows that are not published.
-    pub(crate) fn unflushed_blocks(&self) -> usize {
-        self.state.lock().flights.iter().map(|flight| flight.window.slots()).sum()
+        self.kernel.durable()
     }
 
     /// The reason, after the first failed write or flush.
     #[must_use]
     pub fn stopped(&self) -> Option<Error> {
-        self.state.lock().stopped.clone()
-    }
-
-    /// Stops all writes for good, keeping the first reason. Reads go on.
-    pub(crate) fn stop(&self, error: &Error) -> Error {
-        let mut state = self.state.lock();
-        let reason = state.stopped.get_or_insert_with(|| {
-            Error::new(
-                Kind::Stopped,
-                format!("the store takes no more writes until it is opened again: {error}"),
-            )
-            .caused_by(error.clone())
-        });
-        reason.clone()
+        self.kernel.state.lock().fail_stop.reason().cloned()
     }
 
     /// How often rare branches were reached since the store was opened, those that were.
     #[must_use]
-    pub fn reached(&self) -> Vec<(Branch, u64)> {
-        self.reached.counts()
+    pub fn reached(&self) -> Vec<(Mark, u64)> {
+        self.kernel.coverage.counts()
     }
 
-    /// Bytes of memory that grow with the data: index, pages, uncommitted records, zones, windows.
+    /// The volumes and their numbers.
     #[must_use]
-    pub fn memory(&self) -> u64 {
-        let state = self.state.lock();
-        let windows = state.flights.iter().map(|flight| flight.window.slots()).sum::<usize>()
-            + state.open.slots()
-            + state.pool.len() * PIECE_BLOCKS;
-        let overlays =
-            state.active.memory() + state.frozen.as_ref().map_or(0, |frozen| frozen.memory());
-        let zones = state.allocator.memory();
-        drop(state);
-        self.index.lock().memory() + self.pages.memory() + overlays + zones + windows as u64 * 4096
-    }
-}
-
-impl State {
-    /// The newest window that holds changes.
-    pub(crate) fn newest(&self) -> WindowNumber {
-        if self.open.is_empty() {
-            self.flights.back().map_or(self.durable, |flight| flight.window.number)
-        } else {
-            self.open.number
-        }
+    pub fn volumes(&self) -> Vec<(VolumeId, VolumeState)> {
+        catalogue::volumes(&self.kernel)
     }
 
-    /// Records that no checkpoint holds: gathered, in flight and published.
-    pub(crate) fn uncommitted_records(&self) -> u64 {
-        let flying: usize = self.flights.iter().map(|flight| flight.window.records()).sum();
-        self.active.records
-            + self.frozen.as_ref().map_or(0, |frozen| frozen.records)
-            + (flying + self.open.records()) as u64
+    /// The number of a volume.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn find_volume(&self, name: &str) -> Result<VolumeId> {
+        catalogue::find_volume(&self.kernel, name)
     }
 
-    /// Fails when writes were stopped.
-    pub(crate) fn check_running(&self) -> Result<()> {
-        self.stopped.clone().map_or(Ok(()), Err)
+    /// One volume as it is now.
+    ///
+    /// # Errors
+    /// `NotFound` when it was deleted.
+    pub fn volume(&self, id: VolumeId) -> Result<VolumeState> {
+        catalogue::volume(&self.kernel, id)
     }
 
-    /// Memory for more blocks of a window.
-    pub(crate) fn piece(pool: &mut Vec<Vec<Block>>) -> Vec<Block> {
-        pool.pop().unwrap_or_else(|| Block::zeroed_vec(PIECE_BLOCKS))
+    /// Makes a volume. It exists for good when the ticket is durable.
+    ///
+    /// # Errors
+    /// `Exists`, `InvalidInput`, `Busy` (run steps, then ask again), `NoSpace`.
+    pub fn create_volume(&self, name: &str, blocks: u64) -> Result<(VolumeId, Ticket)> {
+        catalogue::create_volume(&self.kernel, &*self.scheme, name, blocks)
     }
 
-    /// Takes back the memory of a window, unless a reader still looks into it.
-    pub(crate) fn recycle(&mut self, window: Arc<Window>, pool_blocks: usize) {
-        if let Some(window) = Arc::into_inner(window) {
-            for piece in window.into_pieces() {
-                if self.pool.len() * PIECE_BLOCKS < pool_blocks {
-                    self.pool.push(piece);
-                }
-            }
-        }
-    }
-}
-
-/// The zone table as of the last released checkpoint, for the allocator.
-pub(crate) struct Zones<'a> {
-    pub(crate) engine: &'a Engine,
-    pub(crate) root: Root,
-}
-
-impl ZoneSource for Zones<'_> {
-    fn bitmaps(&self, first: ZoneId, zones: u64) -> Result<Vec<ZoneBitmap>> {
-        let per_leaf = Table::Zones.per_leaf();
-        let leaves: Vec<u64> = (first.0 / per_leaf..=(first.0 + zones - 1) / per_leaf).collect();
-        let pages = self.engine.pages.leaves(Table::Zones, 0, &self.root, &leaves, true)?;
-        Ok((first.0..first.0 + zones)
-            .map(|zone| {
-                let page = &pages[(zone / per_leaf - leaves[0]) as usize];
-                page.as_ref().map_or_else(ZoneBitmap::default, |(_, page)| {
-                    ZoneEntry::get(page, zone % per_leaf).used
-                })
-            })
-            .collect())
+    /// As [`create_volume`](Self::create_volume), with ranges that are not deduplicated and limits for
+    /// its clients.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn create_volume_with(
+        &self,
+        name: &str,
+        blocks: u64,
+        no_dedup: NoDedup,
+        limits: VolumeLimits,
+    ) -> Result<(VolumeId, Ticket)> {
+        catalogue::create_volume_with(&self.kernel, &*self.scheme, name, blocks, no_dedup, limits)
     }
 
-    fn grow(&self, zone: ZoneId) -> Result<()> {
-        let geometry = self.engine.fixed.geometry;
-        self.engine.disk.allocate(geometry.start_of(zone), geometry.zone_blocks)
+    /// Changes the size of a volume; shrinking drops what lies beyond.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Self::create_volume).
+    pub fn resize_volume(&self, id: VolumeId, blocks: u64) -> Result<Ticket> {
+        catalogue::resize_volume(&self.kernel, &*self.scheme, id, blocks)
+    }
+
+    /// Gives a volume another name.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Self::create_volume).
+    pub fn rename_volume(&self, id: VolumeId, name: &str) -> Result<Ticket> {
+        catalogue::rename_volume(&self.kernel, &*self.scheme, id, name)
+    }
+
+    /// Gives a volume other critical ranges. Blocks that were written before stay shared, or alone,
+    /// until they are written again.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Self::create_volume).
+    pub fn set_no_dedup(&self, id: VolumeId, no_dedup: NoDedup) -> Result<Ticket> {
+        catalogue::set_no_dedup(&self.kernel, &*self.scheme, id, no_dedup)
+    }
+
+    /// Gives a volume other limits for its clients.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Self::create_volume).
+    pub fn set_limits(&self, id: VolumeId, limits: VolumeLimits) -> Result<Ticket> {
+        catalogue::set_limits(&self.kernel, &*self.scheme, id, limits)
+    }
+
+    /// Deletes a volume; its blocks become free in the background.
+    ///
+    /// # Errors
+    /// `NotFound`, `Busy`.
+    pub fn delete_volume(&self, id: VolumeId) -> Result<Ticket> {
+        catalogue::delete_volume(&self.kernel, &*self.scheme, id)
+    }
+
+    /// From now on the volumes are those of several tenants, as long as there is more than one:
+    /// what a client writes is admitted as if it were new, and refused at a free space that is
+    /// drawn from `secret`. Nothing of it is durable.
+    pub fn keep_tenants_apart(&self, secret: [u8; 32]) {
+        tenants::keep_tenants_apart(&self.kernel, secret)
+    }
+
+    /// Writes bytes of any alignment. Acknowledge it when it returns (weak persistence), or when
+    /// its ticket is durable.
+    ///
+    /// # Errors
+    /// `Busy` when steps must be run first: a part of the data may have been taken, and the same
+    /// call may be made again; see [`write_from`](Self::write_from). `NoSpace` when the store
+    /// is full. `InvalidInput` beyond the end.
+    pub fn write(&self, volume: VolumeId, offset: u64, data: &[u8]) -> Result<Ticket> {
+        gather::write(&self.kernel, &*self.scheme, volume, offset, data)
+    }
+
+    /// As [`write`](Self::write), for callers that ask again when it is `Busy`: `taken` counts the
+    /// bytes that were taken already, from 0 on. A call that began anew each time could fill
+    /// with its beginning what it waits for to become empty.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_from(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        data: &[u8],
+        taken: &mut u64,
+    ) -> Result<Ticket> {
+        gather::write_from(&self.kernel, &*self.scheme, volume, offset, data, taken)
+    }
+
+    /// Makes bytes read as zeroes; the blocks that they fill become free. With `keep` they show as
+    /// written zeroes, else as a hole. `taken` counts the bytes that were taken already; see
+    /// [`write_from`](Self::write_from).
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_zeroes(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        keep: bool,
+        taken: &mut u64,
+    ) -> Result<Ticket> {
+        gather::write_zeroes(&self.kernel, &*self.scheme, volume, offset, bytes, keep, taken)
+    }
+
+    /// Drops bytes. Blocks that are not filled by them are left as they are: trimming is advice.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn trim(&self, volume: VolumeId, offset: u64, bytes: u64) -> Result<Ticket> {
+        gather::trim(&self.kernel, &*self.scheme, volume, offset, bytes)
+    }
+
+    /// Closes the open window, if it holds anything: the next step is
+    /// [`prepare_window`](Self::prepare_window).
+    pub fn close_window(&self) -> bool {
+        self.kernel.state.lock().close()
+    }
+
+    /// What was counted since the store was opened.
+    #[must_use]
+    pub fn counts(&self) -> crate::counters::Counts {
+        self.kernel.counters.counts()
+    }
+
+    /// Reads block ranges of a volume; the device reads of the whole batch are issued together.
+    /// Every block that comes from the disk is compared with its fingerprint.
+    pub fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
+        read::read(&self.kernel, volume, reads)
+    }
+
+    /// What a range of blocks holds: at most `limit` extents in bytes, neighbours differing in
+    /// kind; it may cover less than asked.
+    ///
+    /// # Errors
+    /// `InvalidInput` beyond the end; `Corrupt` or `Io` when the map can't be read.
+    pub fn extents(
+        &self,
+        volume: VolumeId,
+        first: Lba,
+        blocks: u64,
+        limit: usize,
+    ) -> Result<Vec<Extent>> {
+        read::extents(&self.kernel, volume, first, blocks, limit)
+    }
+
+    /// Prepares the oldest closed window: decides which blocks are duplicates, where the others go,
+    /// and builds the carriers. Windows are prepared one at a time, in order. Returns whether
+    /// there was one.
+    ///
+    /// # Errors
+    /// `Corrupt` or `Io` when a table page that it needs can't be read; writes are stopped then.
+    pub fn prepare_window(&self) -> Result<bool> {
+        prepare::prepare_window(&self.kernel, &*self.scheme)
+    }
+
+    /// Writes the oldest prepared window, and pages of the zone list that are due. Returns whether
+    /// there was one.
+    ///
+    /// # Errors
+    /// The first failed write stops all writes.
+    pub fn write_window(&self) -> Result<bool> {
+        persist::write_window(&self.kernel, &*self.scheme)
+    }
+
+    /// Writes the oldest prepared window durably in one go and publishes it, when it is one run and
+    /// nothing else waits for a flush: one device write and no flush. Returns false, having
+    /// done nothing, when that is not so.
+    ///
+    /// # Errors
+    /// As [`write_window`](Self::write_window).
+    pub fn write_window_durably(&self) -> Result<bool> {
+        persist::write_window_durably(&self.kernel, &*self.scheme)
+    }
+
+    /// Makes the windows that were written durable, and publishes them, as far as none before them
+    /// is missing: by one flush, or by what else the scheme needs. Returns whether anything
+    /// waited for it.
+    ///
+    /// # Errors
+    /// A failed flush stops all writes; it is never tried again.
+    pub fn make_durable(&self) -> Result<bool> {
+        persist::make_durable(&self.kernel, &*self.scheme)
+    }
+
+    /// Runs the steps until everything gathered so far is durable.
+    ///
+    /// # Errors
+    /// `Stopped`.
+    pub fn flush(&self) -> Result<()> {
+        persist::flush(&self.kernel, &*self.scheme)
+    }
+
+    /// True when a checkpoint should begin: three quarters of a limit are used, or somebody waits
+    /// for one.
+    #[must_use]
+    pub fn checkpoint_due(&self) -> bool {
+        checkpoint::checkpoint_due(&self.kernel, &*self.scheme)
+    }
+
+    /// True when a checkpoint would change anything.
+    #[must_use]
+    pub fn checkpoint_useful(&self) -> bool {
+        checkpoint::checkpoint_useful(&self.kernel, &*self.scheme)
+    }
+
+    /// True between the steps of a checkpoint.
+    #[must_use]
+    pub fn checkpoint_running(&self) -> bool {
+        checkpoint::checkpoint_running(&self.kernel)
+    }
+
+    /// Makes one step of a checkpoint; begins one when anything was published since the last.
+    ///
+    /// # Errors
+    /// The first failed write or damaged page stops all writes.
+    pub fn checkpoint_step(&self) -> Result<CheckpointStep> {
+        checkpoint::checkpoint_step(&self.kernel, &*self.scheme)
+    }
+
+    /// Runs the steps of a checkpoint to its end, flushing as needed. Does not wait for readers.
+    ///
+    /// # Errors
+    /// As [`checkpoint_step`](Self::checkpoint_step).
+    pub fn checkpoint(&self) -> Result<()> {
+        checkpoint::checkpoint(&self.kernel, &*self.scheme)
+    }
+
+    /// Makes everything durable, carries it into the tables, and marks the store clean: the next
+    /// opening has nothing to recover. Nobody may be reading. The engine takes no more writes
+    /// afterwards.
+    ///
+    /// # Errors
+    /// `Stopped`, or `Busy` when somebody is reading.
+    pub fn close(&self) -> Result<()> {
+        close::close(&self.kernel, &*self.scheme)
+    }
+
+    /// Does a little of what is not urgent. Returns whether there may be more.
+    ///
+    /// # Errors
+    /// The first failed write stops all writes.
+    pub fn idle_step(&self, idleness: Idleness) -> Result<bool> {
+        idle::idle_step(&self.kernel, &*self.scheme, idleness)
+    }
+
+    /// How full what has a limit is.
+    #[must_use]
+    pub fn filled(&self) -> Filled {
+        admission::filled(&self.kernel)
+    }
+
+    /// The store at this moment.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        status::status(&self.kernel)
     }
 }

@@ -11,348 +11,69 @@
 //! A crash before 2 leaves records that are believed one by one if the block that they name hashes
 //! to their fingerprint; after 2 recovery finds all of them.
 
-use std::sync::Arc;
+use onefold_core::Result;
 
-use onefold_core::{BlockRef, Class, Result, Run};
-
-use super::{Engine, Flight, Stage, State};
+use super::prepare::prepare_window;
 use crate::{
-    counters::add,
-    format::record::WindowNumber,
-    place::zone_list::DuePage,
-    scheme::Records,
-    settings::PlantedBug,
-    window::{Plan, Window},
+    engine::checkpoint::{CheckpointStep, checkpoint_for_leaves, commit_by_checkpoint},
+    kernel::Kernel,
+    scheme::verbs::{Durability, Progress, Scheme},
 };
 
-impl Engine {
-    /// Writes the oldest prepared window, and pages of the zone list that are due. Returns whether
-    /// there was one.
-    ///
-    /// # Errors
-    /// The first failed write stops all writes.
-    pub fn write_window(&self) -> Result<bool> {
-        if self.in_place() {
-            return self.write_counted();
-        }
-        let Some((window, plan, due)) = self.take_prepared() else { return Ok(false) };
-        let blocks = plan.blocks(&window);
-        let mut runs = if self.scheme.records() == Records::AfterData {
-            self.write_data_first(&plan, &blocks)?;
-            plan.runs_of(&blocks, false)
-        } else {
-            plan.runs(&blocks)
-        };
-        let due_refs = list_refs(&due);
-        runs.extend(list_runs(&due, &due_refs));
-        let leftover: Vec<BlockRef<'_>> = plan
-            .leftover
-            .iter()
-            .map(|page| BlockRef { block: &page.block, class: Class::Table })
-            .collect();
-        runs.extend(
-            plan.leftover
-                .iter()
-                .zip(leftover.chunks(1))
-                .map(|(page, blocks)| Run { at: page.at, blocks }),
-        );
-        if !runs.is_empty() {
-            self.disk.write(&runs).map_err(|e| self.stop(&e))?;
-        }
-        self.count_writes(&blocks, due.len());
-        add(&self.counters.leftover_blocks, plan.leftover.len() as u64);
-        let mut state = self.state.lock();
-        state.allocator.list.written(&due);
-        state.mark_written(window.number);
-        if self.settings.has(PlantedBug::CommitPastDurable) {
-            self.publish_through(&mut state, window.number);
-        }
-        Ok(true)
-    }
-
-    /// Writes the data of a window, and makes it durable before any record names it.
-    fn write_data_first(&self, plan: &Plan, blocks: &[BlockRef<'_>]) -> Result<()> {
-        let data = plan.runs_of(blocks, true);
-        if !data.is_empty() {
-            self.disk.write(&data).map_err(|e| self.stop(&e))?;
-            self.disk.flush().map_err(|e| self.stop(&e))?;
-            add(&self.counters.flushes, 1);
-        }
-        Ok(())
-    }
-
-    /// Writes the oldest prepared window durably in one go and publishes it, when it is one run and
-    /// nothing else waits for a flush: one device write and no flush. Returns false, having
-    /// done nothing, when that is not so.
-    ///
-    /// # Errors
-    /// As [`write_window`](Self::write_window).
-    pub fn write_window_durably(&self) -> Result<bool> {
-        if matches!(
-            self.scheme.records(),
-            Records::AfterData | Records::ByCheckpoint | Records::InPlace
-        ) {
-            return Ok(false);
-        }
-        let _settling = self.settling.lock();
-        let (window, plan) = {
-            let mut state = self.state.lock();
-            state.check_running()?;
-            let others_wait = state.flush_wanted
-                || state.allocator.list.is_dirty()
-                || state.flights.iter().any(|f| f.stage >= Stage::Writing);
-            let front = if self.settings.has(PlantedBug::OutOfOrder) {
-                state.flights.iter_mut().find(|flight| flight.stage == Stage::Prepared)
-            } else if others_wait {
-                None
-            } else {
-                state.flights.front_mut().filter(|flight| flight.stage == Stage::Prepared)
-            };
-            let Some(flight) = front else { return Ok(false) };
-            let Some(plan) = flight.plan.clone().filter(|plan| plan.is_one_run()) else {
-                return Ok(false);
-            };
-            flight.stage = Stage::Writing;
-            (flight.window.clone(), plan)
-        };
-        let blocks = plan.blocks(&window);
-        for run in plan.runs(&blocks) {
-            self.disk.write_durable(&run).map_err(|e| self.stop(&e))?;
-        }
-        self.count_writes(&blocks, 0);
-        add(&self.counters.flushes, 1);
-        add(&self.counters.durable_writes, 1);
-        // Its memory is used again once nobody holds it.
-        let number = window.number;
-        drop(blocks);
-        drop((window, plan));
-        let mut state = self.state.lock();
-        state.mark_written(number);
-        self.publish_through(&mut state, number);
-        Ok(true)
-    }
-
-    /// Makes the windows that were written durable, and publishes them, as far as none before them
-    /// is missing: by one flush, or by what else the scheme needs. Returns whether anything
-    /// waited for it.
-    ///
-    /// # Errors
-    /// A failed flush stops all writes; it is never tried again.
-    pub fn settle(&self) -> Result<bool> {
-        if self.in_place() {
-            return self.settle_merged();
-        }
-        let settled = self.flush_and_publish()?;
-        Ok(if self.scheme.records() == Records::ByCheckpoint {
-            self.commit_by_checkpoint()? || settled
-        } else {
-            settled
-        })
-    }
-
-    /// One flush, then the windows that were written before it are published.
-    pub(crate) fn flush_and_publish(&self) -> Result<bool> {
-        if self.in_place() {
-            return self.flush_merged();
-        }
-        let _settling = self.settling.lock();
-        let target = {
-            let mut state = self.state.lock();
-            state.check_running()?;
-            let target = state
-                .flights
-                .iter()
-                .take_while(|flight| flight.stage == Stage::Written)
-                .last()
-                .map(|flight| flight.window.number);
-            if target.is_none() && !state.flush_wanted {
-                return Ok(false);
-            }
-            if self.scheme.records() == Records::ByCheckpoint && !state.flush_wanted {
-                // The flush of the checkpoint that makes them durable is theirs as well.
-                self.publish_through(&mut state, target.unwrap_or_default());
-                return Ok(true);
-            }
-            state.allocator.list.flushing();
-            state.flush_wanted = false;
-            state.flushes_begun += 1;
-            target
-        };
-        if !self.settings.has(PlantedBug::SkippedFlush) {
-            let again = self.settings.has(PlantedBug::FlushRetried);
-            self.disk.flush().map_err(|e| if again { e } else { self.stop(&e) })?;
-        }
-        add(&self.counters.flushes, 1);
-        let mut state = self.state.lock();
-        state.flushes_done = state.flushes_begun;
-        state.allocator.list.flushed();
-        if let Some(target) = target {
-            self.publish_through(&mut state, target);
-        }
-        Ok(true)
-    }
-
-    /// Runs the steps until everything gathered so far is durable.
-    ///
-    /// # Errors
-    /// `Stopped`.
-    pub fn flush(&self) -> Result<()> {
-        self.close_window();
-        let newest = self.newest();
-        loop {
-            while self.prepare_window()? {}
-            let single = self.state.lock().flights.len() == 1;
-            if !(single && self.write_window_durably()?) {
-                while self.write_window()? {}
-            }
-            // A window may wait for what a checkpoint makes; the others need one round.
-            if !self.settle()? || !self.in_place() || self.durable() >= newest {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Makes due pages of the zone list durable at once, when zones ran out before a window could
-    /// carry them.
-    pub(crate) fn flush_zone_list(&self) -> Result<()> {
-        self.write_zone_list()?;
-        if self.in_place() {
-            self.flush_merged()?
-        } else {
-            self.settle()?
-        };
-        Ok(())
-    }
-
-    /// Writes due pages of the zone list; they wait for a flush.
-    pub(crate) fn write_zone_list(&self) -> Result<()> {
-        let due = {
-            let mut state = self.state.lock();
-            state.check_running()?;
-            let durable = state.durable;
-            state.flush_wanted = true;
-            state.allocator.due_list_pages(&self.identity, durable)
-        };
-        let refs = list_refs(&due);
-        let runs: Vec<Run<'_>> = list_runs(&due, &refs).collect();
-        if !runs.is_empty() {
-            self.disk.write(&runs).map_err(|e| self.stop(&e))?;
-            self.count_writes(&[], due.len());
-        }
-        self.state.lock().allocator.list.written(&due);
-        Ok(())
-    }
-
-    /// When idle: writes down how far windows are durable, so that a carrier that rots later is
-    /// missed.
-    ///
-    /// # Errors
-    /// As [`write_window`](Self::write_window).
-    pub fn note_durable(&self) -> Result<bool> {
-        if !self.writes_records() {
-            return Ok(false);
-        }
-        {
-            let mut state = self.state.lock();
-            state.check_running()?;
-            let durable = state.durable;
-            if !state.flights.is_empty()
-                || state.allocator.list.told_durable() >= durable
-                || state.snapshot.state.committed >= durable
-            {
-                return Ok(false);
-            }
-            state.allocator.list.touch(durable);
-        }
-        self.flush_zone_list()?;
-        Ok(true)
-    }
-
-    fn take_prepared(&self) -> Option<(Arc<Window>, Arc<Plan>, Vec<DuePage>)> {
-        let mut state = self.state.lock();
-        if state.stopped.is_some() {
-            return None;
-        }
-        let flight = state.flights.iter_mut().find(|flight| flight.stage == Stage::Prepared)?;
-        let (window, plan) = (flight.window.clone(), flight.plan.clone()?);
-        flight.stage = Stage::Writing;
-        let durable = state.durable;
-        let due = state.allocator.due_list_pages(&self.identity, durable);
-        Some((window, plan, due))
-    }
-
-    fn count_writes(&self, blocks: &[BlockRef<'_>], list_pages: usize) {
-        let carriers = blocks.iter().filter(|block| block.class == Class::Carrier).count() as u64;
-        add(&self.counters.carrier_blocks, carriers);
-        add(&self.counters.data_blocks, blocks.len() as u64 - carriers);
-        add(&self.counters.list_blocks, list_pages as u64);
-    }
-
-    /// Publishes the windows up to `target`, which are durable.
-    pub(crate) fn publish_through(&self, state: &mut State, target: WindowNumber) {
-        if self.settings.has(PlantedBug::OutOfOrder) {
-            state.durable = state.durable.max(target);
-        }
-        while state
-            .flights
-            .front()
-            .is_some_and(|flight| flight.window.number <= target && flight.stage >= Stage::Written)
-        {
-            let Some(Flight { window, plan: Some(plan), .. }) = state.flights.pop_front() else {
-                break;
-            };
-            for record in &plan.records {
-                state.active.publish(record);
-            }
-            state.active.carriers += plan.carriers.len() as u64;
-            state.active.last = state.active.last.max(window.number);
-            state.active.change(window.catalogue.iter().cloned());
-            state.active.allocated.extend_from_slice(plan.allocated());
-            state.active.pins.extend(plan.pins.iter().copied());
-            state.durable = state.durable.max(window.number);
-            add(&self.counters.windows, 1);
-            add(&self.counters.records, plan.records.len() as u64);
-            add(&self.counters.hidden_records, plan.hidden);
-            add(&self.counters.duplicate_blocks, plan.duplicates);
-            state.recycle(window, self.settings.pool_blocks());
-        }
-        let by_checkpoint = match self.scheme.records() {
-            Records::ByCheckpoint => true,
-            Records::InPlace => state.catalogue_waits(),
-            _ => false,
-        };
-        if !by_checkpoint || self.settings.has(PlantedBug::AcknowledgedEarly) {
-            state.acknowledged = state.durable;
-        }
-    }
+/// Writes the oldest prepared window. Returns whether there was one.
+pub(crate) fn write_window(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+    scheme.write(kernel, Durability::Cached).map(Progress::advanced)
 }
 
-impl State {
-    fn mark_written(&mut self, number: WindowNumber) {
-        self.set_stage(number, Stage::Written);
-    }
+/// Writes the oldest prepared window durably in one go, where that is possible.
+pub(crate) fn write_window_durably(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+    scheme.write(kernel, Durability::AtOnce).map(Progress::advanced)
+}
 
-    pub(crate) fn set_stage(&mut self, number: WindowNumber, stage: Stage) {
-        if let Some(flight) = self.flights.iter_mut().find(|flight| flight.window.number == number)
-        {
-            flight.stage = stage;
+/// Makes the windows that were written durable: by flushes, then by checkpoints where windows wait
+/// for one. Returns whether anything waited for it.
+pub(crate) fn make_durable(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+    let mut advanced = false;
+    loop {
+        let progress = scheme.make_durable(kernel)?;
+        advanced |= progress.advanced();
+        if progress != Progress::Again {
+            break;
         }
     }
+    advanced |= commit_by_checkpoint(kernel, scheme)?;
+    Ok(make_leaves(kernel, scheme)? || advanced)
+}
 
-    /// True when changes of the catalogue are published that no checkpoint holds.
-    pub(crate) fn catalogue_waits(&self) -> bool {
-        !self.active.catalogue.is_empty()
-            || self.frozen.as_ref().is_some_and(|frozen| !frozen.catalogue.is_empty())
+/// Checkpoints until the leaves exist that a window waits for. Returns whether it did anything; it
+/// stops where a reader is in the way.
+fn make_leaves(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+    let mut made = false;
+    while kernel.state.lock().leaves_wanted {
+        match checkpoint_for_leaves(kernel, scheme)? {
+            CheckpointStep::NeedsFlush => drop(scheme.make_durable(kernel)?),
+            CheckpointStep::NeedsReaders => break,
+            CheckpointStep::Advanced | CheckpointStep::Idle => {}
+        }
+        made = true;
     }
+    Ok(made)
 }
 
-pub(crate) fn list_refs(due: &[DuePage]) -> Vec<BlockRef<'_>> {
-    due.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect()
-}
-
-pub(crate) fn list_runs<'a>(
-    due: &[DuePage],
-    refs: &'a [BlockRef<'a>],
-) -> impl Iterator<Item = Run<'a>> {
-    due.iter().map(|page| page.at).zip(refs.chunks(1)).map(|(at, blocks)| Run { at, blocks })
+/// Runs the steps until everything gathered so far is durable.
+pub(crate) fn flush(kernel: &Kernel, scheme: &dyn Scheme) -> Result<()> {
+    kernel.state.lock().close();
+    let newest = kernel.newest();
+    loop {
+        while prepare_window(kernel, scheme)? {}
+        let single = kernel.has_one_closed_window();
+        if !(single && write_window_durably(kernel, scheme)?) {
+            while write_window(kernel, scheme)? {}
+        }
+        // A window may wait for what a checkpoint makes; the others need one round.
+        let made = make_durable(kernel, scheme)?;
+        if !made || kernel.durable() >= newest || kernel.state.lock().closed_windows.is_empty() {
+            return Ok(());
+        }
+    }
 }

@@ -2,41 +2,27 @@
 
 use std::sync::Arc;
 
-use onefold_core::{
-    Block, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId, compress::Lz4,
-};
+use onefold_core::{Block, Error, Fingerprint, Kind, Lba, Pba, Read, Result, VolumeId};
 
-use super::{Engine, Snapshot, Stage, State};
 use crate::{
-    counters::add,
+    coverage::Mark,
+    engine::zone_list_flush::flush_zone_list,
     format::{
-        carrier::{self, Carrier, Header},
-        catalogue::CatalogueChange,
-        leftover,
+        carrier::{Carrier, Header},
         page::{self, ReferenceEntry, Table},
         record::{Change, Record, WindowNumber},
-        superblock::{Layout, Leftover},
     },
     hash::MixMap,
     index::{hash_of, paged},
-    place::{Extent, Lane},
-    reached::Branch,
-    scheme::{Chosen, RECORDS_ALONE, Records, in_place::LeftoverTable},
+    kernel::{Kernel, Snapshot, Stage, State},
+    scheme::verbs::{Arrangement, Decided, Role, Scheme},
     settings::PlantedBug,
+    space::Extent,
     window::{Placed, Plan, Source, Window},
 };
 
 /// Zones' worth of blocks that are listed ahead, besides what may be unflushed.
 const ZONES_AHEAD: u64 = 2;
-
-/// What preparing keeps between windows.
-#[derive(Default)]
-pub(crate) struct Preparer {
-    lz4: Lz4,
-    pub(crate) leftover: LeftoverTable,
-    /// The last window that had carriers.
-    pub(crate) carriers_through: WindowNumber,
-}
 
 /// What becomes of one block of a window.
 #[derive(Clone, Copy)]
@@ -49,467 +35,325 @@ enum Fate {
     New(usize),
 }
 
-impl Engine {
-    /// Prepares the oldest closed window: decides which blocks are duplicates, where the others go,
-    /// and builds the carriers. Windows are prepared one at a time, in order. Returns whether
-    /// there was one.
-    ///
-    /// # Errors
-    /// `Corrupt` or `Io` when a table page that it needs can't be read; writes are stopped then.
-    pub fn prepare_window(&self) -> Result<bool> {
-        let mut preparer = self.preparing.lock();
-        let window = {
-            let mut state = self.state.lock();
-            state.check_running()?;
-            let Some(flight) =
-                state.flights.iter_mut().find(|flight| flight.stage == Stage::Closed)
-            else {
-                return Ok(false);
-            };
-            flight.stage = Stage::Preparing;
-            flight.window.clone()
+/// Prepares the oldest closed window: decides which blocks are duplicates, where the others go,
+/// and builds the carriers. Windows are prepared one at a time, in order. Returns whether
+/// there was one.
+pub(crate) fn prepare_window(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+    let _preparing = kernel.preparing.lock();
+    let window = {
+        let mut state = kernel.state.lock();
+        state.check_running()?;
+        let Some(closed) =
+            state.closed_windows.iter_mut().find(|closed| closed.stage == Stage::Closed)
+        else {
+            return Ok(false);
         };
-        let plan = self.plan(&mut preparer, &window).map_err(|e| self.stop(&e))?;
-        let mut state = self.state.lock();
-        if let Some(flight) =
-            state.flights.iter_mut().find(|flight| flight.window.number == window.number)
-        {
-            flight.plan = Some(Arc::new(plan));
-            flight.stage = Stage::Prepared;
-        }
-        Ok(true)
+        closed.stage = Stage::Preparing;
+        closed.window.clone()
+    };
+    let plan = plan(kernel, scheme, &window).map_err(|e| kernel.stop(&e))?;
+    let mut state = kernel.state.lock();
+    if let Some(closed) =
+        state.closed_windows.iter_mut().find(|closed| closed.window.number == window.number)
+    {
+        closed.plan = Some(Arc::new(plan));
+        closed.stage = Stage::Prepared;
     }
+    Ok(true)
+}
 
-    fn plan(&self, preparer: &mut Preparer, window: &Window) -> Result<Plan> {
-        let content = Content::of(self, window);
-        loop {
-            let (snapshot, releases) = {
-                let state = self.state.lock();
-                (state.snapshot.clone(), state.releases)
-            };
-            let decision = self.decide(preparer, window, &content, &snapshot)?;
-            let mut state = self.ready(decision.needed())?;
-            // Blocks that were made free meanwhile may be among the duplicates: decide anew.
-            if !Arc::ptr_eq(&state.snapshot, &snapshot) || state.releases != releases {
-                continue;
-            }
-            let (mut plan, header) = self.place(&mut state, window, &content, &decision)?;
-            drop(state);
-            let header = Header { before: preparer.carriers_through, ..header };
-            self.fill_carriers(&mut plan, &decision, header);
-            if header.carriers > 0 {
-                preparer.carriers_through = window.number;
-            }
-            if !decision.in_table.is_empty() {
-                let records: Vec<Record> =
-                    decision.in_table.iter().map(|&n| plan.records[n]).collect();
-                let header = leftover::Header {
-                    window: window.number,
-                    durable: header.durable,
-                    carriers: preparer.carriers_through,
-                };
-                plan.leftover = preparer.leftover.add(
-                    &self.identity,
-                    &self.fixed.geometry,
-                    &header,
-                    &records,
-                    !self.settings.has(PlantedBug::LeftoverInPlace),
-                );
-                add(&self.counters.leftover_records, records.len() as u64);
-            }
-            add(&self.counters.record_blocks, decision.alone as u64);
-            return Ok(plan);
+fn plan(kernel: &Kernel, scheme: &dyn Scheme, window: &Window) -> Result<Plan> {
+    let content = Content::of(kernel, window);
+    loop {
+        let (snapshot, releases) = {
+            let state = kernel.state.lock();
+            (state.snapshot.clone(), state.releases)
+        };
+        let decision = decide(kernel, scheme, window, &content, &snapshot)?;
+        let mut state = ready(kernel, scheme, decision.arrangement.needed())?;
+        // Blocks that were made free meanwhile may be among the duplicates: decide anew.
+        if !Arc::ptr_eq(&state.snapshot, &snapshot) || state.releases != releases {
+            continue;
         }
+        let (mut plan, header) = place(kernel, &mut state, window, &content, &decision)?;
+        drop(state);
+        scheme.seal(kernel, &mut plan, &decision.arrangement, header);
+        return Ok(plan);
     }
+}
 
-    /// Looks up duplicates, and chooses carriers for the records.
-    fn decide(
-        &self,
-        preparer: &mut Preparer,
-        window: &Window,
-        content: &Content<'_>,
-        snapshot: &Snapshot,
-    ) -> Result<Decision> {
-        let wanted: Vec<Option<&Fingerprint>> = content
-            .slots
-            .iter()
-            .zip(&content.fingerprints)
-            .zip(&content.shared)
-            .map(|((&slot, fingerprint), &shared)| {
-                let block = &window.blocks[slot];
-                (shared && block.placed.is_none() && !block.moved).then_some(fingerprint)
-            })
-            .collect();
-        let mut stored = self.look_up(snapshot, &wanted, &content.blocks)?;
-        for (stored, &slot) in stored.iter_mut().zip(&content.slots) {
-            *stored = stored.or(window.blocks[slot].placed);
+/// Looks up duplicates, and chooses carriers for the records.
+fn decide(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    window: &Window,
+    content: &Content<'_>,
+    snapshot: &Snapshot,
+) -> Result<Decision> {
+    let wanted: Vec<Option<&Fingerprint>> = content
+        .slots
+        .iter()
+        .zip(&content.fingerprints)
+        .zip(&content.shared)
+        .map(|((&slot, fingerprint), &shared)| {
+            let block = &window.blocks[slot];
+            (shared && block.placed.is_none() && !block.moved).then_some(fingerprint)
+        })
+        .collect();
+    let mut stored = look_up(kernel, snapshot, &wanted, &content.blocks)?;
+    for (stored, &slot) in stored.iter_mut().zip(&content.slots) {
+        *stored = stored.or(window.blocks[slot].placed);
+    }
+    let (fates, new) = fates(window, content, &stored);
+
+    let arrangement = scheme.lay_out(
+        kernel,
+        window,
+        &Decided { slots: &content.slots, new: new.iter().map(|&n| content.blocks[n]).collect() },
+    );
+    Ok(Decision { fates, new, arrangement })
+}
+
+/// Takes physical blocks, notes what goes there, and writes the records. From here on the
+/// window's pins count.
+fn place(
+    kernel: &Kernel,
+    state: &mut State,
+    window: &Window,
+    content: &Content<'_>,
+    decision: &Decision,
+) -> Result<(Plan, Header)> {
+    let Decision { new, arrangement, .. } = decision;
+    let Arrangement { roles, order, .. } = arrangement;
+    let extents = arrangement
+        .lanes
+        .iter()
+        .flat_map(|&(lane, blocks)| state.allocator.place(blocks, lane))
+        .collect();
+    let mut plan = Plan { extents, hidden: arrangement.hidden as u64, ..Plan::default() };
+    let mut addresses = vec![Pba(0); roles.len()];
+    let mut placed = 0;
+    for (pba, &n) in plan.addresses().zip(order) {
+        addresses[n] = pba;
+        placed += 1;
+    }
+    if placed < arrangement.needed() {
+        return Err(Error::new(Kind::NoSpace, "reserved space is missing"));
+    }
+    state.unplaced -= (content.slots.len() + window.catalogue.len()) as u64;
+    for &n in order {
+        let (pba, role) = (addresses[n], roles[n]);
+        let fingerprint = new.get(n).map(|&block| content.fingerprints[block]);
+        let carrier = !matches!(role, Role::Raw);
+        state.allocator.note(pba, window.number, carrier, fingerprint);
+        if let Some(fingerprint) = &fingerprint {
+            kernel.index.lock().insert(hash_of(fingerprint.prefix()), pba);
         }
-        let (fates, new) = fates(window, content, &stored);
-
-        // The changes of the catalogue travel in carriers of their own.
-        let records = if self.writes_records() {
-            window.ranges.len() + content.changes.len() + content.slots.len()
+        if carrier {
+            plan.sources.push(Source::Carrier(plan.carriers.len() as u32));
+            plan.carriers.push(Block::zeroed());
+            plan.generations.push(state.allocator.generation(pba));
         } else {
-            0
-        };
-        let mut chosen = Vec::new();
-        for (n, change) in content.changes.iter().enumerate() {
-            let payload = preparer.lz4.compress(change, 4096).unwrap_or_default().to_vec();
-            chosen.push(Chosen {
-                block: new.len() + n,
-                room: carrier::room_beside(payload.len()),
-                payload,
-            });
+            plan.sources.push(Source::Raw(content.slots[new[n]] as u32));
         }
-        let room: usize = chosen.iter().map(|chosen| chosen.room).sum();
-        let candidates: Vec<&Block> = new.iter().map(|&n| content.blocks[n]).collect();
-        chosen.extend(self.scheme.choose(
-            &mut preparer.lz4,
-            &candidates,
-            records.saturating_sub(room),
-        ));
-        chosen.sort_by_key(|chosen| chosen.block);
-        let hidden = chosen.iter().map(|chosen| chosen.room).sum::<usize>().min(records);
-        let in_table = self.leftover_in_table(preparer, window, content, hidden);
-        let alone = (records - hidden - in_table.len()).div_ceil(RECORDS_ALONE);
-        let mut roles = vec![Role::Raw; new.len() + content.changes.len()];
-        for (c, chosen) in chosen.iter().enumerate() {
-            roles[chosen.block] = Role::Carrier(c);
-        }
-        roles.resize(roles.len() + alone, Role::RecordsAlone);
-        // Which of them comes first on the disk.
-        let mut order: Vec<usize> = (0..roles.len()).collect();
-        let raw_first = self.scheme.records() == Records::AfterData;
-        if raw_first || self.fixed.layout == Layout::Split {
-            order.sort_by_key(|&n| matches!(roles[n], Role::Raw) != raw_first);
-        }
-        Ok(Decision { fates, new, chosen, roles, order, hidden, alone, in_table })
     }
-
-    /// True when records are written to the disk before a checkpoint takes them.
-    pub(crate) fn writes_records(&self) -> bool {
-        matches!(self.scheme.records(), Records::WithData | Records::AfterData)
-    }
-
-    /// Of the records that found no room beside a block, which are the last, those that go to pages
-    /// of the leftover table.
-    fn leftover_in_table(
-        &self,
-        preparer: &mut Preparer,
-        window: &Window,
-        content: &Content<'_>,
-        hidden: usize,
-    ) -> Vec<usize> {
-        if self.fixed.leftover == Leftover::Log || !self.writes_records() {
-            return Vec::new();
+    if kernel.settings.has(PlantedBug::EarlyReuse) {
+        for &slot in &content.slots {
+            state.reuse_early(window.blocks[slot].volume, window.blocks[slot].lba);
         }
-        let (durable, committed) = {
-            let state = self.state.lock();
-            (state.durable, state.allocator.committed())
-        };
-        preparer.leftover.forget(committed);
-        let others = content.changes.len() + window.ranges.len();
-        let first = hidden.saturating_sub(others).min(content.slots.len());
-        let blocks = content.slots[first..].iter().map(|&slot| &window.blocks[slot]);
-        let addresses: Vec<(VolumeId, Lba)> =
-            blocks.map(|block| (block.volume, block.lba)).collect();
-        let durable =
-            if self.settings.has(PlantedBug::LeftoverBusy) { WindowNumber::MAX } else { durable };
-        let accepted = preparer.leftover.accepts(&self.fixed.geometry, durable, &addresses);
-        accepted
+    }
+    decision.records(window, content, &addresses, &mut plan)?;
+    plan.pins.extend(arrangement.pinned.iter().map(|&n| addresses[n]));
+    if let Some(closed) =
+        state.closed_windows.iter_mut().find(|closed| closed.window.number == window.number)
+    {
+        closed.plan = Some(Arc::new(Plan { pins: plan.pins.clone(), ..Plan::default() }));
+    }
+    let carriers = plan.carriers.len() as u16;
+    let (epoch, durable) = (state.epoch, state.durable);
+    let before = WindowNumber(0);
+    let header = Header {
+        epoch,
+        generation: 0,
+        address: Pba(0),
+        window: window.number,
+        before,
+        position: 0,
+        carriers,
+        durable,
+    };
+    Ok((plan, header))
+}
+
+/// The state, with `needed` blocks ready to be placed: zones are opened and listed ahead, and
+/// if the listing has fallen behind, it is made durable here.
+fn ready<'k>(
+    kernel: &'k Kernel,
+    scheme: &dyn Scheme,
+    needed: u64,
+) -> Result<parking_lot::MutexGuard<'k, State>> {
+    let ahead = ZONES_AHEAD * kernel.fixed.geometry.zone_blocks + needed;
+    let unflushed = kernel.settings.unflushed_blocks as u64;
+    loop {
+        let mut state = kernel.state.lock();
+        let zones = kernel.zones(state.zone_table);
+        // A store that is small or nearly full can't keep as much open.
+        let most = needed + state.allocator.free() / 8;
+        if state.allocator.ready_blocks() < (ahead + unflushed / 2).min(most) {
+            let opened = state.allocator.open_ahead((ahead + unflushed).min(most), &zones);
+            // Admission has seen to it that what is needed now is open.
+            if state.allocator.ready_blocks() < needed {
+                opened?;
+            }
+        }
+        if kernel.settings.has(PlantedBug::UnlistedZone) {
+            state.pretend_listed();
+        }
+        if state.allocator.can_place(needed) {
+            return Ok(state);
+        }
+        if !state.allocator.list.is_pending() {
+            return Err(Error::new(Kind::NoSpace, "no zone can be opened"));
+        }
+        drop(state);
+        kernel.coverage.hit(Mark::ListFlushed);
+        flush_zone_list(kernel, scheme)?;
+    }
+}
+
+/// For each fingerprint: the block that has it, if one is stored. Table pages of the whole
+/// window are read together.
+fn look_up(
+    kernel: &Kernel,
+    snapshot: &Snapshot,
+    wanted: &[Option<&Fingerprint>],
+    blocks: &[&Block],
+) -> Result<Vec<Option<Placed>>> {
+    let mut candidates: Vec<(usize, Pba)> = Vec::new();
+    let mut on_disk: Vec<(usize, u64)> = Vec::new();
+    {
+        let index = kernel.index.lock();
+        let mut found = Vec::new();
+        for (n, fingerprint) in
+            wanted.iter().enumerate().filter_map(|(n, wanted)| wanted.map(|wanted| (n, wanted)))
+        {
+            let hash = hash_of(fingerprint.prefix());
+            if index.candidates(hash, &mut found) {
+                on_disk.push((n, hash));
+            }
+            candidates.extend(found.drain(..).map(|pba| (n, pba)));
+        }
+    }
+    candidates_on_disk(kernel, snapshot, &on_disk, &mut candidates);
+    let mut stored = vec![None; wanted.len()];
+    if candidates.is_empty() {
+        return Ok(stored);
+    }
+    // Blocks placed since the last checkpoint are known in memory; the others are in the
+    // tables.
+    let mut entries: Vec<Option<(Fingerprint, bool)>> = {
+        let state = kernel.state.lock();
+        candidates.iter().map(|&(_, pba)| state.allocator.fresh(pba)).collect()
+    };
+    // A page that can't be read costs duplicates, not the write.
+    let older = || {
+        candidates
             .iter()
-            .enumerate()
-            .filter(|(_, accepted)| **accepted)
-            .map(|(n, _)| others + first + n)
-            .collect()
-    }
-
-    /// Takes physical blocks, notes what goes there, and writes the records. From here on the
-    /// window's pins count.
-    fn place(
-        &self,
-        state: &mut State,
-        window: &Window,
-        content: &Content<'_>,
-        decision: &Decision,
-    ) -> Result<(Plan, Header)> {
-        let Decision { new, roles, order, .. } = decision;
-        let carriers = roles.iter().filter(|role| !matches!(role, Role::Raw)).count() as u64;
-        let raw = decision.needed() - carriers;
-        let lanes = match (self.fixed.layout, self.scheme.records()) {
-            (Layout::Run, _) => vec![(Lane::Any, decision.needed())],
-            (Layout::Split, Records::AfterData) => {
-                vec![(Lane::Raw, raw), (Lane::Carriers, carriers)]
-            }
-            (Layout::Split, _) => vec![(Lane::Carriers, carriers), (Lane::Raw, raw)],
-        };
-        let extents = lanes
-            .into_iter()
-            .flat_map(|(lane, blocks)| state.allocator.place(blocks, lane))
-            .collect();
-        let mut plan = Plan { extents, hidden: decision.hidden as u64, ..Plan::default() };
-        let mut addresses = vec![Pba(0); roles.len()];
-        let mut placed = 0;
-        for (pba, &n) in plan.addresses().zip(order) {
-            addresses[n] = pba;
-            placed += 1;
-        }
-        if placed < decision.needed() {
-            return Err(Error::new(Kind::NoSpace, "reserved space is missing"));
-        }
-        state.unplaced -= (content.slots.len() + window.catalogue.len()) as u64;
-        for &n in order {
-            let (pba, role) = (addresses[n], roles[n]);
-            let fingerprint = new.get(n).map(|&block| content.fingerprints[block]);
-            let carrier = !matches!(role, Role::Raw);
-            state.allocator.note(pba, window.number, carrier, fingerprint);
-            if let Some(fingerprint) = &fingerprint {
-                self.index.lock().insert(hash_of(fingerprint.prefix()), pba);
-            }
-            if carrier {
-                plan.sources.push(Source::Carrier(plan.carriers.len() as u32));
-                plan.carriers.push(Block::zeroed());
-                plan.generations.push(state.allocator.generation(pba));
-            } else {
-                plan.sources.push(Source::Raw(content.slots[new[n]] as u32));
-            }
-        }
-        if self.settings.has(PlantedBug::EarlyReuse) {
-            for &slot in &content.slots {
-                state.reuse_early(window.blocks[slot].volume, window.blocks[slot].lba);
-            }
-        }
-        decision.records(window, content, &addresses, &mut plan)?;
-        if self.in_place() {
-            // Until it is counted, a new block may have the count of an earlier life.
-            plan.pins.extend(&addresses);
-        }
-        if let Some(flight) =
-            state.flights.iter_mut().find(|flight| flight.window.number == window.number)
+            .zip(&entries)
+            .filter(|(_, entry)| entry.is_none())
+            .map(|(&(_, pba), _)| pba.0)
+    };
+    let references =
+        kernel.pages.holding_if_whole(Table::References, 0, &snapshot.state.references, older());
+    let fingerprints = kernel.pages.holding_if_whole(
+        Table::Fingerprints,
+        0,
+        &snapshot.state.fingerprints,
+        older(),
+    );
+    for (&(_, pba), entry) in
+        candidates.iter().zip(&mut entries).filter(|(_, entry)| entry.is_none())
+    {
+        if let (Some(((_, counts), at)), Some(((_, page), slot))) =
+            (references.get(pba.0), fingerprints.get(pba.0))
         {
-            flight.plan = Some(Arc::new(Plan { pins: plan.pins.clone(), ..Plan::default() }));
+            let found = ReferenceEntry::get(counts, at);
+            if found.references > 0 || kernel.settings.has(PlantedBug::DuplicateOntoFree) {
+                *entry = Some((page::fingerprint(page, slot), found.carried));
+            }
         }
-        let carriers = plan.carriers.len() as u16;
-        let (epoch, durable) = (state.epoch, state.durable);
-        let before = WindowNumber(0);
-        let header = Header {
-            epoch,
-            generation: 0,
-            address: Pba(0),
-            window: window.number,
-            before,
-            position: 0,
-            carriers,
-            durable,
-        };
-        Ok((plan, header))
     }
-
-    /// Writes records and compressed blocks into the carriers, and seals them.
-    fn fill_carriers(&self, plan: &mut Plan, decision: &Decision, header: Header) {
-        if !self.writes_records() {
-            return;
-        }
-        let addresses: Vec<Pba> = plan.addresses().collect();
-        let roles = decision.order.iter().map(|&n| &decision.roles[n]);
-        let carriers =
-            addresses.into_iter().zip(roles).filter(|(_, role)| !matches!(role, Role::Raw));
-        let records: Vec<Record>;
-        let mut rest = if decision.in_table.is_empty() {
-            &plan.records[..]
-        } else {
-            let in_carrier = |n: &usize| decision.in_table.binary_search(n).is_err();
-            records = (0..plan.records.len()).filter(in_carrier).map(|n| plan.records[n]).collect();
-            &records[..]
-        };
-        for (((address, role), block), (position, &generation)) in
-            carriers.zip(&mut plan.carriers).zip((0..).zip(&plan.generations))
+    for (&(n, pba), entry) in candidates.iter().zip(entries) {
+        let (Some((fingerprint, carried)), None) = (entry, stored[n]) else { continue };
+        if Some(&fingerprint) == wanted[n]
+            && (!kernel.fixed.compares_bytes() || has_bytes(kernel, pba, carried, blocks[n])?)
         {
-            let (room, payload) = match *role {
-                Role::Carrier(c) => (decision.chosen[c].room, &decision.chosen[c].payload[..]),
-                Role::Raw | Role::RecordsAlone => (RECORDS_ALONE, &[][..]),
-            };
-            let (records, others) = rest.split_at(room.min(rest.len()));
-            rest = others;
-            carrier::encode(
-                &self.identity,
-                &Header { generation, address, position, ..header },
-                records,
-                payload,
-                block,
+            stored[n] = Some(Placed { pba, carried });
+        }
+    }
+    Ok(stored)
+}
+
+/// Adds what the index on disk knows; its pages are read together. One that can't be read knows
+/// nothing.
+fn candidates_on_disk(
+    kernel: &Kernel,
+    snapshot: &Snapshot,
+    hashes: &[(usize, u64)],
+    candidates: &mut Vec<(usize, Pba)>,
+) {
+    let bits = snapshot.state.index_bits;
+    let numbers = hashes.iter().map(|&(_, hash)| paged::page_of(hash, bits));
+    let pages = kernel.pages.holding_if_whole(Table::Index, 0, &snapshot.state.index, numbers);
+    for &(n, hash) in hashes {
+        if let Some(((_, page), _)) = pages.get(paged::page_of(hash, bits)) {
+            candidates.extend(
+                paged::entries(page).filter(|entry| entry.hash == hash).map(|entry| (n, entry.pba)),
             );
         }
-        assert!(rest.is_empty(), "every record is in a carrier or in the leftover table");
     }
+}
 
-    /// The state, with `needed` blocks ready to be placed: zones are opened and listed ahead, and
-    /// if the listing has fallen behind, it is made durable here.
-    fn ready(&self, needed: u64) -> Result<parking_lot::MutexGuard<'_, State>> {
-        let ahead = ZONES_AHEAD * self.fixed.geometry.zone_blocks + needed;
-        let unflushed = self.settings.unflushed_blocks as u64;
-        loop {
-            let mut state = self.state.lock();
-            let zones = self.zones(state.zone_table);
-            // A store that is small or nearly full can't keep as much open.
-            let most = needed + state.allocator.free() / 8;
-            if state.allocator.ready_blocks() < (ahead + unflushed / 2).min(most) {
-                let opened = state.allocator.open_ahead((ahead + unflushed).min(most), &zones);
-                // Admission has seen to it that what is needed now is open.
-                if state.allocator.ready_blocks() < needed {
-                    opened?;
-                }
-            }
-            if self.settings.has(PlantedBug::UnlistedZone) {
-                state.pretend_listed();
-            }
-            if state.allocator.can_place(needed) {
-                return Ok(state);
-            }
-            if !state.allocator.list.is_pending() {
-                return Err(Error::new(Kind::NoSpace, "no zone can be opened"));
-            }
-            drop(state);
-            self.reached.hit(Branch::ListFlushed);
-            self.flush_zone_list()?;
-        }
-    }
+/// The stored block that has this content.
+pub(crate) fn stored(
+    kernel: &Kernel,
+    fingerprint: &Fingerprint,
+    block: &Block,
+) -> Result<Option<Placed>> {
+    let snapshot = kernel.state.lock().snapshot.clone();
+    Ok(look_up(kernel, &snapshot, &[Some(fingerprint)], &[block])?.pop().flatten())
+}
 
-    /// For each fingerprint: the block that has it, if one is stored. Table pages of the whole
-    /// window are read together.
-    fn look_up(
-        &self,
-        snapshot: &Snapshot,
-        wanted: &[Option<&Fingerprint>],
-        blocks: &[&Block],
-    ) -> Result<Vec<Option<Placed>>> {
-        let mut candidates: Vec<(usize, Pba)> = Vec::new();
-        let mut on_disk: Vec<(usize, u64)> = Vec::new();
-        {
-            let index = self.index.lock();
-            let mut found = Vec::new();
-            for (n, fingerprint) in
-                wanted.iter().enumerate().filter_map(|(n, wanted)| wanted.map(|wanted| (n, wanted)))
-            {
-                let hash = hash_of(fingerprint.prefix());
-                if index.candidates(hash, &mut found) {
-                    on_disk.push((n, hash));
-                }
-                candidates.extend(found.drain(..).map(|pba| (n, pba)));
+/// True when a stored block has exactly these bytes. One that can't be read or expanded has
+/// not.
+fn has_bytes(kernel: &Kernel, pba: Pba, carried: bool, block: &Block) -> Result<bool> {
+    let in_flight = {
+        let state = kernel.state.lock();
+        state.closed_windows.iter().find_map(|closed| {
+            let plan = closed.plan.as_ref()?;
+            plan.written(&closed.window, pba).map(|block| Box::new(Block::clone(block)))
+        })
+    };
+    let raw = match in_flight {
+        Some(raw) => raw,
+        None => {
+            let mut buffer = Block::zeroed_vec(1);
+            let mut read = [Read::new(pba, &mut buffer)];
+            kernel.disk.read(&mut read);
+            let [read] = read;
+            if read.result.is_err() {
+                return Ok(false);
             }
+            Box::new(buffer.swap_remove(0))
         }
-        self.candidates_on_disk(snapshot, &on_disk, &mut candidates);
-        let mut stored = vec![None; wanted.len()];
-        if candidates.is_empty() {
-            return Ok(stored);
-        }
-        // Blocks placed since the last checkpoint are known in memory; the others are in the
-        // tables.
-        let mut entries: Vec<Option<(Fingerprint, bool)>> = {
-            let state = self.state.lock();
-            candidates.iter().map(|&(_, pba)| state.allocator.fresh(pba)).collect()
-        };
-        // A page that can't be read costs duplicates, not the write.
-        let older = || {
-            candidates
-                .iter()
-                .zip(&entries)
-                .filter(|(_, entry)| entry.is_none())
-                .map(|(&(_, pba), _)| pba.0)
-        };
-        let references =
-            self.pages.holding_if_whole(Table::References, 0, &snapshot.state.references, older());
-        let fingerprints = self.pages.holding_if_whole(
-            Table::Fingerprints,
-            0,
-            &snapshot.state.fingerprints,
-            older(),
-        );
-        for (&(_, pba), entry) in
-            candidates.iter().zip(&mut entries).filter(|(_, entry)| entry.is_none())
-        {
-            if let (Some(((_, counts), at)), Some(((_, page), slot))) =
-                (references.get(pba.0), fingerprints.get(pba.0))
-            {
-                let found = ReferenceEntry::get(counts, at);
-                if found.references > 0 || self.settings.has(PlantedBug::DuplicateOntoFree) {
-                    *entry = Some((page::fingerprint(page, slot), found.carried));
-                }
-            }
-        }
-        for (&(n, pba), entry) in candidates.iter().zip(entries) {
-            let (Some((fingerprint, carried)), None) = (entry, stored[n]) else { continue };
-            if Some(&fingerprint) == wanted[n]
-                && (!self.fixed.compares_bytes() || self.has_bytes(pba, carried, blocks[n])?)
-            {
-                stored[n] = Some(Placed { pba, carried });
-            }
-        }
-        Ok(stored)
+    };
+    if !carried {
+        return Ok(raw.0 == block.0);
     }
-
-    /// Adds what the index on disk knows; its pages are read together. One that can't be read knows
-    /// nothing.
-    fn candidates_on_disk(
-        &self,
-        snapshot: &Snapshot,
-        hashes: &[(usize, u64)],
-        candidates: &mut Vec<(usize, Pba)>,
-    ) {
-        let bits = snapshot.state.index_bits;
-        let numbers = hashes.iter().map(|&(_, hash)| paged::page_of(hash, bits));
-        let pages = self.pages.holding_if_whole(Table::Index, 0, &snapshot.state.index, numbers);
-        for &(n, hash) in hashes {
-            if let Some(((_, page), _)) = pages.get(paged::page_of(hash, bits)) {
-                candidates.extend(
-                    paged::entries(page)
-                        .filter(|entry| entry.hash == hash)
-                        .map(|entry| (n, entry.pba)),
-                );
-            }
-        }
-    }
-
-    /// The stored block that has this content.
-    pub(crate) fn stored(
-        &self,
-        fingerprint: &Fingerprint,
-        block: &Block,
-    ) -> Result<Option<Placed>> {
-        let snapshot = self.state.lock().snapshot.clone();
-        Ok(self.look_up(&snapshot, &[Some(fingerprint)], &[block])?.pop().flatten())
-    }
-
-    /// True when a stored block has exactly these bytes. One that can't be read or expanded has
-    /// not.
-    fn has_bytes(&self, pba: Pba, carried: bool, block: &Block) -> Result<bool> {
-        let in_flight = {
-            let state = self.state.lock();
-            state.flights.iter().find_map(|flight| {
-                let plan = flight.plan.as_ref()?;
-                plan.written(&flight.window, pba).map(|block| Box::new(Block::clone(block)))
-            })
-        };
-        let raw = match in_flight {
-            Some(raw) => raw,
-            None => {
-                let mut buffer = Block::zeroed_vec(1);
-                let mut read = [Read::new(pba, &mut buffer)];
-                self.disk.read(&mut read);
-                let [read] = read;
-                if read.result.is_err() {
-                    return Ok(false);
-                }
-                Box::new(buffer.swap_remove(0))
-            }
-        };
-        if !carried {
-            return Ok(raw.0 == block.0);
-        }
-        let mut expanded = Block::zeroed();
-        let whole = Carrier::shape(&self.identity, &raw)
-            .is_some_and(|carrier| carrier.expand(&mut expanded).is_ok());
-        Ok(whole && expanded.0 == block.0)
-    }
+    let mut expanded = Block::zeroed();
+    let whole = Carrier::shape(&kernel.identity, &raw)
+        .is_some_and(|carrier| carrier.expand(&mut expanded).is_ok());
+    Ok(whole && expanded.0 == block.0)
 }
 
 /// What a window holds: its live blocks with their fingerprints, and its changes of the catalogue.
@@ -519,42 +363,24 @@ struct Content<'a> {
     fingerprints: Vec<Fingerprint>,
     /// False for critical blocks: they are no duplicates, and no duplicates of theirs are found.
     shared: Vec<bool>,
-    changes: Vec<Box<Block>>,
-    change_fingerprints: Vec<Fingerprint>,
 }
 
 impl<'a> Content<'a> {
-    fn of(engine: &Engine, window: &'a Window) -> Content<'a> {
+    fn of(kernel: &Kernel, window: &'a Window) -> Content<'a> {
         let slots: Vec<usize> =
             (0..window.slots()).filter(|&slot| window.blocks[slot].live).collect();
         let blocks: Vec<&Block> = slots.iter().map(|&slot| window.data(slot)).collect();
-        let mut fingerprints = engine.identity.fingerprinter.many(&blocks);
+        let mut fingerprints = kernel.identity.fingerprinter.many(&blocks);
         let shares = |&slot: &usize| {
-            !window.blocks[slot].critical || engine.settings.has(PlantedBug::CriticalShared)
+            !window.blocks[slot].no_dedup || kernel.settings.has(PlantedBug::CriticalShared)
         };
         let shared: Vec<bool> = slots.iter().map(shares).collect();
         for (fingerprint, _) in fingerprints.iter_mut().zip(&shared).filter(|(_, shared)| !**shared)
         {
             *fingerprint = fingerprint.unshared();
         }
-        // Without records a change of the catalogue waits in memory for its checkpoint.
-        let catalogue = if engine.writes_records() { &window.catalogue[..] } else { &[] };
-        let changes: Vec<Box<Block>> = catalogue.iter().map(CatalogueChange::encode).collect();
-        let change_fingerprints =
-            changes.iter().map(|change| engine.identity.fingerprinter.one(change)).collect();
-        Content { slots, blocks, fingerprints, shared, changes, change_fingerprints }
+        Content { slots, blocks, fingerprints, shared }
     }
-}
-
-/// What a block that is written is.
-#[derive(Clone, Copy)]
-enum Role {
-    /// A client's block as it is.
-    Raw,
-    /// The chosen carrier number `.0`.
-    Carrier(usize),
-    /// A carrier without a compressed block.
-    RecordsAlone,
 }
 
 /// What was decided for a window before its blocks have addresses.
@@ -563,31 +389,18 @@ struct Decision {
     fates: Vec<Fate>,
     /// The live blocks that are new.
     new: Vec<usize>,
-    chosen: Vec<Chosen>,
-    /// For each block that is written: the new ones, then changes of the catalogue, then carriers
-    /// alone.
-    roles: Vec<Role>,
-    /// The order in which they lie on the disk.
-    order: Vec<usize>,
-    hidden: usize,
-    alone: usize,
-    /// The records that go to the leftover table; the others go into the carriers, in their order.
-    in_table: Vec<usize>,
+    arrangement: Arrangement,
 }
 
 impl Decision {
-    /// Physical blocks that the window takes.
-    fn needed(&self) -> u64 {
-        self.roles.len() as u64
-    }
-
     /// Where a live block of the window is.
     fn placed(&self, block: usize, addresses: &[Pba]) -> Result<Placed> {
         match self.fates[block] {
             Fate::Duplicate(placed) => Ok(placed),
-            Fate::New(new) => {
-                Ok(Placed { pba: addresses[new], carried: !matches!(self.roles[new], Role::Raw) })
-            }
+            Fate::New(new) => Ok(Placed {
+                pba: addresses[new],
+                carried: !matches!(self.arrangement.roles[new], Role::Raw),
+            }),
             Fate::Repeats(first) if !matches!(self.fates[first], Fate::Repeats(_)) => {
                 self.placed(first, addresses)
             }
@@ -609,7 +422,7 @@ impl Decision {
             plan.records.push(Record { volume, lba, change, timestamp });
         };
         for (&fingerprint, &pba) in
-            content.change_fingerprints.iter().zip(&addresses[self.new.len()..])
+            self.arrangement.changes.iter().zip(&addresses[self.new.len()..])
         {
             add_record(VolumeId(0), Lba(0), Change::Catalogue { pba, fingerprint });
         }
@@ -676,29 +489,6 @@ impl Plan {
     }
 }
 
-impl State {
-    #[cfg(feature = "planted-bugs")]
-    fn reuse_early(&mut self, volume: VolumeId, lba: Lba) {
-        use crate::format::page::MapEntry;
-        if let Some(MapEntry::Block { pba, .. }) = self.active.find(volume, lba) {
-            self.allocator.reuse_early(pba);
-        }
-    }
-
-    #[cfg(feature = "planted-bugs")]
-    fn pretend_listed(&mut self) {
-        self.allocator.list.pretend_durable();
-    }
-
-    #[cfg(not(feature = "planted-bugs"))]
-    #[allow(clippy::unused_self)]
-    fn reuse_early(&mut self, _: VolumeId, _: Lba) {}
-
-    #[cfg(not(feature = "planted-bugs"))]
-    #[allow(clippy::unused_self)]
-    fn pretend_listed(&mut self) {}
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
@@ -762,7 +552,8 @@ mod tests {
         assert!(!engine.fixed().verify_bytes, "the store is as it was");
         // All 128 bits of any two fingerprints agree, as those of two blocks that an attacker has
         // found.
-        engine.identity.fingerprinter = engine.identity.fingerprinter.clone().shortened(0);
+        engine.kernel.identity.fingerprinter =
+            engine.kernel.identity.fingerprinter.clone().shortened(0);
         let (volume, _) = engine.create_volume("v", 64).unwrap();
         for (lba, byte) in [(0, 1), (1, 2), (2, 1)] {
             engine.write(volume, lba * BLOCK_BYTES as u64, &[byte; BLOCK_BYTES]).unwrap();
@@ -775,7 +566,7 @@ mod tests {
             [1, 2, 1],
             "each block reads as it was written"
         );
-        let shared = engine.counters.duplicate_blocks.load(Ordering::Relaxed);
+        let shared = engine.kernel.counters.duplicate_blocks.load(Ordering::Relaxed);
         assert_eq!(shared, 1, "equal bytes are shared still");
     }
 }

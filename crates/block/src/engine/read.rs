@@ -5,10 +5,11 @@ use onefold_core::{
     Block, BlockRead, Error, Extent, ExtentKind, Kind, Lba, Pba, Read, Result, VolumeId,
 };
 
-use super::{Engine, resolve::Where};
 use crate::{
     counters::add,
+    engine::resolve::{map_entries, map_entry},
     format::{carrier::Carrier, page::MapEntry},
+    kernel::{Kernel, Where},
     settings::PlantedBug,
     window::Found,
 };
@@ -30,395 +31,384 @@ enum Step {
     Disk(Wanted),
 }
 
-impl Engine {
-    /// Reads block ranges of a volume; the device reads of the whole batch are issued together.
-    /// Every block that comes from the disk is compared with its fingerprint.
-    pub fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
-        let mut steps: Vec<Vec<Step>> = Vec::with_capacity(reads.len());
-        // The snapshot is held until the blocks are read: none of them is reused before.
-        let snapshot = {
-            let state = self.state.lock();
-            let blocks = state.volume(volume).map(|volume| volume.blocks);
-            for read in reads.iter_mut() {
-                let count = read.into.len() as u64;
-                read.result = match &blocks {
-                    Err(gone) => Err(gone.clone()),
-                    Ok(blocks)
-                        if read.first.0.checked_add(count).is_some_and(|end| end <= *blocks) =>
-                    {
-                        Ok(())
-                    }
-                    Ok(_) => Err(Error::new(
-                        Kind::InvalidInput,
-                        format!("block {} is beyond the end of the volume", read.first),
-                    )),
-                };
-                if read.result.is_err() {
-                    steps.push(Vec::new());
-                    continue;
+/// Reads block ranges of a volume; the device reads of the whole batch are issued together.
+/// Every block that comes from the disk is compared with its fingerprint.
+pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
+    let mut steps: Vec<Vec<Step>> = Vec::with_capacity(reads.len());
+    // The snapshot is held until the blocks are read: none of them is reused before.
+    let snapshot = {
+        let state = kernel.state.lock();
+        let blocks = state.volume(volume).map(|volume| volume.blocks);
+        for read in reads.iter_mut() {
+            let count = read.into.len() as u64;
+            read.result = match &blocks {
+                Err(gone) => Err(gone.clone()),
+                Ok(blocks) if read.first.0.checked_add(count).is_some_and(|end| end <= *blocks) => {
+                    Ok(())
                 }
-                let first = read.first;
-                steps.push(
-                    read.into
+                Ok(_) => Err(Error::new(
+                    Kind::InvalidInput,
+                    format!("block {} is beyond the end of the volume", read.first),
+                )),
+            };
+            if read.result.is_err() {
+                steps.push(Vec::new());
+                continue;
+            }
+            let first = read.first;
+            steps.push(
+                read.into
+                    .iter_mut()
+                    .enumerate()
+                    .map(|(n, block)| {
+                        let lba = first.plus(n as u64);
+                        if let Some(Found::Block(found)) = state.open.find(volume, lba) {
+                            block.0 = found.0;
+                            return Step::Done;
+                        }
+                        match state.locate(volume, lba) {
+                            Where::Window(window) => {
+                                match window.find(volume, lba) {
+                                    Some(Found::Block(found)) => block.0 = found.0,
+                                    _ => block.0.fill(0),
+                                }
+                                Step::Done
+                            }
+                            Where::Zero { .. } => {
+                                block.0.fill(0);
+                                Step::Done
+                            }
+                            Where::Overlay(entry) => from_entry(entry, block),
+                            Where::Tables => Step::Tables,
+                        }
+                    })
+                    .collect(),
+            );
+            add(&kernel.counters.read_blocks, count);
+        }
+        state.snapshot.clone()
+    };
+    let asked: Vec<Lba> = reads
+        .iter()
+        .zip(&steps)
+        .flat_map(|(read, steps)| {
+            let first = read.first;
+            steps
+                .iter()
+                .enumerate()
+                .filter(|(_, step)| matches!(step, Step::Tables))
+                .map(move |(n, _)| first.plus(n as u64))
+        })
+        .collect();
+    if !asked.is_empty() {
+        match map_entries(kernel, &snapshot, volume, &asked) {
+            Ok(entries) => {
+                let mut entries = entries.into_iter();
+                for (read, steps) in reads.iter_mut().zip(&mut steps) {
+                    for (block, step) in read
+                        .into
+                        .iter_mut()
+                        .zip(steps)
+                        .filter(|(_, step)| matches!(step, Step::Tables))
+                    {
+                        *step = entries.next().map_or(Step::Done, |entry| from_entry(entry, block));
+                    }
+                }
+            }
+            // A damaged page costs only the reads that need it.
+            Err(e) if kernel.settings.has(PlantedBug::DamageSpreads) => {
+                reads.iter_mut().for_each(|read| read.result = Err(e.clone()))
+            }
+            Err(_) => {
+                for (read, steps) in reads.iter_mut().zip(&mut steps) {
+                    for (n, step) in steps
                         .iter_mut()
                         .enumerate()
-                        .map(|(n, block)| {
-                            let lba = first.plus(n as u64);
-                            if let Some(Found::Block(found)) = state.open.find(volume, lba) {
-                                block.0 = found.0;
-                                return Step::Done;
-                            }
-                            match state.locate(volume, lba) {
-                                Where::Window(window) => {
-                                    match window.find(volume, lba) {
-                                        Some(Found::Block(found)) => block.0 = found.0,
-                                        _ => block.0.fill(0),
-                                    }
-                                    Step::Done
-                                }
-                                Where::Zero { .. } => {
-                                    block.0.fill(0);
-                                    Step::Done
-                                }
-                                Where::Overlay(entry) => from_entry(entry, block),
-                                Where::Tables => Step::Tables,
-                            }
-                        })
-                        .collect(),
-                );
-                add(&self.counters.read_blocks, count);
-            }
-            state.snapshot.clone()
-        };
-        let asked: Vec<Lba> = reads
-            .iter()
-            .zip(&steps)
-            .flat_map(|(read, steps)| {
-                let first = read.first;
-                steps
-                    .iter()
-                    .enumerate()
-                    .filter(|(_, step)| matches!(step, Step::Tables))
-                    .map(move |(n, _)| first.plus(n as u64))
-            })
-            .collect();
-        if !asked.is_empty() {
-            match self.map_entries(&snapshot, volume, &asked) {
-                Ok(entries) => {
-                    let mut entries = entries.into_iter();
-                    for (read, steps) in reads.iter_mut().zip(&mut steps) {
-                        for (block, step) in read
-                            .into
-                            .iter_mut()
-                            .zip(steps)
-                            .filter(|(_, step)| matches!(step, Step::Tables))
-                        {
-                            *step =
-                                entries.next().map_or(Step::Done, |entry| from_entry(entry, block));
-                        }
-                    }
-                }
-                // A damaged page costs only the reads that need it.
-                Err(e) if self.settings.has(PlantedBug::DamageSpreads) => {
-                    reads.iter_mut().for_each(|read| read.result = Err(e.clone()))
-                }
-                Err(_) => {
-                    for (read, steps) in reads.iter_mut().zip(&mut steps) {
-                        for (n, step) in steps
-                            .iter_mut()
-                            .enumerate()
-                            .filter(|(_, step)| matches!(step, Step::Tables))
-                        {
-                            let lba = read.first.plus(n as u64);
-                            *step = match self.map_entry(&snapshot, volume, lba) {
-                                Ok(entry) => from_entry(entry, &mut read.into[n]),
-                                Err(e) => {
-                                    read.result = Err(e.context(format!("block {lba}")));
-                                    Step::Done
-                                }
-                            };
-                        }
-                    }
-                }
-            }
-        }
-        for (read, steps) in reads.iter_mut().zip(&steps) {
-            if let Some(n) = steps.iter().position(|step| matches!(step, Step::Lost)) {
-                read.result = Err(lost(volume, read.first.plus(n as u64)));
-            }
-        }
-        self.read_wanted(volume, reads, &steps);
-        drop(snapshot);
-    }
-
-    /// Issues the device reads of a batch, then expands and verifies.
-    fn read_wanted(&self, volume: VolumeId, reads: &mut [BlockRead<'_>], steps: &[Vec<Step>]) {
-        // One device read for blocks that are neighbours both on the disk and in the answer.
-        let mut runs: Vec<(usize, usize, usize, Pba)> = Vec::new();
-        for (r, steps) in steps.iter().enumerate() {
-            for (n, step) in steps.iter().enumerate() {
-                let Step::Disk(wanted) = step else { continue };
-                match runs.last_mut() {
-                    Some((read, at, count, pba))
-                        if *read == r
-                            && *at + *count == n
-                            && pba.plus(*count as u64) == wanted.pba =>
+                        .filter(|(_, step)| matches!(step, Step::Tables))
                     {
-                        *count += 1
-                    }
-                    _ => runs.push((r, n, 1, wanted.pba)),
-                }
-            }
-        }
-        if runs.is_empty() {
-            return;
-        }
-        let blocks = self.disk.blocks();
-        let results: Vec<Result<()>> = {
-            let mut device: Vec<Read<'_>> = Vec::with_capacity(runs.len());
-            let mut pending = runs.iter().peekable();
-            for (r, read) in reads.iter_mut().enumerate() {
-                let mut rest: &mut [Block] = read.into;
-                let mut offset = 0;
-                while let Some(&(_, at, count, pba)) = pending.next_if(|run| run.0 == r) {
-                    let (_, after) = rest.split_at_mut(at - offset);
-                    let (target, after) = after.split_at_mut(count);
-                    rest = after;
-                    offset = at + count;
-                    device.push(Read::new(pba, target));
-                }
-            }
-            let beyond = |read: &Read<'_>| read.at.0 + read.into.len() as u64 > blocks;
-            if device.iter().any(beyond) {
-                // Those that lie within it are read one by one: they have nothing to do with the
-                // others.
-                for read in &mut device {
-                    if beyond(read) {
-                        read.result = Err(Error::new(
-                            Kind::Corrupt,
-                            format!("block {} lies beyond the disk", read.at),
-                        ));
-                    } else {
-                        self.disk.read(std::slice::from_mut(read));
+                        let lba = read.first.plus(n as u64);
+                        *step = match map_entry(kernel, &snapshot, volume, lba) {
+                            Ok(entry) => from_entry(entry, &mut read.into[n]),
+                            Err(e) => {
+                                read.result = Err(e.context(format!("block {lba}")));
+                                Step::Done
+                            }
+                        };
                     }
                 }
-            } else {
-                self.disk.read(&mut device);
-            }
-            device.into_iter().map(|read| read.result).collect()
-        };
-        for (&(r, at, count, pba), result) in runs.iter().zip(results) {
-            if let Err(e) = result
-                && reads[r].result.is_ok()
-            {
-                if self.settings.has(PlantedBug::ReadErrorStays) {
-                    self.stop(&e);
-                }
-                let (bad, e) = self.first_unreadable(pba, count, e);
-                let lba = reads[r].first.plus((at + bad) as u64);
-                reads[r].result = Err(e.context(format!("volume {volume}, block {lba}")));
-            }
-        }
-        for (read, steps) in reads.iter_mut().zip(steps) {
-            if read.result.is_ok() {
-                read.result = self.verify(volume, read.first, read.into, steps);
             }
         }
     }
-
-    /// Which block of a failed read of neighbours can't be read.
-    fn first_unreadable(&self, pba: Pba, count: usize, error: Error) -> (usize, Error) {
-        let mut single = Block::zeroed_vec(1);
-        for n in 0..count {
-            let mut read = [Read::new(pba.plus(n as u64), &mut single)];
-            if read[0].at.0 < self.disk.blocks() {
-                self.disk.read(&mut read);
-            }
-            let [read] = read;
-            if let Err(e) = read.result {
-                return (n, e);
-            }
+    for (read, steps) in reads.iter_mut().zip(&steps) {
+        if let Some(n) = steps.iter().position(|step| matches!(step, Step::Lost)) {
+            read.result = Err(lost(volume, read.first.plus(n as u64)));
         }
-        (0, error)
     }
+    read_wanted(kernel, volume, reads, &steps);
+    drop(snapshot);
+}
 
-    /// Expands carried blocks in place and compares every block that came from the disk with its
-    /// fingerprint.
-    fn verify(
-        &self,
-        volume: VolumeId,
-        first: Lba,
-        into: &mut [Block],
-        steps: &[Step],
-    ) -> Result<()> {
-        let bad = |n: usize, pba: Pba, why: &str| {
-            let lba = first.plus(n as u64);
-            Error::new(
-                Kind::Corrupt,
-                format!("volume {volume}, block {lba}: the data at physical block {pba} {why}"),
-            )
-        };
-        for (n, (block, step)) in into.iter_mut().zip(steps).enumerate() {
-            if let Step::Disk(Wanted { pba, carried: true, .. }) = *step {
-                let raw = block.clone();
-                let carrier = Carrier::shape(&self.identity, &raw)
-                    .filter(|carrier| carrier.header.address == pba);
-                let carrier =
-                    carrier.ok_or_else(|| bad(n, pba, "is not the carrier that it should be"))?;
-                carrier.expand(block).map_err(|e| bad(n, pba, "can't be expanded").caused_by(e))?;
+/// Issues the device reads of a batch, then expands and verifies.
+fn read_wanted(
+    kernel: &Kernel,
+    volume: VolumeId,
+    reads: &mut [BlockRead<'_>],
+    steps: &[Vec<Step>],
+) {
+    // One device read for blocks that are neighbours both on the disk and in the answer.
+    let mut runs: Vec<(usize, usize, usize, Pba)> = Vec::new();
+    for (r, steps) in steps.iter().enumerate() {
+        for (n, step) in steps.iter().enumerate() {
+            let Step::Disk(wanted) = step else { continue };
+            match runs.last_mut() {
+                Some((read, at, count, pba))
+                    if *read == r && *at + *count == n && pba.plus(*count as u64) == wanted.pba =>
+                {
+                    *count += 1
+                }
+                _ => runs.push((r, n, 1, wanted.pba)),
             }
         }
-        let from_disk: Vec<(usize, Wanted)> = steps
-            .iter()
-            .enumerate()
-            .filter_map(
-                |(n, step)| if let Step::Disk(wanted) = *step { Some((n, wanted)) } else { None },
-            )
-            .collect();
-        let blocks: Vec<&Block> = from_disk.iter().map(|&(n, _)| &into[n]).collect();
-        for (&(n, wanted), fingerprint) in
-            from_disk.iter().zip(self.identity.fingerprinter.many(&blocks))
+    }
+    if runs.is_empty() {
+        return;
+    }
+    let blocks = kernel.disk.blocks();
+    let results: Vec<Result<()>> = {
+        let mut device: Vec<Read<'_>> = Vec::with_capacity(runs.len());
+        let mut pending = runs.iter().peekable();
+        for (r, read) in reads.iter_mut().enumerate() {
+            let mut rest: &mut [Block] = read.into;
+            let mut offset = 0;
+            while let Some(&(_, at, count, pba)) = pending.next_if(|run| run.0 == r) {
+                let (_, after) = rest.split_at_mut(at - offset);
+                let (target, after) = after.split_at_mut(count);
+                rest = after;
+                offset = at + count;
+                device.push(Read::new(pba, target));
+            }
+        }
+        let beyond = |read: &Read<'_>| read.at.0 + read.into.len() as u64 > blocks;
+        if device.iter().any(beyond) {
+            // Those that lie within it are read one by one: they have nothing to do with the
+            // others.
+            for read in &mut device {
+                if beyond(read) {
+                    read.result = Err(Error::new(
+                        Kind::Corrupt,
+                        format!("block {} lies beyond the disk", read.at),
+                    ));
+                } else {
+                    kernel.disk.read(std::slice::from_mut(read));
+                }
+            }
+        } else {
+            kernel.disk.read(&mut device);
+        }
+        device.into_iter().map(|read| read.result).collect()
+    };
+    for (&(r, at, count, pba), result) in runs.iter().zip(results) {
+        if let Err(e) = result
+            && reads[r].result.is_ok()
         {
-            if !fingerprint.has_prefix(wanted.prefix)
-                && !self.settings.has(PlantedBug::ReadUnverified)
-            {
-                return Err(bad(n, wanted.pba, "does not match its fingerprint"));
+            if kernel.settings.has(PlantedBug::ReadErrorStays) {
+                kernel.stop(&e);
             }
+            let (bad, e) = first_unreadable(kernel, pba, count, e);
+            let lba = reads[r].first.plus((at + bad) as u64);
+            reads[r].result = Err(e.context(format!("volume {volume}, block {lba}")));
         }
-        Ok(())
     }
-
-    /// Reads and verifies one block.
-    pub(crate) fn read_block(
-        &self,
-        volume: VolumeId,
-        lba: Lba,
-        pba: Pba,
-        carried: bool,
-        prefix: u64,
-        into: &mut Block,
-    ) -> Result<()> {
-        let mut blocks = Block::zeroed_vec(1);
-        let mut reads = [BlockRead { first: lba, into: &mut blocks, result: Ok(()) }];
-        self.read_wanted(volume, &mut reads, &[vec![Step::Disk(Wanted { pba, carried, prefix })]]);
-        let [read] = reads;
-        read.result?;
-        into.0 = blocks[0].0;
-        Ok(())
-    }
-
-    /// What a range of blocks holds: at most `limit` extents in bytes, neighbours differing in
-    /// kind; it may cover less than asked.
-    ///
-    /// # Errors
-    /// `InvalidInput` beyond the end; `Corrupt` or `Io` when the map can't be read.
-    pub fn extents(
-        &self,
-        volume: VolumeId,
-        first: Lba,
-        blocks: u64,
-        limit: usize,
-    ) -> Result<Vec<Extent>> {
-        // Looked at in parts, so that a huge range costs bounded memory.
-        const PART: u64 = 4096;
-        let end = first.0.checked_add(blocks);
-        let size = self.state.lock().volume(volume)?.blocks;
-        let Some(end) = end.filter(|&end| end <= size) else {
-            return Err(Error::new(
-                Kind::InvalidInput,
-                "the range is beyond the end of the volume",
-            ));
-        };
-        let mut extents: Vec<Extent> = Vec::new();
-        let mut at = first.0;
-        let mut parts = 0;
-        while at < end && parts < 64 {
-            let skip = self.hole_at(volume, at, end)?;
-            let (count, kinds) = if skip > at {
-                (skip - at, vec![])
-            } else {
-                let count = PART.min(end - at);
-                (count, self.kinds(volume, at, count)?)
-            };
-            let mut push = |kind, blocks: u64| match extents.last_mut() {
-                Some(last) if last.kind == kind => last.bytes += blocks * 4096,
-                _ => extents.push(Extent { bytes: blocks * 4096, kind }),
-            };
-            if kinds.is_empty() {
-                push(ExtentKind::Hole, count);
-            }
-            kinds.into_iter().for_each(|kind| push(kind, 1));
-            if extents.len() > limit {
-                extents.truncate(limit);
-                return Ok(extents);
-            }
-            at += count;
-            parts += 1;
+    for (read, steps) in reads.iter_mut().zip(steps) {
+        if read.result.is_ok() {
+            read.result = verify(kernel, volume, read.first, read.into, steps);
         }
-        Ok(extents)
     }
+}
 
-    /// The end of the hole that begins at `at`, as far as the shape of the map alone tells; `at`
-    /// when that tells nothing.
-    fn hole_at(&self, volume: VolumeId, at: u64, end: u64) -> Result<u64> {
-        use crate::format::page::Table;
-        let (snapshot, quiet) = {
-            let state = self.state.lock();
-            let quiet = state.open.is_empty()
-                && state.flights.is_empty()
-                && state.active.is_empty()
-                && state.frozen.is_none();
-            (state.snapshot.clone(), quiet && state.snapshot.discards.is_empty())
-        };
-        let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map).filter(|_| quiet)
-        else {
-            return Ok(at);
-        };
-        let per_leaf = Table::Map.per_leaf();
-        let next = self.pages.next_leaf(Table::Map, volume.0, &root, at / per_leaf)?;
-        Ok(next.map_or(end, |leaf| (leaf * per_leaf).clamp(at, end)))
+/// Which block of a failed read of neighbours can't be read.
+fn first_unreadable(kernel: &Kernel, pba: Pba, count: usize, error: Error) -> (usize, Error) {
+    let mut single = Block::zeroed_vec(1);
+    for n in 0..count {
+        let mut read = [Read::new(pba.plus(n as u64), &mut single)];
+        if read[0].at.0 < kernel.disk.blocks() {
+            kernel.disk.read(&mut read);
+        }
+        let [read] = read;
+        if let Err(e) = read.result {
+            return (n, e);
+        }
     }
+    (0, error)
+}
 
-    /// The kind of each of some blocks.
-    fn kinds(&self, volume: VolumeId, first: u64, count: u64) -> Result<Vec<ExtentKind>> {
-        let mut kinds = vec![None; count as usize];
-        let zero = |keep| Some(if keep { ExtentKind::Zero } else { ExtentKind::Hole });
-        let of = |entry: MapEntry| match entry {
-            MapEntry::Hole => Some(ExtentKind::Hole),
-            MapEntry::Zero => Some(ExtentKind::Zero),
-            MapEntry::Block { .. } | MapEntry::Lost => Some(ExtentKind::Data),
-        };
-        let snapshot = {
-            let state = self.state.lock();
-            for (n, kind) in kinds.iter_mut().enumerate() {
-                let lba = Lba(first + n as u64);
-                let found = |found: Found<'_>| match found {
-                    Found::Block(_) => Some(ExtentKind::Data),
-                    Found::Zero { keep } => zero(keep),
-                };
-                *kind = match state.open.find(volume, lba) {
-                    Some(open) => found(open),
-                    None => match state.locate(volume, lba) {
-                        Where::Window(window) => window.find(volume, lba).and_then(found),
-                        Where::Zero { keep } => zero(keep),
-                        Where::Overlay(entry) => of(entry),
-                        Where::Tables => None,
-                    },
-                };
-            }
-            state.snapshot.clone()
-        };
-        let asked: Vec<Lba> = (first..)
-            .zip(&kinds)
-            .filter(|(_, kind)| kind.is_none())
-            .map(|(lba, _)| Lba(lba))
-            .collect();
-        let mut entries = self.map_entries(&snapshot, volume, &asked)?.into_iter();
-        Ok(kinds
-            .into_iter()
-            .map(|kind| kind.or_else(|| entries.next().and_then(of)).unwrap_or(ExtentKind::Hole))
-            .collect())
+/// Expands carried blocks in place and compares every block that came from the disk with its
+/// fingerprint.
+fn verify(
+    kernel: &Kernel,
+    volume: VolumeId,
+    first: Lba,
+    into: &mut [Block],
+    steps: &[Step],
+) -> Result<()> {
+    let bad = |n: usize, pba: Pba, why: &str| {
+        let lba = first.plus(n as u64);
+        Error::new(
+            Kind::Corrupt,
+            format!("volume {volume}, block {lba}: the data at physical block {pba} {why}"),
+        )
+    };
+    for (n, (block, step)) in into.iter_mut().zip(steps).enumerate() {
+        if let Step::Disk(Wanted { pba, carried: true, .. }) = *step {
+            let raw = block.clone();
+            let carrier = Carrier::shape(&kernel.identity, &raw)
+                .filter(|carrier| carrier.header.address == pba);
+            let carrier =
+                carrier.ok_or_else(|| bad(n, pba, "is not the carrier that it should be"))?;
+            carrier.expand(block).map_err(|e| bad(n, pba, "can't be expanded").caused_by(e))?;
+        }
     }
+    let from_disk: Vec<(usize, Wanted)> = steps
+        .iter()
+        .enumerate()
+        .filter_map(
+            |(n, step)| if let Step::Disk(wanted) = *step { Some((n, wanted)) } else { None },
+        )
+        .collect();
+    let blocks: Vec<&Block> = from_disk.iter().map(|&(n, _)| &into[n]).collect();
+    for (&(n, wanted), fingerprint) in
+        from_disk.iter().zip(kernel.identity.fingerprinter.many(&blocks))
+    {
+        if !fingerprint.has_prefix(wanted.prefix)
+            && !kernel.settings.has(PlantedBug::ReadUnverified)
+        {
+            return Err(bad(n, wanted.pba, "does not match its fingerprint"));
+        }
+    }
+    Ok(())
+}
+
+/// Reads and verifies one block.
+pub(crate) fn read_block(
+    kernel: &Kernel,
+    volume: VolumeId,
+    lba: Lba,
+    pba: Pba,
+    carried: bool,
+    prefix: u64,
+    into: &mut Block,
+) -> Result<()> {
+    let mut blocks = Block::zeroed_vec(1);
+    let mut reads = [BlockRead { first: lba, into: &mut blocks, result: Ok(()) }];
+    read_wanted(kernel, volume, &mut reads, &[vec![Step::Disk(Wanted { pba, carried, prefix })]]);
+    let [read] = reads;
+    read.result?;
+    into.0 = blocks[0].0;
+    Ok(())
+}
+
+/// What a range of blocks holds: at most `limit` extents in bytes, neighbours differing in
+/// kind; it may cover less than asked.
+pub(crate) fn extents(
+    kernel: &Kernel,
+    volume: VolumeId,
+    first: Lba,
+    blocks: u64,
+    limit: usize,
+) -> Result<Vec<Extent>> {
+    // Looked at in parts, so that a huge range costs bounded memory.
+    const PART: u64 = 4096;
+    let end = first.0.checked_add(blocks);
+    let size = kernel.state.lock().volume(volume)?.blocks;
+    let Some(end) = end.filter(|&end| end <= size) else {
+        return Err(Error::new(Kind::InvalidInput, "the range is beyond the end of the volume"));
+    };
+    let mut extents: Vec<Extent> = Vec::new();
+    let mut at = first.0;
+    let mut parts = 0;
+    while at < end && parts < 64 {
+        let skip = hole_at(kernel, volume, at, end)?;
+        let (count, kinds) = if skip > at {
+            (skip - at, vec![])
+        } else {
+            let count = PART.min(end - at);
+            (count, kinds(kernel, volume, at, count)?)
+        };
+        let mut push = |kind, blocks: u64| match extents.last_mut() {
+            Some(last) if last.kind == kind => last.bytes += blocks * 4096,
+            _ => extents.push(Extent { bytes: blocks * 4096, kind }),
+        };
+        if kinds.is_empty() {
+            push(ExtentKind::Hole, count);
+        }
+        kinds.into_iter().for_each(|kind| push(kind, 1));
+        if extents.len() > limit {
+            extents.truncate(limit);
+            return Ok(extents);
+        }
+        at += count;
+        parts += 1;
+    }
+    Ok(extents)
+}
+
+/// The end of the hole that begins at `at`, as far as the shape of the map alone tells; `at`
+/// when that tells nothing.
+fn hole_at(kernel: &Kernel, volume: VolumeId, at: u64, end: u64) -> Result<u64> {
+    use crate::format::page::Table;
+    let (snapshot, quiet) = {
+        let state = kernel.state.lock();
+        let quiet = state.open.is_empty()
+            && state.closed_windows.is_empty()
+            && state.active.is_empty()
+            && state.frozen.is_none();
+        (state.snapshot.clone(), quiet && state.snapshot.discards.is_empty())
+    };
+    let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map).filter(|_| quiet)
+    else {
+        return Ok(at);
+    };
+    let per_leaf = Table::Map.per_leaf();
+    let next = kernel.pages.next_leaf(Table::Map, volume.0, &root, at / per_leaf)?;
+    Ok(next.map_or(end, |leaf| (leaf * per_leaf).clamp(at, end)))
+}
+
+/// The kind of each of some blocks.
+fn kinds(kernel: &Kernel, volume: VolumeId, first: u64, count: u64) -> Result<Vec<ExtentKind>> {
+    let mut kinds = vec![None; count as usize];
+    let zero = |keep| Some(if keep { ExtentKind::Zero } else { ExtentKind::Hole });
+    let of = |entry: MapEntry| match entry {
+        MapEntry::Hole => Some(ExtentKind::Hole),
+        MapEntry::Zero => Some(ExtentKind::Zero),
+        MapEntry::Block { .. } | MapEntry::Lost => Some(ExtentKind::Data),
+    };
+    let snapshot = {
+        let state = kernel.state.lock();
+        for (n, kind) in kinds.iter_mut().enumerate() {
+            let lba = Lba(first + n as u64);
+            let found = |found: Found<'_>| match found {
+                Found::Block(_) => Some(ExtentKind::Data),
+                Found::Zero { keep } => zero(keep),
+            };
+            *kind = match state.open.find(volume, lba) {
+                Some(open) => found(open),
+                None => match state.locate(volume, lba) {
+                    Where::Window(window) => window.find(volume, lba).and_then(found),
+                    Where::Zero { keep } => zero(keep),
+                    Where::Overlay(entry) => of(entry),
+                    Where::Tables => None,
+                },
+            };
+        }
+        state.snapshot.clone()
+    };
+    let asked: Vec<Lba> =
+        (first..).zip(&kinds).filter(|(_, kind)| kind.is_none()).map(|(lba, _)| Lba(lba)).collect();
+    let mut entries = map_entries(kernel, &snapshot, volume, &asked)?.into_iter();
+    Ok(kinds
+        .into_iter()
+        .map(|kind| kind.or_else(|| entries.next().and_then(of)).unwrap_or(ExtentKind::Hole))
+        .collect())
 }
 
 /// Fills a block that needs no disk, or says where it is.

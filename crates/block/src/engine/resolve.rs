@@ -1,47 +1,14 @@
 //! Where an address is: the open window, then windows in flight from newest to oldest, then the
 //! overlays, then the tables.
 
-use std::sync::Arc;
-
 use onefold_core::{Lba, Result, VolumeId};
 
-use super::{Engine, Snapshot, State};
 use crate::{
     format::page::{MapEntry, Page, Pointer, Table},
+    kernel::{Kernel, Snapshot},
     overlay::zeroes,
-    window::{Found, Window, ranges::Ranges},
+    window::ranges::Ranges,
 };
-
-/// Where an address is.
-pub(crate) enum Where {
-    /// In a closed window.
-    Window(Arc<Window>),
-    /// In a range of the open window.
-    Zero { keep: bool },
-    /// Published, not committed.
-    Overlay(MapEntry),
-    /// Whatever the tables say.
-    Tables,
-}
-
-impl State {
-    /// Where an address is that the open window has no block of.
-    pub(crate) fn locate(&self, volume: VolumeId, lba: Lba) -> Where {
-        if let Some(Found::Zero { keep }) = self.open.find(volume, lba) {
-            return Where::Zero { keep };
-        }
-        if let Some(flight) =
-            self.flights.iter().rev().find(|flight| flight.window.find(volume, lba).is_some())
-        {
-            return Where::Window(flight.window.clone());
-        }
-        let entry = self
-            .active
-            .find(volume, lba)
-            .or_else(|| self.frozen.as_ref().and_then(|frozen| frozen.find(volume, lba)));
-        entry.map_or(Where::Tables, Where::Overlay)
-    }
-}
 
 /// What a map leaf says of an address, with the pending discards that it does not contain yet.
 pub(crate) fn entry_in(
@@ -59,39 +26,36 @@ pub(crate) fn entry_in(
     }
 }
 
-impl Engine {
-    /// What the tables say of one address.
-    pub(crate) fn map_entry(
-        &self,
-        snapshot: &Snapshot,
-        volume: VolumeId,
-        lba: Lba,
-    ) -> Result<MapEntry> {
-        Ok(self.map_entries(snapshot, volume, &[lba])?[0])
-    }
+/// What the tables say of one address.
+pub(crate) fn map_entry(
+    kernel: &Kernel,
+    snapshot: &Snapshot,
+    volume: VolumeId,
+    lba: Lba,
+) -> Result<MapEntry> {
+    Ok(map_entries(kernel, snapshot, volume, &[lba])?[0])
+}
 
-    /// What the tables say of many addresses of a volume; their pages are read together.
-    pub(crate) fn map_entries(
-        &self,
-        snapshot: &Snapshot,
-        volume: VolumeId,
-        lbas: &[Lba],
-    ) -> Result<Vec<MapEntry>> {
-        let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map) else {
-            return Ok(vec![MapEntry::Hole; lbas.len()]);
-        };
-        let leaves =
-            self.pages.holding(Table::Map, volume.0, &root, lbas.iter().map(|lba| lba.0))?;
-        lbas.iter()
-            .map(|&lba| {
-                let leaf = leaves.get(lba.0).map(|((pointer, page), _)| (pointer, &**page));
-                entry_in(&snapshot.discards, volume, lba, leaf).ok_or_else(|| {
-                    onefold_core::Error::new(
-                        onefold_core::Kind::Corrupt,
-                        format!("the map entry of block {lba} is damaged"),
-                    )
-                })
+/// What the tables say of many addresses of a volume; their pages are read together.
+pub(crate) fn map_entries(
+    kernel: &Kernel,
+    snapshot: &Snapshot,
+    volume: VolumeId,
+    lbas: &[Lba],
+) -> Result<Vec<MapEntry>> {
+    let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map) else {
+        return Ok(vec![MapEntry::Hole; lbas.len()]);
+    };
+    let leaves = kernel.pages.holding(Table::Map, volume.0, &root, lbas.iter().map(|lba| lba.0))?;
+    lbas.iter()
+        .map(|&lba| {
+            let leaf = leaves.get(lba.0).map(|((pointer, page), _)| (pointer, &**page));
+            entry_in(&snapshot.discards, volume, lba, leaf).ok_or_else(|| {
+                onefold_core::Error::new(
+                    onefold_core::Kind::Corrupt,
+                    format!("the map entry of block {lba} is damaged"),
+                )
             })
-            .collect()
-    }
+        })
+        .collect()
 }

@@ -9,9 +9,8 @@ use zerocopy::{
 };
 
 use super::{
-    page::{Pointer, body, body_mut},
+    page::{DISCARD_BYTES, Pointer, Root, VOLUME_BYTES, body, body_mut},
     record::WindowNumber,
-    superblock::Root,
 };
 
 /// Most volumes of a store, so that a hostile superblock costs bounded memory.
@@ -26,28 +25,22 @@ pub const NAME_MAX: usize = 255;
 /// Largest volume: 1 EiB, in blocks.
 pub const VOLUME_BLOCKS_MAX: u64 = Lba::MAX.0 + 1;
 
-/// Bytes of a volume's entry.
-pub const BYTES: usize = 504;
-
-/// Bytes of a pending discard.
-pub const DISCARD_BYTES: usize = 32;
-
 /// Most critical ranges of a volume.
-pub const CRITICAL_MAX: usize = 12;
+pub const NO_DEDUP_MAX: usize = 12;
 
 /// Blocks of a volume that are never stored as duplicates, nor found as such: a file system that
 /// keeps two copies of a block wants two. (OrderMergeDedup, "File systems maintain redundant
 /// durable copies of critical information".) They rise and do not touch.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Critical(Vec<Range<u64>>);
+pub struct NoDedup(Vec<Range<u64>>);
 
-impl Critical {
+impl NoDedup {
     /// Ranges of block addresses in any order; those that overlap or touch become one.
     ///
     /// # Errors
-    /// `InvalidInput` when there are more than [`CRITICAL_MAX`], or one is empty or beyond the
+    /// `InvalidInput` when there are more than [`NO_DEDUP_MAX`], or one is empty or beyond the
     /// largest volume.
-    pub fn new(mut ranges: Vec<Range<u64>>) -> Result<Critical> {
+    pub fn new(mut ranges: Vec<Range<u64>>) -> Result<NoDedup> {
         if let Some(bad) =
             ranges.iter().find(|range| range.is_empty() || range.end > VOLUME_BLOCKS_MAX)
         {
@@ -64,13 +57,13 @@ impl Critical {
                 _ => merged.push(range),
             }
         }
-        if merged.len() > CRITICAL_MAX {
+        if merged.len() > NO_DEDUP_MAX {
             return Err(Error::new(
                 Kind::InvalidInput,
-                format!("a volume has at most {CRITICAL_MAX} critical ranges"),
+                format!("a volume has at most {NO_DEDUP_MAX} critical ranges"),
             ));
         }
-        Ok(Critical(merged))
+        Ok(NoDedup(merged))
     }
 
     /// True when there are none.
@@ -101,14 +94,14 @@ impl Critical {
     }
 
     /// Reads `count` of them; `None` when they are not as [`encode`](Self::encode) writes them.
-    fn decode(count: u8, from: &[u8]) -> Option<Critical> {
+    fn decode(count: u8, from: &[u8]) -> Option<NoDedup> {
         let number = |at: &[u8]| super::record::from_low_bytes(at);
         let ranges: Vec<Range<u64>> = from
             .chunks_exact(16)
             .take(usize::from(count))
             .map(|at| number(&at[..8])..number(&at[8..]))
             .collect();
-        let known = Critical::new(ranges.clone()).ok()?;
+        let known = NoDedup::new(ranges.clone()).ok()?;
         (known.0 == ranges && ranges.len() == usize::from(count)).then_some(known)
     }
 }
@@ -125,7 +118,7 @@ pub struct Volume {
     /// Its map.
     pub map: Root,
     /// What of it is not deduplicated.
-    pub critical: Critical,
+    pub no_dedup: NoDedup,
     /// How fast clients may use it. Programs that do not know of this keep it zero.
     pub limits: VolumeLimits,
 }
@@ -135,46 +128,49 @@ pub struct Volume {
 struct RawVolume {
     id: U32,
     height: u8,
-    critical_ranges: u8,
+    no_dedup_ranges: u8,
     name_bytes: U16,
     blocks: U64,
     map: [u8; Pointer::BYTES],
     name: [u8; 256],
-    critical: [u8; 16 * CRITICAL_MAX],
+    no_dedup: [u8; 16 * NO_DEDUP_MAX],
     limit_iops: U32,
     reserved: [u8; 4],
     limit_bytes: U64,
 }
 
-const _: () = assert!(size_of::<RawVolume>() == BYTES);
+const _: () = assert!(size_of::<RawVolume>() == VOLUME_BYTES);
 
 impl Volume {
     /// Writes the entry number `slot` of a leaf.
     pub fn set(&self, page: &mut Block, slot: u64) {
         let mut name = [0; 256];
         name[..self.name.len()].copy_from_slice(self.name.as_bytes());
-        let mut critical = [0; 16 * CRITICAL_MAX];
-        let critical_ranges = self.critical.encode(&mut critical);
+        let mut no_dedup = [0; 16 * NO_DEDUP_MAX];
+        let no_dedup_ranges = self.no_dedup.encode(&mut no_dedup);
         let raw = RawVolume {
             id: U32::new(self.id.0),
             height: self.map.height,
-            critical_ranges,
+            no_dedup_ranges,
             name_bytes: U16::new(self.name.len() as u16),
             blocks: U64::new(self.blocks),
             map: self.map.page.encode(),
             name,
-            critical,
+            no_dedup,
             limit_iops: U32::new(self.limits.iops),
             reserved: [0; 4],
             limit_bytes: U64::new(self.limits.bytes),
         };
-        body_mut(page)[slot as usize * BYTES..][..BYTES].copy_from_slice(raw.as_bytes());
+        body_mut(page)[slot as usize * VOLUME_BYTES..][..VOLUME_BYTES]
+            .copy_from_slice(raw.as_bytes());
     }
 
     /// Reads the entry number `slot` of a leaf.
     #[must_use]
     pub fn get(page: &super::page::Page, slot: u64) -> Option<Volume> {
-        let raw = RawVolume::read_from_bytes(&body(page)[slot as usize * BYTES..][..BYTES]).ok()?;
+        let raw =
+            RawVolume::read_from_bytes(&body(page)[slot as usize * VOLUME_BYTES..][..VOLUME_BYTES])
+                .ok()?;
         let name = std::str::from_utf8(raw.name.get(..usize::from(raw.name_bytes.get()))?)
             .ok()?
             .to_owned();
@@ -182,14 +178,14 @@ impl Volume {
         let sound = map.height <= 9
             && map.page.is_none() == (map.height == 0)
             && raw.blocks.get() <= VOLUME_BLOCKS_MAX;
-        let critical = Critical::decode(raw.critical_ranges, &raw.critical)?;
+        let no_dedup = NoDedup::decode(raw.no_dedup_ranges, &raw.no_dedup)?;
         let limits = VolumeLimits { iops: raw.limit_iops.get(), bytes: raw.limit_bytes.get() };
         sound.then_some(Volume {
             id: VolumeId(raw.id.get()),
             name,
             blocks: raw.blocks.get(),
             map,
-            critical,
+            no_dedup,
             limits,
         })
     }
@@ -250,7 +246,7 @@ pub enum CatalogueChange {
         /// Its size.
         blocks: u64,
         /// What of it is not deduplicated.
-        critical: Critical,
+        no_dedup: NoDedup,
         /// How fast clients may use it.
         limits: VolumeLimits,
     },
@@ -278,7 +274,7 @@ pub enum CatalogueChange {
         /// Which.
         id: VolumeId,
         /// All ranges.
-        critical: Critical,
+        no_dedup: NoDedup,
         /// Both limits.
         limits: VolumeLimits,
     },
@@ -287,25 +283,25 @@ pub enum CatalogueChange {
 const CHANGE_MAGIC: u32 = 0x3176_464f; // "OFv1"
 
 /// Where a change has its critical ranges: behind the longest name.
-const CHANGE_CRITICAL: usize = 280;
+const CHANGE_NO_DEDUP: usize = 280;
 
 /// Where it has its limits: behind the critical ranges.
-const CHANGE_LIMITS: usize = CHANGE_CRITICAL + 16 * CRITICAL_MAX;
+const CHANGE_LIMITS: usize = CHANGE_NO_DEDUP + 16 * NO_DEDUP_MAX;
 
 impl CatalogueChange {
     /// The content of the carrier.
     #[must_use]
     pub fn encode(&self) -> Box<Block> {
-        let none = (&Critical::default(), VolumeLimits::default());
-        let (kind, id, blocks, name, (critical, limits)) = match self {
-            CatalogueChange::Create { id, name, blocks, critical, limits } => {
-                (1u8, id, *blocks, name.as_str(), (critical, *limits))
+        let none = (&NoDedup::default(), VolumeLimits::default());
+        let (kind, id, blocks, name, (no_dedup, limits)) = match self {
+            CatalogueChange::Create { id, name, blocks, no_dedup, limits } => {
+                (1u8, id, *blocks, name.as_str(), (no_dedup, *limits))
             }
             CatalogueChange::Resize { id, blocks } => (2, id, *blocks, "", none),
             CatalogueChange::Rename { id, name } => (3, id, 0, name.as_str(), none),
             CatalogueChange::Delete { id } => (4, id, 0, "", none),
-            CatalogueChange::Settings { id, critical, limits } => {
-                (5, id, 0, "", (critical, *limits))
+            CatalogueChange::Settings { id, no_dedup, limits } => {
+                (5, id, 0, "", (no_dedup, *limits))
             }
         };
         let mut block = Block::zeroed();
@@ -315,7 +311,7 @@ impl CatalogueChange {
         block.0[8..12].copy_from_slice(&id.0.to_le_bytes());
         block.0[16..24].copy_from_slice(&blocks.to_le_bytes());
         block.0[24..24 + name.len()].copy_from_slice(name.as_bytes());
-        block.0[5] = critical.encode(&mut block.0[CHANGE_CRITICAL..CHANGE_LIMITS]);
+        block.0[5] = no_dedup.encode(&mut block.0[CHANGE_NO_DEDUP..CHANGE_LIMITS]);
         block.0[CHANGE_LIMITS..][..4].copy_from_slice(&limits.iops.to_le_bytes());
         block.0[CHANGE_LIMITS + 8..][..8].copy_from_slice(&limits.bytes.to_le_bytes());
         block
@@ -341,17 +337,17 @@ impl CatalogueChange {
             if number(0, 4) != u64::from(CHANGE_MAGIC) || blocks > VOLUME_BLOCKS_MAX {
                 return None;
             }
-            let critical = Critical::decode(block.0[5], &block.0[CHANGE_CRITICAL..CHANGE_LIMITS])?;
+            let no_dedup = NoDedup::decode(block.0[5], &block.0[CHANGE_NO_DEDUP..CHANGE_LIMITS])?;
             let limits = VolumeLimits {
                 iops: number(CHANGE_LIMITS, CHANGE_LIMITS + 4) as u32,
                 bytes: number(CHANGE_LIMITS + 8, CHANGE_LIMITS + 16),
             };
             Some(match block.0[4] {
-                1 => CatalogueChange::Create { id, name: name()?, blocks, critical, limits },
+                1 => CatalogueChange::Create { id, name: name()?, blocks, no_dedup, limits },
                 2 => CatalogueChange::Resize { id, blocks },
                 3 => CatalogueChange::Rename { id, name: name()? },
                 4 => CatalogueChange::Delete { id },
-                5 => CatalogueChange::Settings { id, critical, limits },
+                5 => CatalogueChange::Settings { id, no_dedup, limits },
                 _ => return None,
             })
         };
@@ -396,7 +392,7 @@ mod tests {
                 },
                 height: 3,
             },
-            critical: Critical::new((0..12).map(|n| n * 10..n * 10 + 9).collect()).unwrap(),
+            no_dedup: NoDedup::new((0..12).map(|n| n * 10..n * 10 + 9).collect()).unwrap(),
             limits: VolumeLimits { iops: u32::MAX, bytes: u64::MAX },
         };
         let limits = VolumeLimits { iops: 500, bytes: 10 << 20 };
@@ -411,24 +407,24 @@ mod tests {
         };
         discard.set(&mut page, 125);
         assert_eq!(Discard::get(&page, 125), Some(discard));
-        let critical = Critical::new(vec![7..9, 0..3, 3..5]).unwrap();
-        assert_eq!(critical.ranges(), [0..5, 7..9]);
+        let no_dedup = NoDedup::new(vec![7..9, 0..3, 3..5]).unwrap();
+        assert_eq!(no_dedup.ranges(), [0..5, 7..9]);
         for change in [
             CatalogueChange::Create {
                 id: VolumeId(1),
                 name: "a".repeat(255),
                 blocks: 12,
-                critical: Critical::default(),
+                no_dedup: NoDedup::default(),
                 limits: VolumeLimits::default(),
             },
             CatalogueChange::Create {
                 id: VolumeId(1),
                 name: "a".repeat(255),
                 blocks: 12,
-                critical: critical.clone(),
+                no_dedup: no_dedup.clone(),
                 limits,
             },
-            CatalogueChange::Settings { id: VolumeId(1), critical: critical.clone(), limits },
+            CatalogueChange::Settings { id: VolumeId(1), no_dedup: no_dedup.clone(), limits },
             CatalogueChange::Resize { id: VolumeId(1), blocks: 99 },
             CatalogueChange::Rename { id: VolumeId(1), name: "b".into() },
             CatalogueChange::Delete { id: VolumeId(1) },

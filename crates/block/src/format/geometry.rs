@@ -10,7 +10,7 @@
 
 use onefold_core::{Error, Kind, Pba, Result, ZoneId};
 
-use super::superblock::Leftover;
+use super::choices::Leftover;
 
 /// The two places of the superblock.
 pub const SUPERBLOCKS: [Pba; 2] = [Pba(0), Pba(8)];

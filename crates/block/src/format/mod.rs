@@ -6,6 +6,7 @@
 
 pub mod carrier;
 pub mod catalogue;
+pub mod choices;
 pub mod claim;
 pub mod geometry;
 pub mod in_place;
@@ -13,6 +14,7 @@ pub mod leftover;
 pub mod page;
 pub mod record;
 pub mod superblock;
+pub mod zone_bitmap;
 pub mod zone_list;
 
 use onefold_core::{Fingerprinter, checksum};

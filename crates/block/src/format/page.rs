@@ -10,6 +10,7 @@ use zerocopy::{
 use super::{
     Identity,
     record::{WindowNumber, from_low_bytes, low_bytes},
+    zone_bitmap::ZoneBitmap,
 };
 
 const MAGIC: u32 = 0x3170_464f; // "OFp1"
@@ -22,6 +23,16 @@ pub const BODY_BYTES: usize = 4096 - HEADER_BYTES;
 
 /// Pointers in an inner page.
 pub const FANOUT: u64 = (BODY_BYTES / Pointer::BYTES) as u64;
+
+/// Bits of a fingerprint that the index keeps: chance agreement of two of 2^28 blocks costs a page
+/// read for one lookup in 256.
+pub const HASH_BITS: u32 = 36;
+
+/// Bytes of the entry of a volume.
+pub const VOLUME_BYTES: usize = 504;
+
+/// Bytes of the entry of a pending discard.
+pub const DISCARD_BYTES: usize = 32;
 
 /// Which table a page belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -69,8 +80,8 @@ impl Table {
             Table::References => ReferenceEntry::BYTES,
             Table::Fingerprints => size_of::<Fingerprint>(),
             Table::Zones => ZoneEntry::BYTES,
-            Table::Catalogue => super::catalogue::BYTES,
-            Table::Discards => super::catalogue::DISCARD_BYTES,
+            Table::Catalogue => VOLUME_BYTES,
+            Table::Discards => DISCARD_BYTES,
             // A page of a hash table: what lies in it is counted in it.
             Table::Index => BODY_BYTES,
         }
@@ -109,6 +120,15 @@ pub struct Pointer {
     /// Checksum of the page; of a leaf in place, 24 bits that differ from checkpoint to
     /// checkpoint.
     pub checksum: u64,
+}
+
+/// The root of a table: its top page and its height (0 when empty, 1 when the top page is a leaf).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Root {
+    /// The top page.
+    pub page: Pointer,
+    /// Levels.
+    pub height: u8,
 }
 
 /// Set in the encoded birth of a leaf that is written in place.
@@ -402,7 +422,7 @@ pub fn set_fingerprint(page: &mut Page, slot: u64, fingerprint: &Fingerprint) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZoneEntry {
     /// One bit a block.
-    pub used: crate::place::bitmap::ZoneBitmap,
+    pub used: ZoneBitmap,
 }
 
 impl ZoneEntry {
@@ -413,7 +433,7 @@ impl ZoneEntry {
     #[must_use]
     pub fn get(page: &Page, slot: u64) -> ZoneEntry {
         let bytes = &body(page)[slot as usize * Self::BYTES..][..Self::BYTES];
-        ZoneEntry { used: crate::place::bitmap::ZoneBitmap::from_bytes(bytes) }
+        ZoneEntry { used: ZoneBitmap::from_bytes(bytes) }
     }
 
     /// Sets entry number `slot` of a leaf.

@@ -8,58 +8,15 @@ use zerocopy::{
 };
 
 use super::{VERSION, VERSION_KEYED, geometry::Geometry, page::Pointer, record::WindowNumber};
+pub use super::{
+    choices::{Layout, Leftover, SchemeName},
+    page::Root,
+};
 
 const MAGIC: [u8; 8] = *b"ONEFOLD\0";
 
 /// Recoveries that one superblock remembers; when it is full, recovery ends with a checkpoint.
 pub const CUTS_MAX: usize = 32;
-
-/// Where records that find no room in compressed blocks go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Leftover {
-    /// Into a carrier that holds only records, one more block of the same run.
-    #[default]
-    Log,
-    /// Into the structured tables in place: the paper's way.
-    Table,
-}
-
-/// How the records of a window become durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum SchemeName {
-    /// In the data (ThinDedup).
-    #[default]
-    Thin,
-    /// In place, after a flush of the data.
-    Ordered,
-    /// By a transaction of copy-on-write trees (Dmdedup).
-    Cow,
-    /// Not at all: for measuring only.
-    Ideal,
-    /// Not at all: the tables themselves change in place, in order (OrderMergeDedup).
-    OrderMerge,
-}
-
-impl SchemeName {
-    /// All of them, by their code on disk.
-    pub const ALL: [SchemeName; 5] = [
-        SchemeName::Thin,
-        SchemeName::Ordered,
-        SchemeName::Cow,
-        SchemeName::Ideal,
-        SchemeName::OrderMerge,
-    ];
-}
-
-/// How a window's blocks lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Layout {
-    /// Carriers and raw blocks side by side in one run.
-    #[default]
-    Run,
-    /// Carriers in C-zones, raw blocks in U-zones: the paper's way.
-    Split,
-}
 
 /// What is chosen when a store is created and never changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,22 +57,6 @@ impl Fixed {
     pub fn version(&self) -> u32 {
         if self.algorithm == Algorithm::HmacSha256 { VERSION_KEYED } else { VERSION }
     }
-
-    /// True when the leaves of maps, references and fingerprints change in place, between
-    /// checkpoints.
-    #[must_use]
-    pub fn writes_in_place(&self) -> bool {
-        crate::scheme::scheme(self.scheme).records() == crate::scheme::Records::InPlace
-    }
-}
-
-/// The root of a table: its top page and its height (0 when empty, 1 when the top page is a leaf).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Root {
-    /// The top page.
-    pub page: Pointer,
-    /// Levels.
-    pub height: u8,
 }
 
 /// After this window, records of `epoch` are void: a recovery decided so.
@@ -442,7 +383,7 @@ impl Raw {
                 grow: flag(self.grow)?,
                 leftover,
                 layout: if flag(self.layout)? { Layout::Split } else { Layout::Run },
-                scheme: *SchemeName::ALL.get(usize::try_from(self.scheme.get()).ok()?)?,
+                scheme: self.scheme.get().try_into().ok()?,
             },
             state: State {
                 sequence: self.sequence.get(),
@@ -473,7 +414,7 @@ impl Raw {
                 index_entries: (self.index_entries.get() <= 4 * blocks)
                     .then_some(self.index_entries.get())?,
                 index_birth: window(self.index_birth)?,
-                index_bits: (self.index_bits.get() <= crate::index::HASH_BITS)
+                index_bits: (self.index_bits.get() <= super::page::HASH_BITS)
                     .then_some(self.index_bits.get())?,
                 cuts: cuts
                     .map(|raw| {

@@ -11,8 +11,7 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
-use super::{Identity, page::HEADER_BYTES, record::WindowNumber};
-use crate::place::bitmap::ZoneBitmap;
+use super::{Identity, page::HEADER_BYTES, record::WindowNumber, zone_bitmap::ZoneBitmap};
 
 const MAGIC: u32 = 0x317a_464f; // "OFz1"
 

@@ -15,14 +15,11 @@ pub(crate) mod paged;
 
 use std::sync::Arc;
 
-use onefold_core::Pba;
-
 pub(crate) use filter::Filter;
 pub(crate) use memory::MemoryIndex;
+use onefold_core::Pba;
 
-/// Bits of a fingerprint that the index keeps: chance agreement of two of 2^28 blocks costs a page
-/// read for one lookup in 256.
-pub(crate) const HASH_BITS: u32 = 36;
+pub(crate) use crate::format::page::HASH_BITS;
 
 /// The bits of a fingerprint's prefix that the index keeps.
 pub(crate) fn hash_of(prefix: u64) -> u64 {

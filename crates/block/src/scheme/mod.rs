@@ -14,64 +14,51 @@
 
 mod cow;
 mod ideal;
-pub(crate) mod in_place;
 mod ordered;
-pub(crate) mod ordermerge;
-mod thin;
+mod ordermerge;
+pub(crate) mod records;
+pub(crate) mod room;
+mod shadow;
+pub(crate) mod thin;
+pub(crate) mod verbs;
+pub(crate) mod windows;
 
-use onefold_core::{Block, compress::Lz4};
+use onefold_core::{Error, Result};
 
-use crate::format::{carrier::RECORDS_MAX, superblock::SchemeName};
-
-/// Records of a carrier that holds nothing else.
-pub(crate) const RECORDS_ALONE: usize = RECORDS_MAX;
-
-/// A block that becomes a carrier.
-pub(crate) struct Chosen {
-    /// Which of the window's new blocks.
-    pub(crate) block: usize,
-    /// Its compressed content.
-    pub(crate) payload: Vec<u8>,
-    /// Records that fit beside it.
-    pub(crate) room: usize,
-}
-
-/// When the records of a window are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Records {
-    /// With the data; one flush makes both durable, and recovery believes what it can prove.
-    WithData,
-    /// After a flush of the data.
-    AfterData,
-    /// Not at all: a checkpoint makes the window durable.
-    ByCheckpoint,
-    /// Not at all: the leaves of the tables themselves are written, in place and in order.
-    InPlace,
-    /// Not at all: a crash loses everything.
-    Nowhere,
-}
-
-/// How the records of a window become durable.
-pub(crate) trait Scheme: Send + Sync {
-    /// When records are written.
-    fn records(&self) -> Records {
-        Records::WithData
-    }
-
-    /// Chooses carriers among a window's new blocks for `records` records. The rest of the records
-    /// goes where `leftover` says.
-    fn choose(&self, _lz4: &mut Lz4, _blocks: &[&Block], _records: usize) -> Vec<Chosen> {
-        Vec::new()
-    }
-}
+pub(crate) use self::verbs::Scheme;
+use crate::{
+    format::superblock::{Fixed, Leftover, SchemeName},
+    settings::Settings,
+};
 
 /// The scheme of a name.
 pub(crate) fn scheme(name: SchemeName) -> Box<dyn Scheme> {
     match name {
-        SchemeName::Thin => Box::new(thin::Thin),
-        SchemeName::Ordered => Box::new(ordered::Ordered),
+        SchemeName::Thin => Box::<thin::Thin>::default(),
+        SchemeName::Ordered => Box::<ordered::Ordered>::default(),
         SchemeName::Cow => Box::new(cow::Cow),
         SchemeName::Ideal => Box::new(ideal::Ideal),
-        SchemeName::OrderMerge => Box::new(ordermerge::OrderMerge),
+        SchemeName::OrderMerge => Box::<ordermerge::OrderMerge>::default(),
     }
+}
+
+/// Settings as the store's scheme can keep them.
+pub(crate) fn settings(fixed: &Fixed, settings: Settings) -> Settings {
+    let records_max = match (fixed.scheme, fixed.leftover) {
+        // No checkpoint ever takes them.
+        (SchemeName::Ideal, _) => u64::MAX,
+        // The leftover table keeps its records in memory as well.
+        (_, Leftover::Table) => settings.records_max * 3 / 4,
+        (_, Leftover::Log) => settings.records_max,
+    };
+    Settings { records_max, ..settings }
+}
+
+/// Accepts that one of both superblocks could not be read because of `cause`, unless it may be the
+/// only one that holds the newest windows: with copy-on-write trees.
+///
+/// # Errors
+/// `cause`.
+pub(crate) fn accept_unread_superblock(name: SchemeName, cause: Error) -> Result<()> {
+    if name == SchemeName::Cow { Err(cause.context("a superblock")) } else { Ok(()) }
 }

@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use onefold_core::Result;
 
 use super::Store;
-use crate::{CheckpointStep, Leisure};
+use crate::{CheckpointStep, Idleness};
 
 /// With weak persistence a change is durable about this long after it was made.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
@@ -50,13 +50,13 @@ impl Store {
         self.write_out()?;
         let pressure = self.pressure.load(Ordering::SeqCst) > 0;
         let now = self.clock.now();
-        if pressure && self.engine.unflushed_blocks() > 0
-            || self.engine.unflushed_blocks() * 2 > self.engine.settings().unflushed_blocks
+        if pressure && self.engine.kernel.unflushed_blocks() > 0
+            || self.engine.kernel.unflushed_blocks() * 2 > self.engine.settings().unflushed_blocks
         {
             self.flush()?;
             *flushed = now;
         } else if now.saturating_sub(*flushed) >= FLUSH_EVERY {
-            if self.engine.newest() > self.engine.durable() {
+            if self.engine.kernel.newest() > self.engine.durable() {
                 self.flush()?;
             }
             *flushed = now;
@@ -95,17 +95,17 @@ impl Store {
         {
             self.run_checkpoint(pressure || quiet >= IDLE_AFTER)?;
         }
-        let leisure = match quiet {
-            quiet if quiet >= COMPACT_AFTER => Leisure::Long,
-            quiet if quiet >= IDLE_AFTER => Leisure::Short,
-            _ => Leisure::None,
+        let idleness = match quiet {
+            quiet if quiet >= COMPACT_AFTER => Idleness::Long,
+            quiet if quiet >= IDLE_AFTER => Idleness::Short,
+            _ => Idleness::None,
         };
         // A client's change ends the round: it is looked at anew whether the store is idle.
         while !self.is_stopping()
             && self.engine.counts().client_changes == counts.client_changes
-            && self.engine.tidy_step(leisure)?
+            && self.engine.idle_step(idleness)?
         {
-            if self.engine.has_closed_windows() {
+            if self.engine.kernel.has_closed_windows() {
                 self.writer.raise();
             }
         }
@@ -133,7 +133,7 @@ impl Store {
                         || self.is_stopping()
                         || self.clock.now().saturating_sub(since) > RIDE_WAIT
                     {
-                        self.engine.flush_and_publish()?;
+                        self.engine.scheme.make_durable(&self.engine.kernel)?;
                         self.advance();
                     } else {
                         self.background.wait(Duration::from_millis(2));

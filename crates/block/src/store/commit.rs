@@ -2,52 +2,13 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use onefold_core::{Crowd, Result, Ticket};
+use onefold_core::{Result, Ticket};
 use parking_lot::{Condvar, Mutex};
 
-use super::Store;
+use super::{Store, group::Waiter};
 
 /// Longest wait for another change before a window closes (OrderMergeDedup's anticipation).
 const ANTICIPATION_MAX: Duration = Duration::from_millis(1);
-
-#[derive(Default)]
-pub(super) struct GroupCommit {
-    state: Mutex<Commit>,
-}
-
-#[derive(Default)]
-struct Commit {
-    busy: bool,
-    waiting: VecDeque<Arc<Waiter>>,
-    arrivals: Arrivals,
-    crowd: Crowd,
-}
-
-struct Waiter {
-    ticket: Ticket,
-    woken: Mutex<bool>,
-    wake: Condvar,
-}
-
-impl Waiter {
-    fn wake(&self) {
-        *self.woken.lock() = true;
-        self.wake.notify_one();
-    }
-
-    fn wait(&self) {
-        let mut woken = self.woken.lock();
-        while !*woken {
-            self.wake.wait(&mut woken);
-        }
-    }
-}
-
-/// How many clients were answered together lately: as many are likely to come again.
-#[derive(Default)]
-struct Arrivals {
-    together: usize,
-}
 
 impl Store {
     /// Returns when everything up to `ticket` is durable.
@@ -97,21 +58,21 @@ impl Store {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub fn flush(&self) -> Result<()> {
-        self.wait(self.engine.newest())
+        self.wait(self.engine.kernel.newest())
     }
 
     /// One round: close, prepare, write, flush.
     fn round(&self, ticket: Ticket) -> Result<()> {
         self.anticipate();
-        if self.engine.newest_open().is_some_and(|open| open <= ticket) {
+        if self.engine.kernel.newest_open().is_some_and(|open| open <= ticket) {
             self.engine.close_window();
         }
         while self.engine.prepare_window()? {}
-        if self.engine.single_flight() && self.engine.write_window_durably()? {
+        if self.engine.kernel.has_one_closed_window() && self.engine.write_window_durably()? {
             return Ok(());
         }
         while self.engine.write_window()? {}
-        if !self.engine.settle()?
+        if !self.engine.make_durable()?
             && self.engine.durable() < ticket
             && self.engine.stopped().is_none()
         {
@@ -154,7 +115,7 @@ impl Store {
         let begun = self.clock.now();
         let (expected, present, crowded) = {
             let commit = self.commit.state.lock();
-            (commit.arrivals.together, commit.waiting.len() + 1, commit.crowd.is_there(begun))
+            (commit.arrivals.together, commit.waiting.len() + 1, commit.contention.is_there(begun))
         };
         if expected <= present + 1 || crowded {
             return;
@@ -168,8 +129,8 @@ impl Store {
             now = self.clock.now();
             let (present, crowded) = {
                 let mut commit = self.commit.state.lock();
-                commit.crowd.yielded(before, now);
-                (commit.waiting.len() + 1, commit.crowd.is_there(now))
+                commit.contention.yielded(before, now);
+                (commit.waiting.len() + 1, commit.contention.is_there(now))
             };
             if present > gathered {
                 (gathered, last_arrival) = (present, now);

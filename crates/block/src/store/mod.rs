@@ -11,7 +11,7 @@
 
 mod background;
 mod commit;
-mod status;
+mod group;
 mod volume;
 
 use std::{
@@ -24,11 +24,10 @@ use std::{
 
 use onefold_core::{Clock, Disk, Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 use parking_lot::{Condvar, Mutex};
-
-pub use status::{Status, VolumeStatus};
 pub use volume::{BlockVolume, StoreExports};
 
-use crate::{Critical, Engine, Persistence, Settings};
+pub use crate::engine::{Status, VolumeStatus};
+use crate::{Engine, NoDedup, Persistence, Settings};
 
 /// How long a change waits for room before it looks again by itself.
 const ROOM_WAIT: Duration = Duration::from_millis(20);
@@ -41,7 +40,7 @@ const ROOM_CHECKPOINTS: u64 = 16;
 pub struct Store {
     engine: Engine,
     clock: Arc<dyn Clock>,
-    commit: commit::GroupCommit,
+    commit: group::GroupCommit,
     /// Raised whenever windows were published or space was made.
     progress: Mutex<u64>,
     progressed: Condvar,
@@ -92,7 +91,7 @@ impl Store {
         Ok(Arc::new(Store {
             engine,
             clock,
-            commit: commit::GroupCommit::default(),
+            commit: group::GroupCommit::default(),
             progress: Mutex::new(0),
             progressed: Condvar::new(),
             writer: Signal::default(),
@@ -106,6 +105,12 @@ impl Store {
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// The store at this moment.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.engine.status()
     }
 
     /// Makes both working threads return, once they have done what is due.
@@ -171,7 +176,7 @@ impl Store {
     /// A change of data: acknowledged at once, or with strong persistence when it is durable.
     fn data_change(&self, change: impl FnMut() -> Result<Ticket>) -> Result<Ticket> {
         let ticket = self.change(change)?;
-        if self.engine.has_closed_windows() {
+        if self.engine.kernel.has_closed_windows() {
             self.writer.raise();
         }
         if self.engine.settings().persistence == Persistence::Strong {
@@ -203,9 +208,9 @@ impl Store {
         &self,
         name: &str,
         bytes: u64,
-        critical: &Critical,
+        no_dedup: &NoDedup,
     ) -> Result<VolumeId> {
-        self.create_volume_limited(name, bytes, critical, VolumeLimits::default())
+        self.create_volume_limited(name, bytes, no_dedup, VolumeLimits::default())
     }
 
     /// As [`create_volume_with`](Self::create_volume_with), with limits for its clients.
@@ -216,11 +221,11 @@ impl Store {
         &self,
         name: &str,
         bytes: u64,
-        critical: &Critical,
+        no_dedup: &NoDedup,
         limits: VolumeLimits,
     ) -> Result<VolumeId> {
         self.catalogue_change(|| {
-            self.engine.create_volume_limited(name, bytes.div_ceil(4096), critical.clone(), limits)
+            self.engine.create_volume_with(name, bytes.div_ceil(4096), no_dedup.clone(), limits)
         })
     }
 
@@ -241,10 +246,10 @@ impl Store {
     ///
     /// # Errors
     /// As [`resize_volume`](Self::resize_volume).
-    pub fn set_critical(&self, name: &str, critical: &Critical) -> Result<()> {
+    pub fn set_no_dedup(&self, name: &str, no_dedup: &NoDedup) -> Result<()> {
         self.catalogue_change(|| {
             let id = self.engine.find_volume(name)?;
-            Ok(((), self.engine.set_critical(id, critical.clone())?))
+            Ok(((), self.engine.set_no_dedup(id, no_dedup.clone())?))
         })
     }
 

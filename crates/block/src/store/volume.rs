@@ -36,7 +36,7 @@ impl Volume for BlockVolume {
     fn write_zeroes(&self, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
         let mut taken = 0;
         self.store.data_change(|| {
-            self.store.engine.write_zeroes_from(self.id, offset, bytes, keep, &mut taken)
+            self.store.engine.write_zeroes(self.id, offset, bytes, keep, &mut taken)
         })
     }
 

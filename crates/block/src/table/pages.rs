@@ -10,12 +10,14 @@ use parking_lot::{Mutex, MutexGuard};
 use quick_cache::sync::Cache;
 
 use super::held::{self, HeldLeaves};
-use crate::format::{
-    Identity, in_place,
-    page::{self, FANOUT, Page, PageId, Pointer, Table},
-    superblock::Root,
+use crate::{
+    format::{
+        Identity, in_place,
+        page::{self, FANOUT, Page, PageId, Pointer, Table},
+        superblock::Root,
+    },
+    hash::MixHash,
 };
-use crate::hash::MixHash;
 
 /// Pages read in one batch: enough to keep a disk busy, few enough to bound the memory of a batch.
 const BATCH: usize = 256;

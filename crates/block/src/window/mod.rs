@@ -7,15 +7,14 @@
 mod prepared;
 pub(crate) mod ranges;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use onefold_core::{Block, Lba, Pba, VolumeId};
-
 pub(crate) use prepared::{Plan, Source};
 use ranges::{Ranges, Span};
 
 use crate::{
-    format::{catalogue::CatalogueChange, record::WindowNumber},
+    format::{catalogue::CatalogueChange, page::Table, record::WindowNumber},
     hash::MixMap,
 };
 
@@ -38,7 +37,7 @@ pub(crate) struct WindowBlock {
     /// True when it is moved by compaction: it gets a new place, whatever is stored already.
     pub(crate) moved: bool,
     /// True when it lay in a critical range of its volume when it was written: it shares nothing.
-    pub(crate) critical: bool,
+    pub(crate) no_dedup: bool,
     /// Known duplicate.
     pub(crate) placed: Option<Placed>,
 }
@@ -64,6 +63,25 @@ pub(crate) struct Window {
 }
 
 impl Window {
+    /// True when the window has blocks or ranges of a volume.
+    pub(crate) fn changes(&self, volume: VolumeId) -> bool {
+        self.blocks.iter().any(|block| block.live && block.volume == volume)
+            || self.ranges.iter().any(|(of, _, _)| of == volume)
+    }
+
+    /// The leaves of maps in which the window has blocks.
+    pub(crate) fn map_leaves(&self) -> BTreeMap<VolumeId, Vec<u64>> {
+        let mut leaves: BTreeMap<VolumeId, Vec<u64>> = BTreeMap::new();
+        for block in self.blocks.iter().filter(|block| block.live) {
+            leaves.entry(block.volume).or_default().push(block.lba.0 / Table::Map.per_leaf());
+        }
+        for leaves in leaves.values_mut() {
+            leaves.sort_unstable();
+            leaves.dedup();
+        }
+        leaves
+    }
+
     pub(crate) fn new(number: WindowNumber) -> Window {
         Window {
             number,
@@ -109,7 +127,7 @@ impl Window {
         volume: VolumeId,
         lba: Lba,
         moved: bool,
-        critical: bool,
+        no_dedup: bool,
         piece: impl FnOnce() -> Vec<Block>,
     ) -> &mut Block {
         let next = self.blocks.len();
@@ -120,7 +138,7 @@ impl Window {
                 lba,
                 live: true,
                 moved,
-                critical,
+                no_dedup,
                 placed: None,
             });
             self.live += 1;
@@ -129,7 +147,7 @@ impl Window {
             }
         } else {
             self.blocks[slot].moved = moved;
-            self.blocks[slot].critical = critical;
+            self.blocks[slot].no_dedup = no_dedup;
             self.blocks[slot].placed = None;
         }
         &mut self.pieces[slot / PIECE_BLOCKS][slot % PIECE_BLOCKS]

@@ -1,9 +1,13 @@
 //! What was decided for a closed window: its records, and which block goes where.
 
-use onefold_core::{Block, BlockRef, Class, Pba, Run};
+use onefold_core::{Block, BlockRef, Class, Fingerprint, Pba, Run};
 
 use super::Window;
-use crate::{format::record::Record, place::Extent, scheme::in_place::LeftoverPage};
+use crate::{
+    format::record::{Change, Record},
+    scheme::records::leftover_table::LeftoverPage,
+    space::Extent,
+};
 
 /// What is written to a physical block.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +42,14 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// The blocks that the window's links name, each as often as they do, with their fingerprints.
+    pub(crate) fn links(&self) -> impl Iterator<Item = (Pba, Fingerprint)> {
+        self.records.iter().filter_map(|record| match record.change {
+            Change::Block { pba, fingerprint, .. } => Some((pba, fingerprint)),
+            _ => None,
+        })
+    }
+
     /// The blocks to be written, in the order of the extents.
     pub(crate) fn blocks<'a>(&'a self, window: &'a Window) -> Vec<BlockRef<'a>> {
         self.sources

@@ -118,7 +118,9 @@ impl Subject {
 
     pub fn zero(&mut self, volume: &str, lba: u64, blocks: u64, keep: bool) {
         let id = self.engine.find_volume(volume).unwrap();
-        persevere(&self.engine, || self.engine.write_zeroes(id, lba * 4096, blocks * 4096, keep));
+        persevere(&self.engine, || {
+            self.engine.write_zeroes(id, lba * 4096, blocks * 4096, keep, &mut 0)
+        });
         for lba in lba..lba + blocks {
             self.model.remove(&(volume.into(), lba));
         }

@@ -3,7 +3,7 @@
 use onefold_core::{Error, Kind, Result, object::PoolKind};
 
 use super::{BLOCK, CHUNK_MAX, OBJECT_MAX, corrupt};
-use crate::worker::cuts;
+use crate::post_processing::cuts;
 
 /// The version of the format.
 const VERSION: u16 = 1;

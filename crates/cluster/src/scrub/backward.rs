@@ -3,7 +3,9 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use onefold_core::object::{Change, Guard, Look, ObjectName, Pool, PoolKind, Read, Refusal, Write};
+use onefold_core::object::{
+    Change, Guard, ObjectName, Pool, PoolKind, Read, ReadPart, Refusal, Write,
+};
 
 use super::Scrub;
 use crate::{
@@ -28,23 +30,23 @@ impl Scrub {
         let session = self.session.clone();
         let page = |chunk: &Chunk, after: Vec<u8>| Read {
             object: session.references(chunk),
-            looks: vec![Look::Page(after, PAGE)],
+            parts: vec![ReadPart::Page(after, PAGE)],
         };
         let mut open: Vec<(Chunk, Vec<u8>)> =
             chunks.iter().map(|chunk| (*chunk, Vec::new())).collect();
         let mut unused: BTreeSet<Chunk> = BTreeSet::new();
         let mut first = true;
         while !open.is_empty() {
-            let sights = self.session.read_all(
+            let answers = self.session.read_all(
                 &open.iter().map(|(chunk, after)| page(chunk, after.clone())).collect::<Vec<_>>(),
             );
             let (mut references, mut more_of) = (Vec::new(), Vec::new());
-            for ((chunk, _), sight) in open.iter().zip(sights) {
-                let sight = match sight {
+            for ((chunk, _), answer) in open.iter().zip(answers) {
+                let answer = match answer {
                     Err(Refusal::Missing) => continue,
                     other => other?,
                 };
-                let (pairs, more) = sight.pairs(0);
+                let (pairs, more) = answer.pairs(0);
                 if first {
                     unused.insert(*chunk);
                 }
@@ -102,7 +104,7 @@ impl Scrub {
             self.report.stale += drops.len() as u64;
             return Ok(used);
         }
-        for result in self.session.insist_all(&drops) {
+        for result in self.session.all_until_answered(&drops) {
             match result {
                 Ok(_) | Err(Refusal::Missing) => self.report.stale += 1,
                 Err(refusal) => return Err(refusal),
@@ -115,11 +117,11 @@ impl Scrub {
     fn orphans(&mut self, chunks: &[Chunk]) -> Result<(), Refusal> {
         let look = |chunk: &Chunk| Read {
             object: self.session.references(chunk),
-            looks: vec![Look::Stat],
+            parts: vec![ReadPart::Stat],
         };
-        let sights = self.session.read_all(&chunks.iter().map(look).collect::<Vec<_>>());
-        for (chunk, sight) in chunks.iter().zip(sights) {
-            match sight {
+        let answers = self.session.read_all(&chunks.iter().map(look).collect::<Vec<_>>());
+        for (chunk, answer) in chunks.iter().zip(answers) {
+            match answer {
                 Ok(_) => {}
                 Err(Refusal::Missing) => self.orphan(chunk)?,
                 Err(refusal) => return Err(refusal),
@@ -133,12 +135,12 @@ impl Scrub {
         // In this order: who adds has the reference object first, and then writes the data anew, at
         // another version.
         let data = ObjectName::chunk(chunk.name());
-        let version = match self.session.read_one(&data, vec![Look::Stat]) {
-            Ok(sight) => sight.version,
+        let version = match self.session.read_one(&data, vec![ReadPart::Stat]) {
+            Ok(answer) => answer.version,
             Err(Refusal::Missing) => return Ok(()),
             Err(refusal) => return Err(refusal),
         };
-        match self.session.read_one(&self.session.references(chunk), vec![Look::Stat]) {
+        match self.session.read_one(&self.session.references(chunk), vec![ReadPart::Stat]) {
             Err(Refusal::Missing) => {}
             other => return other.map(|_| ()),
         }

@@ -1,6 +1,6 @@
 //! From maps to chunks: what an entry names is there, and has its reference.
 
-use onefold_core::object::{Change, Guard, Look, ObjectName, PoolKind, Refusal, Write};
+use onefold_core::object::{Change, Guard, ObjectName, PoolKind, ReadPart, Refusal, Write};
 
 use super::Scrub;
 use crate::format::{
@@ -41,7 +41,7 @@ impl Scrub {
                 guards: vec![Guard::Exists],
                 changes: vec![Change::SetOmap(vec![pair])],
             };
-            match self.session.insist(&op) {
+            match self.session.until_answered(&op) {
                 Ok(_) => self.report.added += 1,
                 Err(Refusal::Missing) => return self.lost(object, offset, entry, chunk),
                 Err(refusal) => return Err(refusal),
@@ -66,7 +66,7 @@ impl Scrub {
         if self.session.format.chunks == PoolKind::Replicated {
             return Ok(());
         }
-        match self.session.read_one(&ObjectName::chunk(chunk.name()), vec![Look::Stat]) {
+        match self.session.read_one(&ObjectName::chunk(chunk.name()), vec![ReadPart::Stat]) {
             Err(Refusal::Missing) => {
                 let again = self.session.read_map(object)?;
                 if again.as_ref().and_then(|map| map.entries.get(&offset)) == Some(entry) {

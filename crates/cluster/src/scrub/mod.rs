@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::{
     Result,
-    object::{Change, Look, ObjectName, Pool, PoolKind, Read, Refusal, Write},
+    object::{Change, ObjectName, Pool, PoolKind, Read, ReadPart, Refusal, Write},
 };
 
 use crate::{
@@ -240,7 +240,7 @@ impl Scrub {
         if self.session.format.chunks == PoolKind::Erasure {
             let stat = |(chunk, _): &(Chunk, Reference)| Read {
                 object: ObjectName::chunk(chunk.name()),
-                looks: vec![Look::Stat],
+                parts: vec![ReadPart::Stat],
             };
             let data = self.session.read_all(&named.iter().map(stat).collect::<Vec<_>>());
             well.iter_mut().zip(data).for_each(|(well, data)| *well &= data.is_ok());
@@ -274,7 +274,7 @@ impl Scrub {
         if !self.is_nobodys(id)? {
             return self.session.store.unlock(&header, FILL, &cookie);
         }
-        match self.session.insist(&Write {
+        match self.session.until_answered(&Write {
             object: header,
             guards: Vec::new(),
             changes: vec![Change::Remove],
@@ -314,7 +314,7 @@ impl Scrub {
         let mut missing = Vec::new();
         for index in indexes {
             let object = ObjectId { volume, index };
-            match self.session.read_one(&object.name(), vec![Look::Stat]) {
+            match self.session.read_one(&object.name(), vec![ReadPart::Stat]) {
                 Err(Refusal::Missing) if self.is_gone(volume, index)? => {}
                 Err(Refusal::Missing) if missing.len() == MISSING_TOLD => {
                     missing.push(format!("object {object} is missing, and perhaps more of them"));

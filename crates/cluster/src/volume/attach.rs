@@ -20,12 +20,12 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{
     Volume,
-    cache::Cache,
+    cache_manager::Cache,
     header::{Bits, Discard, INLINE, LAST_DISCARD, LOCK, OWNER, name},
 };
 use crate::{
+    chunk_map::stamp_value,
     format::catalogue::{Cut, Named, What},
-    map::stamp_value,
     session::{Session, failed},
     settings::{Dedup, PlantedBug},
 };
@@ -150,10 +150,10 @@ impl Volume {
     /// Shuts out the owner before, and becomes the owner.
     fn succeed(&self, header: &ObjectName) -> Result<bool, Refusal> {
         for _ in 0..self.session.settings.tries.max(1) {
-            let keys = vec![onefold_core::object::Look::Keys(vec![OWNER.to_vec()])];
-            let sight = self.session.read_one(header, keys)?;
+            let keys = vec![onefold_core::object::ReadPart::Keys(vec![OWNER.to_vec()])];
+            let answer = self.session.read_one(header, keys)?;
             let before =
-                sight.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
+                answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default();
             let parsed = parse_owner(&before);
             // Also one that closed: a copy of its last operations may still come.
             if let Some((_, identity)) = &parsed
@@ -251,8 +251,9 @@ impl Volume {
         let failed =
             |refusal| failed(format_args!("volume {:?} can't be closed", self.name), refusal);
         self.drain();
-        let owed = self.objects.lock().values().any(|object| object.lock().is_owing());
-        if !owed {
+        let not_yet_recorded =
+            self.objects.lock().values().any(|object| object.lock().is_not_yet_recorded());
+        if !not_yet_recorded {
             let mut op = Write {
                 object: name(self.id),
                 guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), self.me())],
@@ -265,7 +266,7 @@ impl Volume {
                 op.guards.push(Guard::Omap(INLINE.to_vec(), stamp_value(stamp)));
                 op.changes.push(Change::DropOmap(vec![INLINE.to_vec()]));
             }
-            match self.session.insist(&op) {
+            match self.session.until_answered(&op) {
                 // Applied before, with the reply lost; or somebody else's: then they looked.
                 Ok(_) | Err(Refusal::Mismatch) => {}
                 Err(refusal) => return Err(failed(refusal)),
@@ -280,7 +281,7 @@ impl Volume {
     ///
     /// # Errors
     /// The store's.
-    pub(crate) fn note_size(&self, bytes: u64) {
+    pub(crate) fn set_size(&self, bytes: u64) {
         self.size.store(bytes, Relaxed);
     }
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use onefold_core::{
     Result,
-    object::{Change, Guard, Look, Refusal, Write},
+    object::{Change, Guard, ReadPart, Refusal, Write},
 };
 
 use super::{
@@ -20,12 +20,12 @@ use super::{
     write::{Fill, TURNS},
 };
 use crate::{
+    chunk_map::{ChunkMap, stamp_value},
     format::{
         PENDING_MAX, Stamp,
         entry::{self, Entry},
         key,
     },
-    map::{Map, stamp_value},
     settings::PlantedBug,
 };
 
@@ -54,7 +54,8 @@ impl Volume {
 
     /// Takes long discards further until there may be one more.
     fn make_room(&self) -> Result<()> {
-        self.resolve(&mut self.last_discard.lock()).map_err(|refusal| self.failed(0, refusal))?;
+        self.resolve_discard(&mut self.last_discard.lock())
+            .map_err(|refusal| self.failed(0, refusal))?;
         let is_full = || self.discards.lock().len() >= self.session.settings.discards_max.max(1);
         while is_full() && !self.session.planted(PlantedBug::DiscardsUnbounded) {
             self.discard_step()?;
@@ -78,15 +79,15 @@ impl Volume {
     /// operation that comes late does nothing.
     fn record(&self, from: u64, to: u64) -> Result<(), Refusal> {
         let mut last = self.last_discard.lock();
-        self.resolve(&mut last)?;
+        self.resolve_discard(&mut last)?;
         let discard = Discard { stamp: Stamp(last.number + 1), from, to, cursor: from };
         last.doubt = Some(discard);
-        self.resolve(&mut last)
+        self.resolve_discard(&mut last)
     }
 
     /// Sends a discard of which it is not known whether it is recorded, until it is. Nobody else
     /// writes the header.
-    fn resolve(&self, last: &mut LastDiscard) -> Result<(), Refusal> {
+    fn resolve_discard(&self, last: &mut LastDiscard) -> Result<(), Refusal> {
         let Some(discard) = last.doubt else { return Ok(()) };
         let before = if last.number == 0 { Vec::new() } else { last.number.to_le_bytes().to_vec() };
         let op = Write {
@@ -97,7 +98,7 @@ impl Volume {
                 (LAST_DISCARD.to_vec(), stamp_value(discard.stamp)),
             ])],
         };
-        match self.session.insist(&op) {
+        match self.session.until_answered(&op) {
             // A mismatch is our own, whose reply was lost.
             Ok(_) | Err(Refusal::Mismatch) => {}
             Err(refusal) => return Err(refusal),
@@ -119,7 +120,7 @@ impl Volume {
 
     /// Before a write into an object: long discards reach it.
     pub(super) fn discard_first(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
-        self.resolve(&mut self.last_discard.lock())?;
+        self.resolve_discard(&mut self.last_discard.lock())?;
         let Some(stamp) = self.newest_discard(index) else { return Ok(()) };
         if self.session.planted(PlantedBug::OldDiscard) {
             return Ok(());
@@ -172,9 +173,9 @@ impl Volume {
             }
             let (op, listed) = self.let_go_op(&map, id, &chunks);
             // Until it is known that it was not applied, the list waits for it.
-            object.owed.extend(listed);
+            object.not_yet_listed.extend(listed);
             match self.session.write_one(&op) {
-                Ok(_) => return self.settle(index, object),
+                Ok(_) => return self.join_dirty_list(index, object),
                 Err(Refusal::Mismatch | Refusal::Unknown) => {}
                 Err(refusal) => return Err(refusal),
             }
@@ -185,7 +186,7 @@ impl Volume {
     /// The operation of [`let_go`](Self::let_go), and the list stamp that it sets.
     fn let_go_op(
         &self,
-        map: &Map,
+        map: &ChunkMap,
         id: crate::format::ObjectId,
         chunks: &[(u32, Entry)],
     ) -> (Write, Option<Stamp>) {
@@ -236,7 +237,7 @@ impl Volume {
             Change::SetOmap(vec![(discard.key(), further.encode())])
         };
         let guards = vec![Guard::Exists, Guard::Omap(discard.key(), discard.encode())];
-        let further = match self.session.insist(&Write {
+        let further = match self.session.until_answered(&Write {
             object: name(self.id),
             guards,
             changes: vec![change],
@@ -269,14 +270,15 @@ impl Volume {
             .collect();
         remembered
             .into_iter()
-            .find(|(_, object)| object.lock().is_owing())
+            .find(|(_, object)| object.lock().is_not_yet_recorded())
             .map(|(index, _)| index)
             .or(marked)
     }
 
     /// A discard as the header has it.
     fn recorded(&self, discard: Discard) -> Result<Option<Discard>, Refusal> {
-        let sight = self.session.read_one(&name(self.id), vec![Look::Keys(vec![discard.key()])])?;
-        sight.pairs(0).0.first().map_or(Ok(None), |(key, value)| Discard::decode(key, value))
+        let answer =
+            self.session.read_one(&name(self.id), vec![ReadPart::Keys(vec![discard.key()])])?;
+        answer.pairs(0).0.first().map_or(Ok(None), |(key, value)| Discard::decode(key, value))
     }
 }

@@ -12,7 +12,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use onefold_core::object::{Change, Guard, Look, ObjectName, Refusal, Write};
+use onefold_core::object::{Change, Guard, ObjectName, ReadPart, Refusal, Write};
 
 use crate::{
     format::{Stamp, corrupt, key},
@@ -167,15 +167,15 @@ impl Session {
                 guards: vec![Guard::Exists, Guard::Omap(key.clone(), old)],
                 changes: vec![Change::SetOmap(vec![(key.clone(), new.clone())])],
             };
-            match self.insist(&op) {
+            match self.until_answered(&op) {
                 Ok(_) => {
                     bits.0.insert(group, new);
                 }
                 // Our own operation, whose reply was lost.
                 Err(Refusal::Mismatch) => {
-                    let sight =
-                        self.read_one(&name(volume), vec![Look::Keys(vec![key.clone()])])?;
-                    let value = sight
+                    let answer =
+                        self.read_one(&name(volume), vec![ReadPart::Keys(vec![key.clone()])])?;
+                    let value = answer
                         .pairs(0)
                         .0
                         .first()

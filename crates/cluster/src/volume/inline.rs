@@ -19,7 +19,7 @@ use std::{
 
 use onefold_core::{
     block::is_zero,
-    object::{Change, Guard, Look, Read, Refusal, Sight, Version, Write},
+    object::{Change, Guard, Read, ReadPart, ReadResult, Refusal, Version, Write},
 };
 
 use super::{
@@ -27,12 +27,12 @@ use super::{
     write::{Fill, TURNS},
 };
 use crate::{
+    chunk_map::{ChunkMap, assemble, map_parts, stamp_value},
     format::{
         Chunk, ChunkId, ObjectId, PENDING_MAX, Reference, Stamp, corrupt,
         entry::{self, Base, Entry},
         key,
     },
-    map::{Map, assemble, map_looks, stamp_value},
     session::Session,
     settings::PlantedBug,
 };
@@ -53,7 +53,7 @@ struct Part {
 struct Draft {
     job: usize,
     id: ObjectId,
-    map: Option<Map>,
+    map: Option<ChunkMap>,
     parts: Vec<Part>,
     stamp: Stamp,
     entries: BTreeMap<u32, Entry>,
@@ -97,8 +97,8 @@ impl Volume {
                 .for_each(|draft| self.build(draft, discarded.or_else(|| self.discard_for(draft))));
             for draft in &drafts {
                 let object = &mut jobs[draft.job].1;
-                object.bit_owed |= draft.map.is_none() && !draft.op.changes.is_empty();
-                object.owed.extend(draft.listed);
+                object.bit_not_yet_set |= draft.map.is_none() && !draft.op.changes.is_empty();
+                object.not_yet_listed.extend(draft.listed);
                 object.learn(None);
             }
             let (mut sent, nothing): (Vec<Draft>, Vec<Draft>) =
@@ -109,7 +109,7 @@ impl Volume {
             let ends: Vec<Result<bool, Refusal>> = sent
                 .iter()
                 .zip(first)
-                .map(|(draft, first)| self.follow_inline(draft, first))
+                .map(|(draft, first)| self.resolve_inline(draft, first))
                 .collect();
             for (draft, end) in sent.iter().zip(&ends) {
                 match end {
@@ -117,9 +117,10 @@ impl Volume {
                         self.session.attempts_are_over(draft.added.iter().copied());
                         jobs[draft.job].1.learn(Some(after(draft)));
                     }
-                    Ok(false) => {
-                        jobs[draft.job].1.owed.retain(|stamp| Some(*stamp) != draft.listed)
-                    }
+                    Ok(false) => jobs[draft.job]
+                        .1
+                        .not_yet_listed
+                        .retain(|stamp| Some(*stamp) != draft.listed),
                     Err(refusal) => {
                         self.doubt.store(true, Relaxed);
                         results[draft.job] = Some(Err(refusal.clone()));
@@ -131,7 +132,7 @@ impl Volume {
             for draft in sent.iter().chain(&nothing) {
                 results[draft.job] = Some(match &draft.map {
                     None if draft.op.changes.is_empty() => Ok(()),
-                    _ => self.settle(draft.id.index, jobs[draft.job].1),
+                    _ => self.join_dirty_list(draft.id.index, jobs[draft.job].1),
                 });
             }
             // What is not on the list keeps its pending drops: they tell that it should be.
@@ -158,17 +159,18 @@ impl Volume {
             open.iter().map(|job| self.places(jobs[*job].2)).collect();
         let read = |(job, places): (&usize, &BTreeMap<u32, bool>)| {
             let partial = places.iter().filter(|(_, whole)| !**whole);
-            let data =
-                partial.map(|(offset, _)| Look::Data((*offset).into(), self.chunk_bytes().into()));
+            let data = partial
+                .map(|(offset, _)| ReadPart::Data((*offset).into(), self.chunk_bytes().into()));
             Read {
                 object: self.object_id(jobs[*job].0).name(),
-                looks: map_looks().into_iter().chain(data).collect(),
+                parts: map_parts().into_iter().chain(data).collect(),
             }
         };
-        let sights = self.session.read_all(&open.iter().zip(&places).map(read).collect::<Vec<_>>());
+        let answers =
+            self.session.read_all(&open.iter().zip(&places).map(read).collect::<Vec<_>>());
         let mut drafts = Vec::new();
-        for ((job, places), sight) in open.iter().zip(&places).zip(sights) {
-            match self.draft(*job, jobs[*job].0, places, sight) {
+        for ((job, places), answer) in open.iter().zip(&places).zip(answers) {
+            match self.draft(*job, jobs[*job].0, places, answer) {
                 Ok(draft) if draft.pending().len() + draft.parts.len() > PENDING_MAX => {
                     // There is room again in the next turn.
                     if let Err(refusal) = self.session.finish_drops(draft.pending()) {
@@ -199,19 +201,19 @@ impl Volume {
         job: usize,
         index: u64,
         places: &BTreeMap<u32, bool>,
-        sight: Result<Sight, Refusal>,
+        answer: Result<ReadResult, Refusal>,
     ) -> Result<Draft, Refusal> {
         let id = self.object_id(index);
-        let mut looks = 2..;
+        let mut places_in_answer = 2..;
         let mut cached: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
         for (offset, _) in places.iter().filter(|(_, whole)| !**whole) {
-            let look = looks.next().unwrap_or_default();
+            let at = places_in_answer.next().unwrap_or_default();
             cached.insert(
                 *offset,
-                sight.as_ref().map(|sight| sight.data(look).to_vec()).unwrap_or_default(),
+                answer.as_ref().map(|answer| answer.data(at).to_vec()).unwrap_or_default(),
             );
         }
-        let map = Session::parse_map(id, sight)?;
+        let map = Session::parse_map(id, answer)?;
         if map.is_none()
             && self.bits.lock().has(index)
             && !self.session.planted(PlantedBug::MissingAsZeroes)
@@ -408,7 +410,7 @@ impl Volume {
 
     /// Sends it again until it is known what became of it; false when it must be decided again, and
     /// nothing of it will ever be applied.
-    fn follow_inline(
+    fn resolve_inline(
         &self,
         draft: &Draft,
         first: Result<Version, Refusal>,
@@ -424,14 +426,14 @@ impl Volume {
                 Err(Refusal::Mismatch | Refusal::Exists | Refusal::Missing | Refusal::Unknown) => {}
                 Err(refusal) => {
                     if !unknown {
-                        let _ = self.session.take_back(draft.id, &draft.added);
+                        let _ = self.session.drop_unused_references(draft.id, &draft.added);
                     }
                     return Err(refusal);
                 }
             }
             unknown |= matches!(result, Err(Refusal::Unknown));
             let map = self.session.read_map(draft.id)?;
-            let ours = |map: &Map| match draft.entries.first_key_value() {
+            let ours = |map: &ChunkMap| match draft.entries.first_key_value() {
                 Some((offset, _)) => {
                     map.entries.get(offset).is_some_and(|entry| entry.stamp == draft.stamp)
                 }
@@ -441,7 +443,7 @@ impl Volume {
                 return Ok(true);
             }
             if !matches!(result, Err(Refusal::Unknown)) {
-                self.session.take_back(draft.id, &draft.added)?;
+                self.session.drop_unused_references(draft.id, &draft.added)?;
                 return Ok(false);
             }
         }

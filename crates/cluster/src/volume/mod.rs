@@ -7,11 +7,11 @@
 //! | [`queue`], [`write`], [`read`] | the foreground |
 //! | [`inline`] | writes that are deduplicated as they come |
 //! | [`discard`] | long trims, applied later and honoured at once |
-//! | [`cache`] | hot chunks that are kept in metadata objects |
+//! | [`cache_manager`] | hot chunks that are kept in metadata objects |
 //! | [`serve`] | the same as a [`onefold_core::Volume`], for servers |
 
 mod attach;
-mod cache;
+mod cache_manager;
 mod discard;
 pub(crate) mod header;
 mod inline;
@@ -35,8 +35,8 @@ pub use attach::Mode;
 pub use serve::ClusterExports;
 
 use crate::{
+    chunk_map::{ChunkMap, covering},
     format::{ObjectId, Stamp, entry::Entry, recut::Recut},
-    map::{Map, covering},
     session::Session,
 };
 
@@ -52,7 +52,7 @@ pub struct Volume {
     bits: Mutex<header::Bits>,
     discards: Mutex<Vec<header::Discard>>,
     last_discard: Mutex<header::LastDiscard>,
-    cache: Mutex<cache::Cache>,
+    cache: Mutex<cache_manager::Cache>,
     /// The stamp under which references are made before their entries.
     inline: Option<Stamp>,
     /// An operation that names such a reference may still be applied.
@@ -68,11 +68,11 @@ pub struct Volume {
 struct Object {
     known: Option<Known>,
     /// Rises with every change of `known`.
-    turn: u64,
+    revision: u64,
     /// List stamps that may be in the object and are not known to be on the list.
-    owed: Vec<Stamp>,
+    not_yet_listed: Vec<Stamp>,
     /// The object may be there, and its bit may not be set.
-    bit_owed: bool,
+    bit_not_yet_set: bool,
 }
 
 /// The map of an object, or that there is none.
@@ -86,7 +86,7 @@ struct Known {
 }
 
 impl Known {
-    fn of(map: Option<Map>) -> Known {
+    fn of(map: Option<ChunkMap>) -> Known {
         map.map_or_else(Known::default, |map| Known {
             exists: true,
             entries: map.entries,
@@ -108,13 +108,13 @@ impl Known {
 
 impl Object {
     /// True while the header or the dirty list may lack something about it.
-    fn is_owing(&self) -> bool {
-        self.bit_owed || !self.owed.is_empty()
+    fn is_not_yet_recorded(&self) -> bool {
+        self.bit_not_yet_set || !self.not_yet_listed.is_empty()
     }
 
     fn learn(&mut self, known: Option<Known>) {
         self.known = known;
-        self.turn += 1;
+        self.revision += 1;
     }
 }
 
@@ -163,7 +163,9 @@ impl Volume {
             && !objects.contains_key(&index)
         {
             // What nobody holds is read again when it is needed.
-            objects.retain(|_, object| Arc::strong_count(object) > 1 || object.lock().is_owing());
+            objects.retain(|_, object| {
+                Arc::strong_count(object) > 1 || object.lock().is_not_yet_recorded()
+            });
         }
         objects.entry(index).or_default().clone()
     }

@@ -22,7 +22,7 @@ use onefold_core::{
 use parking_lot::MutexGuard;
 
 use super::{Known, Object, Volume, inline::Job, write::Fill};
-use crate::{map::map_looks, session::Session, settings::PlantedBug};
+use crate::{chunk_map::map_parts, session::Session, settings::PlantedBug};
 
 /// Bytes that wait at most; who brings more sends them.
 const WAITING_BYTES: usize = 32 << 20;
@@ -106,7 +106,7 @@ impl Queue {
     }
 
     /// Takes those that may go: whose objects are not busy, and not those of one that stays.
-    fn take(&mut self, object_bytes: u64) -> Vec<Waiting> {
+    fn dequeue(&mut self, object_bytes: u64) -> Vec<Waiting> {
         if self.groups >= GROUPS_MAX {
             return Vec::new();
         }
@@ -224,7 +224,7 @@ impl Volume {
     fn over(&self, open: impl Fn(&Queue) -> bool) {
         let mut queue = self.queue.lock();
         while open(&queue) {
-            let taken = queue.take(self.object_bytes());
+            let taken = queue.dequeue(self.object_bytes());
             if taken.is_empty() {
                 self.queue_changed.wait(&mut queue);
                 continue;
@@ -311,12 +311,12 @@ impl Volume {
                 self.discard_first(*index, &mut held[n])?;
                 let known = self.known(*index, &mut held[n])?;
                 let plan = self.plan(*index, &known, &fills, None)?;
-                held[n].owed.extend(plan.as_ref().and_then(|plan| plan.listed));
+                held[n].not_yet_listed.extend(plan.as_ref().and_then(|plan| plan.listed));
                 Ok(plan.map(|plan| (n, *index, known, plan)))
             });
             match planned {
                 Ok(Some(plan)) => plans.push((plan, fills)),
-                Ok(None) => results[n] = self.settle(*index, &mut held[n]),
+                Ok(None) => results[n] = self.join_dirty_list(*index, &mut held[n]),
                 Err(Refusal::Missing) => {
                     results[n] = self.fill_object(*index, &mut held[n], &fills, None)
                 }
@@ -327,8 +327,8 @@ impl Volume {
         let first = self.session.write_all(&ops);
         for (((n, index, known, plan), fills), first) in plans.into_iter().zip(first) {
             let object = &mut held[n];
-            results[n] = match self.conclude(index, object, known, &plan, first) {
-                Ok(true) => self.settle(index, object),
+            results[n] = match self.resolve(index, object, known, &plan, first) {
+                Ok(true) => self.join_dirty_list(index, object),
                 Ok(false) => self.fill_object(index, object, &fills, None),
                 Err(refusal) => Err(refusal),
             };
@@ -357,10 +357,10 @@ impl Volume {
         }
         let reads: Vec<Read> = unknown
             .iter()
-            .map(|(_, index, _)| Read { object: self.object_id(*index).name(), looks: map_looks() })
+            .map(|(_, index, _)| Read { object: self.object_id(*index).name(), parts: map_parts() })
             .collect();
-        for ((n, index, object), sight) in unknown.into_iter().zip(self.session.read_all(&reads)) {
-            results[n] = Session::parse_map(self.object_id(index), sight).and_then(|map| {
+        for ((n, index, object), answer) in unknown.into_iter().zip(self.session.read_all(&reads)) {
+            results[n] = Session::parse_map(self.object_id(index), answer).and_then(|map| {
                 if map.is_none()
                     && self.bits.lock().has(index)
                     && !self.session.planted(PlantedBug::MissingAsZeroes)
@@ -405,16 +405,16 @@ mod tests {
         queue.waiting = vec![waiting(1, 0, 100), waiting(2, 1000, 100)];
         let tickets =
             |taken: &[Waiting]| taken.iter().map(|waiting| waiting.ticket).collect::<Vec<_>>();
-        assert_eq!(tickets(&queue.take(1000)), [1, 2]);
+        assert_eq!(tickets(&queue.dequeue(1000)), [1, 2]);
         // The first meets what is on its way, the second the first; the third is free.
         queue.waiting = vec![waiting(3, 1950, 100), waiting(4, 2500, 50), waiting(5, 7000, 50)];
-        assert_eq!(tickets(&queue.take(1000)), [5]);
+        assert_eq!(tickets(&queue.dequeue(1000)), [5]);
         assert_eq!((queue.groups, queue.bytes, queue.busy.len()), (2, 150, 3));
         assert!(queue.is_open(1) && queue.is_under_way(4) && !queue.is_under_way(6));
         queue.busy.remove(&1);
-        assert_eq!(tickets(&queue.take(1000)), [3, 4]);
+        assert_eq!(tickets(&queue.dequeue(1000)), [3, 4]);
         queue.waiting = vec![waiting(6, 9000, 0)];
         queue.groups = GROUPS_MAX;
-        assert!(queue.take(1000).is_empty());
+        assert!(queue.dequeue(1000).is_empty());
     }
 }

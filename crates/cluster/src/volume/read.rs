@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{
     Result,
-    object::{Look, Read, Refusal, Sight},
+    object::{Read, ReadPart, ReadResult, Refusal},
 };
 
 use super::{Known, Volume};
 use crate::{
+    chunk_map::{assemble, covering, map_parts},
     format::{BLOCK, Chunk, Stamp, corrupt, entry::Entry, key},
-    map::{assemble, covering, map_looks},
     session::Session,
     settings::PlantedBug,
 };
@@ -47,7 +47,7 @@ struct Job<'a> {
 enum Recall {
     /// All that is needed; `None` when all of it is zeroes.
     Known(Option<Vec<Part>>),
-    /// The object must be asked, for these bytes of it; the turn of what is remembered.
+    /// The object must be asked, for these bytes of it; the revision of what is remembered.
     Ask(u32, u32, u64),
 }
 
@@ -92,7 +92,7 @@ impl Volume {
             if open.is_empty() {
                 return results;
             }
-            for (read, index, refusal) in self.turn(&mut open) {
+            for (read, index, refusal) in self.read_round(&mut open) {
                 results[read] = Err(self.failed(index, refusal));
             }
         }
@@ -104,7 +104,7 @@ impl Volume {
 
     /// Asks for all objects, then for all chunks; what failed. A chunk that is gone is looked for
     /// in the next turn.
-    fn turn(&self, jobs: &mut [&mut Job<'_>]) -> Vec<(usize, u64, Refusal)> {
+    fn read_round(&self, jobs: &mut [&mut Job<'_>]) -> Vec<(usize, u64, Refusal)> {
         let looks = self.look_all(jobs);
         let needed = |part: &Part| {
             part.entry.base.filter(|_| !part.entry.is_cached()).map(|base| base.chunk)
@@ -188,16 +188,16 @@ impl Volume {
         let ask = |(job, recall): (&&mut Job<'_>, &Recall)| match recall {
             Recall::Known(_) => None,
             Recall::Ask(start, end, _) => {
-                let data = Look::Data((*start).into(), (end - start).into());
+                let data = ReadPart::Data((*start).into(), (end - start).into());
                 Some(Read {
                     object: self.object_id(job.index).name(),
-                    looks: [map_looks(), vec![data]].concat(),
+                    parts: [map_parts(), vec![data]].concat(),
                 })
             }
         };
         let asked: Vec<Read> = jobs.iter().zip(&recalls).filter_map(ask).collect();
         let apart = self.session.planted(PlantedBug::ReadApart);
-        let mut sights = if apart {
+        let mut answers = if apart {
             asked.iter().map(|read| self.read_apart(read)).collect()
         } else {
             self.session.read_all(&asked)
@@ -205,18 +205,24 @@ impl Volume {
         .into_iter();
         let look = |(job, recall): (&&mut Job<'_>, Recall)| match recall {
             Recall::Known(parts) => Ok(parts),
-            Recall::Ask(start, _, turn) => {
-                let sight = sights.next().unwrap_or(Err(Refusal::Unknown));
-                self.learn_parts(job.index, (job.at, job.into.len() as u32), start, turn, sight)
+            Recall::Ask(start, _, revision) => {
+                let answer = answers.next().unwrap_or(Err(Refusal::Unknown));
+                self.learn_parts(
+                    job.index,
+                    (job.at, job.into.len() as u32),
+                    start,
+                    revision,
+                    answer,
+                )
             }
         };
         jobs.iter().zip(recalls).map(look).collect()
     }
 
-    fn read_apart(&self, read: &Read) -> Result<Sight, Refusal> {
-        let mut sight = self.session.read_one(&read.object, read.looks[..2].to_vec())?;
-        sight.seen.extend(self.session.read_one(&read.object, read.looks[2..].to_vec())?.seen);
-        Ok(sight)
+    fn read_apart(&self, read: &Read) -> Result<ReadResult, Refusal> {
+        let mut answer = self.session.read_one(&read.object, read.parts[..2].to_vec())?;
+        answer.seen.extend(self.session.read_one(&read.object, read.parts[2..].to_vec())?.seen);
+        Ok(answer)
     }
 
     fn recall(&self, index: u64, at: u32, bytes: u32, again: bool) -> Recall {
@@ -233,7 +239,7 @@ impl Volume {
             }
         }
         // Only whole blocks stand in the object, and no more of them is needed.
-        Recall::Ask(at / BLOCK * BLOCK, (at + bytes).next_multiple_of(BLOCK), object.turn)
+        Recall::Ask(at / BLOCK * BLOCK, (at + bytes).next_multiple_of(BLOCK), object.revision)
     }
 
     /// Takes in what an object said.
@@ -242,12 +248,12 @@ impl Volume {
         index: u64,
         (at, bytes): (u32, u32),
         start: u32,
-        turn: u64,
-        sight: Result<Sight, Refusal>,
+        revision: u64,
+        answer: Result<ReadResult, Refusal>,
     ) -> Result<Option<Vec<Part>>, Refusal> {
         let id = self.object_id(index);
-        let cached = sight.as_ref().map(|sight| sight.data(2).to_vec()).unwrap_or_default();
-        let map = Session::parse_map(id, sight)?;
+        let cached = answer.as_ref().map(|answer| answer.data(2).to_vec()).unwrap_or_default();
+        let map = Session::parse_map(id, answer)?;
         if map.is_none()
             && self.has_bit(index)?
             && !self.session.planted(PlantedBug::MissingAsZeroes)
@@ -263,7 +269,7 @@ impl Volume {
         let discarded = self.is_discarded(index, known.discarded);
         let object = self.object(index);
         let mut object = object.lock();
-        if object.turn == turn && !self.read_only {
+        if object.revision == revision && !self.read_only {
             object.learn(Some(known));
         }
         Ok((!discarded).then_some(parts))

@@ -10,7 +10,14 @@ use onefold_core::{
 use parking_lot::Mutex;
 
 use super::{Mode, Volume};
-use crate::{format::catalogue::What, peers::Peers, session::Session};
+use crate::{format::catalogue::What, presence::Presence, session::Session};
+
+/// Stretches that one request for what a range holds looks at: those of objects that are not there
+/// cost nothing but time.
+const STRETCHES: usize = 64 << 10;
+
+/// Objects of these that it asks the store about.
+const ASKED: usize = 256;
 
 impl onefold_core::Volume for Volume {
     fn size(&self) -> u64 {
@@ -62,8 +69,16 @@ impl onefold_core::Volume for Volume {
         self.within(offset, bytes)?;
         self.drain_place(offset..offset + bytes);
         let (mut at, end, mut extents) = (offset, offset + bytes, Vec::<Extent>::new());
-        let mut looked = None;
-        while at < end {
+        let (mut looked, mut last, mut asked) = (None, None, 0);
+        // The rest of a huge range is for another request: nobody waits for hours.
+        for _ in 0..STRETCHES {
+            let index = at / self.object_bytes();
+            if last.replace(index) != Some(index) {
+                asked += usize::from(!self.is_absent(index));
+            }
+            if at == end || asked > ASKED {
+                break;
+            }
             let (bytes, kind) = self.extent(at, &mut looked)?;
             let bytes = bytes.min(end - at);
             let full = extents.len() == limit.max(1);
@@ -83,12 +98,17 @@ impl onefold_core::Volume for Volume {
 }
 
 impl Volume {
+    /// True when it is known without a look that an object is not there.
+    fn is_absent(&self, index: u64) -> bool {
+        !self.read_only && !self.bits.lock().has(index)
+    }
+
     /// What is at `at`, and for how many bytes at least. `looked` is the object that was asked
     /// last.
     fn extent(&self, at: u64, looked: &mut Option<u64>) -> Result<(u64, ExtentKind)> {
         let (index, within) = (at / self.object_bytes(), (at % self.object_bytes()) as u32);
         let rest = self.object_bytes() - u64::from(within);
-        if !self.read_only && !self.bits.lock().has(index) {
+        if self.is_absent(index) {
             return Ok((rest, ExtentKind::Hole));
         }
         let object = self.object(index);
@@ -120,14 +140,14 @@ pub struct ClusterExports {
     session: Arc<Session>,
     mode: Mode,
     open: Mutex<BTreeMap<String, Arc<Volume>>>,
-    peers: Mutex<Peers>,
+    presence: Mutex<Presence>,
 }
 
 impl ClusterExports {
     /// All volumes of the session's store.
     #[must_use]
     pub fn new(session: Arc<Session>, mode: Mode) -> ClusterExports {
-        ClusterExports { session, mode, open: Mutex::default(), peers: Mutex::default() }
+        ClusterExports { session, mode, open: Mutex::default(), presence: Mutex::default() }
     }
 
     /// Does what is due for the volumes that are open: locks, long trims, evictions, the published
@@ -150,7 +170,7 @@ impl ClusterExports {
     pub fn publish(&self) {
         let _ = self.session.publish(false);
         let now = self.session.store.time();
-        if let Ok(seen) = self.session.look_at(&mut self.peers.lock(), now) {
+        if let Ok(seen) = self.session.look_at(&mut self.presence.lock(), now) {
             self.session.servers.store(seen.servers.max(1), std::sync::atomic::Ordering::Relaxed);
         }
     }

@@ -16,8 +16,8 @@ use onefold_core::{
 
 use super::{Known, Object, Volume};
 use crate::{
+    chunk_map::stamp_value,
     format::{BLOCK, ObjectId, Stamp, catalogue::Cut, entry::Entry, key, recut::Recut},
-    map::stamp_value,
     session::failed,
     settings::{Dedup, PlantedBug},
 };
@@ -118,17 +118,17 @@ impl Volume {
             };
             let Some(plan) = planned else {
                 // An earlier write may have failed on its way to the list.
-                return if object.owed.is_empty() || !known.exists {
+                return if object.not_yet_listed.is_empty() || !known.exists {
                     Ok(())
                 } else {
-                    self.settle(index, object)
+                    self.join_dirty_list(index, object)
                 };
             };
             // Until it is known that it was not applied, the list waits for it.
-            object.owed.extend(plan.listed);
+            object.not_yet_listed.extend(plan.listed);
             let first = self.session.write_one(&plan.op);
-            if self.conclude(index, object, known, &plan, first)? {
-                return self.settle(index, object);
+            if self.resolve(index, object, known, &plan, first)? {
+                return self.join_dirty_list(index, object);
             }
         }
         Err(Refusal::Mismatch)
@@ -156,7 +156,7 @@ impl Volume {
     }
 
     /// Learns what became of a plan that was sent once; false when it must be decided again.
-    pub(super) fn conclude(
+    pub(super) fn resolve(
         &self,
         index: u64,
         object: &mut Object,
@@ -164,11 +164,11 @@ impl Volume {
         plan: &Plan,
         first: Result<Version, Refusal>,
     ) -> Result<bool, Refusal> {
-        match self.follow(index, object, plan, first)? {
+        match self.resolve_reply(index, object, plan, first)? {
             Sent::Applied => object.learn(Some(after(known, plan))),
             Sent::Found => {}
             Sent::Again => {
-                object.owed.retain(|stamp| Some(*stamp) != plan.listed);
+                object.not_yet_listed.retain(|stamp| Some(*stamp) != plan.listed);
                 return Ok(false);
             }
         }
@@ -356,7 +356,7 @@ impl Volume {
     }
 
     /// Sends it again until it is known what became of it.
-    fn follow(
+    fn resolve_reply(
         &self,
         index: u64,
         object: &mut Object,
@@ -398,15 +398,16 @@ impl Volume {
 
     /// Does what the acknowledgement waits for: the bit of a new object, and the place on the dirty
     /// list.
-    pub(super) fn settle(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
+    pub(super) fn join_dirty_list(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
         // The list comes last: while something is owed to it, the bit may be missing too.
         self.session.change_bit(self.id, &mut self.bits.lock(), index, true)?;
-        object.bit_owed = false;
-        while let Some(stamp) = object.owed.last() {
+        object.bit_not_yet_set = false;
+        while let Some(stamp) = object.not_yet_listed.last() {
             if !self.session.planted(PlantedBug::InsertNotAwaited) {
-                self.session.insist(&self.session.list_insert(self.object_id(index), *stamp))?;
+                self.session
+                    .until_answered(&self.session.list_insert(self.object_id(index), *stamp))?;
             }
-            object.owed.pop();
+            object.not_yet_listed.pop();
         }
         Ok(())
     }

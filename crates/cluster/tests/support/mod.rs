@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use onefold_backend::MemoryObjects;
 use onefold_core::object::{
-    Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version,
-    Write,
+    Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Space,
+    Version, Write,
 };
 
 /// What a write gets instead of its result, and whether it is applied all the same.
@@ -37,7 +37,7 @@ impl<F: Fn() -> Option<Fault> + Send + Sync> ObjectStore for Faulty<F> {
         batch.iter().map(one).collect()
     }
 
-    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+    fn read(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>> {
         self.store.read(batch)
     }
 

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use super::{
-    Change, Guard, Look, ObjectName, ObjectStore, Pool, PoolKind, Read, Refusal, Seen, Sight,
-    Version, Write,
+    Change, Guard, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, ReadResult, Refusal,
+    Seen, Version, Write,
 };
 
 /// A check: its name, and the sentence of what went wrong.
@@ -73,9 +73,9 @@ impl Bench<'_> {
         self.store.write(&[op]).pop().unwrap_or(Err(Refusal::Unknown))
     }
 
-    fn read(&self, object: &ObjectName, looks: &[Look]) -> Result<Sight, Refusal> {
+    fn read(&self, object: &ObjectName, parts: &[ReadPart]) -> Result<ReadResult, Refusal> {
         self.store
-            .read(&[Read { object: object.clone(), looks: looks.to_vec() }])
+            .read(&[Read { object: object.clone(), parts: parts.to_vec() }])
             .pop()
             .unwrap_or(Err(Refusal::Unknown))
     }
@@ -110,16 +110,17 @@ fn whole_or_nothing(bench: &Bench<'_>) -> Result<(), String> {
         bench.write(&object, &guards, &[Change::Write(0, b"two".to_vec()), set(b"a", b"2")]),
         &Refusal::Mismatch,
     )?;
-    let sight = ok(bench.read(&object, &[Look::Data(0, 10), Look::Keys(vec![b"a".to_vec()])]))?;
-    same(&sight.data(0), &&b"one"[..])?;
-    same(&sight.pairs(1).0, &&[(b"a".to_vec(), b"1".to_vec())][..])?;
+    let answer =
+        ok(bench.read(&object, &[ReadPart::Data(0, 10), ReadPart::Keys(vec![b"a".to_vec()])]))?;
+    same(&answer.data(0), &&b"one"[..])?;
+    same(&answer.pairs(1).0, &&[(b"a".to_vec(), b"1".to_vec())][..])?;
     ok(bench.write(
         &object,
         &guards[..1],
         &[Change::Write(0, b"two".to_vec()), set(b"a", b"2"), set(b"b", b"3")],
     ))?;
-    let sight = ok(bench.read(&object, &[Look::Data(0, 10)]))?;
-    same(&sight.data(0), &&b"two"[..])?;
+    let answer = ok(bench.read(&object, &[ReadPart::Data(0, 10)]))?;
+    same(&answer.data(0), &&b"two"[..])?;
     bench.remove(&object);
     Ok(())
 }
@@ -130,8 +131,8 @@ fn exclusive(bench: &Bench<'_>) -> Result<(), String> {
         || bench.write(&object, &[Guard::Absent], &[Change::Full(b"x".to_vec()), set(b"r", b"")]);
     ok(create())?;
     refused(create(), &Refusal::Exists)?;
-    let sight = ok(bench.read(&object, &[Look::Page(vec![], 10)]))?;
-    same(&sight.pairs(0).0, &&[(b"r".to_vec(), vec![])][..])?;
+    let answer = ok(bench.read(&object, &[ReadPart::Page(vec![], 10)]))?;
+    same(&answer.pairs(0).0, &&[(b"r".to_vec(), vec![])][..])?;
     bench.remove(&object);
     ok(create())?;
     bench.remove(&object);
@@ -162,9 +163,9 @@ fn missing(bench: &Bench<'_>) -> Result<(), String> {
         refused(bench.write(&object, &[guard], &[set(b"k", b"v")]), &Refusal::Missing)?;
     }
     refused(bench.write(&object, &[], &[Change::Remove]), &Refusal::Missing)?;
-    refused(bench.read(&object, &[Look::Stat]), &Refusal::Missing)?;
+    refused(bench.read(&object, &[ReadPart::Stat]), &Refusal::Missing)?;
     ok(bench.write(&object, &[], &[set(b"k", b"v")]))?;
-    ok(bench.read(&object, &[Look::Stat]))?;
+    ok(bench.read(&object, &[ReadPart::Stat]))?;
     bench.remove(&object);
     Ok(())
 }
@@ -177,7 +178,7 @@ fn versions(bench: &Bench<'_>) -> Result<(), String> {
             bench.remove(&object);
         }
         let written = ok(bench.write(&object, &[], &[set(b"k", &[round])]))?;
-        let read = ok(bench.read(&object, &[Look::Stat]))?.version;
+        let read = ok(bench.read(&object, &[ReadPart::Stat]))?.version;
         same(&read, &written)?;
         if last.is_some_and(|last| written <= last) {
             return Err(format!("{written:?} follows {last:?}"));
@@ -198,7 +199,7 @@ fn stale_version(bench: &Bench<'_>) -> Result<(), String> {
         &Refusal::Mismatch,
     )?;
     ok(bench.write(&object, &[Guard::Version(second)], &[Change::Remove]))?;
-    refused(bench.read(&object, &[Look::Stat]), &Refusal::Missing)
+    refused(bench.read(&object, &[ReadPart::Stat]), &Refusal::Missing)
 }
 
 fn one_moment(bench: &Bench<'_>) -> Result<(), String> {
@@ -208,21 +209,21 @@ fn one_moment(bench: &Bench<'_>) -> Result<(), String> {
         &[],
         &[Change::Write(4096, vec![7; 100]), set(b"a", b"1"), set(b"b", b"2")],
     ))?;
-    let looks = [
-        Look::Data(4000, 196),
-        Look::Data(4190, 100),
-        Look::Data(9000, 10),
-        Look::Page(b"a".to_vec(), 5),
-        Look::Stat,
+    let parts = [
+        ReadPart::Data(4000, 196),
+        ReadPart::Data(4190, 100),
+        ReadPart::Data(9000, 10),
+        ReadPart::Page(b"a".to_vec(), 5),
+        ReadPart::Stat,
     ];
-    let sight = ok(bench.read(&object, &looks))?;
-    same(&sight.version, &version)?;
-    same(&sight.data(0), &&[&[0; 96][..], &[7; 100][..]].concat()[..])?;
-    same(&sight.data(1), &&[7; 6][..])?;
-    same(&sight.data(2), &&[][..])?;
-    same(&sight.pairs(3), &(&[(b"b".to_vec(), b"2".to_vec())][..], false))?;
-    if !matches!(sight.seen[4], Seen::Stat { bytes: 4196, .. }) {
-        return Err(format!("{:?} for an object of 4196 bytes", sight.seen[4]));
+    let answer = ok(bench.read(&object, &parts))?;
+    same(&answer.version, &version)?;
+    same(&answer.data(0), &&[&[0; 96][..], &[7; 100][..]].concat()[..])?;
+    same(&answer.data(1), &&[7; 6][..])?;
+    same(&answer.data(2), &&[][..])?;
+    same(&answer.pairs(3), &(&[(b"b".to_vec(), b"2".to_vec())][..], false))?;
+    if !matches!(answer.seen[4], Seen::Stat { bytes: 4196, .. }) {
+        return Err(format!("{:?} for an object of 4196 bytes", answer.seen[4]));
     }
     bench.remove(&object);
     Ok(())
@@ -238,8 +239,8 @@ fn pages(bench: &Bench<'_>) -> Result<(), String> {
     ))?;
     let (mut found, mut after) = (Vec::new(), Vec::new());
     loop {
-        let sight = ok(bench.read(&object, &[Look::Page(after.clone(), 7)]))?;
-        let (pairs, more) = sight.pairs(0);
+        let answer = ok(bench.read(&object, &[ReadPart::Page(after.clone(), 7)]))?;
+        let (pairs, more) = answer.pairs(0);
         found.extend(pairs.iter().map(|(key, _)| key.clone()));
         if pairs.len() > 7 {
             return Err(format!("{} keys in a page of 7", pairs.len()));
@@ -258,10 +259,10 @@ fn zeroes(bench: &Bench<'_>) -> Result<(), String> {
     let object = bench.object("zeroes");
     ok(bench.write(&object, &[], &[Change::Write(0, vec![5; 12288])]))?;
     ok(bench.write(&object, &[], &[Change::Zero(4096, 4096), Change::Zero(8192, 1)]))?;
-    let sight = ok(bench.read(&object, &[Look::Data(0, 99999)]))?;
-    same(&sight.data(0), &&[&[5; 4096][..], &[0; 4097][..], &[5; 4095][..]].concat()[..])?;
+    let answer = ok(bench.read(&object, &[ReadPart::Data(0, 99999)]))?;
+    same(&answer.data(0), &&[&[5; 4096][..], &[0; 4097][..], &[5; 4095][..]].concat()[..])?;
     ok(bench.write(&object, &[], &[Change::Full(vec![6; 10])]))?;
-    same(&ok(bench.read(&object, &[Look::Data(0, 99999)]))?.data(0), &&[6; 10][..])?;
+    same(&ok(bench.read(&object, &[ReadPart::Data(0, 99999)]))?.data(0), &&[6; 10][..])?;
     bench.remove(&object);
     Ok(())
 }
@@ -269,8 +270,8 @@ fn zeroes(bench: &Bench<'_>) -> Result<(), String> {
 fn attributes(bench: &Bench<'_>) -> Result<(), String> {
     let object = bench.object("attributes");
     ok(bench.write(&object, &[], &[Change::SetXattr("h", vec![1, 0, 2])]))?;
-    let sight = ok(bench.read(&object, &[Look::Xattr("h"), Look::Xattr("none")]))?;
-    same(&(sight.xattr(0), sight.xattr(1)), &(Some(&[1, 0, 2][..]), None))?;
+    let answer = ok(bench.read(&object, &[ReadPart::Xattr("h"), ReadPart::Xattr("none")]))?;
+    same(&(answer.xattr(0), answer.xattr(1)), &(Some(&[1, 0, 2][..]), None))?;
     ok(bench.write(
         &object,
         &[Guard::Xattr("h", vec![1, 0, 2])],
@@ -335,10 +336,10 @@ fn chunk_pool(bench: &Bench<'_>) -> Result<(), String> {
         &[Guard::Absent],
         &[Change::Full(vec![9; 5000]), Change::SetXattr("h", vec![1])],
     ))?;
-    let sight = ok(bench.read(&object, &[Look::Data(0, 9999), Look::Xattr("h")]))?;
-    same(&sight.data(0), &&[9; 5000][..])?;
+    let answer = ok(bench.read(&object, &[ReadPart::Data(0, 9999), ReadPart::Xattr("h")]))?;
+    same(&answer.data(0), &&[9; 5000][..])?;
     let keys = bench.write(&object, &[Guard::Exists], &[set(b"k", b"v")]);
-    let page = bench.read(&object, &[Look::Page(vec![], 5)]);
+    let page = bench.read(&object, &[ReadPart::Page(vec![], 5)]);
     match bench.store.kind(Pool::Chunks) {
         PoolKind::Replicated => {
             ok(keys)?;
@@ -349,14 +350,14 @@ fn chunk_pool(bench: &Bench<'_>) -> Result<(), String> {
             refused(page, &Refusal::Unsupported)?;
         }
     }
-    let version = ok(bench.read(&object, &[Look::Stat]))?.version;
+    let version = ok(bench.read(&object, &[ReadPart::Stat]))?.version;
     let later = ok(bench.write(&object, &[], &[Change::Full(vec![8; 10])]))?;
     refused(
         bench.write(&object, &[Guard::Version(version)], &[Change::Remove]),
         &Refusal::Mismatch,
     )?;
     ok(bench.write(&object, &[Guard::Version(later)], &[Change::Remove]))?;
-    refused(bench.read(&object, &[Look::Stat]), &Refusal::Missing)?;
+    refused(bench.read(&object, &[ReadPart::Stat]), &Refusal::Missing)?;
     let again = ok(bench.write(&object, &[Guard::Absent], &[Change::Full(vec![7; 10])]))?;
     if again <= later {
         return Err(format!("{again:?} follows {later:?} after a removal"));

@@ -114,9 +114,9 @@ pub struct Write {
     pub changes: Vec<Change>,
 }
 
-/// What a read looks at.
+/// One part of a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum ReadPart {
     /// So many bytes at an offset; fewer at the end of the object.
     Data(u64, u64),
     /// The values of these keys; those that are not there are left out.
@@ -134,16 +134,16 @@ pub enum Look {
 pub struct Read {
     /// The object.
     pub object: ObjectName,
-    /// What is looked at.
-    pub looks: Vec<Look>,
+    /// What is read.
+    pub parts: Vec<ReadPart>,
 }
 
-/// What one look saw.
+/// What one part of a read found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// For [`Look::Data`].
+    /// For [`ReadPart::Data`].
     Data(Vec<u8>),
-    /// For [`Look::Keys`] and [`Look::Page`]; `more` tells that keys follow. A page may be shorter
+    /// For [`ReadPart::Keys`] and [`ReadPart::Page`]; `more` tells that keys follow. A page may be shorter
     /// than was asked for.
     Pairs {
         /// In the order of the keys.
@@ -151,9 +151,9 @@ pub enum Seen {
         /// Keys follow.
         more: bool,
     },
-    /// For [`Look::Xattr`].
+    /// For [`ReadPart::Xattr`].
     Xattr(Option<Vec<u8>>),
-    /// For [`Look::Stat`].
+    /// For [`ReadPart::Stat`].
     Stat {
         /// Length of the data.
         bytes: u64,
@@ -162,17 +162,17 @@ pub enum Seen {
     },
 }
 
-/// What a read saw.
+/// What a read found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sight {
+pub struct ReadResult {
     /// The version of the object at that moment.
     pub version: Version,
-    /// In the order of the looks.
+    /// In the order of the parts.
     pub seen: Vec<Seen>,
 }
 
-impl Sight {
-    /// The bytes of look `n`; empty when that looked at something else.
+impl ReadResult {
+    /// The bytes of part `n`; empty when that read something else.
     #[must_use]
     pub fn data(&self, n: usize) -> &[u8] {
         match self.seen.get(n) {
@@ -181,7 +181,7 @@ impl Sight {
         }
     }
 
-    /// The keys of look `n`, and whether more follow.
+    /// The keys of part `n`, and whether more follow.
     #[must_use]
     pub fn pairs(&self, n: usize) -> (&[(Vec<u8>, Vec<u8>)], bool) {
         match self.seen.get(n) {
@@ -190,7 +190,7 @@ impl Sight {
         }
     }
 
-    /// The attribute of look `n`.
+    /// The attribute of part `n`.
     #[must_use]
     pub fn xattr(&self, n: usize) -> Option<&[u8]> {
         match self.seen.get(n) {
@@ -293,7 +293,7 @@ pub trait ObjectStore: Send + Sync {
     fn write(&self, batch: &[Write]) -> Vec<Result<Version, Refusal>>;
 
     /// Reads each of a batch, all in flight together.
-    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>>;
+    fn read(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>>;
 
     /// A page of the names in a pool.
     ///

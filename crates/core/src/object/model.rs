@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    Change, Guard, Holder, Look, ObjectName, Page, Pool, PoolKind, Read, Refusal, Seen, Sight,
-    Version, Write,
+    Change, Guard, Holder, ObjectName, Page, Pool, PoolKind, Read, ReadPart, ReadResult, Refusal,
+    Seen, Version, Write,
 };
 
 /// An object.
@@ -122,15 +122,15 @@ impl Objects {
     ///
     /// # Errors
     /// As the trait says.
-    pub fn read(&self, op: &Read) -> Result<Sight, Refusal> {
-        let omap = |look: &Look| matches!(look, Look::Keys(_) | Look::Page(..));
-        if self.kind(op.object.pool) == PoolKind::Erasure && op.looks.iter().any(omap) {
+    pub fn read(&self, op: &Read) -> Result<ReadResult, Refusal> {
+        let omap = |part: &ReadPart| matches!(part, ReadPart::Keys(_) | ReadPart::Page(..));
+        if self.kind(op.object.pool) == PoolKind::Erasure && op.parts.iter().any(omap) {
             return Err(Refusal::Unsupported);
         }
         let object = self.objects.get(&op.object).ok_or(Refusal::Missing)?;
-        Ok(Sight {
+        Ok(ReadResult {
             version: Version(object.version),
-            seen: op.looks.iter().map(|look| see(object, look)).collect(),
+            seen: op.parts.iter().map(|part| see(object, part)).collect(),
         })
     }
 
@@ -265,9 +265,9 @@ fn apply(object: &mut Object, change: &Change) {
     }
 }
 
-fn see(object: &Object, look: &Look) -> Seen {
-    match look {
-        Look::Data(at, bytes) => {
+fn see(object: &Object, part: &ReadPart) -> Seen {
+    match part {
+        ReadPart::Data(at, bytes) => {
             let length = object.data.len();
             Seen::Data(
                 object.data
@@ -275,7 +275,7 @@ fn see(object: &Object, look: &Look) -> Seen {
                     .to_vec(),
             )
         }
-        Look::Keys(keys) => {
+        ReadPart::Keys(keys) => {
             let found: BTreeMap<_, _> =
                 keys.iter().filter_map(|key| object.omap.get_key_value(key)).collect();
             Seen::Pairs {
@@ -283,7 +283,7 @@ fn see(object: &Object, look: &Look) -> Seen {
                 more: false,
             }
         }
-        Look::Page(after, most) => {
+        ReadPart::Page(after, most) => {
             use std::ops::Bound::{Excluded, Unbounded};
             let mut keys = object.omap.range::<[u8], _>((
                 if after.is_empty() { Unbounded } else { Excluded(&after[..]) },
@@ -296,7 +296,7 @@ fn see(object: &Object, look: &Look) -> Seen {
                 .collect();
             Seen::Pairs { pairs, more: keys.next().is_some() }
         }
-        Look::Xattr(name) => Seen::Xattr(object.xattrs.get(name).cloned()),
-        Look::Stat => Seen::Stat { bytes: object.data.len() as u64, changed: object.changed },
+        ReadPart::Xattr(name) => Seen::Xattr(object.xattrs.get(name).cloned()),
+        ReadPart::Stat => Seen::Stat { bytes: object.data.len() as u64, changed: object.changed },
     }
 }

@@ -93,7 +93,7 @@ fn fill(files: Arc<impl Files + 'static>, compression: Compression, log_bytes: u
     };
     let archive = Arc::new(Archive::open(files.clone(), true, settings)?);
     for (n, name) in ["one", "two", "gone", "three"].into_iter().enumerate() {
-        put(&archive, name, &content(n as u64 % 3, 20_000 + 3000 * n))?;
+        put_bytes(&archive, name, &content(n as u64 % 3, 20_000 + 3000 * n))?;
     }
     put_tree(&archive, "tree")?;
     archive.create_volume("disk", 4 << 20, 100)?;
@@ -115,11 +115,11 @@ fn fill(files: Arc<impl Files + 'static>, compression: Compression, log_bytes: u
         encode_all: false,
     };
     Collection::begin(&archive, options)?.run(&mut |_| {})?;
-    put(&archive, "last", &content(9, 9_000))?;
+    put_bytes(&archive, "last", &content(9, 9_000))?;
     archive.remove("three")
 }
 
-fn put(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<()> {
+fn put_bytes(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<()> {
     let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
     onefold_archive::put(archive, request, &Gauge::default(), |feeder| {
         feeder.bytes(bytes)?;

@@ -27,7 +27,7 @@ use self::disk::{Journal, Left, Medium, Step};
 use crate::{
     Content, Rng, VirtualClock,
     request::{Source, What},
-    subject::{Choice, Quiet, Recovered, Store, Subject},
+    subject::{Choice, Idleness, Recovered, Store, Subject},
 };
 
 /// Blocks of a zone: small ones, so that a short workload fills many.
@@ -240,7 +240,11 @@ impl Life {
         *gathered = 0;
         *windows += 1;
         self.clock.advance_to(self.clock.now() + WINDOW_TIME);
-        store.background(if windows.is_multiple_of(BUSY_WINDOWS) { Quiet::Long } else { Quiet::No })
+        store.background(if windows.is_multiple_of(BUSY_WINDOWS) {
+            Idleness::Long
+        } else {
+            Idleness::No
+        })
     }
 
     /// Zones that the medium marks as uncommitted: in either copy of a page of the zone list.
@@ -349,7 +353,7 @@ impl Outcome {
             store.write(Lba(0), &block, &mut 0)?;
             store.commit()?;
             clock.advance_to(IDLE_TIME * round);
-            store.background(Quiet::Long)?;
+            store.background(Idleness::Long)?;
             store.finish()?;
         }
         Ok(())

@@ -14,7 +14,7 @@ use crate::{
     VirtualClock,
     device::{Counts, Device},
     request::{Request, What},
-    subject::{Quiet, Subject, Tally},
+    subject::{Idleness, Subject, Tally},
 };
 
 /// With weak persistence a change is durable about this long after it was made; the product's.
@@ -245,7 +245,7 @@ impl<'a> Run<'a> {
             return Err(error);
         }
         self.subject.make_room()?;
-        self.subject.background(Quiet::No)?;
+        self.subject.background(Idleness::No)?;
         let ends = self.device.busy_until();
         self.pass(ends)?;
         Ok(tries + 1)
@@ -304,7 +304,7 @@ impl<'a> Run<'a> {
             blocks: std::mem::take(&mut self.gathered),
         });
         // Behind the round, so that nobody who waits for it waits for that.
-        self.subject.background(Quiet::No)
+        self.subject.background(Idleness::No)
     }
 
     fn end_round(&mut self) {
@@ -380,10 +380,10 @@ impl<'a> Run<'a> {
             self.begin_round()?;
         }
         let quiet = match quiet {
-            _ if self.undurable() > 0 => Quiet::No,
-            quiet if quiet >= QUIET_LONG => Quiet::Long,
-            quiet if quiet >= QUIET_SHORT => Quiet::Short,
-            _ => Quiet::No,
+            _ if self.undurable() > 0 => Idleness::No,
+            quiet if quiet >= QUIET_LONG => Idleness::Long,
+            quiet if quiet >= QUIET_SHORT => Idleness::Short,
+            _ => Idleness::No,
         };
         self.subject.background(quiet)
     }

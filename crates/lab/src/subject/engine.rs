@@ -4,7 +4,7 @@
 use std::{cell::Cell, sync::Arc, time::Duration};
 
 use onefold_block::{
-    Branch, CheckpointStep, Engine, Format, Leisure, Settings,
+    CheckpointStep, Engine, Format, Mark, Settings,
     format::{
         Identity,
         geometry::Geometry,
@@ -12,10 +12,11 @@ use onefold_block::{
     },
 };
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Kind, Lba, Result, VolumeId, block,
+    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Kind, Lba, Result, VolumeId, VolumeLimits,
+    block,
 };
 
-use super::{Choice, Quiet, Scheme, Subject, Tally};
+use super::{Choice, Idleness, Scheme, Subject, Tally};
 use crate::VirtualClock;
 
 /// The volume of every store.
@@ -79,10 +80,14 @@ impl Store {
         };
         Engine::format(&*device, &format)?;
         let engine = Engine::open(device, clock.clone(), settings(choice))?;
-        let (volume, _) =
-            engine.create_volume_with(VOLUME, volume_blocks, choice.critical.clone())?;
+        let (volume, _) = engine.create_volume_with(
+            VOLUME,
+            volume_blocks,
+            choice.no_dedup.clone(),
+            VolumeLimits::default(),
+        )?;
         let store = Store {
-            tables: !engine.loses_everything(),
+            tables: !engine.fixed().scheme.loses_everything(),
             engine,
             clock,
             volume,
@@ -90,7 +95,7 @@ impl Store {
         };
         store.finish()?;
         // Learns where space is, which a store that was just made knows at once.
-        store.background(Quiet::Short)?;
+        store.background(Idleness::Short)?;
         Ok(store)
     }
 
@@ -104,14 +109,11 @@ impl Store {
         let reached = engine.reached();
         let count =
             |branch| reached.iter().find(|(known, _)| *known == branch).map_or(0, |&(_, n)| n);
-        let (zones, believed, refused) = (
-            count(Branch::ZoneScanned),
-            count(Branch::NewerBelieved),
-            count(Branch::NewerFallsBack),
-        );
+        let (zones, believed, refused) =
+            (count(Mark::ZoneScanned), count(Mark::NewerBelieved), count(Mark::NewerFallsBack));
         let volume = engine.find_volume(VOLUME)?;
         let store = Store {
-            tables: !engine.loses_everything(),
+            tables: !engine.fixed().scheme.loses_everything(),
             engine,
             clock,
             volume,
@@ -127,7 +129,7 @@ impl Store {
 
     /// Where things lie.
     pub(crate) fn geometry(&self) -> Geometry {
-        self.engine.geometry()
+        self.engine.fixed().geometry
     }
 
     /// By what its blocks are known.
@@ -150,7 +152,7 @@ impl Store {
                     if !alone && now.saturating_sub(since) <= RIDE_WAIT {
                         return Ok(());
                     }
-                    self.engine.settle()?;
+                    self.engine.make_durable()?;
                 }
                 CheckpointStep::Advanced | CheckpointStep::Idle | CheckpointStep::NeedsReaders => {
                     return Ok(());
@@ -176,7 +178,7 @@ impl Subject for Store {
     fn drop_blocks(&self, first: Lba, blocks: u64, keep_zeroes: bool) -> Result<()> {
         let (offset, bytes) = (first.0 * BLOCK_BYTES as u64, blocks * BLOCK_BYTES as u64);
         if keep_zeroes {
-            self.engine.write_zeroes(self.volume, offset, bytes, true)?;
+            self.engine.write_zeroes(self.volume, offset, bytes, true, &mut 0)?;
         } else {
             self.engine.trim(self.volume, offset, bytes)?;
         }
@@ -209,15 +211,15 @@ impl Subject for Store {
         Ok(())
     }
 
-    fn background(&self, quiet: Quiet) -> Result<()> {
+    fn background(&self, quiet: Idleness) -> Result<()> {
         if self.engine.checkpoint_running()
             || self.engine.checkpoint_due()
-            || quiet == Quiet::Long && self.engine.checkpoint_useful()
+            || quiet == Idleness::Long && self.engine.checkpoint_useful()
         {
-            self.checkpoint(quiet > Quiet::No)?;
+            self.checkpoint(quiet > Idleness::No)?;
         }
-        if quiet > Quiet::No {
-            while self.engine.tidy_step(Leisure::Short)? {}
+        if quiet > Idleness::No {
+            while self.engine.idle_step(onefold_block::Idleness::Short)? {}
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ pub(crate) use self::engine::{Recovered, Store};
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use onefold_block::{
-    Critical, Persistence,
+    NoDedup, Persistence,
     format::{
         geometry::ZONE_BLOCKS_MAX,
         superblock::{Layout, Leftover},
@@ -104,7 +104,7 @@ pub struct Choice {
     /// Blocks of a zone.
     pub zone_blocks: u32,
     /// Addresses that are not deduplicated.
-    pub critical: Critical,
+    pub no_dedup: NoDedup,
 }
 
 /// OrderMergeDedup's.
@@ -124,7 +124,7 @@ impl Choice {
             memory_bytes: 512 << 20,
             delay: DELAY,
             zone_blocks: ZONE_BLOCKS_MAX,
-            critical: Critical::default(),
+            no_dedup: NoDedup::default(),
         }
     }
 }
@@ -187,7 +187,7 @@ impl Tally {
 
 /// How long no client asked for anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Quiet {
+pub enum Idleness {
     /// Clients are at work.
     No,
     /// Half a second: a flush disturbs nobody.
@@ -240,7 +240,7 @@ pub trait Subject {
     ///
     /// # Errors
     /// The device's.
-    fn background(&self, quiet: Quiet) -> Result<()>;
+    fn background(&self, quiet: Idleness) -> Result<()>;
 
     /// Makes everything durable, until the last record is in the tables.
     ///

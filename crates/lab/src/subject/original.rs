@@ -9,7 +9,7 @@ use std::{
 
 use onefold_core::{Block, BlockRef, Class, Disk, Lba, Pba, Read, Result, Run};
 
-use super::{Choice, Quiet, Subject, Tally};
+use super::{Choice, Idleness, Subject, Tally};
 use crate::device::Device;
 
 /// Blocks gathered until they are written, as a block layer's queue does.
@@ -114,7 +114,7 @@ impl Subject for Original {
         self.commit()
     }
 
-    fn background(&self, _: Quiet) -> Result<()> {
+    fn background(&self, _: Idleness) -> Result<()> {
         Ok(())
     }
 

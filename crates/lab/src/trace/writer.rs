@@ -7,7 +7,7 @@
 use std::{
     fs::File,
     io::Write,
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -51,7 +51,10 @@ impl Writer {
             ));
         }
         let failed = |error| Error::from_io(format!("trace {}", path.display()), error);
-        let mut file = File::create_new(path).map_err(failed)?;
+        // It tells what clients wrote: nobody else reads it.
+        let mut made = File::options();
+        let mut file =
+            made.read(true).write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
         let header = Header { records: UNFINISHED, device_blocks };
         file.write_all(&stored_frame(&header.encode())).map_err(failed)?;
         Ok(Writer { path: path.to_owned(), file, device_blocks, buffer: Vec::new(), records: 0 })

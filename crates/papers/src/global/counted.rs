@@ -7,7 +7,7 @@ use std::{
 
 use onefold_backend::MemoryObjects;
 use onefold_core::object::{
-    Change, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Seen, Sight,
+    Change, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Seen,
     Space, Version, Write,
 };
 
@@ -82,7 +82,7 @@ impl ObjectStore for CountedObjects {
         self.below.write(batch)
     }
 
-    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+    fn read(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>> {
         let sights = self.below.read(batch);
         self.count(
             2,

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
-use onefold_cluster::{Marks, Status};
+use onefold_cluster::{Status, Watermarks};
 use onefold_core::{BLOCK_BYTES, Block, Result, object::PoolKind};
 use parking_lot::Mutex;
 
@@ -164,7 +164,7 @@ fn measured(
     }
     let background = Background {
         workers: 4,
-        marks: Marks::default(),
+        marks: Watermarks::default(),
         pause: Duration::from_secs(1),
         backlog: 0,
         spread: false,

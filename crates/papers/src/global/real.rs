@@ -19,10 +19,10 @@ use onefold_backend::{
     RadosObjects,
     rados::{Connection, TIMEOUT},
 };
-use onefold_cluster::{Format, Marks, Mode, Session, Settings, Volume, Worker, create};
+use onefold_cluster::{Format, Mode, Session, Settings, Volume, Watermarks, Worker, create};
 use onefold_core::{
     Error, Kind, Result,
-    object::{Change, Guard, Look, ObjectName, ObjectStore, PoolKind, Read, Refusal, Write},
+    object::{Change, Guard, ObjectName, ObjectStore, PoolKind, Read, ReadPart, Refusal, Write},
 };
 
 use super::{clock::load::noise, site::in_blocks, speed::judged};
@@ -153,14 +153,14 @@ fn plain_object(round: u64, at: u64) -> ObjectName {
     ObjectName::chunk(format!("plain.{round}.{}", at / OBJECT))
 }
 
-fn worker(configuration: &Path, cold: Duration, marks: Marks) -> Result<Worker> {
+fn worker(configuration: &Path, cold: Duration, marks: Watermarks) -> Result<Worker> {
     Ok(Worker::new(session(configuration, Settings { cold, ..Settings::default() })?, marks))
 }
 
 /// Deduplicates all there is; chunks and seconds.
 fn drain(configuration: &Path, workers: u64) -> Result<(u64, f64)> {
     let mut all: Vec<Worker> = (0..workers)
-        .map(|_| worker(configuration, Duration::ZERO, Marks::NONE))
+        .map(|_| worker(configuration, Duration::ZERO, Watermarks::NONE))
         .collect::<Result<_>>()?;
     let (chunks, begun) = (AtomicU64::new(0), Instant::now());
     thread::scope(|scope| {
@@ -235,7 +235,7 @@ fn plain_round(configuration: &Path, round: u64, volume: &Volume) -> Result<Spee
             requests(thread, bytes).try_for_each(|(at, from)| {
                 let op = Read {
                     object: plain_object(round, at),
-                    looks: vec![Look::Data(at % OBJECT, bytes)],
+                    parts: vec![ReadPart::Data(at % OBJECT, bytes)],
                 };
                 right(thread, from, store.read(&[op]).remove(0).map_err(refused)?.data(0))
             })
@@ -404,7 +404,7 @@ fn beside_round(configuration: &Path, session: &Arc<Session>, round: u64) -> Res
     for at in (0..sizes[1]).step_by(OBJECT as usize) {
         volumes[1].write_at(at, &noise(1 << 56 | round << 40 | at, SIXTEENTH))?;
     }
-    let marks = Marks { operations: (1, u64::MAX), bytes: (u64::MAX, u64::MAX) };
+    let marks = Watermarks { operations: (1, u64::MAX), bytes: (u64::MAX, u64::MAX) };
     let mut labourer = worker(configuration, Duration::from_secs(1), marks)?;
     let waits = AtomicU64::new(0);
     let (done, counts, over) = (AtomicU64::new(0), AtomicBool::new(false), AtomicBool::new(false));

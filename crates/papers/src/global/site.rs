@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use onefold_cluster::{
-    Cut, Dedup, Format, Marks, Mode, Session, Settings, Status, Volume, Worker, create,
+    Cut, Dedup, Format, Mode, Session, Settings, Status, Volume, Watermarks, Worker, create,
 };
 use onefold_core::{BLOCK_BYTES, Block, Result, object::PoolKind};
 
@@ -61,7 +61,7 @@ impl Site {
 
     /// Deduplicates until nothing is left.
     pub(super) fn settle(&self) -> Result<()> {
-        let mut worker = Worker::new(self.session.clone(), Marks::NONE);
+        let mut worker = Worker::new(self.session.clone(), Watermarks::NONE);
         for _ in 0..STEPS {
             if worker.step()?.round && self.session.backlog()? == 0 {
                 break;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use onefold_cluster::Marks;
+use onefold_cluster::Watermarks;
 use onefold_core::Result;
 
 use super::{
@@ -96,7 +96,7 @@ fn table(title: &str, columns: &[&str], rows: Vec<Vec<String>>) -> Figure {
 fn controlled(backlog: u64) -> Background {
     Background {
         workers: WORKERS,
-        marks: Marks::default(),
+        marks: Watermarks::default(),
         pause: Duration::from_secs(1),
         backlog,
         spread: false,
@@ -131,8 +131,12 @@ fn figure14(extent: &Extent) -> Result<Judgement> {
     let original = run(&plan(System::Original, None))?;
     let alone = run(&plan(System::Ours, None))?;
     // From the first moment: the backlog must outlast what is measured.
-    let free =
-        Background { marks: Marks::NONE, pause: Duration::ZERO, begin: 0, ..controlled(backlog) };
+    let free = Background {
+        marks: Watermarks::NONE,
+        pause: Duration::ZERO,
+        begin: 0,
+        ..controlled(backlog)
+    };
     let without =
         run(&Plan { from: TENTH, to: TENTH + (to - from), ..plan(System::Ours, Some(free)) })?;
     // A worker pays a step back before it makes the next one.
@@ -340,8 +344,8 @@ fn marks(extent: &Extent) -> Result<Judgement> {
     let mut rows = Vec::new();
     let none = u64::MAX;
     for (name, ratio, marks) in [
-        ("between the marks", 100, Marks { operations: (500, none), bytes: (none, none) }),
-        ("above", 500, Marks { operations: (100, 500), bytes: (none, none) }),
+        ("between the marks", 100, Watermarks { operations: (500, none), bytes: (none, none) }),
+        ("above", 500, Watermarks { operations: (100, 500), bytes: (none, none) }),
     ] {
         if extent.quick && ratio == 500 {
             continue;

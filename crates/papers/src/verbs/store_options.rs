@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use onefold_block::{
-    Critical, MEMORY_MIN, Persistence,
+    MEMORY_MIN, NoDedup, Persistence,
     format::superblock::{Layout, Leftover},
 };
 use onefold_lab::subject::{Choice, Scheme};
@@ -108,7 +108,7 @@ impl StoreOptions {
             window_blocks: window.map(|blocks| blocks as usize),
             memory_bytes: self.memory.0,
             delay: Duration::from_secs(self.delay.into()),
-            critical: Critical::new(self.critical.iter().map(ByteRange::blocks).collect())
+            no_dedup: NoDedup::new(self.critical.iter().map(ByteRange::blocks).collect())
                 .map_err(|e| Failure::usage(e.to_string()))?,
             ..Choice::new(scheme, persistence)
         })

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use onefold_core::Crowd;
+use onefold_core::CpuContention;
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, shutdown};
@@ -39,7 +39,7 @@ pub(crate) struct Receiver<'a> {
     /// The last bytes came within that time.
     brisk: bool,
     /// Others need the processor: the thread sleeps at once.
-    crowd: Crowd,
+    crowd: CpuContention,
     /// What the crowd's times count from.
     born: Instant,
     /// How long a client may be silent after its handshake.
@@ -108,7 +108,7 @@ impl<'a> Receiver<'a> {
             stopped: false,
             awake: limits.awake,
             brisk: false,
-            crowd: Crowd::default(),
+            crowd: CpuContention::default(),
             born,
             idle: limits.idle,
             heard: born,

@@ -232,7 +232,12 @@ impl Sim {
                     .map(|mount| Some(Arc::new(mount.clone()) as Arc<dyn Files>))
                     .collect();
                 match Nodes::open_with(mounts, self.rng.percent(60), &self.settings()) {
-                    Ok(nodes) => Some(Arc::new(nodes)),
+                    Ok(nodes) => {
+                        if !nodes.absent().is_empty() {
+                            self.say(|| format!("absent: {:?}", nodes.absent()));
+                        }
+                        Some(Arc::new(nodes))
+                    }
                     Err(error) => return Err(self.judge("open", &error)),
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_cluster::{Dedup, Marks, Mode, Scrub, Session, Settings, Volume, What, Worker};
+use onefold_cluster::{Dedup, Mode, Scrub, Session, Settings, Volume, Watermarks, What, Worker};
 use onefold_core::{Error, Kind};
 
 use super::{
@@ -321,7 +321,7 @@ fn draw_write(world: &Arc<World>, sectors: usize, chunk: usize) -> (usize, Vec<u
 /// Deduplicates, and deletes what is to be deleted.
 pub(super) fn worker(world: &Arc<World>, store: SimStore, _actor: usize) {
     let Some(session) = open(world, store) else { return };
-    let mut worker = Worker::new(session.clone(), Marks::NONE);
+    let mut worker = Worker::new(session.clone(), Watermarks::NONE);
     for _ in 0..4 * CALLS {
         if world.inner().stopping {
             return;

@@ -172,7 +172,7 @@ fn others_get_clean(
     world.inner().model.begin(n, actor, place as usize / SECTOR, &tokens);
     volume.write_at(place, &content(&tokens))?;
     world.inner().model.acknowledge(n, actor, place as usize / SECTOR, &tokens);
-    let mut worker = Worker::new(session.clone(), onefold_cluster::Marks::NONE);
+    let mut worker = Worker::new(session.clone(), onefold_cluster::Watermarks::NONE);
     for _ in 0..STEPS {
         // What concerns the bad chunk may fail, again and again.
         let _ = worker.step();

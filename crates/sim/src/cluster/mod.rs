@@ -22,7 +22,7 @@ mod world;
 
 use std::sync::Arc;
 
-use onefold_cluster::{Marks, Mode, PlantedBug, Scrub, Session, Volume, Worker};
+use onefold_cluster::{Mode, PlantedBug, Scrub, Session, Volume, Watermarks, Worker};
 use onefold_core::{Error, object::ObjectName};
 
 pub use model::Finding;
@@ -163,7 +163,7 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     let params = world.inner().params.clone();
     let actor = world.inner().actor_of(&store.identity_text());
     let session = Arc::new(Session::open(Arc::new(store), params.settings())?);
-    let mut worker = Worker::new(session.clone(), Marks::NONE);
+    let mut worker = Worker::new(session.clone(), Watermarks::NONE);
     if params.late_last {
         // Nobody was shut out, and all is clean: what comes now finds the values that it was made
         // for, if they ever come back.

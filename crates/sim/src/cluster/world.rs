@@ -16,7 +16,8 @@ use std::{
 
 use onefold_cluster::format::{Reference, key};
 use onefold_core::object::{
-    Change, Holder, ObjectName, Page, Pool, Read, Refusal, Sight, Version, Write, model::Objects,
+    Change, Holder, ObjectName, Page, Pool, Read, ReadResult, Refusal, Version, Write,
+    model::Objects,
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -51,7 +52,7 @@ pub(super) enum Op {
 #[derive(Clone, Debug)]
 pub(super) enum Reply {
     Version(Version),
-    Sight(Sight),
+    ReadResult(ReadResult),
     Page(Page),
     Holder(Option<Holder>),
     Done,

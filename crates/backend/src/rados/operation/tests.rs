@@ -297,22 +297,22 @@ fn pool(library: Library) -> Arc<PoolIo> {
     PoolIo::over(library)
 }
 
-fn looks(looks: Vec<Look>) -> Read {
-    Read { object: ObjectName::metadata("o"), looks }
+fn read_of(parts: Vec<ReadPart>) -> Read {
+    Read { object: ObjectName::metadata("o"), parts }
 }
 
 /// One test, since all of them count the open iterators.
 #[test]
 fn rule_20_replies_reach_places_that_keep_still() {
-    let all = looks(vec![
-        Look::Data(0, 100),
-        Look::Data(0, 3),
-        Look::Data(0, 0),
-        Look::Stat,
-        Look::Page(b"a".to_vec(), 10),
-        Look::Keys(vec![b"x".to_vec(), b"y".to_vec()]),
-        Look::Xattr("wanted"),
-        Look::Xattr("missing"),
+    let all = read_of(vec![
+        ReadPart::Data(0, 100),
+        ReadPart::Data(0, 3),
+        ReadPart::Data(0, 0),
+        ReadPart::Stat,
+        ReadPart::Page(b"a".to_vec(), 10),
+        ReadPart::Keys(vec![b"x".to_vec(), b"y".to_vec()]),
+        ReadPart::Xattr("wanted"),
+        ReadPart::Xattr("missing"),
     ]);
     let good = pool(stand_in());
     // The flights move while replies come.
@@ -322,8 +322,8 @@ fn rule_20_replies_reach_places_that_keep_still() {
     let flights: Vec<Box<Flight>> = flights.into_iter().map(Box::new).collect();
     let bytes = |text: &str| text.as_bytes().to_vec();
     for flight in flights {
-        let sight = (*flight).seen().unwrap();
-        assert_eq!(sight.version, Version(9));
+        let answer = (*flight).seen().unwrap();
+        assert_eq!(answer.version, Version(9));
         let expected = vec![
             Seen::Data(bytes("aaaaa")),
             Seen::Data(bytes("aaa")),
@@ -337,7 +337,7 @@ fn rule_20_replies_reach_places_that_keep_still() {
             Seen::Xattr(Some(bytes("2"))),
             Seen::Xattr(None),
         ];
-        assert_eq!(sight.seen, expected);
+        assert_eq!(answer.seen, expected);
     }
     // A flight that nobody asks.
     drop(Flight::read(&good, &all));
@@ -345,15 +345,18 @@ fn rule_20_replies_reach_places_that_keep_still() {
     let failing = pool(Library { read_op_getxattrs: xattrs_fail, ..stand_in() });
     let flight = Flight::read(
         &failing,
-        &looks(vec![Look::Xattr("x"), Look::Page(Vec::new(), 1), Look::Data(0, 10)]),
+        &read_of(vec![ReadPart::Xattr("x"), ReadPart::Page(Vec::new(), 1), ReadPart::Data(0, 10)]),
     );
     assert!(flight.unwrap_or_else(|_| panic!("it is sent")).seen().is_err());
     // One that is never sent, and one that can't be built.
     let offline = pool(Library { aio_read_op_operate: no_network, ..stand_in() });
     assert!(Flight::read(&offline, &all).is_err());
     assert!(
-        Flight::read(&good, &looks(vec![Look::Data(0, 9), Look::Keys(vec![b"\0".to_vec()])]))
-            .is_err()
+        Flight::read(
+            &good,
+            &read_of(vec![ReadPart::Data(0, 9), ReadPart::Keys(vec![b"\0".to_vec()])])
+        )
+        .is_err()
     );
     assert_eq!(OPEN.load(Ordering::SeqCst), 0, "iterators that were never ended");
 }

@@ -3,8 +3,9 @@
 use onefold_core::{Block, Pba, Result};
 
 use super::{
-    field, line, page,
-    tree::View,
+    page,
+    text::{field, line},
+    view::View,
     zone::{self, show_list_copy},
 };
 use crate::{

@@ -6,16 +6,16 @@
 mod block;
 mod page;
 mod superblock;
+mod text;
 mod tree;
+mod view;
 mod zone;
-
-use std::fmt::Write;
 
 use onefold_core::{Disk, Lba, Pba, Result, ZoneId};
 
+use self::{text::line, view::View};
 use super::{places, report::Report};
-use crate::format::{Identity, page::Pointer};
-use tree::View;
+use crate::format::Identity;
 
 /// What is to be shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,25 +66,4 @@ pub fn inspect(disk: &dyn Disk, what: &What) -> Result<String> {
         );
     }
     Ok(out)
-}
-
-/// Adds a line. Writing to memory can't fail.
-fn line(out: &mut String, text: impl std::fmt::Display) {
-    let _ = writeln!(out, "{text}");
-}
-
-/// A name and its value, aligned.
-fn field(out: &mut String, name: &str, value: impl std::fmt::Display) {
-    line(out, format_args!("  {name:<16} {value}"));
-}
-
-/// A pointer for people.
-fn pointer_text(pointer: &Pointer) -> String {
-    if pointer.in_place {
-        return format!("block {} in place, since window {}", pointer.address, pointer.birth);
-    }
-    format!(
-        "block {}, window {}, checksum {:016x}",
-        pointer.address, pointer.birth, pointer.checksum
-    )
 }

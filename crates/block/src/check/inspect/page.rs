@@ -2,14 +2,14 @@
 
 use onefold_core::{Block, Fingerprint, Pba};
 
-use super::{field, line, pointer_text};
-use crate::index::paged;
+use super::text::{field, line, pointer_text};
 use crate::{
     check::{report::Named, walk::children},
     format::{
         catalogue::{Discard, Volume},
         page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
     },
+    index::paged,
 };
 
 /// A map entry for people.

@@ -2,7 +2,7 @@
 
 use onefold_core::{Disk, Error, Kind, Result};
 
-use super::{field, line, pointer_text};
+use super::text::{field, line, pointer_text};
 use crate::{
     check::{batch::read_one, places::is_superblock, rot},
     format::{

@@ -2,15 +2,18 @@
 
 use onefold_core::{Error, Kind, Pba, Result, ZoneId};
 
-use super::{field, line, tree::View};
+use super::{
+    text::{field, line},
+    view::View,
+};
 use crate::{
     check::{batch::read_one, places, rot},
     format::{
         geometry::Geometry,
         page::{ReferenceEntry, header},
+        zone_bitmap::ZoneBitmap,
         zone_list::Page,
     },
-    place::bitmap::ZoneBitmap,
 };
 
 /// Blocks of a zone in one line.

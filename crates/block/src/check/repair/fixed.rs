@@ -6,7 +6,7 @@
 
 use onefold_core::{Disk, Error, Kind, Result};
 
-use super::{Repaired, heal};
+use super::{outcome::Repaired, restore};
 use crate::{
     check::{
         batch::read_one,
@@ -27,9 +27,9 @@ pub(super) fn superblocks(disk: &dyn Disk, repaired: &mut Repaired) -> Result<Su
     for (place, at) in (0..).zip(SUPERBLOCKS) {
         let Ok(mut block) = read_one(disk, at) else { continue };
         if !is_superblock(&block, place)
-            && let Some(bit) = rot::heal(&mut block, |block| is_superblock(block, place))
+            && let Some(bit) = rot::restore_copy(&mut block, |block| is_superblock(block, place))
         {
-            heal::write(disk, at, &block)?;
+            restore::write(disk, at, &block)?;
             disk.flush()?;
             repaired
                 .restored
@@ -57,7 +57,7 @@ pub(super) fn superblocks(disk: &dyn Disk, repaired: &mut Repaired) -> Result<Su
     };
     if !found(other).as_ref().is_some_and(follows) {
         best.state.sequence += 1;
-        heal::write(disk, SUPERBLOCKS[other as usize], &best.encode(other))?;
+        restore::write(disk, SUPERBLOCKS[other as usize], &best.encode(other))?;
         disk.flush()?;
         repaired
             .restored
@@ -83,9 +83,10 @@ pub(super) fn zone_list(
             if let Ok(mut block) = read_one(disk, at) {
                 copy = decode(&block);
                 if copy.is_none()
-                    && let Some(bit) = rot::heal(&mut block, |block| decode(block).is_some())
+                    && let Some(bit) =
+                        rot::restore_copy(&mut block, |block| decode(block).is_some())
                 {
-                    heal::write(disk, at, &block)?;
+                    restore::write(disk, at, &block)?;
                     copy = decode(&block);
                     repaired.restored.push(format!(
                         "{}: bit {bit} was flipped back",
@@ -106,13 +107,17 @@ pub(super) fn zone_list(
             Some(mut page) => {
                 page.sequence = page.sequence.wrapping_add(1);
                 let place = (page.sequence % 2) as usize;
-                heal::write(disk, places[place], &page.encode(identity, number, places[place].0))?;
+                restore::write(
+                    disk,
+                    places[place],
+                    &page.encode(identity, number, places[place].0),
+                )?;
                 place
             }
             // After a clean shutdown no zone needs to be listed.
             None if superblock.state.clean => {
                 for (sequence, at) in (0..).zip(places) {
-                    heal::write(
+                    restore::write(
                         disk,
                         at,
                         &Page { sequence, ..Page::empty() }.encode(identity, number, at.0),

@@ -9,9 +9,9 @@
 use onefold_core::{Block, Error, Kind, Lba, Pba, Result};
 
 use super::{
-    Repaired,
     build::Builder,
     named::Named,
+    outcome::Repaired,
     salvage::{Child, Salvage, slots},
 };
 use crate::{

@@ -27,10 +27,11 @@
 
 mod build;
 mod fixed;
-mod heal;
 mod maps;
 mod named;
+mod outcome;
 mod references;
+mod restore;
 mod room;
 mod salvage;
 mod tables;
@@ -38,53 +39,19 @@ mod zones;
 
 use std::sync::Arc;
 
-use onefold_core::{Clock, Disk, Lba, Result, VolumeId};
+use onefold_core::{Clock, Disk, Result};
 
+pub use self::outcome::{LOST_MAX, Repaired};
 use super::{
     MEMORY, Phase, Progress, Report, check_within, leftover::rotten_pages, places,
     recovered::rotten_carriers, tables::Checker, usage::BlockSet, walk::Walker,
 };
 use crate::{
     engine::Engine,
-    format::{Identity, record::WindowNumber, superblock::Superblock},
+    format::{Identity, superblock::Superblock},
+    idleness::Idleness,
     settings::Settings,
 };
-
-/// Lost addresses that are named; more are counted.
-pub const LOST_MAX: usize = 1000;
-
-/// What a repair did, and what is left.
-#[derive(Clone, Debug, Default)]
-pub struct Repaired {
-    /// What was restored, in sentences.
-    pub restored: Vec<String>,
-    /// What could not be, in sentences: what was given up, and every problem that a check still
-    /// finds.
-    pub left: Vec<String>,
-    /// Addresses that read as errors from now on, until they are written: the first [`LOST_MAX`]
-    /// ranges of blocks.
-    pub lost: Vec<(VolumeId, Lba, u64)>,
-    /// How many addresses do.
-    pub lost_addresses: u64,
-    /// Windows that were durable and whose records are lost: from, to.
-    pub lost_windows: Vec<(WindowNumber, WindowNumber)>,
-    /// What a check finds now.
-    pub after: Report,
-}
-
-impl Repaired {
-    fn lose(&mut self, volume: VolumeId, lba: Lba, blocks: u64) {
-        self.lost_addresses += blocks;
-        let room = self.lost.len() < LOST_MAX;
-        match self.lost.last_mut() {
-            Some((last, start, length)) if *last == volume && start.0 + *length == lba.0 => {
-                *length += blocks
-            }
-            _ if room => self.lost.push((volume, lba, blocks)),
-            _ => {}
-        }
-    }
-}
 
 /// Repairs a store that nobody serves. Durable on return; may be interrupted and run again at any
 /// point.
@@ -125,11 +92,11 @@ pub fn repair_within(
     let sound = repair_tables(&**disk, &superblock, &identity, memory, progress, &mut repaired)?;
     if (!superblock.state.clean || superblock.state.inexact) && sound {
         for (pba, bit, block) in rotten_carriers(&**disk, &superblock, &identity) {
-            heal::write(&**disk, pba, &block)?;
+            restore::write(&**disk, pba, &block)?;
             repaired.restored.push(format!("carrier at block {pba}: bit {bit} was flipped back"));
         }
         for (pba, bit, block) in rotten_pages(&**disk, &superblock, &identity) {
-            heal::write(&**disk, pba, &block)?;
+            restore::write(&**disk, pba, &block)?;
             repaired.restored.push(format!(
                 "page of the leftover table at block {pba}: bit {bit} was flipped back"
             ));
@@ -157,9 +124,9 @@ fn repair_tables(
     let mut checker = Checker::new(disk, identity, superblock, &mut report, progress);
     checker.run(memory, &mut |pba| !proven.insert(pba));
     let (pages, carriers) = (checker.damaged_pages.clone(), checker.damaged_carriers.clone());
-    let healed = heal::pages(Walker { disk, identity }, superblock, pages, repaired)?
-        + heal::carriers(disk, identity, &carriers, repaired)?;
-    if healed > 0 {
+    let restored = restore::pages(Walker { disk, identity }, superblock, pages, repaired)?
+        + restore::carriers(disk, identity, &carriers, repaired)?;
+    if restored > 0 {
         disk.flush()?;
         report = Report::default();
         checker = Checker::new(disk, identity, superblock, &mut report, progress);
@@ -186,9 +153,9 @@ fn recover(
 ) {
     let settings = Settings { accept_loss: true, ..settings.clone() };
     let closed = Engine::open(disk.clone(), clock, settings).and_then(|engine| {
-        repaired.lost_windows = engine.lost_windows();
+        repaired.lost_windows = engine.kernel.lost.lock().clone();
         // Counts that a crash left too high.
-        while engine.recount_step()? {}
+        while engine.scheme.idle(&engine.kernel, Idleness::None)?.advanced() {}
         engine.close()
     });
     match closed {

@@ -11,7 +11,9 @@ use onefold_core::{Block, Disk, Error, Fingerprint, Kind, Lba, Pba, Result, Volu
 
 use crate::{
     check::{
-        batch::read_one, tables::Checker, usage::BlockSet, usage::Named as Verdict, usage::Usage,
+        batch::read_one,
+        tables::Checker,
+        usage::{BlockSet, Named as Verdict, Usage},
     },
     format::{
         Identity,

@@ -3,8 +3,8 @@
 use onefold_core::{Block, Result, ZoneId};
 
 use super::{
-    Repaired, build::Builder, heal, maps::Mend, named, references, room::Room, salvage::Salvage,
-    zones,
+    build::Builder, maps::Mend, named, outcome::Repaired, references, restore, room::Room,
+    salvage::Salvage, zones,
 };
 use crate::{
     check::{tables::Checker, usage::BlockSet, walk::Visit},
@@ -125,7 +125,7 @@ pub(super) fn rebuild(
         state.sequence += 1;
         let place = (state.sequence % 2) as u32;
         let new = Superblock { fixed: superblock.fixed.clone(), state: state.clone() };
-        heal::write(disk, SUPERBLOCKS[place as usize], &new.encode(place))?;
+        restore::write(disk, SUPERBLOCKS[place as usize], &new.encode(place))?;
         disk.flush()?;
     }
     let what = format!(

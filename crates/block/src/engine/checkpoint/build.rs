@@ -3,253 +3,121 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::{Error, Kind, Lba, Pba, Result, VolumeId};
+use onefold_core::{Error, Kind, Pba, Result, VolumeId};
 
-use super::{Next, Reason, references::Delta};
 use crate::{
     counters::add,
-    engine::{Engine, Snapshot, State, catalogue::apply_catalogue},
     format::{
         catalogue::{Discard, Volume},
         page::Table,
         record::WindowNumber,
         superblock::{self, Root},
     },
-    reached::Branch,
-    scheme::ordermerge::Reclaimed,
+    kernel::{Kernel, NextCheckpoint, Reason, Snapshot, apply_catalogue},
+    scheme::verbs::{Job, NewRoots, Scheme},
     settings::PlantedBug,
-    table::{
-        PageSpace, rebuild,
-        rebuild::{Change, PageWriter, Rebuild},
-    },
+    table_build::TableBuild,
     window::ranges::Ranges,
 };
 
-impl Engine {
-    /// Steps 1 and 2.
-    pub(super) fn build(&self, deferred: &mut Vec<Pba>, reason: Reason) -> Result<Option<Next>> {
-        let (frozen, old, leaves_wanted) = {
-            let mut state = self.state.lock();
-            let nothing = state.active.is_empty()
-                && state.snapshot.discards.is_empty()
-                && !state.deferred_alone()
-                && !state.leaves_wanted;
-            if nothing && reason == Reason::Changes {
-                state.checkpoint_wanted = false;
-                return Ok(None);
-            }
-            let mut frozen = std::mem::take(&mut state.active);
-            frozen.last = frozen.last.max(state.durable);
-            state.retouch();
-            let frozen = Arc::new(frozen);
-            state.frozen = Some(frozen.clone());
-            (frozen, state.snapshot.clone(), state.leaves_wanted)
-        };
-        // What a recount found before is written with what waits.
-        let exact = self.state.lock().exact;
-        let committed = if self.settings.has(PlantedBug::CommitPastDurable) {
-            frozen.last
-        } else {
-            frozen.last.max(old.state.committed)
-        };
-        let mut build = Build {
-            engine: self,
-            old: &old,
-            birth: committed,
-            space: Space { engine: self, taken: Vec::new(), let_go: Vec::new(), pages: Vec::new() },
-            writer: PageWriter::new(&*self.disk),
-            // For each change the old block and the new one, and each new block once more.
-            deltas: Vec::with_capacity(frozen.entries.len() * 3),
-            freed: Vec::new(),
-            bits: Vec::new(),
-            stored: Vec::new(),
-            in_place: None,
-            block_leaves: self.state.lock().block_leaves,
-            mapped: old.state.mapped_blocks,
-            live: old.state.live_blocks,
-        };
-        let mut volumes = old.volumes.clone();
-        let mut discards = old.discards.clone();
-        apply_catalogue(&mut volumes, &frozen.catalogue);
-        // In place, ranges are applied when their windows are.
-        for (volume, start, span) in frozen.ranges.iter().filter(|_| !self.in_place()) {
-            discards.insert(volume, start, *span);
+/// Steps 1 and 2.
+pub(crate) fn build(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    deferred: &mut Vec<Pba>,
+    reason: Reason,
+) -> Result<Option<NextCheckpoint>> {
+    let (frozen, old, leaves_wanted) = {
+        let mut state = kernel.state.lock();
+        let nothing = state.active.is_empty()
+            && state.snapshot.discards.is_empty()
+            && !state.deferred_alone()
+            && !state.leaves_wanted;
+        if nothing && reason == Reason::Changes {
+            state.checkpoint_wanted = false;
+            return Ok(None);
         }
-        let deferred = std::mem::take(deferred);
-        let (mut pending, mut reclaimed) = (Ranges::default(), Reclaimed::default());
-        let (references, fingerprints);
-        if self.in_place() {
-            ((references, fingerprints), reclaimed) =
-                build.in_place(&frozen, &mut volumes, deferred)?;
-            self.reached.add(Branch::LeavesMade, usize::from(leaves_wanted));
-            self.reached.add(Branch::BlocksReclaimed, reclaimed.blocks.len());
-        } else {
-            pending = build.maps(&frozen, &mut volumes, &discards)?;
-            self.reached.add(Branch::DiscardsLeft, pending.iter().count());
-            volumes.retain(|id, volume| {
-                !volume.name.is_empty() || pending.meeting(*id, 0, u64::MAX).next().is_some()
-            });
-            references = build.references(&frozen, deferred)?;
-            fingerprints = build.fingerprints()?;
-        }
-        let catalogue = build.catalogue(&volumes)?;
-        let (pending_root, pending_count) = build.discards(&pending)?;
-        let index = build.index()?;
-        let (zones_root, zones, used_blocks) = build.zones()?;
-        build.writer.finish()?;
-        self.forget_counts(&build.space.pages)?;
-        add(&self.counters.checkpoint_blocks, build.writer.written);
-        let Build { freed, mapped, live, block_leaves, .. } = build;
+        let mut frozen = std::mem::take(&mut state.active);
+        frozen.last = frozen.last.max(state.durable);
+        state.retouch();
+        let frozen = Arc::new(frozen);
+        state.frozen = Some(frozen.clone());
+        (frozen, state.snapshot.clone(), state.leaves_wanted)
+    };
+    let committed = if kernel.settings.has(PlantedBug::CommitPastDurable) {
+        frozen.last
+    } else {
+        frozen.last.max(old.state.committed)
+    };
+    let mut build = TableBuild::new(kernel, &old, committed);
+    let mut volumes = old.volumes.clone();
+    apply_catalogue(&mut volumes, &frozen.catalogue);
+    let job = Job { frozen: &frozen, deferred: std::mem::take(deferred), leaves_wanted };
+    let NewRoots { references, fingerprints, pending, reclaimed, superblocks, inexact } =
+        scheme.checkpoint(&mut build, &mut volumes, job)?;
+    let catalogue = build.catalogue(&volumes)?;
+    let (pending_root, pending_count) = build.discards(&pending)?;
+    let index = build.index(scheme)?;
+    let (zones_root, zones, used_blocks) = build.zones()?;
+    build.writer.finish()?;
+    scheme.release(kernel, &build.space.pages)?;
+    add(&kernel.counters.checkpoint_blocks, build.writer.written);
+    let TableBuild { freed, mapped, live, .. } = build;
 
-        let mut state = self.state.lock();
-        state.built = true;
-        state.block_leaves = block_leaves;
-        let inexact = old.state.inexact && !(state.exact && exact);
-        let snapshot = Snapshot {
-            state: superblock::State {
-                sequence: old.state.sequence + 2,
-                epoch: state.epoch,
-                clean: reason == Reason::Clean,
-                committed,
-                durable: if self.writes_records() {
-                    state.durable.max(committed)
-                } else {
-                    committed
-                },
-                last_window: WindowNumber(state.open.number.0 - 1),
-                next_volume: state.next_volume,
-                high_water: state.allocator.high_water(),
-                used_blocks,
-                next_generation: state.allocator.list.next_generation(),
-                oldest_generation: state.allocator.oldest_generation(committed),
-                live_blocks: live,
-                mapped_blocks: mapped,
-                volumes: volumes.len() as u32,
-                discards: pending_count,
-                references,
-                fingerprints,
-                zones: zones_root,
-                catalogue,
-                pending: pending_root,
-                index: index.root,
-                index_bits: index.bits,
-                index_entries: index.entries,
-                index_birth: index.birth,
-                // Windows that earlier recoveries voided lie below `committed` now.
-                cuts: Vec::new(),
-                inexact,
-            },
-            volumes,
-            discards: pending,
-        };
-        Ok(Some(Next {
-            snapshot: Arc::new(snapshot),
-            freed,
-            zones,
-            filter: index.filter,
-            reclaimed,
-            leaves_wanted,
-        }))
-    }
+    let mut state = kernel.state.lock();
+    state.built = true;
+    let snapshot = Snapshot {
+        state: superblock::State {
+            sequence: old.state.sequence + 2,
+            epoch: state.epoch,
+            clean: reason == Reason::Clean,
+            committed,
+            durable: scheme.built(&state, committed),
+            last_window: WindowNumber(state.open.number.0 - 1),
+            next_volume: state.next_volume,
+            high_water: state.allocator.high_water(),
+            used_blocks,
+            next_generation: state.allocator.list.next_generation(),
+            oldest_generation: state.allocator.oldest_generation(committed),
+            live_blocks: live,
+            mapped_blocks: mapped,
+            volumes: volumes.len() as u32,
+            discards: pending_count,
+            references,
+            fingerprints,
+            zones: zones_root,
+            catalogue,
+            pending: pending_root,
+            index: index.root,
+            index_bits: index.bits,
+            index_entries: index.entries,
+            index_birth: index.birth,
+            // Windows that earlier recoveries voided lie below `committed` now.
+            cuts: Vec::new(),
+            inexact,
+        },
+        volumes,
+        discards: pending,
+    };
+    Ok(Some(NextCheckpoint {
+        snapshot: Arc::new(snapshot),
+        freed,
+        zones,
+        filter: index.filter,
+        reclaimed,
+        leaves_wanted,
+        superblocks,
+    }))
 }
 
-impl State {
-    /// True when blocks were put off, and nothing on its way names them any more.
-    fn deferred_alone(&self) -> bool {
-        self.deferred > 0 && self.flights.is_empty() && self.open.is_empty()
-    }
-
-    /// Counts the table pages of windows that are not published yet to the new active overlay.
-    fn retouch(&mut self) {
-        let State { flights, open, active, .. } = self;
-        for window in flights.iter().map(|flight| &*flight.window).chain([&*open]) {
-            for block in window.blocks.iter().filter(|block| block.live) {
-                active.dirty.touch(block.volume, block.lba);
-            }
-            for (volume, start, span) in window.ranges.iter() {
-                active.dirty.touch(volume, Lba(start));
-                active.dirty.touch(volume, Lba(span.end - 1));
-            }
-        }
-    }
-}
-
-/// Pages of a checkpoint: taken from the allocator, and let go of.
-pub(super) struct Space<'a> {
-    pub(super) engine: &'a Engine,
-    pub(super) taken: Vec<Pba>,
-    pub(super) let_go: Vec<Pba>,
-    /// All pages taken.
-    pages: Vec<Pba>,
-}
-
-impl PageSpace for Space<'_> {
-    fn allocate(&mut self) -> Result<Pba> {
-        let mut state = self.engine.state.lock();
-        let zones = self.engine.zones(state.zone_table);
-        let pba = state.allocator.place_page(&zones)?;
-        self.taken.push(pba);
-        self.pages.push(pba);
-        Ok(pba)
-    }
-
-    fn release(&mut self, address: Pba) {
-        self.let_go.push(address);
-    }
-}
-
-/// A checkpoint being built.
-pub(crate) struct Build<'a> {
-    pub(crate) engine: &'a Engine,
-    pub(crate) old: &'a Snapshot,
-    pub(super) birth: WindowNumber,
-    pub(super) space: Space<'a>,
-    pub(super) writer: PageWriter<'a>,
-    /// Changes of reference counts.
-    pub(super) deltas: Vec<Delta>,
-    pub(crate) freed: Vec<Pba>,
-    /// Blocks that came into use, or out of it.
-    pub(crate) bits: Vec<(Pba, bool)>,
-    /// Blocks whose fingerprints are to be written, rising.
-    pub(super) stored: Vec<Pba>,
-    /// New leaves are written in place from now on, and this tells their life from others.
-    pub(crate) in_place: Option<u64>,
-    /// Leaves of references and of fingerprints that exist then.
-    pub(crate) block_leaves: [u64; 2],
-    pub(crate) mapped: u64,
-    pub(crate) live: u64,
-}
-
-impl<'a> Build<'a> {
-    pub(crate) fn rebuild(
-        &mut self,
-        table: Table,
-        volume: u32,
-        root: &Root,
-        leaves: &[u64],
-        change: Change<'_>,
-    ) -> Result<Root> {
-        let Build { engine, space, writer, birth, in_place, .. } = self;
-        let in_place = in_place
-            .filter(|_| matches!(table, Table::Map | Table::References | Table::Fingerprints));
-        let mut work = Rebuild {
-            pages: &engine.pages,
-            identity: &engine.identity,
-            space,
-            writer,
-            birth: *birth,
-            in_place,
-        };
-        rebuild(&mut work, table, volume, root, leaves, change)
-    }
-
+impl TableBuild<'_> {
     /// Writes the volumes, all of them: there are few.
     fn catalogue(&mut self, volumes: &BTreeMap<VolumeId, Volume>) -> Result<Root> {
         if *volumes == self.old.volumes {
             return Ok(self.old.state.catalogue);
         }
         let all: Vec<&Volume> = volumes.values().collect();
-        if all.len() as u64 > self.engine.settings.limits.volumes {
+        if all.len() as u64 > self.kernel.settings.limits.volumes {
             return Err(Error::new(Kind::Io, "too many volumes"));
         }
         let per_leaf = Table::Catalogue.per_leaf();
@@ -278,7 +146,7 @@ impl<'a> Build<'a> {
                 window: span.window,
             })
             .collect();
-        if all.len() as u64 > self.engine.settings.limits.discards {
+        if all.len() as u64 > self.kernel.settings.limits.discards {
             return Err(Error::new(Kind::Io, "too many pending discards"));
         }
         let before = u64::from(self.old.state.discards);

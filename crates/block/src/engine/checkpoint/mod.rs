@@ -20,87 +20,25 @@
 //! | 4 | either superblock; with the old one as before; with the new one, its pages are whole, because 3 came first |
 //! | 5–7 | the new superblock; nothing that it, or the old one while there is one, names was released |
 
-mod build;
-mod maps;
-mod references;
-mod spill;
-mod zones;
+pub(crate) mod build;
+pub(crate) mod spill;
+pub(crate) mod zones;
 
 use std::sync::Arc;
 
-use onefold_core::{BlockRef, Class, Error, Kind, Pba, Result, Run, ZoneId};
+use onefold_core::{Pba, Result};
 
-pub(crate) use self::build::Build;
-use super::{Engine, Snapshot};
 use crate::{
     counters::add,
-    format::{
-        geometry::SUPERBLOCKS,
-        superblock::{self, Superblock},
+    coverage::Mark,
+    engine::{
+        admission::discards_crowded,
+        checkpoint::{build::build, spill::spill},
     },
-    index::Filter,
-    place::bitmap::ZoneBitmap,
-    reached::Branch,
-    scheme::{Records, ordermerge::Reclaimed},
+    kernel::{Checkpointer, Kernel, NextCheckpoint, Phase, Reason, Snapshot, write_superblock},
+    scheme::verbs::Scheme,
     settings::PlantedBug,
 };
-
-/// How far a checkpoint has come.
-#[derive(Default)]
-enum Phase {
-    #[default]
-    Idle,
-    /// Pages written; a flush that begins after number `.1` makes them durable.
-    Built(Box<Next>, u64),
-    /// Superblock written; a flush that begins after number `.1` makes it durable.
-    Named(Box<Next>, u64),
-    /// True, and its twin written; a flush that begins after number `.2` makes that durable. With
-    /// leaves in place it counts as true only then: what is written to leaves that only one
-    /// superblock names could be lost with that one. `.1` is the version before, if it is.
-    Twinned(Box<Next>, Option<Arc<Snapshot>>, u64),
-    /// Durable twice; readers of the old version are waited for.
-    Releasing(Box<Next>, Arc<Snapshot>),
-}
-
-/// What a checkpoint leaves.
-struct Next {
-    snapshot: Arc<Snapshot>,
-    /// Blocks that are free in it and were not before, pages among them.
-    freed: Vec<Pba>,
-    zones: Vec<(ZoneId, ZoneBitmap)>,
-    /// Of the index on disk, when it was written anew.
-    filter: Option<Filter>,
-    /// With leaves in place: blocks whose last link went.
-    reclaimed: Reclaimed,
-    /// Likewise: it made the leaves that windows waited for.
-    leaves_wanted: bool,
-}
-
-/// The state of checkpoints.
-#[derive(Default)]
-pub(crate) struct Checkpointer {
-    phase: Phase,
-    /// Blocks that the last checkpoint found free, but newer records name.
-    deferred: Vec<Pba>,
-}
-
-impl Checkpointer {
-    /// With blocks that recovery found in use: the next checkpoint decides on them.
-    pub(crate) fn new(deferred: Vec<Pba>) -> Checkpointer {
-        Checkpointer { phase: Phase::Idle, deferred }
-    }
-}
-
-/// Why a checkpoint is made.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reason {
-    /// Something was published.
-    Changes,
-    /// A superblock is due although nothing was.
-    Forced,
-    /// The store is closed cleanly.
-    Clean,
-}
 
 /// What a checkpoint step did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,263 +53,217 @@ pub enum CheckpointStep {
     NeedsReaders,
 }
 
-impl Engine {
-    /// True when a checkpoint should begin: three quarters of a limit are used, or somebody waits
-    /// for one.
-    #[must_use]
-    pub fn checkpoint_due(&self) -> bool {
-        if self.scheme.records() == Records::Nowhere {
-            return false;
+/// True when a checkpoint should begin: three quarters of a limit are used, or somebody waits
+/// for one.
+pub(crate) fn checkpoint_due(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
+    let state = kernel.state.lock();
+    if scheme.count_ahead(&state).is_none() {
+        return false;
+    }
+    state.checkpoint_wanted
+        || state.active.records >= kernel.settings.records_max / 4 * 3
+        || state.active.carriers >= kernel.settings.limits.carriers / 4 * 3
+        || discards_crowded(kernel, scheme, &state)
+        || state.allocator.uncommitted_zones() >= state.allocator.list.limit() / 4 * 3
+        || state.active.records > 0 && spill(kernel, scheme, &state).is_some()
+}
+
+/// True when a checkpoint would change anything.
+pub(crate) fn checkpoint_useful(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
+    let state = kernel.state.lock();
+    if scheme.count_ahead(&state).is_none() {
+        return false;
+    }
+    !state.active.is_empty()
+        || state.frozen.is_some()
+        || !state.snapshot.discards.is_empty()
+        || state.leaves_wanted
+}
+
+/// True between the steps of a checkpoint.
+pub(crate) fn checkpoint_running(kernel: &Kernel) -> bool {
+    !matches!(kernel.checkpointing.lock().phase, Phase::Idle)
+}
+
+/// Makes one step of a checkpoint; begins one when anything was published since the last.
+pub(crate) fn checkpoint_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<CheckpointStep> {
+    checkpoint_advance(kernel, scheme, Reason::Changes)
+}
+
+/// As `checkpoint_step`, also when nothing was published: windows wait
+/// for leaves.
+pub(crate) fn checkpoint_for_leaves(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+) -> Result<CheckpointStep> {
+    checkpoint_advance(kernel, scheme, Reason::Forced)
+}
+
+/// As `checkpoint_step`, for a reason.
+fn checkpoint_advance(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    reason: Reason,
+) -> Result<CheckpointStep> {
+    let mut checkpointer = kernel.checkpointing.lock();
+    kernel.state.lock().check_running()?;
+    let flushed_after = |note: u64| kernel.state.lock().flushes.has_followed(note);
+    match std::mem::take(&mut checkpointer.phase) {
+        Phase::Idle => {
+            let Some(next) = build(kernel, scheme, &mut checkpointer.deferred, reason)
+                .map_err(|e| kernel.stop(&e))?
+            else {
+                return Ok(CheckpointStep::Idle);
+            };
+            checkpointer.phase = Phase::Built(Box::new(next), want_flush(kernel));
         }
-        let state = self.state.lock();
-        state.checkpoint_wanted
-            || state.active.records >= self.settings.records_max / 4 * 3
-            || state.active.carriers >= self.settings.limits.carriers / 4 * 3
-            || self.discards_crowded(&state)
-            || state.allocator.uncommitted_zones() >= state.allocator.list.limit() / 4 * 3
-            || state.active.records > 0 && self.spill(&state).is_some()
-    }
-
-    /// True when a checkpoint would change anything.
-    #[must_use]
-    pub fn checkpoint_useful(&self) -> bool {
-        if self.scheme.records() == Records::Nowhere {
-            return false;
-        }
-        let state = self.state.lock();
-        !state.active.is_empty()
-            || state.frozen.is_some()
-            || !state.snapshot.discards.is_empty()
-            || state.leaves_wanted
-    }
-
-    /// True between the steps of a checkpoint.
-    #[must_use]
-    pub fn checkpoint_running(&self) -> bool {
-        !matches!(self.checkpointing.lock().phase, Phase::Idle)
-    }
-
-    /// Makes one step of a checkpoint; begins one when anything was published since the last.
-    ///
-    /// # Errors
-    /// The first failed write or damaged page stops all writes.
-    pub fn checkpoint_step(&self) -> Result<CheckpointStep> {
-        self.checkpoint_advance(Reason::Changes)
-    }
-
-    /// As [`checkpoint_step`](Self::checkpoint_step), also when nothing was published: windows wait
-    /// for leaves.
-    pub(crate) fn checkpoint_for_leaves(&self) -> Result<CheckpointStep> {
-        self.checkpoint_advance(Reason::Forced)
-    }
-
-    /// As [`checkpoint_step`](Self::checkpoint_step), for a reason.
-    fn checkpoint_advance(&self, reason: Reason) -> Result<CheckpointStep> {
-        let mut checkpointer = self.checkpointing.lock();
-        self.state.lock().check_running()?;
-        let flushed_after = |note: u64| {
-            let mut state = self.state.lock();
-            state.flush_wanted |= state.flushes_done <= note;
-            state.flushes_done > note
-        };
-        match std::mem::take(&mut checkpointer.phase) {
-            Phase::Idle => {
-                let Some(next) =
-                    self.build(&mut checkpointer.deferred, reason).map_err(|e| self.stop(&e))?
-                else {
-                    return Ok(CheckpointStep::Idle);
-                };
-                checkpointer.phase = Phase::Built(Box::new(next), self.want_flush());
+        Phase::Built(next, note) => {
+            if !flushed_after(note) && !kernel.settings.has(PlantedBug::SuperblockBeforePages) {
+                checkpointer.phase = Phase::Built(next, note);
+                return Ok(CheckpointStep::NeedsFlush);
             }
-            Phase::Built(next, note) => {
-                if !flushed_after(note) && !self.settings.has(PlantedBug::SuperblockBeforePages) {
-                    checkpointer.phase = Phase::Built(next, note);
-                    return Ok(CheckpointStep::NeedsFlush);
-                }
-                self.write_superblock(&next.snapshot, 1).map_err(|e| self.stop(&e))?;
-                checkpointer.phase = Phase::Named(next, self.want_flush());
-                if self.settings.has(PlantedBug::ReleasedEarly) {
-                    self.end_early(&mut checkpointer);
-                }
-            }
-            Phase::Named(next, note) => {
-                if !flushed_after(note) {
-                    checkpointer.phase = Phase::Named(next, note);
-                    return Ok(CheckpointStep::NeedsFlush);
-                }
-                let (next, old) = match self.in_place() {
-                    true => (next, None),
-                    false => self.become_true(next),
-                };
-                self.write_superblock(&next.snapshot, 0).map_err(|e| self.stop(&e))?;
-                checkpointer.phase = Phase::Twinned(next, old, self.want_flush());
-            }
-            Phase::Twinned(next, old, note) => {
-                if !flushed_after(note) {
-                    checkpointer.phase = Phase::Twinned(next, old, note);
-                    return Ok(CheckpointStep::NeedsFlush);
-                }
-                let (next, old) = if old.is_some() { (next, old) } else { self.become_true(next) };
-                checkpointer.phase = old.map_or(Phase::Idle, |old| Phase::Releasing(next, old));
-            }
-            Phase::Releasing(next, old) => {
-                if Arc::strong_count(&old) > 1 {
-                    checkpointer.phase = Phase::Releasing(next, old);
-                    return Ok(CheckpointStep::NeedsReaders);
-                }
-                self.forget_counts(&next.reclaimed.blocks).map_err(|e| self.stop(&e))?;
-                self.release(&mut checkpointer.deferred, *next);
+            write_superblock(kernel, &next.snapshot, 1).map_err(|e| kernel.stop(&e))?;
+            checkpointer.phase = Phase::Named(next, want_flush(kernel));
+            if kernel.settings.has(PlantedBug::ReleasedEarly) {
+                end_early(kernel, scheme, &mut checkpointer);
             }
         }
-        Ok(CheckpointStep::Advanced)
-    }
-
-    /// Runs the steps of a checkpoint to its end, flushing as needed. Does not wait for readers.
-    ///
-    /// # Errors
-    /// As [`checkpoint_step`](Self::checkpoint_step).
-    pub fn checkpoint(&self) -> Result<()> {
-        self.checkpoint_to_end(Reason::Changes).map(|_| ())
-    }
-
-    /// Returns whether the checkpoint ended; it has not when a reader is in the way.
-    pub(crate) fn checkpoint_to_end(&self, mut reason: Reason) -> Result<bool> {
-        loop {
-            match self.checkpoint_advance(reason)? {
-                CheckpointStep::Idle => return Ok(true),
-                CheckpointStep::NeedsReaders => return Ok(false),
-                CheckpointStep::NeedsFlush => {
-                    self.flush_and_publish()?;
-                }
-                CheckpointStep::Advanced
-                    if matches!(self.checkpointing.lock().phase, Phase::Idle) =>
-                {
-                    return Ok(true);
-                }
-                CheckpointStep::Advanced => reason = Reason::Changes,
+        Phase::Named(next, note) => {
+            if !flushed_after(note) {
+                checkpointer.phase = Phase::Named(next, note);
+                return Ok(CheckpointStep::NeedsFlush);
             }
+            let (next, old) = match next.superblocks {
+                2.. => (next, None),
+                _ => make_current(kernel, scheme, next),
+            };
+            write_superblock(kernel, &next.snapshot, 0).map_err(|e| kernel.stop(&e))?;
+            checkpointer.phase = Phase::Twinned(next, old, want_flush(kernel));
         }
-    }
-
-    /// Checkpoints until all published windows are durable; returns whether it did anything. It
-    /// stops where a reader is in the way.
-    pub(crate) fn commit_by_checkpoint(&self) -> Result<bool> {
-        let published = {
-            let state = self.state.lock();
-            if state.acknowledged >= state.durable {
-                return Ok(false);
+        Phase::Twinned(next, old, note) => {
+            if !flushed_after(note) {
+                checkpointer.phase = Phase::Twinned(next, old, note);
+                return Ok(CheckpointStep::NeedsFlush);
             }
-            state.durable
-        };
-        while self.state.lock().acknowledged < published {
-            match self.checkpoint_advance(Reason::Changes)? {
-                CheckpointStep::NeedsFlush => drop(self.flush_and_publish()?),
-                CheckpointStep::NeedsReaders => break,
-                // Nothing came of the windows.
-                CheckpointStep::Idle => self.state.lock().acknowledged = published,
-                CheckpointStep::Advanced => {}
+            let (next, old) =
+                if old.is_some() { (next, old) } else { make_current(kernel, scheme, next) };
+            checkpointer.phase = old.map_or(Phase::Idle, |old| Phase::Releasing(next, old));
+        }
+        Phase::Releasing(next, old) => {
+            if Arc::strong_count(&old) > 1 {
+                checkpointer.phase = Phase::Releasing(next, old);
+                return Ok(CheckpointStep::NeedsReaders);
             }
+            scheme.release(kernel, &next.reclaimed.blocks).map_err(|e| kernel.stop(&e))?;
+            release(kernel, scheme, &mut checkpointer.deferred, *next);
         }
-        Ok(true)
     }
+    Ok(CheckpointStep::Advanced)
+}
 
-    /// Makes everything durable, carries it into the tables, and marks the store clean: the next
-    /// opening has nothing to recover. Nobody may be reading. The engine takes no more writes
-    /// afterwards.
-    ///
-    /// # Errors
-    /// `Stopped`, or `Busy` when somebody is reading.
-    pub fn close(&self) -> Result<()> {
-        self.flush()?;
-        // One that is under way, one for what was published since, and as many as the discards
-        // take.
-        while self.checkpoint_useful() || !matches!(self.checkpointing.lock().phase, Phase::Idle) {
-            if !self.checkpoint_to_end(Reason::Changes)? {
-                return Err(Error::new(Kind::Busy, "a reader is still at work"));
+/// Runs the steps of a checkpoint to its end, flushing as needed. Does not wait for readers.
+pub(crate) fn checkpoint(kernel: &Kernel, scheme: &dyn Scheme) -> Result<()> {
+    checkpoint_to_end(kernel, scheme, Reason::Changes).map(|_| ())
+}
+
+/// Returns whether the checkpoint ended; it has not when a reader is in the way.
+pub(crate) fn checkpoint_to_end(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    mut reason: Reason,
+) -> Result<bool> {
+    loop {
+        match checkpoint_advance(kernel, scheme, reason)? {
+            CheckpointStep::Idle => return Ok(true),
+            CheckpointStep::NeedsReaders => return Ok(false),
+            CheckpointStep::NeedsFlush => {
+                scheme.make_durable(kernel)?;
             }
+            CheckpointStep::Advanced
+                if matches!(kernel.checkpointing.lock().phase, Phase::Idle) =>
+            {
+                return Ok(true);
+            }
+            CheckpointStep::Advanced => reason = Reason::Changes,
         }
-        if self.scheme.records() != Records::Nowhere {
-            self.checkpoint_to_end(Reason::Clean)?;
+    }
+}
+
+/// Checkpoints until all published windows are durable; returns whether it did anything. It
+/// stops where a reader is in the way.
+pub(crate) fn commit_by_checkpoint(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+    let published = {
+        let state = kernel.state.lock();
+        if state.acknowledged >= state.durable {
+            return Ok(false);
         }
-        self.state.lock().stopped = Some(Error::new(Kind::Stopped, "the store is closed"));
-        Ok(())
-    }
-
-    /// Asks for a flush, and gives the number of the last one that began too early for what was
-    /// written just now.
-    fn want_flush(&self) -> u64 {
-        let mut state = self.state.lock();
-        state.flush_wanted = true;
-        state.flushes_begun
-    }
-
-    /// Writes the superblock of a version: as the one `before` its number, which is the number of
-    /// its twin. Versions go to the two places by turns, so that none is written over the only
-    /// good one.
-    pub(crate) fn write_superblock(&self, snapshot: &Snapshot, before: u64) -> Result<()> {
-        let sequence = snapshot.state.sequence - before;
-        let superblock = Superblock {
-            fixed: self.fixed.clone(),
-            state: superblock::State { sequence, ..snapshot.state.clone() },
-        };
-        let place = (sequence % 2) as u32;
-        let block = superblock.encode(place);
-        let refs = [BlockRef { block: &block, class: Class::Super }];
-        self.disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
-        add(&self.counters.super_blocks, 1);
-        Ok(())
-    }
-
-    /// The superblock is durable: reads go to the new version.
-    fn become_true(&self, mut next: Box<Next>) -> (Box<Next>, Option<Arc<Snapshot>>) {
-        add(&self.counters.checkpoints, 1);
-        let mut state = self.state.lock();
-        let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
-        state.frozen = None;
-        state.built = false;
-        state.acknowledged = state.acknowledged.max(next.snapshot.state.committed);
-        if self.in_place() && !state.catalogue_waits() {
-            state.acknowledged = state.durable;
+        state.durable
+    };
+    while kernel.state.lock().acknowledged < published {
+        match checkpoint_advance(kernel, scheme, Reason::Changes)? {
+            CheckpointStep::NeedsFlush => drop(scheme.make_durable(kernel)?),
+            CheckpointStep::NeedsReaders => break,
+            // Nothing came of the windows.
+            CheckpointStep::Idle => kernel.state.lock().acknowledged = published,
+            CheckpointStep::Advanced => {}
         }
-        state.leaves_wanted &= !next.leaves_wanted;
-        state.releasing = true;
-        if let Some(filter) = next.filter.take() {
-            self.index.lock().finish_spill(filter);
-        }
-        (next, Some(old))
     }
+    Ok(true)
+}
 
-    /// Makes free what the new version does not need, but for blocks that newer records name.
-    fn release(&self, deferred: &mut Vec<Pba>, next: Next) {
-        let mut state = self.state.lock();
-        let pinned = state.pinned();
-        let named = |pba: &&Pba| {
-            !self.in_place() && (pinned.contains(pba) || state.active.pins.contains(*pba))
-        };
-        let (kept, freed): (Vec<Pba>, Vec<Pba>) = next.freed.iter().partition(named);
-        state.allocator.release(
-            &freed,
-            &next.zones,
-            next.snapshot.state.committed,
-            kept.iter().copied().collect(),
-        );
-        state.zone_table = next.snapshot.state.zones;
-        state.releases += 1;
-        state.releasing = false;
-        state.checkpoint_wanted = false;
-        self.reached.add(Branch::BlocksKept, kept.len());
-        *deferred = kept;
-        deferred.extend(next.reclaimed.put_off);
-        state.deferred = deferred.len();
+/// Asks for a flush, and gives the number of the last one that began too early for what was
+/// written just now.
+fn want_flush(kernel: &Kernel) -> u64 {
+    kernel.state.lock().flushes.want()
+}
+
+/// The superblock is durable: reads go to the new version.
+fn make_current(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    mut next: Box<NextCheckpoint>,
+) -> (Box<NextCheckpoint>, Option<Arc<Snapshot>>) {
+    add(&kernel.counters.checkpoints, 1);
+    let mut state = kernel.state.lock();
+    let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
+    state.frozen = None;
+    state.built = false;
+    state.acknowledged = state.acknowledged.max(next.snapshot.state.committed);
+    scheme.acknowledge(kernel, &mut state);
+    state.leaves_wanted &= !next.leaves_wanted;
+    state.releasing = true;
+    if let Some(filter) = next.filter.take() {
+        kernel.index.lock().finish_spill(filter);
     }
+    (next, Some(old))
+}
 
-    /// Releases before the superblock is durable: a planted bug.
-    fn end_early(&self, checkpointer: &mut Checkpointer) {
-        if let Phase::Named(next, _) = std::mem::take(&mut checkpointer.phase) {
-            let (next, _) = self.become_true(next);
-            // A failure stops the store at its next write.
-            let _ = self.write_superblock(&next.snapshot, 0);
-            self.release(&mut checkpointer.deferred, *next);
-        }
+/// Makes free what the new version does not need, but for blocks that newer records name.
+fn release(kernel: &Kernel, scheme: &dyn Scheme, deferred: &mut Vec<Pba>, next: NextCheckpoint) {
+    let mut state = kernel.state.lock();
+    let (kept, freed) = scheme.keep(&state, next.freed);
+    state.allocator.release(
+        &freed,
+        &next.zones,
+        next.snapshot.state.committed,
+        kept.iter().copied().collect(),
+    );
+    state.zone_table = next.snapshot.state.zones;
+    state.releases += 1;
+    state.releasing = false;
+    state.checkpoint_wanted = false;
+    kernel.coverage.add(Mark::BlocksKept, kept.len());
+    *deferred = kept;
+    deferred.extend(next.reclaimed.put_off);
+    state.deferred = deferred.len();
+}
+
+/// Releases before the superblock is durable: a planted bug.
+fn end_early(kernel: &Kernel, scheme: &dyn Scheme, checkpointer: &mut Checkpointer) {
+    if let Phase::Named(next, _) = std::mem::take(&mut checkpointer.phase) {
+        let (next, _) = make_current(kernel, scheme, next);
+        // A failure stops the store at its next write.
+        let _ = write_superblock(kernel, &next.snapshot, 0);
+        release(kernel, scheme, &mut checkpointer.deferred, *next);
     }
 }

@@ -2,13 +2,14 @@
 
 use onefold_core::Result;
 
-use super::build::Build;
 use crate::{
-    engine::{Engine, State},
+    coverage::Mark,
     format::{page::Table, record::WindowNumber, superblock::Root},
     index::{Entry, Filter, HASH_BITS, MemoryIndex, Spill, paged},
-    reached::Branch,
+    kernel::{Kernel, State},
+    scheme::{room::has_spare, verbs::Scheme},
     table::PageSpace,
+    table_build::TableBuild,
 };
 
 /// The index on disk as a checkpoint leaves it.
@@ -20,37 +21,39 @@ pub(super) struct IndexOnDisk {
     pub(super) filter: Option<Filter>,
 }
 
-impl Engine {
-    /// Decides whether the index in memory is merged into the one on disk, and sets aside the space
-    /// for it. Gives the most entries that it will have, and the bits that name its pages.
-    fn reserve_spill(&self) -> Option<(u64, u32)> {
-        let mut state = self.state.lock();
-        let (most, bits, pages) = self.spill(&state)?;
-        state.spilling_pages = pages;
-        Some((most, bits))
-    }
-
-    /// What a spill of the index would take, when one is due and there is space for it: entries,
-    /// bits that name a page, pages.
-    pub(crate) fn spill(&self, state: &State) -> Option<(u64, u32, u64)> {
-        let in_memory = {
-            let index = self.index.lock();
-            index.wants_spill().then(|| index.len())?
-        };
-        let old = &state.snapshot.state;
-        let most = old.index_entries + in_memory;
-        let bits = paged::bits_for(most).max(old.index_bits);
-        // Leaves, the pages above them, and the zone table's.
-        let pages = (1u64 << bits) * 11 / 10 + 16;
-        self.has_spare(state, pages).then_some((most, bits, pages))
-    }
+/// Decides whether the index in memory is merged into the one on disk, and sets aside the space
+/// for it. Gives the most entries that it will have, and the bits that name its pages.
+fn reserve_spill(kernel: &Kernel, scheme: &dyn Scheme) -> Option<(u64, u32)> {
+    let mut state = kernel.state.lock();
+    let (most, bits, pages) = spill(kernel, scheme, &state)?;
+    state.spilling_pages = pages;
+    Some((most, bits))
 }
 
-impl Build<'_> {
+/// What a spill of the index would take, when one is due and there is space for it: entries,
+/// bits that name a page, pages.
+pub(crate) fn spill(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    state: &State,
+) -> Option<(u64, u32, u64)> {
+    let in_memory = {
+        let index = kernel.index.lock();
+        index.wants_spill().then(|| index.len())?
+    };
+    let old = &state.snapshot.state;
+    let most = old.index_entries + in_memory;
+    let bits = paged::bits_for(most).max(old.index_bits);
+    // Leaves, the pages above them, and the zone table's.
+    let pages = (1u64 << bits) * 11 / 10 + 16;
+    has_spare(kernel, scheme, state, pages).then_some((most, bits, pages))
+}
+
+impl TableBuild<'_> {
     /// Merges the index in memory into the one on disk, when its share of memory is used up and
     /// there is space.
-    pub(super) fn index(&mut self) -> Result<IndexOnDisk> {
-        let engine = self.engine;
+    pub(super) fn index(&mut self, scheme: &dyn Scheme) -> Result<IndexOnDisk> {
+        let kernel = self.kernel;
         let old = &self.old.state;
         let unchanged = IndexOnDisk {
             root: old.index,
@@ -59,11 +62,11 @@ impl Build<'_> {
             birth: old.index_birth,
             filter: None,
         };
-        let Some((most, bits)) = engine.reserve_spill() else { return Ok(unchanged) };
-        engine.reached.hit(Branch::IndexSpilled);
+        let Some((most, bits)) = reserve_spill(kernel, scheme) else { return Ok(unchanged) };
+        kernel.coverage.hit(Mark::IndexSpilled);
         let pages = 1u64 << bits;
-        let Spill { memory, gone } = engine.index.lock().begin_spill(most);
-        let mut filter = Filter::new(most, engine.settings.index_memory / 4);
+        let Spill { memory, gone } = kernel.index.lock().begin_spill(most);
+        let mut filter = Filter::new(most, kernel.settings.index_memory / 4);
         let mut entries = 0;
         let (mut segment, mut fresh) = (usize::MAX, Vec::new());
         let shift = bits - old.index_bits;
@@ -75,7 +78,7 @@ impl Build<'_> {
                 // doubles.
                 if before.0 != leaf >> shift {
                     // The index is a hint: what can't be read of it is found again or missed.
-                    let found = engine
+                    let found = kernel
                         .pages
                         .leaf(Table::Index, 0, &old.index, leaf >> shift)
                         .unwrap_or_default();
@@ -108,19 +111,19 @@ impl Build<'_> {
                 Ok(true)
             })?;
         let space = &mut self.space;
-        engine.pages.walk(Table::Index, 0, &old.index, &mut |_, pointer, _| {
+        kernel.pages.walk(Table::Index, 0, &old.index, &mut |_, pointer, _| {
             space.release(pointer.address);
             Ok(())
         })?;
-        engine.state.lock().spilling_pages = 0;
+        kernel.state.lock().spilling_pages = 0;
         // Entries that had found no room are looked for again in the tables; until that is done the
         // table does not count as complete.
         let mut birth = self.birth;
-        if memory.refused > 0 || !engine.index_complete() {
+        if memory.refused > 0 || !kernel.index_complete() {
             birth = old.index_birth;
         }
         if memory.refused > 0 {
-            engine.index_cursor.store(0, std::sync::atomic::Ordering::Relaxed);
+            kernel.index_cursor.store(0, std::sync::atomic::Ordering::Relaxed);
         }
         Ok(IndexOnDisk { root, bits, entries, birth, filter: Some(filter) })
     }

@@ -4,32 +4,33 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Error, Kind, Pba, Result, ZoneId};
 
-use super::build::Build;
 use crate::{
-    engine::Zones,
     format::{
         geometry::Geometry,
         page::{FANOUT, Table, ZoneEntry},
         superblock::Root,
+        zone_bitmap::ZoneBitmap,
     },
-    place::{ZoneSource, bitmap::ZoneBitmap},
+    kernel::Zones,
     settings::PlantedBug,
+    space::ZoneSource,
     table::{PageSpace, rebuild, rebuild::Rebuild},
+    table_build::TableBuild,
 };
 
 /// A new zone table: its root, the bitmaps that changed, and how many blocks are in use.
 pub(super) type NewZones = (Root, Vec<(ZoneId, ZoneBitmap)>, u64);
 
-impl Build<'_> {
+impl TableBuild<'_> {
     /// Writes the zone table. Its own pages change it: places for them are taken first, until that
     /// changes no further page of it.
     pub(super) fn zones(&mut self) -> Result<NewZones> {
-        let geometry = self.engine.fixed.geometry;
+        let geometry = self.kernel.fixed.geometry;
         let per_leaf = Table::Zones.per_leaf();
-        let pages = &self.engine.pages;
+        let pages = &self.kernel.pages;
         let root = self.old.state.zones;
         let mut edits = Edits {
-            old: self.engine.zones(root),
+            old: self.kernel.zones(root),
             bitmaps: BTreeMap::new(),
             used: self.old.state.used_blocks,
         };
@@ -77,7 +78,7 @@ impl Build<'_> {
         let leaves: Vec<u64> = nodes.iter().filter(|node| node.0 == 0).map(|node| node.1).collect();
         taken.sort_unstable();
         let mut beforehand = Beforehand(taken.into_iter());
-        let (identity, birth) = (&self.engine.identity, self.birth);
+        let (identity, birth) = (&self.kernel.identity, self.birth);
         let mut work = Rebuild {
             pages,
             identity,
@@ -123,8 +124,8 @@ impl Edits<'_> {
         let offset = geometry.offset_of(pba);
         let changed = if used { bitmap.set(offset) } else { bitmap.clear(offset) };
         if !changed
-            && !self.old.engine.settings.has(PlantedBug::EarlyReuse)
-            && !self.old.engine.settings.has(PlantedBug::DoubleDecrement)
+            && !self.old.kernel.settings.has(PlantedBug::EarlyReuse)
+            && !self.old.kernel.settings.has(PlantedBug::DoubleDecrement)
         {
             let message = format!(
                 "the bitmap of zone {zone} has block {pba} as {} already",

@@ -17,42 +17,42 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Fingerprint, Pba, Result, VolumeId};
 
-use super::place_in;
+use super::{
+    increments::write_leaves,
+    leaves::{block_leaves_wanted, leaves_in},
+    non_critical::write_later,
+    soft_updates::{OrderMerge, block_leaves, place_in},
+};
 use crate::{
     counters::add,
-    engine::{Build, Engine, State},
     format::{
         catalogue::Volume,
         page::{self, FANOUT, Pointer, ReferenceEntry, Table},
         superblock::Root,
     },
     index::hash_of,
+    kernel::{Kernel, Reclaimed},
     overlay::Overlay,
+    scheme::room::has_spare,
     settings::PlantedBug,
+    table_build::TableBuild,
 };
 
 /// Leaves of fingerprints in which one checkpoint reclaims blocks, at most: 8 MiB are held for
 /// them.
 const RECLAIMED_LEAVES_MAX: usize = 2048;
 
-/// Blocks that a checkpoint reclaims.
-#[derive(Default)]
-pub(crate) struct Reclaimed {
-    pub(crate) blocks: Vec<Pba>,
-    /// Blocks without links that the next one must look at.
-    pub(crate) put_off: Vec<Pba>,
-}
-
-impl Build<'_> {
+impl TableBuild<'_> {
     /// Does the steps above. Gives the new roots of references and fingerprints.
-    pub(crate) fn in_place(
+    pub(super) fn in_place(
         &mut self,
+        own: &OrderMerge,
         frozen: &Overlay,
         volumes: &mut BTreeMap<VolumeId, Volume>,
         put_off: Vec<Pba>,
     ) -> Result<((Root, Root), Reclaimed)> {
         let candidates: BTreeSet<Pba> = frozen.unlinked.iter().copied().chain(put_off).collect();
-        let reclaimed = self.engine.reclaim(candidates)?;
+        let reclaimed = reclaim(own, self.kernel, candidates)?;
         let allocated: BTreeSet<Pba> = frozen
             .allocated
             .iter()
@@ -66,20 +66,20 @@ impl Build<'_> {
         self.live = self.live.saturating_add_signed(frozen.live);
 
         self.in_place = Some((self.old.state.sequence / 2) & 0xff_ffff);
-        let wanted = self.engine.state.lock().map_leaves_ahead();
+        let wanted = self.kernel.state.lock().map_leaves_ahead();
         for (&id, volume) in volumes.iter_mut() {
             if volume.name.is_empty() {
                 volume.map = self.drop_tree(id, &volume.map)?;
             } else if let Some(wanted) = wanted.get(&id) {
                 let last = volume.blocks.div_ceil(Table::Map.per_leaf());
-                let leaves = self.missing(Table::Map, id, &volume.map, wanted, last)?;
+                let leaves = self.missing(own, Table::Map, id, &volume.map, wanted, last)?;
                 volume.map =
                     self.rebuild(Table::Map, id.0, &volume.map, &leaves, &mut |_, _, _| Ok(true))?;
             }
         }
         volumes.retain(|_, volume| !volume.name.is_empty());
-        let references = self.block_table(0)?;
-        let fingerprints = self.block_table(1)?;
+        let references = self.block_table(own, 0)?;
+        let fingerprints = self.block_table(own, 1)?;
         self.in_place = None;
         Ok(((references, fingerprints), reclaimed))
     }
@@ -87,7 +87,7 @@ impl Build<'_> {
     /// Lets go of all pages of a deleted volume's map: nothing is linked in it any more.
     fn drop_tree(&mut self, id: VolumeId, map: &Root) -> Result<Root> {
         let mut leaves = Vec::new();
-        while let Some(leaf) = self.engine.pages.next_leaf(
+        while let Some(leaf) = self.kernel.pages.next_leaf(
             Table::Map,
             id.0,
             map,
@@ -102,15 +102,16 @@ impl Build<'_> {
     /// there is space for.
     fn missing(
         &self,
+        own: &OrderMerge,
         table: Table,
         volume: VolumeId,
         root: &Root,
         wanted: &BTreeSet<u64>,
         end: u64,
     ) -> Result<Vec<u64>> {
-        let engine = self.engine;
+        let kernel = self.kernel;
         let missing_of = |numbers: &[u64]| -> Result<BTreeSet<u64>> {
-            let pointers = engine.pages.leaf_pointers(table, volume.0, root, numbers)?;
+            let pointers = kernel.pages.leaf_pointers(table, volume.0, root, numbers)?;
             Ok(numbers
                 .iter()
                 .zip(pointers)
@@ -123,15 +124,15 @@ impl Build<'_> {
             return Ok(Vec::new());
         }
         let ahead = {
-            let mut merger = engine.merging.lock();
-            let growth = merger.growth.entry((table as u8, volume)).or_default();
+            let mut updates = own.updates.lock();
+            let growth = updates.growth.entry((table as u8, volume)).or_default();
             *growth = (*growth * 2).clamp(1, FANOUT);
             *growth
         };
         let near: BTreeSet<u64> =
             leaves.iter().flat_map(|&leaf| leaf + 1..(leaf + ahead).min(end)).collect();
         let near = missing_of(&near.into_iter().collect::<Vec<u64>>())?;
-        if engine.has_spare(&engine.state.lock(), 2 * near.len() as u64) {
+        if has_spare(kernel, own, &kernel.state.lock(), 2 * near.len() as u64) {
             leaves.extend(near);
         }
         Ok(leaves.into_iter().collect())
@@ -139,21 +140,23 @@ impl Build<'_> {
 
     /// The table of references (0) or of fingerprints (1), with leaves for all zones that were
     /// used; as many again when there is space.
-    fn block_table(&mut self, which: usize) -> Result<Root> {
-        let engine = self.engine;
+    fn block_table(&mut self, own: &OrderMerge, which: usize) -> Result<Root> {
+        let kernel = self.kernel;
         let (table, root) = [
             (Table::References, self.old.state.references),
             (Table::Fingerprints, self.old.state.fingerprints),
         ][which];
         let (have, want) = {
-            let state = engine.state.lock();
-            let (have, want) =
-                (state.block_leaves[which], engine.block_leaves_wanted(&state, table, 0));
-            let all = engine.fixed.geometry.blocks().div_ceil(table.per_leaf());
+            let state = kernel.state.lock();
+            let (have, want) = (
+                own.ledger.lock().block_leaves[which],
+                block_leaves_wanted(kernel, &state, table, 0),
+            );
+            let all = kernel.fixed.geometry.blocks().div_ceil(table.per_leaf());
             let more = (2 * have).clamp(want, all.max(want));
             (
                 have,
-                if want > have && engine.has_spare(&state, 2 * (more - have)) {
+                if want > have && has_spare(kernel, own, &state, 2 * (more - have)) {
                     more
                 } else {
                     want
@@ -162,153 +165,108 @@ impl Build<'_> {
         };
         let leaves: Vec<u64> = (have..want).collect();
         let root = self.rebuild(table, 0, &root, &leaves, &mut |_, _, _| Ok(true))?;
-        self.block_leaves[which] = want.max(have);
+        own.ledger.lock().built_leaves[which] = want.max(have);
         Ok(root)
     }
 }
 
-impl State {
-    /// Leaves of maps in which windows on their way have blocks.
-    fn map_leaves_ahead(&self) -> BTreeMap<VolumeId, BTreeSet<u64>> {
-        let mut leaves: BTreeMap<VolumeId, BTreeSet<u64>> = BTreeMap::new();
-        for window in self.flights.iter().map(|flight| &*flight.window).chain([&self.open]) {
-            for (volume, more) in window.map_leaves() {
-                leaves.entry(volume).or_default().extend(more);
-            }
-        }
-        leaves
-    }
-
-    /// Blocks that windows on their way are about to link.
-    pub(crate) fn pinned(&self) -> BTreeSet<Pba> {
-        let mut pinned: BTreeSet<Pba> = BTreeSet::new();
-        pinned.extend(
-            self.flights
-                .iter()
-                .filter_map(|flight| flight.plan.as_ref())
-                .flat_map(|plan| plan.pins.iter().copied()),
-        );
-        let windows = self.flights.iter().map(|flight| &*flight.window).chain([&self.open]);
-        pinned.extend(
-            windows
-                .flat_map(|window| &window.blocks)
-                .filter_map(|block| block.placed)
-                .map(|placed| placed.pba),
-        );
-        pinned
-    }
-}
-
-impl Engine {
-    /// Leaves of a table of blocks that all zones in use need, and `ahead` more blocks.
-    pub(crate) fn block_leaves_wanted(&self, state: &State, table: Table, ahead: u64) -> u64 {
-        let geometry = self.fixed.geometry;
-        let blocks =
-            (state.allocator.high_water() * geometry.zone_blocks + ahead).min(geometry.blocks());
-        blocks.div_ceil(table.per_leaf())
-    }
-
-    /// Takes the fingerprints of blocks without links, so that they can't be found any more, and
-    /// writes all that waits.
-    fn reclaim(&self, candidates: BTreeSet<Pba>) -> Result<Reclaimed> {
-        let _merger = self.merging.lock();
-        let mut reclaimed = Reclaimed::default();
-        let mut candidates: Vec<Pba> = candidates.into_iter().collect();
-        let leaf = |pba: &Pba| pba.0 / Table::Fingerprints.per_leaf();
-        let most = candidates
-            .chunk_by(|one, other| leaf(one) == leaf(other))
-            .take(RECLAIMED_LEAVES_MAX)
-            .map(<[Pba]>::len)
-            .sum();
-        reclaimed.put_off = candidates.split_off(most);
-        let snapshot = self.snapshot();
-        let counts = self
-            .block_leaves(&snapshot, Table::References, candidates.iter().copied())?
+/// Takes the fingerprints of blocks without links, so that they can't be found any more, and
+/// writes all that waits.
+fn reclaim(own: &OrderMerge, kernel: &Kernel, candidates: BTreeSet<Pba>) -> Result<Reclaimed> {
+    let _updates = own.updates.lock();
+    let mut reclaimed = Reclaimed::default();
+    let mut candidates: Vec<Pba> = candidates.into_iter().collect();
+    let leaf = |pba: &Pba| pba.0 / Table::Fingerprints.per_leaf();
+    let most = candidates
+        .chunk_by(|one, other| leaf(one) == leaf(other))
+        .take(RECLAIMED_LEAVES_MAX)
+        .map(<[Pba]>::len)
+        .sum();
+    reclaimed.put_off = candidates.split_off(most);
+    let snapshot = kernel.snapshot();
+    let counts = block_leaves(kernel, &snapshot, Table::References, candidates.iter().copied())?
+        .unwrap_or_default();
+    let fingerprints =
+        block_leaves(kernel, &snapshot, Table::Fingerprints, candidates.iter().copied())?
             .unwrap_or_default();
-        let fingerprints = self
-            .block_leaves(&snapshot, Table::Fingerprints, candidates.iter().copied())?
-            .unwrap_or_default();
-        self.pages.hold(&counts)?;
-        self.pages.hold(&fingerprints)?;
-        {
-            let now = self.clock.now();
-            let mut state = self.state.lock();
-            let pinned = if self.settings.has(PlantedBug::ReclaimedInUse) {
-                BTreeSet::new()
-            } else {
-                state.pinned()
+    kernel.pages.hold(&counts)?;
+    kernel.pages.hold(&fingerprints)?;
+    {
+        let now = kernel.clock.now();
+        let mut state = kernel.state.lock();
+        let pinned = if kernel.settings.has(PlantedBug::ReclaimedInUse) {
+            BTreeSet::new()
+        } else {
+            state.pinned()
+        };
+        let mut index = kernel.index.lock();
+        let mut held = kernel.pages.held();
+        for pba in candidates {
+            let (Some((count, at)), Some((fingerprint, slot))) =
+                (place_in(&counts, pba.0), place_in(&fingerprints, pba.0))
+            else {
+                continue;
             };
-            let mut index = self.index.lock();
-            let mut held = self.pages.held();
-            for pba in candidates {
-                let (Some((count, at)), Some((fingerprint, slot))) =
-                    (place_in(&counts, pba.0), place_in(&fingerprints, pba.0))
-                else {
-                    continue;
-                };
-                if held.get(count).is_none_or(|page| ReferenceEntry::get(&page, at).references != 1)
-                {
-                    continue;
-                }
-                if pinned.contains(&pba) {
-                    reclaimed.put_off.push(pba);
-                    continue;
-                }
-                let known = state.allocator.fresh(pba).map(|(fingerprint, _)| fingerprint);
-                let stored = held.get(fingerprint).map(|page| page::fingerprint(&page, slot));
-                for fingerprint in
-                    known.into_iter().chain(stored).filter(|found| *found != Fingerprint::default())
-                {
-                    index.remove(hash_of(fingerprint.prefix()), pba);
-                }
-                state.allocator.forget(pba);
-                if !self.settings.has(PlantedBug::FingerprintStays) {
-                    held.change(fingerprint, now, |page| {
-                        page::set_fingerprint(page, slot, &Fingerprint::default());
-                        true
-                    });
-                }
-                reclaimed.blocks.push(pba);
+            if held.get(count).is_none_or(|page| ReferenceEntry::get(&page, at).references != 1) {
+                continue;
             }
-            // Who looked for duplicates meanwhile may have found one of them.
-            state.releases += u64::from(!reclaimed.blocks.is_empty());
-        }
-        self.write_later(true)?;
-        Ok(reclaimed)
-    }
-
-    /// Takes the counts of blocks that are free, since the checkpoint that has them so is durable,
-    /// or are about to hold pages: a page never has a count, so that nobody takes it for a
-    /// block without links.
-    pub(crate) fn forget_counts(&self, blocks: &[Pba]) -> Result<()> {
-        if blocks.is_empty() || !self.in_place() {
-            return Ok(());
-        }
-        let _merger = self.merging.lock();
-        let snapshot = self.snapshot();
-        // Where there is no leaf there is no count.
-        let covered = self.leaves_in(Table::References, &snapshot.state.references)?
-            * Table::References.per_leaf();
-        let blocks: Vec<Pba> = blocks.iter().copied().filter(|pba| pba.0 < covered).collect();
-        let leaves = self
-            .block_leaves(&snapshot, Table::References, blocks.iter().copied())?
-            .unwrap_or_default();
-        self.pages.hold(&leaves)?;
-        let now = self.clock.now();
-        {
-            let mut held = self.pages.held();
-            for pba in blocks {
-                let Some((pointer, slot)) = place_in(&leaves, pba.0) else { continue };
-                held.change(pointer, now, |page| {
-                    let counts = ReferenceEntry::get(page, slot).references > 0;
-                    ReferenceEntry::default().set(page, slot);
-                    counts
+            if pinned.contains(&pba) {
+                reclaimed.put_off.push(pba);
+                continue;
+            }
+            let known = state.allocator.fresh(pba).map(|(fingerprint, _)| fingerprint);
+            let stored = held.get(fingerprint).map(|page| page::fingerprint(&page, slot));
+            for fingerprint in
+                known.into_iter().chain(stored).filter(|found| *found != Fingerprint::default())
+            {
+                index.remove(hash_of(fingerprint.prefix()), pba);
+            }
+            state.allocator.forget(pba);
+            if !kernel.settings.has(PlantedBug::FingerprintStays) {
+                held.change(fingerprint, now, |page| {
+                    page::set_fingerprint(page, slot, &Fingerprint::default());
+                    true
                 });
             }
+            reclaimed.blocks.push(pba);
         }
-        let pointers: Vec<Pointer> = leaves.iter().map(|(_, pointer)| *pointer).collect();
-        let (_, written) = self.write_leaves(&pointers)?;
-        add(&self.counters.in_place_blocks, written);
-        Ok(())
+        // Who looked for duplicates meanwhile may have found one of them.
+        state.releases += u64::from(!reclaimed.blocks.is_empty());
     }
+    write_later(kernel, true)?;
+    Ok(reclaimed)
+}
+
+/// Takes the counts of blocks that are free, since the checkpoint that has them so is durable,
+/// or are about to hold pages: a page never has a count, so that nobody takes it for a
+/// block without links.
+pub(crate) fn forget_counts(own: &OrderMerge, kernel: &Kernel, blocks: &[Pba]) -> Result<()> {
+    if blocks.is_empty() {
+        return Ok(());
+    }
+    let _updates = own.updates.lock();
+    let snapshot = kernel.snapshot();
+    // Where there is no leaf there is no count.
+    let covered = leaves_in(kernel, Table::References, &snapshot.state.references)?
+        * Table::References.per_leaf();
+    let blocks: Vec<Pba> = blocks.iter().copied().filter(|pba| pba.0 < covered).collect();
+    let leaves = block_leaves(kernel, &snapshot, Table::References, blocks.iter().copied())?
+        .unwrap_or_default();
+    kernel.pages.hold(&leaves)?;
+    let now = kernel.clock.now();
+    {
+        let mut held = kernel.pages.held();
+        for pba in blocks {
+            let Some((pointer, slot)) = place_in(&leaves, pba.0) else { continue };
+            held.change(pointer, now, |page| {
+                let counts = ReferenceEntry::get(page, slot).references > 0;
+                ReferenceEntry::default().set(page, slot);
+                counts
+            });
+        }
+    }
+    let pointers: Vec<Pointer> = leaves.iter().map(|(_, pointer)| *pointer).collect();
+    let (_, written) = write_leaves(kernel, &pointers)?;
+    add(&kernel.counters.in_place_blocks, written);
+    Ok(())
 }

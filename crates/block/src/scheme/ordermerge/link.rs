@@ -8,16 +8,20 @@ use std::{
 
 use onefold_core::{Error, Fingerprint, Kind, Lba, Pba, Result, VolumeId};
 
-use super::Merger;
+use super::{
+    increments::{count_links, write_counts, write_leaves},
+    non_critical::{lower, write_later},
+    soft_updates::{OrderMerge, SoftUpdates},
+};
 use crate::{
-    CheckpointStep,
     counters::add,
-    engine::{Engine, Snapshot, Stage},
     format::{
         page::{MapEntry, PageId, Pointer, Table},
         record::Change,
     },
+    kernel::{Kernel, Snapshot, Stage},
     overlay::zeroes,
+    scheme::windows::publish,
     settings::PlantedBug,
     window::{Plan, Window},
 };
@@ -33,293 +37,259 @@ struct Linked {
     leaves: Vec<Pointer>,
 }
 
-impl Engine {
-    /// One flush; windows that were linked before it are durable, and those that it made sound are
-    /// linked. Returns whether anything waited.
-    ///
-    /// # Errors
-    /// A failed write or flush stops all writes.
-    pub(crate) fn flush_merged(&self) -> Result<bool> {
-        let _settling = self.settling.lock();
-        let mut merger = self.merging.lock();
-        self.link_sound(&mut merger).map_err(|e| self.stop(&e))?;
-        let waits = {
-            let state = self.state.lock();
-            state.check_running()?;
-            state.flush_wanted || state.flights.iter().any(|flight| flight.stage >= Stage::Written)
-        };
-        if !waits {
-            return Ok(false);
-        }
-        self.write_counts(&mut merger).map_err(|e| self.stop(&e))?;
-        self.flush_leaves()?;
-        self.publish_linked(&mut merger).map_err(|e| self.stop(&e))?;
-        self.link_sound(&mut merger).map_err(|e| self.stop(&e))?;
-        self.write_later(false).map_err(|e| self.stop(&e))?;
-        Ok(true)
+/// One flush; windows that were linked before it are durable, and those that it made sound are
+/// linked. Returns whether anything waited.
+///
+/// # Errors
+/// A failed write or flush stops all writes.
+pub(crate) fn flush_and_link(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
+    let _making_durable = kernel.making_durable.lock();
+    let mut updates = own.updates.lock();
+    link_sound(own, kernel, &mut updates).map_err(|e| kernel.stop(&e))?;
+    let waits = {
+        let state = kernel.state.lock();
+        state.check_running()?;
+        state.flushes.is_wanted()
+            || state.closed_windows.iter().any(|closed| closed.stage >= Stage::Written)
+    };
+    if !waits {
+        return Ok(false);
     }
-
-    /// A flush, while nobody writes leaves.
-    fn flush_leaves(&self) -> Result<()> {
-        let begun = {
-            let mut state = self.state.lock();
-            state.allocator.list.flushing();
-            state.flush_wanted = false;
-            state.flushes_begun += 1;
-            state.flushes_begun
-        };
-        if !self.settings.has(PlantedBug::SkippedFlush) {
-            self.disk.flush().map_err(|e| self.stop(&e))?;
-        }
-        add(&self.counters.flushes, 1);
-        let mut state = self.state.lock();
-        state.flushes_done = begun;
-        state.allocator.list.flushed();
-        drop(state);
-        self.pages.flushed(begun);
-        Ok(())
-    }
-
-    /// Runs the steps until every window that was written is durable, and every change of the
-    /// catalogue; and makes the leaves that the next window waits for. Returns whether it did
-    /// anything.
-    ///
-    /// # Errors
-    /// As [`flush_merged`](Self::flush_merged).
-    pub(crate) fn settle_merged(&self) -> Result<bool> {
-        let mut settled = false;
-        while self.flush_merged()? {
-            settled = true;
-            if !self.state.lock().flights.iter().any(|flight| flight.stage >= Stage::Written) {
-                break;
-            }
-        }
-        settled |= self.commit_by_checkpoint()?;
-        Ok(self.make_leaves()? || settled)
-    }
-
-    /// Checkpoints until the leaves exist that a window waits for. Returns whether it did anything;
-    /// it stops where a reader is in the way.
-    fn make_leaves(&self) -> Result<bool> {
-        let mut made = false;
-        while self.state.lock().leaves_wanted {
-            match self.checkpoint_for_leaves()? {
-                CheckpointStep::NeedsFlush => drop(self.flush_merged()?),
-                CheckpointStep::NeedsReaders => break,
-                CheckpointStep::Advanced | CheckpointStep::Idle => {}
-            }
-            made = true;
-        }
-        Ok(made)
-    }
-
-    /// Links the windows whose data and counts are durable.
-    fn link_sound(&self, merger: &mut Merger) -> Result<()> {
-        let early = self.settings.has(PlantedBug::LinkBeforeData);
-        let (sound, snapshot) = {
-            let state = self.state.lock();
-            state.check_running()?;
-            let done = state.flushes_done;
-            let waiting = state.flights.iter().skip_while(|flight| flight.stage == Stage::Linked);
-            let sound = waiting.take_while(|flight| {
-                flight.stage == Stage::Written
-                    && (early || flight.written_before.is_some_and(|before| before < done))
-            });
-            let sound: Vec<(Arc<Window>, Arc<Plan>)> = sound
-                .filter_map(|flight| Some((flight.window.clone(), flight.plan.clone()?)))
-                .collect();
-            (sound, state.snapshot.clone())
-        };
-        let mut linked = Linked::default();
-        for (window, plan) in &sound {
-            self.link_window(merger, &snapshot, plan, &mut linked)?;
-            let new: BTreeSet<Pba> = plan.addresses().collect();
-            let mut stored: BTreeMap<Pba, Fingerprint> = BTreeMap::new();
-            stored.extend(plan.links().filter(|(pba, _)| new.contains(pba)));
-            merger.stored.extend(stored);
-            self.state.lock().set_stage(window.number, Stage::Linked);
-        }
-        self.write_linked(&mut linked)?;
-        if self.settings.has(PlantedBug::UnlinkedEarly) {
-            self.lower(merger)?;
-        }
-        Ok(())
-    }
-
-    fn write_linked(&self, linked: &mut Linked) -> Result<()> {
-        let (_, written) = self.write_leaves(&std::mem::take(&mut linked.leaves))?;
-        add(&self.counters.in_place_blocks, written);
-        Ok(())
-    }
-
-    /// Links one window: its ranges, then its blocks.
-    fn link_window(
-        &self,
-        merger: &mut Merger,
-        snapshot: &Snapshot,
-        plan: &Plan,
-        linked: &mut Linked,
-    ) -> Result<()> {
-        let mut blocks: BTreeMap<(VolumeId, u64), Vec<(Lba, MapEntry)>> = BTreeMap::new();
-        for record in &plan.records {
-            match record.change {
-                Change::Range { blocks, keep } => {
-                    let (start, end) = (record.lba.0, record.lba.0 + blocks);
-                    self.link_range(
-                        merger,
-                        snapshot,
-                        record.volume,
-                        start..end,
-                        zeroes(keep),
-                        linked,
-                    )?;
-                }
-                Change::Block { pba, carried, fingerprint } => {
-                    let entry = MapEntry::Block { pba, carried, prefix: fingerprint.prefix() };
-                    blocks
-                        .entry((record.volume, record.lba.0 / Table::Map.per_leaf()))
-                        .or_default()
-                        .push((record.lba, entry));
-                }
-                Change::Catalogue { .. } => {}
-            }
-        }
-        let mut leaves: Vec<(PageId, Pointer)> = Vec::with_capacity(blocks.len());
-        let keys: Vec<(VolumeId, u64)> = blocks.keys().copied().collect();
-        for of_volume in keys.chunk_by(|one, other| one.0 == other.0) {
-            let numbers: Vec<u64> = of_volume.iter().map(|(_, leaf)| *leaf).collect();
-            leaves.extend(self.map_leaves(snapshot, of_volume[0].0, &numbers)?);
-        }
-        self.pages.hold(&leaves)?;
-        for ((id, pointer), entries) in leaves.iter().zip(blocks.values()) {
-            self.change_leaf(merger, id, pointer, entries.iter().copied())?;
-            linked.leaves.push(*pointer);
-        }
-        Ok(())
-    }
-
-    /// Leaves of a map that exist: level 0 saw to it.
-    fn map_leaves(
-        &self,
-        snapshot: &Snapshot,
-        volume: VolumeId,
-        numbers: &[u64],
-    ) -> Result<Vec<(PageId, Pointer)>> {
-        let root = snapshot.volumes.get(&volume).map(|volume| volume.map).unwrap_or_default();
-        let pointers = self.pages.leaf_pointers(Table::Map, volume.0, &root, numbers)?;
-        let leaf = |(&index, pointer): (&u64, Option<Pointer>)| {
-            let missing = || {
-                Error::new(
-                    Kind::Corrupt,
-                    format!("leaf {index} of the map of volume {volume} is missing"),
-                )
-            };
-            Ok((
-                PageId { table: Table::Map, volume: volume.0, level: 0, index },
-                pointer.ok_or_else(missing)?,
-            ))
-        };
-        numbers.iter().zip(pointers).map(leaf).collect()
-    }
-
-    /// Applies a range to the leaves that exist.
-    fn link_range(
-        &self,
-        merger: &mut Merger,
-        snapshot: &Snapshot,
-        volume: VolumeId,
-        range: Range<u64>,
-        entry: MapEntry,
-        linked: &mut Linked,
-    ) -> Result<()> {
-        let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map) else {
-            return Ok(());
-        };
-        let per_leaf = Table::Map.per_leaf();
-        let mut at = range.start / per_leaf;
-        while let Some(index) = self
-            .pages
-            .next_leaf(Table::Map, volume.0, &root, at)?
-            .filter(|leaf| leaf * per_leaf < range.end)
-        {
-            at = index + 1;
-            let leaves = self.map_leaves(snapshot, volume, &[index])?;
-            self.pages.hold(&leaves)?;
-            let (first, end) =
-                ((index * per_leaf).max(range.start), (at * per_leaf).min(range.end));
-            for (id, pointer) in &leaves {
-                self.change_leaf(merger, id, pointer, (first..end).map(|lba| (Lba(lba), entry)))?;
-                linked.leaves.push(*pointer);
-            }
-            if linked.leaves.len() >= RANGE_LEAVES {
-                self.write_linked(linked)?;
-                self.flush_leaves()?;
-                self.publish_linked(merger)?;
-                self.lower(merger)?;
-                self.write_later(false)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Changes entries of a leaf that is held; notes the blocks that lose links.
-    fn change_leaf(
-        &self,
-        merger: &mut Merger,
-        id: &PageId,
-        pointer: &Pointer,
-        entries: impl Iterator<Item = (Lba, MapEntry)>,
-    ) -> Result<()> {
-        let per_leaf = Table::Map.per_leaf();
-        let (mut damaged, mut changed) = (false, 0);
-        let now = self.clock.now();
-        self.pages.held().change(pointer, now, |page| {
-            for (lba, new) in entries {
-                let slot = lba.0 % per_leaf;
-                let Some(old) = MapEntry::get(page, slot) else {
-                    damaged = true;
-                    continue;
-                };
-                merger.relinked(id, old, new);
-                if old != new {
-                    new.set(page, slot);
-                    changed += 1;
-                }
-            }
-            changed > 0
-        });
-        add(&self.counters.in_place_changes, changed);
-        if damaged { Err(Error::new(Kind::Corrupt, "a map entry is damaged")) } else { Ok(()) }
-    }
-
-    /// The windows that were linked before the last flush are durable: they are published, and the
-    /// counts of the blocks that they unlinked may fall.
-    fn publish_linked(&self, merger: &mut Merger) -> Result<()> {
-        for (plan, leaves) in std::mem::take(&mut merger.uncounted) {
-            self.pages.hold(&leaves)?;
-            self.count_links(&plan, &leaves);
-        }
-        let target = {
-            let state = self.state.lock();
-            state
-                .flights
-                .iter()
-                .take_while(|flight| flight.stage == Stage::Linked)
-                .last()
-                .map(|flight| flight.window.number)
-        };
-        let Some(target) = target else { return Ok(()) };
-        {
-            let mut state = self.state.lock();
-            state.active.mapped += std::mem::take(&mut merger.mapped);
-            state.active.live += merger.stored.len() as i64;
-            self.publish_through(&mut state, target);
-        }
-        self.lower(merger)
-    }
+    write_counts(kernel, &mut updates).map_err(|e| kernel.stop(&e))?;
+    flush_leaves(kernel)?;
+    publish_linked(own, kernel, &mut updates).map_err(|e| kernel.stop(&e))?;
+    link_sound(own, kernel, &mut updates).map_err(|e| kernel.stop(&e))?;
+    write_later(kernel, false).map_err(|e| kernel.stop(&e))?;
+    Ok(true)
 }
 
-impl Merger {
+/// A flush, while nobody writes leaves.
+fn flush_leaves(kernel: &Kernel) -> Result<()> {
+    let begun = {
+        let mut state = kernel.state.lock();
+        state.allocator.list.flushing();
+        state.flushes.begin()
+    };
+    if !kernel.settings.has(PlantedBug::SkippedFlush) {
+        kernel.disk.flush().map_err(|e| kernel.stop(&e))?;
+    }
+    add(&kernel.counters.flushes, 1);
+    let mut state = kernel.state.lock();
+    state.flushes.succeeded(begun);
+    state.allocator.list.flushed();
+    drop(state);
+    kernel.pages.flushed(begun);
+    Ok(())
+}
+
+/// Links the windows whose data and counts are durable.
+fn link_sound(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
+    let early = kernel.settings.has(PlantedBug::LinkBeforeData);
+    let (sound, snapshot) = {
+        let state = kernel.state.lock();
+        state.check_running()?;
+        let done = state.flushes.last_done();
+        let waiting =
+            state.closed_windows.iter().skip_while(|closed| closed.stage == Stage::Linked);
+        let sound = waiting.take_while(|closed| {
+            closed.stage == Stage::Written
+                && (early || closed.written_before.is_some_and(|before| before < done))
+        });
+        let sound: Vec<(Arc<Window>, Arc<Plan>)> = sound
+            .filter_map(|closed| Some((closed.window.clone(), closed.plan.clone()?)))
+            .collect();
+        (sound, state.snapshot.clone())
+    };
+    let mut linked = Linked::default();
+    for (window, plan) in &sound {
+        link_window(own, kernel, updates, &snapshot, plan, &mut linked)?;
+        let new: BTreeSet<Pba> = plan.addresses().collect();
+        let mut stored: BTreeMap<Pba, Fingerprint> = BTreeMap::new();
+        stored.extend(plan.links().filter(|(pba, _)| new.contains(pba)));
+        updates.stored.extend(stored);
+        kernel.state.lock().set_stage(window.number, Stage::Linked);
+    }
+    write_linked(kernel, &mut linked)?;
+    if kernel.settings.has(PlantedBug::UnlinkedEarly) {
+        lower(kernel, updates)?;
+    }
+    Ok(())
+}
+
+fn write_linked(kernel: &Kernel, linked: &mut Linked) -> Result<()> {
+    let (_, written) = write_leaves(kernel, &std::mem::take(&mut linked.leaves))?;
+    add(&kernel.counters.in_place_blocks, written);
+    Ok(())
+}
+
+/// Links one window: its ranges, then its blocks.
+fn link_window(
+    own: &OrderMerge,
+    kernel: &Kernel,
+    updates: &mut SoftUpdates,
+    snapshot: &Snapshot,
+    plan: &Plan,
+    linked: &mut Linked,
+) -> Result<()> {
+    let mut blocks: BTreeMap<(VolumeId, u64), Vec<(Lba, MapEntry)>> = BTreeMap::new();
+    for record in &plan.records {
+        match record.change {
+            Change::Range { blocks, keep } => {
+                let (start, end) = (record.lba.0, record.lba.0 + blocks);
+                link_range(
+                    own,
+                    kernel,
+                    updates,
+                    snapshot,
+                    (record.volume, start..end),
+                    zeroes(keep),
+                    linked,
+                )?;
+            }
+            Change::Block { pba, carried, fingerprint } => {
+                let entry = MapEntry::Block { pba, carried, prefix: fingerprint.prefix() };
+                blocks
+                    .entry((record.volume, record.lba.0 / Table::Map.per_leaf()))
+                    .or_default()
+                    .push((record.lba, entry));
+            }
+            Change::Catalogue { .. } => {}
+        }
+    }
+    let mut leaves: Vec<(PageId, Pointer)> = Vec::with_capacity(blocks.len());
+    let keys: Vec<(VolumeId, u64)> = blocks.keys().copied().collect();
+    for of_volume in keys.chunk_by(|one, other| one.0 == other.0) {
+        let numbers: Vec<u64> = of_volume.iter().map(|(_, leaf)| *leaf).collect();
+        leaves.extend(map_leaves(kernel, snapshot, of_volume[0].0, &numbers)?);
+    }
+    kernel.pages.hold(&leaves)?;
+    for ((id, pointer), entries) in leaves.iter().zip(blocks.values()) {
+        change_leaf(kernel, updates, id, pointer, entries.iter().copied())?;
+        linked.leaves.push(*pointer);
+    }
+    Ok(())
+}
+
+/// Leaves of a map that exist: level 0 saw to it.
+fn map_leaves(
+    kernel: &Kernel,
+    snapshot: &Snapshot,
+    volume: VolumeId,
+    numbers: &[u64],
+) -> Result<Vec<(PageId, Pointer)>> {
+    let root = snapshot.volumes.get(&volume).map(|volume| volume.map).unwrap_or_default();
+    let pointers = kernel.pages.leaf_pointers(Table::Map, volume.0, &root, numbers)?;
+    let leaf = |(&index, pointer): (&u64, Option<Pointer>)| {
+        let missing = || {
+            Error::new(
+                Kind::Corrupt,
+                format!("leaf {index} of the map of volume {volume} is missing"),
+            )
+        };
+        Ok((
+            PageId { table: Table::Map, volume: volume.0, level: 0, index },
+            pointer.ok_or_else(missing)?,
+        ))
+    };
+    numbers.iter().zip(pointers).map(leaf).collect()
+}
+
+/// Applies a range to the leaves that exist.
+fn link_range(
+    own: &OrderMerge,
+    kernel: &Kernel,
+    updates: &mut SoftUpdates,
+    snapshot: &Snapshot,
+    (volume, range): (VolumeId, Range<u64>),
+    entry: MapEntry,
+    linked: &mut Linked,
+) -> Result<()> {
+    let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map) else {
+        return Ok(());
+    };
+    let per_leaf = Table::Map.per_leaf();
+    let mut at = range.start / per_leaf;
+    while let Some(index) = kernel
+        .pages
+        .next_leaf(Table::Map, volume.0, &root, at)?
+        .filter(|leaf| leaf * per_leaf < range.end)
+    {
+        at = index + 1;
+        let leaves = map_leaves(kernel, snapshot, volume, &[index])?;
+        kernel.pages.hold(&leaves)?;
+        let (first, end) = ((index * per_leaf).max(range.start), (at * per_leaf).min(range.end));
+        for (id, pointer) in &leaves {
+            change_leaf(kernel, updates, id, pointer, (first..end).map(|lba| (Lba(lba), entry)))?;
+            linked.leaves.push(*pointer);
+        }
+        if linked.leaves.len() >= RANGE_LEAVES {
+            write_linked(kernel, linked)?;
+            flush_leaves(kernel)?;
+            publish_linked(own, kernel, updates)?;
+            lower(kernel, updates)?;
+            write_later(kernel, false)?;
+        }
+    }
+    Ok(())
+}
+
+/// Changes entries of a leaf that is held; notes the blocks that lose links.
+fn change_leaf(
+    kernel: &Kernel,
+    updates: &mut SoftUpdates,
+    id: &PageId,
+    pointer: &Pointer,
+    entries: impl Iterator<Item = (Lba, MapEntry)>,
+) -> Result<()> {
+    let per_leaf = Table::Map.per_leaf();
+    let (mut damaged, mut changed) = (false, 0);
+    let now = kernel.clock.now();
+    kernel.pages.held().change(pointer, now, |page| {
+        for (lba, new) in entries {
+            let slot = lba.0 % per_leaf;
+            let Some(old) = MapEntry::get(page, slot) else {
+                damaged = true;
+                continue;
+            };
+            updates.relinked(id, old, new);
+            if old != new {
+                new.set(page, slot);
+                changed += 1;
+            }
+        }
+        changed > 0
+    });
+    add(&kernel.counters.in_place_changes, changed);
+    if damaged { Err(Error::new(Kind::Corrupt, "a map entry is damaged")) } else { Ok(()) }
+}
+
+/// The windows that were linked before the last flush are durable: they are published, and the
+/// counts of the blocks that they unlinked may fall.
+fn publish_linked(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
+    for (plan, leaves) in std::mem::take(&mut updates.uncounted) {
+        kernel.pages.hold(&leaves)?;
+        count_links(kernel, &plan, &leaves);
+    }
+    let target = {
+        let state = kernel.state.lock();
+        state
+            .closed_windows
+            .iter()
+            .take_while(|closed| closed.stage == Stage::Linked)
+            .last()
+            .map(|closed| closed.window.number)
+    };
+    let Some(target) = target else { return Ok(()) };
+    {
+        let mut state = kernel.state.lock();
+        state.active.mapped += std::mem::take(&mut updates.mapped);
+        state.active.live += updates.stored.len() as i64;
+        publish(kernel, own, &mut state, target);
+    }
+    lower(kernel, updates)
+}
+
+impl SoftUpdates {
     /// An entry of a map changes.
     fn relinked(&mut self, id: &PageId, old: MapEntry, new: MapEntry) {
         for (entry, change) in [(old, -1), (new, 1)] {

@@ -12,11 +12,11 @@
 //!
 //! | step | what is written | why then |
 //! |---|---|---|
-//! | level 0 (`count.rs`) | data; counts, merged over the windows that wait for a flush: one more for each new link, and for a new block its own | before anything names them |
+//! | level 0 (`increments.rs`) | data; counts, merged over the windows that wait for a flush: one more for each new link, and for a new block its own | before anything names them |
 //! | flush | | |
 //! | level 1 (`link.rs`) | map leaves: the links of all windows that wait, merged leaf by leaf; ranges in the order of windows | |
 //! | flush | | the windows are durable |
-//! | later (`later.rs`) | counts of blocks that lost a link, one less; fingerprints of new blocks | nobody waits for them: they go along when their leaf is written anyway, or alone after the delay |
+//! | later (`non_critical.rs`) | counts of blocks that lost a link, one less; fingerprints of new blocks | nobody waits for them: they go along when their leaf is written anyway, or alone after the delay |
 //!
 //! A count falls only when the unlinking is durable, and is held back until then: so a leaf that
 //! holds the counts of both an old and a new block is never written in a circle. A window is sound
@@ -35,97 +35,155 @@
 //! *Invariant:* a count is never lower than the links on the disk, in whatever state a crash leaves
 //! it, plus one.
 //!
-//! Threads: who changes leaves holds `merging`, also during a flush, so that no leaf is written
-//! while one is under way.
+//! Threads: who changes leaves holds the lock of [`SoftUpdates`](soft_updates::SoftUpdates), also during a flush, so that no leaf is
+//! written while one is under way.
 
 mod checkpoint;
-mod count;
-mod later;
+mod increments;
+mod leaves;
 mod link;
+mod non_critical;
 mod recount;
 mod recovery;
+mod soft_updates;
+mod tally;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use onefold_core::{Fingerprint, Pba, Result, VolumeId};
+pub(crate) use soft_updates::OrderMerge;
 
-pub(crate) use self::checkpoint::Reclaimed;
-use self::recount::Recount;
-use super::{Records, Scheme};
+use super::{shadow::count_ahead, windows::lanes};
 use crate::{
-    engine::{Engine, Snapshot},
-    format::page::{PageId, Pointer, Table},
-    hash::MixMap,
-    window::Plan,
+    coverage::Mark,
+    format::{carrier::Header, catalogue::Volume, record::WindowNumber},
+    idleness::Idleness,
+    kernel::{Kernel, Stage, State},
+    overlay::Overlay,
+    scheme::verbs::{
+        Ahead, Arrangement, CountRule, Decided, Durability, FoundAtOpening, Job, NewRoots,
+        Progress, Scheme,
+    },
+    settings::PlantedBug,
+    table_build::TableBuild,
+    window::{Plan, Window, ranges::Ranges},
 };
 
-/// Soft updates.
-pub(crate) struct OrderMerge;
-
 impl Scheme for OrderMerge {
-    fn records(&self) -> Records {
-        Records::InPlace
-    }
-}
-
-/// What waits between the steps.
-#[derive(Default)]
-pub(crate) struct Merger {
-    /// Leaves that count the links of windows whose data was written, and that the next flush
-    /// takes along.
-    counted: Vec<Pointer>,
-    /// Blocks that lost a link which is not durable yet, as often as they did.
-    unlinked: Vec<Pba>,
-    /// New blocks whose links are not durable yet.
-    stored: Vec<(Pba, Fingerprint)>,
-    /// Links that were made, less those that were removed.
-    mapped: i64,
-    /// New leaves are made this many at a time, by table and volume.
-    growth: MixMap<(u8, VolumeId), u64>,
-    recount: Option<Recount>,
-    /// Windows whose links a planted bug counts only when they are durable.
-    uncounted: Vec<(Arc<Plan>, Vec<(PageId, Pointer)>)>,
-}
-
-impl Engine {
-    /// True when leaves are written in place.
-    pub(crate) fn in_place(&self) -> bool {
-        self.scheme.records() == Records::InPlace
+    fn lay_out(&self, kernel: &Kernel, _: &Window, decided: &Decided<'_>) -> Arrangement {
+        let new = decided.new.len();
+        // Until it is counted, a new block may have the count of an earlier life.
+        let pinned = (0..new).collect();
+        Arrangement { pinned, ..Arrangement::raw(new, lanes(kernel, new)) }
     }
 
-    /// References that a block in use has besides those of links.
-    pub(crate) fn own_references(&self) -> u32 {
-        u32::from(self.in_place())
+    /// There are no records.
+    fn seal(&self, _: &Kernel, _: &mut Plan, _: &Arrangement, _: Header) {}
+
+    fn write(&self, kernel: &Kernel, how: Durability) -> Result<Progress> {
+        match how {
+            Durability::Cached => increments::write_counted(self, kernel).map(Progress::of),
+            Durability::AtOnce => Ok(Progress::Idle),
+        }
     }
 
-    /// Pointers to the leaves of references, or of fingerprints, that hold `blocks`, by number;
-    /// `None` when one does not exist.
-    fn block_leaves(
+    fn make_durable(&self, kernel: &Kernel) -> Result<Progress> {
+        if !link::flush_and_link(self, kernel)? {
+            return Ok(Progress::Idle);
+        }
+        let state = kernel.state.lock();
+        let more = state.closed_windows.iter().any(|closed| closed.stage >= Stage::Written);
+        Ok(if more { Progress::Again } else { Progress::Advanced })
+    }
+
+    /// A change of the catalogue is durable by the checkpoint that carries it out.
+    fn acknowledge(&self, kernel: &Kernel, state: &mut State) {
+        if !state.catalogue_waits() || kernel.settings.has(PlantedBug::AcknowledgedEarly) {
+            state.acknowledged = state.durable;
+        }
+    }
+
+    /// What comes later needs the checkpoint that carries the change out: it goes into the next
+    /// window.
+    fn end_change(&self, state: &mut State) {
+        state.close();
+    }
+
+    fn reserve(&self, kernel: &Kernel, state: &State, overlay: &Overlay, more: u64) -> u64 {
+        leaves::pages_of(self, kernel, state, overlay, more)
+    }
+
+    /// Ranges are applied with their windows.
+    fn count_ahead(&self, state: &State) -> Option<Ahead> {
+        Some(Ahead { ranges: None, ..count_ahead(state) })
+    }
+
+    fn checkpoint(
         &self,
-        snapshot: &Snapshot,
-        table: Table,
-        blocks: impl Iterator<Item = Pba>,
-    ) -> Result<Option<Vec<(PageId, Pointer)>>> {
-        let root = if table == Table::References {
-            snapshot.state.references
-        } else {
-            snapshot.state.fingerprints
-        };
-        let mut numbers: Vec<u64> = blocks.map(|pba| pba.0 / table.per_leaf()).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let pointers = self.pages.leaf_pointers(table, 0, &root, &numbers)?;
-        Ok(numbers
-            .into_iter()
-            .zip(pointers)
-            .map(|(index, pointer)| Some((PageId { table, volume: 0, level: 0, index }, pointer?)))
-            .collect())
+        build: &mut TableBuild<'_>,
+        volumes: &mut BTreeMap<VolumeId, Volume>,
+        job: Job<'_>,
+    ) -> Result<NewRoots> {
+        // What a recount found before is written with what waits.
+        let exact = self.ledger.lock().exact;
+        let ((references, fingerprints), reclaimed) =
+            build.in_place(self, job.frozen, volumes, job.deferred)?;
+        let coverage = &build.kernel.coverage;
+        coverage.add(Mark::LeavesMade, usize::from(job.leaves_wanted));
+        coverage.add(Mark::BlocksReclaimed, reclaimed.blocks.len());
+        Ok(NewRoots {
+            references,
+            fingerprints,
+            pending: Ranges::default(),
+            reclaimed,
+            // What is written to leaves that only one superblock names could be lost with that one.
+            superblocks: 2,
+            inexact: build.old.state.inexact && !exact,
+        })
+    }
+
+    fn built(&self, _: &State, committed: WindowNumber) -> WindowNumber {
+        let mut ledger = self.ledger.lock();
+        ledger.block_leaves = ledger.built_leaves;
+        committed
+    }
+
+    fn release(&self, kernel: &Kernel, blocks: &[Pba]) -> Result<()> {
+        checkpoint::forget_counts(self, kernel, blocks)
+    }
+
+    /// A block that a window names is not reclaimed in the first place.
+    fn keep(&self, _: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>) {
+        (Vec::new(), freed)
+    }
+
+    fn recover(&self, kernel: &Kernel, found: FoundAtOpening) -> Result<Progress> {
+        let FoundAtOpening { snapshot, pages, entries } = found;
+        recovery::recover_in_place(self, kernel, &snapshot, pages, &entries)?;
+        Ok(Progress::Advanced)
+    }
+
+    fn idle(&self, kernel: &Kernel, _: Idleness) -> Result<Progress> {
+        let advanced =
+            non_critical::write_delayed(self, kernel)? || recount::recount_step(self, kernel)?;
+        Ok(Progress::of(advanced))
+    }
+
+    fn counts(&self) -> &'static dyn CountRule {
+        &OwnReference
     }
 }
 
-/// The leaf among `leaves`, which rise, that holds an entry, and its place there.
-fn place_in(leaves: &[(PageId, Pointer)], entry: u64) -> Option<(&Pointer, u64)> {
-    let per_leaf = leaves.first()?.0.table.per_leaf();
-    let at = leaves.binary_search_by_key(&(entry / per_leaf), |(id, _)| id.index).ok()?;
-    Some((&leaves[at].1, entry % per_leaf))
+/// A block in use counts one more than it has links: the reference of its fingerprint, which may be
+/// missing after a crash.
+struct OwnReference;
+
+impl CountRule for OwnReference {
+    fn links(&self, references: u32) -> u32 {
+        references.saturating_sub(1)
+    }
+
+    fn is_known(&self, fingerprint: &Fingerprint) -> bool {
+        *fingerprint != Fingerprint::default()
+    }
 }

@@ -5,191 +5,152 @@
 
 use onefold_core::{Pba, Result, VolumeId};
 
-use super::Merger;
-use crate::{
-    engine::{Engine, Snapshot, Stage},
-    format::page::{MapEntry, PageId, ReferenceEntry, Table},
-    place::ZoneSource,
-    reached::Branch,
-    settings::PlantedBug,
+use super::{
+    soft_updates::{OrderMerge, SoftUpdates, block_leaves},
+    tally::{Recount, STRETCH_LEAVES},
 };
-
-/// Blocks whose links are counted in one walk over the maps, whole leaves of references: 16 MiB of
-/// tally.
-const STRETCH_LEAVES: u64 = 4096;
+use crate::{
+    coverage::Mark,
+    format::page::{MapEntry, ReferenceEntry, Table},
+    kernel::{Kernel, Snapshot, Stage},
+    settings::PlantedBug,
+    space::ZoneSource,
+};
 
 /// Leaves of maps that one step counts.
 const STEP_LEAVES: usize = 64;
 
-/// How far a recount is.
-pub(super) struct Recount {
-    /// The first leaf of references of the stretch.
-    first: u64,
-    /// Links to each block of the stretch.
-    tally: Vec<u32>,
-    /// Leaves of maps before this one are counted.
-    next: (VolumeId, u64),
+/// Counts may be too high: begins to look for them.
+pub(crate) fn begin_recount(own: &OrderMerge) {
+    let leaves = own.ledger.lock().block_leaves[0];
+    own.updates.lock().recount = Some(Recount::new(0, leaves));
 }
 
-impl Recount {
-    fn new(first: u64, leaves: u64) -> Recount {
-        let leaves = STRETCH_LEAVES.min(leaves.saturating_sub(first));
-        Recount {
-            first,
-            tally: vec![0; (leaves * Table::References.per_leaf()) as usize],
-            next: (VolumeId(0), 0),
-        }
+/// One step of a recount. Returns whether there may be more to do.
+///
+/// # Errors
+/// A damaged page stops all writes, as it does when a window needs it.
+pub(crate) fn recount_step(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
+    let mut updates = own.updates.lock();
+    let Some(mut recount) = updates.recount.take() else { return Ok(false) };
+    let snapshot = kernel.snapshot();
+    let done = count_some(kernel, &snapshot, &mut recount).map_err(|e| kernel.stop(&e))?;
+    if !done {
+        updates.recount = Some(recount);
+        return Ok(true);
     }
-
-    fn tally(&mut self, pba: Pba) -> Option<&mut u32> {
-        let at = pba.0.checked_sub(self.first * Table::References.per_leaf())?;
-        self.tally.get_mut(usize::try_from(at).ok()?)
+    compare_counts(kernel, &snapshot, &updates, &mut recount).map_err(|e| kernel.stop(&e))?;
+    let (next, leaves) = (recount.first + STRETCH_LEAVES, own.ledger.lock().block_leaves[0]);
+    if next < leaves {
+        updates.recount = Some(Recount::new(next, leaves));
+    } else {
+        kernel.coverage.hit(Mark::Recounted);
+        own.ledger.lock().exact = true;
     }
-
-    /// A link changes: it counts where the walk has been.
-    pub(super) fn relinked(&mut self, id: &PageId, pba: Pba, change: i64) {
-        if (VolumeId(id.volume), id.index) < self.next
-            && let Some(links) = self.tally(pba)
-        {
-            *links = links.saturating_add_signed(change as i32);
-        }
-    }
+    Ok(true)
 }
 
-impl Engine {
-    /// Counts may be too high: begins to look for them.
-    pub(super) fn begin_recount(&self) {
-        let leaves = self.state.lock().block_leaves[0];
-        self.merging.lock().recount = Some(Recount::new(0, leaves));
-    }
-
-    /// One step of a recount. Returns whether there may be more to do.
-    ///
-    /// # Errors
-    /// A damaged page stops all writes, as it does when a window needs it.
-    pub(crate) fn recount_step(&self) -> Result<bool> {
-        let mut merger = self.merging.lock();
-        let Some(mut recount) = merger.recount.take() else { return Ok(false) };
-        let snapshot = self.snapshot();
-        let done = self.count_some(&snapshot, &mut recount).map_err(|e| self.stop(&e))?;
-        if !done {
-            merger.recount = Some(recount);
+/// Counts the links of a few leaves. True when there are no more.
+fn count_some(kernel: &Kernel, snapshot: &Snapshot, recount: &mut Recount) -> Result<bool> {
+    for _ in 0..STEP_LEAVES {
+        let (from, leaf) = recount.next;
+        let Some((&volume, map)) =
+            snapshot.volumes.range(from..).next().map(|(id, volume)| (id, volume.map))
+        else {
             return Ok(true);
-        }
-        self.compare_counts(&snapshot, &merger, &mut recount).map_err(|e| self.stop(&e))?;
-        let (next, leaves) = (recount.first + STRETCH_LEAVES, self.state.lock().block_leaves[0]);
-        if next < leaves {
-            merger.recount = Some(Recount::new(next, leaves));
-        } else {
-            self.reached.hit(Branch::Recounted);
-            let mut state = self.state.lock();
-            state.exact = true;
-        }
-        Ok(true)
-    }
-
-    /// Counts the links of a few leaves. True when there are no more.
-    fn count_some(&self, snapshot: &Snapshot, recount: &mut Recount) -> Result<bool> {
-        for _ in 0..STEP_LEAVES {
-            let (from, leaf) = recount.next;
-            let Some((&volume, map)) =
-                snapshot.volumes.range(from..).next().map(|(id, volume)| (id, volume.map))
-            else {
-                return Ok(true);
-            };
-            let leaf = if volume == from { leaf } else { 0 };
-            let Some(leaf) = self.pages.next_leaf(Table::Map, volume.0, &map, leaf)? else {
-                recount.next = (VolumeId(volume.0 + 1), 0);
-                continue;
-            };
-            recount.next = (volume, leaf + 1);
-            let Some((_, page)) = self.pages.leaf(Table::Map, volume.0, &map, leaf)? else {
-                continue;
-            };
-            for slot in 0..Table::Map.per_leaf() {
-                if let Some(MapEntry::Block { pba, .. }) = MapEntry::get(&page, slot)
-                    && let Some(links) = recount.tally(pba)
-                {
-                    *links += 1;
-                }
-            }
-        }
-        Ok(false)
-    }
-
-    /// Lowers the counts that are too high. Links on their way, and those that are gone but may not
-    /// be for good, count as links.
-    fn compare_counts(
-        &self,
-        snapshot: &Snapshot,
-        merger: &Merger,
-        recount: &mut Recount,
-    ) -> Result<()> {
-        if !self.settings.has(PlantedBug::RecountBlind) {
-            for &pba in &merger.unlinked {
-                recount.tally(pba).into_iter().for_each(|links| *links += 1);
-            }
-            let state = self.state.lock();
-            for plan in state
-                .flights
-                .iter()
-                .filter(|flight| flight.stage == Stage::Written)
-                .filter_map(|flight| flight.plan.as_ref())
+        };
+        let leaf = if volume == from { leaf } else { 0 };
+        let Some(leaf) = kernel.pages.next_leaf(Table::Map, volume.0, &map, leaf)? else {
+            recount.next = (VolumeId(volume.0 + 1), 0);
+            continue;
+        };
+        recount.next = (volume, leaf + 1);
+        let Some((_, page)) = kernel.pages.leaf(Table::Map, volume.0, &map, leaf)? else {
+            continue;
+        };
+        for slot in 0..Table::Map.per_leaf() {
+            if let Some(MapEntry::Block { pba, .. }) = MapEntry::get(&page, slot)
+                && let Some(links) = recount.tally(pba)
             {
-                plan.links().for_each(|(pba, _)| {
-                    recount.tally(pba).into_iter().for_each(|links| *links += 1)
-                });
+                *links += 1;
             }
         }
-        let (per_leaf, geometry) = (Table::References.per_leaf(), self.fixed.geometry);
-        let zones = self.zones(self.state.lock().zone_table);
-        let now = self.clock.now();
-        for (leaf, links) in (recount.first..).zip(recount.tally.chunks(per_leaf as usize)) {
-            let Some(leaves) = self.block_leaves(
-                snapshot,
-                Table::References,
-                std::iter::once(Pba(leaf * per_leaf)),
-            )?
-            else {
-                break;
-            };
-            self.pages.hold(&leaves)?;
-            let pointer = leaves[0].1;
-            let Some(page) = self.pages.held().get(&pointer) else { break };
-            let (mut lowered, mut unlinked) = (Vec::new(), Vec::new());
-            for (slot, &links) in (0..per_leaf).zip(links) {
-                let (pba, count) =
-                    (Pba(leaf * per_leaf + slot), ReferenceEntry::get(&page, slot).references);
-                // What is in use by nothing counts 0, and of a free block the count means nothing.
-                if count == 0
-                    || !geometry.holds(pba)
-                    || count <= links + 1 && links > 0
-                    || !self.is_in_use(&zones, pba)?
-                {
-                    continue;
-                }
-                if count > links + 1 {
-                    lowered.push((slot, links + 1));
-                }
-                if links == 0 {
-                    unlinked.push(pba);
-                }
-            }
-            self.reached.add(Branch::CountLowered, lowered.len());
-            let mut state = self.state.lock();
-            state.active.unlinked.extend(unlinked);
-            self.pages.held().change(&pointer, now, |page| {
-                lowered.iter().for_each(|&(slot, references)| {
-                    ReferenceEntry { references, carried: false }.set(page, slot)
-                });
-                !lowered.is_empty()
-            });
-        }
-        Ok(())
     }
+    Ok(false)
+}
 
-    /// True when a block is not free.
-    fn is_in_use(&self, zones: &dyn ZoneSource, pba: Pba) -> Result<bool> {
-        self.state.lock().allocator.is_used(pba, zones)
+/// Lowers the counts that are too high. Links on their way, and those that are gone but may not
+/// be for good, count as links.
+fn compare_counts(
+    kernel: &Kernel,
+    snapshot: &Snapshot,
+    updates: &SoftUpdates,
+    recount: &mut Recount,
+) -> Result<()> {
+    if !kernel.settings.has(PlantedBug::RecountBlind) {
+        for &pba in &updates.unlinked {
+            recount.tally(pba).into_iter().for_each(|links| *links += 1);
+        }
+        let state = kernel.state.lock();
+        for plan in state
+            .closed_windows
+            .iter()
+            .filter(|closed| closed.stage == Stage::Written)
+            .filter_map(|closed| closed.plan.as_ref())
+        {
+            plan.links()
+                .for_each(|(pba, _)| recount.tally(pba).into_iter().for_each(|links| *links += 1));
+        }
     }
+    let (per_leaf, geometry) = (Table::References.per_leaf(), kernel.fixed.geometry);
+    let zones = kernel.zones(kernel.state.lock().zone_table);
+    let now = kernel.clock.now();
+    for (leaf, links) in (recount.first..).zip(recount.tally.chunks(per_leaf as usize)) {
+        let Some(leaves) = block_leaves(
+            kernel,
+            snapshot,
+            Table::References,
+            std::iter::once(Pba(leaf * per_leaf)),
+        )?
+        else {
+            break;
+        };
+        kernel.pages.hold(&leaves)?;
+        let pointer = leaves[0].1;
+        let Some(page) = kernel.pages.held().get(&pointer) else { break };
+        let (mut lowered, mut unlinked) = (Vec::new(), Vec::new());
+        for (slot, &links) in (0..per_leaf).zip(links) {
+            let (pba, count) =
+                (Pba(leaf * per_leaf + slot), ReferenceEntry::get(&page, slot).references);
+            // What is in use by nothing counts 0, and of a free block the count means nothing.
+            if count == 0
+                || !geometry.holds(pba)
+                || count <= links + 1 && links > 0
+                || !is_in_use(kernel, &zones, pba)?
+            {
+                continue;
+            }
+            if count > links + 1 {
+                lowered.push((slot, links + 1));
+            }
+            if links == 0 {
+                unlinked.push(pba);
+            }
+        }
+        kernel.coverage.add(Mark::CountLowered, lowered.len());
+        let mut state = kernel.state.lock();
+        state.active.unlinked.extend(unlinked);
+        kernel.pages.held().change(&pointer, now, |page| {
+            lowered.iter().for_each(|&(slot, references)| {
+                ReferenceEntry { references, carried: false }.set(page, slot)
+            });
+            !lowered.is_empty()
+        });
+    }
+    Ok(())
+}
+
+/// True when a block is not free.
+fn is_in_use(kernel: &Kernel, zones: &dyn ZoneSource, pba: Pba) -> Result<bool> {
+    kernel.state.lock().allocator.is_used(pba, zones)
 }

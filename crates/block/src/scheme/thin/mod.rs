@@ -5,20 +5,108 @@
 //! compress: a client whose data is compressed already pays for little. Records that found no room
 //! go into carriers of their own, one more block of the same run.
 
-use onefold_core::{Block, compress::Lz4};
+use std::collections::BTreeMap;
 
-use super::{Chosen, Scheme};
-use crate::format::{
-    carrier::{HEADER_BYTES, room_beside},
-    record,
+use onefold_core::{Block, Pba, Result, VolumeId, compress::Lz4};
+
+use super::{
+    records::{Records, Replay, recover},
+    shadow,
+    verbs::{
+        Ahead, Arrangement, Chosen, CountRule, Decided, Durability, FoundAtOpening, Job, NewRoots,
+        Progress, Scheme,
+    },
+    windows::{self, Flush, WriteOrder},
+};
+use crate::{
+    format::{
+        carrier::{HEADER_BYTES, Header, room_beside},
+        catalogue::Volume,
+        record,
+        record::WindowNumber,
+    },
+    idleness::Idleness,
+    kernel::{Kernel, State},
+    overlay::Overlay,
+    table_build::TableBuild,
+    window::{Plan, Window},
 };
 
 /// ThinDedup.
-pub(crate) struct Thin;
+#[derive(Default)]
+pub(crate) struct Thin(Records);
 
 impl Scheme for Thin {
-    fn choose(&self, lz4: &mut Lz4, blocks: &[&Block], records: usize) -> Vec<Chosen> {
-        choose(lz4, blocks, records)
+    fn lay_out(&self, kernel: &Kernel, window: &Window, decided: &Decided<'_>) -> Arrangement {
+        self.0.lay_out(kernel, window, decided, choose, WriteOrder::Together)
+    }
+
+    fn seal(&self, kernel: &Kernel, plan: &mut Plan, arrangement: &Arrangement, header: Header) {
+        self.0.seal(kernel, plan, arrangement, header);
+    }
+
+    fn write(&self, kernel: &Kernel, how: Durability) -> Result<Progress> {
+        match how {
+            Durability::Cached => windows::write_window(kernel, self, WriteOrder::Together),
+            Durability::AtOnce => windows::write_window_durably(kernel, self),
+        }
+    }
+
+    fn make_durable(&self, kernel: &Kernel) -> Result<Progress> {
+        windows::flush_and_publish(kernel, self, Flush::Windows)
+    }
+
+    fn acknowledge(&self, _: &Kernel, state: &mut State) {
+        state.acknowledged = state.durable;
+    }
+
+    fn end_change(&self, _: &mut State) {}
+
+    fn reserve(&self, kernel: &Kernel, state: &State, overlay: &Overlay, more: u64) -> u64 {
+        shadow::pages_of(kernel, state, overlay, more)
+    }
+
+    fn count_ahead(&self, state: &State) -> Option<Ahead> {
+        Some(shadow::count_ahead(state))
+    }
+
+    fn checkpoint(
+        &self,
+        build: &mut TableBuild<'_>,
+        volumes: &mut BTreeMap<VolumeId, Volume>,
+        job: Job<'_>,
+    ) -> Result<NewRoots> {
+        shadow::checkpoint(self, build, volumes, job)
+    }
+
+    fn built(&self, state: &State, committed: WindowNumber) -> WindowNumber {
+        state.durable.max(committed)
+    }
+
+    /// The checkpoint itself writes what tables say of blocks.
+    fn release(&self, _: &Kernel, _: &[Pba]) -> Result<()> {
+        Ok(())
+    }
+
+    fn keep(&self, state: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>) {
+        shadow::keep(state, freed)
+    }
+
+    fn recover(&self, kernel: &Kernel, found: FoundAtOpening) -> Result<Progress> {
+        let replay = Replay { scheme: self, records: &self.0, lists_zones: true };
+        recover(kernel, &replay, found)
+    }
+
+    /// Writes down how far windows are durable, so that a carrier that rots later is missed.
+    fn idle(&self, kernel: &Kernel, idleness: Idleness) -> Result<Progress> {
+        if idleness < Idleness::Short {
+            return Ok(Progress::Idle);
+        }
+        windows::note_durable(kernel, self)
+    }
+
+    fn counts(&self) -> &'static dyn CountRule {
+        &shadow::LinksAlone
     }
 }
 
@@ -37,7 +125,7 @@ const RECORDS_WORTH: usize = 8;
 const LOOKED_AT_MAX: usize = 64;
 
 /// Chooses carriers among a window's new blocks for `records` records.
-fn choose(lz4: &mut Lz4, blocks: &[&Block], records: usize) -> Vec<Chosen> {
+pub(crate) fn choose(lz4: &mut Lz4, blocks: &[&Block], records: usize) -> Vec<Chosen> {
     let mut order: Vec<usize> = (0..blocks.len()).collect();
     // Of blocks that look alike the first come first: a recovery then finds carriers next to each
     // other.

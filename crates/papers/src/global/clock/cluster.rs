@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 
 use onefold_core::{
     checksum,
-    object::{Change, Guard, Look, ObjectName, Pool, PoolKind, Refusal, Seen, Write},
+    object::{Change, Guard, ObjectName, Pool, PoolKind, ReadPart, Refusal, Seen, Write},
 };
 
 use super::world::{Op, Reply, Stage};
@@ -155,8 +155,10 @@ impl Cluster {
                 (&op.object, bytes, CPU_WRITE + keys_work(has_keys(op)) + bytes / 1024 * CPU_KIB)
             }
             Op::Read(op) => {
-                let keys =
-                    op.looks.iter().any(|look| matches!(look, Look::Keys(_) | Look::Page(..)));
+                let keys = op
+                    .parts
+                    .iter()
+                    .any(|part| matches!(part, ReadPart::Keys(_) | ReadPart::Page(..)));
                 (&op.object, 0, CPU_READ + keys_work(keys))
             }
         };
@@ -182,12 +184,12 @@ impl Cluster {
         let back = Stage::Wait(HOP);
         match (op, reply) {
             (Op::Write(op), Ok(_)) => vec![self.committed(op), back],
-            (Op::Read(op), Ok(Reply::Sight(sight))) => {
+            (Op::Read(op), Ok(Reply::ReadResult(answer))) => {
                 let [primary, ..] = Cluster::placed(&op.object);
-                let bytes: u64 = sight.seen.iter().map(seen).sum();
+                let bytes: u64 = answer.seen.iter().map(seen).sum();
                 let mut way = Vec::new();
-                let data = op.looks.iter().zip(&sight.seen).find_map(|look| match look {
-                    (Look::Data(at, _), Seen::Data(bytes)) if !bytes.is_empty() => {
+                let data = op.parts.iter().zip(&answer.seen).find_map(|part| match part {
+                    (ReadPart::Data(at, _), Seen::Data(bytes)) if !bytes.is_empty() => {
                         Some((*at, bytes.len() as u64))
                     }
                     _ => None,

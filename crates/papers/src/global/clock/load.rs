@@ -8,11 +8,11 @@
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use onefold_cluster::{
-    Dedup, Format, Marks, Mode, Progress, Session, Settings, Volume, Worker, create,
+    Dedup, Format, Mode, Progress, Session, Settings, Volume, Watermarks, Worker, create,
 };
 use onefold_core::{
     BLOCK_BYTES, Result,
-    object::{Change, Guard, Look, ObjectName, ObjectStore, PoolKind, Read, Write},
+    object::{Change, Guard, ObjectName, ObjectStore, PoolKind, Read, ReadPart, Write},
 };
 use parking_lot::Mutex;
 
@@ -63,7 +63,7 @@ pub(in super::super) struct Access {
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Background {
     pub(in super::super) workers: usize,
-    pub(in super::super) marks: Marks,
+    pub(in super::super) marks: Watermarks,
     /// How long they pause when operations get slow; nothing for never.
     pub(in super::super) pause: Duration,
     /// Bytes that wait for deduplication when the run begins.
@@ -188,10 +188,12 @@ impl Target {
         match self {
             Target::Objects(store, lane) => {
                 let object = ObjectName::metadata(format!("plain.{lane}.{}", offset / OBJECT));
-                let op =
-                    Read { object, looks: vec![Look::Data(offset % OBJECT, into.len() as u64)] };
-                let sight = store.read(&[op]).remove(0).map_err(refused)?;
-                into.copy_from_slice(sight.data(0));
+                let op = Read {
+                    object,
+                    parts: vec![ReadPart::Data(offset % OBJECT, into.len() as u64)],
+                };
+                let answer = store.read(&[op]).remove(0).map_err(refused)?;
+                into.copy_from_slice(answer.data(0));
                 Ok(())
             }
             Target::Volume(_, _, volume) => volume.read_at(offset, into),
@@ -269,7 +271,7 @@ impl Site {
             store,
             Settings { cold: Duration::ZERO, ..Settings::default() },
         )?);
-        let mut worker = Worker::new(session.clone(), Marks::NONE);
+        let mut worker = Worker::new(session.clone(), Watermarks::NONE);
         while self.system != System::Original && !(worker.step()?.round && session.backlog()? == 0)
         {
         }
@@ -412,7 +414,7 @@ pub(in super::super) fn run(plan: &Plan) -> Result<Told> {
 /// # Errors
 /// The engine's.
 pub(in super::super) fn idle(workers: usize, backlog: u64, window: u64) -> Result<(f64, f64)> {
-    let marks = Marks::default();
+    let marks = Watermarks::default();
     let background = Background {
         workers,
         marks,

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use onefold_core::object::{
-    Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, Refusal, Sight, Space, Version,
-    Write,
+    Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Space,
+    Version, Write,
 };
 
 use super::world::{Op, Reply, World};
@@ -60,14 +60,15 @@ impl ObjectStore for ClockedObjects {
             .collect()
     }
 
-    fn read(&self, batch: &[Read]) -> Vec<Result<Sight, Refusal>> {
+    fn read(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>> {
         let ops = batch.iter().cloned().map(Op::Read).collect();
-        let sight =
-            |reply| if let Reply::Sight(sight) = reply { Ok(sight) } else { Err(Refusal::Unknown) };
+        let answer = |reply| {
+            if let Reply::ReadResult(answer) = reply { Ok(answer) } else { Err(Refusal::Unknown) }
+        };
         self.world
             .ask(self.actor, self.client, ops)
             .into_iter()
-            .map(|result| result.and_then(sight))
+            .map(|result| result.and_then(answer))
             .collect()
     }
 

@@ -15,7 +15,7 @@ use std::{
 
 use onefold_core::{
     Error, Kind, Result,
-    object::{ObjectName, PoolKind, Read, Refusal, Sight, Version, Write, model::Objects},
+    object::{ObjectName, PoolKind, Read, ReadResult, Refusal, Version, Write, model::Objects},
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -40,7 +40,7 @@ pub(super) enum Op {
 /// What it gets.
 pub(super) enum Reply {
     Version(Version),
-    Sight(Sight),
+    ReadResult(ReadResult),
     Done,
 }
 
@@ -417,7 +417,7 @@ impl Inner {
         let now = self.time();
         match op {
             Op::Write(op) => self.objects.write(op, now, 0).map(Reply::Version),
-            Op::Read(op) => self.objects.read(op).map(Reply::Sight),
+            Op::Read(op) => self.objects.read(op).map(Reply::ReadResult),
             Op::Small(_) | Op::Sleep(_) => Ok(Reply::Done),
         }
     }

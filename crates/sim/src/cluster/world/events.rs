@@ -6,7 +6,9 @@ use std::{collections::BTreeMap, mem, time::Duration};
 use onefold_cluster::format::key;
 use onefold_core::{
     Error, Kind,
-    object::{Change, Guard, Holder, Look, ObjectName, Read, Refusal, Sight, Version, Write},
+    object::{
+        Change, Guard, Holder, ObjectName, Read, ReadPart, ReadResult, Refusal, Version, Write,
+    },
 };
 
 use super::{
@@ -267,13 +269,13 @@ impl Inner {
             Op::Write(op) => self.apply(identity, op).map(Reply::Version),
             Op::Read(op)
                 if self.unreadable.as_ref() == Some(&op.object)
-                    && op.looks.iter().any(|look| matches!(look, Look::Data(..))) =>
+                    && op.parts.iter().any(|part| matches!(part, ReadPart::Data(..))) =>
             {
                 Err(Refusal::Failed(Error::new(Kind::Io, "the object can't be read")))
             }
-            Op::Read(op) => self.objects.read(op).map(|mut sight| {
-                self.shorten(&mut sight, op);
-                Reply::Sight(sight)
+            Op::Read(op) => self.objects.read(op).map(|mut answer| {
+                self.shorten(&mut answer, op);
+                Reply::ReadResult(answer)
             }),
             Op::List(pool, from, most) => Ok(Reply::Page(self.objects.list(
                 *pool,
@@ -304,11 +306,11 @@ impl Inner {
     }
 
     /// The store may give shorter pages than it was asked for.
-    fn shorten(&self, sight: &mut Sight, op: &Read) {
+    fn shorten(&self, answer: &mut ReadResult, op: &Read) {
         use onefold_core::object::Seen;
-        for (seen, look) in sight.seen.iter_mut().zip(&op.looks) {
+        for (seen, part) in answer.seen.iter_mut().zip(&op.parts) {
             // The engine needs a whole map in one page, which has a bounded number of keys.
-            let list = matches!(look, Look::Page(_, most) if *most < 500 || *most == 1000);
+            let list = matches!(part, ReadPart::Page(_, most) if *most < 500 || *most == 1000);
             if let (Seen::Pairs { pairs, more }, true) = (seen, list)
                 && pairs.len() > self.params.page
             {

@@ -1,0 +1,98 @@
+//! Single flipped bits of table pages and carriers, set right in place.
+
+use onefold_core::{Block, BlockRef, Class, Disk, Pba, Result, Run};
+
+use super::outcome::Repaired;
+use crate::{
+    check::{
+        batch::read_one,
+        report::Place,
+        rot,
+        walk::{Visit, Walker},
+    },
+    format::{
+        Identity,
+        carrier::Carrier,
+        geometry::Geometry,
+        in_place,
+        page::{self, PageId, Pointer},
+        record::WindowNumber,
+        superblock::Superblock,
+    },
+};
+
+/// Carriers that are tried: each takes some 50 ms when more than a bit is wrong.
+const CARRIERS_MAX: usize = 4096;
+
+/// Writes one block of metadata. Durable with the next flush.
+pub(super) fn write(disk: &dyn Disk, at: Pba, block: &Block) -> Result<()> {
+    disk.write(&[Run { at, blocks: &[BlockRef { block, class: Class::Table }] }])
+}
+
+/// Heals damaged pages, and what is found to be damaged below them. Returns how many.
+pub(super) fn pages(
+    walker: Walker<'_>,
+    superblock: &Superblock,
+    mut damaged: Vec<(PageId, Pointer)>,
+    repaired: &mut Repaired,
+) -> Result<u64> {
+    let mut restored = 0;
+    while let Some((id, pointer)) = damaged.pop() {
+        let Ok(mut block) = read_one(walker.disk, pointer.address) else { continue };
+        let whole = |block: &Block| match pointer.in_place {
+            true => in_place::decode(walker.identity, id, &pointer, block).is_ok(),
+            false => page::differs(walker.identity, id, &pointer, block).is_none(),
+        };
+        let Some(bit) = rot::restore_copy(&mut block, whole) else { continue };
+        write(walker.disk, pointer.address, &block)?;
+        repaired
+            .restored
+            .push(format!("{}: bit {bit} was flipped back", Place::Page(id, pointer.address)));
+        restored += 1;
+        walker.walk_from(
+            id,
+            &pointer,
+            &mut Damaged { geometry: superblock.fixed.geometry, found: &mut damaged },
+        );
+    }
+    Ok(restored)
+}
+
+/// Collects the damaged pages of a tree.
+struct Damaged<'a> {
+    geometry: Geometry,
+    found: &'a mut Vec<(PageId, Pointer)>,
+}
+
+impl Visit for Damaged<'_> {
+    fn named(&mut self, _: PageId, pointer: &Pointer, _: WindowNumber) -> bool {
+        self.geometry.holds(pointer.address)
+    }
+
+    fn page(&mut self, id: PageId, pointer: &Pointer, page: Result<&Block>) {
+        if page.is_err() {
+            self.found.push((id, *pointer));
+        }
+    }
+}
+
+/// Heals damaged carriers. Returns how many.
+pub(super) fn carriers(
+    disk: &dyn Disk,
+    identity: &Identity,
+    damaged: &[Pba],
+    repaired: &mut Repaired,
+) -> Result<u64> {
+    let mut restored = 0;
+    for &pba in damaged.iter().take(CARRIERS_MAX) {
+        let Ok(mut block) = read_one(disk, pba) else { continue };
+        if let Some(bit) =
+            rot::restore_copy(&mut block, |block| Carrier::proven(identity, block, pba).is_some())
+        {
+            write(disk, pba, &block)?;
+            repaired.restored.push(format!("carrier at block {pba}: bit {bit} was flipped back"));
+            restored += 1;
+        }
+    }
+    Ok(restored)
+}

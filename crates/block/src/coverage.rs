@@ -1,0 +1,86 @@
+//! Rare branches, counted, so that a simulation can prove that it has been everywhere.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! branches {
+    ($($name:ident = $text:literal),* $(,)?) => {
+        /// A branch that only some crash, some damage or some order of things leads to.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Mark { $(#[doc = $text] $name),* }
+
+        impl Mark {
+            /// All of them.
+            pub const ALL: &[Mark] = &[$(Mark::$name),*];
+
+            /// What is reached.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Mark::$name => $text),* }
+            }
+        }
+    };
+}
+
+branches! {
+    SuperblockDamaged = "recovery: one of two superblocks is damaged",
+    ListCopyDamaged = "recovery: one copy of a list page is damaged",
+    ListCopyBehind = "recovery: one copy of a list page lacks a zone",
+    ZoneScanned = "recovery: zone scanned",
+    VoidCarrier = "recovery: void carrier",
+    LeftoverRecord = "recovery: record of the leftover table",
+    NewerBelieved = "recovery: newer record believed",
+    NewerFallsBack = "recovery: newer record not believed, the mapping before it stands",
+    RangeBelieved = "recovery: newer range believed with its carrier",
+    RangeClipped = "recovery: newer range clipped to its volume",
+    RecordWithoutVolume = "recovery: newer record of a volume or an address that was never made",
+    CatalogueAgain = "recovery: newer change of the catalogue applied again",
+    TailDropped = "recovery: what lies beyond a volume that shrank or went is dropped",
+    Superseded = "recovery: newer record that a later one supersedes",
+    HeldBlock = "recovery: block in use that the tables have as free",
+    AppendedAgain = "recovery: records appended again",
+    NoRoomToAppend = "recovery: no room to append, a checkpoint takes the records",
+    PlacedInUse = "recovery in place: block in use that the zone table has as free",
+    UnlinkedFound = "recovery in place: block without links",
+    Recounted = "recount: all counts are exact again",
+    CountLowered = "recount: count that was too high",
+    LeavesMade = "checkpoint: leaves made for windows that wait",
+    BlocksReclaimed = "checkpoint: blocks without links reclaimed",
+    DiscardsLeft = "checkpoint: discards left for the next one",
+    DiscardsMany = "checkpoint: many discards, the shortest ones first",
+    BlocksKept = "checkpoint: freed blocks kept for newer records",
+    IndexSpilled = "checkpoint: index merged into the one on disk",
+    ListFlushed = "zones ran out before a window could carry the list",
+    RangesWait = "limit: a range waits for room in the table of discards",
+    CatalogueFull = "limit: a new volume waits for room in the catalogue",
+    CarriersFull = "limit: a change waits, since as many carriers wait for a checkpoint as may",
+    ClosedWindowsFull = "limit: a change waits, since as many windows are on their way as may",
+    CutsFull = "limit: a recovery ends with a checkpoint, since the superblock remembers no more of them",
+}
+
+/// How often each branch was reached since the store was opened.
+pub(crate) struct Coverage([AtomicU64; Mark::ALL.len()]);
+
+impl Default for Coverage {
+    fn default() -> Coverage {
+        Coverage(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl Coverage {
+    pub(crate) fn hit(&self, branch: Mark) {
+        self.add(branch, 1);
+    }
+
+    pub(crate) fn add(&self, branch: Mark, n: usize) {
+        self.0[branch as usize].fetch_add(n as u64, Relaxed);
+    }
+
+    pub(crate) fn counts(&self) -> Vec<(Mark, u64)> {
+        Mark::ALL
+            .iter()
+            .zip(&self.0)
+            .map(|(&branch, count)| (branch, count.load(Relaxed)))
+            .filter(|&(_, n)| n > 0)
+            .collect()
+    }
+}

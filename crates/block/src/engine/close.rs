@@ -1,0 +1,30 @@
+//! Closing a store.
+
+use onefold_core::{Error, Kind, Result};
+
+use super::checkpoint::{checkpoint_running, checkpoint_useful};
+use crate::{
+    engine::{checkpoint::checkpoint_to_end, persist::flush},
+    kernel::{Kernel, Reason},
+    scheme::verbs::Scheme,
+};
+
+/// Makes everything durable, carries it into the tables, and marks the store clean: the next
+/// opening has nothing to recover. Nobody may be reading. The engine takes no more writes
+/// afterwards.
+pub(crate) fn close(kernel: &Kernel, scheme: &dyn Scheme) -> Result<()> {
+    flush(kernel, scheme)?;
+    // One that is under way, one for what was published since, and as many as the discards
+    // take.
+    while checkpoint_useful(kernel, scheme) || checkpoint_running(kernel) {
+        if !checkpoint_to_end(kernel, scheme, Reason::Changes)? {
+            return Err(Error::new(Kind::Busy, "a reader is still at work"));
+        }
+    }
+    let checkpoints = scheme.count_ahead(&kernel.state.lock()).is_some();
+    if checkpoints {
+        checkpoint_to_end(kernel, scheme, Reason::Clean)?;
+    }
+    kernel.state.lock().fail_stop.close();
+    Ok(())
+}

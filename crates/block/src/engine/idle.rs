@@ -1,0 +1,142 @@
+//! What is done when there is time: completing the index, learning where free space is, writing
+//! down what is durable.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use onefold_core::{Pba, Result};
+
+use crate::{
+    engine::{
+        checkpoint::{checkpoint_running, checkpoint_to_end, spill::spill},
+        compact::compact_step,
+    },
+    format::page::{self, Pointer, ReferenceEntry, Table},
+    idleness::Idleness,
+    index::{hash_of, paged},
+    kernel::{Kernel, Reason},
+    scheme::verbs::Scheme,
+};
+
+/// Leaves, of fingerprints or of the index on disk, that one step looks through.
+const INDEX_LEAVES: usize = 64;
+
+/// Does a little of what is not urgent. Returns whether there may be more.
+pub(crate) fn idle_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness) -> Result<bool> {
+    if complete_filter(kernel)
+        || complete_index(kernel, scheme)?
+        || load_free_space(kernel)?
+        || scheme.idle(kernel, Idleness::None)?.advanced()
+        || idleness == Idleness::Long && compact_step(kernel, scheme)?
+    {
+        return Ok(true);
+    }
+    Ok(idleness >= Idleness::Short && scheme.idle(kernel, idleness)?.advanced())
+}
+
+/// Adds entries of the index on disk to the filter in front of it: after opening it knows none.
+fn complete_filter(kernel: &Kernel) -> bool {
+    if kernel.index.lock().filter_complete {
+        return false;
+    }
+    let cursor = kernel.filter_cursor.load(Relaxed);
+    let snapshot = kernel.state.lock().snapshot.clone();
+    let end = 1u64 << snapshot.state.index_bits;
+    let numbers: Vec<u64> = (cursor..end.min(cursor + INDEX_LEAVES as u64)).collect();
+    let pages = kernel
+        .pages
+        .leaves(Table::Index, 0, &snapshot.state.index, &numbers, false)
+        .unwrap_or_default();
+    let mut index = kernel.index.lock();
+    for (_, page) in pages.iter().flatten() {
+        index.note_on_disk(paged::entries(page).map(|entry| entry.hash));
+    }
+    let next = cursor + numbers.len() as u64;
+    index.filter_complete |= next >= end;
+    kernel.filter_cursor.store(next, Relaxed);
+    true
+}
+
+/// Adds blocks that the index may not know: after opening it knows none. A page that can't be
+/// read is passed over: the index is a hint.
+fn complete_index(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+    let cursor = kernel.index_cursor.load(Relaxed);
+    if cursor == u64::MAX {
+        return Ok(false);
+    }
+    if kernel.index.lock().wants_spill() {
+        // Memory is full: what was found so far goes to disk first. Without space for it the
+        // index stays as it is.
+        let room = spill(kernel, scheme, &kernel.state.lock()).is_some();
+        if room {
+            let running = checkpoint_running(kernel);
+            let ended = checkpoint_to_end(kernel, scheme, Reason::Forced)?;
+            if running || !ended || !kernel.index.lock().wants_spill() {
+                return Ok(ended);
+            }
+            // Its own pages took the space.
+        }
+        kernel.index_cursor.store(u64::MAX, Relaxed);
+        return Ok(true);
+    }
+    let snapshot = kernel.state.lock().snapshot.clone();
+    let root = snapshot.state.fingerprints;
+    let mut leaves = Vec::with_capacity(INDEX_LEAVES);
+    let mut next = cursor;
+    while leaves.len() < INDEX_LEAVES {
+        match kernel.pages.next_leaf(Table::Fingerprints, 0, &root, next) {
+            Ok(Some(leaf)) => {
+                leaves.push(leaf);
+                next = leaf + 1;
+            }
+            Ok(None) | Err(_) => {
+                next = u64::MAX;
+                break;
+            }
+        }
+    }
+    let per_leaf = Table::Fingerprints.per_leaf();
+    // Pages that did not change since the index was written to disk are in it.
+    let pointers =
+        kernel.pages.leaf_pointers(Table::Fingerprints, 0, &root, &leaves).unwrap_or_default();
+    let younger = |pointer: &Option<Pointer>| {
+        pointer
+            .is_some_and(|pointer| pointer.in_place || pointer.birth > snapshot.state.index_birth)
+    };
+    let mut pointers = pointers.iter().map(younger).chain(std::iter::repeat(true));
+    leaves.retain(|_| pointers.next() == Some(true));
+    let pages =
+        kernel.pages.leaves(Table::Fingerprints, 0, &root, &leaves, false).unwrap_or_default();
+    // One of references covers four of fingerprints.
+    let blocks = leaves.iter().map(|leaf| leaf * per_leaf);
+    let references =
+        kernel.pages.holding_if_whole(Table::References, 0, &snapshot.state.references, blocks);
+    for (leaf, page) in leaves.iter().zip(pages) {
+        let Some((_, page)) = page else { continue };
+        let mut index = kernel.index.lock();
+        if index.wants_spill() {
+            next = *leaf;
+            break;
+        }
+        for slot in 0..per_leaf {
+            let pba = Pba(leaf * per_leaf + slot);
+            let fingerprint = page::fingerprint(&page, slot);
+            let known = scheme.counts().is_known(&fingerprint);
+            if known
+                && references
+                    .get(pba.0)
+                    .is_some_and(|((_, page), slot)| ReferenceEntry::get(page, slot).references > 0)
+            {
+                index.insert(hash_of(fingerprint.prefix()), pba);
+            }
+        }
+    }
+    kernel.index_cursor.store(next, Relaxed);
+    Ok(true)
+}
+
+/// Learns where free space is, in zones that were not looked at since opening.
+fn load_free_space(kernel: &Kernel) -> Result<bool> {
+    let mut state = kernel.state.lock();
+    let zones = kernel.zones(state.zone_table);
+    state.allocator.load_some(&zones)
+}

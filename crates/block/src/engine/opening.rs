@@ -1,0 +1,212 @@
+//! A store is opened: its newer superblock, and the kernel as of its last checkpoint.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use onefold_core::{Block, Clock, Disk, Error, Kind, Read, Result};
+use parking_lot::Mutex;
+
+use super::zone_list::{newest_entries, recover_zone_list};
+use crate::{
+    counters::Counters,
+    coverage::{Coverage, Mark},
+    engine::checkpoint::checkpoint_to_end,
+    fail_stop::FailStop,
+    flushes::Flushes,
+    format::{
+        catalogue::{Discard, Volume},
+        geometry::SUPERBLOCKS,
+        page::Table,
+        superblock::{self, Superblock},
+        zone_list::Entry,
+    },
+    index::Index,
+    kernel::{Checkpointer, Kernel, Reason, Snapshot, State, replace_damaged_superblock, visible},
+    overlay::Overlay,
+    scheme::{
+        accept_unread_superblock, scheme,
+        verbs::{FoundAtOpening, Progress, Scheme},
+    },
+    settings::{PlantedBug, Settings},
+    space::{Allocator, zone_list::ZoneList},
+    table::Pages,
+    window::{
+        Window,
+        ranges::{Ranges, Span},
+    },
+};
+
+/// Reads the newer of the two superblocks of a disk. One is enough: until both places hold a
+/// version, nothing of the one before is released.
+pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
+    choose_superblock(disk).map(|(superblock, _)| superblock)
+}
+
+/// As [`read_superblock`]; and whether the other one is damaged.
+fn choose_superblock(disk: &dyn Disk) -> Result<(Superblock, bool)> {
+    let mut found = Vec::new();
+    let mut failed = None;
+    for (place, at) in (0..).zip(SUPERBLOCKS) {
+        let mut buffer = Block::zeroed_vec(1);
+        let mut read = [Read::new(at, &mut buffer)];
+        if at.0 >= disk.blocks() {
+            found.push(superblock::Found::Foreign);
+            continue;
+        }
+        disk.read(&mut read);
+        let [read] = read;
+        found.push(match read.result {
+            Ok(()) => Superblock::decode(&buffer[0], place),
+            Err(e) => {
+                failed = Some(e);
+                superblock::Found::Damaged
+            }
+        });
+    }
+    let second = found.pop().unwrap_or(superblock::Found::Foreign);
+    let first = found.pop().unwrap_or(superblock::Found::Foreign);
+    let unread = failed.clone();
+    let damaged =
+        !matches!((&first, &second), (superblock::Found::Good(_), superblock::Found::Good(_)));
+    let chosen = superblock::choose(first, second).map_err(|e| match failed {
+        Some(cause) if e.kind() == Kind::Corrupt => e.caused_by(cause),
+        _ => e,
+    })?;
+    if let Some(cause) = unread {
+        accept_unread_superblock(chosen.fixed.scheme, cause)?;
+    }
+    Ok((chosen, damaged))
+}
+
+/// Opens the store on a disk, recovering what a crash left. Everything that was acknowledged as
+/// durable is there.
+pub(crate) fn open(
+    disk: Arc<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    settings: Settings,
+) -> Result<(Kernel, Box<dyn Scheme>)> {
+    if !settings.has(PlantedBug::RecoveryUnflushed) {
+        disk.flush()?;
+    }
+    let (superblock, damaged) = choose_superblock(&*disk)?;
+    superblock.fixed.geometry.checked(disk.blocks()).map_err(|_| {
+        let (has, needs) = (disk.blocks(), superblock.fixed.geometry.blocks());
+        Error::new(
+            Kind::Corrupt,
+            format!("the store is cut off: it needs {needs} blocks, but the disk has only {has}"),
+        )
+    })?;
+    let scheme = scheme(superblock.fixed.scheme);
+    let kernel = unrecovered(disk, clock, settings, superblock)?;
+    kernel.coverage.add(Mark::SuperblockDamaged, usize::from(damaged));
+    if damaged {
+        replace_damaged_superblock(&kernel)?;
+    }
+    let found = find(&kernel)?;
+    // As long as it is held, the checkpoint releases nothing: that is a step for later.
+    let _old = found.snapshot.clone();
+    if scheme.recover(&kernel, found)? == Progress::Commit {
+        checkpoint_to_end(&kernel, &*scheme, Reason::Forced)?;
+    }
+    Ok((kernel, scheme))
+}
+
+/// Steps 1 and 2: the zone list, and its zones that no checkpoint holds.
+fn find(kernel: &Kernel) -> Result<FoundAtOpening> {
+    let snapshot = kernel.snapshot();
+    let pages = recover_zone_list(kernel)?;
+    let oldest = snapshot.state.oldest_generation;
+    let entries: Vec<Entry> = newest_entries(kernel.fixed.geometry, &pages)?
+        .into_iter()
+        .filter(|entry| entry.generation >= oldest)
+        .collect();
+    Ok(FoundAtOpening { snapshot, pages, entries })
+}
+
+/// The kernel as of its last checkpoint, with nothing recovered.
+fn unrecovered(
+    disk: Arc<dyn Disk>,
+    clock: Arc<dyn Clock>,
+    settings: Settings,
+    superblock: Superblock,
+) -> Result<Kernel> {
+    let Superblock { fixed, state } = superblock;
+    let settings = crate::scheme::settings(&fixed, settings);
+    let index_entries = state.index_entries;
+    let identity = settings.identity(&fixed);
+    let compare = !settings.has(PlantedBug::ChecksumIgnored);
+    let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
+    let snapshot = load_snapshot(&pages, state)?;
+    let volumes = visible(&snapshot.volumes);
+    let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation, true);
+    let allocator = Allocator::new(fixed.geometry, &snapshot.state, fixed.grow, list);
+    let state = State {
+        open: Window::new(snapshot.state.last_window.next()),
+        closed_windows: Default::default(),
+        active: Overlay::default(),
+        frozen: None,
+        next_volume: snapshot.state.next_volume,
+        durable: snapshot.state.durable,
+        acknowledged: snapshot.state.durable,
+        epoch: snapshot.state.epoch,
+        zone_table: snapshot.state.zones,
+        snapshot: Arc::new(snapshot),
+        volumes,
+        allocator,
+        built: false,
+        unplaced: 0,
+        deferred: 0,
+        spilling_pages: 0,
+        fail_stop: FailStop::default(),
+        checkpoint_wanted: false,
+        flushes: Flushes::default(),
+        releasing: false,
+        releases: 0,
+        leaves_wanted: false,
+        ration: None,
+        pool: Vec::new(),
+    };
+    Ok(Kernel {
+        index: Mutex::new(Index::new(settings.index_memory, index_entries)),
+        disk,
+        clock,
+        fixed,
+        identity,
+        settings,
+        pages,
+        state: Mutex::new(state),
+        preparing: Mutex::default(),
+        making_durable: Mutex::new(()),
+        checkpointing: Mutex::new(Checkpointer::default()),
+        compacting: Mutex::default(),
+        counters: Counters::default(),
+        coverage: Coverage::default(),
+        lost: Mutex::default(),
+        index_cursor: std::sync::atomic::AtomicU64::new(0),
+        filter_cursor: std::sync::atomic::AtomicU64::new(0),
+    })
+}
+
+/// Reads the catalogue and the pending discards of a checkpoint.
+pub(crate) fn load_snapshot(pages: &Pages, state: superblock::State) -> Result<Snapshot> {
+    let damaged = |what: &str| Error::new(Kind::Corrupt, format!("the {what} is damaged"));
+    let mut volumes = BTreeMap::new();
+    let per_leaf = Table::Catalogue.per_leaf();
+    for n in 0..u64::from(state.volumes) {
+        let (_, page) = pages
+            .leaf(Table::Catalogue, 0, &state.catalogue, n / per_leaf)?
+            .ok_or_else(|| damaged("catalogue"))?;
+        let volume = Volume::get(&page, n % per_leaf).ok_or_else(|| damaged("catalogue"))?;
+        volumes.insert(volume.id, volume);
+    }
+    let mut discards = Ranges::default();
+    let per_leaf = Table::Discards.per_leaf();
+    for n in 0..u64::from(state.discards) {
+        let (_, page) = pages
+            .leaf(Table::Discards, 0, &state.pending, n / per_leaf)?
+            .ok_or_else(|| damaged("table of discards"))?;
+        let Discard { volume, keep, start, end, window } =
+            Discard::get(&page, n % per_leaf).ok_or_else(|| damaged("table of discards"))?;
+        discards.insert(volume, start, Span { end, keep, window });
+    }
+    Ok(Snapshot { state, volumes, discards })
+}

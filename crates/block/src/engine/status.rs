@@ -1,0 +1,128 @@
+//! What a store can say of itself.
+
+use onefold_core::VolumeLimits;
+
+use crate::{
+    counters::Counts,
+    format::catalogue::NoDedup,
+    kernel::{Kernel, VolumeState},
+    scheme::room::reserve,
+};
+
+/// A volume in a [`Status`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeStatus {
+    /// Its name.
+    pub name: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// What of it is not deduplicated.
+    pub no_dedup: NoDedup,
+    /// How fast clients may use it.
+    pub limits: VolumeLimits,
+}
+
+/// A store at one moment. Sizes are in blocks of 4096 bytes unless they say otherwise.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// First half of the store's id.
+    pub id: u64,
+    /// Blocks that data and tables can use.
+    pub usable_blocks: u64,
+    /// Blocks that new data can use now, the reserve not counted; those that a growing store can
+    /// still ask of its host are.
+    pub free_blocks: u64,
+    /// Logical blocks that hold data, as of the last checkpoint.
+    pub mapped_blocks: u64,
+    /// Physical blocks that hold data, as of the last checkpoint.
+    pub live_blocks: u64,
+    /// Blocks of tables, as of the last checkpoint.
+    pub table_blocks: u64,
+    /// Logical blocks that pending discards still cover at most: space still to come.
+    pub pending_blocks: u64,
+    /// Records that no checkpoint holds, and the most there may be.
+    pub uncommitted_records: u64,
+    /// See [`uncommitted_records`](Self::uncommitted_records).
+    pub records_max: u64,
+    /// With leaves in place: those with changes that wait for another write of theirs.
+    pub delayed_leaves: u64,
+    /// Zones that no checkpoint holds, and the most there may be.
+    pub uncommitted_zones: u64,
+    /// See [`uncommitted_zones`](Self::uncommitted_zones).
+    pub zones_max: u64,
+    /// Entries of the fingerprint index in memory.
+    pub index_entries: u64,
+    /// Entries of the fingerprint index on disk.
+    pub index_on_disk: u64,
+    /// Entries that found no room in memory since the last checkpoint.
+    pub index_refused: u64,
+    /// True when the index knows every stored block.
+    pub index_complete: bool,
+    /// Page cache hits.
+    pub cache_hits: u64,
+    /// Page cache misses.
+    pub cache_misses: u64,
+    /// Bytes of memory that grow with the data.
+    pub memory_bytes: u64,
+    /// Recoveries and openings since the store was made.
+    pub epoch: u32,
+    /// Why writes were stopped, if they were.
+    pub stopped: Option<String>,
+    /// Volumes, by name.
+    pub volumes: Vec<VolumeStatus>,
+    /// What was counted since the store was opened.
+    pub counts: Counts,
+}
+
+/// The store at this moment.
+pub(crate) fn status(kernel: &Kernel) -> Status {
+    use std::sync::atomic::Ordering::Relaxed;
+    let (index_entries, index_refused) = {
+        let index = kernel.index.lock();
+        (index.len(), index.refused())
+    };
+    let memory_bytes = kernel.memory();
+    let index_complete = kernel.index_complete();
+    let (reserve, delayed_leaves) =
+        (reserve(&kernel.fixed.geometry), kernel.pages.held().changes() as u64);
+    let state = kernel.state.lock();
+    let tables = &state.snapshot.state;
+    let status_of = |volume: &VolumeState| VolumeStatus {
+        name: volume.name.clone(),
+        bytes: volume.blocks * 4096,
+        no_dedup: volume.no_dedup.clone(),
+        limits: volume.limits,
+    };
+    let mut volumes: Vec<VolumeStatus> = state.volumes.values().map(status_of).collect();
+    volumes.sort_by(|a, b| a.name.cmp(&b.name));
+    Status {
+        id: kernel.identity.id,
+        usable_blocks: kernel.fixed.geometry.usable_blocks(),
+        free_blocks: (state.allocator.free() + state.allocator.growable()).saturating_sub(reserve),
+        mapped_blocks: tables.mapped_blocks,
+        live_blocks: tables.live_blocks,
+        table_blocks: tables.used_blocks.saturating_sub(tables.live_blocks),
+        pending_blocks: state
+            .snapshot
+            .discards
+            .iter()
+            .map(|(_, start, span)| span.end - start)
+            .sum(),
+        uncommitted_records: state.uncommitted_records(),
+        records_max: kernel.settings.records_max,
+        delayed_leaves,
+        uncommitted_zones: state.allocator.uncommitted_zones() as u64,
+        zones_max: state.allocator.list.limit() as u64,
+        index_entries,
+        index_on_disk: tables.index_entries,
+        index_refused,
+        index_complete,
+        cache_hits: kernel.pages.hits.load(Relaxed),
+        cache_misses: kernel.pages.misses.load(Relaxed),
+        memory_bytes,
+        epoch: state.epoch,
+        stopped: state.fail_stop.reason().map(ToString::to_string),
+        volumes,
+        counts: kernel.counters.counts(),
+    }
+}

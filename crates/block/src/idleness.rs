@@ -1,0 +1,12 @@
+//! How long no client asked for anything.
+
+/// How long no client asked for anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Idleness {
+    /// Clients are at work: nothing that costs writes.
+    None,
+    /// A moment: a flush does not disturb.
+    Short,
+    /// Long enough to rewrite data.
+    Long,
+}

@@ -1,0 +1,164 @@
+//! The kernel: all that an open store owns, behind its locks. It has no steps; those of the engine
+//! and of the schemes are functions over it.
+//!
+//! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`,
+//! `making_durable`, a scheme's own, `state`, `index`. `state` is held for memory work and, rarely,
+//! for reading a page of the zone table; never for writes and flushes.
+
+mod checkpointer;
+mod compactor;
+mod ration;
+mod state;
+mod superblocks;
+mod volumes;
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+pub(crate) use checkpointer::{Checkpointer, NextCheckpoint, Phase, Reason, Reclaimed};
+pub(crate) use compactor::Compactor;
+use onefold_core::{Clock, Disk, Error, Result, Ticket, ZoneId};
+use parking_lot::Mutex;
+pub(crate) use ration::Ration;
+pub(crate) use state::{ClosedWindow, Snapshot, Stage, State, Where};
+pub(crate) use superblocks::{replace_damaged_superblock, write_next_epoch, write_superblock};
+pub use volumes::VolumeState;
+pub(crate) use volumes::{apply_catalogue, visible};
+
+use crate::{
+    counters::Counters,
+    coverage::Coverage,
+    format::{
+        Identity,
+        page::{Table, ZoneEntry},
+        record::WindowNumber,
+        superblock::{Fixed, Root},
+        zone_bitmap::ZoneBitmap,
+    },
+    index::Index,
+    settings::Settings,
+    space::ZoneSource,
+    table::Pages,
+    window::PIECE_BLOCKS,
+};
+
+/// Windows from the first to the last.
+pub(crate) type Windows = (WindowNumber, WindowNumber);
+
+/// The owners of an open store, each behind its lock.
+pub(crate) struct Kernel {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) fixed: Fixed,
+    pub(crate) identity: Identity,
+    pub(crate) settings: Settings,
+    pub(crate) pages: Pages,
+    pub(crate) state: Mutex<State>,
+    pub(crate) index: Mutex<Index>,
+    pub(crate) preparing: Mutex<()>,
+    pub(crate) making_durable: Mutex<()>,
+    pub(crate) checkpointing: Mutex<Checkpointer>,
+    pub(crate) compacting: Mutex<Compactor>,
+    /// Windows whose loss was accepted at opening.
+    pub(crate) lost: Mutex<Vec<Windows>>,
+    pub(crate) counters: Counters,
+    pub(crate) coverage: Coverage,
+    /// The next leaf of fingerprints that the index may not know; `u64::MAX` when it knows all.
+    pub(crate) index_cursor: std::sync::atomic::AtomicU64,
+    /// The next page of the index on disk that the filter may not know.
+    pub(crate) filter_cursor: std::sync::atomic::AtomicU64,
+}
+
+impl Kernel {
+    /// Everything with this ticket or a lower one is durable.
+    pub(crate) fn durable(&self) -> Ticket {
+        Ticket(self.state.lock().acknowledged.0)
+    }
+
+    /// The ticket of the newest change.
+    pub(crate) fn newest(&self) -> Ticket {
+        Ticket(self.state.lock().newest().0)
+    }
+
+    /// The ticket of the open window, when it holds anything.
+    pub(crate) fn newest_open(&self) -> Option<Ticket> {
+        let state = self.state.lock();
+        (!state.open.is_empty()).then_some(Ticket(state.open.number.0))
+    }
+
+    /// True when exactly one closed window is not published.
+    pub(crate) fn has_one_closed_window(&self) -> bool {
+        self.state.lock().closed_windows.len() == 1
+    }
+
+    /// True when a closed window waits to be prepared.
+    pub(crate) fn has_closed_windows(&self) -> bool {
+        self.state.lock().closed_windows.back().is_some_and(|closed| closed.stage == Stage::Closed)
+    }
+
+    /// Blocks in closed windows that are not published.
+    pub(crate) fn unflushed_blocks(&self) -> usize {
+        self.state.lock().closed_windows.iter().map(|closed| closed.window.slots()).sum()
+    }
+
+    /// Stops all writes for good, keeping the first reason. Reads go on.
+    pub(crate) fn stop(&self, error: &Error) -> Error {
+        self.state.lock().fail_stop.stop(error)
+    }
+
+    /// The tables as of the last checkpoint: as long as it is held, no block that they name is
+    /// handed out again.
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.state.lock().snapshot.clone()
+    }
+
+    /// Zones as of the released checkpoint, whose zone table is `root`, for the allocator.
+    pub(crate) fn zones(&self, root: Root) -> Zones<'_> {
+        Zones { kernel: self, root }
+    }
+
+    /// True when the index was completed after opening.
+    pub(crate) fn index_complete(&self) -> bool {
+        self.index_cursor.load(Relaxed) == u64::MAX && self.index.lock().filter_complete
+    }
+
+    /// Bytes of memory that grow with the data: index, pages, uncommitted records, zones, windows.
+    pub(crate) fn memory(&self) -> u64 {
+        let state = self.state.lock();
+        let windows =
+            state.closed_windows.iter().map(|closed| closed.window.slots()).sum::<usize>()
+                + state.open.slots()
+                + state.pool.len() * PIECE_BLOCKS;
+        let overlays =
+            state.active.memory() + state.frozen.as_ref().map_or(0, |frozen| frozen.memory());
+        let zones = state.allocator.memory();
+        drop(state);
+        self.index.lock().memory() + self.pages.memory() + overlays + zones + windows as u64 * 4096
+    }
+}
+
+/// The zone table as of the last released checkpoint, for the allocator.
+pub(crate) struct Zones<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) root: Root,
+}
+
+impl ZoneSource for Zones<'_> {
+    fn bitmaps(&self, first: ZoneId, zones: u64) -> Result<Vec<ZoneBitmap>> {
+        let per_leaf = Table::Zones.per_leaf();
+        let leaves: Vec<u64> = (first.0 / per_leaf..=(first.0 + zones - 1) / per_leaf).collect();
+        let pages = self.kernel.pages.leaves(Table::Zones, 0, &self.root, &leaves, true)?;
+        Ok((first.0..first.0 + zones)
+            .map(|zone| {
+                let page = &pages[(zone / per_leaf - leaves[0]) as usize];
+                page.as_ref().map_or_else(ZoneBitmap::default, |(_, page)| {
+                    ZoneEntry::get(page, zone % per_leaf).used
+                })
+            })
+            .collect())
+    }
+
+    fn grow(&self, zone: ZoneId) -> Result<()> {
+        let geometry = self.kernel.fixed.geometry;
+        self.kernel.disk.allocate(geometry.start_of(zone), geometry.zone_blocks)
+    }
+}

@@ -1,0 +1,374 @@
+//! What the lock of the kernel protects: windows on their way, what was published, space, volumes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
+
+use onefold_core::{Block, Error, Kind, Lba, Pba, Result, VolumeId};
+
+use super::{ration::Ration, volumes::VolumeState};
+use crate::{
+    fail_stop::FailStop,
+    flushes::Flushes,
+    format::{
+        catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX, Volume, check_name},
+        page::MapEntry,
+        record::WindowNumber,
+        superblock::{self, Root},
+    },
+    overlay::{Overlay, created},
+    space::Allocator,
+    window::{Found, PIECE_BLOCKS, Plan, Window, ranges::Ranges},
+};
+
+/// The tables as of a checkpoint. Whoever holds it may read every page and every block that it
+/// names.
+pub(crate) struct Snapshot {
+    pub(crate) state: superblock::State,
+    pub(crate) volumes: BTreeMap<VolumeId, Volume>,
+    pub(crate) discards: Ranges,
+}
+
+/// How far a closed window has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    Closed,
+    Preparing,
+    Prepared,
+    Writing,
+    Written,
+    /// With leaves in place: its links are written, too.
+    Linked,
+}
+
+/// A closed window whose records are not published.
+pub(crate) struct ClosedWindow {
+    pub(crate) window: Arc<Window>,
+    pub(crate) plan: Option<Arc<Plan>>,
+    pub(crate) stage: Stage,
+    /// With leaves in place: the last flush that began before its data and its counts were
+    /// written.
+    pub(crate) written_before: Option<u64>,
+}
+
+/// What the lock protects.
+pub(crate) struct State {
+    pub(crate) open: Window,
+    pub(crate) closed_windows: VecDeque<ClosedWindow>,
+    pub(crate) active: Overlay,
+    pub(crate) frozen: Option<Arc<Overlay>>,
+    pub(crate) snapshot: Arc<Snapshot>,
+    /// The zone table of the last *released* checkpoint: in that of `snapshot`, blocks may be free
+    /// that a reader still needs.
+    pub(crate) zone_table: Root,
+    pub(crate) volumes: BTreeMap<VolumeId, VolumeState>,
+    pub(crate) next_volume: u32,
+    pub(crate) allocator: Allocator,
+    /// All windows up to this one are published: their records are durable, or a checkpoint has
+    /// yet to make them so.
+    pub(crate) durable: WindowNumber,
+    /// All windows up to this one are durable, whatever comes.
+    pub(crate) acknowledged: WindowNumber,
+    pub(crate) epoch: u32,
+    /// The pages of the frozen overlay are written.
+    pub(crate) built: bool,
+    /// Blocks gathered but not placed, and changes of the catalogue.
+    pub(crate) unplaced: u64,
+    /// Blocks that the last checkpoint found free, but newer records name: the next one decides on
+    /// them.
+    pub(crate) deferred: usize,
+    /// Pages set aside for writing the index.
+    pub(crate) spilling_pages: u64,
+    pub(crate) fail_stop: FailStop,
+    /// A checkpoint should run although nothing forces it yet.
+    pub(crate) checkpoint_wanted: bool,
+    pub(crate) flushes: Flushes,
+    /// A checkpoint is durable, and what it does not need is about to be made free.
+    pub(crate) releasing: bool,
+    /// With leaves in place: a window waits for leaves that do not exist.
+    pub(crate) leaves_wanted: bool,
+    /// How often blocks were made free: what was known of blocks before may be wrong after.
+    pub(crate) releases: u64,
+    pub(crate) pool: Vec<Vec<Block>>,
+    /// There when the volumes may be those of several tenants.
+    pub(crate) ration: Option<Ration>,
+}
+
+impl State {
+    /// The newest window that holds changes.
+    pub(crate) fn newest(&self) -> WindowNumber {
+        if self.open.is_empty() {
+            self.closed_windows.back().map_or(self.durable, |closed| closed.window.number)
+        } else {
+            self.open.number
+        }
+    }
+
+    /// Records that no checkpoint holds: gathered, in flight and published.
+    pub(crate) fn uncommitted_records(&self) -> u64 {
+        let flying: usize = self.closed_windows.iter().map(|closed| closed.window.records()).sum();
+        self.active.records
+            + self.frozen.as_ref().map_or(0, |frozen| frozen.records)
+            + (flying + self.open.records()) as u64
+    }
+
+    /// Fails when writes were stopped.
+    pub(crate) fn check_running(&self) -> Result<()> {
+        self.fail_stop.check()
+    }
+
+    /// Memory for more blocks of a window.
+    pub(crate) fn piece(pool: &mut Vec<Vec<Block>>) -> Vec<Block> {
+        pool.pop().unwrap_or_else(|| Block::zeroed_vec(PIECE_BLOCKS))
+    }
+
+    /// Takes back the memory of a window, unless a reader still looks into it.
+    pub(crate) fn recycle(&mut self, window: Arc<Window>, pool_blocks: usize) {
+        if let Some(window) = Arc::into_inner(window) {
+            for piece in window.into_pieces() {
+                if self.pool.len() * PIECE_BLOCKS < pool_blocks {
+                    self.pool.push(piece);
+                }
+            }
+        }
+    }
+
+    /// The volume, if it exists.
+    pub(crate) fn volume(&self, id: VolumeId) -> Result<&VolumeState> {
+        self.volumes
+            .get(&id)
+            .ok_or_else(|| Error::new(Kind::NotFound, "the volume does not exist any more"))
+    }
+
+    pub(crate) fn named(&self, name: &str) -> Option<VolumeId> {
+        self.volumes.iter().find(|(_, volume)| volume.name == name).map(|(&id, _)| id)
+    }
+
+    pub(crate) fn check_new_name(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        match self.named(name) {
+            Some(_) => Err(Error::new(Kind::Exists, format!("there is a volume '{name}' already"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Entries that the catalogue has at most after the checkpoints of all that was gathered so
+    /// far.
+    pub(crate) fn volumes_ahead(&self) -> u64 {
+        let published =
+            self.active.created + self.frozen.as_ref().map_or(0, |frozen| frozen.created);
+        let windows = self.closed_windows.iter().map(|closed| &*closed.window).chain([&self.open]);
+        self.snapshot.volumes.len() as u64
+            + published
+            + windows.map(|window| created(&window.catalogue)).sum::<u64>()
+    }
+
+    /// All sizes together stay within 1 EiB.
+    pub(crate) fn check_size(&self, blocks: u64, replacing: Option<VolumeId>) -> Result<()> {
+        if blocks == 0 {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "a volume needs at least one block of 4096 bytes",
+            ));
+        }
+        let others: u64 = self
+            .volumes
+            .iter()
+            .filter(|(id, _)| Some(**id) != replacing)
+            .map(|(_, volume)| volume.blocks)
+            .sum();
+        if others.checked_add(blocks).is_none_or(|sum| sum > VOLUME_BLOCKS_MAX) {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                "all volumes together can't be larger than 1 EiB",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Memory of the open window for a block.
+    pub(crate) fn put(&mut self, volume: VolumeId, lba: Lba, moved: bool) -> &mut Block {
+        let no_dedup = self.volumes.get(&volume).is_some_and(|volume| volume.no_dedup.holds(lba));
+        let State { open, pool, unplaced, active, .. } = self;
+        active.dirty.touch(volume, lba);
+        *unplaced += u64::from(!open.holds(volume, lba));
+        open.put(volume, lba, moved, no_dedup, || State::piece(pool))
+    }
+
+    /// Makes blocks of the open window read as zeroes.
+    pub(crate) fn punch(&mut self, volume: VolumeId, start: u64, end: u64, keep: bool) {
+        let dropped = self.open.punch(volume, start, end, keep);
+        self.unplaced -= dropped as u64;
+        self.active.dirty.touch(volume, Lba(start));
+        self.active.dirty.touch(volume, Lba(end - 1));
+    }
+
+    /// Closes the open window, if it holds anything.
+    pub(crate) fn close(&mut self) -> bool {
+        if self.open.is_empty() {
+            return false;
+        }
+        let next = Window::new(self.open.number.next());
+        let window = std::sync::Arc::new(std::mem::replace(&mut self.open, next));
+        self.closed_windows.push_back(ClosedWindow {
+            window,
+            plan: None,
+            stage: Stage::Closed,
+            written_before: None,
+        });
+        true
+    }
+
+    pub(crate) fn mark_written(&mut self, number: WindowNumber) {
+        self.set_stage(number, Stage::Written);
+    }
+
+    pub(crate) fn set_stage(&mut self, number: WindowNumber, stage: Stage) {
+        if let Some(closed) =
+            self.closed_windows.iter_mut().find(|closed| closed.window.number == number)
+        {
+            closed.stage = stage;
+        }
+    }
+
+    /// True when changes of the catalogue are published that no checkpoint holds.
+    pub(crate) fn catalogue_waits(&self) -> bool {
+        !self.active.catalogue.is_empty()
+            || self.frozen.as_ref().is_some_and(|frozen| !frozen.catalogue.is_empty())
+    }
+
+    /// True when blocks were put off, and nothing on its way names them any more.
+    pub(crate) fn deferred_alone(&self) -> bool {
+        self.deferred > 0 && self.closed_windows.is_empty() && self.open.is_empty()
+    }
+
+    /// Counts the table pages of windows that are not published yet to the new active overlay.
+    pub(crate) fn retouch(&mut self) {
+        let State { closed_windows, open, active, .. } = self;
+        for window in closed_windows.iter().map(|closed| &*closed.window).chain([&*open]) {
+            for block in window.blocks.iter().filter(|block| block.live) {
+                active.dirty.touch(block.volume, block.lba);
+            }
+            for (volume, start, span) in window.ranges.iter() {
+                active.dirty.touch(volume, Lba(start));
+                active.dirty.touch(volume, Lba(span.end - 1));
+            }
+        }
+    }
+
+    /// Published carriers that no checkpoint holds.
+    pub(crate) fn carriers(&self) -> u64 {
+        self.active.carriers + self.frozen.as_ref().map_or(0, |frozen| frozen.carriers)
+    }
+
+    /// True when a checkpoint could make blocks free, or is about to.
+    pub(crate) fn can_reclaim(&self) -> bool {
+        !self.active.is_empty()
+            || self.frozen.is_some()
+            || !self.closed_windows.is_empty()
+            || !self.open.is_empty()
+            || !self.snapshot.discards.is_empty()
+            || self.deferred > 0
+            || self.releasing
+    }
+
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn reuse_early(&mut self, volume: VolumeId, lba: Lba) {
+        use crate::format::page::MapEntry;
+        if let Some(MapEntry::Block { pba, .. }) = self.active.find(volume, lba) {
+            self.allocator.reuse_early(pba);
+        }
+    }
+
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) fn pretend_listed(&mut self) {
+        self.allocator.list.pretend_durable();
+    }
+
+    #[cfg(not(feature = "planted-bugs"))]
+    #[allow(clippy::unused_self)]
+    pub(crate) fn reuse_early(&mut self, _: VolumeId, _: Lba) {}
+
+    #[cfg(not(feature = "planted-bugs"))]
+    #[allow(clippy::unused_self)]
+    pub(crate) fn pretend_listed(&mut self) {}
+
+    /// Leaves of maps in which windows on their way have blocks.
+    pub(crate) fn map_leaves_ahead(&self) -> BTreeMap<VolumeId, BTreeSet<u64>> {
+        let mut leaves: BTreeMap<VolumeId, BTreeSet<u64>> = BTreeMap::new();
+        for window in self.closed_windows.iter().map(|closed| &*closed.window).chain([&self.open]) {
+            for (volume, more) in window.map_leaves() {
+                leaves.entry(volume).or_default().extend(more);
+            }
+        }
+        leaves
+    }
+
+    /// Blocks that windows on their way are about to link.
+    pub(crate) fn pinned(&self) -> BTreeSet<Pba> {
+        let mut pinned: BTreeSet<Pba> = BTreeSet::new();
+        pinned.extend(
+            self.closed_windows
+                .iter()
+                .filter_map(|closed| closed.plan.as_ref())
+                .flat_map(|plan| plan.pins.iter().copied()),
+        );
+        let windows = self.closed_windows.iter().map(|closed| &*closed.window).chain([&self.open]);
+        pinned.extend(
+            windows
+                .flat_map(|window| &window.blocks)
+                .filter_map(|block| block.placed)
+                .map(|placed| placed.pba),
+        );
+        pinned
+    }
+
+    /// True when no checkpoint holds a new size, given before `window`, of a volume that the window
+    /// changes. A crash would leave its links beyond the end.
+    pub(crate) fn resize_waits(&self, window: &Window) -> bool {
+        let before = self
+            .closed_windows
+            .iter()
+            .map(|closed| &closed.window)
+            .take_while(|earlier| earlier.number < window.number);
+        let pending =
+            self.frozen.iter().flat_map(|frozen| &frozen.catalogue).chain(&self.active.catalogue);
+        pending.chain(before.flat_map(|earlier| &earlier.catalogue)).any(|change| match change {
+            CatalogueChange::Resize { id, .. } => window.changes(*id),
+            _ => false,
+        })
+    }
+
+    /// Where an address is that the open window has no block of.
+    pub(crate) fn locate(&self, volume: VolumeId, lba: Lba) -> Where {
+        if let Some(Found::Zero { keep }) = self.open.find(volume, lba) {
+            return Where::Zero { keep };
+        }
+        if let Some(closed) = self
+            .closed_windows
+            .iter()
+            .rev()
+            .find(|closed| closed.window.find(volume, lba).is_some())
+        {
+            return Where::Window(closed.window.clone());
+        }
+        let entry = self
+            .active
+            .find(volume, lba)
+            .or_else(|| self.frozen.as_ref().and_then(|frozen| frozen.find(volume, lba)));
+        entry.map_or(Where::Tables, Where::Overlay)
+    }
+}
+
+/// Where an address is.
+pub(crate) enum Where {
+    /// In a closed window.
+    Window(Arc<Window>),
+    /// In a range of the open window.
+    Zero { keep: bool },
+    /// Published, not committed.
+    Overlay(MapEntry),
+    /// Whatever the tables say.
+    Tables,
+}

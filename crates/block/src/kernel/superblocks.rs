@@ -1,0 +1,76 @@
+//! Writing superblocks.
+
+use std::sync::Arc;
+
+use onefold_core::{BlockRef, Class, Error, Kind, Result, Run};
+
+use super::{Kernel, Snapshot};
+use crate::{
+    counters::add,
+    format::{
+        geometry::SUPERBLOCKS,
+        record::WindowNumber,
+        superblock::{self, Cut, Superblock},
+    },
+};
+
+/// Writes the superblock of a version: as the one `before` its number, which is the number of
+/// its twin. Versions go to the two places by turns, so that none is written over the only
+/// good one.
+pub(crate) fn write_superblock(kernel: &Kernel, snapshot: &Snapshot, before: u64) -> Result<()> {
+    let sequence = snapshot.state.sequence - before;
+    let superblock = Superblock {
+        fixed: kernel.fixed.clone(),
+        state: superblock::State { sequence, ..snapshot.state.clone() },
+    };
+    let place = (sequence % 2) as u32;
+    let block = superblock.encode(place);
+    let refs = [BlockRef { block: &block, class: Class::Super }];
+    kernel.disk.write(&[Run { at: SUPERBLOCKS[place as usize], blocks: &refs }])?;
+    add(&kernel.counters.super_blocks, 1);
+    Ok(())
+}
+
+/// Writes the superblock of the next epoch, and its twin, each with a flush.
+pub(crate) fn write_next_epoch(kernel: &Kernel, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
+    if cuts.len() > kernel.settings.limits.cuts {
+        return Err(Error::new(Kind::Corrupt, "too many recoveries to remember"));
+    }
+    let (durable, last) = {
+        let state = kernel.state.lock();
+        (state.durable, WindowNumber(state.open.number.0 - 1))
+    };
+    let risen = Snapshot {
+        state: superblock::State {
+            sequence: snapshot.state.sequence + 2,
+            epoch: snapshot.state.epoch + 1,
+            clean: false,
+            durable,
+            last_window: last,
+            cuts,
+            ..snapshot.state.clone()
+        },
+        volumes: snapshot.volumes.clone(),
+        discards: snapshot.discards.clone(),
+    };
+    for before in [1, 0] {
+        write_superblock(kernel, &risen, before)?;
+        kernel.disk.flush()?;
+    }
+    let mut state = kernel.state.lock();
+    state.epoch = risen.state.epoch;
+    state.snapshot = Arc::new(risen);
+    Ok(())
+}
+
+/// Writes what was chosen over the superblock that is damaged, before anything else is written.
+/// That one may be the newer: a later write over it that is torn could leave it whole again, and
+/// what it names would be overwritten by then.
+pub(crate) fn replace_damaged_superblock(kernel: &Kernel) -> Result<()> {
+    let snapshot = kernel.state.lock().snapshot.clone();
+    if snapshot.state.sequence > 0 {
+        write_superblock(kernel, &snapshot, 1)?;
+        kernel.disk.flush()?;
+    }
+    Ok(())
+}

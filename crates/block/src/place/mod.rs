@@ -1,7 +1,0 @@
-//! Placement: which physical blocks new blocks get.
-
-pub(crate) mod allocator;
-pub mod bitmap;
-pub(crate) mod zone_list;
-
-pub(crate) use allocator::{Allocator, Extent, Lane, ZoneSource};

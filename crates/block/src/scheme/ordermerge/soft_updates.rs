@@ -1,0 +1,84 @@
+//! What soft updates keep between the steps.
+
+use std::sync::Arc;
+
+use onefold_core::{Fingerprint, Pba, Result, VolumeId};
+use parking_lot::Mutex;
+
+use super::tally::Recount;
+use crate::{
+    format::page::{PageId, Pointer, Table},
+    hash::MixMap,
+    kernel::{Kernel, Snapshot},
+    window::Plan,
+};
+
+/// Soft updates.
+#[derive(Default)]
+pub(crate) struct OrderMerge {
+    /// Who changes leaves holds it, also during a flush. Taken before `state`.
+    pub(super) updates: Mutex<SoftUpdates>,
+    /// A leaf lock, taken after `state` and never held over I/O.
+    pub(super) ledger: Mutex<Ledger>,
+}
+
+/// What admission must know.
+#[derive(Default)]
+pub(super) struct Ledger {
+    /// Leaves of references and of fingerprints that exist, the first ones.
+    pub(super) block_leaves: [u64; 2],
+    /// The same when the checkpoint is built that is under way.
+    pub(super) built_leaves: [u64; 2],
+    /// A recount has found all counts that were too high after a crash.
+    pub(super) exact: bool,
+}
+
+/// What waits between the steps.
+#[derive(Default)]
+pub(super) struct SoftUpdates {
+    /// Leaves that count the links of windows whose data was written, and that the next flush
+    /// takes along.
+    pub(super) counted: Vec<Pointer>,
+    /// Blocks that lost a link which is not durable yet, as often as they did.
+    pub(super) unlinked: Vec<Pba>,
+    /// New blocks whose links are not durable yet.
+    pub(super) stored: Vec<(Pba, Fingerprint)>,
+    /// Links that were made, less those that were removed.
+    pub(super) mapped: i64,
+    /// New leaves are made this many at a time, by table and volume.
+    pub(super) growth: MixMap<(u8, VolumeId), u64>,
+    pub(super) recount: Option<Recount>,
+    /// Windows whose links a planted bug counts only when they are durable.
+    pub(super) uncounted: Vec<(Arc<Plan>, Vec<(PageId, Pointer)>)>,
+}
+
+/// Pointers to the leaves of references, or of fingerprints, that hold `blocks`, by number;
+/// `None` when one does not exist.
+pub(super) fn block_leaves(
+    kernel: &Kernel,
+    snapshot: &Snapshot,
+    table: Table,
+    blocks: impl Iterator<Item = Pba>,
+) -> Result<Option<Vec<(PageId, Pointer)>>> {
+    let root = if table == Table::References {
+        snapshot.state.references
+    } else {
+        snapshot.state.fingerprints
+    };
+    let mut numbers: Vec<u64> = blocks.map(|pba| pba.0 / table.per_leaf()).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let pointers = kernel.pages.leaf_pointers(table, 0, &root, &numbers)?;
+    Ok(numbers
+        .into_iter()
+        .zip(pointers)
+        .map(|(index, pointer)| Some((PageId { table, volume: 0, level: 0, index }, pointer?)))
+        .collect())
+}
+
+/// The leaf among `leaves`, which rise, that holds an entry, and its place there.
+pub(super) fn place_in(leaves: &[(PageId, Pointer)], entry: u64) -> Option<(&Pointer, u64)> {
+    let per_leaf = leaves.first()?.0.table.per_leaf();
+    let at = leaves.binary_search_by_key(&(entry / per_leaf), |(id, _)| id.index).ok()?;
+    Some((&leaves[at].1, entry % per_leaf))
+}

@@ -1,0 +1,214 @@
+//! The maps of a checkpoint: records and pending discards go into their leaves, and give the
+//! changes of reference counts.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
+
+use onefold_core::{Block, Error, Kind, Result, VolumeId};
+
+use super::deltas::{Delta, Touch};
+use crate::{
+    counters::add,
+    coverage::Mark,
+    format::{
+        catalogue::Volume,
+        page::{MapEntry, Table},
+        record::WindowNumber,
+    },
+    overlay::{Entry, Overlay, zeroes},
+    scheme::{
+        room::{discard_leaves, discard_room},
+        verbs::Scheme,
+    },
+    settings::PlantedBug,
+    table_build::TableBuild,
+    window::ranges::{Ranges, Span},
+};
+
+impl TableBuild<'_> {
+    /// Rewrites the map pages that records changed, and as many as it may of those that pending
+    /// discards cover. Returns the discards that are left.
+    pub(super) fn maps(
+        &mut self,
+        frozen: &Overlay,
+        volumes: &mut BTreeMap<VolumeId, Volume>,
+        discards: &Ranges,
+        scheme: &dyn Scheme,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<Ranges> {
+        let per_leaf = Table::Map.per_leaf();
+        let mut left = Ranges::default();
+        let mut budget = discard_leaves(self.kernel, scheme);
+        let limits = self.kernel.settings.limits;
+        let many = 2 * discards.len() as u64 >= limits.discards
+            && !self.kernel.settings.has(PlantedBug::DiscardsUnlimited);
+        let doomed = self.doomed(volumes);
+        let many = many || !doomed.is_empty();
+        let mut chosen = if many {
+            self.shortest_first(volumes, discards, &doomed, scheme, &mut left)?
+        } else {
+            BTreeMap::new()
+        };
+        for (&id, volume) in volumes.iter_mut() {
+            let mine = frozen.entries.addresses(id);
+            let mut leaves: BTreeSet<u64> = mine.iter().map(|lba| lba.0 / per_leaf).collect();
+            leaves.extend(chosen.remove(&id).unwrap_or_default());
+            for (start, span) in discards.meeting(id, 0, u64::MAX).filter(|_| !many) {
+                let mut wanted = |_, new| {
+                    let has_room = budget > 0;
+                    budget -= usize::from(has_room && new);
+                    has_room
+                };
+                if let Some(from) =
+                    self.take_leaves(volume, start..span.end, &mut leaves, &mut wanted)?
+                {
+                    left.insert(id, from, span);
+                }
+            }
+            if leaves.is_empty() {
+                continue;
+            }
+            let leaves: Vec<u64> = leaves.into_iter().collect();
+            let root = volume.map;
+            let bug = self.kernel.settings.has(PlantedBug::RangeOverWrite);
+            let lowered = if self.kernel.settings.has(PlantedBug::DoubleDecrement) { 2 } else { 1 };
+            let kernel = self.kernel;
+            let mut mapped = self.mapped;
+            volume.map =
+                self.rebuild(Table::Map, id.0, &root, &leaves, &mut |leaf, pointer, page| {
+                    let first = leaf * per_leaf;
+                    let mut set = |page: &mut Block, slot: u64, new: MapEntry| {
+                        let old = MapEntry::get(page, slot)
+                            .ok_or_else(|| Error::new(Kind::Corrupt, "a map entry is damaged"))?;
+                        if old == new {
+                            return Ok(());
+                        }
+                        if let MapEntry::Block { pba, prefix, .. } = old {
+                            deltas.extend(std::iter::repeat_n(
+                                Delta::new(pba, Touch::Lower, prefix),
+                                lowered,
+                            ));
+                            mapped -= 1;
+                        }
+                        if let MapEntry::Block { pba, prefix, .. } = new {
+                            deltas.push(Delta::new(pba, Touch::Raise, prefix));
+                            mapped += 1;
+                        }
+                        new.set(page, slot);
+                        Ok::<(), Error>(())
+                    };
+                    // What was pending when the leaf was written last comes first, then the
+                    // records.
+                    let birth = pointer.map_or(WindowNumber(0), |pointer| pointer.birth);
+                    let mut applied = false;
+                    for (start, span) in discards.meeting(id, first, first + per_leaf) {
+                        applied |= span.window > birth && pointer.is_some();
+                        if span.window > birth && pointer.is_some() {
+                            for lba in start.max(first)..span.end.min(first + per_leaf) {
+                                set(page, lba - first, zeroes(span.keep))?;
+                            }
+                        }
+                    }
+                    add(&kernel.counters.discard_leaves, u64::from(applied));
+                    let from = mine.partition_point(|lba| lba.0 < first);
+                    for &lba in mine[from..].iter().take_while(|lba| lba.0 < first + per_leaf) {
+                        let Some(Entry { entry, window }) = frozen.entries.get(id, lba) else {
+                            continue;
+                        };
+                        let covered =
+                            discards.get(id, lba.0).is_some_and(|span| span.window > window || bug);
+                        if !covered {
+                            set(page, lba.0 - first, entry)?;
+                        }
+                    }
+                    Ok(crate::format::page::body(page).iter().any(|&byte| byte != 0))
+                })?;
+            self.mapped = mapped;
+        }
+        Ok(left)
+    }
+
+    /// The deleted volumes for which the catalogue has no room: their discards end now. Only a
+    /// store of a program that did not let new volumes wait has such.
+    fn doomed(&self, volumes: &BTreeMap<VolumeId, Volume>) -> BTreeSet<VolumeId> {
+        let surplus =
+            (volumes.len() as u64).saturating_sub(self.kernel.settings.limits.volumes) as usize;
+        let forgotten = self.kernel.settings.has(PlantedBug::VolumesUnlimited);
+        let deleted = volumes.values().filter(|volume| volume.name.is_empty() && !forgotten);
+        deleted.map(|volume| volume.id).take(surplus).collect()
+    }
+
+    /// Chooses the leaves in which discards are applied when there are many of them: the shortest
+    /// ones come first, so that as many as possible end. Those that the table would have no
+    /// room for end in any case: only a store of a program that did not make them wait has such.
+    fn shortest_first(
+        &self,
+        volumes: &BTreeMap<VolumeId, Volume>,
+        discards: &Ranges,
+        doomed: &BTreeSet<VolumeId>,
+        scheme: &dyn Scheme,
+        left: &mut Ranges,
+    ) -> Result<Chosen> {
+        self.kernel.coverage.hit(Mark::DiscardsMany);
+        let mut room = discard_room(self.kernel, scheme);
+        let mut order: Vec<(VolumeId, u64, Span)> =
+            discards.iter().map(|(volume, start, span)| (volume, start, *span)).collect();
+        order.sort_by_key(|(_, start, span)| span.end - start);
+        let too_many =
+            (order.len() as u64).saturating_sub(self.kernel.settings.limits.discards) as usize;
+        let mut chosen = Chosen::new();
+        for (n, (id, start, span)) in order.into_iter().enumerate() {
+            let Some(volume) = volumes.get(&id) else { continue };
+            let mine = chosen.entry(id).or_default();
+            let mut wanted = |leaf, new: bool| {
+                !new || n < too_many
+                    || doomed.contains(&id)
+                    || room.take(covered(discards, id, leaf))
+            };
+            if let Some(from) = self.take_leaves(volume, start..span.end, mine, &mut wanted)? {
+                left.insert(id, from, span);
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// Adds the leaves of a map that exist and meet a range, as long as they are `wanted`, which is
+    /// told whether they are new among `mine`. Returns where the first one begins that is not.
+    fn take_leaves(
+        &self,
+        volume: &Volume,
+        range: Range<u64>,
+        mine: &mut BTreeSet<u64>,
+        wanted: &mut dyn FnMut(u64, bool) -> bool,
+    ) -> Result<Option<u64>> {
+        let per_leaf = Table::Map.per_leaf();
+        let mut at = range.start / per_leaf;
+        while let Some(leaf) =
+            self.kernel.pages.next_leaf(Table::Map, volume.id.0, &volume.map, at)?
+        {
+            if leaf * per_leaf >= range.end {
+                break;
+            }
+            if !wanted(leaf, !mine.contains(&leaf)) {
+                return Ok(Some((leaf * per_leaf).max(range.start)));
+            }
+            mine.insert(leaf);
+            at = leaf + 1;
+        }
+        Ok(None)
+    }
+}
+
+/// Leaves of the maps of volumes.
+type Chosen = BTreeMap<VolumeId, BTreeSet<u64>>;
+
+/// How many addresses of a leaf discards cover.
+fn covered(discards: &Ranges, volume: VolumeId, leaf: u64) -> u64 {
+    let (first, end) = (leaf * Table::Map.per_leaf(), (leaf + 1) * Table::Map.per_leaf());
+    discards
+        .meeting(volume, first, end)
+        .map(|(start, span)| span.end.min(end) - start.max(first))
+        .sum()
+}

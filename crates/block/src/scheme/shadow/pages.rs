@@ -1,0 +1,64 @@
+//! How many pages the next checkpoints write at most.
+
+use crate::{
+    format::page::Table,
+    kernel::{Kernel, State},
+    overlay::Overlay,
+    scheme::{room::tree_pages, verbs::Ahead},
+};
+
+/// Map pages that one change may touch besides those that are counted already: two leaves and the
+/// paths to them.
+const CHANGE_PAGES: u64 = 12;
+
+/// Pages of maps, catalogue and discards that a checkpoint of `overlay`, and of `more` records that
+/// are not published yet, writes at most.
+pub(crate) fn pages_of_changes(state: &State, overlay: &Overlay, more: u64) -> u64 {
+    let map = overlay
+        .dirty
+        .pages(|volume| state.snapshot.volumes.get(&volume).map_or(0, |volume| volume.map.height));
+    let volumes = state.snapshot.volumes.len().max(state.volumes.len()) as u64
+        + overlay.catalogue.len() as u64;
+    let all = |entries: u64, table: Table| tree_pages(u64::MAX, entries.div_ceil(table.per_leaf()));
+    let ranges = (state.snapshot.discards.len() + overlay.ranges.len()) as u64 + more;
+    map + all(volumes, Table::Catalogue) + all(ranges, Table::Discards) + CHANGE_PAGES
+}
+
+/// Blocks whose counts `records` records may change. Each may raise one and lower another, and its
+/// own block may turn out to be needless; so may all in one leaf of the map.
+pub(crate) fn leaf_of_map() -> u64 {
+    1 + Table::Map.per_leaf()
+}
+
+/// Pages that a checkpoint of `overlay`, and of `more` records that are not published yet, writes
+/// at most.
+pub(crate) fn pages_of(kernel: &Kernel, state: &State, overlay: &Overlay, more: u64) -> u64 {
+    let geometry = &kernel.fixed.geometry;
+    let (records, leaf) = (overlay.records + more, leaf_of_map());
+    let references =
+        tree_pages(3 * records + leaf, geometry.blocks().div_ceil(Table::References.per_leaf()));
+    // It stores one block, or brings one back.
+    let fingerprints =
+        tree_pages(records, geometry.blocks().div_ceil(Table::Fingerprints.per_leaf()));
+    let pages = pages_of_changes(state, overlay, more) + references + fingerprints;
+    // What the pages of the zone table change, its pages hold as well.
+    pages
+        + tree_pages(
+            2 * records + leaf + 2 * pages,
+            geometry.zones.div_ceil(Table::Zones.per_leaf()),
+        )
+}
+
+/// The most entries that the table of discards gets from all that was gathered so far.
+pub(crate) fn discards_ahead(state: &State) -> u64 {
+    let published =
+        state.active.range_records + state.frozen.as_ref().map_or(0, |frozen| frozen.range_records);
+    let windows = state.closed_windows.iter().map(|closed| &*closed.window).chain([&state.open]);
+    let gathered: usize = windows.map(|window| window.ranges.len()).sum();
+    state.snapshot.discards.len() as u64 + 2 * (published + gathered as u64)
+}
+
+/// What the tables of bounded size get.
+pub(crate) fn count_ahead(state: &State) -> Ahead {
+    Ahead { ranges: Some(discards_ahead(state)), volumes: state.volumes_ahead() }
+}

@@ -1,0 +1,143 @@
+//! The references and fingerprints of a checkpoint: counts change, the blocks that nothing names
+//! any more are found, and the fingerprints of new blocks are written down.
+//!
+//! A fingerprint is written once, when its block is stored. So the table of fingerprints changes
+//! where new blocks lie, next to each other, and not wherever a count does; nor is it read for
+//! that: who names a block, or did, knows enough of its fingerprint for the index.
+
+use onefold_core::{Error, Kind, Pba, Result};
+
+use super::deltas::{Delta, Sum, Touch, leaf_of};
+use crate::{
+    format::{
+        page::{self, ReferenceEntry, Table},
+        superblock::Root,
+    },
+    overlay::Overlay,
+    settings::PlantedBug,
+    table_build::TableBuild,
+};
+
+impl TableBuild<'_> {
+    /// Changes reference counts; finds the blocks that are free from now on, and notes those whose
+    /// fingerprints are to be written.
+    pub(super) fn references(
+        &mut self,
+        frozen: &Overlay,
+        deferred: Vec<Pba>,
+        mut deltas: Vec<Delta>,
+    ) -> Result<(Root, Vec<Pba>)> {
+        let per_leaf = Table::References.per_leaf();
+        // New blocks and those put off: they are free unless something names them now.
+        for extent in &frozen.allocated {
+            self.examine((0..extent.blocks).map(|n| extent.at.plus(n)), &mut deltas);
+        }
+        self.examine(deferred.into_iter(), &mut deltas);
+        deltas.sort_unstable_by_key(Delta::pba);
+        let leaves: Vec<u64> = deltas
+            .chunk_by(|one, other| leaf_of(one) == leaf_of(other))
+            .map(|of_leaf| leaf_of(&of_leaf[0]))
+            .collect();
+        let (kernel, mut live) = (self.kernel, self.live);
+        let (mut freed, mut bits, mut stored) = (Vec::new(), Vec::new(), Vec::new());
+        let root = self.rebuild(
+            Table::References,
+            0,
+            &self.old.state.references,
+            &leaves,
+            &mut |leaf, _, page| {
+                let from = deltas.partition_point(|delta| leaf_of(delta) < leaf);
+                let to = deltas.partition_point(|delta| leaf_of(delta) <= leaf);
+                let mut index = kernel.index.lock();
+                for touches in deltas[from..to].chunk_by(|one, other| one.pba() == other.pba()) {
+                    let (pba, sum) = (touches[0].pba(), Sum::of(touches));
+                    let slot = pba.0 % per_leaf;
+                    let mut entry = ReferenceEntry::get(page, slot);
+                    let before = entry.references;
+                    let new = sum.new.filter(|_| before == 0);
+                    entry.carried = new.unwrap_or(entry.carried);
+                    if before < ReferenceEntry::SATURATED {
+                        let after = i64::from(before) + sum.difference;
+                        if after < 0 && !kernel.settings.has(PlantedBug::DoubleDecrement) {
+                            let message = format!(
+                                "block {pba} has {before} references but loses {}",
+                                -sum.difference
+                            );
+                            return Err(Error::new(Kind::Corrupt, message));
+                        }
+                        entry.references =
+                            after.clamp(0, i64::from(ReferenceEntry::SATURATED)) as u32;
+                    }
+                    match (before, entry.references) {
+                        (0, 0) if sum.examine => freed.push(pba),
+                        (0, 1..) => {
+                            live += 1;
+                            bits.push((pba, true));
+                            if new.is_none() {
+                                sum.hash.into_iter().for_each(|hash| index.insert(hash, pba));
+                            }
+                        }
+                        (1.., 0) => {
+                            live -= 1;
+                            bits.push((pba, false));
+                            freed.push(pba);
+                        }
+                        _ => {}
+                    }
+                    if entry.references == 0 {
+                        sum.hash.into_iter().for_each(|hash| index.remove(hash, pba));
+                    }
+                    // Also of one that nothing names yet: a record on its way may. One that comes
+                    // back is for the index like a new one.
+                    if new.is_some() || before == 0 && entry.references > 0 {
+                        stored.push(pba);
+                    }
+                    entry.set(page, slot);
+                }
+                Ok(page::body(page).iter().any(|&byte| byte != 0))
+            },
+        )?;
+        self.live = live;
+        self.freed.extend(freed);
+        self.bits = bits;
+        Ok((root, stored))
+    }
+
+    /// Notes blocks that are to be looked at, and what is known of those that are new.
+    fn examine(&self, blocks: impl Iterator<Item = Pba>, deltas: &mut Vec<Delta>) {
+        let state = self.kernel.state.lock();
+        deltas.extend(blocks.map(|pba| match state.allocator.fresh(pba) {
+            Some((fingerprint, carried)) => {
+                Delta::new(pba, Touch::New { carried }, fingerprint.prefix())
+            }
+            None => Delta::new(pba, Touch::Examine, 0),
+        }));
+    }
+
+    /// Writes the fingerprints of the blocks that [`references`](Self::references) noted.
+    pub(super) fn fingerprints(&mut self, stored: &[Pba]) -> Result<Root> {
+        let per_leaf = Table::Fingerprints.per_leaf();
+        let mut leaves: Vec<u64> = stored.iter().map(|pba| pba.0 / per_leaf).collect();
+        leaves.dedup();
+        let kernel = self.kernel;
+        self.rebuild(
+            Table::Fingerprints,
+            0,
+            &self.old.state.fingerprints,
+            &leaves,
+            &mut |leaf, _, page| {
+                let from = stored.partition_point(|pba| pba.0 < leaf * per_leaf);
+                let state = kernel.state.lock();
+                for &pba in stored[from..].iter().take_while(|pba| pba.0 / per_leaf == leaf) {
+                    if let Some((mut fingerprint, carried)) = state.allocator.fresh(pba) {
+                        if kernel.settings.has(PlantedBug::FingerprintHalved) && !carried {
+                            fingerprint.0[8..].fill(0);
+                        }
+                        page::set_fingerprint(page, pba.0 % per_leaf, &fingerprint);
+                    }
+                }
+                Ok(true)
+            },
+        )
+    }
+}

@@ -1,0 +1,294 @@
+//! Writing windows in one go: what the schemes have in common that do not write leaves in place.
+
+use std::sync::Arc;
+
+use onefold_core::{BlockRef, Class, Result, Run};
+
+use crate::{
+    counters::add,
+    format::{record::WindowNumber, superblock::Layout},
+    kernel::{ClosedWindow, Kernel, Stage, State},
+    scheme::verbs::{Progress, Scheme},
+    settings::PlantedBug,
+    space::{Lane, zone_list::DuePage},
+    window::{Plan, Window},
+};
+
+/// What windows are flushed for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flush {
+    /// Each group of windows.
+    Windows,
+    /// Whatever else waits for a flush: windows are durable by checkpoints.
+    WhenWanted,
+}
+
+/// What of a window is written first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WriteOrder {
+    /// All together.
+    Together,
+    /// The data, and a flush; then the records.
+    DataFirst,
+}
+
+/// Writes the oldest prepared window, and pages of the zone list that are due. Returns whether
+/// there was one.
+pub(crate) fn write_window(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    order: WriteOrder,
+) -> Result<Progress> {
+    let Some((window, plan, due)) = take_prepared(kernel) else { return Ok(Progress::Idle) };
+    let blocks = plan.blocks(&window);
+    let mut runs = if order == WriteOrder::DataFirst {
+        write_data_first(kernel, &plan, &blocks)?;
+        plan.runs_of(&blocks, false)
+    } else {
+        plan.runs(&blocks)
+    };
+    let due_refs = list_refs(&due);
+    runs.extend(list_runs(&due, &due_refs));
+    let leftover: Vec<BlockRef<'_>> = plan
+        .leftover
+        .iter()
+        .map(|page| BlockRef { block: &page.block, class: Class::Table })
+        .collect();
+    runs.extend(
+        plan.leftover
+            .iter()
+            .zip(leftover.chunks(1))
+            .map(|(page, blocks)| Run { at: page.at, blocks }),
+    );
+    if !runs.is_empty() {
+        kernel.disk.write(&runs).map_err(|e| kernel.stop(&e))?;
+    }
+    count_writes(kernel, &blocks, due.len());
+    add(&kernel.counters.leftover_blocks, plan.leftover.len() as u64);
+    let mut state = kernel.state.lock();
+    state.allocator.list.written(&due);
+    state.mark_written(window.number);
+    if kernel.settings.has(PlantedBug::CommitPastDurable) {
+        publish(kernel, scheme, &mut state, window.number);
+    }
+    Ok(Progress::Advanced)
+}
+
+/// Writes the data of a window, and makes it durable before any record names it.
+fn write_data_first(kernel: &Kernel, plan: &Plan, blocks: &[BlockRef<'_>]) -> Result<()> {
+    let data = plan.runs_of(blocks, true);
+    if !data.is_empty() {
+        kernel.disk.write(&data).map_err(|e| kernel.stop(&e))?;
+        kernel.disk.flush().map_err(|e| kernel.stop(&e))?;
+        add(&kernel.counters.flushes, 1);
+    }
+    Ok(())
+}
+
+/// Writes the oldest prepared window durably in one go and publishes it, when it is one run and
+/// nothing else waits for a flush: one device write and no flush. Returns false, having
+/// done nothing, when that is not so.
+pub(crate) fn write_window_durably(kernel: &Kernel, scheme: &dyn Scheme) -> Result<Progress> {
+    let _making_durable = kernel.making_durable.lock();
+    let (window, plan) = {
+        let mut state = kernel.state.lock();
+        state.check_running()?;
+        let others_wait = state.flushes.is_wanted()
+            || state.allocator.list.is_dirty()
+            || state.closed_windows.iter().any(|f| f.stage >= Stage::Writing);
+        let front = if kernel.settings.has(PlantedBug::OutOfOrder) {
+            state.closed_windows.iter_mut().find(|closed| closed.stage == Stage::Prepared)
+        } else if others_wait {
+            None
+        } else {
+            state.closed_windows.front_mut().filter(|closed| closed.stage == Stage::Prepared)
+        };
+        let Some(closed) = front else { return Ok(Progress::Idle) };
+        let Some(plan) = closed.plan.clone().filter(|plan| plan.is_one_run()) else {
+            return Ok(Progress::Idle);
+        };
+        closed.stage = Stage::Writing;
+        (closed.window.clone(), plan)
+    };
+    let blocks = plan.blocks(&window);
+    for run in plan.runs(&blocks) {
+        kernel.disk.write_durable(&run).map_err(|e| kernel.stop(&e))?;
+    }
+    count_writes(kernel, &blocks, 0);
+    add(&kernel.counters.flushes, 1);
+    add(&kernel.counters.durable_writes, 1);
+    // Its memory is used again once nobody holds it.
+    let number = window.number;
+    drop(blocks);
+    drop((window, plan));
+    let mut state = kernel.state.lock();
+    state.mark_written(number);
+    publish(kernel, scheme, &mut state, number);
+    Ok(Progress::Advanced)
+}
+
+/// One flush, then the windows that were written before it are published.
+pub(crate) fn flush_and_publish(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    flush: Flush,
+) -> Result<Progress> {
+    let _making_durable = kernel.making_durable.lock();
+    let (target, begun) = {
+        let mut state = kernel.state.lock();
+        state.check_running()?;
+        let target = state
+            .closed_windows
+            .iter()
+            .take_while(|closed| closed.stage == Stage::Written)
+            .last()
+            .map(|closed| closed.window.number);
+        if target.is_none() && !state.flushes.is_wanted() {
+            return Ok(Progress::Idle);
+        }
+        if flush == Flush::WhenWanted && !state.flushes.is_wanted() {
+            // The flush of the checkpoint that makes them durable is theirs as well.
+            publish(kernel, scheme, &mut state, target.unwrap_or_default());
+            return Ok(Progress::Advanced);
+        }
+        state.allocator.list.flushing();
+        (target, state.flushes.begin())
+    };
+    if !kernel.settings.has(PlantedBug::SkippedFlush) {
+        let again = kernel.settings.has(PlantedBug::FlushRetried);
+        kernel.disk.flush().map_err(|e| if again { e } else { kernel.stop(&e) })?;
+    }
+    add(&kernel.counters.flushes, 1);
+    let mut state = kernel.state.lock();
+    state.flushes.succeeded(begun);
+    state.allocator.list.flushed();
+    if let Some(target) = target {
+        publish(kernel, scheme, &mut state, target);
+    }
+    Ok(Progress::Advanced)
+}
+
+/// Writes due pages of the zone list; they wait for a flush.
+pub(crate) fn write_zone_list(kernel: &Kernel) -> Result<()> {
+    let due = {
+        let mut state = kernel.state.lock();
+        state.check_running()?;
+        let durable = state.durable;
+        state.flushes.want();
+        state.allocator.due_list_pages(&kernel.identity, durable)
+    };
+    let refs = list_refs(&due);
+    let runs: Vec<Run<'_>> = list_runs(&due, &refs).collect();
+    if !runs.is_empty() {
+        kernel.disk.write(&runs).map_err(|e| kernel.stop(&e))?;
+        count_writes(kernel, &[], due.len());
+    }
+    kernel.state.lock().allocator.list.written(&due);
+    Ok(())
+}
+
+/// Makes due pages of the zone list durable at once.
+pub(crate) fn flush_zone_list(kernel: &Kernel, scheme: &dyn Scheme) -> Result<Progress> {
+    write_zone_list(kernel)?;
+    scheme.make_durable(kernel)
+}
+
+/// When idle: writes down how far windows are durable, so that a carrier that rots later is
+/// missed.
+pub(crate) fn note_durable(kernel: &Kernel, scheme: &dyn Scheme) -> Result<Progress> {
+    {
+        let mut state = kernel.state.lock();
+        state.check_running()?;
+        let durable = state.durable;
+        if !state.closed_windows.is_empty()
+            || state.allocator.list.recorded_durable() >= durable
+            || state.snapshot.state.committed >= durable
+        {
+            return Ok(Progress::Idle);
+        }
+        state.allocator.list.touch(durable);
+    }
+    flush_zone_list(kernel, scheme)?;
+    Ok(Progress::Advanced)
+}
+
+fn take_prepared(kernel: &Kernel) -> Option<(Arc<Window>, Arc<Plan>, Vec<DuePage>)> {
+    let mut state = kernel.state.lock();
+    if state.fail_stop.reason().is_some() {
+        return None;
+    }
+    let closed = state.closed_windows.iter_mut().find(|closed| closed.stage == Stage::Prepared)?;
+    let (window, plan) = (closed.window.clone(), closed.plan.clone()?);
+    closed.stage = Stage::Writing;
+    let durable = state.durable;
+    let due = state.allocator.due_list_pages(&kernel.identity, durable);
+    Some((window, plan, due))
+}
+
+fn count_writes(kernel: &Kernel, blocks: &[BlockRef<'_>], list_pages: usize) {
+    let carriers = blocks.iter().filter(|block| block.class == Class::Carrier).count() as u64;
+    add(&kernel.counters.carrier_blocks, carriers);
+    add(&kernel.counters.data_blocks, blocks.len() as u64 - carriers);
+    add(&kernel.counters.list_blocks, list_pages as u64);
+}
+
+/// Where the blocks of a window without carriers go.
+pub(crate) fn lanes(kernel: &Kernel, blocks: usize) -> Vec<(Lane, u64)> {
+    match kernel.fixed.layout {
+        Layout::Run => vec![(Lane::Any, blocks as u64)],
+        Layout::Split => vec![(Lane::Carriers, 0), (Lane::Raw, blocks as u64)],
+    }
+}
+
+/// Publishes the windows up to `target`, and acknowledges them as far as the scheme may.
+pub(crate) fn publish(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    state: &mut State,
+    target: WindowNumber,
+) {
+    publish_through(kernel, state, target);
+    scheme.acknowledge(kernel, state);
+}
+
+/// Publishes the windows up to `target`, which are durable.
+pub(crate) fn publish_through(kernel: &Kernel, state: &mut State, target: WindowNumber) {
+    if kernel.settings.has(PlantedBug::OutOfOrder) {
+        state.durable = state.durable.max(target);
+    }
+    while state
+        .closed_windows
+        .front()
+        .is_some_and(|closed| closed.window.number <= target && closed.stage >= Stage::Written)
+    {
+        let Some(ClosedWindow { window, plan: Some(plan), .. }) = state.closed_windows.pop_front()
+        else {
+            break;
+        };
+        for record in &plan.records {
+            state.active.publish(record);
+        }
+        state.active.carriers += plan.carriers.len() as u64;
+        state.active.last = state.active.last.max(window.number);
+        state.active.change(window.catalogue.iter().cloned());
+        state.active.allocated.extend_from_slice(plan.allocated());
+        state.active.pins.extend(plan.pins.iter().copied());
+        state.durable = state.durable.max(window.number);
+        add(&kernel.counters.windows, 1);
+        add(&kernel.counters.records, plan.records.len() as u64);
+        add(&kernel.counters.hidden_records, plan.hidden);
+        add(&kernel.counters.duplicate_blocks, plan.duplicates);
+        state.recycle(window, kernel.settings.pool_blocks());
+    }
+}
+
+pub(crate) fn list_refs(due: &[DuePage]) -> Vec<BlockRef<'_>> {
+    due.iter().map(|page| BlockRef { block: &page.block, class: Class::Table }).collect()
+}
+
+pub(crate) fn list_runs<'a>(
+    due: &[DuePage],
+    refs: &'a [BlockRef<'a>],
+) -> impl Iterator<Item = Run<'a>> {
+    due.iter().map(|page| page.at).zip(refs.chunks(1)).map(|(at, blocks)| Run { at, blocks })
+}

@@ -1,0 +1,45 @@
+//! Who commits, and who waits for it.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use onefold_core::{CpuContention, Ticket};
+use parking_lot::{Condvar, Mutex};
+
+#[derive(Default)]
+pub(super) struct GroupCommit {
+    pub(super) state: Mutex<Commit>,
+}
+
+#[derive(Default)]
+pub(super) struct Commit {
+    pub(super) busy: bool,
+    pub(super) waiting: VecDeque<Arc<Waiter>>,
+    pub(super) arrivals: Arrivals,
+    pub(super) contention: CpuContention,
+}
+
+pub(super) struct Waiter {
+    pub(super) ticket: Ticket,
+    pub(super) woken: Mutex<bool>,
+    pub(super) wake: Condvar,
+}
+
+impl Waiter {
+    pub(super) fn wake(&self) {
+        *self.woken.lock() = true;
+        self.wake.notify_one();
+    }
+
+    pub(super) fn wait(&self) {
+        let mut woken = self.woken.lock();
+        while !*woken {
+            self.wake.wait(&mut woken);
+        }
+    }
+}
+
+/// How many clients were answered together lately: as many are likely to come again.
+#[derive(Default)]
+pub(super) struct Arrivals {
+    pub(super) together: usize,
+}

@@ -1,0 +1,97 @@
+//! A checkpoint being built: pages that are taken and let go of, and what changes.
+
+use onefold_core::{Pba, Result};
+
+use crate::{
+    format::{page::Table, record::WindowNumber, superblock::Root},
+    kernel::{Kernel, Snapshot},
+    table::{
+        PageSpace, rebuild,
+        rebuild::{Change, PageWriter, Rebuild},
+    },
+};
+
+/// Pages of a checkpoint: taken from the allocator, and let go of.
+pub(crate) struct Space<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) taken: Vec<Pba>,
+    pub(crate) let_go: Vec<Pba>,
+    /// All pages taken.
+    pub(crate) pages: Vec<Pba>,
+}
+
+impl PageSpace for Space<'_> {
+    fn allocate(&mut self) -> Result<Pba> {
+        let mut state = self.kernel.state.lock();
+        let zones = self.kernel.zones(state.zone_table);
+        let pba = state.allocator.place_page(&zones)?;
+        self.taken.push(pba);
+        self.pages.push(pba);
+        Ok(pba)
+    }
+
+    fn release(&mut self, address: Pba) {
+        self.let_go.push(address);
+    }
+}
+
+/// A checkpoint being built.
+pub(crate) struct TableBuild<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) old: &'a Snapshot,
+    pub(crate) birth: WindowNumber,
+    pub(crate) space: Space<'a>,
+    pub(crate) writer: PageWriter<'a>,
+    pub(crate) freed: Vec<Pba>,
+    /// Blocks that came into use, or out of it.
+    pub(crate) bits: Vec<(Pba, bool)>,
+    /// New leaves are written in place from now on, and this tells their life from others.
+    pub(crate) in_place: Option<u64>,
+    pub(crate) mapped: u64,
+    pub(crate) live: u64,
+}
+
+impl<'a> TableBuild<'a> {
+    /// A checkpoint after `old` that contains windows up to `birth`.
+    pub(crate) fn new(
+        kernel: &'a Kernel,
+        old: &'a Snapshot,
+        birth: WindowNumber,
+    ) -> TableBuild<'a> {
+        TableBuild {
+            kernel,
+            old,
+            birth,
+            space: Space { kernel, taken: Vec::new(), let_go: Vec::new(), pages: Vec::new() },
+            writer: PageWriter::new(&*kernel.disk),
+            freed: Vec::new(),
+            bits: Vec::new(),
+            in_place: None,
+            mapped: old.state.mapped_blocks,
+            live: old.state.live_blocks,
+        }
+    }
+
+    /// Rewrites leaves of a table, and the pages above them.
+    pub(crate) fn rebuild(
+        &mut self,
+        table: Table,
+        volume: u32,
+        root: &Root,
+        leaves: &[u64],
+        change: Change<'_>,
+    ) -> Result<Root> {
+        let TableBuild { kernel, space, writer, birth, in_place, .. } = self;
+        let in_place = in_place
+            .filter(|_| matches!(table, Table::Map | Table::References | Table::Fingerprints));
+        let mut work = Rebuild {
+            pages: &kernel.pages,
+            identity: &kernel.identity,
+            space,
+            writer,
+            birth: *birth,
+            in_place,
+        };
+        rebuild(&mut work, table, volume, root, leaves, change)
+    }
+}

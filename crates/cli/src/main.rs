@@ -1,0 +1,81 @@
+//! `onefold`: makes, serves, checks and measures stores of deduplicated blocks.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`arguments`], [`configuration`] | what was asked for, on the command line and in a file |
+//! | [`verbs`] | one file for each verb |
+//! | [`operator`] | what the operator says for the whole command, and warnings |
+//! | [`onefold::parts`] | finding and opening stores, and reaching those that are served |
+//! | [`report`] | what `status` tells, as JSON and as text |
+//!
+//! How it speaks to people is in `onefold-console`.
+//!
+//! *Invariants:* a verb that fails says one sentence on standard error, and the exit status is 1; a
+//! wrong command line is 2; 3 is a tree that was stored or restored but for what could not be read.
+//! Nobody's closed pipe is a panic.
+
+mod arguments;
+mod configuration;
+mod operator;
+mod report;
+mod verbs;
+
+use std::{panic, process::ExitCode};
+
+use clap::CommandFactory;
+
+use onefold_console::{failure::Failure, logging, manual};
+
+use arguments::{Arguments, Verb};
+use verbs::{
+    archive, check, cluster, create, estimate, gc, get, inspect, ls, put, rm, scrub, serve, stats,
+    status, volume,
+};
+
+fn main() -> ExitCode {
+    quiet_guarded_panics();
+    onefold_console::end("onefold", run())
+}
+
+/// Panics that become an error with a sentence of its own are not printed.
+fn quiet_guarded_panics() {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if !onefold_backend::embedded::is_guarded() {
+            usual(info);
+        }
+    }));
+}
+
+fn run() -> Result<(), Failure> {
+    let arguments = configuration::read(std::env::args_os().collect())?;
+    perform(arguments)
+}
+
+/// Does what was asked for.
+fn perform(arguments: Arguments) -> Result<(), Failure> {
+    // The service manager's variables are taken while there is one thread, which the log does not
+    // change.
+    logging::start(arguments.log.as_deref())?;
+    arguments.control.into_iter().for_each(onefold::parts::control::places::choose);
+    operator::give(arguments.operator);
+    match arguments.verb {
+        Verb::Create(options) => create::run(&options),
+        Verb::Volume(options) => volume::run(options),
+        Verb::Serve(options) => serve::run(&options),
+        Verb::Status(options) => status::run(&options),
+        Verb::Check(options) => check::run(&options),
+        Verb::Scrub(options) => scrub::run(&options),
+        Verb::Inspect(options) => inspect::run(&options),
+        Verb::Estimate(options) => estimate::run(&options),
+        Verb::Cluster(options) => cluster::run(options),
+        Verb::Archive(options) => archive::run(options),
+        Verb::Put(options) => put::run(&options),
+        Verb::Get(options) => get::run(&options),
+        Verb::Ls(options) => ls::run(&options),
+        Verb::Rm(options) => rm::run(&options),
+        Verb::Gc(options) => gc::run(&options),
+        Verb::Stats(options) => stats::run(&options),
+        Verb::Man(options) => manual::run(&options, Arguments::command()),
+    }
+}

@@ -1,0 +1,35 @@
+//! What the operator says for the whole command, and what the operator is told beside its result.
+
+use std::io::Write;
+
+use clap::Args;
+use onefold_backend::Word;
+
+/// Options that go with each verb.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(crate) struct Options {
+    /// Changes archives and cluster folders of this user too, as where a file server shows the
+    /// superuser's files as those of another one
+    #[arg(long, global = true, value_name = "UID", hide_short_help = true)]
+    owner: Option<u32>,
+
+    /// Says that no other machine writes to the store, archive or folder, where its file system
+    /// may be shared and locks or direct I/O do not tell
+    #[arg(long, global = true, hide_short_help = true)]
+    one_host: bool,
+}
+
+/// Takes the operator's word.
+pub(crate) fn give(options: Options) {
+    onefold::parts::operator::give(Word { owner: options.owner, one_host: options.one_host }, warn);
+}
+
+/// Tells something that does not keep the verb from its work.
+fn warn(sentence: &str) {
+    // There is nowhere else to say it.
+    let _ = writeln!(
+        std::io::stderr(),
+        "onefold: warning: {}",
+        onefold_console::failure::one_line(sentence)
+    );
+}

@@ -1,0 +1,329 @@
+//! What `status` tells: one report, filled in by a server or from a store that nobody serves,
+//! printed as JSON or as text.
+//!
+//! The keys of the JSON are stable: new ones may be added, and none changes its meaning.
+
+mod text;
+
+use onefold_block::{Counts, Engine, Status};
+use serde::{Deserialize, Serialize};
+
+use onefold::parts::{control::VolumeLine, store_file::StoreFile};
+
+/// Bytes of a block.
+const BLOCK: u64 = onefold_core::BLOCK_BYTES as u64;
+
+/// A store at one moment.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Report {
+    /// Path of the file or device, as its server or the caller knows it.
+    pub(crate) store: String,
+    /// Id of the store.
+    pub(crate) id: String,
+    /// What was chosen when it was created.
+    pub(crate) created: Created,
+    /// Space.
+    pub(crate) space: Space,
+    /// Volumes by name.
+    pub(crate) volumes: Vec<VolumeLine>,
+    /// What no checkpoint holds yet.
+    pub(crate) uncommitted: Uncommitted,
+    /// Openings and recoveries since the store was created.
+    pub(crate) epoch: u32,
+    /// Whether the store was closed in order; `null` while it is served.
+    pub(crate) clean: Option<bool>,
+    /// Why it takes no more writes, if so.
+    pub(crate) stopped: Option<String>,
+    /// The server, and what it counted since it opened the store; `null` when there is none.
+    pub(crate) server: Option<Server>,
+}
+
+/// What was chosen when a store was created.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Created {
+    pub(crate) fingerprint: String,
+    pub(crate) verify: String,
+    pub(crate) scheme: String,
+    pub(crate) leftover: String,
+    pub(crate) layout: String,
+    /// True when the file grows by zones (`--preallocate none`).
+    pub(crate) grows: bool,
+}
+
+/// Space, in bytes. What is mapped and stored is as of the last checkpoint.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Space {
+    /// All that data and tables can use.
+    pub(crate) usable_bytes: u64,
+    /// What new data can use now, the reserve not counted.
+    pub(crate) free_bytes: u64,
+    /// What volumes hold, zeroes and holes not counted.
+    pub(crate) mapped_bytes: u64,
+    /// What is stored for that: every block once.
+    pub(crate) stored_bytes: u64,
+    /// The difference.
+    pub(crate) saved_bytes: u64,
+    /// Mapped for each byte stored.
+    pub(crate) ratio: f64,
+    /// Tables of the store itself.
+    pub(crate) table_bytes: u64,
+    /// What dropped ranges and volumes still cover: space to come.
+    pub(crate) pending_bytes: u64,
+    /// What the host's file system gave to the file; `null` for a device.
+    pub(crate) host_bytes: Option<u64>,
+}
+
+/// Records and zones that no checkpoint holds, with their limits.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Uncommitted {
+    pub(crate) records: u64,
+    pub(crate) records_max: u64,
+    pub(crate) zones: u64,
+    pub(crate) zones_max: u64,
+    /// Leaves of tables with changes that wait to be merged into others.
+    #[serde(default)]
+    pub(crate) delayed_leaves: u64,
+}
+
+/// A server and its counts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Server {
+    pub(crate) pid: u32,
+    pub(crate) version: String,
+    pub(crate) uptime_seconds: u64,
+    pub(crate) persistence: String,
+    /// Where clients connect, as they type it, without a volume.
+    pub(crate) listeners: Vec<String>,
+    pub(crate) memory: Memory,
+    pub(crate) writes: Writes,
+    pub(crate) reads: Reads,
+    pub(crate) index: Index,
+    pub(crate) page_cache: PageCache,
+    pub(crate) nbd: Nbd,
+    /// Processor time in seconds.
+    pub(crate) cpu_seconds: f64,
+}
+
+/// Memory in bytes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Memory {
+    /// `--memory`.
+    pub(crate) limit_bytes: u64,
+    /// What the engine uses of it.
+    pub(crate) engine_bytes: u64,
+    /// What the whole process has.
+    pub(crate) resident_bytes: u64,
+    /// The most that it ever had.
+    pub(crate) peak_bytes: u64,
+}
+
+/// What was written since the store was opened, in blocks of 4096 bytes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Writes {
+    pub(crate) client_blocks: u64,
+    pub(crate) device_blocks: u64,
+    /// Device blocks for each client block; `null` before the first.
+    pub(crate) amplification: Option<f64>,
+    pub(crate) duplicate_blocks: u64,
+    pub(crate) zero_blocks: u64,
+    pub(crate) data_blocks: u64,
+    pub(crate) carrier_blocks: u64,
+    /// Carriers that hold only records.
+    pub(crate) record_blocks: u64,
+    pub(crate) leftover_blocks: u64,
+    /// Changes of entries of tables in place, and the leaves written for them.
+    #[serde(default)]
+    pub(crate) in_place_changes: u64,
+    #[serde(default)]
+    pub(crate) in_place_blocks: u64,
+    /// Those of them that were written for changes alone that nobody waited for.
+    #[serde(default)]
+    pub(crate) delayed_blocks: u64,
+    pub(crate) list_blocks: u64,
+    pub(crate) checkpoint_blocks: u64,
+    pub(crate) super_blocks: u64,
+    pub(crate) moved_blocks: u64,
+    pub(crate) flushes: u64,
+    pub(crate) durable_writes: u64,
+    pub(crate) windows: u64,
+    /// Client blocks in a window, on average.
+    pub(crate) blocks_per_window: Option<f64>,
+    pub(crate) records: u64,
+    /// Records that cost no block of their own.
+    pub(crate) hidden_records: u64,
+    pub(crate) leftover_records: u64,
+    pub(crate) hidden_share: Option<f64>,
+    pub(crate) checkpoints: u64,
+}
+
+/// What was read since the store was opened.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Reads {
+    pub(crate) client_blocks: u64,
+}
+
+/// The fingerprint index.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Index {
+    pub(crate) entries: u64,
+    /// Entries that found no room in memory.
+    pub(crate) refused: u64,
+    /// Whether it knows every stored block.
+    pub(crate) complete: bool,
+}
+
+/// The cache of table pages.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct PageCache {
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    pub(crate) hit_rate: Option<f64>,
+}
+
+/// The NBD server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Nbd {
+    pub(crate) connections: u64,
+    /// Those that have a working place.
+    #[serde(default)]
+    pub(crate) working: u64,
+    pub(crate) accepted: u64,
+    pub(crate) refused: u64,
+    pub(crate) in_flight: u64,
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
+    pub(crate) flushes: u64,
+    pub(crate) trims: u64,
+    pub(crate) zeroes: u64,
+    pub(crate) statuses: u64,
+    pub(crate) errors: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) written_bytes: u64,
+}
+
+/// `part` of `whole`, when there is any.
+fn rate(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+impl Report {
+    /// A store that is open in `engine`, from the file that holds it. `clean` and `server` are for
+    /// the caller to fill in.
+    pub(crate) fn new(file: &StoreFile, engine: &Engine, status: &Status) -> Report {
+        let fixed = engine.fixed();
+        let by_name = |name: String| name.to_lowercase();
+        let (mapped, stored) = (status.mapped_blocks * BLOCK, status.live_blocks * BLOCK);
+        Report {
+            store: file.path().display().to_string(),
+            id: file.id(),
+            created: Created {
+                fingerprint: fixed.algorithm.to_string(),
+                verify: if fixed.compares_bytes() { "bytes" } else { "hash" }.to_owned(),
+                scheme: by_name(format!("{:?}", fixed.scheme)),
+                leftover: by_name(format!("{:?}", fixed.leftover)),
+                layout: by_name(format!("{:?}", fixed.layout)),
+                grows: fixed.grow,
+            },
+            space: Space {
+                usable_bytes: status.usable_blocks * BLOCK,
+                free_bytes: status.free_blocks * BLOCK,
+                mapped_bytes: mapped,
+                stored_bytes: stored,
+                saved_bytes: mapped.saturating_sub(stored),
+                ratio: rate(mapped, stored).unwrap_or(1.0),
+                table_bytes: status.table_blocks * BLOCK,
+                pending_bytes: status.pending_blocks.saturating_mul(BLOCK),
+                host_bytes: file.host_bytes(),
+            },
+            volumes: status.volumes.iter().map(VolumeLine::of).collect(),
+            uncommitted: Uncommitted {
+                records: status.uncommitted_records,
+                records_max: status.records_max,
+                zones: status.uncommitted_zones,
+                zones_max: status.zones_max,
+                delayed_leaves: status.delayed_leaves,
+            },
+            epoch: status.epoch,
+            clean: None,
+            stopped: status.stopped.clone(),
+            server: None,
+        }
+    }
+}
+
+impl From<&Counts> for Writes {
+    fn from(counts: &Counts) -> Writes {
+        let device_blocks = counts.data_blocks
+            + counts.carrier_blocks
+            + counts.leftover_blocks
+            + counts.in_place_blocks
+            + counts.list_blocks
+            + counts.checkpoint_blocks
+            + counts.super_blocks;
+        Writes {
+            client_blocks: counts.client_blocks,
+            device_blocks,
+            amplification: rate(device_blocks, counts.client_blocks),
+            duplicate_blocks: counts.duplicate_blocks,
+            zero_blocks: counts.zero_blocks,
+            data_blocks: counts.data_blocks,
+            carrier_blocks: counts.carrier_blocks,
+            record_blocks: counts.record_blocks,
+            leftover_blocks: counts.leftover_blocks,
+            in_place_changes: counts.in_place_changes,
+            in_place_blocks: counts.in_place_blocks,
+            delayed_blocks: counts.delayed_blocks,
+            list_blocks: counts.list_blocks,
+            checkpoint_blocks: counts.checkpoint_blocks,
+            super_blocks: counts.super_blocks,
+            moved_blocks: counts.moved_blocks,
+            flushes: counts.flushes,
+            durable_writes: counts.durable_writes,
+            windows: counts.windows,
+            blocks_per_window: rate(counts.client_blocks, counts.windows),
+            records: counts.records,
+            hidden_records: counts.hidden_records,
+            leftover_records: counts.leftover_records,
+            hidden_share: rate(counts.hidden_records, counts.records),
+            checkpoints: counts.checkpoints,
+        }
+    }
+}
+
+impl From<&Status> for Index {
+    fn from(status: &Status) -> Index {
+        Index {
+            entries: status.index_entries,
+            refused: status.index_refused,
+            complete: status.index_complete,
+        }
+    }
+}
+
+impl From<&Status> for PageCache {
+    fn from(status: &Status) -> PageCache {
+        let (hits, misses) = (status.cache_hits, status.cache_misses);
+        PageCache { hits, misses, hit_rate: rate(hits, hits + misses) }
+    }
+}
+
+impl From<onefold_serve::nbd::Statistics> for Nbd {
+    fn from(statistics: onefold_serve::nbd::Statistics) -> Nbd {
+        Nbd {
+            connections: statistics.connections,
+            working: statistics.working,
+            accepted: statistics.accepted,
+            refused: statistics.refused,
+            in_flight: statistics.in_flight,
+            reads: statistics.reads,
+            writes: statistics.writes,
+            flushes: statistics.flushes,
+            trims: statistics.trims,
+            zeroes: statistics.zeroes,
+            statuses: statistics.statuses,
+            errors: statistics.errors,
+            read_bytes: statistics.read_bytes,
+            written_bytes: statistics.written_bytes,
+        }
+    }
+}

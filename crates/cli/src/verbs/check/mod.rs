@@ -1,0 +1,128 @@
+//! `onefold check`: are all tables of a store whole, and do they agree?
+
+pub(super) mod archive;
+mod repair;
+mod report;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use onefold_block::check::{self, Report};
+use onefold_core::{Error, Kind};
+
+pub(super) use self::report::show;
+use self::report::{checked, counts};
+use crate::verbs::cluster;
+use onefold::parts::{archive_dir::ArchiveDir, store_file::StoreFile};
+use onefold_console::{
+    failure::Failure,
+    output::{self, Answer},
+    progress::Progress,
+    size::{Size, counted, grouped},
+};
+
+/// Memory for comparing blocks, unless it is asked for.
+const COMPARING_BYTES: u64 = 256 << 20;
+
+/// Verifies all metadata of a store that is not served, and repairs it; the exit status is 0 only
+/// when all is well
+///
+/// Without --repair nothing is written: what a crash left to recover is recovered in memory and
+/// verified too. The data itself is verified by `onefold scrub`. Archives and stores on Ceph may be
+/// in use meanwhile; a folder of the cluster engine may not be served.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check disk.onefold --repair\n  onefold check backups --only monday --repair"
+)]
+pub(crate) struct Options {
+    /// The store, an archive's directory, or a store of the cluster engine
+    store: PathBuf,
+
+    /// Restores what follows with certainty from what is left, and nothing else; what is lost
+    /// reads as errors until it is written
+    #[arg(long)]
+    repair: bool,
+
+    /// Memory for comparing blocks (256M): with too little for all of them the maps are read
+    /// several times. Of an archive: for its tables (64M), and more for what they occupy
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Size>,
+
+    /// Only this stream or volume of an archive, and the containers that it needs
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+
+    #[command(flatten)]
+    answer: Answer,
+}
+
+/// Checks, and tells what was found.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if let Some(url) = cluster::store_at(&options.store) {
+        return if options.repair {
+            cluster::scrub(&url, false, options.answer)
+        } else {
+            cluster::check(&url, options.answer)
+        };
+    }
+    if ArchiveDir::is_there(&options.store) {
+        let extent = archive::Extent {
+            data: false,
+            repair: options.repair,
+            only: options.only.as_deref(),
+            memory: options.memory.map_or(onefold_archive::READER_BYTES, |memory| memory.0),
+        };
+        return archive::run(&options.store, extent, options.answer.json);
+    }
+    if options.only.is_some() {
+        return Err(Failure::usage("--only is for archives"));
+    }
+    let memory = options.memory.map_or(COMPARING_BYTES, |memory| memory.0);
+    let file = StoreFile::look(&options.store)?;
+    if options.repair {
+        return repair::run(&file, memory, options.answer);
+    }
+    let disk = file.open_for_reading().map_err(|e| match e.kind() {
+        Kind::Busy => Error::new(
+            Kind::Busy,
+            format!("{e}, or verify its data with `onefold scrub` while it is served"),
+        ),
+        _ => e,
+    })?;
+    let bar = Progress::new("checking");
+    let report =
+        check::check_within(&disk, memory, &mut |progress| show(&bar, "checking", &progress));
+    drop(bar);
+    let report = report.map_err(|e| Failure::new(format!("{}: {e}", options.store.display())))?;
+    tell(&file, &report, options.answer)
+}
+
+fn tell(file: &StoreFile, report: &Report, answer: Answer) -> Result<(), Failure> {
+    let shown = file.path().display();
+    if answer.json {
+        output::json(&checked(report))?;
+        return damaged(file, report);
+    }
+    counts(report);
+    report.problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
+    if report.is_well() {
+        output::line(format_args!("{shown} is well"));
+        return Ok(());
+    }
+    let unnamed = report.problems_found - report.problems.len() as u64;
+    if unnamed > 0 {
+        output::line(format_args!("problem: {} more", grouped(unnamed)));
+    }
+    damaged(file, report)
+}
+
+fn damaged(file: &StoreFile, report: &Report) -> Result<(), Failure> {
+    if report.is_well() {
+        return Ok(());
+    }
+    let shown = file.path().display();
+    Err(Failure::new(format!(
+        "{shown} is damaged: {}; `onefold check --repair` restores what can be restored",
+        counted(report.problems_found, "problem")
+    )))
+}

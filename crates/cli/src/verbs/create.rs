@@ -1,0 +1,317 @@
+//! `onefold create`: an empty store in a new file, or on a device.
+
+use std::{
+    fs,
+    os::unix::fs::FileTypeExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use clap::{Args, ValueEnum};
+use onefold_backend::{
+    Access, FileDisk, Preallocate, device_bytes,
+    new_file::Spot,
+    random::random_bytes,
+    signals::{Stop, StopSignals},
+};
+use onefold_block::{
+    Engine, Format,
+    claim::{clear, found},
+    format::{
+        geometry::{Geometry, ZONE_BLOCKS_MAX},
+        superblock::{Layout, Leftover, SchemeName},
+    },
+};
+use onefold_core::{Algorithm, BLOCK_BYTES, Disk, Error, Kind, Result};
+use serde_json::json;
+
+use crate::verbs::NOT_ENCRYPTED;
+use onefold::parts::{keeper::Keeper, store_file::holds_something};
+use onefold_console::{failure::Failure, output::Answer, progress::Progress, size::Size};
+
+/// Creates an empty store in a new file or on a block device
+///
+/// It is durable when the command returns; when it fails, nothing of it is left.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  onefold create disk.onefold --size 100G\n  onefold create disk.onefold --size 1T --preallocate none\n  \
+                        onefold create /dev/sdb --force --fingerprint sha256\n  \
+                        onefold create disk.onefold --size 20G --fingerprint md5 --verify bytes --preallocate full"
+)]
+pub(crate) struct Options {
+    /// A path where there is no file yet, or a block device
+    store: PathBuf,
+
+    /// Size of the store: a number with K, M, G, T or P for powers of 1024. A device is used whole
+    /// without it
+    #[arg(long)]
+    size: Option<Size>,
+
+    /// How equal blocks are found; sha1 and md5 are broken and need --verify bytes
+    #[arg(long, value_enum, default_value = "blake3")]
+    fingerprint: FingerprintName,
+
+    /// When a block counts as a duplicate: its 128-bit fingerprint agrees, or all its bytes
+    #[arg(long, value_enum, default_value = "hash")]
+    verify: Verify,
+
+    /// How a file gets its space: reserve takes it now, full also writes it once (slow to create,
+    /// fastest after), none lets it grow
+    #[arg(long, value_enum, default_value = "reserve")]
+    preallocate: Space,
+
+    /// How changes become durable; the default is the fastest, the others are for comparison
+    #[arg(long, value_enum, default_value = "thin")]
+    scheme: Scheme,
+
+    /// Where records go that find no room beside compressed blocks
+    #[arg(long, value_enum, default_value = "log")]
+    leftover: LeftoverName,
+
+    /// How the blocks of a window lie on the disk
+    #[arg(long, value_enum, default_value = "run")]
+    layout: LayoutName,
+
+    /// Takes a device although there is something on it, which is lost
+    #[arg(long)]
+    force: bool,
+
+    #[command(flatten)]
+    answer: Answer,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FingerprintName {
+    /// BLAKE3, keyed with a secret of the store
+    Blake3,
+    /// SHA-256, keyed with a secret of the store
+    Sha256,
+    /// SHA-1, with --verify bytes
+    Sha1,
+    /// MD5, with --verify bytes
+    Md5,
+}
+
+impl From<FingerprintName> for Algorithm {
+    fn from(name: FingerprintName) -> Algorithm {
+        match name {
+            FingerprintName::Blake3 => Algorithm::Blake3,
+            FingerprintName::Sha256 => Algorithm::HmacSha256,
+            FingerprintName::Sha1 => Algorithm::Sha1,
+            FingerprintName::Md5 => Algorithm::Md5,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Verify {
+    /// Its fingerprint agrees
+    Hash,
+    /// Its fingerprint and its bytes agree
+    Bytes,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Space {
+    /// All of it is taken from the file system now
+    Reserve,
+    /// The file grows as it is needed
+    None,
+    /// All of it is taken and written with zeroes once
+    Full,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Scheme {
+    /// Their records hide in compressed data blocks (ThinDedup)
+    Thin,
+    /// Their records are written in place, after the data
+    Ordered,
+    /// By a transaction of copy-on-write trees for each flush (Dmdedup)
+    Cow,
+    /// The tables themselves change in place, in an order that is safe (OrderMergeDedup)
+    Ordermerge,
+}
+
+impl From<Scheme> for SchemeName {
+    fn from(name: Scheme) -> SchemeName {
+        match name {
+            Scheme::Thin => SchemeName::Thin,
+            Scheme::Ordered => SchemeName::Ordered,
+            Scheme::Cow => SchemeName::Cow,
+            Scheme::Ordermerge => SchemeName::OrderMerge,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LeftoverName {
+    /// Into one more block of the same write
+    Log,
+    /// Into tables that are written in place, as in the ThinDedup paper: for comparison
+    Table,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LayoutName {
+    /// Blocks that hold records and others side by side in one run
+    Run,
+    /// In zones of their own, as in the ThinDedup paper: for comparison
+    Split,
+}
+
+impl From<LeftoverName> for Leftover {
+    fn from(name: LeftoverName) -> Leftover {
+        match name {
+            LeftoverName::Log => Leftover::Log,
+            LeftoverName::Table => Leftover::Table,
+        }
+    }
+}
+
+impl From<LayoutName> for Layout {
+    fn from(name: LayoutName) -> Layout {
+        match name {
+            LayoutName::Run => Layout::Run,
+            LayoutName::Split => Layout::Split,
+        }
+    }
+}
+
+/// Creates the store and says what was made.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let algorithm = Algorithm::from(options.fingerprint);
+    if algorithm.needs_bytes() && options.verify == Verify::Hash {
+        return Err(Failure::usage(format!(
+            "different blocks with equal {algorithm} fingerprints can be made on purpose: {algorithm} needs --verify bytes"
+        )));
+    }
+    let path = &options.store;
+    let device = is_device(path);
+    let blocks = blocks(options, device)?;
+    if device && !options.force && holds_something(path, blocks)? {
+        let shown = path.display();
+        return Err(Failure::new(format!(
+            "there is something on {shown} already; --force overwrites it, and what is there is lost"
+        )));
+    }
+    let preallocate = match options.preallocate {
+        Space::Reserve => Preallocate::Reserve,
+        Space::None => Preallocate::None,
+        Space::Full => Preallocate::Full,
+    };
+    if device {
+        vacate(path)?;
+    }
+    let existed = path.exists();
+    // Without its directory nothing will be made.
+    let spot = Arc::new(Spot::of(path).ok());
+    let abandoned = Abandoned::watch(spot.clone(), existed)?;
+    let bar = Progress::new(format!("writing {} once", path.display()));
+    let disk = FileDisk::create(path, Some(blocks), preallocate, &mut |done, total| {
+        // The file is there and locked: from now on it is ours to remove.
+        abandoned.ours.store(!device, Ordering::SeqCst);
+        bar.set(done, total);
+    })?;
+    drop(bar);
+    let formatted = format(&disk, options, algorithm, blocks);
+    if formatted.is_err() && !device {
+        // The disk still holds the lock, so nobody else took the file meanwhile.
+        spot.iter().for_each(|spot| spot.take_back(existed));
+    }
+    formatted?;
+    abandoned.ours.store(false, Ordering::SeqCst);
+    let bytes = disk.blocks() * BLOCK_BYTES as u64;
+    options.answer.tell(
+        &json!({ "store": path.display().to_string(), "bytes": bytes, "encrypted": false }),
+        format_args!("created store {} of {}\n{NOT_ENCRYPTED}", path.display(), Size(bytes)),
+    )
+}
+
+/// Sees to it that nobody works on the store that is on a device, perhaps of another machine: its
+/// claim is taken, whosever it is, and given up.
+fn vacate(path: &Path) -> Result<()> {
+    let disk = FileDisk::open(path, Access::ReadWrite)?;
+    match found(&disk)? {
+        Some(claim) => {
+            Keeper::take(disk, claim.store).map(drop).map_err(|error| error.context(path.display()))
+        }
+        None => Ok(()),
+    }
+}
+
+/// What happens when somebody loses patience while a large store is written: the half-made file
+/// goes.
+struct Abandoned {
+    /// The file is ours, and not a store yet.
+    ours: Arc<AtomicBool>,
+}
+
+impl Abandoned {
+    fn watch(spot: Arc<Option<Spot>>, existed: bool) -> Result<Abandoned> {
+        let mut signals = StopSignals::install()?;
+        let ours = Arc::new(AtomicBool::new(false));
+        let flag = ours.clone();
+        let watching = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            let signal = signals.wait();
+            if flag.load(Ordering::SeqCst) {
+                spot.iter().for_each(|spot| spot.take_back(existed));
+            }
+            std::process::exit(if signal == Stop::Interrupt { 130 } else { 143 });
+        });
+        watching.map_err(|e| Error::from_io("cannot start a thread for signals", e))?;
+        Ok(Abandoned { ours })
+    }
+}
+
+fn is_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
+/// Blocks of the store, checked before anything is made.
+fn blocks(options: &Options, device: bool) -> Result<u64, Failure> {
+    let shown = options.store.display();
+    let bytes = match options.size {
+        Some(Size(bytes)) => bytes,
+        None if device => device_bytes(&options.store)?,
+        None => {
+            return Err(Failure::usage(format!(
+                "the new file {shown} needs a size, like --size 100G"
+            )));
+        }
+    };
+    let blocks = bytes / BLOCK_BYTES as u64;
+    let leftover = if matches!(options.scheme, Scheme::Ordered) {
+        Leftover::Table
+    } else {
+        options.leftover.into()
+    };
+    Geometry::new(blocks, ZONE_BLOCKS_MAX, leftover)
+        .map_err(|e| Failure::new(format!("{shown} can't be a store of {}: {e}", Size(bytes))))?;
+    Ok(blocks)
+}
+
+fn format(disk: &FileDisk, options: &Options, algorithm: Algorithm, blocks: u64) -> Result<()> {
+    let format = Format {
+        algorithm,
+        verify_bytes: options.verify == Verify::Bytes,
+        grow: options.preallocate == Space::None && !disk.is_device(),
+        scheme: options.scheme.into(),
+        leftover: options.leftover.into(),
+        layout: options.layout.into(),
+        ..Format::new(random_bytes()?, random_bytes()?, blocks)
+    };
+    if disk.is_device() {
+        // Whoever works on an older store there stops at its next look.
+        clear(disk)?;
+    }
+    Engine::format(disk, &format).map_err(|e| match e.kind() {
+        Kind::InvalidInput => {
+            Error::new(Kind::InvalidInput, format!("{}: {e}", options.store.display()))
+        }
+        _ => e,
+    })
+}

@@ -1,0 +1,158 @@
+//! `onefold gc`: frees what no stream needs.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use onefold_archive::{Collection, CollectionOptions as Collect, Format, Settings};
+use serde::Serialize;
+
+use onefold::parts::archive_dir::{ArchiveDir, now};
+use onefold_console::{
+    failure::Failure,
+    output,
+    progress::Progress,
+    size::{Size, counted},
+};
+
+/// Frees the space of chunks that no stream needs, also beside a running put
+///
+/// Containers without live chunks are dropped, those less than half full are merged. Chunks that a
+/// put could still take are looked at again when puts and readers that began before have ended.
+/// With --placement rad, chunks whose counts have stood still are encoded by classes.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  onefold gc backups\n  onefold gc backups --keep-partial 0 --no-wait"
+)]
+pub(crate) struct Options {
+    /// The archive
+    archive: PathBuf,
+
+    /// Hours for which the chunks of puts that were killed are kept, so that a repeat finds them
+    #[arg(long, default_value_t = 24, value_name = "HOURS")]
+    keep_partial: u64,
+
+    /// With --placement rad: encodes all that stands replicated, whatever delay and batch say; for
+    /// archives that get no more versions
+    #[arg(long)]
+    settle: bool,
+
+    /// Leaves to the next gc what running puts and readers hold back, instead of waiting for them
+    #[arg(long)]
+    no_wait: bool,
+
+    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
+    /// Prints JSON, whose keys are stable
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was done.
+#[derive(Debug, Serialize)]
+struct Done {
+    dropped_containers: u64,
+    merged_containers: u64,
+    new_containers: u64,
+    copied_chunks: u64,
+    /// Bytes of the chunks that merges encoded again, before compression; and what they wrote,
+    /// with parity.
+    copied_chunk_bytes: u64,
+    merge_written_bytes: u64,
+    /// Containers that stood replicated and were encoded by classes, with --placement rad.
+    settled_containers: u64,
+    settled_into_containers: u64,
+    settled_chunks: u64,
+    settled_chunk_bytes: u64,
+    settle_written_bytes: u64,
+    /// What stands replicated now, with its copies.
+    replicated_bytes: u64,
+    freed_bytes: u64,
+    /// Containers that stay although they are less than half full, because a chunk of theirs is
+    /// damaged.
+    damaged_containers: u64,
+    /// True when running puts or readers hold something back.
+    held_back: bool,
+}
+
+/// Collects, and tells what was freed.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let directory = ArchiveDir::look(&options.archive)?;
+    let archive = directory.open(Settings { memory: options.memory.0, ..Settings::default() })?;
+    let bar = Progress::of("gc", "steps");
+    let collect = Collect {
+        now: now(),
+        keep_partial: options.keep_partial.saturating_mul(3600),
+        wait: !options.no_wait,
+        reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
+        encode_all: options.settle,
+    };
+    if options.settle && archive.label().late.is_none() {
+        return Err(Failure::new(
+            "--settle is for archives with --placement rad: in others nothing stands replicated",
+        ));
+    }
+    let mut steps = 0;
+    let done = Collection::begin(&archive, collect)?.run(&mut |doing| {
+        steps += 1;
+        bar.stage(doing);
+        bar.set(steps, 0);
+    })?;
+    drop(bar);
+    let done = Done {
+        dropped_containers: done.dropped,
+        merged_containers: done.merged,
+        new_containers: done.into,
+        copied_chunks: done.copied_chunks,
+        copied_chunk_bytes: done.copied_chunk_bytes,
+        merge_written_bytes: done.merge_bytes,
+        settled_containers: done.encoded,
+        settled_into_containers: done.encoded_into,
+        settled_chunks: done.encoded_chunks,
+        settled_chunk_bytes: done.encoded_chunk_bytes,
+        settle_written_bytes: done.encode_bytes,
+        replicated_bytes: archive.refresh()?.replicated().0,
+        freed_bytes: done.freed_bytes,
+        damaged_containers: done.damaged,
+        held_back: done.waits || done.held_back > 0,
+    };
+    if options.json {
+        output::json(&done)?;
+        return Ok(());
+    }
+    output::line(format_args!(
+        "freed {}: {} dropped, {} merged into {}",
+        Size(done.freed_bytes),
+        counted(done.dropped_containers, "container"),
+        done.merged_containers,
+        done.new_containers
+    ));
+    if done.copied_chunks > 0 {
+        let (chunks, written) =
+            (counted(done.copied_chunks, "chunk"), Size(done.merge_written_bytes));
+        output::line(format_args!("merging encoded {chunks} again, and wrote {written}"));
+    }
+    if archive.label().late.is_some() {
+        output::line(format_args!(
+            "settled {} with {}, and wrote {}; {} stand replicated",
+            counted(done.settled_containers, "container"),
+            counted(done.settled_chunks, "chunk"),
+            Size(done.settle_written_bytes),
+            Size(done.replicated_bytes)
+        ));
+    }
+    if done.held_back {
+        output::line(
+            "note: running puts or readers hold more back; another gc frees it when they have ended",
+        );
+    }
+    if done.damaged_containers > 0 {
+        let shown = directory.path().display();
+        output::line(format_args!(
+            "note: {} not merged, because data in it is damaged; `onefold scrub {shown}` tells which streams it hits",
+            counted(done.damaged_containers, "container")
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! `onefold get`: a stream out of an archive, to standard output, a file or a directory.
+
+pub(super) mod listing;
+mod space;
+mod tree;
+
+use std::{
+    io::{ErrorKind, Write},
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use onefold_archive::{Content, Reader, Shape, Stream, Verify};
+use onefold_backend::{
+    new_file::NewFile,
+    tree::{Choices, LeftOut, write_part},
+};
+use onefold_core::{Error, Kind, Result};
+use serde_json::json;
+
+use self::space::fits;
+use onefold::parts::archive_dir::ArchiveDir;
+use onefold_console::{
+    failure::Failure,
+    output,
+    progress::Progress,
+    size::{Size, grouped},
+};
+
+/// Writes a stream to standard output or a file, or a directory below another one
+///
+/// Checksums are verified always. A directory is restored with modes, times, attributes of users
+/// and ACLs, as root with owners too; what needs privileges is left out unless it is asked for. The
+/// directory below which it is restored stays as it is; nothing is written outside, and no link is
+/// followed. A restored file or directory survives a power failure when the command has ended.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  onefold get backups dump\n  onefold get backups vm1 --output vm1.raw\n  onefold get backups etc-monday -C restored"
+)]
+pub(crate) struct Options {
+    /// The archive
+    archive: PathBuf,
+
+    /// The name
+    name: String,
+
+    /// The directory below which a directory is restored
+    #[arg(short = 'C', long, value_name = "DIR", conflicts_with = "output")]
+    directory: Option<PathBuf>,
+
+    /// Replaces what has the name of something restored, but for directories, which are filled;
+    /// else that is an error
+    #[arg(long)]
+    in_place: bool,
+
+    /// Restores set-id and sticky bits, devices, and the attributes of the system (security.*,
+    /// trusted.*) too
+    #[arg(long)]
+    preserve_privileged: bool,
+
+    /// A new file, with holes for zeroes, instead of standard output; it has its name when it is
+    /// whole
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Compares each chunk with its fingerprint too
+    #[arg(long)]
+    verify: bool,
+
+    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
+    /// Prints JSON, whose keys are stable, when data goes elsewhere than to standard output
+    #[arg(long)]
+    json: bool,
+}
+
+/// Bytes written to a pipe at once.
+const OUT_BYTES: usize = 256 << 10;
+
+/// Restores it.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if options.json && options.directory.is_none() && options.output.is_none() {
+        return Err(Failure::usage(
+            "standard output has the data: --json needs --output FILE or -C DIR",
+        ));
+    }
+    if options.directory.is_none() && (options.in_place || options.preserve_privileged) {
+        return Err(Failure::usage(
+            "--in-place and --preserve-privileged are about a directory that is restored: give -C DIR",
+        ));
+    }
+    let archive = ArchiveDir::look(&options.archive)?.open_to_read(options.memory.0)?;
+    let mut reader = Reader::new(&archive)?;
+    let stream = reader.stream(&options.name)?;
+    let verify = if options.verify { Verify::Chunks } else { Verify::Groups };
+    let mut report =
+        json!({ "name": options.name, "bytes": stream.bytes, "chunks": stream.chunks });
+    let mut in_part = 0;
+    match (stream.shape, &options.directory, &options.output) {
+        (Shape::Tree, Some(root), _) => {
+            if stream.is_incomplete() {
+                tracing::warn!(
+                    "'{}' is incomplete: what could not be read when it was stored is not in it",
+                    options.name
+                );
+            }
+            let choices =
+                Choices { in_place: options.in_place, privileged: options.preserve_privileged };
+            let missing = tree::restore(&archive, &mut reader, &stream, root, verify, choices)?;
+            tell(&missing.left_out);
+            in_part = missing.in_part;
+            report["left_out"] = left_out(&missing.left_out);
+            report["in_part"] = in_part.into();
+        }
+        (Shape::Tree, None, _) => {
+            return Err(Failure::usage(format!(
+                "'{}' is a directory: say where, with -C DIR",
+                options.name
+            )));
+        }
+        (Shape::Bytes, Some(_), _) => {
+            return Err(Failure::usage(format!(
+                "'{}' is no directory: leave out -C, or give --output FILE",
+                options.name
+            )));
+        }
+        (Shape::Bytes, None, Some(path)) => to_file(&mut reader, &stream, path, verify)?,
+        (Shape::Bytes, None, None) => to_output(&mut reader, &stream, verify)?,
+    }
+    if options.json {
+        output::json(&report)?;
+    }
+    match in_part {
+        0 => Ok(()),
+        n => Err(Failure::in_part(format!(
+            "{} files of '{}' are there in part only: more was not stored",
+            grouped(n),
+            options.name
+        ))),
+    }
+}
+
+fn left_out(counts: &LeftOut) -> serde_json::Value {
+    json!({
+        "owners": counts.owners,
+        "special_bits": counts.special_bits,
+        "devices": counts.devices,
+        "sockets": counts.sockets,
+        "attributes": counts.attributes,
+    })
+}
+
+/// Says in one line what was not restored.
+fn tell(counts: &LeftOut) {
+    let all = [
+        (counts.owners, "owners"),
+        (counts.special_bits, "set-id or sticky bits"),
+        (counts.devices, "devices"),
+        (counts.sockets, "sockets"),
+        (counts.attributes, "attributes"),
+    ];
+    let words: Vec<String> = all
+        .iter()
+        .filter(|(n, _)| *n > 0)
+        .map(|(n, what)| format!("{} {what}", grouped(*n)))
+        .collect();
+    if !words.is_empty() {
+        tracing::warn!(
+            "left out: {} (root restores owners; --preserve-privileged what else may be restored)",
+            words.join(", ")
+        );
+    }
+}
+
+fn to_output(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let zeroes = vec![0; OUT_BYTES];
+    let mut held: Vec<u8> = Vec::with_capacity(OUT_BYTES * 2);
+    let mut gone = false;
+    let mut write = |bytes: &[u8]| match out.write_all(bytes) {
+        // Who reads has seen enough.
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => {
+            Err(Error::new(Kind::Stopped, "the reader is gone"))
+        }
+        written => written.map_err(|e| Error::from_io("the output can't be written", e)),
+    };
+    let mut read = reader.read(&stream.recipe, verify, &mut |content| {
+        match content {
+            Content::Bytes(bytes) => held.extend_from_slice(bytes),
+            Content::Zeroes(mut n) => {
+                write(&held)?;
+                held.clear();
+                while n > 0 {
+                    let part = n.min(zeroes.len() as u64);
+                    write(&zeroes[..part as usize])?;
+                    n -= part;
+                }
+            }
+        }
+        if held.len() >= OUT_BYTES {
+            write(&held)?;
+            held.clear();
+        }
+        Ok(())
+    });
+    if read.is_ok() {
+        read = write(&held);
+    }
+    gone |= read.as_ref().is_err_and(|error| error.kind() == Kind::Stopped);
+    if gone { Ok(()) } else { read }
+}
+
+fn to_file(reader: &mut Reader, stream: &Stream, path: &Path, verify: Verify) -> Result<()> {
+    fits(path, reader.sizes(&stream.recipe)?.1, 1)?;
+    let new = NewFile::create(path)?;
+    new.file().set_len(stream.bytes).map_err(|e| Error::from_io(path.display(), e))?;
+    let (bar, mut at) = (Progress::new("restoring"), 0);
+    reader.read(&stream.recipe, verify, &mut |content| {
+        match content {
+            Content::Bytes(bytes) => {
+                write_part(new.file(), at, bytes)?;
+                at += bytes.len() as u64;
+            }
+            Content::Zeroes(n) => at += n,
+        }
+        bar.set(at, stream.bytes);
+        Ok(())
+    })?;
+    new.publish()
+}

@@ -1,0 +1,97 @@
+//! `onefold ls`: what is in an archive, or in a directory that it holds.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use onefold_archive::{Reader, Shape};
+use serde::Serialize;
+
+use super::get::listing;
+use onefold::parts::archive_dir::ArchiveDir;
+use onefold_console::{failure::Failure, output, size::Size};
+
+/// Lists the streams of an archive, or the entries of a directory that is stored in it
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  onefold ls backups\n  onefold ls backups etc-monday\n  onefold ls backups --json"
+)]
+pub(crate) struct Options {
+    /// The archive
+    archive: PathBuf,
+
+    /// A stored directory, to list what is in it
+    name: Option<String>,
+
+    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
+    /// Prints JSON, whose keys are stable
+    #[arg(long)]
+    json: bool,
+}
+
+/// A stream.
+#[derive(Debug, Serialize)]
+struct Line {
+    name: String,
+    /// bytes or tree.
+    shape: &'static str,
+    bytes: u64,
+    chunks: u64,
+    /// Bytes by which it let the archive grow when it was stored.
+    added_bytes: u64,
+    /// Seconds since 1970.
+    created: u64,
+    /// Something of the tree could not be read when it was stored.
+    incomplete: bool,
+}
+
+/// Lists.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let archive = ArchiveDir::look(&options.archive)?.open_to_read(options.memory.0)?;
+    let mut reader = Reader::new(&archive)?;
+    if let Some(name) = &options.name {
+        let stream = reader.stream(name)?;
+        if stream.shape != Shape::Tree {
+            return Err(Failure::usage(format!("'{name}' is no directory")));
+        }
+        if options.json {
+            return Err(Failure::usage("--json lists streams, not what is in one"));
+        }
+        return Ok(listing::pass(&mut reader, &stream, &mut |entries| {
+            entries.iter().for_each(listing::show);
+            Ok(())
+        })?);
+    }
+    let lines: Vec<Line> = reader
+        .tables()
+        .streams
+        .iter()
+        .map(|(name, stream)| Line {
+            name: name.clone(),
+            shape: if stream.shape == Shape::Tree { "tree" } else { "bytes" },
+            bytes: stream.bytes,
+            chunks: stream.chunks,
+            added_bytes: stream.added,
+            created: stream.created,
+            incomplete: stream.is_incomplete(),
+        })
+        .collect();
+    if options.json {
+        output::json(&lines)?;
+    } else if lines.is_empty() {
+        output::line("no streams");
+    } else {
+        for line in lines {
+            let (bytes, added) = (Size(line.bytes).to_string(), Size(line.added_bytes).to_string());
+            let mark = if line.incomplete { "  incomplete" } else { "" };
+            output::line(format_args!(
+                "{bytes:>9}  {added:>9} added  {:<5}  {}{mark}",
+                line.shape,
+                line.name.escape_debug()
+            ));
+        }
+    }
+    Ok(())
+}

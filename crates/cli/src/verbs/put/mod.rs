@@ -1,0 +1,316 @@
+//! `onefold put`: a stream, a file or a directory into an archive.
+
+mod exclude;
+mod source;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use onefold_archive::{
+    FilterName, Gauge, Ingest, PutReport as Report, PutRequest, Settings, Shape, put_on,
+};
+use onefold_core::{Kind, Result};
+use serde::{Deserialize, Serialize};
+
+use self::{
+    exclude::Exclude,
+    source::{Source, Tree},
+};
+
+use onefold::parts::{
+    archive_dir::{ArchiveDir, now},
+    control::{self, Client},
+};
+use onefold_console::{
+    failure::Failure,
+    output,
+    progress::Progress,
+    size::{Size, grouped, share},
+};
+
+/// The usual filter chain.
+pub(super) const FILTERS: &str = "block-index,container-cache,bloom,chunk-index";
+
+/// Time between two looks at how far it is.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Stores a stream, a file or a directory under a name; what had the name before is replaced
+///
+/// Without FILE and without -r it is standard input. The stream is there, durably, when the command
+/// ends, and not at all when it fails. What a killed put had stored is found again when it is
+/// repeated. Where the archive is served, its server stores it, beside others and beside writes to
+/// volumes. What of a directory can't be read is named and left out, the stream is marked as
+/// incomplete, and the exit status is 3.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  onefold put backups etc-monday -r /etc\n  onefold put backups vm1 vm1.raw\n  onefold put backups dump --json\n  \
+                  onefold put backups home -r /home --exclude '*.tmp' --exclude .cache/ --exclude-caches --one-file-system"
+)]
+pub(crate) struct Options {
+    /// The archive
+    archive: PathBuf,
+
+    /// The name
+    name: String,
+
+    /// A file or a device; its holes cost nothing
+    file: Option<PathBuf>,
+
+    /// A directory with all that is in it: names, modes, owners, times, links, holes and extended
+    /// attributes
+    #[arg(short, long, value_name = "DIR", conflicts_with = "file")]
+    recursive: Option<PathBuf>,
+
+    /// Leaves out what a pattern names: a name or the end of a path, or with a first / a path from
+    /// DIR; with a last / directories only; with *, ?, [a-z], **
+    #[arg(long, value_name = "PATTERN")]
+    exclude: Vec<String>,
+
+    /// Takes patterns from a file, one a line; empty lines and those that begin with # don't count
+    #[arg(long, value_name = "FILE")]
+    exclude_from: Vec<PathBuf>,
+
+    /// Leaves out what is in directories that a file CACHEDIR.TAG says to be caches, but for that
+    /// file
+    #[arg(long)]
+    exclude_caches: bool,
+
+    /// Stays on the file system of DIR; of what is mounted below it there is an empty directory
+    #[arg(long)]
+    one_file_system: bool,
+
+    /// Fails when something can't be read, instead of leaving it out
+    #[arg(long)]
+    strict: bool,
+
+    /// Of an archive on several nodes: goes on with nodes absent, while one more than the data
+    /// needs are there
+    #[arg(long)]
+    degraded: bool,
+
+    /// Fails when another put is running, instead of waiting for it
+    #[arg(long)]
+    no_wait: bool,
+
+    /// The filter chain, in its order: block-index, container-cache, bloom, chunk-index,
+    /// byte-compare; a server has its own
+    #[arg(long, value_delimiter = ',', default_value = FILTERS, value_name = "FILTERS")]
+    filters: Vec<FilterName>,
+
+    /// Zstandard's level for what is new, in an archive that compresses by it; a server has its
+    /// own
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=19))]
+    level: i32,
+
+    /// Prints JSON, whose keys are stable
+    #[arg(long)]
+    json: bool,
+}
+
+impl Options {
+    fn is_about_trees(&self) -> bool {
+        let patterns = !self.exclude.is_empty() || !self.exclude_from.is_empty();
+        patterns || self.exclude_caches || self.one_file_system || self.strict
+    }
+}
+
+/// What was stored.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Stored {
+    name: String,
+    bytes: u64,
+    chunks: u64,
+    /// Chunks that were there already.
+    duplicate_chunks: u64,
+    /// Bytes of new chunks.
+    new_bytes: u64,
+    /// Bytes by which the archive grew, with recipes and metadata.
+    added_bytes: u64,
+    /// Something of the tree is missing.
+    #[serde(default)]
+    incomplete: bool,
+    /// Files and directories that could not be read, whole or in part.
+    #[serde(default)]
+    skipped: u64,
+    index_page_reads: u64,
+    metadata_reads: u64,
+    seconds: f64,
+    cpu_seconds: f64,
+}
+
+/// Stores it, and tells what it took.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let directory = ArchiveDir::look(&options.archive)?;
+    valid_filters(&options.filters)?;
+    if options.recursive.is_none() && options.is_about_trees() {
+        return Err(Failure::usage(
+            "--exclude, --exclude-from, --exclude-caches, --one-file-system and --strict are about a directory: give --recursive DIR",
+        ));
+    }
+    let source = match (&options.recursive, &options.file) {
+        (Some(root), _) => Source::Tree(tree(root, options)?),
+        (None, Some(path)) => Source::File(path.clone()),
+        (None, None) => Source::Input,
+    };
+    let begun = Instant::now();
+    let (gauge, total) = (Gauge::default(), source.total()?);
+    let ended = AtomicBool::new(false);
+    let mut notes = Vec::new();
+    let stored = std::thread::scope(|scope| {
+        let shown = scope.spawn(|| show(&gauge, total, &ended));
+        let stored = match directory.server() {
+            Ok(Some(server)) => send(server, &source, &gauge, options),
+            Ok(None) => store(&directory, &source, &gauge, options, &mut notes),
+            Err(error) => Err(error),
+        };
+        ended.store(true, Relaxed);
+        shown.thread().unpark();
+        stored
+    })?;
+    let seconds = begun.elapsed().as_secs_f64();
+    tell(
+        options,
+        Stored {
+            seconds,
+            cpu_seconds: onefold_backend::process::cpu_time().as_secs_f64(),
+            skipped: source.skipped(),
+            ..stored
+        },
+    )?;
+    if !options.json {
+        notes.iter().for_each(|note| output::line(format_args!("note: {note}")));
+    }
+    match source.skipped() {
+        0 => Ok(()),
+        n => Err(Failure::in_part(format!(
+            "'{}' is stored and marked as incomplete: {} files or directories could not be read, and were named above",
+            options.name,
+            grouped(n)
+        ))),
+    }
+}
+
+/// A directory as the options want it.
+fn tree(root: &Path, options: &Options) -> Result<Tree, Failure> {
+    Ok(Tree {
+        root: root.to_owned(),
+        exclude: Arc::new(Exclude::new(root, &options.exclude, &options.exclude_from)?),
+        without_caches: options.exclude_caches,
+        one_file_system: options.one_file_system,
+        strict: options.strict,
+        skipped: AtomicU64::new(0),
+    })
+}
+
+/// A filter chain that finds duplicates.
+pub(super) fn valid_filters(filters: &[FilterName]) -> Result<(), Failure> {
+    if filters.contains(&FilterName::ChunkIndex) {
+        return Ok(());
+    }
+    Err(Failure::usage("--filters without chunk-index would find no duplicates of earlier streams"))
+}
+
+/// Stores it here; waits for another ingesting process, or hands it to one that begins to serve
+/// meanwhile.
+fn store(
+    directory: &ArchiveDir,
+    source: &Source,
+    gauge: &Gauge,
+    options: &Options,
+    notes: &mut Vec<String>,
+) -> Result<Stored> {
+    let settings =
+        Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
+    let (archive, nodes) = directory.open_nodes(settings, options.degraded)?;
+    onefold_archive::valid_name(&options.name)?;
+    let mut told = false;
+    let ingest = loop {
+        match Ingest::begin(&archive, false, false) {
+            Err(error) if error.kind() == Kind::Busy && !options.no_wait => {}
+            begun => break begun?,
+        }
+        if let Some(server) = directory.server()? {
+            return send(server, source, gauge, options);
+        }
+        if !std::mem::replace(&mut told, true) {
+            directory
+                .unseen_server()?
+                .iter()
+                .for_each(|sentence| onefold::parts::operator::warn(sentence));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    };
+    let shape = if matches!(source, Source::Tree(_)) { Shape::Tree } else { Shape::Bytes };
+    let request = PutRequest { name: options.name.clone(), shape, now: now(), wait: false };
+    let report = put_on(&ingest, request, gauge, |feeder| source.feed(feeder))?;
+    notes.extend(nodes.iter().flat_map(|nodes| directory.notes(nodes)));
+    Ok(Stored::new(&options.name, &report))
+}
+
+/// Lets the server of the archive store it.
+fn send(mut server: Client, source: &Source, gauge: &Gauge, options: &Options) -> Result<Stored> {
+    let request = control::Request::Put {
+        name: options.name.clone(),
+        tree: matches!(source, Source::Tree(_)),
+    };
+    let mut progress = |new, read| {
+        gauge.new.store(new, Relaxed);
+        gauge.read.store(read, Relaxed);
+    };
+    server.send(&request, &mut progress, |outlet| source.feed(outlet))
+}
+
+impl Stored {
+    pub(super) fn new(name: &str, report: &Report) -> Stored {
+        Stored {
+            name: name.to_owned(),
+            bytes: report.stream.bytes,
+            chunks: report.stream.chunks,
+            duplicate_chunks: report.counts.duplicates,
+            new_bytes: report.new_bytes,
+            added_bytes: report.stream.added,
+            incomplete: report.stream.is_incomplete(),
+            skipped: 0,
+            index_page_reads: report.counts.page_reads,
+            metadata_reads: report.counts.metadata_reads,
+            seconds: 0.0,
+            cpu_seconds: 0.0,
+        }
+    }
+}
+
+/// Shows how far it is until it ends; who ends it wakes this thread.
+fn show(gauge: &Gauge, total: u64, ended: &AtomicBool) {
+    let bar = Progress::new("storing");
+    while !ended.load(Relaxed) {
+        std::thread::park_timeout(LOOK_EVERY);
+        let (read, new) = (gauge.read.load(Relaxed), gauge.new.load(Relaxed));
+        if read > 0 {
+            bar.note(&format!("storing, {} new", share(new, read)));
+        }
+        bar.set(read, total);
+    }
+}
+
+fn tell(options: &Options, stored: Stored) -> Result<(), Failure> {
+    if options.json {
+        output::json(&stored)?;
+        return Ok(());
+    }
+    output::line(format_args!(
+        "stored {:?}: {} in {} chunks, {} of it new; the archive grew by {}",
+        stored.name,
+        Size(stored.bytes),
+        grouped(stored.chunks),
+        share(stored.new_bytes, stored.bytes),
+        Size(stored.added_bytes)
+    ));
+    Ok(())
+}

@@ -1,0 +1,210 @@
+//! What is stored: standard input, a file with its holes, a directory with all that is in it.
+
+use std::{
+    ffi::OsStr,
+    fs::File,
+    io::Read,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use onefold_archive::{LEVELS_MAX, encode_entry};
+use onefold_backend::{
+    sparse::next_data,
+    tree::{Found, Options, Walk, read_data},
+};
+use onefold_core::{
+    Error, Result,
+    tree::{IN_PART, What},
+};
+
+use super::exclude::Exclude;
+use onefold::parts::control::stream::Intake;
+
+/// What a put reads.
+pub(super) enum Source {
+    Input,
+    File(PathBuf),
+    Tree(Tree),
+}
+
+/// A directory, and what of it is wanted.
+pub(super) struct Tree {
+    pub(super) root: PathBuf,
+    pub(super) exclude: Arc<Exclude>,
+    pub(super) without_caches: bool,
+    pub(super) one_file_system: bool,
+    /// What can't be read makes the put fail, instead of being left out.
+    pub(super) strict: bool,
+    /// What could not be read.
+    pub(super) skipped: AtomicU64,
+}
+
+impl Source {
+    /// What is known about its size beforehand; 0 for nothing.
+    pub(super) fn total(&self) -> Result<u64> {
+        match self {
+            Source::File(path) => length(path, &open(path)?),
+            Source::Input | Source::Tree(_) => Ok(0),
+        }
+    }
+
+    /// Files and directories that could not be read, whole or in part.
+    pub(super) fn skipped(&self) -> u64 {
+        match self {
+            Source::Tree(tree) => tree.skipped.load(Relaxed),
+            Source::Input | Source::File(_) => 0,
+        }
+    }
+
+    /// Gives all of it.
+    pub(super) fn feed(&self, into: &mut dyn Intake) -> Result<()> {
+        match self {
+            Source::Tree(tree) => tree.feed(into),
+            Source::File(path) => {
+                let file = open(path)?;
+                let end = length(path, &file)?;
+                feed_file(into, &file, end).map_err(|e| e.context(path.display()))
+            }
+            Source::Input => {
+                let mut input = std::io::stdin().lock();
+                while into.fill(&mut |room| read_once(&mut input, room))? > 0 {}
+                Ok(())
+            }
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    File::open(path).map_err(|e| Error::from_io(path.display(), e))
+}
+
+fn read_once(input: &mut impl Read, room: &mut [u8]) -> Result<usize> {
+    loop {
+        match input.read(room) {
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            read => return read.map_err(|e| Error::from_io("standard input can't be read", e)),
+        }
+    }
+}
+
+/// Bytes of a file or a device.
+fn length(path: &Path, file: &File) -> Result<u64> {
+    use std::os::unix::fs::FileTypeExt;
+    let metadata = file.metadata().map_err(|e| Error::from_io(path.display(), e))?;
+    if metadata.file_type().is_block_device() {
+        onefold_backend::device_bytes(path)
+    } else {
+        Ok(metadata.len())
+    }
+}
+
+/// All bytes of a file, its holes without reading them.
+fn feed_file(feeder: &mut dyn Intake, file: &File, end: u64) -> Result<()> {
+    let mut at = 0;
+    let ranges = read_ranges(feeder, file, end, &mut at)?;
+    // What lies behind the last data, or was cut off meanwhile.
+    if ranges && at < end { feeder.zeroes(end - at) } else { Ok(()) }
+}
+
+/// Feeds data and the holes before it; false when there was neither length nor end, as for a pipe.
+fn read_ranges(feeder: &mut dyn Intake, file: &File, end: u64, at: &mut u64) -> Result<bool> {
+    if end == 0 {
+        // A pipe, or a file that does not tell its length.
+        let mut file = file;
+        while feeder.fill(&mut |room| read_once(&mut file, room))? > 0 {}
+        return Ok(false);
+    }
+    while let Some((start, stop)) = next_data(file, *at, end)? {
+        if start > *at {
+            feeder.zeroes(start - *at)?;
+        }
+        *at = start;
+        let read = read_data_range(feeder, file, start, stop)?;
+        *at += read;
+        if *at < stop {
+            break;
+        }
+    }
+    Ok(true)
+}
+
+fn read_data_range(feeder: &mut dyn Intake, file: &File, start: u64, stop: u64) -> Result<u64> {
+    use std::os::unix::fs::FileExt;
+    let mut at = start;
+    while at < stop {
+        let n = feeder.fill(&mut |room| {
+            let most = room.len().min(usize::try_from(stop - at).unwrap_or(usize::MAX));
+            file.read_at(&mut room[..most], at).map_err(|e| Error::from_io("it can't be read", e))
+        })?;
+        if n == 0 {
+            break;
+        }
+        at += n as u64;
+    }
+    Ok(at - start)
+}
+
+impl Tree {
+    /// The data of all files, then the listing.
+    fn feed(&self, into: &mut dyn Intake) -> Result<()> {
+        let exclude = self.exclude.clone();
+        let options = Options {
+            one_file_system: self.one_file_system,
+            without_caches: self.without_caches,
+            levels_max: LEVELS_MAX,
+            wanted: Some(Box::new(move |path, is_directory| !exclude.takes(path, is_directory))),
+            ..Options::default()
+        };
+        let mut names = Vec::new();
+        for found in Walk::new(&self.root, options)? {
+            match found {
+                Ok(found) => self.give(into, found, &mut names)?,
+                Err(error) => self.skip(error)?,
+            }
+        }
+        into.end_recipe()?;
+        let mut rest = &names[..];
+        while !rest.is_empty() {
+            let n = into.fill(&mut |room| {
+                let n = room.len().min(rest.len());
+                room[..n].copy_from_slice(&rest[..n]);
+                Ok(n)
+            })?;
+            rest = &rest[n..];
+        }
+        if self.skipped.load(Relaxed) > 0 { into.incomplete() } else { Ok(()) }
+    }
+
+    /// The data of one entry, and the entry for the listing. What was given of a file before it
+    /// failed belongs to the file, which is marked.
+    fn give(&self, into: &mut dyn Intake, mut found: Found, names: &mut Vec<u8>) -> Result<()> {
+        if let (What::File { bytes, data }, Some(file)) = (&mut found.entry.what, &found.file) {
+            into.border()?;
+            let (read, failed) =
+                read_data(file, *bytes, &mut |read| into.fill(&mut |room| read(room)))?;
+            *data = read;
+            if let Some(error) = failed {
+                found.entry.mode |= IN_PART;
+                self.skip(
+                    error.context(self.root.join(OsStr::from_bytes(&found.entry.path)).display()),
+                )?;
+            }
+        }
+        encode_entry(&found.entry, names);
+        Ok(())
+    }
+
+    fn skip(&self, error: Error) -> Result<()> {
+        if self.strict {
+            return Err(error);
+        }
+        self.skipped.fetch_add(1, Relaxed);
+        tracing::warn!("left out: {error}");
+        Ok(())
+    }
+}

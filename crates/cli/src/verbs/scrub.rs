@@ -1,0 +1,221 @@
+//! `onefold scrub`: does all data still have the fingerprints that it had when it was written?
+
+use std::path::PathBuf;
+
+use clap::Args;
+use onefold_block::{
+    Store,
+    check::{self, Phase, ScrubReport, scrub_open},
+};
+use onefold_core::{BLOCK_BYTES, Result};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    check::{
+        archive::{self, Extent},
+        show,
+    },
+    cluster, served_or_not,
+};
+use onefold::parts::{
+    archive_dir::ArchiveDir,
+    control::{Request, Tell},
+    store_file::StoreFile,
+};
+use onefold_console::{
+    failure::Failure,
+    output::{self, Answer},
+    progress::Progress,
+    size::{Size, counted, grouped},
+};
+
+/// Verifies all data of a store, also while it is served; names what damage hits
+///
+/// Every stored block is read and compared with its fingerprint. The exit status is 0 only when all
+/// of it is whole. A folder of the cluster engine may not be served meanwhile.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  onefold scrub disk.onefold\n  onefold scrub disk.onefold --json"
+)]
+pub(crate) struct Options {
+    /// The store, an archive's directory, or a store of the cluster engine
+    store: PathBuf,
+
+    /// Only this stream or volume of an archive
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+
+    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
+    #[command(flatten)]
+    answer: Answer,
+}
+
+/// What a scrub found, on its way from a server to a person.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Scrubbed {
+    /// Blocks verified, bad ones included.
+    blocks: u64,
+    /// How many are bad; the first thousand are listed.
+    bad_blocks: u64,
+    bad: Vec<Bad>,
+    /// Table pages that could not be read, so that their blocks were not verified.
+    unread_pages: Vec<String>,
+    well: bool,
+}
+
+/// A bad block.
+#[derive(Debug, Serialize, Deserialize)]
+struct Bad {
+    /// Its physical address.
+    block: u64,
+    what: String,
+    /// How many addresses lose data; the first few are listed.
+    addresses: u64,
+    hit: Vec<Hit>,
+}
+
+/// Data that is lost.
+#[derive(Debug, Serialize, Deserialize)]
+struct Hit {
+    volume: String,
+    /// Where it is in the volume, in bytes.
+    offset: u64,
+}
+
+impl From<ScrubReport> for Scrubbed {
+    fn from(report: ScrubReport) -> Scrubbed {
+        let well = report.is_well();
+        let bad = report.bad.into_iter().map(|bad| Bad {
+            block: bad.pba.0,
+            what: bad.what,
+            addresses: bad.names_found,
+            hit: bad
+                .names
+                .into_iter()
+                .map(|(volume, lba)| Hit { volume, offset: lba.0 * BLOCK_BYTES as u64 })
+                .collect(),
+        });
+        Scrubbed {
+            blocks: report.blocks,
+            bad_blocks: report.bad_found,
+            bad: bad.collect(),
+            unread_pages: report.unread,
+            well,
+        }
+    }
+}
+
+/// Scrubs, and tells what was found.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if let Some(url) = cluster::store_at(&options.store) {
+        return cluster::scrub(&url, true, options.answer);
+    }
+    if ArchiveDir::is_there(&options.store) {
+        return archive::run(
+            &options.store,
+            Extent {
+                data: true,
+                repair: false,
+                only: options.only.as_deref(),
+                memory: options.memory.0,
+            },
+            options.answer.json,
+        );
+    }
+    if options.only.is_some() {
+        return Err(Failure::usage("--only is for archives"));
+    }
+    let file = StoreFile::look(&options.store)?;
+    let bar = Progress::new("scrubbing");
+    let scrubbed: Scrubbed = served_or_not(
+        &file,
+        |server| {
+            server.ask_long(&Request::Scrub, &mut |what, done, total| {
+                bar.stage(what);
+                bar.set(done, total);
+            })
+        },
+        || {
+            Ok(check::scrub(
+                &file.open_for_reading()?,
+                &mut |progress| show(&bar, "scrubbing", &progress),
+                &mut || false,
+            )?
+            .into())
+        },
+    )?;
+    drop(bar);
+    tell(&file, &scrubbed, options.answer.json)
+}
+
+/// Scrubs a store that is being served, until `tell` fails.
+pub(crate) fn served(store: &Store, tell: &mut Tell<'_>) -> Result<Scrubbed> {
+    // Both callbacks are needed at once, and one of them tells the other.
+    let given_up = std::cell::RefCell::new(None);
+    let report = scrub_open(
+        store.engine(),
+        &mut |progress| {
+            let bytes = |blocks: u64| {
+                if progress.what == Phase::Names {
+                    0
+                } else {
+                    blocks.saturating_mul(BLOCK_BYTES as u64)
+                }
+            };
+            if let Err(error) = tell(
+                &format!("scrubbing {}", progress.what),
+                bytes(progress.done),
+                bytes(progress.total),
+            ) {
+                *given_up.borrow_mut() = Some(error);
+            }
+        },
+        &mut || given_up.borrow().is_some(),
+    );
+    match given_up.into_inner() {
+        Some(error) => Err(error),
+        None => Ok(report.into()),
+    }
+}
+
+fn tell(file: &StoreFile, scrubbed: &Scrubbed, json: bool) -> Result<(), Failure> {
+    let shown = file.path().display();
+    if json {
+        output::json(scrubbed)?;
+    } else {
+        output::line(format_args!(
+            "{} of data were read",
+            Size(scrubbed.blocks * BLOCK_BYTES as u64)
+        ));
+        for bad in &scrubbed.bad {
+            output::line(format_args!("problem: physical block {} {}", bad.block, bad.what));
+            for hit in &bad.hit {
+                output::line(format_args!(
+                    "  lost: volume '{}', 4096 bytes at {}",
+                    hit.volume.escape_debug(),
+                    hit.offset
+                ));
+            }
+            let unnamed = bad.addresses - bad.hit.len() as u64;
+            if unnamed > 0 {
+                output::line(format_args!("  lost: {} addresses more", grouped(unnamed)));
+            }
+        }
+        scrubbed.unread_pages.iter().for_each(|page| output::line(format_args!("problem: {page}")));
+    }
+    if scrubbed.well {
+        if !json {
+            output::line(format_args!("all data of {shown} is well"));
+        }
+        return Ok(());
+    }
+    let blocks = counted(scrubbed.bad_blocks, "block");
+    let pages = match scrubbed.unread_pages.len() as u64 {
+        0 => String::new(),
+        n => format!(" and {} that can't be read", counted(n, "table page")),
+    };
+    Err(Failure::new(format!("{shown} is damaged: {blocks} of its data{pages}")))
+}

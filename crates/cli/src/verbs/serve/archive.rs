@@ -1,0 +1,251 @@
+//! `onefold serve` for an archive: its backup volumes over NBD, and streams through the control
+//! socket.
+//!
+//! The server is the ingesting process of its archive: puts reach it through the control socket,
+//! and no other process puts meanwhile. All else, as `rm`, `ls`, `get`, `gc` and `check`, works
+//! beside it.
+//!
+//! *Crash argument:* the process may end at any point: what was flushed is in the log, and the rest
+//! is garbage for `gc`.
+
+use std::{
+    io::Read,
+    path::Path,
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+
+use onefold_archive::{Gauge, Ingest, PutRequest as Stream, Settings, Shape, Volumes, put_on};
+use onefold_backend::{process, signals::StopSignals, systemd::Service};
+use onefold_core::{Error, Exports, Kind, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::options::{CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX, listen, note};
+use crate::verbs::{archive_volume, put, volume};
+use onefold::parts::{
+    archive_dir::{ArchiveDir, now},
+    archive_work::ArchiveWork,
+    control::{self, Request, Served, Tell, stream},
+};
+use onefold_console::address::uri;
+use onefold_console::failure::Failure;
+
+/// Between two looks for the end of a put that is waited for.
+const WAIT: Duration = Duration::from_millis(200);
+
+/// Serves until a signal comes.
+pub(super) fn run(
+    options: &Options,
+    directory: &ArchiveDir,
+    service: Service,
+) -> Result<(), Failure> {
+    let limits = options.limits()?;
+    put::valid_filters(&options.filters)?;
+    let shown = directory.path().display();
+    if let Some(pid) = directory.server()?.and_then(|mut server| server.pid().ok()) {
+        return Err(Failure::new(format!("{shown} is served by process {pid} already")));
+    }
+    note(service.notifier.status("opening the archive"));
+    let settings =
+        Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
+    // Given up last, when nobody writes any more.
+    let keeper = directory.claim()?;
+    let (archive, nodes) =
+        directory.open_while(settings, options.degraded, Some(&keeper.stands()))?;
+    // Until here a signal ends the process at once: opening may take long, and an archive survives
+    // it like any crash.
+    let mut signals = StopSignals::install()?;
+    let (end, ended) = mpsc::channel();
+    let waiting = std::thread::Builder::new().name("signals".into()).spawn(move || {
+        signals.wait();
+        // The other side is gone only when the server is ending anyway.
+        let _ = end.send(());
+        // Kept until the end of the process, so that a second signal ends it at once.
+        std::thread::park();
+    });
+    waiting.map_err(|e| Error::from_io("cannot start a thread for signals", e))?;
+    let Some(ingest) = ingest(&archive, options.no_wait, &ended)? else { return Ok(()) };
+    let work = ArchiveWork::start(&ingest)?;
+    let (volumes, exports) = (work.volumes().clone(), work.exports().clone());
+
+    let mut server = options.server(exports.clone(), limits)?;
+    let listeners = listen(options, Some(socket(directory.path())), service.sockets, &mut server)?;
+    let commands =
+        Commands { volumes: volumes.clone(), listeners: listeners.clone(), begun: Instant::now() };
+    let control = control::Server::start(&directory.control_name()?, commands)?;
+    server.start()?;
+    let names = exports.list();
+    let uris: Vec<String> = names
+        .iter()
+        .flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name)))
+        .take(URIS_MAX)
+        .collect();
+    match uris.is_empty() {
+        true => tracing::info!(
+            "serving {shown} at {}; it has no volumes yet (onefold archive volume create)",
+            listeners.join(" and ")
+        ),
+        false => tracing::info!("serving {shown}: {}", uris.join("  ")),
+    }
+    nodes
+        .iter()
+        .flat_map(|nodes| directory.notes(nodes))
+        .for_each(|absent| tracing::warn!("{absent}"));
+    note(service.notifier.ready(&format!(
+        "serving {} volumes of {shown} at {}",
+        names.len(),
+        listeners.join(" and ")
+    )));
+    let mut stopped = false;
+    while ended
+        .recv_timeout(LOOK_EVERY)
+        .is_err_and(|error| error == mpsc::RecvTimeoutError::Timeout)
+    {
+        if let Some(reason) = volumes.stopped()
+            && !stopped
+        {
+            stopped = true;
+            note(service.notifier.status(&format!("READING ONLY: {reason}")));
+        }
+    }
+    tracing::info!("stopping");
+    note(service.notifier.stopping());
+    let quiet = server.stop(CLIENT_GRACE);
+    let commands = control.stop();
+    quiet.and_then(|()| work.close()).map_err(|e| e.context(shown.to_string()))?;
+    if !commands {
+        return Err(Failure::new(format!("{shown}: a command was still at work at the end")));
+    }
+    tracing::info!("closed {shown}");
+    Ok(())
+}
+
+/// Becomes the ingesting process; `None` when it is told to stop while it waits for another one.
+fn ingest(
+    archive: &Arc<onefold_archive::Archive>,
+    no_wait: bool,
+    ended: &mpsc::Receiver<()>,
+) -> Result<Option<Arc<Ingest>>, Failure> {
+    let mut told = false;
+    loop {
+        match Ingest::begin(archive, false, true) {
+            Err(error) if error.kind() == Kind::Busy && !no_wait => {
+                if !told {
+                    tracing::info!("waiting for a put to end");
+                    told = true;
+                }
+            }
+            begun => return Ok(Some(begun?)),
+        }
+        if !ended.recv_timeout(WAIT).is_err_and(|error| error == mpsc::RecvTimeoutError::Timeout) {
+            return Ok(None);
+        }
+    }
+}
+
+/// Where an archive is served when nobody says so: beside its directory.
+fn socket(directory: &Path) -> std::path::PathBuf {
+    let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+    let mut name = directory.as_os_str().to_owned();
+    name.push(".sock");
+    name.into()
+}
+
+/// What the server of an archive tells of itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(in crate::verbs) struct ArchiveServer {
+    pub(in crate::verbs) pid: u32,
+    pub(in crate::verbs) version: String,
+    pub(in crate::verbs) uptime_seconds: u64,
+    pub(in crate::verbs) listeners: Vec<String>,
+    /// Bytes written to volumes and not durable yet.
+    pub(in crate::verbs) dirty_bytes: u64,
+    /// How often what was written became durable.
+    pub(in crate::verbs) drains: u64,
+    /// Chunks of volumes looked up, and those that were there already.
+    pub(in crate::verbs) chunks: u64,
+    pub(in crate::verbs) duplicate_chunks: u64,
+    pub(in crate::verbs) index_page_reads: u64,
+    pub(in crate::verbs) metadata_reads: u64,
+    /// Bytes of new chunks, and bytes of containers written for volumes.
+    pub(in crate::verbs) new_bytes: u64,
+    pub(in crate::verbs) added_bytes: u64,
+    /// Why nothing is written any more.
+    pub(in crate::verbs) stopped: Option<String>,
+    pub(in crate::verbs) cpu_seconds: f64,
+}
+
+/// A served archive, as commands see it.
+struct Commands {
+    volumes: Arc<Volumes>,
+    listeners: Vec<String>,
+    begun: Instant,
+}
+
+impl Commands {
+    fn report(&self) -> ArchiveServer {
+        let counts = self.volumes.counts();
+        ArchiveServer {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_seconds: self.begun.elapsed().as_secs(),
+            listeners: self.listeners.clone(),
+            dirty_bytes: counts.dirty_bytes,
+            drains: counts.write_backs,
+            chunks: counts.chunks,
+            duplicate_chunks: counts.duplicates,
+            index_page_reads: counts.page_reads,
+            metadata_reads: counts.metadata_reads,
+            new_bytes: counts.new_bytes,
+            added_bytes: counts.added_bytes,
+            stopped: self.volumes.stopped().map(|reason| reason.to_string()),
+            cpu_seconds: process::cpu_time().as_secs_f64(),
+        }
+    }
+}
+
+impl Served for Commands {
+    fn answer(&self, request: Request, _progress: &mut Tell<'_>) -> Result<Value> {
+        match request {
+            Request::Pid => json(&std::process::id()),
+            Request::Status => json(&self.report()),
+            change => {
+                archive_volume::apply(self.volumes.archive(), &change)?;
+                tracing::info!("{}", volume::said(&change));
+                Ok(Value::Null)
+            }
+        }
+    }
+
+    fn take(
+        &self,
+        request: Request,
+        input: &mut (dyn Read + Send),
+        progress: &mut Tell<'_>,
+    ) -> Result<Value> {
+        let Request::Put { name, tree } = request else {
+            return Err(Error::new(Kind::Unsupported, "the server of an archive does not do this"));
+        };
+        onefold_archive::valid_name(&name)?;
+        // From now on the client sends.
+        progress("ready", 0, 0)?;
+        let shape = if tree { Shape::Tree } else { Shape::Bytes };
+        let (gauge, stream_of) =
+            (Gauge::default(), Stream { name: name.clone(), shape, now: now(), wait: false });
+        let looked = &gauge;
+        let report = put_on(self.volumes.ingest(), stream_of, &gauge, |feeder| {
+            stream::take(input, feeder, &mut || {
+                use std::sync::atomic::Ordering::Relaxed;
+                progress("storing", looked.new.load(Relaxed), looked.read.load(Relaxed))
+            })
+        })?;
+        tracing::info!("stored {name:?}");
+        json(&put::Stored::new(&name, &report))
+    }
+}
+
+fn json(value: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(value)
+        .map_err(|e| Error::new(Kind::Io, "an answer can't be written").caused_by(e))
+}

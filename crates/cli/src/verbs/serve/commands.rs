@@ -1,0 +1,113 @@
+//! What a server answers to the verbs that reach it through the control socket.
+
+use std::{sync::Arc, time::Instant};
+
+use onefold_backend::process;
+use onefold_block::Store;
+use onefold_core::{Error, Kind, Result};
+use onefold_serve::nbd;
+use parking_lot::Mutex;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::options::Options;
+use crate::{
+    report::{Index, Memory, Nbd, PageCache, Reads, Report, Server, Writes},
+    verbs::{scrub, volume},
+};
+use onefold::parts::{
+    control::{Request, Served, Tell, VolumeLine},
+    store_file::StoreFile,
+};
+
+/// A served store, as commands see it.
+pub(super) struct Commands {
+    /// As it was when the server started.
+    file: StoreFile,
+    store: Arc<Store>,
+    /// Gone while the server stops.
+    server: Arc<Mutex<Option<nbd::Server>>>,
+    listeners: Vec<String>,
+    memory: u64,
+    persistence: String,
+    begun: Instant,
+}
+
+impl Commands {
+    pub(super) fn new(
+        file: StoreFile,
+        options: &Options,
+        store: Arc<Store>,
+        server: Arc<Mutex<Option<nbd::Server>>>,
+        listeners: &[String],
+    ) -> Commands {
+        Commands {
+            file: file.at_absolute_path(),
+            store,
+            server,
+            listeners: listeners.to_vec(),
+            memory: options.memory.0,
+            persistence: format!("{:?}", options.persistence).to_lowercase(),
+            begun: Instant::now(),
+        }
+    }
+
+    fn report(&self) -> Result<Report> {
+        let status = self.store.status();
+        // Somebody may have moved it meanwhile, which does not disturb the server.
+        let looked = StoreFile::look(self.file.path())
+            .ok()
+            .filter(|file| file.control_name() == self.file.control_name());
+        let file = looked.as_ref().unwrap_or(&self.file);
+        let statistics =
+            self.server.lock().as_ref().map(nbd::Server::statistics).unwrap_or_default();
+        let memory = process::memory()?;
+        let server = Server {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_seconds: self.begun.elapsed().as_secs(),
+            persistence: self.persistence.clone(),
+            listeners: self.listeners.clone(),
+            memory: Memory {
+                limit_bytes: self.memory,
+                engine_bytes: status.memory_bytes,
+                resident_bytes: memory.resident_bytes,
+                peak_bytes: memory.peak_bytes,
+            },
+            writes: Writes::from(&status.counts),
+            reads: Reads { client_blocks: status.counts.read_blocks },
+            index: Index::from(&status),
+            page_cache: PageCache::from(&status),
+            nbd: Nbd::from(statistics),
+            cpu_seconds: process::cpu_time().as_secs_f64(),
+        };
+        Ok(Report { server: Some(server), ..Report::new(file, self.store.engine(), &status) })
+    }
+}
+
+impl Served for Commands {
+    fn answer(&self, request: Request, progress: &mut Tell<'_>) -> Result<Value> {
+        match request {
+            Request::Pid => json(&std::process::id()),
+            Request::Status => json(&self.report()?),
+            Request::VolumeList => {
+                let volumes = self.store.status().volumes.into_iter();
+                json(&volumes.map(|volume| VolumeLine::of(&volume)).collect::<Vec<_>>())
+            }
+            Request::Scrub => json(&scrub::served(&self.store, progress)?),
+            change => {
+                volume::apply(&self.store, &change)?;
+                if let Some(server) = self.server.lock().as_ref() {
+                    server.limits_changed();
+                }
+                tracing::info!("{}", volume::said(&change));
+                Ok(Value::Null)
+            }
+        }
+    }
+}
+
+fn json(value: &impl Serialize) -> Result<Value> {
+    serde_json::to_value(value)
+        .map_err(|e| Error::new(Kind::Io, "an answer can't be written").caused_by(e))
+}

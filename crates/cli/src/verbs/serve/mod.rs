@@ -1,0 +1,241 @@
+//! `onefold serve`: a store at work, from opening to an orderly end.
+//!
+//! Up: sockets of the service manager, the store's lock and recovery, signals, its threads, the
+//! control socket, NBD; then ready. Down, in the opposite order: NBD clients are answered and sent
+//! away, commands end, everything is made durable, the store is marked clean.
+//!
+//! *Crash argument:* the process may end at any point, as after a power cut: the store recovers
+//! when it is opened again.
+
+mod access;
+mod archive;
+mod cluster;
+mod commands;
+mod limited;
+mod options;
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, mpsc},
+};
+
+use onefold_backend::{
+    random::random_bytes,
+    signals::{Stop, StopSignals},
+    systemd::{Notifier, Service, Socket},
+};
+use onefold_block::{Store, StoreExports};
+use onefold_console::address::{self, uri};
+use onefold_core::{Error, Kind, Result};
+use onefold_serve::nbd::{self, Limits};
+use parking_lot::Mutex;
+
+pub(super) use self::archive::ArchiveServer;
+pub(crate) use self::options::Options;
+use self::{
+    commands::Commands,
+    options::{CLIENT_GRACE, LOOK_EVERY, URIS_MAX, listen, note},
+};
+use crate::verbs::cluster::store_at;
+use onefold::parts::{
+    archive_dir::ArchiveDir,
+    control,
+    store_file::{StoreFile, WorkingStore},
+};
+use onefold_console::{
+    failure::Failure,
+    size::{Size, grouped},
+};
+
+/// Looks between two lines of status for the service manager.
+const LOOKS_PER_STATUS: u32 = 30;
+
+/// Serves until a signal comes.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let service = Service::take()?;
+    let (settings, limits) = (options.settings()?, options.limits()?);
+    address::let_in(&options.nbd, &service.sockets, options.insecure)?;
+    if ArchiveDir::is_there(&options.store)
+        && let Ok(directory) = ArchiveDir::look(&options.store)
+    {
+        return archive::run(options, &directory, service);
+    }
+    if let Some(url) = store_at(&options.store) {
+        return cluster::run(options, &url, service);
+    }
+    let file = StoreFile::look(&options.store)?;
+
+    note(service.notifier.status("opening the store"));
+    let working = file.work(settings)?;
+    // Until here a signal ends the process at once: opening may take long, and a store survives it
+    // like any crash.
+    let signals = StopSignals::install()?;
+    if !options.one_tenant {
+        working.store().engine().keep_tenants_apart(random_bytes()?);
+    }
+    let recovered = working.store().status();
+    tracing::debug!(
+        "epoch {}, {} records to carry into the tables",
+        recovered.epoch,
+        grouped(recovered.uncommitted_records)
+    );
+
+    let doors = match Doors::open(options, &file, working.store(), service.sockets, limits) {
+        Ok(doors) => doors,
+        Err(failure) => {
+            // Nobody came in yet: the store is closed as it was found. What keeps the doors shut is
+            // the error to tell.
+            let _ = working.close();
+            return Err(failure);
+        }
+    };
+    say_ready(&file, &working, &doors.listeners, &service.notifier);
+    let well = attend(signals, &working, &service.notifier);
+    note(service.notifier.stopping());
+    let ended = end(working, doors.close());
+    match &ended {
+        Ok(()) => tracing::info!("closed {}", file.path().display()),
+        Err(error) => tracing::error!("{}: {error}", file.path().display()),
+    }
+    if well {
+        Ok(ended?)
+    } else {
+        Err(Failure::new(format!("{}: a thread of the store failed", file.path().display())))
+    }
+}
+
+/// Where a store is served when nobody says so: beside its file; for a device, in `/run`.
+fn default_socket(file: &StoreFile) -> PathBuf {
+    if file.is_device() {
+        let name = file.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+        return PathBuf::from(format!("/run/onefold-{name}.sock"));
+    }
+    let mut path = file.path().as_os_str().to_owned();
+    path.push(".sock");
+    path.into()
+}
+
+/// Where clients and commands come in.
+struct Doors {
+    /// Shared with the commands, which tell its counts.
+    server: Arc<Mutex<Option<nbd::Server>>>,
+    control: control::Server,
+    /// Where clients connect, as they type it, without a volume.
+    listeners: Vec<String>,
+}
+
+impl Doors {
+    fn open(
+        options: &Options,
+        file: &StoreFile,
+        store: &Arc<Store>,
+        sockets: Vec<Socket>,
+        limits: Limits,
+    ) -> Result<Doors, Failure> {
+        let mut server = options.server(Arc::new(StoreExports(store.clone())), limits)?;
+        let listeners = listen(options, Some(default_socket(file)), sockets, &mut server)?;
+        let server = Arc::new(Mutex::new(Some(server)));
+        let commands =
+            Commands::new(file.clone(), options, store.clone(), server.clone(), &listeners);
+        let control = control::Server::start(&file.control_name(), commands)?;
+        if let Some(server) = server.lock().as_mut() {
+            server.start()?;
+        }
+        Ok(Doors { server, control, listeners })
+    }
+
+    /// Answers what has arrived, and lets nobody in any more.
+    fn close(self) -> Result<()> {
+        let server = self.server.lock().take();
+        let clients = server.map_or(Ok(()), |server| server.stop(CLIENT_GRACE));
+        let commands = match self.control.stop() {
+            true => Ok(()),
+            false => Err(Error::new(Kind::Busy, "a command is still at work")),
+        };
+        clients.and(commands).map_err(|e| e.context("at the end"))
+    }
+}
+
+fn say_ready(file: &StoreFile, working: &WorkingStore, listeners: &[String], notifier: &Notifier) {
+    let volumes = working.store().status().volumes;
+    let shown = file.path().display();
+    let mut uris: Vec<String> = volumes
+        .iter()
+        .flat_map(|volume| listeners.iter().map(|listener| uri(listener, &volume.name)))
+        .take(URIS_MAX)
+        .collect();
+    let more = volumes.len() * listeners.len() - uris.len();
+    if more > 0 {
+        uris.push(format!("and {more} more (onefold volume list)"));
+    }
+    match uris.is_empty() {
+        true => tracing::info!(
+            "serving {shown} at {}; it has no volumes yet (onefold volume create)",
+            listeners.join(" and ")
+        ),
+        false => tracing::info!("serving {shown}: {}", uris.join("  ")),
+    }
+    note(notifier.ready(&format!(
+        "serving {} volumes of {shown} at {}",
+        volumes.len(),
+        listeners.join(" and ")
+    )));
+}
+
+/// Waits for a signal, and watches the store meanwhile. False when the store's threads failed.
+fn attend(mut signals: StopSignals, working: &WorkingStore, notifier: &Notifier) -> bool {
+    let (tell, heard) = mpsc::channel();
+    let waiting = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        // The other side is gone only when the server is ending anyway.
+        let _ = tell.send(signals.wait());
+        // Kept until the end of the process, so that a second signal ends it at once.
+        std::thread::park();
+    });
+    if let Err(error) = waiting {
+        tracing::error!("cannot start a thread for signals: {error}");
+        return false;
+    }
+    let (mut stopped, mut looks) = (false, 0);
+    loop {
+        match heard.recv_timeout(LOOK_EVERY) {
+            Ok(Stop::Terminate) => {
+                tracing::info!("stopping: SIGTERM");
+                return true;
+            }
+            Ok(Stop::Interrupt) => {
+                tracing::info!("stopping: interrupted");
+                return true;
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => return false,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        if working.is_broken() {
+            tracing::error!("a thread of the store ended by itself; stopping");
+            return false;
+        }
+        if let Some(reason) = working.store().engine().stopped()
+            && !stopped
+        {
+            stopped = true;
+            tracing::error!("{reason}; reads go on");
+            note(notifier.status(&format!("READING ONLY: {reason}")));
+        }
+        looks += 1;
+        if looks % LOOKS_PER_STATUS == 0 && !stopped {
+            let status = working.store().status();
+            let free = Size(status.free_blocks * 4096);
+            note(notifier.status(&format!("{} volumes, {free} free", status.volumes.len())));
+        }
+    }
+}
+
+/// Makes everything durable and closes the store, unless somebody still uses it.
+fn end(working: WorkingStore, quiet: Result<()>) -> Result<()> {
+    match quiet {
+        Ok(()) => working.close(),
+        Err(busy) => {
+            working.store().flush()?;
+            Err(busy)
+        }
+    }
+}

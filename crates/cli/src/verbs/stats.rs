@@ -1,0 +1,314 @@
+//! `onefold stats`, and `onefold status` of an archive: what it holds and what it saved.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use onefold_archive::{Class, Tables, WriteCost};
+use serde::Serialize;
+
+use super::{
+    archive_volume::{self, Line},
+    serve::ArchiveServer,
+};
+use onefold::parts::{archive_dir::ArchiveDir, control::Request};
+use onefold_console::{
+    failure::Failure,
+    output,
+    size::{Size, counted, grouped},
+};
+
+/// Shows what an archive holds, and what deduplication and compression saved
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  onefold stats backups\n  onefold stats backups --json")]
+pub(crate) struct Options {
+    /// The archive
+    archive: PathBuf,
+
+    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
+    /// Prints JSON, whose keys are stable
+    #[arg(long)]
+    json: bool,
+}
+
+/// The figures.
+#[derive(Debug, Serialize)]
+struct Stats {
+    archive: String,
+    chunking: String,
+    compression: String,
+    streams: u64,
+    /// Content of all streams.
+    bytes: u64,
+    /// Containers as stored.
+    stored_bytes: u64,
+    /// Content of streams, and blocks of volumes that are no zeroes, for each byte stored.
+    ratio: Option<f64>,
+    containers: u64,
+    chunks: u64,
+    /// Chunks as they were before compression.
+    chunk_bytes: u64,
+    /// Containers that no stream names yet, of puts that run or were killed.
+    unfinished_containers: u64,
+    /// Bytes that gc could not free yet, because somebody read there.
+    held_back_bytes: u64,
+    index_entries: u64,
+    index_files: u64,
+    /// Held back for deletion on a full disk.
+    reserve_bytes: u64,
+    epoch: u32,
+    /// Nodes, and shards of a container with and without parity.
+    nodes: u64,
+    code: [u64; 2],
+    /// round-robin, or rad with its parameters.
+    placement: &'static str,
+    delay: Option<u32>,
+    batch: Option<u32>,
+    /// What containers of each class hold; in an archive with round-robin all are plain.
+    classes: Vec<ClassLine>,
+    /// What stands replicated, with its copies.
+    replicated_bytes: u64,
+    /// What writing cost since the archive was made.
+    work: WorkLine,
+    /// Nodes that do not count, and why.
+    absent: Vec<Absent>,
+    volumes: Vec<Line>,
+    /// The server, when there is one.
+    server: Option<ArchiveServer>,
+}
+
+/// The containers of a class.
+#[derive(Debug, Serialize)]
+struct ClassLine {
+    class: String,
+    code: [u64; 2],
+    chunks: u64,
+    /// Before compression.
+    chunk_bytes: u64,
+    /// A container is a stripe.
+    stripes: u64,
+    /// With parity, or copies, in whole units of 4 KiB.
+    written_bytes: u64,
+}
+
+/// Bytes written, with parity and copies, and what gc did for them.
+#[derive(Debug, Serialize)]
+struct WorkLine {
+    upload_written_bytes: u64,
+    settle_written_bytes: u64,
+    merge_written_bytes: u64,
+    settled_chunks: u64,
+    settled_chunk_bytes: u64,
+    reencoded_chunks: u64,
+    reencoded_chunk_bytes: u64,
+}
+
+fn classes(tables: &Tables) -> Vec<ClassLine> {
+    let of = |class: Class| {
+        let mut all = tables
+            .containers
+            .values()
+            .map(|container| &container.stored)
+            .filter(|stored| tables.class(&stored.place).0 == class)
+            .peekable();
+        let data = u64::from(tables.class(&all.peek()?.place).1);
+        let mut line = ClassLine {
+            class: class.to_string(),
+            code: [data + u64::from(tables.parity), data],
+            chunks: 0,
+            chunk_bytes: 0,
+            stripes: 0,
+            written_bytes: 0,
+        };
+        for stored in all {
+            line.chunks += u64::from(stored.chunks);
+            line.chunk_bytes += u64::from(stored.raw_bytes);
+            line.stripes += 1;
+            line.written_bytes += tables.written(&stored.place);
+        }
+        Some(line)
+    };
+    Class::ALL.into_iter().filter_map(of).collect()
+}
+
+/// A node that does not count.
+#[derive(Debug, Serialize)]
+struct Absent {
+    node: usize,
+    directory: String,
+    why: String,
+}
+
+/// Tells.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    show(&options.archive, options.memory.0, options.json)
+}
+
+/// Tells about the archive at `path`.
+pub(crate) fn show(path: &Path, memory: u64, json: bool) -> Result<(), Failure> {
+    let directory = ArchiveDir::look(path)?;
+    let archive = directory.open_to_read(memory)?;
+    let nodes = directory.nodes(false, false)?;
+    let absent = nodes.iter().flat_map(|nodes| nodes.absent()).map(|(node, why)| Absent {
+        node,
+        directory: directory.node(node).display().to_string(),
+        why: why.to_string(),
+    });
+    let code =
+        nodes.as_ref().map_or([1, 1], |nodes| [nodes.code().0 as u64, nodes.code().1 as u64]);
+    let tables = archive.tables();
+    let (late, work) = (archive.label().late, tables.write_cost);
+    let bytes = tables.streams.values().map(|stream| stream.bytes).sum::<u64>();
+    let stored_bytes = tables.stored_bytes();
+    let volumes = archive_volume::lines(&archive);
+    let mapped = volumes.iter().map(|volume| volume.mapped_bytes).sum::<u64>();
+    let stats = Stats {
+        archive: path.display().to_string(),
+        chunking: archive.label().chunking.to_string(),
+        compression: archive.label().compression.to_string(),
+        streams: tables.streams.len() as u64,
+        bytes,
+        stored_bytes,
+        ratio: (stored_bytes > 0).then(|| (bytes + mapped) as f64 / stored_bytes as f64),
+        containers: tables.containers.len() as u64,
+        chunks: tables
+            .containers
+            .values()
+            .map(|container| u64::from(container.stored.chunks))
+            .sum(),
+        chunk_bytes: tables
+            .containers
+            .values()
+            .map(|container| u64::from(container.stored.raw_bytes))
+            .sum(),
+        unfinished_containers: tables.unfinished.len() as u64,
+        held_back_bytes: tables
+            .waiting_to_be_freed
+            .iter()
+            .map(|(place, _)| u64::from(place.bytes))
+            .sum(),
+        index_entries: tables.index.files.iter().map(|file| file.entries).sum(),
+        index_files: tables.index.files.len() as u64,
+        reserve_bytes: archive.reserve_bytes()?,
+        epoch: tables.epoch,
+        nodes: nodes.as_ref().map_or(1, |nodes| nodes.count() as u64),
+        code,
+        placement: if late.is_some() { "rad" } else { "round-robin" },
+        delay: late.map(|rad| rad.delay),
+        batch: late.map(|rad| rad.batch),
+        classes: classes(&tables),
+        replicated_bytes: tables.replicated().0,
+        work: WorkLine {
+            upload_written_bytes: work.upload_bytes,
+            settle_written_bytes: work.encode_bytes,
+            merge_written_bytes: work.merge_bytes,
+            settled_chunks: work.encoded_chunks,
+            settled_chunk_bytes: work.encoded_chunk_bytes,
+            reencoded_chunks: work.reencoded_chunks,
+            reencoded_chunk_bytes: work.reencoded_chunk_bytes,
+        },
+        absent: absent.collect(),
+        volumes,
+        server: directory
+            .server()
+            .ok()
+            .flatten()
+            .and_then(|mut server| server.ask(&Request::Status).ok()),
+    };
+    if json {
+        output::json(&stats)?;
+        return Ok(());
+    }
+    let row = |label: &str, text: String| output::line(format_args!("{label:<15}{text}"));
+    row("archive", stats.archive.clone());
+    row("created", format!("chunks by {}, compressed by {}", stats.chunking, stats.compression));
+    if stats.nodes > 1 {
+        let [n, k] = stats.code;
+        row(
+            "nodes",
+            format!("{}, containers in {n} shards of which any {k} are enough", stats.nodes),
+        );
+        stats.absent.iter().for_each(|absent| {
+            row("absent", format!("node {} ({}): {}", absent.node, absent.directory, absent.why))
+        });
+    }
+    if let (Some(delay), Some(batch)) = (stats.delay, stats.batch) {
+        let versions = |n: u32| counted(u64::from(n), "version");
+        row(
+            "placement",
+            format!(
+                "rad: encoded when counts stood still for {}, {} at a time",
+                versions(delay),
+                versions(batch)
+            ),
+        );
+        for line in &stats.classes {
+            let (stripes, [n, k]) = (counted(line.stripes, "stripe"), line.code);
+            let (chunks, bytes, written) =
+                (grouped(line.chunks), Size(line.chunk_bytes), Size(line.written_bytes));
+            row(
+                &line.class,
+                format!(
+                    "{stripes} of {n},{k}: {chunks} chunks with {bytes}, {written} on the nodes"
+                ),
+            );
+        }
+    }
+    let WriteCost {
+        upload_bytes, encode_bytes, merge_bytes, encoded_chunks, reencoded_chunks, ..
+    } = work;
+    let settled = if late.is_some() {
+        format!(", to settle {} chunks {}", grouped(encoded_chunks), Size(encode_bytes))
+    } else {
+        String::new()
+    };
+    let merged = format!("to merge {} chunks {}", grouped(reencoded_chunks), Size(merge_bytes));
+    row("written", format!("by uploads {}{settled}, {merged}", Size(upload_bytes)));
+    if let Some(server) = &stats.server {
+        row("served", format!("by process {} at {}", server.pid, server.listeners.join(" and ")));
+        row("to be flushed", Size(server.dirty_bytes).to_string());
+        server.stopped.iter().for_each(|reason| row("READING ONLY", reason.clone()));
+    }
+    for volume in &stats.volumes {
+        let (bytes, mapped) = (Size(volume.bytes), Size(volume.mapped_bytes));
+        row("volume", format!("{} of {bytes}, {mapped} written", volume.name.escape_debug()));
+    }
+    row("streams", format!("{} with {}", grouped(stats.streams), Size(stats.bytes)));
+    let ratio = stats.ratio.map_or_else(String::new, |ratio| format!(", {ratio:.2} times less"));
+    row(
+        "stored",
+        format!(
+            "{} in {}{ratio}",
+            Size(stats.stored_bytes),
+            counted(stats.containers, "container")
+        ),
+    );
+    row(
+        "chunks",
+        format!("{} with {} before compression", grouped(stats.chunks), Size(stats.chunk_bytes)),
+    );
+    row(
+        "index",
+        format!(
+            "{} entries in {}",
+            grouped(stats.index_entries),
+            counted(stats.index_files, "file")
+        ),
+    );
+    if stats.unfinished_containers > 0 {
+        row(
+            "unfinished",
+            format!(
+                "{} of puts that run or were killed",
+                counted(stats.unfinished_containers, "container")
+            ),
+        );
+    }
+    if stats.held_back_bytes > 0 {
+        row("to be freed", format!("{} when its readers have ended", Size(stats.held_back_bytes)));
+    }
+    row("reserve", format!("{} for deletion on a full disk", Size(stats.reserve_bytes)));
+    Ok(())
+}

@@ -1,0 +1,611 @@
+//! Files of archives and cluster folders, and the locks on them: rules 1, 2, 3 and 16.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Read,
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt, symlink},
+        net::UnixListener,
+        process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
+};
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use crate::{
+    actors::{STRANGER, Street},
+    support::{Desk, Said, noise, overwrite},
+};
+
+/// Generous: what hangs, hangs for good.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs a command that must end by itself.
+#[track_caller]
+fn ends(command: &mut Command) -> Said {
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let out = std::thread::spawn(move || read_all(&mut out));
+    let err = std::thread::spawn(move || read_all(&mut err));
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begun.elapsed() > LIMIT {
+            child.kill().unwrap();
+            panic!("{command:?} hangs");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    Said { status, out: out.join().unwrap(), err: err.join().unwrap() }
+}
+
+fn read_all(from: &mut impl Read) -> String {
+    let mut bytes = Vec::new();
+    from.read_to_end(&mut bytes).unwrap();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// It did its work, or failed with one sentence.
+#[track_caller]
+fn one_sentence(what: &str, said: &Said) {
+    if !said.status.success() {
+        assert_eq!(said.status.code(), Some(1), "{what}: {said:?}");
+        // Who waits shows how far it is.
+        let warns =
+            |line: &&str| line.starts_with("onefold: warning: ") || line.starts_with("storing: ");
+        let sentences = said.err.lines().filter(|line| !warns(line)).count();
+        assert!(sentences == 1 && said.err.contains("onefold: "), "{what}: {said:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_03_a_second_user_who_holds_every_lock_beside_a_socket_stalls_no_server() {
+    let (desk, street) = (Desk::new(), Street::new());
+    desk.store_with_volume("a");
+    // A directory that others can enter, and in which they may even make files.
+    let places = street.home("places", 0);
+    fs::set_permissions(&places, fs::Permissions::from_mode(0o1777)).unwrap();
+    let serve = format!("a --nbd unix:{}", places.join("s").display());
+    desk.serve(&serve).kill();
+    let _locker = Locker::start(&street, "places");
+    let serving = desk.serve(&serve);
+    assert!(serving.terminate().0.success());
+}
+
+/// Everything below a directory: bytes, times, modes and links.
+fn snapshot(root: &Path) -> BTreeMap<PathBuf, (u64, u32, u64, i64, i64, Vec<u8>)> {
+    let mut found = BTreeMap::new();
+    let mut ways = vec![root.to_owned()];
+    while let Some(path) = ways.pop() {
+        let is = fs::symlink_metadata(&path).unwrap();
+        if is.is_dir() {
+            ways.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        let bytes = if is.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
+        found.insert(path, (is.ino(), is.mode(), is.nlink(), is.mtime(), is.mtime_nsec(), bytes));
+    }
+    found
+}
+
+fn names_in(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// An archive with two streams, an index, a volume, and counts; its last change is not vouched for.
+fn archive(desk: &Desk, name: &str) {
+    fs::write(desk.path("content"), noise(1, 300_000)).unwrap();
+    desk.ok(&format!("archive create {name}"));
+    desk.ok(&format!("put {name} one content"));
+    desk.ok(&format!("put {name} two content"));
+    desk.ok(&format!("archive volume create {name} v --size 1M"));
+    desk.ok(&format!("rm {name} two"));
+    desk.ok(&format!("gc {name}"));
+    fs::File::options()
+        .write(true)
+        .open(desk.path(name).join("vouched"))
+        .unwrap()
+        .set_len(0)
+        .unwrap();
+}
+
+const READERS: [&str; 8] = [
+    "ls a",
+    "ls a --json",
+    "get a one",
+    "get a one --verify",
+    "stats a",
+    "status a",
+    "check a",
+    "archive volume list a",
+];
+
+#[test]
+fn rule_01_readers_write_nothing() {
+    let desk = Desk::new();
+    archive(&desk, "a");
+    let before = snapshot(&desk.path("a"));
+    for verb in READERS {
+        let said = ends(&mut desk.command(verb));
+        assert!(said.status.success(), "{verb}: {said:?}");
+        assert!(snapshot(&desk.path("a")) == before, "{verb} changed something");
+    }
+}
+
+/// What a reader asks the kernel for.
+fn calls_of(desk: &Desk, verb: &str) -> String {
+    let calls = "trace=openat,openat2,open,creat,pwrite64,pwritev,pwritev2,ftruncate,truncate,rename,renameat,renameat2,unlink,unlinkat,link,linkat,\
+                 symlink,symlinkat,mkdir,mkdirat,rmdir,mknod,mknodat,fallocate,fchmod,fchmodat,chmod,chown,fchown,fchownat,utimensat,setxattr,fsetxattr,\
+                 fsync,fdatasync,io_uring_setup,copy_file_range,sendfile";
+    let trace = desk.path("trace");
+    let mut command = Command::new("strace");
+    command
+        .args(["-f", "-y", "-e", calls, "-o"])
+        .arg(&trace)
+        .arg(env!("CARGO_BIN_EXE_onefold"))
+        .args(verb.split_whitespace());
+    let said = ends(command.current_dir(trace.parent().unwrap()));
+    assert!(said.status.success(), "{verb}: {said:?}");
+    fs::read_to_string(trace).unwrap()
+}
+
+fn asks_for_nothing_that_writes(verb: &str, calls: &str) {
+    for call in calls
+        .lines()
+        .filter(|call| !call.contains("+++") && !call.contains("---") && !call.contains("resumed>"))
+    {
+        let reads = ["openat(", "openat2(", "open(", "fsync(", "fdatasync("]
+            .iter()
+            .any(|name| call.contains(name));
+        let writes = ["O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_TMPFILE"]
+            .iter()
+            .any(|flag| call.contains(flag));
+        assert!(reads && !writes, "{verb}: {call}");
+    }
+}
+
+#[test]
+fn rule_01_readers_of_a_cluster_folder_write_nothing_whether_it_was_closed_or_not() {
+    let desk = Desk::new();
+    fs::write(desk.path("content"), noise(1, 300_000)).unwrap();
+    desk.ok("cluster create a");
+    desk.ok("cluster volume create a v --size 64M");
+    desk.ok("cluster put a one content");
+    let readers =
+        ["status a", "check a", "cluster ls a", "cluster volume list a", "cluster get a one -"];
+    let untouched = || {
+        let before = snapshot(&desk.path("a"));
+        for verb in readers {
+            asks_for_nothing_that_writes(verb, &calls_of(&desk, verb));
+            assert!(snapshot(&desk.path("a")) == before, "{verb} changed something");
+        }
+    };
+    untouched();
+    let serving = desk.serve("a");
+    crate::support::qemu_io(&desk.uri("a", "v"), &["write -P 1 0 64k", "flush"]);
+    serving.kill();
+    untouched();
+    let said = desk.ok("cluster get a one copy");
+    assert!(
+        fs::read(desk.path("copy")).unwrap() == fs::read(desk.path("content")).unwrap(),
+        "{said}"
+    );
+}
+
+#[test]
+fn rule_01_readers_ask_for_nothing_that_writes_and_sync_a_tail_that_nobody_vouched_for() {
+    let desk = Desk::new();
+    archive(&desk, "a");
+    for verb in READERS {
+        let calls = calls_of(&desk, verb);
+        asks_for_nothing_that_writes(verb, &calls);
+        let synced = calls.lines().any(|call| call.contains("sync(") && call.contains("/a/log-"));
+        assert!(synced, "{verb} believed what may not be durable: {calls}");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_01_readers_need_no_right_to_write() {
+    let (desk, street) = (Desk::new(), Street::new());
+    archive(&desk, "a");
+    copy(&desk.path("a"), &street.path("a"), 0o755, 0o644, 0);
+    let before = snapshot(&street.path("a"));
+    for verb in READERS {
+        let said = ends(&mut street.onefold(STRANGER, verb));
+        assert!(said.status.success(), "{verb}: {said:?}");
+    }
+    assert!(snapshot(&street.path("a")) == before);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_01_scrub_notes_damage_in_the_users_own_archive_only() {
+    let (desk, street) = (Desk::new(), Street::new());
+    archive(&desk, "a");
+    overwrite(&desk.path("a/segment-00000001"), 200_000, &[1; 40_000]);
+    copy(&desk.path("a"), &street.path("a"), 0o755, 0o644, STRANGER);
+    let before = snapshot(&street.path("a"));
+    let said = ends(&mut street.onefold(0, "scrub a"));
+    assert!(!said.status.success() && said.out.contains("problem"), "{said:?}");
+    assert!(snapshot(&street.path("a")) == before);
+    for verb in ["rm a one", "gc a", "check a --repair", "put a three /etc/passwd"] {
+        let said = ends(&mut street.onefold(0, verb));
+        one_sentence(verb, &said);
+        assert!(!said.status.success() && said.err.contains("--owner"), "{verb}: {said:?}");
+    }
+    assert!(snapshot(&street.path("a")) == before);
+    // The operator's word.
+    let said = ends(&mut street.onefold(0, &format!("--owner {STRANGER} rm a one")));
+    assert!(said.status.success(), "{said:?}");
+}
+
+/// Copies a flat directory for a user.
+fn copy(from: &Path, to: &Path, directory: u32, file: u32, user: u32) {
+    fs::create_dir(to).unwrap();
+    for name in names_in(from) {
+        fs::copy(from.join(&name), to.join(&name)).unwrap();
+        fs::set_permissions(to.join(&name), fs::Permissions::from_mode(file)).unwrap();
+        std::os::unix::fs::chown(to.join(&name), Some(user), Some(user)).unwrap();
+    }
+    fs::set_permissions(to, fs::Permissions::from_mode(directory)).unwrap();
+    std::os::unix::fs::chown(to, Some(user), Some(user)).unwrap();
+}
+
+/// What may stand where a file was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trap {
+    Link,
+    HardLink,
+    Fifo,
+    Socket,
+    /// `/dev/zero`, for the superuser only.
+    Device,
+    Directory,
+}
+
+impl Trap {
+    fn all() -> Vec<Trap> {
+        let all =
+            [Trap::Link, Trap::HardLink, Trap::Fifo, Trap::Socket, Trap::Directory, Trap::Device];
+        let root = rustix::process::geteuid().is_root();
+        all.into_iter().filter(|trap| root || *trap != Trap::Device).collect()
+    }
+
+    /// Puts it in the place of a file; `victim` has the file's bytes, so that nothing else tells
+    /// them apart.
+    fn set(self, path: &Path, victim: &Path) {
+        let _ = fs::remove_file(victim);
+        match fs::copy(path, victim) {
+            Ok(_) => fs::remove_file(path).unwrap(),
+            Err(_) => fs::write(victim, [7; 100]).unwrap(),
+        }
+        match self {
+            Trap::Link => symlink(victim, path).unwrap(),
+            Trap::HardLink => fs::hard_link(victim, path).unwrap(),
+            Trap::Fifo => {
+                mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap()
+            }
+            Trap::Device => mknodat(
+                CWD,
+                path,
+                FileType::CharacterDevice,
+                Mode::from_raw_mode(0o600),
+                rustix::fs::makedev(1, 5),
+            )
+            .unwrap(),
+            // The name of a socket is short: made elsewhere, and moved.
+            Trap::Socket => {
+                static MADE: AtomicU32 = AtomicU32::new(0);
+                let number = MADE.fetch_add(1, Ordering::Relaxed);
+                let short = std::env::temp_dir().join(format!("o{}-{number}", std::process::id()));
+                drop(UnixListener::bind(&short).unwrap());
+                let moved = Command::new("mv").arg(&short).arg(path).status().unwrap();
+                assert!(moved.success());
+            }
+            Trap::Directory => fs::create_dir(path).unwrap(),
+        }
+    }
+}
+
+fn restore(pristine: &Path, to: &Path) {
+    let _ = fs::remove_dir_all(to);
+    copy(pristine, to, 0o700, 0o600, rustix::process::geteuid().as_raw());
+}
+
+#[test]
+fn rule_02_no_file_of_an_archive_leads_elsewhere() {
+    let desk = Desk::new();
+    archive(&desk, "pristine");
+    // It is copied often.
+    fs::File::options()
+        .write(true)
+        .open(desk.path("pristine/reserve"))
+        .unwrap()
+        .set_len(8192)
+        .unwrap();
+    let victim = desk.path("victim");
+    let mut files = names_in(&desk.path("pristine"));
+    files.push("nodes".into());
+    for name in &files {
+        for trap in Trap::all() {
+            for verb in ["ls a", "get a one", "check a", "rm a one", "put a three content", "gc a"]
+            {
+                let what = format!("{verb} with {name} as {trap:?}");
+                restore(&desk.path("pristine"), &desk.path("a"));
+                trap.set(&desk.path("a").join(name), &victim);
+                let before = fs::read(&victim).unwrap();
+                let said = ends(&mut desk.command(verb));
+                one_sentence(&what, &said);
+                assert!(fs::read(&victim).unwrap() == before, "{what}: the victim was changed");
+                if name.as_str() == "label" && trap != Trap::HardLink {
+                    assert!(!said.status.success(), "{what}: {said:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rule_02_the_list_of_nodes_is_short_and_leads_nowhere() {
+    let desk = Desk::new();
+    desk.ok("archive create a --nodes n0,n1,n2 --code 3,2");
+    let list = desk.path("a/nodes");
+    let text = fs::read(&list).unwrap();
+    // Too long.
+    fs::write(&list, vec![b'\n'; 70_000]).unwrap();
+    desk.fails("ls a", 1, &["64 KiB"]);
+    fs::write(&list, &text).unwrap();
+    // A new list is written to a name that was prepared.
+    fs::write(desk.path("victim"), "precious").unwrap();
+    symlink(desk.path("victim"), desk.path("a/nodes.new")).unwrap();
+    fs::remove_dir_all(desk.path("n1")).unwrap();
+    let said = ends(&mut desk.command("archive rebuild a --replace 1=n3"));
+    one_sentence("rebuild", &said);
+    assert_eq!(fs::read(desk.path("victim")).unwrap(), b"precious");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_02_a_list_of_nodes_names_directories_of_its_owner_only() {
+    let street = Street::new();
+    let said = ends(&mut street.onefold(0, "archive create mine --nodes n0,n1,n2 --code 3,2"));
+    assert!(said.status.success(), "{said:?}");
+    // A stranger's list that names the superuser's nodes.
+    let trap = street.home("trap", STRANGER);
+    fs::copy(street.path("mine/nodes"), trap.join("nodes")).unwrap();
+    std::os::unix::fs::chown(trap.join("nodes"), Some(STRANGER), Some(STRANGER)).unwrap();
+    let before = snapshot(&street.path("n0"));
+    for verb in ["ls trap", "gc trap", "put trap x /etc/passwd", "stats trap"] {
+        let said = ends(&mut street.onefold(0, verb));
+        one_sentence(verb, &said);
+        assert!(!said.status.success(), "{verb}: {said:?}");
+    }
+    assert!(snapshot(&street.path("n0")) == before);
+}
+
+#[test]
+fn rule_02_no_file_of_a_cluster_folder_leads_elsewhere() {
+    let desk = Desk::new();
+    desk.ok("cluster create pristine");
+    desk.ok("cluster volume create pristine v --size 1M");
+    let victim = desk.path("victim");
+    for name in ["objects.redb", "data"] {
+        for trap in Trap::all() {
+            for verb in
+                ["cluster status a", "cluster volume create a w --size 1M", "scrub a", "check a"]
+            {
+                let what = format!("{verb} with {name} as {trap:?}");
+                restore(&desk.path("pristine"), &desk.path("a"));
+                trap.set(&desk.path("a").join(name), &victim);
+                let before = fs::read(&victim).unwrap();
+                let said = ends(&mut desk.command(verb));
+                // What is not written may have another name.
+                if trap != Trap::HardLink || !["cluster status a", "check a"].contains(&verb) {
+                    one_sentence(&what, &said);
+                    assert!(!said.status.success(), "{what}: {said:?}");
+                }
+                assert!(fs::read(&victim).unwrap() == before, "{what}: the victim was changed");
+            }
+        }
+    }
+}
+
+#[test]
+fn rule_02_what_is_no_file_and_no_device_is_no_store() {
+    let desk = Desk::new();
+    for trap in Trap::all().into_iter().filter(|trap| !matches!(trap, Trap::Link | Trap::HardLink))
+    {
+        let _ = fs::remove_file(desk.path("s"));
+        let _ = fs::remove_dir(desk.path("s"));
+        trap.set(&desk.path("s"), &desk.path("victim"));
+        for verb in [
+            "status s",
+            "check s",
+            "scrub s",
+            "inspect s",
+            "volume list s",
+            "serve s --nbd unix:sock",
+            "create s --size 64M",
+        ] {
+            let said = ends(&mut desk.command(verb));
+            one_sentence(&format!("{verb} of {trap:?}"), &said);
+            assert!(!said.status.success(), "{verb} of {trap:?}: {said:?}");
+        }
+    }
+    // A link that the user named is the user's own choice.
+    desk.ok("create disk --size 64M --preallocate none");
+    symlink("disk", desk.path("link")).unwrap();
+    desk.ok("check link");
+}
+
+/// No other user has any right on anything below.
+#[track_caller]
+fn is_private(root: &Path) {
+    for (path, is) in snapshot(root) {
+        let wanted = if fs::symlink_metadata(&path).unwrap().is_dir() { 0o700 } else { 0o600 };
+        assert_eq!(is.1 & 0o7777, wanted, "{}", path.display());
+    }
+}
+
+#[test]
+fn rule_03_what_is_made_is_private_whatever_the_umask_and_the_default_acl_say() {
+    let desk = Desk::new();
+    let home = desk.path("home");
+    fs::create_dir(&home).unwrap();
+    let set = Command::new("setfacl")
+        .args(["-d", "-m", "u::rwx,u:daemon:rwx,g::rwx,o::rwx"])
+        .arg(&home)
+        .status();
+    if !set.is_ok_and(|set| set.success()) {
+        println!("no default ACLs here: the umask alone is tried");
+    }
+    fs::write(home.join("content"), noise(1, 200_000)).unwrap();
+    let verbs = [
+        "archive create a",
+        "put a one content",
+        "put a two content",
+        "rm a two",
+        "archive volume create a v --size 1M",
+        "gc a",
+        "archive create b --nodes n0,n1,n2 --code 3,2",
+        "put b one content",
+        "get a one --output f",
+        "cluster create c",
+        "cluster put c one content",
+        "cluster get c one g",
+        "create s --size 64M --preallocate none",
+    ];
+    for verb in verbs {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "umask 000; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_onefold")])
+            .args(verb.split_whitespace());
+        let said = ends(command.current_dir(&home));
+        assert!(said.status.success() && said.err.is_empty(), "{verb}: {said:?}");
+    }
+    for name in ["a", "b", "n0", "n1", "n2", "f", "c", "g", "s"] {
+        is_private(&home.join(name));
+    }
+}
+
+#[test]
+fn rule_02_manual_pages_follow_no_link() {
+    let desk = Desk::new();
+    let (page, victim) = (desk.path("pages/onefold.1"), desk.path("victim"));
+    fs::create_dir(desk.path("pages")).unwrap();
+    fs::write(&victim, "kept").unwrap();
+    symlink(&victim, &page).unwrap();
+    for _ in 0..2 {
+        desk.ok("man pages");
+        assert_eq!(fs::read(&victim).unwrap(), b"kept");
+        assert!(page.symlink_metadata().unwrap().is_file());
+        assert!(fs::read_to_string(&page).unwrap().contains(".TH onefold"));
+    }
+    let names: Vec<_> = fs::read_dir(desk.path("pages")).unwrap().flatten().collect();
+    assert!(names.iter().all(|name| name.file_name().to_string_lossy().starts_with("onefold")));
+}
+
+#[test]
+fn rule_03_a_directory_that_others_can_enter_is_told_with_what_to_do() {
+    let desk = Desk::new();
+    archive(&desk, "a");
+    desk.ok("cluster create c");
+    for (name, verbs) in
+        [("a", vec!["ls a", "stats a", "check a"]), ("c", vec!["cluster status c"])]
+    {
+        fs::set_permissions(desk.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+        for verb in verbs {
+            let said = desk.run(verb);
+            assert!(said.status.success(), "{verb}: {said:?}");
+            assert!(
+                said.err.lines().count() == 1 && said.err.contains(&format!("chmod -R go= {name}")),
+                "{verb}: {said:?}"
+            );
+        }
+        // What it says helps.
+        let helped = Command::new("chmod")
+            .args(["-R", "go=", name])
+            .current_dir(desk.path(""))
+            .status()
+            .unwrap();
+        assert!(helped.success());
+    }
+    desk.ok("ls a");
+    desk.ok("cluster status c");
+}
+
+/// A process of the stranger's that locks all files of a directory that it can open.
+struct Locker(Child);
+
+impl Locker {
+    fn start(street: &Street, directory: &str) -> Locker {
+        let script = "import fcntl, glob, os, sys, time\nheld = []\nfor path in [sys.argv[1], *glob.glob(sys.argv[1] + '/*'), *glob.glob(sys.argv[1] + '/.*')]:\n    try:\n        \
+                      held.append(os.open(path, os.O_RDONLY))\n        fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)\n    except OSError:\n        \
+                      pass\nprint('ready', flush=True)\ntime.sleep(600)\n";
+        let mut command = street.program(STRANGER, Path::new("/usr/bin/python3"));
+        let mut child = command
+            .args(["-c", script, directory])
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0; 6]).unwrap();
+        Locker(child)
+    }
+}
+
+impl Drop for Locker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_03_a_second_user_who_holds_every_lock_that_it_can_reach_stalls_nobody() {
+    let street = Street::new();
+    fs::write(street.path("content"), noise(1, 100_000)).unwrap();
+    for verb in ["archive create a", "put a one content"] {
+        let said = ends(street.onefold(0, verb).process_group(0));
+        assert!(said.status.success(), "{verb}: {said:?}");
+    }
+    let locker = Locker::start(&street, "a");
+    for verb in ["ls a", "put a two content", "rm a two", "gc a", "check a"] {
+        let said = ends(&mut street.onefold(0, verb));
+        assert!(said.status.success(), "{verb}: {said:?}");
+    }
+    drop(locker);
+    // As it was made by older versions.
+    for name in names_in(&street.path("a")) {
+        fs::set_permissions(street.path("a").join(name), fs::Permissions::from_mode(0o644))
+            .unwrap();
+    }
+    fs::set_permissions(street.path("a"), fs::Permissions::from_mode(0o755)).unwrap();
+    let locker = Locker::start(&street, "a");
+    let verbs =
+        ["ls a", "rm a one", "put a two content"].map(|verb| (verb, street.onefold(0, verb)));
+    let waiting =
+        verbs.map(|(verb, mut command)| (verb, std::thread::spawn(move || ends(&mut command))));
+    for (verb, said) in waiting {
+        let said = said.join().unwrap();
+        one_sentence(verb, &said);
+        assert!(!said.status.success(), "{verb}: {said:?}");
+        assert!(said.err.contains(&format!("process {}", locker.0.id())), "{verb}: {said:?}");
+        assert!(said.err.contains("chmod"), "{verb}: {said:?}");
+    }
+}

@@ -1,0 +1,366 @@
+//! Chunk objects: named by their content (double hashing), with the references that keep them.
+//!
+//! A reference may be false, never missing. It is added before a map names the chunk and dropped
+//! after no map does; a chunk without references is removed at the version at which they were read
+//! empty, so that an add in between makes the removal fail, and a later one creates the chunk
+//! again.
+//!
+//! With a replicated pool the references are keys of the chunk object; with an erasure-coded one
+//! they are in a replicated object of the same name, see [`erasure`].
+
+mod erasure;
+mod read;
+mod replicated;
+
+use std::{collections::BTreeSet, sync::atomic::Ordering::Relaxed};
+
+use onefold_core::{
+    checksum, compress,
+    object::{Change, Guard, ObjectName, PoolKind, Read, ReadPart, ReadResult, Refusal, Write},
+};
+
+use crate::{
+    format::{BLOCK, Chunk, ChunkId, Reference, Stamp, key},
+    session::Session,
+    settings::PlantedBug,
+};
+
+/// Codec and lengths of the data.
+const HEAD: &str = "h";
+
+/// How often the copies of a chunk were doubled.
+pub(crate) const SPREAD: &str = "n";
+
+/// The copies of a chunk are doubled so often at most: to 256.
+pub(crate) const SPREAD_MAX: u8 = 8;
+
+/// Turns from one way of adding to the other until it is an error.
+const TURNS: u32 = 8;
+
+/// Keys of a page of references.
+const PAGE: usize = 1000;
+
+/// The copy of a chunk that gets a reference when the copies were doubled so often.
+pub(crate) fn copy_for(id: ChunkId, reference: &Reference, spread: u8) -> Chunk {
+    Chunk { id, copy: (checksum::fast(1, &key::reference(reference)) & ((1 << spread) - 1)) as u8 }
+}
+
+/// How often copies were doubled, by an answer whose first part is that.
+pub(crate) fn spread_in(answer: &ReadResult) -> u8 {
+    answer.xattr(0).and_then(|value| value.first().copied()).unwrap_or(0).min(SPREAD_MAX)
+}
+
+impl Session {
+    /// The name of a chunk with this content.
+    pub(crate) fn chunk_id(&self, data: &[u8]) -> ChunkId {
+        ChunkId { hash: checksum::chunk_name(&self.format.secret, data), length: data.len() as u32 }
+    }
+
+    /// The object with the references of a chunk.
+    pub(crate) fn references(&self, chunk: &Chunk) -> ObjectName {
+        match self.format.chunks {
+            PoolKind::Replicated => ObjectName::chunk(chunk.name()),
+            PoolKind::Erasure => ObjectName::metadata(chunk.name()),
+        }
+    }
+
+    /// The key of a reference.
+    pub(crate) fn reference_key(&self, reference: &Reference) -> Vec<u8> {
+        let stamp = if self.planted(PlantedBug::ReferenceWithoutStamp) {
+            Stamp(0)
+        } else {
+            reference.stamp
+        };
+        key::reference(&Reference { stamp, ..*reference })
+    }
+
+    /// Adds a reference to a chunk with this content, which is made where it is not there. Returns
+    /// the copy that has the reference.
+    ///
+    /// # Errors
+    /// The store's; the reference may be there all the same.
+    pub(crate) fn add_reference(
+        &self,
+        id: ChunkId,
+        data: &[u8],
+        reference: &Reference,
+    ) -> Result<Chunk, Refusal> {
+        for _ in 0..TURNS {
+            let spread = self.spreads.lock().get(&id).copied().unwrap_or(0);
+            let key = key::reference(reference);
+            let chunk = copy_for(id, reference, spread);
+            let added = match self.format.chunks {
+                PoolKind::Replicated => self.add_replicated(&chunk, data, reference, spread),
+                PoolKind::Erasure => self.add_erasure(&chunk, data, reference, spread),
+            };
+            match added {
+                Ok(new) => {
+                    let counter =
+                        if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
+                    counter.fetch_add(1, Relaxed);
+                    if !new
+                        && checksum::fast(2, &key).is_multiple_of(self.settings.count_one_in.max(1))
+                    {
+                        self.spread_out(&chunk, spread)?;
+                    }
+                    return Ok(chunk);
+                }
+                // The number of copies is another one.
+                Err(Refusal::Mismatch) => self.learn_spread(id)?,
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Err(Refusal::Mismatch)
+    }
+
+    /// Adds many references, in flight together: to chunks that are there, then to new ones; what
+    /// is left one by one. They are noted first, in an operation of its own.
+    ///
+    /// # Errors
+    /// As [`add_reference`](Self::add_reference) for each.
+    pub(crate) fn add_references(
+        &self,
+        wanted: &[(ChunkId, &[u8], Reference)],
+    ) -> Result<Vec<Chunk>, Refusal> {
+        self.attempt(wanted)?;
+        self.add_noted(wanted, None)
+    }
+
+    /// The same where a client waits: the note goes with the first of them, in front, so that it
+    /// takes no round trip of its own.
+    pub(crate) fn add_references_at_once(
+        &self,
+        wanted: &[(ChunkId, &[u8], Reference)],
+    ) -> Result<Vec<Chunk>, Refusal> {
+        self.add_noted(wanted, self.attempt_op(wanted))
+    }
+
+    fn add_noted(
+        &self,
+        wanted: &[(ChunkId, &[u8], Reference)],
+        mut note: Option<Write>,
+    ) -> Result<Vec<Chunk>, Refusal> {
+        let mut added: Vec<Option<Chunk>> = vec![None; wanted.len()];
+        let first = self.mostly_new.load(Relaxed);
+        let mut made = 0;
+        for new in [first, !first] {
+            // A chunk with several copies takes the long way, and so does a reference that counts
+            // the others.
+            let plain = |n: &usize| {
+                let (id, _, reference) = &wanted[*n];
+                let counts = checksum::fast(2, &key::reference(reference))
+                    .is_multiple_of(self.settings.count_one_in.max(1));
+                added[*n].is_none() && !self.spreads.lock().contains_key(id) && (new || !counts)
+            };
+            let open: Vec<usize> = (0..wanted.len()).filter(plain).collect();
+            let some: Vec<_> = open.iter().map(|n| wanted[*n]).collect();
+            let results = match (self.format.chunks, new) {
+                (PoolKind::Replicated, _) => self.add_all_replicated(&some, new, &mut note),
+                (PoolKind::Erasure, false) => self.add_all_present(&some, &mut note),
+                (PoolKind::Erasure, true) => self.add_all_new(&some, &mut note),
+            }?;
+            for (n, result) in open.into_iter().zip(results) {
+                match result {
+                    Ok(_) => {
+                        added[n] = Some(Chunk { id: wanted[n].0, copy: 0 });
+                        let counter =
+                            if new { &self.counts.chunks_new } else { &self.counts.chunks_found };
+                        counter.fetch_add(1, Relaxed);
+                        made += usize::from(new);
+                    }
+                    Err(Refusal::Missing | Refusal::Exists | Refusal::Mismatch) => {}
+                    Err(refusal) => return Err(refusal),
+                }
+            }
+        }
+        // A wrong guess that a chunk is new costs its bytes once more, the other one a turn.
+        self.mostly_new.store(4 * made >= 3 * wanted.len(), Relaxed);
+        self.behind_until_answered(&mut note, &[])?;
+        let rest = |(n, chunk): (usize, Option<Chunk>)| match chunk {
+            Some(chunk) => Ok(chunk),
+            None => self.add_reference(wanted[n].0, wanted[n].1, &wanted[n].2),
+        };
+        added.into_iter().enumerate().map(rest).collect()
+    }
+
+    /// The guard that finds out that the number of copies is another one.
+    fn spread_guard(chunk: &Chunk, spread: u8) -> Option<Guard> {
+        (chunk.copy == 0).then(|| Guard::Xattr(SPREAD, vec![spread]))
+    }
+
+    fn learn_spread(&self, id: ChunkId) -> Result<(), Refusal> {
+        let first = self.references(&Chunk { id, copy: 0 });
+        let spread = match self.read_one(&first, vec![ReadPart::Xattr(SPREAD)]) {
+            Ok(answer) => spread_in(&answer),
+            Err(Refusal::Missing) => 0,
+            Err(refusal) => return Err(refusal),
+        };
+        self.spreads.lock().insert(id, spread);
+        Ok(())
+    }
+
+    /// Doubles the copies of a chunk of which one has too many references.
+    fn spread_out(&self, chunk: &Chunk, spread: u8) -> Result<(), Refusal> {
+        let (object, mut after, mut count) = (self.references(chunk), Vec::new(), 0);
+        while count < self.settings.spread_at {
+            let answer = match self.read_one(&object, vec![ReadPart::Page(after, PAGE)]) {
+                Err(Refusal::Missing) => return Ok(()),
+                other => other?,
+            };
+            let (pairs, more) = answer.pairs(0);
+            count += pairs.len();
+            match pairs.last() {
+                Some((last, _)) if more => after = last.clone(),
+                _ => break,
+            }
+        }
+        if count < self.settings.spread_at || spread >= SPREAD_MAX {
+            return Ok(());
+        }
+        let object = self.references(&Chunk { id: chunk.id, copy: 0 });
+        let guards = vec![Guard::Xattr(SPREAD, vec![spread])];
+        match self.until_answered(&Write {
+            object,
+            guards,
+            changes: vec![Change::SetXattr(SPREAD, vec![spread + 1])],
+        }) {
+            // The number is a hint.
+            Ok(_) | Err(Refusal::Mismatch | Refusal::Missing | Refusal::Full) => Ok(()),
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// The operation that drops exactly this reference; one that is not there is no error.
+    pub(crate) fn drop_op(&self, chunk: &Chunk, reference: &Reference) -> Write {
+        let keys = vec![self.reference_key(reference)];
+        Write {
+            object: self.references(chunk),
+            guards: vec![Guard::Exists],
+            changes: vec![Change::DropOmap(keys)],
+        }
+    }
+
+    /// Removes those chunks that nothing refers to; returns how many.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn collect_all(
+        &self,
+        chunks: impl IntoIterator<Item = Chunk>,
+    ) -> Result<u64, Refusal> {
+        let chunks: BTreeSet<Chunk> = chunks.into_iter().collect();
+        let chunks: Vec<Chunk> = chunks.into_iter().collect();
+        let mut removed = 0;
+        match self.format.chunks {
+            PoolKind::Replicated => removed = self.collect_replicated(&chunks)?,
+            PoolKind::Erasure => {
+                for chunk in &chunks {
+                    removed += u64::from(self.collect_erasure(chunk)?);
+                }
+            }
+        }
+        self.counts.collected.fetch_add(removed, Relaxed);
+        Ok(removed)
+    }
+
+    /// True when the chunk has this reference and its data.
+    ///
+    /// # Errors
+    /// `Missing` when there is no such chunk, and the store's.
+    pub(crate) fn has_reference(
+        &self,
+        chunk: &Chunk,
+        reference: &Reference,
+    ) -> Result<bool, Refusal> {
+        let key = self.reference_key(reference);
+        let answer = self.read_one(
+            &self.references(chunk),
+            vec![ReadPart::Keys(vec![key, key::STATE.to_vec()])],
+        )?;
+        let (pairs, _) = answer.pairs(0);
+        if self.format.chunks == PoolKind::Erasure && !erasure::is_present(pairs) {
+            return Err(Refusal::Missing);
+        }
+        Ok(pairs.iter().any(|(key, _)| key != key::STATE))
+    }
+
+    /// Which chunks have their references, as far as one look at all of them tells.
+    pub(crate) fn have_references(&self, named: &[(Chunk, Reference)]) -> Vec<bool> {
+        let look = |(chunk, reference): &(Chunk, Reference)| Read {
+            object: self.references(chunk),
+            parts: vec![ReadPart::Keys(vec![self.reference_key(reference), key::STATE.to_vec()])],
+        };
+        let answers = self.read_all(&named.iter().map(look).collect::<Vec<_>>());
+        let has = |answer: Result<ReadResult, Refusal>| {
+            answer.is_ok_and(|answer| {
+                let (pairs, _) = answer.pairs(0);
+                let present =
+                    self.format.chunks == PoolKind::Replicated || erasure::is_present(pairs);
+                present && pairs.iter().any(|(key, _)| key != key::STATE)
+            })
+        };
+        answers.into_iter().map(has).collect()
+    }
+
+    /// Data and attribute of a chunk object: compressed where that saves a block of the store.
+    fn body(&self, data: &[u8]) -> Vec<Change> {
+        let blocks = |bytes: usize| bytes.div_ceil(BLOCK as usize);
+        let packed = self
+            .format
+            .compress
+            .then(|| compress::pack(data))
+            .filter(|packed| blocks(packed.len()) < blocks(data.len()));
+        let mut head = vec![u8::from(packed.is_some())];
+        head.extend((data.len() as u32).to_le_bytes());
+        vec![Change::Full(packed.unwrap_or_else(|| data.to_vec())), Change::SetXattr(HEAD, head)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use onefold_backend::MemoryObjects;
+
+    use super::*;
+    use crate::{Format, Settings, create, format::ObjectId};
+
+    /// Keys in one omap at most: more stop the recovery of the object.
+    const OMAP_MAX: usize = 100_000;
+
+    #[test]
+    fn a_million_references_to_one_chunk_keep_every_omap_small() {
+        const REFERENCES: u64 = 1_000_000;
+        let store = Arc::new(MemoryObjects::new(PoolKind::Replicated));
+        create(&*store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+        let session = Session::open(store, Settings::default()).unwrap();
+        let data = vec![7; BLOCK as usize];
+        let id = session.chunk_id(&data);
+        let reference = |n: u64| {
+            let object = ObjectId { volume: 1, index: n / 128 };
+            Reference { object, offset: (n % 128) as u32 * (32 << 10), stamp: Stamp(n + 1) }
+        };
+        let mut samples = Vec::new();
+        let references: Vec<Reference> = (0..REFERENCES).map(reference).collect();
+        for group in references.chunks(64) {
+            let wanted: Vec<(ChunkId, &[u8], Reference)> =
+                group.iter().map(|reference| (id, data.as_slice(), *reference)).collect();
+            let chunks = session.add_noted(&wanted, None).unwrap();
+            samples.push((chunks[0], group[0]));
+        }
+        let mut all = 0;
+        let copies: BTreeSet<Chunk> = samples.iter().map(|(chunk, _)| *chunk).collect();
+        for chunk in &copies {
+            let keys = session.all_keys(&session.references(chunk), Vec::new()).unwrap().len();
+            assert!((1..OMAP_MAX).contains(&keys), "copy {} has {keys} references", chunk.copy);
+            assert_eq!(session.read_chunks(&[*chunk]).remove(0).unwrap(), data);
+            all += keys as u64;
+        }
+        assert_eq!((all, copies.len()), (REFERENCES, 1 << SPREAD_MAX));
+        assert!(
+            samples
+                .iter()
+                .all(|(chunk, reference)| session.has_reference(chunk, reference).unwrap())
+        );
+    }
+}

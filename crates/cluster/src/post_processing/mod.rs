@@ -1,0 +1,333 @@
+//! Workers: background deduplication, as many as one likes.
+//!
+//! | module | what |
+//! |---|---|
+//! | this one | which object is next |
+//! | [`dedup`] | objects of the dirty list, several at once |
+//! | [`flip`] | their chunks: add reference, flip, drop |
+//! | [`recut`] | the same where cuts are to be moved, by [`cuts`] |
+//! | [`lease`] | which shards of the dirty list are ours |
+//! | [`backoff`] | doing less while the cluster is slow, or recovers |
+
+mod backoff;
+pub(crate) mod cuts;
+mod dedup;
+mod flip;
+mod lease;
+mod recut;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use onefold_core::{
+    Result,
+    object::{Read, ReadPart, Refusal},
+};
+
+use self::{
+    backoff::Backoff,
+    dedup::{Job, Listed},
+    lease::Leases,
+};
+
+use crate::{
+    attempts::Judge,
+    chunk_map::shard_name,
+    format::{ObjectId, key},
+    presence::Presence,
+    rate_control::{Rate, Watermarks},
+    session::{Session, failed},
+};
+
+/// Objects that wait because somebody was faster, at most; what finds no room is tried at once.
+const WAITING_MAX: usize = 4096;
+
+/// Chunks of a step while there is a limit: enough that looking at list and map is little beside
+/// them.
+const LIMITED_CHUNKS: u64 = 8;
+
+/// After so many doublings an object that is always changed or read is deduplicated all the same:
+/// with a cold period of 10 s after 85 minutes.
+const DOUBLINGS_MAX: u32 = 8;
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Objects that were on the list.
+    pub seen: u64,
+    /// Chunks that were deduplicated.
+    pub flipped: u64,
+    /// Objects that are too hot, or were changed meanwhile.
+    pub later: u64,
+    /// Operations of deduplication.
+    pub operations: u64,
+    /// True at the end of the list.
+    pub round: bool,
+    /// True when nothing was done, since the cluster is slow or recovers.
+    pub waits: bool,
+}
+
+/// Keys of the dirty list.
+struct Page {
+    shard: u16,
+    keys: Vec<Vec<u8>>,
+    /// There are others behind them.
+    more: bool,
+}
+
+/// A worker; one thread calls its steps.
+pub struct Worker {
+    session: Arc<Session>,
+    leases: Leases,
+    backoff: Backoff,
+    /// Leased shards of this round, the next one first.
+    shards: VecDeque<u16>,
+    /// Where the next step goes on in the first of them.
+    after: Vec<u8>,
+    /// Objects that the next step looks at: what is dirty in them should be about as much as a
+    /// step takes.
+    objects: usize,
+    /// When an object may be tried again, and how often it failed.
+    waiting: BTreeMap<ObjectId, (Duration, u32)>,
+    presence: Presence,
+    rate: Rate,
+    judge: Judge,
+}
+
+impl Worker {
+    /// A worker that starts at a shard of its own.
+    #[must_use]
+    pub fn new(session: Arc<Session>, marks: Watermarks) -> Worker {
+        let backoff = Backoff::new(session.settings.pause);
+        Worker {
+            session,
+            leases: Leases::default(),
+            backoff,
+            shards: VecDeque::new(),
+            after: Vec::new(),
+            objects: 1,
+            waiting: BTreeMap::new(),
+            presence: Presence::default(),
+            rate: Rate::new(marks),
+            judge: Judge::default(),
+        }
+    }
+
+    /// Its session.
+    #[must_use]
+    pub fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// Looks at the load, and says how many operations may be done now.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn allowance(&mut self, now: Duration) -> Result<u64> {
+        let did = self.session.look_at(&mut self.presence, now)?;
+        Ok(self.rate.allowance(now, &did))
+    }
+
+    /// Deduplicates some objects of the next shard.
+    ///
+    /// # Errors
+    /// The store's; the next step goes on behind what failed.
+    pub fn step(&mut self) -> Result<Progress> {
+        let deduplication = |refusal| failed("deduplication", refusal);
+        self.session.has_stamps()?;
+        if self.backoff.waits(self.session.store.time()) {
+            return Ok(Progress { waits: true, ..Progress::default() });
+        }
+        let judged =
+            self.judge.step(&self.session, self.rate.is_limited()).map_err(deduplication)?;
+        self.rate.spent(judged);
+        let begun = self.session.store.time();
+        if self.shards.is_empty() {
+            self.shards =
+                self.leases.acquire(&self.session, self.rate.workers()).map_err(deduplication)?;
+        }
+        if self.shards.is_empty() {
+            self.rate.spent(1);
+            return Ok(Progress { operations: 1, round: true, ..Progress::default() });
+        }
+        let (first, after) = (self.shards.front().copied(), self.after.clone());
+        let result = self.objects_step().map_err(deduplication);
+        // What failed is tried again in the next round.
+        if let (Err(_), Some(shard)) = (&result, first)
+            && (self.shards.front(), &self.after) == (Some(&shard), &after)
+        {
+            self.leave_shard(shard);
+        }
+        let mut progress = result?;
+        progress.round = self.shards.is_empty();
+        self.rate.spent(progress.operations);
+        self.backoff.record_step(
+            begun,
+            self.session.store.time(),
+            progress.operations,
+            self.session.store.recovers(),
+        );
+        progress.operations += judged;
+        Ok(progress)
+    }
+
+    /// Gives the shards that it has to other workers.
+    pub fn release(&mut self) {
+        self.session.forget_attempts();
+        self.leases.give_all_back(&self.session);
+        self.shards.clear();
+    }
+
+    fn leave_shard(&mut self, number: u16) {
+        if self.shards.front() == Some(&number) {
+            self.after.clear();
+        }
+        self.shards.retain(|shard| *shard != number);
+    }
+
+    /// Takes objects off the lists of the next shards, as many as a step has, and deduplicates them
+    /// together.
+    fn objects_step(&mut self) -> Result<Progress, Refusal> {
+        let mut progress = Progress::default();
+        let settings = &self.session.settings;
+        // Where each operation counts, a step is small: what it takes is owed before the next one.
+        let (most, bytes) = if self.rate.is_limited() {
+            (
+                1,
+                settings
+                    .batch_bytes
+                    .min(LIMITED_CHUNKS * u64::from(self.session.format.chunk_bytes)),
+            )
+        } else {
+            (self.objects, settings.batch_bytes)
+        };
+        let pages = self.pages(most, &mut progress)?;
+        let now = self.session.store.time();
+        let keys: Vec<(u16, &Vec<u8>)> =
+            pages.iter().flat_map(|page| page.keys.iter().map(|key| (page.shard, key))).collect();
+        let (mut places, mut listed) = (Vec::new(), Vec::new());
+        for (place, (shard, key)) in keys.iter().enumerate() {
+            let shard = shard_name(*shard);
+            let Some((object, _)) = key::parse_listed(key) else {
+                self.session.list_remove(&shard, (*key).clone())?;
+                continue;
+            };
+            progress.seen += 1;
+            let (until, failures) = self.waiting.get(&object).copied().unwrap_or_default();
+            if now < until {
+                progress.later += 1;
+                continue;
+            }
+            places.push(place);
+            listed.push(Listed {
+                object,
+                shard,
+                key: (*key).clone(),
+                overdue: failures >= DOUBLINGS_MAX,
+            });
+        }
+        let jobs = self.session.jobs(&listed, now, bytes);
+        let too_many = listed.len() - jobs.len();
+        progress.operations += too_many as u64;
+        self.objects = if too_many > 0 {
+            jobs.len()
+        } else {
+            (self.objects + 1).min(self.session.settings.objects_per_step.max(1))
+        };
+        let done = jobs.iter().filter(|job| !job.is_partial()).count();
+        self.go_on_behind(&pages, places.get(done).copied().unwrap_or(keys.len()));
+        self.deduplicate(jobs, now, &mut progress)?;
+        Ok(progress)
+    }
+
+    /// The next keys of the next shards, `most` at most of all together.
+    fn pages(&mut self, most: usize, progress: &mut Progress) -> Result<Vec<Page>, Refusal> {
+        let next: Vec<u16> = self.shards.iter().take(most).copied().collect();
+        let mut kept = Vec::new();
+        for shard in next {
+            progress.operations += 1;
+            if self.leases.keep(&self.session, shard)? {
+                kept.push(shard);
+            } else {
+                self.leave_shard(shard);
+            }
+        }
+        let look = |(n, shard): (usize, &u16)| {
+            let after = if n == 0 && self.shards.front() == Some(shard) {
+                self.after.clone()
+            } else {
+                Vec::new()
+            };
+            Read { object: shard_name(*shard), parts: vec![ReadPart::Page(after, most)] }
+        };
+        let answers = self.session.read_all(&kept.iter().enumerate().map(look).collect::<Vec<_>>());
+        let (mut pages, mut room) = (Vec::new(), most);
+        for (shard, answer) in kept.into_iter().zip(answers) {
+            let (pairs, more) = match &answer {
+                Err(Refusal::Missing) => (&[][..], false),
+                Err(refusal) => return Err(refusal.clone()),
+                Ok(answer) => answer.pairs(0),
+            };
+            let keys: Vec<Vec<u8>> = pairs.iter().take(room).map(|(key, _)| key.clone()).collect();
+            room -= keys.len();
+            let more = more || keys.len() < pairs.len();
+            pages.push(Page { shard, keys, more });
+            if room == 0 || more {
+                break;
+            }
+        }
+        Ok(pages)
+    }
+
+    /// The next step begins behind the first `taken` keys of the pages.
+    fn go_on_behind(&mut self, pages: &[Page], mut taken: usize) {
+        for Page { shard, keys, more } in pages {
+            if taken >= keys.len() && !more {
+                taken -= keys.len();
+                self.leave_shard(*shard);
+                continue;
+            }
+            // Those before it are done: it is the first one now.
+            if let Some(last) = keys.get(..taken.min(keys.len())).and_then(<[_]>::last) {
+                self.after.clone_from(last);
+            }
+            break;
+        }
+    }
+
+    /// Does what is to be done about objects; the first error, when all others are done.
+    fn deduplicate(
+        &mut self,
+        jobs: Vec<Job<'_>>,
+        now: Duration,
+        progress: &mut Progress,
+    ) -> Result<(), Refusal> {
+        let mut failed = None;
+        for (object, result) in self.session.deduplicate(jobs) {
+            let done = match result {
+                Ok(done) => done,
+                Err(refusal) => {
+                    failed = failed.or(Some(refusal));
+                    continue;
+                }
+            };
+            progress.operations += done.operations;
+            progress.flipped += done.flipped;
+            let waits = self.waiting.remove(&object);
+            if done.again {
+                progress.later += 1;
+                let failures = waits.map_or(0, |(_, failures)| failures + 1).min(DOUBLINGS_MAX);
+                if self.waiting.len() < WAITING_MAX {
+                    self.waiting.insert(
+                        object,
+                        (now + self.session.settings.cold * (1 << failures), failures),
+                    );
+                }
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+}

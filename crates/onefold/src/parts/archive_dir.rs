@@ -1,0 +1,372 @@
+//! An archive's directory: found, opened for what a verb wants, and named in errors.
+//!
+//! An archive on one node is its directory. One on several has a directory with the file `nodes`,
+//! which says where they are; it holds nothing else, and can be made again from the nodes.
+
+use std::{
+    ffi::OsString,
+    fs,
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use onefold_archive::{Archive, Nodes, Settings, find_label};
+use onefold_backend::{Directory, Stands};
+use onefold_core::{Error, Files, Kind, Result};
+
+use super::{
+    control::{Client, places},
+    keeper::{self, Keeper},
+    operator::{warn, word},
+};
+
+/// Names the directories of an archive's nodes, a line each, the first that of node 0.
+const NODES: &str = "nodes";
+
+/// Bytes of that list at most.
+const LIST_BYTES_MAX: u64 = 64 << 10;
+
+/// The directory of an archive.
+pub struct ArchiveDir {
+    path: PathBuf,
+    /// Those of its nodes, when there are several.
+    nodes: Option<List>,
+}
+
+/// Where the nodes are.
+struct List {
+    paths: Vec<PathBuf>,
+    /// To whom the list belongs; directories of others are no nodes of it.
+    owner: u32,
+}
+
+impl ArchiveDir {
+    /// True when `path` is a directory, which no block store is.
+    pub fn is_there(path: &Path) -> bool {
+        path.is_dir()
+    }
+
+    /// The archive at `path`.
+    ///
+    /// # Errors
+    /// One sentence for what is missing or no archive.
+    pub fn look(path: &Path) -> Result<ArchiveDir> {
+        let files = Directory::open(path, false)?;
+        let directory = ArchiveDir { path: path.to_owned(), nodes: read_nodes(&files)? };
+        if directory.nodes.is_some() {
+            directory.nodes(false, false)?;
+        } else {
+            find_label(&files).map_err(|error| name_archive(path, error))?;
+        }
+        directory.warn_of_others(&files);
+        Ok(directory)
+    }
+
+    /// Tells of directories that others can enter, but for empty ones, where perhaps nothing is
+    /// mounted.
+    fn warn_of_others(&self, files: &Directory) {
+        let exposed = |node: &PathBuf| {
+            let files = Directory::open(node, false).ok()?;
+            files.exposed().filter(|_| files.names().is_ok_and(|names| !names.is_empty()))
+        };
+        let nodes = self.nodes.iter().flat_map(|list| &list.paths).filter_map(exposed);
+        files.exposed().into_iter().chain(nodes).for_each(|sentence| warn(&sentence));
+    }
+
+    /// Makes the directory of an archive whose nodes are elsewhere; durable on return.
+    ///
+    /// # Errors
+    /// `Exists` when something is in it, and those of the system.
+    pub fn create(path: &Path, nodes: &[PathBuf]) -> Result<ArchiveDir> {
+        let own = Directory::create_as(path, word())?;
+        let whole = |node: &PathBuf| {
+            let whole = std::path::absolute(node).map_err(|e| Error::from_io(node.display(), e))?;
+            match whole.to_str() {
+                Some(text) if !text.contains('\n') => Ok(whole),
+                _ => Err(Error::new(
+                    Kind::InvalidInput,
+                    format!("{} can't be written into a list", whole.display()),
+                )),
+            }
+        };
+        let list =
+            List { paths: nodes.iter().map(whole).collect::<Result<_>>()?, owner: own.owner()? };
+        let directory = ArchiveDir { path: path.to_owned(), nodes: Some(list) };
+        directory.write_nodes()?;
+        Ok(directory)
+    }
+
+    /// Says where a node is from now on; durable on return.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn move_node(&mut self, number: usize, to: &Path) -> Result<()> {
+        let to = std::path::absolute(to).map_err(|e| Error::from_io(to.display(), e))?;
+        if let Some(place) = self.nodes.as_mut().and_then(|list| list.paths.get_mut(number)) {
+            *place = to;
+        }
+        self.write_nodes()
+    }
+
+    fn write_nodes(&self) -> Result<()> {
+        let mut text = Vec::new();
+        for node in self.nodes.iter().flat_map(|list| &list.paths) {
+            text.extend_from_slice(node.as_os_str().as_bytes());
+            text.push(b'\n');
+        }
+        if text.len() as u64 > LIST_BYTES_MAX {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("the paths of the nodes have more than {} KiB", LIST_BYTES_MAX >> 10),
+            ));
+        }
+        Directory::open_as(&self.path, true, word())?.replace(NODES, &text)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The name of the control socket of the archive's server: its id, and which directory it is.
+    ///
+    /// # Errors
+    /// Those of looking at it.
+    pub fn control_name(&self) -> Result<String> {
+        let metadata = self.metadata()?;
+        let id: String = self.id()?.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(format!("{id}{:016x}{:016x}", metadata.dev(), metadata.ino()))
+    }
+
+    fn id(&self) -> Result<[u8; 16]> {
+        Ok(match self.nodes(false, false)? {
+            Some(nodes) => nodes.archive_id(),
+            None => find_label(&Directory::open(&self.path, false)?)?.id,
+        })
+    }
+
+    /// Claims the archive for its server, against others on this machine and elsewhere.
+    ///
+    /// # Errors
+    /// `Busy` while another one has it; those of looking at the archive.
+    pub fn claim(&self) -> Result<Keeper> {
+        Keeper::of_folder(&self.path, self.id()?)
+    }
+
+    /// A sentence about a server of the archive whose control socket is out of sight, if its claim
+    /// says that there is one.
+    ///
+    /// # Errors
+    /// Those of looking at the archive.
+    pub fn unseen_server(&self) -> Result<Option<String>> {
+        let Some(claim) = keeper::found(&self.path)? else { return Ok(None) };
+        let (shown, places) = (self.path.display(), places::told(self.metadata()?.uid()));
+        Ok(Some(format!(
+            "{shown} is served by process {} on host {}, which has no control socket {places}: this waits until it ends; if it was started with \
+             --control DIR, say the same here",
+            claim.claimant.pid, claim.claimant.host
+        )))
+    }
+
+    fn metadata(&self) -> Result<fs::Metadata> {
+        fs::metadata(&self.path).map_err(|e| Error::from_io(self.path.display(), e))
+    }
+
+    /// A connection to the server of the archive; `None` when nobody serves it.
+    ///
+    /// # Errors
+    /// `Denied` when it can't be trusted, and those of looking at the archive.
+    pub fn server(&self) -> Result<Option<Client>> {
+        match Client::connect_to(&self.control_name()?, self.metadata()?.uid(), &self.path) {
+            Ok(client) => Ok(Some(client)),
+            Err(error) if error.kind() == Kind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A sentence for each node that does not count.
+    pub fn notes(&self, nodes: &Nodes) -> Vec<String> {
+        let note = |(number, why)| {
+            format!("node {number} ({}) does not count: {why}", self.node(number).display())
+        };
+        nodes.absent().into_iter().map(note).collect()
+    }
+
+    /// The directory of a node.
+    pub fn node(&self, number: usize) -> PathBuf {
+        self.nodes.as_ref().and_then(|list| list.paths.get(number)).cloned().unwrap_or_default()
+    }
+
+    /// Its nodes, when there are several.
+    ///
+    /// # Errors
+    /// Those of looking at them.
+    pub fn nodes(&self, writes: bool, degraded: bool) -> Result<Option<Arc<Nodes>>> {
+        self.nodes_while(writes, degraded, None)
+    }
+
+    fn nodes_while(
+        &self,
+        writes: bool,
+        degraded: bool,
+        stands: Option<&Stands>,
+    ) -> Result<Option<Arc<Nodes>>> {
+        let Some(list) = &self.nodes else { return Ok(None) };
+        // A disk that is not mounted may show a directory of somebody else's: that node is absent.
+        // When all are, the first reason is the one to tell.
+        let (mut directories, mut refused) = (Vec::new(), None);
+        for path in &list.paths {
+            directories.push(match list.open(path, writes) {
+                Ok(files) => Some(watched(files, stands)),
+                Err(error) if error.kind() == Kind::NotFound => None,
+                // Left out, it would count as one that missed what is written now.
+                Err(error) if error.kind() == Kind::Unsupported => return Err(error),
+                Err(error) => {
+                    refused.get_or_insert(error);
+                    None
+                }
+            });
+        }
+        let none = || {
+            Error::new(
+                Kind::NotFound,
+                format!("none of the nodes of {} is there", self.path.display()),
+            )
+        };
+        let nodes = Nodes::open(directories, degraded);
+        nodes.map(|nodes| Some(Arc::new(nodes))).map_err(|error| match error.kind() {
+            Kind::NotFound => refused.unwrap_or_else(none),
+            _ => name_archive(&self.path, error),
+        })
+    }
+
+    /// Opens it for changes.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub fn open(&self, settings: Settings) -> Result<Arc<Archive>> {
+        self.open_nodes(settings, false).map(|(archive, _)| archive)
+    }
+
+    /// The same with its nodes, when there are several. With `degraded` puts go on while `k + 1`
+    /// nodes of a stripe are there.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub fn open_nodes(
+        &self,
+        settings: Settings,
+        degraded: bool,
+    ) -> Result<(Arc<Archive>, Option<Arc<Nodes>>)> {
+        self.open_while(settings, degraded, None)
+    }
+
+    /// The same, written only while its owner stands.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub fn open_while(
+        &self,
+        settings: Settings,
+        degraded: bool,
+        stands: Option<&Stands>,
+    ) -> Result<(Arc<Archive>, Option<Arc<Nodes>>)> {
+        let nodes = self.nodes_while(true, degraded, stands)?;
+        let files: Arc<dyn Files> = match &nodes {
+            Some(nodes) => nodes.clone(),
+            None => watched(
+                Directory::open_as(&self.path, true, word())
+                    .map_err(|e| name_archive(&self.path, e))?,
+                stands,
+            ),
+        };
+        let archive =
+            Archive::open(files, true, settings).map_err(|e| name_archive(&self.path, e))?;
+        Ok((Arc::new(archive), nodes))
+    }
+
+    /// Opens it for looking, and writes nothing; it may be somebody else's, or on a file system
+    /// that takes no writes. Whoever wrote it, its tables take at most `memory` bytes, and more
+    /// for what they occupy there.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub fn open_to_read(&self, memory: u64) -> Result<Arc<Archive>> {
+        let settings = Settings { memory, ..Settings::default() };
+        let files: Arc<dyn Files> = match self.nodes(false, false)? {
+            Some(nodes) => nodes,
+            None => Arc::new(
+                Directory::open(&self.path, false).map_err(|e| name_archive(&self.path, e))?,
+            ),
+        };
+        Archive::open(files, false, settings).map(Arc::new).map_err(|e| name_archive(&self.path, e))
+    }
+
+    /// Opens it for looking, and for noting and mending what is found, where that is ours to do.
+    ///
+    /// # Errors
+    /// Those of opening.
+    pub fn open_to_mend(&self, memory: u64) -> Result<Arc<Archive>> {
+        let settings = Settings { memory, ..Settings::default() };
+        match Directory::open_as(&self.path, true, word()).and_then(|_| self.open(settings)) {
+            Ok(archive) => Ok(archive),
+            // Somebody else's, or on a file system that takes no writes.
+            Err(_) => self.open_to_read(memory),
+        }
+    }
+}
+
+/// The files of a directory, written only while their owner stands.
+fn watched(files: Directory, stands: Option<&Stands>) -> Arc<dyn Files> {
+    Arc::new(match stands {
+        Some(stands) => files.while_stands(stands.clone()),
+        None => files,
+    })
+}
+
+impl List {
+    /// Opens the directory of a node.
+    fn open(&self, path: &Path, writes: bool) -> Result<Directory> {
+        let files = Directory::open_as(path, writes, word())?;
+        let owner = files.owner()?;
+        if owner == self.owner {
+            return Ok(files);
+        }
+        let why = format!(
+            "{} belongs to user {owner}, and the list that names it as a node to user {}",
+            path.display(),
+            self.owner
+        );
+        Err(Error::new(Kind::Denied, why))
+    }
+}
+
+/// The list of nodes in a directory, if there is one.
+fn read_nodes(files: &Directory) -> Result<Option<List>> {
+    let Some((bytes, owner)) = files.small(NODES, LIST_BYTES_MAX)? else { return Ok(None) };
+    let lines = bytes.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+    let paths = lines.map(|line| PathBuf::from(OsString::from_vec(line.to_vec()))).collect();
+    Ok(Some(List { paths, owner }))
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// The engine does not know what its directory is called.
+pub fn name_archive(path: &Path, error: Error) -> Error {
+    let shown = path.display().to_string();
+    match error.kind() {
+        Kind::NotFound if error.to_string() == "no archive" => Error::new(
+            Kind::NotFound,
+            format!("{shown} is a directory and no archive; `onefold archive create` makes one"),
+        ),
+        _ if error.to_string().contains(&shown) => error,
+        _ => error.context(shown),
+    }
+}

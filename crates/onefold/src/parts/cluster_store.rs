@@ -1,0 +1,131 @@
+//! Where a store is, and sessions on it.
+
+use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+
+use onefold_backend::{
+    EmbeddedStore, RadosObjects,
+    rados::{Connection, Location, TIMEOUT},
+};
+use onefold_cluster::{Session, Settings};
+use onefold_core::{Error, object::ObjectStore};
+
+use super::{keeper::Keeper, operator};
+
+/// Where a store is.
+#[derive(Clone, Debug)]
+pub enum Url {
+    /// In a folder of this machine.
+    Folder(PathBuf),
+    /// In two pools of a Ceph cluster.
+    Rados(String, Location),
+}
+
+impl FromStr for Url {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Url, Infallible> {
+        Ok(match Location::parse(text) {
+            Some(location) => Url::Rados(text.to_owned(), location),
+            None => Url::Folder(text.into()),
+        })
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Url::Folder(path) => path.display().fmt(f),
+            Url::Rados(text, _) => f.write_str(text),
+        }
+    }
+}
+
+/// An object store that sessions can be opened on. Those of a folder go before it.
+pub enum Backing {
+    /// With the claim on the folder, unless it is only looked at; given up last.
+    Folder {
+        store: EmbeddedStore,
+        _keeper: Option<Keeper>,
+    },
+    Rados(Location, Duration),
+}
+
+/// What stands for a folder in its claim: which store is in it is known only to who has it open.
+const FOLDER: [u8; 16] = *b"cluster folder\0\0";
+
+impl Backing {
+    pub fn open(url: &Url, timeout: Duration) -> Result<Backing, Error> {
+        Ok(match url {
+            Url::Folder(path) => {
+                let mut keeper = None;
+                let mut claim = || Ok(keeper.insert(Keeper::of_folder(path, FOLDER)?).stands());
+                let store = EmbeddedStore::open_while(path, operator::word(), &mut claim)?;
+                EmbeddedStore::exposed(path).iter().for_each(|sentence| operator::warn(sentence));
+                Backing::Folder { store, _keeper: keeper }
+            }
+            Url::Rados(_, location) => Backing::Rados(location.clone(), timeout),
+        })
+    }
+
+    /// The same for looking: nothing of it changes.
+    fn look(url: &Url) -> Result<Backing, Error> {
+        match url {
+            Url::Folder(path) => {
+                let store = EmbeddedStore::look(path)?;
+                EmbeddedStore::exposed(path).iter().for_each(|sentence| operator::warn(sentence));
+                Ok(Backing::Folder { store, _keeper: None })
+            }
+            Url::Rados(..) => Backing::open(url, TIMEOUT),
+        }
+    }
+
+    /// Another session, which can be fenced without the others.
+    pub fn session(&self, settings: Settings) -> Result<Session, Error> {
+        Session::open(self.objects()?, settings)
+    }
+
+    fn objects(&self) -> Result<Arc<dyn ObjectStore>, Error> {
+        Ok(match self {
+            Backing::Folder { store, .. } => Arc::new(store.session()),
+            Backing::Rados(location, timeout) => {
+                let connection = Connection::open(location.configuration.as_deref(), *timeout)?;
+                let (metadata, chunks) = connection.find(location)?;
+                Arc::new(RadosObjects::new(connection, &metadata, &chunks)?)
+            }
+        })
+    }
+}
+
+/// A store with a session. The session goes before the store.
+pub struct Opened {
+    pub session: Arc<Session>,
+    _backing: Backing,
+}
+
+impl Opened {
+    pub fn open(url: &Url, settings: Settings) -> Result<Opened, Error> {
+        Opened::with(url, settings, TIMEOUT)
+    }
+
+    /// Opens a store that is only looked at.
+    pub fn look(url: &Url) -> Result<Opened, Error> {
+        let backing = Backing::look(url)?;
+        let session = backing
+            .objects()
+            .and_then(|store| Session::look(store, Settings::default()))
+            .map_err(|e| e.context(url))?;
+        Ok(Opened { session: Arc::new(session), _backing: backing })
+    }
+
+    pub fn with(url: &Url, settings: Settings, timeout: Duration) -> Result<Opened, Error> {
+        let backing = Backing::open(url, timeout)?;
+        let session = backing.session(settings).map_err(|e| e.context(url))?;
+        Ok(Opened { session: Arc::new(session), _backing: backing })
+    }
+}
+
+/// The store of the cluster engine that a path or URL means, if it means one.
+pub fn store_at(path: &std::path::Path) -> Option<Url> {
+    let url = path.to_string_lossy().parse::<Url>().unwrap_or_else(|never| match never {});
+    (matches!(url, Url::Rados(..)) || EmbeddedStore::is_at(path)).then_some(url)
+}

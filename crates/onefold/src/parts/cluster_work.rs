@@ -1,0 +1,112 @@
+//! The volumes of a cluster store at work: leases are renewed, and what is due is done, by a thread
+//! of their own.
+
+use std::{
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use onefold_cluster::{ClusterExports, Mode, Session};
+use onefold_core::{Error, Kind, Result};
+
+/// Between two looks for work on the volumes that are open.
+const TEND: Duration = Duration::from_millis(200);
+
+/// Between two renewals of the locks on volumes: three in a lease.
+const RENEW: Duration = Duration::from_secs(10);
+
+/// Volumes with the thread that tends them.
+pub struct ClusterWork {
+    exports: Arc<ClusterExports>,
+    /// Dropped to end the thread.
+    stop: Option<mpsc::Sender<()>>,
+    tender: Option<JoinHandle<()>>,
+}
+
+impl ClusterWork {
+    /// Puts the volumes to work. `fenced` hears of the error after which the cluster takes nothing
+    /// from this session any more.
+    ///
+    /// # Errors
+    /// `Io` when no thread can be started.
+    pub fn start(
+        session: Arc<Session>,
+        mode: Mode,
+        fenced: impl FnOnce(Error) + Send + 'static,
+    ) -> Result<ClusterWork> {
+        let exports = Arc::new(ClusterExports::new(session, mode));
+        let (stop, stopped) = mpsc::channel();
+        let tended = exports.clone();
+        let tender = std::thread::Builder::new().name("volumes".into()).spawn(move || {
+            if let Err(error) = tend(&tended, &stopped) {
+                fenced(error);
+            }
+        });
+        let tender =
+            tender.map_err(|e| Error::from_io("cannot start a thread for the volumes", e))?;
+        Ok(ClusterWork { exports, stop: Some(stop), tender: Some(tender) })
+    }
+
+    /// The volumes.
+    #[must_use]
+    pub fn exports(&self) -> &Arc<ClusterExports> {
+        &self.exports
+    }
+
+    /// Ends the thread; volumes stay attached.
+    pub fn stop_tending(&mut self) {
+        drop(self.stop.take());
+        if let Some(tender) = self.tender.take() {
+            // Its panic, if any, was printed.
+            let _ = tender.join();
+        }
+    }
+
+    /// Makes everything durable and detaches the volumes.
+    ///
+    /// # Errors
+    /// Those of the cluster.
+    pub fn close(mut self) -> Result<()> {
+        self.stop_tending();
+        self.exports.close()
+    }
+}
+
+impl Drop for ClusterWork {
+    fn drop(&mut self) {
+        self.stop_tending();
+    }
+}
+
+/// Does what is due for volumes that are open, until the other side of `stopped` is gone, or an
+/// error after which nothing is taken from us any more.
+fn tend(exports: &ClusterExports, stopped: &mpsc::Receiver<()>) -> Result<()> {
+    let mut renewed = Instant::now();
+    let mut pause = TEND;
+    let mut published = Instant::now();
+    while stopped.recv_timeout(pause).is_err_and(|error| error == mpsc::RecvTimeoutError::Timeout) {
+        let mut due = || -> Result<bool> {
+            if renewed.elapsed() >= RENEW {
+                exports.renew()?;
+                renewed = Instant::now();
+            }
+            if published.elapsed() >= Duration::from_secs(1) {
+                exports.publish();
+                published = Instant::now();
+            }
+            exports.tend()
+        };
+        pause = match due() {
+            Ok(true) => Duration::ZERO,
+            Ok(false) => TEND,
+            Err(error) if error.kind() == Kind::NoSpace => TEND,
+            Err(error) if error.kind() == Kind::Stopped => return Err(error),
+            Err(error) => {
+                tracing::warn!("{error}");
+                RENEW / 10
+            }
+        };
+    }
+    Ok(())
+}

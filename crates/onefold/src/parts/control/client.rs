@@ -1,0 +1,239 @@
+//! A verb's side of the control socket.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+    time::Duration,
+};
+
+use onefold_backend::peer;
+use onefold_core::{Error, Kind, Result};
+use serde::{Deserialize, de::DeserializeOwned};
+
+use super::{
+    LINE_MAX, Request, places,
+    stream::{GONE, Outlet},
+    told,
+};
+use crate::parts::store_file::StoreFile;
+
+/// How long a server may be silent: it tells progress of long work, and a change of a full and busy
+/// store may wait for checkpoints.
+const SILENCE: Duration = Duration::from_secs(600);
+
+/// How long a server may take to say its number.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+/// Longest line of an answer but for lists and statuses, in bytes.
+const SHORT_LINE_MAX: u64 = 64 << 10;
+
+/// A line of an answer, read into what is expected and nothing else: what a line costs is what it
+/// may hold.
+#[derive(Deserialize)]
+struct Heard<T> {
+    answer: String,
+    #[serde(default = "nothing")]
+    value: Option<T>,
+    #[serde(default)]
+    what: String,
+    #[serde(default)]
+    done: u64,
+    #[serde(default)]
+    total: u64,
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    message: String,
+}
+
+fn nothing<T>() -> Option<T> {
+    None
+}
+
+/// A connection to the server of a store; each asks once.
+pub struct Client {
+    stream: UnixStream,
+}
+
+impl Client {
+    /// Connects to the server that has the store open.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none; `Denied` when it can't be trusted.
+    pub fn connect(file: &StoreFile) -> Result<Client> {
+        Client::connect_to(&file.control_name(), file.owner(), file.path())
+    }
+
+    /// The same for whatever has a control socket of this name, and belongs to `owner`.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_to(name: &str, owner: u32, path: &Path) -> Result<Client> {
+        let stream = look(name, owner).map_err(|error| match error.kind() {
+            Kind::Denied => Error::new(
+                Kind::Denied,
+                format!("a process that does not own {} listens for its commands", path.display()),
+            ),
+            _ => error,
+        })?;
+        stream.set_read_timeout(Some(SILENCE)).map_err(lost)?;
+        stream.set_write_timeout(Some(SILENCE)).map_err(lost)?;
+        Ok(Client { stream })
+    }
+
+    /// The number of the server's process.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn pid(&mut self) -> Result<u32> {
+        self.stream.set_read_timeout(Some(AT_ONCE)).map_err(lost)?;
+        self.say(&Request::Pid)?;
+        self.hear(SHORT_LINE_MAX, &mut |_, _, _| {
+            Err(Error::new(Kind::Unsupported, "the server of the store does not say its number"))
+        })
+    }
+
+    /// Asks, and gives the answer.
+    ///
+    /// # Errors
+    /// What the server says, or `Io` when it goes away.
+    pub fn ask<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T> {
+        self.ask_long(request, &mut |_, _, _| {})
+    }
+
+    /// As [`ask`](Self::ask); `progress` hears what is being done, bytes done and bytes in all.
+    ///
+    /// # Errors
+    /// As [`ask`](Self::ask).
+    pub fn ask_long<T: DeserializeOwned>(
+        &mut self,
+        request: &Request,
+        progress: &mut dyn FnMut(&str, u64, u64),
+    ) -> Result<T> {
+        self.say(request)?;
+        let line_max = if matches!(request, Request::Status | Request::VolumeList) {
+            LINE_MAX
+        } else {
+            SHORT_LINE_MAX
+        };
+        self.hear(line_max, &mut |what, done, total| {
+            progress(what, done, total);
+            Ok(())
+        })
+    }
+
+    /// Asks with a stream, which `source` writes as soon as the server takes it; `progress` is as
+    /// of [`ask_long`](Self::ask_long).
+    ///
+    /// # Errors
+    /// What the server says, or `source`, or `Io` when the server goes away.
+    pub fn send<T: DeserializeOwned + Send>(
+        &mut self,
+        request: &Request,
+        progress: &mut (dyn FnMut(u64, u64) + Send),
+        source: impl FnOnce(&mut Outlet<&UnixStream>) -> Result<()>,
+    ) -> Result<T> {
+        self.say(request)?;
+        // It sends for as long as its source has something; the server says nothing meanwhile when
+        // nothing comes.
+        self.stream.set_read_timeout(None).map_err(lost)?;
+        let (ready, may) = std::sync::mpsc::channel();
+        let this = &*self;
+        std::thread::scope(|scope| {
+            let hearing = scope.spawn(move || {
+                let mut ready = Some(ready);
+                this.hear(SHORT_LINE_MAX, &mut |_, done, total| {
+                    match ready.take() {
+                        Some(ready) => drop(ready.send(())),
+                        None => progress(done, total),
+                    }
+                    Ok(())
+                })
+            });
+            let sent = match may.recv() {
+                Ok(()) => {
+                    let mut outlet = Outlet::new(&this.stream);
+                    source(&mut outlet).and_then(|()| outlet.end())
+                }
+                // It was refused; the answer says why.
+                Err(_) => Ok(()),
+            };
+            if sent.is_err() {
+                // Without its end the stream does not count.
+                let _ = this.stream.shutdown(std::net::Shutdown::Write);
+            }
+            let heard = hearing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            match (sent, heard) {
+                // A source that failed is the reason; a server that went away said why.
+                (Err(error), heard) if !error.to_string().starts_with(GONE) || heard.is_ok() => {
+                    Err(error)
+                }
+                (_, heard) => heard,
+            }
+        })
+    }
+
+    fn say(&self, request: &Request) -> Result<()> {
+        let mut line = serde_json::to_vec(request).map_err(strange)?;
+        line.push(b'\n');
+        (&self.stream).write_all(&line).map_err(lost)
+    }
+
+    /// Reads lines of at most so many bytes, until one ends the answer; `progress` may give it up.
+    fn hear<T: DeserializeOwned>(
+        &self,
+        line_max: u64,
+        progress: &mut dyn FnMut(&str, u64, u64) -> Result<()>,
+    ) -> Result<T> {
+        let mut answers = BufReader::new(&self.stream);
+        loop {
+            let mut line = String::new();
+            answers.by_ref().take(line_max).read_line(&mut line).map_err(lost)?;
+            if line.is_empty() {
+                return Err(Error::new(
+                    Kind::Io,
+                    "the server of the store went away before it answered",
+                ));
+            }
+            let heard: Heard<T> = serde_json::from_str(&line).map_err(strange)?;
+            match heard.answer.as_str() {
+                "progress" => progress(&heard.what, heard.done, heard.total)?,
+                "done" => {
+                    return heard.value.map_or_else(
+                        || serde_json::from_value(serde_json::Value::Null).map_err(strange),
+                        Ok,
+                    );
+                }
+                "failed" => return Err(told(&heard.kind, heard.message)),
+                _ => return Err(strange(serde::de::Error::custom("an answer of another kind"))),
+            }
+        }
+    }
+}
+
+/// Looks in all places; what is wrong with a socket in one of them is told when no other has the
+/// server.
+fn look(name: &str, owner: u32) -> Result<UnixStream> {
+    let mut wrong = Error::new(Kind::NotFound, "no server listens for commands");
+    for place in places::all(owner) {
+        match peer::connect(&place, name, owner) {
+            Err(error) if error.kind() == Kind::NotFound => {}
+            Err(error) => wrong = error,
+            found => return found,
+        }
+    }
+    Err(wrong)
+}
+
+fn lost(error: std::io::Error) -> Error {
+    Error::from_io("cannot speak to the server of the store", error)
+}
+
+fn strange(error: serde_json::Error) -> Error {
+    Error::new(
+        Kind::Unsupported,
+        "the server of the store is of another version: it can't be understood",
+    )
+    .caused_by(error)
+}

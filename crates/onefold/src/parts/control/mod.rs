@@ -1,0 +1,245 @@
+//! The control socket: how verbs reach a store that is being served.
+//!
+//! One line of JSON asks, and lines of JSON answer: any number that tell progress, then one that
+//! ends it. Who may ask is checked by the socket itself ([`onefold_backend::peer`]): root and the
+//! user of the server. [`places`] says where the socket is.
+
+mod client;
+pub mod places;
+mod server;
+pub mod stream;
+
+use std::ops::Range;
+
+use onefold_block::VolumeStatus;
+use onefold_core::{Error, Kind, Result, VolumeLimits};
+use serde::{Deserialize, Serialize};
+
+pub use client::Client;
+pub use server::{Served, Server};
+
+/// Longest line in bytes: a status with 65,536 volumes of long names fits; more is no message of
+/// ours.
+const LINE_MAX: u64 = 64 << 20;
+
+/// Longest request in bytes: two names of volumes with room to spare.
+const REQUEST_MAX: u64 = 8 << 10;
+
+/// What can be asked of a server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "kebab-case")]
+pub enum Request {
+    /// Which process serves.
+    Pid,
+    /// Everything that `onefold status` shows.
+    Status,
+    /// All volumes.
+    VolumeList,
+    /// A new volume.
+    VolumeCreate {
+        name: String,
+        bytes: u64,
+        #[serde(default)]
+        critical: Vec<Range<u64>>,
+        #[serde(default, skip_serializing_if = "Speed::is_any")]
+        limits: Speed,
+    },
+    /// Another size.
+    VolumeResize { name: String, bytes: u64 },
+    /// Other critical ranges, in blocks.
+    VolumeCritical { name: String, critical: Vec<Range<u64>> },
+    /// Other limits for its clients.
+    VolumeLimit { name: String, limits: Speed },
+    /// Another name.
+    VolumeRename { name: String, new_name: String },
+    /// No volume any more.
+    VolumeDelete { name: String },
+    /// A comparison of all data with its fingerprints, which ends when the client goes away.
+    Scrub,
+    /// A stream into an archive, which follows when the answer says that it may, in the form of
+    /// [`stream`].
+    Put {
+        name: String,
+        /// The stream is a directory's data and its listing.
+        #[serde(default)]
+        tree: bool,
+    },
+}
+
+/// How fast clients may use a volume; zero sets no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Speed {
+    /// Requests a second.
+    pub iops: u32,
+    /// Bytes a second.
+    pub bytes: u64,
+}
+
+impl Speed {
+    /// True when nothing is limited.
+    pub fn is_any(&self) -> bool {
+        *self == Speed::default()
+    }
+}
+
+impl From<VolumeLimits> for Speed {
+    fn from(VolumeLimits { iops, bytes }: VolumeLimits) -> Speed {
+        Speed { iops, bytes }
+    }
+}
+
+impl From<Speed> for VolumeLimits {
+    fn from(Speed { iops, bytes }: Speed) -> VolumeLimits {
+        VolumeLimits { iops, bytes }
+    }
+}
+
+/// A line of an answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
+pub enum Answer {
+    /// So far; the answer is still to come.
+    Progress { what: String, done: u64, total: u64 },
+    /// It is done.
+    Done { value: serde_json::Value },
+    /// It failed.
+    Failed { kind: String, message: String },
+}
+
+/// Told how far long work is: what is being done, bytes done, and bytes in all or 0. It is given up
+/// when this fails.
+pub type Tell<'a> = dyn FnMut(&str, u64, u64) -> Result<()> + Send + 'a;
+
+/// A volume, as lists show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeLine {
+    /// Its name.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Bytes of it that are not deduplicated.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub critical: Vec<Range<u64>>,
+    /// How fast clients may use it.
+    #[serde(default, skip_serializing_if = "Speed::is_any")]
+    pub limits: Speed,
+}
+
+impl VolumeLine {
+    pub fn of(volume: &VolumeStatus) -> VolumeLine {
+        let critical = volume
+            .no_dedup
+            .ranges()
+            .iter()
+            .map(|range| range.start * 4096..range.end * 4096)
+            .collect();
+        VolumeLine {
+            name: volume.name.clone(),
+            bytes: volume.bytes,
+            critical,
+            limits: volume.limits.into(),
+        }
+    }
+}
+
+/// The kinds by their names on the wire.
+const KINDS: [(Kind, &str); 11] = [
+    (Kind::InvalidInput, "invalid-input"),
+    (Kind::NotFound, "not-found"),
+    (Kind::Exists, "exists"),
+    (Kind::NoSpace, "no-space"),
+    (Kind::Busy, "busy"),
+    (Kind::Corrupt, "corrupt"),
+    (Kind::Stopped, "stopped"),
+    (Kind::Unsupported, "unsupported"),
+    (Kind::Denied, "denied"),
+    (Kind::Io, "io"),
+    (Kind::Memory, "memory"),
+];
+
+impl From<&Error> for Answer {
+    fn from(error: &Error) -> Answer {
+        let kind =
+            KINDS.iter().find(|(kind, _)| *kind == error.kind()).map_or("io", |(_, name)| name);
+        Answer::Failed { kind: kind.to_owned(), message: error.to_string() }
+    }
+}
+
+/// The error that an answer told.
+fn told(kind: &str, message: String) -> Error {
+    let kind = KINDS.iter().find(|(_, name)| *name == kind).map_or(Kind::Io, |(kind, _)| *kind);
+    Error::new(kind, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_keep_their_kind_and_sentence_on_the_way() {
+        for (kind, _) in KINDS {
+            let Answer::Failed { kind: name, message } =
+                Answer::from(&Error::new(kind, "a sentence"))
+            else {
+                panic!()
+            };
+            let error = told(&name, message);
+            assert_eq!((error.kind(), error.to_string().as_str()), (kind, "a sentence"));
+        }
+    }
+
+    #[test]
+    fn rule_49_any_line_is_a_request_or_an_error() {
+        let good = [
+            Request::Pid,
+            Request::Status,
+            Request::VolumeCreate {
+                name: "a\u{7f}".into(),
+                bytes: u64::MAX,
+                critical: vec![0..5, 9..10],
+                limits: Speed { iops: 5, bytes: 0 },
+            },
+            Request::VolumeRename { name: "a".into(), new_name: "b".into() },
+            Request::Put { name: "s".into(), tree: true },
+        ];
+        let mut state = 1u64;
+        let mut below = |n: usize| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % n
+        };
+        let mut understood = 0;
+        for round in 0..20_000 {
+            let mut line = serde_json::to_vec(&good[round % good.len()]).unwrap();
+            for _ in 0..below(4) {
+                let at = below(line.len());
+                match below(3) {
+                    0 => line[at] = br#"{}[]",:0-9eE.\u"#[below(15)],
+                    1 => drop(line.remove(at)),
+                    _ => line.insert(at, below(256) as u8),
+                }
+            }
+            // What a server makes of it; deep nesting ends at the parser's own limit.
+            understood += u32::from(serde_json::from_slice::<Request>(&line).is_ok());
+        }
+        assert!(understood > 4000, "{understood}");
+        let deep = [&b"{\"ask\":"[..], &vec![b'['; REQUEST_MAX as usize]].concat();
+        assert!(serde_json::from_slice::<Request>(&deep).is_err());
+    }
+
+    #[test]
+    fn the_wire_format_is_as_documented() {
+        let line = serde_json::to_string(&Request::VolumeRename {
+            name: "a".into(),
+            new_name: "b".into(),
+        })
+        .unwrap();
+        assert_eq!(line, r#"{"ask":"volume-rename","name":"a","new_name":"b"}"#);
+        assert_eq!(serde_json::to_string(&Request::Status).unwrap(), r#"{"ask":"status"}"#);
+        let line =
+            serde_json::to_string(&Answer::Progress { what: "data".into(), done: 1, total: 2 })
+                .unwrap();
+        assert_eq!(line, r#"{"answer":"progress","what":"data","done":1,"total":2}"#);
+    }
+}

@@ -1,0 +1,354 @@
+//! A server's side of the control socket.
+//!
+//! *Threads:* one accepts; each connection has one of its own, since some work takes long.
+//! *Invariant:* nobody who may connect can make it take more than a line of memory and one of
+//! [`CONNECTIONS_MAX`] threads.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::net::UnixStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use onefold_backend::peer::ControlListener;
+use onefold_core::{Error, Kind, Result};
+
+use super::{Answer, REQUEST_MAX, Request, Tell, places};
+
+/// Connections at once; people and scripts need few.
+const CONNECTIONS_MAX: usize = 16;
+
+/// Time to send a request, and to take an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Pause after the system refused a connection: the reason will not go away at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time between two looks whether the server is stopping, while a stream is waited for.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Bytes of a stream read at once.
+const STREAM_BYTES: usize = 256 << 10;
+
+/// Time between two lines of progress.
+const TELL_EVERY: Duration = Duration::from_millis(200);
+
+/// How long open connections may take to end when the server stops.
+const END_WAIT: Duration = Duration::from_secs(10);
+
+/// What answers requests.
+pub trait Served: Send + Sync + 'static {
+    /// Answers a request; `progress` tells how far long work is, and fails when it should be given
+    /// up.
+    ///
+    /// # Errors
+    /// What the client is told.
+    fn answer(&self, request: Request, progress: &mut Tell<'_>) -> Result<serde_json::Value>;
+
+    /// Answers a request that a stream follows.
+    ///
+    /// # Errors
+    /// What the client is told.
+    fn take(
+        &self,
+        request: Request,
+        _input: &mut (dyn Read + Send),
+        _progress: &mut Tell<'_>,
+    ) -> Result<serde_json::Value> {
+        Err(Error::new(Kind::Unsupported, format!("the server takes no stream for {request:?}")))
+    }
+}
+
+/// Listens for commands until it is stopped.
+pub struct Server {
+    hall: Arc<Hall>,
+    /// Where it listens, and the thread that does; without a place there is neither.
+    at_work: Option<(Arc<ControlListener>, JoinHandle<()>)>,
+}
+
+struct Hall {
+    served: Box<dyn Served>,
+    stopping: AtomicBool,
+    connections: AtomicUsize,
+}
+
+impl Server {
+    /// Listens under `name` in the [place](places::own) of this process; the caller holds the lock
+    /// of what is served. When there is no such place, and nobody asked for one, it warns and
+    /// takes no commands.
+    ///
+    /// # Errors
+    /// When the place that was asked for can't be had, or for lack of threads.
+    pub fn start(name: &str, served: impl Served) -> Result<Server> {
+        let place = places::own().inspect(|place| places::prepare(place));
+        match place.and_then(|place| ControlListener::bind(&place, name)) {
+            Ok(listener) => Server::listen(listener, served),
+            Err(error) if places::is_chosen() => Err(error),
+            Err(error) => {
+                tracing::warn!(
+                    "{error}; the store takes no commands while it serves (--control DIR names a place)"
+                );
+                Ok(Server { hall: Hall::new(served), at_work: None })
+            }
+        }
+    }
+
+    fn listen(listener: ControlListener, served: impl Served) -> Result<Server> {
+        let (hall, listener) = (Hall::new(served), Arc::new(listener));
+        let (inner, socket) = (hall.clone(), listener.clone());
+        let acceptor = std::thread::Builder::new()
+            .name("control".to_owned())
+            .spawn(move || inner.accept(&socket));
+        let acceptor =
+            acceptor.map_err(|e| Error::from_io("cannot start a thread for commands", e))?;
+        Ok(Server { hall, at_work: Some((listener, acceptor)) })
+    }
+
+    /// Takes no more commands, and waits for those under way. False when some did not end in time.
+    pub fn stop(mut self) -> bool {
+        self.end()
+    }
+
+    fn end(&mut self) -> bool {
+        self.hall.stopping.store(true, Ordering::SeqCst);
+        if let Some((listener, acceptor)) = self.at_work.take() {
+            listener.close();
+            // Its panic, if any, was printed.
+            let _ = acceptor.join();
+        }
+        let begun = Instant::now();
+        while self.hall.connections.load(Ordering::SeqCst) > 0 {
+            if begun.elapsed() > END_WAIT {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Hall {
+    fn new(served: impl Served) -> Arc<Hall> {
+        Arc::new(Hall {
+            served: Box::new(served),
+            stopping: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+        })
+    }
+
+    fn accept(self: &Arc<Hall>, listener: &ControlListener) {
+        loop {
+            match listener.accept() {
+                Ok(None) => return,
+                Ok(Some(stream)) => self.attend(stream),
+                Err(error) => {
+                    tracing::warn!("{error}");
+                    std::thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+    }
+
+    fn attend(self: &Arc<Hall>, stream: UnixStream) {
+        if self.connections.fetch_add(1, Ordering::SeqCst) >= CONNECTIONS_MAX {
+            let busy = Error::new(
+                Kind::Busy,
+                format!("the server answers {CONNECTIONS_MAX} commands already; try again"),
+            );
+            let _ = tell(&stream, &Answer::from(&busy));
+            self.connections.fetch_sub(1, Ordering::SeqCst);
+            return;
+        }
+        let place = Place(self.clone());
+        let spawned = std::thread::Builder::new()
+            .name("command".to_owned())
+            .spawn(move || place.0.serve(&stream));
+        if let Err(error) = spawned {
+            tracing::warn!("cannot start a thread for a command: {error}");
+        }
+    }
+
+    /// One request and its answer. A client that went away takes its answer with it.
+    fn serve(&self, stream: &UnixStream) {
+        let _ = stream.set_read_timeout(Some(PATIENCE));
+        let _ = stream.set_write_timeout(Some(PATIENCE));
+        let mut line = String::new();
+        let mut input = BufReader::with_capacity(STREAM_BYTES, stream);
+        if input.by_ref().take(REQUEST_MAX).read_line(&mut line).is_err() || line.is_empty() {
+            return;
+        }
+        let mut told: Option<Instant> = None;
+        let mut progress = |what: &str, done, total| {
+            if self.stopping.load(Ordering::SeqCst) {
+                return Err(Error::new(Kind::Stopped, "the server is stopping"));
+            }
+            if told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+                return Ok(());
+            }
+            told = Some(Instant::now());
+            tell(stream, &Answer::Progress { what: what.to_owned(), done, total })
+        };
+        let request = serde_json::from_str(&line).map_err(|_| {
+            Error::new(
+                Kind::Unsupported,
+                "the server of the store is of another version: it does not know this command",
+            )
+        });
+        let answered = request.and_then(|request| match request {
+            Request::Put { .. } => {
+                // A source may take its time between two pieces.
+                let _ = stream.set_read_timeout(Some(LOOK_EVERY));
+                self.served.take(
+                    request,
+                    &mut Patient { input, stopping: &self.stopping },
+                    &mut progress,
+                )
+            }
+            request => self.served.answer(request, &mut progress),
+        });
+        let answer = match answered {
+            Ok(value) => Answer::Done { value },
+            Err(error) => Answer::from(&error),
+        };
+        let _ = tell(stream, &answer);
+    }
+}
+
+/// Waits for a client as long as the server runs.
+struct Patient<'a> {
+    input: BufReader<&'a UnixStream>,
+    stopping: &'a AtomicBool,
+}
+
+impl Read for Patient<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        loop {
+            match self.input.read(into) {
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+                    ) =>
+                {
+                    if self.stopping.load(Ordering::SeqCst) {
+                        return Err(std::io::Error::other("the server is stopping"));
+                    }
+                }
+                read => return read,
+            }
+        }
+    }
+}
+
+/// A connection's place, given back also when its thread panics.
+struct Place(Arc<Hall>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn tell(mut stream: &UnixStream, answer: &Answer) -> Result<()> {
+    let mut line = serde_json::to_vec(answer)
+        .map_err(|e| Error::new(Kind::Io, "an answer can't be written").caused_by(e))?;
+    line.push(b'\n');
+    stream.write_all(&line).map_err(|e| Error::from_io("the client went away", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_backend::peer;
+
+    use super::*;
+
+    /// Answers `pid` at once, and anything else only when it is told to stop.
+    struct Slow;
+
+    impl Served for Slow {
+        fn answer(&self, request: Request, progress: &mut Tell<'_>) -> Result<serde_json::Value> {
+            if matches!(request, Request::Pid) {
+                return Ok(7.into());
+            }
+            for n in 0.. {
+                progress("slow", n, 0)?;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(serde_json::Value::Null)
+        }
+    }
+
+    /// A server in a directory of its own.
+    fn server() -> (tempfile::TempDir, Server) {
+        let room = tempfile::tempdir().unwrap();
+        let listener = ControlListener::bind(&room.path().join("doors"), "1f").unwrap();
+        (room, Server::listen(listener, Slow).unwrap())
+    }
+
+    fn connect(room: &tempfile::TempDir) -> Result<UnixStream> {
+        peer::connect(&room.path().join("doors"), "1f", peer::own_uid())
+    }
+
+    fn ask(room: &tempfile::TempDir, line: &[u8]) -> BufReader<UnixStream> {
+        let mut stream = connect(room).unwrap();
+        stream.write_all(line).unwrap();
+        BufReader::new(stream)
+    }
+
+    fn answer(from: &mut BufReader<UnixStream>) -> String {
+        let mut line = String::new();
+        from.read_line(&mut line).unwrap();
+        line
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_answered_and_costs_its_connection_alone() {
+        let (room, server) = server();
+        for line in [
+            &b"\n"[..],
+            b"{}\n",
+            b"{\"ask\":\"frobnicate\"}\n",
+            b"{\"ask\":\"volume-create\",\"name\":5}\n",
+            &[b'x'; 10_000],
+        ] {
+            assert!(answer(&mut ask(&room, line)).contains("\"kind\":\"unsupported\""));
+        }
+        drop(connect(&room).unwrap());
+        drop(ask(&room, b"{\"ask\":\"scrub\"}\n"));
+        assert_eq!(
+            answer(&mut ask(&room, b"{\"ask\":\"pid\"}\n")),
+            "{\"answer\":\"done\",\"value\":7}\n"
+        );
+        assert!(server.stop());
+        assert!(connect(&room).is_err());
+    }
+
+    #[test]
+    fn too_many_wait_and_long_work_is_given_up_at_the_end() {
+        let (room, server) = server();
+        let mut busy: Vec<_> =
+            (0..CONNECTIONS_MAX).map(|_| ask(&room, b"{\"ask\":\"scrub\"}\n")).collect();
+        for one in &mut busy {
+            assert!(answer(one).contains("\"answer\":\"progress\""));
+        }
+        let mut refused = BufReader::new(connect(&room).unwrap());
+        assert!(answer(&mut refused).contains("\"kind\":\"busy\""));
+        assert!(server.stop());
+        for mut one in busy {
+            let mut last = String::new();
+            one.read_to_string(&mut last).unwrap();
+            assert!(last.trim_end().ends_with("\"message\":\"the server is stopping\"}"), "{last}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! A stream that goes through the control socket into a served archive: pieces behind their kinds,
+//! until the end is said.
+//!
+//! | kind | what follows |
+//! |---|---|
+//! | 1 | bytes: how many (4), and they |
+//! | 2 | zeroes: how many (8) |
+//! | 3 | the next byte begins a chunk |
+//! | 4 | the recipe ends, and another one begins |
+//! | 5 | the end; without it nothing is stored |
+//! | 6 | something of the tree could not be read |
+
+use std::io::{BufWriter, Read, Write};
+
+use onefold_archive::Feeder;
+use onefold_core::{Error, Kind, Result};
+
+/// Bytes of a piece at most.
+const PIECE_BYTES: usize = 256 << 10;
+
+const BYTES: u8 = 1;
+const ZEROES: u8 = 2;
+const BORDER: u8 = 3;
+const RECIPE: u8 = 4;
+const END: u8 = 5;
+const INCOMPLETE: u8 = 6;
+
+/// How the error begins that says so.
+pub(super) const GONE: &str = "the server of the archive went away";
+
+/// Where a source gives its bytes: to the engine, or to the server of the archive.
+pub trait Intake {
+    /// Lets `read` fill a buffer, which says how many bytes it was; `0` is the end.
+    fn fill(&mut self, read: &mut dyn FnMut(&mut [u8]) -> Result<usize>) -> Result<usize>;
+
+    /// Zeroes that nobody has to read: a hole.
+    fn zeroes(&mut self, bytes: u64) -> Result<()>;
+
+    /// The next bytes begin a chunk: a file begins.
+    fn border(&mut self) -> Result<()>;
+
+    /// What follows is another recipe.
+    fn end_recipe(&mut self) -> Result<()>;
+
+    /// Something of the tree could not be read.
+    fn incomplete(&mut self) -> Result<()>;
+}
+
+impl Intake for Feeder<'_> {
+    fn fill(&mut self, read: &mut dyn FnMut(&mut [u8]) -> Result<usize>) -> Result<usize> {
+        Feeder::fill(self, |room| read(room))
+    }
+
+    fn zeroes(&mut self, bytes: u64) -> Result<()> {
+        Feeder::zeroes(self, bytes)
+    }
+
+    fn border(&mut self) -> Result<()> {
+        Feeder::border(self);
+        Ok(())
+    }
+
+    fn end_recipe(&mut self) -> Result<()> {
+        Feeder::end_recipe(self)
+    }
+
+    fn incomplete(&mut self) -> Result<()> {
+        Feeder::incomplete(self)
+    }
+}
+
+/// The client's side.
+pub struct Outlet<W: Write> {
+    out: BufWriter<W>,
+    buffer: Vec<u8>,
+}
+
+impl<W: Write> Outlet<W> {
+    pub fn new(out: W) -> Outlet<W> {
+        Outlet {
+            out: BufWriter::with_capacity(PIECE_BYTES + 16, out),
+            buffer: vec![0; PIECE_BYTES],
+        }
+    }
+
+    /// The end of the stream, which makes it count.
+    ///
+    /// # Errors
+    /// When the server is gone.
+    pub fn end(mut self) -> Result<()> {
+        self.out.write_all(&[END]).and_then(|()| self.out.flush()).map_err(gone)
+    }
+}
+
+impl<W: Write> Intake for Outlet<W> {
+    fn fill(&mut self, read: &mut dyn FnMut(&mut [u8]) -> Result<usize>) -> Result<usize> {
+        let n = read(&mut self.buffer)?;
+        if n > 0 {
+            let length = (n as u32).to_le_bytes();
+            let written = self.out.write_all(&[BYTES]).and_then(|()| self.out.write_all(&length));
+            written.and_then(|()| self.out.write_all(&self.buffer[..n])).map_err(gone)?;
+        }
+        Ok(n)
+    }
+
+    fn zeroes(&mut self, bytes: u64) -> Result<()> {
+        self.out
+            .write_all(&[ZEROES])
+            .and_then(|()| self.out.write_all(&bytes.to_le_bytes()))
+            .map_err(gone)
+    }
+
+    fn border(&mut self) -> Result<()> {
+        self.out.write_all(&[BORDER]).map_err(gone)
+    }
+
+    fn end_recipe(&mut self) -> Result<()> {
+        self.out.write_all(&[RECIPE]).map_err(gone)
+    }
+
+    fn incomplete(&mut self) -> Result<()> {
+        self.out.write_all(&[INCOMPLETE]).map_err(gone)
+    }
+}
+
+fn gone(error: std::io::Error) -> Error {
+    Error::from_io(GONE, error)
+}
+
+/// The server's side: takes all pieces in; `look` is asked after each whether to go on.
+///
+/// # Errors
+/// `Io` when the client goes away before the end, and those of the engine.
+pub fn take(
+    input: &mut dyn Read,
+    feeder: &mut Feeder<'_>,
+    look: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
+    let went = |e: std::io::Error| match e.kind() {
+        std::io::ErrorKind::UnexpectedEof => {
+            Error::new(Kind::Io, "the client went away before the end of the stream")
+        }
+        _ => Error::from_io("the stream can't be read on", e),
+    };
+    loop {
+        look()?;
+        let mut kind = [0];
+        input.read_exact(&mut kind).map_err(went)?;
+        match kind[0] {
+            BYTES => {
+                let mut length = [0; 4];
+                input.read_exact(&mut length).map_err(went)?;
+                let mut left = u32::from_le_bytes(length) as usize;
+                if left > PIECE_BYTES {
+                    return Err(strange());
+                }
+                while left > 0 {
+                    left -= Feeder::fill(feeder, |room| {
+                        let n = room.len().min(left);
+                        input.read_exact(&mut room[..n]).map_err(went)?;
+                        Ok(n)
+                    })?;
+                }
+            }
+            ZEROES => {
+                let mut bytes = [0; 8];
+                input.read_exact(&mut bytes).map_err(went)?;
+                feeder.zeroes(u64::from_le_bytes(bytes))?;
+            }
+            BORDER => feeder.border(),
+            RECIPE => feeder.end_recipe()?,
+            INCOMPLETE => feeder.incomplete()?,
+            END => return Ok(()),
+            _ => return Err(strange()),
+        }
+    }
+}
+
+fn strange() -> Error {
+    Error::new(
+        Kind::Unsupported,
+        "the client is of another version: its stream can't be understood",
+    )
+}

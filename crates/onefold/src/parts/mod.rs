@@ -1,0 +1,11 @@
+//! What opens stores: files, folders, claims, control sockets. The command uses it where this
+//! library has no call yet; nothing of it is stable.
+
+pub mod archive_dir;
+pub mod archive_work;
+pub mod cluster_store;
+pub mod cluster_work;
+pub mod control;
+pub mod keeper;
+pub mod operator;
+pub mod store_file;

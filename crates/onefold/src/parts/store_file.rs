@@ -1,0 +1,288 @@
+//! A store's file or device: looked at without a lock, opened with one, or put to work with its two
+//! threads.
+
+use std::{
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use onefold_backend::{Access, FileDisk, MonotonicClock, peek, peer::own_uid};
+use onefold_block::{
+    Engine, Settings, Store,
+    check::look,
+    format::{
+        geometry::SUPERBLOCKS,
+        superblock::{Found, Superblock, choose},
+    },
+};
+use onefold_core::{Disk, Error, Kind, Pba, Result};
+
+use super::{control, keeper::Keeper, operator};
+
+/// How long a lock that nobody answers for is tried: the kernel may still be ending the requests of
+/// a server that was killed.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+
+/// A file or device that holds a store, as it was when it was looked at.
+#[derive(Clone)]
+pub struct StoreFile {
+    path: PathBuf,
+    superblock: Superblock,
+    metadata: std::fs::Metadata,
+}
+
+impl StoreFile {
+    /// Looks at the store without a lock, whether it is served or not.
+    ///
+    /// # Errors
+    /// One sentence for what is missing, no store, too new, damaged or not allowed.
+    pub fn look(path: &Path) -> Result<StoreFile> {
+        let superblock = read_superblock(path).map_err(|e| name_store(path, e))?;
+        let metadata = std::fs::metadata(path).map_err(|e| Error::from_io(path.display(), e))?;
+        Ok(StoreFile { path: path.to_owned(), superblock, metadata })
+    }
+
+    /// Opens a file or device for reading, whatever is in it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_any(path: &Path) -> Result<Arc<dyn Disk>> {
+        match StoreFile::look(path) {
+            Ok(file) => file.open_for_reading(),
+            Err(_) => Ok(Arc::new(FileDisk::open(path, Access::ReadOnly)?)),
+        }
+    }
+
+    /// The same with a path that does not depend on the directory of the process.
+    pub fn at_absolute_path(mut self) -> StoreFile {
+        self.path = std::path::absolute(&self.path).unwrap_or(self.path);
+        self
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// The store's id in hexadecimal digits.
+    pub fn id(&self) -> String {
+        self.superblock.fixed.id.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Bytes that the host's file system gives to the file; `None` for a device.
+    pub fn host_bytes(&self) -> Option<u64> {
+        (!self.is_device()).then(|| self.metadata.blocks() * 512)
+    }
+
+    pub fn is_device(&self) -> bool {
+        self.metadata.file_type().is_block_device()
+    }
+
+    /// The user that a server of the store may run as, besides root and us.
+    pub fn owner(&self) -> u32 {
+        self.metadata.uid()
+    }
+
+    /// The name of the control socket: the store's id, and which file it is in. A copy has the same
+    /// id and is yet another store: a verb for one must never reach the server of the other.
+    pub fn control_name(&self) -> String {
+        let (space, number) = if self.is_device() {
+            (u64::MAX, self.metadata.rdev())
+        } else {
+            (self.metadata.dev(), self.metadata.ino())
+        };
+        format!("{}{space:016x}{number:016x}", self.id())
+    }
+
+    /// Opens it for `access`, with a lock.
+    ///
+    /// # Errors
+    /// `Busy`, which names the server when there is one, and those of the system.
+    pub fn open(&self, access: Access) -> Result<FileDisk> {
+        let begun = Instant::now();
+        loop {
+            let error = match FileDisk::open(&self.path, access) {
+                Err(error) if error.kind() == Kind::Busy => error,
+                opened => return opened,
+            };
+            if let Some(pid) =
+                control::Client::connect(self).ok().and_then(|mut server| server.pid().ok())
+            {
+                let message = format!(
+                    "store {} is served by process {pid}; stop it first",
+                    self.path.display()
+                );
+                return Err(Error::new(Kind::Busy, message));
+            }
+            if begun.elapsed() > LOCK_WAIT {
+                return Err(unreachable_server(error, self.owner()));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Opens it for reading; others may read it too.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_for_reading(&self) -> Result<Arc<dyn Disk>> {
+        Ok(Arc::new(self.open(Access::ReadOnly)?))
+    }
+
+    /// The store as it is, for looking only: nothing on the disk changes, and what a recovery would
+    /// write stays in memory.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and those of recovery.
+    pub fn open_unchanged(&self) -> Result<Engine> {
+        look(&self.open_for_reading()?).map_err(|e| name_store(&self.path, e))
+    }
+
+    /// Opens it for writing, and claims it against other machines.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and `Busy` while another machine works on it.
+    pub fn claim(&self) -> Result<Keeper> {
+        let disk = self.open(Access::ReadWrite)?;
+        Keeper::take(disk, self.superblock.fixed.id).map_err(|e| name_store(&self.path, e))
+    }
+
+    /// Opens the store for work.
+    ///
+    /// # Errors
+    /// As [`open_unchanged`](Self::open_unchanged).
+    pub fn work(&self, settings: Settings) -> Result<WorkingStore> {
+        let keeper = self.claim()?;
+        let store = Store::open(keeper.disk(), Arc::new(MonotonicClock::new()), settings)
+            .map_err(|e| name_store(&self.path, e))?;
+        if store.engine().fixed().scheme.loses_everything() {
+            let message = "it keeps no metadata and would lose everything: it is for measuring only, and is not served";
+            return Err(name_store(&self.path, Error::new(Kind::Unsupported, message)));
+        }
+        WorkingStore::start(store, keeper)
+    }
+}
+
+/// Somebody has the store open whom no command reaches: it may be a server without a control
+/// socket, or with one elsewhere.
+fn unreachable_server(error: Error, owner: u32) -> Error {
+    let places = control::places::told(owner);
+    let hint = "if it is a server that was started with --control DIR, say the same here";
+    let users = own_uid() == 0 && owner != 0 && operator::word().owner != Some(owner);
+    let hint = if users {
+        format!(
+            "{hint}; if user {owner} started it, and you trust what it says, add --owner {owner}"
+        )
+    } else {
+        hint.to_owned()
+    };
+    Error::new(error.kind(), format!("{error}, which has no control socket {places}; {hint}"))
+}
+
+/// The newer superblock of the file or device at `path`.
+fn read_superblock(path: &Path) -> Result<Superblock> {
+    let look = |place: u32| -> Result<Found> {
+        let block = peek(path, SUPERBLOCKS[place as usize])?;
+        Ok(block.map_or(Found::Foreign, |block| Superblock::decode(&block, place)))
+    };
+    match choose(look(0)?, look(1)?) {
+        // A server may have been writing one of them while we read.
+        Err(error) if error.kind() == Kind::Corrupt => choose(look(0)?, look(1)?),
+        chosen => chosen,
+    }
+}
+
+/// True when a block of the first or last MiB of `path` holds anything.
+///
+/// # Errors
+/// Those of the system.
+pub fn holds_something(path: &Path, blocks: u64) -> Result<bool> {
+    const EDGE: u64 = 256;
+    let edges = (0..EDGE.min(blocks)).chain(blocks.saturating_sub(EDGE)..blocks);
+    for at in edges {
+        if peek(path, Pba(at))?.is_some_and(|block| !block.is_zero()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The engine does not know what its disk is called.
+fn name_store(path: &Path, error: Error) -> Error {
+    let shown = path.display().to_string();
+    if error.to_string().contains(&shown) { error } else { error.context(shown) }
+}
+
+/// A store with its two working threads.
+pub struct WorkingStore {
+    store: Arc<Store>,
+    threads: Vec<JoinHandle<()>>,
+    /// Given up last, when nobody writes any more.
+    _keeper: Keeper,
+}
+
+impl WorkingStore {
+    fn start(store: Arc<Store>, keeper: Keeper) -> Result<WorkingStore> {
+        let mut working = WorkingStore { store, threads: Vec::new(), _keeper: keeper };
+        working.spawn("store writer", Store::run_writer)?;
+        working.spawn("store background", Store::run_background)?;
+        Ok(working)
+    }
+
+    fn spawn(&mut self, name: &str, job: fn(&Store)) -> Result<()> {
+        let store = self.store.clone();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || job(&store));
+        self.threads
+            .push(thread.map_err(|e| Error::from_io("cannot start a thread for the store", e))?);
+        Ok(())
+    }
+
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// True when a thread ended although nothing failed and nobody asked it to: a defect of the
+    /// program.
+    pub fn is_broken(&self) -> bool {
+        self.store.engine().stopped().is_none() && self.threads.iter().any(JoinHandle::is_finished)
+    }
+
+    /// Ends the threads, makes everything durable and marks the store clean. Nobody else may use it
+    /// any more.
+    ///
+    /// # Errors
+    /// The reason, when the store stopped.
+    pub fn close(mut self) -> Result<()> {
+        if !self.join() {
+            return Err(Error::new(
+                Kind::Io,
+                "a thread of the store failed; the store recovers when it is opened again",
+            ));
+        }
+        match self.store.engine().stopped() {
+            Some(reason) => Err(reason),
+            None => self.store.close(),
+        }
+    }
+
+    /// True when no thread panicked.
+    fn join(&mut self) -> bool {
+        self.store.stop();
+        // All of them are waited for, whatever one of them says.
+        let ends: Vec<bool> = self.threads.drain(..).map(|thread| thread.join().is_ok()).collect();
+        ends.into_iter().all(|well| well)
+    }
+}
+
+impl Drop for WorkingStore {
+    /// Leaves the store as after a crash, which loses nothing that was acknowledged as durable.
+    fn drop(&mut self) {
+        self.join();
+    }
+}
