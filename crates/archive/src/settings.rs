@@ -239,14 +239,15 @@ pub enum PlantedBug {
     LabelCopyUnread,
     /// A label counts although the log behind the one that it names goes on.
     OldLabelTaken,
-    /// The log's end counts although a later change was known to be durable. Not among those that
-    /// seeds must find.
+    /// The log's end counts although a later change was known to be durable.
     LogEndBelieved,
+    /// A frame of the log counts wherever it lies, whatever stands before it.
+    FrameAnywhere,
 }
 
 impl PlantedBug {
     /// Those that the simulator's seeds must find, with the names that it knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 26] = [
+    pub const ALL: [(&'static str, PlantedBug); 28] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
         ("torn-tail-believed", PlantedBug::TornTailBelieved),
@@ -273,5 +274,7 @@ impl PlantedBug {
         ("sync-retried", PlantedBug::SyncRetried),
         ("label-copy-unread", PlantedBug::LabelCopyUnread),
         ("old-label-taken", PlantedBug::OldLabelTaken),
+        ("log-end-believed", PlantedBug::LogEndBelieved),
+        ("frame-anywhere", PlantedBug::FrameAnywhere),
     ];
 }

@@ -76,7 +76,7 @@ impl Session {
                 What::Put => (&mut status.puts, &mut status.put_bytes),
             };
             *count += 1;
-            *bytes += named.bytes;
+            *bytes = bytes.saturating_add(named.bytes);
         }
         self.left_behind(&mut status)
             .map_err(|refusal| failed("the attempts can't be read", refusal))?;
@@ -141,7 +141,7 @@ impl Session {
             Ok(answer) => {
                 status.chunks += 1;
                 if let Some(Seen::Stat { bytes, .. }) = answer.seen.first() {
-                    status.chunk_bytes += bytes;
+                    status.chunk_bytes = status.chunk_bytes.saturating_add(*bytes);
                 }
                 Ok(())
             }

@@ -52,10 +52,10 @@ pub(crate) fn replay(
     while let Some((frame, before)) =
         frames.frame(identity, settings.has(PlantedBug::TornTailBelieved))?
     {
-        if Some(frame.sequence) != to.tables.sequence.checked_add(1)
-            || before != to.tables.chain
-            || frame.sequence > upto
-        {
+        let follows = Some(frame.sequence) == to.tables.sequence.checked_add(1)
+            && before == to.tables.chain
+            || settings.has(PlantedBug::FrameAnywhere);
+        if !follows || frame.sequence > upto {
             break;
         }
         let (sequence, checksum, bytes) = (frame.sequence, frame.checksum, frame.bytes);

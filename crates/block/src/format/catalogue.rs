@@ -177,7 +177,8 @@ impl Volume {
         let map = Root { page: Pointer::decode(&raw.map), height: raw.height };
         let sound = map.height <= 9
             && map.page.is_none() == (map.height == 0)
-            && raw.blocks.get() <= VOLUME_BLOCKS_MAX;
+            && raw.blocks.get() <= VOLUME_BLOCKS_MAX
+            && check_name(&name).is_ok();
         let no_dedup = NoDedup::decode(raw.no_dedup_ranges, &raw.no_dedup)?;
         let limits = VolumeLimits { iops: raw.limit_iops.get(), bytes: raw.limit_bytes.get() };
         sound.then_some(Volume {
@@ -328,11 +329,8 @@ impl CatalogueChange {
             let blocks = number(16, 24);
             let length = number(6, 8) as usize;
             let name = || {
-                Some(
-                    std::str::from_utf8(block.0[24..].get(..length.min(NAME_MAX))?)
-                        .ok()?
-                        .to_owned(),
-                )
+                let name = std::str::from_utf8(block.0[24..].get(..length.min(NAME_MAX))?).ok()?;
+                check_name(name).ok().map(|()| name.to_owned())
             };
             if number(0, 4) != u64::from(CHANGE_MAGIC) || blocks > VOLUME_BLOCKS_MAX {
                 return None;
@@ -432,5 +430,32 @@ mod tests {
             assert_eq!(CatalogueChange::decode(&change.encode()).unwrap(), change);
         }
         assert!(CatalogueChange::decode(&Block::zeroed()).is_err());
+    }
+
+    #[test]
+    fn a_name_that_no_client_can_give_is_damage() {
+        for name in ["", "a\u{1b}[2J", "line\nline"] {
+            let create = CatalogueChange::Create {
+                id: VolumeId(1),
+                name: name.into(),
+                blocks: 1,
+                no_dedup: NoDedup::default(),
+                limits: VolumeLimits::default(),
+            };
+            assert!(CatalogueChange::decode(&create.encode()).is_err(), "{name:?}");
+            let rename = CatalogueChange::Rename { id: VolumeId(1), name: name.into() };
+            assert!(CatalogueChange::decode(&rename.encode()).is_err(), "{name:?}");
+            let mut page = Block::zeroed();
+            let volume = Volume {
+                id: VolumeId(1),
+                name: name.into(),
+                blocks: 1,
+                map: Root::default(),
+                no_dedup: NoDedup::default(),
+                limits: VolumeLimits::default(),
+            };
+            volume.set(&mut page, 0);
+            assert_eq!(Volume::get(&page, 0), None, "{name:?}");
+        }
     }
 }
