@@ -52,6 +52,8 @@ cargo xtask bench counted [--quick] [PART…]
                                     device bytes, flushes, memory, opening after a kill; 34 GiB of free space
 cargo xtask bench archive [--quick] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
                                     an archive's speed and size beside restic, rustic and borg
+cargo xtask bench archive-scale [--quick] [--directory PATH]
+                                    opening, puts, ls and gc of archives with up to a million containers and streams
 cargo xtask bench hot               the hot parts one by one
 cargo xtask paper thindedup|ordermerge|global|dedupv1|rad [--quick]
                                     the experiments of a paper on device models: one minute, or ten

@@ -357,12 +357,10 @@ impl Found {
             let Ok(n) = metadata.chunks.binary_search_by_key(&address, |chunk| chunk.first) else {
                 continue;
             };
-            let bad = |all: &BTreeMap<ContainerId, Vec<u8>>| {
-                all.get(&home).is_some_and(|bits| is_condemned(bits, n))
-            };
+            let bad = |bits: Option<&Vec<u8>>| bits.is_some_and(|bits| is_condemned(bits, n));
             return Ok(metadata.chunks[n].fingerprint == *fingerprint
-                && !bad(&tables.damaged)
-                && !bad(&self.report.rotten));
+                && !bad(tables.damaged.get(&home))
+                && !bad(self.report.rotten.get(&home)));
         }
         Ok(false)
     }

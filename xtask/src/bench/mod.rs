@@ -24,6 +24,8 @@ cargo xtask bench engine [--quick] [--only TEXT]  the engine alone, in process, 
 cargo xtask bench counted [--quick] [PART…]       device bytes, flushes, memory, opening after a kill
 cargo xtask bench archive [--quick] [--only stream|tree|image] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
                                                   put and get beside restic, rustic and borg
+cargo xtask bench archive-scale [--quick] [--directory PATH]
+                                                  opening, puts, ls and gc with up to a million containers and streams
 cargo xtask bench neighbour [--quick]             a client's rate and delays while another peer attacks
 cargo xtask bench hot                             the hot parts one by one";
 
@@ -32,6 +34,10 @@ const ENGINE_BYTES: u64 = 26 << 30;
 
 /// The same, for a first look.
 const ENGINE_QUICK_BYTES: u64 = 7 << 30;
+
+/// Free space for the usage counts of a million containers, and the same for a first look.
+const SCALE_BYTES: u64 = 3 << 30;
+const SCALE_QUICK_BYTES: u64 = 1 << 30;
 
 /// Longest that a bench in a crate may take.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
@@ -42,6 +48,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "block" => block::run(rest),
         Some((which, rest)) if which == "engine" => engine(rest),
         Some((which, rest)) if which == "archive" => archive::run(rest),
+        Some((which, rest)) if which == "archive-scale" => archive_scale(rest),
         Some((which, rest)) if which == "counted" => counted::run(rest),
         Some((which, rest)) if which == "neighbour" => neighbour::run(rest),
         Some((which, [])) if which == "hot" => {
@@ -64,6 +71,19 @@ fn engine(arguments: &[String]) -> Result<bool> {
         all.extend(["--file", path(&file)]);
     }
     in_crate("onefold-block", "engine", &all)
+}
+
+/// The bench inside the archive engine's crate, in a directory of its own.
+fn archive_scale(arguments: &[String]) -> Result<bool> {
+    let scratch = Scratch::new("bench-archive-scale")?;
+    let quick = arguments.iter().any(|argument| argument == "--quick");
+    needs_space(&scratch, if quick { SCALE_QUICK_BYTES } else { SCALE_BYTES })?;
+    println!("{}", machine_facts(scratch.path(), &[]));
+    let mut all: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if !all.contains(&"--directory") {
+        all.extend(["--directory", path(scratch.path())]);
+    }
+    in_crate("onefold-archive", "scale", &all)
 }
 
 /// Runs a bench of a crate and passes on what it prints; false when a bar is missed, which it says

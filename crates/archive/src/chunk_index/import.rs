@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     container::ContainerReader,
-    format::{damage::is_damage, names::IMPORTER, record::Record},
+    format::{ContainerId, damage::is_damage, names::IMPORTER, record::Record},
     operations_log::Archive,
     tables::{IndexState, Tables, is_damaged},
 };
@@ -32,9 +32,9 @@ pub(crate) fn load_recent(
     tables: &Tables,
     auxiliary: &mut Auxiliary,
 ) -> Result<()> {
-    let recent =
-        tables.containers.values().filter(|container| container.logged > tables.index.upto);
-    for container in recent {
+    let mut recent: Vec<ContainerId> = tables.not_imported.keys().map(|&(_, id)| id).collect();
+    recent.sort_unstable();
+    for container in recent.iter().filter_map(|id| tables.containers.get(id)) {
         match container_reader.metadata(container) {
             Ok(metadata) => {
                 let entries = metadata.chunks.iter().map(|chunk| (chunk.fingerprint, chunk.first));

@@ -22,6 +22,10 @@ use crate::{
     tables::PLACE_ALIGN,
 };
 
+/// Bytes that are taken ahead at first; then as many as were written, up to the usual number. A put
+/// of a few bytes would spend most of its time on taking 64 MiB and giving them back.
+const AHEAD_LEAST: u64 = 1 << 20;
+
 /// Appends containers to the segments of one owner. There is one for each owner at a time.
 pub(crate) struct Appender {
     archive: Arc<Archive>,
@@ -35,6 +39,8 @@ pub(crate) struct Appender {
 struct OpenSegment {
     number: u32,
     file: Arc<dyn File>,
+    /// Where this process began to append.
+    begin: u64,
     end: u64,
     /// Space is taken up to here.
     taken: u64,
@@ -92,7 +98,8 @@ impl Appender {
             return Err(Error::new(Kind::Stopped, "no segment is open"));
         };
         if open.end + needed > open.taken {
-            let ahead = needed.max(self.archive.settings.ahead_bytes);
+            let most = self.archive.settings.ahead_bytes;
+            let ahead = needed.max((open.end - open.begin).max(AHEAD_LEAST).min(most));
             let taken = match open.file.reserve(open.end, ahead) {
                 // The end of the disk: what is left may be enough, as long as something is held
                 // back for deletion.
@@ -203,7 +210,7 @@ impl Appender {
         if !self.archive.settings.has(PlantedBug::SegmentUnnamed) {
             self.archive.files.sync_names()?;
         }
-        self.open.insert(class, OpenSegment { number, file, end, taken: end });
+        self.open.insert(class, OpenSegment { number, file, begin: end, end, taken: end });
         Ok(())
     }
 }

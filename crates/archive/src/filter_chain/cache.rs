@@ -1,12 +1,13 @@
 //! Fingerprints of the containers that were found lately.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use onefold_core::Fingerprint;
 
 use crate::{
     chunk_index::ByFingerprint,
     format::{Address, ContainerId, container::Metadata, damage::is_condemned},
+    tables::Map,
 };
 
 /// Chunks of 8 KiB in a container.
@@ -50,7 +51,7 @@ impl ContainerCache {
     pub(super) fn insert(
         &mut self,
         metadata: Metadata,
-        closed: &[Option<&BTreeMap<ContainerId, Vec<u8>>>],
+        closed: &[Option<&Map<ContainerId, Vec<u8>>>],
     ) {
         let more = metadata.chunks.len();
         while self.containers.len() >= self.most

@@ -1,15 +1,18 @@
 //! The records of the log, applied.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::Result;
 
-use super::state::{Container, Difference, IndexState, PLACE_ALIGN, Segment, Tables};
+use super::{
+    persistent::Map,
+    state::{Container, Difference, IndexState, PLACE_ALIGN, Segment, Tables},
+};
 use crate::format::{
     ContainerId,
     bytes::corrupt,
     class::Class,
-    record::{Owner, Record, Stored, Stream},
+    record::{Owner, Place, Record, Stored, Stream},
 };
 
 impl Tables {
@@ -86,13 +89,13 @@ impl Tables {
                     self.wait_to_be_freed(id, self.epoch.saturating_sub(1))?;
                 }
             }
-            Record::Imported { files, upto } => self.index = IndexState { files, upto },
+            Record::Imported { files, upto } => self.import(IndexState { files, upto }),
             Record::Counted { file, differences, upto } => {
                 let n = usize::try_from(differences).ok().filter(|&n| n <= self.differences.len());
                 let n =
                     n.ok_or_else(|| corrupt("the log counts more differences than there are"))?;
                 (self.counts, self.counted) = (file, upto);
-                self.differences.drain(..n);
+                self.differences.drop_first(n);
             }
             Record::Condemned { containers } => {
                 // A put may have given up what it had listed.
@@ -105,9 +108,10 @@ impl Tables {
                 for (id, bits) in
                     containers.into_iter().filter(|(id, _)| self.containers.contains_key(id))
                 {
-                    let known = self.damaged.entry(id).or_default();
-                    known.resize(known.len().max(bits.len()), 0);
-                    known.iter_mut().zip(bits).for_each(|(known, bits)| *known |= bits);
+                    self.damaged.change(id, |known| {
+                        known.resize(known.len().max(bits.len()), 0);
+                        known.iter_mut().zip(bits).for_each(|(known, bits)| *known |= bits);
+                    });
                 }
                 // The epoch stays: who advances it must know that nobody stays in the one before.
             }
@@ -143,14 +147,15 @@ impl Tables {
                 merged.sort_unstable();
                 merged.dedup();
                 for &id in &merged {
-                    self.moved_to.entry(id).or_default().push(home);
+                    self.moved_to.change(id, |places| places.push(home));
                 }
                 if let Some(container) = self.containers.get_mut(&home) {
                     (container.merged, container.changed) = (merged, changed);
                 }
             }
             Record::Freed { places } => {
-                self.waiting_to_be_freed.retain(|(place, _)| !places.contains(place));
+                let freed: BTreeSet<&Place> = places.iter().collect();
+                self.waiting_to_be_freed.retain(|(place, _)| !freed.contains(place));
                 for place in places {
                     let taken = self.taken(&place);
                     if let Some(segment) = self.segments.get_mut(&place.segment) {
@@ -174,6 +179,26 @@ impl Tables {
             of_volume => self.apply_volume(sequence, of_volume)?,
         }
         Ok(())
+    }
+
+    /// Takes over an import into the chunk index.
+    fn import(&mut self, index: IndexState) {
+        let is_older = index.upto < self.index.upto;
+        self.index = index;
+        if is_older {
+            self.find_not_imported();
+        } else {
+            self.not_imported.remove_before(&(self.index.upto.saturating_add(1), ContainerId(0)));
+        }
+    }
+
+    /// Looks at all containers.
+    pub(super) fn find_not_imported(&mut self) {
+        let listed_since =
+            self.containers.iter().filter(|(_, found)| found.logged > self.index.upto);
+        let found: Vec<_> = listed_since.map(|(&id, found)| ((found.logged, id), ())).collect();
+        self.not_imported = Map::default();
+        self.not_imported.extend(found);
     }
 
     fn advance_epoch(&mut self) -> Result<()> {
@@ -227,6 +252,9 @@ impl Tables {
         segment.used = segment.used.saturating_add(taken);
         self.next_id = self.next_id.max(stored.id.0 + 1);
         let id = stored.id;
+        if logged > self.index.upto {
+            self.not_imported.insert((logged, id), ());
+        }
         if self
             .containers
             .insert(id, Container { stored, merged: Vec::new(), logged, born, changed: born })
@@ -244,6 +272,7 @@ impl Tables {
             .containers
             .remove(&id)
             .ok_or_else(|| corrupt(format!("the log drops container {id}, which is not there")))?;
+        self.not_imported.remove(&(gone.logged, id));
         self.unfinished.remove(&id);
         self.condemned.remove(&id);
         self.damaged.remove(&id);

@@ -63,14 +63,14 @@ impl Tables {
             w.u64(id.0).bytes(bits);
         }
         w.u32(self.waiting_to_be_freed.len() as u32);
-        for (place, epoch) in &self.waiting_to_be_freed {
+        for (place, epoch) in self.waiting_to_be_freed.iter() {
             place.encode(&mut w);
             w.u32(*epoch);
         }
         index_files(&mut w, &self.index.files);
         w.u64(self.index.upto).u64(self.counts).u64(self.counted);
         w.u32(self.differences.len() as u32);
-        for difference in &self.differences {
+        for difference in self.differences.iter() {
             w.u8(u8::from(difference.added));
             pieces(&mut w, &difference.recipe);
         }
@@ -131,7 +131,7 @@ impl Tables {
             let merged =
                 (0..r.count(8, MERGED_MEMORY)?).map(|_| id(r)).collect::<Result<Vec<_>>>()?;
             for &id in &merged {
-                tables.moved_to.entry(id).or_default().push(stored.id);
+                tables.moved_to.change(id, |places| places.push(stored.id));
             }
             tables
                 .containers
@@ -155,6 +155,7 @@ impl Tables {
                 at: 0,
             });
         }
+        tables.find_not_imported();
         tables.decode_volumes(r)?;
         tables.decode_late(r)?;
         if !r.0.is_empty() {

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use onefold_core::Result;
+use onefold_core::{Error, Result};
 
 use super::state::{Container, Tables};
 use crate::format::{
@@ -83,7 +83,7 @@ impl Tables {
             write_cost.encoded_chunks = write_cost.encoded_chunks.saturating_add(chunks);
             write_cost.encoded_chunk_bytes = write_cost.encoded_chunk_bytes.saturating_add(bytes);
             for &of in &of {
-                self.moved_to.entry(of).or_default().push(id);
+                self.moved_to.change(of, |places| places.push(id));
             }
             if let Some(container) = self.containers.get_mut(&id) {
                 (container.merged, container.changed) = (of.into_iter().collect(), changed);
@@ -104,7 +104,7 @@ impl Tables {
         for container in self.containers.values() {
             w.u64(container.born).u64(container.changed);
         }
-        for difference in &self.differences {
+        for difference in self.differences.iter() {
             w.u64(difference.at);
         }
     }
@@ -114,16 +114,18 @@ impl Tables {
             return Ok(());
         }
         self.versions = r.counter()?;
-        for segment in self.segments.values_mut() {
+        self.segments.try_change_all(|segment| {
             (segment.class, segment.data) = class_of(r)?;
-        }
-        for container in self.containers.values_mut() {
+            Ok::<_, Error>(())
+        })?;
+        self.containers.try_change_all(|container| {
             (container.born, container.changed) = (r.u64()?, r.u64()?);
-        }
-        for difference in &mut self.differences {
+            Ok::<_, Error>(())
+        })?;
+        self.differences.try_change_all(|difference| {
             difference.at = r.u64()?;
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 

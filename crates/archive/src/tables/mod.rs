@@ -10,11 +10,13 @@
 //! | [`write_cost`] | what writing cost |
 //! | [`damage`] | which chunks are known to be damaged |
 //! | [`encoding`] | the bytes of a snapshot |
+//! | [`persistent`] | maps and lists whose clones share what they have in common |
 
 mod apply;
 mod damage;
 mod encoding;
 mod late_encoding;
+mod persistent;
 mod state;
 mod volume_records;
 mod volumes;
@@ -22,6 +24,7 @@ mod write_cost;
 
 pub(crate) use self::{
     damage::is_damaged,
+    persistent::Map,
     state::{IndexState, PLACE_ALIGN},
     volumes::{VOLUME_BYTES_MAX, VOLUME_NAME_BYTES_MAX},
 };

@@ -4,11 +4,15 @@
 //! A value of this type is the archive as of one place in the log. The same records give the same
 //! tables in every process.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use onefold_core::{Error, Kind, Result};
 
-use super::{volumes::Volume, write_cost::WriteCost};
+use super::{
+    persistent::{List, Map},
+    volumes::Volume,
+    write_cost::WriteCost,
+};
 use crate::{
     block_index::Pages,
     format::{
@@ -87,32 +91,34 @@ pub struct Tables {
     /// The next segment's number.
     pub next_segment: u32,
     /// The catalogue.
-    pub streams: BTreeMap<String, Stream>,
+    pub streams: Map<String, Stream>,
     /// The containers by their own numbers.
-    pub containers: BTreeMap<ContainerId, Container>,
+    pub containers: Map<ContainerId, Container>,
     /// Where merged and late-encoded containers lie now: no chains, and at most
     /// [`PLACES_MAX`](crate::late::PLACES_MAX) places.
-    pub moved_to: BTreeMap<ContainerId, Vec<ContainerId>>,
+    pub moved_to: Map<ContainerId, Vec<ContainerId>>,
     /// The segment files.
-    pub segments: BTreeMap<u32, Segment>,
+    pub segments: Map<u32, Segment>,
     /// Containers that no recipe names yet, and since when.
-    pub unfinished: BTreeMap<ContainerId, u64>,
+    pub unfinished: Map<ContainerId, u64>,
     /// Chunks that no put may take as duplicates: a bit for each chunk, in the order of the
     /// container.
-    pub condemned: BTreeMap<ContainerId, Vec<u8>>,
+    pub condemned: Map<ContainerId, Vec<u8>>,
     /// Chunks whose bytes are not what they were: a bit for each chunk, in the order of the
     /// container.
-    pub damaged: BTreeMap<ContainerId, Vec<u8>>,
+    pub damaged: Map<ContainerId, Vec<u8>>,
     /// Places that no record names any more, and the epoch whose readers may still be there.
-    pub waiting_to_be_freed: Vec<(Place, u32)>,
+    pub waiting_to_be_freed: List<(Place, u32)>,
     /// The chunk index.
     pub index: IndexState,
+    /// Containers that were listed since the last import: by which frame, and their numbers.
+    pub not_imported: Map<(u64, ContainerId), ()>,
     /// The number of the counts' file; 0 for none.
     pub counts: u64,
     /// Containers that were listed up to here are in it.
     pub counted: u64,
     /// Recipes that came and went since.
-    pub differences: Vec<Difference>,
+    pub differences: List<Difference>,
     /// Containers begin at multiples of this in a plain segment: a row of stripes.
     pub align: u64,
     /// Columns of parity.
@@ -124,7 +130,7 @@ pub struct Tables {
     /// What writing cost.
     pub write_cost: WriteCost,
     /// The volumes by their numbers.
-    pub volumes: BTreeMap<u64, Volume>,
+    pub volumes: Map<u64, Volume>,
     /// The next number that no volume had.
     pub next_volume: u64,
     /// The file with the volumes' maps.

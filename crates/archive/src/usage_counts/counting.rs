@@ -149,7 +149,7 @@ impl Rewriter {
             if on { Vec::new() } else { tables.volumes.values().map(Volume::recipe).collect() };
         if on {
             // What comes first is counted first, so that no count falls below zero on the way.
-            for difference in &tables.differences {
+            for difference in tables.differences.iter() {
                 if difference.added {
                     added.push(&difference.recipe)
                 } else {

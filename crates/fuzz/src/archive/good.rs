@@ -9,7 +9,7 @@ use std::{
 use onefold_archive::{
     Archive, ArchiveExports, Chunking, Collection, CollectionOptions as Options, Compression,
     Format, Gauge, Identity, Ingest, Nodes, PutRequest as Request, Settings, Shape, Spread,
-    Volumes, encode_entry, put,
+    Volumes, encode_entry,
 };
 use onefold_core::{
     Exports, Files, Result,
@@ -121,7 +121,7 @@ fn fill(files: Arc<impl Files + 'static>, compression: Compression, log_bytes: u
 
 fn put_bytes(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<()> {
     let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
-    put(archive, request, &Gauge::default(), |feeder| {
+    onefold_archive::put(archive, request, &Gauge::default(), |feeder| {
         feeder.bytes(bytes)?;
         feeder.zeroes(8192)?;
         feeder.bytes(&bytes[..bytes.len() / 2])
@@ -133,7 +133,7 @@ fn put_tree(archive: &Arc<Archive>, name: &str) -> Result<()> {
     let request = Request { name: name.into(), shape: Shape::Tree, now: 1_000, wait: false };
     let (data, mut entries) = (content(5, 6_000), Vec::new());
     tree().iter().for_each(|entry| encode_entry(entry, &mut entries));
-    put(archive, request, &Gauge::default(), |feeder| {
+    onefold_archive::put(archive, request, &Gauge::default(), |feeder| {
         feeder.bytes(&data)?;
         feeder.end_recipe()?;
         feeder.bytes(&entries)

@@ -1,0 +1,317 @@
+//! What grows with an archive: time and memory of opening it, of a small put, of a listing, and of
+//! a collection that finds nothing to do, with a thousand, a hundred thousand and a million
+//! containers, and as many streams. In process. `cargo xtask bench archive-scale` runs it.
+//!
+//! usage: scale --directory PATH [--quick] [--containers N]
+//!
+//! An archive's tables are made by records as puts would have written them, and its first snapshot
+//! and usage counts hold them; the containers themselves are not there, and nothing reads them. The
+//! chunk index is empty. Each verb is a process of its own, so that its memory is its own.
+
+#![allow(clippy::unwrap_used, reason = "a bench panics where it fails")]
+
+use std::{
+    fs,
+    io::{BufWriter, Write},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use onefold_archive::{
+    Archive, Class, Collection, CollectionOptions, ContainerId, ContainerKind, Feeder, Format,
+    Gauge, Identity, Ingest, Owner, Pieces, Place, PutRequest, READER_BYTES, Record, Settings,
+    Shape, Stored, Stream, Tables, find_label, put, put_on,
+};
+use onefold_backend::{
+    Directory,
+    process::{cpu_time, memory},
+};
+
+/// Containers, and streams.
+const SIZES: [u64; 3] = [1_000, 100_000, 1_000_000];
+
+/// The verbs that are measured, as this program names them to itself.
+const VERBS: [&str; 5] = ["open", "put", "large", "ls", "gc"];
+
+/// Chunks of 8 KiB in a container.
+const CHUNKS: u32 = 512;
+
+/// Bytes of a container, compressed.
+const CONTAINER_BYTES: u32 = 3 << 20;
+
+const SEGMENT_BYTES: u64 = 1 << 30;
+
+/// Containers of a segment.
+const IN_SEGMENT: u64 = SEGMENT_BYTES / CONTAINER_BYTES as u64;
+
+/// Puts of which the median is told; some before them are not looked at.
+const PUTS: usize = 200;
+const PUTS_BEFORE: usize = 10;
+
+const PUT_BYTES: usize = 2048;
+
+const LARGE_BYTES: usize = 256 << 20;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let value = |name: &str| {
+        let at = arguments.iter().position(|argument| argument == name)?;
+        arguments.get(at + 1).cloned()
+    };
+    let Some(directory) = value("--directory").map(PathBuf::from) else {
+        println!("usage: scale --directory PATH [--quick] [--containers N]");
+        return;
+    };
+    if let Some(verb) = value("--verb") {
+        return measure(&verb, &directory);
+    }
+    let sizes = match value("--containers") {
+        Some(containers) => vec![containers.parse().unwrap()],
+        None if arguments.iter().any(|argument| argument == "--quick") => SIZES[..2].to_vec(),
+        None => SIZES.to_vec(),
+    };
+    println!("| containers and streams | verb | ms | processor, ms | peak memory, MiB |");
+    println!("|---|---|---|---|---|");
+    for containers in sizes {
+        let archive = directory.join(format!("{containers}.archive"));
+        make(&archive, containers);
+        for verb in VERBS {
+            let output = Command::new(std::env::current_exe().unwrap())
+                .args(["--verb", verb, "--directory", archive.to_str().unwrap()])
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            said.lines().for_each(|line| println!("| {containers} | {line} |"));
+        }
+        fs::remove_dir_all(&archive).unwrap();
+    }
+}
+
+/// Makes an archive with so many containers, of which each came with a stream.
+fn make(path: &Path, containers: u64) {
+    let files = Directory::create(path).unwrap();
+    let format = Format { reserve_bytes: 1 << 20, ..Format::new([1; 16], [2; 32], [3; 16]) };
+    Archive::create(&files, &format).unwrap();
+    let label = find_label(&files).unwrap();
+    let identity = Identity::new(label.id, &label.secret);
+    let tables = filled(containers);
+    write_counts(path, &identity, containers);
+    let body = tables.encode();
+    let mut header = b"ONEFSNAP".to_vec();
+    header.extend(1u64.to_le_bytes());
+    header.extend((body.len() as u64).to_le_bytes());
+    header.extend(identity.checksum(&body).to_le_bytes());
+    header.extend(identity.checksum(&header).to_le_bytes());
+    let snapshot = fs::OpenOptions::new().write(true).open(path.join("snapshot-0000000001"));
+    let snapshot = snapshot.unwrap();
+    snapshot.write_all_at(&header, 0).unwrap();
+    snapshot.write_all_at(&body, header.len() as u64).unwrap();
+    snapshot.sync_all().unwrap();
+}
+
+/// The tables of such an archive.
+fn filled(containers: u64) -> Tables {
+    let mut tables =
+        Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], false) };
+    for n in 0..containers {
+        let id = ContainerId(n + 1);
+        let (segment, at) = ((n / IN_SEGMENT) as u32 + 1, n % IN_SEGMENT);
+        let place = Place {
+            segment,
+            at: at * u64::from(CONTAINER_BYTES),
+            bytes: CONTAINER_BYTES,
+            meta_bytes: 120 + CHUNKS * 32,
+        };
+        let stored = Stored {
+            id,
+            kind: ContainerKind::Data,
+            chunks: CHUNKS,
+            raw_bytes: CHUNKS * 8192,
+            place,
+        };
+        let reserved = (at == 0).then_some(Record::Reserved {
+            owner: Owner::Ingest,
+            first: id,
+            count: IN_SEGMENT,
+            segment: Some(segment),
+            class: (Class::Plain, 0),
+        });
+        let recipe = vec![Pieces { container: id, first: 0, count: 1 }];
+        let stream = Stream {
+            shape: Shape::Bytes,
+            created: 1_700_000_000 + n,
+            bytes: u64::from(CHUNKS) * 8192,
+            added: u64::from(CONTAINER_BYTES),
+            chunks: u64::from(CHUNKS),
+            recipe,
+            listing: Vec::new(),
+        };
+        let put =
+            Record::Put { name: name(n), stream, containers: vec![stored], finished: Vec::new() };
+        tables.apply(n + 1, reserved.into_iter().chain([put]).collect()).unwrap();
+    }
+    let counted = Record::Counted { file: 1, differences: containers, upto: containers + 1 };
+    let imported = Record::Imported { files: Vec::new(), upto: containers + 1 };
+    tables.apply(containers + 1, vec![counted, imported]).unwrap();
+    tables
+}
+
+/// Names as backups of fifty machines have them.
+fn name(n: u64) -> String {
+    format!("machine-{:02}/backup-{:08}", n % 50, n / 50)
+}
+
+/// Usage counts that say that each chunk is needed once.
+fn write_counts(path: &Path, identity: &Identity, containers: u64) {
+    let mut out = BufWriter::new(fs::File::create(path.join("counts-0000000001")).unwrap());
+    out.write_all(b"ONEFCNTS").unwrap();
+    out.write_all(&1u64.to_le_bytes()).unwrap();
+    let mut write = |block: &[u8]| {
+        out.write_all(&(block.len() as u32).to_le_bytes()).unwrap();
+        out.write_all(&identity.checksum(block).to_le_bytes()).unwrap();
+        out.write_all(block).unwrap();
+    };
+    let mut block = Vec::new();
+    for n in 0..containers {
+        block.extend((n + 1).to_le_bytes());
+        block.extend(CHUNKS.to_le_bytes());
+        block.extend(1u16.to_le_bytes().repeat(CHUNKS as usize));
+        if block.len() >= 64 << 10 {
+            write(&block);
+            block.clear();
+        }
+    }
+    if !block.is_empty() {
+        write(&block);
+    }
+    write(&[]);
+    out.flush().unwrap();
+}
+
+/// Time by the clock and of the processor.
+struct Taken {
+    clock: Duration,
+    processor: Duration,
+}
+
+fn timed<T>(does: impl FnOnce() -> T) -> (T, Taken) {
+    let (clock, processor) = (Instant::now(), cpu_time());
+    let done = does();
+    (done, Taken { clock: clock.elapsed(), processor: cpu_time() - processor })
+}
+
+fn say(what: &str, taken: &Taken) {
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let peak = memory().unwrap().peak_bytes >> 20;
+    println!("{what} | {:.2} | {:.2} | {peak}", ms(taken.clock), ms(taken.processor));
+}
+
+fn open(path: &Path, writes: bool) -> Arc<Archive> {
+    let settings =
+        Settings { memory: if writes { u64::MAX } else { READER_BYTES }, ..Settings::default() };
+    let files = Arc::new(Directory::open(path, writes).unwrap());
+    Arc::new(Archive::open(files, writes, settings).unwrap())
+}
+
+fn measure(verb: &str, path: &Path) {
+    match verb {
+        "open" => {
+            let (archive, taken) = timed(|| open(path, true));
+            say("open", &taken);
+            drop(archive);
+        }
+        "put" => put_small(path),
+        "large" => put_large(path),
+        "ls" => {
+            let archive = open(path, false);
+            let (bytes, taken) = timed(|| {
+                let tables = archive.refresh().unwrap();
+                let lines = tables
+                    .streams
+                    .iter()
+                    .map(|(name, stream)| format!("{name} {} {}\n", stream.bytes, stream.created));
+                lines.map(|line| line.len()).sum::<usize>()
+            });
+            assert!(bytes > 0);
+            say("ls, when it is open", &taken);
+        }
+        "gc" => {
+            let archive = open(path, true);
+            let options = CollectionOptions {
+                now: 2_000_000_000,
+                keep_partial: 0,
+                wait: true,
+                reserve_bytes: 1 << 20,
+                encode_all: false,
+            };
+            let (done, taken) =
+                timed(|| Collection::begin(&archive, options).unwrap().run(&mut |_| {}).unwrap());
+            assert_eq!(done.dropped + done.merged, 0);
+            say("gc of nothing, when it is open", &taken);
+        }
+        other => panic!("there is no verb '{other}'"),
+    }
+}
+
+/// Puts of 2 KiB: by one process after the other, and all by one.
+fn put_small(path: &Path) {
+    let archive = open(path, true);
+    let small = |what: &str, n: usize| {
+        let name = format!("machine-{:02}/{what}-{n:08}", n % 50);
+        let request = PutRequest { name, shape: Shape::Bytes, now: 1_800_000_000, wait: true };
+        (request, format!("{what} {n:08} ").into_bytes().repeat(PUT_BYTES / 16))
+    };
+    let first = |n: usize| {
+        let (request, bytes) = small("first", n);
+        let one = |feeder: &mut Feeder<'_>| feeder.bytes(&bytes);
+        timed(|| drop(put(&archive, request, &Gauge::default(), one).unwrap())).1
+    };
+    say("put of 2 KiB, when it is open", &median_of(first));
+    let ingest = Ingest::begin(&archive, true, true).unwrap();
+    let one_of_many = |n: usize| {
+        let (request, bytes) = small("small", n);
+        let one = |feeder: &mut Feeder<'_>| feeder.bytes(&bytes);
+        timed(|| drop(put_on(&ingest, request, &Gauge::default(), one).unwrap())).1
+    };
+    say("put of 2 KiB, one of many", &median_of(one_of_many));
+    // A commit and nothing else: an entry of the catalogue gets another name.
+    let rename = |n: usize| {
+        let (from, to) = (format!("machine-{:02}/small-{n:08}", n % 50), format!("renamed-{n}"));
+        timed(|| archive.rename(&from, &to).unwrap()).1
+    };
+    say("rename, one of many", &median_of(rename));
+}
+
+/// A put of what nothing makes smaller.
+fn put_large(path: &Path) {
+    let archive = open(path, true);
+    let mut state = 1u64;
+    let next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let noise: Vec<u8> =
+        std::iter::repeat_with(next).take(LARGE_BYTES / 8).flat_map(u64::to_le_bytes).collect();
+    let request =
+        PutRequest { name: "large".into(), shape: Shape::Bytes, now: 1_800_000_000, wait: true };
+    let large = |feeder: &mut Feeder<'_>| feeder.bytes(&noise);
+    let (_, taken) = timed(|| put(&archive, request, &Gauge::default(), large).unwrap());
+    say("put of 256 MiB, when it is open", &taken);
+}
+
+/// The medians of what is done many times.
+fn median_of(does: impl FnMut(usize) -> Taken) -> Taken {
+    let all: Vec<Taken> = (0..PUTS_BEFORE + PUTS).map(does).skip(PUTS_BEFORE).collect();
+    let of = |time: fn(&Taken) -> Duration| {
+        let mut times: Vec<Duration> = all.iter().map(time).collect();
+        times.sort_unstable();
+        times[times.len() / 2]
+    };
+    Taken { clock: of(|one| one.clock), processor: of(|one| one.processor) }
+}
