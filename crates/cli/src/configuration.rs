@@ -5,7 +5,11 @@
 
 use std::{ffi::OsString, path::Path};
 
-use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, parser::ValueSource};
+use clap::{
+    Arg, ArgMatches, Command, CommandFactory, FromArgMatches,
+    error::{ContextKind, ContextValue},
+    parser::ValueSource,
+};
 use toml::{Table, Value};
 
 use crate::arguments::Arguments;
@@ -14,10 +18,35 @@ use onefold_console::failure::{Failure, sentence_of};
 /// Options that only make sense on the command line.
 const NOT_IN_FILES: [&str; 3] = ["config", "help", "version"];
 
+/// Verbs of earlier versions, and what to type instead.
+const GONE: [(&str, &str); 3] = [
+    (
+        "archive",
+        "`onefold create archive` makes an archive, `onefold node` is about its nodes, and all other verbs find out what a store is",
+    ),
+    (
+        "cluster",
+        "`onefold create cluster` makes a store of the cluster engine, and all other verbs find out what a store is",
+    ),
+    ("stats", "`onefold status` shows what a store of any engine holds"),
+];
+
+/// An error of the command line; a verb that is gone is answered with the one that took its place.
+fn wrong_line(error: clap::Error) -> Failure {
+    let typed = match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(typed)) => typed.clone(),
+        _ => return error.into(),
+    };
+    match GONE.iter().find(|(verb, _)| *verb == typed) {
+        Some((verb, instead)) => Failure::usage(format!("there is no verb '{verb}': {instead}")),
+        None => error.into(),
+    }
+}
+
 /// What the command line `given` and the file that it names ask for.
 pub(crate) fn read(given: Vec<OsString>) -> Result<Arguments, Failure> {
     let command = Arguments::command();
-    let mut matches = command.clone().try_get_matches_from(&given)?;
+    let mut matches = command.clone().try_get_matches_from(&given).map_err(wrong_line)?;
     if let Some(path) = matches.get_one::<std::path::PathBuf>("config") {
         let mut built = command.clone();
         built.build();
@@ -187,6 +216,18 @@ mod tests {
     }
 
     #[test]
+    fn a_verb_that_is_gone_is_answered_with_the_one_to_type() {
+        for (line, says) in [
+            ("onefold archive create a", "onefold create archive"),
+            ("onefold cluster status a", "onefold create cluster"),
+            ("onefold stats a", "onefold status"),
+        ] {
+            let words = line.split_whitespace().map(OsString::from).collect();
+            assert!(format!("{:?}", read(words).unwrap_err()).contains(says), "{line}");
+        }
+    }
+
+    #[test]
     fn a_slip_of_the_pen_is_named() {
         for (text, says) in [
             ("[serve]\nmemmory = '1G'\n", "unknown key 'memmory' in section [serve]"),
@@ -202,7 +243,7 @@ mod tests {
             ("serve = 1\n", "unknown key 'serve'"),
             ("[serve\n", "line 1: "),
             // Of another verb, and yet.
-            ("[create]\nsice = 1\n", "unknown key 'sice' in section [create]"),
+            ("[create.block]\nsice = 1\n", "unknown key 'sice' in section [create.block]"),
         ] {
             let failure = with_file(text, "onefold serve store").unwrap_err();
             assert!(failure.contains(says), "{text}: {failure}");

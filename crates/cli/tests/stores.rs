@@ -333,18 +333,18 @@ fn options_can_stand_in_a_file() {
     let desk = Desk::new();
     fs::write(
         desk.path("c.toml"),
-        "[create]\nsize = '64M'\npreallocate = 'none'\nfingerprint = 'sha256'\n",
+        "[create.block]\nsize = '64M'\npreallocate = 'none'\nfingerprint = 'sha256'\n",
     )
     .unwrap();
     desk.ok("create block a --config c.toml");
     assert_eq!(desk.status("a")["created"]["fingerprint"], "hmac-sha256");
     desk.ok("create block b --config c.toml --fingerprint blake3");
     assert_eq!(desk.status("b")["created"]["fingerprint"], "blake3");
-    fs::write(desk.path("d.toml"), "[create]\nsize = '64M'\nspeed = 'high'\n").unwrap();
+    fs::write(desk.path("d.toml"), "[create.block]\nsize = '64M'\nspeed = 'high'\n").unwrap();
     desk.fails(
         "create block c --config d.toml",
         2,
-        &["configuration d.toml", "unknown key 'speed' in section [create]"],
+        &["configuration d.toml", "unknown key 'speed' in section [create.block]"],
     );
     desk.fails("create block c --config e.toml", 2, &["e.toml", "No such file"]);
     assert!(!desk.path("c").exists());

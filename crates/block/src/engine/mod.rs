@@ -56,7 +56,7 @@ impl Engine {
     /// durable is there.
     ///
     /// # Errors
-    /// `InvalidInput` (not a store), `Unsupported` (too new), `Corrupt` (damaged; `check --repair`
+    /// `InvalidInput` (not a store), `Unsupported` (too new), `Corrupt` (damaged; `repair`
     /// may help), `Io`.
     pub fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, settings: Settings) -> Result<Engine> {
         opening::open(disk, clock, settings).map(|(kernel, scheme)| Engine { kernel, scheme })

@@ -461,7 +461,7 @@ pub fn choose(first: Found, second: Found) -> Result<Superblock> {
         )),
         (None, None, true) => Err(Error::new(
             Kind::Corrupt,
-            "both superblocks are damaged; `onefold check --repair` can't help without one",
+            "both superblocks are damaged; `onefold repair` can't help without one",
         )),
         (None, None, false) => Err(Error::new(Kind::InvalidInput, "this is not a Onefold store")),
     }

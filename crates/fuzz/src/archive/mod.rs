@@ -35,7 +35,7 @@ const STEP_BYTES: usize = 14;
 /// Most changes.
 const STEPS_MAX: usize = 16;
 
-/// A changed archive under `ls`, `get`, `check`, `scrub`, `check --repair` and `gc`, as their verbs
+/// A changed archive under `ls`, `get`, `check`, `scrub`, `repair` and `gc`, as their verbs
 /// call the library.
 pub fn archive(data: &[u8]) {
     all_verbs(&changed(data, ""));

@@ -145,7 +145,7 @@ impl LeftoverFound {
                 if !accept_loss {
                     let number = page.number;
                     let message = format!(
-                        "page {number} of the leftover table, durable before, is damaged; `onefold check --repair` opens the store without it"
+                        "page {number} of the leftover table, durable before, is damaged; `onefold repair` opens the store without it"
                     );
                     return Err(Error::new(Kind::Corrupt, message));
                 }

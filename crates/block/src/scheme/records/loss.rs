@@ -41,7 +41,7 @@ pub(super) fn judge_missing(
         };
         let message = format!(
             "the records of {which}, durable before, are missing or damaged: the medium lost them; \
-             `onefold check --repair` opens the store without them"
+             `onefold repair` opens the store without them"
         );
         return Err(Error::new(Kind::Corrupt, message));
     }
