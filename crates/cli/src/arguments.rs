@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-use onefold_console::manual;
+use onefold_console::{completions, manual};
 
 use crate::{
     operator,
@@ -78,6 +78,7 @@ pub(crate) enum Verb {
     Node(node::Options),
     Estimate(estimate::Options),
     Inspect(inspect::Options),
+    Completions(completions::Options),
     Man(manual::Options),
 }
 
@@ -128,8 +129,8 @@ mod tests {
 
     #[test]
     fn every_verb_that_ends_answers_in_json() {
-        // These run until they are stopped, or write files and say where.
-        const OTHERS: [&str; 2] = ["onefold serve", "onefold man"];
+        // These run until they are stopped, or write what shells and readers of manuals need.
+        const OTHERS: [&str; 3] = ["onefold serve", "onefold completions", "onefold man"];
         let mut all = Vec::new();
         verbs(&Arguments::command(), "onefold", &mut all);
         let mut global = Vec::new();

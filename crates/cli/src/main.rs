@@ -24,7 +24,7 @@ use std::{panic, process::ExitCode};
 
 use clap::CommandFactory;
 
-use onefold_console::{failure::Failure, logging, manual};
+use onefold_console::{completions, failure::Failure, logging, manual};
 
 use arguments::{Arguments, Verb};
 use verbs::{
@@ -77,6 +77,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Gc(options) => gc::run(&options),
         Verb::Worker(options) => worker::run(&options),
         Verb::Node(options) => node::run(&options),
+        Verb::Completions(options) => completions::run(&options, Arguments::command()),
         Verb::Man(options) => manual::run(&options, Arguments::command()),
     }
 }

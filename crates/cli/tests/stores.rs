@@ -329,6 +329,19 @@ fn help_and_version_are_on_standard_output() {
 }
 
 #[test]
+fn shells_take_the_completions() {
+    let desk = Desk::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let text = desk.ok(&format!("completions {shell}"));
+        assert!(text.contains("onefold"));
+        assert!(["repair", "worker", "no-dedup"].iter().all(|word| text.contains(word)), "{shell}");
+    }
+    fs::write(desk.path("bash"), desk.ok("completions bash")).unwrap();
+    let status = std::process::Command::new("bash").arg("-n").arg(desk.path("bash")).status();
+    assert!(status.unwrap().success());
+}
+
+#[test]
 fn options_can_stand_in_a_file() {
     let desk = Desk::new();
     fs::write(

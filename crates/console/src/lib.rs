@@ -8,12 +8,13 @@
 //! | [`size`] | sizes, ranges, numbers and times as people write and read them |
 //! | [`logging`] | the log on standard error |
 //! | [`address`] | where servers listen, as it is written in options |
-//! | [`manual`] | the manual pages of a command |
+//! | [`manual`], [`completions`] | the manual pages of a command, and what shells complete |
 //!
 //! *Invariants:* nothing here knows an engine. A closed pipe is no panic. A control character that a
 //! file's name brought along reaches neither the terminal nor a line of the log.
 
 pub mod address;
+pub mod completions;
 pub mod failure;
 pub mod logging;
 pub mod manual;
