@@ -98,7 +98,8 @@ impl Volume {
         }
     }
 
-    /// Makes ranges of one object read as their fills, in their order, with the object in hand; `discarded` notes the long
+    /// Makes ranges of one object read as their fills, in their order, with the object in hand;
+    /// `discarded` notes the long
     /// discard that they are part of.
     pub(super) fn fill_object(
         &self,
