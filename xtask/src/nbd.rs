@@ -180,22 +180,39 @@ impl Client {
         self.read_range(0, bytes, look)
     }
 
-    /// The same for `bytes` bytes from `next` on.
+    /// The same for `bytes` bytes from `first` on.
     pub(crate) fn read_range(
         &mut self,
-        mut next: u64,
+        first: u64,
         bytes: u64,
+        look: impl FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        self.read_ranges([(first, bytes)].into_iter(), look)
+    }
+
+    /// The same for ranges, given by first byte and bytes; requests of several are in flight.
+    pub(crate) fn read_ranges(
+        &mut self,
+        ranges: impl Iterator<Item = (u64, u64)>,
         mut look: impl FnMut(u64, &[u8]) -> Result<()>,
     ) -> Result<()> {
+        let mut pieces = ranges.flat_map(|(first, bytes)| {
+            let end = first + bytes;
+            (first..end)
+                .step_by(REQUEST_BYTES)
+                .map(move |at| (at, REQUEST_BYTES.min((end - at) as usize)))
+        });
         let mut flying: HashMap<u64, (u64, usize)> = HashMap::new();
-        let end = next + bytes;
         let mut buffer = vec![0; REQUEST_BYTES];
-        while next < end || !flying.is_empty() {
-            while next < end && flying.len() < DEPTH {
-                let length = REQUEST_BYTES.min((end - next) as usize);
-                let cookie = self.send(READ, next, length, &[])?;
-                flying.insert(cookie, (next, length));
-                next += length as u64;
+        loop {
+            while flying.len() < DEPTH
+                && let Some((at, length)) = pieces.next()
+            {
+                let cookie = self.send(READ, at, length, &[])?;
+                flying.insert(cookie, (at, length));
+            }
+            if flying.is_empty() {
+                return Ok(());
             }
             let cookie = self.answer()?;
             let (offset, length) =
@@ -203,7 +220,6 @@ impl Client {
             self.stream.read_exact(&mut buffer[..length])?;
             look(offset, &buffer[..length])?;
         }
-        Ok(())
     }
 
     /// Says good-bye.

@@ -277,20 +277,23 @@ impl Soak {
     }
 
     fn verify(&mut self, at: u64, blocks: u64) -> Result<()> {
-        self.requests += blocks / 64;
+        self.verify_all_of(vec![(at, blocks)])
+    }
+
+    /// Reads all that was ever written to.
+    fn verify_all(&mut self) -> Result<()> {
+        self.verify_all_of(self.model.touched())
+    }
+
+    /// Reads stretches, given by first block and blocks, and compares them.
+    fn verify_all_of(&mut self, stretches: Vec<(u64, u64)>) -> Result<()> {
+        self.requests += stretches.iter().map(|(_, blocks)| blocks / 64).sum::<u64>();
         let model = &self.model;
         let look = |offset: u64, found: &[u8]| match model.differs(offset / BLOCK as u64, found) {
             Some(block) => bail!("block {block} does not hold what was written last"),
             None => Ok(()),
         };
-        self.client.read_range(at * BLOCK as u64, blocks * BLOCK as u64, look)
-    }
-
-    /// Reads all that was ever written to.
-    fn verify_all(&mut self) -> Result<()> {
-        for (at, blocks) in self.model.touched() {
-            self.verify(at, blocks)?;
-        }
-        Ok(())
+        let bytes = |(at, blocks): (u64, u64)| (at * BLOCK as u64, blocks * BLOCK as u64);
+        self.client.read_ranges(stretches.into_iter().map(bytes), look)
     }
 }
