@@ -243,7 +243,7 @@ impl State {
 
 pub(crate) fn too_few(there: u32, needed: u32) -> Error {
     let why = format!(
-        "{there} of the {needed} nodes with the log that a change needs are there; mount the others, or see `onefold archive rebuild`"
+        "{there} of the {needed} nodes with the log that a change needs are there; mount the others, or see `onefold node rebuild`"
     );
     Error::new(Kind::Stopped, why)
 }

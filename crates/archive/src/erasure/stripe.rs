@@ -160,7 +160,7 @@ fn can_place(shared: &Shared, code: &Code) -> Result<()> {
         return Ok(());
     }
     let why = format!(
-        "{here} of the {n} nodes of a stripe are there; replace the others with `onefold archive rebuild --replace`, or put with --degraded"
+        "{here} of the {n} nodes of a stripe are there; replace the others with `onefold node replace`, or put with --degraded"
     );
     Err(Error::new(Kind::Stopped, why))
 }

@@ -93,7 +93,7 @@ fn read_format(store: &dyn ObjectStore, tries: u32) -> Result<Format> {
     match until_answered(tries, || store.read(std::slice::from_ref(&read)).remove(0)) {
         Ok(answer) => Format::decode(&first_value(&answer)),
         Err(Refusal::Missing) => {
-            Err(Error::new(Kind::NotFound, "there is no store; onefold cluster create makes one"))
+            Err(Error::new(Kind::NotFound, "there is no store; `onefold create cluster` makes one"))
         }
         Err(refusal) => Err(failed("the catalogue can't be read", refusal)),
     }

@@ -83,7 +83,7 @@ pub(super) fn run(
         .collect();
     match uris.is_empty() {
         true => tracing::info!(
-            "serving {shown} at {}; it has no volumes yet (onefold archive volume create)",
+            "serving {shown} at {}; it has no volumes yet (onefold volume create)",
             listeners.join(" and ")
         ),
         false => tracing::info!("serving {shown}: {}", uris.join("  ")),

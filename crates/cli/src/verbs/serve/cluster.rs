@@ -77,7 +77,7 @@ pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), 
         .collect();
     match uris.is_empty() {
         true => tracing::info!(
-            "serving {shown} at {}; it has no volumes yet (onefold cluster volume create)",
+            "serving {shown} at {}; it has no volumes yet (onefold volume create)",
             listeners.join(" and ")
         ),
         false => tracing::info!("serving {shown}: {}", uris.join("  ")),

@@ -76,7 +76,7 @@ pub(crate) struct Options {
     idle_timeout: Option<u64>,
 
     /// Most requests and bytes a second of all clients of a volume, like vm1=500,10M; 0 is no
-    /// limit. For this server, instead of what `volume limit` says; can be given several times
+    /// limit. For this server, instead of what `volume set` says; can be given several times
     #[arg(long, value_name = "VOLUME=IOPS,BYTES")]
     limit: Vec<Limit>,
 
