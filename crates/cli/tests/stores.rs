@@ -100,7 +100,7 @@ fn what_cannot_be_created_leaves_nothing_behind() {
         &["invalid value 'tables'", "log", "table"],
     );
     desk.fails("create block no/where --size 64M", 1, &["no directory"]);
-    desk.fails("create . --size 64M", 1, &["directory"]);
+    desk.fails("create block . --size 64M", 1, &["directory"]);
     desk.fails("create block a --size 8T", 1, &["free"]);
     assert_eq!(fs::read_dir(desk.path(".")).unwrap().count(), 0);
     fs::write(desk.path("full"), b"something").unwrap();
@@ -129,7 +129,7 @@ fn rule_12_limits_of_a_volume_are_kept_with_it() {
     desk.ok("volume set a w --limit-iops 7");
     assert_eq!(
         desk.status("a")["volumes"][0]["limits"],
-        serde_json::json!({ "iops": 7, "bytes": 1 << 30 })
+        serde_json::json!({ "iops": 7, "bytes": 10 << 20 })
     );
     serving.kill();
     desk.serve("a").terminate();
