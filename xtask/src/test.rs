@@ -242,7 +242,8 @@ fn device() -> Result<Tally> {
 }
 
 fn simulation() -> Result<Tally> {
-    simulate(tests(&["--package", "onefold-sim"])?, &[])
+    let tally = simulate(tests(&["--package", "onefold-sim"])?, &[])?;
+    simulate(tally, &["--scheduled", "--seeds", "0..500"])
 }
 
 fn archive_simulation() -> Result<Tally> {

@@ -62,7 +62,7 @@ pub use crate::{
         },
         parameters::{Chunking, Compression, VOLUME_BLOCK_BYTES},
         recipe::{Part, RecipeWriter, Summary, parts as recipe_parts},
-        record::{Owner, Pieces, Place, Record, Shape, Stored, Stream},
+        record::{IndexFile, Owner, Pieces, Place, Record, Shape, Stored, Stream},
     },
     gc::{Collected, Collection, Options as CollectionOptions},
     operations_log::{Archive, EpochGuard},

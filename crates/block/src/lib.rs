@@ -19,6 +19,7 @@ mod idleness;
 mod index;
 mod kernel;
 mod overlay;
+pub mod schedule;
 mod scheme;
 mod settings;
 pub mod space;

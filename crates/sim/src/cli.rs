@@ -23,6 +23,7 @@ Deterministic crash and fault simulation. Without arguments: kept seeds, 2,000 s
   --bugs            plants each bug and looks for it in 2,000 seeds
   --bug NAME        plants one bug in what the other options run
   --scheme NAME     every store has this scheme; --bugs plants those that break a rule of it
+  --scheduled       the product's schedule decides the engine's steps, not the seed
   --threads N       worker threads (2)
 
 examples:  onefold-sim --seed 1742        onefold-sim --seeds 0..500 --threads 1";
@@ -97,6 +98,7 @@ fn parse<S: Subject>(mut arguments: impl Iterator<Item = String>) -> Result<(Job
                     index.ok_or(format!("no scheme '{name}': one of {}", S::SCHEMES.join(", ")))?,
                 );
             }
+            "--scheduled" => config.scheduled = true,
             "--threads" => config.threads = number(&value()?)? as usize,
             other => return Err(format!("unknown argument '{other}'")),
         }

@@ -14,6 +14,7 @@ use onefold_block::{
         superblock::{self, Fixed, Layout, Leftover, SchemeName, Superblock},
         zone_list,
     },
+    schedule::{Facts, Next, Unflushed},
 };
 use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Clock, Disk, Extent, Fingerprinter, Lba, Pba, Result, Ticket,
@@ -24,7 +25,7 @@ use crate::{
     VirtualDisk,
     disk::Image,
     rng::Rng,
-    subject::{Ack, Report, Step, StoreOptions, Subject},
+    subject::{Ack, Report, Schedules, Step, StoreOptions, Subject},
     verifier::{self, Reading},
 };
 
@@ -342,6 +343,27 @@ impl Subject for Thin {
             Step::Checkpoint => Ok(matches!(self.0.checkpoint_step()?, CheckpointStep::Advanced)),
             Step::Tidy => self.0.idle_step(onefold_block::Idleness::Long),
         }
+    }
+
+    fn scheduled_step(
+        &self,
+        schedules: &mut Schedules,
+        now: Duration,
+        pressure: bool,
+    ) -> Result<bool> {
+        let engine = &self.0;
+        while engine.prepare_window()? {
+            engine.write_window()?;
+        }
+        let unflushed = Unflushed::of(engine, pressure);
+        if schedules.write_back.next(now, &unflushed).is_some_and(|at| at <= now) {
+            engine.flush()?;
+        }
+        let facts = Facts::of(engine, pressure);
+        let Next::Run(step) = schedules.background.next(now, &facts) else { return Ok(false) };
+        let event = step.run(engine)?;
+        schedules.background.happened(now, event);
+        Ok(true)
     }
 
     fn durable(&self) -> Ticket {

@@ -126,6 +126,8 @@ pub struct Params {
     pub faults: Vec<Fault>,
     /// Chance that all is read at once after a recovery, in percent.
     pub verify_at_once: u64,
+    /// The product's schedule decides the steps. No seed draws it.
+    pub scheduled: bool,
 }
 
 impl Params {
@@ -200,6 +202,7 @@ impl Params {
                 options.leftover_table || options.scheme == 1 || options.scheme == 3,
             ),
             verify_at_once: [0, 70, 100][rng.weighted(&[1, 2, 3])],
+            scheduled: false,
             options,
         };
         drawn.pressed()

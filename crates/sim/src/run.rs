@@ -16,7 +16,7 @@ use crate::{
     params::{Op, Params, Profile, churn},
     reach::Reach,
     rng::Rng,
-    subject::{Report, Step, Subject},
+    subject::{Report, Schedules, Step, Subject},
 };
 
 /// Why a life ended.
@@ -47,6 +47,8 @@ pub(crate) struct Sim<S: Subject> {
     pub(crate) disk: Arc<VirtualDisk>,
     pub(crate) model: Model,
     pub(crate) store: Option<S>,
+    /// The product's schedule, in the scheduled profile.
+    pub(crate) schedules: Schedules,
     pub(crate) reach: Reach,
     /// Requests so far, of a run that fills, discards and rewrites in turns.
     moments: u64,
@@ -72,6 +74,7 @@ impl<S: Subject> Sim<S> {
             disk,
             model: Model::default(),
             store: None,
+            schedules: Schedules::default(),
             reach: Reach::default(),
             moments: 0,
             refused_reads: 0,
@@ -134,6 +137,7 @@ impl<S: Subject> Sim<S> {
         let disk: Arc<dyn Disk> = Arc::clone(&self.disk) as Arc<dyn Disk>;
         let clock: Arc<dyn Clock> = Arc::clone(&self.clock) as Arc<dyn Clock>;
         self.store = Some(S::open(disk, clock, &self.params.options)?);
+        self.schedules = Schedules::default();
         Ok(())
     }
 

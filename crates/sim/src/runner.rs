@@ -51,6 +51,8 @@ pub struct Config {
     pub bug: Option<usize>,
     /// The scheme of all stores, by its index; else the seed draws one.
     pub scheme: Option<usize>,
+    /// The product's schedule decides the steps.
+    pub scheduled: bool,
     /// Every so many seeds, one is run twice and must do the same; 0 for never.
     pub repeat_every: u64,
     /// Failures after which no more seeds are begun.
@@ -61,7 +63,14 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Config {
-        Config { bug: None, scheme: None, repeat_every: 40, stop_after: 20, threads: 2 }
+        Config {
+            bug: None,
+            scheme: None,
+            scheduled: false,
+            repeat_every: 40,
+            stop_after: 20,
+            threads: 2,
+        }
     }
 }
 
@@ -106,6 +115,7 @@ pub(crate) fn guarded(part: impl FnOnce() -> Result<(), Failure>) -> Result<(), 
 pub fn run_seed<S: Subject>(seed: u64, config: &Config, loud: bool) -> Outcome {
     let mut params = Params::draw(seed, config.scheme);
     params.options.bug = config.bug;
+    params.scheduled = config.scheduled;
     run_params::<S>(params, loud)
 }
 

@@ -1,7 +1,10 @@
 //! The engine's steps, in the order that the seed wants: windows overlap, checkpoints and idle work
 //! come in between.
 
-use onefold_core::Kind;
+use std::time::Duration;
+
+use onefold_block::schedule::Event;
+use onefold_core::{Clock, Kind};
 
 use crate::{
     checker::{Checker, Failure},
@@ -10,8 +13,16 @@ use crate::{
 };
 
 impl<S: Subject> Sim<S> {
-    /// Some steps, any of them.
+    /// Some steps, any of them; in the scheduled profile those that the product's schedule decides.
     pub(crate) fn steps(&mut self) -> Flow<()> {
+        if self.params.scheduled {
+            let now = self.clock.now();
+            self.schedules.background.happened(now, Event::Request);
+            if self.rng.once_in(3) {
+                self.schedules.background.happened(now, Event::Elapsed);
+            }
+            return self.scheduled_steps(false);
+        }
         let hundredths = self.params.steps_per_op;
         let n = hundredths / 100 + u64::from(self.rng.percent(hundredths % 100));
         for _ in 0..self.rng.within(0, n * 2) {
@@ -19,6 +30,23 @@ impl<S: Subject> Sim<S> {
             self.step(step)?;
         }
         Ok(())
+    }
+
+    /// What the product's threads do until they wait.
+    fn scheduled_steps(&mut self, pressure: bool) -> Flow<()> {
+        for _ in 0..STEP_LIMIT {
+            let Some(store) = &self.store else { return Ok(()) };
+            let result = store.scheduled_step(&mut self.schedules, self.clock.now(), pressure);
+            self.disk.fold(300);
+            self.note_durable()?;
+            match result {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(error) => return Err(self.judge("a scheduled step", &error)),
+            }
+        }
+        let stuck = format!("the schedule decides {STEP_LIMIT} steps without a wait");
+        Err(Failure::new(Checker::Progress, stuck).into())
     }
 
     /// One step.
@@ -78,6 +106,11 @@ impl<S: Subject> Sim<S> {
             return Err(
                 Failure::new(Checker::Progress, "a request is told to wait for ever").into()
             );
+        }
+        if self.params.scheduled {
+            self.clock.advance(Duration::from_millis(20));
+            self.schedules.background.happened(self.clock.now(), Event::Elapsed);
+            return self.scheduled_steps(true);
         }
         for step in [Step::Close, Step::Prepare, Step::Write, Step::Settle, Step::Checkpoint] {
             self.step(step)?;

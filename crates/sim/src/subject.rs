@@ -1,8 +1,9 @@
 //! What is simulated: a store behind a trait, so that the same workloads, crashes and checks serve
 //! every engine.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
+use onefold_block::schedule::{Background, WriteBack};
 use onefold_core::{
     Algorithm, Block, BlockRead, Clock, Disk, Extent, Lba, Pba, Result, Ticket, VolumeId,
     VolumeInfo,
@@ -77,7 +78,16 @@ pub struct Tight {
     pub ranges: Option<usize>,
 }
 
-/// A step of the engine that the schedule decides on.
+/// What decides the steps in the scheduled profile: the product's own schedule.
+#[derive(Debug, Default)]
+pub struct Schedules {
+    /// The writer thread's.
+    pub write_back: WriteBack,
+    /// The background thread's.
+    pub background: Background,
+}
+
+/// A step of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Close the open window.
@@ -252,6 +262,18 @@ pub trait Subject: Sized {
     /// # Errors
     /// The disk's; never `NoSpace`.
     fn step(&self, step: Step) -> Result<bool>;
+
+    /// Does what the product's threads would do now, up to one step of its background work; false
+    /// when they would wait. With `pressure` a client waits for room.
+    ///
+    /// # Errors
+    /// As [`step`](Subject::step).
+    fn scheduled_step(
+        &self,
+        schedules: &mut Schedules,
+        now: Duration,
+        pressure: bool,
+    ) -> Result<bool>;
 
     /// Every change with this ticket or a lower one is durable.
     fn durable(&self) -> Ticket;

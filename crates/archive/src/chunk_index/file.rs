@@ -39,6 +39,9 @@ const FILTER_BITS: u64 = 10;
 /// Bits that a fingerprint sets.
 const FILTER_HASHES: u32 = 5;
 
+/// Memory that a filter may take in any case.
+const FILTER_ALWAYS: u64 = 16 << 20;
+
 const FILTER_PAGE_BYTES: usize = PAGE_BYTES - HEADER_BYTES;
 
 const FILTER_PAGE_WORDS: usize = FILTER_PAGE_BYTES / 8;
@@ -65,8 +68,16 @@ pub(crate) struct Filter {
 
 impl Filter {
     fn new(entries: u64) -> Filter {
-        let lines = (entries * FILTER_BITS).div_ceil(512).max(1);
-        Filter { lines: vec![[0; 8]; lines as usize] }
+        Filter { lines: vec![[0; 8]; Filter::lines_for(entries) as usize] }
+    }
+
+    fn lines_for(entries: u64) -> u64 {
+        (entries * FILTER_BITS).div_ceil(512).max(1)
+    }
+
+    /// Pages of a file that the filter of so many entries takes.
+    fn pages_for(entries: u64) -> u32 {
+        (Filter::lines_for(entries) * 64).div_ceil(FILTER_PAGE_BYTES as u64) as u32
     }
 
     /// The line, and the bits in it, from the part of the fingerprint that chooses no page.
@@ -189,6 +200,19 @@ fn page_cache(pages: usize) -> quick_cache::unsync::Cache<u32, Arc<[u8]>> {
     }
 }
 
+/// True when a file can have the entries and pages that the log says it has. What a log claims of a
+/// file of holes would only cost memory and time. A page on the medium takes more than a sixty-fourth
+/// of the memory for its entries' filter, also where the file system compresses it.
+pub(super) fn is_possible(named: &IndexFile, file: &dyn File) -> Result<bool> {
+    let Some(bits) = named.entries.checked_mul(FILTER_BITS) else { return Ok(false) };
+    let memory = file.occupied()?.saturating_mul(64).saturating_add(FILTER_ALWAYS);
+    Ok(bits / 8 <= memory
+        && named.pages > 0
+        && u64::from(named.pages) <= named.entries.div_ceil(FILL).max(1)
+        && named.pages.checked_add(named.filter_pages).is_some()
+        && named.filter_pages >= Filter::pages_for(named.entries))
+}
+
 /// A file of the index, open for reading.
 pub(crate) struct OpenIndex {
     named: IndexFile,
@@ -202,18 +226,21 @@ impl OpenIndex {
     /// Opens it with its filter; up to `cache` bytes of its pages are kept.
     pub(super) fn open(archive: &Archive, named: &IndexFile, cache: u64) -> Result<OpenIndex> {
         let file = archive.files.open(&index_name(named.number))?;
-        let lines = (named.entries * FILTER_BITS).div_ceil(512).max(1) as usize;
-        if named.pages == 0
-            || (named.filter_pages as usize) < (lines * 64).div_ceil(FILTER_PAGE_BYTES)
-        {
+        if !is_possible(named, &*file)? {
             return Err(corrupt("an index file's sizes can't be true"));
         }
-        let mut filter = Filter { lines: vec![[0; 8]; lines] };
+        let filter = OpenIndex::read_filter(archive, &*file, named)?;
+        let pages = (cache / PAGE_BYTES as u64).max(1) as usize;
+        Ok(OpenIndex { named: *named, file, filter, cached: page_cache(pages) })
+    }
+
+    fn read_filter(archive: &Archive, file: &dyn File, named: &IndexFile) -> Result<Filter> {
+        let mut filter = Filter::new(named.entries);
         let mut pages = vec![0; WRITE_PAGES * PAGE_BYTES];
-        for first in (0..named.filter_pages).step_by(WRITE_PAGES) {
-            let count = WRITE_PAGES.min((named.filter_pages - first) as usize);
+        for first in (0..filter.pages()).step_by(WRITE_PAGES) {
+            let count = WRITE_PAGES.min((filter.pages() - first) as usize);
             let at = named.pages + first;
-            read_pages(&*file, at, &mut pages[..count * PAGE_BYTES])?;
+            read_pages(file, at, &mut pages[..count * PAGE_BYTES])?;
             for (n, page) in (0..).zip(pages[..count * PAGE_BYTES].chunks_mut(PAGE_BYTES)) {
                 if !is_sealed(&archive.identity, named.number, at + n, page) {
                     // A damaged page of the filter lets everything through.
@@ -222,8 +249,7 @@ impl OpenIndex {
                 filter.set_page(first + n, &page[HEADER_BYTES..]);
             }
         }
-        let pages = (cache / PAGE_BYTES as u64).max(1) as usize;
-        Ok(OpenIndex { named: *named, file, filter, cached: page_cache(pages) })
+        Ok(filter)
     }
 
     fn page(

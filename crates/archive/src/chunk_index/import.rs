@@ -11,7 +11,12 @@ use super::{
 };
 use crate::{
     container::ContainerReader,
-    format::{ContainerId, damage::is_damage, names::IMPORTER, record::Record},
+    format::{
+        ContainerId,
+        damage::is_damage,
+        names::IMPORTER,
+        record::{IndexFile, Record},
+    },
     operations_log::Archive,
     tables::{IndexState, Tables, is_damaged},
 };
@@ -82,16 +87,17 @@ fn import_entries(
 ) -> Result<Arc<Tables>> {
     entries.sort_unstable_by_key(|entry| entry.0.prefix());
     let old = &tables.index.files;
-    let in_runs: u64 =
-        old.iter().skip(1).map(|file| file.entries).sum::<u64>() + entries.len() as u64;
+    let in_runs =
+        old.iter().skip(1).fold(entries.len() as u64, |sum, file| sum.saturating_add(file.entries));
     // Merging costs as much as the index is long: it waits for runs that are worth it.
-    let merges =
-        old.len() > RUNS_MAX || old.first().is_none_or(|index| in_runs * 4 >= index.entries);
+    let merges = old.len() > RUNS_MAX
+        || old.first().is_none_or(|index| in_runs.saturating_mul(4) >= index.entries);
     let number = next_number(archive, tables)?;
     let (file, kept) = if merges {
+        let old = possible(archive, old)?;
         let count = old.iter().map(|file| file.entries).sum::<u64>() + entries.len() as u64;
         let mut writer = Writer::create(archive, number, count)?;
-        file::merge(archive, tables, old, &entries, &mut writer)?;
+        file::merge(archive, tables, &old, &entries, &mut writer)?;
         (writer.finish()?, Vec::new())
     } else {
         let mut writer = Writer::create(archive, number, entries.len() as u64)?;
@@ -109,6 +115,20 @@ fn import_entries(
         }
     }
     Ok(now)
+}
+
+/// The files whose sizes can be true: what a log says of the others would only cost memory.
+fn possible(archive: &Archive, files: &[IndexFile]) -> Result<Vec<IndexFile>> {
+    let mut possible = Vec::with_capacity(files.len());
+    for named in files {
+        match archive.files.open(&index_name(named.number)) {
+            Ok(file) if file::is_possible(named, &*file)? => possible.push(*named),
+            Ok(_) => {}
+            Err(error) if error.kind() == Kind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(possible)
 }
 
 /// A number that no index file has; files that nothing names are removed.

@@ -1,14 +1,11 @@
 //! Group commit: one thread at a time commits, for itself and for all who gathered meanwhile.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc};
 
 use onefold_core::{Result, Ticket};
 use parking_lot::{Condvar, Mutex};
 
 use super::{Store, group::Waiter};
-
-/// Longest wait for another change before a window closes (OrderMergeDedup's anticipation).
-const ANTICIPATION_MAX: Duration = Duration::from_millis(1);
 
 impl Store {
     /// Returns when everything up to `ticket` is durable.
@@ -103,46 +100,30 @@ impl Store {
         #[cfg(scheduled)]
         let next = next.filter(|_| !parking_lot::planted("nobody is woken to commit next"));
         commit.waiting = rest;
-        commit.arrivals.together = together;
+        commit.rounds.ended(together);
         drop(commit);
         done.into_iter().chain(next).for_each(|waiter| waiter.wake());
     }
 
-    /// Waits a little for more changes when several clients were answered together last time and
-    /// not all of them are back: closing now would make them wait for a whole round. Not on a
-    /// crowded processor, where yielding takes longer than a round.
+    /// Waits until the schedule closes this round's window. A crowded processor takes longer to
+    /// yield than a round takes: there the window closes at once.
     fn anticipate(&self) {
-        let begun = self.clock.now();
-        let (expected, present, crowded) = {
-            let commit = self.commit.state.lock();
-            (commit.arrivals.together, commit.waiting.len() + 1, commit.contention.is_there(begun))
+        let mut now = self.clock.now();
+        let (mut waiting, mut closes, mut crowded) = {
+            let mut commit = self.commit.state.lock();
+            let waiting = commit.waiting.len() + 1;
+            (waiting, commit.rounds.wanted(now, waiting), commit.contention.is_there(now))
         };
-        if expected <= present + 1 || crowded {
-            return;
-        }
-        let mut gathered = present;
-        let mut last_arrival = begun;
-        let mut now = begun;
-        loop {
+        while now < closes && !crowded {
             let before = now;
             std::thread::yield_now();
             now = self.clock.now();
-            let (present, crowded) = {
-                let mut commit = self.commit.state.lock();
-                commit.contention.yielded(before, now);
-                (commit.waiting.len() + 1, commit.contention.is_there(now))
-            };
-            if present > gathered {
-                (gathered, last_arrival) = (present, now);
-            }
-            // Nobody for a while: the others are busy elsewhere.
-            let patience = Duration::from_micros(30);
-            if crowded
-                || present >= expected
-                || now - begun > ANTICIPATION_MAX
-                || now - last_arrival > patience
-            {
-                return;
+            let mut commit = self.commit.state.lock();
+            commit.contention.yielded(before, now);
+            crowded = commit.contention.is_there(now);
+            let present = commit.waiting.len() + 1;
+            if present > waiting {
+                (waiting, closes) = (present, commit.rounds.joined(now, present));
             }
         }
     }

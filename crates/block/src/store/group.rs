@@ -5,6 +5,8 @@ use std::{collections::VecDeque, sync::Arc};
 use onefold_core::{CpuContention, Ticket};
 use parking_lot::{Condvar, Mutex};
 
+use crate::schedule::Rounds;
+
 #[derive(Default)]
 pub(super) struct GroupCommit {
     pub(super) state: Mutex<Commit>,
@@ -14,7 +16,7 @@ pub(super) struct GroupCommit {
 pub(super) struct Commit {
     pub(super) busy: bool,
     pub(super) waiting: VecDeque<Arc<Waiter>>,
-    pub(super) arrivals: Arrivals,
+    pub(super) rounds: Rounds,
     pub(super) contention: CpuContention,
 }
 
@@ -36,10 +38,4 @@ impl Waiter {
             self.wake.wait(&mut woken);
         }
     }
-}
-
-/// How many clients were answered together lately: as many are likely to come again.
-#[derive(Default)]
-pub(super) struct Arrivals {
-    pub(super) together: usize,
 }

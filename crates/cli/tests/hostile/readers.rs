@@ -5,8 +5,8 @@
 use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command};
 
 use onefold_archive::{
-    Address, Class, ContainerId, ContainerKind, FoundLabel as Found, Identity, Label, Owner,
-    Pieces, Place, RecipeWriter, Record, Shape, Stored, Stream, decode_frame, encode_entry,
+    Address, Class, ContainerId, ContainerKind, FoundLabel as Found, Identity, IndexFile, Label,
+    Owner, Pieces, Place, RecipeWriter, Record, Shape, Stored, Stream, decode_frame, encode_entry,
     encode_frame,
 };
 use onefold_core::{
@@ -306,6 +306,22 @@ fn rule_09_a_sparse_log_takes_no_memory() {
         .unwrap();
     for (verb, said) in all_end(&forged.desk) {
         assert!(said.err.contains("operations log"), "{verb}: {said:?}");
+    }
+}
+
+#[test]
+fn rule_09_an_index_of_holes_takes_no_memory() {
+    for entries in [1 << 36, u64::MAX / 2, u64::MAX] {
+        let forged = Forged::new();
+        let (number, pages) = (77, u32::MAX / 2);
+        let sparse = fs::File::create(forged.path("index-0000000077")).unwrap();
+        sparse.set_len(8 << 40).unwrap();
+        let files = vec![IndexFile { number, pages, filter_pages: pages, entries }];
+        forged.append(&[Record::Imported { files, upto: 0 }]);
+        fs::write(forged.desk.path("other"), noise(2, 1 << 20)).unwrap();
+        assert!(ends(&forged.desk, "put a two other > out").status.success());
+        assert!(ends(&forged.desk, "get a two --verify > out").status.success());
+        all_end(&forged.desk);
     }
 }
 

@@ -27,7 +27,7 @@ use self::disk::{Journal, Left, Medium, Step};
 use crate::{
     Content, Rng, VirtualClock,
     request::{Source, What},
-    subject::{Choice, Idleness, Recovered, Store, Subject},
+    subject::{Choice, Recovered, Store, Subject},
 };
 
 /// Blocks of a zone: small ones, so that a short workload fills many.
@@ -38,6 +38,9 @@ const SPARE_BLOCKS: u64 = 4096;
 
 /// Windows between two idle moments, in which everything is carried into the tables.
 const BUSY_WINDOWS: u64 = 24;
+
+/// How long clients count as quiet in one: the product carries everything into the tables.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// Time that passes with each window, so that what is delayed comes due, and after a recovery, so
 /// that what it left is tidied up.
@@ -240,11 +243,7 @@ impl Life {
         *gathered = 0;
         *windows += 1;
         self.clock.advance_to(self.clock.now() + WINDOW_TIME);
-        store.background(if windows.is_multiple_of(BUSY_WINDOWS) {
-            Idleness::Long
-        } else {
-            Idleness::No
-        })
+        store.work_after(if windows.is_multiple_of(BUSY_WINDOWS) { PAUSE } else { Duration::ZERO })
     }
 
     /// Zones that the medium marks as uncommitted: in either copy of a page of the zone list.
@@ -353,7 +352,7 @@ impl Outcome {
             store.write(Lba(0), &block, &mut 0)?;
             store.commit()?;
             clock.advance_to(IDLE_TIME * round);
-            store.background(Idleness::Long)?;
+            store.work_after(PAUSE)?;
             store.finish()?;
         }
         Ok(())

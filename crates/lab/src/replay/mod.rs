@@ -17,12 +17,13 @@ mod run;
 
 use std::{sync::Arc, time::Instant};
 
+pub use onefold_block::schedule::Anticipation;
 use onefold_core::Result;
 
 use self::run::Run;
 pub use self::{
     outcome::{Latency, Outcome, Phase},
-    plan::{Anticipation, Clients, Plan, Setting, Speed},
+    plan::{Clients, Plan, Setting, Speed},
 };
 use crate::{VirtualClock, request::Source, subject};
 

@@ -1,10 +1,11 @@
 //! How a trace is replayed: on what, how fast, for whom.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, str::FromStr};
 
 use onefold_block::{
     Persistence, Settings,
     format::superblock::{Layout, Leftover},
+    schedule::Anticipation,
 };
 use onefold_core::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
@@ -62,50 +63,6 @@ pub struct Clients {
     /// Nothing comes after a flush before it is answered. Otherwise requests come at their
     /// recorded times whatever the flush does, as from clients that do not know of each other.
     pub wait_for_flush: bool,
-}
-
-/// How long a round waits for company before it begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Anticipation {
-    /// Not at all.
-    None,
-    /// The product's: for as many as were answered together last time, at most a millisecond, and
-    /// 30 µs after the last that came.
-    Returning,
-    /// OrderMergeDedup's: always this long, when requests come so often that one more is likely in
-    /// that time.
-    Idle(Duration),
-}
-
-impl fmt::Display for Anticipation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Anticipation::None => f.write_str("none"),
-            Anticipation::Returning => f.write_str("returning"),
-            Anticipation::Idle(idle) => write!(f, "{}us", idle.as_micros()),
-        }
-    }
-}
-
-impl FromStr for Anticipation {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Anticipation> {
-        let micros = |text: &str| {
-            text.parse::<u64>().ok().filter(|&us| us <= 1_000_000).map(Duration::from_micros)
-        };
-        match text {
-            "none" | "0" => Ok(Anticipation::None),
-            "returning" => Ok(Anticipation::Returning),
-            "1ms" => Ok(Anticipation::Idle(Duration::from_millis(1))),
-            _ => text.strip_suffix("us").and_then(micros).map(Anticipation::Idle).ok_or_else(|| {
-                Error::new(
-                    Kind::InvalidInput,
-                    "anticipation is none, returning, 1ms, or a time of up to a second in microseconds, like 1000us",
-                )
-            }),
-        }
-    }
 }
 
 /// How a trace is replayed.

@@ -2,33 +2,26 @@
 
 use std::{sync::Arc, time::Duration};
 
-use onefold_block::Persistence;
+use onefold_block::{
+    Persistence,
+    schedule::{Rounds, Unflushed, WriteBack},
+};
 use onefold_core::{Block, Clock, Error, Kind, Lba, Result};
 
 use super::{
     oracle::Oracle,
     outcome::{Latency, Outcome, Phase},
-    plan::{Anticipation, Plan, Speed},
+    plan::{Plan, Speed},
 };
 use crate::{
     VirtualClock,
     device::{Counts, Device},
     request::{Request, What},
-    subject::{Idleness, Subject, Tally},
+    subject::{Subject, Tally},
 };
 
-/// With weak persistence a change is durable about this long after it was made; the product's.
-const FLUSH_EVERY: Duration = Duration::from_secs(1);
-
-/// How often background work is looked for.
-const TICK: Duration = Duration::from_millis(250);
-
-/// Quiet for so long, the store is idle, and tidies up; the product's.
-const QUIET_SHORT: Duration = Duration::from_millis(500);
-const QUIET_LONG: Duration = Duration::from_secs(5);
-
-/// Quiet for so long, everything is done that time alone brings, and ticks can be skipped.
-const QUIET_ALL: Duration = Duration::from_secs(60);
+/// How often the product's background thread looks for work.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Tries to make room before a store counts as full.
 const ROOM_TRIES: u32 = 64;
@@ -70,23 +63,19 @@ pub(super) struct Run<'a> {
     /// When the last request came, as the trace and as virtual time tell it.
     last_at: Duration,
     last_came: Duration,
-    /// Mean time between requests lately.
-    interval: Duration,
+    rounds: Rounds,
     waiting: Vec<Waiter>,
     /// When the next round begins, if somebody wants one and none is under way.
     begins: Option<Duration>,
-    /// Since when it is wanted.
-    wanted: Duration,
     /// A flush that requests wait for.
     barrier: bool,
     round: Option<Round>,
-    /// Answers of the last round.
-    together: usize,
-    /// Blocks gathered since the last round began.
+    /// Blocks gathered since the last round began, and since the beginning.
     gathered: usize,
-    /// When the last round began.
-    flushed: Duration,
-    next_tick: Duration,
+    taken: u64,
+    write_back: WriteBack,
+    /// When the background looks for work next.
+    looks: Option<Duration>,
     start: Mark,
     /// Still warming up.
     warming: bool,
@@ -113,16 +102,15 @@ impl<'a> Run<'a> {
             oracle: Oracle::default(),
             last_at: Duration::ZERO,
             last_came: now,
-            interval: Duration::from_secs(1),
+            rounds: Rounds::new(plan.anticipation),
             waiting: Vec::new(),
             begins: None,
-            wanted: now,
             barrier: false,
             round: None,
-            together: 0,
             gathered: 0,
-            flushed: now,
-            next_tick: now + TICK,
+            taken: 0,
+            write_back: WriteBack::default(),
+            looks: Some(now),
             start: Mark::default(),
             warming: plan.warm_up_blocks > 0,
             phase: (String::new(), Mark::default()),
@@ -172,9 +160,10 @@ impl<'a> Run<'a> {
             self.next_event()?;
         }
         let now = self.clock.now();
-        self.interval =
-            (self.interval * 7 + (now - self.last_came).min(Duration::from_secs(1))) / 8;
+        self.rounds.requested(now - self.last_came);
         self.last_came = now;
+        self.subject.requested();
+        self.looks.get_or_insert(now + LOOK_EVERY);
         self.oracle.note(&request.what);
         self.take(request, now)
     }
@@ -223,8 +212,8 @@ impl<'a> Run<'a> {
             tries = self.make_room(error, tries)?;
         }
         self.gathered += blocks.len();
-        // As the product does: it flushes long before clients must wait.
-        if self.undurable() * 2 > limit && self.round.is_none() {
+        self.taken += blocks.len() as u64;
+        if self.round.is_none() && self.flushes_at().is_some_and(|at| at <= self.clock.now()) {
             self.begin_round()?;
         }
         Ok(())
@@ -236,6 +225,7 @@ impl<'a> Run<'a> {
             tries = self.make_room(error, tries)?;
         }
         self.gathered += 1;
+        self.taken += 1;
         Ok(())
     }
 
@@ -245,7 +235,6 @@ impl<'a> Run<'a> {
             return Err(error);
         }
         self.subject.make_room()?;
-        self.subject.background(Idleness::No)?;
         let ends = self.device.busy_until();
         self.pass(ends)?;
         Ok(tries + 1)
@@ -268,43 +257,47 @@ impl<'a> Run<'a> {
             return;
         }
         self.waiting.push(waiter);
-        let now = self.clock.now();
-        if self.waiting.len() == 1 {
-            self.wanted = now;
-        }
         if self.round.is_none() {
-            self.anticipate(now);
+            self.anticipate(self.waiting.len() == 1);
         }
     }
 
-    /// Decides when the next round begins.
-    fn anticipate(&mut self, now: Duration) {
+    /// Decides when the next round begins. A full window waits for nobody.
+    fn anticipate(&mut self, first: bool) {
+        let (now, waiting) = (self.clock.now(), self.waiting.len());
+        let closes = match first {
+            true => self.rounds.wanted(now, waiting),
+            false => self.rounds.joined(now, waiting),
+        };
         let full = self.gathered >= self.subject.window_blocks();
-        self.begins = Some(match self.plan.anticipation {
-            _ if full => now,
-            Anticipation::None => now,
-            Anticipation::Returning if self.together <= self.waiting.len() + 1 => now,
-            Anticipation::Returning => (now + Duration::from_micros(30))
-                .min((self.wanted + Duration::from_millis(1)).max(now)),
-            Anticipation::Idle(idle) if self.interval < idle => (self.wanted + idle).max(now),
-            Anticipation::Idle(_) => now,
-        });
+        self.begins = Some(if full { now } else { closes });
+    }
+
+    /// When the writer flushes what nobody waits for.
+    fn flushes_at(&mut self) -> Option<Duration> {
+        let unflushed = Unflushed {
+            newest: self.taken,
+            durable: self.taken - self.undurable() as u64,
+            blocks: self.undurable(),
+            most: self.subject.unflushed_blocks(),
+            pressure: false,
+        };
+        self.write_back.next(self.clock.now(), &unflushed)
     }
 
     /// Hands everything gathered to the device, for all who wait.
     fn begin_round(&mut self) -> Result<()> {
         self.begins = None;
-        self.flushed = self.clock.now();
         self.subject.commit()?;
         let ends = self.device.busy_until();
-        self.together = self.waiting.len();
+        self.rounds.ended(self.waiting.len());
         self.round = Some(Round {
             ends,
             answers: std::mem::take(&mut self.waiting),
             blocks: std::mem::take(&mut self.gathered),
         });
         // Behind the round, so that nobody who waits for it waits for that.
-        self.subject.background(Idleness::No)
+        self.look()
     }
 
     fn end_round(&mut self) {
@@ -320,8 +313,7 @@ impl<'a> Run<'a> {
             }
         }
         if !self.waiting.is_empty() {
-            self.wanted = now;
-            self.anticipate(now);
+            self.anticipate(true);
         }
     }
 
@@ -337,33 +329,35 @@ impl<'a> Run<'a> {
     }
 
     /// When the next thing happens by itself.
-    fn next_time(&self) -> (Duration, Happening) {
+    fn next_time(&mut self) -> Option<(Duration, Happening)> {
         let round = self.round.as_ref().map(|round| (round.ends, Happening::RoundEnds));
-        let begins = self.begins.map(|at| (at, Happening::RoundBegins));
-        let tick = Some((self.next_tick, Happening::Tick));
-        [round, begins, tick]
-            .into_iter()
-            .flatten()
-            .min_by_key(|&(at, _)| at)
-            .unwrap_or((self.next_tick, Happening::Tick))
+        // The writer waits for a round that is under way.
+        let flush = if round.is_none() { self.flushes_at() } else { None };
+        let begins = [self.begins, flush].into_iter().flatten().min();
+        let begins = begins.map(|at| (at.max(self.clock.now()), Happening::RoundBegins));
+        let looks = self.looks.map(|at| (at, Happening::Look));
+        [round, begins, looks].into_iter().flatten().min_by_key(|&(at, _)| at)
     }
 
     /// Goes to the next thing that happens by itself.
     fn next_event(&mut self) -> Result<()> {
-        let (at, what) = self.next_time();
+        // Who waits while nothing is under way gets a round.
+        let (at, what) = self.next_time().unwrap_or((self.clock.now(), Happening::RoundBegins));
         self.clock.advance_to(at);
         match what {
-            Happening::RoundEnds => self.end_round(),
-            Happening::RoundBegins => self.begin_round()?,
-            Happening::Tick => self.tick()?,
+            Happening::RoundEnds => {
+                self.end_round();
+                Ok(())
+            }
+            Happening::RoundBegins => self.begin_round(),
+            Happening::Look => self.look(),
         }
-        Ok(())
     }
 
     /// Lets time pass until `then`, with everything that happens before. A round that would begin
     /// just then waits: what comes at the same moment takes part.
     fn pass(&mut self, then: Duration) -> Result<()> {
-        while let (at, what) = self.next_time()
+        while let Some((at, what)) = self.next_time()
             && (at < then || at == then && matches!(what, Happening::RoundEnds))
         {
             self.next_event()?;
@@ -372,20 +366,12 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn tick(&mut self) -> Result<()> {
-        let now = self.clock.now();
-        let quiet = now.saturating_sub(self.last_came);
-        self.next_tick = now + if quiet > QUIET_ALL { QUIET_ALL } else { TICK };
-        if self.round.is_none() && self.gathered > 0 && now - self.flushed >= FLUSH_EVERY {
-            self.begin_round()?;
-        }
-        let quiet = match quiet {
-            _ if self.undurable() > 0 => Idleness::No,
-            quiet if quiet >= QUIET_LONG => Idleness::Long,
-            quiet if quiet >= QUIET_SHORT => Idleness::Short,
-            _ => Idleness::No,
-        };
-        self.subject.background(quiet)
+    /// Lets the background do what is due. Its thread makes one step of idle work at a time, each
+    /// when the device is done with the one before.
+    fn look(&mut self) -> Result<()> {
+        let at = self.subject.background()?;
+        self.looks = at.map(|at| at.max(self.device.busy_until()));
+        Ok(())
     }
 
     /// Lets everything be answered and durable.
@@ -503,5 +489,5 @@ impl<'a> Run<'a> {
 enum Happening {
     RoundEnds,
     RoundBegins,
-    Tick,
+    Look,
 }

@@ -4,26 +4,24 @@
 use std::{cell::Cell, sync::Arc, time::Duration};
 
 use onefold_block::{
-    CheckpointStep, Engine, Format, Mark, Settings,
+    Engine, Format, Idleness, Mark, Settings,
     format::{
         Identity,
         geometry::Geometry,
         superblock::{Fixed, SchemeName},
     },
+    schedule::{Background, Event, Facts, Next},
 };
 use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Kind, Lba, Result, VolumeId, VolumeLimits,
     block,
 };
 
-use super::{Choice, Idleness, Scheme, Subject, Tally};
+use super::{Choice, Scheme, Subject, Tally};
 use crate::VirtualClock;
 
 /// The volume of every store.
 const VOLUME: &str = "volume";
-
-/// How long a checkpoint waits for a window's flush before it flushes by itself; the product's.
-const RIDE_WAIT: Duration = Duration::from_millis(200);
 
 /// A store of the block engine.
 pub(crate) struct Store {
@@ -33,8 +31,7 @@ pub(crate) struct Store {
     /// The scheme makes checkpoints by itself. The ideal does not, but its memory is as limited as
     /// that of the others.
     tables: bool,
-    /// Since when a checkpoint waits for a flush.
-    asked: Cell<Option<Duration>>,
+    schedule: Cell<Background>,
 }
 
 /// A store that was opened again, and how its recovery went.
@@ -91,11 +88,11 @@ impl Store {
             engine,
             clock,
             volume,
-            asked: Cell::new(None),
+            schedule: Cell::default(),
         };
         store.finish()?;
         // Learns where space is, which a store that was just made knows at once.
-        store.background(Idleness::Short)?;
+        while store.engine.idle_step(Idleness::Short)? {}
         Ok(store)
     }
 
@@ -117,7 +114,7 @@ impl Store {
             engine,
             clock,
             volume,
-            asked: Cell::new(None),
+            schedule: Cell::default(),
         };
         Ok(Recovered { store, zones, believed, refused })
     }
@@ -138,25 +135,37 @@ impl Store {
         Identity::new(id, secret, algorithm)
     }
 
-    /// Steps of a checkpoint, as far as they need no flush of their own.
-    fn checkpoint(&self, alone: bool) -> Result<()> {
+    /// Does what the product's background thread would do, had clients been quiet for so long.
+    pub(crate) fn work_after(&self, quiet: Duration) -> Result<()> {
+        let now = self.clock.now();
+        self.happened(now.saturating_sub(quiet), Event::Request);
+        while self.background()?.is_some_and(|at| at <= now) {}
+        Ok(())
+    }
+
+    fn happened(&self, at: Duration, event: Event) {
+        let mut schedule = self.schedule.get();
+        schedule.happened(at, event);
+        self.schedule.set(schedule);
+    }
+
+    /// Runs steps that the schedule decides, until it waits. Of idle work that disturbs clients only
+    /// one, and returns that more is due now.
+    fn run(&self, pressure: bool) -> Result<Option<Duration>> {
+        let now = self.clock.now();
+        self.happened(now, Event::Elapsed);
         loop {
-            match self.engine.checkpoint_step()? {
-                CheckpointStep::Advanced if self.engine.checkpoint_running() => {
-                    self.asked.set(None)
-                }
-                CheckpointStep::NeedsFlush => {
-                    let now = self.clock.now();
-                    let since = self.asked.get().unwrap_or(now);
-                    self.asked.set(Some(since));
-                    if !alone && now.saturating_sub(since) <= RIDE_WAIT {
-                        return Ok(());
+            let facts = Facts::of(&self.engine, pressure);
+            match self.schedule.get().next(now, &facts) {
+                Next::Run(step) => {
+                    let event = step.run(&self.engine)?;
+                    self.happened(now, event);
+                    if matches!(event, Event::Idle(Idleness::Short | Idleness::Long, true)) {
+                        return Ok(Some(now));
                     }
-                    self.engine.make_durable()?;
                 }
-                CheckpointStep::Advanced | CheckpointStep::Idle | CheckpointStep::NeedsReaders => {
-                    return Ok(());
-                }
+                Next::WaitUntil(at) => return Ok(Some(at)),
+                Next::WaitForEvent => return Ok(None),
             }
         }
     }
@@ -205,23 +214,18 @@ impl Subject for Store {
 
     fn make_room(&self) -> Result<()> {
         self.engine.flush()?;
-        if self.engine.checkpoint_due() || self.engine.checkpoint_running() || !self.tables {
-            self.engine.checkpoint()?;
+        if !self.tables {
+            return self.engine.checkpoint();
         }
-        Ok(())
+        self.run(true).map(|_| ())
     }
 
-    fn background(&self, quiet: Idleness) -> Result<()> {
-        if self.engine.checkpoint_running()
-            || self.engine.checkpoint_due()
-            || quiet == Idleness::Long && self.engine.checkpoint_useful()
-        {
-            self.checkpoint(quiet > Idleness::No)?;
-        }
-        if quiet > Idleness::No {
-            while self.engine.idle_step(onefold_block::Idleness::Short)? {}
-        }
-        Ok(())
+    fn requested(&self) {
+        self.happened(self.clock.now(), Event::Request);
+    }
+
+    fn background(&self) -> Result<Option<Duration>> {
+        self.run(false)
     }
 
     fn finish(&self) -> Result<()> {

@@ -185,17 +185,6 @@ impl Tally {
     }
 }
 
-/// How long no client asked for anything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Idleness {
-    /// Clients are at work.
-    No,
-    /// Half a second: a flush disturbs nobody.
-    Short,
-    /// Five seconds: time to tidy up.
-    Long,
-}
-
 /// A store under comparison. Calls do their work on the device and return; nobody waits for the
 /// device inside.
 pub trait Subject {
@@ -236,11 +225,16 @@ pub trait Subject {
     /// The device's.
     fn make_room(&self) -> Result<()>;
 
-    /// Does what is due now besides: called after each commit and every quarter of a second.
+    /// A client asks for something now.
+    fn requested(&self);
+
+    /// Does what the product's background thread would do now: called after each commit, and at
+    /// the moment that the call before returned. Returns none when nothing is left to do before a
+    /// client asks for something.
     ///
     /// # Errors
     /// The device's.
-    fn background(&self, quiet: Idleness) -> Result<()>;
+    fn background(&self) -> Result<Option<Duration>>;
 
     /// Makes everything durable, until the last record is in the tables.
     ///

@@ -5,11 +5,12 @@ use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
     sync::Arc,
+    time::Duration,
 };
 
 use onefold_core::{Block, BlockRef, Class, Disk, Lba, Pba, Read, Result, Run};
 
-use super::{Choice, Idleness, Subject, Tally};
+use super::{Choice, Subject, Tally};
 use crate::device::Device;
 
 /// Blocks gathered until they are written, as a block layer's queue does.
@@ -114,8 +115,10 @@ impl Subject for Original {
         self.commit()
     }
 
-    fn background(&self, _: Idleness) -> Result<()> {
-        Ok(())
+    fn requested(&self) {}
+
+    fn background(&self) -> Result<Option<Duration>> {
+        Ok(None)
     }
 
     fn finish(&self) -> Result<()> {

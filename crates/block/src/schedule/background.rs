@@ -1,0 +1,225 @@
+//! Steps of checkpoints and of idle work.
+
+use std::time::Duration;
+
+use super::{CHECKPOINT_AFTER, COMPACT_AFTER, IDLE_AFTER, Next, SHARED_FLUSH_WAIT};
+use crate::{engine::CheckpointStep, idleness::Idleness};
+
+/// The engine and its clients at this moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Facts {
+    /// A client waits for room.
+    pub pressure: bool,
+    /// A limit is three quarters full, or somebody waits for a checkpoint.
+    pub checkpoint_due: bool,
+    /// A checkpoint would change something.
+    pub checkpoint_useful: bool,
+    /// A checkpoint has begun and is not at its end.
+    pub checkpoint_running: bool,
+}
+
+/// One step of the background's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Make everything durable that was gathered.
+    Flush,
+    /// Make one step of a checkpoint.
+    Checkpoint,
+    /// Flush the device for the checkpoint.
+    FlushForCheckpoint,
+    /// Make one step of idle work.
+    Idle(Idleness),
+}
+
+/// What happened since the last decision.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    /// A client asked for something.
+    Request,
+    /// Time passed in which others may have flushed, read to the end, or made idle work.
+    Elapsed,
+    /// Everything gathered was flushed.
+    Flushed,
+    /// A step of a checkpoint did this.
+    Checkpoint(CheckpointStep),
+    /// A step of idle work was made for this idleness; there may be more.
+    Idle(Idleness, bool),
+}
+
+/// What a checkpoint waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WaitsFor {
+    Flush { since: Duration },
+    Readers,
+}
+
+/// Decides the steps of checkpoints and of idle work.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Background {
+    /// When a client asked for something last.
+    request: Duration,
+    /// What the running checkpoint waits for, and whether it may have come.
+    waits_for: Option<WaitsFor>,
+    may_have_come: bool,
+    /// What was gathered when room became short is flushed.
+    flushed_for_room: bool,
+    /// A checkpoint had nothing to do, and nothing happened since.
+    nothing_to_checkpoint: bool,
+    /// The idleness for which no idle work was left, until something happens.
+    idle_work_done: Option<Idleness>,
+}
+
+impl Background {
+    /// Tells the schedule what happened.
+    pub fn happened(&mut self, now: Duration, event: Event) {
+        match event {
+            Event::Request => {
+                self.request = now;
+                // Idle work makes way until the next look.
+                self.idle_work_done = Some(Idleness::None);
+            }
+            Event::Elapsed => {
+                (self.may_have_come, self.nothing_to_checkpoint) = (true, false);
+                (self.flushed_for_room, self.idle_work_done) = (false, None);
+            }
+            Event::Flushed => (self.may_have_come, self.flushed_for_room) = (true, true),
+            Event::Checkpoint(step) => self.checkpoint_made(now, step),
+            Event::Idle(idleness, more) => self.idle_work_done = (!more).then_some(idleness),
+        }
+    }
+
+    fn checkpoint_made(&mut self, now: Duration, step: CheckpointStep) {
+        self.may_have_come = false;
+        self.waits_for = match step {
+            CheckpointStep::Idle | CheckpointStep::Advanced => None,
+            CheckpointStep::NeedsReaders => Some(WaitsFor::Readers),
+            CheckpointStep::NeedsFlush => match self.waits_for {
+                Some(WaitsFor::Flush { since }) => Some(WaitsFor::Flush { since }),
+                _ => Some(WaitsFor::Flush { since: now }),
+            },
+        };
+        self.nothing_to_checkpoint = step == CheckpointStep::Idle;
+        // What is gathered from here on is not in this checkpoint.
+        self.flushed_for_room = false;
+    }
+
+    /// What to do next.
+    #[must_use]
+    pub fn next(&self, now: Duration, facts: &Facts) -> Next<Step> {
+        let quiet = now.saturating_sub(self.request);
+        let wanted = facts.checkpoint_due || facts.checkpoint_useful && quiet >= CHECKPOINT_AFTER;
+        if facts.checkpoint_running || wanted && !self.nothing_to_checkpoint {
+            return self.next_of_checkpoint(now, facts);
+        }
+        let idleness = self.idleness(now);
+        if self.idle_work_done != Some(idleness) {
+            return Next::Run(Step::Idle(idleness));
+        }
+        let moments =
+            [IDLE_AFTER, CHECKPOINT_AFTER, COMPACT_AFTER].map(|after| self.request + after);
+        moments.into_iter().find(|&at| at > now).map_or(Next::WaitForEvent, Next::WaitUntil)
+    }
+
+    fn next_of_checkpoint(&self, now: Duration, facts: &Facts) -> Next<Step> {
+        // Nobody's flush is disturbed, or somebody waits for the room that the checkpoint makes.
+        let alone = facts.pressure || self.idleness(now) > Idleness::None;
+        match self.waits_for {
+            // Only what is gathered now may free room.
+            None if facts.pressure
+                && facts.checkpoint_due
+                && !facts.checkpoint_running
+                && !self.flushed_for_room =>
+            {
+                Next::Run(Step::Flush)
+            }
+            None => Next::Run(Step::Checkpoint),
+            Some(_) if self.may_have_come => Next::Run(Step::Checkpoint),
+            Some(WaitsFor::Flush { since }) if alone || now >= since + SHARED_FLUSH_WAIT => {
+                Next::Run(Step::FlushForCheckpoint)
+            }
+            Some(WaitsFor::Flush { since }) => Next::WaitUntil(since + SHARED_FLUSH_WAIT),
+            Some(WaitsFor::Readers) => Next::WaitForEvent,
+        }
+    }
+
+    /// How long no client asked for anything.
+    fn idleness(&self, now: Duration) -> Idleness {
+        match now.saturating_sub(self.request) {
+            quiet if quiet >= COMPACT_AFTER => Idleness::Long,
+            quiet if quiet >= IDLE_AFTER => Idleness::Short,
+            _ => Idleness::None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    const BUSY: Facts = Facts {
+        pressure: false,
+        checkpoint_due: false,
+        checkpoint_useful: true,
+        checkpoint_running: false,
+    };
+
+    const DUE: Facts = Facts { checkpoint_due: true, ..BUSY };
+    const RUNNING: Facts = Facts { checkpoint_running: true, ..DUE };
+
+    fn after(events: &[Event]) -> Background {
+        let mut background = Background::default();
+        events.iter().for_each(|&event| background.happened(MS * 100, event));
+        background
+    }
+
+    #[test]
+    fn a_checkpoint_shares_a_flush_and_waits_for_it_only_so_long() {
+        let asked = after(&[Event::Request, Event::Checkpoint(CheckpointStep::NeedsFlush)]);
+        assert_eq!(asked.next(MS * 110, &RUNNING), Next::WaitUntil(MS * 300));
+        assert_eq!(asked.next(MS * 300, &RUNNING), Next::Run(Step::FlushForCheckpoint));
+        let pressed = Facts { pressure: true, ..RUNNING };
+        assert_eq!(asked.next(MS * 110, &pressed), Next::Run(Step::FlushForCheckpoint));
+        let mut asked = asked;
+        asked.happened(MS * 120, Event::Elapsed);
+        assert_eq!(asked.next(MS * 120, &RUNNING), Next::Run(Step::Checkpoint));
+        // The flush had not come: the wait goes on from where it began.
+        asked.happened(MS * 120, Event::Checkpoint(CheckpointStep::NeedsFlush));
+        assert_eq!(asked.next(MS * 130, &RUNNING), Next::WaitUntil(MS * 300));
+    }
+
+    #[test]
+    fn what_is_gathered_is_flushed_first_when_room_is_short() {
+        let short = Facts { pressure: true, ..DUE };
+        let mut background = after(&[Event::Request]);
+        assert_eq!(background.next(MS * 100, &short), Next::Run(Step::Flush));
+        background.happened(MS * 100, Event::Flushed);
+        assert_eq!(background.next(MS * 100, &short), Next::Run(Step::Checkpoint));
+        // A checkpoint that finds nothing to do is not tried again at once.
+        background.happened(MS * 100, Event::Checkpoint(CheckpointStep::Idle));
+        assert_eq!(background.next(MS * 100, &short), Next::WaitUntil(MS * 600));
+        background.happened(MS * 150, Event::Elapsed);
+        assert_eq!(background.next(MS * 150, &short), Next::Run(Step::Flush));
+    }
+
+    #[test]
+    fn an_idle_store_works_more_the_longer_it_is_idle() {
+        let mut background = after(&[Event::Request]);
+        let idle = |background: &mut Background, at: Duration, idleness| {
+            assert_eq!(
+                background.next(at, &Facts::default()),
+                Next::Run(Step::Idle(idleness)),
+                "at {at:?}"
+            );
+            background.happened(at, Event::Idle(idleness, false));
+        };
+        assert_eq!(background.next(MS * 100, &BUSY), Next::WaitUntil(MS * 600));
+        idle(&mut background, MS * 600, Idleness::Short);
+        assert_eq!(background.next(MS * 600, &BUSY), Next::WaitUntil(MS * 5100));
+        assert_eq!(background.next(MS * 5100, &BUSY), Next::Run(Step::Checkpoint));
+        assert_eq!(background.next(MS * 5100, &Facts::default()), Next::WaitUntil(MS * 30_100));
+        idle(&mut background, MS * 30_100, Idleness::Long);
+        assert_eq!(background.next(MS * 30_100, &Facts::default()), Next::WaitForEvent);
+    }
+}
