@@ -264,7 +264,8 @@ pub trait Subject: Sized {
     fn step(&self, step: Step) -> Result<bool>;
 
     /// Does what the product's threads would do now, up to one step of its background work; false
-    /// when they would wait. With `pressure` a client waits for room.
+    /// when they would wait. With `pressure` a client waits for room. A subject without a schedule does
+    /// each step.
     ///
     /// # Errors
     /// As [`step`](Subject::step).
@@ -273,7 +274,14 @@ pub trait Subject: Sized {
         schedules: &mut Schedules,
         now: Duration,
         pressure: bool,
-    ) -> Result<bool>;
+    ) -> Result<bool> {
+        let _ = (schedules, now, pressure);
+        let mut moved = false;
+        for step in Step::ALL {
+            moved |= self.step(step)?;
+        }
+        Ok(moved)
+    }
 
     /// Every change with this ticket or a lower one is durable.
     fn durable(&self) -> Ticket;

@@ -12,7 +12,7 @@ use onefold_core::{Files, Result};
 use serde_json::json;
 
 use super::{
-    NOT_ENCRYPTED,
+    encryption::NOT_ENCRYPTED,
     placement::{Placed, code},
 };
 use onefold::parts::{

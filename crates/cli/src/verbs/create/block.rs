@@ -28,7 +28,7 @@ use onefold_block::{
 use onefold_core::{Algorithm, BLOCK_BYTES, Disk, Error, Kind, Result};
 use serde_json::json;
 
-use super::NOT_ENCRYPTED;
+use super::encryption::NOT_ENCRYPTED;
 use onefold::parts::{keeper::Keeper, store_file::holds_something};
 use onefold_console::{failure::Failure, output::Answer, progress::Progress, size::Size};
 

@@ -10,7 +10,7 @@ use onefold_cluster::{Cut, Format, create, is_made};
 use onefold_core::object::PoolKind;
 use serde_json::json;
 
-use super::NOT_ENCRYPTED;
+use super::encryption::NOT_ENCRYPTED;
 use onefold::parts::{cluster_store::Url, operator};
 use onefold_console::{failure::Failure, output::Answer, size::Size};
 

@@ -3,6 +3,7 @@
 mod archive;
 mod block;
 mod cluster;
+mod encryption;
 mod placement;
 
 use clap::{Args, Subcommand};
@@ -10,10 +11,6 @@ use clap::{Args, Subcommand};
 use onefold_console::failure::Failure;
 
 pub(super) use self::cluster::{CutName, chunk_format};
-
-/// What a verb says that makes a store, until stores can be encrypted.
-const NOT_ENCRYPTED: &str =
-    "it is not encrypted: whoever can read its file, device or objects reads what is stored";
 
 /// Creates an empty store: block volumes, an archive, or a store of the cluster engine
 ///

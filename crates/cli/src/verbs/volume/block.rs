@@ -77,7 +77,7 @@ pub(super) fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
             let limits = if volume.limits.is_any() {
                 String::new()
             } else {
-                format!("  ({})", speed(&volume.limits))
+                format!("  ({})", speed::shown(&volume.limits))
             };
             output::line(format_args!(
                 "{:>9}  {}{no_dedup}{limits}",

@@ -3,6 +3,7 @@
 pub(super) mod archive;
 pub(super) mod block;
 mod cluster;
+mod speed;
 
 use std::{
     ops::Range,
@@ -315,7 +316,7 @@ pub(crate) fn said(request: &Request) -> String {
             format!("nothing limits the clients of volume {name:?} any more")
         }
         Request::VolumeLimit { name, limits } => {
-            format!("clients of volume {name:?} have {}", speed(limits))
+            format!("clients of volume {name:?} have {}", speed::shown(limits))
         }
         Request::VolumeRename { name, new_name } => {
             format!("renamed volume {name:?} to {new_name:?}")
@@ -323,16 +324,6 @@ pub(crate) fn said(request: &Request) -> String {
         Request::VolumeDelete { name } => format!("deleted volume {name:?}"),
         other => format!("{other:?}"),
     }
-}
-
-/// Limits for people.
-fn speed(limits: &Speed) -> String {
-    let iops = (limits.iops > 0).then(|| format!("{} requests", limits.iops));
-    let bytes = (limits.bytes > 0).then(|| Size(limits.bytes).to_string());
-    format!(
-        "at most {} a second",
-        [iops, bytes].into_iter().flatten().collect::<Vec<_>>().join(" and ")
-    )
 }
 
 /// The same as JSON: the verb, and what it was given.

@@ -1,0 +1,5 @@
+//! What is told of encryption when a store is made.
+
+/// True of every store, until stores can be encrypted.
+pub(super) const NOT_ENCRYPTED: &str =
+    "it is not encrypted: whoever can read its file, device or objects reads what is stored";
