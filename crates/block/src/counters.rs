@@ -1,4 +1,4 @@
-//! What the engine counts, for `status` and the laboratory.
+//! The engine's counters, for `status` and the laboratory.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -51,7 +51,7 @@ counters! {
     in_place_changes,
     /// Leaves written in place.
     in_place_blocks,
-    /// Those of them that were written for changes alone that nobody waited for.
+    /// Leaves among them that were written for changes alone that nobody waited for.
     delayed_blocks,
     /// Table pages written by checkpoints.
     checkpoint_blocks,

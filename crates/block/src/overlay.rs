@@ -132,7 +132,7 @@ pub(crate) struct Overlay {
     pub(crate) pins: MixSet<Pba>,
     /// With leaves in place: blocks that lost their last link.
     pub(crate) unlinked: Vec<Pba>,
-    /// Likewise: links that were made, less those that were removed; and the same of blocks with
+    /// Links that were made, less links that were removed; and the same of blocks with
     /// links.
     pub(crate) mapped: i64,
     pub(crate) live: i64,
@@ -204,7 +204,7 @@ impl Overlay {
         }
     }
 
-    /// What became of an address, if it changed.
+    /// The change of an address in this overlay, if there is one.
     pub(crate) fn find(&self, volume: VolumeId, lba: Lba) -> Option<MapEntry> {
         let entry = self.entries.get(volume, lba);
         let span = self.ranges.get(volume, lba.0);

@@ -1,4 +1,4 @@
-//! What is chosen when a store is created, and when it is opened.
+//! The choices of a store's creation, and of its opening.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub enum Persistence {
     Strong,
 }
 
-/// What is chosen when a store is created.
+/// The choices of a store's creation.
 #[derive(Clone, Debug)]
 pub struct Format {
     /// Random id.
@@ -182,7 +182,7 @@ impl Default for Limits {
     }
 }
 
-/// What is chosen when a store is opened.
+/// The choices of a store's opening.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// When a write is acknowledged.
@@ -361,7 +361,7 @@ pub enum PlantedBug {
     FingerprintHalved,
     /// One damaged page of a map fails all reads that come with it.
     DamageSpreads,
-    /// What is read is not compared with its fingerprint.
+    /// A block that is read is not compared with its fingerprint.
     ReadUnverified,
     /// A flush that failed is tried again.
     FlushRetried,

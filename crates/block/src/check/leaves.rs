@@ -70,7 +70,7 @@ impl Leaves {
     }
 }
 
-/// Those of the leaves `wanted` (rising) that can be read.
+/// The leaves among `wanted` (rising) that can be read.
 pub(crate) fn read(
     kernel: &Kernel,
     table: Table,

@@ -36,7 +36,7 @@ pub(crate) fn rotten_pages(
         };
         let whole =
             |block: &Block| leftover::decode(identity, at, block).iter().all(Option::is_some);
-        // What was never written does not heal.
+        // A page that was never written does not heal.
         if torn(&block) {
             None
         } else {

@@ -8,7 +8,7 @@
 //! * [`repair`] writes what follows with certainty from what is left, and nothing else.
 //! * [`inspect`] shows what a block says.
 //!
-//! What can't be told apart from the outcome of a crash is a note and not a problem; with a store
+//! A difference that a crash could have left is a note and not a problem; with a store
 //! that was shut down cleanly nothing is.
 //!
 //! *Invariant:* nothing here writes to a store but `repair`, which the caller gives the store for

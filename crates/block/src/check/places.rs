@@ -1,4 +1,4 @@
-//! What lies at fixed places: two superblocks, and two copies of every page of the zone list.
+//! The blocks at fixed places: two superblocks, and two copies of every page of the zone list.
 //!
 //! Both copies are written by turns, so their sequences follow each other; the two superblocks of a
 //! store that was shut down cleanly say the same. After a clean shutdown every copy must be whole:

@@ -1,4 +1,4 @@
-//! What a check found.
+//! The result of a check.
 
 use std::fmt;
 
@@ -39,14 +39,14 @@ pub enum Place {
 pub struct Problem {
     /// Where.
     pub place: Place,
-    /// What, as a sentence without its subject's place.
+    /// The problem, as a sentence without its subject's place.
     pub what: String,
 }
 
-/// What is being done now, and how far it has come.
+/// The work that is being done now, and how far it has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What is being read.
+    /// The part that is being read.
     pub what: Phase,
     /// How much of it was read: pages, or blocks for carriers and data.
     pub done: u64,
@@ -73,14 +73,14 @@ pub enum Phase {
     Names,
 }
 
-/// What a check found. All counts are of the store as it would be after an opening.
+/// The result of a check. All counts are of the store as it would be after an opening.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// What is wrong: the first [`PROBLEMS_MAX`].
+    /// The problems: the first [`PROBLEMS_MAX`].
     pub problems: Vec<Problem>,
     /// How much is wrong.
     pub problems_found: u64,
-    /// What a person may want to know although it is not wrong.
+    /// Facts that a person may want to know although they are no problems.
     pub notes: Vec<String>,
     /// True when the store was shut down cleanly.
     pub clean: bool,

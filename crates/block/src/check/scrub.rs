@@ -48,7 +48,7 @@ pub const BAD_BLOCKS_MAX: usize = 1000;
 /// Addresses that are named for each bad block; more are counted.
 pub const NAMES_MAX: usize = 16;
 
-/// What a scrub found.
+/// The result of a scrub.
 #[derive(Clone, Debug, Default)]
 pub struct ScrubReport {
     /// Blocks that were read and verified, bad ones included.
@@ -68,9 +68,9 @@ pub struct ScrubReport {
 pub struct BadBlock {
     /// Where it is.
     pub pba: Pba,
-    /// What is wrong with it.
+    /// The problem with it.
     pub what: String,
-    /// Who loses data: volume and address, the first [`NAMES_MAX`].
+    /// The places that lose data: volume and address, the first [`NAMES_MAX`].
     pub names: Vec<(String, Lba)>,
     /// How many do.
     pub names_found: u64,
@@ -84,7 +84,7 @@ impl ScrubReport {
     }
 }
 
-/// What the tables say of blocks.
+/// The account of blocks in the tables.
 type Expected = BTreeMap<Pba, (Fingerprint, bool)>;
 
 /// Verifies all data as of the last checkpoint, and finds out whom damage hits. `cancel` is
@@ -131,7 +131,7 @@ pub fn scrub_open(
     verify_all(&engine.kernel, engine.scheme.counts(), progress, cancel)
 }
 
-/// What the blocks of some leaves of references must be, those with references.
+/// The contents that the blocks of some leaves of references must have, for those with references.
 fn expected(
     kernel: &Kernel,
     rule: &dyn CountRule,
@@ -267,8 +267,8 @@ impl ScrubReport {
     }
 }
 
-/// Verifies all data of a store that nobody serves; nothing is written. What no checkpoint holds is
-/// recovered in memory first.
+/// Verifies all data of a store that nobody serves; nothing is written. Windows that no checkpoint
+/// holds are recovered in memory first.
 ///
 /// # Errors
 /// As opening the store.

@@ -34,7 +34,7 @@ use crate::{
     window::ranges::Ranges,
 };
 
-/// What a check of tables works on.
+/// The state of a check of tables.
 pub(crate) struct Checker<'a> {
     pub(crate) walker: Walker<'a>,
     pub(crate) geometry: Geometry,

@@ -1,4 +1,4 @@
-//! What is known of physical blocks while tables are compared: what the tables say, and what was
+//! The accounts of physical blocks while tables are compared: by the tables, and as
 //! counted.
 //!
 //! Memory: 16 bytes for each block of a zone in use, for one stretch of zones at a time, so that
@@ -65,7 +65,7 @@ impl BlockSet {
     }
 }
 
-/// What is known of one block.
+/// The account of one block.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Fact {
     pub(crate) prefix: u64,
@@ -75,7 +75,7 @@ pub(crate) struct Fact {
 }
 
 impl Fact {
-    /// What the table of references counts.
+    /// The count in the table of references.
     pub(crate) fn references(&self) -> u32 {
         self.table & ReferenceEntry::SATURATED
     }
@@ -103,7 +103,7 @@ impl ZoneFacts {
     }
 }
 
-/// What a map entry turned out to be.
+/// The verdict about a map entry.
 pub(crate) enum Named {
     /// As the tables have it, as far as that can be told.
     Agrees,
@@ -123,7 +123,7 @@ pub(crate) struct Usage {
     dark: Dark,
 }
 
-/// What can't be told because pages are damaged: rising ranges.
+/// The parts that can't be judged because pages are damaged: rising ranges.
 #[derive(Clone, Default)]
 pub(crate) struct Dark {
     /// Zones whose bitmap can't be read.
@@ -174,7 +174,7 @@ impl Usage {
         }
     }
 
-    /// What is known of the zone of a block; `None` when it is free as a whole.
+    /// The account of the zone of a block; `None` when it is free as a whole.
     fn facts(&mut self, pba: Pba) -> Option<&mut ZoneFacts> {
         let zone = self.geometry.zone_of(pba).0;
         if !self.zones.contains_key(&zone) {
@@ -186,7 +186,7 @@ impl Usage {
         self.zones.get_mut(&zone)
     }
 
-    /// What the table of references was noted to say of a block; 0 outside the stretch.
+    /// The entry of a block in the table of references, as it was noted; 0 outside the stretch.
     pub(crate) fn known_references(&self, pba: Pba) -> u32 {
         let zone = self.zones.get(&self.geometry.zone_of(pba).0);
         zone.map_or(0, |zone| zone.blocks[self.geometry.offset_of(pba)].references())

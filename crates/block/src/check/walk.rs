@@ -1,7 +1,7 @@
 //! Walking every page of a tree, parents first, children read together.
 //!
 //! Bounded against hostile bytes: a page holds its own number, so that no page can be a child
-//! twice, and levels fall to 0. What is read is at most what the store holds.
+//! twice, and levels fall to 0. A walk reads at most what the store holds.
 
 use onefold_core::{Block, Disk, Error, Kind, Read, Result};
 

@@ -17,7 +17,7 @@ use crate::format::claim::{CLAIM_AT, Claim, Claimant, State};
 /// Looks in a row that may each take too long.
 const LOOKS_MAX: u32 = 3;
 
-/// What a guard needs from outside.
+/// The functions that a guard needs from outside.
 pub struct Outside {
     /// Time that goes on while the machine sleeps.
     pub clock: Arc<dyn Clock>,
@@ -227,7 +227,7 @@ impl Disk for Guard {
 /// store shines through.
 ///
 /// # Errors
-/// Those of the disk.
+/// `Io`: the disk failed.
 pub fn clear(disk: &dyn Disk) -> Result<()> {
     let block = Block::zeroed();
     let blocks = [BlockRef { block: &block, class: Class::Super }; 16];
@@ -238,7 +238,7 @@ pub fn clear(disk: &dyn Disk) -> Result<()> {
 /// The claim that is on a medium, of whatever store.
 ///
 /// # Errors
-/// Those of the disk.
+/// `Io`: the disk failed.
 pub fn found(disk: &dyn Disk) -> Result<Option<Claim>> {
     read(disk).map(|block| Claim::decode(&block))
 }

@@ -51,7 +51,7 @@ impl Holder {
         self.lost.is_none() && fresh(times, self.looked, now)
     }
 
-    /// What it found, in a read that began at `asked`.
+    /// Takes the claim that was found by a read that began at `asked`.
     ///
     /// # Errors
     /// The loss.
@@ -68,14 +68,14 @@ impl Holder {
         Ok(())
     }
 
-    /// What it writes next, right after a look.
+    /// The claim to write next, right after a look.
     pub fn renewal(&mut self, token: [u8; 16], state: State) -> Box<Block> {
         self.claim.token = token;
         self.claim.state = state;
         self.claim.encode()
     }
 
-    /// What it wrote has reached the medium by `now`.
+    /// The claim that was written has reached the medium by `now`.
     ///
     /// # Errors
     /// The loss.

@@ -4,7 +4,7 @@
 //! Locks keep processes of one machine apart, and only those that lock the same thing. The claim is
 //! on the medium itself. `take` decides when a writer may begin, `hold` when a holder must look
 //! again, both as values without I/O, time or chance of their own; [`Guard`] is the disk with both
-//! around it. What is true, and who is stopped when, is in `docs/format.md`.
+//! around it. The rules, and who is stopped when, are in `docs/format.md`.
 //!
 //! *Invariant:* a holder submits and acknowledges nothing later than [`Times::unseeing`] after it
 //! last found its own bytes, and whoever else takes the claim begins later than that after its own
@@ -29,9 +29,10 @@ pub struct Times {
     pub unseeing: Duration,
     /// A claim that nobody renews for so long is stale.
     pub watch: Duration,
-    /// Who took a stale claim must still find it after this, which is longer than `unseeing`.
+    /// A taker of a stale claim must still find its own after this, which is longer than
+    /// `unseeing`.
     pub confirm: Duration,
-    /// Who took a free claim must still find it after this.
+    /// A taker of a free claim must still find its own after this.
     pub settle: Duration,
     /// Between two looks while watching.
     pub glance: Duration,

@@ -10,7 +10,7 @@ use crate::format::claim::{Claim, Claimant, SECTOR, State};
 /// Attempts after which a medium counts as too slow.
 const ATTEMPTS: u32 = 5;
 
-/// What the taker knows of the medium. It has won the locks.
+/// The taker's knowledge of the medium. It has won the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// A regular file on a local file system: other machines do not reach it.
@@ -19,23 +19,23 @@ pub enum Place {
     Shared,
 }
 
-/// What the taker is told.
+/// An event that the taker is told.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// It begins, or has waited as long as it wanted.
     Awake,
-    /// What it read. `asked` is the time before the read began.
+    /// The claim that it read. `asked` is the time before the read began.
     Seen {
         /// Before the read.
         asked: Duration,
         /// The block.
         block: &'a Block,
     },
-    /// What it wrote has reached the medium.
+    /// The claim that it wrote has reached the medium.
     Written,
 }
 
-/// What the taker does next.
+/// The taker's next action.
 #[derive(Clone, Debug)]
 pub enum Action {
     /// It reads the claim.
@@ -84,7 +84,7 @@ impl Taker {
         Taker { own, place, phase: Phase::Beginning, late: false, attempts: 0 }
     }
 
-    /// What it has written when it won.
+    /// The claim that it has written when it won.
     #[must_use]
     pub fn claim(&self) -> &Claim {
         &self.own

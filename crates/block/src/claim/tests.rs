@@ -38,7 +38,7 @@ enum Part {
     Gone,
 }
 
-/// What an actor has begun and not finished.
+/// An action that an actor has begun and not finished.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Begun {
     Nothing,
@@ -63,7 +63,7 @@ struct World {
     now: Duration,
     medium: Option<Claim>,
     actors: Vec<Actor>,
-    /// Who won last.
+    /// The last winner.
     owner: Option<usize>,
 }
 
@@ -559,7 +559,7 @@ fn rule_15_of_two_engines_on_one_disk_each_has_all_that_was_acknowledged_before(
         );
         for lba in 0..2 {
             assert!(acknowledged(&engine, volume, u64::from(turn) * 2 + lba, turn + 1));
-            // Those that woke up write over it, also a superblock.
+            // Actors that woke up write over it, also a superblock.
             for old in &asleep {
                 assert!(
                     !acknowledged(old, volume, u64::from(turn) * 2 + lba, 99)

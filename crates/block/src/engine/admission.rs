@@ -16,7 +16,7 @@ use crate::{
     settings::PlantedBug,
 };
 
-/// What a change is admitted for.
+/// The purpose for which a change is admitted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// New blocks.

@@ -1,4 +1,4 @@
-//! What is done when there is time: completing the index, learning where free space is, writing
+//! Work for idle time: completing the index, learning where free space is, writing
 //! down what is durable.
 
 use std::sync::atomic::Ordering::Relaxed;

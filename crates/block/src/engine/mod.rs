@@ -70,7 +70,7 @@ impl Engine {
         create::format(disk, format)
     }
 
-    /// What was chosen when the store was created.
+    /// The choices of the store's creation.
     #[must_use]
     pub fn fixed(&self) -> &Fixed {
         &self.kernel.fixed
@@ -130,8 +130,8 @@ impl Engine {
         catalogue::create_volume(&self.kernel, &*self.scheme, name, blocks)
     }
 
-    /// As [`create_volume`](Self::create_volume), with ranges that are not deduplicated and limits for
-    /// its clients.
+    /// As [`create_volume`](Self::create_volume), with ranges that are not deduplicated and limits
+    /// for its clients.
     ///
     /// # Errors
     /// As there.
@@ -251,7 +251,7 @@ impl Engine {
         self.kernel.state.lock().close()
     }
 
-    /// What was counted since the store was opened.
+    /// The counters since the store was opened.
     #[must_use]
     pub fn counts(&self) -> crate::counters::Counts {
         self.kernel.counters.counts()
@@ -263,7 +263,7 @@ impl Engine {
         read::read(&self.kernel, volume, reads)
     }
 
-    /// What a range of blocks holds: at most `limit` extents in bytes, neighbours differing in
+    /// The extents of a range of blocks: at most `limit` of them in bytes, neighbours differing in
     /// kind; it may cover less than asked.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Persisting windows: write, one flush, acknowledge and publish in order.
 //!
-//! What is true after each step:
+//! After each step this is true:
 //! 1. *written*: the blocks and carriers of the window may be on the disk, in any part; nobody was
 //!    told.
 //! 2. *flushed* (or written durably): all of it is on the disk. The window is durable once every

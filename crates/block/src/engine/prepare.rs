@@ -24,7 +24,7 @@ use crate::{
 /// Zones' worth of blocks that are listed ahead, besides what may be unflushed.
 const ZONES_AHEAD: u64 = 2;
 
-/// What becomes of one block of a window.
+/// The decision about one block of a window.
 #[derive(Clone, Copy)]
 enum Fate {
     /// It is stored already.
@@ -356,7 +356,8 @@ fn has_bytes(kernel: &Kernel, pba: Pba, carried: bool, block: &Block) -> Result<
     Ok(whole && expanded.0 == block.0)
 }
 
-/// What a window holds: its live blocks with their fingerprints, and its changes of the catalogue.
+/// The content of a window: its live blocks with their fingerprints, and its changes of the
+/// catalogue.
 struct Content<'a> {
     slots: Vec<usize>,
     blocks: Vec<&'a Block>,
@@ -383,7 +384,7 @@ impl<'a> Content<'a> {
     }
 }
 
-/// What was decided for a window before its blocks have addresses.
+/// The decisions about a window before its blocks have addresses.
 struct Decision {
     /// For each live block.
     fates: Vec<Fate>,

@@ -22,7 +22,7 @@ struct Wanted {
     prefix: u64,
 }
 
-/// What becomes of one block of a read.
+/// The source of one block of a read.
 #[derive(Clone, Copy)]
 enum Step {
     Done,
@@ -190,7 +190,7 @@ fn read_wanted(
         }
         let beyond = |read: &Read<'_>| read.at.0 + read.into.len() as u64 > blocks;
         if device.iter().any(beyond) {
-            // Those that lie within it are read one by one: they have nothing to do with the
+            // Reads that lie within it are made one by one: they have nothing to do with the
             // others.
             for read in &mut device {
                 if beyond(read) {
@@ -307,7 +307,7 @@ pub(crate) fn read_block(
     Ok(())
 }
 
-/// What a range of blocks holds: at most `limit` extents in bytes, neighbours differing in
+/// The extents of a range of blocks: at most `limit` of them in bytes, neighbours differing in
 /// kind; it may cover less than asked.
 pub(crate) fn extents(
     kernel: &Kernel,

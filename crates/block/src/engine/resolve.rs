@@ -10,7 +10,8 @@ use crate::{
     window::ranges::Ranges,
 };
 
-/// What a map leaf says of an address, with the pending discards that it does not contain yet.
+/// The entries of a map leaf for an address, with the pending discards that it does not contain
+/// yet.
 pub(crate) fn entry_in(
     discards: &Ranges,
     volume: VolumeId,
@@ -26,7 +27,7 @@ pub(crate) fn entry_in(
     }
 }
 
-/// What the tables say of one address.
+/// The entry of one address in the tables.
 pub(crate) fn map_entry(
     kernel: &Kernel,
     snapshot: &Snapshot,
@@ -36,7 +37,7 @@ pub(crate) fn map_entry(
     Ok(map_entries(kernel, snapshot, volume, &[lba])?[0])
 }
 
-/// What the tables say of many addresses of a volume; their pages are read together.
+/// The entries of many addresses of a volume in the tables; their pages are read together.
 pub(crate) fn map_entries(
     kernel: &Kernel,
     snapshot: &Snapshot,

@@ -1,4 +1,4 @@
-//! What a store can say of itself.
+//! The store's figures about itself.
 
 use onefold_core::VolumeLimits;
 
@@ -16,7 +16,7 @@ pub struct VolumeStatus {
     pub name: String,
     /// Its size in bytes.
     pub bytes: u64,
-    /// What of it is not deduplicated.
+    /// Its blocks that are not deduplicated.
     pub no_dedup: NoDedup,
     /// How fast clients may use it.
     pub limits: VolumeLimits,
@@ -70,7 +70,7 @@ pub struct Status {
     pub stopped: Option<String>,
     /// Volumes, by name.
     pub volumes: Vec<VolumeStatus>,
-    /// What was counted since the store was opened.
+    /// The counters since the store was opened.
     pub counts: Counts,
 }
 

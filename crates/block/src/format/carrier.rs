@@ -49,7 +49,7 @@ struct Raw {
 
 const _: () = assert!(size_of::<Raw>() == HEADER_BYTES);
 
-/// What a carrier says of itself.
+/// The header of a carrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The store's epoch, which each recovery raises.
@@ -155,7 +155,7 @@ impl<'a> Carrier<'a> {
             .then_some(carrier)
     }
 
-    /// Those of some blocks, each with the address that it was read at, that are carriers by
+    /// The carriers among some blocks, each with the address that it was read at, by
     /// [`proven`](Self::proven), with their places among them. Hashed together; the checksums
     /// in the blocks are gone after that.
     #[must_use]

@@ -117,7 +117,7 @@ pub struct Volume {
     pub blocks: u64,
     /// Its map.
     pub map: Root,
-    /// What of it is not deduplicated.
+    /// Its blocks that are not deduplicated.
     pub no_dedup: NoDedup,
     /// How fast clients may use it. Programs that do not know of this keep it zero.
     pub limits: VolumeLimits,
@@ -247,7 +247,7 @@ pub enum CatalogueChange {
         name: String,
         /// Its size.
         blocks: u64,
-        /// What of it is not deduplicated.
+        /// Its blocks that are not deduplicated.
         no_dedup: NoDedup,
         /// How fast clients may use it.
         limits: VolumeLimits,

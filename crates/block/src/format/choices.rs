@@ -1,4 +1,4 @@
-//! What is chosen when a store is created, and written into its superblock.
+//! The choices of a store's creation, written into its superblock.
 
 /// Where records that find no room in compressed blocks go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

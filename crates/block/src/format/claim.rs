@@ -28,7 +28,7 @@ const PID_AT: usize = 96;
 const STATE_AT: usize = 100;
 const HOST_AT: usize = 104;
 
-/// Who claims a store, and where.
+/// The claimant of a store, and where it runs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Claimant {
     /// The host's name, for messages.
@@ -45,7 +45,7 @@ pub struct Claimant {
     pub inode: u64,
 }
 
-/// What a claim says.
+/// The content of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// Nobody works on the store.
@@ -63,9 +63,9 @@ pub struct Claim {
     pub store: [u8; 16],
     /// Random bytes, new with each write.
     pub token: [u8; 16],
-    /// Whose it is.
+    /// Its claimant.
     pub claimant: Claimant,
-    /// What it says.
+    /// Its content.
     pub state: State,
 }
 

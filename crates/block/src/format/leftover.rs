@@ -78,7 +78,7 @@ pub struct Sector {
     pub records: Vec<Record>,
 }
 
-/// What a version of a page says besides its records.
+/// The header of a version of a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Header {
     /// The window that writes it.

@@ -26,8 +26,8 @@ pub const VERSION: u32 = 1;
 /// would call damaged; all else is the same.
 pub const VERSION_KEYED: u32 = 2;
 
-/// What makes blocks of one store differ from those of any other: its id, and keys drawn from its
-/// secret.
+/// The marks that make blocks of one store differ from blocks of any other: its id, and keys drawn
+/// from its secret.
 #[derive(Clone)]
 pub struct Identity {
     /// First half of the store's id, repeated in every metadata block.

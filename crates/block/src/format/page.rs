@@ -88,8 +88,8 @@ impl Table {
     }
 }
 
-/// What a page is: its table, the volume when the table is a map, its level (0 for leaves) and its
-/// number on that level.
+/// The identity of a page: its table, the volume when the table is a map, its level (0 for leaves)
+/// and its number on that level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageId {
     /// The table.
@@ -234,7 +234,8 @@ pub fn verify(identity: &Identity, id: PageId, pointer: &Pointer, page: &Page) -
     }
 }
 
-/// What of a page that was read is not as its parent says. `None` when all is.
+/// The first difference of a page that was read from its parent's account of it. `None` without
+/// one.
 #[must_use]
 pub fn differs(
     identity: &Identity,
@@ -269,7 +270,7 @@ fn checksum_of(identity: &Identity, mut raw: Raw, page: &Page) -> u64 {
     checksum::fast(identity.key, &copy)
 }
 
-/// What a page says of itself, when its own checksum agrees; whether it is still the current one
+/// The header of a page whose own checksum agrees; whether it is still the current one
 /// only its parent knows.
 #[must_use]
 pub fn header(identity: &Identity, page: &Page) -> Option<(PageId, Pointer)> {
@@ -370,7 +371,7 @@ impl MapEntry {
     }
 }
 
-/// Who needs a physical block, and how it lies.
+/// How many need a physical block, and how it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ReferenceEntry {
     /// Logical addresses that name it. At [`Self::SATURATED`] it never falls again.
@@ -418,7 +419,7 @@ pub fn set_fingerprint(page: &mut Page, slot: u64, fingerprint: &Fingerprint) {
         .copy_from_slice(&fingerprint.0);
 }
 
-/// What is known of a zone: which of its blocks are in use, by data or by tables.
+/// The account of a zone: which of its blocks are in use, by data or by tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZoneEntry {
     /// One bit a block.

@@ -45,7 +45,7 @@ impl std::fmt::Display for WindowNumber {
     }
 }
 
-/// What became of a logical address.
+/// The change of a logical address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// It names the physical block `pba`, stored raw or in a carrier, whose content has this
@@ -81,7 +81,7 @@ pub struct Record {
     pub volume: VolumeId,
     /// The (first) address that changes.
     pub lba: Lba,
-    /// What it becomes.
+    /// Its change.
     pub change: Change,
     /// Its place in the order of all changes.
     pub timestamp: Timestamp,

@@ -18,7 +18,7 @@ const MAGIC: [u8; 8] = *b"ONEFOLD\0";
 /// Recoveries that one superblock remembers; when it is full, recovery ends with a checkpoint.
 pub const CUTS_MAX: usize = 32;
 
-/// What is chosen when a store is created and never changes.
+/// The choices of a store's creation, which never change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fixed {
     /// Id of the store; not secret.
@@ -217,7 +217,7 @@ struct Raw {
 
 const _: () = assert!(size_of::<Raw>() <= 4096);
 
-/// What a block at a superblock's place turned out to be.
+/// The block that was found at a superblock's place.
 #[derive(Debug)]
 pub enum Found {
     /// A superblock.
@@ -297,7 +297,7 @@ impl Superblock {
         block
     }
 
-    /// What the block read at place number `place` is.
+    /// Decodes the block read at place number `place`.
     #[must_use]
     pub fn decode(block: &Block, place: u32) -> Found {
         let Ok((mut raw, _)) = Raw::read_from_prefix(&block.0) else { return Found::Foreign };

@@ -36,7 +36,7 @@ pub(crate) struct Entry {
 /// Freed blocks whose entries are on disk, of which this many wait for the next spill at most.
 const GONE_MAX: usize = 1 << 20;
 
-/// What a spill merges into the table on disk.
+/// The entries that a spill merges into the table on disk.
 pub(crate) struct Spill {
     pub(crate) memory: Arc<MemoryIndex>,
     /// Entries to be dropped, sorted.

@@ -24,7 +24,7 @@ pub(crate) enum Phase {
     Releasing(Box<NextCheckpoint>, Arc<Snapshot>),
 }
 
-/// What a checkpoint leaves.
+/// The result of a checkpoint.
 pub(crate) struct NextCheckpoint {
     pub(crate) snapshot: Arc<Snapshot>,
     /// Blocks that are free in it and were not before, pages among them.
@@ -34,7 +34,7 @@ pub(crate) struct NextCheckpoint {
     pub(crate) filter: Option<Filter>,
     /// With leaves in place: blocks whose last link went.
     pub(crate) reclaimed: Reclaimed,
-    /// Likewise: it made the leaves that windows waited for.
+    /// The checkpoint made the leaves that windows waited for.
     pub(crate) leaves_wanted: bool,
     /// Superblocks that must name it durably before readers may use it.
     pub(crate) superblocks: u8,

@@ -1,4 +1,4 @@
-//! What the lock of the kernel protects: windows on their way, what was published, space, volumes.
+//! The state below the kernel's lock: windows on their way, published changes, space, volumes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -22,8 +22,8 @@ use crate::{
     window::{Found, PIECE_BLOCKS, Plan, Window, ranges::Ranges},
 };
 
-/// The tables as of a checkpoint. Whoever holds it may read every page and every block that it
-/// names.
+/// The tables as of a checkpoint. A reader that holds it may read every page and every block that
+/// it names.
 pub(crate) struct Snapshot {
     pub(crate) state: superblock::State,
     pub(crate) volumes: BTreeMap<VolumeId, Volume>,
@@ -52,7 +52,7 @@ pub(crate) struct ClosedWindow {
     pub(crate) written_before: Option<u64>,
 }
 
-/// What the lock protects.
+/// The state that the lock protects.
 pub(crate) struct State {
     pub(crate) open: Window,
     pub(crate) closed_windows: VecDeque<ClosedWindow>,

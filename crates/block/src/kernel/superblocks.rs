@@ -64,8 +64,8 @@ pub(crate) fn write_next_epoch(kernel: &Kernel, snapshot: &Snapshot, cuts: Vec<C
 }
 
 /// Writes what was chosen over the superblock that is damaged, before anything else is written.
-/// That one may be the newer: a later write over it that is torn could leave it whole again, and
-/// what it names would be overwritten by then.
+/// The damaged superblock may be the newer: a later write over it that is torn could leave it whole
+/// again, and what it names would be overwritten by then.
 pub(crate) fn replace_damaged_superblock(kernel: &Kernel) -> Result<()> {
     let snapshot = kernel.state.lock().snapshot.clone();
     if snapshot.state.sequence > 0 {

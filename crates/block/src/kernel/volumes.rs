@@ -16,7 +16,7 @@ pub struct VolumeState {
     pub name: String,
     /// Its size in blocks.
     pub blocks: u64,
-    /// What of it is not deduplicated.
+    /// Its blocks that are not deduplicated.
     pub no_dedup: NoDedup,
     /// How fast clients may use it; servers see to that.
     pub limits: VolumeLimits,

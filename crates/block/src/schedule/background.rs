@@ -31,7 +31,7 @@ pub enum Step {
     Idle(Idleness),
 }
 
-/// What happened since the last decision.
+/// An event since the last decision.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     /// A client asked for something.
@@ -46,7 +46,7 @@ pub enum Event {
     Idle(Idleness, bool),
 }
 
-/// What a checkpoint waits for.
+/// The event that a checkpoint waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WaitsFor {
     Flush { since: Duration },
@@ -58,10 +58,10 @@ enum WaitsFor {
 pub struct Background {
     /// When a client asked for something last.
     request: Duration,
-    /// What the running checkpoint waits for, and whether it may have come.
+    /// The event that the running checkpoint waits for, and whether it may have come.
     waits_for: Option<WaitsFor>,
     may_have_come: bool,
-    /// What was gathered when room became short is flushed.
+    /// The changes that were gathered when room became short are flushed.
     flushed_for_room: bool,
     /// A checkpoint had nothing to do, and nothing happened since.
     nothing_to_checkpoint: bool,
@@ -99,11 +99,11 @@ impl Background {
             },
         };
         self.nothing_to_checkpoint = step == CheckpointStep::Idle;
-        // What is gathered from here on is not in this checkpoint.
+        // Changes that are gathered from here on are not in this checkpoint.
         self.flushed_for_room = false;
     }
 
-    /// What to do next.
+    /// The next step, or how long to wait.
     #[must_use]
     pub fn next(&self, now: Duration, facts: &Facts) -> Next<Step> {
         let quiet = now.saturating_sub(self.request);

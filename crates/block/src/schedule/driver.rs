@@ -1,5 +1,5 @@
-//! What every driver of the schedule does: reads the facts from an engine, and runs the step that
-//! was decided.
+//! The part that all drivers of the schedule share: it reads the facts from an engine, and runs the
+//! step that was decided.
 
 use onefold_core::Result;
 
@@ -7,7 +7,7 @@ use super::{Event, Facts, Step, Unflushed};
 use crate::engine::Engine;
 
 impl Facts {
-    /// Those of an engine; with `pressure` a client waits for room.
+    /// The facts of an engine; with `pressure` a client waits for room.
     #[must_use]
     pub fn of(engine: &Engine, pressure: bool) -> Facts {
         Facts {
@@ -20,7 +20,7 @@ impl Facts {
 }
 
 impl Unflushed {
-    /// That of an engine; with `pressure` a client waits for room.
+    /// The unflushed changes of an engine; with `pressure` a client waits for room.
     #[must_use]
     pub fn of(engine: &Engine, pressure: bool) -> Unflushed {
         Unflushed {

@@ -40,7 +40,7 @@ const COMPACT_AFTER: Duration = Duration::from_secs(30);
 /// How long a checkpoint waits for a window's flush before it flushes by itself.
 const SHARED_FLUSH_WAIT: Duration = Duration::from_millis(200);
 
-/// What to do next.
+/// The schedule's answer: a step, or a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next<S> {
     /// Run this step now, and report what it did.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::FLUSH_EVERY;
 
-/// What was taken and is not durable yet.
+/// Changes that were taken and are not durable yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Unflushed {
     /// The newest change, and the newest durable one, by any numbers that grow with changes.

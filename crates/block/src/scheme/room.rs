@@ -87,7 +87,7 @@ pub(crate) fn spare(kernel: &Kernel, scheme: &dyn Scheme, state: &State) -> u64 
         .saturating_sub(to_place(kernel, state, 0) + pages_ahead(kernel, scheme, state, 0))
 }
 
-/// What a checkpoint may do for pending discards when they are many.
+/// The work that a checkpoint may do for pending discards when they are many.
 pub(crate) fn discard_room(kernel: &Kernel, scheme: &dyn Scheme) -> DiscardRoom {
     let references = kernel.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
     let blocks_max = kernel.settings.limits.discard_leaves * Table::Map.per_leaf();

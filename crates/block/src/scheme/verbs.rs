@@ -1,4 +1,4 @@
-//! What a scheme does. Nobody else asks which scheme runs: methods are verbs, and none answers a
+//! The verbs of a scheme. Nobody else asks which scheme runs: methods are verbs, and none answers a
 //! question about the scheme.
 
 use std::collections::BTreeMap;
@@ -121,7 +121,7 @@ pub(crate) enum Durability {
     AtOnce,
 }
 
-/// What a step of a scheme came to.
+/// The progress of a step of a scheme.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// There was nothing to do.
@@ -146,11 +146,11 @@ impl Progress {
     }
 }
 
-/// What was decided for a window before its blocks are arranged.
+/// The decisions about a window before its blocks are arranged.
 pub(crate) struct Decided<'a> {
     /// The live blocks of the window, by slot.
     pub(crate) slots: &'a [usize],
-    /// Those that are stored nowhere yet.
+    /// The blocks that are stored nowhere yet.
     pub(crate) new: Vec<&'a Block>,
 }
 
@@ -164,7 +164,7 @@ pub(crate) struct Chosen {
     pub(crate) room: usize,
 }
 
-/// What a block that is written is.
+/// The kind of a block that is written.
 #[derive(Clone, Copy)]
 pub(crate) enum Role {
     /// A client's block as it is.
@@ -188,7 +188,7 @@ pub(crate) struct Arrangement {
     pub(crate) order: Vec<usize>,
     /// Where they go, in that order.
     pub(crate) lanes: Vec<(Lane, u64)>,
-    /// Those of them that may not become free before the window is published.
+    /// Blocks among them that may not become free before the window is published.
     pub(crate) pinned: Vec<usize>,
     /// Records beside compressed blocks.
     pub(crate) hidden: usize,
@@ -223,9 +223,9 @@ pub(crate) struct Ahead {
     pub(crate) volumes: u64,
 }
 
-/// What a checkpoint has to carry into the tables.
+/// The changes that a checkpoint has to carry into the tables.
 pub(crate) struct Job<'a> {
-    /// What was published.
+    /// The published changes.
     pub(crate) frozen: &'a Overlay,
     /// Blocks that the last checkpoint put off.
     pub(crate) deferred: Vec<Pba>,
@@ -233,7 +233,7 @@ pub(crate) struct Job<'a> {
     pub(crate) leaves_wanted: bool,
 }
 
-/// What a scheme's part of a checkpoint came to.
+/// The result of a scheme's part of a checkpoint.
 pub(crate) struct NewRoots {
     pub(crate) references: Root,
     pub(crate) fingerprints: Root,
@@ -246,7 +246,7 @@ pub(crate) struct NewRoots {
     pub(crate) inexact: bool,
 }
 
-/// What an opening has read before the scheme takes over.
+/// The parts that an opening has read before the scheme takes over.
 pub(crate) struct FoundAtOpening {
     pub(crate) snapshot: std::sync::Arc<Snapshot>,
     /// The zone list.

@@ -14,16 +14,16 @@ use crate::{
     window::{Plan, Window},
 };
 
-/// What windows are flushed for.
+/// The reason for which windows are flushed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flush {
     /// Each group of windows.
     Windows,
-    /// Whatever else waits for a flush: windows are durable by checkpoints.
+    /// Any other wait for a flush: windows are durable by checkpoints.
     WhenWanted,
 }
 
-/// What of a window is written first.
+/// The part of a window that is written first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WriteOrder {
     /// All together.

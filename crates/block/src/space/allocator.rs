@@ -39,12 +39,12 @@ pub(crate) struct ActiveZone {
     used: ZoneBitmap,
     /// Blocks below were offered already.
     cursor: usize,
-    /// What it was opened for.
+    /// The use for which it was opened.
     purpose: Purpose,
 }
 
-/// What is placed together with `layout = split`: ThinDedup's C-zones and U-zones. A preference:
-/// when space is short, any zone will do.
+/// Blocks that are placed together with `layout = split`: ThinDedup's C-zones and U-zones. A
+/// preference: when space is short, any zone will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     Any,
@@ -57,10 +57,10 @@ enum Purpose {
     Table,
 }
 
-/// What is remembered of the new blocks of a data zone until a checkpoint holds it.
+/// The account of the new blocks of a data zone until a checkpoint holds it.
 pub(crate) struct DataZone {
     pub(crate) generation: u64,
-    /// What it takes.
+    /// The blocks that it takes.
     lane: Lane,
     /// Where carriers of this generation are.
     pub(crate) carriers: ZoneBitmap,
@@ -159,7 +159,7 @@ impl Allocator {
         }
     }
 
-    /// Blocks that could be handed out. Those that became free in a zone that takes no more data
+    /// Blocks that could be handed out. Blocks that became free in a zone that takes no more data
     /// count when the zone is idle again.
     pub(crate) fn free(&self) -> u64 {
         self.idle_free + self.ready_left + self.tables_left

@@ -14,7 +14,7 @@ const UNKNOWN: u16 = u16::MAX;
 pub(super) struct Longest(BTreeMap<u64, Box<[u16; TOGETHER]>>);
 
 impl Longest {
-    /// What is known of a zone.
+    /// The account of a zone.
     pub(super) fn get(&self, zone: u64) -> Option<u16> {
         let known = self.0.get(&(zone / TOGETHER as u64))?[zone as usize % TOGETHER];
         (known != UNKNOWN).then_some(known)

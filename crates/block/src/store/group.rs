@@ -1,4 +1,4 @@
-//! Who commits, and who waits for it.
+//! The thread that commits, and those that wait for it.
 
 use std::{collections::VecDeque, sync::Arc};
 

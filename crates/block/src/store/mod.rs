@@ -1,7 +1,7 @@
 //! The engine at work: many threads call it, and group commit, write-back and checkpoints happen by
 //! themselves.
 //!
-//! The store starts no threads. Whoever opens it gives two: one runs [`Store::run_writer`], which
+//! The store starts no threads. Its owner gives it two: one runs [`Store::run_writer`], which
 //! writes full windows out and flushes once a second; the other runs [`Store::run_background`],
 //! which makes checkpoints and uses idle time. Both return after [`Store::stop`].
 //!

@@ -1,7 +1,7 @@
 //! Leaves in place that memory must hold: their newest content is not durable, or not written at
 //! all.
 //!
-//! Who changes leaves does so alone, and no leaf is written while a flush is under way.
+//! One thread at a time changes leaves, and no leaf is written while a flush is under way.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     hash::MixMap,
 };
 
-/// What tells leaves apart, and the lives of one.
+/// The key that tells leaves apart, and the lives of one.
 pub(crate) type Key = (u64, u64);
 
 /// The key of the page that a pointer names.
@@ -39,7 +39,7 @@ struct Held {
 #[derive(Default)]
 pub(crate) struct HeldLeaves {
     leaves: MixMap<Key, Held>,
-    /// Those with changes that are not written; and since when the oldest of them is, or one that
+    /// Leaves with changes that are not written; and since when the oldest of them is, or one that
     /// was written since.
     changes: usize,
     oldest: Option<Duration>,

@@ -158,8 +158,8 @@ impl Pages {
             let let_go = self.held.lock().let_go;
             for (&n, found) in batch.iter().zip(self.read(&pages)) {
                 let (id, pointer, page) = &mut wanted[n];
-                // A leaf that is being written may look damaged, or as it never was. Whoever writes
-                // it holds it, and then it is in the cache.
+                // A leaf that is being written may look damaged, or as it never was. Its writer
+                // holds it, and then it is in the cache.
                 let held = self.held.lock();
                 let meanwhile = pointer.in_place && held.let_go != let_go;
                 if let Some(newer) = held

@@ -68,7 +68,7 @@ impl<'a> PageWriter<'a> {
 /// anything.
 pub(crate) type Change<'c> = &'c mut dyn FnMut(u64, Option<&Pointer>, &mut Block) -> Result<bool>;
 
-/// What a rebuild works with.
+/// The tools of a rebuild.
 pub(crate) struct Rebuild<'a, 'd, S> {
     pub(crate) pages: &'a Pages,
     pub(crate) identity: &'a Identity,

@@ -42,7 +42,7 @@ pub(crate) struct WindowBlock {
     pub(crate) placed: Option<Placed>,
 }
 
-/// What a window says of an address.
+/// The change of an address in a window.
 pub(crate) enum Found<'a> {
     Block(&'a Block),
     Zero { keep: bool },
@@ -191,7 +191,7 @@ impl Window {
         before - self.live
     }
 
-    /// What the window says of an address.
+    /// The change of an address in the window, if there is one.
     pub(crate) fn find(&self, volume: VolumeId, lba: Lba) -> Option<Found<'_>> {
         if let Some(&slot) = self.index.get(&(volume, lba)) {
             return Some(Found::Block(self.data(slot as usize)));

@@ -1,4 +1,4 @@
-//! What was decided for a closed window: its records, and which block goes where.
+//! The decisions about a closed window: its records, and which block goes where.
 
 use onefold_core::{Block, BlockRef, Class, Fingerprint, Pba, Run};
 
@@ -9,7 +9,7 @@ use crate::{
     space::Extent,
 };
 
-/// What is written to a physical block.
+/// The content of a physical block that is written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source {
     /// The window's block number `.0`, as it is.
@@ -25,7 +25,7 @@ pub(crate) struct Plan {
     pub(crate) records: Vec<Record>,
     /// The runs that are written.
     pub(crate) extents: Vec<Extent>,
-    /// What goes into the blocks of the runs, one after the other.
+    /// The contents of the blocks of the runs, one after the other.
     pub(crate) sources: Vec<Source>,
     /// The carriers.
     pub(crate) carriers: Vec<Box<Block>>,

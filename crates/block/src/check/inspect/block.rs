@@ -71,7 +71,7 @@ pub(super) fn show(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
     Ok(())
 }
 
-/// What the tables say of a block.
+/// The account of a block in the tables.
 pub(super) fn show_physical(view: &View<'_>, pba: Pba, out: &mut String) -> Result<()> {
     let geometry = view.superblock.fixed.geometry;
     line(

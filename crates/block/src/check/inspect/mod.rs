@@ -17,7 +17,7 @@ use self::{text::line, view::View};
 use super::{places, report::Report};
 use crate::format::Identity;
 
-/// What is to be shown.
+/// The part to show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
     /// The superblock at place 0 or 1.
@@ -28,7 +28,7 @@ pub enum What {
     Zone(ZoneId),
     /// A block, whatever it is.
     Block(Pba),
-    /// What the tables say of a physical block.
+    /// The account of a physical block in the tables.
     Physical(Pba),
     /// A volume, by its name.
     Volume(String),

@@ -145,8 +145,8 @@ impl View<'_> {
         counted.filter(|discard| discard.volume == volume).collect()
     }
 
-    /// What the table of references says of a block: an error when its page is damaged, the default
-    /// when there is none.
+    /// The entry of a block in the table of references: an error when its page is damaged, the
+    /// default when there is none.
     pub(super) fn references(&self, pba: Pba) -> Result<ReferenceEntry> {
         let way = self.way(Table::References, 0, &self.superblock.state.references, pba.0);
         let slot = pba.0 % Table::References.per_leaf();

@@ -125,7 +125,7 @@ impl Mend<'_, '_, '_> {
         self.builder.page(id, self.checker.state.committed, page).map(Some)
     }
 
-    /// What takes the place of a page that is gone.
+    /// The page that takes the place of one that is gone.
     fn gone(&mut self, volume: &Volume, id: PageId, pointer: Pointer) -> Result<Pointer> {
         let committed = self.checker.state.committed;
         if id.level == 0 {

@@ -19,7 +19,7 @@
 //! own reference, and step 4 counts all links, so that counts that a crash left too high fall.
 //! Fingerprints that a crash took are computed again where tables are built anew.
 //!
-//! What a repair never does: guess. It makes no data readable that was not written there; what it
+//! A repair never guesses. It makes no data readable that was not written there; a place that it
 //! can't know reads as an error until it is written again. It does not mend damaged data (raw
 //! blocks, the content of carriers), a catalogue or a table of discards with more than a
 //! flipped bit, nor, after a crash, a page of the zone list of which both copies are gone; it says

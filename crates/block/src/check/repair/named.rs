@@ -1,4 +1,4 @@
-//! What the maps name, and which of their entries can't be true.
+//! The blocks that the maps name, and the entries among them that can't be true.
 //!
 //! An entry is wrong when it can't be read, or names a block that is not there or holds a table
 //! page, or when the content of its block shows that it is another one. Where the tables contradict
@@ -25,7 +25,7 @@ use crate::{
 /// Wrong entries that are mended; a store with more of them is not mended but abandoned.
 const WRONG_MAX: usize = 1 << 20;
 
-/// What the maps say.
+/// The account of the maps.
 pub(super) struct Named {
     /// Blocks that right entries name.
     pub(super) data: BlockSet,
@@ -114,7 +114,7 @@ pub(super) fn find(checker: &mut Checker<'_>) -> Result<Named> {
     Ok(named)
 }
 
-/// What stands for a block's content, its fingerprint shared or not, when it begins with `prefix`.
+/// The fingerprint of a block's content, shared or not, when it begins with `prefix`.
 pub(super) fn content(
     disk: &dyn Disk,
     identity: &Identity,

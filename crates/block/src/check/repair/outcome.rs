@@ -1,4 +1,4 @@
-//! What a repair did.
+//! The outcome of a repair.
 
 use onefold_core::{Lba, VolumeId};
 
@@ -7,13 +7,13 @@ use crate::{check::report::Report, format::record::WindowNumber};
 /// Lost addresses that are named; more are counted.
 pub const LOST_MAX: usize = 1000;
 
-/// What a repair did, and what is left.
+/// The outcome of a repair, and the problems that are left.
 #[derive(Clone, Debug, Default)]
 pub struct Repaired {
-    /// What was restored, in sentences.
+    /// The restored parts, in sentences.
     pub restored: Vec<String>,
-    /// What could not be, in sentences: what was given up, and every problem that a check still
-    /// finds.
+    /// The parts that could not be restored, in sentences: those given up, and every problem that
+    /// a check still finds.
     pub left: Vec<String>,
     /// Addresses that read as errors from now on, until they are written: the first [`LOST_MAX`]
     /// ranges of blocks.
@@ -22,7 +22,7 @@ pub struct Repaired {
     pub lost_addresses: u64,
     /// Windows that were durable and whose records are lost: from, to.
     pub lost_windows: Vec<(WindowNumber, WindowNumber)>,
-    /// What a check finds now.
+    /// The result of a check afterwards.
     pub after: Report,
 }
 

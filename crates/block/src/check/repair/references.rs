@@ -21,7 +21,7 @@ use crate::{
 /// Leaves of old fingerprints that are looked at together.
 const LEAVES: u64 = 64;
 
-/// What the new tables hold.
+/// The content of the new tables.
 pub(super) struct Rebuilt {
     pub(super) references: Root,
     pub(super) fingerprints: Root,
@@ -139,7 +139,7 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
     Ok(Rebuilt { references, fingerprints, live, mapped, blocks })
 }
 
-/// What is known of the fingerprint of a block whose content is damaged. Nothing that is written
+/// The known part of the fingerprint of a block whose content is damaged. No block that is written
 /// later can be taken for its duplicate.
 fn cut(prefix: u64) -> Fingerprint {
     let mut bytes = [0; 16];

@@ -16,7 +16,7 @@ use crate::{
     format::page::{FANOUT, PageId, Pointer, ReferenceEntry, Table, ZoneEntry, header},
 };
 
-/// What became of a child.
+/// The fate of a child.
 pub(super) enum Child {
     /// It is here.
     Found(Pointer),

@@ -27,7 +27,7 @@ pub(super) fn rebuild(
     let committed = superblock.state.committed;
     let named = named::find(checker)?;
 
-    // What the old tables name stays untouched until the new superblock is durable.
+    // Everything that the old tables name stays untouched until the new superblock is durable.
     let mut taken = BlockSet::new(checker.geometry);
     taken.add_all(&named.data);
     taken.add_all(&checker.pages);

@@ -40,7 +40,7 @@ use crate::{
     settings::PlantedBug,
 };
 
-/// What a checkpoint step did.
+/// The outcome of a checkpoint step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckpointStep {
     /// There is nothing to do.

@@ -30,8 +30,8 @@ fn reserve_spill(kernel: &Kernel, scheme: &dyn Scheme) -> Option<(u64, u32)> {
     Some((most, bits))
 }
 
-/// What a spill of the index would take, when one is due and there is space for it: entries,
-/// bits that name a page, pages.
+/// The size that a spill of the index would have, when one is due and there is space for it:
+/// entries, bits that name a page, pages.
 pub(crate) fn spill(
     kernel: &Kernel,
     scheme: &dyn Scheme,

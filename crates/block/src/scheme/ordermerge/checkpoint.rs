@@ -98,8 +98,8 @@ impl TableBuild<'_> {
         self.rebuild(Table::Map, id.0, map, &leaves, &mut |_, _, _| Ok(false))
     }
 
-    /// Those of the `wanted` leaves of a map that do not exist, and as many of their neighbours as
-    /// there is space for.
+    /// The leaves among the `wanted` ones of a map that do not exist, and as many of their
+    /// neighbours as there is space for.
     fn missing(
         &self,
         own: &OrderMerge,
@@ -230,7 +230,7 @@ fn reclaim(own: &OrderMerge, kernel: &Kernel, candidates: BTreeSet<Pba>) -> Resu
             }
             reclaimed.blocks.push(pba);
         }
-        // Who looked for duplicates meanwhile may have found one of them.
+        // A prepare that looked for duplicates meanwhile may have found one of them.
         state.releases += u64::from(!reclaimed.blocks.is_empty());
     }
     write_later(kernel, true)?;

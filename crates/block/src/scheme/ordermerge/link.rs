@@ -30,7 +30,7 @@ use crate::{
 /// memory does not grow with the range.
 const RANGE_LEAVES: usize = 1024;
 
-/// What a step of linking changed.
+/// The result of a step of linking.
 #[derive(Default)]
 struct Linked {
     /// Leaves that changed.

@@ -35,8 +35,8 @@
 //! *Invariant:* a count is never lower than the links on the disk, in whatever state a crash leaves
 //! it, plus one.
 //!
-//! Threads: who changes leaves holds the lock of [`SoftUpdates`](soft_updates::SoftUpdates), also during a flush, so that no leaf is
-//! written while one is under way.
+//! Threads: who changes leaves holds the lock of [`SoftUpdates`](soft_updates::SoftUpdates), also
+//! during a flush, so that no leaf is written while one is under way.
 
 mod checkpoint;
 mod increments;
@@ -103,7 +103,7 @@ impl Scheme for OrderMerge {
         }
     }
 
-    /// What comes later needs the checkpoint that carries the change out: it goes into the next
+    /// A later change needs the checkpoint that carries this one out: it goes into the next
     /// window.
     fn end_change(&self, state: &mut State) {
         state.close();
@@ -124,7 +124,7 @@ impl Scheme for OrderMerge {
         volumes: &mut BTreeMap<VolumeId, Volume>,
         job: Job<'_>,
     ) -> Result<NewRoots> {
-        // What a recount found before is written with what waits.
+        // Blocks that a recount found before are written with those that wait.
         let exact = self.ledger.lock().exact;
         let ((references, fingerprints), reclaimed) =
             build.in_place(self, job.frozen, volumes, job.deferred)?;
@@ -136,7 +136,7 @@ impl Scheme for OrderMerge {
             fingerprints,
             pending: Ranges::default(),
             reclaimed,
-            // What is written to leaves that only one superblock names could be lost with that one.
+            // Changes of leaves that only one superblock names could be lost with that one.
             superblocks: 2,
             inexact: build.old.state.inexact && !exact,
         })

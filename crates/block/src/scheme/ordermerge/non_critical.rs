@@ -1,5 +1,5 @@
-//! What nobody waits for: counts that fall, fingerprints of new blocks. Leaves that are written
-//! anyway take such changes along; after a while the others are written alone.
+//! Updates that nobody waits for: counts that fall, fingerprints of new blocks. Leaves that are
+//! written anyway take such changes along; after a while the others are written alone.
 
 use std::time::Duration;
 

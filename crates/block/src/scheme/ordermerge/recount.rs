@@ -122,7 +122,7 @@ fn compare_counts(
         for (slot, &links) in (0..per_leaf).zip(links) {
             let (pba, count) =
                 (Pba(leaf * per_leaf + slot), ReferenceEntry::get(&page, slot).references);
-            // What is in use by nothing counts 0, and of a free block the count means nothing.
+            // A block that nothing uses counts 0, and the count of a free block means nothing.
             if count == 0
                 || !geometry.holds(pba)
                 || count <= links + 1 && links > 0

@@ -1,4 +1,4 @@
-//! What soft updates keep between the steps.
+//! The state of soft updates between the steps.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use crate::{
 /// Soft updates.
 #[derive(Default)]
 pub(crate) struct OrderMerge {
-    /// Who changes leaves holds it, also during a flush. Taken before `state`.
+    /// A step that changes leaves holds it, also during a flush. Taken before `state`.
     pub(super) updates: Mutex<SoftUpdates>,
     /// A leaf lock, taken after `state` and never held over I/O.
     pub(super) ledger: Mutex<Ledger>,
 }
 
-/// What admission must know.
+/// The facts that admission must know.
 #[derive(Default)]
 pub(super) struct Ledger {
     /// Leaves of references and of fingerprints that exist, the first ones.
@@ -33,7 +33,7 @@ pub(super) struct Ledger {
     pub(super) exact: bool,
 }
 
-/// What waits between the steps.
+/// The updates that wait between the steps.
 #[derive(Default)]
 pub(super) struct SoftUpdates {
     /// Leaves that count the links of windows whose data was written, and that the next flush

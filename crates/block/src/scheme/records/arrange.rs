@@ -1,5 +1,5 @@
-//! Records hide beside compressed blocks, in carriers; what finds no room goes to the leftover table,
-//! or into one more carrier.
+//! Records hide beside compressed blocks, in carriers; what finds no room goes to the leftover
+//! table, or into one more carrier.
 
 use onefold_core::{Block, Fingerprint, Lba, Pba, VolumeId, compress::Lz4};
 use parking_lot::Mutex;
@@ -27,7 +27,7 @@ use crate::{
 /// Chooses carriers among a window's new blocks for a number of records.
 pub(crate) type Choose = fn(&mut Lz4, &[&Block], usize) -> Vec<Chosen>;
 
-/// What schemes with records keep between windows. The lock is a leaf, held by the step that
+/// The state of schemes with records between windows. The lock is a leaf, held by the step that
 /// prepares a window, and by recovery.
 #[derive(Default)]
 pub(crate) struct Records(Mutex<Carriers>);
@@ -55,7 +55,7 @@ impl Records {
     /// carriers.
     ///
     /// # Errors
-    /// Those of `hand_over`.
+    /// The error of `hand_over`.
     pub(super) fn recovered<E>(
         &self,
         through: WindowNumber,

@@ -1,4 +1,4 @@
-//! What an opening finds in the leftover table (`leftover = table`).
+//! The leftover table at an opening (`leftover = table`).
 //!
 //! | in a place of a page | what it is |
 //! |---|---|
@@ -40,7 +40,7 @@ pub(crate) struct LeftoverFound {
     pages: Vec<PageFound>,
 }
 
-/// What a place of a page holds.
+/// The content of a place of a page.
 pub(crate) enum Version {
     /// Nothing that counts.
     Nothing,
@@ -48,7 +48,7 @@ pub(crate) enum Version {
     Whole(WindowNumber),
     /// A version whose write was not durable when a crash came.
     Torn,
-    /// What is left of a version that was durable.
+    /// The rest of a version that was durable.
     Rotten(WindowNumber),
 }
 
@@ -57,7 +57,7 @@ fn is_void(window: WindowNumber, cuts: &[Cut]) -> bool {
     cuts.iter().any(|cut| cut.window < window && window < cut.resume)
 }
 
-/// What a place holds, when windows up to `durable` are.
+/// The content of a place, when windows up to `durable` are durable.
 pub(crate) fn version(
     sectors: &[Option<Sector>; SECTORS],
     State { committed, cuts, .. }: &State,

@@ -1,5 +1,5 @@
-//! What the schemes with records share: carriers, the leftover table, and the opening that verifies
-//! records one by one.
+//! The part that the schemes with records share: carriers, the leftover table, and the opening that
+//! verifies records one by one.
 
 mod append;
 mod arrange;

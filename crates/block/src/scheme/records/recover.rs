@@ -121,7 +121,7 @@ pub(crate) fn recover(
         clip(kernel, &snapshot, &mut records, &mut verified)?;
     }
 
-    // What is published, and which space is in use, have nothing to do with each other.
+    // The published changes and the space in use have nothing to do with each other.
     let space = || {
         recover_space(
             kernel,

@@ -1,8 +1,8 @@
-//! What a recovery works for.
+//! The state of a recovery.
 use super::arrange::Records;
 use crate::scheme::verbs::Scheme;
 
-/// What a recovery works for.
+/// The state of a recovery.
 pub(crate) struct Replay<'a> {
     pub(crate) scheme: &'a dyn Scheme,
     pub(crate) records: &'a Records,

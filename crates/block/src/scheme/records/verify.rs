@@ -43,7 +43,7 @@ impl Named {
     }
 }
 
-/// What the believed records mean when parts of their windows are missing: records of volumes
+/// The meaning of the verified records when parts of their windows are missing: records of volumes
 /// that were never made, or of addresses that they never got, go; and a volume that shrank
 /// or went takes its blocks along although the range that says so may be lost.
 pub(crate) fn whole_story(

@@ -1,4 +1,4 @@
-//! What a checkpoint has to do with blocks: touches of them, and what these come to.
+//! The changes of blocks in a checkpoint: touches of them, and their sums.
 
 use onefold_core::Pba;
 
@@ -10,7 +10,7 @@ use crate::{
     index::hash_of,
 };
 
-/// What a checkpoint has to do with a block.
+/// A change of a block in a checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Touch {
     /// An address names it from now on.
@@ -48,7 +48,7 @@ impl Delta {
     }
 }
 
-/// What the touches of one block come to.
+/// The sum of the touches of one block.
 #[derive(Default)]
 pub(crate) struct Sum {
     pub(crate) difference: i64,

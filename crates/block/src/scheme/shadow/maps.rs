@@ -99,8 +99,8 @@ impl TableBuild<'_> {
                         new.set(page, slot);
                         Ok::<(), Error>(())
                     };
-                    // What was pending when the leaf was written last comes first, then the
-                    // records.
+                    // The discards that were pending when the leaf was written last come first,
+                    // then the records.
                     let birth = pointer.map_or(WindowNumber(0), |pointer| pointer.birth);
                     let mut applied = false;
                     for (start, span) in discards.meeting(id, first, first + per_leaf) {
@@ -141,7 +141,7 @@ impl TableBuild<'_> {
     }
 
     /// Chooses the leaves in which discards are applied when there are many of them: the shortest
-    /// ones come first, so that as many as possible end. Those that the table would have no
+    /// ones come first, so that as many as possible end. Discards that the table would have no
     /// room for end in any case: only a store of a program that did not make them wait has such.
     fn shortest_first(
         &self,

@@ -1,5 +1,5 @@
 //! Shadow-paged tables: checkpoints write all changed pages of maps, references and fingerprints to
-//! new places. What all schemes have in common but [`ordermerge`](super::ordermerge).
+//! new places. All schemes but [`ordermerge`](super::ordermerge) share it.
 
 mod deltas;
 mod maps;

@@ -41,7 +41,7 @@ pub(crate) fn pages_of(kernel: &Kernel, state: &State, overlay: &Overlay, more: 
     let fingerprints =
         tree_pages(records, geometry.blocks().div_ceil(Table::Fingerprints.per_leaf()));
     let pages = pages_of_changes(state, overlay, more) + references + fingerprints;
-    // What the pages of the zone table change, its pages hold as well.
+    // The zone table also holds the changes that its own pages make.
     pages
         + tree_pages(
             2 * records + leaf + 2 * pages,
@@ -58,7 +58,7 @@ pub(crate) fn discards_ahead(state: &State) -> u64 {
     state.snapshot.discards.len() as u64 + 2 * (published + gathered as u64)
 }
 
-/// What the tables of bounded size get.
+/// The entries that the tables of bounded size get.
 pub(crate) fn count_ahead(state: &State) -> Ahead {
     Ahead { ranges: Some(discards_ahead(state)), volumes: state.volumes_ahead() }
 }
