@@ -43,7 +43,7 @@ fn wrong_line(error: clap::Error) -> Failure {
     }
 }
 
-/// What the command line `given` and the file that it names ask for.
+/// The arguments of the command line `given` and of the file that it names.
 pub(crate) fn read(given: Vec<OsString>) -> Result<Arguments, Failure> {
     let command = Arguments::command();
     let mut matches = command.clone().try_get_matches_from(&given).map_err(wrong_line)?;

@@ -1,4 +1,4 @@
-//! What the operator says for the whole command, and what the operator is told beside its result.
+//! The operator's word for the whole command, and what the operator is told beside its result.
 
 use std::io::Write;
 

@@ -23,7 +23,7 @@ pub enum Address {
     Tcp(SocketAddr),
 }
 
-/// Who can connect to a UNIX socket, as it was written.
+/// The users who can connect to a UNIX socket, as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Door {
     mode: Option<u32>,

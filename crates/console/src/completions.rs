@@ -1,4 +1,4 @@
-//! What a shell completes of a command, from the same definitions as its `--help`.
+//! A shell's completions of a command, from the same definitions as its `--help`.
 
 use clap::{Args, Command};
 use clap_complete::{Shell, generate};

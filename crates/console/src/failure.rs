@@ -1,4 +1,4 @@
-//! What a person reads when something fails: one sentence, and an exit status for scripts.
+//! The sentence that a person reads when something fails, and an exit status for scripts.
 
 use std::{io::Write, process::ExitCode};
 

@@ -10,8 +10,8 @@
 //! | [`address`] | where servers listen, as it is written in options |
 //! | [`manual`], [`completions`] | the manual pages of a command, and what shells complete |
 //!
-//! *Invariants:* nothing here knows an engine. A closed pipe is no panic. A control character that a
-//! file's name brought along reaches neither the terminal nor a line of the log.
+//! *Invariants:* nothing here knows an engine. A closed pipe is no panic. A control character that
+//! a file's name brought along reaches neither the terminal nor a line of the log.
 
 pub mod address;
 pub mod completions;

@@ -6,7 +6,7 @@ use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::Subsc
 
 use crate::failure::Failure;
 
-/// What is logged when nobody says otherwise.
+/// The level of the log when nobody says otherwise.
 const DEFAULT: &str = "info";
 
 /// Starts the log. The level comes from `given` (`--log`), else from `RUST_LOG`: a level, or levels

@@ -24,11 +24,11 @@ const DRAWS: u8 = 10;
 pub struct Progress {
     stage: Mutex<Stage>,
     shown: Shown,
-    /// What is counted, when it is not bytes.
+    /// The unit that is counted, when it is not bytes.
     unit: Option<&'static str>,
 }
 
-/// What is being done, and since when.
+/// The work that is being done, and since when.
 struct Stage {
     what: String,
     begun: Instant,

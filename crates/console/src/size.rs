@@ -60,7 +60,7 @@ fn text(bytes: u64) -> String {
     let mut scaled = bytes as f64;
     let mut unit = None;
     for letter in LETTERS.chars() {
-        // What would be printed as 1024 belongs to the next unit.
+        // A number that would be printed as 1024 belongs to the next unit.
         if scaled < 1023.5 {
             break;
         }

@@ -1,7 +1,7 @@
 //! Onefold as a library: deduplicating storage that a program embeds.
 //!
-//! A [`Store`] is opened by its path, whichever engine made it. What an engine lacks is an error of
-//! kind [`ErrorKind::Unsupported`].
+//! A [`Store`] is opened by its path, whichever engine made it. A verb that an engine lacks is an
+//! error of kind [`ErrorKind::Unsupported`].
 //!
 //! | engine | made by | holds |
 //! |---|---|---|

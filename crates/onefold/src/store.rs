@@ -64,7 +64,7 @@ pub struct Store {
     name: String,
 }
 
-/// What is at work.
+/// The parts that are at work.
 pub(crate) enum Engine {
     Block(WorkingStore),
     Archive(OpenArchive),

@@ -37,7 +37,7 @@ pub struct StreamInfo {
     pub is_tree: bool,
 }
 
-/// What a put did.
+/// The outcome of a put.
 ///
 /// ```
 /// # let folder = tempfile::tempdir().unwrap();
@@ -104,8 +104,9 @@ impl Store {
     /// one. A cluster store replaces a stream of that name.
     ///
     /// # Errors
-    /// `Exists`: the name is taken, in an archive or by a volume. `Busy`: another process puts. `Unsupported`: a block store
-    /// holds volumes only. `NoSpace`: the disk is full. `Io`: the source or the disk failed.
+    /// `Exists`: the name is taken, in an archive or by a volume. `Busy`: another process puts.
+    /// `Unsupported`: a block store holds volumes only. `NoSpace`: the disk is full. `Io`: the
+    /// source or the disk failed.
     ///
     /// ```
     /// # let folder = tempfile::tempdir().unwrap();

@@ -203,8 +203,8 @@ impl Volume {
         self.inner.flush()
     }
 
-    /// What a range holds: data, zeroes or holes, from `offset` on. It may cover less than `bytes`;
-    /// ask again from its end.
+    /// The content of a range: data, zeroes or holes, from `offset` on. It may cover less than
+    /// `bytes`; ask again from its end.
     ///
     /// # Errors
     /// `InvalidInput`: beyond the end. `Corrupt`, `Io`: the map can't be read.

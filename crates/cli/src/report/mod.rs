@@ -1,4 +1,4 @@
-//! What `status` tells: one report, filled in by a server or from a store that nobody serves,
+//! The report of `status`: one report, filled in by a server or from a store that nobody serves,
 //! printed as JSON or as text.
 //!
 //! The keys of the JSON are stable: new ones may be added, and none changes its meaning.
@@ -20,13 +20,13 @@ pub(crate) struct Report {
     pub(crate) store: String,
     /// Id of the store.
     pub(crate) id: String,
-    /// What was chosen when it was created.
+    /// The choices of its creation.
     pub(crate) created: Created,
     /// Space.
     pub(crate) space: Space,
     /// Volumes by name.
     pub(crate) volumes: Vec<VolumeLine>,
-    /// What no checkpoint holds yet.
+    /// Changes that no checkpoint holds yet.
     pub(crate) uncommitted: Uncommitted,
     /// Openings and recoveries since the store was created.
     pub(crate) epoch: u32,
@@ -38,7 +38,7 @@ pub(crate) struct Report {
     pub(crate) server: Option<Server>,
 }
 
-/// What was chosen when a store was created.
+/// The choices of a store's creation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Created {
     pub(crate) fingerprint: String,
@@ -50,16 +50,16 @@ pub(crate) struct Created {
     pub(crate) grows: bool,
 }
 
-/// Space, in bytes. What is mapped and stored is as of the last checkpoint.
+/// Space, in bytes. Mapped and stored bytes are as of the last checkpoint.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Space {
     /// All that data and tables can use.
     pub(crate) usable_bytes: u64,
-    /// What new data can use now, the reserve not counted.
+    /// Space that new data can use now, the reserve not counted.
     pub(crate) free_bytes: u64,
-    /// What volumes hold, zeroes and holes not counted.
+    /// Content of the volumes, zeroes and holes not counted.
     pub(crate) mapped_bytes: u64,
-    /// What is stored for that: every block once.
+    /// Space that it takes: every block once.
     pub(crate) stored_bytes: u64,
     /// The difference.
     pub(crate) saved_bytes: u64,
@@ -67,9 +67,9 @@ pub(crate) struct Space {
     pub(crate) ratio: f64,
     /// Tables of the store itself.
     pub(crate) table_bytes: u64,
-    /// What dropped ranges and volumes still cover: space to come.
+    /// Space that dropped ranges and volumes still cover: space to come.
     pub(crate) pending_bytes: u64,
-    /// What the host's file system gave to the file; `null` for a device.
+    /// Space that the host's file system gave to the file; `null` for a device.
     pub(crate) host_bytes: Option<u64>,
 }
 
@@ -109,15 +109,15 @@ pub(crate) struct Server {
 pub(crate) struct Memory {
     /// `--memory`.
     pub(crate) limit_bytes: u64,
-    /// What the engine uses of it.
+    /// The engine's part of it.
     pub(crate) engine_bytes: u64,
-    /// What the whole process has.
+    /// The memory of the whole process.
     pub(crate) resident_bytes: u64,
     /// The most that it ever had.
     pub(crate) peak_bytes: u64,
 }
 
-/// What was written since the store was opened, in blocks of 4096 bytes.
+/// Blocks of 4096 bytes that were written since the store was opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Writes {
     pub(crate) client_blocks: u64,
@@ -136,7 +136,7 @@ pub(crate) struct Writes {
     pub(crate) in_place_changes: u64,
     #[serde(default)]
     pub(crate) in_place_blocks: u64,
-    /// Those of them that were written for changes alone that nobody waited for.
+    /// Leaves among them that were written for changes alone that nobody waited for.
     #[serde(default)]
     pub(crate) delayed_blocks: u64,
     pub(crate) list_blocks: u64,
@@ -156,7 +156,7 @@ pub(crate) struct Writes {
     pub(crate) checkpoints: u64,
 }
 
-/// What was read since the store was opened.
+/// Reads since the store was opened.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Reads {
     pub(crate) client_blocks: u64,
@@ -184,7 +184,7 @@ pub(crate) struct PageCache {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Nbd {
     pub(crate) connections: u64,
-    /// Those that have a working place.
+    /// Connections that have a working place.
     #[serde(default)]
     pub(crate) working: u64,
     pub(crate) accepted: u64,

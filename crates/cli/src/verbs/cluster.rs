@@ -1,4 +1,4 @@
-//! What verbs do on a store of the cluster engine: streams, which are its objects.
+//! Verbs on a store of the cluster engine: streams, which are its objects.
 //!
 //! A folder is owned by one process at a time: while it is served, verbs say so. On Ceph everybody
 //! may come at any time.

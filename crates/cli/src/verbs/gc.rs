@@ -51,7 +51,7 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// What was done.
+/// The outcome.
 #[derive(Debug, Serialize)]
 struct Done {
     dropped_containers: u64,
@@ -68,7 +68,7 @@ struct Done {
     encoded_chunks: u64,
     encoded_chunk_bytes: u64,
     encode_written_bytes: u64,
-    /// What stands replicated now, with its copies.
+    /// Bytes that stand replicated now, with their copies.
     replicated_bytes: u64,
     freed_bytes: u64,
     /// Containers that stay although they are less than half full, because a chunk of theirs is

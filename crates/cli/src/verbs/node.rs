@@ -87,7 +87,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
 }
 
-/// What was done.
+/// The outcome.
 #[derive(Debug, Serialize)]
 struct Done {
     replaced_nodes: u64,

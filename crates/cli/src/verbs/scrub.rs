@@ -55,7 +55,7 @@ pub(crate) struct Options {
     answer: Answer,
 }
 
-/// What a scrub found, on its way from a server to a person.
+/// The result of a scrub, on its way from a server to a person.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Scrubbed {
     /// Blocks verified, bad ones included.

@@ -104,7 +104,7 @@ impl ArchiveDir {
     /// Says where a node is from now on; durable on return.
     ///
     /// # Errors
-    /// Those of the system.
+    /// `Io`: the system failed.
     pub fn move_node(&mut self, number: usize, to: &Path) -> Result<()> {
         let to = std::path::absolute(to).map_err(|e| Error::from_io(to.display(), e))?;
         if let Some(place) = self.nodes.as_mut().and_then(|list| list.paths.get_mut(number)) {
@@ -135,7 +135,7 @@ impl ArchiveDir {
     /// The name of the control socket of the archive's server: its id, and which directory it is.
     ///
     /// # Errors
-    /// Those of looking at it.
+    /// The error of looking at it.
     pub fn control_name(&self) -> Result<String> {
         let metadata = self.metadata()?;
         let id: String = self.id()?.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -161,7 +161,7 @@ impl ArchiveDir {
     /// says that there is one.
     ///
     /// # Errors
-    /// Those of looking at the archive.
+    /// The error of looking at the archive.
     pub fn unseen_server(&self) -> Result<Option<String>> {
         let Some(claim) = keeper::found(&self.path)? else { return Ok(None) };
         let (shown, places) = (self.path.display(), places::told(self.metadata()?.uid()));
@@ -204,7 +204,7 @@ impl ArchiveDir {
     /// Its nodes, when there are several.
     ///
     /// # Errors
-    /// Those of looking at them.
+    /// The error of looking at them.
     pub fn nodes(&self, writes: bool, degraded: bool) -> Result<Option<Arc<Nodes>>> {
         self.nodes_while(writes, degraded, None)
     }
@@ -247,7 +247,7 @@ impl ArchiveDir {
     /// Opens it for changes.
     ///
     /// # Errors
-    /// Those of opening.
+    /// The error of opening.
     pub fn open(&self, settings: Settings) -> Result<Arc<Archive>> {
         self.open_nodes(settings, false).map(|(archive, _)| archive)
     }
@@ -256,7 +256,7 @@ impl ArchiveDir {
     /// nodes of a stripe are there.
     ///
     /// # Errors
-    /// Those of opening.
+    /// The error of opening.
     pub fn open_nodes(
         &self,
         settings: Settings,
@@ -268,7 +268,7 @@ impl ArchiveDir {
     /// The same, written only while its owner stands.
     ///
     /// # Errors
-    /// Those of opening.
+    /// The error of opening.
     pub fn open_while(
         &self,
         settings: Settings,
@@ -294,7 +294,7 @@ impl ArchiveDir {
     /// for what they occupy there.
     ///
     /// # Errors
-    /// Those of opening.
+    /// The error of opening.
     pub fn open_to_read(&self, memory: u64) -> Result<Arc<Archive>> {
         let settings = Settings { memory, ..Settings::default() };
         let files: Arc<dyn Files> = match self.nodes(false, false)? {
@@ -309,7 +309,7 @@ impl ArchiveDir {
     /// Opens it for looking, and for noting and mending what is found, where that is ours to do.
     ///
     /// # Errors
-    /// Those of opening.
+    /// The error of opening.
     pub fn open_to_mend(&self, memory: u64) -> Result<Arc<Archive>> {
         let settings = Settings { memory, ..Settings::default() };
         match Directory::open_as(&self.path, true, word()).and_then(|_| self.open(settings)) {

@@ -66,7 +66,7 @@ impl ClusterWork {
     /// Makes everything durable and detaches the volumes.
     ///
     /// # Errors
-    /// Those of the cluster.
+    /// The errors of the cluster.
     pub fn close(mut self) -> Result<()> {
         self.stop_tending();
         self.exports.close()

@@ -115,7 +115,7 @@ impl Drop for Keeper {
 /// too.
 ///
 /// # Errors
-/// Those of looking at it.
+/// The error of looking at it.
 pub fn found(folder: &Path) -> Result<Option<Claim>> {
     const MOST: u64 = 64 << 10;
     let file = Directory::open(folder, false)?.small(CLAIM, MOST)?;

@@ -1,5 +1,5 @@
-//! What opens stores: files, folders, claims, control sockets. The command uses it where this
-//! library has no call yet; nothing of it is stable.
+//! The parts that open stores: files, folders, claims, control sockets. The command uses it where
+//! this library has no call yet; nothing of it is stable.
 
 pub mod archive_dir;
 pub mod archive_work;

@@ -1,4 +1,4 @@
-//! What the operator says for the whole process, and what the operator is told beside a result.
+//! The operator's word for the whole process, and what the operator is told beside a result.
 
 use std::sync::OnceLock;
 
@@ -15,7 +15,7 @@ pub fn give(word: Word, warn: fn(&str)) {
     let _ = WARN.set(warn);
 }
 
-/// What the operator gave their word for.
+/// The facts for which the operator gave their word.
 #[must_use]
 pub fn word() -> Word {
     WORD.get().copied().unwrap_or_default()

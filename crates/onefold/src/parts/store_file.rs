@@ -201,7 +201,7 @@ fn read_superblock(path: &Path) -> Result<Superblock> {
 /// True when a block of the first or last MiB of `path` holds anything.
 ///
 /// # Errors
-/// Those of the system.
+/// `Io`: the system failed.
 pub fn holds_something(path: &Path, blocks: u64) -> Result<bool> {
     const EDGE: u64 = 256;
     let edges = (0..EDGE.min(blocks)).chain(blocks.saturating_sub(EDGE)..blocks);

@@ -17,7 +17,7 @@ use onefold_console::{
     size::{Size, counted, grouped},
 };
 
-/// What was found.
+/// The result.
 #[derive(Debug, Serialize)]
 struct Found {
     streams: u64,
@@ -64,7 +64,7 @@ pub(crate) enum Depth {
     Repair,
 }
 
-/// What is asked for.
+/// The kind of the check.
 #[derive(Clone, Copy)]
 pub(crate) struct Extent<'a> {
     pub(crate) depth: Depth,
@@ -101,7 +101,7 @@ pub(crate) fn run(directory: &ArchiveDir, extent: Extent<'_>, json: bool) -> Res
     if repairs {
         match restore(&archive, &report) {
             Ok(restored) => made.restored = restored,
-            // What was found is told all the same.
+            // The findings are told all the same.
             Err(error) => made.not_restored = Some(error.to_string()),
         }
         if made.restored.chunks > 0 {
@@ -141,7 +141,7 @@ fn what(path: &Path, only: Option<&str>) -> String {
     )
 }
 
-/// What was mended.
+/// The repaired parts.
 #[derive(Default)]
 struct Made {
     index_entries: Option<u64>,

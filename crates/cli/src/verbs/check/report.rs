@@ -31,7 +31,7 @@ pub(super) fn checked(report: &Report) -> serde_json::Value {
     })
 }
 
-/// What there is, and what a person may want to know although it is not wrong.
+/// The content of the store, and facts that a person may want to know although they are not wrong.
 pub(super) fn counts(report: &Report) {
     let size = |blocks: u64| Size(blocks * BLOCK_BYTES as u64);
     output::line(format_args!(

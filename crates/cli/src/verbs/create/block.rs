@@ -305,7 +305,7 @@ fn format(disk: &FileDisk, options: &Options, algorithm: Algorithm, blocks: u64)
         ..Format::new(random_bytes()?, random_bytes()?, blocks)
     };
     if disk.is_device() {
-        // Whoever works on an older store there stops at its next look.
+        // A process that works on an older store there stops at its next look.
         clear(disk)?;
     }
     Engine::format(disk, &format).map_err(|e| match e.kind() {

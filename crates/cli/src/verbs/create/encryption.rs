@@ -1,4 +1,4 @@
-//! What is told of encryption when a store is made.
+//! The sentence about encryption when a store is made.
 
 /// True of every store, until stores can be encrypted.
 pub(super) const NOT_ENCRYPTED: &str =

@@ -77,7 +77,7 @@ pub(crate) struct Options {
     json: bool,
 }
 
-/// What was found, in blocks of 4096 bytes.
+/// The estimate, in blocks of 4096 bytes.
 #[derive(Debug, Serialize)]
 struct Estimate {
     files: u64,
@@ -88,7 +88,7 @@ struct Estimate {
     /// Different blocks: what a store would hold.
     different_blocks: u64,
     duplicate_blocks: u64,
-    /// What a store would hold, in bytes.
+    /// The bytes that a store would hold.
     stored_bytes: u64,
     /// All bytes for each byte stored.
     ratio: f64,
@@ -102,7 +102,7 @@ struct Estimate {
     unreadable: u64,
 }
 
-/// What the threads add up.
+/// The sums of the threads.
 #[derive(Default)]
 struct Sums {
     blocks: AtomicU64,

@@ -1,4 +1,4 @@
-//! What was seen: every fingerprint while there is room, then a sample of them.
+//! The tally of blocks: every fingerprint while there is room, then a sample of them.
 //!
 //! A fingerprint belongs to the sample of level k when k bits of it are zero, so that one of 2^k
 //! does. When the set is full the level rises and half of it is dropped. Whether two blocks are
@@ -36,7 +36,7 @@ impl Hasher for OwnBits {
     }
 }
 
-/// What is known of a block.
+/// The account of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     /// It was seen before.

@@ -114,12 +114,12 @@ fn send(archive: &Arc<Archive>, stream: &Stream, out: &SyncSender<Result<Vec<Ent
         pass(&mut reader, stream, &mut |entries| out.send(Ok(entries)).map_err(|_| gone()))
     });
     if let Err(error) = read {
-        // Who does not want it has a reason of their own.
+        // A reader who does not want it has a reason of their own.
         let _ = out.send(Err(error));
     }
 }
 
-/// What a tree holds, as `ls` shows it.
+/// The content of a tree, as `ls` shows it.
 pub(crate) fn show(entry: &Entry) {
     let (kind, bytes, target) = match &entry.what {
         What::Directory => ('d', 0, None),

@@ -189,7 +189,7 @@ fn to_output(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()>
     let mut held: Vec<u8> = Vec::with_capacity(OUT_BYTES * 2);
     let mut gone = false;
     let mut write = |bytes: &[u8]| match out.write_all(bytes) {
-        // Who reads has seen enough.
+        // The reader has seen enough.
         Err(e) if e.kind() == ErrorKind::BrokenPipe => {
             Err(Error::new(Kind::Stopped, "the reader is gone"))
         }

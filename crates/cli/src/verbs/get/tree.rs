@@ -19,7 +19,7 @@ use super::{
 };
 use onefold_console::progress::Progress;
 
-/// What was not restored as it was.
+/// The parts that were not restored as they were.
 pub(super) struct Missing {
     pub(super) left_out: LeftOut,
     /// Files of which only a part was stored.

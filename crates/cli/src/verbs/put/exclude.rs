@@ -17,7 +17,7 @@ use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use onefold_console::failure::Failure;
 use onefold_core::Error;
 
-/// What is left out of a tree.
+/// The patterns of paths that are left out of a tree.
 pub(super) struct Exclude {
     /// The tree's root from the root of the system, without the first `/`.
     root: PathBuf,

@@ -117,7 +117,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// What only archives know.
+    /// Figures that only archives know.
     fn is_about_archives(&self) -> bool {
         self.recursive.is_some() || self.is_about_trees() || self.degraded || self.no_wait
     }
@@ -128,7 +128,7 @@ impl Options {
     }
 }
 
-/// What was stored.
+/// The outcome of a put.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Stored {
     name: String,

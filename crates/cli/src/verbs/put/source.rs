@@ -1,4 +1,4 @@
-//! What is stored: standard input, a file with its holes, a directory with all that is in it.
+//! The sources of a put: standard input, a file with its holes, a directory with all that is in it.
 
 use std::{
     ffi::OsStr,
@@ -25,7 +25,7 @@ use onefold_core::{
 use super::exclude::Exclude;
 use onefold::parts::control::stream::Intake;
 
-/// What a put reads.
+/// The source of a put.
 pub(super) enum Source {
     Input,
     File(PathBuf),
@@ -38,14 +38,14 @@ pub(super) struct Tree {
     pub(super) exclude: Arc<Exclude>,
     pub(super) without_caches: bool,
     pub(super) one_file_system: bool,
-    /// What can't be read makes the put fail, instead of being left out.
+    /// A path that can't be read makes the put fail, instead of being left out.
     pub(super) strict: bool,
-    /// What could not be read.
+    /// Paths that could not be read.
     pub(super) skipped: AtomicU64,
 }
 
 impl Source {
-    /// What is known about its size beforehand; 0 for nothing.
+    /// Its size as far as it is known beforehand; 0 for nothing.
     pub(super) fn total(&self) -> Result<u64> {
         match self {
             Source::File(path) => length(path, &open(path)?),
@@ -107,7 +107,7 @@ fn length(path: &Path, file: &File) -> Result<u64> {
 fn feed_file(feeder: &mut dyn Intake, file: &File, end: u64) -> Result<()> {
     let mut at = 0;
     let ranges = read_ranges(feeder, file, end, &mut at)?;
-    // What lies behind the last data, or was cut off meanwhile.
+    // The bytes behind the last data, or cut off meanwhile.
     if ranges && at < end { feeder.zeroes(end - at) } else { Ok(()) }
 }
 

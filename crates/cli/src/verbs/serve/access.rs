@@ -18,11 +18,11 @@ const FILE_BYTES_MAX: u64 = 32 << 20;
 /// Lines with patterns for one peer at most: each name that it asks for is compared with each.
 const PATTERNS_MAX: usize = 1024;
 
-/// What the file says, by peer.
+/// The content of the file, by peer.
 #[derive(Debug, Default)]
 pub(super) struct Access(HashMap<Peer, Given>);
 
-/// What the lines of one peer give it.
+/// The rights that the lines of one peer give it.
 #[derive(Debug, Default)]
 struct Given {
     /// Volumes by their names.
@@ -67,7 +67,7 @@ impl Access {
     /// Reads the file.
     ///
     /// # Errors
-    /// Those of the system, and `InvalidInput` with the number of a line that makes no sense.
+    /// `Io`, and `InvalidInput` with the number of a line that makes no sense.
     pub(super) fn read(path: &Path) -> Result<Access> {
         let failed = |e| Error::from_io(path.display(), e);
         // A pipe would have the server wait for its other end.

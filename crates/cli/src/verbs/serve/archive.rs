@@ -152,7 +152,7 @@ fn socket(directory: &Path) -> std::path::PathBuf {
     name.into()
 }
 
-/// What the server of an archive tells of itself.
+/// The report of an archive's server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::verbs) struct ArchiveServer {
     pub(in crate::verbs) pid: u32,

@@ -1,4 +1,4 @@
-//! What a server answers to the verbs that reach it through the control socket.
+//! A server's answers to the verbs that reach it through the control socket.
 
 use std::{sync::Arc, time::Instant};
 

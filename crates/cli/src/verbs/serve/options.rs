@@ -1,4 +1,4 @@
-//! What `onefold serve` can be told, and what all three engines do alike with it.
+//! The options of `onefold serve`, and the work on them that all three engines share.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

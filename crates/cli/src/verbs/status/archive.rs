@@ -47,11 +47,11 @@ struct Stats {
     placement: &'static str,
     delay: Option<u32>,
     batch: Option<u32>,
-    /// What containers of each class hold; in an archive with round-robin all are plain.
+    /// The content of the containers of each class; in an archive with round-robin all are plain.
     classes: Vec<ClassLine>,
-    /// What stands replicated, with its copies.
+    /// Bytes that stand replicated, with their copies.
     replicated_bytes: u64,
-    /// What writing cost since the archive was made.
+    /// The cost of writing since the archive was made.
     work: WorkLine,
     /// Nodes that do not count, and why.
     absent: Vec<Absent>,

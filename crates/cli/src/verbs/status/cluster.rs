@@ -13,7 +13,7 @@ use onefold_console::{failure::Failure, output, size::Size};
 const LOOK_MIN: f64 = 2.0;
 const LOOK_MAX: f64 = 4.0;
 
-/// What `status` shows.
+/// The report of `status`.
 pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
     let opened = Opened::look(store)?;
     let (before, begun) = (opened.session.published()?, Instant::now());
@@ -99,7 +99,7 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What servers and workers do, and in how many seconds: until all have said something twice, two
+/// The rates of servers and workers, and the seconds that they cover: until all have said something twice, two
 /// seconds at least and four at most.
 fn look_on(
     session: &Session,

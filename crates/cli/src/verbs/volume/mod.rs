@@ -296,7 +296,7 @@ fn blocks_of(ranges: &[ByteRange]) -> Result<Vec<Range<u64>>, Failure> {
     Ok(no_dedup.ranges().to_vec())
 }
 
-/// What was done, for the person who asked and for the server's log.
+/// The outcome, for the person who asked and for the server's log.
 pub(crate) fn said(request: &Request) -> String {
     match request {
         Request::VolumeCreate { name, bytes, .. } => {

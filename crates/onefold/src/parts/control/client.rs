@@ -97,7 +97,7 @@ impl Client {
     /// Asks, and gives the answer.
     ///
     /// # Errors
-    /// What the server says, or `Io` when it goes away.
+    /// The server's, or `Io` when it goes away.
     pub fn ask<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T> {
         self.ask_long(request, &mut |_, _, _| {})
     }
@@ -127,7 +127,7 @@ impl Client {
     /// of [`ask_long`](Self::ask_long).
     ///
     /// # Errors
-    /// What the server says, or `source`, or `Io` when the server goes away.
+    /// The server's, or `source`, or `Io` when the server goes away.
     pub fn send<T: DeserializeOwned + Send>(
         &mut self,
         request: &Request,

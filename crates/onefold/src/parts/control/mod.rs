@@ -1,8 +1,8 @@
 //! The control socket: how verbs reach a store that is being served.
 //!
 //! One line of JSON asks, and lines of JSON answer: any number that tell progress, then one that
-//! ends it. Who may ask is checked by the socket itself ([`onefold_backend::peer`]): root and the
-//! user of the server. [`places`] says where the socket is.
+//! ends it. The right to ask is checked by the socket itself ([`onefold_backend::peer`]): root and
+//! the user of the server. [`places`] says where the socket is.
 
 mod client;
 pub mod places;
@@ -25,7 +25,7 @@ const LINE_MAX: u64 = 64 << 20;
 /// Longest request in bytes: two names of volumes with room to spare.
 const REQUEST_MAX: u64 = 8 << 10;
 
-/// What can be asked of a server.
+/// The requests to a server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "kebab-case")]
 pub enum Request {
@@ -220,7 +220,7 @@ mod tests {
                     _ => line.insert(at, below(256) as u8),
                 }
             }
-            // What a server makes of it; deep nesting ends at the parser's own limit.
+            // The server's reading of it; deep nesting ends at the parser's own limit.
             understood += u32::from(serde_json::from_slice::<Request>(&line).is_ok());
         }
         assert!(understood > 4000, "{understood}");

@@ -27,7 +27,7 @@ use onefold_core::{Error, Kind, Result};
 /// Directories of services, and root's own.
 const SERVICES: &str = "/run/onefold";
 
-/// What `--control` said.
+/// The value of `--control`.
 static CHOSEN: OnceLock<PathBuf> = OnceLock::new();
 
 /// Takes note of `--control`, once and before anything else is asked.

@@ -41,19 +41,19 @@ const TELL_EVERY: Duration = Duration::from_millis(200);
 /// How long open connections may take to end when the server stops.
 const END_WAIT: Duration = Duration::from_secs(10);
 
-/// What answers requests.
+/// The handler of requests.
 pub trait Served: Send + Sync + 'static {
     /// Answers a request; `progress` tells how far long work is, and fails when it should be given
     /// up.
     ///
     /// # Errors
-    /// What the client is told.
+    /// The answer to the client.
     fn answer(&self, request: Request, progress: &mut Tell<'_>) -> Result<serde_json::Value>;
 
     /// Answers a request that a stream follows.
     ///
     /// # Errors
-    /// What the client is told.
+    /// The answer to the client.
     fn take(
         &self,
         request: Request,

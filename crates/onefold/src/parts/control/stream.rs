@@ -39,7 +39,7 @@ pub trait Intake {
     /// The next bytes begin a chunk: a file begins.
     fn border(&mut self) -> Result<()>;
 
-    /// What follows is another recipe.
+    /// Ends a recipe: another one follows.
     fn end_recipe(&mut self) -> Result<()>;
 
     /// Something of the tree could not be read.
