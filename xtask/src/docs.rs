@@ -22,7 +22,14 @@ use crate::{
 };
 
 /// Documents with sessions.
-const SESSIONS: [&str; 3] = ["README.md", "docs/operating.md", "docs/laboratory.md"];
+const SESSIONS: [&str; 6] = [
+    "README.md",
+    "docs/tutorial/block.md",
+    "docs/tutorial/archive.md",
+    "docs/tutorial/cluster.md",
+    "docs/operating.md",
+    "docs/laboratory.md",
+];
 
 /// Runs all sessions and follows all links.
 pub(crate) fn run() -> Result<Tally> {
@@ -87,7 +94,9 @@ fn commands(text: &str) -> Vec<String> {
 fn documents() -> Result<Vec<PathBuf>> {
     let root = machine::root();
     let mut found = Vec::new();
-    for directory in [root.clone(), root.join("docs"), root.join("docs/decisions")] {
+    for directory in
+        [root.clone(), root.join("docs"), root.join("docs/decisions"), root.join("docs/tutorial")]
+    {
         for entry in fs::read_dir(&directory)?.flatten() {
             if entry.path().extension().is_some_and(|extension| extension == "md") {
                 found.push(entry.path());
