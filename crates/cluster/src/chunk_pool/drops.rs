@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl ChunkPool {
-    /// Does the drops of a map that are pending, and collects what nobody refers to.
+    /// Does the pending drops of a map, and removes chunks to which nothing refers any more.
     pub(crate) fn drop_references(&self, drops: &[(Chunk, Reference)]) -> Result<(), Refusal> {
         let ops: Vec<Write> =
             drops.iter().map(|(chunk, reference)| self.drop_op(chunk, reference)).collect();
