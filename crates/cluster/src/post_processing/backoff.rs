@@ -12,7 +12,7 @@ const STEPS_MIN: usize = 8;
 /// So many times the median is slow.
 const SLOW: u32 = 4;
 
-/// What is faster is never slow: clocks and schedulers differ by as much.
+/// A step faster than this never counts as slow: clocks and schedulers vary by as much.
 const NOISE: Duration = Duration::from_millis(2);
 
 /// Each slow step in a row doubles the pause, up to so many times the first one.
