@@ -48,7 +48,7 @@ pub struct ControlListener {
     listener: UnixListener,
     directory: OwnedFd,
     name: CString,
-    /// Which file the socket is.
+    /// Device and inode of the socket.
     identity: (u64, u64),
     closed: AtomicBool,
 }

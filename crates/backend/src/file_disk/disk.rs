@@ -70,13 +70,13 @@ impl FileDisk {
         self.device
     }
 
-    /// What it was opened for.
+    /// The access with which the disk was opened.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// What was asked of it so far.
+    /// Counters of the requests so far.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -192,7 +192,8 @@ impl FileDisk {
         self.look_around()
     }
 
-    /// What is durable in a file that nobody will find again is lost.
+    /// Checks that the file or device is as it was: durable data in a file that nobody can find
+    /// again are lost.
     fn look_around(&self) -> Result<()> {
         self.standing.look(self.fd(), &self.name)?;
         self.backing

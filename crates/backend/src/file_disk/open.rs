@@ -288,9 +288,9 @@ pub fn device_bytes(path: &Path) -> Result<u64> {
         .map_err(|e| Error::from_io(format!("cannot learn the size of {}", path.display()), e))
 }
 
-/// One block of the regular file or block device at `path`, or `None` when it ends before. It takes
-/// no lock, so that it works while somebody has the store open; a block that is being written may
-/// then come torn.
+/// One block of the regular file or block device at `path`, or `None` when the file ends before it.
+/// No lock is acquired, so this works while another process has the store open. A block that is
+/// being written may then be torn.
 ///
 /// # Errors
 /// As [`Options::open`] for reading, without its locks.
@@ -314,8 +314,8 @@ struct Found {
     device: bool,
 }
 
-/// What is at `path`, before it is opened: opening a pipe would wait, and devices take flags of
-/// their own.
+/// The kind of file at `path`, before it is opened: opening a pipe would wait, and devices need
+/// flags of their own.
 fn look(path: &Path) -> Result<Found> {
     let kind = fs::metadata(path).map_err(|e| explain_open(path, Access::ReadOnly, e))?.file_type();
     let shown = path.display();

@@ -37,7 +37,7 @@ const LOCKERS: usize = 4096;
 /// Longest option that is looked at.
 const SETTING: usize = 4096;
 
-/// A connection. It ends when the last I/O context is gone.
+/// A connection. The connection ends when its last I/O context is dropped.
 pub struct Connection {
     library: &'static Library,
     cluster: Handle,
@@ -74,7 +74,7 @@ pub(super) fn refusal(code: c_int) -> Refusal {
         Errno::CANCELED | Errno::RANGE | Errno::OVERFLOW => Refusal::Mismatch,
         Errno::BUSY => Refusal::Busy,
         Errno::NOSPC | Errno::DQUOT => Refusal::Full,
-        // What Ceph calls EBLOCKLISTED.
+        // Ceph's EBLOCKLISTED.
         Errno::SHUTDOWN => Refusal::Fenced,
         Errno::TIMEDOUT => Refusal::Unknown,
         Errno::OPNOTSUPP => Refusal::Unsupported,
@@ -264,7 +264,7 @@ impl Connection {
         if code < 0 {
             let prefix = command["prefix"].as_str().unwrap_or("a command");
             if is_denied(code) {
-                // What only looks is what everybody may who may read.
+                // Commands that only read are allowed to every user who may read.
                 let right = if prefix.contains("application") {
                     format!("allow command \"{prefix}\"")
                 } else {

@@ -71,7 +71,7 @@ const RECOVERY_AGE: Duration = Duration::from_secs(5);
 /// for what makes room.
 const RESERVE: u64 = 1 << 30;
 
-/// What is known of the free space.
+/// The last answer about the free space.
 struct Free {
     at: Option<Instant>,
     enough: bool,
@@ -350,7 +350,7 @@ impl ObjectStore for RadosObjects {
     fn recovers(&self) -> bool {
         let mut known = self.recovers.lock();
         if known.is_none_or(|(at, _)| at.elapsed() >= RECOVERY_AGE) {
-            // It is advice: who may not ask is told that all is well.
+            // The answer is advice: without the right to ask, assume that nothing recovers.
             *known = Some((Instant::now(), self.connection.recovers().unwrap_or(false)));
         }
         known.is_some_and(|(_, recovers)| recovers)

@@ -1,7 +1,8 @@
 //! The directories from a root down to the one at hand.
 //!
-//! Those near the root and those near the end stay open. One between them is closed, and opened
-//! again as the parent of the one below it; it counts only when it is still the same directory.
+//! The directories near the root and those near the end stay open. A directory between them is
+//! closed, and opened again as the parent of the one below it. It must then still be the same
+//! directory.
 
 use std::os::fd::OwnedFd;
 

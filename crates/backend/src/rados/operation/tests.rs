@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::*;
 
-/// What the stand-in still has to write when the reply comes.
+/// The result that the stand-in writes when it replies.
 type Reply = Box<dyn FnOnce() + Send>;
 
 /// An operation of the stand-in.
