@@ -9,16 +9,16 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::limits::Limits;
 
-/// What is left for larger buffers.
+/// The memory that remains for larger buffers.
 pub(crate) struct Buffers {
     left: AtomicUsize,
-    /// All that there is.
+    /// The memory at the start.
     all: usize,
     /// Peers that are there now; with more than one, none gets more than half.
     pub(crate) peers: AtomicUsize,
 }
 
-/// What the connections of one peer, or of one volume of a peer, have of it.
+/// The memory lent to the connections of one peer, or of one volume of a peer.
 #[derive(Default)]
 pub(crate) struct Share {
     bytes: AtomicUsize,
@@ -34,7 +34,7 @@ pub(crate) struct Borrower<'a> {
     pub(crate) volume: &'a Share,
 }
 
-/// What a connection got of it, until it ends.
+/// The memory lent to a connection, until the connection ends.
 pub(crate) struct Loan<'a> {
     of: &'a Buffers,
     to: Borrower<'a>,
@@ -53,7 +53,7 @@ impl Buffers {
         Loan { of: self, to, bytes: 0 }
     }
 
-    /// What one peer, and one of its volumes, may have.
+    /// The most memory that one peer, and one of its volumes, may have.
     fn most(&self, peer: &Share) -> (usize, usize) {
         let of_peer = if self.peers.load(Relaxed) > 1 { self.all / 2 } else { self.all };
         (of_peer, if peer.volumes.load(Relaxed) > 1 { of_peer / 2 } else { of_peer })

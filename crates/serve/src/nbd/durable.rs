@@ -23,7 +23,7 @@ pub(crate) const LATE_HELPERS: usize = 1;
 /// Requests for which memory is kept while none wait.
 const KEPT: usize = 64;
 
-/// What a request waits for.
+/// The event that a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Until {
     /// The changes of a ticket are durable.

@@ -1,4 +1,4 @@
-//! What a client may ask of the server, as named numbers with their reasons.
+//! The limits on a client's requests, as named numbers with their reasons.
 
 use std::time::Duration;
 
@@ -76,7 +76,7 @@ pub const AWAKE: Duration = Duration::from_micros(50);
 /// Extents in one status reply: 8 to 16 bytes each, so that a reply stays at 32 KiB.
 pub const EXTENTS: usize = 2048;
 
-/// What a client may ask of the server; [`Limits::default`] gives the constants of this module.
+/// The limits on a client's requests; [`Limits::default`] gives the constants of this module.
 ///
 /// A connection holds at most `receive_bytes + 2 * whole_read_bytes` and its replies, whatever it
 /// sends, [`IDLE_BYTES`] while it waits for its client, and all of them together at most

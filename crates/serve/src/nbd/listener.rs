@@ -32,7 +32,7 @@ const SOCKET_PATH_BYTES: usize = 107;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Who may connect to a UNIX socket, by its file.
+/// The users who may connect to a UNIX socket, set on the socket's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
     /// Permission bits; connecting needs that of writing.
@@ -169,7 +169,7 @@ fn lets_anybody_in(what: impl std::fmt::Display) -> Error {
     )
 }
 
-/// What a name in a directory is, itself.
+/// The metadata of a name in a directory; a link is not followed.
 fn look(directory: &OwnedFd, name: impl rustix::path::Arg) -> rustix::io::Result<Stat> {
     statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
 }
@@ -208,7 +208,7 @@ impl PrivateDirectory<'_> {
                         Mode::empty(),
                     )?;
                     let found = fstat(&inside)?;
-                    // Whoever may write to the parent could have put another one there.
+                    // A user who may write to the parent could have replaced the directory.
                     let ours = found.st_uid == rustix::process::geteuid().as_raw()
                         && found.st_mode & 0o077 == 0;
                     return if ours {
@@ -245,7 +245,8 @@ impl PrivateDirectory<'_> {
             )?;
         }
         if reach != Reach::default() {
-            // Whatever the mask of the process is; nobody else can enter the directory.
+            // The mode is set whatever the mask of the process is; nobody else can enter the
+            // directory.
             rustix::fs::chmodat(
                 &self.inside,
                 SOCKET_NAME,
@@ -302,7 +303,7 @@ impl<'a> Place<'a> {
                 return Err(Error::new(Kind::Denied, text));
             }
             let locked = flock(&held, FlockOperation::NonBlockingLockExclusive);
-            // Who had it before has removed it.
+            // The process that had the lock before may have removed the file.
             let still_there =
                 look(directory, &lock).is_ok_and(|there| identity(&there) == identity(&found));
             match locked {
@@ -344,7 +345,7 @@ impl<'a> Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        // It is locked still, so that nobody else has it.
+        // The file is still locked, so no other process has it.
         let _ = unlinkat(self.directory, &self.lock, AtFlags::empty());
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use onefold_core::VolumeLimits;
 
-/// What may be done at once after a rest: as much as the rate allows in this time.
+/// The burst that is allowed after a rest: as much as the rate allows in this time.
 const BURST: Duration = Duration::from_millis(100);
 
 /// When what was done is paid for.

@@ -56,7 +56,7 @@ impl From<Error> for Refusal {
     }
 }
 
-/// Which request a reply answers.
+/// The request that a reply answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Of {
     pub(crate) cookie: u64,
@@ -214,7 +214,7 @@ impl Replies {
         self.end_small(start);
     }
 
-    /// What a range holds, as lengths and states of the context `context`; not in the simple
+    /// The extents of a range, as lengths and states of the context `context`; not in the simple
     /// dialect.
     pub(crate) fn status(
         &mut self,
@@ -275,11 +275,11 @@ impl Replies {
         }
     }
 
-    /// Sends everything, and is empty then. `data` is what the ranges of [`data`](Replies::data)
-    /// mean.
+    /// Sends all replies, and empties the list. `data` holds the bytes that the ranges of
+    /// [`data`](Replies::data) refer to.
     ///
     /// # Errors
-    /// Those of the connection; the replies are lost then.
+    /// The errors of the connection; the replies are lost then.
     pub(crate) fn send<W: Write>(&mut self, outbox: &Outbox<W>, data: &[u8]) -> io::Result<()> {
         if self.is_empty() { Ok(()) } else { self.send_held(&mut outbox.hold(), data) }
     }
@@ -334,7 +334,7 @@ impl<W: Write> Held<'_, W> {
     /// Sends the parts one after the other.
     ///
     /// # Errors
-    /// Those of the connection, also of an earlier failure.
+    /// The errors of the connection, also of an earlier failure.
     pub(crate) fn send<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
         if self.0.broken {
             return Err(io::ErrorKind::BrokenPipe.into());

@@ -17,7 +17,7 @@ use super::limits::{LOOK, Limits};
 
 /// Ends both directions; threads that wait on the socket return.
 pub(crate) fn hang_up(socket: &OwnedFd) {
-    // It fails only when the other side was faster.
+    // Shutting down fails only when the other side was faster.
     let _ = shutdown(socket, Shutdown::Both);
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Receiver<'a> {
     brisk: bool,
     /// Others need the processor: the thread sleeps at once.
     crowd: CpuContention,
-    /// What the crowd's times count from.
+    /// The start of the times that are kept for all connections.
     born: Instant,
     /// How long a client may be silent after its handshake.
     idle: Option<Duration>,
@@ -49,14 +49,14 @@ pub(crate) struct Receiver<'a> {
     activity: Arc<Activity>,
 }
 
-/// What a connection does, for others to look at.
+/// The state of a connection, for other threads to look at.
 pub(crate) struct Activity {
     since: Instant,
     /// When the client was last heard, in milliseconds since the server was made.
     heard: AtomicU64,
-    /// It has a working place.
+    /// True while the connection has a working place.
     works: AtomicBool,
-    /// It waits for its client to send, or to take what is sent.
+    /// True while the connection waits for its client to send or to receive.
     waits: AtomicBool,
 }
 

@@ -38,11 +38,11 @@ struct Waiting {
 pub(crate) struct Turn<'a> {
     of: &'a Turns,
     holder: Holder,
-    /// What the work cost.
+    /// The cost of the work.
     pub(crate) cost: u64,
 }
 
-/// That a connection is there, until it is dropped.
+/// Counts a connection as present, until it is dropped.
 pub(crate) struct Presence<'a> {
     of: &'a Turns,
     holder: Holder,
