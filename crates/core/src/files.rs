@@ -23,7 +23,7 @@ pub trait Files: Send + Sync {
     /// All names, sorted.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn names(&self) -> Result<Vec<String>>;
 
     /// Makes an empty file.
@@ -52,10 +52,10 @@ pub trait Files: Send + Sync {
     /// `NotFound`, and those of the system.
     fn remove(&self, name: &str) -> Result<()>;
 
-    /// Makes names durable that were made or removed.
+    /// Makes created and removed names durable.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn sync_names(&self) -> Result<()>;
 
     /// Locks the file `name`, which is there; waits for it when `wait` is set.
@@ -96,13 +96,13 @@ pub trait Files: Send + Sync {
         Ok(())
     }
 
-    /// Makes these bytes of a file durable without writing, as a reader does; they are what it read
-    /// at byte `at`, and somebody wrote them who may have been killed before their sync, or
-    /// whose sync failed: then memory may have what the medium lacks. True when as many copies have
-    /// them as a change needs: otherwise they may vanish with the copies that do.
+    /// Makes these bytes of a file durable without writing. A reader calls this with the bytes that
+    /// it read at byte `at`. Their writer may have been killed before its sync, or its sync may
+    /// have failed, so memory may have bytes that the medium lacks. True when as many copies have
+    /// them as a change needs; otherwise they may vanish with the copies that have them.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn keeps(&self, name: &str, at: u64, bytes: &[u8]) -> Result<bool> {
         self.open(name)?.keeps(at, bytes)
     }
@@ -116,17 +116,16 @@ pub trait Files: Send + Sync {
 /// A file. Reads see writes at once; a write is durable after a later [`sync`](File::sync), and
 /// torn at any 512 bytes until then.
 pub trait File: Send + Sync {
-    /// Bytes up to its end.
+    /// The length in bytes.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn bytes(&self) -> Result<u64>;
 
-    /// Bytes of the file that take space on the medium, as far as that is known: what a hole has of
-    /// its length, it does not have of these.
+    /// Bytes of the file that use space on the medium, as far as that is known; holes do not count.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn occupied(&self) -> Result<u64> {
         self.bytes()
     }
@@ -134,7 +133,7 @@ pub trait File: Send + Sync {
     /// Fills `into` from byte `at` on; returns how much there was before the end.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize>;
 
     /// Writes `data` at byte `at`; the file grows as needed.
@@ -156,20 +155,20 @@ pub trait File: Send + Sync {
         Ok(())
     }
 
-    /// As [`read_at`](File::read_at), of the medium as far as the system allows it: first what lies
-    /// in memory and is written is dropped from there.
+    /// As [`read_at`](File::read_at), but from the medium as far as the system allows it: first
+    /// drops written pages of the file from memory.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn read_from_medium(&self, at: u64, into: &mut [u8]) -> Result<usize> {
         self.read_at(at, into)
     }
 
-    /// Syncs, and looks whether the medium has these bytes then: after a sync that failed in
-    /// another process, this one succeeds without them.
+    /// Syncs, and checks that the medium has these bytes afterwards. A sync that follows a failed
+    /// sync of another process succeeds without them.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn keeps(&self, at: u64, bytes: &[u8]) -> Result<bool> {
         self.sync()?;
         let mut found = vec![0; bytes.len()];
@@ -177,17 +176,17 @@ pub trait File: Send + Sync {
         Ok(n == bytes.len() && found == bytes)
     }
 
-    /// Makes all that was written before durable, and the length with it.
+    /// Makes all earlier writes durable, and the length with them.
     ///
     /// # Errors
-    /// Those of the system; what was not durable may be gone, and a second sync does not bring it
-    /// back.
+    /// The errors of the system. Data that were not durable may be gone, and a second sync does not
+    /// bring them back.
     fn sync(&self) -> Result<()>;
 
     /// Cuts the file, or lengthens it with zeroes.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn set_bytes(&self, bytes: u64) -> Result<()>;
 
     /// Takes space for a range, so that writes to it find some; the length stays.
@@ -196,9 +195,9 @@ pub trait File: Send + Sync {
     /// `NoSpace`.
     fn reserve(&self, at: u64, bytes: u64) -> Result<()>;
 
-    /// Gives the space of a range back; it reads as zeroes.
+    /// Frees the space of a range, which then reads as zeroes.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn punch(&self, at: u64, bytes: u64) -> Result<()>;
 }
