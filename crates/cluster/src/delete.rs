@@ -37,7 +37,7 @@ const GAP: u64 = 16;
 /// pieces.
 const MISSING_MAX: u64 = 1 << 16;
 
-/// Decisions about a step of an object that goes until it is an error.
+/// Most decisions about one step of deleting an object.
 const ERASURE_DECISIONS: u32 = 1000;
 
 /// Names of a page of the pool's listing.

@@ -71,7 +71,7 @@ pub struct Estimated {
     pub packed_bytes: u64,
     /// Bytes of map entries, references and objects.
     pub metadata_bytes: u64,
-    /// One of so many names was counted.
+    /// The sampling rate: one of this many names was counted.
     pub one_of: u64,
 }
 

@@ -147,7 +147,7 @@ struct NameChange<'a> {
     kernel: &'a Kernel,
     object: ObjectName,
     key: Vec<u8>,
-    /// The value that the name gets; `None` where it goes.
+    /// The value that the name gets; `None` to remove it.
     wanted: Option<Vec<u8>>,
     /// The value before the change.
     old: Option<&'a Named>,
@@ -372,8 +372,8 @@ impl<'k> Names<'k> {
 
     /// Makes an empty volume.
     ///
-    /// # Errors
-    /// `Exists` when the name is taken, `InvalidInput`, `NoSpace`.
+    /// `Exists`: the name is in use. `InvalidInput`: the name or the size is not valid. `NoSpace`:
+    /// the store is full.
     pub(crate) fn create_volume(&self, name: &str, bytes: u64) -> Result<()> {
         valid_size(bytes)?;
         valid(name)?;

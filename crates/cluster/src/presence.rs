@@ -36,7 +36,7 @@ pub(crate) struct Load {
     pub(crate) bytes: u64,
     /// True for a session that deduplicates.
     pub(crate) works: bool,
-    /// How often it published: that it goes on.
+    /// How often the session published: an increasing number shows that it is alive.
     pub(crate) beat: u64,
     /// Operations whose reply was lost.
     pub(crate) unknown: u64,
@@ -66,7 +66,7 @@ impl Load {
     }
 }
 
-/// What all sessions had published at one time.
+/// The values that all sessions had published at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Published(BTreeMap<Vec<u8>, Load>);
 

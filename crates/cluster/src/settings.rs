@@ -14,7 +14,7 @@ pub enum Dedup {
     Inline,
 }
 
-/// What a session may do and how long it waits.
+/// The limits and waiting times of a session.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Times that an operation without a reply is sent or looked for, until it is an error.

@@ -25,7 +25,7 @@ impl ChunkPool {
         self.collect_all(drops.iter().map(|(chunk, _)| *chunk)).map(|_| ())
     }
 
-    /// Does drops that are pending in an object; how many operations that took.
+    /// Does the pending drops of an object; returns how many operations they needed.
     pub(crate) fn finish_drops(&self, drops: &[(Chunk, Reference)]) -> Result<u64, Refusal> {
         if drops.is_empty() {
             return Ok(0);

@@ -334,7 +334,7 @@ impl ChunkPool {
         Ok(pairs.iter().any(|(key, _)| key != key::STATE))
     }
 
-    /// Which chunks have their references, by one read of each.
+    /// For each chunk, whether it has its reference, by one read.
     pub(crate) fn have_references(&self, named: &[(Chunk, Reference)]) -> Vec<bool> {
         let look = |(chunk, reference): &(Chunk, Reference)| Read {
             object: self.references(chunk),

@@ -172,7 +172,7 @@ pub(crate) fn corrupt(what: impl fmt::Display) -> Error {
     Error::new(Kind::Corrupt, what.to_string())
 }
 
-/// Least bytes of a chunk with so many on average, but for the last one of a run.
+/// Least bytes of a chunk for this average, except for the last chunk of a run.
 pub(crate) const fn least_cut(average: u32) -> u32 {
     let blocks = average / BLOCK * 3 / 4;
     if blocks == 0 { BLOCK } else { blocks * BLOCK }

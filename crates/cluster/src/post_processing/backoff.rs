@@ -18,7 +18,7 @@ const NOISE: Duration = Duration::from_millis(2);
 /// Each slow step in a row doubles the pause, up to so many times the first one.
 const PAUSES_MAX: u32 = 8;
 
-/// How long operations took, and until when nothing is done.
+/// How long operations took, and until when the worker pauses.
 pub(super) struct Backoff {
     /// Of an operation, on average over a step; the last steps.
     times: VecDeque<Duration>,

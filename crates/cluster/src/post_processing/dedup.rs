@@ -38,7 +38,7 @@ enum Plan {
     Hot,
     /// The chunk boundaries must move, because of these entries.
     Recut(Vec<(u32, Entry)>),
-    /// These entries are to be flipped.
+    /// Entries to be flipped.
     Flip(Vec<(u32, Entry)>),
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Job<'a> {
     listed: &'a Listed,
     plan: Plan,
     pending: Vec<(Chunk, Reference)>,
-    /// Entries that were taken care of.
+    /// Entries of the plan that are done.
     taken: usize,
     /// True when the object has more dirty entries, which the next step deduplicates.
     partial: bool,
@@ -90,7 +90,7 @@ impl Job<'_> {
         }
     }
 
-    /// The next entries, so many bytes at most, and one at least where that is wanted.
+    /// The next entries, at most `room` bytes of them; with `one` at least one entry.
     fn next(&mut self, room: u64, one: bool) -> Vec<(u32, Entry)> {
         let Plan::Flip(entries) = &self.plan else { return Vec::new() };
         if self.result.is_err() {

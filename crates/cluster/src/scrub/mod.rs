@@ -241,7 +241,7 @@ impl Scrub {
         Ok(())
     }
 
-    /// Which chunks exist with their references, by at most two reads of each.
+    /// For each chunk, whether it exists with its reference, by at most two reads.
     fn well(&self, named: &[(Chunk, Reference)]) -> Vec<bool> {
         let mut well = self.session.chunk_pool().have_references(named);
         if self.session.kernel().format().chunks == PoolKind::Erasure {

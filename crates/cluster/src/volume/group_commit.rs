@@ -94,7 +94,7 @@ impl Volume {
         self.queue.lock().ended(ticket.0)
     }
 
-    /// Waits until all writes that were taken are over, well or not.
+    /// Waits until all queued writes are over, whether they succeeded or failed.
     pub(super) fn drain(&self) {
         let last = self.queue.lock().last;
         self.over(|queue| queue.is_open(last));

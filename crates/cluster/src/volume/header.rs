@@ -44,8 +44,8 @@ pub(crate) fn name(volume: u64) -> ObjectName {
     ObjectName::metadata(format!("v.{volume:010x}"))
 }
 
-/// Which objects exist. A set bit without an object is damage. A clear bit means nothing while the
-/// volume is in use.
+/// The objects that exist. A set bit without an object is damage. A clear bit means nothing while
+/// the volume is in use.
 #[derive(Clone, Default)]
 pub(crate) struct Bits(pub(super) BTreeMap<u64, Vec<u8>>);
 

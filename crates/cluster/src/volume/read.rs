@@ -47,7 +47,8 @@ struct Job<'a> {
 enum Recall {
     /// Everything needed; `None` when the range is all zeroes.
     Known(Option<Vec<Part>>),
-    /// These bytes of the object must be read; and the revision of the owner's memory at that time.
+    /// The bytes of the object that must be read, and the revision of the owner's memory at that
+    /// time.
     Ask(u32, u32, u64),
 }
 

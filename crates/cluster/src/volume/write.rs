@@ -50,7 +50,7 @@ struct Plan {
     discarded: Option<Stamp>,
 }
 
-/// A write to one object, with the object in hand.
+/// A write to one object, which is locked.
 pub(super) struct ObjectWrite<'a, 'f> {
     volume: &'a Volume,
     index: u64,
