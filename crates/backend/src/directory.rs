@@ -234,7 +234,7 @@ impl File for DirectoryFile {
     }
 
     fn occupied(&self) -> Result<u64> {
-        // Space that was taken ahead lies behind the end.
+        // Space that was reserved lies behind the end.
         self.file
             .metadata()
             .map(|metadata| metadata.len().min(metadata.blocks() * 512))
@@ -278,7 +278,7 @@ impl File for DirectoryFile {
     fn reserve(&self, at: u64, bytes: u64) -> Result<()> {
         still(self.stands.as_ref())?;
         match rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, at, bytes) {
-            // Where nothing can be taken ahead, the write finds out.
+            // If no space can be reserved, the write itself fails.
             Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
             Err(errno) => Err(self.wrong(errno)),
         }

@@ -114,7 +114,7 @@ impl ControlListener {
         }
     }
 
-    /// Takes no more connections, and wakes who waits for one.
+    /// Accepts no more connections, and wakes the thread that waits for one.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         // A socket that listens is shut down whatever its state is.

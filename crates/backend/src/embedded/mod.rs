@@ -7,8 +7,8 @@
 //! | [`tables`] | what `redb` holds, and one operation on it |
 //! | [`guard`] | panics of `redb` on damaged tables become errors |
 //! | [`own`] | the file of `redb` for its owner |
-//! | [`look`] | the same file for who only looks |
-//! | [`trees`] | the shape of the trees in it, looked at before `redb` believes it |
+//! | [`look`] | the same file for a process that only reads |
+//! [`trees`] | the shape of the trees in it, checked before `redb` reads it |
 //! | [`blocks`] | the data file: free blocks, writing, punching |
 //!
 //! *Threads:* one thread receives all waiting operations, and applies each whole or not at all. It
@@ -67,13 +67,13 @@ const TABLES: &str = "objects.redb";
 /// The file with the data.
 const DATA: &str = "data";
 
-/// Operations in one commit, at most.
+/// Most operations in one commit.
 const GROUP: usize = 256;
 
-/// Left free on the host's file system: what commits and removals need.
+/// Bytes kept free on the host's file system, for commits and removals.
 const RESERVE: u64 = 1 << 30;
 
-/// Where a reply goes: its place in the batch, and what became of it.
+/// The channel for replies: the index in the batch, and the result.
 type Answer = mpsc::Sender<(usize, Result<Version, Refusal>)>;
 
 /// Operations of one session that go into one commit, in their order.
@@ -99,8 +99,8 @@ struct Lock {
 struct Shared {
     tables: Tables,
     blocks: Mutex<Blocks>,
-    /// Held for reading while data of a committed state is read; taken for writing before blocks
-    /// are used again.
+    /// Held for reading while data of a committed state are read; held for writing before blocks
+    /// are reused.
     reading: RwLock<()>,
     kind: PoolKind,
     fenced: Mutex<BTreeSet<String>>,
@@ -108,7 +108,7 @@ struct Shared {
     sessions: AtomicU64,
     /// Asked before a commit, and before it is acknowledged.
     stands: Option<Stands>,
-    /// The first failure of a commit: nothing is taken any more.
+    /// The first failure of a commit; later operations are refused.
     broken: Mutex<Option<Error>>,
 }
 
@@ -265,7 +265,7 @@ impl EmbeddedStore {
         Ok(EmbeddedStore { shared, queue, thread: Some(thread) })
     }
 
-    /// Another session. Nothing of it is taken any more once the store is dropped.
+    /// Another session. Its operations are refused once the store is dropped.
     #[must_use]
     pub fn session(&self) -> EmbeddedObjects {
         let number = self.shared.sessions.fetch_add(1, Relaxed) + 1;

@@ -81,7 +81,7 @@ impl Trees {
         Ok(Trees { region, heights: Mutex::default() })
     }
 
-    /// Notes that this process writes a range of the file.
+    /// Records that this process writes a range of the file, which needs no check.
     pub(super) fn write(&self, at: u64, bytes: usize) {
         let mut heights = self.heights.lock();
         let (from, to) = ((at / PAGE) as usize, (at + bytes as u64).div_ceil(PAGE) as usize);
@@ -91,7 +91,7 @@ impl Trees {
         heights[from..to].fill(OWN);
     }
 
-    /// Looks at a page that was read from a file of so many bytes.
+    /// Checks a page that was read from a file of `file_bytes` bytes.
     ///
     /// # Errors
     /// `InvalidData` when it is not where its tree has it.

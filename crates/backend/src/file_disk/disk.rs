@@ -118,7 +118,7 @@ impl FileDisk {
         }
     }
 
-    /// Runs a batch of transfers, in any order, and tells how each ended.
+    /// Runs a batch of transfers, in any order, and stores the result of each.
     fn transfer_all(&self, transfers: &mut [Transfer<'_>]) -> Vec<Result<(), Failure>> {
         let mut ends = vec![Ok(()); transfers.len()];
         let batched = self.uring && transfers.len() > 1 && ring::available();
@@ -300,7 +300,7 @@ impl Disk for FileDisk {
     }
 }
 
-/// `blocks` as the kernel takes them.
+/// `blocks` in the form that the kernel expects.
 pub(crate) fn gather<'a>(blocks: &[BlockRef<'a>]) -> Vec<IoSlice<'a>> {
     blocks.iter().map(|b| IoSlice::new(&b.block.0)).collect()
 }

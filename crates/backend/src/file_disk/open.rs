@@ -101,10 +101,10 @@ impl FileDisk {
 }
 
 impl Options {
-    /// Creates a regular file of `blocks` blocks at `path` with mode 0600, or takes the block
-    /// device that is there; then `None` blocks are all of it. A device keeps its content
-    /// unless `preallocate` is [`Preallocate::Full`]. What was created is durable on return.
-    /// `progress` hears bytes done and bytes in all while zeroes are written.
+    /// Creates a regular file of `blocks` blocks at `path` with mode 0600, or uses the block device
+    /// that is there; `None` blocks then mean the whole device. A device keeps its content unless
+    /// `preallocate` is [`Preallocate::Full`]. A file that was created is durable on return.
+    /// `progress` gets the bytes done and the bytes in all while zeroes are written.
     ///
     /// # Errors
     /// [`Kind::Exists`] for a file that is not empty, [`Kind::Busy`] while somebody has it open,

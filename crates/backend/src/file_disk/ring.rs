@@ -175,7 +175,7 @@ fn drive(
     Ok(())
 }
 
-/// Takes what completed out of the ring; returns how many.
+/// Removes completions from the ring; returns how many.
 fn reap(ring: &mut IoUring, transfers: &mut [Transfer<'_>]) -> usize {
     let mut reaped = 0;
     for completion in ring.completion() {

@@ -86,7 +86,7 @@ pub(super) fn done(code: c_int) -> Result<(), Refusal> {
     if code < 0 { Err(refusal(code)) } else { Ok(()) }
 }
 
-/// True for what somebody is told who has not the right to.
+/// True for the errors of a command that the user has no right to.
 fn is_denied(code: c_int) -> bool {
     use rustix::io::Errno;
     matches!(Errno::from_raw_os_error(-code), Errno::ACCESS | Errno::PERM)

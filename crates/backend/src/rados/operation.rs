@@ -254,7 +254,7 @@ impl Drop for Flight {
     }
 }
 
-/// Removals and what makes room are taken by a full cluster.
+/// A full cluster accepts removals and operations that free space.
 fn when_full(changes: &[Change]) -> c_int {
     let room =
         |change: &Change| matches!(change, Change::Remove | Change::DropOmap(_) | Change::Zero(..));

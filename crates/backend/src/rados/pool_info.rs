@@ -27,7 +27,7 @@ pub struct PoolInfo {
     pub kind: PoolKind,
     /// Copies of what is in it, or data and parity parts together.
     pub size: u64,
-    /// Copies or parts without which it takes no operations.
+    /// Copies or parts below which the pool accepts no operations.
     pub min_size: u64,
     /// Data parts of an erasure-coded pool; 1 for a replicated one.
     pub data_parts: u64,
@@ -76,7 +76,7 @@ impl PoolInfo {
         })
     }
 
-    /// True when it never goes on with a single copy, or never has more.
+    /// True when the pool never works with a single copy, or never has more.
     pub(super) fn survives(&self) -> bool {
         self.min_size > 1 || self.size == 1
     }
