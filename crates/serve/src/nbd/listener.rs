@@ -47,7 +47,7 @@ impl Default for Reach {
     }
 }
 
-/// A socket on which clients arrive. It never blocks.
+/// A socket on which clients arrive. Accepting never blocks.
 pub(crate) struct Listener {
     socket: OwnedFd,
     tcp: bool,

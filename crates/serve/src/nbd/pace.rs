@@ -26,7 +26,7 @@ impl Pace {
         }
     }
 
-    /// Takes in one request of so many bytes; how long it has to wait.
+    /// Counts one request of so many bytes; returns how long it has to wait.
     pub(crate) fn take(&mut self, now: Duration, bytes: u64) -> Duration {
         let requests = pay(&mut self.requests_paid, now, 1, u64::from(self.limits.iops));
         requests.max(pay(&mut self.bytes_paid, now, bytes, self.limits.bytes))

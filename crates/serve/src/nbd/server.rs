@@ -1,4 +1,4 @@
-//! The server: takes clients in, gives each a thread, and ends them all on request.
+//! The server: accepts clients, gives each a thread, and ends them all on request.
 //!
 //! *Invariants.* No unfinished handshake takes a connection from a client: there is room for some
 //! beside, and when that is full an older one gives way. Neither a peer nor, within a peer, a
@@ -165,7 +165,7 @@ impl Server {
         Ok(())
     }
 
-    /// Starts to take clients in.
+    /// Starts to accept clients.
     ///
     /// # Errors
     /// `InvalidInput` when it listens nowhere or was started before, and those of the system.

@@ -21,8 +21,8 @@ pub(crate) fn hang_up(socket: &OwnedFd) {
     let _ = shutdown(socket, Shutdown::Both);
 }
 
-/// Takes nothing new from the client; what has arrived can still be read and answered. TCP goes on
-/// receiving all the same, which is why a [`Receiver`] is told.
+/// Stops receiving from the client; bytes that have arrived can still be read, and the client still
+/// gets replies. TCP continues to receive all the same, which is why a [`Receiver`] has to know.
 pub(crate) fn stop_receiving(socket: &OwnedFd) {
     let _ = shutdown(socket, Shutdown::Read);
 }
@@ -128,7 +128,7 @@ impl<'a> Receiver<'a> {
         self.activity.heard_at(now);
     }
 
-    /// Takes what is there; `None` when there is nothing.
+    /// Receives the bytes that have arrived; `None` when there are none.
     fn receive_now(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         match recv(&*self.socket, buffer, RecvFlags::DONTWAIT) {
             Ok((received, _)) => Ok(Some(received)),
@@ -137,10 +137,10 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Takes what comes. A client that waits for each reply is back within microseconds, and
-    /// falling asleep and being woken would take longer than its request; so a thread whose
-    /// client was brisk the last time stays awake for a moment, and lets others run meanwhile.
-    /// Not on a crowded processor.
+    /// Receives bytes, and waits for them if need be. A client that waits for each reply is back
+    /// within microseconds, and falling asleep and being woken would cost more time than its
+    /// request. So a thread whose client was brisk the last time stays awake for a moment, and lets
+    /// others run meanwhile, unless the processor is crowded.
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let began = Instant::now();
         while self.brisk
