@@ -29,7 +29,7 @@ impl CpuContention {
         self.until.is_some_and(|until| now < until)
     }
 
-    /// Notes when a thread yielded and when it ran again.
+    /// Records when a thread yielded and when it ran again.
     pub fn yielded(&mut self, before: Duration, after: Duration) {
         if after.saturating_sub(before) > CROWDED {
             self.until = Some(after + CROWDED_FOR);

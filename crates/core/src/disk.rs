@@ -84,8 +84,8 @@ pub trait Disk: Send + Sync {
     /// The failure; it must not be retried.
     fn flush(&self) -> Result<()>;
 
-    /// Takes space from the host for `blocks` blocks from `at` on, so that later writes there do
-    /// not fail for lack of it. Does nothing where space was taken before.
+    /// Reserves space of the host for `blocks` blocks from `at` on, so that later writes there do
+    /// not fail for lack of it. Does nothing where space was reserved before.
     ///
     /// # Errors
     /// [`Kind::NoSpace`](crate::Kind::NoSpace) when the host has none.

@@ -189,7 +189,7 @@ pub trait File: Send + Sync {
     /// The errors of the system.
     fn set_bytes(&self, bytes: u64) -> Result<()>;
 
-    /// Takes space for a range, so that writes to it find some; the length stays.
+    /// Reserves space for a range, for later writes to it; the length stays.
     ///
     /// # Errors
     /// `NoSpace`.

@@ -71,7 +71,7 @@ pub trait Volume: Send + Sync {
     /// Durability as [`write`](Volume::write).
     ///
     /// # Errors
-    /// As [`write`](Volume::write); a full store still takes trims.
+    /// As [`write`](Volume::write); a full store still accepts trims.
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket>;
 
     /// Makes `bytes` bytes at `offset` read as zeroes. With `keep` the range shows as

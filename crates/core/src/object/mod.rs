@@ -59,8 +59,8 @@ impl fmt::Debug for ObjectName {
     }
 }
 
-/// Counts the changes of an object: it rises, by any step, and never repeats under one name, not
-/// even after removal.
+/// Counts the changes of an object: the number increases with each change, by any step, and never
+/// repeats under one name, not even after removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u64);
 
@@ -95,7 +95,7 @@ pub enum Change {
     DropOmap(Vec<Vec<u8>>),
     /// An attribute.
     SetXattr(&'static str, Vec<u8>),
-    /// The object goes, with all that is in it. The only change of its operation.
+    /// Removes the object with all of its content. The only change of its operation.
     Remove,
 }
 
@@ -211,7 +211,7 @@ pub enum Refusal {
     Mismatch,
     /// Somebody else holds the lock.
     Busy,
-    /// The store is full; removals are taken all the same.
+    /// The store is full; it still accepts removals.
     Full,
     /// This session was fenced: the store accepts no more operations of it.
     Fenced,
@@ -273,7 +273,7 @@ pub struct Page {
 pub struct Space {
     /// Bytes that it has.
     pub total: u64,
-    /// Bytes that are taken.
+    /// Bytes in use.
     pub used: u64,
 }
 
@@ -301,7 +301,8 @@ pub trait ObjectStore: Send + Sync {
     /// As operations.
     fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal>;
 
-    /// Takes an exclusive lock, or renews it; it ends after `lease` by the store's clock, or never.
+    /// Acquires an exclusive lock, or renews it; it ends after `lease` by the store's clock, or
+    /// never.
     /// The object is created.
     ///
     /// # Errors

@@ -96,7 +96,7 @@ impl Objects {
         self.objects.values().map(|object| of(object) as u64).sum()
     }
 
-    /// Applies `op`. The version rises by one and `gap`.
+    /// Applies `op`. The version increases by one and `gap`.
     ///
     /// # Errors
     /// As the trait says; nothing is changed then.
@@ -164,7 +164,7 @@ impl Objects {
         Page { names: page, next }
     }
 
-    /// Takes or renews a lock.
+    /// Acquires or renews a lock.
     ///
     /// # Errors
     /// `Busy`.
@@ -198,7 +198,7 @@ impl Objects {
         lock.until.is_none_or(|until| now < until).then(|| lock.holder.clone())
     }
 
-    /// Takes a lock away from `holder`.
+    /// Breaks the lock of `holder`.
     pub fn break_lock(&mut self, object: &ObjectName, lock: &'static str, holder: &Holder) {
         let key = (object.clone(), lock);
         if self.locks.get(&key).is_some_and(|lock| lock.holder == *holder) {
