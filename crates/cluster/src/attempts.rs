@@ -46,7 +46,7 @@ const LOOK_LIMITED: Duration = Duration::from_secs(60);
 /// Most attempts that a worker judges in one step.
 const JUDGED_MAX: usize = 256;
 
-/// Attempts that are taken back in one operation, at most: it compares each.
+/// Most attempts that one operation removes, since the operation compares each of them.
 const TAKEN_MAX: usize = 64;
 
 /// An attempt as it was found.
@@ -62,7 +62,7 @@ pub(crate) struct Attempt {
 /// The result of judging attempts.
 #[derive(Default)]
 pub(crate) struct Verdict<'a> {
-    /// References that nobody has a use for; they may be there.
+    /// References that no entry uses; they may still be in the pool.
     pub(crate) stale: Vec<(Chunk, Reference)>,
     /// Attempts that are over once these are dropped.
     over: Vec<&'a Attempt>,

@@ -327,7 +327,7 @@ impl Session {
     }
 }
 
-/// True when nothing in it names a chunk, and nobody makes it so.
+/// True when no pending drop or entry names a chunk, and no dirty entry could get one.
 fn is_bare(map: &ChunkMap) -> bool {
     debug_assert!(map.entries.len() <= ENTRIES_MAX);
     map.pending.is_empty() && map.entries.values().all(|entry| entry.base.is_none() && !entry.dirty)

@@ -372,6 +372,7 @@ impl<'k> Names<'k> {
 
     /// Makes an empty volume.
     ///
+    /// # Errors
     /// `Exists`: the name is in use. `InvalidInput`: the name or the size is not valid. `NoSpace`:
     /// the store is full.
     pub(crate) fn create_volume(&self, name: &str, bytes: u64) -> Result<()> {

@@ -59,8 +59,8 @@ impl Session {
     /// how many bytes.
     ///
     /// # Errors
-    /// `Exists` when the name is a volume's, `Busy` when somebody else put it meanwhile, `NoSpace`,
-    /// and those of `source`.
+    /// `Exists`: the name is a volume's. `Busy`: another session put it meanwhile. `NoSpace`: the
+    /// store is full. Otherwise the errors of `source`.
     pub fn put(&self, name: &str, source: &mut dyn Source) -> Result<u64> {
         let volume = || Error::new(Kind::Exists, format!("{name:?} is a volume"));
         if self.find(name)?.is_some_and(|named| named.what == What::Volume) {

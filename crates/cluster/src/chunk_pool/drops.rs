@@ -1,4 +1,4 @@
-//! Dropping references: pending drops of metadata objects, and references that nobody uses.
+//! Dropping references: pending drops of metadata objects, and references without a use.
 
 use std::collections::BTreeMap;
 

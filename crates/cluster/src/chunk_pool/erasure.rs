@@ -202,7 +202,7 @@ impl ChunkPool {
         };
         match self.kernel.write_one(&removing) {
             Ok(_) => {}
-            // Applied or not, somebody collects it later.
+            // Whether this was applied or not, the chunk is collected later.
             Err(Refusal::Missing | Refusal::Mismatch | Refusal::Unknown) => return Ok(false),
             Err(refusal) => return Err(refusal),
         }

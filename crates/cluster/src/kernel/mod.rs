@@ -1,4 +1,4 @@
-//! The kernel: the store, the format, a session's number, stamps that nobody uses again, and the
+//! The kernel: the store, the format, a session's number, stamps that are never used again, and the
 //! requests from which every step of the engine is made.
 //!
 //! | module | what |
@@ -34,7 +34,7 @@ use crate::{
 /// operations that are already under way.
 const STAMPS_MAX: u64 = (1 << Stamp::COUNTER_BITS) - (1 << 32);
 
-/// Counters of what the sessions of a process did.
+/// Counters of the work of a process's sessions.
 #[derive(Debug, Default)]
 pub struct Counts {
     /// Operations of clients.

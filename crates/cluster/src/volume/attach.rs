@@ -245,7 +245,8 @@ impl Volume {
                 op.changes.push(Change::DropOmap(vec![INLINE.to_vec()]));
             }
             match self.session.kernel().until_answered(&op) {
-                // Applied before, with the reply lost; or somebody else's: then they looked.
+                // Our write was applied before, and its reply lost; or another server is the owner
+                // now, and it rescanned the objects if need be.
                 Ok(_) | Err(Refusal::Mismatch) => {}
                 Err(refusal) => return Err(failed(refusal)),
             }

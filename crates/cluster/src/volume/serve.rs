@@ -70,7 +70,7 @@ impl onefold_core::Volume for Volume {
         self.drain_place(offset..offset + bytes);
         let (mut at, end, mut extents) = (offset, offset + bytes, Vec::<Extent>::new());
         let (mut looked, mut last, mut asked) = (None, None, 0);
-        // The rest of a huge range is for another request: nobody waits for hours.
+        // The rest of a huge range is left to another request, so that no client waits for hours.
         for _ in 0..STRETCHES {
             let index = at / self.object_bytes();
             if last.replace(index) != Some(index) {

@@ -24,7 +24,7 @@ use crate::{
     settings::{Dedup, PlantedBug},
 };
 
-/// Decisions about one write until it is an error; each needs somebody else's change in between.
+/// Most decisions about one write; each after the first follows another session's change.
 pub(super) const TURNS: u32 = 100;
 
 /// The new content of a range of an object.
