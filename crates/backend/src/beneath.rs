@@ -23,11 +23,11 @@ use rustix::{
 
 use crate::locality;
 
-/// Modes of what is made: nobody else has any right on it.
+/// Modes of new files and directories: only the owner has any right on them.
 const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 const DIRECTORY_MODE: Mode = Mode::RWXU;
 
-/// Nothing that is opened may wait, become a controlling terminal, or be inherited.
+/// An opened file must not make us wait, become a controlling terminal, or be inherited.
 const CALM: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
 /// Facts that only the operator can know.
@@ -41,21 +41,21 @@ pub struct Word {
 }
 
 impl Word {
-    /// The user to whom belongs what we write.
+    /// The user who owns the files that we write.
     #[must_use]
     pub fn user(&self) -> u32 {
         self.owner.unwrap_or_else(|| rustix::process::geteuid().as_raw())
     }
 }
 
-/// Errors once its owner may write no more, as when another machine has taken over; asked before
-/// what is written, and after what is made durable.
+/// Errors once its owner may write no more, as when another machine has taken over. Called before
+/// each write, and after data were made durable.
 pub type Stands = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
-/// An open directory, and what is opened below it.
+/// An open directory, below which files are opened.
 pub(crate) struct Beneath {
     own: OwnedFd,
-    /// How it is called in errors.
+    /// The name of the directory in errors.
     path: std::path::PathBuf,
     word: Word,
 }
@@ -120,7 +120,7 @@ impl Beneath {
         rustix::fs::fstat(&self.own).map_err(|errno| self.wrong("", errno))
     }
 
-    /// Errors unless what is below may be written: the directory belongs to the user for whom we
+    /// Errors unless files below may be written: the directory belongs to the user for whom we
     /// write.
     ///
     /// # Errors

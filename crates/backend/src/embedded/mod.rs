@@ -8,7 +8,7 @@
 //! | [`guard`] | panics of `redb` on damaged tables become errors |
 //! | [`own`] | the file of `redb` for its owner |
 //! | [`look`] | the same file for a process that only reads |
-//! [`trees`] | the shape of the trees in it, checked before `redb` reads it |
+//! | [`trees`] | the shape of the trees in it, checked before `redb` reads it |
 //! | [`blocks`] | the data file: free blocks, writing, punching |
 //!
 //! *Threads:* one thread receives all waiting operations, and applies each whole or not at all. It

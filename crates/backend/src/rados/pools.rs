@@ -13,7 +13,7 @@ use super::{
     pool_info::{APPLICATION, CHUNKS, PoolInfo},
 };
 
-/// Which cluster, and which store there: `rados:[CONFIGURATION][#METADATA-POOL]`.
+/// A cluster, and a store in it: `rados:[CONFIGURATION][#METADATA-POOL]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
     /// The cluster's configuration file; `None` for the usual one.
