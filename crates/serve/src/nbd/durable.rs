@@ -1,9 +1,9 @@
 //! Waiting for durability aside: FLUSH, and requests with FUA, of a client that has more requests
 //! under way.
 //!
-//! *Threads:* a connection has one helper, started when first needed, or [`LATE_HELPERS`] where
-//! writes are sent by who waits for them. Each takes all that wait at once: one flush answers every
-//! request that began waiting before the flush started.
+//! *Threads:* a connection has one helper, started when first needed, or [`LATE_HELPERS`] where the
+//! thread that waits for writes also sends them. A helper serves all requests that wait at once:
+//! one flush answers every request that began waiting before the flush started.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -1,9 +1,9 @@
 //! Sockets on which clients arrive: UNIX, TCP, or handed over by the service manager.
 //!
-//! *Invariants.* A UNIX socket is never open to anybody whom its mode keeps out, not even for a
+//! *Invariants.* A UNIX socket is never open to a user whom its mode keeps out, not even for a
 //! moment: it is made with its mode inside a directory that only we can enter, and moved to its
-//! place. A socket on which somebody answers is never replaced, nor is anything that is no socket.
-//! Nobody else can keep us from taking a place: the lock for it is a file of our own.
+//! place. A socket on which a server answers is never replaced, and neither is a file that is not a
+//! socket. Other users can't keep us from using a place: the lock for it is a file of our own.
 
 use std::ffi::{OsStr, OsString};
 use std::io;

@@ -316,9 +316,10 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         inbox.resize(if large > sure && self.loan.more(large - sure) { large } else { sure });
     }
 
-    /// Gives the working place back when somebody else wants it, or when nothing comes. A request
-    /// of which a part is there comes to its end first, and nothing behind it, unless its
-    /// client stops and the small buffer holds that part. Returns how much to receive at most.
+    /// Gives the working place back when another connection wants it, or when the client sends
+    /// nothing. A request that has arrived in part is finished first, but none behind it. If the
+    /// client stops and the small buffer holds that part, the place is given back at once. Returns
+    /// how much to receive at most.
     fn rest<R: Source>(&mut self, inbox: &mut Inbox<R>) -> usize {
         let Some(place) = &mut self.place else { return usize::MAX };
         let wanted = place.is_wanted() || self.loan.is_too_much() || self.reads.has_too_much();
@@ -362,9 +363,9 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         Ok(())
     }
 
-    /// Answers what a range holds, in its turn. While others work, the turn lasts longer than the
-    /// answer took, for a rest in which the processor is theirs: a client could ask for such
-    /// answers all the time, and each of them is pure computing.
+    /// Answers the status of a range, in its turn. While others work, the turn lasts longer than
+    /// the answer took, and leaves the processor to them in the rest. Otherwise a client could keep
+    /// the processor busy with such requests, since each is pure computing.
     fn status(&mut self, request: &Request, payload: &[u8]) {
         let Shares { places, statuses, .. } = self.house.shares;
         let mut turn = statuses.take(self.seat.holder, |_| {});
@@ -384,8 +385,8 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         }
     }
 
-    /// Waits for a turn to change the volume by so many bytes, where others are there that want to
-    /// change theirs.
+    /// Waits for a turn to change the volume by so many bytes, if other peers or volumes are
+    /// connected.
     fn turn_to_write(&self, bytes: u64) -> Option<Turn<'_>> {
         let writers = &self.house.shares.writers;
         if writers.alone() {
@@ -396,7 +397,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         Some(turn)
     }
 
-    /// Takes one request; false when it has not arrived as a whole.
+    /// Handles one request; false when it has not arrived as a whole.
     fn request<R: Source>(&mut self, inbox: &mut Inbox<R>) -> Result<bool, Ending> {
         let dialect = self.agreed.dialect;
         let parsed = Request::parse(inbox.unread(), dialect);

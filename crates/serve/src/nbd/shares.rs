@@ -103,7 +103,7 @@ impl<W> Shares<W> {
         self.peers.retain(|peer| peer.present > 0);
     }
 
-    /// True when nobody but one volume of one peer is there.
+    /// True when only one volume of one peer is connected.
     pub(crate) fn alone(&self) -> bool {
         self.peers.len() < 2 && self.peers.first().is_none_or(|peer| peer.queue.len() < 2)
     }
@@ -189,7 +189,7 @@ impl<W> Shares<W> {
         }
     }
 
-    /// True when somebody waits who would get a place if `holder` gave one back.
+    /// True when a waiting connection would get a place if `holder` gave one back.
     pub(crate) fn is_wanted(&self, holder: Holder) -> bool {
         let peers = most(self.places, self.peers.len() > 1);
         self.peers.iter().any(|peer| {
@@ -203,7 +203,7 @@ impl<W> Shares<W> {
         })
     }
 
-    /// True when somebody else holds a place.
+    /// True when another holder has a place.
     pub(crate) fn others_hold(&self, holder: Holder) -> bool {
         let of_peer = self.peers.iter().find(|peer| peer.key == holder.peer);
         let own =
@@ -211,8 +211,8 @@ impl<W> Shares<W> {
         self.held > own.map_or(0, |volume| volume.held)
     }
 
-    /// True when a peer, or a volume of it, holds more than it may beside others: it got the places
-    /// while nobody else was there.
+    /// True when a peer, or its volume, holds more than its share beside others: it got the places
+    /// while it was alone.
     pub(crate) fn holds_too_many(&self, holder: Holder) -> bool {
         let peers = most(self.places, self.peers.len() > 1);
         let Some(peer) = self.peers.iter().find(|peer| peer.key == holder.peer) else {
