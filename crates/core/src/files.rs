@@ -17,8 +17,8 @@ pub enum Hold {
 /// A lock that ends when it is dropped, or with its process.
 pub trait Lock: Send + Sync {}
 
-/// The files of a node. A name that was made or removed is so durably after
-/// [`sync_names`](Files::sync_names) only.
+/// The files of a node. Creating or removing a name is durable only after
+/// [`sync_names`](Files::sync_names).
 pub trait Files: Send + Sync {
     /// All names, sorted.
     ///
@@ -46,7 +46,7 @@ pub trait Files: Send + Sync {
     /// `NotFound`, and those of the system.
     fn open(&self, name: &str) -> Result<Arc<dyn File>>;
 
-    /// Removes a name; who has the file open keeps it.
+    /// Removes a name; a process that has the file open can still use it.
     ///
     /// # Errors
     /// `NotFound`, and those of the system.
@@ -58,11 +58,11 @@ pub trait Files: Send + Sync {
     /// The errors of the system.
     fn sync_names(&self) -> Result<()>;
 
-    /// Locks the file `name`, which is there; waits for it when `wait` is set.
+    /// Locks the existing file `name`; with `wait`, waits until the lock is free.
     ///
     /// # Errors
-    /// `Busy` when somebody holds it otherwise and nobody waits, or it was waited for long enough
-    /// although a stranger could hold it.
+    /// `Busy`: another holder conflicts and `wait` is not set, or the wait took too long where a
+    /// stranger could hold the lock.
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>>;
 
     /// Nodes, and columns of data and of parity in a stripe; one directory is `[1, 1, 0]`.
@@ -70,28 +70,28 @@ pub trait Files: Send + Sync {
         [1, 1, 0]
     }
 
-    /// True when what is written to this file is as safe as it can be: no node of it is absent.
+    /// True when writes to this file have full redundancy: none of its nodes is absent.
     ///
     /// # Errors
-    /// `Stopped` when no new file would be.
+    /// `Stopped`: not even a new file would have full redundancy.
     fn is_whole(&self, _name: &str) -> Result<bool> {
         Ok(true)
     }
 
-    /// Looks which nodes count, and makes their copies equal. Called whenever the files are locked
-    /// for a change (`alone`) or for reading.
+    /// Finds out which nodes are current, and brings their copies level. Called whenever the files
+    /// are locked for a change (`alone`) or for reading.
     ///
     /// # Errors
-    /// `Stopped` when too few are there; those of the system.
+    /// `Stopped`: too few nodes are there. Otherwise the errors of the system.
     fn settle(&self, _alone: bool) -> Result<()> {
         Ok(())
     }
 
-    /// Makes sure that no node counts any more that missed what was written. Called before a change
-    /// is acknowledged, under the same lock.
+    /// Makes sure that a node that missed a write no longer counts as current. Called before a
+    /// change is acknowledged, under the same lock.
     ///
     /// # Errors
-    /// `Stopped` when too few are left; those of the system.
+    /// `Stopped`: too few nodes are left. Otherwise the errors of the system.
     fn confirm(&self) -> Result<()> {
         Ok(())
     }

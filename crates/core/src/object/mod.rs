@@ -277,8 +277,8 @@ pub struct Space {
     pub used: u64,
 }
 
-/// A store of objects in two pools. A value is one *session*: what it sent is no longer applied
-/// once it was fenced.
+/// A store of objects in two pools. A value is one *session*: once the session is fenced, the store
+/// applies none of its operations any more.
 ///
 /// All methods may be called from many threads at once. Operations of one session on one object are
 /// applied in the order in which they were sent; once [`Refusal::Unknown`] was given, that
@@ -341,17 +341,17 @@ pub trait ObjectStore: Send + Sync {
     /// The name of this session for [`fence`](ObjectStore::fence); no other one ever has it.
     fn identity(&self) -> String;
 
-    /// Shuts a session out for good. On return nothing of it is applied any more, whatever was in
-    /// flight.
+    /// Fences a session for good. After the return the store applies none of its operations any
+    /// more, even those that were in flight.
     ///
     /// # Errors
-    /// `Denied` where this session has not the right to.
+    /// `Denied`: this session has no right to fence.
     fn fence(&self, identity: &str) -> Result<(), Refusal>;
 
     /// The time by the clock of this host, since 1970.
     fn time(&self) -> Duration;
 
-    /// True while the store makes up for what it lost: who works in the background does less then.
+    /// True while the store recovers lost copies: background work then slows down.
     fn recovers(&self) -> bool {
         false
     }
