@@ -1,5 +1,5 @@
 //! The shape of the trees in a file of `redb`. `redb` trusts its own file. It would descend for
-//! ever into a page that lies below itself. It would also believe any number and length of regions
+//! ever into a page that lies below itself. It would also accept any number and length of regions
 //! and pages. So this module checks a file that somebody else may have written before `redb` reads
 //! it.
 //!

@@ -1,9 +1,9 @@
-//! Makes a tree again, as a listing says that was checked before.
+//! Restores a tree from a listing that was checked before.
 //!
-//! All is created anew, below the descriptor of its directory, and finished through a descriptor of
-//! its own. Directories are entered by nobody else until all is there. Only names in a directory
-//! that others can write to can be exchanged meanwhile, and what was made under these is remembered
-//! and compared.
+//! Every entry is created anew, below the descriptor of its directory, and finished through a
+//! descriptor of its own. Other users can't enter a directory until all of its entries are there.
+//! Names can be exchanged only in a directory to which others can write. The files made under such
+//! names are remembered and compared.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -36,10 +36,10 @@ const HELD_BYTES: usize = 64 << 20;
 /// Permission bits that anybody may have restored.
 const PLAIN_BITS: u32 = 0o777;
 
-/// How a tree is made again.
+/// Choices for restoring a tree.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Choices {
-    /// Replaces what is there under the same names, but for directories, which are used.
+    /// Replaces existing entries of the same names; existing directories are used.
     pub in_place: bool,
     /// Set-id and sticky bits, devices, and the attributes of the system too.
     pub privileged: bool,
@@ -63,7 +63,7 @@ pub struct LeftOut {
 /// A directory that is being filled or finished.
 struct Place {
     path: Vec<u8>,
-    /// Others can write to it, and exchange names in it.
+    /// True when others can write to the directory, and exchange names in it.
     is_shared: bool,
     /// Identities of the entries made in this directory, where entries may meet.
     made: HashSet<Identity>,
@@ -150,8 +150,8 @@ impl Restorer {
         self.levels.push(directory, Identity::of(stat), place);
     }
 
-    /// The directory that `path` lies in, which is one of those that are open: listings are in
-    /// order.
+    /// The directory that `path` lies in. The directory is one of the open ones, because listings
+    /// are in order.
     fn parent(&mut self, path: &[u8]) -> Result<(&OwnedFd, &mut Place)> {
         let parent =
             path.iter().rposition(|&byte| byte == b'/').map_or(&path[..0], |at| &path[..at]);
@@ -218,7 +218,7 @@ impl Restorer {
         if is_new {
             self.is_ours(entry, &stat)?;
             let (_, place) = self.parent(&entry.path)?;
-            // Elsewhere nobody could have put another one there.
+            // In other directories no user could have put another directory there.
             if place.is_shared && !is_empty(&opened) {
                 return Err(self.replaced(&entry.path));
             }
@@ -351,8 +351,7 @@ impl Restorer {
         }
     }
 
-    /// Remembers what was made where others could exchange it, and where two entries could be one
-    /// file.
+    /// Remembers a file that others could exchange, or that two entries could share.
     fn note(&mut self, entry: &Entry, stat: &Stat) -> Result<()> {
         let (identity, in_place) = (Identity::of(stat), self.choices.in_place);
         let (_, place) = self.parent(&entry.path)?;
@@ -367,7 +366,7 @@ impl Restorer {
         Ok(())
     }
 
-    /// Removes what is no directory under this name, when that was asked for.
+    /// Removes an existing file of this name that is not a directory, if the choices allow it.
     fn clear(&mut self, path: &[u8], name: &[u8]) -> Result<()> {
         if !self.choices.in_place {
             return Ok(());
@@ -479,7 +478,7 @@ impl Restorer {
         Ok(())
     }
 
-    /// Leaves the directory at hand, and finishes it if it is to be.
+    /// Leaves the current directory, and finishes it if necessary.
     fn leave(&mut self) -> Result<()> {
         let Some((directory, place)) = self.levels.pop() else { return Ok(()) };
         let Some(entry) = place.entry else { return Ok(()) };
@@ -576,7 +575,7 @@ impl Restorer {
     }
 }
 
-/// True for attributes that give nobody a privilege: those of users, and POSIX ACLs.
+/// True for attributes that give no user a privilege: those of users, and POSIX ACLs.
 fn is_plain(name: &[u8]) -> bool {
     name.starts_with(b"user.")
         || name == b"system.posix_acl_access"
