@@ -40,7 +40,7 @@ pub(crate) struct Receiver<'a> {
     brisk: bool,
     /// Others need the processor: the thread sleeps at once.
     crowd: CpuContention,
-    /// The start of the times that are kept for all connections.
+    /// The start of the times given to `crowd`.
     born: Instant,
     /// How long a client may be silent after its handshake.
     idle: Option<Duration>,
