@@ -24,7 +24,7 @@ pub struct Replacement {
     pub id: [u8; 16],
 }
 
-/// What was done.
+/// Counts of a repair's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rebuilt {
     /// Nodes filled.
@@ -52,7 +52,7 @@ fn places(archive: &Archive) -> BTreeMap<u32, Vec<Place>> {
 /// are there; durable on return.
 ///
 /// # Errors
-/// Those of the system; what is lost is in the report.
+/// Errors of the system; the report counts losses.
 pub fn repair(
     archive: &Arc<Archive>,
     nodes: &Nodes,
@@ -155,8 +155,8 @@ pub fn replace(
         }
         let mut view: View = shared.state.lock().view.clone();
         view.ids[number] = id;
-        // Who is a member and absent, and missed nothing so far, stays one only if it gets the new
-        // view: it can't.
+        // An absent member that missed nothing so far would stay one only if it got the new view:
+        // it can't.
         let here = shared.here();
         view = View {
             epoch: view.epoch + 1,
@@ -193,8 +193,8 @@ fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<u32> {
         && cursor.epoch == view.epoch
         && label.is_none()
     {
-        // Who wrote it may have been killed before it was durable, and what follows must not
-        // outlive it.
+        // The process that wrote the cursor may have been killed before it was durable, and later
+        // writes must not outlive it.
         Cursor::settle(&**files)?;
         return Ok(cursor.segment);
     }
@@ -232,12 +232,12 @@ impl Cursor {
         let mut r = Reader(&bytes, None);
         let (id, segment, epoch, sum) = (r.array::<16>()?, r.u32()?, r.u64()?, r.u64()?);
         let identity = &nodes.shared().identity;
-        // A torn one is still the sign of a directory that was being filled.
+        // A torn cursor is still the sign of a directory that was being filled.
         let whole = n == bytes.len() && id == identity.id && sum == identity.checksum(&bytes[..28]);
         Ok(Some(if whole { Cursor { segment, epoch } } else { Cursor { segment: 0, epoch: 0 } }))
     }
 
-    /// Makes the one that is there durable.
+    /// Makes the cursor in the directory durable.
     fn settle(files: &dyn Files) -> Result<()> {
         files.open(CURSOR)?.sync()?;
         files.sync_names()
