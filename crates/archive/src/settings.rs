@@ -1,4 +1,4 @@
-//! What an archive is made with, what is chosen when it is opened, and the limits that are fixed.
+//! The settings of a new archive, the settings of an opened one, and the limits that are fixed.
 
 use std::str::FromStr;
 
@@ -83,7 +83,7 @@ impl FromStr for FilterName {
     }
 }
 
-/// What is chosen when an archive is opened for work.
+/// The settings that are chosen when an archive is opened for work.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The filter chain, in its order.
@@ -246,7 +246,7 @@ pub enum PlantedBug {
 }
 
 impl PlantedBug {
-    /// Those that the simulator's seeds must find, with the names that it knows them by.
+    /// The bugs that the simulator's seeds must find, with the names that it knows them by.
     pub const ALL: [(&'static str, PlantedBug); 28] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
