@@ -103,7 +103,7 @@ impl Sim {
         Ok(())
     }
 
-    /// What was noted and is whole is whole again.
+    /// Repairs chunks that are recorded as damaged and are whole again on the medium.
     pub(super) fn heal_noted(&mut self, archive: &Arc<Archive>) -> Flow {
         if archive.tables().damaged.is_empty() {
             return Ok(());

@@ -72,8 +72,9 @@ impl Sim {
         Ok(())
     }
 
-    /// After a crash a reader looks first, and writes nothing. What it shows of what was under way
-    /// is there for good, whatever crash comes next; what it does not show may still come.
+    /// After a crash a reader looks first, and writes nothing. A change under way that the reader
+    /// shows is there for good, whatever crash comes next; one that it does not show may still
+    /// come.
     pub(super) fn look_as_reader(&mut self) -> Flow {
         let archive = self.open(false)?;
         let mut reader = Reader::new(&archive).map_err(|error| self.judge("reader", &error))?;
@@ -153,7 +154,7 @@ impl Sim {
                         if read.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt)
                             && self.damaged
                         {
-                            // What can't be read is told apart by its length.
+                            // A stream that can't be read is told apart by its length.
                             if stream.bytes == content.len() as u64 {
                                 bytes.clone_from(content);
                             } else {
