@@ -1,5 +1,5 @@
-//! What durable writes and batches cost on a file of this machine: percentiles of single requests,
-//! one thread.
+//! The cost of durable writes and batches on a file of this machine: percentiles of single
+//! requests, one thread.
 //!
 //! Run: `cargo bench -p onefold-backend [-- FILE]`. The file is created, filled with zeroes once,
 //! used, and removed; without a name it lies in the target directory. Blocks hold pseudo-random

@@ -1,11 +1,9 @@
-//! Files opened by one name below a directory that is open, and never anything else that stands
-//! under the name.
+//! Opens files by one name below an open directory, and refuses anything else under that name.
 //!
-//! Whoever can write into a directory can put a link, a pipe or a device where a file was. So a
-//! name is looked at before anything acts on being opened: a descriptor that only names it
-//! (`O_PATH`, no link followed) must show a regular file, and that descriptor is opened through
-//! `/proc/self/fd`. Where `/proc` is not mounted, the name is opened and must be the inode that was
-//! looked at.
+//! A user who can write into a directory can replace a file by a link, a pipe or a device. So the
+//! code looks at a name before opening it: a descriptor that only names the file (`O_PATH`, no link
+//! followed) must show a regular file. That descriptor is then opened through `/proc/self/fd`.
+//! Where `/proc` is not mounted, the name is opened, and must be the same inode.
 //!
 //! A file that is to be written must have no other name, and belong, like its directory, to the
 //! user for whom we write.
@@ -25,39 +23,39 @@ use rustix::{
 
 use crate::locality;
 
-/// Modes of what is made: nobody else has any right on it.
+/// Modes of new files and directories: only the owner has any right on them.
 const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 const DIRECTORY_MODE: Mode = Mode::RWXU;
 
-/// Nothing that is opened may wait, become a controlling terminal, or be inherited.
+/// An opened file must not make us wait, become a controlling terminal, or be inherited.
 const CALM: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY).union(OFlags::CLOEXEC);
 
-/// What only the operator can know.
+/// Facts that only the operator can know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Word {
-    /// What is written belongs to this user and not to the effective one, as where a server on the
-    /// network shows the superuser as somebody else.
+    /// Files are written for this user and not for the effective one, as where a server on the
+    /// network shows the superuser as another user.
     pub owner: Option<u32>,
-    /// Nobody on another host has it open, although the file system is shared.
+    /// No process on another host has the file open, although the file system is shared.
     pub one_host: bool,
 }
 
 impl Word {
-    /// The user to whom belongs what we write.
+    /// The user who owns the files that we write.
     #[must_use]
     pub fn user(&self) -> u32 {
         self.owner.unwrap_or_else(|| rustix::process::geteuid().as_raw())
     }
 }
 
-/// Errors once its owner may write no more, as when another machine has taken over; asked before
-/// what is written, and after what is made durable.
+/// Errors once its owner may write no more, as when another machine has taken over. Called before
+/// each write, and after data were made durable.
 pub type Stands = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
-/// An open directory, and what is opened below it.
+/// An open directory, below which files are opened.
 pub(crate) struct Beneath {
     own: OwnedFd,
-    /// How it is called in errors.
+    /// The name of the directory in errors.
     path: std::path::PathBuf,
     word: Word,
 }
@@ -110,10 +108,10 @@ impl Beneath {
         self.own.as_fd()
     }
 
-    /// The user to whom it belongs.
+    /// The user to whom the directory belongs.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub(crate) fn owner(&self) -> Result<u32> {
         Ok(self.stat()?.st_uid)
     }
@@ -122,7 +120,7 @@ impl Beneath {
         rustix::fs::fstat(&self.own).map_err(|errno| self.wrong("", errno))
     }
 
-    /// Errors unless what is below may be written: the directory belongs to the user for whom we
+    /// Errors unless files below may be written: the directory belongs to the user for whom we
     /// write.
     ///
     /// # Errors
@@ -243,7 +241,7 @@ impl Beneath {
     /// All names that are text, sorted.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub(crate) fn names(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.own).map_err(|errno| self.wrong("", errno))? {
@@ -257,10 +255,10 @@ impl Beneath {
         Ok(names)
     }
 
-    /// Makes names durable that were made or removed.
+    /// Makes created and removed names durable.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub(crate) fn sync(&self) -> Result<()> {
         rustix::fs::fsync(&self.own).map_err(|errno| self.wrong("", errno))
     }
@@ -282,11 +280,11 @@ impl Beneath {
     }
 }
 
-/// Opens the regular file or block device at a path that the user gave, links included. Neither
-/// pipes nor other devices are opened at all.
+/// Opens the regular file or block device at a path that the user gave, following links. Pipes and
+/// other devices are not opened at all.
 ///
 /// # Errors
-/// Those of the system; `Errno::INVAL` for what is neither.
+/// The error of the system; `Errno::INVAL` when the path is neither.
 pub(crate) fn file_or_block_device(
     path: &Path,
     flags: OFlags,

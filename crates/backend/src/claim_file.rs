@@ -10,7 +10,7 @@ use crate::{
     file_disk::{FileDisk, Io, Options},
 };
 
-/// Its name.
+/// The name of the claim file.
 pub const CLAIM: &str = "claim";
 
 /// Blocks up to the claim and with it.

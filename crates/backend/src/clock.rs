@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use onefold_core::Clock;
 use rustix::time::{ClockId, clock_gettime};
 
-/// The monotonic clock of this machine, counted from when the value was made. It stands still while
+/// The monotonic clock of this machine, counted from when the value was made. The clock stops while
 /// the machine sleeps.
 #[derive(Clone, Copy, Debug)]
 pub struct MonotonicClock {
@@ -32,7 +32,7 @@ impl Clock for MonotonicClock {
     }
 }
 
-/// Time since this machine was started (`CLOCK_BOOTTIME`). It goes on while the machine sleeps.
+/// Time since this machine was started (`CLOCK_BOOTTIME`), including the time that it slept.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BootClock;
 

@@ -1,5 +1,5 @@
-//! [`Counted`]: a disk over a place for blocks, which checks ranges and counts requests. What a durable write, a flush and an allocation
-//! are is the same for all places that end with the process.
+//! [`Counted`]: a disk over a place for blocks, which checks ranges and counts requests. Durable
+//! writes, flushes and allocations are the same for every place that ends with the process.
 
 use onefold_core::{Disk, Pba, Read, Result, Run};
 
@@ -7,7 +7,7 @@ use crate::{Counters, range};
 
 /// A place for blocks that ends with the process.
 pub trait Place: Send + Sync {
-    /// What errors call the disk.
+    /// The name of the disk in errors.
     const NAME: &str;
 
     /// Reads blocks that are in range.
@@ -36,7 +36,7 @@ impl<P: Place> Counted<P> {
         Counted { place, blocks, counters: Counters::default() }
     }
 
-    /// What was asked of it so far.
+    /// Counters of the requests so far.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters

@@ -1,8 +1,7 @@
-//! What a disk was asked to do: requests, blocks by class, flushes.
+//! Counters of a disk's requests: requests, blocks by class, flushes.
 //!
-//! Counted when a request is made, whether it then succeeds or not. Threads: plain atomics without
-//! order between them; a snapshot taken while requests run may hold a request's count without its
-//! blocks.
+//! A request is counted when it is made, whether it then succeeds or not. Threads: plain atomics
+//! without order between them; a snapshot during a request may hold its count without its blocks.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -98,7 +97,7 @@ impl Counts {
         self.blocks_written.iter().sum()
     }
 
-    /// What happened after `earlier` was taken from the same disk.
+    /// The requests after `earlier` was taken from the same disk.
     #[must_use]
     pub fn since(&self, earlier: &Counts) -> Counts {
         Counts {

@@ -3,10 +3,10 @@
 //! *Crash argument:* as the trait says and no more: a file's bytes are durable after `fdatasync` of
 //! it, its name after `fsync` of the directory.
 //!
-//! *Who else writes there:* nobody but its owner. Each name is opened below the directory's
-//! descriptor, and only when it is a regular file ([`beneath`](crate::beneath)); what is made is
-//! private. It is opened for writing where locks hold: on this machine's own file systems and on
-//! NFS of version 4, elsewhere by the operator's word.
+//! *Other writers:* none but the owner. Each name is opened below the directory's descriptor, and
+//! only when it is a regular file ([`beneath`](crate::beneath)); new files are private. A directory
+//! is opened for writing where locks hold: on this machine's own file systems and on NFS of version
+//! 4, elsewhere if the operator says so.
 
 use std::{
     fs::File as OsFile,
@@ -111,7 +111,7 @@ impl Directory {
     /// The user to whom the directory belongs.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub fn owner(&self) -> Result<u32> {
         self.own.owner()
     }
@@ -154,7 +154,7 @@ impl Directory {
     /// it is used on the way.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let new = format!("{name}.new");
         match self.own.remove(&new) {
@@ -234,7 +234,7 @@ impl File for DirectoryFile {
     }
 
     fn occupied(&self) -> Result<u64> {
-        // Space that was taken ahead lies behind the end.
+        // Space that was reserved lies behind the end.
         self.file
             .metadata()
             .map(|metadata| metadata.len().min(metadata.blocks() * 512))
@@ -278,7 +278,7 @@ impl File for DirectoryFile {
     fn reserve(&self, at: u64, bytes: u64) -> Result<()> {
         still(self.stands.as_ref())?;
         match rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, at, bytes) {
-            // Where nothing can be taken ahead, the write finds out.
+            // If no space can be reserved, the write itself fails.
             Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
             Err(errno) => Err(self.wrong(errno)),
         }

@@ -6,8 +6,8 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd},
 };
 
-/// Magic numbers of file systems whose files nobody reaches but through this kernel (`statfs`).
-/// What is not in this list may be shared.
+/// Magic numbers of file systems whose files nobody reaches but through this kernel (`statfs`). A
+/// file system that is not in this list may be shared.
 const LOCAL: [u64; 29] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
@@ -45,10 +45,10 @@ const NFS: u64 = 0x6969;
 /// File systems that keep no modes, or keep them for show: FAT, exFAT, HFS, SMB in three versions.
 const MODELESS: [u64; 6] = [0x4d44, 0x2011_bab0, 0x4244, 0x517b, 0xff53_4d42, 0xfe53_4d42];
 
-/// Whose files they are.
+/// Where the files of a file system are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Locality {
-    /// This machine's own.
+    /// On this machine.
     Local,
     /// On a server that keeps the locks of all its clients: NFS of version 4 without `local_lock`.
     Nfs4,
@@ -57,10 +57,10 @@ pub enum Locality {
 }
 
 impl Locality {
-    /// That of an open file or directory.
+    /// The locality of an open file or directory.
     ///
     /// # Errors
-    /// Those of `fstatfs`.
+    /// The errors of `fstatfs`.
     pub fn of(file: BorrowedFd<'_>) -> rustix::io::Result<Locality> {
         Ok(Locality::from_magic(magic(file)?, || mount_of(file)))
     }

@@ -144,7 +144,7 @@ fn others_could_hold(file: &fs::File) -> bool {
     rustix::fs::fstat(file).map_or(true, |stat| stat.st_uid != us || stat.st_mode & 0o066 != 0)
 }
 
-/// Who holds a lock on the file, as far as `/proc/locks` tells.
+/// The process that holds a lock on the file, according to `/proc/locks`.
 fn holder(file: &fs::File) -> Option<String> {
     let stat = rustix::fs::fstat(file).ok()?;
     let place = format!(
@@ -201,8 +201,8 @@ mod tests {
                 error.to_string().contains(&format!("process {} of user", std::process::id())),
                 "{error}"
             );
-            // Whoever has only one of the two locks, as another client of a server, keeps us out
-            // too.
+            // A process that has only one of the two locks, such as another client of a server,
+            // keeps us out too.
             rustix::fs::flock(&one, FlockOperation::Unlock).unwrap();
             assert_eq!(lock(&other, "lock", Hold::Alone, false).unwrap_err().kind(), Kind::Busy);
             flock(&other, Hold::Alone, Ask::Once).unwrap();

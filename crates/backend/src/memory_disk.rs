@@ -1,7 +1,7 @@
 //! [`MemoryDisk`]: a disk in memory, for tests and for benches inside one process.
 //!
-//! It takes memory only for what was written, by pieces of 256 KiB, so that any capacity can be
-//! asked for. Nothing in it outlives the value; a flush only counts.
+//! Memory is used only for blocks that were written, by pieces of 256 KiB, so that any capacity can
+//! be asked for. The content ends with the value; a flush only counts.
 //!
 //! Threads: pieces are spread over shards, each with its own lock; a read or write that spans
 //! pieces is not atomic, like on any disk.

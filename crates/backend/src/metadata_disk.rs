@@ -1,10 +1,11 @@
-//! [`MetadataDisk`]: keeps what an engine writes for itself and drops what clients gave it.
+//! [`MetadataDisk`]: keeps the blocks that an engine writes for itself, and drops the clients'
+//! data.
 //!
-//! It answers one question: how much memory does an engine need beside a store of 64 GiB of unique
-//! blocks, on a machine that does not have 64 GiB? Blocks of [`Class::Data`] are counted and
-//! dropped, and read as zeroes; all other classes are kept. What is kept lies in an anonymous file
-//! of the kernel that is never mapped, so it does not count as resident memory of this
-//! process, which is what is being measured. It does take memory of the machine.
+//! This disk answers one question: how much memory does an engine need beside a store of 64 GiB of
+//! unique blocks, on a machine that does not have 64 GiB? Blocks of [`Class::Data`] are counted and
+//! dropped, and read as zeroes; all other classes are kept. The kept blocks lie in an anonymous
+//! file of the kernel that is never mapped. So they do not count as resident memory of this
+//! process, which is the measured quantity. They do use memory of the machine.
 //!
 //! *Invariant:* a block that was last written as data reads as zeroes, also where metadata was
 //! before.

@@ -17,8 +17,8 @@ use rustix::{
 /// Nobody else reads it while it is written, nor later, unless its owner says so.
 const MODE: Mode = Mode::from_raw_mode(0o600);
 
-/// A new file, without a name where the file system can do so, else called `.NAME.part`. It is gone
-/// when it is dropped before [`publish`](Self::publish).
+/// A new file, without a name where the file system can do so, else called `.NAME.part`. Dropping
+/// it before [`publish`](Self::publish) removes the file.
 pub struct NewFile {
     file: File,
     directory: OwnedFd,
@@ -93,7 +93,7 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(part) = &self.part {
-            // What can't be removed stays, by a name that says what it is.
+            // A part that can't be removed stays; its name shows that it is one.
             let _ = rustix::fs::unlinkat(&self.directory, part, AtFlags::empty());
         }
     }
@@ -131,11 +131,11 @@ fn rename(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
     }
 }
 
-/// Puts a file that everybody may read in the place of whatever has its name. Where that was a link,
-/// the link is gone, and what it led to stays as it was.
+/// Replaces the file at `path` by one that everybody may read. A symbolic link there is replaced
+/// itself, and its target stays as it was.
 ///
 /// # Errors
-/// Those of the system.
+/// The error of the system.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let spot = Spot::of(path)?;
     let mut part = OsString::from(format!(".{:x}.", std::process::id()));

@@ -48,7 +48,7 @@ pub struct ControlListener {
     listener: UnixListener,
     directory: OwnedFd,
     name: CString,
-    /// Which file the socket is.
+    /// Device and inode of the socket.
     identity: (u64, u64),
     closed: AtomicBool,
 }
@@ -114,7 +114,7 @@ impl ControlListener {
         }
     }
 
-    /// Takes no more connections, and wakes who waits for one.
+    /// Accepts no more connections, and wakes the thread that waits for one.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         // A socket that listens is shut down whatever its state is.

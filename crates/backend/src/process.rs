@@ -1,4 +1,4 @@
-//! What this process uses, for status and benches.
+//! Resources that this process uses, for status and benches.
 
 use std::{fs, time::Duration};
 

@@ -1,11 +1,11 @@
-//! What a file system has left.
+//! The free space of a file system.
 
 use std::path::{Path, PathBuf};
 
 use onefold_core::{Error, Result};
 use rustix::process::geteuid;
 
-/// What can still be written.
+/// The space that can still be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Bytes.
@@ -14,10 +14,10 @@ pub struct Room {
     pub files: Option<u64>,
 }
 
-/// What the file system has left on which `path` is, or will be.
+/// The free space of the file system on which `path` is, or will be.
 ///
 /// # Errors
-/// Those of the system.
+/// The error of the system.
 pub fn room(path: &Path) -> Result<Room> {
     let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
     let there = whole

@@ -1,9 +1,8 @@
 //! Signals that ask a server to stop, and the one that must not kill it.
 //!
-//! The first SIGTERM or SIGINT is handed to whoever waits; a second one ends the process at once,
-//! for a person who will not wait for an orderly stop. That is safe: a store survives it like any
-//! crash. SIGPIPE does nothing, so that a client that went away is an error of its connection
-//! alone.
+//! The first SIGTERM or SIGINT is handed to the thread that waits. A second one ends the process at
+//! once, for a person who will not wait for an orderly stop. A store survives this like any crash.
+//! SIGPIPE does nothing, so a client that went away causes only an error of its connection.
 //!
 //! Threads: handlers are the process's; one thread waits.
 

@@ -6,11 +6,11 @@ use onefold_core::{Error, Result};
 use rustix::{fs::SeekFrom, io::Errno};
 
 /// The first stretch of data at or after byte `from` that begins before `end`, as its first byte
-/// and the one after its last, cut at `end`. `None` when the rest up to `end` is a hole. Where the
-/// file system knows no holes, all of it is data. Moves the file's position.
+/// and the one after its last, cut at `end`. `None` when the rest up to `end` is a hole. A file
+/// system without holes reports the whole file as data. Moves the file's position.
 ///
 /// # Errors
-/// Those of the system.
+/// The errors of the system.
 pub fn next_data(file: &File, from: u64, end: u64) -> Result<Option<(u64, u64)>> {
     if from >= end {
         return Ok(None);

@@ -40,7 +40,7 @@ const SOCKETS_MAX: RawFd = 64;
 /// Variables of the protocol.
 const VARIABLES: [&str; 4] = ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKET"];
 
-/// What the service manager gave to this process.
+/// Sockets and settings that the service manager gave to this process.
 #[derive(Debug, Default)]
 pub struct Service {
     /// Sockets that it opened, in its order.
@@ -52,7 +52,7 @@ pub struct Service {
 /// A socket from the service manager.
 #[derive(Debug)]
 pub struct Socket {
-    /// Its name there (`FileDescriptorName=`), or empty.
+    /// The socket's name in its unit (`FileDescriptorName=`), or empty.
     pub name: String,
     /// The socket, closed in programs started from here.
     pub fd: OwnedFd,

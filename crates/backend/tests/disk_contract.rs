@@ -1,4 +1,4 @@
-//! What every `Disk` must do, run against every disk of this crate.
+//! The contract of `Disk`, run against every disk of this crate.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

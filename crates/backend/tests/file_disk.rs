@@ -1,4 +1,4 @@
-//! What a `FileDisk` does beyond the contract of every disk: locks, creation, space, damage from
+//! Tests of `FileDisk` beyond the contract of every disk: locks, creation, space, damage from
 //! outside, messages.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]

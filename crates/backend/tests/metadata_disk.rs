@@ -1,4 +1,4 @@
-//! What a `MetadataDisk` keeps, and what it drops.
+//! Tests of which blocks a `MetadataDisk` keeps, and which it drops.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;

@@ -1,6 +1,6 @@
 //! The object store on a real Ceph cluster: `cargo xtask ceph test` starts one and runs these.
 //!
-//! `ONEFOLD_TEST_CEPH` names the cluster's configuration. Its pool `meta` is replicated; every
+//! `ONEFOLD_TEST_CEPH` names the cluster's configuration. The pool `meta` is replicated; every
 //! other one named `chunks-…` is a chunk pool.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

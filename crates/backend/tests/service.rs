@@ -1,8 +1,8 @@
 //! A server as the system around it sees it: started by a service manager, stopped by signals.
 //!
-//! These need processes of their own with one thread at their start, which a test harness does not
-//! give. So this is a plain program: without a role it is the tests, and each test starts it again
-//! with a role, as the server.
+//! These tests need processes of their own with one thread at their start, which a test harness
+//! does not give. So this file is a plain program. Without a role it is the tests, and each test
+//! starts it again with a role, as the server.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -95,8 +95,8 @@ fn stoppable() {
     }
 }
 
-/// This program in a role, by way of a shell that makes standard input descriptor 3 and names its
-/// own process.
+/// Starts this program in a role, by way of a shell that makes standard input descriptor 3 and
+/// names its own process.
 fn by_service_manager(pid: &str, fds: &str, stdin: Stdio) -> Command {
     let mut command = Command::new("sh");
     let script = format!("exec 3<&0; LISTEN_PID={pid} exec \"$0\" \"$1\"");

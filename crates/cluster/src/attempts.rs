@@ -1,21 +1,21 @@
-//! Attempts: which references a session is about to add, noted before it adds them, so that those
-//! that a session leaves behind are found without a scrub.
+//! Attempts: records of the references that a session is about to add. With them workers find
+//! references that a session left behind, without a scrub.
 //!
-//! A session notes the references of a batch in one operation, and takes back with the next note
-//! those whose end it knows: the flip was applied, or they were dropped. What stands there for
-//! [`AGE`] is judged by workers, and by the same rule as by a scrub.
+//! A session records the references of a batch in one operation. The same operation removes earlier
+//! attempts whose end the session knows: the flip was applied, or the references were dropped.
+//! Workers judge attempts that are older than [`AGE`], by the same rule as a scrub.
 //!
 //! *Crash argument:* a session that is killed leaves the attempt of each reference that it added. A
-//! stale reference is dropped before its attempt goes. One whose entry still waits for its flip
-//! keeps its attempt, since a client may overwrite the entry. Judging the attempt of a session that
-//! lives is no harm: what is stale is so for ever, and the session drops what it adds later when
-//! its flip fails. So only two faults together leave something to the scrub: an operation, or a
-//! session that is stopped, that comes back after `AGE`, and a session that then ends before it
-//! drops what it added.
+//! stale reference is dropped before its attempt is removed. A reference whose entry still waits
+//! for its flip keeps its attempt, since a client may overwrite the entry. Judging the attempt of a
+//! living session does no harm: a stale reference stays stale for ever, and the session drops a
+//! reference that it adds later when its flip fails. Only two faults together leave a reference to
+//! the scrub: an operation or a stopped session comes back after `AGE`, and its session then ends
+//! before it drops the reference.
 //!
 //! The copies of a chunk may be doubled between two tries, which then add the same reference to two
-//! copies, and copy 0 may be made anew and forget it. So workers look at all copies, and a session
-//! that met a chunk with several leaves its attempts at it to them.
+//! copies. Copy 0 may also be created anew, without the reference. So workers look at all copies,
+//! and a session that met a chunk with several copies leaves its attempts at this chunk to them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,19 +34,19 @@ use crate::{
     volume::header,
 };
 
-/// Attempts that stand for so long are judged: longer than a step of a worker takes.
+/// Workers judge attempts that are older than this: longer than a step of a worker takes.
 const AGE: Duration = Duration::from_secs(20);
 
-/// Between two looks of a worker at all attempts.
+/// Pause between two looks of a worker at all attempts.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// The same beside clients, when each operation counts: a look takes one for each shard.
+/// The same pause while operations are limited: a look costs one operation for each shard.
 const LOOK_LIMITED: Duration = Duration::from_secs(60);
 
-/// Attempts that are judged in one step of a worker, at most.
+/// Most attempts that a worker judges in one step.
 const JUDGED_MAX: usize = 256;
 
-/// Attempts that are taken back in one operation, at most: it compares each.
+/// Most attempts that one operation removes, since the operation compares each of them.
 const TAKEN_MAX: usize = 64;
 
 /// An attempt as it was found.
@@ -59,16 +59,16 @@ pub(crate) struct Attempt {
     reference: Reference,
 }
 
-/// What attempts come to.
+/// The result of judging attempts.
 #[derive(Default)]
 pub(crate) struct Verdict<'a> {
-    /// References that nobody has a use for; they may be there.
+    /// References that no entry uses; they may still be in the pool.
     pub(crate) stale: Vec<(Chunk, Reference)>,
     /// Attempts that are over once these are dropped.
     over: Vec<&'a Attempt>,
 }
 
-/// What a worker remembers of the attempts of all sessions.
+/// A worker's memory of the attempts of all sessions.
 #[derive(Default)]
 pub(crate) struct Judge {
     looked: Option<Duration>,
@@ -77,8 +77,8 @@ pub(crate) struct Judge {
 }
 
 impl Judge {
-    /// Judges what stands there for long; how many operations that took. A worker whose operations
-    /// are limited looks less often.
+    /// Judges attempts that are old enough; returns how many operations it needed. A worker whose
+    /// operations are limited looks less often.
     pub(crate) fn step(&mut self, session: &Session, limited: bool) -> Result<u64, Refusal> {
         let now = session.kernel().store().time();
         let pause = if limited { LOOK_LIMITED } else { LOOK };
@@ -120,14 +120,13 @@ fn swap((since, attempt): (Duration, Attempt)) -> (Attempt, Duration) {
     (attempt, since)
 }
 
-/// Judges what sessions left behind.
+/// Judges the attempts that sessions left behind.
 pub(crate) struct LeftBehind<'a> {
     kernel: &'a Kernel,
     chunk_pool: &'a ChunkPool,
 }
 
 impl<'a> LeftBehind<'a> {
-    /// What sessions left behind in this one's store.
     pub(crate) fn of(session: &'a Session) -> LeftBehind<'a> {
         LeftBehind { kernel: session.kernel(), chunk_pool: session.chunk_pool() }
     }
@@ -138,8 +137,8 @@ impl<'a> LeftBehind<'a> {
         let mut all = Vec::new();
         for (shard, keys) in (0..).zip(self.kernel.all_keys_of(&shards, &[])?) {
             for (key, value) in keys {
-                // What can't be read is of a newer version, or damaged: a scrub knows without it
-                // what is stale.
+                // An attempt that can't be decoded is of a newer version, or damaged. A scrub finds
+                // stale references without it.
                 if let (Some(reference), Some(chunk)) =
                     (key::parse_attempt(&key), attempt::decode(&value))
                 {
@@ -150,7 +149,7 @@ impl<'a> LeftBehind<'a> {
         Ok(all)
     }
 
-    /// Drops what attempts left behind, and takes those back that are over.
+    /// Drops the stale references of attempts, and removes attempts that are over.
     fn end_attempts(&self, attempts: &[&Attempt]) -> Result<(), Refusal> {
         let verdict = self.judge(attempts)?;
         self.chunk_pool.drop_references(&verdict.stale)?;
@@ -178,7 +177,7 @@ impl<'a> LeftBehind<'a> {
         Ok(())
     }
 
-    /// What attempts come to, by their maps as they are now.
+    /// Judges attempts by the current maps of their objects.
     pub(crate) fn judge<'t>(&self, attempts: &[&'t Attempt]) -> Result<Verdict<'t>, Refusal> {
         let objects: BTreeSet<ObjectId> =
             attempts.iter().map(|attempt| attempt.reference.object).collect();
@@ -213,7 +212,7 @@ impl<'a> LeftBehind<'a> {
         Ok(verdict)
     }
 
-    /// Those whose entry waits for its flip, and whose reference is not there.
+    /// The attempts whose entry waits for its flip, and whose reference does not exist.
     fn without_reference<'t>(
         &self,
         coming: &[(&'t Attempt, Vec<Chunk>)],

@@ -1,4 +1,4 @@
-//! The chunk map of a metadata object: what its chunks are made of.
+//! The chunk map of a metadata object: the entries of its chunks, and the keys beside them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,7 +52,7 @@ impl ChunkMap {
         ChunkMap::from_answer(object, kernel.read_one(&object.name(), map_parts()))
     }
 
-    /// The maps of objects, those left out that can't be read.
+    /// The maps of objects, without those that can't be read.
     pub(crate) fn read_each(
         kernel: &Kernel,
         objects: &BTreeSet<ObjectId>,
@@ -63,7 +63,7 @@ impl ChunkMap {
         for (object, answer) in objects.iter().zip(answers) {
             match ChunkMap::from_answer(*object, answer) {
                 Ok(map) => drop(maps.insert(*object, map)),
-                // What can't be read may need its references.
+                // A map that can't be read may need its references.
                 Err(Refusal::Failed(_)) => {}
                 Err(refusal) => return Err(refusal),
             }
@@ -131,7 +131,7 @@ impl ChunkMap {
     }
 }
 
-/// What [`ChunkMap::read`] reads.
+/// The parts that [`ChunkMap::read`] reads.
 pub(crate) fn map_parts() -> Vec<ReadPart> {
     vec![ReadPart::Page(Vec::new(), MAP_PAGE), ReadPart::Stat]
 }
@@ -147,8 +147,8 @@ pub(crate) fn covering(entries: &BTreeMap<u32, Entry>, at: u32) -> Option<(u32, 
     (at < offset + entry.length).then_some((*offset, *entry))
 }
 
-/// The bytes of a chunk as its entry says: blocks of the mask from the object, the others from the
-/// base, or zeroes.
+/// The bytes of a chunk according to its entry: blocks of the mask from the object, the others from
+/// the base, or zeroes.
 pub(crate) fn assemble(entry: &Entry, object: &[u8], base: Option<&[u8]>) -> Vec<u8> {
     let mut content = base.map_or_else(|| vec![0; entry.length as usize], <[u8]>::to_vec);
     content.resize(entry.length as usize, 0);

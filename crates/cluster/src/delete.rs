@@ -1,8 +1,8 @@
-//! Deleting: entries become pending drops, the drops are done, then the object goes. In any other
-//! order its references would be unknown.
+//! Deleting: entries become pending drops, the drops are done, then the object is removed. In any
+//! other order the references would no longer be known.
 //!
-//! Whoever could still write is fenced first. It resumes anywhere: the record of what is deleted
-//! goes last.
+//! A session that could still write is fenced first. Deleting can resume after any step, because
+//! its record is removed last.
 
 use std::{ops::Range, sync::Arc};
 
@@ -29,14 +29,15 @@ use crate::{
     },
 };
 
-/// Pieces that may be missing between others: those in flight together when the session that filled
-/// them died.
+/// Pieces that may be missing between others. They were in flight together when the session that
+/// filled them died.
 const GAP: u64 = 16;
 
-/// Pieces missing in a row after which none comes: a number that a stranger wrote costs no more.
+/// After so many missing pieces in a row none follows. This bounds the cost of a false number of
+/// pieces.
 const MISSING_MAX: u64 = 1 << 16;
 
-/// Decisions about a step of an object that goes until it is an error.
+/// Most decisions about one step of deleting an object.
 const ERASURE_DECISIONS: u32 = 1000;
 
 /// Names of a page of the pool's listing.
@@ -48,7 +49,6 @@ pub(crate) struct Deletion<'s> {
 }
 
 impl<'s> Deletion<'s> {
-    /// What this session deletes.
     pub(crate) fn of(session: &'s Session) -> Deletion<'s> {
         Deletion { session }
     }
@@ -56,13 +56,13 @@ impl<'s> Deletion<'s> {
     /// Removes a metadata object with its references; nothing when it is not there.
     pub(crate) fn erase(&self, object: ObjectId) -> Result<(), Refusal> {
         let mut erasure = Erasure { session: self.session, object };
-        // Each step that is applied leaves less of it.
+        // Each step that is applied leaves fewer keys.
         while self.session.kernel().carry_out(&mut erasure)? != Outcome::GivenUp {}
         Ok(())
     }
 
-    /// Takes everything that was deleted, or left by a session that is gone, one step further;
-    /// false when there is nothing.
+    /// Advances each deletion by one step, also of volumes and objects whose session is gone; false
+    /// when there is nothing to delete.
     fn step(&self) -> Result<bool> {
         let mut any = false;
         for (shard, record) in Names::of(self.session.kernel()).records()? {
@@ -80,7 +80,7 @@ impl<'s> Deletion<'s> {
     fn delete_record(&self, shard: &ObjectName, record: &Record) -> Result<bool, Refusal> {
         let (id, header) = (record.named.id, header::name(record.named.id));
         let cookie = self.session.kernel().cookie();
-        // Who fills it holds the lock, and so does another one that deletes it.
+        // A session that fills the object holds the lock, and so does another one that deletes it.
         match self.session.kernel().store().lock(
             &header,
             FILL,
@@ -101,7 +101,8 @@ impl<'s> Deletion<'s> {
                 return Ok(false);
             }
             if still != Some(record.encode()) {
-                // It was finished meanwhile, or another one was faster: its session may be at work.
+                // The object was finished meanwhile, or another session was faster and may be at
+                // work.
                 Names::of(self.session.kernel()).unlock_filled(id);
                 return Ok(false);
             }
@@ -168,10 +169,10 @@ impl<'s> Deletion<'s> {
         Ok(())
     }
 
-    /// Erases the objects of a volume from byte `from` to `to`, and what a shrink that was
-    /// interrupted left behind that. Before `to` an object without a bit may be there, after a
-    /// crash of the owner: of few objects each is looked for, many are looked up in the pool's
-    /// listing, which costs what is there and not what could be.
+    /// Erases the objects of a volume from byte `from` to `to`, and objects behind `to` that an
+    /// interrupted shrink left. After a crash of the owner an object before `to` may have no bit. A
+    /// few objects are looked up one by one. Many are found in the pool's listing, whose cost
+    /// depends on the objects that exist.
     fn erase_objects(&self, id: u64, from: u64, to: u64) -> Result<(), Refusal> {
         let object_bytes = u64::from(self.session.kernel().format().object_bytes);
         let mut bits = Bits::read(self.session.kernel(), id)?;
@@ -190,8 +191,8 @@ impl<'s> Deletion<'s> {
         Ok(())
     }
 
-    /// Erases the objects of a volume that the pool lists. Its writers are fenced, so none comes
-    /// after the listing went by.
+    /// Erases the objects of a volume that the pool lists. Its writers are fenced, so no object
+    /// appears after the listing has passed.
     fn erase_listed(&self, id: u64, range: Range<u64>, bits: &mut Bits) -> Result<(), Refusal> {
         let mut from = None;
         loop {
@@ -224,16 +225,16 @@ impl<'s> Deletion<'s> {
     }
 }
 
-/// A step by which a metadata object goes: what names chunks becomes pending drops, the drops are
-/// done, then it is removed.
+/// A step by which a metadata object is deleted: entries become pending drops, the drops are done,
+/// then the object is removed.
 struct Erasure<'a> {
     session: &'a Session,
     object: ObjectId,
 }
 
 impl Erasure<'_> {
-    /// What makes all entries zeroes and their bases pending drops. Drops that were pending are
-    /// done.
+    /// The changes that make all entries zeroes and their bases pending drops. Drops that were
+    /// pending are done.
     fn strip(&self, map: &ChunkMap) -> Vec<Change> {
         let (object, stamp) = (self.object, self.session.kernel().stamp());
         let mut set = Vec::new();
@@ -274,15 +275,15 @@ impl Operation<Option<ChunkMap>> for Erasure<'_> {
         Ok(Some(Write { object: self.object.name(), guards, changes }))
     }
 
-    /// The next decision begins from what is there, whoever made it so.
+    /// The next decision begins from the current map, whichever session changed it.
     fn resolve(&self, _: &Option<ChunkMap>) -> Fate {
         Fate::Overtaken
     }
 }
 
 impl Session {
-    /// Takes everything that was deleted, or left by a session that is gone, one step further;
-    /// false when there is nothing.
+    /// Advances each deletion by one step, also of volumes and objects whose session is gone; false
+    /// when there is nothing to delete.
     ///
     /// # Errors
     /// The store's.
@@ -290,14 +291,14 @@ impl Session {
         Deletion::of(self).step()
     }
 
-    /// Changes the size of a volume that nobody writes to; what lies beyond a smaller size is gone.
+    /// Changes the size of a volume that nobody writes to. Data beyond a smaller size are deleted.
     ///
     /// # Errors
-    /// `Busy` when somebody writes to it, and as [`Volume::attach`].
+    /// `Busy`: another server writes to the volume. Otherwise as [`Volume::attach`].
     pub fn resize_volume(self: &Arc<Self>, name: &str, bytes: u64) -> Result<()> {
         valid_size(bytes)?;
-        // The owner before us is fenced with it: nothing that it sent comes back into what is cut
-        // off.
+        // Attaching fences the previous owner, so that none of its operations writes into the part
+        // that is cut off.
         let volume = Volume::attach(self, name, Mode::Own)?;
         let old = self
             .find(name)?
@@ -326,7 +327,7 @@ impl Session {
     }
 }
 
-/// True when nothing in it names a chunk, and nobody makes it so.
+/// True when no pending drop or entry names a chunk, and no dirty entry could get one.
 fn is_bare(map: &ChunkMap) -> bool {
     debug_assert!(map.entries.len() <= ENTRIES_MAX);
     map.pending.is_empty() && map.entries.values().all(|entry| entry.base.is_none() && !entry.dirty)

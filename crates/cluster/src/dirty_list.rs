@@ -1,9 +1,10 @@
 //! The dirty list: which metadata objects have work for a worker.
 //!
-//! The dirty bit in the entry is the truth; the list only saves a scan. An object is on the list
-//! while its *listed* key holds the list stamp: each write compares it, and where it is absent sets
-//! it. The insert into the list follows, and the acknowledgement waits for it. Who finds all clean
-//! removes the listed key at the version at which that was seen, then exactly its key of the list.
+//! The dirty bit of the entry is the truth; the list only saves a scan. An object is on the list
+//! while its *listed* key holds the list stamp. Each write compares this key, and sets it where it
+//! is absent. The insert into the list follows, and the acknowledgement waits for it. A worker that
+//! finds all entries clean removes the listed key at the version that it read, and then removes
+//! exactly that key from the list.
 
 use onefold_core::{
     checksum,
@@ -51,7 +52,7 @@ impl<'k> DirtyList<'k> {
         }
     }
 
-    /// Takes exactly this key off the list.
+    /// Removes exactly this key from the list.
     pub(crate) fn remove(&self, shard: &ObjectName, key: Vec<u8>) -> Result<(), Refusal> {
         let op = Write {
             object: shard.clone(),
@@ -64,9 +65,9 @@ impl<'k> DirtyList<'k> {
         }
     }
 
-    /// Makes sure that an object with work for a worker is on the list; true when it was not. One
-    /// that says it is listed must be, also when nothing is to be done: the next write trusts
-    /// it.
+    /// Puts an object with work for a worker on the list; true when it was not there. An object
+    /// with a *listed* key must be on the list even without work, because the next write trusts the
+    /// key.
     pub(crate) fn list_again(&self, object: ObjectId, map: &ChunkMap) -> Result<bool, Refusal> {
         if map.has_no_work() && map.listed.is_none() {
             return Ok(false);

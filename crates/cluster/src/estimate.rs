@@ -1,8 +1,8 @@
-//! What deduplication would save on objects that are not in a store: their chunks are counted, all
-//! of them or a sample.
+//! Estimates the saving by deduplication for objects that are not in a store: counts their chunks,
+//! all of them or a sample.
 //!
-//! The sample is of chunk names, not of objects: equal chunks are in it or not together, wherever
-//! they are. A sample of objects would miss what they share.
+//! The sample is of chunk names, not of objects, so equal chunks are in it together wherever they
+//! are. A sample of objects would miss the chunks that they share.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{
     put::cut,
 };
 
-/// Names that are counted at most; beyond that a smaller share of them is.
+/// Most names that are counted; beyond that the share of names in the sample becomes smaller.
 const NAMES_MAX: usize = 1 << 20;
 
 /// Bytes of a map entry's key.
@@ -51,14 +51,14 @@ pub struct Estimate {
     most: usize,
 }
 
-/// What was found. Bytes are before replication, where nothing else is said.
+/// The estimate. Bytes are before replication unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimated {
     /// Objects.
     pub objects: u64,
-    /// Their bytes.
+    /// Bytes of the objects.
     pub bytes: u64,
-    /// Bytes of chunks that are all zeroes, and take nothing.
+    /// Bytes of chunks that are all zeroes and need no space.
     pub zero_bytes: u64,
     /// Chunks that are not zeroes, each as often as it is there.
     pub chunks: u64,
@@ -71,13 +71,13 @@ pub struct Estimated {
     pub packed_bytes: u64,
     /// Bytes of map entries, references and objects.
     pub metadata_bytes: u64,
-    /// One of so many names was counted.
+    /// The sampling rate: one of this many names was counted.
     pub one_of: u64,
 }
 
 impl Estimated {
-    /// Bytes that all of it would take, with so many copies of metadata, and so much space for each
-    /// byte of chunks.
+    /// Bytes needed with so many copies of metadata, and with so much space for each byte of
+    /// chunks.
     #[must_use]
     pub fn stored(&self, metadata_copies: f64, chunk_copies: f64) -> u64 {
         (self.metadata_bytes as f64 * metadata_copies + self.packed_bytes as f64 * chunk_copies)
@@ -146,7 +146,7 @@ impl Estimate {
         (1 << self.level) - 1
     }
 
-    /// What was found.
+    /// The estimate from all chunks counted so far.
     #[must_use]
     pub fn result(&self) -> Estimated {
         let one_of = 1u64 << self.level;
@@ -157,8 +157,7 @@ impl Estimate {
             sum(|count| count.packed),
             sum(|count| count.bytes * count.times),
         );
-        // All data is counted, so that the share of the sample that is different is what must be
-        // estimated.
+        // All data are counted, so only the share of unique data in the sample must be estimated.
         let share = if seen == 0.0 { 1.0 } else { unique / seen };
         let error = if one_of == 1 { 0.0 } else { self.error(share, seen) };
         let at = |share: f64| (data * share.clamp(0.0, 1.0)) as u64;

@@ -1,10 +1,10 @@
 //! The cluster engine: global deduplication over an object store that is atomic on one object, and
 //! on nothing more.
 //!
-//! Writes go to metadata objects; workers move what is dirty to chunk objects, named by their
-//! content (double hashing). Anyone may stop, hang or lose a reply at any step; what keeps data
-//! safe is that every operation compares what it was decided from, and that no entry value ever
-//! comes back.
+//! Writes go to metadata objects. Workers move dirty chunks to chunk objects, which are named by
+//! their content (double hashing). A client, worker or store may stop, hang or lose a reply at any
+//! step. Data stay safe because every operation compares the values it was decided from, and no
+//! entry value ever comes back.
 //!
 //! | module | what |
 //! |---|---|

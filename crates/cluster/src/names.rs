@@ -1,9 +1,9 @@
 //! Names: of volumes and of objects that were put, and the records of what is being made or
 //! deleted.
 //!
-//! A name's shard also holds a record, by number, of everything that is there without a name: what
-//! is being filled and what is being deleted. A name and its record change in one operation, so
-//! that nothing is ever without both.
+//! A name's shard also holds records, by number, of all things without a name: those that are being
+//! filled and those that are being deleted. A name and its record change in one operation, so that
+//! nothing is ever without both.
 
 use onefold_core::{
     Error, Kind, Result, checksum,
@@ -26,7 +26,7 @@ const RECORD: u8 = b'x';
 /// How many records a shard ever had.
 const COUNT: &[u8] = b"c";
 
-/// The lock of who fills or deletes something that has no name.
+/// The lock of a session that fills or deletes something that has no name.
 pub(crate) const FILL: &str = "fill";
 
 /// Decisions about one record until it is an error.
@@ -88,8 +88,8 @@ fn name_value(kernel: &Kernel, shard: &ObjectName, key: &[u8]) -> Result<Option<
     }
 }
 
-/// A record that is added. It is compared with how many there were: a copy of the operation that
-/// comes late must not bring it back.
+/// Adds a record. The operation compares how many records there were, so that a late copy does not
+/// bring the record back.
 struct AddedRecord<'a> {
     kernel: &'a Kernel,
     shard: ObjectName,
@@ -142,18 +142,18 @@ impl Operation<SeenRecord> for AddedRecord<'_> {
     }
 }
 
-/// A change of what a name stands for.
+/// Changes the value of a name.
 struct NameChange<'a> {
     kernel: &'a Kernel,
     object: ObjectName,
     key: Vec<u8>,
-    /// The value that the name gets; `None` where it goes.
+    /// The value that the name gets; `None` to remove it.
     wanted: Option<Vec<u8>>,
-    /// What it stood for.
+    /// The value before the change.
     old: Option<&'a Named>,
 }
 
-/// A name's value; and, where it has none and is to have none, whether what it stood for has its
+/// The value of a name. If the name has none and is to have none: whether its old value has a
 /// record.
 type SeenName = (Option<Vec<u8>>, bool);
 
@@ -175,7 +175,7 @@ impl Operation<SeenName> for NameChange<'_> {
         Ok((now, recorded))
     }
 
-    /// Whoever was faster is not undone: the caller hears of it.
+    /// A change by another session is not undone: the caller gets an error.
     fn decide(&mut self, _: &SeenName) -> Result<Option<Write>, Refusal> {
         Ok(None)
     }
@@ -217,7 +217,7 @@ impl<'k> Names<'k> {
             .collect()
     }
 
-    /// What a name stands for.
+    /// Looks up a name.
     ///
     /// # Errors
     /// The store's.
@@ -227,7 +227,7 @@ impl<'k> Names<'k> {
         value.map(|value| Named::decode(&value)).transpose()
     }
 
-    /// All names with what they stand for, sorted.
+    /// All names with their values, sorted.
     ///
     /// # Errors
     /// The store's.
@@ -257,7 +257,7 @@ impl<'k> Names<'k> {
         for (shard, keys) in shards.into_iter().zip(keys) {
             for (key, value) in keys.into_iter().filter(|(key, _)| key.first() == Some(&RECORD)) {
                 let record = Record::decode(&value)?;
-                // What is found under another number would never be forgotten.
+                // A record under another number could never be removed.
                 if key != key::numbered(RECORD, record.named.id) {
                     return Err(corrupt("a record in the catalogue stands under another number"));
                 }
@@ -267,14 +267,14 @@ impl<'k> Names<'k> {
         Ok(all)
     }
 
-    /// Notes that something without a name is being filled by us.
+    /// Records that this session fills something that has no name yet.
     pub(crate) fn begin(&self, name: &str, what: What) -> Result<Record> {
         valid(name)?;
         let named = Named { what, id: self.kernel.new_id()?, bytes: 0, pieces: 0 };
         let record = Record { named, filler: self.kernel.store().identity() };
         let begun = || -> Result<(), Refusal> {
-            // Nobody else takes it for abandoned while we hold this. Who takes it because the lock
-            // had no reply fences us first.
+            // While we hold this lock, no other session treats the record as abandoned. If our lock
+            // had no reply, a session that treats it so fences us first.
             let lease = self.kernel.settings().lease;
             match self.kernel.lock_until_answered(&header::name(named.id), FILL, lease) {
                 Ok(()) | Err(Refusal::Unknown) => {}
@@ -297,8 +297,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// Gives what was filled its name, in place of what the name stood for as `old`, which is
-    /// deleted from now on.
+    /// Gives `new` the name, in place of `old`, which is deleted from now on.
     ///
     /// # Errors
     /// `Mismatch` when the name stands for something else.
@@ -328,7 +327,7 @@ impl<'k> Names<'k> {
             guards.push(Guard::Omap(key, old.map_or_else(Vec::new, Named::encode)));
         }
         if let Some(new) = new.filter(|new| old.is_none_or(|old| old.id != new.id)) {
-            // Whoever took it for abandoned has deleted the record, or made it theirs.
+            // A session that took it for abandoned has deleted the record, or made it its own.
             let record = Record {
                 named: Named { bytes: 0, pieces: 0, ..*new },
                 filler: self.kernel.store().identity(),
@@ -346,7 +345,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// What is filled by a session that is gone is deleted from now on.
+    /// Marks a record as deleted, because the session that filled it is gone.
     pub(crate) fn abandon(&self, shard: &ObjectName, record: &Record) -> Result<(), Refusal> {
         let key = key::numbered(RECORD, record.named.id);
         let deleted = Record { filler: String::new(), ..record.clone() };
@@ -361,7 +360,7 @@ impl<'k> Names<'k> {
         }
     }
 
-    /// Nothing is left of it.
+    /// Removes a record when nothing is left of its volume or object.
     pub(crate) fn forget(&self, shard: &ObjectName, id: u64) -> Result<(), Refusal> {
         let op = Write {
             object: shard.clone(),
@@ -374,7 +373,8 @@ impl<'k> Names<'k> {
     /// Makes an empty volume.
     ///
     /// # Errors
-    /// `Exists` when the name is taken, `InvalidInput`, `NoSpace`.
+    /// `Exists`: the name is in use. `InvalidInput`: the name or the size is not valid. `NoSpace`:
+    /// the store is full.
     pub(crate) fn create_volume(&self, name: &str, bytes: u64) -> Result<()> {
         valid_size(bytes)?;
         valid(name)?;
@@ -399,10 +399,10 @@ impl<'k> Names<'k> {
         let _ = self.kernel.store().unlock(&header::name(id), FILL, &self.kernel.cookie());
     }
 
-    /// Takes a name away; what it stood for is deleted step by step, here or by any worker.
+    /// Removes a name. Its volume or object is then deleted step by step, here or by any worker.
     ///
     /// # Errors
-    /// `NotFound`, and `Busy` when it changed meanwhile.
+    /// `NotFound`: there is no such name. `Busy`: the name changed meanwhile.
     pub(crate) fn delete(&self, name: &str, what: What) -> Result<()> {
         let kind = if what == What::Volume { "volume" } else { "object" };
         let Some(old) = self.find(name)?.filter(|named| named.what == what) else {

@@ -1,8 +1,9 @@
-//! What sessions say of themselves, in one object of the store with a key for each: servers what
-//! their clients do, by which workers keep their rate; workers that they are there.
+//! Sessions publish what they do in one object of the store, with a key for each. Servers publish
+//! the load of their clients, by which workers keep their rate; workers publish that they are
+//! alive.
 //!
-//! It is advice. Who says nothing more is noticed by those who live, and what it said is removed:
-//! should it only have slept, it says it again.
+//! The published values are only advice. A session that stops publishing is presumed gone, and the
+//! others remove its key. One that was only suspended publishes again.
 
 use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -17,7 +18,7 @@ use crate::{
     session::Session,
 };
 
-/// Who published nothing for so long is gone: leases last as long.
+/// A session that published nothing for so long is presumed gone: leases last as long.
 const SILENT: Duration = Duration::from_secs(30);
 
 /// One that was never seen to publish is not counted after this: it may have died long ago.
@@ -26,16 +27,16 @@ const UNSEEN: Duration = Duration::from_secs(5);
 /// The object in which sessions publish what they did.
 const SERVERS: &str = "servers";
 
-/// What a session did since it began.
+/// Counters of a session since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Load {
     /// Client operations.
     pub(crate) operations: u64,
-    /// Their bytes.
+    /// Bytes that clients read and wrote.
     pub(crate) bytes: u64,
-    /// True for one that deduplicates.
+    /// True for a session that deduplicates.
     pub(crate) works: bool,
-    /// How often it published: that it goes on.
+    /// How often the session published: an increasing number shows that it is alive.
     pub(crate) beat: u64,
     /// Operations whose reply was lost.
     pub(crate) unknown: u64,
@@ -53,7 +54,7 @@ impl Load {
 
     fn decode(value: &[u8]) -> Option<Load> {
         let number = |at: usize| Some(u64::from_le_bytes(value.get(at..at + 8)?.try_into().ok()?));
-        // What older sessions published ends here.
+        // Values of older sessions end here.
         let later = |at: usize| number(at).unwrap_or(0);
         Some(Load {
             operations: number(1)?,
@@ -65,22 +66,22 @@ impl Load {
     }
 }
 
-/// What all sessions had published at one time.
+/// The values that all sessions had published at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Published(BTreeMap<Vec<u8>, Load>);
 
-/// Servers and workers that say what they do, and what they did in a time.
+/// Servers and workers that publish, and what they did in a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sessions {
     /// Servers.
     pub servers: u64,
     /// Workers.
     pub workers: u64,
-    /// Sessions that said nothing in that time.
+    /// Sessions that published nothing in that time.
     pub silent: u64,
     /// Operations of clients.
     pub operations: u64,
-    /// Their bytes.
+    /// Bytes that clients read and wrote.
     pub bytes: u64,
     /// Operations whose reply was lost, since each session began: whether they were applied was
     /// looked up, or is before the next write to the same place.
@@ -88,13 +89,13 @@ pub struct Sessions {
 }
 
 impl Published {
-    /// True when nobody says anything.
+    /// True when no session publishes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What happened since `before`.
+    /// The changes since `before`.
     #[must_use]
     pub fn since(&self, before: &Published) -> Sessions {
         let mut sessions = Sessions::default();
@@ -115,7 +116,7 @@ impl Published {
     }
 }
 
-/// What one session saw of all others.
+/// One session's observations of all others.
 #[derive(Default)]
 pub(crate) struct Presence {
     seen: BTreeMap<Vec<u8>, Other>,
@@ -126,11 +127,11 @@ struct Other {
     load: Load,
     /// When this was seen first.
     since: Duration,
-    /// It published something else before.
+    /// True when its value changed since it was first seen.
     published: bool,
 }
 
-/// What was done since the last look.
+/// Changes since the last look.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Growth {
     /// Operations of clients, and their bytes.
@@ -139,12 +140,12 @@ pub(crate) struct Growth {
     /// Servers and workers that are alive.
     pub(crate) servers: u64,
     pub(crate) workers: u64,
-    /// What was published by sessions that are gone.
+    /// Values of sessions that are presumed gone.
     pub(crate) gone: Vec<(Vec<u8>, Load)>,
 }
 
 impl Presence {
-    /// Takes in what all have published.
+    /// Compares all published values with those of the last look.
     pub(crate) fn look(&mut self, now: Duration, published: &Published) -> Growth {
         let mut growth = Growth::default();
         self.seen.retain(|session, _| published.0.contains_key(session));
@@ -170,11 +171,11 @@ impl Presence {
         growth
     }
 
-    /// Looks at what all sessions published, and removes what was published by those that are gone.
+    /// Reads all published values, and removes those of sessions that are presumed gone.
     pub(crate) fn look_at(&mut self, kernel: &Kernel, now: Duration) -> Result<Growth> {
         let growth = self.look(now, &published(kernel)?);
         for (session, load) in &growth.gone {
-            // Unless it wakes up right now; who looks next tries again.
+            // Fails if the session publishes right now; the next look tries again.
             let _ = publish_as(
                 kernel,
                 vec![Guard::Omap(session.clone(), load.encode())],
@@ -185,7 +186,7 @@ impl Presence {
     }
 }
 
-/// What all sessions have published.
+/// Values that all sessions have published.
 fn published(kernel: &Kernel) -> Result<Published> {
     let keys = kernel
         .all_keys(&ObjectName::metadata(SERVERS), Vec::new())
@@ -202,7 +203,7 @@ fn publish_as(kernel: &Kernel, guards: Vec<Guard>, change: Change) -> Result<(),
 }
 
 impl Session {
-    /// What all sessions have published.
+    /// Values that all sessions have published.
     ///
     /// # Errors
     /// The store's.
@@ -210,7 +211,7 @@ impl Session {
         published(self.kernel())
     }
 
-    /// Publishes what this session did.
+    /// Publishes the counters of this session.
     ///
     /// # Errors
     /// The store's.
@@ -230,7 +231,7 @@ impl Session {
         )
     }
 
-    /// Takes back what was published.
+    /// Removes the published value of this session.
     ///
     /// # Errors
     /// The store's.

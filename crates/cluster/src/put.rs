@@ -1,7 +1,7 @@
 //! Whole objects: put, got and removed by name.
 //!
-//! What is put fills a new number, piece by piece, and then changes the name by compare. A piece
-//! ends where a chunk ends.
+//! A put fills the pieces of a new number, and then changes the name by a comparing operation. A
+//! piece ends where a chunk ends.
 
 use std::io::{self, Read as Source};
 
@@ -55,12 +55,12 @@ pub(crate) fn cut(bytes: &[u8], end: bool, how: Cut, average: u32, most: u32) ->
 }
 
 impl Session {
-    /// Stores what `source` gives under `name`, in place of what the name stood for; returns how
-    /// many bytes.
+    /// Stores the bytes of `source` under `name`, in place of an older object of this name; returns
+    /// how many bytes.
     ///
     /// # Errors
-    /// `Exists` when the name is a volume's, `Busy` when somebody else put it meanwhile, `NoSpace`,
-    /// and those of `source`.
+    /// `Exists`: the name is a volume's. `Busy`: another session put it meanwhile. `NoSpace`: the
+    /// store is full. Otherwise the errors of `source`.
     pub fn put(&self, name: &str, source: &mut dyn Source) -> Result<u64> {
         let volume = || Error::new(Kind::Exists, format!("{name:?} is a volume"));
         if self.find(name)?.is_some_and(|named| named.what == What::Volume) {
@@ -128,7 +128,7 @@ impl Session {
         Err(refused(Refusal::Busy))
     }
 
-    /// Gives what was put under `name` to `sink`; returns how many bytes.
+    /// Writes the object `name` to `sink`; returns how many bytes.
     ///
     /// # Errors
     /// `NotFound`, `Corrupt`, `Busy` when it was replaced again and again meanwhile, and those of
@@ -183,7 +183,8 @@ fn put_pieces(session: &Session, pieces: &[(ObjectId, Vec<u32>, Vec<u8>)]) -> Re
         .collect();
     for result in session.kernel().all_until_answered(&ops) {
         match result {
-            // Its number is ours alone: it was our own operation, whose reply was lost.
+            // Only this session uses the number, so an existing piece is from our own operation,
+            // whose reply was lost.
             Ok(_) | Err(Refusal::Exists) => {}
             Err(refusal) => return Err(refusal),
         }

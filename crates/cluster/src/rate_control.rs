@@ -1,6 +1,6 @@
-//! Rate control (the paper's 4.4.2): below the low mark no limit, between the marks one operation
-//! of deduplication for 100 of clients, above the high one for 500. The marks are for the whole
-//! store: servers publish what they did, workers add it up.
+//! Rate control (the paper's 4.4.2). Below the low mark there is no limit. Between the marks one
+//! operation of deduplication may follow 100 of clients, above the high mark 500. The marks are for
+//! the whole store: servers publish their load, and workers add it up.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::presence::Growth;
 const BETWEEN: u64 = 100;
 const ABOVE: u64 = 500;
 
-/// Operations that may be saved up: what one second gave.
+/// Most operations that may be saved up, as the time in which they accrue.
 const SAVED: Duration = Duration::from_secs(1);
 
 /// Watermarks on operations and on bytes a second; `u64::MAX` for none.
@@ -51,7 +51,7 @@ pub struct Rate {
     marks: Watermarks,
     looked: Option<Duration>,
     ratio: Option<u64>,
-    /// Operations that may be done, in thousandths; spent ones that were not there are owed.
+    /// Operations that may be done, in thousandths; negative after more were done than allowed.
     tokens: i64,
     /// The most that may be saved up.
     most: i64,
@@ -66,8 +66,8 @@ impl Rate {
         Rate { marks, looked: None, ratio: None, tokens: 0, most: 0, workers: 1 }
     }
 
-    /// Takes in what the sessions did since the last look, and says how many operations may be done
-    /// now.
+    /// Updates the rate from the changes since the last look; returns how many operations may be
+    /// done now.
     pub(crate) fn allowance(&mut self, now: Duration, did: &Growth) -> u64 {
         self.workers = did.workers.max(1);
         if let Some(looked) = self.looked {
@@ -91,7 +91,7 @@ impl Rate {
         }
     }
 
-    /// Workers that are alive, as far as the last look told.
+    /// Workers that are alive, according to the last look.
     #[must_use]
     pub fn workers(&self) -> u64 {
         self.workers

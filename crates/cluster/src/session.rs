@@ -1,4 +1,4 @@
-//! A session: what a process does with the store, under a number that the catalogue gave it.
+//! A session: the use that a process makes of the store, under a number from the catalogue.
 
 use std::sync::{
     Arc,
@@ -21,7 +21,7 @@ pub struct Session {
     kernel: Arc<Kernel>,
     chunk_pool: ChunkPool,
     cache_budget: CacheBudget,
-    /// How often the load was published.
+    /// How many times the session published its load.
     published: AtomicU64,
 }
 
@@ -29,14 +29,14 @@ impl Session {
     /// Opens the store with a new session.
     ///
     /// # Errors
-    /// `NotFound` when there is no store, `Unsupported` when it is of a newer version, and the
-    /// object store's.
+    /// `NotFound`: there is no store. `Unsupported`: a newer version made it. Otherwise the error
+    /// of the object store.
     pub fn open(store: Arc<dyn ObjectStore>, settings: Settings) -> Result<Session> {
         Kernel::open(store, settings).map(Session::over)
     }
 
-    /// Opens the store only to look at it, without a number of its own: how often that happens is
-    /// not limited. Nothing may be changed through it.
+    /// Opens the store only for reading, without a number from the catalogue, so the number of such
+    /// sessions is not limited. Callers must not change anything through it.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -66,7 +66,7 @@ impl Session {
         &self.cache_budget
     }
 
-    /// What was decided when the store was made.
+    /// The format, fixed when the store was made.
     #[must_use]
     pub fn format(&self) -> &Format {
         self.kernel.format()
@@ -78,7 +78,7 @@ impl Session {
         self.kernel.store()
     }
 
-    /// What was done.
+    /// Counters of what this session did.
     #[must_use]
     pub fn counts(&self) -> &Counts {
         self.kernel.counts()
@@ -90,12 +90,12 @@ impl Session {
         self.kernel.number()
     }
 
-    /// Counts one more publication of the load; how many there were.
+    /// Counts one more publication of the load, and returns the number of publications.
     pub(crate) fn next_beat(&self) -> u64 {
         self.published.fetch_add(1, Relaxed) + 1
     }
 
-    /// What a name stands for.
+    /// Looks up a name.
     ///
     /// # Errors
     /// The store's.
@@ -103,7 +103,7 @@ impl Session {
         Names::of(&self.kernel).find(name)
     }
 
-    /// All names with what they stand for, sorted.
+    /// All names with their values, sorted.
     ///
     /// # Errors
     /// The store's.
@@ -114,15 +114,16 @@ impl Session {
     /// Makes an empty volume.
     ///
     /// # Errors
-    /// `Exists` when the name is taken, `InvalidInput`, `NoSpace`.
+    /// `Exists`: the name is in use. `InvalidInput`: the name or the size is not valid. `NoSpace`:
+    /// the store is full.
     pub fn create_volume(&self, name: &str, bytes: u64) -> Result<()> {
         Names::of(&self.kernel).create_volume(name, bytes)
     }
 
-    /// Takes a name away; what it stood for is deleted step by step, here or by any worker.
+    /// Removes a name. Its volume or object is then deleted step by step, here or by any worker.
     ///
     /// # Errors
-    /// `NotFound`, and `Busy` when it changed meanwhile.
+    /// `NotFound`: there is no such name. `Busy`: the name changed meanwhile.
     pub fn delete(&self, name: &str, what: What) -> Result<()> {
         Names::of(&self.kernel).delete(name, what)
     }

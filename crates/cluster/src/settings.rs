@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// When what is written to volumes is deduplicated.
+/// When the data written to volumes are deduplicated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dedup {
     /// Later, by workers (the paper's way).
@@ -14,7 +14,7 @@ pub enum Dedup {
     Inline,
 }
 
-/// What a session may do and how long it waits.
+/// The limits and waiting times of a session.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Times that an operation without a reply is sent or looked for, until it is an error.
@@ -46,10 +46,10 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// Objects of a volume whose maps are remembered.
     pub known_objects: usize,
-    /// Objects that a worker takes off the dirty list in one step, at most.
+    /// Most objects that a worker processes in one step.
     pub objects_per_step: usize,
-    /// Bytes of chunks that a worker has in memory, and takes in one step unless one object has
-    /// more: between steps it looks at the load.
+    /// Most bytes of chunks that a worker holds in memory and processes in one step, unless one
+    /// object has more. Between steps the worker looks at the load.
     pub batch_bytes: u64,
     /// The planted bug.
     #[cfg(feature = "planted-bugs")]
@@ -106,10 +106,10 @@ macro_rules! bugs {
 
         #[cfg(feature = "planted-bugs")]
         impl PlantedBug {
-            /// All of them.
+            /// All planted bugs.
             pub const ALL: &'static [PlantedBug] = &[$(PlantedBug::$bug,)*];
 
-            /// Its name.
+            /// The name of the bug.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self {

@@ -14,16 +14,17 @@ use crate::{
     session::Session,
 };
 
-/// What a store holds. Sizes are before replication; while others write they are of no one moment.
+/// The contents of a store. Sizes are before replication. If other sessions write meanwhile, the
+/// counts are not of one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// Volumes.
     pub volumes: u64,
-    /// Their sizes together.
+    /// Sizes of all volumes together.
     pub volume_bytes: u64,
     /// Objects that were put.
     pub puts: u64,
-    /// Their sizes together.
+    /// Sizes of all put objects together.
     pub put_bytes: u64,
     /// Metadata objects.
     pub objects: u64,
@@ -45,10 +46,10 @@ pub struct Status {
     pub reference_bytes: u64,
     /// Objects on the dirty list.
     pub backlog: u64,
-    /// References that are about to be added, or were when their session ended: workers look
-    /// through what stands there for 20 s.
+    /// References that are about to be added, or were when their session ended. Workers judge
+    /// attempts that are older than 20 s.
     pub attempts: u64,
-    /// References that are stale, as far as attempts tell: workers drop them.
+    /// Stale references according to the attempts: workers drop them.
     pub stale_references: u64,
     /// Space of the object store, with everything in it.
     pub space: Space,

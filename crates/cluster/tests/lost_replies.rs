@@ -23,7 +23,7 @@ fn publish(session: &Session, works: bool) {
     while session.publish(works).is_err() {}
 }
 
-/// What `status` says of all sessions.
+/// The number of lost replies that `status` shows for all sessions.
 fn told(looks: &Session) -> u64 {
     looks.published().unwrap().since(&Published::default()).unknown
 }

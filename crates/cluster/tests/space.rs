@@ -1,4 +1,4 @@
-//! What a store takes after a long life, beside a new one with the same content.
+//! The space that a store uses after a long life, beside a new store with the same content.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::{path::Path, sync::Arc, time::Duration};

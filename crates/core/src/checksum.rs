@@ -2,9 +2,9 @@
 
 use crate::{Algorithm, Block, Fingerprinter};
 
-/// 64-bit checksum of `bytes`, keyed so that bytes made by a client of one store are not taken for
-/// another's. Detects rot, tears and misdirection; where a client could forge it (carriers),
-/// [`forgery_proof`] is used instead.
+/// 64-bit checksum of `bytes`, keyed so that bytes made by a client of one store do not pass as
+/// those of another. Detects rot, tears and misdirection. Where a client could forge the checksum
+/// (carriers), [`forgery_proof`] is used instead.
 #[must_use]
 pub fn fast(key: u64, bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot_with_seed(key, bytes)
@@ -19,7 +19,7 @@ pub fn fast_of(key: u64, parts: &[&[u8]]) -> u64 {
     hasher.finish()
 }
 
-/// 128-bit keyed BLAKE3 of `bytes`: who does not know the secret can't make it.
+/// 128-bit keyed BLAKE3 of `bytes`: nobody can compute it without the secret.
 #[must_use]
 pub fn forgery_proof(secret: &[u8; 32], bytes: &[u8]) -> [u8; 16] {
     let mut short = [0; 16];

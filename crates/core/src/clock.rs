@@ -8,15 +8,15 @@ pub trait Clock: Send + Sync {
     fn now(&self) -> Duration;
 }
 
-/// Letting others run takes about a microsecond when nobody wants to, and milliseconds when
-/// somebody computes.
+/// A yield that takes longer than this shows that the processor is crowded. A yield takes about a
+/// microsecond when no other thread wants to run, and milliseconds when one computes.
 const CROWDED: Duration = Duration::from_micros(300);
 
 /// How long a crowded processor is left to others.
 const CROWDED_FOR: Duration = Duration::from_secs(1);
 
-/// Notices that a processor is crowded. There, who stays awake and yields meanwhile waits for a
-/// whole time slice of somebody else, while who sleeps is woken at once.
+/// Detects that a processor is crowded. A thread that stays awake and yields then waits for a whole
+/// time slice of another thread, while a sleeping thread is woken at once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CpuContention {
     until: Option<Duration>,
@@ -29,7 +29,7 @@ impl CpuContention {
         self.until.is_some_and(|until| now < until)
     }
 
-    /// Notes when a thread yielded and when it ran again.
+    /// Records when a thread yielded and when it ran again.
     pub fn yielded(&mut self, before: Duration, after: Duration) {
         if after.saturating_sub(before) > CROWDED {
             self.until = Some(after + CROWDED_FOR);

@@ -31,7 +31,7 @@ impl Lz4 {
     }
 }
 
-/// Expands what [`Lz4::compress`] made. Takes hostile bytes.
+/// Expands what [`Lz4::compress`] made. Hostile bytes are safe.
 ///
 /// # Errors
 /// `Corrupt` unless the result is exactly one block.
@@ -49,7 +49,7 @@ pub fn pack(chunk: &[u8]) -> Vec<u8> {
     lz4_flex::block::compress(chunk)
 }
 
-/// Expands what [`pack`] made of `length` bytes. Takes hostile bytes.
+/// Expands what [`pack`] made of `length` bytes. Hostile bytes are safe.
 ///
 /// # Errors
 /// `Corrupt` unless the result is exactly so long.

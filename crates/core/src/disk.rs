@@ -2,7 +2,8 @@
 
 use crate::{Block, Pba, Result};
 
-/// What a written block holds, so that write volume can be counted and device models can price it.
+/// The kind of content of a written block, so that write volume can be counted and device models
+/// can price it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
     /// A client's block as it is.
@@ -20,7 +21,7 @@ pub enum Class {
 pub struct BlockRef<'a> {
     /// The bytes.
     pub block: &'a Block,
-    /// What they are.
+    /// The kind of their content.
     pub class: Class,
 }
 
@@ -71,7 +72,7 @@ pub trait Disk: Send + Sync {
     /// The first failure; [`Kind::NoSpace`](crate::Kind::NoSpace) when the host has no room for it.
     fn write(&self, runs: &[Run<'_>]) -> Result<()>;
 
-    /// Writes one run, which is durable on return. It makes nothing else durable.
+    /// Writes one run, which is durable on return. Other writes do not become durable by this.
     ///
     /// # Errors
     /// As [`write`](Disk::write).
@@ -83,8 +84,8 @@ pub trait Disk: Send + Sync {
     /// The failure; it must not be retried.
     fn flush(&self) -> Result<()>;
 
-    /// Takes space from the host for `blocks` blocks from `at` on, so that later writes there do
-    /// not fail for lack of it. Does nothing where space was taken before.
+    /// Reserves space of the host for `blocks` blocks from `at` on, so that later writes there do
+    /// not fail for lack of it. Does nothing where space was reserved before.
     ///
     /// # Errors
     /// [`Kind::NoSpace`](crate::Kind::NoSpace) when the host has none.

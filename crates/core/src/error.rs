@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-/// What the caller can do about an error.
+/// The caller's possible reaction to an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The request is wrong as it stands (range, alignment, argument); asking again will not help.
@@ -56,7 +56,7 @@ impl Error {
         self
     }
 
-    /// What the caller can do.
+    /// The kind of the error: how the caller can react.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind

@@ -17,13 +17,13 @@ pub enum Hold {
 /// A lock that ends when it is dropped, or with its process.
 pub trait Lock: Send + Sync {}
 
-/// The files of a node. A name that was made or removed is so durably after
-/// [`sync_names`](Files::sync_names) only.
+/// The files of a node. Creating or removing a name is durable only after
+/// [`sync_names`](Files::sync_names).
 pub trait Files: Send + Sync {
     /// All names, sorted.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn names(&self) -> Result<Vec<String>>;
 
     /// Makes an empty file.
@@ -46,23 +46,23 @@ pub trait Files: Send + Sync {
     /// `NotFound`, and those of the system.
     fn open(&self, name: &str) -> Result<Arc<dyn File>>;
 
-    /// Removes a name; who has the file open keeps it.
+    /// Removes a name; a process that has the file open can still use it.
     ///
     /// # Errors
     /// `NotFound`, and those of the system.
     fn remove(&self, name: &str) -> Result<()>;
 
-    /// Makes names durable that were made or removed.
+    /// Makes created and removed names durable.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn sync_names(&self) -> Result<()>;
 
-    /// Locks the file `name`, which is there; waits for it when `wait` is set.
+    /// Locks the existing file `name`; with `wait`, waits until the lock is free.
     ///
     /// # Errors
-    /// `Busy` when somebody holds it otherwise and nobody waits, or it was waited for long enough
-    /// although a stranger could hold it.
+    /// `Busy`: another holder conflicts and `wait` is not set, or the wait took too long where a
+    /// stranger could hold the lock.
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>>;
 
     /// Nodes, and columns of data and of parity in a stripe; one directory is `[1, 1, 0]`.
@@ -70,39 +70,39 @@ pub trait Files: Send + Sync {
         [1, 1, 0]
     }
 
-    /// True when what is written to this file is as safe as it can be: no node of it is absent.
+    /// True when writes to this file have full redundancy: none of its nodes is absent.
     ///
     /// # Errors
-    /// `Stopped` when no new file would be.
+    /// `Stopped`: not even a new file would have full redundancy.
     fn is_whole(&self, _name: &str) -> Result<bool> {
         Ok(true)
     }
 
-    /// Looks which nodes count, and makes their copies equal. Called whenever the files are locked
-    /// for a change (`alone`) or for reading.
+    /// Finds out which nodes are current, and brings their copies level. Called whenever the files
+    /// are locked for a change (`alone`) or for reading.
     ///
     /// # Errors
-    /// `Stopped` when too few are there; those of the system.
+    /// `Stopped`: too few nodes are there. Otherwise the errors of the system.
     fn settle(&self, _alone: bool) -> Result<()> {
         Ok(())
     }
 
-    /// Makes sure that no node counts any more that missed what was written. Called before a change
-    /// is acknowledged, under the same lock.
+    /// Makes sure that a node that missed a write no longer counts as current. Called before a
+    /// change is acknowledged, under the same lock.
     ///
     /// # Errors
-    /// `Stopped` when too few are left; those of the system.
+    /// `Stopped`: too few nodes are left. Otherwise the errors of the system.
     fn confirm(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Makes these bytes of a file durable without writing, as a reader does; they are what it read
-    /// at byte `at`, and somebody wrote them who may have been killed before their sync, or
-    /// whose sync failed: then memory may have what the medium lacks. True when as many copies have
-    /// them as a change needs: otherwise they may vanish with the copies that do.
+    /// Makes these bytes of a file durable without writing. A reader calls this with the bytes that
+    /// it read at byte `at`. Their writer may have been killed before its sync, or its sync may
+    /// have failed, so memory may have bytes that the medium lacks. True when as many copies have
+    /// them as a change needs; otherwise they may vanish with the copies that have them.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn keeps(&self, name: &str, at: u64, bytes: &[u8]) -> Result<bool> {
         self.open(name)?.keeps(at, bytes)
     }
@@ -116,17 +116,16 @@ pub trait Files: Send + Sync {
 /// A file. Reads see writes at once; a write is durable after a later [`sync`](File::sync), and
 /// torn at any 512 bytes until then.
 pub trait File: Send + Sync {
-    /// Bytes up to its end.
+    /// The length in bytes.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn bytes(&self) -> Result<u64>;
 
-    /// Bytes of the file that take space on the medium, as far as that is known: what a hole has of
-    /// its length, it does not have of these.
+    /// Bytes of the file that use space on the medium, as far as that is known; holes do not count.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn occupied(&self) -> Result<u64> {
         self.bytes()
     }
@@ -134,7 +133,7 @@ pub trait File: Send + Sync {
     /// Fills `into` from byte `at` on; returns how much there was before the end.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize>;
 
     /// Writes `data` at byte `at`; the file grows as needed.
@@ -156,20 +155,20 @@ pub trait File: Send + Sync {
         Ok(())
     }
 
-    /// As [`read_at`](File::read_at), of the medium as far as the system allows it: first what lies
-    /// in memory and is written is dropped from there.
+    /// As [`read_at`](File::read_at), but from the medium as far as the system allows it: first
+    /// drops written pages of the file from memory.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn read_from_medium(&self, at: u64, into: &mut [u8]) -> Result<usize> {
         self.read_at(at, into)
     }
 
-    /// Syncs, and looks whether the medium has these bytes then: after a sync that failed in
-    /// another process, this one succeeds without them.
+    /// Syncs, and checks that the medium has these bytes afterwards. A sync that follows a failed
+    /// sync of another process succeeds without them.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn keeps(&self, at: u64, bytes: &[u8]) -> Result<bool> {
         self.sync()?;
         let mut found = vec![0; bytes.len()];
@@ -177,28 +176,28 @@ pub trait File: Send + Sync {
         Ok(n == bytes.len() && found == bytes)
     }
 
-    /// Makes all that was written before durable, and the length with it.
+    /// Makes all earlier writes durable, and the length with them.
     ///
     /// # Errors
-    /// Those of the system; what was not durable may be gone, and a second sync does not bring it
-    /// back.
+    /// The errors of the system. Data that were not durable may be gone, and a second sync does not
+    /// bring them back.
     fn sync(&self) -> Result<()>;
 
     /// Cuts the file, or lengthens it with zeroes.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn set_bytes(&self, bytes: u64) -> Result<()>;
 
-    /// Takes space for a range, so that writes to it find some; the length stays.
+    /// Reserves space for a range, for later writes to it; the length stays.
     ///
     /// # Errors
     /// `NoSpace`.
     fn reserve(&self, at: u64, bytes: u64) -> Result<()>;
 
-    /// Gives the space of a range back; it reads as zeroes.
+    /// Frees the space of a range, which then reads as zeroes.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     fn punch(&self, at: u64, bytes: u64) -> Result<()>;
 }

@@ -21,8 +21,8 @@ impl Fingerprint {
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 
-    /// What stands for content that must not be shared, in place of its fingerprint: all bits
-    /// turned. Nobody who looks for the content finds it.
+    /// The fingerprint with all bits inverted. It stands for content that must not be shared, so
+    /// that a search for the content does not find it.
     #[must_use]
     pub fn unshared(&self) -> Fingerprint {
         Fingerprint(self.0.map(|byte| !byte))
@@ -125,7 +125,7 @@ impl FromStr for Algorithm {
 pub struct Fingerprinter {
     algorithm: Algorithm,
     key: [u8; 32],
-    /// What keyed SHA-256 begins with.
+    /// The state of keyed SHA-256 after the key.
     hmac: Hmac<Sha256>,
     platform: Platform,
     bits: u32,

@@ -1,4 +1,4 @@
-//! What a directory holds, as archives keep it.
+//! The content of a directory, as archives keep it.
 
 /// The bit of [`Entry::mode`] of a file that could not be read to its end when it was stored: what
 /// is missing reads as a hole. Programs from before it existed take it for a permission that the
@@ -8,10 +8,10 @@ pub const IN_PART: u32 = 1 << 31;
 /// Something in a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its path below the tree's root, with `/` between the parts; empty for the root itself. Any
-    /// bytes but zero.
+    /// The path below the tree's root, with `/` between the parts; empty for the root itself. All
+    /// bytes but zero are allowed.
     pub path: Vec<u8>,
-    /// What it is.
+    /// The kind of the entry.
     pub what: What,
     /// Permission bits, with set-id and sticky bits, and perhaps [`IN_PART`].
     pub mode: u32,
@@ -34,19 +34,19 @@ pub enum What {
     Directory,
     /// A file: its length, and where it has data; the rest are holes.
     File {
-        /// Its length.
+        /// The length in bytes.
         bytes: u64,
         /// Ranges of data, first byte and length, in order.
         data: Vec<(u64, u64)>,
     },
     /// A symbolic link.
     Symlink {
-        /// What it says.
+        /// The content of the link.
         target: Vec<u8>,
     },
     /// Another name of a file that came before.
     HardLink {
-        /// That one's path.
+        /// The path of the first name.
         target: Vec<u8>,
     },
     /// A named pipe.

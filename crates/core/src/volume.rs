@@ -9,7 +9,7 @@ use crate::{Block, Lba, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// What a range of a volume holds.
+/// The content of a range of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
     /// Stored data.
@@ -25,7 +25,7 @@ pub enum ExtentKind {
 pub struct Extent {
     /// Length in bytes.
     pub bytes: u64,
-    /// What is there.
+    /// The kind of content.
     pub kind: ExtentKind,
 }
 
@@ -71,7 +71,7 @@ pub trait Volume: Send + Sync {
     /// Durability as [`write`](Volume::write).
     ///
     /// # Errors
-    /// As [`write`](Volume::write); a full store still takes trims.
+    /// As [`write`](Volume::write); a full store still accepts trims.
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket>;
 
     /// Makes `bytes` bytes at `offset` read as zeroes. With `keep` the range shows as
@@ -93,8 +93,8 @@ pub trait Volume: Send + Sync {
     /// As [`wait`](Volume::wait).
     fn flush(&self) -> Result<()>;
 
-    /// What the range holds, as at most `limit` extents from `offset` on; neighbours differ in
-    /// kind. It may cover less than asked.
+    /// The content of the range, as at most `limit` extents from `offset` on; neighbours differ in
+    /// kind. The extents may cover less than the range.
     ///
     /// # Errors
     /// `Corrupt` or `Io` when the map can't be read.

@@ -117,7 +117,7 @@ fn main() -> Result<()> {
 
     let (ended, wait) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        // Whatever ends the input, ends the server.
+        // The server ends when its input ends, or can't be read.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         let _ = ended.send(());
     });

@@ -1,4 +1,4 @@
-//! What FLUSH and FUA promise, alone and in pipelines, on one connection and on several.
+//! The promises of FLUSH and FUA, alone and in pipelines, on one connection and on several.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 

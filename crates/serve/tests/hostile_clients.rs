@@ -232,7 +232,7 @@ fn random_command_streams() {
                 bytes.extend(std::iter::repeat_n(dice.roll(256) as u8, length as usize));
             }
         }
-        // Whoever sends without reading must not wait for ever, and neither must the server.
+        // A client that sends without reading must not wait for ever, and neither must the server.
         raw.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
         let _ = raw.stream.write_all(&bytes);
         let _ = raw.stream.shutdown(Shutdown::Write);

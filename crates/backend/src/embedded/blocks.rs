@@ -27,14 +27,14 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// The blocks of a data file, of which these are in use. Who `writes` nothing needs no memory for
-    /// the others.
+    /// The blocks of a data file, of which these are in use. Without `writes` no memory is needed
+    /// for the other blocks.
     ///
     /// # Errors
     /// `Corrupt` when the file does not have them, and those of the system.
     pub(super) fn of(file: File, used: &[u32], writes: bool) -> Result<Blocks> {
-        // What a folder names was written before it was named. A number beyond the file would ask
-        // for memory for all blocks before it.
+        // The blocks that a folder names were written before they were named. A number beyond the
+        // end of the file would need memory for all blocks before it.
         let end = file
             .metadata()
             .map_err(|e| Error::from_io("the data file of the store", e))?

@@ -19,7 +19,8 @@ pub fn is_guarded() -> bool {
     GUARDED.get()
 }
 
-/// Does something with the tables; a panic is damage. Whoever writes must not go on after it.
+/// Runs `work` on the tables; a panic counts as damage. A thread that writes must not continue
+/// after it.
 pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let outer = GUARDED.replace(true);
     let done = catch_unwind(AssertUnwindSafe(work));

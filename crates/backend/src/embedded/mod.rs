@@ -7,17 +7,18 @@
 //! | [`tables`] | what `redb` holds, and one operation on it |
 //! | [`guard`] | panics of `redb` on damaged tables become errors |
 //! | [`own`] | the file of `redb` for its owner |
-//! | [`look`] | the same file for who only looks |
-//! | [`trees`] | the shape of the trees in it, looked at before `redb` believes it |
+//! | [`look`] | the same file for a process that only reads |
+//! | [`trees`] | the shape of the trees in it, checked before `redb` reads it |
 //! | [`blocks`] | the data file: free blocks, writing, punching |
 //!
-//! *Threads:* one thread takes all operations that wait, applies each whole or not at all, writes
-//! their data into free blocks, makes the data durable, commits one transaction, and then replies
-//! to all of them (group commit). Reads see what is committed.
+//! *Threads:* one thread receives all waiting operations, and applies each whole or not at all. It
+//! writes their data into free blocks, makes the data durable, commits one transaction, and then
+//! replies to all of them (group commit). Reads see committed data.
 //!
-//! *Crash argument:* data goes into blocks that nothing names, and is durable before the commit
-//! that names it. Blocks that a commit lets go are used again only after it is durable and no read
-//! that began before it is left. What lay in blocks that no commit names is lost, as it should be.
+//! *Crash argument:* data are written into blocks that nothing names, and are durable before the
+//! commit that names them. Blocks that a commit frees are reused only after the commit is durable
+//! and every read that began before it has ended. After a crash, blocks that no commit names are
+//! free, since none of their operations was acknowledged.
 //!
 //! *Invariant:* one process owns the folder, and belongs to the user who owns it; the file of
 //! `redb` is locked. Locks and fences of sessions are in memory, since no session outlives the
@@ -66,13 +67,13 @@ const TABLES: &str = "objects.redb";
 /// The file with the data.
 const DATA: &str = "data";
 
-/// Operations in one commit, at most.
+/// Most operations in one commit.
 const GROUP: usize = 256;
 
-/// Left free on the host's file system: what commits and removals need.
+/// Bytes kept free on the host's file system, for commits and removals.
 const RESERVE: u64 = 1 << 30;
 
-/// Where a reply goes: its place in the batch, and what became of it.
+/// The channel for replies: the index in the batch, and the result.
 type Answer = mpsc::Sender<(usize, Result<Version, Refusal>)>;
 
 /// Operations of one session that go into one commit, in their order.
@@ -82,10 +83,10 @@ struct Job {
     answer: Answer,
 }
 
-/// What the committing thread is told.
+/// Messages to the committing thread.
 enum Message {
     Job(Job),
-    /// The store is closed; nothing that comes after it is taken.
+    /// The store is closed; later messages are not read.
     End,
 }
 
@@ -98,8 +99,8 @@ struct Lock {
 struct Shared {
     tables: Tables,
     blocks: Mutex<Blocks>,
-    /// Held for reading while data of a committed state is read; taken for writing before blocks
-    /// are used again.
+    /// Held for reading while data of a committed state are read; held for writing before blocks
+    /// are reused.
     reading: RwLock<()>,
     kind: PoolKind,
     fenced: Mutex<BTreeSet<String>>,
@@ -107,11 +108,11 @@ struct Shared {
     sessions: AtomicU64,
     /// Asked before a commit, and before it is acknowledged.
     stands: Option<Stands>,
-    /// The first failure of a commit: nothing is taken any more.
+    /// The first failure of a commit; later operations are refused.
     broken: Mutex<Option<Error>>,
 }
 
-/// What a folder is opened for.
+/// The purpose for which a folder is opened.
 enum Use<'a> {
     /// Everything, while its owner stands.
     Work(Option<&'a mut dyn FnMut() -> Result<Stands>>),
@@ -264,7 +265,7 @@ impl EmbeddedStore {
         Ok(EmbeddedStore { shared, queue, thread: Some(thread) })
     }
 
-    /// Another session. Nothing of it is taken any more once the store is dropped.
+    /// Another session. Its operations are refused once the store is dropped.
     #[must_use]
     pub fn session(&self) -> EmbeddedObjects {
         let number = self.shared.sessions.fetch_add(1, Relaxed) + 1;
@@ -276,10 +277,10 @@ impl EmbeddedStore {
 impl Drop for EmbeddedStore {
     /// Waits until what was sent is committed.
     fn drop(&mut self) {
-        // It fails when the thread is gone already.
+        // Sending fails when the thread has ended already.
         let _ = self.queue.send(Message::End);
         if let Some(thread) = self.thread.take() {
-            // Its panic, if any, was printed.
+            // A panic of the thread was printed when it happened.
             let _ = thread.join();
         }
     }
@@ -320,7 +321,7 @@ impl Shared {
                 let mut results = results.into_iter();
                 for job in group {
                     for n in 0..job.ops.len() {
-                        // Who asked may be gone.
+                        // The thread that asked may be gone.
                         let _ =
                             job.answer.send((n, results.next().unwrap_or(Err(Refusal::Unknown))));
                     }
@@ -493,7 +494,7 @@ impl ObjectStore for EmbeddedObjects {
     fn fence(&self, identity: &str) -> Result<(), Refusal> {
         self.check()?;
         self.shared.fenced.lock().insert(identity.to_owned());
-        // What is in the queue before this is through when it is.
+        // Messages that are in the queue before this one are done when it is done.
         let (answer, answers) = mpsc::channel();
         let nothing = Job { identity: self.identity.clone(), ops: Vec::new(), answer };
         self.queue.send(Message::Job(nothing)).map_err(|_| Refusal::Unknown)?;

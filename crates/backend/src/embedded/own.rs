@@ -14,8 +14,8 @@ use super::trees::{LONGEST, Trees};
 #[derive(Debug)]
 pub(super) struct Own {
     file: File,
-    /// What is known of its trees; nothing while a file that was not closed is repaired, whose last
-    /// transaction may have been written in part.
+    /// The checked shape of the trees. Empty while a file that was not closed is repaired, whose
+    /// last transaction may have been written in part.
     trees: Arc<OnceLock<Trees>>,
 }
 

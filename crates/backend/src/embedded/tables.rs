@@ -1,5 +1,5 @@
-//! What `redb` holds: objects by pool and name, and by the object's number its keys, attributes,
-//! and for each 64 KiB where its blocks lie.
+//! The tables of `redb`: objects by pool and name; by the object's number its keys, its attributes,
+//! and for each 64 KiB the places of its blocks.
 
 use std::{
     collections::BTreeMap,
@@ -145,7 +145,7 @@ impl Tables {
 
     fn open_trusting(own: File, data: File, writes: bool) -> Result<(Tables, PoolKind)> {
         let mut head = [0; 24];
-        // What is no database would be made one.
+        // `redb` would make a database of a file that is not one.
         if own.read_exact_at(&mut head, 0).is_err() || !head.starts_with(MAGIC) {
             return Err(Error::new(Kind::Corrupt, "the tables of the store are no database"));
         }
@@ -332,7 +332,8 @@ impl Tables {
     }
 }
 
-/// Who goes on from the last key, page by page, would do so for ever where they do not rise.
+/// Refuses keys that are not in order: a caller that continues from the last key, page by page,
+/// would never end.
 fn rises<K: PartialOrd + ?Sized>(last: Option<&K>, next: &K) -> Result<()> {
     if last.is_none_or(|last| last < next) {
         return Ok(());
@@ -553,7 +554,7 @@ fn write_data(
         let (at, fill, length) = match change {
             Change::Write(at, fill) => (*at, Some(fill.as_slice()), fill.len() as u64),
             Change::Full(fill) => {
-                // What was there before goes.
+                // The old content is removed.
                 (0..bytes.div_ceil(BLOCK_BYTES as u64) as u32)
                     .for_each(|block| drop(overlay.insert(block, None)));
                 bytes = 0;

@@ -1,12 +1,12 @@
-//! The shape of the trees in a file of `redb`, which takes its own file's word for it: a page that
-//! lies below itself, or below two others, would be entered for ever, and regions and pages may be
-//! as many and as long as the file says. So what somebody else may have written is looked at before
-//! `redb` sees it.
+//! The shape of the trees in a file of `redb`. `redb` trusts its own file. It would descend for
+//! ever into a page that lies below itself. It would also accept any number and length of regions
+//! and pages. So this module checks a file that somebody else may have written before `redb` reads
+//! it.
 //!
 //! All leaves of a tree are equally deep, one page names another as its child, and a page is never
-//! changed where it is while anything names it. So each page that is read from the file must stand
-//! as high above the leaves as the page that named it says, and no other page may name it. What this
-//! process wrote itself is not looked at.
+//! changed in place while anything names it. So each page that is read from the file must have the
+//! height above the leaves that follows from the page that named it. No other page may name it.
+//! Pages that this process wrote itself are not checked.
 
 use std::{fs::File, io, os::unix::fs::MetadataExt};
 
@@ -22,8 +22,8 @@ const REGION_PAGES: u32 = 1 << 20;
 /// Pages before those of a region, at most; it has a few hundred.
 const REGION_HEAD_MAX: u32 = 4096;
 
-/// Bytes that the file may be long beyond what goes with the bytes that it occupies: `redb` takes
-/// memory for all regions. It makes a file at most twice as long as it needs.
+/// Bytes of length that the file may have beyond [`PER_BYTE`] for each byte that it occupies:
+/// `redb` needs memory for all regions. `redb` makes a file at most twice as long as it needs.
 const SPARSE: u64 = 64 << 30;
 
 /// Bytes of length for each byte that the file occupies.
@@ -48,7 +48,7 @@ const SEEN: u8 = 0x80;
 /// Reads so many bytes from a place in the file.
 type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> io::Result<()>;
 
-/// What is known of the trees.
+/// The checked shape of the trees.
 #[derive(Debug)]
 pub(super) struct Trees {
     /// Bytes before the pages of a region, and of a whole region.
@@ -81,7 +81,7 @@ impl Trees {
         Ok(Trees { region, heights: Mutex::default() })
     }
 
-    /// Notes that this process writes a range of the file.
+    /// Records that this process writes a range of the file, which needs no check.
     pub(super) fn write(&self, at: u64, bytes: usize) {
         let mut heights = self.heights.lock();
         let (from, to) = ((at / PAGE) as usize, (at + bytes as u64).div_ceil(PAGE) as usize);
@@ -91,7 +91,7 @@ impl Trees {
         heights[from..to].fill(OWN);
     }
 
-    /// Looks at a page that was read from a file of so many bytes.
+    /// Checks a page that was read from a file of `file_bytes` bytes.
     ///
     /// # Errors
     /// `InvalidData` when it is not where its tree has it.
@@ -112,7 +112,7 @@ impl Trees {
         }
         let height = match (heights[number], page[0]) {
             (OWN, _) => return Ok(()),
-            // It may be no page of a tree at all.
+            // The page may not belong to a tree at all.
             (0, first) if first != BRANCH => return Ok(()),
             (0, _) => self.height(page, file_bytes, read)?,
             (known, _) => (known & !SEEN) - 1,

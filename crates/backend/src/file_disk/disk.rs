@@ -70,13 +70,13 @@ impl FileDisk {
         self.device
     }
 
-    /// What it was opened for.
+    /// The access with which the disk was opened.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// What was asked of it so far.
+    /// Counters of the requests so far.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
@@ -118,7 +118,7 @@ impl FileDisk {
         }
     }
 
-    /// Runs a batch of transfers, in any order, and tells how each ended.
+    /// Runs a batch of transfers, in any order, and stores the result of each.
     fn transfer_all(&self, transfers: &mut [Transfer<'_>]) -> Vec<Result<(), Failure>> {
         let mut ends = vec![Ok(()); transfers.len()];
         let batched = self.uring && transfers.len() > 1 && ring::available();
@@ -192,7 +192,8 @@ impl FileDisk {
         self.look_around()
     }
 
-    /// What is durable in a file that nobody will find again is lost.
+    /// Checks that the file or device is as it was: durable data in a file that nobody can find
+    /// again are lost.
     fn look_around(&self) -> Result<()> {
         self.standing.look(self.fd(), &self.name)?;
         self.backing
@@ -299,7 +300,7 @@ impl Disk for FileDisk {
     }
 }
 
-/// `blocks` as the kernel takes them.
+/// `blocks` in the form that the kernel expects.
 pub(crate) fn gather<'a>(blocks: &[BlockRef<'a>]) -> Vec<IoSlice<'a>> {
     blocks.iter().map(|b| IoSlice::new(&b.block.0)).collect()
 }

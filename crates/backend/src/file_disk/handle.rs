@@ -5,7 +5,7 @@ use std::{io, os::fd::BorrowedFd};
 use onefold_core::{Error, Kind};
 use rustix::{fs::SeekFrom, io::Errno};
 
-/// What a disk is opened for.
+/// The access with which a disk is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reading and writing; nobody else may have it open.

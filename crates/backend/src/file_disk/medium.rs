@@ -1,4 +1,4 @@
-//! What tells one medium, boot and machine from another.
+//! Identities of the medium, the boot and the machine.
 
 use std::fs;
 
@@ -20,8 +20,8 @@ pub struct Medium {
     pub inode: u64,
     /// A regular file on a file system that other machines do not reach.
     pub local_file: bool,
-    /// What is read comes from the medium, whatever other machines do: it is local, or the page
-    /// cache is passed by.
+    /// True when reads come from the medium, whatever other machines do: it is local, or reads
+    /// bypass the page cache.
     pub sees_others: bool,
 }
 

@@ -1,9 +1,9 @@
 //! Getting a [`FileDisk`]: create or open, lock, choose the way of I/O; and a sentence for each way
 //! in which this fails.
 //!
-//! Order for a new file: create, lock, size, take space, make the file and its name durable. A
-//! failure on the way removes what was created. The lock comes before anything is looked at or
-//! changed, so that two creators cannot both succeed.
+//! Order for a new file: create, lock, size, reserve space, make the file and its name durable.
+//! After a failure the new file is removed. The lock comes before anything is read or changed, so
+//! that two creators cannot both succeed.
 
 use std::{
     fs::{self, File},
@@ -55,7 +55,7 @@ pub enum Preallocate {
     /// All space is reserved and nothing is written (`fallocate`). Writes never fail for lack of
     /// space; the first write of each place also costs the file system a metadata update.
     Reserve,
-    /// No space is taken before [`allocate`](onefold_core::Disk::allocate) asks for it.
+    /// No space is reserved before [`allocate`](onefold_core::Disk::allocate) asks for it.
     None,
     /// All space is reserved and written with zeroes once: slow to create, and the fastest durable
     /// writes after.
@@ -101,10 +101,10 @@ impl FileDisk {
 }
 
 impl Options {
-    /// Creates a regular file of `blocks` blocks at `path` with mode 0600, or takes the block
-    /// device that is there; then `None` blocks are all of it. A device keeps its content
-    /// unless `preallocate` is [`Preallocate::Full`]. What was created is durable on return.
-    /// `progress` hears bytes done and bytes in all while zeroes are written.
+    /// Creates a regular file of `blocks` blocks at `path` with mode 0600, or uses the block device
+    /// that is there; `None` blocks then mean the whole device. A device keeps its content unless
+    /// `preallocate` is [`Preallocate::Full`]. A file that was created is durable on return.
+    /// `progress` gets the bytes done and the bytes in all while zeroes are written.
     ///
     /// # Errors
     /// [`Kind::Exists`] for a file that is not empty, [`Kind::Busy`] while somebody has it open,
@@ -145,11 +145,12 @@ impl Options {
             ));
         }
         let spot = Spot::of(path);
-        // A duplicate shares the lock, so nobody sees the file between the failure and its removal.
+        // A duplicate shares the lock, so no other store gets the file between the failure and its
+        // removal.
         let undo = file.try_clone().map_err(|e| Error::from_io(path.display(), e))?;
         let made = self.prepare(file, path, device, blocks, preallocate, progress);
         if made.is_err() && !device {
-            // The first error is the one to tell, whether this works or not.
+            // The first error is reported, whether this works or not.
             if existed {
                 let _ = undo.set_len(0);
             } else if let Ok(spot) = spot {
@@ -288,9 +289,9 @@ pub fn device_bytes(path: &Path) -> Result<u64> {
         .map_err(|e| Error::from_io(format!("cannot learn the size of {}", path.display()), e))
 }
 
-/// One block of the regular file or block device at `path`, or `None` when it ends before. It takes
-/// no lock, so that it works while somebody has the store open; a block that is being written may
-/// then come torn.
+/// One block of the regular file or block device at `path`, or `None` when the file ends before it.
+/// No lock is acquired, so this works while another process has the store open. A block that is
+/// being written may then be torn.
 ///
 /// # Errors
 /// As [`Options::open`] for reading, without its locks.
@@ -314,8 +315,8 @@ struct Found {
     device: bool,
 }
 
-/// What is at `path`, before it is opened: opening a pipe would wait, and devices take flags of
-/// their own.
+/// The kind of file at `path`, before it is opened: opening a pipe would wait, and devices need
+/// flags of their own.
 fn look(path: &Path) -> Result<Found> {
     let kind = fs::metadata(path).map_err(|e| explain_open(path, Access::ReadOnly, e))?.file_type();
     let shown = path.display();
@@ -370,7 +371,7 @@ fn open_existing(path: &Path, access: Access, device: bool) -> Result<File> {
     }
 }
 
-/// Sizes a new regular file and takes its space.
+/// Sizes a new regular file and reserves its space.
 fn take_space(file: &File, path: &Path, blocks: u64, preallocate: Preallocate) -> Result<()> {
     let shown = path.display();
     let bytes =
@@ -404,7 +405,7 @@ fn take_space(file: &File, path: &Path, blocks: u64, preallocate: Preallocate) -
     };
     match reserved {
         Ok(()) => Ok(()),
-        // The zeroes will take the space.
+        // Writing the zeroes allocates the space.
         Err(Errno::OPNOTSUPP | Errno::NOSYS) if preallocate == Preallocate::Full => Ok(()),
         Err(errno @ (Errno::OPNOTSUPP | Errno::NOSYS)) => {
             let message = format!(

@@ -6,8 +6,8 @@
 //! with the kernel.
 //!
 //! *Invariant:* [`run`] does not return while the kernel may still touch a buffer. Every way out
-//! passes through a state in which each submitted transfer has completed, and a ring with entries
-//! that were never submitted is dropped first. That is why deferred task work is not used:
+//! passes through a state in which each submitted transfer has completed. A ring with entries that
+//! were never submitted is dropped first. For this reason deferred task work is not used:
 //! completions must arrive without a call that may fail.
 #![allow(
     unsafe_code,
@@ -103,8 +103,8 @@ pub(super) fn available() -> bool {
     .unwrap_or(false)
 }
 
-/// Runs all `transfers`, in any order. What did not run, because this thread has no ring or it
-/// broke, keeps [`Errno::AGAIN`] as its result.
+/// Runs all `transfers`, in any order. A transfer that did not run, because this thread has no ring
+/// or the ring broke, keeps [`Errno::AGAIN`] as its result.
 pub(super) fn run(fd: BorrowedFd<'_>, transfers: &mut [Transfer<'_>]) {
     if !available() {
         return;
@@ -115,8 +115,8 @@ pub(super) fn run(fd: BorrowedFd<'_>, transfers: &mut [Transfer<'_>]) {
         if let Slot::Open(ring) = &mut *slot
             && drive(ring, fd, transfers).is_err()
         {
-            // Its queue still holds entries that point into `transfers`; they die with it,
-            // unsubmitted.
+            // The ring's queue still holds entries that point into `transfers`. Dropping the ring
+            // drops them unsubmitted.
             *slot = Slot::Refused;
         }
     });
@@ -175,7 +175,7 @@ fn drive(
     Ok(())
 }
 
-/// Takes what completed out of the ring; returns how many.
+/// Removes completions from the ring; returns how many.
 fn reap(ring: &mut IoUring, transfers: &mut [Transfer<'_>]) -> usize {
     let mut reaped = 0;
     for completion in ring.completion() {

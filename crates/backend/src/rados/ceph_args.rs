@@ -1,7 +1,7 @@
-//! Who we are, as the variable `CEPH_ARGS` says it.
+//! The user and the configuration, from the variable `CEPH_ARGS`.
 //!
-//! librados takes options of the configuration from there by itself, but not what must be known
-//! before it begins: the user, and the configuration.
+//! librados reads options of the configuration from this variable by itself. The user and the
+//! configuration file must be known before it starts, so this module reads them.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use onefold_core::{Error, Kind, Result};
 /// The user that Ceph's own commands are, too, when nobody says otherwise.
 const USER: &str = "admin";
 
-/// What `CEPH_ARGS` says.
+/// The parts of `CEPH_ARGS` that are used.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Said {
     /// The user without `client.`.

@@ -1,4 +1,4 @@
-//! A connection to a Ceph cluster: what its monitors say, and I/O contexts for its pools.
+//! A connection to a Ceph cluster: commands to its monitors, and I/O contexts for its pools.
 #![allow(
     unsafe_code,
     reason = "librados is called with handles that live as long as what owns them here, and with texts that outlive the call"
@@ -34,14 +34,14 @@ const MAY_RENEW: u8 = 1;
 /// Bytes of lockers' names that are asked for: an exclusive lock has one holder.
 const LOCKERS: usize = 4096;
 
-/// Longest option that is looked at.
+/// Longest value of an option that is read.
 const SETTING: usize = 4096;
 
-/// A connection. It ends when the last I/O context is gone.
+/// A connection. The connection ends when its last I/O context is dropped.
 pub struct Connection {
     library: &'static Library,
     cluster: Handle,
-    /// As whom, without `client.`.
+    /// The user without `client.`.
     user: String,
 }
 
@@ -59,7 +59,7 @@ pub(super) fn text(what: impl Into<Vec<u8>>) -> Result<CString, Refusal> {
     })
 }
 
-/// The error of a call that gave a negative number.
+/// The error for the negative code that a call returned.
 fn failed(what: impl std::fmt::Display, code: c_int) -> Error {
     Error::from_io(what, io::Error::from_raw_os_error(-code))
 }
@@ -74,7 +74,7 @@ pub(super) fn refusal(code: c_int) -> Refusal {
         Errno::CANCELED | Errno::RANGE | Errno::OVERFLOW => Refusal::Mismatch,
         Errno::BUSY => Refusal::Busy,
         Errno::NOSPC | Errno::DQUOT => Refusal::Full,
-        // What Ceph calls EBLOCKLISTED.
+        // Ceph's EBLOCKLISTED.
         Errno::SHUTDOWN => Refusal::Fenced,
         Errno::TIMEDOUT => Refusal::Unknown,
         Errno::OPNOTSUPP => Refusal::Unsupported,
@@ -86,20 +86,20 @@ pub(super) fn done(code: c_int) -> Result<(), Refusal> {
     if code < 0 { Err(refusal(code)) } else { Ok(()) }
 }
 
-/// True for what somebody is told who has not the right to.
+/// True for the errors of a command that the user has no right to.
 fn is_denied(code: c_int) -> bool {
     use rustix::io::Errno;
     matches!(Errno::from_raw_os_error(-code), Errno::ACCESS | Errno::PERM)
 }
 
 impl Connection {
-    /// Connects with a configuration file, or with the one that Ceph's own commands would take;
-    /// `CEPH_ARGS` counts too, also for who we are (`--id`, or `--name`).
-    /// An operation without a reply is given up after `timeout`, as not known.
+    /// Connects with a configuration file, or with the default one of Ceph's own commands.
+    /// `CEPH_ARGS` is used too, also for the user (`--id`, or `--name`). An operation without a
+    /// reply is given up after `timeout`: its result is unknown.
     ///
     /// # Errors
-    /// `Unsupported` without librados, `Denied` without a key that the cluster takes, and those of
-    /// the cluster.
+    /// `Unsupported`: librados is missing. `Denied`: the cluster accepts none of our keys.
+    /// Otherwise the error of the cluster.
     pub fn open(configuration: Option<&Path>, timeout: Duration) -> Result<Arc<Connection>> {
         let library = library()?;
         let said = Said::of(&std::env::var("CEPH_ARGS").unwrap_or_default())?;
@@ -111,7 +111,7 @@ impl Connection {
         if code < 0 {
             return Err(failed("a connection to Ceph can't be made", code));
         }
-        // From here on it is shut down when it goes.
+        // From here on dropping the connection shuts it down.
         let connection = Connection { library, cluster, user: said.user };
         let path = configuration
             .map(|path| text(path.as_os_str().as_encoded_bytes()))
@@ -146,7 +146,7 @@ impl Connection {
         Ok(Arc::new(connection))
     }
 
-    /// Why the cluster did not let us in.
+    /// The reason why the cluster refused the connection.
     fn no_entry(&self, shown: &str, code: c_int) -> Error {
         let (user, keyring) = (&self.user, self.setting("keyring"));
         let denied = |what: String| {
@@ -190,8 +190,8 @@ impl Connection {
         if code < 0 { String::new() } else { String::from_utf8_lossy(&value[..end]).into_owned() }
     }
 
-    /// The refusal of who may not do `what`, and needs the right `right`; any other one for other
-    /// codes.
+    /// The refusal for a user without the right `right`, who may not do `what`; for other codes the
+    /// ordinary refusal.
     fn refused(&self, code: c_int, what: &str, right: impl std::fmt::Display) -> Refusal {
         if !is_denied(code) {
             return refusal(code);
@@ -225,10 +225,11 @@ impl Connection {
         Ok(plain_address(&address))
     }
 
-    /// Asks the monitors; the answer is JSON where the command has one.
+    /// Sends a command to the monitors; returns their answer, which is JSON where the command has
+    /// one.
     ///
     /// # Errors
-    /// The cluster's, with the sentence that the monitors gave.
+    /// The cluster's error, with the sentence of the monitors.
     pub fn command(&self, command: &Value) -> Result<Value> {
         let line = text(command.to_string()).map_err(as_error)?;
         let (mut out, mut out_bytes, mut said, mut said_bytes) =
@@ -264,7 +265,7 @@ impl Connection {
         if code < 0 {
             let prefix = command["prefix"].as_str().unwrap_or("a command");
             if is_denied(code) {
-                // What only looks is what everybody may who may read.
+                // Commands that only read are allowed to every user who may read.
                 let right = if prefix.contains("application") {
                     format!("allow command \"{prefix}\"")
                 } else {
@@ -281,8 +282,8 @@ impl Connection {
         Ok(serde_json::from_slice(&out).unwrap_or(Value::Null))
     }
 
-    /// Shuts a client out by its address, and waits until nothing of it can be applied to what we
-    /// look at from now on.
+    /// Fences a client by its address, and waits until none of its operations can change anything
+    /// that we read from now on.
     pub(super) fn fence(&self, address: &str) -> Result<(), Refusal> {
         let address = text(address)?;
         // SAFETY: the text lives until the call returns; it is not written to.
@@ -347,7 +348,7 @@ unsafe impl Send for PoolIo {}
 // SAFETY: as above.
 unsafe impl Sync for PoolIo {}
 
-/// Where a listing goes on.
+/// The place where a listing continues.
 pub(super) struct Cursor {
     pool: Arc<PoolIo>,
     cursor: Handle,
@@ -395,7 +396,7 @@ impl PoolIo {
         }))
     }
 
-    /// Why an operation was refused that is done with `rights`, as `rwx`.
+    /// The refusal of an operation that needs `rights`, such as `rwx`.
     pub(super) fn refused(&self, code: c_int, rights: &str) -> Refusal {
         let what = match rights {
             "r" => "read",

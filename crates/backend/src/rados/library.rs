@@ -14,7 +14,7 @@ use std::{
 
 use onefold_core::{Error, Kind, Result};
 
-/// What Debian and others call the library.
+/// The name of the library in Debian and other systems.
 const NAME: &str = "librados.so.2";
 
 /// Pointers that only librados looks behind: a cluster, an I/O context, operations, a completion,

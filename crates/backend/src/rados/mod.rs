@@ -5,11 +5,11 @@
 //! |---|---|
 //! | this one | sessions: each is a connection of its own, since Ceph shuts out whole clients |
 //! | [`library`] | librados' functions |
-//! | [`ceph_args`] | who we are |
+//! | [`ceph_args`] | the user and the configuration from the environment |
 //! | [`connection`] | monitors, locks, listings |
 //! | [`operation`] | compound operations in flight |
-//! | [`pool_info`] | what the cluster's map says about a pool |
-//! | [`pools`] | what the cluster says about its pools, and where a store is |
+//! | [`pool_info`] | a pool according to the cluster's map |
+//! | [`pools`] | the pools of a cluster, and the place of a store among them |
 //!
 //! How the trait's words are said to RADOS: [`Guard::Absent`](onefold_core::object::Guard) is an
 //! exclusive create, a version is the object's user version as *assert-version* compares it, a
@@ -51,33 +51,33 @@ use self::{
 };
 use crate::memory_objects::wall_time;
 
-/// Listings that can go on, for each session; the oldest is forgotten.
+/// Listings that can be continued, for each session; the oldest one is dropped.
 const LISTINGS: usize = 64;
 
 /// Bytes in flight that one batch has at most; the rest of it waits for replies. A worker has one
 /// batch at a time: with [`FLIGHT`] these are its bounds.
 const FLIGHT_BYTES: usize = 32 << 20;
 
-/// Operations of a batch in flight together, at most.
+/// Most operations of a batch in flight together.
 const FLIGHT: usize = 32;
 
-/// How old what is known of the free space may be.
+/// Most age of the answer about the free space.
 const SPACE_AGE: Duration = Duration::from_secs(2);
 
-/// How old what is known of recovery may be.
+/// Most age of the answer about recovery.
 const RECOVERY_AGE: Duration = Duration::from_secs(5);
 
 /// Clients' writes are refused when less is left: a hundredth of the cluster, and 1 GiB at least,
 /// for what makes room.
 const RESERVE: u64 = 1 << 30;
 
-/// What is known of the free space.
+/// The last answer about the free space.
 struct Free {
     at: Option<Instant>,
     enough: bool,
 }
 
-/// Where listings go on.
+/// The places where listings continue.
 #[derive(Default)]
 struct Listings {
     next: u64,
@@ -100,7 +100,7 @@ pub struct RadosObjects {
 }
 
 impl RadosObjects {
-    /// A session on two pools of a connection that nobody else uses.
+    /// A session on two pools, with a connection of its own.
     ///
     /// # Errors
     /// `Unsupported` when a pool can't hold a store, and the cluster's.
@@ -129,7 +129,7 @@ impl RadosObjects {
         })
     }
 
-    /// A session that looks at one pool only, whatever is in it: as chunk pool.
+    /// A session that reads one pool only, of any content, as chunk pool.
     ///
     /// # Errors
     /// The cluster's.
@@ -219,7 +219,7 @@ fn fly<O, F, T>(
     let mut results = Vec::with_capacity(batch.len());
     let (mut flights, mut bytes) = (VecDeque::with_capacity(FLIGHT), 0);
     for op in batch {
-        // A read of all that an object has weighs as much as there is: it goes alone.
+        // A read of a whole object may have any size, so it counts as the most and is sent alone.
         let heavy = weight(op).min(FLIGHT_BYTES);
         while flights.len() >= FLIGHT || bytes + heavy > FLIGHT_BYTES && !flights.is_empty() {
             land(&mut flights, &mut bytes, &mut results, &end);
@@ -350,7 +350,7 @@ impl ObjectStore for RadosObjects {
     fn recovers(&self) -> bool {
         let mut known = self.recovers.lock();
         if known.is_none_or(|(at, _)| at.elapsed() >= RECOVERY_AGE) {
-            // It is advice: who may not ask is told that all is well.
+            // The answer is advice: without the right to ask, assume that nothing recovers.
             *known = Some((Instant::now(), self.connection.recovers().unwrap_or(false)));
         }
         known.is_some_and(|(_, recovers)| recovers)
@@ -391,7 +391,7 @@ mod tests {
         let expected: Vec<_> = ops.iter().map(|op| (!op.1).then_some(op.0)).collect();
         assert_eq!(results.into_iter().map(Result::ok).collect::<Vec<_>>(), expected);
         assert_eq!(*seen.borrow(), (FLIGHT, 10 * (3 << 20)));
-        // One that is too large by itself goes alone.
+        // An operation that is too large by itself is sent alone.
         let large = fly(
             &[(1, false), (usize::MAX, false), (FLIGHT_BYTES + 1, false)],
             |op| op.0,

@@ -51,8 +51,8 @@ pub(super) struct Flight {
     parts: Vec<Eye>,
 }
 
-/// Memory that librados may write to until the reply is there. It has no owner but this, which can
-/// move while its memory stays.
+/// Memory that librados may write to until the reply arrives. Only this value owns the memory; the
+/// value can move while the memory stays in place.
 struct Place<T: ?Sized>(NonNull<T>);
 
 impl<T: ?Sized> Place<T> {
@@ -83,7 +83,7 @@ impl<T: ?Sized> Drop for Place<T> {
     }
 }
 
-/// What librados says of one part of a read: a result, and of some parts more.
+/// The reply of librados to one part of a read: a result, and for some parts a value.
 struct Answer<T>(Place<(T, c_int)>);
 
 impl<T: Copy> Answer<T> {
@@ -98,7 +98,7 @@ impl<T: Copy> Answer<T> {
         unsafe { (&raw mut (*at).0, &raw mut (*at).1) }
     }
 
-    /// What it wrote, after the reply; or why this part failed.
+    /// The value, after the reply; or why this part failed.
     fn read(&self) -> Result<T, Refusal> {
         // SAFETY: the place is there, was filled when it was made, and nobody writes to it after
         // the reply.
@@ -106,7 +106,7 @@ impl<T: Copy> Answer<T> {
         if result < 0 { Err(refusal(result)) } else { Ok(value) }
     }
 
-    /// What it wrote, although the part or the operation failed.
+    /// The value, even if the part or the operation failed.
     fn left(&self) -> T {
         // SAFETY: as in `read`.
         unsafe { (*self.0.at()).0 }
@@ -198,7 +198,7 @@ impl Flight {
         flight.sent(code)
     }
 
-    /// What became of a write.
+    /// The result of a write.
     pub(super) fn written(self) -> Result<Version, Refusal> {
         self.wait()
     }
@@ -222,7 +222,7 @@ impl Flight {
         flight.sent(code)
     }
 
-    /// What a read saw.
+    /// The result of a read.
     pub(super) fn seen(mut self) -> Result<ReadResult, Refusal> {
         let version = self.wait()?;
         let library = self.library();
@@ -254,7 +254,7 @@ impl Drop for Flight {
     }
 }
 
-/// Removals and what makes room are taken by a full cluster.
+/// A full cluster accepts removals and operations that free space.
 fn when_full(changes: &[Change]) -> c_int {
     let room =
         |change: &Change| matches!(change, Change::Remove | Change::DropOmap(_) | Change::Zero(..));
@@ -262,8 +262,8 @@ fn when_full(changes: &[Change]) -> c_int {
     if changes.iter().any(room) && !changes.iter().any(data) { FULL_FORCE } else { FULL_TRY }
 }
 
-/// What must hold. The order decides which refusal is given: first that the object is there, or is
-/// not.
+/// Adds the conditions of a write. Their order decides which refusal is given: first the condition
+/// that the object exists, or does not exist.
 fn guard(library: &Library, operation: Handle, op: &Write) -> Result<(), Refusal> {
     let absent = op.guards.contains(&Guard::Absent);
     let removes = op.changes.contains(&Change::Remove);
@@ -472,7 +472,7 @@ fn end(library: &Library, eye: &Eye) {
     }
 }
 
-/// What a part found, after the reply. The flight ends the iterators.
+/// The result of one part, after the reply. The flight ends the iterators.
 fn see(library: &Library, eye: &mut Eye) -> Result<Seen, Refusal> {
     Ok(match eye {
         Eye::Data { bytes, got } => {

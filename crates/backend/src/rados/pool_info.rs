@@ -1,4 +1,4 @@
-//! What a cluster's map says about a pool.
+//! A pool according to the cluster's map.
 
 use onefold_core::object::PoolKind;
 use serde_json::Value;
@@ -16,24 +16,24 @@ const ERASURE: u64 = 3;
 /// Bytes of a stripe in each part, where nobody said otherwise.
 const STRIPE_UNIT: u64 = 4096;
 
-/// What the cluster's map says about a pool.
+/// A pool according to the cluster's map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolInfo {
-    /// Its number, which no other pool ever has.
+    /// The number, which no other pool ever has.
     pub id: i64,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// What it can do.
+    /// The kind of the pool: which operations its objects allow.
     pub kind: PoolKind,
     /// Copies of what is in it, or data and parity parts together.
     pub size: u64,
-    /// Copies or parts without which it takes no operations.
+    /// Copies or parts below which the pool accepts no operations.
     pub min_size: u64,
     /// Data parts of an erasure-coded pool; 1 for a replicated one.
     pub data_parts: u64,
     /// Somebody made a snapshot of the pool.
     pub has_snapshots: bool,
-    /// It is a cache of another pool, or has one.
+    /// True when the pool is a cache of another one, or has one.
     pub is_tiered: bool,
     /// Somebody said that it is for Onefold.
     pub enabled: bool,
@@ -76,7 +76,7 @@ impl PoolInfo {
         })
     }
 
-    /// True when it never goes on with a single copy, or never has more.
+    /// True when the pool never works with a single copy, or never has more.
     pub(super) fn survives(&self) -> bool {
         self.min_size > 1 || self.size == 1
     }

@@ -1,8 +1,7 @@
-//! What a cluster says about its pools, and where a store is among them.
+//! The pools of a cluster, and those that belong to a store.
 //!
-//! A store is found by what its metadata pool is tagged with: application `onefold`, with the
-//! number of the chunk pool. Tags are in the cluster's map, so that nothing has to be remembered
-//! outside.
+//! A store is found by the tag of its metadata pool: application `onefold`, with the number of the
+//! chunk pool. Tags are in the cluster's map, so that nothing has to be stored outside.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -14,10 +13,10 @@ use super::{
     pool_info::{APPLICATION, CHUNKS, PoolInfo},
 };
 
-/// Which cluster, and which store there: `rados:[CONFIGURATION][#METADATA-POOL]`.
+/// A cluster, and a store in it: `rados:[CONFIGURATION][#METADATA-POOL]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// Its configuration file; `None` for the usual one.
+    /// The cluster's configuration file; `None` for the usual one.
     pub configuration: Option<PathBuf>,
     /// The store's metadata pool; `None` when the cluster has one store only.
     pub metadata: Option<String>,
@@ -38,7 +37,7 @@ impl Location {
     }
 }
 
-/// What is left of the cluster for a pool.
+/// The free space of the cluster for a pool.
 pub(super) struct Left {
     pub(super) free: u64,
     pub(super) total: u64,
@@ -130,8 +129,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Tags two pools as those of a store, so that [`find`](Self::find) finds it. What is tagged
-    /// already needs no right to tag.
+    /// Tags two pools as those of a store, so that [`find`](Self::find) finds it. A pool that is
+    /// tagged already needs no right to tag.
     ///
     /// # Errors
     /// The cluster's.
@@ -160,7 +159,7 @@ impl Connection {
             .any(|key| count(key) > 0))
     }
 
-    /// What is left for a pool, in its copies.
+    /// The space that remains for a pool, with its copies.
     pub(super) fn left(&self, pool: &str) -> Result<Left> {
         let df = self.df()?;
         let stats = df["pools"]

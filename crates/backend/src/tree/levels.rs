@@ -1,7 +1,8 @@
 //! The directories from a root down to the one at hand.
 //!
-//! Those near the root and those near the end stay open. One between them is closed, and opened
-//! again as the parent of the one below it; it counts only when it is still the same directory.
+//! The directories near the root and those near the end stay open. A directory between them is
+//! closed, and opened again as the parent of the one below it. It must then still be the same
+//! directory.
 
 use std::os::fd::OwnedFd;
 
@@ -12,12 +13,12 @@ use rustix::{
 
 use super::Identity;
 
-/// Directories near the root that stay open: a user who moves deep directories about spoils none of
-/// those above their own.
+/// Directories near the root that stay open. A user who moves deep directories can't affect those
+/// above their own.
 const HEAD: usize = 120;
 
-/// Directories near the one at hand that stay open. With [`HEAD`], and what is open beside them,
-/// fewer than 256.
+/// Directories near the current one that stay open. With [`HEAD`], and the other open directories,
+/// there are fewer than 256.
 const TAIL: usize = 120;
 
 struct Level<T> {
@@ -34,7 +35,7 @@ impl<T> Levels<T> {
         Levels(Vec::new())
     }
 
-    /// How many there are: the depth of what is in the last one.
+    /// The number of directories: the depth of the entries in the last one.
     pub(super) fn depth(&self) -> usize {
         self.0.len()
     }
@@ -47,8 +48,8 @@ impl<T> Levels<T> {
         }
     }
 
-    /// Leaves the last one; gives it, and what belongs to it. The one above is opened again if it
-    /// was closed and is still the same.
+    /// Removes the last directory; returns it with its value. The directory above is opened again
+    /// if it was closed and is still the same one.
     pub(super) fn pop(&mut self) -> Option<(Option<OwnedFd>, T)> {
         let left = self.0.pop()?;
         if let Some(above) = self.0.last_mut().filter(|above| above.directory.is_none()) {
@@ -58,8 +59,8 @@ impl<T> Levels<T> {
         Some((left.directory, left.with))
     }
 
-    /// The last one and what belongs to it; `None` for the directory when it was closed, and its
-    /// place is another's by now.
+    /// The last directory and its value; `None` for the directory when it was closed and another
+    /// one is at its place now.
     pub(super) fn last(&mut self) -> Option<(Option<&OwnedFd>, &mut T)> {
         self.0.last_mut().map(|level| (level.directory.as_ref(), &mut level.with))
     }

@@ -25,7 +25,7 @@ use rustix::fs::Stat;
 /// The longest path that is shown whole, in bytes.
 const SHOWN_BYTES: usize = 1024;
 
-/// Which file of the system something is: device and inode.
+/// The identity of a file: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Identity(u64, u64);
 

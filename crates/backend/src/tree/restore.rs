@@ -1,9 +1,9 @@
-//! Makes a tree again, as a listing says that was checked before.
+//! Restores a tree from a listing that was checked before.
 //!
-//! All is created anew, below the descriptor of its directory, and finished through a descriptor of
-//! its own. Directories are entered by nobody else until all is there. Only names in a directory
-//! that others can write to can be exchanged meanwhile, and what was made under these is remembered
-//! and compared.
+//! Every entry is created anew, below the descriptor of its directory, and finished through a
+//! descriptor of its own. Other users can't enter a directory until all of its entries are there.
+//! Names can be exchanged only in a directory to which others can write. The files made under such
+//! names are remembered and compared.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -36,16 +36,16 @@ const HELD_BYTES: usize = 64 << 20;
 /// Permission bits that anybody may have restored.
 const PLAIN_BITS: u32 = 0o777;
 
-/// How a tree is made again.
+/// Choices for restoring a tree.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Choices {
-    /// Replaces what is there under the same names, but for directories, which are used.
+    /// Replaces existing entries of the same names; existing directories are used.
     pub in_place: bool,
     /// Set-id and sticky bits, devices, and the attributes of the system too.
     pub privileged: bool,
 }
 
-/// What was not restored, by number.
+/// Counts of the attributes and entries that were not restored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeftOut {
     /// Owners and groups, which only root restores.
@@ -63,11 +63,11 @@ pub struct LeftOut {
 /// A directory that is being filled or finished.
 struct Place {
     path: Vec<u8>,
-    /// Others can write to it, and exchange names in it.
+    /// True when others can write to the directory, and exchange names in it.
     is_shared: bool,
-    /// What was made in it, when entries may meet there.
+    /// Identities of the entries made in this directory, where entries may meet.
     made: HashSet<Identity>,
-    /// What it is to be in the end.
+    /// The entry from which the directory's attributes are set at the end.
     entry: Option<Entry>,
     device: u64,
 }
@@ -79,10 +79,11 @@ pub struct Restorer {
     choices: Choices,
     is_root: bool,
     user: (u32, u32),
-    /// Who owns the destination: all that is made, on file systems that know no owners.
+    /// The owner of the destination. On file systems without owners everything belongs to this
+    /// user.
     owner: u32,
     levels: Levels<Place>,
-    /// What lies under names that others could exchange.
+    /// Identities of the files made under names that other users could exchange.
     known: HashMap<Vec<u8>, Identity>,
     left_out: LeftOut,
     held: usize,
@@ -100,7 +101,7 @@ impl Restorer {
     /// process has no file mode mask: pipes get their mode as they are made.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub fn new(root: &Path, choices: Choices) -> Result<Restorer> {
         let wrong = |e| Error::from_io(root.display(), e);
         DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(wrong)?;
@@ -123,7 +124,7 @@ impl Restorer {
         Ok(restorer)
     }
 
-    /// What was not restored so far.
+    /// Counts of what was not restored so far.
     #[must_use]
     pub fn left_out(&self) -> LeftOut {
         self.left_out
@@ -149,8 +150,8 @@ impl Restorer {
         self.levels.push(directory, Identity::of(stat), place);
     }
 
-    /// The directory that `path` lies in, which is one of those that are open: listings are in
-    /// order.
+    /// The directory that `path` lies in. The directory is one of the open ones, because listings
+    /// are in order.
     fn parent(&mut self, path: &[u8]) -> Result<(&OwnedFd, &mut Place)> {
         let parent =
             path.iter().rposition(|&byte| byte == b'/').map_or(&path[..0], |at| &path[..at]);
@@ -217,7 +218,7 @@ impl Restorer {
         if is_new {
             self.is_ours(entry, &stat)?;
             let (_, place) = self.parent(&entry.path)?;
-            // Elsewhere nobody could have put another one there.
+            // In other directories no user could have put another directory there.
             if place.is_shared && !is_empty(&opened) {
                 return Err(self.replaced(&entry.path));
             }
@@ -258,7 +259,7 @@ impl Restorer {
     fn make_link(&mut self, entry: &Entry, name: &[u8], target: &[u8]) -> Result<()> {
         self.clear(&entry.path, name)?;
         let first = match self.find(target) {
-            // It was left out, so this is too.
+            // The first name was left out, so this one is too.
             Err(Errno::NOENT) => {
                 if self.left_out.devices > 0 {
                     self.left_out.devices += 1
@@ -270,7 +271,7 @@ impl Restorer {
             Err(Errno::STALE) => return Err(self.replaced(target)),
             first => first.map_err(|errno| self.wrong(target, errno))?,
         };
-        // It stays open, so that its number is not another file's meanwhile.
+        // The first name stays open, so that no other file gets its inode number meanwhile.
         let (above, _first, stat) = first;
         let (directory, _) = self.parent(&entry.path)?;
         let made = rustix::fs::linkat(&above, last_part(target), directory, name, AtFlags::empty());
@@ -341,7 +342,7 @@ impl Restorer {
         touch_place(&place, entry).map_err(|errno| self.wrong(&entry.path, errno))
     }
 
-    /// It was made by this user, as far as the file system knows users.
+    /// Checks that this user made the file, as far as the file system knows users.
     fn is_ours(&self, entry: &Entry, stat: &Stat) -> Result<()> {
         if stat.st_uid == self.user.0 || stat.st_uid == self.owner {
             Ok(())
@@ -350,8 +351,7 @@ impl Restorer {
         }
     }
 
-    /// Remembers what was made where others could exchange it, and where two entries could be one
-    /// file.
+    /// Remembers a file that others could exchange, or that two entries could share.
     fn note(&mut self, entry: &Entry, stat: &Stat) -> Result<()> {
         let (identity, in_place) = (Identity::of(stat), self.choices.in_place);
         let (_, place) = self.parent(&entry.path)?;
@@ -366,7 +366,7 @@ impl Restorer {
         Ok(())
     }
 
-    /// Removes what is no directory under this name, when that was asked for.
+    /// Removes an existing file of this name that is not a directory, if the choices allow it.
     fn clear(&mut self, path: &[u8], name: &[u8]) -> Result<()> {
         if !self.choices.in_place {
             return Ok(());
@@ -426,7 +426,7 @@ impl Restorer {
         Error::new(Kind::Exists, sentence)
     }
 
-    /// What stands under a name, by the name that its directory has for it: file systems may fold
+    /// Describes the file under a name, by the name that its directory has: file systems may fold
     /// names.
     fn there(&mut self, path: &[u8]) -> String {
         let name = last_part(path);
@@ -439,15 +439,15 @@ impl Restorer {
     /// Sets owner, attributes, mode and time of a file.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub fn finish_file(&mut self, entry: &Entry, file: &File) -> Result<()> {
         self.finish_fd(entry, file).map_err(|errno| self.wrong(&entry.path, errno))
     }
 
-    /// All entries were made; from now on [`finish`](Self::finish) is called.
+    /// Ends the making of entries; after it the caller may only [`finish`](Self::finish) them.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub fn made_all(&mut self) -> Result<()> {
         while self.levels.depth() > 1 {
             self.leave()?;
@@ -455,10 +455,10 @@ impl Restorer {
         Ok(())
     }
 
-    /// Finishes directories, each after all that is in it.
+    /// Finishes directories, each after all of its content.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub fn finish(&mut self, entry: &Entry) -> Result<()> {
         if entry.what != What::Directory || entry.path.is_empty() {
             return Ok(());
@@ -478,14 +478,14 @@ impl Restorer {
         Ok(())
     }
 
-    /// Leaves the directory at hand, and finishes it if it is to be.
+    /// Leaves the current directory, and finishes it if necessary.
     fn leave(&mut self) -> Result<()> {
         let Some((directory, place)) = self.levels.pop() else { return Ok(()) };
         let Some(entry) = place.entry else { return Ok(()) };
         self.held -= weight(&entry);
         let directory = directory.ok_or_else(|| self.replaced(&entry.path))?;
         self.finish_fd(&entry, &directory).map_err(|errno| self.wrong(&entry.path, errno))?;
-        // What is mounted below the destination is synced by itself.
+        // A file system that is mounted below the destination is synced by itself.
         match self.levels.last() {
             Some((_, above)) if above.device != place.device => {
                 rustix::fs::syncfs(&directory).map_err(|errno| self.wrong(&entry.path, errno))
@@ -494,11 +494,11 @@ impl Restorer {
         }
     }
 
-    /// Finishes the last directories, and makes all durable: when this returns, the tree survives a
-    /// power failure.
+    /// Finishes the last directories, and syncs: when this returns, the tree survives a power
+    /// failure.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The errors of the system.
     pub fn end(mut self) -> Result<LeftOut> {
         self.made_all()?;
         let root = self.levels.first().ok_or_else(|| self.replaced(b""))?;
@@ -506,8 +506,8 @@ impl Restorer {
         match rustix::fs::openat(root, "..", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .and_then(rustix::fs::fsync)
         {
-            // It is not for us to read, or is no directory that is synced by itself: then its file
-            // system was.
+            // We may not read the directory above, or it can't be synced alone. In both cases its
+            // file system was synced.
             Ok(()) | Err(Errno::ACCESS | Errno::INVAL) => Ok(self.left_out),
             Err(errno) => Err(self.wrong(b"..", errno)),
         }
@@ -575,7 +575,7 @@ impl Restorer {
     }
 }
 
-/// True for attributes that give nobody a privilege: those of users, and POSIX ACLs.
+/// True for attributes that give no user a privilege: those of users, and POSIX ACLs.
 fn is_plain(name: &[u8]) -> bool {
     name.starts_with(b"user.")
         || name == b"system.posix_acl_access"
@@ -657,7 +657,8 @@ fn chown_place(place: &OwnedFd, entry: &Entry) -> Result<(), Errno> {
     )
 }
 
-/// Its time. Before Linux 5.8 it stays that of now.
+/// Sets the time of a place. Before Linux 5.8 this is not possible, and the time stays the current
+/// one.
 #[allow(clippy::disallowed_methods, reason = "the path is empty: it is the descriptor's own")]
 fn touch_place(place: &OwnedFd, entry: &Entry) -> Result<(), Errno> {
     match rustix::fs::utimensat(place, "", &times(entry), AtFlags::EMPTY_PATH) {
@@ -669,7 +670,7 @@ fn touch_place(place: &OwnedFd, entry: &Entry) -> Result<(), Errno> {
 /// Writes a part of a restored file.
 ///
 /// # Errors
-/// Those of the system.
+/// The errors of the system.
 pub fn write_part(file: &File, at: u64, bytes: &[u8]) -> Result<()> {
     file.write_all_at(bytes, at).map_err(|e| Error::from_io("a restored file can't be written", e))
 }

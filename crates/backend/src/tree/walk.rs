@@ -42,7 +42,7 @@ const CACHE_SIGNATURE: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";
 /// Decides by its path below the root, and by whether it is a directory, if something is wanted.
 pub type Wanted = dyn FnMut(&[u8], bool) -> bool + Send;
 
-/// What a walk looks for.
+/// Options of a walk.
 pub struct Options {
     /// Follows the root itself when it is a link.
     pub follows_root: bool,
@@ -56,7 +56,7 @@ pub struct Options {
     pub levels_max: usize,
     /// Most files with several names that are remembered; of more, each name counts as a file.
     pub linked_max: usize,
-    /// What is wanted; a directory that is not is not entered either.
+    /// Selects entries; a directory that is not selected is not entered either.
     pub wanted: Option<Box<Wanted>>,
 }
 
@@ -76,7 +76,7 @@ impl Default for Options {
 
 /// Something found by a [`Walk`].
 pub struct Found {
-    /// What it is; a file's data ranges are still empty.
+    /// The entry; a file's data ranges are still empty.
     pub entry: Entry,
     /// A file, open for reading.
     pub file: Option<File>,
@@ -84,23 +84,23 @@ pub struct Found {
     pub linked: Option<(u64, u64)>,
 }
 
-/// What is still to be seen in a directory.
+/// The entries of a directory that are still to be visited.
 struct Rest {
     names: std::vec::IntoIter<OsString>,
     /// Bytes of the directory's own path.
     length: usize,
 }
 
-/// Tells of everything below a directory, which comes first: parents before what is in them, in the
-/// order of names. What vanishes meanwhile is left out; an error is one of something that can't be
-/// read, and the walk goes on behind it.
+/// Iterates over everything below a directory: the directory itself first, parents before their
+/// content, names in order. An entry that vanishes meanwhile is left out. An error concerns one
+/// entry that can't be read, and the walk continues behind it.
 pub struct Walk {
     root: PathBuf,
     options: Options,
     levels: Levels<Rest>,
     /// Of what is looked at.
     path: Vec<u8>,
-    /// What comes next before anything else is looked at.
+    /// The entry that comes next, before anything else is looked at.
     ahead: Option<Result<Found>>,
     /// First names of files that have several.
     seen: HashMap<Identity, Vec<u8>>,
@@ -231,7 +231,7 @@ impl Walk {
         Ok(Some(Found { entry: self.entry(&stat, what, attributes), file, linked }))
     }
 
-    /// What could not be read is no first name of anything.
+    /// A file that could not be read is not the first name of any other.
     fn forget(&mut self, stat: &Stat) {
         if self.seen.get(&Identity::of(stat)) == Some(&self.path) {
             self.seen.remove(&Identity::of(stat));
@@ -458,7 +458,7 @@ fn reopen(
     }
 }
 
-/// What something is that is no directory.
+/// The kind of an entry that is not a directory.
 fn what(stat: &Stat) -> What {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => What::File { bytes: stat.st_size as u64, data: Vec::new() },
@@ -473,11 +473,11 @@ fn what(stat: &Stat) -> What {
 /// Reads the next bytes of something into the room that it is lent, and says how many.
 pub type Reads<'a> = dyn FnMut(&mut [u8]) -> Result<usize> + 'a;
 
-/// Reads the data of a file, holes left out, piece by piece into room that `fill` lends. Gives the
-/// ranges that were read, and why it ended early if the file could not be read to its end.
+/// Reads the data of a file without its holes, piece by piece, into buffers that `fill` lends.
+/// Returns the ranges that were read, and the error if the file could not be read to its end.
 ///
 /// # Errors
-/// Those of `fill`.
+/// The errors of `fill`.
 pub fn read_data(
     file: &File,
     bytes: u64,
@@ -508,7 +508,7 @@ pub fn read_data(
             data.push((start, at - start));
         }
         if at < end {
-            // It was cut off while it was read, and the rest reads as a hole; or it can't be read.
+            // The file was truncated meanwhile, and the rest reads as a hole; or it can't be read.
             return Ok((data, failed));
         }
         from = end;

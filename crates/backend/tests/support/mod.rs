@@ -1,4 +1,4 @@
-//! What the tests of this crate share: blocks that tell where they belong, and files that vanish.
+//! Shared by the tests of this crate: blocks that tell where they belong, and files that vanish.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Dropping references: pending drops of metadata objects, and references that nobody uses.
+//! Dropping references: pending drops of metadata objects, and references without a use.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl ChunkPool {
-    /// Does the drops of a map that are pending, and collects what nobody refers to.
+    /// Does the pending drops of a map, and removes chunks to which nothing refers any more.
     pub(crate) fn drop_references(&self, drops: &[(Chunk, Reference)]) -> Result<(), Refusal> {
         let ops: Vec<Write> =
             drops.iter().map(|(chunk, reference)| self.drop_op(chunk, reference)).collect();
@@ -25,7 +25,7 @@ impl ChunkPool {
         self.collect_all(drops.iter().map(|(chunk, _)| *chunk)).map(|_| ())
     }
 
-    /// Does drops that are pending in an object; how many operations that took.
+    /// Does the pending drops of an object; returns how many operations they needed.
     pub(crate) fn finish_drops(&self, drops: &[(Chunk, Reference)]) -> Result<u64, Refusal> {
         if drops.is_empty() {
             return Ok(0);

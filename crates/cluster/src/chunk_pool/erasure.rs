@@ -1,10 +1,11 @@
 //! Chunks of an erasure-coded pool: their references are in a replicated object of the same name,
 //! with a state.
 //!
-//! Adding: reference and *pending*, unless *present*; data; *present*, when the pending stamp is
-//! still there. Removing: *removing*, at the version at which there was no reference; the data at
-//! the version that it had while the state was still ours; then the object. Who adds meanwhile sets
-//! *pending* and writes the data anew, which has another version then.
+//! Adding takes three steps: the reference and *pending*, unless the state is *present*; the data;
+//! *present*, if the pending stamp is still there. Removing takes three as well: *removing*, at the
+//! version at which there was no reference; the data, at the version that they had while the state
+//! was still ours; the reference object. A session that adds meanwhile sets *pending* and writes
+//! the data anew, so that they have another version.
 
 use onefold_core::object::{Change, Guard, ObjectName, ReadPart, Refusal, Version, Write};
 
@@ -51,8 +52,7 @@ impl ChunkPool {
         self.kernel.behind_until_answered(note, &wanted.iter().map(op).collect::<Vec<_>>())
     }
 
-    /// Makes chunks that are not there: references with *pending*, then the data of those, then
-    /// *present*.
+    /// Creates chunks that do not exist: references with *pending*, then the data, then *present*.
     pub(super) fn add_all_new(
         &self,
         wanted: &[(ChunkId, &[u8], Reference)],
@@ -202,7 +202,7 @@ impl ChunkPool {
         };
         match self.kernel.write_one(&removing) {
             Ok(_) => {}
-            // Applied or not, somebody collects it later.
+            // Whether this was applied or not, the chunk is collected later.
             Err(Refusal::Missing | Refusal::Mismatch | Refusal::Unknown) => return Ok(false),
             Err(refusal) => return Err(refusal),
         }

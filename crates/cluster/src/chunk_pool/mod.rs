@@ -1,9 +1,8 @@
 //! Chunk objects: named by their content (double hashing), with the references that keep them.
 //!
-//! A reference may be false, never missing. It is added before a map names the chunk and dropped
-//! after no map does; a chunk without references is removed at the version at which they were read
-//! empty, so that an add in between makes the removal fail, and a later one creates the chunk
-//! again.
+//! A reference may be false, but never missing. It is added before a map names the chunk, and
+//! dropped after no map does. A chunk without references is removed at the version at which a read
+//! found none. An add in between makes the removal fail, and a later one creates the chunk again.
 //!
 //! With a replicated pool the references are keys of the chunk object; with an erasure-coded one
 //! they are in a replicated object of the same name, see [`erasure`].
@@ -70,14 +69,14 @@ fn is_present(pairs: &[(Vec<u8>, Vec<u8>)]) -> bool {
     pairs.iter().any(|(key, value)| key == key::STATE && *value == present())
 }
 
-/// The chunk pool, and what a session remembers of it.
+/// The chunk pool, with a session's memory of it.
 pub(crate) struct ChunkPool {
     kernel: Arc<Kernel>,
     /// How often the copies of a chunk were doubled, as far as it is known here; a hint.
     spreads: Mutex<BTreeMap<ChunkId, u8>>,
-    /// Keys of attempts that the next note takes back.
+    /// Keys of attempts that the next record of attempts removes.
     attempts_over: Mutex<Vec<Vec<u8>>>,
-    /// Most chunks of the last batch were new: those of the next are guessed to be, too.
+    /// Most chunks of the last batch were new: assume the same of the next batch.
     mostly_new: AtomicBool,
 }
 
@@ -160,8 +159,9 @@ impl ChunkPool {
         Err(Refusal::Mismatch)
     }
 
-    /// Adds many references, in flight together: to chunks that are there, then to new ones; what
-    /// is left one by one. They are noted first, in an operation of its own.
+    /// Adds many references, in flight together: first to chunks that exist, then with new chunks,
+    /// and the remaining ones one by one. Their attempts are recorded first, in an operation of
+    /// their own.
     ///
     /// # Errors
     /// As [`add_reference`](Self::add_reference) for each.
@@ -173,8 +173,8 @@ impl ChunkPool {
         self.add_noted(wanted, None)
     }
 
-    /// The same where a client waits: the note goes with the first of them, in front, so that it
-    /// takes no round trip of its own.
+    /// As [`add_references`](Self::add_references), where a client waits. The record of the
+    /// attempts goes in front of the first batch, so that it costs no round trip of its own.
     pub(crate) fn add_references_at_once(
         &self,
         wanted: &[(ChunkId, &[u8], Reference)],
@@ -191,7 +191,7 @@ impl ChunkPool {
         let first = self.mostly_new.load(Relaxed);
         let mut made = 0;
         for new in [first, !first] {
-            // A chunk with several copies takes the long way, and so does a reference that counts
+            // A chunk with several copies is added one by one, and so is a reference that counts
             // the others.
             let plain = |n: &usize| {
                 let (id, _, reference) = &wanted[*n];
@@ -290,7 +290,7 @@ impl ChunkPool {
         }
     }
 
-    /// Removes those chunks that nothing refers to; returns how many.
+    /// Removes those of the chunks to which nothing refers; returns how many.
     ///
     /// # Errors
     /// The store's.
@@ -334,7 +334,7 @@ impl ChunkPool {
         Ok(pairs.iter().any(|(key, _)| key != key::STATE))
     }
 
-    /// Which chunks have their references, as far as one look at all of them tells.
+    /// For each chunk, whether it has its reference, by one read.
     pub(crate) fn have_references(&self, named: &[(Chunk, Reference)]) -> Vec<bool> {
         let look = |(chunk, reference): &(Chunk, Reference)| Read {
             object: self.references(chunk),

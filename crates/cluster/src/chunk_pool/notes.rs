@@ -1,4 +1,4 @@
-//! Notes of references that this session is about to add, and of those whose end it knows; see
+//! Records of the references that a session is about to add, and their removal; see
 //! [`attempts`](crate::attempts).
 
 use onefold_core::object::{Change, Guard, ObjectName, Refusal, Write};
@@ -19,7 +19,7 @@ impl ChunkPool {
         shard_name((self.kernel.number() % u64::from(self.kernel.format().shards)) as u16)
     }
 
-    /// The operation that notes references before they are added, and takes back attempts that are
+    /// The operation that records references before they are added, and removes attempts that are
     /// over.
     pub(crate) fn attempt_op(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Option<Write> {
         if wanted.is_empty() || self.kernel.planted(PlantedBug::AttemptNotNoted) {
@@ -35,14 +35,14 @@ impl ChunkPool {
         Some(Write { object: self.attempts_shard(), guards: Vec::new(), changes })
     }
 
-    /// Notes references before they are added.
+    /// Records references before they are added.
     pub(crate) fn attempt(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Result<(), Refusal> {
         self.attempt_op(wanted).map_or(Ok(()), |op| self.kernel.until_answered(&op).map(|_| ()))
     }
 
-    /// The next note takes these back: their entries name what they were for, or they were dropped.
-    /// Where this session met a chunk whose copies were doubled, an earlier try may have added
-    /// the same reference to another copy: that is left to workers.
+    /// The next record of attempts removes these: their references are in use, or were dropped.
+    /// Attempts at a chunk whose copies were doubled stay for workers, because an earlier try may
+    /// have added the same reference to another copy.
     pub(crate) fn attempts_are_over(&self, added: impl IntoIterator<Item = (Chunk, Reference)>) {
         let spreads = self.spreads.lock();
         let over = added.into_iter().filter(|(chunk, _)| !spreads.contains_key(&chunk.id));
@@ -51,7 +51,8 @@ impl ChunkPool {
             .extend(over.map(|(_, reference)| key::attempt(self.kernel.number(), &reference)));
     }
 
-    /// Takes back at once what the next note would; what fails is left to workers.
+    /// Removes at once the attempts that the next record would remove; if that fails, workers do
+    /// it.
     pub(crate) fn forget_attempts(&self) {
         let over = std::mem::take(&mut *self.attempts_over.lock());
         if !over.is_empty() {

@@ -1,4 +1,4 @@
-//! Reading chunks: what comes back is what its name says, or an error.
+//! Reading chunks: the content that a chunk's name promises, or an error.
 
 use onefold_core::{
     checksum, compress,
@@ -11,7 +11,7 @@ use crate::{
     settings::PlantedBug,
 };
 
-/// The content of a chunk, when it is what the name says.
+/// The content of a chunk, if it matches the name.
 fn checked(
     secret: &[u8; 32],
     chunk: &Chunk,

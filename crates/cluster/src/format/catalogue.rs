@@ -1,4 +1,4 @@
-//! The catalogue: what the store is, and what its names stand for.
+//! The catalogue: the format of the store, and the names of its volumes and objects.
 
 use onefold_core::{Error, Kind, Result, object::PoolKind};
 
@@ -12,9 +12,8 @@ const MAGIC: &[u8; 8] = b"ONEFOLDC";
 /// The feature of volumes that are cut by their content: maps change their cuts.
 const VOLUMES_BY_CONTENT: u64 = 1;
 
-/// Chunks of an object that is cut by its content, at most. While runs of them end at places that
-/// were never written, and what is not cut yet has chunks of its own, there are a third more; a map
-/// holds 256.
+/// Most chunks of an object that is cut by its content. Runs that end at places never written, and
+/// places not cut yet, can add a third more; a map holds 256.
 const CUTS_MAX: u32 = 192;
 
 /// How bytes that are put are cut into chunks.
@@ -26,7 +25,7 @@ pub enum Cut {
     Content,
 }
 
-/// What was decided when the store was made.
+/// The format of a store, fixed when the store is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Format {
     /// The store's id.
@@ -45,7 +44,7 @@ pub struct Format {
     pub volume_cut: Cut,
     /// Chunks are compressed where that saves space.
     pub compress: bool,
-    /// What the chunk pool was.
+    /// The kind of the chunk pool.
     pub chunks: PoolKind,
 }
 
@@ -102,7 +101,7 @@ impl Format {
         value.extend(VERSION.to_le_bytes());
         let features = if self.volume_cut == Cut::Content { VOLUMES_BY_CONTENT } else { 0 };
         value.extend(features.to_le_bytes());
-        // No feature yet of those that an older version may read with.
+        // No feature exists yet that an older version may ignore when it only reads.
         value.extend([0; 8]);
         value.extend(self.id);
         value.extend(self.secret);
@@ -115,10 +114,10 @@ impl Format {
         value
     }
 
-    /// What a value of the catalogue says.
+    /// Decodes the format from its value in the catalogue.
     ///
     /// # Errors
-    /// `Corrupt`, and `Unsupported` for a newer version.
+    /// `Corrupt`: the value is damaged. `Unsupported`: a newer version wrote it.
     pub fn decode(value: &[u8]) -> Result<Format> {
         let bad = || corrupt("the catalogue of the store is damaged");
         let array = |at: usize, bytes: usize| value.get(at..at + bytes).ok_or_else(bad);
@@ -156,7 +155,7 @@ impl Format {
     }
 }
 
-/// What a name stands for.
+/// The kind of thing that a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     /// A volume.
@@ -171,11 +170,11 @@ pub(crate) const VOLUME_MAX: u64 = 128 << 40;
 /// A name's value, or what is left to delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// What it is.
+    /// A volume or an object that was put.
     pub what: What,
-    /// Its number: the `volume` of its objects.
+    /// The number: the `volume` of its metadata objects.
     pub id: u64,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub bytes: u64,
     /// How many objects an object that was put has; how often a volume was resized.
     pub pieces: u64,
@@ -192,10 +191,10 @@ impl Named {
         value
     }
 
-    /// What a value says.
+    /// Decodes the value of a name.
     ///
     /// # Errors
-    /// `Corrupt`.
+    /// `Corrupt`: the value is damaged.
     pub fn decode(value: &[u8]) -> Result<Named> {
         let bad = || corrupt("a name in the catalogue is damaged");
         let number = |at: usize| -> Result<u64> {

@@ -29,17 +29,17 @@ pub struct Base {
 pub struct Entry {
     /// Bytes of the chunk.
     pub length: u32,
-    /// It must be deduplicated.
+    /// The chunk must be deduplicated.
     pub dirty: bool,
     /// Blocks that stand in the object.
     pub mask: u16,
     /// The chunk that the other blocks come from.
     pub base: Option<Base>,
-    /// Its own stamp: no entry has it twice.
+    /// The entry's own stamp: no entry has the same one twice.
     pub stamp: Stamp,
 }
 
-/// The checksum of what is stored for a place.
+/// The checksum of an entry's value, with the place that it is stored for.
 fn check(object: ObjectId, offset: u32, value: &[u8]) -> [u8; 4] {
     let place = [&object.bytes()[..], &offset.to_be_bytes(), value].concat();
     (checksum::fast(0, &place) as u32).to_le_bytes()
@@ -52,7 +52,7 @@ impl Entry {
         ((1u32 << length.div_ceil(BLOCK)) - 1) as u16
     }
 
-    /// True when all of it stands in the object.
+    /// True when every block of the chunk is in the metadata object.
     #[must_use]
     pub fn is_cached(&self) -> bool {
         self.mask == Entry::full_mask(self.length)

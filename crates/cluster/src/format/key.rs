@@ -87,7 +87,7 @@ pub fn pending(offset: u32, stamp: Stamp) -> Vec<u8> {
     [&[PENDING][..], &digits::<3>(offset.into()), &sevens(&stamp.0.to_be_bytes())].concat()
 }
 
-/// What a key of a pending drop stands for.
+/// Decodes the key of a pending drop.
 #[must_use]
 pub fn parse_pending(key: &[u8]) -> Option<(u32, Stamp)> {
     let rest = key.strip_prefix(&[PENDING])?;
@@ -106,7 +106,7 @@ pub fn reference(reference: &Reference) -> Vec<u8> {
     sevens(&bytes)
 }
 
-/// What a key of a reference stands for.
+/// Decodes the key of a reference.
 #[must_use]
 pub fn parse_reference(key: &[u8]) -> Option<Reference> {
     let bytes = unsevens(key, 22)?;
@@ -144,7 +144,7 @@ pub fn listed(object: ObjectId, stamp: Stamp) -> Vec<u8> {
     sevens(&[&object.bytes()[..], &stamp.0.to_be_bytes()].concat())
 }
 
-/// What a key of the dirty list stands for.
+/// Decodes a key of the dirty list.
 #[must_use]
 pub fn parse_listed(key: &[u8]) -> Option<(ObjectId, Stamp)> {
     let bytes = unsevens(key, 18)?;
@@ -160,7 +160,7 @@ pub fn numbered(tag: u8, number: u64) -> Vec<u8> {
     [&[tag][..], &sevens(&number.to_be_bytes())].concat()
 }
 
-/// The number of such a key.
+/// The number in a key that [`numbered`] made with this tag.
 #[must_use]
 pub fn parse_numbered(tag: u8, key: &[u8]) -> Option<u64> {
     let bytes: [u8; 8] = unsevens(key.strip_prefix(&[tag])?, 8)?.try_into().ok()?;

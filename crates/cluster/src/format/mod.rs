@@ -1,7 +1,7 @@
 //! The bytes of names, keys and values; the tables are in `docs/cluster-format.md`.
 //!
-//! Keys hold no zero byte, since the clients of some stores end them there, and sort like what they
-//! name.
+//! Keys hold no zero byte, since the clients of some stores end a key there. Keys sort in the order
+//! of the offsets and numbers in them.
 //!
 //! *Invariant:* a decoder takes hostile bytes and gives a typed value or `Corrupt`; it never
 //! panics.
@@ -16,7 +16,7 @@ use std::fmt;
 
 use onefold_core::{Error, Kind, object::ObjectName};
 
-/// Bytes of a block: what a mask bit stands for.
+/// Bytes of a block: one bit of a mask.
 pub const BLOCK: u32 = 4096;
 
 /// Most bytes of a chunk: a mask has 16 bits.
@@ -55,7 +55,7 @@ impl Stamp {
 pub struct ObjectId {
     /// The volume, or the object that was put; 40 bits.
     pub volume: u64,
-    /// Which piece of it; 40 bits.
+    /// The number of the piece; 40 bits.
     pub index: u64,
 }
 
@@ -72,7 +72,7 @@ impl fmt::Display for ObjectId {
 }
 
 impl ObjectId {
-    /// Its name in the store.
+    /// The object's name in the store.
     #[must_use]
     pub fn name(self) -> ObjectName {
         ObjectName::metadata(format!("o.{:010x}.{:010x}", self.volume, self.index))
@@ -102,7 +102,7 @@ impl ObjectId {
     }
 }
 
-/// A chunk: the hash of its bytes and their number. Its name is its content.
+/// A chunk: the hash of its bytes and their number. The name is derived from the content.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkId {
     /// Keyed hash of the bytes.
@@ -126,7 +126,7 @@ impl fmt::Debug for ChunkId {
 pub struct Chunk {
     /// The chunk.
     pub id: ChunkId,
-    /// Which copy.
+    /// The number of the copy.
     pub copy: u8,
 }
 
@@ -157,7 +157,7 @@ impl Chunk {
     }
 }
 
-/// Who refers to a chunk: an entry, and the stamp that it had when it was dirty.
+/// The entry that refers to a chunk, with the stamp that it had when it was dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reference {
     /// The metadata object.
@@ -172,7 +172,7 @@ pub(crate) fn corrupt(what: impl fmt::Display) -> Error {
     Error::new(Kind::Corrupt, what.to_string())
 }
 
-/// Least bytes of a chunk with so many on average, but for the last one of a run.
+/// Least bytes of a chunk for this average, except for the last chunk of a run.
 pub(crate) const fn least_cut(average: u32) -> u32 {
     let blocks = average / BLOCK * 3 / 4;
     if blocks == 0 { BLOCK } else { blocks * BLOCK }

@@ -1,10 +1,10 @@
 //! The *re-cut* key: a piece of a volume whose chunks are cut by their content has it from the
 //! beginning.
 //!
-//! A worker that moves cuts first sets it to the range and a new stamp, which its references carry.
-//! The operation that swaps the entries sets it to no range and another new stamp. Writes compare
-//! it: entries go and come with a re-cut, and an absent entry alone would be a value that comes
-//! back.
+//! A worker that moves cuts first sets the key to the range and a new stamp, which its references
+//! carry. The operation that swaps the entries sets the key to no range and another new stamp.
+//! Writes compare the key, because a re-cut removes and adds entries. Without the key an absent
+//! entry would be a value that comes back.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ const BYTES: usize = 16;
 /// A re-cut under way, or, with an empty range, the last one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recut {
-    /// What is cut anew; empty when nothing is.
+    /// The range that is cut anew; empty when no re-cut is under way.
     pub range: Range<u32>,
     /// The stamp of its references; no value has it twice.
     pub stamp: Stamp,
@@ -42,10 +42,10 @@ impl Recut {
         .concat()
     }
 
-    /// What a value says.
+    /// Decodes the value.
     ///
     /// # Errors
-    /// `Corrupt`.
+    /// `Corrupt`: the value is damaged.
     pub fn decode(value: &[u8]) -> Result<Recut> {
         let bad = || corrupt("a re-cut key is damaged");
         let value: &[u8; BYTES] = value.try_into().map_err(|_| bad())?;

@@ -1,4 +1,4 @@
-//! The kernel: the store, the format, a session's number, stamps that nobody uses again, and the
+//! The kernel: the store, the format, a session's number, stamps that are never used again, and the
 //! requests from which every step of the engine is made.
 //!
 //! | module | what |
@@ -30,11 +30,11 @@ use crate::{
     settings::{PlantedBug, Settings},
 };
 
-/// Stamps after which a session begins nothing new: what is under way then has as many as it needs
-/// until the counter ends.
+/// Above this counter a session begins no new change. The rest of the counter is left for the
+/// operations that are already under way.
 const STAMPS_MAX: u64 = (1 << Stamp::COUNTER_BITS) - (1 << 32);
 
-/// What the sessions of a process did.
+/// Counters of the work of a process's sessions.
 #[derive(Debug, Default)]
 pub struct Counts {
     /// Operations of clients.
@@ -43,11 +43,11 @@ pub struct Counts {
     pub foreground_bytes: AtomicU64,
     /// Operations of deduplication.
     pub background: AtomicU64,
-    /// Chunks that were new.
+    /// Chunks that were created.
     pub chunks_new: AtomicU64,
-    /// Chunks that were there.
+    /// Chunks that were already in the pool.
     pub chunks_found: AtomicU64,
-    /// Flips that came too late.
+    /// Flips that were refused because the entry had changed.
     pub flips_failed: AtomicU64,
     /// Chunks that were removed.
     pub collected: AtomicU64,
@@ -57,7 +57,8 @@ pub struct Counts {
     pub unknown: AtomicU64,
 }
 
-/// What every part of a session borrows. All methods may be called from many threads at once.
+/// The state of a session that every part of the engine borrows. All methods may be called from
+/// many threads at once.
 pub(crate) struct Kernel {
     store: Arc<dyn ObjectStore>,
     format: Format,
@@ -67,7 +68,7 @@ pub(crate) struct Kernel {
     counter: AtomicU64,
 }
 
-/// A refusal as the sentence that a person reads.
+/// Turns a refusal of the store into the sentence that a person reads.
 pub(crate) fn failed(what: impl std::fmt::Display, refusal: Refusal) -> Error {
     let kind = match refusal {
         Refusal::Missing => Kind::NotFound,
@@ -104,19 +105,19 @@ impl Kernel {
         self.number
     }
 
-    /// What this session calls itself where it holds a lock.
+    /// The cookie under which this session holds its locks.
     pub(crate) fn cookie(&self) -> String {
         format!("session {}", self.number)
     }
 
-    /// A stamp that nobody else has, and that nobody had.
+    /// A new stamp; no session has used it before, and none will again.
     pub(crate) fn stamp(&self) -> Stamp {
         let step = u64::from(!self.planted(PlantedBug::StampReused));
         Stamp(self.number << Stamp::COUNTER_BITS | self.counter.fetch_add(step, Relaxed))
     }
 
-    /// Refuses what needs stamps when few are left: one that comes again would let in a late copy
-    /// of an operation.
+    /// Refuses a new change when few stamps are left. A stamp that came a second time would let in
+    /// a late copy of an operation.
     pub(crate) fn has_stamps(&self) -> Result<()> {
         if self.counter.load(Relaxed) < STAMPS_MAX {
             return Ok(());

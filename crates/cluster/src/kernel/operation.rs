@@ -1,9 +1,10 @@
 //! Operations: changes of one object that are decided from what was read, compare it, and must be
 //! known to be applied or not before anything follows from them.
 //!
-//! Without a reply an operation was applied, will be, or never. What became of it is found by
-//! reading: no value ever comes back, so our own stamp says that it was applied. How that is read
-//! differs, and each operation keeps its own [`resolve`](Operation::resolve):
+//! An operation without a reply was applied, will be applied, or never will be. The session finds
+//! out by reading: no value ever comes back, so its own stamp in the object shows that the
+//! operation was applied. Each operation reads this from other keys, and so has its own
+//! [`resolve`](Operation::resolve):
 //!
 //! | operation | decided from | it was applied when | it is sent again when | else |
 //! |---|---|---|---|---|
@@ -18,12 +19,12 @@
 //! | owner of a volume | the owner before, who is fenced first | never: to write it once more costs only time | never | it is decided anew, as often as anything is tried |
 //! | step of an object that goes | its map at one version | never: the next decision sees what is left | never | it is decided anew, 1,000 times |
 //!
-//! A reply that refuses a copy is followed by a look as well: an earlier copy may have been applied.
-//! When it was not, what the copy compared does not hold, and it is never sent again as it was.
-//! A name, a number of the catalogue, and the owner of a volume end where their object is gone:
-//! nothing is left to decide from.
+//! A refused copy is followed by a look as well, because an earlier copy may have been applied. If
+//! none was, a value that the copy compared has changed, and the session never sends the same write
+//! again. A name, a number of the catalogue, and the owner of a volume end where their object is
+//! gone: nothing is left to decide from.
 //!
-//! What does the same when it is applied twice needs none of this:
+//! An operation that has the same effect when it is applied twice needs none of this:
 //! [`until_answered`](Kernel::until_answered) sends it again without a look.
 
 use std::ops::ControlFlow::{Break, Continue};
@@ -34,44 +35,45 @@ use super::Kernel;
 
 /// One change of one object, decided from what was `Seen`.
 pub(crate) trait Operation<Seen> {
-    /// Decisions at most; each after the first follows somebody else's change, or a lost reply.
+    /// Most decisions; each after the first follows another session's change, or a lost reply.
     fn decisions(&self) -> u32;
 
-    /// Reads what it is decided from, and resolved by.
+    /// Reads the state from which the operation is decided and resolved.
     fn look(&mut self) -> Result<Seen, Refusal>;
 
-    /// Decides what to send; `None` when there is nothing to do, or it is given up.
+    /// Decides what to send; `None` when there is nothing to do, or the operation is given up.
     fn decide(&mut self, seen: &Seen) -> Result<Option<Write>, Refusal>;
 
-    /// What became of what was sent, by what is there now.
+    /// Finds out from the current state whether the write that was sent has been applied.
     fn resolve(&self, now: &Seen) -> Fate;
 
-    /// Whether a look follows a copy that was refused so: an earlier one may have been applied, or
-    /// it can be decided anew. Any other refusal is its end.
+    /// True when a look follows this refusal, since an earlier copy may have been applied, or the
+    /// operation can be decided anew. Any other refusal ends the operation.
     fn looks_after(&self, refusal: &Refusal) -> bool {
         matches!(refusal, Refusal::Mismatch | Refusal::Exists | Refusal::Missing)
     }
 }
 
-/// What became of an operation that had no reply, or was refused.
+/// The fate of an operation that had no reply, or was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It was applied.
+    /// The operation was applied.
     Applied,
-    /// Everything is as it was: it may be sent again.
+    /// Every value that it compares is unchanged: it may be sent again.
     Unchanged,
-    /// Somebody else was faster: it will never be applied, and is decided anew.
+    /// Another session's change came first: the operation will never be applied, and is decided
+    /// anew.
     Overtaken,
 }
 
 /// How an operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The store said that it was applied.
+    /// The store confirmed the operation.
     Applied,
-    /// The last look showed that it was applied.
+    /// The last look showed that the operation was applied.
     Found,
-    /// There was nothing to do, or it was given up; nothing of it will be applied.
+    /// There was nothing to do, or the operation was given up; nothing of it will be applied.
     GivenUp,
 }
 
@@ -94,8 +96,8 @@ impl Kernel {
         }
     }
 
-    /// Sends operations that were decided, all in flight together. Each is resolved in its turn,
-    /// and told to `ended` before the next one is.
+    /// Sends decided operations, all in flight together. Then resolves them one after another, and
+    /// passes each outcome to `ended` before it resolves the next.
     pub(crate) fn carry_out_all<Seen, O: Operation<Seen>>(
         &self,
         batch: impl IntoIterator<Item = (O, Write)>,
@@ -138,7 +140,7 @@ impl Kernel {
         Err(Refusal::Mismatch)
     }
 
-    /// Sends one decision until it is known what became of it.
+    /// Sends one decision, again if need be, until its fate is known.
     fn send<Seen>(
         &self,
         operation: &mut impl Operation<Seen>,

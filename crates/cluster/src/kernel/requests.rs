@@ -26,7 +26,7 @@ pub(super) fn retry<T>(
     Err(Refusal::Unknown)
 }
 
-/// Asks again while there is no reply; for what does the same when it is done twice.
+/// Repeats a request until there is a reply. Only for requests that may be applied twice.
 pub(super) fn until_answered<T>(
     tries: u32,
     mut ask: impl FnMut() -> Result<T, Refusal>,
@@ -82,8 +82,8 @@ impl Kernel {
         results
     }
 
-    /// As [`all_until_answered`](Self::all_until_answered), with a note in front of the batch, if
-    /// there is one.
+    /// As [`all_until_answered`](Self::all_until_answered), with the record of attempts in front of
+    /// the batch, if there is one.
     pub(crate) fn behind_until_answered(
         &self,
         note: &mut Option<Write>,
@@ -96,7 +96,7 @@ impl Kernel {
         results.pop().transpose().map(|_| rest)
     }
 
-    /// Takes or renews a lock; without a reply it is asked for again.
+    /// Acquires or renews a lock; without a reply it asks again.
     pub(crate) fn lock_until_answered(
         &self,
         object: &ObjectName,
@@ -118,7 +118,7 @@ impl Kernel {
             .unwrap_or(Err(Refusal::Unknown))
     }
 
-    /// The value of one key; empty when there is no such key.
+    /// The value of one key; empty when the object does not have the key.
     pub(crate) fn read_value(&self, object: &ObjectName, key: &[u8]) -> Result<Vec<u8>, Refusal> {
         self.read_one(object, vec![ReadPart::Keys(vec![key.to_vec()])])
             .map(|answer| first_value(&answer))

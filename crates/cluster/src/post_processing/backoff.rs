@@ -12,13 +12,13 @@ const STEPS_MIN: usize = 8;
 /// So many times the median is slow.
 const SLOW: u32 = 4;
 
-/// What is faster is never slow: clocks and schedulers differ by as much.
+/// A step faster than this never counts as slow: clocks and schedulers vary by as much.
 const NOISE: Duration = Duration::from_millis(2);
 
 /// Each slow step in a row doubles the pause, up to so many times the first one.
 const PAUSES_MAX: u32 = 8;
 
-/// How long operations took, and until when nothing is done.
+/// How long operations took, and until when the worker pauses.
 pub(super) struct Backoff {
     /// Of an operation, on average over a step; the last steps.
     times: VecDeque<Duration>,

@@ -1,5 +1,5 @@
-//! Content-defined cuts at multiples of 4 KiB, for volumes: a chunk ends where its last block says
-//! so.
+//! Content-defined cuts at multiples of 4 KiB, for volumes: the content of a block decides whether
+//! a chunk ends with it.
 
 use onefold_core::checksum;
 

@@ -1,9 +1,9 @@
 //! Deduplicating the metadata objects of the dirty list: several at once, so that each step is one
 //! round trip for all of them.
 //!
-//! What is dirty and cold goes through the steps of [`flip`](super::flip), as much at a time as may
-//! be in memory. Objects share nothing but the batches: one whose operation fails does not stop the
-//! others.
+//! Dirty and cold chunks go through the steps of [`flip`](super::flip), as many at a time as fit in
+//! the memory of a step. Objects share only the batches: an object whose operation fails does not
+//! stop the others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,15 +30,15 @@ pub(super) struct Listed {
     pub(super) overdue: bool,
 }
 
-/// What an object's map asks for.
+/// The work that an object's map asks for.
 enum Plan {
     /// Nothing: the key of the list is left over.
     LeftOver,
     /// Nothing yet: it was written lately.
     Hot,
-    /// Its cuts are to be moved, because of these entries.
+    /// The chunk boundaries must move, because of these entries.
     Recut(Vec<(u32, Entry)>),
-    /// These entries are to be flipped.
+    /// Entries to be flipped.
     Flip(Vec<(u32, Entry)>),
 }
 
@@ -47,9 +47,9 @@ pub(super) struct Job<'a> {
     listed: &'a Listed,
     plan: Plan,
     pending: Vec<(Chunk, Reference)>,
-    /// Entries that were taken care of.
+    /// Entries of the plan that are done.
     taken: usize,
-    /// There are others, which the next step takes.
+    /// True when the object has more dirty entries, which the next step deduplicates.
     partial: bool,
     result: Result<Done, Refusal>,
 }
@@ -64,7 +64,7 @@ impl Job<'_> {
         }
     }
 
-    /// Leaves to the next step what is more than so many bytes.
+    /// Leaves to the next step the entries beyond so many bytes.
     fn cut(&mut self, most: u64) {
         if let Plan::Flip(entries) = &mut self.plan {
             let (all, mut bytes) = (entries.len(), 0);
@@ -90,7 +90,7 @@ impl Job<'_> {
         }
     }
 
-    /// The next entries, so many bytes at most, and one at least where that is wanted.
+    /// The next entries, at most `room` bytes of them; with `one` at least one entry.
     fn next(&mut self, room: u64, one: bool) -> Vec<(u32, Entry)> {
         let Plan::Flip(entries) = &self.plan else { return Vec::new() };
         if self.result.is_err() {
@@ -114,8 +114,7 @@ impl Job<'_> {
 }
 
 impl Deduplication<'_> {
-    /// Decides what is to be done about the first of these objects, until that is as much as a step
-    /// takes.
+    /// Decides the work for the first of these objects, until it is enough for one step.
     pub(super) fn jobs<'a>(
         &self,
         listed: &'a [Listed],
@@ -197,7 +196,7 @@ impl Deduplication<'_> {
             .try_for_each(|(_, result)| result.map(|_| ()))
     }
 
-    /// Decides what is to be done about an object; without `now` none is too hot.
+    /// Decides the work for an object; without `now` no chunk counts as hot.
     fn job<'a>(
         &self,
         listed: &'a Listed,
@@ -240,8 +239,8 @@ impl Deduplication<'_> {
         job
     }
 
-    /// Deduplicates what is dirty and cold in objects, finishes their drops, and takes those off
-    /// the list of which nothing is left.
+    /// Deduplicates dirty and cold chunks of objects, and finishes their drops. Then removes
+    /// objects from the list that have no work left.
     pub(super) fn deduplicate(
         &self,
         mut jobs: Vec<Job<'_>>,
@@ -284,7 +283,7 @@ impl Deduplication<'_> {
         jobs.into_iter().map(|job| (job.listed.object, job.result)).collect()
     }
 
-    /// Takes those objects off the list of which all is clean, and keys that are left over.
+    /// Removes from the list the objects whose entries are all clean, and keys that are left over.
     fn leave_list(&self, jobs: &mut [Job<'_>]) {
         let stays = |job: &Job<'_>| {
             job.result.is_err() || job.partial || matches!(job.plan, Plan::Hot | Plan::LeftOver)

@@ -7,8 +7,8 @@
 //! | (b) the flip: compare entries; new entries, punch, *pending drops* of the old bases, in one operation | the pending drop tells what to drop |
 //! | (c) the old references are dropped, then their pending drops | it is dropped again, which does nothing |
 //!
-//! A flip that comes too late drops its reference only where the entry, read afterwards, has no use
-//! for it.
+//! A flip that is refused because an entry changed drops its reference only if the entry, read
+//! afterwards, does not use it.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -27,12 +27,12 @@ use crate::{
     settings::PlantedBug,
 };
 
-/// What became of an object.
+/// The result of work on an object.
 #[derive(Clone, Default)]
 pub(super) struct Done {
     pub(super) flipped: u64,
     pub(super) operations: u64,
-    /// It is still on the list.
+    /// True while the object stays on the list.
     pub(super) again: bool,
 }
 
@@ -51,7 +51,6 @@ pub(crate) struct Deduplication<'s> {
 }
 
 impl<'s> Deduplication<'s> {
-    /// What this session deduplicates.
     pub(crate) fn of(session: &'s Session) -> Deduplication<'s> {
         Deduplication { kernel: session.kernel(), chunk_pool: session.chunk_pool() }
     }
@@ -71,9 +70,9 @@ struct Flip {
     offset: u32,
     old: Entry,
     new: Entry,
-    /// The reference that was added for it.
+    /// The reference that was added for the new chunk.
     added: Option<(Chunk, Reference)>,
-    /// The one that goes with its old base.
+    /// The reference of the old base.
     dropped: Option<(Chunk, Reference)>,
 }
 
@@ -105,7 +104,7 @@ type Contents = Option<Vec<Option<Vec<u8>>>>;
 
 impl Deduplication<'_> {
     /// Steps (a) to (c) for groups of different objects, each step in flight for all of them
-    /// together; what became of each.
+    /// together; returns the result of each.
     pub(super) fn flip_groups(&self, groups: &[Group]) -> Vec<Result<Done, Refusal>> {
         let mut drafts: Vec<Result<Draft, Refusal>> = groups
             .iter()
@@ -184,7 +183,7 @@ impl Deduplication<'_> {
         Ok(draft.flips.iter().filter_map(|flip| flip.dropped).collect())
     }
 
-    /// What the entries become, and which references that takes.
+    /// Decides the new entries, and which references they need.
     fn draft(&self, group: &Group, contents: Contents) -> Draft {
         let object = group.object;
         let mut draft =
@@ -259,7 +258,8 @@ impl Deduplication<'_> {
         let content =
             |(group, seen): (&Group, Result<Option<(ChunkMap, Vec<Vec<u8>>)>, Refusal>)| {
                 let Some((map, data)) = seen? else { return Ok(None) };
-                // All of its bases, also when one of them can't be read: those that follow are others'.
+                // Advances over all bases of the group, even if one can't be read, since the next
+                // ones belong to other groups.
                 let bases: Vec<_> = group
                     .entries
                     .iter()
@@ -268,8 +268,8 @@ impl Deduplication<'_> {
                 let mut contents = Vec::new();
                 for (((offset, entry), data), base) in group.entries.iter().zip(data).zip(bases) {
                     let base = match base {
-                        // It changed meanwhile, or the next read of a client will say that it is
-                        // damaged.
+                        // The entry changed meanwhile, or the chunk is damaged; then the next read
+                        // of a client reports it.
                         Some(Err(Refusal::Missing | Refusal::Failed(_))) => {
                             contents.push(None);
                             continue;
@@ -326,12 +326,12 @@ impl Operation<Option<ChunkMap>> for GroupFlip<'_> {
         ChunkMap::read(self.kernel, self.draft.object)
     }
 
-    /// It came too late: a later step begins anew.
+    /// An entry changed first: a later step begins anew.
     fn decide(&mut self, _: &Option<ChunkMap>) -> Result<Option<Write>, Refusal> {
         Ok(None)
     }
 
-    /// Our stamp says that it was applied; the old entries that it may be sent again.
+    /// Our stamp shows that the flip was applied; the old entries show that it may be sent again.
     fn resolve(&self, now: &Option<ChunkMap>) -> Fate {
         let Some(map) = now else { return Fate::Overtaken };
         let now = |flip: &Flip| map.entries.get(&flip.offset).copied();
@@ -354,7 +354,7 @@ fn open(
 }
 
 impl Draft {
-    /// Notes the chunks to which references were added.
+    /// Records the chunks to which references were added.
     fn refer(&mut self, chunks: &[Chunk]) {
         for (wanted, chunk) in self.wanted.iter().zip(chunks) {
             self.done.operations += 1 + u64::from(wanted.id.length) / (32 << 10);
@@ -365,7 +365,7 @@ impl Draft {
     }
 }
 
-/// Goes on with those that did not fail.
+/// Continues with the drafts that did not fail.
 fn each(
     drafts: &mut [Result<Draft, Refusal>],
     mut go: impl FnMut(&mut Draft) -> Result<(), Refusal>,
@@ -379,7 +379,7 @@ fn each(
     }
 }
 
-/// The chunk that an entry takes some of its blocks from.
+/// The chunk from which an entry needs some of its blocks.
 fn gap((_, entry): &(u32, Entry)) -> Option<Chunk> {
     if entry.is_cached() { None } else { entry.base.map(|base| base.chunk) }
 }
@@ -398,7 +398,7 @@ fn seen(
     Ok((map.pending.len() + group.entries.len() <= PENDING_MAX).then_some((map, data)))
 }
 
-/// Makes room where the chunks stood; what lies side by side goes at once.
+/// Punches the ranges of the chunks in the object; adjacent ranges are punched together.
 fn punches(flips: &[Flip]) -> Vec<Change> {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for flip in flips {

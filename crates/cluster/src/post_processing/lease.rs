@@ -1,9 +1,9 @@
-//! Leases on shards of the dirty list: they make it rare that two workers do the same; nothing else
-//! rests on them.
+//! Leases on shards of the dirty list make it rare that two workers do the same work. Nothing else
+//! depends on them.
 //!
-//! A worker takes its share of the shards that have something on their list, those that changed
-//! longest ago first, and keeps them as long as they have: a lease ends after a time that the
-//! store's clock tells, and is renewed three times before.
+//! A worker leases its share of the shards with a list that is not empty, those that changed
+//! longest ago first. It keeps them as long as their lists are not empty. A lease ends by the
+//! store's clock, and is renewed three times before.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,10 +14,10 @@ use onefold_core::object::{Read, ReadPart, Refusal, Seen};
 
 use crate::{dirty_list::shard_name, session::Session};
 
-/// The lock of who works on a shard.
+/// The lock of the worker that has a shard.
 const LEASE: &str = "lease";
 
-/// Leases are renewed so often before they end.
+/// How often a lease is renewed before it would end.
 const RENEWALS: u32 = 3;
 
 /// The shards that a worker has, and when it took or renewed each.
@@ -27,8 +27,8 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// Looks which shards have something to do, gives back the others and what is too much, and
-    /// takes more; the shards that are ours, in order.
+    /// Finds the shards with work, gives back the others and those beyond our share, and leases
+    /// more; returns our shards, in order.
     pub(super) fn acquire(
         &mut self,
         session: &Session,
@@ -95,7 +95,7 @@ impl Leases {
 
     fn give_back(&mut self, session: &Session, shard: u16) {
         self.held.remove(&shard);
-        // It ends by itself.
+        // If unlocking fails, the lease ends by itself.
         let _ =
             session.kernel().store().unlock(&shard_name(shard), LEASE, &session.kernel().cookie());
     }
@@ -162,12 +162,12 @@ mod tests {
         let second: BTreeSet<u16> = theirs.acquire(&other, 2).unwrap().into_iter().collect();
         assert_eq!((first.len(), first.len() + second.len()), (all.len().div_ceil(2), all.len()));
         assert!(first.is_disjoint(&second) && first.union(&second).eq(&all));
-        // They stay ours in the next round, and nobody else gets them.
+        // The shards stay ours in the next round, and no other worker gets them.
         assert!(ours.acquire(&one, 2).unwrap().into_iter().collect::<BTreeSet<u16>>() == first);
         assert_eq!(theirs.acquire(&other, 1).unwrap().len(), second.len());
         let lost = first.first().copied().unwrap();
         assert!(ours.keep(&one, lost).unwrap() && !theirs.keep(&other, lost).unwrap());
-        // Three workers: what is too much is given back.
+        // With three workers, the shards beyond our share are given back.
         assert_eq!(ours.acquire(&one, 3).unwrap().len(), all.len().div_ceil(3));
         ours.give_all_back(&one);
         assert_eq!(theirs.acquire(&other, 1).unwrap().len(), all.len());

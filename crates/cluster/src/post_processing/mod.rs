@@ -44,7 +44,8 @@ use crate::{
     session::Session,
 };
 
-/// Objects that wait because somebody was faster, at most; what finds no room is tried at once.
+/// Most objects that wait because another session changed them first; any beyond this are tried at
+/// once.
 const WAITING_MAX: usize = 4096;
 
 /// Chunks of a step while there is a limit: enough that looking at list and map is little beside
@@ -55,7 +56,7 @@ const LIMITED_CHUNKS: u64 = 8;
 /// with a cold period of 10 s after 85 minutes.
 const DOUBLINGS_MAX: u32 = 8;
 
-/// What a step did.
+/// The counts of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Objects that were on the list.
@@ -87,10 +88,9 @@ pub struct Worker {
     backoff: Backoff,
     /// Leased shards of this round, the next one first.
     shards: VecDeque<u16>,
-    /// Where the next step goes on in the first of them.
+    /// The key after which the next step continues in the first shard.
     after: Vec<u8>,
-    /// Objects that the next step looks at: what is dirty in them should be about as much as a
-    /// step takes.
+    /// Objects that the next step looks at: their dirty data should be about enough for one step.
     objects: usize,
     /// When an object may be tried again, and how often it failed.
     waiting: BTreeMap<ObjectId, (Duration, u32)>,
@@ -118,13 +118,13 @@ impl Worker {
         }
     }
 
-    /// Its session.
+    /// The session of the worker.
     #[must_use]
     pub fn session(&self) -> &Arc<Session> {
         &self.session
     }
 
-    /// Looks at the load, and says how many operations may be done now.
+    /// Looks at the load, and returns how many operations may be done now.
     ///
     /// # Errors
     /// The store's.
@@ -136,7 +136,7 @@ impl Worker {
     /// Deduplicates some objects of the next shard.
     ///
     /// # Errors
-    /// The store's; the next step goes on behind what failed.
+    /// The store's. The next step continues behind the object that failed.
     pub fn step(&mut self) -> Result<Progress> {
         let deduplication = |refusal| failed("deduplication", refusal);
         self.session.kernel().has_stamps()?;
@@ -157,7 +157,7 @@ impl Worker {
         }
         let (first, after) = (self.shards.front().copied(), self.after.clone());
         let result = self.objects_step().map_err(deduplication);
-        // What failed is tried again in the next round.
+        // Objects that failed are tried again in the next round.
         if let (Err(_), Some(shard)) = (&result, first)
             && (self.shards.front(), &self.after) == (Some(&shard), &after)
         {
@@ -190,12 +190,12 @@ impl Worker {
         self.shards.retain(|shard| *shard != number);
     }
 
-    /// Takes objects off the lists of the next shards, as many as a step has, and deduplicates them
-    /// together.
+    /// Deduplicates together as many objects of the next shards as fit in one step.
     fn objects_step(&mut self) -> Result<Progress, Refusal> {
         let mut progress = Progress::default();
         let settings = &self.session.kernel().settings();
-        // Where each operation counts, a step is small: what it takes is owed before the next one.
+        // While operations are limited a step is small: its operations are paid for before the next
+        // one.
         let (most, bytes) = if self.rate.is_limited() {
             (
                 1,
@@ -293,7 +293,7 @@ impl Worker {
                 self.leave_shard(*shard);
                 continue;
             }
-            // Those before it are done: it is the first one now.
+            // The shards before this one are done: it is the first one now.
             if let Some(last) = keys.get(..taken.min(keys.len())).and_then(<[_]>::last) {
                 self.after.clone_from(last);
             }
@@ -301,7 +301,7 @@ impl Worker {
         }
     }
 
-    /// Does what is to be done about objects; the first error, when all others are done.
+    /// Works on objects; returns the first error, after all others are done.
     fn deduplicate(
         &mut self,
         jobs: Vec<Job<'_>>,

@@ -1,5 +1,5 @@
-//! Moving cuts: what is dirty in a volume whose chunks are cut by their content is cut anew,
-//! together with its neighbours.
+//! Moving cuts: dirty data in a volume whose chunks are cut by their content are cut anew, together
+//! with their neighbours.
 //!
 //! | step | after a crash |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | (b) the flip: compare key and old entries; new entries, punch, pending drops, another key value, in one operation | the pending drops tell what to drop |
 //! | (c) the old references are dropped | they are dropped again, which does nothing |
 //!
-//! Cutting begins with the chunk before the first dirty one, and goes on until a cut falls on one
-//! that is there. So only the last chunk before a place that was never written can be short.
+//! Cutting begins with the chunk before the first dirty one, and continues until a new cut falls on
+//! an old one. So only the last chunk before a place that was never written can be short.
 
 use onefold_core::{
     block::is_zero,
@@ -35,7 +35,7 @@ use crate::{
 /// Bytes behind the last dirty chunk that are looked at first for a cut that is there.
 const AHEAD: u32 = 4 * CHUNK_MAX;
 
-/// A dirty range and what lies around it.
+/// A dirty range and its neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Span {
     /// Where cutting begins.
@@ -73,7 +73,7 @@ impl Span {
         })
     }
 
-    /// Cuts `content`, which begins at the start; `None` when more of it is needed.
+    /// Cuts `content`, which begins at the start of the span; `None` when more content is needed.
     fn cut(&self, map: &ChunkMap, content: &[u8], average: u32) -> Option<Vec<(u32, u32)>> {
         let (mut at, end, mut pieces) = (self.start, self.start + content.len() as u32, Vec::new());
         while at < self.dirty_end || at < self.run_end && !map.entries.contains_key(&at) {
@@ -104,7 +104,7 @@ impl Deduplication<'_> {
             let Some(map) = ChunkMap::read(self.kernel, object)? else { return Ok(()) };
             done.operations += 1;
             if let Some(left) = map.recut.as_ref().filter(|recut| !recut.range.is_empty()) {
-                // Its worker is gone, or too late from now on.
+                // The worker of this re-cut is gone, or its flip will be refused from now on.
                 if self.set_recut(object, left, &Recut::none(self.kernel.stamp()))? {
                     continue;
                 }
@@ -161,7 +161,7 @@ impl Deduplication<'_> {
             }
             return Ok(!done.again);
         }
-        // What is as it was at both ends stays.
+        // Chunks at both ends that are unchanged stay.
         while let ([piece, ..], [first, ..]) = (pieces, old)
             && same(piece, first)
             && !first.1.dirty
@@ -215,7 +215,8 @@ impl Deduplication<'_> {
         let mut content = Vec::with_capacity((end - start) as usize);
         for (offset, entry) in range() {
             let base = match gaps(entry).and_then(|_| bases.next()) {
-                // It changed meanwhile, or the next read of a client will say that it is damaged.
+                // The entry changed meanwhile, or the chunk is damaged; then the next read of a
+                // client reports it.
                 Some(Err(Refusal::Missing | Refusal::Failed(_))) => return Ok(None),
                 Some(base) => Some(base?),
                 None => None,
@@ -363,7 +364,7 @@ impl Operation<Option<ChunkMap>> for RecutKey<'_> {
         ChunkMap::read(self.kernel, self.object)
     }
 
-    /// Who does not have the key leaves the object for now.
+    /// A worker that did not get the key leaves the object for now.
     fn decide(&mut self, _: &Option<ChunkMap>) -> Result<Option<Write>, Refusal> {
         Ok(None)
     }
@@ -392,12 +393,13 @@ impl Operation<Option<ChunkMap>> for SwapFlip<'_> {
         ChunkMap::read(self.kernel, self.object)
     }
 
-    /// It came too late: a later step begins anew.
+    /// The key or an entry changed first: a later step begins anew.
     fn decide(&mut self, _: &Option<ChunkMap>) -> Result<Option<Write>, Refusal> {
         Ok(None)
     }
 
-    /// Our stamp says that it was applied; the key and the old entries that it may be sent again.
+    /// Our stamp shows that the flip was applied; the old key and entries show that it may be sent
+    /// again.
     fn resolve(&self, now: &Option<ChunkMap>) -> Fate {
         let (Some(map), Swap { old, new, recut, .. }) = (now, self.swap) else {
             return Fate::Overtaken;

@@ -1,5 +1,5 @@
-//! From chunks to maps: references that nobody has a use for, chunks without any, data without
-//! references, and whether data are what their names say.
+//! From chunks to maps: stale references, chunks without references, data without a reference
+//! object, and, in a deep scrub, data that do not match their names.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -75,7 +75,7 @@ impl Scrub {
         self.hash(chunks)
     }
 
-    /// Drops those of the references that are stale; the chunks that have others.
+    /// Drops the stale ones of the references; returns the chunks that have others.
     fn backward(&mut self, references: &[(Chunk, Reference)]) -> Result<BTreeSet<Chunk>, Refusal> {
         let objects: BTreeSet<ObjectId> =
             references.iter().map(|(_, reference)| reference.object).collect();
@@ -139,8 +139,8 @@ impl Scrub {
 
     /// Data of an erasure-coded pool without an object for its references.
     fn orphan(&mut self, chunk: &Chunk) -> Result<(), Refusal> {
-        // In this order: who adds has the reference object first, and then writes the data anew, at
-        // another version.
+        // The order matters: a session that adds first makes the reference object, and then writes
+        // the data anew, at another version.
         let data = ObjectName::chunk(chunk.name());
         let version = match self.session.kernel().read_one(&data, vec![ReadPart::Stat]) {
             Ok(answer) => answer.version,

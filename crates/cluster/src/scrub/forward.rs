@@ -1,4 +1,4 @@
-//! From maps to chunks: what an entry names is there, and has its reference.
+//! From maps to chunks: each chunk that an entry names exists and has the entry's reference.
 
 use onefold_core::object::{Change, Guard, ObjectName, PoolKind, ReadPart, Refusal, Write};
 
@@ -83,7 +83,8 @@ impl Scrub {
         }
     }
 
-    /// A chunk is missing that an entry names: what stands in the object whole becomes dirty.
+    /// The chunk that an entry names is missing: if the object holds all of its blocks, the entry
+    /// becomes dirty.
     fn lost(
         &mut self,
         object: ObjectId,

@@ -1,10 +1,12 @@
 //! Scrubbing while clients and workers go on, in slices with a cursor.
 //!
-//! - *Forward*, from maps to chunks: a missing reference is added, then the entry read again; a
-//!   missing chunk that stands in the object becomes dirty, and one that does not is reported.
+//! - *Forward*, from maps to chunks: a missing reference is added, then the entry read again. A
+//! missing chunk whose blocks are all in the object becomes dirty; any other is reported.
 //! - *Backward*, from references to maps: a reference is stale when its entry, read after it, does
-//!   not name it and is not dirty with its very stamp. That is for ever, so that no age is needed.
-//! - *Lists and bitmaps*: what is dirty is on the list; what nothing names goes.
+//! not name it and is not dirty with the same stamp. A stale reference stays stale for ever, so
+//! that no age is needed.
+//! - *Lists and bitmaps*: objects with dirty entries are put on the list; objects that no name or
+//! record covers are deleted.
 
 mod backward;
 mod forward;
@@ -30,10 +32,10 @@ use crate::{
 /// Objects of a slice.
 const SLICE: usize = 64;
 
-/// Missing objects of a volume, or of what was put, that are told one by one.
+/// Most missing objects of a volume, or of a put object, that are reported one by one.
 const MISSING_TOLD: usize = 100;
 
-/// What a scrub found, and what it did about it.
+/// The findings of a scrub, and its repairs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Metadata objects that were looked at.
@@ -54,7 +56,7 @@ pub struct Report {
     pub listed: u64,
     /// Objects that belonged to nothing.
     pub orphans: u64,
-    /// What can't be repaired, a sentence each.
+    /// Damage that can't be repaired, a sentence each.
     pub damage: Vec<String>,
 }
 
@@ -67,13 +69,13 @@ impl Report {
     }
 }
 
-/// What a name or a record stands for.
+/// A number's entry in the catalogue: its name or its record.
 #[derive(Clone, Copy)]
 struct Known {
     what: What,
     bytes: u64,
     pieces: u64,
-    /// It has a name.
+    /// True for a name, false for a record.
     named: bool,
 }
 
@@ -81,12 +83,13 @@ struct Known {
 pub struct Scrub {
     session: Arc<Session>,
     deep: bool,
-    /// What is found is repaired, and not only counted.
+    /// True when the scrub repairs its findings, false when it only counts them.
     repairs: bool,
     pool: Pool,
     from: Option<String>,
     known: BTreeMap<u64, Known>,
-    /// Ids that were given when the names were read: what is newer is not judged.
+    /// The first id that was not yet given when the names were read: objects from it on are not
+    /// judged.
     before: u64,
     report: Report,
     done: bool,
@@ -98,13 +101,13 @@ impl Scrub {
     /// # Errors
     /// The store's.
     pub fn new(session: Arc<Session>, deep: bool) -> Result<Scrub> {
-        // Whatever gets its number after this is not judged.
+        // An object with a higher number is newer than the names that we read, and is not judged.
         let before = session.kernel().new_id()?;
         Scrub::begin(session, deep, before, true)
     }
 
-    /// The same without changing anything: the report counts what a scrub would do. What others
-    /// have under way may be counted, too.
+    /// A scrub that changes nothing: the report counts the repairs that a scrub would make.
+    /// Operations of other sessions in flight may be counted, too.
     ///
     /// # Errors
     /// The store's.
@@ -140,7 +143,7 @@ impl Scrub {
         })
     }
 
-    /// What was found so far.
+    /// The findings so far.
     #[must_use]
     pub fn report(&self) -> &Report {
         &self.report
@@ -189,7 +192,7 @@ impl Scrub {
     fn object(&mut self, object: ObjectId) -> Result<(), Refusal> {
         self.report.objects += 1;
         if object.volume < self.before && !self.known.contains_key(&object.volume) {
-            // It may have got its name since.
+            // The object may have got its name since.
             if self.is_nobodys(object.volume)? {
                 if self.repairs {
                     Deletion::of(&self.session).erase(object)?;
@@ -221,7 +224,7 @@ impl Scrub {
         for ((offset, entry, chunk, reference), well) in
             named.into_iter().zip(self.well(&references))
         {
-            // What is not as it should be is looked at again, one by one.
+            // A chunk with a fault in the batch is checked again by itself.
             if !well {
                 self.forward(object, offset, entry, &chunk, &reference)?;
             }
@@ -238,7 +241,7 @@ impl Scrub {
         Ok(())
     }
 
-    /// Which chunks are there with their references, by two looks at all of them together.
+    /// For each chunk, whether it exists with its reference, by at most two reads.
     fn well(&self, named: &[(Chunk, Reference)]) -> Vec<bool> {
         let mut well = self.session.chunk_pool().have_references(named);
         if self.session.kernel().format().chunks == PoolKind::Erasure {

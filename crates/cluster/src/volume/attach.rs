@@ -1,8 +1,8 @@
 //! Attaching: one writer a volume, by the store's exclusive lock and by fencing.
 //!
-//! The lock tells a second server that it comes second. What keeps a server away that was stopped
-//! and wakes up again is the fence: nothing of the session that owned the volume before is applied
-//! any more once ours begins, whether its lock has expired or not.
+//! The lock only informs a second server that another one is writing. The fence is what keeps away
+//! a server that was stopped and wakes up again. Once our session owns the volume, the store
+//! applies nothing more of the previous owner, whether its lock has expired or not.
 
 use std::{
     collections::BTreeMap,
@@ -35,11 +35,11 @@ use crate::{
 /// How a volume is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// For writing; `Busy` when somebody else does.
+    /// For writing; `Busy` when another server writes.
     Own,
-    /// For writing; who else does is fenced.
+    /// For writing; the server that writes now is fenced.
     TakeOver,
-    /// For reading only, whoever writes.
+    /// For reading only, also while a server writes.
     Read,
 }
 
@@ -119,7 +119,7 @@ impl Volume {
         owner(true, &self.session.kernel().store().identity())
     }
 
-    /// Takes the lock and becomes the owner; true when the owner before closed in order.
+    /// Acquires the lock and becomes the owner; true when the previous owner closed in order.
     fn own(&self, take_over: bool) -> Result<bool, Refusal> {
         let (kernel, header) = (self.session.kernel(), name(self.id));
         let (store, lease) = (kernel.store(), kernel.settings().lease);
@@ -142,14 +142,14 @@ impl Volume {
         taken.map_err(|refusal| if busy { Refusal::Busy } else { refusal })?;
         let owned = self.succeed(&header);
         if matches!(owned, Err(Refusal::Denied(_))) {
-            // Who has not the right to fence leaves the lock to those who have. Where that fails it
-            // ends with the lease.
+            // This session may not fence, so it leaves the lock to a server that may. If unlocking
+            // fails, the lock ends with its lease.
             let _ = store.unlock(&header, LOCK, &self.session.kernel().cookie());
         }
         owned
     }
 
-    /// Shuts out the owner before, and becomes the owner.
+    /// Fences the previous owner, and becomes the owner.
     fn succeed(&self, header: &ObjectName) -> Result<bool, Refusal> {
         let mut succession = Succession { volume: self, header, before: Vec::new() };
         self.session.kernel().carry_out(&mut succession)?;
@@ -209,7 +209,7 @@ impl Volume {
             &self.session.kernel().cookie(),
             lease,
         ) {
-            // It is asked again soon, and the fence decides.
+            // The server renews again soon, and the fence protects the data until then.
             Ok(()) | Err(Refusal::Unknown) => Ok(()),
             Err(refusal) => {
                 Err(failed(format_args!("the lock of volume {:?} is lost", self.name), refusal))
@@ -217,7 +217,8 @@ impl Volume {
         }
     }
 
-    /// Closes in order: what was written is there, and the next owner need not look for it.
+    /// Closes in order: all writes are in the store, and the next owner need not rescan the
+    /// objects.
     ///
     /// # Errors
     /// `Stopped` when another server took the volume over.
@@ -244,7 +245,8 @@ impl Volume {
                 op.changes.push(Change::DropOmap(vec![INLINE.to_vec()]));
             }
             match self.session.kernel().until_answered(&op) {
-                // Applied before, with the reply lost; or somebody else's: then they looked.
+                // Our write was applied before, and its reply lost; or another server is the owner
+                // now, and it rescanned the objects if need be.
                 Ok(_) | Err(Refusal::Mismatch) => {}
                 Err(refusal) => return Err(failed(refusal)),
             }
@@ -256,11 +258,7 @@ impl Volume {
         self.session.kernel().store().unlock(&name(self.id), LOCK, &me.cookie).map_err(failed)
     }
 
-    /// Changes the size of a volume that is attached for writing, without touching what lies beyond
-    /// it.
-    ///
-    /// # Errors
-    /// The store's.
+    /// Sets the size of a volume that is attached for writing. The objects beyond the size stay.
     pub(crate) fn set_size(&self, bytes: u64) {
         self.size.store(bytes, Relaxed);
     }
@@ -270,7 +268,7 @@ impl Volume {
 struct Succession<'a> {
     volume: &'a Volume,
     header: &'a ObjectName,
-    /// Who owned it before.
+    /// The value of the owner key before the change.
     before: Vec<u8>,
 }
 
@@ -298,7 +296,7 @@ impl Operation<Vec<u8>> for Succession<'_> {
                 (OWNER.to_vec(), me),
                 (INLINE.to_vec(), stamp_value(stamp)),
             ])],
-            // Whoever made references before their entries was fenced.
+            // The previous owner, which may have added references before their entries, is fenced.
             None => vec![
                 Change::SetOmap(vec![(OWNER.to_vec(), me)]),
                 Change::DropOmap(vec![INLINE.to_vec()]),
@@ -308,8 +306,8 @@ impl Operation<Vec<u8>> for Succession<'_> {
         Ok(Some(Write { object: self.header.clone(), guards, changes }))
     }
 
-    /// Without a reply it is written once more, and we count as an owner that did not close: all
-    /// objects are looked at, which costs time only.
+    /// After a lost reply the owner is written once more. Our own entry then looks like that of an
+    /// owner that did not close, so attaching rescans all objects, which only costs time.
     fn resolve(&self, _: &Vec<u8>) -> Fate {
         Fate::Overtaken
     }

@@ -1,10 +1,10 @@
 //! The cache manager (the paper's): which chunks are hot, and which of them are kept in metadata
 //! objects.
 //!
-//! Reads are noted in Bloom filters, one a second for a minute. A chunk that many of them hold is
-//! [promoted](super::promotion). One that is still dirty stays as it is: the header tells workers
-//! until when. That is short, and is told again while it is read; so nothing has to be undone when
-//! its server is gone.
+//! Reads are recorded in Bloom filters, one a second for a minute. A clean chunk that is in many of
+//! them is [promoted](super::promotion). A dirty one stays dirty: a key of the header tells workers
+//! until when to leave it. The time is short and is extended while clients read the chunk, so
+//! nothing has to be undone when its server is gone.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -29,13 +29,14 @@ const SECONDS: usize = 60;
 /// Bits of a filter: 64 KiB.
 const FILTER_BITS: u64 = 64 * 1024 * 8;
 
-/// Chunks that are noted as kept, at most.
+/// Most chunks that the header records as kept.
 pub(super) const CACHED_MAX: usize = 65_536;
 
-/// Dirty chunks of a volume that are noted as hot, at most.
+/// Most dirty chunks of a volume that the header records as hot.
 pub(super) const HOT_MAX: usize = 4096;
 
-/// Seconds that such a note holds; it is made again when less than half of that is left.
+/// Seconds that the record of a hot chunk is valid. It is renewed when less than half of them is
+/// left.
 pub(super) const HOT_SECONDS: u64 = 60;
 
 /// A Bloom filter for one second, made when the first read comes.
@@ -44,7 +45,7 @@ struct Filter {
     bits: Vec<u64>,
 }
 
-/// The hit set, and what is kept.
+/// The hit set, and the chunks that are kept.
 #[derive(Default)]
 pub(super) struct Cache {
     filters: VecDeque<Filter>,
@@ -52,7 +53,7 @@ pub(super) struct Cache {
     pub(super) kept: BTreeMap<u64, u64>,
     /// Dirty chunks that are not to be deduplicated, by place, until which second.
     pub(super) hot: BTreeMap<u64, u64>,
-    /// Those of which a promotion had no reply: it may still come.
+    /// Chunks whose promotion had no reply: the store may still apply it.
     pub(super) doubt: BTreeSet<u64>,
     pub(super) bytes: u64,
     pub(super) reads: u64,
@@ -68,13 +69,13 @@ pub(super) fn parse(place: u64) -> (u64, u32) {
     (place / blocks, (place % blocks) as u32 * BLOCK)
 }
 
-/// The second that a note of a hot chunk names.
+/// The second until which a record of a hot chunk is valid.
 fn until(value: &[u8]) -> u64 {
     value.try_into().map_or(0, u64::from_le_bytes)
 }
 
 impl Cache {
-    /// Takes over what the header names.
+    /// Reads one key of the header.
     pub(super) fn learn(&mut self, key: &[u8], value: &[u8], kept_bytes: u64) {
         let new = if let Some(place) = key::parse_numbered(CACHED, key) {
             self.kept.insert(place, 0).is_none()
@@ -86,12 +87,12 @@ impl Cache {
         self.bytes += if new { kept_bytes } else { 0 };
     }
 
-    /// Bytes of what is kept, and of what is not to be deduplicated.
+    /// Bytes of the kept chunks, and of the hot ones.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Notes a read; in how many seconds the chunk was read.
+    /// Records a read; returns in how many of the last seconds the chunk was read.
     pub(super) fn hit(&mut self, place: u64, second: u64) -> u32 {
         self.reads += 1;
         if let Some(kept) = self.kept.get_mut(&place) {
@@ -116,7 +117,7 @@ impl Cache {
 /// Bytes of clean chunks that a session may keep in metadata objects, and does.
 pub(crate) struct CacheBudget {
     kept: AtomicU64,
-    /// Servers that share what may be kept.
+    /// Servers that share the cache.
     servers: AtomicU64,
 }
 
@@ -132,7 +133,7 @@ impl CacheBudget {
         self.kept.load(Relaxed)
     }
 
-    /// Bytes that this session may keep: its share of what all servers may.
+    /// Bytes that this session may keep: its share of the store's cache.
     pub(super) fn share(&self, kernel: &Kernel) -> u64 {
         kernel.settings().cache_bytes / self.servers.load(Relaxed).max(1)
     }
@@ -169,14 +170,14 @@ pub(crate) fn hot(
     let mut hot = BTreeSet::new();
     for (of, answer) in volumes.values().zip(kernel.read_all(&reads)) {
         let answer = match answer {
-            // What was put has no header.
+            // Objects that were put have no header.
             Err(Refusal::Missing) => continue,
             other => other?,
         };
         let (pairs, _) = answer.pairs(0);
         let holds = |(object, offset): &&(ObjectId, u32)| {
             let key = key::numbered(HOT, place(object.index, *offset));
-            // A clock that is far ahead of ours made no such note.
+            // Ignores a time that lies too far ahead for a server whose clock is about right.
             pairs.iter().any(|(name, value)| {
                 *name == key
                     && (1..=2 * HOT_SECONDS).contains(&until(value).saturating_sub(now.as_secs()))

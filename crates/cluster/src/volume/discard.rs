@@ -1,11 +1,11 @@
-//! Trims. Whole chunks become zeroes, and their bases pending drops, which a worker does; of others
-//! single blocks are punched. A long range is a record in the header, honoured at once, that
-//! reaches its objects later.
+//! Trims. A chunk that is trimmed whole becomes zeroes, and its base a pending drop, which a worker
+//! does. In other chunks single blocks are punched. A long range is a record in the header: reads
+//! honour it at once, and the objects are changed later.
 //!
-//! *Crash argument:* the record stays until its cursor has passed all objects. Each object notes
-//! the number of the last long discard that reached it, in the same operation, and an object that
-//! is created meanwhile notes it too: a discard that is done again after a crash skips what was
-//! written since.
+//! *Crash argument:* the record stays until its cursor has passed all objects. Each object records
+//! the number of the last long discard that reached it, in the same operation. An object that is
+//! created meanwhile records it too. So a discard that is repeated after a crash skips objects that
+//! already have its number.
 
 use std::ops::Range;
 
@@ -53,7 +53,7 @@ impl Volume {
         self.zero(offset, end)
     }
 
-    /// Takes long discards further until there may be one more.
+    /// Advances the long discards until there is room for one more.
     fn make_room(&self) -> Result<()> {
         self.resolve_discard(&mut self.last_discard.lock())
             .map_err(|refusal| self.failed(0, refusal))?;
@@ -65,7 +65,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Zeroes a range object by object; those that are not there are zeroes.
+    /// Zeroes a range object by object. An object that does not exist reads as zeroes already.
     fn zero(&self, mut at: u64, end: u64) -> Result<()> {
         while at < end {
             let (index, within) = (at / self.object_bytes(), (at % self.object_bytes()) as u32);
@@ -77,8 +77,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Records a long discard. Their numbers are compared, which makes sure that a copy of the
-    /// operation that comes late does nothing.
+    /// Records a long discard. The operation compares the number of the last one, so that a late
+    /// copy of it does nothing.
     fn record(&self, from: u64, to: u64) -> Result<(), Refusal> {
         let mut last = self.last_discard.lock();
         self.resolve_discard(&mut last)?;
@@ -144,9 +144,9 @@ impl Volume {
         )
     }
 
-    /// Makes those chunks zeroes that a range covers whole and that have a base, which becomes a
-    /// pending drop. The operation compares the object's version: only so it is known that
-    /// there is room for the drops, and a copy of it that comes late does nothing.
+    /// Turns chunks that the range covers whole into zeroes, and their bases into pending drops.
+    /// The operation compares the object's version: only then there is certainly room for the
+    /// drops, and a late copy does nothing.
     pub(super) fn let_go(
         &self,
         index: u64,
@@ -176,7 +176,8 @@ impl Volume {
                 continue;
             }
             let (op, listed) = self.let_go_op(&map, id, &chunks);
-            // Until it is known that it was not applied, the list waits for it.
+            // The object stays due for the dirty list until the operation is known not to have been
+            // applied.
             object.not_yet_listed.extend(listed);
             match self.session.kernel().write_one(&op) {
                 Ok(_) => return self.join_dirty_list(index, object),
@@ -216,7 +217,7 @@ impl Volume {
         (Write { object: id.name(), guards: vec![Guard::Version(map.version)], changes }, listed)
     }
 
-    /// Takes long discards one object further; false when there is none.
+    /// Applies long discards to one more object; false when there is none.
     ///
     /// # Errors
     /// As [`write_at`](Volume::write_at).

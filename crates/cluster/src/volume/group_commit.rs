@@ -1,10 +1,10 @@
-//! Writes that wait for each other: while some are on their way, those that come are gathered, and
-//! go out together as one operation an object.
+//! Group commit: while some writes are in flight, later ones are gathered, and sent together as one
+//! operation an object.
 //!
-//! A write is acknowledged when its ticket was waited for, and durable then. Whoever waits sends
-//! what waits for all and may go (group commit), while other groups are on their way; who finds
-//! nothing to send sleeps. A read of what waits, and every change that is not a write, lets it go
-//! first.
+//! A write is durable, and may be acknowledged, once a client waited for its ticket. A thread that
+//! waits sends all writes that may go, while other groups are in flight. A thread that finds
+//! nothing to send sleeps. A read of a range with waiting writes, and every change that is not a
+//! write, sends the waiting writes first.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -32,7 +32,7 @@ struct Part<'a> {
     data: &'a [u8],
 }
 
-/// What a part makes of the object.
+/// The ranges of the object with the data that the parts write to them.
 fn fills<'a>(parts: &[Part<'a>]) -> Vec<(Range<u32>, Fill<'a>)> {
     parts.iter().map(|part| (part.range.clone(), Fill::Bytes(part.data))).collect()
 }
@@ -41,7 +41,7 @@ fn fills<'a>(parts: &[Part<'a>]) -> Vec<(Range<u32>, Fill<'a>)> {
 struct Group<'a> {
     volume: &'a Volume,
     taken: Vec<Waiting>,
-    /// What failed; nothing is known before it was sent.
+    /// Errors by ticket; `None` until the group was sent.
     failed: Option<BTreeMap<u64, Error>>,
 }
 
@@ -66,7 +66,7 @@ impl Drop for Group<'_> {
 }
 
 impl Volume {
-    /// Takes a write; it is acknowledged, and durable, after [`wait_for`](Self::wait_for).
+    /// Queues a write. The write is acknowledged, and durable, after [`wait_for`](Self::wait_for).
     ///
     /// # Errors
     /// `InvalidInput` beyond the end, `Denied` where the volume is attached for reading.
@@ -94,7 +94,7 @@ impl Volume {
         self.queue.lock().ended(ticket.0)
     }
 
-    /// Waits until all writes that were taken are over, well or not.
+    /// Waits until all queued writes are over, whether they succeeded or failed.
     pub(super) fn drain(&self) {
         let last = self.queue.lock().last;
         self.over(|queue| queue.is_open(last));
@@ -113,7 +113,7 @@ impl Volume {
         }
     }
 
-    /// Sends what may go, and waits, until it is no longer so.
+    /// Sends writes that may go, or waits for other groups, as long as `open` holds.
     fn over(&self, open: impl Fn(&Queue) -> bool) {
         let mut queue = self.queue.lock();
         while open(&queue) {
@@ -130,7 +130,7 @@ impl Volume {
         }
     }
 
-    /// Sends writes, those of one object in one operation; the tickets of those that failed.
+    /// Sends writes, one operation for each object; returns the tickets of the writes that failed.
     fn send_all(&self, taken: &[Waiting]) -> BTreeMap<u64, Error> {
         let mut parts: BTreeMap<u64, Vec<Part<'_>>> = BTreeMap::new();
         for waiting in taken {
@@ -148,7 +148,8 @@ impl Volume {
             }
         }
         let objects: Vec<_> = parts.keys().map(|index| self.object(*index)).collect();
-        // In the order of their places: whoever else holds one waits for no other.
+        // Locks are acquired in the order of the objects, so that two groups can't wait for each
+        // other.
         let mut held: Vec<_> = objects.iter().map(|object| object.lock()).collect();
         let results = if self.inline.is_some() {
             self.send_inline(&parts, &mut held)

@@ -33,7 +33,7 @@ pub(super) const HOT: u8 = b'H';
 /// Objects of a key of the bitmap.
 pub(crate) const GROUP: u64 = 512;
 
-/// Bytes of such a value.
+/// Bytes of the value of one group of bits.
 const GROUP_BYTES: usize = GROUP as usize / 8;
 
 /// The lock of the owner.
@@ -44,8 +44,8 @@ pub(crate) fn name(volume: u64) -> ObjectName {
     ObjectName::metadata(format!("v.{volume:010x}"))
 }
 
-/// Which objects are there. A set bit and no object is damage; a clear one says nothing while the
-/// volume is in use.
+/// The objects that exist. A set bit without an object is damage. A clear bit means nothing while
+/// the volume is in use.
 #[derive(Clone, Default)]
 pub(crate) struct Bits(pub(super) BTreeMap<u64, Vec<u8>>);
 
@@ -135,7 +135,7 @@ impl Bits {
         self.0.range(first / GROUP..).flat_map(of)
     }
 
-    /// Takes over what a header's keys say.
+    /// Reads one key of the header; true when it is one of the bitmap.
     pub(super) fn learn(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Refusal> {
         let Some(group) = key::parse_numbered(BITS, key) else { return Ok(false) };
         if value.len() != GROUP_BYTES {
@@ -149,7 +149,7 @@ impl Bits {
 /// A long discard that has not reached all its objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Discard {
-    /// Its number in the volume; objects note the last that reached them.
+    /// The discard's number in the volume; objects record the last one that reached them.
     pub(super) stamp: Stamp,
     /// The first object.
     pub(super) from: u64,
@@ -162,10 +162,10 @@ pub(crate) struct Discard {
 /// The last long discard of a volume.
 #[derive(Default)]
 pub(crate) struct LastDiscard {
-    /// Its number.
+    /// The number of the last long discard.
     pub(super) number: u64,
-    /// The next one, when it is not known whether it is recorded. Until it is, nothing may be
-    /// written: it could come over what is newer.
+    /// The next long discard, while it is unknown whether the store has recorded it. Until then
+    /// nothing may be written, since the discard could erase the newer data.
     pub(super) doubt: Option<Discard>,
 }
 
@@ -200,9 +200,9 @@ impl Discard {
     }
 }
 
-/// By volume the sessions that may make references before their entries. They are asked for
-/// after the references and before the maps: whoever is not among them was fenced by then,
-/// or has not begun.
+/// By volume, the session that may make references before their entries. Callers read it after the
+/// references and before the maps: a session that is not in it was fenced by then, or has not
+/// begun.
 pub(crate) fn inline_sessions(
     kernel: &Kernel,
     objects: &BTreeSet<ObjectId>,
@@ -216,7 +216,7 @@ pub(crate) fn inline_sessions(
     let mut sessions = BTreeMap::new();
     for (volume, answer) in volumes.into_iter().zip(answers) {
         let answer = match answer {
-            // What was put has none.
+            // Objects that were put have no header.
             Err(Refusal::Missing) => continue,
             other => other?,
         };

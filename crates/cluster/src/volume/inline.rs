@@ -1,15 +1,16 @@
-//! Writes that are deduplicated as they come (inline): whole chunks are read, changed, named and
-//! stored, and the entry names the new chunk at once.
+//! Inline deduplication: a write reads, changes, names and stores whole chunks, and the entry names
+//! the new chunk at once.
 //!
-//! The order is the worker's: reference, flip, drop; only that no dirty entry tells beforehand
-//! which reference comes. Therefore the header of the volume says under which session references
-//! are made before their entries, and a scrub keeps those as long as that session is not fenced.
+//! The order is the worker's: reference, flip, drop. The difference is that no dirty entry
+//! announces the reference. Therefore the header of the volume names the session that makes
+//! references before their entries, and a scrub keeps such references until that session is fenced.
 //!
-//! *Crash argument:* after a reference without its flip the reference is false, and stale once
-//! another session owns the volume; its [attempt](crate::attempts) tells of it. That is noted with
-//! the first references, so that no round trip is added: the embedded store applies all or none of
-//! them, and on Ceph they are sent together, the note first. The flip leaves the drop of the
-//! old chunk in the same object, which is on the dirty list before the write is acknowledged.
+//! *Crash argument:* after a crash between reference and flip the reference is false, and stale
+//! once another session owns the volume. Its [attempt](crate::attempts) lets workers find it. The
+//! attempt is recorded with the first references, so that no round trip is added: the embedded
+//! store applies all or none of them, and on Ceph they are sent together, the attempt first. The
+//! flip leaves the drop of the old chunk in the same object, which is on the dirty list before the
+//! write is acknowledged.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +39,7 @@ use crate::{
     settings::PlantedBug,
 };
 
-/// What is written to one object, with the object in hand.
+/// The ranges to write to one object, and the object, which is locked.
 pub(super) type Job<'a, 'f> = (u64, &'a mut Object, &'a [(Range<u32>, Fill<'f>)]);
 
 /// A chunk that a write changes.
@@ -78,8 +79,8 @@ impl Draft {
 }
 
 impl Volume {
-    /// Writes to objects that are in hand, each in one operation, all in flight together;
-    /// `discarded` notes the long discard that they are part of.
+    /// Writes to locked objects, each in one operation, all in flight together. `discarded` is the
+    /// number of the long discard that the writes belong to; the objects record it.
     pub(super) fn inline_all(
         &self,
         jobs: &mut [Job<'_, '_>],
@@ -129,19 +130,20 @@ impl Volume {
                     _ => self.join_dirty_list(draft.id.index, jobs[draft.job].1),
                 });
             }
-            // What is not on the list keeps its pending drops: they tell that it should be.
+            // An object that is not on the dirty list keeps its pending drops: they show that it
+            // should be.
             sent.retain(|draft| matches!(results[draft.job], Some(Ok(()))));
             self.finish(&sent);
         }
         results.into_iter().map(|result| result.unwrap_or(Err(Refusal::Mismatch))).collect()
     }
 
-    /// An object that is made notes the long discards that it is part of.
+    /// The number of the newest long discard that covers an object that is about to be created.
     fn discard_for(&self, draft: &Draft) -> Option<Stamp> {
         self.newest_discard(draft.id.index).filter(|_| draft.map.is_none())
     }
 
-    /// Reads what is there, and decides the new content of the chunks.
+    /// Reads the current content, and decides the new content of the chunks.
     fn drafts(
         &self,
         jobs: &[Job<'_, '_>],
@@ -282,8 +284,8 @@ impl Volume {
         drafts
     }
 
-    /// Step (a): adds the references of all new chunks. What fails is taken back as far as
-    /// possible.
+    /// Step (a): adds the references of all new chunks. If one fails, drops those that were added
+    /// as far as possible.
     fn add(
         &self,
         mut drafts: Vec<Draft>,
@@ -351,8 +353,8 @@ impl Volume {
                 drafts
             }
             Err(refusal) => {
-                // No entry will ever name them. What stays is found by its attempt, once the volume
-                // has another owner.
+                // No entry will ever name these references. Workers find what remains by its
+                // attempt, once the volume has another owner.
                 let added: Vec<_> = wanted
                     .iter()
                     .map(|(_, _, id, reference)| (Chunk { id: *id, copy: 0 }, *reference))
@@ -402,8 +404,8 @@ impl Volume {
         }
     }
 
-    /// Sends what was decided; for each false when it must be decided again, and nothing of it will
-    /// ever be applied.
+    /// Sends the drafts. For each, false means that it must be decided again, and that nothing of
+    /// it will ever be applied.
     fn send_inline_drafts(&self, drafts: &[Draft]) -> Vec<Result<bool, Refusal>> {
         if self.session.kernel().planted(PlantedBug::DropBeforeFlip) {
             for draft in drafts {
@@ -422,7 +424,7 @@ impl Volume {
                 Ok(Outcome::Applied | Outcome::Found) => Ok(true),
                 Err(refusal) => {
                     if !write.looked {
-                        // Its only copy was refused.
+                        // The only copy of the operation was refused.
                         let _ = self.session.chunk_pool().drop_unused_references(*id, added);
                     }
                     Err(refusal)
@@ -432,8 +434,8 @@ impl Volume {
         ends
     }
 
-    /// Step (c): drops the old references. What can't be dropped now is left to workers, by the
-    /// dirty list.
+    /// Step (c): drops the old references. Workers find by the dirty list those that can't be
+    /// dropped now.
     fn finish(&self, drafts: &[Draft]) {
         if self.session.kernel().planted(PlantedBug::FlipBeforeReference) {
             for draft in drafts {
@@ -499,7 +501,7 @@ impl Operation<Option<ChunkMap>> for InlineWrite<'_> {
     }
 }
 
-/// True for the change that notes a long discard, when the object has that or a later one.
+/// True for the change that records a long discard, when the object has that one or a later one.
 fn is_noted(change: &Change, discarded: Stamp) -> bool {
     let Change::SetOmap(pairs) = change else { return false };
     pairs.iter().any(|(key, value)| {

@@ -57,19 +57,19 @@ pub struct Volume {
     cache: Mutex<cache_manager::Cache>,
     /// The stamp under which references are made before their entries.
     inline: Option<Stamp>,
-    /// An operation that names such a reference may still be applied.
+    /// True while an operation that names such a reference may still be applied.
     doubt: AtomicBool,
     queue: Mutex<queue::Queue>,
     /// A group of writes is over.
     queue_changed: Condvar,
 }
 
-/// What the owner remembers of an object; it may be out of date, and every operation that changes
+/// The owner's memory of an object. It may be out of date, so every operation that changes
 /// something compares it.
 #[derive(Default)]
 struct Object {
     known: Option<Known>,
-    /// Rises with every change of `known`.
+    /// Incremented with every change of `known`.
     revision: u64,
     /// List stamps that may be in the object and are not known to be on the list.
     not_yet_listed: Vec<Stamp>,
@@ -98,7 +98,7 @@ impl Known {
         })
     }
 
-    /// The chunk that a byte is in: its offset and length. What has no entry yet is cut at
+    /// The chunk that a byte is in: its offset and length. Places without an entry are cut at
     /// multiples of `chunk_bytes`.
     fn place(&self, at: u32, chunk_bytes: u32) -> (u32, u32) {
         covering(&self.entries, at)
@@ -121,26 +121,26 @@ impl Object {
 }
 
 impl Drop for Volume {
-    /// What it keeps is no longer this session's.
+    /// Returns the bytes that this volume kept to the session's budget.
     fn drop(&mut self) {
         self.session.cache_budget().give_back(self.cache.lock().bytes());
     }
 }
 
 impl Volume {
-    /// Its name.
+    /// The name of the volume.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its number.
+    /// The number of the volume.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Its size in bytes.
+    /// The size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.size.load(Relaxed)
@@ -158,13 +158,14 @@ impl Volume {
         self.session.kernel().format().chunk_bytes
     }
 
-    /// What is remembered of an object.
+    /// The owner's memory of an object, made if need be.
     fn object(&self, index: u64) -> Arc<Mutex<Object>> {
         let mut objects = self.objects.lock();
         if objects.len() >= self.session.kernel().settings().known_objects.max(1)
             && !objects.contains_key(&index)
         {
-            // What nobody holds is read again when it is needed.
+            // Forgets objects that no thread uses and that are fully recorded; they are read again
+            // when needed.
             objects.retain(|_, object| {
                 Arc::strong_count(object) > 1 || object.lock().is_not_yet_recorded()
             });

@@ -1,7 +1,7 @@
 //! Promotion: hot chunks that are kept in metadata objects though they are clean.
 //!
-//! The data of such a chunk is written into the object where its entry is still the same. Keys of
-//! the header name what is kept, so that whoever comes after us can bring it back to the chunks.
+//! A hot chunk's data are written into the metadata object if its entry is still the same. Keys of
+//! the header name the kept chunks, so that the next owner can evict them.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -36,8 +36,8 @@ impl Volume {
         })
     }
 
-    /// Notes a read of chunks; those that are hot are promoted, or when they are dirty kept from
-    /// workers. It is advice: what goes wrong is left for the next time.
+    /// Records a read of chunks. Promotes clean chunks that are hot, and tells workers to leave hot
+    /// dirty ones. All this is advice: an error is ignored, and a later read tries again.
     pub(super) fn warm(&self, index: u64, parts: &[(u32, Entry)], contents: &[Option<&Vec<u8>>]) {
         let hits = self.session.kernel().settings().hit_count;
         if hits == 0 || self.read_only {
@@ -85,7 +85,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Removes notes of dirty chunks that hold no more.
+    /// Removes the records of hot chunks whose time is over.
     fn forget_hot(&self) -> Result<(), Refusal> {
         let second = self.session.kernel().store().time().as_secs();
         let over: Vec<u64> = {
@@ -166,8 +166,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Notes in the header that a chunk is kept, or that it is no longer. The value is a stamp,
-    /// which is compared: a copy of an older note that comes late does not undo a newer one.
+    /// Records in the header that a chunk is kept, or no longer kept. The value is a stamp, which
+    /// is compared, so that a late copy of an older record does not undo a newer one.
     fn record_kept(&self, place: u64, kept: bool) -> Result<(), Refusal> {
         let key = key::numbered(CACHED, place);
         let change = if kept {
@@ -175,7 +175,7 @@ impl Volume {
         } else {
             Change::DropOmap(vec![key.clone()])
         };
-        // Guessed: what is to be kept is not there yet.
+        // First assumes that a chunk to be kept has no record yet.
         let mut before = if kept { Vec::new() } else { self.recorded_stamp(&key)? };
         for _ in 0..8 {
             let guards = vec![Guard::Exists, Guard::Omap(key.clone(), before)];
@@ -202,13 +202,13 @@ impl Volume {
         Ok(answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default())
     }
 
-    /// Takes the chunk that was read longest ago out of its object again, when more is kept than
-    /// may be; false when there is nothing to do.
+    /// Evicts the chunk that was read longest ago from its object, when the session keeps more than
+    /// its share; false when there is nothing to do.
     ///
     /// # Errors
     /// The store's.
     pub fn evict_step(&self) -> onefold_core::Result<bool> {
-        // A note that stays in the header holds no more all the same.
+        // If this fails, the records remain in the header, but their time is over all the same.
         let _ = self.forget_hot();
         let oldest = {
             let cache = self.cache.lock();
@@ -254,7 +254,8 @@ impl Volume {
                 Ok(_) | Err(Refusal::Mismatch) => {}
                 Err(refusal) => return Err(refusal),
             }
-            // It is looked at once more: what somebody else changed meanwhile may still be kept.
+            // Reads the object once more: another session may have changed the chunk so that it is
+            // still kept.
             let again = self.known(index, &mut object)?;
             if again.entries.get(&offset).is_some_and(|now| !now.dirty && now.mask != 0) {
                 return Ok(());
@@ -308,7 +309,7 @@ mod tests {
         assert_eq!(dirty_after(2, 1 << 20), 32 << 10);
         // Nothing may be kept.
         assert_eq!(dirty_after(2, 0), 0);
-        // It was put off too often.
+        // The chunk was left dirty too often.
         assert_eq!(dirty_after(20, 1 << 20), 0);
     }
 }

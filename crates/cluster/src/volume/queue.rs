@@ -1,7 +1,7 @@
-//! The queue of writes that wait, and what became of others.
+//! The queue of writes that wait, and the results of those that were sent.
 //!
-//! *Invariant:* of each object one write is on its way at a time, and none overtakes another one to
-//! the same object: writes of one place land in the order in which they came.
+//! *Invariant:* each object has at most one write in flight, and no write overtakes another one to
+//! the same object. So writes to one place are applied in the order in which they came.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,14 +10,14 @@ use std::{
 
 use onefold_core::{Error, Kind, Result};
 
-/// Bytes that wait at most; who brings more sends them.
+/// Most bytes that wait; a client that brings more sends them.
 pub(super) const WAITING_BYTES: usize = 32 << 20;
 
-/// Groups on their way together, at most: each has a thread that waits for it.
+/// Most groups in flight together: each has a thread that waits for it.
 const GROUPS_MAX: usize = 16;
 
-/// Failures that nobody has asked for yet, at most; beyond that only the ticket of the last one
-/// forgotten is kept, and those up to it count as failed.
+/// Most failures that are kept until a client asks for them. Beyond that only the ticket of the
+/// last forgotten one is kept, and tickets up to it count as failed.
 const FAILED_MAX: usize = 4096;
 
 /// A write that waits.
@@ -38,17 +38,17 @@ impl Waiting {
     }
 }
 
-/// Writes that wait, and what became of others.
+/// Writes that wait, and the results of those that were sent.
 #[derive(Default)]
 pub(super) struct Queue {
     /// The ticket given last.
     pub(super) last: u64,
     pub(super) waiting: Vec<Waiting>,
-    /// Bytes of those that wait.
+    /// Bytes of the writes that wait.
     pub(super) bytes: usize,
-    /// Tickets and places of those that are on their way.
+    /// Tickets and places of the writes in flight.
     pub(super) flying: BTreeMap<u64, Range<u64>>,
-    /// Objects that they are for.
+    /// The objects that these writes change.
     pub(super) busy: BTreeSet<u64>,
     pub(super) groups: usize,
     failed: BTreeMap<u64, Error>,
@@ -57,7 +57,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Keeps what failed until somebody asks for it.
+    /// Keeps errors until a client asks for them.
     pub(super) fn keep(&mut self, failed: BTreeMap<u64, Error>) {
         self.failed.extend(failed);
         while self.failed.len() > FAILED_MAX {
@@ -66,11 +66,11 @@ impl Queue {
         }
     }
 
-    /// What became of a write that is over.
+    /// The result of a write that is over.
     pub(super) fn ended(&mut self, ticket: u64) -> Result<()> {
         match self.failed.remove(&ticket) {
             Some(error) => Err(error),
-            // Ticket 0 is that of what was over when it was asked for.
+            // Ticket 0 stands for a write that was over when its ticket was asked for.
             None if (1..=self.forgotten).contains(&ticket) => Err(Error::new(
                 Kind::Io,
                 "too many writes failed to tell whether this is one of them",
@@ -91,7 +91,8 @@ impl Queue {
             || self.waiting.iter().any(|waiting| waiting.ticket == ticket)
     }
 
-    /// Takes those that may go: whose objects are not busy, and not those of one that stays.
+    /// Removes from the queue the writes that may go: their objects are not busy, and no earlier
+    /// write to one of these objects stays behind.
     pub(super) fn dequeue(&mut self, object_bytes: u64) -> Vec<Waiting> {
         if self.groups >= GROUPS_MAX {
             return Vec::new();
@@ -149,7 +150,8 @@ mod tests {
         let tickets =
             |taken: &[Waiting]| taken.iter().map(|waiting| waiting.ticket).collect::<Vec<_>>();
         assert_eq!(tickets(&queue.dequeue(1000)), [1, 2]);
-        // The first meets what is on its way, the second the first; the third is free.
+        // The first overlaps a write in flight, and the second overlaps the first; the third is
+        // free.
         queue.waiting = vec![waiting(3, 1950, 100), waiting(4, 2500, 50), waiting(5, 7000, 50)];
         assert_eq!(tickets(&queue.dequeue(1000)), [5]);
         assert_eq!((queue.groups, queue.bytes, queue.busy.len()), (2, 150, 3));

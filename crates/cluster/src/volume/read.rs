@@ -23,8 +23,8 @@ use crate::{
 /// Times that an entry is read again because its chunk was gone.
 const TURNS: u32 = 20;
 
-/// A chunk of an object that is read: its offset, its entry, and those blocks that are asked for
-/// and stand in the object; others are zeroes.
+/// A chunk of an object that is read: its offset, its entry, and the requested blocks that are in
+/// the object. Other blocks are zeroes.
 struct Part {
     offset: u32,
     entry: Entry,
@@ -33,21 +33,22 @@ struct Part {
 
 /// A range of one object that is read.
 struct Job<'a> {
-    /// Which of the reads it is part of.
+    /// The index of the read that this is part of.
     read: usize,
     index: u64,
     at: u32,
     into: &'a mut [u8],
-    /// The chunk that was not there.
+    /// The chunk that was missing in the last round.
     gone: Option<(u32, Chunk)>,
     over: bool,
 }
 
-/// What the owner remembers of a range.
+/// The part of a range that the owner knows without asking the store.
 enum Recall {
-    /// All that is needed; `None` when all of it is zeroes.
+    /// Everything needed; `None` when the range is all zeroes.
     Known(Option<Vec<Part>>),
-    /// The object must be asked, for these bytes of it; the revision of what is remembered.
+    /// The bytes of the object that must be read, and the revision of the owner's memory at that
+    /// time.
     Ask(u32, u32, u64),
 }
 
@@ -55,7 +56,7 @@ impl Volume {
     /// Reads bytes at `offset`.
     ///
     /// # Errors
-    /// `Corrupt` for what is damaged or missing.
+    /// `Corrupt`: a chunk or an object is damaged or missing.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         self.read_together(&mut [(offset, into)]).remove(0)
     }
@@ -102,8 +103,8 @@ impl Volume {
         results
     }
 
-    /// Asks for all objects, then for all chunks; what failed. A chunk that is gone is looked for
-    /// in the next turn.
+    /// Reads all objects, then all chunks; returns the reads that failed. A missing chunk is looked
+    /// up again in the next round.
     fn read_round(&self, jobs: &mut [&mut Job<'_>]) -> Vec<(usize, u64, Refusal)> {
         let looks = self.look_all(jobs);
         let needed = |part: &Part| {
@@ -178,8 +179,8 @@ impl Volume {
         Ok(())
     }
 
-    /// The chunks of ranges and what the objects hold of them, each at one moment; `None` when all
-    /// of it is zeroes.
+    /// The chunks of ranges and the blocks that the objects hold of them, each object at one
+    /// moment; `None` when the range is all zeroes.
     fn look_all(&self, jobs: &[&mut Job<'_>]) -> Vec<Result<Option<Vec<Part>>, Refusal>> {
         let recalls: Vec<Recall> = jobs
             .iter()
@@ -240,11 +241,11 @@ impl Volume {
                 return Recall::Known(Some(parts));
             }
         }
-        // Only whole blocks stand in the object, and no more of them is needed.
+        // The object holds only whole blocks, so whole blocks are read.
         Recall::Ask(at / BLOCK * BLOCK, (at + bytes).next_multiple_of(BLOCK), object.revision)
     }
 
-    /// Takes in what an object said.
+    /// Adds a reply of an object to the owner's memory.
     fn learn_parts(
         &self,
         index: u64,
@@ -277,7 +278,7 @@ impl Volume {
         Ok((!discarded).then_some(parts))
     }
 
-    /// True when the object should be there. Who does not own the volume asks the header.
+    /// True when the object should exist. A session that does not own the volume reads the header.
     fn has_bit(&self, index: u64) -> Result<bool, Refusal> {
         if !self.read_only {
             return Ok(self.bits.lock().has(index));
@@ -312,7 +313,7 @@ fn copy(content: &[u8], offset: u32, into: &mut [u8], at: u32) {
     }
 }
 
-/// The key of an entry, for those who compare it.
+/// The key of an entry, for the operations that compare it.
 pub(super) fn entry_key(offset: u32) -> Vec<u8> {
     key::entry(offset)
 }

@@ -1,5 +1,5 @@
-//! Volumes for servers. A write is acknowledged when it is durable, so that those that come
-//! together go out together.
+//! Volumes for servers. A write is acknowledged when it is durable, and writes that arrive together
+//! are sent together.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use super::{Mode, Volume};
 use crate::{format::catalogue::What, presence::Presence, session::Session};
 
-/// Stretches that one request for what a range holds looks at: those of objects that are not there
-/// cost nothing but time.
+/// Most stretches that one request for allocation looks at. A stretch of objects that do not exist
+/// costs no read, only time.
 const STRETCHES: usize = 64 << 10;
 
 /// Objects of these that it asks the store about.
@@ -60,7 +60,7 @@ impl onefold_core::Volume for Volume {
     }
 
     fn flush(&self) -> Result<()> {
-        // Who wrote hears of failures by the tickets.
+        // The clients learn of failures from their tickets.
         self.drain();
         Ok(())
     }
@@ -70,7 +70,7 @@ impl onefold_core::Volume for Volume {
         self.drain_place(offset..offset + bytes);
         let (mut at, end, mut extents) = (offset, offset + bytes, Vec::<Extent>::new());
         let (mut looked, mut last, mut asked) = (None, None, 0);
-        // The rest of a huge range is for another request: nobody waits for hours.
+        // The rest of a huge range is left to another request, so that no client waits for hours.
         for _ in 0..STRETCHES {
             let index = at / self.object_bytes();
             if last.replace(index) != Some(index) {
@@ -103,8 +103,8 @@ impl Volume {
         !self.read_only && !self.bits.lock().has(index)
     }
 
-    /// What is at `at`, and for how many bytes at least. `looked` is the object that was asked
-    /// last.
+    /// Whether the byte at `at` has data, and for how many bytes at least that holds. `looked` is
+    /// the object that was read last.
     fn extent(&self, at: u64, looked: &mut Option<u64>) -> Result<(u64, ExtentKind)> {
         let (index, within) = (at / self.object_bytes(), (at % self.object_bytes()) as u32);
         let rest = self.object_bytes() - u64::from(within);
@@ -113,7 +113,7 @@ impl Volume {
         }
         let object = self.object(index);
         let mut object = object.lock();
-        // Workers may have found since that what was dirty is zeroes.
+        // Workers may have found meanwhile that dirty data are zeroes.
         let old = self.read_only
             || object
                 .known
@@ -150,11 +150,11 @@ impl ClusterExports {
         ClusterExports { session, mode, open: Mutex::default(), presence: Mutex::default() }
     }
 
-    /// Does what is due for the volumes that are open: locks, long trims, evictions, the published
+    /// Does the work that is due for the open volumes: locks, long trims, evictions, the published
     /// load. True when there is more to do.
     ///
     /// # Errors
-    /// The store's; `Busy` or `Stopped` when a volume was taken over.
+    /// The store's; `Busy` or `Stopped` when another server took a volume over.
     pub fn tend(&self) -> Result<bool> {
         let volumes: Vec<Arc<Volume>> = self.open.lock().values().cloned().collect();
         let mut more = false;
@@ -165,8 +165,8 @@ impl ClusterExports {
         Ok(more)
     }
 
-    /// Publishes the load for workers, and learns how many servers share the cache. It is advice:
-    /// the next one says more.
+    /// Publishes the load for workers, and learns how many servers share the cache. Errors are
+    /// ignored, since the next call publishes again.
     pub fn publish(&self) {
         let _ = self.session.publish(false);
         let now = self.session.kernel().store().time();

@@ -1,11 +1,11 @@
-//! Foreground writes: one operation an object, which compares every entry that it changes with the
-//! value known.
+//! Foreground writes: one operation an object. The operation compares every entry that it changes
+//! with the value that the owner knows.
 //!
-//! The write sets the entries dirty, widens their masks, and keeps their bases; a partial overwrite
-//! of a deduplicated chunk reads nothing but edges inside a block. On a mismatch the map is read,
-//! and it is decided again. A lost reply is answered by reading: our stamp says that it was
-//! applied, the old one that it may be sent again as it was. A copy of the operation that comes
-//! late finds another value, since no entry value ever comes back, and does nothing.
+//! The write sets the entries dirty, widens their masks, and keeps their bases. A partial overwrite
+//! of a deduplicated chunk reads only blocks that are written in part. After a mismatch the map is
+//! read, and the write is decided again. After a lost reply the map is read as well: our stamp
+//! shows that the write was applied, the old one that it may be sent again unchanged. A late copy
+//! of the operation finds another value, since no entry value ever comes back, and does nothing.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -24,17 +24,17 @@ use crate::{
     settings::{Dedup, PlantedBug},
 };
 
-/// Decisions about one write until it is an error; each needs somebody else's change in between.
+/// Most decisions about one write; each after the first follows another session's change.
 pub(super) const TURNS: u32 = 100;
 
-/// What a range of an object gets.
+/// The new content of a range of an object.
 #[derive(Clone, Copy)]
 pub(super) enum Fill<'a> {
     Bytes(&'a [u8]),
     Zeroes,
 }
 
-/// What a write does to one object, as decided from a known map.
+/// The operation by which a write changes one object, as decided from a known map.
 struct Plan {
     id: ObjectId,
     /// The object is there, as far as it is known.
@@ -50,7 +50,7 @@ struct Plan {
     discarded: Option<Stamp>,
 }
 
-/// A write to one object, with the object in hand.
+/// A write to one object, which is locked.
 pub(super) struct ObjectWrite<'a, 'f> {
     volume: &'a Volume,
     index: u64,
@@ -58,7 +58,7 @@ pub(super) struct ObjectWrite<'a, 'f> {
     fills: &'a [(Range<u32>, Fill<'f>)],
     /// The long discard that it is part of.
     discarded: Option<Stamp>,
-    /// The map and what was decided from it.
+    /// The map, and the plan that was decided from it.
     decided: Option<(Known, Plan)>,
     /// The map that named a chunk which was gone.
     gone: Option<BTreeMap<u32, Entry>>,
@@ -89,8 +89,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Deduplicates an object at once, where that is wanted. It is written, and on the dirty list:
-    /// what is not done now is done by a worker.
+    /// Deduplicates an object at once, if the settings say so. The object is written and on the
+    /// dirty list, so a worker does the rest if this fails.
     pub(super) fn flush_through(&self, index: u64, object: &mut Object) {
         if self.session.kernel().settings().dedup == Dedup::FlushThrough {
             object.learn(None);
@@ -98,9 +98,8 @@ impl Volume {
         }
     }
 
-    /// Makes ranges of one object read as their fills, in their order, with the object in hand;
-    /// `discarded` notes the long
-    /// discard that they are part of.
+    /// Makes ranges of one locked object read as their fills, in their order. `discarded` is the
+    /// number of the long discard that the fills belong to; the object records it.
     pub(super) fn fill_object(
         &self,
         index: u64,
@@ -134,8 +133,8 @@ impl Volume {
         Ok(object.known.clone().unwrap_or_default())
     }
 
-    /// Decides what to write; `None` when there is nothing to do. [`Refusal::Missing`] when a chunk
-    /// is gone of which a part is needed.
+    /// Decides what to write; `None` when there is nothing to do. [`Refusal::Missing`] when a part
+    /// of a chunk is needed that does not exist any more.
     fn plan(
         &self,
         index: u64,
@@ -209,7 +208,7 @@ impl Volume {
         }
         if self.session.kernel().format().volume_cut == Cut::Content {
             match &known.recut {
-                // What was absent may be absent again, after a re-cut.
+                // After a re-cut an entry that was absent may be absent again.
                 Some(_) if self.session.kernel().planted(PlantedBug::RecutNotCompared) => {}
                 Some(recut) => {
                     plan.op.guards.push(Guard::Omap(key::RECUT.to_vec(), recut.encode()))
@@ -278,7 +277,7 @@ impl Volume {
                 .changes
                 .push(Change::Zero(part.start.into(), (part.end - part.start).into())),
         }
-        // What the base has in blocks that are written in part comes along.
+        // Blocks that are written in part need their content from the base.
         let cut = |block: u32, part: &Range<u32>| {
             let whole = offset + block * BLOCK..(offset + (block + 1) * BLOCK).min(offset + length);
             (part.start > whole.start || part.end < whole.end).then_some(whole)
@@ -309,10 +308,10 @@ impl Volume {
         Ok(())
     }
 
-    /// Does what the acknowledgement waits for: the bit of a new object, and the place on the dirty
-    /// list.
+    /// Completes a write before it is acknowledged: sets the bit of a new object, and inserts the
+    /// object into the dirty list.
     pub(super) fn join_dirty_list(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
-        // The list comes last: while something is owed to it, the bit may be missing too.
+        // The list comes last: while the insert is due, the bit may be missing too.
         self.bits.lock().change(self.session.kernel(), self.id, index, true)?;
         object.bit_not_yet_set = false;
         while let Some(stamp) = object.not_yet_listed.last() {
@@ -335,8 +334,8 @@ impl Volume {
         )))
     }
 
-    /// Does what a crash of the owner before us may have left undone for one object: its bit, and
-    /// its place on the dirty list.
+    /// Completes what a crash of the previous owner may have left undone for one object: its bit,
+    /// and its place on the dirty list.
     pub(super) fn rescan(&self, index: u64) -> Result<()> {
         let id = self.object_id(index);
         let again = || -> Result<(), Refusal> {
@@ -367,7 +366,8 @@ impl<'a, 'f> ObjectWrite<'a, 'f> {
         let known = self.volume.known(self.index, self.object)?;
         let plan = self.volume.plan(self.index, &known, self.fills, self.discarded);
         let Some(plan) = plan? else { return Ok(None) };
-        // Until it is known that it was not applied, the list waits for it.
+        // The object stays due for the dirty list until the operation is known not to have been
+        // applied.
         self.object.not_yet_listed.extend(plan.listed);
         let op = plan.op.clone();
         self.decided = Some((known, plan));
@@ -406,7 +406,7 @@ impl<'a, 'f> ObjectWrite<'a, 'f> {
         Ok(())
     }
 
-    /// Does what the acknowledgement waits for.
+    /// Completes the write before it is acknowledged.
     pub(super) fn ended(self, outcome: Outcome) -> Result<(), Refusal> {
         match (outcome, self.decided) {
             (Outcome::Applied, Some((known, plan))) => {
@@ -436,15 +436,15 @@ impl Operation<Known> for ObjectWrite<'_, '_> {
     }
 
     fn decide(&mut self, _: &Known) -> Result<Option<Write>, Refusal> {
-        // What was decided before will never be applied.
+        // The write that was decided before will never be applied.
         if let Some((_, plan)) = self.decided.take() {
             self.object.not_yet_listed.retain(|stamp| Some(*stamp) != plan.listed);
         }
         self.decide_from_known()
     }
 
-    /// Our stamp says that it was applied. Without it the operation may be sent again as it was:
-    /// what it compares decides.
+    /// Our stamp shows that the write was applied. Otherwise the same operation may be sent again,
+    /// since it compares the values it was decided from.
     fn resolve(&self, now: &Known) -> Fate {
         let Some((_, plan)) = &self.decided else { return Fate::Overtaken };
         // A worker may have been there since: then it is the stamp of the reference.

@@ -8,7 +8,7 @@ use onefold_core::object::{
     Version, Write,
 };
 
-/// What a write gets instead of its result, and whether it is applied all the same.
+/// The refusal that a write gets in place of its result, and whether the write is applied anyway.
 pub(crate) struct Fault {
     pub(crate) refusal: Refusal,
     pub(crate) applied: bool,

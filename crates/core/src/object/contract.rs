@@ -1,7 +1,7 @@
-//! What every [`ObjectStore`] must keep, as checks that run on any of them, also on a cluster
-//! before a store is made on it.
+//! The contract of every [`ObjectStore`], as checks that run on any store, also on a cluster before
+//! a Onefold store is made on it.
 //!
-//! Names begin with a prefix of the caller's; what a check made it removes.
+//! Names begin with a prefix of the caller's. A check removes the objects that it made.
 
 use std::time::Duration;
 

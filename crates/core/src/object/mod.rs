@@ -14,7 +14,7 @@ use std::{fmt, time::Duration};
 
 use crate::Error;
 
-/// Which of the two pools an object is in.
+/// One of the two pools of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Pool {
     /// Metadata objects, lists, catalogue: replicated, with omap.
@@ -23,7 +23,7 @@ pub enum Pool {
     Chunks,
 }
 
-/// What a pool can do.
+/// The operations that a pool allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolKind {
     /// Everything.
@@ -35,9 +35,9 @@ pub enum PoolKind {
 /// Names an object.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
-    /// Its pool.
+    /// The pool that the object is in.
     pub pool: Pool,
-    /// Its name there.
+    /// The object's name in the pool.
     pub name: String,
 }
 
@@ -59,19 +59,19 @@ impl fmt::Debug for ObjectName {
     }
 }
 
-/// Counts the changes of an object: it rises, by any step, and never repeats under one name, not
-/// even after removal.
+/// Counts the changes of an object: the number increases with each change, by any step, and never
+/// repeats under one name, not even after removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u64);
 
-/// What must hold for an operation to be applied.
+/// A condition under which an operation is applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Guard {
-    /// The object is not there; else [`Refusal::Exists`]. The operation creates it.
+    /// The object does not exist; else [`Refusal::Exists`]. The operation creates it.
     Absent,
-    /// It is there; else [`Refusal::Missing`].
+    /// The object exists; else [`Refusal::Missing`].
     Exists,
-    /// It has this version; else [`Refusal::Mismatch`].
+    /// The object has this version; else [`Refusal::Mismatch`].
     Version(Version),
     /// The key has this value; an absent key has the empty one.
     Omap(Vec<u8>, Vec<u8>),
@@ -79,7 +79,7 @@ pub enum Guard {
     Xattr(&'static str, Vec<u8>),
 }
 
-/// What an operation changes.
+/// A change that an operation makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Bytes at an offset.
@@ -95,7 +95,7 @@ pub enum Change {
     DropOmap(Vec<Vec<u8>>),
     /// An attribute.
     SetXattr(&'static str, Vec<u8>),
-    /// The object goes, with all that is in it. The only change of its operation.
+    /// Removes the object with all of its content. The only change of its operation.
     Remove,
 }
 
@@ -108,9 +108,9 @@ pub enum Change {
 pub struct Write {
     /// The object.
     pub object: ObjectName,
-    /// What must hold.
+    /// Conditions; the operation is applied only if all hold.
     pub guards: Vec<Guard>,
-    /// What changes, in this order.
+    /// Changes, applied in this order.
     pub changes: Vec<Change>,
 }
 
@@ -134,11 +134,11 @@ pub enum ReadPart {
 pub struct Read {
     /// The object.
     pub object: ObjectName,
-    /// What is read.
+    /// The parts that are read.
     pub parts: Vec<ReadPart>,
 }
 
-/// What one part of a read found.
+/// The result of one part of a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// For [`ReadPart::Data`].
@@ -162,7 +162,7 @@ pub enum Seen {
     },
 }
 
-/// What a read found.
+/// The result of a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadResult {
     /// The version of the object at that moment.
@@ -211,11 +211,11 @@ pub enum Refusal {
     Mismatch,
     /// Somebody else holds the lock.
     Busy,
-    /// The store is full; removals are taken all the same.
+    /// The store is full; it still accepts removals.
     Full,
-    /// This session was fenced: nothing of it is taken any more.
+    /// This session was fenced: the store accepts no more operations of it.
     Fenced,
-    /// No reply: the operation was applied, or will be, or never.
+    /// No reply: the operation was applied, will be applied, or never will be.
     Unknown,
     /// The pool can't do that.
     Unsupported,
@@ -250,12 +250,12 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Who holds a lock.
+/// The holder of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The session, as [`ObjectStore::identity`] gave it there.
     pub identity: String,
-    /// What it called itself.
+    /// The cookie that the holder gave.
     pub cookie: String,
 }
 
@@ -273,19 +273,19 @@ pub struct Page {
 pub struct Space {
     /// Bytes that it has.
     pub total: u64,
-    /// Bytes that are taken.
+    /// Bytes in use.
     pub used: u64,
 }
 
-/// A store of objects in two pools. A value is one *session*: what it sent is no longer applied
-/// once it was fenced.
+/// A store of objects in two pools. A value is one *session*: once the session is fenced, the store
+/// applies none of its operations any more.
 ///
 /// All methods may be called from many threads at once. Operations of one session on one object are
 /// applied in the order in which they were sent; once [`Refusal::Unknown`] was given, that
 /// operation may still be applied at any later time, also more than once, until the session is
 /// fenced.
 pub trait ObjectStore: Send + Sync {
-    /// What the pool can do.
+    /// The kind of the pool.
     fn kind(&self, pool: Pool) -> PoolKind;
 
     /// Applies each of a batch, all in flight together; operations of one batch on one object in
@@ -301,7 +301,8 @@ pub trait ObjectStore: Send + Sync {
     /// As operations.
     fn list(&self, pool: Pool, from: Option<&str>, most: usize) -> Result<Page, Refusal>;
 
-    /// Takes an exclusive lock, or renews it; it ends after `lease` by the store's clock, or never.
+    /// Acquires an exclusive lock, or renews it; it ends after `lease` by the store's clock, or
+    /// never.
     /// The object is created.
     ///
     /// # Errors
@@ -320,13 +321,13 @@ pub trait ObjectStore: Send + Sync {
     /// As operations.
     fn unlock(&self, object: &ObjectName, lock: &'static str, cookie: &str) -> Result<(), Refusal>;
 
-    /// Who holds a lock now.
+    /// The holder of a lock at this moment.
     ///
     /// # Errors
     /// As operations.
     fn holder(&self, object: &ObjectName, lock: &'static str) -> Result<Option<Holder>, Refusal>;
 
-    /// Takes a lock away from its holder; no error when that does not hold it any more.
+    /// Breaks a holder's lock; no error when this holder does not have it any more.
     ///
     /// # Errors
     /// As operations.
@@ -340,17 +341,17 @@ pub trait ObjectStore: Send + Sync {
     /// The name of this session for [`fence`](ObjectStore::fence); no other one ever has it.
     fn identity(&self) -> String;
 
-    /// Shuts a session out for good. On return nothing of it is applied any more, whatever was in
-    /// flight.
+    /// Fences a session for good. After the return the store applies none of its operations any
+    /// more, even those that were in flight.
     ///
     /// # Errors
-    /// `Denied` where this session has not the right to.
+    /// `Denied`: this session has no right to fence.
     fn fence(&self, identity: &str) -> Result<(), Refusal>;
 
     /// The time by the clock of this host, since 1970.
     fn time(&self) -> Duration;
 
-    /// True while the store makes up for what it lost: who works in the background does less then.
+    /// True while the store recovers lost copies: background work then slows down.
     fn recovers(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! What each operation of an [`ObjectStore`](super::ObjectStore) means, on objects in memory.
+//! The meaning of each operation of an [`ObjectStore`](super::ObjectStore), on objects in memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,15 +13,15 @@ use super::{
 /// An object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Object {
-    /// Its data.
+    /// The data.
     pub data: Vec<u8>,
-    /// Its keys.
+    /// The keys.
     pub omap: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// Its attributes.
+    /// The attributes.
     pub xattrs: BTreeMap<&'static str, Vec<u8>>,
-    /// Its version.
+    /// The version.
     pub version: u64,
-    /// When it changed last.
+    /// The time of the last change.
     pub changed: Duration,
 }
 
@@ -55,7 +55,7 @@ impl Objects {
         }
     }
 
-    /// What a pool can do.
+    /// The kind of a pool.
     #[must_use]
     pub fn kind(&self, pool: Pool) -> PoolKind {
         match pool {
@@ -96,7 +96,7 @@ impl Objects {
         self.objects.values().map(|object| of(object) as u64).sum()
     }
 
-    /// Applies `op`. The version rises by one and `gap`.
+    /// Applies `op`. The version increases by one and `gap`.
     ///
     /// # Errors
     /// As the trait says; nothing is changed then.
@@ -164,7 +164,7 @@ impl Objects {
         Page { names: page, next }
     }
 
-    /// Takes or renews a lock.
+    /// Acquires or renews a lock.
     ///
     /// # Errors
     /// `Busy`.
@@ -191,14 +191,14 @@ impl Objects {
         Ok(())
     }
 
-    /// Who holds a lock.
+    /// The holder of a lock.
     #[must_use]
     pub fn holder(&self, object: &ObjectName, lock: &'static str, now: Duration) -> Option<Holder> {
         let lock = self.locks.get(&(object.clone(), lock))?;
         lock.until.is_none_or(|until| now < until).then(|| lock.holder.clone())
     }
 
-    /// Takes a lock away from `holder`.
+    /// Breaks the lock of `holder`.
     pub fn break_lock(&mut self, object: &ObjectName, lock: &'static str, holder: &Holder) {
         let key = (object.clone(), lock);
         if self.locks.get(&key).is_some_and(|lock| lock.holder == *holder) {

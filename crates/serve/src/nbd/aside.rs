@@ -31,9 +31,9 @@ struct Errand<'a> {
 }
 
 struct State<'a> {
-    /// What a helper is to do next.
+    /// Batches that no helper has begun yet.
     given: VecDeque<Errand<'a>>,
-    /// An empty one for each helper that has nothing to do.
+    /// An empty batch for each helper that has nothing to do.
     spare: Vec<Errand<'a>>,
     closed: bool,
 }

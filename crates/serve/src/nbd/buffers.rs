@@ -1,24 +1,24 @@
 //! Memory for the buffers of all connections together.
 //!
-//! Every connection has a little, with which it waits for its client; one that works has a working
-//! place, and with it buffers with which it can do everything. Larger ones, which make large
-//! requests faster, come out of what is left. Nobody waits for it: a connection that gets none goes
-//! on with what it has, so clients can't keep each other waiting.
+//! Every connection has a small buffer, with which it waits for its client. One that works has a
+//! working place, and buffers that are enough for every request. Larger buffers, which make large
+//! requests faster, come from the remaining memory. No connection waits for this memory: one that
+//! gets none works with the buffers that it has, so clients can't block each other.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::limits::Limits;
 
-/// What is left for larger buffers.
+/// The memory that remains for larger buffers.
 pub(crate) struct Buffers {
     left: AtomicUsize,
-    /// All that there is.
+    /// The memory at the start.
     all: usize,
     /// Peers that are there now; with more than one, none gets more than half.
     pub(crate) peers: AtomicUsize,
 }
 
-/// What the connections of one peer, or of one volume of a peer, have of it.
+/// The memory lent to the connections of one peer, or of one volume of a peer.
 #[derive(Default)]
 pub(crate) struct Share {
     bytes: AtomicUsize,
@@ -34,7 +34,7 @@ pub(crate) struct Borrower<'a> {
     pub(crate) volume: &'a Share,
 }
 
-/// What a connection got of it, until it ends.
+/// The memory lent to a connection, until the connection ends.
 pub(crate) struct Loan<'a> {
     of: &'a Buffers,
     to: Borrower<'a>,
@@ -53,7 +53,7 @@ impl Buffers {
         Loan { of: self, to, bytes: 0 }
     }
 
-    /// What one peer, and one of its volumes, may have.
+    /// The most memory that one peer, and one of its volumes, may have.
     fn most(&self, peer: &Share) -> (usize, usize) {
         let of_peer = if self.peers.load(Relaxed) > 1 { self.all / 2 } else { self.all };
         (of_peer, if peer.volumes.load(Relaxed) > 1 { of_peer / 2 } else { of_peer })
@@ -61,7 +61,7 @@ impl Buffers {
 }
 
 impl Share {
-    /// Takes so many bytes, up to `most`.
+    /// Borrows bytes, up to `most`.
     fn take(&self, bytes: usize, most: usize) -> bool {
         let add = |taken: usize| taken.checked_add(bytes).filter(|taken| *taken <= most);
         self.bytes.fetch_update(Relaxed, Relaxed, add).is_ok()
@@ -73,7 +73,7 @@ impl Share {
 }
 
 impl Loan<'_> {
-    /// Takes so many bytes more; false when they are not left.
+    /// Borrows so many bytes more; false when there are too few left.
     pub(crate) fn more(&mut self, bytes: usize) -> bool {
         let (of_peer, of_volume) = self.of.most(self.to.peer);
         if !self.to.peer.take(bytes, of_peer) {

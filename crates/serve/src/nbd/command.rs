@@ -7,7 +7,7 @@ use super::limits::Limits;
 use super::reply::{Code, Refusal};
 use super::wire::{Dialect, Request, command_flag as flag};
 
-/// What a client can ask for.
+/// The commands of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Read,
@@ -74,7 +74,7 @@ impl Command {
     }
 }
 
-/// What can be said of a request by its header alone; `size` is the volume's.
+/// Checks the parts of a request that are visible in its header; `size` is the volume's.
 pub(crate) fn check(
     request: &Request,
     dialect: Dialect,
@@ -106,7 +106,7 @@ pub(crate) fn check(
     };
     match command {
         Command::Disconnect | Command::Flush => {}
-        // Its range is in its payload.
+        // The range is in the payload.
         Command::BlockStatus if request.has(flag::PAYLOAD_LEN) => {}
         Command::BlockStatus if request.length == 0 => {
             return Err(Refusal::new(Code::Invalid, "the status of nothing was asked for"));

@@ -1,9 +1,9 @@
 //! Waiting for durability aside: FLUSH, and requests with FUA, of a client that has more requests
 //! under way.
 //!
-//! *Threads:* a connection has one helper, started when first needed, or [`LATE_HELPERS`] where
-//! writes are sent by who waits for them. Each takes all that wait at once: one flush answers every
-//! request that began waiting before the flush started.
+//! *Threads:* a connection has one helper, started when first needed, or [`LATE_HELPERS`] where the
+//! thread that waits for writes also sends them. A helper serves all requests that wait at once:
+//! one flush answers every request that began waiting before the flush started.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -23,7 +23,7 @@ pub(crate) const LATE_HELPERS: usize = 1;
 /// Requests for which memory is kept while none wait.
 const KEPT: usize = 64;
 
-/// What a request waits for.
+/// The event that a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Until {
     /// The changes of a ticket are durable.

@@ -1,7 +1,8 @@
 //! The handshake: the client's options one by one, until it has chosen a volume or leaves.
 //!
-//! *Invariant:* an option is looked at only when all of it is there, and it is refused by its
-//! length before that. What a client negotiated for one volume is not used for another.
+//! *Invariant:* the server checks an option's length before it receives the option, and handles the
+//! option only when all of it has arrived. Settings that a client negotiated for one volume are not
+//! used for another.
 
 use std::cell::Cell;
 use std::io::{Read, Write};
@@ -19,12 +20,12 @@ use super::wire::{
     answer, greeting_flag, info, option, transmission_flag as offer,
 };
 
-/// What client and server agreed on.
+/// The result of the handshake.
 pub(crate) struct Agreed {
     pub(crate) volume: Arc<dyn Volume>,
-    /// Its name.
+    /// The name of the volume.
     pub(crate) name: String,
-    /// The client may change it.
+    /// True when the client may change the volume.
     pub(crate) writes: bool,
     pub(crate) dialect: Dialect,
     /// The client may ask for the status of ranges.
@@ -35,7 +36,7 @@ pub(crate) struct Agreed {
 const HEADER: usize = 16;
 /// The longest volume name that any store has.
 const VOLUME_NAME_BYTES: usize = 255;
-/// What clients should use when they can choose; smaller requests cost the engine a read.
+/// The request size that clients should prefer; smaller requests cost the engine a read.
 const PREFERRED_BYTES: u32 = 4096;
 /// Unused bytes at the end of the reply to EXPORT_NAME.
 const ZEROES: usize = 124;
@@ -158,7 +159,7 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
     }
 
     fn export_name(&mut self, name: &[u8]) -> Result<Next, Ending> {
-        // This option has no way to say no but to close.
+        // The only refusal of this option is to close the connection.
         let Ok((opened, (volume, writes))) = self.open(name) else {
             return Err(Ending::Protocol("the client asked for a volume that is not there"));
         };

@@ -53,7 +53,7 @@ impl<R: Read> Inbox<R> {
         self.buffer.len()
     }
 
-    /// What was received and not yet used.
+    /// The bytes that were received and not yet used.
     pub(crate) fn unread(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
@@ -68,13 +68,13 @@ impl<R: Read> Inbox<R> {
     /// the client has closed.
     ///
     /// # Errors
-    /// Those of the connection, `WouldBlock` when it is time to look around, and when the buffer is
+    /// The errors of the connection, `WouldBlock` when it is time to look around, and when the buffer is
     /// full of unread bytes.
     pub(crate) fn receive(&mut self, most: usize) -> io::Result<usize> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.start > 0 && self.buffer.len() - self.end < self.buffer.len() / 2 {
-            // What is moved is a part of one request.
+            // The bytes that are moved are a part of one request.
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }

@@ -1,4 +1,4 @@
-//! What a client may ask of the server, as named numbers with their reasons.
+//! The limits on a client's requests, as named numbers with their reasons.
 
 use std::time::Duration;
 
@@ -7,32 +7,33 @@ use std::time::Duration;
 pub const CONNECTIONS: usize = 256;
 /// Connections that work at once, where there is memory for them: all.
 pub const PLACES: usize = CONNECTIONS;
-/// Bytes of the buffers of all connections together: 16 MiB for large requests beside what
-/// [`CONNECTIONS`] are sure of.
+/// Bytes of the buffers of all connections together: 16 MiB for large requests, beside the
+/// guaranteed buffers of [`CONNECTIONS`].
 pub const BUFFER_BYTES: usize = 64 << 20;
 /// Bytes of buffers that a connection holds while it only waits for its client: its receive buffer
 /// has half of them, and the rest is for replies of the handshake.
 pub const IDLE_BYTES: usize = 16 << 10;
-/// Time without a request after which a connection gives its working place back, though nobody
-/// waits for it.
+/// Time without a request after which a connection gives its working place back, even if no other
+/// one waits for it.
 pub const REST: Duration = Duration::from_secs(10);
-/// How often a connection that works, and waits for its client, looks whether somebody else waits
+/// How often a working connection that waits for its client checks whether another connection waits
 /// for its place.
 pub const LOOK: Duration = Duration::from_millis(100);
-/// Connections in their handshake beyond those that there may be: which volume a client wants, and
-/// so whether another one has to give way for it, is known at the end of its handshake only.
+/// Connections in their handshake beyond the limit of connections. Only at the end of its handshake
+/// does the server know which volume a client wants, and so whether another connection has to give
+/// way.
 pub(crate) const HANDSHAKES_BESIDE: usize = 8;
 /// How long a client that holds one of too many working places may stand still in the middle of a
-/// request while somebody else waits for a place: longer than any that is still there.
+/// request while another connection waits for a place. A client that is still alive resumes sooner.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Writes at once where several volumes are served; others wait in turn. No volume has more than
 /// half of them, so that none fills the engine's windows alone.
 pub(crate) const WRITERS: usize = 16;
-/// Receive buffer that a connection at work is sure of: larger writes go to the volume in halves of
-/// it, which should be many blocks.
+/// Guaranteed receive buffer of a working connection. Larger writes go to the volume in halves of
+/// it, so a half should be many blocks.
 const RECEIVE_SURE: usize = 64 << 10;
-/// Bytes of blocks read together that a connection at work is sure of, here and aside: the usual
-/// readahead takes four of them.
+/// Guaranteed bytes of blocks that a working connection reads together, on its own thread and in
+/// helpers: the usual readahead needs four of them.
 const READ_SURE: usize = 32 << 10;
 /// Bytes of replies, data apart, with which a batch ends. One more may come, with all its
 /// [`EXTENTS`].
@@ -42,7 +43,7 @@ pub(crate) const REPLY_BYTES: usize = 16 << 10;
 const REPLY_SURE: usize = 64 << 10;
 /// Time for a whole handshake: a few round trips over the slowest link that is still usable.
 pub const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Options in one handshake: clients send about ten; more is a client that goes round in circles.
+/// Options in one handshake: clients send about ten; more is a client that never finishes.
 pub const OPTIONS: u32 = 128;
 /// Bytes of one option: room for a name and a query of [`NAME_BYTES`] each, but for the few bytes
 /// around them, in half of [`IDLE_BYTES`].
@@ -51,8 +52,8 @@ pub const OPTION_BYTES: u32 = (IDLE_BYTES / 2 - 64) as u32;
 pub const NAME_BYTES: u32 = 4096;
 /// Metadata contexts asked for at once: there is one; clients ask for a handful.
 pub const META_QUERIES: u32 = 64;
-/// Bytes of a request's payload, and of the data of a read: what clients assume when a server says
-/// nothing.
+/// Bytes of a request's payload, and of the data of a read: the size that clients assume when a
+/// server sends no limit.
 pub const PAYLOAD_BYTES: u32 = 32 << 20;
 /// Receive buffer of a connection: takes in many requests by one system call, and stays in a core's
 /// cache.
@@ -64,8 +65,8 @@ pub const READ_BATCH_BYTES: usize = 512 << 10;
 /// kernel's NBD client asks for at once. Larger ones are read twice, first to know that all of it
 /// can be read.
 pub const WHOLE_READ_BYTES: usize = 2 << 20;
-/// Requests of one connection that wait for durability aside, while later ones go on: more than any
-/// client keeps in flight.
+/// Requests of one connection that wait for durability in its helper while later ones are handled:
+/// more than any client keeps in flight.
 pub const WAITS: usize = 1024;
 /// Time for sending one batch of replies. A client that doesn't read for so long is gone.
 pub const SEND: Duration = Duration::from_secs(30);
@@ -76,7 +77,7 @@ pub const AWAKE: Duration = Duration::from_micros(50);
 /// Extents in one status reply: 8 to 16 bytes each, so that a reply stays at 32 KiB.
 pub const EXTENTS: usize = 2048;
 
-/// What a client may ask of the server; [`Limits::default`] gives the constants of this module.
+/// The limits on a client's requests; [`Limits::default`] gives the constants of this module.
 ///
 /// A connection holds at most `receive_bytes + 2 * whole_read_bytes` and its replies, whatever it
 /// sends, [`IDLE_BYTES`] while it waits for its client, and all of them together at most
@@ -93,7 +94,7 @@ pub struct Limits {
     pub buffer_bytes: usize,
     /// Time for a whole handshake.
     pub handshake: Duration,
-    /// Time after which a connection is ended on which nothing comes; without it, none is.
+    /// Time after which the server ends a connection on which nothing arrives; `None` for never.
     pub idle: Option<Duration>,
     /// Time without a request after which a connection gives its working place back.
     pub rest: Duration,
@@ -119,7 +120,7 @@ pub struct Limits {
     /// Bytes of a read that is held whole because the client wants it in one piece: the most that
     /// a connection's read buffer grows to.
     pub whole_read_bytes: usize,
-    /// Requests of one connection that wait for durability aside.
+    /// Requests of one connection that wait for durability in its helper.
     pub waits: usize,
     /// Time for sending one batch of replies.
     pub send: Duration,
@@ -130,13 +131,13 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Bytes of buffers that a connection at work is sure of, however many there are.
+    /// Bytes of buffers guaranteed to a working connection, however many there are.
     #[must_use]
     pub fn sure_bytes(&self) -> usize {
         self.receive_sure() + 2 * READ_SURE + REPLY_SURE
     }
 
-    /// Bytes of buffers that all connections and working places are sure of.
+    /// Bytes of buffers guaranteed to all connections and working places.
     #[must_use]
     pub fn needed_bytes(&self) -> usize {
         (self.connections + HANDSHAKES_BESIDE) * IDLE_BYTES
@@ -159,7 +160,7 @@ impl Limits {
         (left / (Limits::default().sure_bytes() - IDLE_BYTES)).clamp(2, connections.max(2))
     }
 
-    /// The receive buffer that a connection at work is sure of.
+    /// The guaranteed receive buffer of a working connection.
     pub(crate) fn receive_sure(&self) -> usize {
         RECEIVE_SURE.max(self.receive_idle())
     }
@@ -170,7 +171,7 @@ impl Limits {
         self.option_bytes as usize + 64
     }
 
-    /// The blocks read together that a connection at work is sure of.
+    /// The guaranteed bytes of blocks that a working connection reads together.
     pub(crate) fn read_sure(&self) -> usize {
         READ_SURE.min(self.read_batch_bytes)
     }

@@ -1,9 +1,9 @@
 //! Sockets on which clients arrive: UNIX, TCP, or handed over by the service manager.
 //!
-//! *Invariants.* A UNIX socket is never open to anybody whom its mode keeps out, not even for a
+//! *Invariants.* A UNIX socket is never open to a user whom its mode keeps out, not even for a
 //! moment: it is made with its mode inside a directory that only we can enter, and moved to its
-//! place. A socket on which somebody answers is never replaced, nor is anything that is no socket.
-//! Nobody else can keep us from taking a place: the lock for it is a file of our own.
+//! place. A socket on which a server answers is never replaced, and neither is a file that is not a
+//! socket. Other users can't keep us from using a place: the lock for it is a file of our own.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -32,7 +32,7 @@ const SOCKET_PATH_BYTES: usize = 107;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// Who may connect to a UNIX socket, by its file.
+/// The users who may connect to a UNIX socket, set on the socket's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
     /// Permission bits; connecting needs that of writing.
@@ -47,7 +47,7 @@ impl Default for Reach {
     }
 }
 
-/// A socket on which clients arrive. It never blocks.
+/// A socket on which clients arrive. Accepting never blocks.
 pub(crate) struct Listener {
     socket: OwnedFd,
     tcp: bool,
@@ -169,7 +169,7 @@ fn lets_anybody_in(what: impl std::fmt::Display) -> Error {
     )
 }
 
-/// What a name in a directory is, itself.
+/// The metadata of a name in a directory; a link is not followed.
 fn look(directory: &OwnedFd, name: impl rustix::path::Arg) -> rustix::io::Result<Stat> {
     statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
 }
@@ -208,7 +208,7 @@ impl PrivateDirectory<'_> {
                         Mode::empty(),
                     )?;
                     let found = fstat(&inside)?;
-                    // Whoever may write to the parent could have put another one there.
+                    // A user who may write to the parent could have replaced the directory.
                     let ours = found.st_uid == rustix::process::geteuid().as_raw()
                         && found.st_mode & 0o077 == 0;
                     return if ours {
@@ -245,7 +245,8 @@ impl PrivateDirectory<'_> {
             )?;
         }
         if reach != Reach::default() {
-            // Whatever the mask of the process is; nobody else can enter the directory.
+            // The mode is set whatever the mask of the process is; nobody else can enter the
+            // directory.
             rustix::fs::chmodat(
                 &self.inside,
                 SOCKET_NAME,
@@ -302,7 +303,7 @@ impl<'a> Place<'a> {
                 return Err(Error::new(Kind::Denied, text));
             }
             let locked = flock(&held, FlockOperation::NonBlockingLockExclusive);
-            // Who had it before has removed it.
+            // The process that had the lock before may have removed the file.
             let still_there =
                 look(directory, &lock).is_ok_and(|there| identity(&there) == identity(&found));
             match locked {
@@ -344,7 +345,7 @@ impl<'a> Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        // It is locked still, so that nobody else has it.
+        // The file is still locked, so no other process has it.
         let _ = unlinkat(self.directory, &self.lock, AtFlags::empty());
     }
 }

@@ -1,16 +1,17 @@
 //! Limits of a volume: requests and bytes a second, for all its connections together.
 //!
-//! The generic cell rate algorithm: what was done is paid for at the volume's rate, and who comes
-//! before it is paid waits for that. *Invariant:* a pure decision: times are what the caller says.
+//! The generic cell rate algorithm: each request is paid for at the volume's rate, and a request
+//! that comes before the earlier ones are paid for waits. *Invariant:* a pure decision: the caller
+//! gives the times.
 
 use std::time::Duration;
 
 use onefold_core::VolumeLimits;
 
-/// What may be done at once after a rest: as much as the rate allows in this time.
+/// The burst that is allowed after a rest: as much as the rate allows in this time.
 const BURST: Duration = Duration::from_millis(100);
 
-/// When what was done is paid for.
+/// The times at which all requests so far are paid for.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     limits: VolumeLimits,
@@ -19,21 +20,21 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Other limits from now on.
+    /// Sets the limits from now on.
     pub(crate) fn set(&mut self, limits: VolumeLimits) {
         if self.limits != limits {
             *self = Pace { limits, ..Pace::default() };
         }
     }
 
-    /// Takes in one request of so many bytes; how long it has to wait.
+    /// Counts one request of so many bytes; returns how long it has to wait.
     pub(crate) fn take(&mut self, now: Duration, bytes: u64) -> Duration {
         let requests = pay(&mut self.requests_paid, now, 1, u64::from(self.limits.iops));
         requests.max(pay(&mut self.bytes_paid, now, bytes, self.limits.bytes))
     }
 }
 
-/// Adds the time for `amount` at a rate to what is to be paid; how long it has to wait.
+/// Adds the time that `amount` costs at a rate; returns how long the request has to wait.
 fn pay(paid: &mut Duration, now: Duration, amount: u64, per_second: u64) -> Duration {
     if per_second == 0 {
         return Duration::ZERO;

@@ -215,8 +215,8 @@ impl<'a> ReadBatch<'a> {
         (next, result.map(|()| start..start + (next - offset) as usize))
     }
 
-    /// Reads all that wait, and appends the replies. Their data is [`data`](ReadBatch::data) until
-    /// the next run. True when every read succeeded.
+    /// Reads all waiting ranges, and appends the replies. The data of the replies are
+    /// [`data`](ReadBatch::data) until the next run. True when every read succeeded.
     pub(crate) fn run(&mut self, volume: &dyn Volume, replies: &mut Replies) -> bool {
         self.reserve(self.used);
         let mut free = &mut self.blocks[..];
@@ -248,7 +248,7 @@ impl<'a> ReadBatch<'a> {
         complete
     }
 
-    /// What the last run read.
+    /// The data that the last run read.
     pub(crate) fn data(&self) -> &[u8] {
         bytes(&self.blocks)
     }

@@ -1,8 +1,8 @@
 //! Replies: collected for a whole batch of requests, and sent at once.
 //!
-//! *Threads:* a connection's own thread and its waiting helper both send; who holds the [`Outbox`]
-//! sends whole replies before another does. After a failed send nothing more is sent, because the
-//! client could not tell where the next reply starts.
+//! *Threads:* a connection's own thread and its waiting helper both send. The thread that holds the
+//! [`Outbox`] sends whole replies before another one does. After a failed send nothing more is
+//! sent, because the client could not tell where the next reply starts.
 
 use std::io::{self, IoSlice, Write};
 use std::ops::Range;
@@ -56,7 +56,7 @@ impl From<Error> for Refusal {
     }
 }
 
-/// Which request a reply answers.
+/// The request that a reply answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Of {
     pub(crate) cookie: u64,
@@ -198,7 +198,7 @@ impl Replies {
         self.end_small(start);
     }
 
-    /// A part of what was announced; `data` is where it lies in the data given to
+    /// Adds a part of the announced data; `data` is its range in the data given to
     /// [`send`](Replies::send).
     pub(crate) fn data_part(&mut self, data: Range<usize>) {
         self.parts.push(Part { source: Source::Data, range: data });
@@ -214,7 +214,7 @@ impl Replies {
         self.end_small(start);
     }
 
-    /// What a range holds, as lengths and states of the context `context`; not in the simple
+    /// The extents of a range, as lengths and states of the context `context`; not in the simple
     /// dialect.
     pub(crate) fn status(
         &mut self,
@@ -275,16 +275,16 @@ impl Replies {
         }
     }
 
-    /// Sends everything, and is empty then. `data` is what the ranges of [`data`](Replies::data)
-    /// mean.
+    /// Sends all replies, and empties the list. `data` holds the bytes that the ranges of
+    /// [`data`](Replies::data) refer to.
     ///
     /// # Errors
-    /// Those of the connection; the replies are lost then.
+    /// The errors of the connection; the replies are lost then.
     pub(crate) fn send<W: Write>(&mut self, outbox: &Outbox<W>, data: &[u8]) -> io::Result<()> {
         if self.is_empty() { Ok(()) } else { self.send_held(&mut outbox.hold(), data) }
     }
 
-    /// As [`send`](Replies::send), as a part of what is sent while the outbox is held.
+    /// As [`send`](Replies::send), while the caller holds the outbox.
     ///
     /// # Errors
     /// As [`send`](Replies::send).
@@ -316,7 +316,7 @@ struct Sender<W> {
 /// Slices given to the system at once; enough for 64 reads.
 const SLICES: usize = 128;
 
-/// The outbox, with nobody else sending.
+/// The outbox, locked by one thread.
 pub(crate) struct Held<'a, W>(MutexGuard<'a, Sender<W>>);
 
 impl<W: Write> Outbox<W> {
@@ -334,7 +334,7 @@ impl<W: Write> Held<'_, W> {
     /// Sends the parts one after the other.
     ///
     /// # Errors
-    /// Those of the connection, also of an earlier failure.
+    /// The errors of the connection, also of an earlier failure.
     pub(crate) fn send<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) -> io::Result<()> {
         if self.0.broken {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -344,7 +344,7 @@ impl<W: Write> Held<'_, W> {
         sent
     }
 
-    /// Sends nothing more: what has begun can't be completed.
+    /// Stops sending: a reply that has begun can't be completed.
     pub(crate) fn give_up(&mut self) {
         self.0.broken = true;
     }

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection, and which volumes that peer may use (rules 12 and 13 of
+//! The identity of a connection's peer, and the volumes that this peer may use (rules 12 and 13 of
 //! SECURITY.md).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,7 +11,7 @@ use rustix::net::sockopt::socket_peercred;
 /// The user as whom every user of another user namespace appears.
 const OVERFLOW_UID: u32 = 65_534;
 
-/// Who is at the other end, as far as the system knows.
+/// The peer at the other end of a connection, as far as the system knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Peer {
     /// A user of this machine, over a UNIX socket.
@@ -54,10 +54,10 @@ impl Peer {
     }
 }
 
-/// What a peer may do with a volume.
+/// The right of a peer to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Right {
-    /// Nothing: it does not hear that the volume is there.
+    /// Nothing: the peer does not learn that the volume exists.
     Nothing,
     /// Read it.
     Read,
@@ -67,7 +67,7 @@ pub enum Right {
 
 /// Decides what peers may do.
 pub trait Rights: Send + Sync {
-    /// What `peer` may do with the volume called `volume`, whether that is there or not.
+    /// The right of `peer` to the volume called `volume`, whether that volume exists or not.
     fn right(&self, peer: Peer, volume: &str) -> Right;
 
     /// False when no volume, whatever its name, is the peer's.
@@ -76,7 +76,7 @@ pub trait Rights: Send + Sync {
     }
 }
 
-/// Whoever reaches the server may do everything.
+/// Every client that reaches the server may do everything.
 pub(crate) struct Everything;
 
 impl Rights for Everything {

@@ -1,4 +1,4 @@
-//! The server: takes clients in, gives each a thread, and ends them all on request.
+//! The server: accepts clients, gives each a thread, and ends them all on request.
 //!
 //! *Invariants.* No unfinished handshake takes a connection from a client: there is room for some
 //! beside, and when that is full an older one gives way. Neither a peer nor, within a peer, a
@@ -34,8 +34,8 @@ use super::statistics::{Counters, Statistics};
 /// Pause after the system refused a new connection (no more descriptors or memory): the reason will
 /// not go away at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Time for sessions to notice that their connection was cut. What a volume does then is not ours
-/// to hurry.
+/// Time for sessions to notice that their connection was cut. The server does not interrupt the
+/// work of a volume.
 const CUT_GRACE: Duration = Duration::from_secs(5);
 
 /// An NBD server for the volumes of [`Exports`].
@@ -53,13 +53,13 @@ struct Acceptor {
     alive: UnixStream,
 }
 
-/// What all threads share.
+/// The state that all threads share.
 struct Hall {
     exports: Arc<dyn Exports>,
     rights: Arc<dyn Rights>,
     limits: Limits,
     shares: Shares,
-    /// What times count from.
+    /// The start of the server's times.
     since: Instant,
     guests: Mutex<Guests>,
     left: Condvar,
@@ -70,7 +70,7 @@ struct Hall {
 struct Guests {
     present: HashMap<u64, Guest>,
     next: u64,
-    /// What is known of those who left, and of those who never got in.
+    /// Statistics of connections that have ended, and of those that were refused.
     past: Statistics,
     /// Threads that have nothing more to do than to end.
     leaving: Vec<JoinHandle<()>>,
@@ -94,7 +94,7 @@ struct Guest {
 }
 
 impl Server {
-    /// A server that listens nowhere yet. Whoever reaches it may do everything.
+    /// A server that listens nowhere yet. Every client that reaches it may do everything.
     #[must_use]
     pub fn new(exports: Arc<dyn Exports>, limits: Limits) -> Server {
         Server::with_rights(exports, Arc::new(Everything), limits)
@@ -165,7 +165,7 @@ impl Server {
         Ok(())
     }
 
-    /// Starts to take clients in.
+    /// Starts to accept clients.
     ///
     /// # Errors
     /// `InvalidInput` when it listens nowhere or was started before, and those of the system.
@@ -187,7 +187,7 @@ impl Server {
         Ok(())
     }
 
-    /// What the server has done so far.
+    /// Counts of the server's work so far.
     #[must_use]
     pub fn statistics(&self) -> Statistics {
         let guests = self.hall.guests.lock();
@@ -225,7 +225,7 @@ impl Server {
         self.listeners.clear();
         if let Some(Acceptor { thread, alive }) = self.acceptor.take() {
             drop(alive);
-            // Its panic, if any, was printed; what matters now is that it has ended.
+            // A panic of the thread was printed; here it only matters that the thread has ended.
             let _ = thread.join();
         }
         self.hall.stopping.store(true, Relaxed);
@@ -258,7 +258,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Who wants to know how it ended calls `stop`.
+        // A caller that needs the result calls `stop`.
         let _ = self.end(Duration::ZERO);
     }
 }
@@ -470,7 +470,7 @@ impl Guests {
         }
     }
 
-    /// What is known of a volume while clients have it open.
+    /// The number and the limits of a volume while clients have it open.
     fn open(&mut self, volume: &str) -> (u64, Arc<Limited>) {
         if let Some((number, limited)) = self.volumes.get(volume) {
             return (*number, limited.clone());
@@ -542,7 +542,7 @@ impl Guests {
     fn leave(&mut self, id: u64) {
         if let Some(guest) = self.present.remove(&id) {
             guest.counters.add_to(&mut self.past);
-            // What was under way when the connection broke will never be answered.
+            // Requests in flight when the connection broke will never be answered.
             self.past.in_flight = 0;
             self.leaving.extend(guest.thread);
         }

@@ -70,7 +70,7 @@ pub fn session_over<R: Read, W: Write + Send>(
     serve(offer, house, &counters, Plain(reader), writer, |_, _| Some(Seat::default()))
 }
 
-/// What the connections of a server share, and by what turns.
+/// The buffers and places that the connections of a server share.
 pub(crate) struct Shares {
     pub(crate) buffers: Buffers,
     /// To work at all: a connection holds more than its small buffer only with a place.
@@ -93,17 +93,17 @@ impl Shares {
     }
 }
 
-/// What a turn is worth: a request of usual size.
+/// The cost of one turn in bytes: a request of usual size.
 const TURN_BYTES: u32 = 64 << 10;
-/// What a turn at the status of a range is worth: the status of a few thousand blocks.
+/// The cost of one turn at the status of a range: the status of a few thousand blocks.
 const TURN_MICROSECONDS: u32 = 100;
 /// How much longer than it took the status of a range keeps its turn while others work: with one
 /// turn at a time, it takes a ninth of a core from them.
 const STATUS_REST: u32 = 8;
-/// What a request costs beside its bytes.
+/// The cost of a request beside its bytes.
 const REQUEST_COST: u64 = 4096;
 
-/// What all connections of a server share.
+/// The state that all connections of a server share.
 #[derive(Clone, Copy)]
 pub(crate) struct House<'a> {
     pub(crate) limits: &'a Limits,
@@ -111,13 +111,13 @@ pub(crate) struct House<'a> {
     /// Told now and then for whom, and for how long, a connection has waited for its working
     /// place.
     pub(crate) make_way: &'a dyn Fn(Holder, Duration),
-    /// What times count from.
+    /// The start of the server's times.
     pub(crate) since: Instant,
     /// Set when the server stops.
     pub(crate) stopping: &'a AtomicBool,
 }
 
-/// What a connection shares with others of its peer and of its volume.
+/// The state that a connection shares with others of its peer and of its volume.
 pub(crate) struct Seat {
     pub(crate) holder: Holder,
     /// Buffers lent to the peer.
@@ -252,7 +252,7 @@ struct Session<'a, 'b, W, H, R> {
     replies: Replies,
     /// Requests taken since the last replies were sent.
     batch: usize,
-    /// What the batch costs of the connection's turn.
+    /// The cost of the batch, for the connection's turn.
     cost: u64,
     /// The volume's size, as it was when the batch began.
     size: u64,
@@ -271,8 +271,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             }
         };
         self.seat.activity.works(false);
-        // What was answered in the last batch is still sent, also when the client has said
-        // good-bye.
+        // Replies of the last batch are still sent, also when the client has disconnected in order.
         match (ending, self.finish_batch()) {
             (Ending::Closed, Err(error)) => Ending::Broken(error),
             (ending, _) => ending,
@@ -317,9 +316,10 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         inbox.resize(if large > sure && self.loan.more(large - sure) { large } else { sure });
     }
 
-    /// Gives the working place back when somebody else wants it, or when nothing comes. A request
-    /// of which a part is there comes to its end first, and nothing behind it, unless its
-    /// client stops and the small buffer holds that part. Returns how much to receive at most.
+    /// Gives the working place back when another connection wants it, or when the client sends
+    /// nothing. A request that has arrived in part is finished first, but none behind it. If the
+    /// client stops and the small buffer holds that part, the place is given back at once. Returns
+    /// how much to receive at most.
     fn rest<R: Source>(&mut self, inbox: &mut Inbox<R>) -> usize {
         let Some(place) = &mut self.place else { return usize::MAX };
         let wanted = place.is_wanted() || self.loan.is_too_much() || self.reads.has_too_much();
@@ -343,7 +343,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         usize::MAX
     }
 
-    /// Waits until the volume's limits allow a request. What was answered before is sent first.
+    /// Waits until the volume's limits allow a request. Finished replies are sent first.
     fn keep_pace(&mut self, command: Command, length: u64) -> Result<(), Ending> {
         let bytes = match command {
             Command::Flush | Command::Disconnect => return Ok(()),
@@ -363,9 +363,9 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         Ok(())
     }
 
-    /// Answers what a range holds, in its turn. While others work, the turn lasts longer than the
-    /// answer took, for a rest in which the processor is theirs: a client could ask for such
-    /// answers all the time, and each of them is pure computing.
+    /// Answers the status of a range, in its turn. While others work, the turn lasts longer than
+    /// the answer took, and leaves the processor to them in the rest. Otherwise a client could keep
+    /// the processor busy with such requests, since each is pure computing.
     fn status(&mut self, request: &Request, payload: &[u8]) {
         let Shares { places, statuses, .. } = self.house.shares;
         let mut turn = statuses.take(self.seat.holder, |_| {});
@@ -385,8 +385,8 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         }
     }
 
-    /// Waits for a turn to change the volume by so many bytes, where others are there that want to
-    /// change theirs.
+    /// Waits for a turn to change the volume by so many bytes, if other peers or volumes are
+    /// connected.
     fn turn_to_write(&self, bytes: u64) -> Option<Turn<'_>> {
         let writers = &self.house.shares.writers;
         if writers.alone() {
@@ -397,7 +397,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         Some(turn)
     }
 
-    /// Takes one request; false when it has not arrived as a whole.
+    /// Handles one request; false when it has not arrived as a whole.
     fn request<R: Source>(&mut self, inbox: &mut Inbox<R>) -> Result<bool, Ending> {
         let dialect = self.agreed.dialect;
         let parsed = Request::parse(inbox.unread(), dialect);
@@ -605,7 +605,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         let mut held = self.outbox.hold();
         while offset < end {
             let (next, read) = self.reads.read_piece(&*self.agreed.volume, request, offset);
-            // Its good reply has begun.
+            // The first part of a good reply has been sent already.
             let data = read.map_err(|error| {
                 held.give_up();
                 Ending::Broken(io::Error::other(error))

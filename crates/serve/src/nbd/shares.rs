@@ -1,9 +1,9 @@
-//! Who works next when more want to than there are places: deficit round robin among peers, and
-//! among the volumes of each (rule 12 of SECURITY.md).
+//! Chooses the connection that works next when there are fewer places than connections that want
+//! one: deficit round robin among peers, and among the volumes of each (rule 12 of SECURITY.md).
 //!
-//! While somebody else is there, a peer holds at most half of the places, and a volume half of what
-//! its peer may hold. Of those that wait and may hold one more, each has its turn; whoever cost
-//! more than a turn's worth is passed over until it is paid for.
+//! While others are connected, a peer holds at most half of the places, and a volume half of its
+//! peer's share. Peers and volumes that wait and may hold one more place have turns in order. One
+//! whose work cost more than its turn is passed over until later turns have paid for it.
 //!
 //! *Invariant:* a pure decision, without threads, clocks or chance: [`turns`](super::turns) drives
 //! it.
@@ -26,7 +26,7 @@ const COST_MAX: i64 = 1 << 40;
 /// The places, who holds them, and who waits; `W` is one that waits.
 pub(crate) struct Shares<W> {
     places: usize,
-    /// What a turn costs at first, and what each of those that wait is granted in a round.
+    /// The assumed cost of a turn at first, and the credit that each waiting flow gets in a round.
     quantum: i64,
     held: usize,
     waiting: usize,
@@ -39,7 +39,7 @@ struct Flow<K, Q> {
     /// Connections.
     present: usize,
     held: usize,
-    /// What it may still cost in this round; below zero, what it cost too much.
+    /// The remaining credit in this round; negative after more was used than granted.
     deficit: i64,
     queue: Q,
 }
@@ -50,7 +50,7 @@ impl<K, Q: Default> Flow<K, Q> {
     }
 }
 
-/// What one of several may hold of `all`.
+/// The most that one flow may hold of `all`, if there are several.
 fn most(all: usize, several: bool) -> usize {
     if several { (all / 2).max(1) } else { all }
 }
@@ -103,7 +103,7 @@ impl<W> Shares<W> {
         self.peers.retain(|peer| peer.present > 0);
     }
 
-    /// True when nobody but one volume of one peer is there.
+    /// True when only one volume of one peer is connected.
     pub(crate) fn alone(&self) -> bool {
         self.peers.len() < 2 && self.peers.first().is_none_or(|peer| peer.queue.len() < 2)
     }
@@ -138,7 +138,7 @@ impl<W> Shares<W> {
         }
         self.waiting += 1;
         let peer = find_or_add(&mut self.peers, holder.peer);
-        // Who asked for nothing has saved nothing.
+        // A peer that did not wait keeps no credit.
         if peer.queue.iter().all(|volume| volume.queue.is_empty()) {
             peer.deficit = peer.deficit.min(0);
         }
@@ -168,7 +168,7 @@ impl<W> Shares<W> {
         Some(who)
     }
 
-    /// What was done while nobody waited costs nothing.
+    /// Forgets the costs of work that was done while nobody waited.
     fn forget_costs(&mut self) {
         for peer in &mut self.peers {
             peer.deficit = 0;
@@ -189,7 +189,7 @@ impl<W> Shares<W> {
         }
     }
 
-    /// True when somebody waits who would get a place if `holder` gave one back.
+    /// True when a waiting connection would get a place if `holder` gave one back.
     pub(crate) fn is_wanted(&self, holder: Holder) -> bool {
         let peers = most(self.places, self.peers.len() > 1);
         self.peers.iter().any(|peer| {
@@ -203,7 +203,7 @@ impl<W> Shares<W> {
         })
     }
 
-    /// True when somebody else holds a place.
+    /// True when another holder has a place.
     pub(crate) fn others_hold(&self, holder: Holder) -> bool {
         let of_peer = self.peers.iter().find(|peer| peer.key == holder.peer);
         let own =
@@ -211,8 +211,8 @@ impl<W> Shares<W> {
         self.held > own.map_or(0, |volume| volume.held)
     }
 
-    /// True when a peer, or a volume of it, holds more than it may beside others: it got the places
-    /// while nobody else was there.
+    /// True when a peer, or its volume, holds more than its share beside others: it got the places
+    /// while it was alone.
     pub(crate) fn holds_too_many(&self, holder: Holder) -> bool {
         let peers = most(self.places, self.peers.len() > 1);
         let Some(peer) = self.peers.iter().find(|peer| peer.key == holder.peer) else {
@@ -249,7 +249,7 @@ fn find_or_add<K: PartialEq, Q: Default>(flows: &mut Vec<Flow<K, Q>>, key: K) ->
     &mut flows[at]
 }
 
-/// Its turn is over when it may cost nothing more.
+/// Ends the turn of a flow that has no credit left: moves it behind all others.
 fn to_the_end<K, Q>(flows: &mut [Flow<K, Q>], at: usize) {
     if flows[at].deficit <= 0 {
         flows[at..].rotate_left(1);
@@ -266,7 +266,7 @@ mod tests {
         Holder { peer: Peer::User(peer), volume }
     }
 
-    /// Those that wait are known by whom they belong to.
+    /// Shares in which each waiting connection is represented by its holder.
     fn shares(places: usize, crowd: &[(Holder, usize)]) -> Shares<Holder> {
         let mut shares = Shares::new(places, QUANTUM);
         for &(holder, connections) in crowd {

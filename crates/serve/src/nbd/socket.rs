@@ -17,12 +17,12 @@ use super::limits::{LOOK, Limits};
 
 /// Ends both directions; threads that wait on the socket return.
 pub(crate) fn hang_up(socket: &OwnedFd) {
-    // It fails only when the other side was faster.
+    // Shutting down fails only when the other side was faster.
     let _ = shutdown(socket, Shutdown::Both);
 }
 
-/// Takes nothing new from the client; what has arrived can still be read and answered. TCP goes on
-/// receiving all the same, which is why a [`Receiver`] is told.
+/// Stops receiving from the client; bytes that have arrived can still be read, and the client still
+/// gets replies. TCP continues to receive all the same, which is why a [`Receiver`] has to know.
 pub(crate) fn stop_receiving(socket: &OwnedFd) {
     let _ = shutdown(socket, Shutdown::Read);
 }
@@ -40,7 +40,7 @@ pub(crate) struct Receiver<'a> {
     brisk: bool,
     /// Others need the processor: the thread sleeps at once.
     crowd: CpuContention,
-    /// What the crowd's times count from.
+    /// The start of the times given to `crowd`.
     born: Instant,
     /// How long a client may be silent after its handshake.
     idle: Option<Duration>,
@@ -49,14 +49,14 @@ pub(crate) struct Receiver<'a> {
     activity: Arc<Activity>,
 }
 
-/// What a connection does, for others to look at.
+/// The state of a connection, for other threads to look at.
 pub(crate) struct Activity {
     since: Instant,
     /// When the client was last heard, in milliseconds since the server was made.
     heard: AtomicU64,
-    /// It has a working place.
+    /// True while the connection has a working place.
     works: AtomicBool,
-    /// It waits for its client to send, or to take what is sent.
+    /// True while the connection waits for its client to send or to receive.
     waits: AtomicBool,
 }
 
@@ -128,7 +128,7 @@ impl<'a> Receiver<'a> {
         self.activity.heard_at(now);
     }
 
-    /// Takes what is there; `None` when there is nothing.
+    /// Receives the bytes that have arrived; `None` when there are none.
     fn receive_now(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         match recv(&*self.socket, buffer, RecvFlags::DONTWAIT) {
             Ok((received, _)) => Ok(Some(received)),
@@ -137,10 +137,10 @@ impl<'a> Receiver<'a> {
         }
     }
 
-    /// Takes what comes. A client that waits for each reply is back within microseconds, and
-    /// falling asleep and being woken would take longer than its request; so a thread whose
-    /// client was brisk the last time stays awake for a moment, and lets others run meanwhile.
-    /// Not on a crowded processor.
+    /// Receives bytes, and waits for them if need be. A client that waits for each reply is back
+    /// within microseconds, and falling asleep and being woken would cost more time than its
+    /// request. So a thread whose client was brisk the last time stays awake for a moment, and lets
+    /// others run meanwhile, unless the processor is crowded.
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let began = Instant::now();
         while self.brisk

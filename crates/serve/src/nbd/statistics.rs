@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! statistics {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// What the server has done since its start. Sums are taken while the connections go on, so that they may differ by the
-        /// requests under way.
+        /// Counts of the work of the server since its start. Sums are made while connections are
+        /// busy, so they may be off by the requests in flight.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Statistics {
             /// Connections that are open, those in their handshake included.
@@ -40,7 +40,7 @@ macro_rules! statistics {
 }
 
 statistics! {
-    /// Requests taken and not yet answered.
+    /// Requests received and not yet answered.
     in_flight,
     /// READ requests.
     reads,

@@ -1,8 +1,8 @@
-//! Places for which connections wait in turn: those to work at all, those at work that one request
-//! can ask much of, and those for writing.
+//! Places for which connections wait in turn: places to work at all, places for requests that cost
+//! much, and places for writing.
 //!
-//! [`Shares`] decides who is next. *Threads:* all connections; who waits sleeps until the place is
-//! its own.
+//! [`Shares`] decides which connection is next. *Threads:* all connections; a waiting thread sleeps
+//! until it gets the place.
 
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -16,15 +16,15 @@ use parking_lot::Mutex;
 
 use super::shares::{Holder, Shares};
 
-/// How often somebody who waits looks who is in the way.
+/// How often a waiting thread calls `look`.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Places, and who waits for one.
+/// Places, and the threads that wait for one.
 pub(crate) struct Turns {
     shares: Mutex<Shares<Arc<Waiting>>>,
-    /// How many wait, for a look without the lock.
+    /// The number of waiting threads, readable without the lock.
     waiting: AtomicUsize,
-    /// Nobody but one volume of one peer is there; for a look without the lock.
+    /// True when only one volume of one peer is connected; readable without the lock.
     alone: AtomicBool,
 }
 
@@ -38,11 +38,11 @@ struct Waiting {
 pub(crate) struct Turn<'a> {
     of: &'a Turns,
     holder: Holder,
-    /// What the work cost.
+    /// The cost of the work.
     pub(crate) cost: u64,
 }
 
-/// That a connection is there, until it is dropped.
+/// Counts a connection as present, until it is dropped.
 pub(crate) struct Presence<'a> {
     of: &'a Turns,
     holder: Holder,
@@ -67,7 +67,7 @@ impl Turns {
         Presence { of: self, holder }
     }
 
-    /// Waits for a place; `look` is told now and then for how long.
+    /// Waits for a place; calls `look` now and then with the time waited so far.
     pub(crate) fn take(&self, holder: Holder, mut look: impl FnMut(Duration)) -> Turn<'_> {
         if self.shares.lock().hold_at_once(holder) {
             return Turn { of: self, holder, cost: 0 };
@@ -91,24 +91,24 @@ impl Turns {
         Turn { of: self, holder, cost: 0 }
     }
 
-    /// True when a connection holds more than it may beside others.
+    /// True when a connection's peer or volume holds more than its share.
     pub(crate) fn holds_too_many(&self, holder: Holder) -> bool {
         self.shares.lock().holds_too_many(holder)
     }
 
-    /// True when somebody else has a place.
+    /// True when another holder has a place.
     pub(crate) fn others_hold(&self, holder: Holder) -> bool {
         !self.alone() && self.shares.lock().others_hold(holder)
     }
 
-    /// True when nobody but one volume of one peer is there.
+    /// True when only one volume of one peer is connected.
     pub(crate) fn alone(&self) -> bool {
         self.alone.load(Relaxed)
     }
 }
 
 impl Turn<'_> {
-    /// True when somebody waits who would get this place.
+    /// True when a waiting thread would get this place.
     pub(crate) fn is_wanted(&self) -> bool {
         self.of.waiting.load(Relaxed) > 0 && self.of.shares.lock().is_wanted(self.holder)
     }
@@ -132,7 +132,7 @@ impl Drop for Presence<'_> {
     }
 }
 
-/// Wakes all who can have a place.
+/// Wakes every thread that can have a place.
 fn grant(shares: &mut Shares<Arc<Waiting>>) {
     while let Some(one) = shares.grant() {
         one.granted.store(true, Release);

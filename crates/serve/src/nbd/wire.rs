@@ -54,7 +54,7 @@ pub(crate) mod info {
     pub(crate) const BLOCK_SIZE: u16 = 3;
 }
 
-/// What a volume offers during transmission.
+/// Flags of a volume that the server sends for transmission.
 pub(crate) mod transmission_flag {
     pub(crate) const HAS_FLAGS: u16 = 1;
     pub(crate) const READ_ONLY: u16 = 1 << 1;

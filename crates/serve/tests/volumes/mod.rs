@@ -36,7 +36,7 @@ struct State {
     stopped: bool,
 }
 
-/// A volume in memory. Its tickets count changes; waiting and flushing makes them durable.
+/// A volume in memory. Tickets count changes; waiting and flushing makes the changes durable.
 pub(crate) struct MemoryVolume {
     size: u64,
     state: Mutex<State>,

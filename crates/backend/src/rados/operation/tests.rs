@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::*;
 
-/// What the stand-in still has to write when the reply comes.
+/// The result that the stand-in writes when it replies.
 type Reply = Box<dyn FnOnce() + Send>;
 
 /// An operation of the stand-in.
@@ -339,7 +339,7 @@ fn rule_20_replies_reach_places_that_keep_still() {
         ];
         assert_eq!(answer.seen, expected);
     }
-    // A flight that nobody asks.
+    // A flight whose result no thread reads.
     drop(Flight::read(&good, &all));
     // A look that fails before others that were answered.
     let failing = pool(Library { read_op_getxattrs: xattrs_fail, ..stand_in() });
