@@ -360,8 +360,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Reads a volume after a change that may have been done in part. The content that a block reads
-    /// as becomes its newest version in the model.
+    /// Reads a volume after a change that may have been done in part. The content that a block
+    /// reads as becomes its newest version in the model.
     fn look_again(&mut self, name: &str) -> Flow {
         let volume = self.export(name)?;
         for block in 0..self.disks[name].cells.len() {
