@@ -195,7 +195,7 @@ fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<u32> {
     {
         // The process that wrote the cursor may have been killed before it was durable, and later
         // writes must not outlive it.
-        Cursor::settle(&**files)?;
+        Cursor::make_durable(&**files)?;
         return Ok(cursor.segment);
     }
     let names = files.names()?;
@@ -238,7 +238,7 @@ impl Cursor {
     }
 
     /// Makes the cursor in the directory durable.
-    fn settle(files: &dyn Files) -> Result<()> {
+    fn make_durable(files: &dyn Files) -> Result<()> {
         files.open(CURSOR)?.sync()?;
         files.sync_names()
     }
@@ -254,6 +254,6 @@ impl Cursor {
             opened => opened?,
         };
         file.write_at(0, &w.0)?;
-        Cursor::settle(files)
+        Cursor::make_durable(files)
     }
 }

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_settled_container_is_found_where_its_chunks_went() {
+    fn a_late_encoded_container_is_found_where_its_chunks_went() {
         let mut tables = replicated();
         // 8 KiB in units, three times.
         assert_eq!(
