@@ -446,7 +446,7 @@ impl Sim {
             5 => self.rename(),
             7 => self.node_move(),
             8 => self.volume_move(),
-            9 => self.heal_move(),
+            9 => self.repair_move(),
             _ => {
                 self.damaged |= self.files.rot("segment-");
                 Ok(())
@@ -481,7 +481,7 @@ impl Sim {
         self.files.set_capacity(None);
         self.actors = Actors::default();
         while let Some(&node) = self.bad.first() {
-            self.heal(node)?;
+            self.repair_node(node)?;
         }
         for _ in 0..30 {
             self.put_move()?;
@@ -492,7 +492,7 @@ impl Sim {
         }
         self.actors = Actors::default();
         self.look()?;
-        self.settle_all()?;
+        self.encode_all()?;
         for name in self.disks.keys().cloned().collect::<Vec<_>>() {
             let archive = self.admin()?;
             archive.delete_volume(&name).map_err(|e| self.judge("delete", &e))?;

@@ -70,7 +70,7 @@ impl Disk {
     }
 
     /// All that was written is durable.
-    fn settle(&mut self) {
+    fn make_durable(&mut self) {
         self.cells.iter_mut().for_each(|cell| {
             cell.drain(..cell.len() - 1);
         });
@@ -135,11 +135,11 @@ impl Sim {
         let exports = ArchiveExports(volumes.clone());
         self.say(|| "served".into());
         self.actors.serving = Some(Serving { archive, ingest, volumes, exports });
-        self.settle_volumes()
+        self.resolve_volumes()
     }
 
     /// All volumes read as after one change that may be the last durable one.
-    pub(super) fn settle_volumes(&mut self) -> Flow {
+    pub(super) fn resolve_volumes(&mut self) -> Flow {
         let mut found: BTreeMap<String, Vec<Option<Vec<u8>>>> = BTreeMap::new();
         for (name, disk) in self.disks.clone() {
             let volume = self.export(&name)?;
@@ -471,7 +471,7 @@ impl Sim {
             Ok(()) => {
                 self.say(|| format!("{what}: done"));
                 self.reach.hit("volumes flushed");
-                self.disks.values_mut().for_each(Disk::settle);
+                self.disks.values_mut().for_each(Disk::make_durable);
                 Ok(())
             }
             Err(error)

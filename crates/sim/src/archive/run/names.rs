@@ -53,7 +53,7 @@ impl Sim {
 
     /// The names are those of the model.
     pub(super) fn look_at_names(&mut self) -> Flow {
-        self.note_move()?;
+        self.record_damage_move()?;
         let reads_only = self.rng.percent(20);
         let archive = if reads_only { self.open(false)? } else { self.admin()? };
         let tables = match archive.refresh() {
@@ -119,7 +119,7 @@ impl Sim {
         self.look_at_volumes(&archive)?;
         rad::look_at_places(&archive.tables(), self.params.late.is_some())?;
         if !self.damaged {
-            self.heal_noted(&archive)?;
+            self.restore_recorded(&archive)?;
             match check(&archive, true, &mut |_, _, _| {}) {
                 Ok(report) if report.is_well() => {}
                 Ok(report) => {
