@@ -208,7 +208,7 @@ pub enum PlantedBug {
     NoRecheck,
     /// Space is freed while older readers are there.
     FreedUnderReader,
-    /// Damage is noted, and the epoch turns although somebody may stay in the one before.
+    /// Damage is recorded, and the epoch advances although a reader may be in the one before.
     TurnedUndrained,
     /// Container ids are given before their range is durable.
     IdTwice,
@@ -233,7 +233,7 @@ pub enum PlantedBug {
     /// Chunks that had no references when they were counted are left behind, without being
     /// condemned and looked at again.
     SettledUnchecked,
-    /// A sync that failed is tried again, and believed.
+    /// A sync that failed is tried again, and its success is trusted.
     SyncRetried,
     /// The label counts only when both of its places can be read.
     LabelCopyUnread,

@@ -69,7 +69,7 @@ impl Shared {
         self.code.parity() as u32 + u32::from(!self.settings.has(PlantedBug::FewCopies))
     }
 
-    /// Reads all labels: who is current?
+    /// Reads all labels, and finds out which nodes are current.
     pub(super) fn look(&self) -> Result<()> {
         let mut absent = Vec::new();
         let mut found = Vec::new();

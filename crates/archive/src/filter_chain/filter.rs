@@ -1,4 +1,4 @@
-//! A filter: what it is asked, and its four answers.
+//! A filter: its query, and its four answers.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Recipes (dedupv1 3.5): which chunks make a stream, with their fingerprints, so that what was
-//! lost can be told and healed.
+//! Recipes (dedupv1 3.5): the chunks that make a stream, with their fingerprints, by which `check`
+//! names lost chunks and a repair finds copies of them.
 //!
 //! A recipe is parts one after the other, cut into pieces that are chunks of their own in
 //! containers of recipes. No part spans pieces.

@@ -198,7 +198,7 @@ impl Archive {
         Ok(true)
     }
 
-    /// Takes the reserve again after collection; a disk that is still full gives what it has.
+    /// Fills the reserve again after collection, as far as a disk that is still full has room.
     pub(crate) fn restore_reserve(&self, bytes: u64) -> Result<()> {
         match fill(&*self.files.open(RESERVE)?, bytes) {
             Err(error) if error.kind() != Kind::NoSpace => Err(error),

@@ -183,8 +183,9 @@ impl Archive {
         Ok(())
     }
 
-    /// For who writes nothing: makes frames durable that nobody recorded as synced, and believes
-    /// those that can't vanish any more. `tables` have all frames up to byte `end`.
+    /// Replays for a reader, which writes nothing: makes frames durable that no process recorded
+    /// as synced, and applies only frames that can't vanish any more. `tables` have all frames up
+    /// to byte `end`.
     fn replay_lasting_frames(
         &self,
         position: &mut LogPosition,

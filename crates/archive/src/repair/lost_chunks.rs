@@ -75,10 +75,10 @@ pub fn record_damage(archive: &Archive, rotten: &BTreeMap<ContainerId, Vec<u8>>)
 }
 
 /// Makes lost chunks whole that are stored elsewhere too: their addresses, and what they were.
-/// `progress` is told containers.
+/// `progress` counts containers.
 ///
 /// # Errors
-/// `Busy` while a gc runs, `NoSpace`, and those of the system.
+/// `Busy` while a gc runs, `NoSpace`, and errors of the system.
 pub fn restore(
     archive: &Arc<Archive>,
     lost: &BTreeMap<Address, Fingerprint>,
@@ -213,7 +213,7 @@ impl Restoration<'_> {
         copies: &HashMap<Fingerprint, Address>,
     ) -> Result<u64> {
         let old = &container.stored;
-        // Of what can't be read now nobody knows what it is.
+        // Damage that is not `Corrupt` may be readable another time: the loss is uncertain.
         let mut certain = true;
         let metadata = match self.rewriter.container_reader.metadata(container) {
             Err(error) if is_damage(&error) => {

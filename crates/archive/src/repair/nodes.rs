@@ -89,8 +89,8 @@ impl Rebuilt {
 /// last segment that was filled.
 ///
 /// # Errors
-/// `InvalidInput` when the directory is a node that counts, `Corrupt` when other nodes can't give
-/// what it needs, `NoSpace`, those of the system.
+/// `InvalidInput` when the directory is a current node, `Corrupt` when the other nodes lack data
+/// that it needs, `NoSpace`, errors of the system.
 pub fn replace(
     archive: &Arc<Archive>,
     nodes: &Nodes,
@@ -172,8 +172,8 @@ pub fn replace(
 
 /// Clears a directory unless it was being filled already; gives the last segment that is filled.
 ///
-/// The cursor is there before anything else, and names the view of who is current: with another
-/// one, shards may be missing that were there.
+/// The cursor is written before anything else, and names the epoch of the current view: under
+/// another view the directory may lack shards.
 fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<u32> {
     let (shared, files) = (nodes.shared(), &replacement.files);
     let view = shared.state.lock().view.clone();

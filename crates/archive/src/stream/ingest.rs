@@ -205,7 +205,7 @@ impl PendingContainers {
     /// Makes what was written durable.
     pub(super) fn sync(&mut self, ingest: &Ingest) -> Result<()> {
         let synced = match self.appender.sync() {
-            // A disk that was full at a sync has lost what it should have kept.
+            // A sync that fails for want of space has lost written data, so it counts as `Io`.
             Err(error) if error.kind() == Kind::NoSpace => {
                 Err(Error::new(Kind::Io, error.to_string()))
             }

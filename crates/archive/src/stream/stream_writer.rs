@@ -207,7 +207,7 @@ impl StreamWriter {
         archive.commit(true, |_| Ok(vec![Record::Freed { places }])).map(|_| ())
     }
 
-    /// Imports what is listed into the chunk index: for who has no threads.
+    /// Imports listed containers into the chunk index: for callers without threads.
     ///
     /// # Errors
     /// Errors of the system.

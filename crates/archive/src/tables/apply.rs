@@ -266,7 +266,7 @@ impl Tables {
         Ok(written)
     }
 
-    /// The container's place is to be freed, when who reads there has left.
+    /// Removes a container. Its place is freed when the readers of `epoch` have left.
     pub(crate) fn wait_to_be_freed(&mut self, id: ContainerId, epoch: u32) -> Result<()> {
         let gone = self
             .containers

@@ -502,7 +502,7 @@ impl<'a, K, V> IntoIterator for &'a Map<K, V> {
 
 /// A list to whose end is added. Its clones share nodes.
 pub struct List<T> {
-    /// By a number that rises; only the order counts.
+    /// Items by increasing numbers, of which only the order counts.
     items: Map<u64, T>,
     next: u64,
 }

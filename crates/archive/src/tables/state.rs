@@ -123,7 +123,7 @@ pub struct Tables {
     pub align: u64,
     /// Columns of parity.
     pub parity: u8,
-    /// Chunks are encoded late: the rest of what is told of versions counts.
+    /// Chunks are encoded late, so versions are counted.
     pub late: bool,
     /// Puts that were committed.
     pub versions: u64,

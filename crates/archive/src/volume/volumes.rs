@@ -35,7 +35,7 @@ pub struct Volumes {
     pub(super) buffers: BufferPool,
     /// Keeps containers that are read from being freed. A read makes it, and `tend` drops it.
     guard: Mutex<Option<Arc<EpochGuard>>>,
-    /// Held by who writes back.
+    /// Held during a write-back.
     pub(super) writing_back: Mutex<()>,
     /// Held alone by a write that begins or ends inside a sector.
     pub(super) order: RwLock<()>,

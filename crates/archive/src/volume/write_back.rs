@@ -46,8 +46,8 @@ const THREADS_FROM: u64 = 4 << 20;
 type Frozen = Vec<(u64, FrozenLayer)>;
 
 impl Volumes {
-    /// Makes all changes up to a ticket durable, for a client: it hears of what any write-back
-    /// since lost that nobody was told of.
+    /// Makes all changes up to a ticket durable, for a client. Also returns the error of an
+    /// earlier failed write-back that no client has got yet.
     pub(super) fn flush_to(&self, ticket: Ticket) -> Result<()> {
         let done = self.write_back_to(ticket);
         let mut state = self.state.lock();
@@ -63,7 +63,7 @@ impl Volumes {
             {
                 let state = self.state.lock();
                 if state.written_back >= ticket.0 {
-                    // All who waited for the write-back that lost something are told.
+                    // Each caller that waited for the failed write-back gets its error.
                     let lost = state.lost.as_ref().filter(|lost| tried && lost.upto >= ticket.0);
                     return lost.map_or(Ok(()), |lost| Err(lost.error.clone()));
                 }
@@ -107,8 +107,8 @@ impl Volumes {
         let (frozen, upto) = {
             let mut state = self.state.lock();
             if state.volumes.values().any(|layers| layers.writing_back.is_some()) {
-                // Nobody else writes back now: one of the stages panicked, and what it was to make
-                // durable is not.
+                // `writing_back` is held, so no other write-back runs: an earlier one panicked
+                // before its changes were durable.
                 state.stopped = Some(Error::new(Kind::Stopped, "a drain ended halfway"));
             }
             Volumes::going(&state)?;
