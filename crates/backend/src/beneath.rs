@@ -1,9 +1,9 @@
 //! Opens files by one name below an open directory, and refuses anything else under that name.
 //!
 //! A user who can write into a directory can replace a file by a link, a pipe or a device. So the
-//! code looks at a name before opening it: a descriptor that only names the file (`O_PATH`, no link
-//! followed) must show a regular file. That descriptor is then opened through `/proc/self/fd`.
-//! Where `/proc` is not mounted, the name is opened, and must be the same inode.
+//! code looks at a name before opening it. A descriptor that only names the file (`O_PATH`, no link
+//! followed) must show a regular file, and is then opened through `/proc/self/fd`. Where `/proc` is
+//! not mounted, the name is opened, and must be the same inode.
 //!
 //! A file that is to be written must have no other name, and belong, like its directory, to the
 //! user for whom we write.

@@ -1,11 +1,11 @@
 //! [`MetadataDisk`]: keeps the blocks that an engine writes for itself, and drops the clients'
 //! data.
 //!
-//! This disk answers one question: how much memory does an engine need beside a store of 64 GiB of
+//! The disk answers one question: how much memory does an engine need beside a store of 64 GiB of
 //! unique blocks, on a machine that does not have 64 GiB? Blocks of [`Class::Data`] are counted and
 //! dropped, and read as zeroes; all other classes are kept. The kept blocks lie in an anonymous
-//! file of the kernel that is never mapped. So they do not count as resident memory of this
-//! process, which is the measured quantity. They do use memory of the machine.
+//! file of the kernel that is never mapped. So they use memory of the machine, but do not count as
+//! resident memory of this process, which is the measured quantity.
 //!
 //! *Invariant:* a block that was last written as data reads as zeroes, also where metadata was
 //! before.

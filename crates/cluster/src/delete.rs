@@ -29,12 +29,12 @@ use crate::{
     },
 };
 
-/// Pieces that may be missing between others. They were in flight together when the session that
-/// filled them died.
+/// Pieces that may be missing between others, because they were in flight together when the session
+/// that filled them died.
 const GAP: u64 = 16;
 
-/// After so many missing pieces in a row none follows. This bounds the cost of a false number of
-/// pieces.
+/// After so many missing pieces in a row none follows. The limit bounds the cost of a false number
+/// of pieces.
 const MISSING_MAX: u64 = 1 << 16;
 
 /// Most decisions about one step of deleting an object.

@@ -21,8 +21,8 @@ impl Fingerprint {
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 
-    /// The fingerprint with all bits inverted. It stands for content that must not be shared, so
-    /// that a search for the content does not find it.
+    /// The fingerprint with all bits inverted: the mark of content that must not be shared. A
+    /// search for the content does not find it.
     #[must_use]
     pub fn unshared(&self) -> Fingerprint {
         Fingerprint(self.0.map(|byte| !byte))

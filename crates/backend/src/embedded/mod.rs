@@ -11,9 +11,9 @@
 //! | [`trees`] | the shape of the trees in it, checked before `redb` reads it |
 //! | [`blocks`] | the data file: free blocks, writing, punching |
 //!
-//! *Threads:* one thread receives all waiting operations, and applies each whole or not at all. It
-//! writes their data into free blocks, makes the data durable, commits one transaction, and then
-//! replies to all of them (group commit). Reads see committed data.
+//! *Threads:* one thread receives all waiting operations, and applies each whole or not at all. The
+//! thread writes their data into free blocks, makes the data durable, commits one transaction, and
+//! then replies to all of them (group commit). Reads see committed data.
 //!
 //! *Crash argument:* data are written into blocks that nothing names, and are durable before the
 //! commit that names them. Blocks that a commit frees are reused only after the commit is durable

@@ -1,7 +1,6 @@
-//! The shape of the trees in a file of `redb`. `redb` trusts its own file. It would descend for
-//! ever into a page that lies below itself. It would also accept any number and length of regions
-//! and pages. So this module checks a file that somebody else may have written before `redb` reads
-//! it.
+//! The shape of the trees in a file of `redb`. `redb` trusts its own file: it would descend for
+//! ever into a page that lies below itself, and accept any number and length of regions and pages.
+//! So this module checks a file that somebody else may have written before `redb` reads it.
 //!
 //! All leaves of a tree are equally deep, one page names another as its child, and a page is never
 //! changed in place while anything names it. So each page that is read from the file must have the

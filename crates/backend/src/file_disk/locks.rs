@@ -5,8 +5,7 @@
 //! |---|---|
 //! | `flock` on the file or device | every process that opens it as a store |
 //! | a lock on the whole range of a file, owned by the descriptor | clients of an NFS server on this machine, whose `flock` becomes such a range |
-//! | `flock` on the files below loop devices | processes that open the same file by its own name,
-//! or by another loop device |
+//! | `flock` on the files below loop devices | processes that open the same file by its own name, or by another loop device |
 //!
 //! The range is locked on local file systems only: on NFS both locks would be ranges at the server,
 //! and the second one would be refused.

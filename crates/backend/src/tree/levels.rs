@@ -1,8 +1,7 @@
 //! The directories from a root down to the one at hand.
 //!
 //! The directories near the root and those near the end stay open. A directory between them is
-//! closed, and opened again as the parent of the one below it. It must then still be the same
-//! directory.
+//! closed, and opened again as the parent of the one below it, if it is still the same directory.
 
 use std::os::fd::OwnedFd;
 

@@ -1,7 +1,7 @@
 //! Chunk objects: named by their content (double hashing), with the references that keep them.
 //!
-//! A reference may be false, but never missing. It is added before a map names the chunk, and
-//! dropped after no map does. A chunk without references is removed at the version at which a read
+//! A reference may be false, but never missing. A session adds it before a map names the chunk, and
+//! drops it after no map does. A chunk without references is removed at the version at which a read
 //! found none. An add in between makes the removal fail, and a later one creates the chunk again.
 //!
 //! With a replicated pool the references are keys of the chunk object; with an erasure-coded one

@@ -2,8 +2,8 @@
 //! depends on them.
 //!
 //! A worker leases its share of the shards with a list that is not empty, those that changed
-//! longest ago first. It keeps them as long as their lists are not empty. A lease ends by the
-//! store's clock, and is renewed three times before.
+//! longest ago first, and keeps them until their lists are empty. A lease ends by the store's
+//! clock, and is renewed three times before.
 
 use std::{
     collections::{BTreeMap, VecDeque},

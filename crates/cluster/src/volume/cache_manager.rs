@@ -35,8 +35,8 @@ pub(super) const CACHED_MAX: usize = 65_536;
 /// Most dirty chunks of a volume that the header records as hot.
 pub(super) const HOT_MAX: usize = 4096;
 
-/// Seconds that the record of a hot chunk is valid. It is renewed when less than half of them is
-/// left.
+/// Seconds that the record of a hot chunk is valid. The owner renews the record when less than half
+/// of them is left.
 pub(super) const HOT_SECONDS: u64 = 60;
 
 /// A Bloom filter for one second, made when the first read comes.

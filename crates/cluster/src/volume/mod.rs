@@ -64,7 +64,7 @@ pub struct Volume {
     queue_changed: Condvar,
 }
 
-/// The owner's memory of an object. It may be out of date, so every operation that changes
+/// The owner's memory of an object. The memory may be out of date, so every operation that changes
 /// something compares it.
 #[derive(Default)]
 struct Object {

@@ -68,8 +68,8 @@ impl<R: Read> Inbox<R> {
     /// the client has closed.
     ///
     /// # Errors
-    /// The errors of the connection, `WouldBlock` when it is time to look around, and when the buffer is
-    /// full of unread bytes.
+    /// The errors of the connection; `WouldBlock` when it is time to look around, and when the
+    /// buffer is full of unread bytes.
     pub(crate) fn receive(&mut self, most: usize) -> io::Result<usize> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
