@@ -154,7 +154,7 @@ impl BlockIndex {
         self.leaves.values().filter_map(|leaf| Some(leaf.page?.number))
     }
 
-    /// Which leaf is on which page; all are on one.
+    /// Writes the page of each leaf; all leaves have one.
     pub(crate) fn encode(&self, w: &mut Writer) {
         w.u32(self.leaves.len() as u32);
         for (&number, leaf) in &self.leaves {

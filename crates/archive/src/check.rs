@@ -24,7 +24,7 @@ use crate::{
 /// Problems that are listed; more are counted only.
 pub(crate) const PROBLEMS_LISTED: usize = 1000;
 
-/// What was found.
+/// The findings of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Streams looked at.
@@ -35,7 +35,7 @@ pub struct Report {
     pub chunks: u64,
     /// Bytes of data read and verified.
     pub bytes: u64,
-    /// What is wrong; the first thousand.
+    /// The first thousand problems, each a sentence.
     pub problems: Vec<String>,
     /// How much is wrong.
     pub problems_found: u64,
@@ -76,7 +76,7 @@ pub type Progress<'a> = dyn FnMut(&str, u64, u64) + 'a;
 /// the bytes of all chunks too.
 ///
 /// # Errors
-/// Those of the system; damage is in the report.
+/// Errors of the system; damage is in the report.
 pub fn check(archive: &Arc<Archive>, data: bool, progress: &mut Progress<'_>) -> Result<Report> {
     let mut checking = Checking::new(archive)?;
     checking.found.containers(None, data, progress)?;
@@ -134,7 +134,7 @@ const BLOCKS_LISTED: usize = 1000;
 /// Lost chunks that are listed; after those are restored, more are found.
 const LOST_LISTED: usize = 1 << 20;
 
-/// What is known while it is looked at.
+/// The state of a running check.
 struct Found {
     archive: Arc<Archive>,
     tables: Arc<Tables>,
@@ -168,8 +168,8 @@ impl Checking {
         Ok(Checking { reader, chunks: ChunkReader::default(), found })
     }
 
-    /// The containers that a stream and a volume need. What can't be read now is found to be
-    /// damaged later.
+    /// The containers that a stream and a volume need. Recipes that can't be read now are found
+    /// to be damaged later.
     fn needed(
         &mut self,
         stream: Option<&Stream>,
@@ -319,7 +319,7 @@ impl Found {
                             &mut packer,
                             &mut self.report,
                         )?;
-                        // What absent nodes have is not lost.
+                        // Columns on absent nodes are not lost.
                         if !rotten.is_empty() && self.archive.is_all_there(&container.stored.place)
                         {
                             self.report.rotten.insert(id, bits_of(&rotten, metadata.chunks.len()));

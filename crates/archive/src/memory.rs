@@ -13,8 +13,9 @@ use parking_lot::Mutex;
 /// need for what the engine writes.
 const PER_BYTE: u64 = 16;
 
-/// What a reader may take for the tables of an archive, whoever wrote it: some memory, and more for
-/// what really lies on the medium. Each length and count is drawn from it before memory is taken.
+/// The memory that the tables of an archive may use, even if the archive is hostile: a base, and
+/// more for the bytes that really lie on the medium. Each length and count is drawn from the budget
+/// before memory is allocated.
 #[derive(Debug)]
 pub(crate) struct Budget {
     base: u64,
@@ -39,7 +40,7 @@ impl Budget {
     }
 }
 
-/// What was drawn from a budget, until it is dropped.
+/// Bytes drawn from a budget; dropping the value gives them back.
 #[derive(Debug, Default)]
 pub(crate) struct Drawn {
     budget: Option<Arc<Budget>>,

@@ -1,4 +1,4 @@
-//! What an archive is made with, what is chosen when it is opened, and the limits that are fixed.
+//! The settings of a new archive, the settings of an opened one, and the limits that are fixed.
 
 use std::str::FromStr;
 
@@ -83,7 +83,7 @@ impl FromStr for FilterName {
     }
 }
 
-/// What is chosen when an archive is opened for work.
+/// The settings that are chosen when an archive is opened for work.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The filter chain, in its order.
@@ -208,7 +208,7 @@ pub enum PlantedBug {
     NoRecheck,
     /// Space is freed while older readers are there.
     FreedUnderReader,
-    /// Damage is noted, and the epoch turns although somebody may stay in the one before.
+    /// Damage is recorded, and the epoch advances although a reader may be in the one before.
     TurnedUndrained,
     /// Container ids are given before their range is durable.
     IdTwice,
@@ -233,7 +233,7 @@ pub enum PlantedBug {
     /// Chunks that had no references when they were counted are left behind, without being
     /// condemned and looked at again.
     SettledUnchecked,
-    /// A sync that failed is tried again, and believed.
+    /// A sync that failed is tried again, and its success is trusted.
     SyncRetried,
     /// The label counts only when both of its places can be read.
     LabelCopyUnread,
@@ -246,7 +246,7 @@ pub enum PlantedBug {
 }
 
 impl PlantedBug {
-    /// Those that the simulator's seeds must find, with the names that it knows them by.
+    /// The bugs that the simulator's seeds must find, with the names that it knows them by.
     pub const ALL: [(&'static str, PlantedBug); 28] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),

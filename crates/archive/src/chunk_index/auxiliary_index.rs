@@ -51,15 +51,15 @@ pub(crate) struct Auxiliary {
 /// A container of a session that goes on.
 struct Making {
     session: u64,
-    /// Whoever commits next makes it durable.
+    /// The next commit of any session makes it durable.
     written: bool,
     /// Another session took duplicates from it.
     named: bool,
 }
 
 impl Auxiliary {
-    /// The address of a chunk, and whether it is certain for this session. What another session has
-    /// not written yet is not found.
+    /// The address of a chunk, and whether it is certain for this session. Chunks that another
+    /// session has not written yet are not found.
     #[must_use]
     pub(crate) fn find(&self, fingerprint: &Fingerprint, session: u64) -> Option<(Address, bool)> {
         let address = *self.entries.get(fingerprint)?;
@@ -109,7 +109,7 @@ impl Auxiliary {
         }
     }
 
-    /// A session is over. What it did not write is lost.
+    /// Ends a session: forgets the containers that it did not write.
     pub(crate) fn end(&mut self, session: u64) {
         let own = |making: &Making| making.session == session;
         let gone: BTreeSet<_> = self
@@ -144,7 +144,7 @@ impl Auxiliary {
         named
     }
 
-    /// What is not listed is lost.
+    /// Forgets the containers that are not listed.
     pub(crate) fn lose(&mut self) {
         let gone = self.making.keys().filter(|id| !self.listed.contains_key(id)).copied().collect();
         self.forget(&gone);

@@ -2,8 +2,8 @@
 //! behind them the pages of a Bloom filter.
 //!
 //! A page is chosen by the prefix, so that all pages together are sorted, and files are merged by
-//! reading them once. What finds its page full goes to the next one; a page from which that
-//! happened says so.
+//! reading them once. An entry whose page is full goes to the next page, and the full page says
+//! so.
 
 use std::sync::Arc;
 
@@ -419,7 +419,7 @@ impl Scan<'_> {
                 }
                 self.next_page += 1;
             }
-            // What went on to the next page is in order too: pages are filled in order.
+            // Entries that went on to the next page are in order too: pages are filled in order.
             self.held.reverse();
         }
         Ok(self.held.last().copied())

@@ -31,7 +31,7 @@ const RUN_LEAST: usize = 16 << 10;
 /// Loads into `auxiliary` what was listed since the last import.
 ///
 /// # Errors
-/// Those of the system; a damaged container is left out.
+/// Errors of the system; a damaged container is left out.
 pub(crate) fn load_recent(
     container_reader: &ContainerReader,
     tables: &Tables,
@@ -58,7 +58,7 @@ pub(crate) fn load_recent(
 /// `None` when there was nothing to do, or another process does it.
 ///
 /// # Errors
-/// Those of the system; a full disk only puts it off.
+/// Errors of the system; a full disk only puts it off.
 pub(crate) fn import(
     archive: &Arc<Archive>,
     auxiliary: &parking_lot::Mutex<Auxiliary>,
@@ -151,7 +151,7 @@ fn next_number(archive: &Archive, tables: &Tables) -> Result<u64> {
 /// Throws the index away and makes it anew from the metadata of all containers.
 ///
 /// # Errors
-/// Those of the system.
+/// Errors of the system.
 pub fn rebuild(archive: &Arc<Archive>, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
     let _lock = archive.files.lock(IMPORTER, Hold::Alone, true)?;
     let tables = archive.refresh()?;

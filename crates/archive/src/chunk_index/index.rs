@@ -19,7 +19,7 @@ impl ChunkIndex {
     /// The index as `tables` name it. A file that is not there costs duplicates.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Errors of the system.
     pub fn open(archive: Arc<Archive>, tables: &Tables) -> Result<ChunkIndex> {
         let mut files = Vec::new();
         let all: u64 = tables.index.files.iter().map(|file| u64::from(file.pages)).sum();
@@ -44,7 +44,7 @@ impl ChunkIndex {
     /// not asked, only those of the runs.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Errors of the system.
     pub fn look_up(
         &mut self,
         fingerprint: &Fingerprint,

@@ -11,7 +11,7 @@ use fastcdc::v2020::{FastCDC, Normalization};
 use self::rabin::Rabin;
 use crate::format::parameters::Chunking;
 
-/// What comes next in a stream.
+/// The next piece of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
     /// A chunk of so many bytes.

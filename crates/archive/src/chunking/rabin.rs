@@ -11,9 +11,10 @@ const DEGREE: u32 = 53;
 
 /// Tables for one polynomial.
 pub(crate) struct Rabin {
-    /// What the byte that enters on the left of the remainder leaves.
+    /// For the byte that is shifted out on the left of the hash: its remainder, and the shifted
+    /// byte itself, so that XOR clears it.
     enter: [u64; 256],
-    /// What the byte that leaves the window has become.
+    /// For the byte that leaves the window: the hash of it and the zeroes behind it.
     leave: [u64; 256],
 }
 

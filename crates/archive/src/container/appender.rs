@@ -1,8 +1,8 @@
 //! Segment files, and the containers that are appended to them.
 //!
 //! *Crash argument:* a container's id comes from a range that is recorded before it is used, and
-//! the name of its segment is durable before the container is listed. What a crash leaves behind
-//! the last listed container of a segment is overwritten by the next one.
+//! the name of its segment is durable before the container is listed. Bytes that a crash leaves
+//! behind the last listed container of a segment are overwritten by the next one.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -51,7 +51,7 @@ impl Appender {
         Appender { archive, owner, open: BTreeMap::new(), unsynced: Vec::new() }
     }
 
-    /// True when the container begins another segment. What was written to the one before must be
+    /// True when the container begins another segment. Containers in the segment before must be
     /// listed first: a segment that holds nothing listed, and is not its owner's last, counts
     /// as empty.
     pub(crate) fn begins_segment(&self, packed: &Packed, class: Class) -> bool {

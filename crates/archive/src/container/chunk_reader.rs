@@ -131,7 +131,7 @@ impl ChunkReader {
                         return Ok(Some((container, metadata, at)));
                     }
                 }
-                // It may be in another one.
+                // Another container may have the chunk.
                 Err(error) if is_damage(&error) => damaged = Some(error),
                 Err(error) => return Err(error),
             }

@@ -24,7 +24,7 @@ pub(crate) struct Rewriter {
 }
 
 impl Rewriter {
-    /// Who calls this holds the collector's lock.
+    /// The caller holds the collector's lock.
     pub(crate) fn new(archive: &Arc<Archive>) -> Rewriter {
         Rewriter {
             container_reader: ContainerReader::new(archive.clone()),

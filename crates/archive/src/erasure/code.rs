@@ -81,8 +81,8 @@ impl Code {
                 format!("{} of the {k} columns that are needed are there", present.len()),
             ));
         };
-        // What is present is these rows times the data; their inverse times what is present is the
-        // data.
+        // The columns present are these rows times the data, so the inverse of the rows times these
+        // columns is the data.
         let mut rows: Vec<Vec<u8>> = present.iter().map(|&column| self.row(column)).collect();
         let mut inverted: Vec<Vec<u8>> = (0..k).map(|n| unit(k, n)).collect();
         for at in 0..k {

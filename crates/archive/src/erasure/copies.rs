@@ -48,7 +48,7 @@ pub(super) fn open(shared: &Arc<Shared>, name: &str) -> Result<Arc<dyn File>> {
         let primary = shared.primary()?;
         match copies.copy(primary) {
             Err(error) if error.kind() != Kind::NotFound => shared.lose(primary),
-            // What the primary does not have is not there.
+            // A file that the primary does not have does not exist.
             opened => return opened.map(|_| Arc::new(copies) as Arc<dyn File>),
         }
     }

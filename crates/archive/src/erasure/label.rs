@@ -1,11 +1,11 @@
 //! A node's label: which archive and which number it is, and who was current when it was written.
 //! Two places of 4,096 bytes, written by turns.
 //!
-//! Whoever misses a write is left out by the next labels: those of all others name a higher epoch
-//! and the members without it. A new label is written twice to each member, *proposed* first and
-//! *settled* when all have it. So a label that is settled anywhere was read by all its members, and
-//! who of them shows an older one is an old copy; one that is nowhere settled may not have reached
-//! everybody, and nothing was written since.
+//! A node that misses a write is left out by the next labels: the labels of all others name a
+//! higher epoch and the members without it. A new label is written twice to each member, *proposed*
+//! first and *settled* when all have it. So a label that is settled anywhere was written to all its
+//! members, and a member that shows an older one is an old copy. A label that is nowhere settled
+//! may not have reached every member, and nothing was written since.
 
 use onefold_core::{Error, File, Files, Kind, Result};
 
@@ -29,7 +29,7 @@ const MAGIC: &[u8; 8] = b"ONEFNODE";
 
 const VERSION: u32 = 1;
 
-/// What a node's label says.
+/// The fields of a node's label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeLabel {
     /// The archive's id.
@@ -42,13 +42,13 @@ pub struct NodeLabel {
     pub n: u8,
     /// Columns of data.
     pub k: u8,
-    /// Who is current.
+    /// The nodes that are current.
     pub view: View,
     /// All members have this view.
     pub settled: bool,
 }
 
-/// Who is current since when.
+/// The nodes that are current, and the epoch since when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     /// Grows whenever somebody leaves or comes.
@@ -64,11 +64,11 @@ pub struct View {
 pub enum Absent {
     /// Nothing is mounted, or it can't be read.
     Gone(String),
-    /// It has no label.
+    /// The directory has no label.
     Unlabelled,
-    /// It belongs to another archive, or has another number.
+    /// The label names another archive, or another number.
     Foreign,
-    /// It missed changes.
+    /// The node missed changes.
     Outdated,
 }
 
@@ -115,7 +115,7 @@ impl NodeLabel {
         w.0
     }
 
-    /// What a place holds; `None` when it is no label.
+    /// Decodes the bytes of one place; `None` when they are no label.
     ///
     /// # Errors
     /// `Corrupt`, `Unsupported`.
@@ -192,7 +192,7 @@ impl NodeLabel {
         if known.is_some_and(|known| {
             known.view == self.view && known.number == self.number && known.settled >= self.settled
         }) {
-            // It may be in memory only, and so may its name.
+            // The label may be in memory only, and so may its name.
             file.sync()?;
             return files.sync_names();
         }
@@ -202,7 +202,7 @@ impl NodeLabel {
     }
 }
 
-/// Who is current, by the labels that were found. `None` when they contradict each other.
+/// The current view, by the labels that were found. `None` when they contradict each other.
 pub(super) fn current(found: &[Option<NodeLabel>]) -> Option<(View, u64)> {
     let mut views: Vec<&NodeLabel> = found.iter().flatten().collect();
     views.sort_by_key(|label| std::cmp::Reverse(label.generation()));
@@ -310,7 +310,7 @@ mod tests {
         // The new label reached 0 only: 1 has missed nothing yet.
         let proposed = [Some(label(0, 5, 0b011, false)), Some(label(1, 4, 0b111, true)), None];
         assert_eq!(here(&proposed), Some((5, 0b011)));
-        // It was settled: then 1 shows an old copy.
+        // The new label was settled, so 1 shows an old copy.
         let old = [Some(label(0, 5, 0b011, true)), Some(label(1, 4, 0b111, true)), None];
         assert_eq!(here(&old), Some((5, 0b001)));
     }

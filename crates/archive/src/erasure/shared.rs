@@ -1,4 +1,4 @@
-//! What all files of the nodes look at: which nodes are there, and which of them are current.
+//! The state that all files of the nodes share: which nodes are there, and which are current.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     settings::{PlantedBug, Settings},
 };
 
-/// What all files of the nodes look at.
+/// The state that all files of the nodes share.
 pub(crate) struct Shared {
     pub(super) directories: Vec<Option<Arc<dyn Files>>>,
     pub(crate) code: Code,
@@ -69,7 +69,7 @@ impl Shared {
         self.code.parity() as u32 + u32::from(!self.settings.has(PlantedBug::FewCopies))
     }
 
-    /// Reads all labels: who is current?
+    /// Reads all labels, and finds out which nodes are current.
     pub(super) fn look(&self) -> Result<()> {
         let mut absent = Vec::new();
         let mut found = Vec::new();
@@ -116,7 +116,7 @@ impl Shared {
         self.state.lock().readable()
     }
 
-    /// Copies that take changes. Those that are not there miss this one.
+    /// Copies that get changes. Members that are absent are recorded as missing this one.
     pub(super) fn writable_copies(&self) -> Result<Vec<usize>> {
         let mut state = self.state.lock();
         let (here, members) =
@@ -160,14 +160,14 @@ impl Shared {
         )
     }
 
-    /// Gives all members a new view: proposed, then settled; and so to a node that joins them. Who
-    /// can't be written is left out of the next one.
+    /// Writes a new view to all members and to a node that joins them: proposed first, then
+    /// settled. A node that can't be written is left out of the next view.
     pub(crate) fn change_view(
         &self,
         mut view: View,
         joining: Option<(usize, &dyn Files)>,
     ) -> Result<()> {
-        // Nobody may be two views behind: who is current gets the present one first.
+        // No member may be two views behind: the current ones get the present view first.
         let (now, here) = {
             let state = self.state.lock();
             (state.view.clone(), state.here & !state.missed & view.members)

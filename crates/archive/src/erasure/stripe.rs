@@ -42,7 +42,7 @@ const ROWS_AT_ONCE: u64 = 256;
 
 const MAGIC: &[u8; 8] = b"ONEFCOLM";
 
-/// Which node has which column.
+/// The node of each column of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(super) segment: u32,
@@ -432,7 +432,7 @@ impl Segment {
                 let mut stored = Vec::with_capacity(rows * STORED_BYTES);
                 for (n, unit) in out[0].chunks(UNIT_BYTES).enumerate() {
                     stored.extend_from_slice(unit);
-                    // What can't be made must not look whole.
+                    // A unit that can't be rebuilt gets a wrong checksum: it must not look whole.
                     let lost = found.hopeless.contains(&(row + n as u64));
                     stored.extend_from_slice(
                         &(self.seal(column, row + n as u64, unit) ^ u64::from(lost)).to_le_bytes(),
@@ -511,7 +511,7 @@ impl Segment {
     }
 }
 
-/// What was found in rows.
+/// The bad units of the rows that were read.
 #[derive(Default)]
 struct Found {
     /// Units that were not there or not whole: row and column.
@@ -522,7 +522,7 @@ struct Found {
     without: Vec<usize>,
 }
 
-/// What became of rows that were looked at.
+/// Counts of the units that were checked, bad and rebuilt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repaired {
     /// Units looked at.

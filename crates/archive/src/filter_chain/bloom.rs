@@ -1,8 +1,8 @@
 //! The Bloom filter (dedupv1 3.2, after Zhu et al.): tells most new chunks without a read.
 //!
 //! The bits are in the files of the chunk index, behind the pages that they speak for, so that they
-//! are never older than these. What is not imported is in the auxiliary index, which is asked
-//! before.
+//! are never older than these. Chunks that are not imported are in the auxiliary index, which is
+//! asked before.
 
 use onefold_core::Result;
 

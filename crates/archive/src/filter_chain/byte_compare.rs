@@ -28,7 +28,7 @@ impl Filter for ByteCompare {
         let reader = self.reader.get_or_insert_with(ChunkReader::default);
         match reader.chunk(&known.archive.tables(), known.container_reader, address) {
             Ok(bytes) => Ok(judge(bytes)),
-            // What can't be read is stored again.
+            // A chunk that can't be read is stored again.
             Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => {
                 Ok(Answer::NonExisting)
             }

@@ -84,7 +84,7 @@ impl ContainerCache {
             self.order.push_back(id);
             *self.uses.entry(id).or_default() += 1;
         }
-        // What is used over and over leaves its old places behind.
+        // Containers that are used over and over leave old entries behind in `order`.
         while self.order.len() > 4 * self.most {
             self.drop_oldest_use();
         }

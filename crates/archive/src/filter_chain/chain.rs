@@ -219,7 +219,7 @@ impl FilterChain {
         Ok(())
     }
 
-    /// Looks into the container before a hit becomes a reference. This is the chain's last,
+    /// Looks into the container before a hit becomes a reference. The look is the chain's last,
     /// artificial step too: it loads the container into the cache.
     fn confirm(
         query: &mut Query<'_>,
@@ -266,7 +266,7 @@ impl Known<'_> {
                 counts.metadata_reads += 1;
                 match self.container_reader.metadata(container) {
                     Ok(metadata) => self.cache.insert(metadata, &closed),
-                    // What can't be shown is stored anew.
+                    // A chunk whose container can't show it is stored anew.
                     Err(error) if is_damage(&error) => continue,
                     Err(error) => return Err(error),
                 }

@@ -1,4 +1,4 @@
-//! The chunk index filter (dedupv1 3.2): the basic one. It reads a page of the index for each
+//! The chunk index filter (dedupv1 3.2): the basic one, which reads a page of the index for each
 //! check.
 
 use onefold_core::Result;

@@ -1,4 +1,4 @@
-//! A filter: what it is asked, and its four answers.
+//! A filter: its query, and its four answers.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use crate::{
     tables::Tables,
 };
 
-/// What a filter says of a chunk.
+/// A filter's answer about a chunk (dedupv1 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// It is there: these are its bytes.
+    /// EXISTING: the chunk is stored at this address.
     Existing(Address),
-    /// A chunk of its fingerprint is there.
+    /// STRONG-MAYBE: a chunk of its fingerprint is at this address.
     StrongMaybe(Address),
-    /// Nothing is known.
+    /// WEAK-MAYBE: the filter knows nothing.
     WeakMaybe,
-    /// It is not there.
+    /// NON-EXISTING: the chunk is not stored.
     NonExisting,
 }
 
@@ -43,13 +43,13 @@ pub(crate) struct Query<'a> {
     pub fingerprint: Fingerprint,
     /// Its bytes.
     pub bytes: &'a [u8],
-    /// What is known so far.
+    /// The best answer so far.
     pub answer: Answer,
     /// The answer was looked up in the container, or needs no look.
     pub certain: bool,
 }
 
-/// What filters may look at.
+/// The state that filters may read.
 pub(crate) struct Known<'a> {
     /// The archive as this process saw it last, not before the session's beginning.
     pub tables: &'a Tables,
@@ -75,10 +75,10 @@ pub(crate) trait Filter: Send {
         false
     }
 
-    /// What it says of a chunk.
+    /// The filter's answer about a chunk.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Errors of the system.
     fn check(&mut self, query: &Query<'_>, known: &mut Known<'_>) -> Result<Answer>;
 
     /// A chunk turned out to be new, and is stored now.

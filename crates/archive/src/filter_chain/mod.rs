@@ -9,10 +9,10 @@
 //! | WEAK-MAYBE | all later filters |
 //! | NON-EXISTING | nothing more; the chunk is new |
 //!
-//! What turns out to be new is shown to all filters a second time, so that they learn it.
+//! Chunks that turn out to be new are shown to all filters a second time, so that they learn them.
 //!
 //! The chain works on a batch of chunks. A filter that reads the disk is asked in rounds, for a few
-//! of those that are undecided, spread evenly; after each round the containers that were found are
+//! of the undecided chunks, spread evenly; after each round the containers that were found are
 //! loaded into the container cache, and the filters before it are asked again: where chunks come
 //! back in their old order, one index read and one metadata read answer for a whole container.
 //!

@@ -13,7 +13,7 @@ use onefold_core::{Error, Kind, Result};
 /// Columns of a stripe at most.
 pub(crate) const COLUMNS_MAX: usize = 32;
 
-/// What the containers of a segment have in common.
+/// The placement class that the containers of a segment share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     /// The archive's code: all of an archive with round-robin, and recipes.
@@ -22,9 +22,9 @@ pub enum Class {
     Replicated,
     /// Chunks with one reference.
     Cold,
-    /// Those between.
+    /// Chunks with more references than cold ones and fewer than hot ones.
     Baseline,
-    /// Those with the most.
+    /// Chunks with the most references.
     Hot,
 }
 

@@ -34,7 +34,7 @@ pub(crate) const RAW_BYTES_MAX: usize = 8 << 20;
 
 const MAGIC: &[u8; 8] = b"ONEFCONT";
 
-/// What a container holds.
+/// The kind of content in a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContainerKind {
     /// Chunks of streams.
@@ -80,7 +80,7 @@ pub struct Metadata {
     pub id: ContainerId,
     /// The epoch of the archive in which it was made.
     pub epoch: u32,
-    /// What it holds.
+    /// The kind of its content.
     pub kind: ContainerKind,
     /// The groups, in the order of their bytes.
     pub groups: Vec<Group>,
@@ -97,7 +97,7 @@ pub struct Metadata {
 pub struct OpenContainer {
     /// Its number.
     pub id: ContainerId,
-    /// What it holds.
+    /// The kind of its content.
     pub kind: ContainerKind,
     chunks: Vec<Chunk>,
     groups: Vec<u32>,
@@ -108,7 +108,7 @@ pub struct OpenContainer {
 pub struct Packed {
     /// Its number.
     pub id: ContainerId,
-    /// What it holds.
+    /// The kind of its content.
     pub kind: ContainerKind,
     /// Header and metadata.
     pub meta: Vec<u8>,

@@ -1,10 +1,10 @@
-//! What counts as damage, and the bits by which chunks are marked as condemned or damaged.
+//! Tells damage from other errors, and holds the bits that mark chunks as condemned or damaged.
 
 use std::collections::BTreeSet;
 
 use onefold_core::{Error, Kind};
 
-/// True for what a bad sector or a flipped bit gives.
+/// True for the errors that a bad sector or a flipped bit causes.
 pub(crate) fn is_damage(error: &Error) -> bool {
     matches!(error.kind(), Kind::Corrupt | Kind::Io)
 }

@@ -19,17 +19,17 @@ const MAGIC: &[u8; 8] = b"ONEFARCH";
 
 const VERSION: u32 = 1;
 
-/// Of an archive with late encoding: who does not know it must not open it.
+/// The version of an archive with late encoding: programs that do not know it must not open it.
 const VERSION_LATE: u32 = 2;
 
-/// What a label says.
+/// The fields of an archive's label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
     /// The archive's id.
     pub id: [u8; 16],
     /// Keys fingerprints and checksums.
     pub secret: [u8; 32],
-    /// This directory's own id.
+    /// The id of this directory.
     pub node: [u8; 16],
     /// How streams are cut.
     pub chunking: Chunking,
@@ -47,7 +47,7 @@ pub struct Label {
     pub late: Option<Rad>,
 }
 
-/// What a place of the label holds.
+/// The content of one of the label's places.
 pub enum Found {
     /// A label.
     Good(Label),
@@ -103,7 +103,7 @@ impl Label {
         w.0
     }
 
-    /// What `bytes` hold.
+    /// Decodes the bytes of one place.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Found {
         if bytes.len() != LABEL_BYTES || !bytes.starts_with(MAGIC) {
@@ -212,5 +212,5 @@ pub(crate) fn look_for_label(files: &dyn Files, strict: bool) -> Result<(Label, 
     }
 }
 
-/// What to do about a log, which has no second copy on one node.
+/// The advice about a damaged log, which has no second copy on one node.
 pub(crate) const PUT_BACK: &str = "put the file back from a copy of the archive";

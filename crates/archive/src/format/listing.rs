@@ -95,7 +95,7 @@ pub struct Links {
     /// Targets that are looked for in this pass, in order, each with its link.
     wanted: Vec<(Vec<u8>, Vec<u8>)>,
     found: usize,
-    /// Those of the next pass.
+    /// Targets to look for in the next pass.
     held: Vec<(Vec<u8>, Vec<u8>)>,
     held_bytes: usize,
     /// Links that were looked at, in this pass and in earlier ones.

@@ -17,7 +17,7 @@ pub(crate) const LOG_BYTES_MAX: u64 = 256 << 20;
 pub(crate) const PIECE_BYTES: usize = 4 << 20;
 
 /// Bytes behind the end of a log in which later frames are looked for, each time from one that
-/// claims to be there. What a crash leaves is one torn frame.
+/// claims to be there. A crash leaves one torn frame.
 const CLAIMED_MAX: u64 = 1 << 30;
 
 /// Reads a log from a place on.
@@ -29,9 +29,9 @@ pub(crate) struct LogReader<'a> {
     /// Of which byte on `held` is.
     at: u64,
     held: Vec<u8>,
-    /// Bytes of it that are behind the reader.
+    /// Bytes of `held` that are behind the reader.
     taken: usize,
-    /// What was drawn for `held`.
+    /// Bytes drawn from the budget for `held`.
     room: usize,
 }
 

@@ -49,7 +49,7 @@ pub struct Address {
     pub slot: u16,
 }
 
-/// What ties bytes to one archive: its id, and the key of its checksums.
+/// The id and the checksum key that tie bytes to one archive.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
     /// Of the archive.

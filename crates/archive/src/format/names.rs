@@ -12,7 +12,7 @@ pub(crate) const SYNCED: &str = "vouched";
 /// Space that is held back for deletion on a full disk.
 pub(crate) const RESERVE: &str = "reserve";
 
-/// Held by who appends to the log, and shared by who reads it.
+/// Held alone by a process that appends to the log, and shared by processes that read it.
 pub(crate) const COMMIT: &str = "lock-commit";
 
 /// Held by the ingesting process.
@@ -24,7 +24,7 @@ pub(crate) const COLLECTOR: &str = "lock-gc";
 /// Held while the chunk index is rewritten.
 pub(crate) const IMPORTER: &str = "lock-importer";
 
-/// Shared by who reads in an epoch, even or odd.
+/// Shared by the readers of an epoch, even or odd.
 pub(crate) const EPOCHS: [&str; 2] = ["epoch-0", "epoch-1"];
 
 pub(crate) fn log_name(number: u64) -> String {

@@ -1,5 +1,5 @@
-//! Recipes (dedupv1 3.5): which chunks make a stream, with their fingerprints, so that what was
-//! lost can be told and healed.
+//! Recipes (dedupv1 3.5): the chunks that make a stream, with their fingerprints, by which `check`
+//! names lost chunks and a repair finds copies of them.
 //!
 //! A recipe is parts one after the other, cut into pieces that are chunks of their own in
 //! containers of recipes. No part spans pieces.
@@ -51,7 +51,7 @@ pub enum Part {
     },
 }
 
-/// What a recipe ends with.
+/// The totals and the digest at a recipe's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
     /// Bytes of content.
@@ -62,7 +62,7 @@ pub struct End {
     pub digest: [u8; 32],
 }
 
-/// What the digest is made of, and what is counted.
+/// Sums up the parts of a recipe: the digest, and the counts.
 #[derive(Clone, Default)]
 pub struct Summary {
     hasher: blake3::Hasher,
@@ -83,7 +83,7 @@ impl Summary {
             }
             Part::Zeroes(bytes) => {
                 self.hasher.update(&bytes.to_le_bytes());
-                // What a hostile recipe says may be anything; its end does not agree then.
+                // A hostile recipe may name any number of bytes, so the sum may wrap.
                 self.bytes = self.bytes.wrapping_add(*bytes);
             }
             Part::Slice { fingerprint, skip, bytes, .. } => {

@@ -22,7 +22,7 @@ pub(crate) const ENTRY_MEMORY: usize = 112;
 /// Memory that a container takes in tables.
 pub(crate) const CONTAINER_MEMORY: usize = 256;
 
-/// Who fills a segment.
+/// The part of the program that fills a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
     /// The ingesting process.
@@ -49,7 +49,7 @@ pub struct Place {
 pub struct Stored {
     /// Its number.
     pub id: ContainerId,
-    /// What it holds.
+    /// The kind of its content.
     pub kind: ContainerKind,
     /// How many chunks.
     pub chunks: u32,
@@ -83,7 +83,7 @@ pub struct IndexFile {
     pub entries: u64,
 }
 
-/// What a stream is.
+/// The shape of a stream's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// Bytes.
@@ -96,7 +96,7 @@ pub enum Shape {
 /// A stream in the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stream {
-    /// What it is.
+    /// Bytes or a tree.
     pub shape: Shape,
     /// Seconds since 1970.
     pub created: u64,
@@ -108,9 +108,9 @@ pub struct Stream {
     pub chunks: u64,
     /// The recipe of its data.
     pub recipe: Vec<Pieces>,
-    /// The recipe of a tree's listing. It ends with no piece at all, in the container of the last
-    /// one, when the tree is incomplete: so programs from before this existed read it as any
-    /// other.
+    /// The recipe of a tree's listing. For an incomplete tree the recipe ends with an entry of
+    /// no pieces, in the container of the last entry. Programs from before this mark existed
+    /// read such a recipe like any other.
     pub listing: Vec<Pieces>,
 }
 
@@ -127,7 +127,7 @@ pub enum Record {
         count: u64,
         /// A new segment's number.
         segment: Option<u32>,
-        /// What the segment is for, and its columns of data.
+        /// The segment's class, and its columns of data.
         class: (Class, u8),
     },
     /// Containers that no recipe names yet.
@@ -141,7 +141,7 @@ pub enum Record {
     Put {
         /// Its name.
         name: String,
-        /// What is there.
+        /// The stream.
         stream: Stream,
         /// Its last containers.
         containers: Vec<Stored>,
@@ -276,7 +276,7 @@ pub enum Record {
     Finished {
         /// New ones.
         containers: Vec<Stored>,
-        /// Those that were listed as unfinished before.
+        /// Containers that were listed as unfinished before.
         finished: Vec<ContainerId>,
     },
 }
@@ -468,7 +468,7 @@ fn bits_of(r: &mut Reader<'_>) -> Result<Vec<(ContainerId, Vec<u8>)>> {
     (0..n).map(|_| Ok((id(r)?, r.bytes()?.to_vec()))).collect()
 }
 
-/// What a segment is for, and its columns of data.
+/// Reads a segment's class, and its columns of data.
 pub(crate) fn class_of(r: &mut Reader<'_>) -> Result<(Class, u8)> {
     let (class, data) = (Class::from_code(r.u8()?), r.u8()?);
     match class {

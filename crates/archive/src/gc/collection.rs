@@ -34,7 +34,7 @@ pub struct Options {
     pub encode_all: bool,
 }
 
-/// What was done.
+/// Counts of a collection's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
     /// Containers without a live chunk that were dropped.
@@ -82,15 +82,15 @@ pub struct Collection {
     step: Step,
     /// Counts that found no room on the disk, and the place in the log up to which they count.
     pub(super) in_memory: Option<InMemory>,
-    /// What writing had cost before.
+    /// The write cost before this collection.
     before: WriteCost,
     /// Dead chunks were looked for in this collection, not only taken over.
     looked: bool,
-    /// What was done so far.
+    /// Counts of the work so far.
     pub done: Collected,
 }
 
-/// What comes next.
+/// The step that comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Free,
@@ -138,7 +138,7 @@ impl Collection {
     /// Does all of it.
     ///
     /// # Errors
-    /// Those of the system; what was done stays done.
+    /// Errors of the system; finished steps stay done.
     pub fn run(mut self, progress: &mut dyn FnMut(&str)) -> Result<Collected> {
         progress(self.doing());
         while self.step()? {
@@ -147,7 +147,7 @@ impl Collection {
         Ok(self.done)
     }
 
-    /// What is being done.
+    /// Names the present step for the user.
     #[must_use]
     pub fn doing(&self) -> &'static str {
         match self.step {
@@ -166,7 +166,7 @@ impl Collection {
     /// As [`run`](Self::run).
     pub fn step(&mut self) -> Result<bool> {
         self.step = match self.step {
-            // What an earlier collector left comes first.
+            // Space that an earlier collector left to be freed comes first.
             Step::Free => {
                 self.free()?;
                 if self.archive.tables().condemned.is_empty() { Step::Count } else { Step::Recheck }

@@ -1,4 +1,5 @@
-//! What nobody needs is condemned, looked at again when older puts have ended, and dropped.
+//! Condemns chunks that no recipe names, checks them again when older puts have ended, and drops
+//! them.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +31,7 @@ impl Collection {
             }
             None => (CountsReader::open(&self.archive, tables.counts)?, tables.counted),
         };
-        // Which chunks are dead, as bits, by home; merged containers have several ids.
+        // Dead chunks as bits, by home; merged containers have several ids.
         let mut dead: BTreeMap<ContainerId, (u32, Vec<u8>)> = BTreeMap::new();
         while let Some((id, counts)) = counts.next()? {
             if !counts.contains(&0) {
@@ -53,7 +54,8 @@ impl Collection {
                 }
             }
         }
-        // What a killed put listed since the counts were made: no recipe that came since names it.
+        // Containers that a killed put listed after the counts were made: no later recipe names
+        // them.
         for (id, at) in &tables.unfinished {
             let Some(container) =
                 tables.containers.get(id).filter(|container| container.logged > counted)
@@ -80,7 +82,7 @@ impl Collection {
             if leaves && !tables.condemned.contains_key(&id) {
                 bytes += bits.len() + ID_BYTES;
                 if bytes > self.archive.settings.frame_bytes / 2 {
-                    // They go into one frame of the log: the next collection takes the rest.
+                    // The candidates go into one frame: the next collection condemns the rest.
                     break;
                 }
                 containers.push((id, bits));
@@ -151,8 +153,8 @@ impl Collection {
                 })?;
                 self.spare(&tables, &runs, &mut spared)?;
             }
-            // What was removed since the counts on the disk were made, and counted in memory only,
-            // is read once more.
+            // Recipes that were removed since the counts on the disk were made, and counted in
+            // memory only, are read once more.
             for difference in tables.differences.iter().filter(|difference| !difference.added) {
                 let own = |pieces: &Pieces| {
                     (
@@ -162,7 +164,7 @@ impl Collection {
                 };
                 let runs: Vec<_> = difference.recipe.iter().map(own).collect();
                 match self.spare(&tables, &runs, &mut spared) {
-                    // What can't be read will not be counted either.
+                    // A recipe that can't be read will not be counted either.
                     Err(error) if error.kind() == Kind::Corrupt => {}
                     other => other?,
                 }

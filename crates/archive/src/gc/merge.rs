@@ -20,7 +20,7 @@ impl Collection {
     /// candidates.
     pub(super) fn merge(&mut self) -> Result<bool> {
         let tables = self.archive.refresh()?;
-        // What is encoded late is not merged before.
+        // Containers that wait for late encoding are not merged before it.
         let due_for_encoding = self.due_for_encoding(&tables);
         let live = |id: &ContainerId, bits: &Vec<u8>| {
             let container = tables.containers.get(id).filter(|_| !due_for_encoding.contains(id))?;
@@ -52,7 +52,7 @@ impl Collection {
                     from.push(id);
                 }
                 Err(error) if error.kind() == Kind::Corrupt => {
-                    // It stays, with what can still be read of it.
+                    // The container stays, with the chunks that can still be read.
                     self.done.damaged += 1;
                     self.archive.commit(true, |_| {
                         Ok(vec![Record::Dropped { containers: Vec::new(), spared: vec![id] }])

@@ -96,7 +96,7 @@ impl Archive {
     pub fn open(files: Arc<dyn Files>, writes: bool, settings: Settings) -> Result<Archive> {
         loop {
             match Archive::try_open(&files, writes, &settings) {
-                // What is damaged in one copy may be whole in another.
+                // Data that is damaged in one copy may be whole in another.
                 Err(error) if error.kind() == Kind::Corrupt && files.another_copy() => {}
                 opened => return opened,
             }
@@ -142,7 +142,7 @@ impl Archive {
         Ok(archive)
     }
 
-    /// What the label says.
+    /// The archive's label.
     pub fn label(&self) -> &Label {
         &self.label
     }
@@ -198,7 +198,7 @@ impl Archive {
         Ok(true)
     }
 
-    /// Takes the reserve again after collection; a disk that is still full gives what it has.
+    /// Fills the reserve again after collection, as far as a disk that is still full has room.
     pub(crate) fn restore_reserve(&self, bytes: u64) -> Result<()> {
         match fill(&*self.files.open(RESERVE)?, bytes) {
             Err(error) if error.kind() != Kind::NoSpace => Err(error),
@@ -209,7 +209,7 @@ impl Archive {
     /// Bytes held back for deletion on a full disk.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Errors of the system.
     pub fn reserve_bytes(&self) -> Result<u64> {
         self.files.open(RESERVE)?.bytes()
     }

@@ -28,7 +28,8 @@ impl Archive {
     /// return. `may_use_reserve` changes free space, and may use the reserve.
     ///
     /// # Errors
-    /// Those of `decide`; `NoSpace`; `Stopped` after an earlier failure; those of the system.
+    /// The errors of `decide`; `NoSpace`; `Stopped` after an earlier failure; errors of the
+    /// system.
     pub(crate) fn commit(
         &self,
         may_use_reserve: bool,
@@ -138,7 +139,7 @@ impl Archive {
             || is_damaged && recorded > position.tables.sequence
         {
             let stopped = position.stopped.take();
-            // What is known is drawn anew.
+            // Gives the old tables' memory back to the budget; loading draws it again.
             position.drawn = Drawn::default();
             *position = LogPosition::load_newest(
                 &self.files,
@@ -182,8 +183,9 @@ impl Archive {
         Ok(())
     }
 
-    /// For who writes nothing: makes frames durable that nobody recorded as synced, and believes
-    /// those that can't vanish any more. `tables` have all frames up to byte `end`.
+    /// Replays for a reader, which writes nothing: makes frames durable that no process recorded
+    /// as synced, and applies only frames that can't vanish any more. `tables` have all frames up
+    /// to byte `end`.
     fn replay_lasting_frames(
         &self,
         position: &mut LogPosition,

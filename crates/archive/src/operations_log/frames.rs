@@ -22,7 +22,7 @@ use crate::{
 
 /// The tables, as far as a log was followed.
 pub(crate) struct Replayed<'a> {
-    /// Those that were there before, as long as nothing was new.
+    /// The tables from before; a copy of them once a new frame was applied.
     pub(super) tables: Cow<'a, Tables>,
     /// Where the log ends.
     pub(super) end: u64,

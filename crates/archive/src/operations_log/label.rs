@@ -10,8 +10,8 @@ use crate::format::{
 };
 
 impl Archive {
-    /// A label that a killed process wrote may be in memory only. What is appended to the log that
-    /// it names must not be lost with it.
+    /// Writes the label again unless it is known to be durable. A label that a killed process
+    /// wrote may be in memory only, and frames appended to its log must not be lost with it.
     pub(super) fn make_label_durable(&self, position: &mut LogPosition) -> Result<()> {
         if position.label_lost || self.recorded_synced()?.1 < position.snapshot {
             let label = Label {

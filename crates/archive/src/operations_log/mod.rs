@@ -4,12 +4,12 @@
 //! `index-N`; `counts-N`; `reserve`; `vouched`; and the locks `lock-writer`, `lock-gc`,
 //! `lock-importer`, `lock-commit`, `epoch-0`, `epoch-1`.
 //!
-//! *Crash argument:* one append is one frame. Whoever takes the commit lock reads to the end first.
-//! The last frame may be of a process that was killed before its sync: who changes the archive
-//! writes and syncs it again before anybody sees what it says, unless the file `vouched` names it,
-//! which is written after the sync. Who only reads writes nothing: it has the log synced, and on
-//! several nodes believes what as many copies have as a change needs. A bad frame is the torn end
-//! of the log; if a later frame follows it, it is damage.
+//! *Crash argument:* one append is one frame. A process that gets the commit lock reads to the end
+//! first. The last frame may be of a process that was killed before its sync. A writer writes and
+//! syncs that frame again before its records are shown, unless the file `vouched` names it, which
+//! is written after the sync. A reader writes nothing: it has the log synced, and on several nodes
+//! trusts only frames that as many copies have as a change needs. A bad frame is the torn end of
+//! the log; if a later frame follows it, it is damage.
 //!
 //! *Locks that do not hold*, as some file servers' do, are noticed where they cost something: an
 //! append finds nothing behind the end that it read, and reads its own frame back before it is

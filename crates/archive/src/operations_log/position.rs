@@ -22,7 +22,7 @@ use crate::{
     tables::Tables,
 };
 
-/// What this process has seen.
+/// The place in the log up to which this process has read, and the tables there.
 pub(crate) struct LogPosition {
     pub(super) tables: Arc<Tables>,
     /// The label's generation and number.
@@ -38,7 +38,7 @@ pub(crate) struct LogPosition {
     pub(super) label_lost: bool,
     /// The first failed write or sync.
     pub(super) stopped: Option<Error>,
-    /// What the tables were drawn from the budget.
+    /// Memory drawn from the budget for the tables.
     pub(super) drawn: Drawn,
 }
 

@@ -142,8 +142,7 @@ fn read_body(file: &dyn File, length: u64, drawn: &Drawn) -> Result<Vec<u8>> {
     Ok(body)
 }
 
-/// What writing cost so far, as it stands behind a snapshot; nothing when it is not there, or
-/// damaged.
+/// Reads the write cost behind a snapshot; zero when it is missing or damaged.
 fn read_write_cost(file: &dyn File, identity: &Identity, at: u64) -> Result<WriteCost> {
     let mut bytes = [0; 16 + WriteCost::BYTES];
     let n = file.read_at(at, &mut bytes)?;

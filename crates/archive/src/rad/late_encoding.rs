@@ -1,7 +1,7 @@
 //! Late encoding (RAD): chunks that stood replicated, and whose counts have stood still, are sorted
 //! by their counts into classes and encoded, each class with its own code.
 //!
-//! What is encoded late together is a batch; it is done in rounds of a few containers. Classes are
+//! A batch is the containers that are encoded late together, in rounds of a few. Classes are
 //! told apart by the counts of the whole batch: *cold* chunks have one reference (or none, when
 //! they lost it since they could last be condemned), *hot* ones at least three and as many as no
 //! more than a tenth of the batch has, the *baseline* is all between. Counts may lag; only a
@@ -47,7 +47,7 @@ const HOT_LEAST: u16 = 3;
 struct Batch {
     /// Its containers whose counts are not read yet.
     rest: VecDeque<ContainerId>,
-    /// Those that come next.
+    /// The containers that come next.
     next: VecDeque<ContainerId>,
     /// Their counts.
     counts: BTreeMap<ContainerId, Vec<u16>>,

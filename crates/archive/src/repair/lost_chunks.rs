@@ -6,10 +6,10 @@
 //! merge that it lies there now. Nothing that names the chunk changes.
 //!
 //! A chunk of which nobody has a copy is left out, and put back by a later repair when there is
-//! one; but only when it is certain that its bytes are not what they were. What could not be read,
-//! or has a part on a node that is absent, may be read another time: then the container stays as it
-//! is, unless there is a copy of all that would be missing. What was recorded as damaged and is
-//! whole all the same is its own copy.
+//! one; but only when it is certain that its bytes are not what they were. A chunk that could not
+//! be read, or has a part on a node that is absent, may be read another time: then the container
+//! stays as it is, unless there is a copy of all that would be missing. A chunk that was recorded
+//! as damaged but verifies now replaces itself.
 //!
 //! *Crash argument:* that of a merge: the new container is durable before its record.
 
@@ -35,7 +35,7 @@ use crate::{
     tables::{Container, Tables},
 };
 
-/// What was done.
+/// Counts of a restoration's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restored {
     /// Chunks that are whole again.
@@ -47,7 +47,7 @@ pub struct Restored {
 /// Names damaged chunks in the log: a bit for each chunk of a container. Durable on return.
 ///
 /// # Errors
-/// Those of the system.
+/// Errors of the system.
 pub fn record_damage(archive: &Archive, rotten: &BTreeMap<ContainerId, Vec<u8>>) -> Result<()> {
     let new = |tables: &Tables| {
         let in_it = |known: &Vec<u8>, bits: &[u8]| {
@@ -75,10 +75,10 @@ pub fn record_damage(archive: &Archive, rotten: &BTreeMap<ContainerId, Vec<u8>>)
 }
 
 /// Makes lost chunks whole that are stored elsewhere too: their addresses, and what they were.
-/// `progress` is told containers.
+/// `progress` counts containers.
 ///
 /// # Errors
-/// `Busy` while a gc runs, `NoSpace`, and those of the system.
+/// `Busy` while a gc runs, `NoSpace`, and errors of the system.
 pub fn restore(
     archive: &Arc<Archive>,
     lost: &BTreeMap<Address, Fingerprint>,
@@ -96,7 +96,7 @@ pub fn restore(
     let mut restoration =
         Restoration { archive, tables: &guard.tables, rewriter: Rewriter::new(archive) };
     let done = restoration.all(lost, progress);
-    // What is not listed makes room.
+    // Space for containers that are not listed is given back.
     let ended = if done.is_ok() {
         restoration.rewriter.appender.trim()
     } else {
@@ -213,7 +213,7 @@ impl Restoration<'_> {
         copies: &HashMap<Fingerprint, Address>,
     ) -> Result<u64> {
         let old = &container.stored;
-        // Of what can't be read now nobody knows what it is.
+        // Damage that is not `Corrupt` may be readable another time: the loss is uncertain.
         let mut certain = true;
         let metadata = match self.rewriter.container_reader.metadata(container) {
             Err(error) if is_damage(&error) => {
@@ -246,7 +246,7 @@ impl Restoration<'_> {
                     Err(error) if !is_damage(&error) => return Err(error),
                     _ => continue,
                 };
-                // What was left out of another container before finds room here or nowhere.
+                // A chunk that was left out of another container before finds room here or nowhere.
                 let fits = missing.remove(address)
                     || metadata.is_none()
                     || (all.len() + missing.len() < SLOTS_MAX && filled + bytes.len() <= capacity);

@@ -1,4 +1,4 @@
-//! What was damaged is made whole: lost chunks from their copies, nodes from the others.
+//! Repairs damage: lost chunks from their copies, nodes from the other nodes.
 
 mod lost_chunks;
 mod nodes;

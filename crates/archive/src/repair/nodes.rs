@@ -24,7 +24,7 @@ pub struct Replacement {
     pub id: [u8; 16],
 }
 
-/// What was done.
+/// Counts of a repair's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rebuilt {
     /// Nodes filled.
@@ -52,7 +52,7 @@ fn places(archive: &Archive) -> BTreeMap<u32, Vec<Place>> {
 /// nodes that are there, durably on return.
 ///
 /// # Errors
-/// Those of the system; what is lost is in the report.
+/// Errors of the system; the report counts losses.
 pub fn repair(
     archive: &Arc<Archive>,
     nodes: &Nodes,
@@ -90,8 +90,8 @@ impl Rebuilt {
 /// last segment that was filled.
 ///
 /// # Errors
-/// `InvalidInput` when the directory is a node that counts, `Corrupt` when other nodes can't give
-/// what it needs, `NoSpace`, those of the system.
+/// `InvalidInput` when the directory is a current node, `Corrupt` when the other nodes lack data
+/// that it needs, `NoSpace`, errors of the system.
 pub fn replace(
     archive: &Arc<Archive>,
     nodes: &Nodes,
@@ -161,8 +161,8 @@ pub fn replace(
         }
         let mut view: View = shared.state.lock().view.clone();
         view.ids[number] = id;
-        // Who is a member and absent, and missed nothing so far, stays one only if it gets the new
-        // view: it can't.
+        // An absent member that missed nothing so far would stay one only if it got the new view:
+        // it can't.
         let here = shared.here();
         view = View {
             epoch: view.epoch + 1,
@@ -178,8 +178,8 @@ pub fn replace(
 
 /// Clears a directory unless it was being filled already; gives the last segment that is filled.
 ///
-/// The cursor is there before anything else, and names the view of who is current: with another
-/// one, shards may be missing that were there.
+/// The cursor is written before anything else, and names the epoch of the current view: under
+/// another view the directory may lack shards.
 fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<u32> {
     let (shared, files) = (nodes.shared(), &replacement.files);
     let view = shared.state.lock().view.clone();
@@ -199,9 +199,9 @@ fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<u32> {
         && cursor.epoch == view.epoch
         && label.is_none()
     {
-        // Who wrote it may have been killed before it was durable, and what follows must not
-        // outlive it.
-        Cursor::settle(&**files)?;
+        // The process that wrote the cursor may have been killed before it was durable, and later
+        // writes must not outlive it.
+        Cursor::make_durable(&**files)?;
         return Ok(cursor.segment);
     }
     let names = files.names()?;
@@ -238,13 +238,13 @@ impl Cursor {
         let mut r = Reader(&bytes, None);
         let (id, segment, epoch, sum) = (r.array::<16>()?, r.u32()?, r.u64()?, r.u64()?);
         let identity = &nodes.shared().identity;
-        // A torn one is still the sign of a directory that was being filled.
+        // A torn cursor is still the sign of a directory that was being filled.
         let whole = n == bytes.len() && id == identity.id && sum == identity.checksum(&bytes[..28]);
         Ok(Some(if whole { Cursor { segment, epoch } } else { Cursor { segment: 0, epoch: 0 } }))
     }
 
-    /// Makes the one that is there durable.
-    fn settle(files: &dyn Files) -> Result<()> {
+    /// Makes the cursor in the directory durable.
+    fn make_durable(files: &dyn Files) -> Result<()> {
         files.open(CURSOR)?.sync()?;
         files.sync_names()
     }
@@ -260,6 +260,6 @@ impl Cursor {
             opened => opened?,
         };
         file.write_at(0, &w.0)?;
-        Cursor::settle(files)
+        Cursor::make_durable(files)
     }
 }

@@ -41,10 +41,10 @@ pub(crate) enum Next {
 pub struct Cutting {
     chunking: Chunking,
     cutter: Chunker,
-    /// What was filled in, and how much of it.
+    /// The buffer, and how many of its bytes are filled.
     held: Vec<u8>,
     filled: usize,
-    /// Up to here it is cut.
+    /// The end of the last chunk in the buffer.
     cut: usize,
     /// Bytes of chunks before `cut` that were zeroes are not in `held` any more.
     pieces: Vec<Next>,
@@ -82,7 +82,7 @@ impl Cutting {
         (self.filled == self.held.len() || self.chunks >= BATCH_CHUNKS).then(|| self.take())
     }
 
-    /// Zeroes that nobody has to look at. They end a chunk, as a border does.
+    /// Adds zeroes that are known without reading. They end a chunk, as a border does.
     pub fn zeroes(&mut self, bytes: u64) -> Option<Batch> {
         self.border();
         if bytes > 0 {
@@ -97,12 +97,12 @@ impl Cutting {
         self.cutter = Chunker::new(self.chunking);
     }
 
-    /// What is cut already.
+    /// The chunks that are cut so far.
     pub fn some(&mut self) -> Batch {
         self.take()
     }
 
-    /// What is left.
+    /// Ends the last chunk, and gives the chunks that are left.
     pub fn end(&mut self) -> Batch {
         self.border();
         self.take()
@@ -117,7 +117,7 @@ impl Cutting {
                     self.chunks += 1;
                 }
                 Piece::Zeroes(n) => {
-                    // They leave the buffer, so that chunks lie one behind the other.
+                    // Zeroes are removed from the buffer, so that chunks lie one behind the other.
                     self.held.copy_within(self.cut + n..self.filled, self.cut);
                     self.filled -= n;
                     match self.pieces.last_mut() {

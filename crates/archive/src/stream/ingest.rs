@@ -1,5 +1,5 @@
-//! What the streams of one ingesting process share: the filter chain, the ids, the segment that is
-//! filled, and the importer's results.
+//! The state that the streams of one ingesting process share: the filter chain, the ids, the
+//! segment that is filled, and the importer's results.
 //!
 //! Each stream has a session of its own, in an epoch of its own, and fills its own containers. A
 //! commit of one stream makes all containers durable that were written so far, since its chunks may
@@ -46,11 +46,11 @@ pub struct Ingest {
     pub(super) pending: Mutex<PendingContainers>,
     pub(crate) imported: Imported,
     sessions: AtomicU64,
-    /// It outlives its streams: space taken ahead stays taken.
+    /// The ingest outlives its streams: space allocated ahead stays allocated between them.
     pub(super) lasting: bool,
 }
 
-/// Where chunks are looked up and get their places.
+/// The filter chain that looks chunks up and gives them their places.
 pub(crate) struct Lookup {
     pub(super) chain: FilterChain,
     pub(super) ids: Ids,
@@ -145,7 +145,7 @@ impl Ingest {
     /// `all`; false when there was nothing to do, or an import waits to be taken over.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Errors of the system.
     pub fn import(&self, all: bool) -> Result<bool> {
         if self.imported.lock().is_some() {
             return Ok(false);
@@ -159,7 +159,7 @@ impl Ingest {
     /// Gives space back that was taken ahead, and imports what is worth it: the process ends.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Errors of the system.
     pub(crate) fn close(&self) -> Result<()> {
         self.pending.lock().appender.trim()?;
         self.import(false).map(|_| ())
@@ -205,7 +205,7 @@ impl PendingContainers {
     /// Makes what was written durable.
     pub(super) fn sync(&mut self, ingest: &Ingest) -> Result<()> {
         let synced = match self.appender.sync() {
-            // A disk that was full at a sync has lost what it should have kept.
+            // A sync that fails for want of space has lost written data, so it counts as `Io`.
             Err(error) if error.kind() == Kind::NoSpace => {
                 Err(Error::new(Kind::Io, error.to_string()))
             }
@@ -254,7 +254,7 @@ impl PendingContainers {
         let (own, others): (Vec<Stored>, Vec<Stored>) = (of(true).collect(), of(false).collect());
         let finished: Vec<ContainerId> =
             self.listed.iter().filter(|(of, _)| *of == session).map(|(_, id)| *id).collect();
-        // What changes no containers frees some: it may use what is held back.
+        // A commit without containers frees some: it may use the reserve.
         let may_use_reserve = self.written.is_empty() && session > 0 && finished.is_empty();
         let tables = ingest.archive.commit(may_use_reserve, |tables| {
             let mut records = Vec::new();

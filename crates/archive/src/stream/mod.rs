@@ -10,8 +10,8 @@
 //!
 //! *Crash argument:* chunks and recipe are durable before the record that names them. Every 64 MiB
 //! the containers so far are made durable and listed as unfinished, so that a repeat after a kill
-//! finds them. What a session took as a duplicate can't be freed before it ends: it stays in its
-//! epoch.
+//! finds them. Chunks that a session took as duplicates can't be freed before the session ends:
+//! it stays in its epoch.
 
 mod batch;
 mod catalogue;

@@ -44,11 +44,11 @@ pub struct Gauge {
     pub new: AtomicU64,
 }
 
-/// What a put is asked to do.
+/// The arguments of a put.
 pub struct Request {
     /// The stream's name.
     pub name: String,
-    /// What it is.
+    /// Bytes or a tree.
     pub shape: Shape,
     /// Seconds since 1970.
     pub now: u64,
@@ -56,14 +56,14 @@ pub struct Request {
     pub wait: bool,
 }
 
-/// What a put did.
+/// The result of a put.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The stream as the catalogue has it.
     pub stream: Stream,
     /// Bytes of chunks that were new, before compression.
     pub new_bytes: u64,
-    /// What the filters did.
+    /// Counts of the filters' checks.
     pub counts: Counts,
 }
 
@@ -88,7 +88,7 @@ impl Feeder<'_> {
     /// Lets `read` fill a buffer, which says how many bytes it was; `0` is the end.
     ///
     /// # Errors
-    /// Those of `read`, and `Stopped` when a later stage failed.
+    /// The errors of `read`, and `Stopped` when a later stage failed.
     pub fn fill(&mut self, read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Result<usize> {
         let n = read(self.cutting.room())?;
         self.gauge.read.fetch_add(n as u64, Relaxed);
@@ -127,7 +127,7 @@ impl Feeder<'_> {
         self.cutting.border();
     }
 
-    /// What follows is another recipe.
+    /// Ends the recipe: the chunks after it belong to another one.
     ///
     /// # Errors
     /// `Stopped` when a later stage failed.
@@ -160,7 +160,7 @@ pub(crate) fn stopped() -> Error {
 /// Stores what `source` gives as one stream, which is there, durably, when this returns.
 ///
 /// # Errors
-/// Those of the source; `Busy`, `InvalidInput`, `NoSpace`, and those of the system.
+/// The errors of the source; `Busy`, `InvalidInput`, `NoSpace`, and errors of the system.
 pub fn put(
     archive: &Arc<Archive>,
     request: Request,
@@ -251,7 +251,7 @@ pub(crate) fn staged<I: Send, T>(
     let opens = Arc::new(Mutex::new(opens));
     std::thread::scope(|scope| {
         let reading = scope.spawn(move || source(items_in));
-        // What is not compressed is packed by one thread as fast as by two.
+        // Without compression one thread packs as fast as two.
         let packers = if archive.label().compression == Compression::None { 1 } else { 2 };
         for _ in 0..packers {
             let (opens, packed_in) = (opens.clone(), packed_in.clone());

@@ -21,7 +21,7 @@ use crate::{
     tables::Tables,
 };
 
-/// What is verified while a stream is read.
+/// The checks that are made while a stream is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
     /// The checksum of each group.
@@ -30,7 +30,7 @@ pub enum Verify {
     Chunks,
 }
 
-/// What comes out of a stream.
+/// A piece of a stream's content.
 pub enum Content<'a> {
     /// Bytes.
     Bytes(&'a [u8]),
@@ -38,7 +38,7 @@ pub enum Content<'a> {
     Zeroes(u64),
 }
 
-/// Reads streams. What it reads stays where it is as long as this value lives.
+/// Reads streams. Containers that it reads are not freed as long as this value lives.
 pub struct Reader {
     archive: Arc<Archive>,
     guard: EpochGuard,
@@ -50,7 +50,7 @@ impl Reader {
     /// A reader of the archive as of now.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Errors of the system.
     pub fn new(archive: &Arc<Archive>) -> Result<Reader> {
         let guard = archive.guard_epoch()?;
         Ok(Reader {
@@ -178,7 +178,7 @@ impl Reader {
                 each(Content::Bytes(bytes))
             },
         );
-        // What a recipe says of its length is what was looked at before it was restored.
+        // The recipe's length was checked before the restore, so its chunks must agree with it.
         read.and_then(|()| match found == u64::from(bytes) {
             true => Ok(()),
             false => Err(Error::new(Kind::Corrupt, "the recipe has other bytes than its chunks")),

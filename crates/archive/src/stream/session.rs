@@ -30,13 +30,13 @@ pub struct Writing {
     pieces: Vec<Pieces>,
 }
 
-/// What takes sealed containers on.
+/// Receives sealed containers.
 pub(crate) type Sink<'a> = dyn FnMut(OpenContainer) -> Result<()> + 'a;
 
 /// Stores a piece of a recipe or a mapping; gives its place.
 pub(crate) type PieceWriter<'a> = dyn FnMut(Vec<u8>) -> Result<Address> + 'a;
 
-/// What is written of the chunks of a stream, in their order.
+/// Receives the places of a stream's chunks, in their order.
 pub(crate) trait Target {
     /// The next chunk.
     fn chunk(
@@ -84,7 +84,8 @@ fn push_piece(pieces: &mut Vec<Pieces>, address: Address) {
     }
 }
 
-/// One stream of the ingesting process. What it took as a duplicate stays until it ends.
+/// One stream of the ingesting process. Chunks that it took as duplicates are not freed before it
+/// ends.
 pub struct Session {
     pub(crate) ingest: Arc<Ingest>,
     pub(super) number: u64,
@@ -120,7 +121,7 @@ impl Session {
     /// Another stream of the ingesting process.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Errors of the system.
     pub fn on(ingest: &Arc<Ingest>) -> Result<Session> {
         let guard = ingest.archive.guard_epoch()?;
         Ok(Session {
@@ -144,7 +145,7 @@ impl Session {
         &self.guard.tables
     }
 
-    /// What the filters did.
+    /// Counts of the filters' checks.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
@@ -157,12 +158,12 @@ impl Session {
     /// Looks up a batch, places what is new, and writes the recipe on.
     ///
     /// # Errors
-    /// Those of the sink and the system.
+    /// Errors of the sink and of the system.
     pub fn add(&mut self, batch: &Batch, writing: &mut Writing, sink: &mut Sink<'_>) -> Result<()> {
         self.place(batch, writing, &ByFingerprint::default(), sink)
     }
 
-    /// The same for any target; `placed` is what the places that are written again have.
+    /// The same for any target; `placed` has the present chunks of the blocks that are rewritten.
     pub(crate) fn place(
         &mut self,
         batch: &Batch,
@@ -304,7 +305,7 @@ impl Session {
     /// Ends a recipe.
     ///
     /// # Errors
-    /// Those of the sink and the system.
+    /// Errors of the sink and of the system.
     pub fn end_recipe(
         &mut self,
         writing: Writing,
@@ -322,7 +323,7 @@ impl Session {
     /// Seals the open containers, short as they are: a stream ends.
     ///
     /// # Errors
-    /// Those of the sink.
+    /// The errors of the sink.
     pub fn seal(&mut self, sink: &mut Sink<'_>) -> Result<()> {
         self.seal_data(sink)?;
         self.recipes.take().map_or(Ok(()), sink)

@@ -33,11 +33,11 @@ pub struct StreamWriter {
 pub struct Ended {
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// Bytes or a tree.
     pub shape: Shape,
     /// Seconds since 1970.
     pub created: u64,
-    /// The recipe of its data, and what it ends with.
+    /// The recipe of its data, and the recipe's end.
     pub data: (Vec<Pieces>, End),
     /// The recipe of a tree's listing.
     pub listing: Vec<Pieces>,
@@ -51,7 +51,7 @@ pub(crate) struct Remap {
     pub(crate) new: Option<Address>,
 }
 
-/// What changes in a volume: first what becomes zeroes, then blocks.
+/// The changes of a volume's mappings: first ranges that become zeroes, then blocks.
 pub(crate) struct Remaps {
     pub(crate) volume: u64,
     pub(crate) zeroed: Vec<Range<u64>>,
@@ -172,14 +172,14 @@ impl StreamWriter {
 
     /// Gives back what this stream took of a full disk.
     pub fn abandon(&mut self) {
-        // What can't be given back now is garbage for the collector.
+        // Space that can't be given back now is garbage for the collector.
         let _ = self.try_abandon();
     }
 
     fn try_abandon(&mut self) -> Result<()> {
         let archive = &self.ingest.archive;
         let mut pending = self.ingest.pending.lock();
-        // What other streams took as duplicates stays.
+        // Containers with chunks that other streams took as duplicates stay.
         let named = self.ingest.auxiliary.lock().abandon(self.session);
         let own = |of: &u64, id: &ContainerId| *of == self.session && !named.contains(id);
         pending.written.retain(|(of, stored)| !own(of, &stored.id));
@@ -207,10 +207,10 @@ impl StreamWriter {
         archive.commit(true, |_| Ok(vec![Record::Freed { places }])).map(|_| ())
     }
 
-    /// Imports what is listed into the chunk index: for who has no threads.
+    /// Imports listed containers into the chunk index: for callers without threads.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Errors of the system.
     pub fn import(&mut self, all: bool) -> Result<bool> {
         self.ingest.import(all)
     }
@@ -224,13 +224,13 @@ impl StreamWriter {
     /// Ends the stream's writing: space taken ahead goes back, unless other streams will use it.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Errors of the system.
     pub fn close(&mut self) -> Result<()> {
         if self.ingest.lasting { Ok(()) } else { self.ingest.pending.lock().appender.trim() }
     }
 }
 
-/// The records of what changes in a volume, as it now is.
+/// The records of a volume's changes, as the volume now is.
 fn changes(remaps: &Remaps, volume: &Volume, records: &mut Vec<Record>) {
     let id = remaps.volume;
     let zeroed =

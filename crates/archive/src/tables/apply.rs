@@ -119,7 +119,7 @@ impl Tables {
                 spared.iter().for_each(|id| {
                     self.condemned.remove(id);
                 });
-                // Who could have read them has left before they were dropped.
+                // Readers that could have read them left their epoch before they were dropped.
                 let before = self.epoch.saturating_sub(1);
                 containers.into_iter().try_for_each(|id| self.wait_to_be_freed(id, before))?;
             }
@@ -136,7 +136,7 @@ impl Tables {
                         (logged.max(old.logged), born.max(old.born), changed.max(old.changed));
                     self.wait_to_be_freed(id, self.epoch)?;
                 }
-                // What was not imported yet is found in its new place.
+                // Chunks that were not imported yet are found in their new place.
                 let write_cost = &mut self.write_cost;
                 write_cost.reencoded_chunks =
                     write_cost.reencoded_chunks.saturating_add(u64::from(to.chunks));
@@ -266,7 +266,7 @@ impl Tables {
         Ok(written)
     }
 
-    /// The container's place is to be freed, when who reads there has left.
+    /// Removes a container. Its place is freed when the readers of `epoch` have left.
     pub(crate) fn wait_to_be_freed(&mut self, id: ContainerId, epoch: u32) -> Result<()> {
         let gone = self
             .containers

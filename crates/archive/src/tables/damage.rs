@@ -1,4 +1,4 @@
-//! Which chunks are known to be damaged.
+//! Answers whether a chunk is known to be damaged.
 
 use super::state::Tables;
 use crate::format::{ContainerId, damage::is_condemned};

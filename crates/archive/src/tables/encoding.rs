@@ -76,7 +76,8 @@ impl Tables {
         }
         self.encode_volumes(&mut w);
         self.encode_late(&mut w);
-        // Who does not know of damage must not put what it would take for a duplicate.
+        // A program that does not know of damage must not put: it would take damaged chunks for
+        // duplicates.
         if !self.damaged.is_empty() {
             w.u32(self.damaged.len() as u32);
             for (id, bits) in &self.damaged {

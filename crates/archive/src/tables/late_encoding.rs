@@ -1,5 +1,5 @@
-//! What the tables know for late encoding: how long counts have stood still, and where the chunks
-//! of containers that were encoded late lie.
+//! The tables' state for late encoding: how long counts have stood still, and where the chunks of
+//! containers that were encoded late lie.
 //!
 //! *Versions* are the puts that were committed. A container is of the version that was put when it
 //! was listed. Its counts changed last when a recipe or mapping that names chunks of it came or
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_settled_container_is_found_where_its_chunks_went() {
+    fn a_late_encoded_container_is_found_where_its_chunks_went() {
         let mut tables = replicated();
         // 8 KiB in units, three times.
         assert_eq!(

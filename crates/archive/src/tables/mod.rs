@@ -1,5 +1,5 @@
-//! What the log says, applied: the catalogue, the container table, and where collection and import
-//! stand.
+//! The tables that the log's records make: the catalogue, the container table, and where collection
+//! and import stand.
 //!
 //! | module | what |
 //! |---|---|

@@ -32,11 +32,11 @@ enum Node<K, V> {
 /// A key that is not above those of the node, and the node.
 type Child<K, V> = (K, Arc<Node<K, V>>);
 
-/// What became of an entry that was put into a node.
+/// The effect of putting an entry into a node.
 enum Inserted<K, V> {
-    /// It took the place of this one.
+    /// The entry replaced this value.
     Replaced(V),
-    /// It is new; the node's upper half, when the node was full.
+    /// The entry is new; with the node's upper half, when the node was full.
     New(Option<Child<K, V>>),
 }
 
@@ -354,8 +354,8 @@ fn child_of<K: Borrow<Q>, T, Q: Ord + ?Sized>(children: &[(K, T)], key: &Q) -> u
     behind.saturating_sub(1)
 }
 
-/// Puts an item into a node's items; gives the upper ones of a node that was full. What grows at
-/// its end leaves nodes behind that are nearly full; whatever the order, none has fewer than an
+/// Puts an item into a node's items; gives the upper ones of a node that was full. A map that grows
+/// at its end leaves nodes behind that are nearly full; in any order, none has fewer than an
 /// eighth.
 fn add<T>(items: &mut Vec<T>, at: usize, item: T, max: usize) -> Option<Vec<T>> {
     let mut upper = None;
@@ -502,7 +502,7 @@ impl<'a, K, V> IntoIterator for &'a Map<K, V> {
 
 /// A list to whose end is added. Its clones share nodes.
 pub struct List<T> {
-    /// By a number that rises; only the order counts.
+    /// Items by increasing numbers, of which only the order counts.
     items: Map<u64, T>,
     next: u64,
 }
@@ -757,7 +757,7 @@ mod tests {
         map.extend((0..10_000u32).map(|n| (n, n)));
         let mut before = BTreeSet::new();
         nodes(&map.root, &mut before);
-        // What only grows at its end nearly fills its leaves.
+        // A map that only grows at its end nearly fills its leaves.
         let leaves = 10_000usize.div_ceil(LEAF_MAX - LEAF_MAX / 8);
         assert!(before.len() < leaves + leaves / INNER_MAX * 2, "{}", before.len());
         let copied = |changed: &Map<u32, u32>| {

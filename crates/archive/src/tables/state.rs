@@ -1,5 +1,5 @@
-//! What the log says, applied: the catalogue, the container table, and where collection and import
-//! stand.
+//! The tables that the log's records make: the catalogue, the container table, and where collection
+//! and import stand.
 //!
 //! A value of this type is the archive as of one place in the log. The same records give the same
 //! tables in every process.
@@ -45,13 +45,13 @@ pub struct Container {
 /// A segment file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Who appends to it.
+    /// The part of the program that appends to it.
     pub owner: Owner,
     /// Behind the last container that was listed in it.
     pub end: u64,
     /// Bytes of containers, and of places that are to be freed.
     pub used: u64,
-    /// What it is for.
+    /// The class of its containers.
     pub class: Class,
     /// Its columns of data.
     pub data: u8,
@@ -123,11 +123,11 @@ pub struct Tables {
     pub align: u64,
     /// Columns of parity.
     pub parity: u8,
-    /// Chunks are encoded late: the rest of what is told of versions counts.
+    /// Chunks are encoded late, so versions are counted.
     pub late: bool,
     /// Puts that were committed.
     pub versions: u64,
-    /// What writing cost.
+    /// Bytes and chunks written since the archive was made.
     pub write_cost: WriteCost,
     /// The volumes by their numbers.
     pub volumes: Map<u64, Volume>,
@@ -159,7 +159,7 @@ impl Tables {
         self.containers.values().map(|container| u64::from(container.stored.place.bytes)).sum()
     }
 
-    /// What the segment of a place is for, and its columns of data.
+    /// The class of a place's segment, and its columns of data.
     #[must_use]
     pub fn class(&self, place: &Place) -> (Class, u8) {
         let plain = (Class::Plain, (self.align / PLACE_ALIGN).max(1) as u8);

@@ -1,11 +1,11 @@
-//! What writing cost since the archive was made.
+//! The cost of writing since the archive was made.
 
 use onefold_core::Result;
 
 use crate::format::bytes::{Reader, Writer};
 
-/// What writing cost since the archive was made: bytes with copies and parity, in whole units of 4
-/// KiB; chunks before compression.
+/// The cost of writing since the archive was made: bytes with copies and parity, in whole units of
+/// 4 KiB; chunks before compression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteCost {
     /// By puts and volumes.

@@ -34,7 +34,7 @@ impl Rewriter {
             0 => None,
             number => match CountsReader::open(&self.archive, number) {
                 Ok(reader) => Some(reader),
-                // What is lost is counted again, from all recipes.
+                // A lost or damaged file of counts is made again, from all recipes.
                 Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => None,
                 Err(error) => return Err(error),
             },
@@ -148,7 +148,7 @@ impl Rewriter {
         let mappings: Vec<Vec<Pieces>> =
             if on { Vec::new() } else { tables.volumes.values().map(Volume::recipe).collect() };
         if on {
-            // What comes first is counted first, so that no count falls below zero on the way.
+            // Additions are counted first, so that no count falls below zero on the way.
             for difference in tables.differences.iter() {
                 if difference.added {
                     added.push(&difference.recipe)
@@ -168,13 +168,13 @@ impl Rewriter {
         let twice = self.archive.settings.has(PlantedBug::CountedTwice);
         for recipe in removed {
             let walked = self.walk(tables, recipe, &mut |first, count| {
-                // What is saturated may be more than it says.
+                // A saturated count may stand for more references, so it stays.
                 change(range, first, count, |n| {
                     if n == MOST { n } else { n.saturating_sub(1 + u16::from(twice)) }
                 });
             });
             match walked {
-                // What can't be read any more is a leak, and no reason to keep everything.
+                // A removed recipe that can't be read leaks its chunks; the count goes on.
                 Err(error) if error.kind() == Kind::Corrupt => {}
                 other => other?,
             }

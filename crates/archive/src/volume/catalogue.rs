@@ -53,7 +53,7 @@ impl Archive {
         self.commit(false, decide).map(|_| ())
     }
 
-    /// Changes the size of a volume. What lies beyond a smaller size is gone.
+    /// Changes the size of a volume. Bytes beyond a smaller size are gone.
     ///
     /// # Errors
     /// `NotFound`, `InvalidInput`, and as for every change.

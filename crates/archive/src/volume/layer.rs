@@ -1,15 +1,15 @@
-//! What was written to a volume and is not written back.
+//! The changes of a volume that are in memory and not written back.
 
 use std::{collections::BTreeMap, ops::Range};
 
 use crate::{format::parameters::VOLUME_BLOCK_BYTES, memory::BufferPool, tables::Volume};
 
-/// What a block is known by, in part or as a whole: 512 bytes.
+/// Bytes of a sector: a block is known in part or as a whole, sector by sector.
 pub(crate) const SECTOR: usize = 512;
 
 const SECTORS: usize = BLOCK / SECTOR;
 
-/// Which sectors of a block are there.
+/// The sectors of a block that are known, a bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Have([u64; SECTORS / 64]);
 
@@ -32,7 +32,7 @@ impl Have {
     }
 }
 
-/// What is known of a block.
+/// The known sectors of a block.
 #[derive(Clone, Debug)]
 pub(crate) struct Patch {
     pub(super) bytes: Vec<u8>,

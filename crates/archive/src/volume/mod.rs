@@ -17,8 +17,8 @@
 //!
 //! *Crash argument:* containers with chunks and mappings are durable before the one frame that
 //! names the mappings, for all blocks of the write-back: each block changes as a whole, and what a
-//! FLUSH covers is there when it is answered. What was not written back is lost, as a disk's cache
-//! is.
+//! FLUSH covers is there when it is answered. Changes that were not written back are lost, as a
+//! disk's cache is.
 //!
 //! *Locks:* in the order `writing_back`, `order`, `state`. None of them is held by a read while it
 //! reads the disk.

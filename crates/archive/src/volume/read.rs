@@ -1,4 +1,4 @@
-//! What a block reads as: layers over its mapping.
+//! Reads blocks: layers in memory over the block's mapping.
 
 use std::ops::Range;
 
@@ -59,7 +59,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// What a range holds, from `offset` on; not all of it when that is long to tell.
+    /// The extents of a range, from `offset` on; only its beginning when there are many.
     pub(super) fn extents(
         &self,
         id: u64,
@@ -100,7 +100,7 @@ impl Volumes {
     }
 }
 
-/// What a block is, and up to which block all are the same.
+/// The kind of a block, and the end of the run of blocks of the same kind.
 fn kind_of(layers: &[&Layer], volume: &Volume, block: u64) -> (u64, ExtentKind) {
     for (n, layer) in layers.iter().enumerate() {
         if layer.patch(volume, block).is_some() {
@@ -128,7 +128,7 @@ fn next_of(layers: &[&Layer], block: u64) -> impl Iterator<Item = u64> {
         .flatten()
 }
 
-/// What layers know of a block, the upper ones first, as far as the range needs.
+/// The sectors of a block that layers know, the upper layers first, as far as the range needs.
 fn over<'a>(
     layers: impl Iterator<Item = &'a Layer>,
     volume: &Volume,

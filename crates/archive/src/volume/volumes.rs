@@ -33,9 +33,9 @@ pub struct Volumes {
     readers: Mutex<Vec<ChunkReader>>,
     /// Memory of blocks.
     pub(super) buffers: BufferPool,
-    /// What is read stays where it is; taken when somebody reads, and given up now and then.
+    /// Keeps containers that are read from being freed. A read makes it, and `tend` drops it.
     guard: Mutex<Option<Arc<EpochGuard>>>,
-    /// Held by who writes back.
+    /// Held during a write-back.
     pub(super) writing_back: Mutex<()>,
     /// Held alone by a write that begins or ends inside a sector.
     pub(super) order: RwLock<()>,
@@ -48,7 +48,7 @@ pub struct Volumes {
     pub(super) counts: Counters,
 }
 
-/// What is not durable yet.
+/// The changes that are not durable yet.
 #[derive(Default)]
 pub(super) struct State {
     pub(super) volumes: BTreeMap<u64, Layers>,
@@ -65,7 +65,7 @@ pub(super) struct State {
     pub(super) stopped: Option<Error>,
 }
 
-/// What a write-back lost.
+/// The changes that a failed write-back lost.
 pub(super) struct Lost {
     /// Changes that it wrote back.
     pub(super) upto: u64,
@@ -74,7 +74,7 @@ pub(super) struct Lost {
     pub(super) told: bool,
 }
 
-/// What one volume has in memory.
+/// The changes of one volume in memory.
 #[derive(Default)]
 pub(super) struct Layers {
     pub(super) upper: Layer,
@@ -92,7 +92,7 @@ pub(super) struct Counters {
     pub(super) added_bytes: AtomicU64,
 }
 
-/// What volumes did since their server began.
+/// Counts of the volumes' work since their server began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeCounts {
     /// Bytes written and not durable.
@@ -151,7 +151,7 @@ impl Volumes {
     /// were read, writes back what lies idle, and imports.
     ///
     /// # Errors
-    /// Those of the system, and of a write-back.
+    /// Errors of the system, and of a write-back.
     pub fn tend(&self, now: u64) -> Result<()> {
         self.now.store(now, Relaxed);
         *self.guard.lock() = None;
@@ -176,7 +176,7 @@ impl Volumes {
     /// Makes everything durable, and ends. Nobody else may use the volumes any more.
     ///
     /// # Errors
-    /// Those of a write-back.
+    /// The errors of a write-back.
     pub fn close(&self) -> Result<()> {
         self.stop();
         *self.guard.lock() = None;
@@ -194,7 +194,7 @@ impl Volumes {
             }
             let due = state.bytes >= self.much() && state.stopped.is_none();
             drop(state);
-            // Who flushes hears of a failure, and who writes finds no room.
+            // A flush reports the failure to its client, and a write finds no room.
             if !due || self.make_room().is_err() {
                 let mut state = self.state.lock();
                 if !self.stopping.load(Relaxed) {

@@ -12,7 +12,7 @@ use super::{
 impl Volumes {
     pub(super) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<Ticket> {
         self.within(id, offset, data.len() as u64)?;
-        // What is large goes part by part, so that it finds room.
+        // A large write goes part by part, so that each part finds room.
         let most = (self.archive.settings.dirty_bytes / 2)
             .saturating_sub(2 * BLOCK as u64)
             .max(BLOCK as u64) as usize;
@@ -42,7 +42,7 @@ impl Volumes {
             return self.put(id, offset, data);
         }
         let _order = self.order.write();
-        // Who changes a sector in part must know the rest of it.
+        // A write of part of a sector needs the rest of the sector.
         let (start, stop) =
             (offset / SECTOR as u64 * SECTOR as u64, end.next_multiple_of(SECTOR as u64));
         let mut whole = vec![0; (stop - start) as usize];

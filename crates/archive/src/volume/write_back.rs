@@ -1,5 +1,5 @@
-//! What is in memory becomes durable: chunked, looked up, written; then one frame names all new
-//! mappings.
+//! Makes changes in memory durable: chunks them, looks the chunks up and writes the new ones; then
+//! one frame names all new mappings.
 //!
 //! | a crash after | leaves |
 //! |---|---|
@@ -42,12 +42,12 @@ const PLACED_MAX: usize = 64 << 10;
 /// From so many bytes on the stages of a write-back have threads of their own.
 const THREADS_FROM: u64 = 4 << 20;
 
-/// What is written back of one volume.
+/// The layers that one write-back writes, by volume.
 type Frozen = Vec<(u64, FrozenLayer)>;
 
 impl Volumes {
-    /// Makes all changes up to a ticket durable, for a client: it hears of what any write-back
-    /// since lost that nobody was told of.
+    /// Makes all changes up to a ticket durable, for a client. Also returns the error of an
+    /// earlier failed write-back that no client has got yet.
     pub(super) fn flush_to(&self, ticket: Ticket) -> Result<()> {
         let done = self.write_back_to(ticket);
         let mut state = self.state.lock();
@@ -63,7 +63,7 @@ impl Volumes {
             {
                 let state = self.state.lock();
                 if state.written_back >= ticket.0 {
-                    // All who waited for the write-back that lost something are told.
+                    // Each caller that waited for the failed write-back gets its error.
                     let lost = state.lost.as_ref().filter(|lost| tried && lost.upto >= ticket.0);
                     return lost.map_or(Ok(()), |lost| Err(lost.error.clone()));
                 }
@@ -107,8 +107,8 @@ impl Volumes {
         let (frozen, upto) = {
             let mut state = self.state.lock();
             if state.volumes.values().any(|layers| layers.writing_back.is_some()) {
-                // Nobody else writes back now: one of the stages panicked, and what it was to make
-                // durable is not.
+                // `writing_back` is held, so no other write-back runs: an earlier one panicked
+                // before its changes were durable.
                 state.stopped = Some(Error::new(Kind::Stopped, "a drain ended halfway"));
             }
             Volumes::going(&state)?;
@@ -171,7 +171,7 @@ impl Volumes {
             }
         }
         let there = self.archive.tables();
-        // What was written to a volume that is gone is gone too.
+        // Changes of a deleted volume are dropped with it.
         state.volumes.retain(|id, layers| {
             there.volumes.contains_key(id)
                 && !(layers.upper.is_empty() && layers.writing_back.is_none())
@@ -262,7 +262,7 @@ impl Volumes {
     }
 }
 
-/// What comes out of blocks.
+/// A step of the blocks' way from chunking to placing.
 enum Item {
     /// Chunks with their fingerprints.
     Batch {
@@ -347,14 +347,14 @@ impl Chunking<'_> {
         self.end(cutting, emit)
     }
 
-    /// What the block has now is what it may well get again.
+    /// Adds the block's present chunks to `placed`: a rewrite often stores the same chunks again.
     fn remember(&mut self, reader: &mut ChunkReader, mapped: &Mapped<'_>) -> Result<()> {
         if !self.volumes.archive.settings.filters.contains(&FilterName::BlockIndex) {
             return Ok(());
         }
         match mapped.parts(reader) {
             Ok(parts) => self.placed.extend(chunks_of(&parts)),
-            // It is only advice.
+            // `placed` is only advice to the block index filter, so damage is passed over.
             Err(error) if error.kind() == Kind::Corrupt => {}
             Err(error) => return Err(error),
         }
@@ -379,7 +379,7 @@ impl Chunking<'_> {
 #[derive(Default)]
 struct Placing {
     mapper: Mapper,
-    /// What the blocks have that are written again.
+    /// The present chunks of the blocks that are written again.
     placed: ByFingerprint<Address>,
     done: Vec<Remaps>,
 }

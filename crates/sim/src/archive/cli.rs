@@ -38,7 +38,7 @@ const STOP_AFTER: usize = 10;
 /// Seeds that failed once, one a line; after `#` the story.
 const KEPT: &str = include_str!("../../archive_seeds.txt");
 
-/// What an ordinary run must have met.
+/// The coverage marks that an ordinary run must reach.
 const BRANCHES: [&str; 48] = [
     "a collector killed",
     "a damaged container stayed",

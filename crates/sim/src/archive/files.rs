@@ -20,7 +20,7 @@ use crate::{reach::Reach, rng::Rng};
 const SECTOR: usize = 512;
 const PAGE: u64 = 4096;
 
-/// What the names of files begin with that hold no data of streams.
+/// The beginnings of the names of files that hold no data of streams.
 pub const METADATA: [&str; 7] =
     ["label", "snapshot-", "log-", "index-", "counts-", "maps", "vouched"];
 
@@ -39,7 +39,7 @@ struct Bytes {
 }
 
 impl Bytes {
-    /// What is written over is no longer damaged.
+    /// Applies a change. Bytes that are overwritten are no longer damaged.
     fn change(&mut self, change: &Change) {
         do_change(&mut self.data, change);
         let gone = match change {
@@ -112,9 +112,9 @@ impl Node {
 /// A write that the next sync of its file loses, and perhaps where it goes instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrong {
-    /// It arrives nowhere.
+    /// The write arrives nowhere.
     Lost,
-    /// It arrives somewhere else.
+    /// The write arrives somewhere else.
     Misdirected,
 }
 
@@ -339,7 +339,7 @@ impl VirtualFiles {
             let other: Vec<u8> = bytes.data[range.clone()].iter().map(|byte| byte ^ flip).collect();
             bytes.damage(range.start, &other);
         }
-        // What the file still had to write comes after, and is whole.
+        // Changes that were not synced come after the damage, and are whole.
         node.unsynced.iter().for_each(|change| node.view.change(change));
         state.damage.is_unreadable = unreadable;
         state.reach.hit(if unreadable {
@@ -428,7 +428,7 @@ impl VirtualFiles {
         self.0.lock().trace
     }
 
-    /// What has happened.
+    /// The coverage marks reached so far.
     #[must_use]
     pub fn reach(&self) -> Reach {
         self.0.lock().reach.clone()
@@ -538,7 +538,7 @@ impl State {
         if how == Wrong::Lost {
             return;
         }
-        // It lands in the same file, or in another one of those that may go wrong, at a page.
+        // The write lands at a page of the same file, or of another file of metadata.
         let may = |name: &str| METADATA.iter().any(|prefix| name.starts_with(prefix));
         let others: Vec<u64> =
             self.names.iter().filter(|(name, _)| may(name)).map(|(_, &id)| id).collect();

@@ -16,7 +16,7 @@ const AGAIN: &str = "s-again";
 
 impl Sim {
     /// A scrub, a put of what it found to be lost, and a heal.
-    pub(super) fn heal_move(&mut self) -> Flow {
+    pub(super) fn repair_move(&mut self) -> Flow {
         let archive = self.open(true)?;
         let report = self.scrub(&archive, None)?;
         record_damage(&archive, &report.rotten).map_err(|e| self.judge("note", &e))?;
@@ -75,7 +75,7 @@ impl Sim {
 
     /// A scrub says that chunks are damaged which are not: puts store them anew, and nothing is
     /// lost by it, whoever puts, reads and collects meanwhile.
-    pub(super) fn note_move(&mut self) -> Flow {
+    pub(super) fn record_damage_move(&mut self) -> Flow {
         let quiet = self.params.profile == Profile::Crashes
             && self.params.collects
             && self.params.spread.is_none();
@@ -85,7 +85,7 @@ impl Sim {
         let archive = self.open(true)?;
         let tables = archive.tables();
         if self.aside.percent(20) {
-            return self.heal_noted(&archive);
+            return self.restore_recorded(&archive);
         }
         let all: Vec<_> = tables
             .containers
@@ -103,8 +103,8 @@ impl Sim {
         Ok(())
     }
 
-    /// What was noted and is whole is whole again.
-    pub(super) fn heal_noted(&mut self, archive: &Arc<Archive>) -> Flow {
+    /// Repairs chunks that are recorded as damaged and are whole again on the medium.
+    pub(super) fn restore_recorded(&mut self, archive: &Arc<Archive>) -> Flow {
         if archive.tables().damaged.is_empty() {
             return Ok(());
         }

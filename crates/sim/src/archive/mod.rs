@@ -1,8 +1,8 @@
 //! The archive engine under simulation: puts, readers, collection and removals, each a process of
 //! its own, step by step over files that crash.
 //!
-//! A model knows the streams. What was acknowledged must be there, byte for byte, after any crash;
-//! what was under way may be there or not, and once it was seen it stays.
+//! A model knows the streams. Acknowledged streams must be there, byte for byte, after any crash.
+//! A change that was under way may be there or not, and once it was seen it stays.
 
 pub mod cli;
 pub mod files;

@@ -24,7 +24,7 @@ impl Mount {
         Mount { files: files.clone(), prefix: format!("{name}/"), gone: Arc::default() }
     }
 
-    /// What its files' names begin with.
+    /// The beginning of its files' names.
     #[must_use]
     pub(super) fn prefix(&self) -> &str {
         &self.prefix

@@ -36,13 +36,13 @@ pub(super) use params::{Medium, Profile};
 /// How one seed ended.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was run.
+    /// The parameters of the run.
     pub params: Params,
-    /// What was found.
+    /// The failure that the run found.
     pub failure: Option<Failure>,
     /// The hash of all calls.
     pub trace: u64,
-    /// What was reached.
+    /// The coverage marks that the run reached.
     pub reach: Reach,
 }
 
@@ -100,7 +100,7 @@ pub(super) struct Putting {
     fed: usize,
     /// Nothing of it may be new: its content is there already.
     known: bool,
-    /// It is a stream of the serving process.
+    /// The serving process puts the stream.
     pub(super) served: bool,
 }
 
@@ -134,7 +134,7 @@ pub(super) struct Sim {
     mounts: Vec<Mount>,
     /// Nodes that are gone, outdated or rotten: never more than parity.
     bad: BTreeSet<usize>,
-    /// Those of them that rotted.
+    /// Bad nodes that rotted.
     rotten: BTreeSet<usize>,
     /// Directories that are being filled, and how many there were.
     filling: BTreeMap<usize, Mount>,
@@ -142,7 +142,7 @@ pub(super) struct Sim {
     /// Something rotted: errors are right answers from now on.
     pub(super) damaged: bool,
     pub(super) pool: Vec<Vec<u8>>,
-    /// What was removed last.
+    /// The content of the stream that was removed last.
     gone: Option<Arc<Vec<u8>>>,
     /// For moves that leave the draws of all others as they are.
     pub(super) aside: Rng,
@@ -271,7 +271,7 @@ impl Sim {
             )
     }
 
-    /// What an error means: the end of the life, or a failure that nothing explains.
+    /// Decides whether an error ends the life or is a failure that nothing explains.
     pub(super) fn judge(&mut self, what: &str, error: &Error) -> Stop {
         self.say(|| format!("{what}: {error:?}"));
         if self.is_told(error) {
@@ -446,7 +446,7 @@ impl Sim {
             5 => self.rename(),
             7 => self.node_move(),
             8 => self.volume_move(),
-            9 => self.heal_move(),
+            9 => self.repair_move(),
             _ => {
                 self.damaged |= self.files.rot("segment-");
                 Ok(())
@@ -481,7 +481,7 @@ impl Sim {
         self.files.set_capacity(None);
         self.actors = Actors::default();
         while let Some(&node) = self.bad.first() {
-            self.heal(node)?;
+            self.repair_node(node)?;
         }
         for _ in 0..30 {
             self.put_move()?;
@@ -492,7 +492,7 @@ impl Sim {
         }
         self.actors = Actors::default();
         self.look()?;
-        self.settle_all()?;
+        self.encode_all()?;
         for name in self.disks.keys().cloned().collect::<Vec<_>>() {
             let archive = self.admin()?;
             archive.delete_volume(&name).map_err(|e| self.judge("delete", &e))?;

@@ -20,8 +20,8 @@ use crate::checker::{Checker, Failure};
 
 const BLOCK: usize = VOLUME_BLOCK_BYTES as usize;
 
-/// What a block held, with the change after which it did: the oldest is durable, the newest is
-/// read. `None` is zeroes.
+/// The contents of a block, each with the number of its change: the oldest is durable, the newest
+/// is read. `None` is zeroes.
 type Cell = Vec<(u64, Option<Arc<Vec<u8>>>)>;
 
 /// A volume of the model.
@@ -70,7 +70,7 @@ impl Disk {
     }
 
     /// All that was written is durable.
-    fn settle(&mut self) {
+    fn make_durable(&mut self) {
         self.cells.iter_mut().for_each(|cell| {
             cell.drain(..cell.len() - 1);
         });
@@ -135,11 +135,11 @@ impl Sim {
         let exports = ArchiveExports(volumes.clone());
         self.say(|| "served".into());
         self.actors.serving = Some(Serving { archive, ingest, volumes, exports });
-        self.settle_volumes()
+        self.resolve_volumes()
     }
 
     /// All volumes read as after one change that may be the last durable one.
-    pub(super) fn settle_volumes(&mut self) -> Flow {
+    pub(super) fn resolve_volumes(&mut self) -> Flow {
         let mut found: BTreeMap<String, Vec<Option<Vec<u8>>>> = BTreeMap::new();
         for (name, disk) in self.disks.clone() {
             let volume = self.export(&name)?;
@@ -265,7 +265,7 @@ impl Sim {
         let (offset, n) = self.range(bytes, 160 << 10);
         let mut data = Vec::with_capacity(n);
         if self.rng.percent(20) {
-            // What is there already, perhaps at its own place.
+            // Writes bytes that the volume has already, perhaps at their own place.
             data.resize(n, 0);
             let from = if self.rng.percent(70) {
                 offset
@@ -360,7 +360,8 @@ impl Sim {
         Ok(())
     }
 
-    /// What may have been done in part is what it reads as.
+    /// Reads a volume after a change that may have been done in part. The content that a block
+    /// reads as becomes its newest version in the model.
     fn look_again(&mut self, name: &str) -> Flow {
         let volume = self.export(name)?;
         for block in 0..self.disks[name].cells.len() {
@@ -464,13 +465,13 @@ impl Sim {
         self.flushed("flush", flushed)
     }
 
-    /// What a flush means; it covers all volumes.
+    /// Records the result of a flush, which covers all volumes.
     fn flushed(&mut self, what: &str, flushed: Result<(), Error>) -> Flow {
         match flushed {
             Ok(()) => {
                 self.say(|| format!("{what}: done"));
                 self.reach.hit("volumes flushed");
-                self.disks.values_mut().for_each(Disk::settle);
+                self.disks.values_mut().for_each(Disk::make_durable);
                 Ok(())
             }
             Err(error)

@@ -63,7 +63,7 @@ impl Sim {
     }
 
     /// When nothing fails, all that stands replicated can be encoded, and is what it was.
-    pub(super) fn settle_all(&mut self) -> Flow {
+    pub(super) fn encode_all(&mut self) -> Flow {
         if self.params.late.is_none() {
             return Ok(());
         }

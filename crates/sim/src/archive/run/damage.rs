@@ -1,9 +1,9 @@
 //! The medium damages what it holds: bits flip, sectors can't be read, writes are lost or land
 //! elsewhere.
 //!
-//! What is damaged is known byte by byte, and is put right at the end of a life: afterwards nothing
-//! may be missing. Until then all that does not depend on damaged bytes must be as it was, and an
-//! error must name what is damaged.
+//! The simulated medium knows its damaged bytes one by one, and they are put right at the end of a
+//! life: afterwards nothing may be missing. Until then all that does not depend on damaged bytes
+//! must be as it was, and an error must name what is damaged.
 
 use onefold_core::{Error, Kind};
 
@@ -77,7 +77,7 @@ impl Sim {
         }
         let looked = self.look();
         if self.known() == known {
-            // What is put right may show it yet.
+            // The medium, once put right, may still show the change that was under way.
             self.unsure = unsure;
         }
         match looked {

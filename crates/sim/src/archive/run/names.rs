@@ -53,7 +53,7 @@ impl Sim {
 
     /// The names are those of the model.
     pub(super) fn look_at_names(&mut self) -> Flow {
-        self.note_move()?;
+        self.record_damage_move()?;
         let reads_only = self.rng.percent(20);
         let archive = if reads_only { self.open(false)? } else { self.admin()? };
         let tables = match archive.refresh() {
@@ -72,8 +72,9 @@ impl Sim {
         Ok(())
     }
 
-    /// After a crash a reader looks first, and writes nothing. What it shows of what was under way
-    /// is there for good, whatever crash comes next; what it does not show may still come.
+    /// After a crash a reader looks first, and writes nothing. A change under way that the reader
+    /// shows is there for good, whatever crash comes next; one that it does not show may still
+    /// come.
     pub(super) fn look_as_reader(&mut self) -> Flow {
         let archive = self.open(false)?;
         let mut reader = Reader::new(&archive).map_err(|error| self.judge("reader", &error))?;
@@ -118,7 +119,7 @@ impl Sim {
         self.look_at_volumes(&archive)?;
         rad::look_at_places(&archive.tables(), self.params.late.is_some())?;
         if !self.damaged {
-            self.heal_noted(&archive)?;
+            self.restore_recorded(&archive)?;
             match check(&archive, true, &mut |_, _, _| {}) {
                 Ok(report) if report.is_well() => {}
                 Ok(report) => {
@@ -153,7 +154,7 @@ impl Sim {
                         if read.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt)
                             && self.damaged
                         {
-                            // What can't be read is told apart by its length.
+                            // A stream that can't be read is told apart by its length.
                             if stream.bytes == content.len() as u64 {
                                 bytes.clone_from(content);
                             } else {

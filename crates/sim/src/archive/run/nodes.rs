@@ -46,7 +46,7 @@ impl Sim {
         }
         let bad: Vec<usize> = self.bad.iter().copied().collect();
         match self.rng.pick(&bad) {
-            Some(&node) => self.heal(node),
+            Some(&node) => self.repair_node(node),
             None => Ok(()),
         }
     }
@@ -90,7 +90,7 @@ impl Sim {
     }
 
     /// Brings a bad node back, replaces it, or mends it.
-    pub(super) fn heal(&mut self, node: usize) -> Flow {
+    pub(super) fn repair_node(&mut self, node: usize) -> Flow {
         // Filling waits for puts and collections, which here are of the same thread. Processes that
         // saw a node fail leave it out.
         if self.actors.putting.is_some() || self.actors.collection.is_some() {

@@ -1,11 +1,11 @@
-//! What a seed stands for: all parameters of a run, drawn before it begins.
+//! Draws all parameters of a run from its seed, before it begins.
 
 use onefold_archive::{Chunking, Compression, Rad};
 
 use super::super::rad;
 use crate::rng::Rng;
 
-/// What a run is about.
+/// The kind of faults that a run injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
     /// Power failures and kills.
@@ -18,7 +18,7 @@ pub enum Profile {
     StopFaults,
 }
 
-/// What goes wrong with the medium, whatever else a run is about.
+/// The faults of the medium, beside those of the profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     /// Nothing.
@@ -60,7 +60,7 @@ impl Medium {
 pub struct Params {
     /// The seed.
     pub seed: u64,
-    /// What the run is about.
+    /// The kind of faults.
     pub profile: Profile,
     /// How streams are cut.
     pub chunking: Chunking,
@@ -94,8 +94,8 @@ pub struct Params {
     pub spread: Option<(usize, usize, usize)>,
     /// Late encoding.
     pub late: Option<Rad>,
-    /// What the medium does besides; drawn from a source of its own, so that all else is as
-    /// without.
+    /// The faults of the medium, drawn from a source of its own, so that all other draws are as
+    /// without them.
     pub medium: Medium,
     /// The planted bug.
     pub bug: Option<usize>,
@@ -139,10 +139,10 @@ impl Params {
         if profile == Profile::Crashes && rng.percent(35) {
             let spread = [(3, 3, 2), (4, 3, 2), (5, 5, 3), (6, 5, 3)][rng.below(4) as usize];
             let late = rad::draw(seed, spread);
-            // What is settled was put, counted and condemned before: a life must be long enough for
-            // it.
+            // Chunks are put, counted and condemned before they are encoded late: a life must be
+            // long enough for all of it.
             let crash_within = params.crash_within * if late.is_some() { 8 } else { 1 };
-            // What a disk of a node does is what nodes do: they are lost, and rot.
+            // Faults of a node's disk are drawn as faults of the node: it is lost, or rots.
             let medium = Medium::Good;
             return Params {
                 spread: Some(spread),

@@ -124,7 +124,7 @@ impl Sim {
             Ok(session) => session,
         };
         let writer = StreamWriter::new(&session, self.now);
-        // What is there already must be found, when nothing was ever collected or damaged.
+        // Content that is there already must be found, when nothing was ever collected or damaged.
         let names: Vec<String> = self.streams.keys().cloned().collect();
         let simple = !self.params.collects
             && matches!(self.params.profile, Profile::Crashes)
@@ -133,7 +133,7 @@ impl Sim {
             if simple && self.rng.percent(40) { self.rng.pick(&names).cloned() } else { None };
         let content = match &known {
             Some(name) => self.streams[name].clone(),
-            // What lost its references gets them back before it is settled.
+            // Content that lost its references gets them back before it is encoded late.
             None => match self
                 .gone
                 .clone()
@@ -204,7 +204,7 @@ impl Sim {
             data,
             listing: Vec::new(),
         })?;
-        // It is acknowledged from here on.
+        // The put is acknowledged from here on.
         self.streams.insert(name.clone(), content.clone());
         self.unsure = None;
         if self.rng.percent(70) && writer.import(true)? {
