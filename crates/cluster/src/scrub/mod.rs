@@ -1,12 +1,12 @@
 //! Scrubbing while clients and workers go on, in slices with a cursor.
 //!
 //! - *Forward*, from maps to chunks: a missing reference is added, then the entry read again. A
-//! missing chunk whose blocks are all in the object becomes dirty; any other is reported.
+//!   missing chunk whose blocks are all in the object becomes dirty; any other is reported.
 //! - *Backward*, from references to maps: a reference is stale when its entry, read after it, does
-//! not name it and is not dirty with the same stamp. A stale reference stays stale for ever, so
-//! that no age is needed.
+//!   not name it and is not dirty with the same stamp. A stale reference stays stale for ever, so
+//!   that no age is needed.
 //! - *Lists and bitmaps*: objects with dirty entries are put on the list; objects that no name or
-//! record covers are deleted.
+//!   record covers are deleted.
 
 mod backward;
 mod forward;
