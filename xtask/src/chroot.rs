@@ -5,7 +5,11 @@
 //! namespace of their own and go with it, so that nothing of the machine can be below the directory
 //! when that is removed.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Result, bail, ensure};
 
@@ -30,29 +34,67 @@ cargo xtask demo
 .ci/run
 "#;
 
+/// A bare Debian 12 in a directory, removed when this is dropped.
+pub(crate) struct Debian {
+    place: PathBuf,
+    _guard: Guard,
+}
+
+impl Debian {
+    /// Makes it with these packages, separated by commas.
+    pub(crate) fn make(name: &str, packages: &str) -> Result<Debian> {
+        if !machine::is_root() {
+            bail!("a chroot needs root");
+        }
+        if machine::find("debootstrap").is_none() {
+            bail!(
+                "type this, then try again:\n    apt-get install --no-install-recommends debootstrap"
+            );
+        }
+        let place = machine::root().join("target").join("chroot").join(name);
+        remove(&place);
+        fs::create_dir_all(&place)?;
+        let guard = Guard::new({
+            let place = place.clone();
+            move || remove(&place)
+        });
+        let mut command = program("debootstrap");
+        command.args([
+            "--variant=minbase",
+            &format!("--include={packages}"),
+            "bookworm",
+            path(&place),
+        ]);
+        run_program(command, LIMIT)?;
+        let _ = fs::copy("/etc/resolv.conf", place.join("etc/resolv.conf"));
+        Ok(Debian { place, _guard: guard })
+    }
+
+    /// Its directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.place
+    }
+
+    /// Runs a script in it, as the superuser; returns whether that succeeded.
+    pub(crate) fn run(&self, script: &str) -> Result<bool> {
+        fs::write(self.place.join("root/inside"), script)?;
+        let outside = format!(
+            "set -e; mount --rbind /dev '{0}/dev'; mount -t proc proc '{0}/proc'; mount -t sysfs sysfs '{0}/sys'; \
+             exec chroot '{0}' /bin/bash /root/inside",
+            path(&self.place)
+        );
+        let mut command = program("unshare");
+        command.args(["--mount", "--propagation", "private", "bash", "-c", &outside]);
+        Ok(show(command, LIMIT)?.status.success())
+    }
+}
+
 /// Makes the system, runs everything, and removes it.
 pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     ensure!(arguments.is_empty(), "chroot-test takes no arguments");
-    if !machine::is_root() {
-        bail!("a chroot needs root");
-    }
-    if machine::find("debootstrap").is_none() {
-        bail!(
-            "type this, then try again:\n    apt-get install --no-install-recommends debootstrap"
-        );
-    }
-    let place = machine::root().join("target").join("chroot");
-    remove(&place);
-    fs::create_dir_all(&place)?;
-    let _guard = Guard::new({
-        let place = place.clone();
-        move || remove(&place)
-    });
-
     println!("==> Debian 12 with {PACKAGES}");
-    let mut command = program("debootstrap");
-    command.args(["--variant=minbase", &format!("--include={PACKAGES}"), "bookworm", path(&place)]);
-    run_program(command, LIMIT)?;
+    let debian = Debian::make("test", PACKAGES)?;
+    let place = debian.path();
 
     println!("==> Rust, and a clone of HEAD");
     let mut command = program("rustc");
@@ -70,7 +112,6 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         fs::create_dir_all(place.join("root/.cargo"))?;
         copy(registry, place.join("root/.cargo/registry"))?;
     }
-    let _ = fs::copy("/etc/resolv.conf", place.join("etc/resolv.conf"));
     let mut command = program("git");
     command.args([
         "clone",
@@ -82,15 +123,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     run_program(command, LIMIT)?;
 
     println!("==> the demonstration without any client installed, then CI");
-    fs::write(place.join("root/inside"), INSIDE)?;
-    let outside = format!(
-        "set -e; mount --rbind /dev '{0}/dev'; mount -t proc proc '{0}/proc'; mount -t sysfs sysfs '{0}/sys'; \
-         exec chroot '{0}' /bin/bash /root/inside",
-        path(&place)
-    );
-    let mut command = program("unshare");
-    command.args(["--mount", "--propagation", "private", "bash", "-c", &outside]);
-    Ok(show(command, LIMIT)?.status.success())
+    debian.run(INSIDE)
 }
 
 fn copy(from: PathBuf, to: PathBuf) -> Result<()> {
@@ -100,7 +133,7 @@ fn copy(from: PathBuf, to: PathBuf) -> Result<()> {
 }
 
 /// Removes the system, but never what is mounted in it.
-fn remove(place: &std::path::Path) {
+fn remove(place: &Path) {
     let mut command = program("rm");
     command.args(["-rf", "--one-file-system", path(place)]);
     let _ = run_program(command, LIMIT);

@@ -15,6 +15,7 @@ mod licences;
 mod machine;
 mod man;
 mod nbd;
+mod package;
 mod packages;
 mod pages;
 mod paper;
@@ -58,6 +59,7 @@ cargo xtask bench hot               the hot parts one by one
 cargo xtask paper thindedup|ordermerge|global|dedupv1|rad [--quick]
                                     the experiments of a paper on device models: one minute, or ten
 cargo xtask man [DIRECTORY]         the manual pages
+cargo xtask package [--try]         the Debian package; --try installs, uses and removes one in a bare Debian 12 (root and debootstrap)
 cargo xtask chroot-test             demo and tests in a bare Debian 12; root and debootstrap";
 
 fn main() -> ExitCode {
@@ -91,6 +93,7 @@ fn run(verb: &str, arguments: &[String]) -> Result<bool> {
         "bench" => bench::run(arguments),
         "paper" => paper::run(arguments),
         "man" => man::run(arguments),
+        "package" => package::run(arguments),
         "chroot-test" => chroot::run(arguments),
         "help" | "--help" | "-h" => {
             println!("{USAGE}");

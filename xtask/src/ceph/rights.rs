@@ -102,15 +102,11 @@ pub(super) struct Lacking<'a> {
 
 impl Lacking<'_> {
     fn refused(&self, user: &str, verb: &[&str], more: &[&str], parts: &[&str]) -> Result<()> {
-        refused(
-            &as_user(self.onefold, user),
-            &[&["cluster"], verb, &[self.store], more].concat(),
-            parts,
-        )
+        refused(&as_user(self.onefold, user), &[verb, &[self.store], more].concat(), parts)
     }
 
     fn daily(&self, verb: &[&str], more: &[&str]) -> Result<String> {
-        self.onefold.verb([&["cluster"], verb, &[self.store], more].concat())
+        self.onefold.verb([verb, &[self.store], more].concat())
     }
 
     fn set(&self, mon: &str, osd: &str) -> Result<()> {

@@ -1,0 +1,109 @@
+//! `cargo xtask package`: the Debian package, and a trial of it in a bare Debian 12.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{
+    chroot::Debian,
+    machine,
+    product::{Build, Onefold, path},
+    program::{cargo, run as run_program},
+};
+
+/// Longest that packing may take.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Installs, uses and removes the package, inside.
+const TRIAL: &str = r#"set -euo pipefail
+export HOME=/root DEBIAN_FRONTEND=noninteractive
+cd /root
+apt-get update
+apt-get install --yes --no-install-recommends /root/onefold.deb
+echo "==> installed: user, manual, completions, units"
+getent passwd onefold
+zcat -f /usr/share/man/man1/onefold-serve.1* | grep -q onefold
+bash -n /usr/share/bash-completion/completions/onefold
+grep -q 'ExecStart=/usr/bin/onefold' /usr/lib/systemd/system/onefold@.service
+echo "==> used: an archive, and a block store that is served"
+onefold create archive backups
+onefold put backups docs -r /usr/share/doc/onefold
+onefold get backups docs -C out
+diff -r /usr/share/doc/onefold out
+onefold check backups
+onefold create block disk --size 64M
+onefold volume create disk v --size 1G
+onefold serve disk --nbd unix:/root/socket &
+for n in $(seq 100); do [ -S /root/socket ] && break; sleep 0.1; done
+onefold status disk
+kill -TERM %1
+wait %1
+onefold check disk
+echo "==> removed; the user stays, since stores belong to it"
+apt-get remove --yes onefold
+test ! -e /usr/bin/onefold
+test ! -e /usr/lib/systemd/system/onefold@.service
+getent passwd onefold
+"#;
+
+/// Makes the package; with `--try` of a build with assertions, which is then installed, used and
+/// removed in a bare Debian 12.
+pub(crate) fn run(arguments: &[String]) -> Result<bool> {
+    match arguments {
+        [] => {
+            let package = pack(Build::Release)?;
+            println!("{} ({} KiB)", package.display(), fs::metadata(&package)?.len() / 1024);
+            Ok(true)
+        }
+        [word] if word == "--try" => try_out(&pack(Build::Test)?),
+        _ => bail!("package takes --try or nothing"),
+    }
+}
+
+/// Makes the package of one build, with its manual pages and completions.
+fn pack(build: Build) -> Result<PathBuf> {
+    ensure!(
+        machine::find("cargo-deb").is_some(),
+        "type this, then try again:\n    cargo install --locked cargo-deb"
+    );
+    let onefold = Onefold::build(build)?;
+    let made = machine::root().join("target").join("package");
+    let _ = fs::remove_dir_all(&made);
+    fs::create_dir_all(made.join("completions"))?;
+    onefold.verb(["man", path(&made.join("man"))])?;
+    for (shell, name) in [("bash", "onefold.bash"), ("zsh", "_onefold"), ("fish", "onefold.fish")] {
+        let script = onefold.verb(["completions", shell])?;
+        fs::write(made.join("completions").join(name), script)?;
+    }
+    let profile = if build == Build::Release { "release" } else { "dev" };
+    let output = made.join("onefold.deb");
+    run_program(
+        cargo([
+            "deb",
+            "--quiet",
+            "--locked",
+            "--no-build",
+            "--package",
+            "onefold-cli",
+            "--profile",
+            profile,
+            "--output",
+            path(&output),
+        ]),
+        LIMIT,
+    )?;
+    ensure!(output.exists(), "{} was not made", output.display());
+    Ok(output)
+}
+
+fn try_out(package: &Path) -> Result<bool> {
+    println!("==> Debian 12");
+    let debian = Debian::make("package", "ca-certificates")?;
+    fs::copy(package, debian.path().join("root/onefold.deb"))
+        .context("copying the package into the bare system")?;
+    debian.run(TRIAL)
+}
