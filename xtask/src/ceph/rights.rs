@@ -157,7 +157,7 @@ impl Lacking<'_> {
 
         self.daily(&["worker"], &["--once", "--cold", "0"])?;
         let back = self.folder.join("rights.back");
-        self.daily(&["get"], &["rights", path(&back)])?;
+        self.daily(&["get"], &["rights", "--output", path(&back)])?;
         ensure!(fs::read(&back)? == fs::read(file)?, "what was put is not what it was");
         fs::remove_file(&back)?;
         self.daily(&["rm"], &["rights"])?;
