@@ -167,7 +167,7 @@ impl Connection {
             .into_iter()
             .flatten()
             .find(|found| found["name"] == pool)
-            .map(|found| &found["status"]);
+            .map(|found| &found["stats"]);
         let number = |key: &str| stats.and_then(|stats| stats[key].as_u64());
         match (number("max_avail"), number("stored")) {
             (Some(free), Some(stored)) => Ok(Left { free, total: free + stored }),
@@ -183,8 +183,8 @@ impl Connection {
             .into_iter()
             .flatten()
             .filter(|pool| pools.iter().any(|name| pool["name"] == name.as_str()));
-        let used = mine.filter_map(|pool| pool["status"]["bytes_used"].as_u64()).sum();
-        Ok(Space { total: used + df["status"]["total_avail_bytes"].as_u64().unwrap_or(0), used })
+        let used = mine.filter_map(|pool| pool["stats"]["bytes_used"].as_u64()).sum();
+        Ok(Space { total: used + df["stats"]["total_avail_bytes"].as_u64().unwrap_or(0), used })
     }
 }
 
