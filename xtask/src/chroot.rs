@@ -20,7 +20,7 @@ use crate::{
     program::{program, run as run_program, show},
 };
 
-/// What Rust needs beside itself, and git.
+/// Packages that Rust needs, and git.
 const PACKAGES: &str = "ca-certificates,gcc,git,libc6-dev";
 
 /// Longest that a step may take.
@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     let sysroot = run_program(command, LIMIT)?;
     fs::create_dir_all(place.join("opt"))?;
     copy(sysroot.trim().into(), place.join("opt/rust"))?;
-    // What cargo has fetched before need not be fetched again.
+    // Crates that cargo has fetched before need not be fetched again.
     let cargo_home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| Some(std::env::home_dir()?.join(".cargo")));

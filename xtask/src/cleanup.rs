@@ -1,4 +1,4 @@
-//! What must be undone however a run ends: on return, on failure, and on Ctrl-C or SIGTERM.
+//! Undoes what must not stay, however a run ends: on return, on failure, and on Ctrl-C or SIGTERM.
 
 use std::{
     collections::BTreeMap,
@@ -114,7 +114,8 @@ impl Scratch {
         end_left_behind();
         let parent = crate::machine::root().join("target").join("scratch");
         fs::create_dir_all(&parent).with_context(|| format!("creating {}", parent.display()))?;
-        // Who runs a cluster stops it first, by its process ids there.
+        // A directory with a cluster in it stays: the next run of `ceph` stops its daemons first,
+        // by the process ids in it.
         for left in Scratch::left_behind("")
             .into_iter()
             .filter(|left| name == "ceph" || !left.join("c/ceph.conf").exists())

@@ -85,8 +85,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     }
     for target in targets {
         let mut command = program("cargo");
-        // What it finds goes into the first folder, which is nobody's; the second one is kept in
-        // the repository.
+        // cargo-fuzz writes new inputs into the first folder, which is not in the repository; the
+        // second one is.
         let (found, kept) =
             (format!("fuzz/corpus/{target}"), format!("crates/fuzz/corpus/{target}"));
         std::fs::create_dir_all(&found).and_then(|()| std::fs::create_dir_all(&kept))?;
@@ -107,7 +107,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     Ok(true)
 }
 
-/// What CI does: every target for a short time.
+/// The step of CI: every target for a short time.
 pub(crate) fn smoke() -> Result<Tally> {
     let ended = show(runner(&TARGETS, CI_SECONDS), Duration::from_secs(600))?;
     let passed = ended.output.lines().filter(|line| line.contains(" inputs in ")).count();

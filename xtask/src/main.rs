@@ -58,6 +58,7 @@ cargo xtask bench archive-scale [--quick] [--directory PATH]
 cargo xtask bench hot               the hot parts one by one
 cargo xtask paper thindedup|ordermerge|global|dedupv1|rad [--quick]
                                     the experiments of a paper on device models: one minute, or ten
+cargo xtask docs [--book]           writes the reference of the commands and checks all documents; --book makes the book in target/book
 cargo xtask man [DIRECTORY]         the manual pages
 cargo xtask package [--try]         the Debian package; --try installs, uses and removes one in a bare Debian 12 (root and debootstrap)
 cargo xtask chroot-test             demo and tests in a bare Debian 12; root and debootstrap";
@@ -92,6 +93,7 @@ fn run(verb: &str, arguments: &[String]) -> Result<bool> {
         "structure" => structure::run(arguments),
         "bench" => bench::run(arguments),
         "paper" => paper::run(arguments),
+        "docs" => docs::command(arguments),
         "man" => man::run(arguments),
         "package" => package::run(arguments),
         "chroot-test" => chroot::run(arguments),

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A program of each package that we use, or a file that tells that it is there.
-const WANTED: [(&str, &str); 14] = [
+const WANTED: [(&str, &str); 17] = [
     ("chromium", "chromium"),
     ("fio", "fio"),
     ("nbdinfo", "libnbd-bin"),
@@ -25,6 +25,9 @@ const WANTED: [(&str, &str); 14] = [
     ("fusermount3", "fuse3"),
     ("strace", "strace"),
     ("systemd-analyze", "systemd"),
+    ("setfattr", "attr"),
+    ("setfacl", "acl"),
+    ("setcap", "libcap2-bin"),
 ];
 
 /// The packages that are not there.

@@ -33,7 +33,7 @@ const WRONG: &str = r#"<html><body><div style="width:3000px">wide</div><figure><
 <svg class="plot" viewBox="0 0 640 360" width="640"><text x="10" y="50">one</text><text x="12" y="52">two</text><text x="630" y="90">beyond the plot</text>
 <text x="10" y="90" font-size="3">small</text><text x="90" y="200"> </text><path d="MNaN 1"/></svg></figure></body></html>"#;
 
-/// What is wrong with it.
+/// The faults of that page.
 const FAULTS: [&str; 8] = [
     "overlap",
     "beyond the plot",

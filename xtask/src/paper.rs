@@ -160,7 +160,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     Ok(experiments(&Onefold::laboratory(Build::Release)?, paper, quick)?.failed == 0)
 }
 
-/// What CI does: the short form of each paper.
+/// The step of CI: the short form of each paper.
 pub(crate) fn short() -> Result<Tally> {
     let laboratory = Onefold::laboratory(Build::Test)?;
     let mut all = Tally::default();
@@ -196,8 +196,7 @@ fn experiments(laboratory: &Onefold, known: &Paper, quick: bool) -> Result<Tally
     if !replayed.is_empty() {
         arguments.extend(["--traces", &traces]);
     }
-    // What is asked of a real cluster needs one; without it these statements are not run, and say
-    // so.
+    // Some statements need a real cluster; without one they are not run, and say so.
     let cluster = if quick || paper != "global" {
         None
     } else {

@@ -138,7 +138,7 @@ impl Onefold {
         Ok(())
     }
 
-    /// What `status --json` says.
+    /// The answer of `status --json`.
     pub(crate) fn status(&self, store: &Path) -> Result<Value> {
         let mut command = self.command(["status", path(store), "--json"]);
         command.stderr(Stdio::null());
@@ -251,7 +251,7 @@ impl Server {
             .with_context(|| format!("{} does not end:\n{}", self.what, self.said()))
     }
 
-    /// What it printed so far.
+    /// The output so far.
     pub(crate) fn said(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }

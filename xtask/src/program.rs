@@ -40,7 +40,7 @@ pub(crate) fn cargo<I: AsRef<OsStr>>(arguments: impl IntoIterator<Item = I>) -> 
 pub(crate) struct Ended {
     /// Its exit status.
     pub(crate) status: ExitStatus,
-    /// What it printed, both streams together.
+    /// The output, both streams together.
     pub(crate) output: String,
 }
 

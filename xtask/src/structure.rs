@@ -23,7 +23,7 @@ const CRATES: [&str; 9] =
 /// Longest line of code.
 const WIDTH: usize = 100;
 
-/// What may not rise, and how much there is of it.
+/// Figures that may not rise, and how much there is of each.
 const LIMITS: [(&str, usize); 4] = [
     ("circles of files", 0),
     ("questions about the scheme", 0),
@@ -140,7 +140,7 @@ fn files_of(methods: &[&Method]) -> usize {
     files.len()
 }
 
-/// What the figures of a crate are made of.
+/// Tells what the figures of a crate are made of.
 fn tell(one: &Crate) {
     println!("\n{}", one.name);
     let imports = graph::imports(one);

@@ -16,7 +16,7 @@ use crate::{
 /// Longest that any one step may take.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// What a step found.
+/// The findings of a step.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
     /// Checks that passed.
@@ -121,7 +121,11 @@ const STEPS: [Step; 25] = [
         about: "the same without mke2fs, nbdcopy and qemu-img",
         run: || demo::show(Build::Test, Tools::None).map(|()| Tally::pass("")),
     },
-    Step { name: "docs", about: "the examples and links of the documents", run: docs::run },
+    Step {
+        name: "docs",
+        about: "the examples, links, anchors and diagrams of the documents, and the reference",
+        run: docs::run,
+    },
     Step {
         name: "clients",
         about: "libnbd, qemu and fio on UNIX and TCP sockets, and on a served archive",

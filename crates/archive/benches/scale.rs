@@ -1,6 +1,6 @@
-//! What grows with an archive: time and memory of opening it, of a small put, of a listing, and of
-//! a collection that finds nothing to do, with a thousand, a hundred thousand and a million
-//! containers, and as many streams. In process. `cargo xtask bench archive-scale` runs it.
+//! The costs that grow with an archive: time and memory of opening it, of a small put, of a
+//! listing, and of a collection that finds nothing to do, with a thousand, a hundred thousand and a
+//! million containers, and as many streams. In process. `cargo xtask bench archive-scale` runs it.
 //!
 //! usage: scale --directory PATH [--quick] [--containers N]
 //!

@@ -215,8 +215,8 @@ pub(crate) fn write(
     Ok(indexes)
 }
 
-/// The file of leaves. When no leaf was ever written, what is there was left by somebody who died
-/// while making it, perhaps on some of the nodes only: it is made anew on all of them.
+/// The file of leaves. When no leaf was ever written, a file that is there was left by a process
+/// that died while making it, perhaps on some of the nodes only: it is made anew on all of them.
 fn open_or_create(files: &dyn Files, is_first: bool) -> Result<Arc<dyn File>> {
     if !is_first {
         return match files.open(MAPS) {
@@ -234,11 +234,11 @@ fn open_or_create(files: &dyn Files, is_first: bool) -> Result<Arc<dyn File>> {
 pub(crate) struct Named<'a> {
     /// The volume's number.
     pub(crate) id: u64,
-    /// Its name, for who hears of damage.
+    /// Its name, for messages about damage.
     pub(crate) name: &'a str,
     /// Its directory of leaves.
     pub(crate) index: &'a BlockIndex,
-    /// What the process knew of it before: leaves that are the same are taken from there.
+    /// The index as the process knew it before: unchanged leaves are taken from it.
     pub(crate) before: Option<&'a BlockIndex>,
 }
 

@@ -69,7 +69,7 @@ impl Report {
     }
 }
 
-/// How far: what is done, of how much.
+/// Called with the part at work, and the amounts done and in all.
 pub type Progress<'a> = dyn FnMut(&str, u64, u64) + 'a;
 
 /// Verifies the metadata of all containers, and that each stream's chunks are in them; with `data`
@@ -144,7 +144,7 @@ struct Found {
     report: Report,
 }
 
-/// Looks at containers first, then at what names their chunks.
+/// Looks at containers first, then at the streams and volumes that name their chunks.
 struct Checking {
     reader: Reader,
     chunks: ChunkReader,

@@ -1,5 +1,5 @@
-//! Memory: what a reader may take for what a medium says, and buffers that are used again, which
-//! would else be mapped, cleared and unmapped once for each few megabytes.
+//! Memory: a budget for structures whose sizes a medium states, and buffers that are used again,
+//! which would else be mapped, cleared and unmapped once for each few megabytes.
 
 use std::sync::{
     Arc,
@@ -9,8 +9,8 @@ use std::sync::{
 use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
 
-/// Memory for each byte that log, snapshot and maps occupy on the medium: more than tables ever
-/// need for what the engine writes.
+/// Memory for each byte that log, snapshot and maps occupy on the medium: more than the tables of
+/// an archive that the engine wrote ever need.
 const PER_BYTE: u64 = 16;
 
 /// The memory that the tables of an archive may use, even if the archive is hostile: a base, and
@@ -29,7 +29,7 @@ impl Budget {
         Arc::new(Budget { base, limit: AtomicU64::new(base), drawn: AtomicU64::new(0) })
     }
 
-    /// False for who trusts the archive.
+    /// False when the archive is trusted.
     pub(crate) fn is_bounded(&self) -> bool {
         self.base < u64::MAX
     }
@@ -53,7 +53,7 @@ impl Drawn {
         Drawn { budget: Some(budget.clone()), bytes: AtomicU64::new(0) }
     }
 
-    /// For what is bounded otherwise.
+    /// Draws from no budget: for structures that are bounded otherwise.
     pub(crate) fn free() -> &'static Drawn {
         static FREE: Drawn = Drawn { budget: None, bytes: AtomicU64::new(0) };
         &FREE

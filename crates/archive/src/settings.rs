@@ -106,19 +106,23 @@ pub struct Settings {
     pub log_ahead_bytes: u64,
     /// Slots whose counts collection holds at once.
     pub count_slots: usize,
-    /// Bytes taken ahead of what is written.
+    /// Bytes taken ahead of the last container.
     pub ahead_bytes: u64,
     /// Bytes of volumes' writes in memory.
     pub dirty_bytes: u64,
-    /// Memory for the archive's tables, whoever wrote them, besides what goes with the bytes that
-    /// they occupy on the medium; no limit for who trusts the archive, which is what changes
-    /// it.
+    /// Memory for the archive's tables, whoever wrote them, besides a part that grows with the
+    /// bytes that they occupy on the medium. `u64::MAX`, the default, is no limit, for an archive
+    /// that is trusted.
     pub memory: u64,
     /// Ranges of volumes that were trimmed and are not written back, at most: each takes 25 bytes
     /// of a frame. One more waits for a write-back.
     pub zeroed_ranges: usize,
     /// Bytes of a frame of the log, at most; a change that needs more is refused.
     pub frame_bytes: usize,
+    /// Numbers of containers that the merges of one log move, at most, since these cost time. A
+    /// log with more is refused like damage by readers with a limit of memory; a writer takes a
+    /// snapshot at a sixteenth of it.
+    pub moved_max: u64,
     /// A defect that the simulator must find.
     #[cfg(feature = "planted-bugs")]
     pub bug: Option<PlantedBug>,
@@ -147,6 +151,7 @@ impl Default for Settings {
             memory: u64::MAX,
             zeroed_ranges: 64 << 10,
             frame_bytes: FRAME_PAYLOAD_MAX,
+            moved_max: 2 << 20,
             #[cfg(feature = "planted-bugs")]
             bug: None,
         }
@@ -243,11 +248,13 @@ pub enum PlantedBug {
     LogEndBelieved,
     /// A frame of the log counts wherever it lies, whatever stands before it.
     FrameAnywhere,
+    /// Merges go on in one log without a limit.
+    MergesUnlimited,
 }
 
 impl PlantedBug {
     /// The bugs that the simulator's seeds must find, with the names that it knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 28] = [
+    pub const ALL: [(&'static str, PlantedBug); 29] = [
         ("record-before-containers", PlantedBug::RecordBeforeContainers),
         ("segment-unnamed", PlantedBug::SegmentUnnamed),
         ("torn-tail-believed", PlantedBug::TornTailBelieved),
@@ -276,5 +283,6 @@ impl PlantedBug {
         ("old-label-taken", PlantedBug::OldLabelTaken),
         ("log-end-believed", PlantedBug::LogEndBelieved),
         ("frame-anywhere", PlantedBug::FrameAnywhere),
+        ("merges-unlimited", PlantedBug::MergesUnlimited),
     ];
 }

@@ -129,8 +129,8 @@ fn fill_and_empty(place: &Path) {
     };
     let mut refused = 0;
     for round in 0..40u64 {
-        // What goes in shares its first half with what was there before, so that collection has
-        // something to merge.
+        // Each put shares its first half with the one before, so that collection has something to
+        // merge.
         let archive = open();
         let _ = fs::remove_file(place.join("filler"));
         for n in 0..3 {

@@ -56,7 +56,7 @@ impl Desk {
             Format { segment_bytes: 300 << 10, ..Desk::format() },
             Spread { n: 3, k: 2, ids: (0..6).map(|n| [n; 16]).collect() },
         );
-        Archive::create(
+        Archive::create_on_nodes(
             &Nodes::create(directories, &spread, format.id, format.secret).unwrap(),
             &format,
         )
@@ -84,17 +84,18 @@ impl Desk {
                 .ok()
                 .map(|files| Watched { files: Arc::new(files), watch: sick(&self.bad) })
         };
-        let files: Arc<dyn Files> = if self.nodes > 0 {
+        let settings =
+            Settings { container_bytes: 240 << 10, auxiliary_entries: 4000, ..Settings::default() };
+        let archive = if self.nodes > 0 {
             let nodes = (0..self.nodes)
                 .map(|n| Some(Arc::new(directory(&format!("n{n}"))?) as Arc<dyn Files>))
                 .collect();
-            Arc::new(Nodes::open(nodes, false).unwrap())
+            let nodes = Arc::new(Nodes::open(nodes, false).unwrap());
+            Archive::open_on_nodes(nodes, true, settings)
         } else {
-            Arc::new(directory("a").unwrap())
+            Archive::open(Arc::new(directory("a").unwrap()), true, settings)
         };
-        let settings =
-            Settings { container_bytes: 240 << 10, auxiliary_entries: 4000, ..Settings::default() };
-        Arc::new(Archive::open(files, true, settings).unwrap())
+        Arc::new(archive.unwrap())
     }
 
     fn put(&self, name: &str, bytes: &[u8]) -> Result<u64> {
@@ -262,7 +263,7 @@ fn what_may_be_read_another_time_is_not_given_up() {
     desk.fail(Some((at + meta + (130 << 10), 512)));
     let (report, healed) = desk.scrub();
     assert!(report.lost.len() > 40 && healed.unwrap().chunks == 0);
-    // What rotted is stored once more, what can't be read is not.
+    // A rotten chunk is stored once more, one that can't be read is not.
     desk.put("t", &bytes[..64 << 10]).unwrap();
     let (_, healed) = desk.scrub();
     healed.unwrap();

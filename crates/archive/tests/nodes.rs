@@ -36,7 +36,7 @@ impl Desk {
         format.reserve_bytes = 1 << 20;
         let spread = Spread { n, k, ids: (0..count).map(|node| [node as u8; 16]).collect() };
         let nodes = Nodes::create(directories, &spread, format.id, format.secret).unwrap();
-        Archive::create(&nodes, &format).unwrap();
+        Archive::create_on_nodes(&nodes, &format).unwrap();
         desk
     }
 
@@ -57,7 +57,7 @@ impl Desk {
         let directory =
             |node| Some(Arc::new(Directory::open(&self.path(node), true).ok()?) as Arc<dyn Files>);
         let nodes = Arc::new(Nodes::open((0..self.count).map(directory).collect(), degraded)?);
-        let archive = Arc::new(Archive::open(nodes.clone(), true, Settings::default())?);
+        let archive = Arc::new(Archive::open_on_nodes(nodes.clone(), true, Settings::default())?);
         Ok((nodes, archive))
     }
 
@@ -141,7 +141,7 @@ fn puts_use_other_nodes_or_say_that_they_can_not() {
     [1, 5].iter().for_each(|&node| desk.lose(node));
     let two = noise(2, 2_000_000);
     desk.try_put("two", &two, false).unwrap();
-    // What was written now survives two more, as long as the log does.
+    // Data written now survives the loss of two more nodes, as long as the log does.
     [0, 6].iter().for_each(|&node| desk.lose(node));
     assert!(desk.get("two").unwrap() == two);
 
@@ -171,7 +171,7 @@ fn a_node_that_missed_changes_does_not_count_when_it_comes_back() {
     assert_eq!(desk.get("one").unwrap_err().kind(), Kind::NotFound);
     assert_eq!(desk.get("two").unwrap(), noise(2, 100_000));
     desk.bring_back(3);
-    // Who was only away while nothing happened counts.
+    // A node that was away while nothing happened counts.
     desk.lose(2);
     assert_eq!(desk.get("two").unwrap(), noise(2, 100_000));
     desk.bring_back(2);
@@ -225,7 +225,7 @@ fn a_replaced_node_carries_its_share() {
         );
         lost.iter().for_each(|&node| desk.bring_back(node));
     }
-    // What counts is not replaced, and what counts does not replace.
+    // A node that counts is not replaced, and does not replace another one.
     let spare = desk.dir.path().join("spare");
     fs::create_dir(&spare).unwrap();
     assert_eq!(desk.replace(1, &spare).unwrap_err().kind(), Kind::InvalidInput);
@@ -276,5 +276,34 @@ fn rot_is_read_around_and_mended() {
     for name in ["label", "snapshot-0000000001", "log-0000000001"] {
         fs::write(desk.path(0).join(name), [0x55; 9000]).unwrap();
         assert!(desk.get("one").unwrap() == one, "{name}");
+    }
+}
+
+#[test]
+fn a_rotten_copy_is_not_copied_over_whole_ones() {
+    let desk = Desk::new(3, 3, 2);
+    let bytes = noise(3, 300_000);
+    desk.try_put("a", &bytes, false).unwrap();
+    // A crash left the log of two copies one change behind that of the first, whose snapshot rots.
+    let log = |node: usize| desk.path(node).join("log-0000000001");
+    let before: Vec<Vec<u8>> = (0..3).map(|node| fs::read(log(node)).unwrap()).collect();
+    desk.open(false).unwrap().1.rename("a", "b").unwrap();
+    for node in [1, 2] {
+        let vouched = desk.path(node).join("vouched");
+        fs::write(log(node), &before[node]).unwrap();
+        fs::write(vouched, []).unwrap();
+    }
+    let snapshot = desk.path(0).join("snapshot-0000000001");
+    let mut rotten = fs::read(&snapshot).unwrap();
+    rotten[50] ^= 1;
+    fs::write(&snapshot, &rotten).unwrap();
+    let (_, archive) = desk.open(false).unwrap();
+    let name = archive.tables().streams.keys().next().unwrap().clone();
+    assert_eq!(support::get(&archive, &name).unwrap(), bytes);
+    drop(archive);
+    // The rotten copy was written again from a whole one.
+    for node in 0..3 {
+        let copy = desk.path(node).join("snapshot-0000000001");
+        assert_ne!(fs::read(copy).unwrap(), rotten, "node {node}");
     }
 }

@@ -46,7 +46,7 @@ impl Desk {
         (format.reserve_bytes, format.late) = (1 << 20, late);
         let spread = Spread { n: 6, k: 4, ids: (0..6).map(|node| [node as u8; 16]).collect() };
         let nodes = Nodes::create(directories, &spread, format.id, format.secret).unwrap();
-        Archive::create(&nodes, &format).unwrap();
+        Archive::create_on_nodes(&nodes, &format).unwrap();
         desk
     }
 
@@ -57,7 +57,7 @@ impl Desk {
     fn open_with(&self, wrap: &dyn Fn(Directory) -> Arc<dyn Files>) -> Result<Arc<Archive>> {
         let directory = |node| Some(wrap(Directory::open(&self.path(node), true).ok()?));
         let nodes = Arc::new(Nodes::open((0..6).map(directory).collect(), false)?);
-        Ok(Arc::new(Archive::open(nodes, true, self.settings.clone())?))
+        Ok(Arc::new(Archive::open_on_nodes(nodes, true, self.settings.clone())?))
     }
 
     fn open(&self) -> Arc<Archive> {
@@ -241,7 +241,7 @@ fn a_damaged_container_stays_as_it_is_and_the_others_are_settled() {
         (tables.containers.get(&id).map(|found| found.stored.place), tables.replicated().1),
         (Some(place), 1)
     );
-    // It is of the last version; what the first one needs is whole.
+    // The lost chunk is of the last version; those of the first one are whole.
     assert!(desk.get("v0").unwrap() == versions[0]);
     assert_eq!(desk.get("v1").unwrap_err().kind(), Kind::Corrupt);
 }

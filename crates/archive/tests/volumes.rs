@@ -307,7 +307,7 @@ fn a_flush_tells_what_a_drain_in_the_background_lost() {
     let served = serve(directory.path(), settings());
     let volume = served.exports.open("v").unwrap();
     volume.write(0, &[1; 4096]).unwrap();
-    // What lies idle is drained: the rest of the block can't be read.
+    // Idle writes are drained: the rest of the block can't be read.
     let drained = (0..3).filter(|n| served.volumes.tend(200 + n).is_err()).count();
     assert_eq!(drained, 1);
     let later = noise(3, BLOCK);

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use onefold_core::{BLOCK_BYTES, Kind, Result};
+use onefold_core::{BLOCK_BYTES, Error, Kind, Result};
 
 use crate::{
     beneath::{Beneath, Word},
@@ -17,12 +17,19 @@ pub const CLAIM: &str = "claim";
 const BLOCKS: u64 = 5;
 
 /// Opens the claim of a folder, and makes it when it is not there; locked as long as the disk is.
+/// The folder must hold one of the files in `beside`, which make it what it was when it was looked
+/// at: who can rename it, or a folder above it, may have put another one in its place.
 ///
 /// # Errors
-/// `Busy` while another process has it open, `Denied` for what is no file of the user for whom we
-/// write, and those of the system.
-pub fn claim_file(folder: &Path, word: Word) -> Result<FileDisk> {
+/// `Busy` while another process has it open, or when it was replaced, `Denied` for what is no file
+/// of the user for whom we write, and those of the system.
+pub fn claim_file(folder: &Path, word: Word, beside: &[&str]) -> Result<FileDisk> {
     let own = Beneath::open(folder, word)?;
+    own.may_write()?;
+    if !beside.iter().any(|name| own.file(name, false).is_ok()) {
+        let why = format!("{} was replaced while it was being opened", folder.display());
+        return Err(Error::new(Kind::NotFound, why));
+    }
     let made = match own.file(CLAIM, true) {
         Err(error) if error.kind() == Kind::NotFound => own.create(CLAIM),
         found => found,

@@ -7,7 +7,8 @@ use onefold_backend::EmbeddedStore;
 use onefold_core::{
     Kind,
     object::{
-        Change, Guard, ObjectName, ObjectStore, PoolKind, Read, ReadPart, Refusal, Write, contract,
+        Change, Guard, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, Refusal, Write,
+        contract,
     },
 };
 
@@ -236,4 +237,40 @@ fn rule_09_a_file_of_holes_takes_no_memory() {
     forged.file.set_len(1 << 35).unwrap();
     forged.file.write_all_at(&[0, 0, 0, 0, 1, 0, 0, 0], 16).unwrap();
     forged.is_damaged();
+}
+
+/// A power failure left the newest commit in part: pages that it names are still those of older
+/// trees, which have no place in it. The commit before counts, for who looks and for who works.
+#[test]
+fn a_commit_that_was_written_in_part_does_not_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, crashed) = (folder.path().join("s"), folder.path().join("crashed"));
+    let store = EmbeddedStore::create(&path, PoolKind::Replicated).unwrap();
+    for n in 0..3 {
+        assert!(store.session().write(&[put(&format!("o{n}"), vec![n; 5000])])[0].is_ok());
+    }
+    fs::create_dir(&crashed).unwrap();
+    for name in ["objects.redb", "data"] {
+        fs::copy(path.join(name), crashed.join(name)).unwrap();
+    }
+    drop(store);
+    let file =
+        fs::File::options().read(true).write(true).open(crashed.join("objects.redb")).unwrap();
+    let mut head = [0; 320];
+    file.read_exact_at(&mut head, 0).unwrap();
+    let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap());
+    let newest = if number(64 + 104) > number(192 + 104) { 64 } else { 192 };
+    let root = number(newest + 8);
+    let at = 4096 * (1 + u64::from(head[16]) + (u64::from(head[17]) << 8) + root);
+    let mut page = vec![0; 4096];
+    (page[0], page[2]) = (2, 1);
+    page[40..48].copy_from_slice(&root.to_le_bytes());
+    page[48..56].copy_from_slice(&root.to_le_bytes());
+    page[56..60].copy_from_slice(&61u32.to_le_bytes());
+    file.write_all_at(&page, at).unwrap();
+    for open in [EmbeddedStore::look, EmbeddedStore::open, EmbeddedStore::look] {
+        let store = open(&crashed).unwrap();
+        let names = store.session().list(Pool::Metadata, None, 9).unwrap().names;
+        assert_eq!(names, ["o0", "o1"]);
+    }
 }

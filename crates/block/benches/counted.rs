@@ -1,5 +1,5 @@
-//! What is counted and not timed: device bytes, flushes, memory; and how long a store takes to open
-//! after a kill. In process. `cargo xtask bench counted` runs it.
+//! Figures that are counted and not timed: device bytes, flushes, memory; and how long a store
+//! takes to open after a kill. In process. `cargo xtask bench counted` runs it.
 //!
 //! usage: counted writes|memory|open [--quick] [--file PATH] [--gib N] [--memory MIB] (not for
 //! `writes`)
@@ -55,7 +55,7 @@ fn main() {
     }
 }
 
-/// What is counted between two moments of a run.
+/// The counts between two moments of a run.
 struct Counted {
     blocks: u64,
     ideal: u64,
@@ -291,7 +291,7 @@ struct Killed {
     volume: VolumeId,
 }
 
-/// What an opening took.
+/// The cost of an opening.
 struct Opening {
     time: Duration,
     cpu: Duration,

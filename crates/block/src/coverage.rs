@@ -12,7 +12,7 @@ macro_rules! branches {
             /// All of them.
             pub const ALL: &[Mark] = &[$(Mark::$name),*];
 
-            /// What is reached.
+            /// The branch, as reports name it.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Mark::$name => $text),* }

@@ -1,5 +1,5 @@
-//! The first failed write or flush stops all writes for good: what is on the disk after it nobody
-//! can know, so that only recovery at the next opening may go on. Reads go on.
+//! The first failed write or flush stops all writes for good: nobody can know the disk's content
+//! after it, so that only recovery at the next opening may go on. Reads go on.
 
 use onefold_core::{Error, Kind, Result};
 

@@ -1,4 +1,4 @@
-//! A checkpoint being built: pages that are taken and let go of, and what changes.
+//! A checkpoint being built: pages that are taken and let go of, and the changes.
 
 use onefold_core::{Pba, Result};
 

@@ -9,7 +9,7 @@ use std::sync::{
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Engine, Format, Limits, Mark, Settings, check,
+    Engine, Format, Idleness, Limits, Mark, Settings, check,
     format::{
         geometry::SUPERBLOCKS,
         superblock::{Found, Superblock},
@@ -342,4 +342,7 @@ fn rule_09_a_store_that_says_it_was_full_takes_no_memory_for_all_its_zones() {
     let engine = open(&disk, Limits::default());
     assert!(engine.find_volume("none").is_err());
     assert!(problems(&disk).is_empty());
+    // When it is idle it looks at zones until it knows enough of them.
+    let learning = (0..4096).take_while(|_| engine.idle_step(Idleness::Short).unwrap()).count();
+    assert!(learning < 4096 && engine.status().memory_bytes < 64 << 20, "{learning}");
 }

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use onefold_backend::MemoryDisk;
 use onefold_block::{Engine, Format, Settings};
-use onefold_core::{Clock, Kind, VolumeId};
+use onefold_core::{Clock, ExtentKind, Kind, Lba, VolumeId};
 
 const BLOCKS: u64 = 4096;
 
@@ -103,6 +103,22 @@ fn rule_14_how_much_fits_beside_a_guess_does_not_tell_whether_it_was_right() {
     assert!(right[0] < wrong[7] && wrong[0] < right[7], "{right:?} {wrong:?}");
     let spread = right[7] - right[0];
     assert!(spread > 8 && spread <= BLOCKS / 64, "{right:?}");
+}
+
+/// Zeroes that are to be kept become a hole when there is no room for them, and a client can ask
+/// which they are.
+#[test]
+fn rule_14_zeroes_are_kept_no_longer_than_writes_are_taken() {
+    let mut seen = 0;
+    for secret in 0..8 {
+        let (engine, attacker) = two_tenants(4711);
+        engine.keep_tenants_apart([secret; 32]);
+        let end = fill(&engine, attacker, 0);
+        engine.write_zeroes(attacker, end * 4096, 4096, true, &mut 0).unwrap();
+        let kind = engine.extents(attacker, Lba(end), 1, 1).unwrap()[0].kind;
+        seen += u32::from(kind == ExtentKind::Hole);
+    }
+    assert_eq!(seen, 8, "they are kept although writes are refused");
 }
 
 #[test]

@@ -18,8 +18,8 @@ use onefold_console::failure::{Failure, sentence_of};
 /// Options that only make sense on the command line.
 const NOT_IN_FILES: [&str; 3] = ["config", "help", "version"];
 
-/// Verbs of earlier versions, and what to type instead.
-const GONE: [(&str, &str); 3] = [
+/// Verbs of earlier versions, and one that people look for; and what to do instead.
+const GONE: [(&str, &str); 4] = [
     (
         "archive",
         "`onefold create archive` makes an archive, `onefold node` is about its nodes, and all other verbs find out what a store is",
@@ -29,6 +29,7 @@ const GONE: [(&str, &str); 3] = [
         "`onefold create cluster` makes a store of the cluster engine, and all other verbs find out what a store is",
     ),
     ("stats", "`onefold status` shows what a store of any engine holds"),
+    ("stop", "a server ends by SIGTERM or Ctrl-C, and closes its store in order"),
 ];
 
 /// An error of the command line; a verb that is gone is answered with the one that took its place.

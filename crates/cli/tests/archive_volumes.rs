@@ -105,7 +105,7 @@ fn a_put_into_a_served_archive_goes_through_its_server() {
     fs::write(desk.path("file"), &bytes).unwrap();
     let serving = desk.serve("a");
     nbdcopy(desk.path("file").to_str().unwrap(), &desk.uri("a", "disk"));
-    // What a volume has is a duplicate for a stream, and the other way round.
+    // A volume's content is a duplicate for a stream, and the other way round.
     let said: serde_json::Value = serde_json::from_str(&desk.ok("put a one file --json")).unwrap();
     assert_eq!(said["bytes"].as_u64(), Some(3_000_000));
     assert!(said["new_bytes"].as_u64().unwrap() < 200_000, "{said}");
@@ -172,14 +172,14 @@ fn there_is_one_ingesting_process() {
         desk.command("put a slow").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
     let mut input = putting.stdin.take().unwrap();
     input.write_all(b"first").unwrap();
-    // It has the lock as soon as another put can't have it.
+    // The put has the lock as soon as another put can't have it.
     while desk.run("put a other /dev/null --no-wait").status.success() {
         std::thread::sleep(Duration::from_millis(20));
     }
     desk.fails("serve a --no-wait", 1, &["another put is running"]);
     let mut command = desk.command("serve a");
     let mut serving = support::Serving::start_saying(&mut command, "waiting for a put");
-    // Who waits for the put is served by whoever is first afterwards.
+    // A put that waits is served by whichever process is first afterwards.
     let mut waiting = desk.command("put a later /dev/null").stdout(Stdio::null()).spawn().unwrap();
     drop(input);
     assert!(putting.wait().unwrap().success());

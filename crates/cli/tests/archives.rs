@@ -75,6 +75,7 @@ fn streams_go_in_and_come_out_and_are_removed() {
     }
     desk.fails("put a f file --filters bloom", 2, &["chunk-index"]);
     desk.fails("put a f missing", 1, &["missing"]);
+    desk.fails("put a f .", 1, &["stored with -r ."]);
     desk.fails("ls missing", 1, &["missing"]);
     fs::create_dir(desk.path("empty")).unwrap();
     desk.fails("ls empty", 1, &["empty is a directory and no archive"]);
@@ -234,9 +235,9 @@ fn readers_a_put_and_removals_work_at_the_same_time_and_a_second_put_waits() {
     assert!(get(&desk, "old") == old);
     desk.ok("rm a gone");
     desk.ok("rm a old");
-    // What the put could still take is held back, and nothing waits.
+    // Chunks that the put could still take are held back, and nothing waits.
     desk.ok("gc a --no-wait");
-    // It takes chunks that were removed meanwhile.
+    // The put takes chunks that were removed meanwhile.
     input.write_all(&old).unwrap();
     drop(input);
     assert!(child.wait().unwrap().success());
@@ -327,7 +328,7 @@ fn get_beside(desk: &Desk, one: &str, other: &str, gc: &Child) -> Vec<u8> {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // Who holds the commit lock has frames in its hands that a reader must wait for.
+    // The holder of the commit lock is writing frames that a reader must wait for.
     for _ in 0..100 {
         if reader.try_wait().unwrap().is_some() {
             break;

@@ -94,6 +94,58 @@ fn volumes_are_served_deduplicated_and_there_after_a_kill() {
 }
 
 #[test]
+fn volumes_and_streams_get_other_names_and_clients_find_them() {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    let data = noise(3, 1 << 20);
+    fs::write(desk.path("data"), &data).unwrap();
+    for name in ["one", "two"] {
+        desk.ok(&format!("put a {name} data"));
+    }
+    desk.ok("volume create a v --size 64M");
+    assert_eq!(desk.ok("mv a one eins"), "renamed \"one\" to \"eins\"\n");
+    desk.fails("mv a eins two", 1, &["\"two\" is there already"]);
+    desk.fails("mv a eins v", 1, &["\"v\" is there already"]);
+    desk.fails("mv a one drei", 1, &["there is no object \"one\""]);
+    desk.fails("mv a v w", 1, &["there is no object \"v\""]);
+    desk.fails("volume rename a eins w", 1, &["there is no volume \"eins\""]);
+    // Names in many shards, and back again.
+    let mut name = "eins".to_owned();
+    for next in (0..20).map(|n| format!("name-{n}")).chain(["one".into()]) {
+        desk.ok(&format!("mv a {name} {next}"));
+        name = next;
+    }
+    desk.ok("get a one --output copy");
+    assert!(fs::read(desk.path("copy")).unwrap() == data);
+    assert!(desk.ok("ls a").lines().map(|line| line.trim_start()[10..].trim()).eq(["one", "two"]));
+    // What was renamed is replaced and removed.
+    fs::write(desk.path("data"), b"other").unwrap();
+    desk.ok("put a one data");
+    desk.ok("rm a one two");
+    let uri = desk.uri("a", "v");
+    let serving = desk.serve("a --cold 0");
+    qemu_io(&uri, &["write -P 0x33 1M 64k"]);
+    desk.fails("volume rename a v w", 1, &["one owner"]);
+    serving.terminate();
+    let renamed = desk.ok("volume rename a v w --json");
+    let renamed: serde_json::Value = serde_json::from_str(&renamed).unwrap();
+    assert_eq!(renamed, serde_json::json!({ "done": "rename", "name": "v", "new_name": "w" }));
+    let serving = desk.serve("a --cold 0");
+    qemu_io(&desk.uri("a", "w"), &["read -P 0x33 1M 64k", "write -P 0x44 1M 4k"]);
+    assert!(!support::try_qemu_io(&uri, &["read 0 4k"]).status.success());
+    serving.kill();
+    desk.ok("volume rename a w v");
+    let serving = desk.serve("a --cold 0");
+    qemu_io(&uri, &["read -P 0x44 1M 4k", "read -P 0x33 1028k 60k"]);
+    serving.terminate();
+    desk.ok("volume resize a v --size 1M");
+    desk.ok("volume delete a v");
+    desk.ok("worker a --once --cold 0");
+    assert!(desk.ok("repair a").contains(" 0 stale and 0 missing references"));
+    assert_eq!((&status(&desk)["chunks"], &status(&desk)["objects"]), (&0.into(), &0.into()));
+}
+
+#[test]
 fn a_server_deduplicates_by_itself_inline_or_flushing_through() {
     for way in ["inline", "flush-through"] {
         let desk = Desk::new();

@@ -96,8 +96,8 @@ fn volumes_come_change_and_go_while_it_is_served() {
     desk.ok("volume set a x --no-dedup 0-64K");
     desk.ok("volume delete a v");
     assert_eq!(desk.ok("volume list a"), " 1.00 GiB  x  (64.0 KiB not deduplicated)\n");
-    // What repeats within the critical range and outside of it is stored three times: twice there,
-    // once for all others.
+    // A content that repeats within the critical range and outside of it is stored three times:
+    // twice there, once for all others.
     qemu_io(
         &desk.uri("a", "x"),
         &["write -P 9 0 8k", "write -P 9 128k 8k", "write -P 9 256k 8k", "flush"],

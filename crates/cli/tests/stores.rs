@@ -40,7 +40,7 @@ fn a_store_gets_its_space_as_asked() {
     assert!(taken("none") < 32 << 20);
     assert!(taken("full") >= 64 << 20);
     assert_eq!(desk.status("none")["created"]["grows"], true);
-    // What the host has not given yet is free all the same.
+    // Space that the host has not given yet is free all the same.
     assert!(desk.status("none")["space"]["free_bytes"].as_u64().unwrap() > 200 << 20);
     assert_eq!(desk.status("full")["created"]["grows"], false);
 }

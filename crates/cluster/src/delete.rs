@@ -15,7 +15,7 @@ use crate::{
     chunk_map::ChunkMap,
     format::{
         ENTRIES_MAX, ObjectId,
-        catalogue::What,
+        catalogue::{Named, What},
         entry::{self, Entry},
         key,
     },
@@ -61,11 +61,13 @@ impl<'s> Deletion<'s> {
         Ok(())
     }
 
-    /// Advances each deletion by one step, also of volumes and objects whose session is gone; false
-    /// when there is nothing to delete.
+    /// Advances each deletion by one step, also of volumes and objects whose session is gone, and
+    /// finishes renames that were begun; false when there is nothing to do.
     fn step(&self) -> Result<bool> {
-        let mut any = false;
-        for (shard, record) in Names::of(self.session.kernel()).records()? {
+        let names = Names::of(self.session.kernel());
+        let unsettled = names.unsettled()?;
+        let mut any = names.finish_renames(&unsettled)?;
+        for (shard, record) in unsettled.records {
             let failed = |refusal| {
                 failed(
                     format_args!("what was deleted ({}) can't be removed", record.named.id),
@@ -282,8 +284,8 @@ impl Operation<Option<ChunkMap>> for Erasure<'_> {
 }
 
 impl Session {
-    /// Advances each deletion by one step, also of volumes and objects whose session is gone; false
-    /// when there is nothing to delete.
+    /// Advances each deletion by one step, also of volumes and objects whose session is gone, and
+    /// finishes renames that were begun; false when there is nothing to do.
     ///
     /// # Errors
     /// The store's.
@@ -300,22 +302,24 @@ impl Session {
         // Attaching fences the previous owner, so that none of its operations writes into the part
         // that is cut off.
         let volume = Volume::attach(self, name, Mode::Own)?;
-        let old = self
-            .find(name)?
+        let names = Names::of(self.kernel());
+        // Another volume may have the name by now.
+        let old = names
+            .settled(name)?
+            .filter(|named| named.id == volume.id())
             .ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume {name:?}")))?;
         if bytes < old.bytes {
             while volume.discard_step()? {}
             volume.discard(bytes, old.bytes - bytes)?;
             while volume.discard_step()? {}
         }
-        // The count makes sure that no value comes back.
-        let new = crate::format::catalogue::Named { bytes, pieces: old.pieces + 1, ..old };
+        let new = Named { bytes, ..old.counted()? };
         let say = |refusal| failed(format_args!("volume {name:?} can't be resized"), refusal);
         if bytes > old.bytes {
             // A shrink that was interrupted may have left objects, or the bit of one that is gone.
             Deletion::of(self).erase_objects(volume.id(), old.bytes, old.bytes).map_err(say)?;
         }
-        Names::of(self.kernel()).rename(name, Some(&old), Some(&new)).map_err(say)?;
+        names.change(name, Some(&old), Some(&new)).map_err(say)?;
         volume.set_size(bytes);
         let erased = if bytes < old.bytes {
             Deletion::of(self).erase_objects(volume.id(), bytes, old.bytes).map_err(say)

@@ -14,7 +14,7 @@
 //! | [`attempts`] | references that are about to be added, and those that were left behind |
 //! | [`chunk_pool`] | chunk objects and their references, on replicated and on erasure-coded pools |
 //! | [`volume`] | volumes: attaching, foreground reads and writes, trims, hot chunks |
-//! | [`put`], [`names`], [`delete`] | whole objects, names, deleting |
+//! | [`put`], [`names`], [`delete`] | whole objects, names and renaming, deleting |
 //! | [`post_processing`] | deduplication in the background |
 //! | [`rate_control`] | how fast that may be beside the load that there is |
 //! | [`presence`] | what sessions say of themselves, and who is gone |
@@ -27,6 +27,7 @@
 //! *Invariant:* an entry names a chunk only while that chunk has the entry's reference.
 
 mod attempts;
+mod cache_budget;
 mod chunk_map;
 mod chunk_pool;
 mod delete;

@@ -112,11 +112,11 @@ impl Session {
         }
         put_pieces(self, &batch).map_err(refused)?;
         for _ in 0..16 {
-            let old = self.find(name)?;
+            let old = Names::of(self.kernel()).settled(name)?;
             if old.is_some_and(|old| old.what == What::Volume) {
                 return Err(volume());
             }
-            match Names::of(self.kernel()).rename(name, old.as_ref(), Some(&named)) {
+            match Names::of(self.kernel()).change(name, old.as_ref(), Some(&named)) {
                 Ok(()) => {
                     Names::of(self.kernel()).unlock_filled(named.id);
                     return Ok(named.bytes);

@@ -8,12 +8,12 @@ use std::sync::{
 use onefold_core::{Result, object::ObjectStore};
 
 use crate::{
+    cache_budget::CacheBudget,
     chunk_pool::ChunkPool,
     format::catalogue::{Format, Named, What},
     kernel::{Counts, Kernel},
     names::Names,
     settings::Settings,
-    volume::cache_manager::CacheBudget,
 };
 
 /// A session of the store. All methods may be called from many threads at once.
@@ -118,6 +118,17 @@ impl Session {
     /// the store is full.
     pub fn create_volume(&self, name: &str, bytes: u64) -> Result<()> {
         Names::of(&self.kernel).create_volume(name, bytes)
+    }
+
+    /// Gives a volume or an object that was put another name. A server that has the volume attached
+    /// goes on.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such name. `Exists`: the new name is taken. `InvalidInput`: it is no
+    /// name. `Busy`: the names were changed meanwhile; whether it was renamed is not known then, as
+    /// after an error of the store.
+    pub fn rename(&self, what: What, name: &str, new_name: &str) -> Result<()> {
+        Names::of(&self.kernel).rename(what, name, new_name)
     }
 
     /// Removes a name. Its volume or object is then deleted step by step, here or by any worker.

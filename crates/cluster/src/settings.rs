@@ -157,4 +157,12 @@ bugs! {
     ChunkNotCompared "chunk-not-compared-with-its-name",
     UnreadableAsZeroes "unreadable-chunk-as-zeroes",
     ClockTrusted "clock-never-goes-back",
+    TargetNotCompared "new-name-not-compared",
+    StepsNotCompared "steps-of-renames-not-compared",
+    DepartureForgotten "departure-forgotten",
+    ArrivalNotCompared "arrival-not-compared",
+    OvertakenArrives "overtaken-rename-finished",
+    ArrivalTrusted "arrival-counts-before-its-departure",
+    NamesListedOnce "names-listed-once",
+    RenamesLeft "half-renames-left",
 }

@@ -2,7 +2,7 @@
 
 use std::{io::Write, process::ExitCode};
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ErrorKind};
 use onefold_core::Error;
 
 /// Exit status of a verb that failed.
@@ -67,6 +67,12 @@ impl From<clap::Error> for Failure {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Failure::Text(error),
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
                 Failure::usage("say what to do; --help lists the verbs")
+            }
+            ErrorKind::InvalidSubcommand
+                if error.get(ContextKind::SuggestedSubcommand).is_none() =>
+            {
+                let sentence = sentence_of(&error);
+                Failure::usage(format!("{sentence}; --help in its place lists what there is"))
             }
             _ => Failure::usage(sentence_of(&error)),
         }

@@ -8,7 +8,7 @@
 //! | [`size`] | sizes, ranges, numbers and times as people write and read them |
 //! | [`logging`] | the log on standard error |
 //! | [`address`] | where servers listen, as it is written in options |
-//! | [`manual`], [`completions`] | the manual pages of a command, and what shells complete |
+//! | [`manual`], [`reference`], [`completions`] | the manual pages of a command, its reference in Markdown, and what shells complete |
 //!
 //! *Invariants:* nothing here knows an engine. A closed pipe is no panic. A control character that
 //! a file's name brought along reaches neither the terminal nor a line of the log.
@@ -20,6 +20,7 @@ pub mod logging;
 pub mod manual;
 pub mod output;
 pub mod progress;
+pub mod reference;
 pub mod size;
 
 use std::process::ExitCode;

@@ -41,8 +41,8 @@ pub fn json(report: &impl Serialize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a terminal may obey, said as JSON can say it too: it must only where a character is below
-/// the space.
+/// Escapes U+007F to U+009F, which a terminal may obey; JSON itself demands it only for characters
+/// below the space.
 fn said_in_json(text: &str) -> String {
     let mut said = String::with_capacity(text.len());
     for c in text.chars() {

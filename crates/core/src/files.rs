@@ -32,14 +32,6 @@ pub trait Files: Send + Sync {
     /// `Exists`, `NoSpace`, and those of the system.
     fn create(&self, name: &str) -> Result<Arc<dyn File>>;
 
-    /// The same for a file whose stripes have `data` columns of data, where files have stripes.
-    ///
-    /// # Errors
-    /// As [`create`](Files::create).
-    fn create_wide(&self, name: &str, _data: u8) -> Result<Arc<dyn File>> {
-        self.create(name)
-    }
-
     /// Opens a file, for reading only where nothing else is allowed.
     ///
     /// # Errors
@@ -64,53 +56,6 @@ pub trait Files: Send + Sync {
     /// `Busy`: another holder conflicts and `wait` is not set, or the wait took too long where a
     /// stranger could hold the lock.
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>>;
-
-    /// Nodes, and columns of data and of parity in a stripe; one directory is `[1, 1, 0]`.
-    fn spread(&self) -> [u8; 3] {
-        [1, 1, 0]
-    }
-
-    /// True when writes to this file have full redundancy: none of its nodes is absent.
-    ///
-    /// # Errors
-    /// `Stopped`: not even a new file would have full redundancy.
-    fn is_whole(&self, _name: &str) -> Result<bool> {
-        Ok(true)
-    }
-
-    /// Finds out which nodes are current, and brings their copies level. Called whenever the files
-    /// are locked for a change (`alone`) or for reading.
-    ///
-    /// # Errors
-    /// `Stopped`: too few nodes are there. Otherwise the errors of the system.
-    fn settle(&self, _alone: bool) -> Result<()> {
-        Ok(())
-    }
-
-    /// Makes sure that a node that missed a write no longer counts as current. Called before a
-    /// change is acknowledged, under the same lock.
-    ///
-    /// # Errors
-    /// `Stopped`: too few nodes are left. Otherwise the errors of the system.
-    fn confirm(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Makes these bytes of a file durable without writing. A reader calls this with the bytes that
-    /// it read at byte `at`. Their writer may have been killed before its sync, or its sync may
-    /// have failed, so memory may have bytes that the medium lacks. True when as many copies have
-    /// them as a change needs; otherwise they may vanish with the copies that have them.
-    ///
-    /// # Errors
-    /// The errors of the system.
-    fn keeps(&self, name: &str, at: u64, bytes: &[u8]) -> Result<bool> {
-        self.open(name)?.keeps(at, bytes)
-    }
-
-    /// Reads from another copy from now on; false when there is none.
-    fn another_copy(&self) -> bool {
-        false
-    }
 }
 
 /// A file. Reads see writes at once; a write is durable after a later [`sync`](File::sync), and

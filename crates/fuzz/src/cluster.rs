@@ -6,6 +6,7 @@ use onefold_cluster::format::{
     catalogue::{Format, Named, What},
     entry::{self, Base, Entry},
     key,
+    moving::Moving,
     recut::Recut,
 };
 use onefold_core::{checksum, object::PoolKind};
@@ -43,6 +44,12 @@ pub fn cluster(data: &[u8]) {
                 assert!(
                     Named::decode(&named.encode()).is_ok_and(|again| again == named),
                     "a name changes by being written"
+                );
+            }
+            if let Some(moving) = reach::noted(Moving::decode(data)) {
+                assert!(
+                    Moving::decode(&moving.encode()).is_ok_and(|again| again == moving),
+                    "what is renamed changes by being written"
                 );
             }
         }
@@ -100,10 +107,12 @@ pub(crate) fn examples() -> Vec<Vec<u8>> {
         base: Some(Base { chunk, stamp: Stamp(9) }),
         stamp: Stamp(1 << 40),
     };
+    let named = Named { what: What::Put, id: 5, bytes: 6, pieces: 7, moves: 8 };
     let reference = Reference { object: OBJECT, offset: OFFSET, stamp: Stamp(77) };
     [
         (0, Format::new([1; 16], [2; 32], PoolKind::Erasure).encode()),
-        (1, Named { what: What::Put, id: 5, bytes: 6, pieces: 7 }.encode()),
+        (1, named.encode()),
+        (1, Moving { named, other: "old".into() }.encode()),
         (2, entry.encode(OBJECT, OFFSET)),
         (2, Entry { base: None, dirty: false, ..entry }.encode(OBJECT, OFFSET)),
         (2, entry::encode_pending(OBJECT, OFFSET, &chunk)),

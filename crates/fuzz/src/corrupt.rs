@@ -29,7 +29,7 @@ const BLOCKS: u64 = 96 * 16;
 /// Its volumes, in blocks.
 pub(crate) const VOLUMES: [(&str, u64); 2] = [("one", 500), ("two", 200)];
 
-/// What a block of a volume was at some time.
+/// The content that a block of a volume had at some time.
 type Content = [u8; BLOCK_BYTES];
 
 /// A store as it was left, and what it must give.
@@ -182,7 +182,7 @@ pub(crate) fn blocks_of_kind(kind: &[u8; 4]) -> Vec<Vec<u8>> {
     found.into_iter().step_by(step).collect()
 }
 
-/// What an input does to an image.
+/// The damage that an input does to an image.
 pub(crate) struct Damage {
     /// The image that it is done to.
     pub(crate) image: &'static Image,
@@ -296,7 +296,7 @@ impl Damage {
     }
 }
 
-/// What a parent says of a page: address, birth, checksum.
+/// The pointer to a page as its parent keeps it: address, birth, checksum.
 fn pointer_to(page: &Block) -> [u8; 24] {
     std::array::from_fn(|n| page.0[32 + n])
 }

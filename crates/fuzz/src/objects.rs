@@ -1,6 +1,6 @@
 //! Stores of the cluster engine in which somebody else wrote any object: data, keys, values and
 //! attributes, the heads of chunks among them, under all that reads, checks, deduplicates, scrubs
-//! and deletes.
+//! renames and deletes.
 //!
 //! An input is a list of changes to the objects of a good store. The checksums of entries and
 //! pending drops are made right again over most of them.
@@ -163,8 +163,11 @@ pub fn objects(data: &[u8]) {
     }
     reach::noted(worked(&session, 40));
     reach::noted(Scrub::new(session.clone(), true).and_then(scrubbed));
-    for (name, named) in names.iter().take(8) {
-        reach::noted(session.delete(name, named.what));
+    for (n, (name, named)) in names.iter().take(8).enumerate() {
+        let new_name = format!("renamed {n}");
+        let renamed = reach::noted(session.rename(named.what, name, &new_name)).is_some();
+        let now = if renamed { &new_name } else { name };
+        reach::noted(session.delete(now, named.what));
     }
     reach::noted(deleted(&session));
 }
@@ -306,7 +309,7 @@ fn changed(data: &[u8]) -> Objects {
     objects
 }
 
-/// What a step changes of an object.
+/// The changes that a step makes to an object.
 fn change(name: &ObjectName, object: &Object, step: &[u8], mended: bool) -> Vec<Change> {
     let (part, at) = (usize::from(step[3]), usize::from(step[4]));
     let edit = |bytes: &[u8]| {

@@ -8,12 +8,12 @@ use onefold_core::{Error, Kind};
 /// Sentences that are told apart; damage has many places, and none has thousands.
 const SENTENCES_MAX: usize = 4096;
 
-/// What became of the inputs of a target.
+/// How many inputs of a target were accepted, and how the others were refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reached {
     /// Bytes that were taken for good.
     pub good: u64,
-    /// What was refused, by the kind of the error.
+    /// Inputs that were refused, by the kind of the error.
     pub refused: BTreeMap<String, u64>,
     /// Sentences that it was refused with, numbers left out: each stands for a place in the code.
     pub sentences: BTreeMap<String, u64>,
@@ -24,7 +24,7 @@ thread_local! {
     static REACHED: RefCell<Reached> = RefCell::default();
 }
 
-/// What was noted since the last call.
+/// The counts of this thread since the last call.
 pub fn taken() -> Reached {
     REACHED.take()
 }

@@ -29,7 +29,7 @@ const HASH_BYTES: usize = 16;
 /// less than real data costs.
 const FILL: u8 = 0x5a;
 
-/// What a block holds.
+/// The content of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Content {
     /// Stands for the bytes: equal hashes, equal bytes.
@@ -84,7 +84,7 @@ impl Content {
     }
 }
 
-/// What is needed to make a block again: a few bytes instead of 4096.
+/// A block's content in a few bytes instead of 4096, from which it can be made again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Recipe {
     hash: [u8; 16],

@@ -17,7 +17,7 @@
 //! (but for devices that are real). Equal hashes are equal bytes, and the engine is told nothing
 //! that it could not find out from them.
 
-/// What happened between two counts of the same things.
+/// The differences between two counts of the same things.
 macro_rules! between {
     ($earlier:expr, $later:expr, $counts:ident { $($field:ident),+ $(,)? }) => {
         $counts { $($field: $later.$field - $earlier.$field),+ }

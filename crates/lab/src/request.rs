@@ -1,4 +1,4 @@
-//! What clients ask for: the one form in which workloads and traces reach a replay.
+//! Requests of clients: the one form in which workloads and traces reach a replay.
 
 use std::{cell::Cell, rc::Rc, time::Duration};
 
@@ -11,20 +11,20 @@ use crate::Content;
 pub struct Request {
     /// When it came.
     pub at: Duration,
-    /// What is asked for.
+    /// The request itself.
     pub what: What,
 }
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
     /// Writes of consecutive blocks.
     Write {
         /// The first block.
         first: Lba,
-        /// What to write.
+        /// The contents, one for each block.
         blocks: Vec<Content>,
-        /// It is answered when it is durable.
+        /// The answer comes when the write is durable.
         fua: bool,
     },
     /// Everything that was answered is to be durable.

@@ -27,7 +27,7 @@ pub struct Grid {
     pub ratios: Vec<f64>,
     /// Shares of compressible contents.
     pub compressible: Vec<f64>,
-    /// What the points have in common: blocks, compression, requests, flushes, gaps, seed.
+    /// The settings that all points share: blocks, compression, requests, flushes, gaps, seed.
     pub workload: Workload,
     /// The store, but for scheme and window.
     pub choice: Choice,
@@ -69,14 +69,14 @@ impl Grid {
 /// One combination, and what came out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// What was written.
+    /// The workload of the point.
     pub workload: Workload,
     /// How it was replayed.
     #[serde(flatten)]
     pub setting: Setting,
     /// Blocks a second.
     pub throughput: f64,
-    /// What came out.
+    /// The result.
     #[serde(flatten)]
     pub outcome: Outcome,
 }

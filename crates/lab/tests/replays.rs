@@ -45,8 +45,8 @@ fn the_beginning_of_a_trace_is_replayed_and_read_back() {
                     && outcome.live_contents <= outcome.live_blocks
             );
             let found = outcome.duplicate_blocks + outcome.zero_blocks;
-            // What the engine found is what there was, but for blocks that were overwritten in
-            // their window, and for contents that were dead and not yet forgotten.
+            // The engine finds the duplicates that the requests had, but for blocks that were
+            // overwritten in their window, and for contents that were dead and not yet forgotten.
             let there_was = outcome.client_blocks - outcome.ideal_blocks;
             assert!(there_was.abs_diff(found) < outcome.client_blocks / 50, "{outcome:?}");
             assert!(outcome.points_above_ideal() < 3.0, "{name}: {}", outcome.points_above_ideal());

@@ -23,11 +23,15 @@
 //! # }
 //! ```
 //!
+//! The [`guide`] has recipes for what programs do with a store.
+//!
 //! A store that was not closed, because its process ended, recovers when it is opened again;
 //! nothing that was flushed is lost. Servers are started with [`Store::serve`]. Engines promise no
 //! stable interface of their own; this one is versioned, and at 0.x it may still change.
 
+mod care;
 mod create;
+pub mod guide;
 mod locate;
 #[doc(hidden)]
 pub mod parts;
@@ -39,6 +43,7 @@ mod volume;
 pub use onefold_core::{Error, Extent, ExtentKind, Kind as ErrorKind, Result, VolumeInfo};
 
 pub use self::{
+    care::{Findings, Usage},
     create::{ArchiveFormat, BlockFormat, create_archive, create_block, create_cluster},
     locate::{StoreKind, locate},
     server::Server,

@@ -253,11 +253,11 @@ impl Store {
         }
     }
 
-    /// Gives a volume another name. Durable on return.
+    /// Gives a volume another name; clients that have it open go on. Durable on return.
     ///
     /// # Errors
-    /// `NotFound`: there is none. `Exists`: the new name is taken. `Unsupported`: a cluster store
-    /// renames no volumes.
+    /// `NotFound`: there is none. `Exists`: the new name is taken. `Busy`: another process changed
+    /// one of the names of a cluster store meanwhile.
     ///
     /// ```
     /// # let folder = tempfile::tempdir().unwrap();
@@ -274,12 +274,12 @@ impl Store {
         match &self.engine {
             Engine::Block(store) => store.store().rename_volume(name, new_name),
             Engine::Archive(open) => open.archive.rename_volume(name, new_name),
-            Engine::Cluster(_) => Err(self.unsupported("renames no volumes")),
+            Engine::Cluster(open) => open.session.rename(What::Volume, name, new_name),
         }
     }
 
     /// Deletes a volume; whoever has it open gets `NotFound`. An archive gives its space back with
-    /// the command's `gc`. Durable on return.
+    /// [`gc`](Store::gc). Durable on return.
     ///
     /// # Errors
     /// `NotFound`: there is none. `Busy`: another session has the cluster volume open.

@@ -101,10 +101,10 @@ impl Store {
 
     /// Stores what `source` gives, to its end, as the stream `name`. It is there, whole and
     /// durable, on return, and not before. An error of `source` ends the put: this is how to cancel
-    /// one. A cluster store replaces a stream of that name.
+    /// one. It replaces a stream of that name, which stays as it was until then.
     ///
     /// # Errors
-    /// `Exists`: the name is taken, in an archive or by a volume. `Busy`: another process puts.
+    /// `Exists`: a volume of a cluster store has the name. `Busy`: another process puts.
     /// `Unsupported`: a block store holds volumes only. `NoSpace`: the disk is full. `Io`: the
     /// source or the disk failed.
     ///
@@ -157,8 +157,8 @@ impl Store {
         }
     }
 
-    /// Removes the stream `name`, durably on return. An archive gives its space back with the
-    /// command's `gc`.
+    /// Removes the stream `name`, durably on return. An archive gives its space back with
+    /// [`gc`](Store::gc).
     ///
     /// # Errors
     /// `NotFound`: there is none. `Unsupported`: a block store holds volumes only.
@@ -185,8 +185,9 @@ impl Store {
     /// Gives the stream `name` another name, durably on return.
     ///
     /// # Errors
-    /// `NotFound`: there is none. `Exists`: the new name is taken. `Unsupported`: only archives
-    /// rename streams.
+    /// `NotFound`: there is none. `Exists`: the new name is taken. `Busy`: another process changed
+    /// one of the names of a cluster store meanwhile. `Unsupported`: a block store holds volumes
+    /// only.
     ///
     /// ```
     /// # let folder = tempfile::tempdir().unwrap();
@@ -203,7 +204,7 @@ impl Store {
         match &self.engine {
             Engine::Block(_) => Err(self.unsupported("holds volumes only")),
             Engine::Archive(open) => open.archive.rename(name, new_name),
-            Engine::Cluster(_) => Err(self.unsupported("renames no streams")),
+            Engine::Cluster(open) => open.session.rename(What::Put, name, new_name),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What can be asked for on the command line.
+//! The command line.
 
 use clap::Parser;
 

@@ -28,7 +28,7 @@ const ANTICIPATED: Duration = Duration::from_millis(1);
 /// Requests at once.
 const IN_FLIGHT: usize = 128;
 
-/// What is compared.
+/// A system that is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum System {
@@ -108,7 +108,7 @@ impl System {
     }
 }
 
-/// What is written.
+/// The writes of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Load {
     /// Generated.
@@ -180,9 +180,9 @@ impl fmt::Display for Pace {
 /// One run.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Case {
-    /// What it is called: a pattern, a segment, a trace.
+    /// Its name: a pattern, a segment, a trace.
     pub(crate) name: String,
-    /// What is written.
+    /// The writes.
     pub(crate) load: Load,
     /// Blocks written before anything counts.
     pub(crate) warm_up: u64,
@@ -292,14 +292,14 @@ fn one_by_one(source: Source) -> Source {
     Source { volume_blocks, steps, requests: Box::new(split), cut }
 }
 
-/// What came out of a case.
+/// The result of a case.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Measured {
     /// The items that looked at it.
     pub(crate) items: Vec<String>,
     /// On which system.
     pub(crate) system: System,
-    /// What was written, if it was generated.
+    /// The workload, if it was generated.
     pub(crate) workload: Option<Workload>,
     /// Blocks a second until everything was answered and durable; checkpoints left out, but for
     /// schemes that commit by them.
@@ -311,7 +311,7 @@ pub(crate) struct Measured {
     /// How it was run.
     #[serde(flatten)]
     pub(crate) setting: Setting,
-    /// What came out.
+    /// The figures of the replay.
     #[serde(flatten)]
     pub(crate) outcome: Outcome,
 }

@@ -28,11 +28,11 @@ pub(crate) struct Item {
     pub(crate) id: &'static str,
     /// Its name in the paper.
     pub(crate) name: &'static str,
-    /// What the paper says.
+    /// The paper's statement.
     pub(crate) says: &'static str,
     /// Where it must lie.
     pub(crate) band: &'static str,
-    /// It hangs on devices that were fitted to the paper.
+    /// The figure depends on devices that were fitted to the paper.
     pub(crate) fitted: bool,
     /// The constants that were fitted to the very figure that it is judged by, if there are any:
     /// then it never counts as reproduced.
@@ -51,12 +51,12 @@ pub(super) enum Good {
     Inside,
 }
 
-/// What an item comes to.
+/// The judgement of an item.
 #[derive(Default)]
 pub(super) struct Judgement {
-    /// What is asked for, what was found, and whether it holds.
+    /// Each check: the wanted and the found value as text, and whether it holds.
     pub(super) checks: Vec<(String, bool)>,
-    /// What to know besides.
+    /// A remark for the reader.
     pub(super) remark: String,
     pub(super) out_of_scope: bool,
     /// The engine does not have what it needs.
@@ -65,7 +65,7 @@ pub(super) struct Judgement {
     pub(super) better: bool,
     /// Blocks that were processed besides those of cases.
     pub(super) blocks: u64,
-    /// What an item that measures by itself shows.
+    /// Figures of an item that measures by itself.
     pub(super) figures: Vec<Figure>,
 }
 
@@ -100,7 +100,7 @@ impl Judgement {
     }
 }
 
-/// What was measured, for those who look at it; knows what they looked at.
+/// The measured cases; records which of them an item looked at.
 pub(super) struct Look<'a> {
     measured: &'a [(Case, Option<Measured>)],
     pub(super) used: RefCell<BTreeSet<usize>>,

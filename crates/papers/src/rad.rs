@@ -22,7 +22,7 @@ use onefold_lab::{
 /// Versions placed together: the paper does not say how many; one gains least.
 const BATCHES: [usize; 3] = [1, 2, 5];
 
-/// What the paper states, in its order.
+/// The paper's statements, in its order.
 const ITEMS: [Item; 6] = [
     Item {
         id: "table1",

@@ -114,6 +114,26 @@ fn of_many_servers_that_want_one_socket_one_gets_it() {
     );
 }
 
+/// Another user may have the name of the socket, where everybody can write, and let nobody in.
+#[test]
+fn rule_03_who_listens_at_a_sockets_place_and_accepts_nobody_stalls_no_server() {
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+    };
+
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("nbd.sock");
+    let _squatter = UnixListener::bind(&socket).unwrap();
+    let knock = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let one = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        connect(&one, &SocketAddrUnix::new(&socket).unwrap()).map(|()| one).ok()
+    };
+    let _waiting: Vec<_> = std::iter::from_fn(knock).take(100_000).collect();
+    assert!(knock().is_none());
+    assert_eq!(server(Limits::default()).0.add_unix(&socket).unwrap_err().kind(), Kind::Busy);
+}
+
 #[test]
 fn rule_11_tcp_serves_only_on_demand() {
     let (mut server, volume) = server(Limits::default());

@@ -1,5 +1,5 @@
-//! What is left at the end of a run, read a second time by the format's document, and what damage
-//! may have cost.
+//! Two judgements at the end of a run: a second reading of the disk by the format's document, and
+//! the cost of damage.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -47,8 +47,8 @@ impl<S: Subject> Sim<S> {
 }
 
 impl<S: Subject> Sim<S> {
-    /// What damage has cost, on a copy of the disk that gets no more faults: every block that it
-    /// did not hit must be there.
+    /// Judges the cost of damage, on a copy of the disk that gets no more faults: every block that
+    /// damage did not hit must be there.
     pub(crate) fn audit(&mut self) -> Result<(), Failure> {
         self.let_go();
         let clock = Arc::new(VirtualClock::default());
@@ -138,7 +138,7 @@ impl<S: Subject> Sim<S> {
         Ok(unreadable)
     }
 
-    /// What the second reading finds whole, the store must have been able to read.
+    /// The store must have been able to read every block that the second reading finds whole.
     fn none_needless(
         &mut self,
         reading: &Reading,

@@ -1,5 +1,4 @@
-//! What administrators do while clients write: volumes come, grow, shrink, change their names and
-//! go.
+//! Administrators work while clients write: volumes come, grow, shrink, change their names and go.
 
 use onefold_core::{BLOCK_BYTES, Kind, Result, VolumeId};
 

@@ -1,4 +1,4 @@
-//! What can be found wrong, by the invariant that it breaks.
+//! Failures, by the invariant that they break.
 
 use std::fmt;
 
@@ -31,7 +31,7 @@ pub enum Checker {
     Unexplained,
     /// Trimmed and zeroed ranges read as zeroes.
     ZeroesReadZero,
-    /// What recovery gave is what it gives again.
+    /// A second recovery gives what the first one gave.
     RecoveryTwice,
     /// Extents agree with the content.
     Extents,
@@ -52,7 +52,7 @@ pub enum Checker {
     Progress,
     /// The engine uses the disk as its contract says.
     DiskContract,
-    /// What is stored already is found.
+    /// A content that is stored already is found.
     DuplicatesFound,
     /// The same seed gives the same run.
     Deterministic,
@@ -64,12 +64,12 @@ impl fmt::Display for Checker {
     }
 }
 
-/// What was found, and by which checker.
+/// A broken invariant, and the checker that found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The checker.
     pub checker: Checker,
-    /// What is wrong.
+    /// The finding, as a sentence.
     pub message: String,
 }
 

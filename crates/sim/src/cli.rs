@@ -66,7 +66,7 @@ pub fn run<S: Subject>(arguments: impl Iterator<Item = String>) -> ExitCode {
         Job::Traces(seeds) => traces(seeds, |seed| run_seed::<S>(seed, &config, false).trace),
         Job::Exhaust => small_cases::<S>(&config),
         Job::Bugs => planted::<S>(&config),
-        // What one scheme can't reach, and the small cases, are the ordinary run's.
+        // A run of one scheme leaves reachability and the small cases to the ordinary run.
         Job::All if config.scheme.is_some() => kept::<S>(&config) && many::<S>(0..SEEDS, &config).0,
         Job::All => kept::<S>(&config) && everywhere::<S>(&config) && small_cases::<S>(&config),
     };

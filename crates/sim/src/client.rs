@@ -1,4 +1,4 @@
-//! What clients do, and what they must see.
+//! Clients: their requests, and the answers that they must get.
 
 use onefold_core::{BLOCK_BYTES, Block, BlockRead, Error, ExtentKind, Kind, Lba, Ticket};
 

@@ -33,9 +33,9 @@ use crate::{VirtualClock, reach::Reach, rng::Rng};
 /// The state at one moment inside a write call: what a crash there can choose from.
 #[derive(Clone)]
 pub struct Snapshot {
-    /// What is durable.
+    /// The durable blocks.
     pub durable: Image,
-    /// What is not, with the blocks of the call itself, in the order of arrival.
+    /// The unflushed writes, those of the call itself among them, in the order of arrival.
     pub unflushed: Vec<Unflushed>,
     /// The number of the write call.
     pub call: u64,
@@ -217,20 +217,19 @@ impl VirtualDisk {
         self.state.lock().met_transient
     }
 
-    /// What reads of this session met of the kind.
+    /// Damaged blocks that reads of this session met.
     #[must_use]
     pub fn met_in_session(&self) -> BTreeSet<u64> {
         self.state.lock().met_in_session.clone()
     }
 
-    /// What was last written to the block.
+    /// The class of the last write to the block.
     #[must_use]
     pub fn class_of(&self, at: u64) -> Option<Class> {
         self.state.lock().classes.get(&at).copied()
     }
 
-    /// What a run leaves, as a disk of its own that has no more faults but those that are there
-    /// already.
+    /// The disk as a run leaves it, as a disk of its own: damage stays, and no new faults come.
     #[must_use]
     pub fn copy(&self, clock: Arc<VirtualClock>) -> VirtualDisk {
         let state = self.state.lock();
@@ -259,7 +258,7 @@ impl VirtualDisk {
         std::mem::take(&mut self.state.lock().abuse)
     }
 
-    /// What reads see now, shared.
+    /// The blocks as reads see them now, shared.
     #[must_use]
     pub fn view(&self) -> Image {
         self.state.lock().view.clone()
@@ -287,7 +286,7 @@ impl VirtualDisk {
         self.state.lock().trace
     }
 
-    /// What has happened, and how often.
+    /// Faults and branches that were met, and how often.
     #[must_use]
     pub fn reach(&self) -> Reach {
         self.state.lock().reach.clone()

@@ -126,7 +126,7 @@ impl Thin {
     }
 }
 
-/// What is at the places of the superblocks.
+/// The superblocks at both places.
 fn found(view: &Image) -> [superblock::Found; 2] {
     [0, 1].map(|place| match view.get(SUPERBLOCKS[place].0) {
         Some(bytes) => Superblock::decode(&Block(**bytes), place as u32),
@@ -315,8 +315,8 @@ impl Subject for Thin {
         self.0.extents(volume, Lba(self.2 + offset / BLOCK), bytes / BLOCK, limit)
     }
 
-    /// What one change adds may come on top of a limit: a window, the ranges of a write, the
-    /// carriers of what is on its way.
+    /// One change may exceed a limit by what it adds: a window, the ranges of a write, the carriers
+    /// of windows on their way.
     fn overfull(&self, options: &StoreOptions) -> Option<String> {
         let (filled, limits) = (self.0.filled(), Thin::limits(options));
         let on_its_way = (options.window_blocks as usize * (UNFLUSHED_WINDOWS + 1) + 16) as u64;

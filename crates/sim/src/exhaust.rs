@@ -24,12 +24,12 @@ use crate::{
     subject::{Ack, Step, StoreOptions, Subject},
 };
 
-/// What was tried.
+/// The extent of a small case.
 #[derive(Clone, Debug, Default)]
 pub struct Tried {
     /// Crash points.
     pub points: u64,
-    /// Those among them that lie in a recovery.
+    /// Crash points among them that lie in a recovery.
     pub recovery_points: u64,
     /// Crash points with more unflushed blocks than all subsets are tried of; of these, subsets
     /// are sampled.
@@ -260,7 +260,7 @@ fn play<S: Subject>(options: &StoreOptions) -> Result<Vec<Point>, Failure> {
     let compressible = if options.leftover_table { 20 } else { 60 };
     let palette = Palette { duplicates: 0, zeroes: 0, compressible, siblings: 20 };
     if S::tables_hold_at_any_time(options) {
-        // What the first write to a store brings about is not what is looked at here.
+        // The first write to a store has effects of its own, which are not looked at here.
         perform(&store, &disk, &mut model, &mut rng, &palette, Act::Fresh(15, 1), &mut points)?;
         store.flush(id).map_err(|error| unexpected("flush", &error))?;
         model.durable(store.durable().0)?;

@@ -29,9 +29,9 @@ pub type Key = u32;
 /// How a change ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was taken, with this ticket.
+    /// The store took the change, with this ticket.
     Taken(u64),
-    /// It failed: all, some or nothing of it is there.
+    /// The change failed: all, some or nothing of it is there.
     Failed,
 }
 
@@ -90,7 +90,7 @@ impl Model {
         })
     }
 
-    /// What a read of the block may return now.
+    /// The contents that a read of the block may return now.
     #[must_use]
     pub fn live(&self, key: Key, lba: u64) -> Vec<Content> {
         self.cell(key, lba).map_or(vec![ZEROES], Cell::live)
@@ -143,7 +143,7 @@ impl Model {
     /// The store says that all with `ticket` or a lower one is durable.
     ///
     /// # Errors
-    /// It said more before.
+    /// The store acknowledged a higher ticket before.
     pub fn durable(&mut self, ticket: u64) -> Result<(), Failure> {
         if let Some(before) = self.durable.filter(|&before| before > ticket) {
             return Err(Failure::new(
@@ -208,7 +208,7 @@ impl Model {
     /// Checks, without pinning, what a read of the block gives.
     ///
     /// # Errors
-    /// It is wrong.
+    /// The content is none of those that the block may hold.
     pub fn check_now(&self, key: Key, lba: u64, bytes: &[u8; BLOCK_BYTES]) -> Result<(), Failure> {
         self.judge(key, lba, bytes, &self.live(key, lba)).map(|_| ())
     }
@@ -216,7 +216,7 @@ impl Model {
     /// Checks, without pinning, what a read after a crash at this moment returned.
     ///
     /// # Errors
-    /// It is wrong.
+    /// The content is none of those that the block may hold.
     pub fn check_after_crash(
         &self,
         key: Key,
@@ -227,8 +227,7 @@ impl Model {
         self.judge(key, lba, bytes, &right).map(|_| ())
     }
 
-    /// What became durable in this settle or a later one may go with the newest carriers, when
-    /// these are damaged.
+    /// The first settle whose changes may be lost with the newest carriers, when these are damaged.
     fn tail(&self) -> u64 {
         self.settles.saturating_sub(TAIL_SETTLES + self.damage)
     }

@@ -1,5 +1,4 @@
-//! What a seed stands for: all parameters of a run, drawn before it begins, and printed when it
-//! fails.
+//! The parameters of a run, which its seed draws before it begins; they are printed when it fails.
 
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use crate::{
     subject::{StoreOptions, Tight},
 };
 
-/// What a run is about.
+/// The theme of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
     /// Power failures only.
@@ -31,7 +30,7 @@ pub enum Profile {
     Churn,
 }
 
-/// What a client does next.
+/// A request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// A few whole blocks.
@@ -92,7 +91,7 @@ impl Op {
 pub struct Params {
     /// The seed.
     pub seed: u64,
-    /// What the run is about.
+    /// The theme of the run.
     pub profile: Profile,
     /// The store.
     pub options: StoreOptions,
@@ -102,7 +101,7 @@ pub struct Params {
     pub volume_blocks: u64,
     /// Where clients write: first block and length.
     pub spots: Vec<(u64, u64)>,
-    /// What they write.
+    /// The contents that clients write.
     pub palette: Palette,
     /// Weights of [`Op::ALL`].
     pub mix: [u32; 15],
@@ -284,7 +283,7 @@ impl Params {
     }
 }
 
-/// What runs are about, and how often.
+/// Themes of runs, and how often each is drawn.
 const PROFILES: [(Profile, u32); 7] = [
     (Profile::Crashes, 50),
     (Profile::FullStore, 14),
@@ -316,7 +315,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         secret,
         fingerprint,
         verify_bytes,
-        // What a fingerprint must notice, a weak one may not.
+        // A run with damage needs a fingerprint that notices it.
         weak_fingerprint: verify_bytes && rng.percent(25) && profile != Profile::Damage,
         layout_split: rng.percent(20),
         leftover_table: rng.percent(25),
@@ -372,7 +371,7 @@ fn tight(rng: &mut Rng, profile: Profile) -> Tight {
     let kind = rng.below(24);
     let least = rng.below(3) as usize;
     match kind {
-        // What is damaged is not judged by limits, and churn has requests of its own.
+        // Damaged stores are not judged by limits, and churn has requests of its own.
         _ if matches!(profile, Profile::Damage | Profile::Churn) => {}
         0..=2 => tight.volumes = Some([4, 6, 8][least]),
         3 => tight.carriers = Some([4, 8, 24][least]),

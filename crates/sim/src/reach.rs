@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-/// What was reached, and how often.
+/// Branches and faults that were met, and how often.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reach(BTreeMap<&'static str, u64>);
 

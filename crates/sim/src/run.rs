@@ -121,7 +121,7 @@ impl<S: Subject> Sim<S> {
             let _ = S::format(&*self.disk, &self.params.options);
             self.disk.power_cycle();
             self.reach.hit("crash: in format");
-            // What is there now must be refused or work; it must not hurt the next format.
+            // A half-made store must be refused or work; it must not hurt the next format.
             let _ = self.open_store();
             self.store = None;
             self.disk.next_session();
@@ -168,7 +168,7 @@ impl<S: Subject> Sim<S> {
             if self.rng.once_in(3) {
                 self.clock.set(std::time::Duration::from_millis(self.rng.below(100_000)));
             }
-            // What a killed process left in the cache is there to be read, and is not durable: a
+            // Writes that a killed process left in the cache can be read, and are not durable: a
             // power failure now is the worst.
             let cached = depth == 0 && !self.disk.unflushed().is_empty();
             if cached && self.rng.percent(80) {
@@ -241,8 +241,8 @@ impl<S: Subject> Sim<S> {
         }
     }
 
-    /// What must be true when recovery is done. False when damage has cost a change of the
-    /// catalogue: then the model can't follow.
+    /// Checks the store after recovery. False when damage has cost a change of the catalogue: then
+    /// the model can't follow.
     fn recovered(&mut self) -> Result<bool, Failure> {
         let (read, bound) = (self.disk.blocks_read(), S::recovery_bound(&self.params.options));
         if read > bound {
@@ -420,7 +420,7 @@ impl<S: Subject> Sim<S> {
         Ok(())
     }
 
-    /// What must be true of a store that a fault has stopped.
+    /// Checks a store that a fault has stopped.
     fn stopped(&mut self) -> Result<(), Failure> {
         self.reach.hit("store stopped by a fault");
         if !self.disk.has_failed() {
@@ -520,7 +520,7 @@ impl<S: Subject> Sim<S> {
         self.disk.met_in_session().iter().any(|&at| self.disk.class_of(at) == Some(Class::Table))
     }
 
-    /// What an error means for the life, or that nothing explains it.
+    /// Says whether an error ends the life, or is a failure since nothing explains it.
     pub(crate) fn judge(&mut self, what: &str, error: &Error) -> Stop {
         self.say(|| format!("{what}: {error:?}"));
         if self.disk.is_down() {

@@ -23,13 +23,13 @@ use crate::{
 /// How one seed ended.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was run.
+    /// The parameters of the run.
     pub params: Params,
-    /// What was found.
+    /// The failure, if there was one.
     pub failure: Option<Failure>,
     /// The hash of all calls to the disk.
     pub trace: u64,
-    /// What was reached.
+    /// Branches and faults that were met.
     pub reach: Reach,
 }
 
@@ -38,9 +38,9 @@ pub struct Outcome {
 pub struct Summary {
     /// Seeds that were run.
     pub seeds: u64,
-    /// Those that failed, by number.
+    /// Failed runs, by their seeds.
     pub failures: Vec<Outcome>,
-    /// What all of them reached.
+    /// Branches and faults that any of them met.
     pub reach: Reach,
 }
 
@@ -74,14 +74,14 @@ impl Default for Config {
     }
 }
 
-/// What became of one planted bug.
+/// The search for one planted bug.
 #[derive(Clone, Debug)]
 pub struct BugReport {
     /// Its name.
     pub bug: &'static str,
     /// The first seed that finds it, and how.
     pub found: Option<Outcome>,
-    /// What the same seed finds without the bug: must be nothing.
+    /// The failure of the same seed without the bug: there must be none.
     pub without: Option<Failure>,
 }
 

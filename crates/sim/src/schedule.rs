@@ -32,7 +32,7 @@ impl<S: Subject> Sim<S> {
         Ok(())
     }
 
-    /// What the product's threads do until they wait.
+    /// The steps of the product's threads until they wait.
     fn scheduled_steps(&mut self, pressure: bool) -> Flow<()> {
         for _ in 0..STEP_LIMIT {
             let Some(store) = &self.store else { return Ok(()) };
@@ -100,7 +100,7 @@ impl<S: Subject> Sim<S> {
         .into())
     }
 
-    /// What a server does when a write is told to wait: it lets the engine work.
+    /// Lets the engine work, as a server does when a write is told to wait.
     pub(crate) fn make_room(&mut self, tries: u64) -> Flow<()> {
         if tries > 400 {
             return Err(

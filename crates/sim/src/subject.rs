@@ -1,5 +1,5 @@
-//! What is simulated: a store behind a trait, so that the same workloads, crashes and checks serve
-//! every engine.
+//! The store that is simulated, behind a trait, so that the same workloads, crashes and checks
+//! serve every engine.
 
 use std::{sync::Arc, time::Duration};
 
@@ -78,7 +78,7 @@ pub struct Tight {
     pub ranges: Option<usize>,
 }
 
-/// What decides the steps in the scheduled profile: the product's own schedule.
+/// The product's own schedule, which decides the steps in the scheduled profile.
 #[derive(Debug, Default)]
 pub struct Schedules {
     /// The writer thread's.
@@ -126,13 +126,13 @@ impl Step {
 /// When a change of the catalogue is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ack {
-    /// It was durable when the call returned.
+    /// The change was durable when the call returned.
     Durable,
     /// When this ticket is durable.
     Later(Ticket),
 }
 
-/// What a verifier of the whole store says.
+/// The report of a verifier of the whole store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// All that is wrong, a sentence each.
@@ -251,7 +251,7 @@ pub trait Subject: Sized {
         limit: usize,
     ) -> Result<Vec<Extent>>;
 
-    /// What is fuller than its limit lets it be.
+    /// Names a table that is fuller than its limit.
     fn overfull(&self, options: &StoreOptions) -> Option<String> {
         let _ = options;
         None
@@ -301,7 +301,7 @@ pub trait Subject: Sized {
     /// Verifies the whole store, which is closed.
     ///
     /// # Errors
-    /// It could not be verified.
+    /// The store could not be verified.
     fn check(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Result<Report>;
 
     /// True when the tables on the disk must hold after any crash, before anything is recovered:

@@ -115,14 +115,15 @@ const IMAGE: &[Contest] = &[
     },
 ];
 
-/// What one step took.
+/// The cost of one step.
 #[derive(Clone, Copy)]
 struct Took {
     wall: f64,
     cpu: f64,
 }
 
-/// What a tool did with a set in each round: first version, second, restore, verified restore.
+/// The figures of a tool with a set, for each round: first version, second, restore, verified
+/// restore.
 #[derive(Default)]
 struct Score {
     /// MB for each CPU second.
@@ -132,7 +133,7 @@ struct Score {
     repository_mb: Vec<f64>,
 }
 
-/// What the command line asks for.
+/// The command line.
 #[derive(Default)]
 struct Wanted {
     quick: bool,

@@ -300,7 +300,7 @@ impl Bench {
         self.server.take().context("the server does not run")?.stop()
     }
 
-    /// What the writes of all jobs cost, from the first fill on.
+    /// Tells the cost of the writes of all jobs, from the first fill on.
     fn device_writes(&self) -> Result<String> {
         let server = &self.written.as_ref().context("no server counted any writes")?["server"];
         let (writes, memory) = (&server["writes"], &server["memory"]);
@@ -321,7 +321,7 @@ impl Bench {
         ))
     }
 
-    /// What failed, and what the server said last.
+    /// Adds the last lines of the server to an error.
     fn with_log(&self, error: anyhow::Error) -> anyhow::Error {
         let said = self.server.as_ref().map(Server::said).unwrap_or_default();
         let last: Vec<&str> = said.lines().rev().take(5).collect();

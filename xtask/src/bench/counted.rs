@@ -1,5 +1,5 @@
-//! What is counted and not timed: three parts in process, by the bench of the engine's crate, and
-//! the server's memory through NBD.
+//! Figures that are counted and not timed: three parts in process, by the bench of the engine's
+//! crate, and the server's memory through NBD.
 
 use anyhow::{Result, ensure};
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::{cleanup::Scratch, program::program};
 
-/// What the blocks are like.
+/// The content of the blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Data {
     /// Each compresses to 0.8.
@@ -44,11 +44,11 @@ pub(super) struct Pattern {
     /// Writes between two flushes. fio does not count a flush at the end, so that without any,
     /// memory would be measured.
     pub(super) flush_every: u64,
-    /// What is written.
+    /// The content that is written.
     pub(super) data: Data,
 }
 
-/// What a run measured.
+/// The measurements of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measured {
     /// Requests a second.

@@ -115,7 +115,7 @@ fn median(figures: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What a reader must know to compare: the machine, the programs that took part, the commit.
+/// The facts that a reader needs to compare: the machine, the programs that took part, the commit.
 fn machine_facts(place: &Path, programs: &[&str]) -> String {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
     let cpu = read("/proc/cpuinfo");

@@ -1,5 +1,5 @@
-//! What an attack of one peer leaves to another (rule 12 of SECURITY.md): idle connections and a
-//! flood of BLOCK_STATUS over TCP, beside a client on a UNIX socket.
+//! The speed that an attack of one peer leaves to another (rule 12 of SECURITY.md): idle
+//! connections and a flood of BLOCK_STATUS over TCP, beside a client on a UNIX socket.
 
 use std::{
     io::{BufReader, Read, Write},
@@ -46,7 +46,7 @@ const READS: Pattern = Pattern {
     data: Data::Compressible,
 };
 
-/// What the neighbour does.
+/// The neighbour's jobs.
 const JOBS: [(&str, Pattern); 3] = [
     ("random 4 KiB reads, depth 1", READS),
     ("random 4 KiB reads, depth 16", Pattern { depth: 16, ..READS }),

@@ -353,7 +353,7 @@ impl Cluster {
     pub(crate) fn stop(&self) -> Result<()> {
         thread::scope(|scope| {
             for id in self.osds() {
-                // What they hold goes with them.
+                // Their data is removed anyway, so nothing need be written back.
                 scope.spawn(move || self.end(&format!("osd.{id}"), Signal::KILL));
             }
         });

@@ -1,5 +1,5 @@
-//! What the cluster engine must do on a real cluster: nothing is lost while disks, workers and
-//! servers are killed, stopped and continued, and the cluster gets full.
+//! The proof on a real cluster: nothing is lost while disks, workers and servers are killed,
+//! stopped and continued, and the cluster gets full.
 
 use std::{
     fs,
@@ -91,6 +91,7 @@ pub(super) fn run(cluster: &Cluster, scratch: &Scratch) -> Result<Tally> {
         if chunks == "chunks-2" {
             step("a full cluster says so, and goes on when there is room", &|| site.full());
         }
+        step("volumes and objects get another name and keep their bytes", &|| site.rename());
         step("what was deleted gives its space back", &|| site.delete());
     }
     Ok(tally)
@@ -262,7 +263,7 @@ impl Site<'_> {
     fn settle(&self) -> Result<()> {
         self.cluster.wait_clean()?;
         self.on_store(&["worker"], &["--once", "--cold", "0"])?;
-        // What was killed may have left references that nobody has a use for.
+        // Killed servers and workers may have left references that nobody has a use for.
         self.on_store(&["repair"], &[])?;
         let report = self.on_store(&["repair"], &[])?;
         let quiet = "0 stale and 0 missing references, 0 unused chunks, 0 restored chunks, 0 unlisted objects, 0 orphans";
@@ -277,7 +278,7 @@ impl Site<'_> {
         let most = (IMAGE / 2 + (128 << 20)) as u64 * 105 / 100;
         let (stored, cached) = (number("chunk_bytes"), number("cached_bytes"));
         ensure!(stored <= most, "{stored} bytes are stored, more than {most}");
-        // What was read again and again is kept beside its chunks.
+        // Chunks that were read again and again are kept beside their metadata.
         ensure!(cached <= CACHE_BYTES, "{cached} bytes are cached, more than {CACHE_BYTES}");
         println!(
             "        {} MiB of content in {} MiB of chunks, {} MiB cached",
@@ -302,7 +303,7 @@ impl Site<'_> {
         Ok(())
     }
 
-    /// What was flushed is there after SIGKILL; what was on its way is there or not, in blocks.
+    /// Flushed data is there after SIGKILL; of writes on their way each block is there or not.
     fn kill_server(&self) -> Result<()> {
         let (old, new) = (fs::read(self.file("old"))?, fs::read(self.file("new"))?);
         let (server, socket) = self.serve("killed", &[])?;
@@ -313,7 +314,7 @@ impl Site<'_> {
             let rest = scope.spawn(|| write(&socket, &new, SMALL / 4..SMALL));
             thread::sleep(Duration::from_millis(400));
             server.kill();
-            // It ends with an error, or was faster.
+            // The write fails, or ended before the kill.
             let _ = rest.join();
         });
         drop(worker);
@@ -397,6 +398,26 @@ impl Site<'_> {
             thread::sleep(Duration::from_millis(500));
         }
         server.stop()
+    }
+
+    fn rename(&self) -> Result<()> {
+        let (put, got) = (self.file("new"), self.file("renamed"));
+        self.on_store(&["put"], &["first", path(&put)])?;
+        // Names lie in shards: some of these are in the same one as the name before, most are not.
+        let names = ["first", "second", "third", "fourth", "fifth", "sixth"];
+        for pair in names.windows(2) {
+            self.on_store(&["mv"], pair)?;
+        }
+        for name in ["one", "uno", "eins", "un"].windows(2) {
+            self.on_store(&["volume", "rename"], name)?;
+        }
+        ensure!(self.on_store(&["volume", "rename"], &["two", "un"]).is_err(), "a name was taken");
+        self.on_store(&["volume", "rename"], &["un", "one"])?;
+        let listed = self.on_store(&["volume", "list"], &[])?;
+        ensure!(listed.contains("one") && !listed.contains("uno"), "volumes are {listed}");
+        self.on_store(&["get"], &["sixth", "--output", path(&got)])?;
+        ensure!(fs::read(&got)? == fs::read(&put)?, "a renamed object has other bytes");
+        self.on_store(&["rm"], &["sixth"]).map(drop)
     }
 
     fn delete(&self) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Users with the rights that docs/operating.md tells to give them, and what is said to those who
+//! Users with the rights that docs/how-to/ceph.md tells to give them, and what is said to those who
 //! lack one.
 
 use std::{fs, path::Path, time::Duration};
@@ -14,19 +14,19 @@ use crate::{
     program::finish,
 };
 
-/// Who serves, works, scrubs and asks, by a right to each command that is needed.
+/// The user who serves, works, scrubs and asks, with a right to each command that is needed.
 pub(super) const DAILY: &str = "onefold";
 
 /// The same by Ceph's profile for block devices.
 pub(super) const BY_PROFILE: &str = "onefold-rbd";
 
-/// Who makes a store.
+/// The user who makes a store.
 pub(super) const MAKER: &str = "maker";
 
-/// Who looks at one pool.
+/// The user who looks at one pool.
 const LOOKER: &str = "looker";
 
-/// Who lacks one right after the other.
+/// The user from whom one right after the other is taken.
 const LESS: &str = "less";
 
 const MON_DAILY: &str = "allow r, allow command \"osd blocklist\"";
@@ -44,7 +44,7 @@ fn on(rights: &str, pools: &[&str]) -> String {
     pools.iter().map(|pool| format!("allow {rights} pool={pool}")).collect::<Vec<_>>().join(", ")
 }
 
-/// What the user of every day needs on the OSDs.
+/// The rights on OSDs that the user of every day needs.
 fn osd_daily(metadata: &[&str], chunks: &[&str]) -> String {
     format!("{}, {}", on("rwx", metadata), on("rw", chunks))
 }
@@ -139,7 +139,7 @@ impl Lacking<'_> {
         self.set(MON_DAILY, &on("rwx", &[chunks]))?;
         told(&["status"], &[], &reading(metadata))?;
         self.set(MON_DAILY, &on("r", &self.pools))?;
-        // Who may only read looks, and changes nothing.
+        // A user who may only read can look at the status.
         self.can(LESS)?;
         told(&["put"], &["again", file], &writing(metadata))?;
         self.set(MON_DAILY, &on("rwx", &[metadata]))?;
@@ -192,13 +192,13 @@ impl Lacking<'_> {
         self.refused(LESS, &["status"], &[], &["does not let user client.less in", "mon 'allow r'"])
     }
 
-    /// That a refusal above was for the key, and not for something else.
+    /// Shows that a user can look at the status: a refusal before or after is for the right alone.
     fn can(&self, user: &str) -> Result<()> {
         let said = as_user(self.onefold, user).verb(["status", self.store, "--json"])?;
         serde_json::from_str::<Value>(&said).map(|_| ()).context("status --json")
     }
 
-    /// Who may not fence does not take over: the server before goes on.
+    /// A user who may not fence does not take over: the server before goes on.
     fn no_takeover(&self, both: &str) -> Result<()> {
         let serve = |onefold: &Onefold, name: &str, more: &[&str]| {
             let socket = self.folder.join(format!("{name}.sock"));

@@ -116,7 +116,7 @@ impl Attached {
         fs::create_dir_all(&point)?;
         let mut command = program("nbdfuse");
         command.args([&format!("{}/disk", path(&point)), &uri(socket, volume)]);
-        // It complains when its server is killed.
+        // nbdfuse complains when its server is killed.
         let log = File::create(place.join("nbdfuse.log"))?;
         command.stdout(log.try_clone()?).stderr(log);
         let nbdfuse = spawn(&mut command)?;
@@ -307,7 +307,7 @@ fn write_until_killed(served: &mut Served, mount_point: &Path) -> Result<BTreeMa
     Ok(std::mem::take(&mut *synced.lock().unwrap_or_else(PoisonError::into_inner)))
 }
 
-/// What a file holds, from its name.
+/// The content of a file, which follows from its name.
 fn content(file: &Path, bytes: usize) -> Vec<u8> {
     let name = file.file_name().unwrap_or_default().as_encoded_bytes();
     let mut state = name.iter().fold(0xcbf2_9ce4_8422_2325u64, |state, &byte| {

@@ -112,7 +112,7 @@ pub(crate) fn verify(socket: &Path, crash: &Crash) -> Result<u64> {
     Ok(newer)
 }
 
-/// What round `round` writes into block `block`: the round, then bytes that no other block has.
+/// The content of block `block` in round `round`: the round, then bytes that no other block has.
 fn content(round: u64, block: u64) -> [u8; 4096] {
     let mut bytes = [0; 4096];
     bytes[..8].copy_from_slice(&round.to_le_bytes());

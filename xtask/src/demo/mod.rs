@@ -36,7 +36,7 @@ const COPY_LIMIT: Duration = Duration::from_secs(120);
 /// Other programs that the demonstration may use.
 #[derive(Clone, Copy)]
 pub(crate) enum Tools {
-    /// Those that are installed.
+    /// The programs that are installed.
     Installed,
     /// None, as on a machine that has nothing but Rust.
     None,
@@ -133,7 +133,7 @@ pub(crate) fn show(build: Build, tools: Tools) -> Result<()> {
         saved(data, stored[1]),
         begun.elapsed().as_secs_f64()
     );
-    println!("\n`onefold --help` shows how to have your own; docs/operating.md tells more.");
+    println!("\n`onefold --help` shows how to have your own; docs/how-to tells more.");
     Ok(())
 }
 

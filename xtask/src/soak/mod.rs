@@ -74,7 +74,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     Ok(well)
 }
 
-/// What is done next, with its weight.
+/// The next thing to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verb {
     Write,

@@ -1,4 +1,4 @@
-//! What each block of the volume must hold, and chance.
+//! The content that each block of the volume must have, and chance.
 
 /// Bytes of a block.
 pub(super) const BLOCK: usize = 4096;

@@ -141,7 +141,7 @@ impl Site {
         clients::churn_file_system(self.scratch.path(), &self.socket, "fs")
     }
 
-    /// What the server tells, where it has a control socket.
+    /// Asks for the status, where the server has a control socket.
     pub(super) fn status(&mut self) -> Result<()> {
         if self.engine.is_managed_while_served() {
             self.onefold.verb(["status", path(&self.store), "--json"])?;

@@ -25,7 +25,7 @@ pub(super) struct Method {
 pub(super) struct Module {
     /// The file, from the crate's `src`.
     pub(super) file: PathBuf,
-    /// What a name means that the module took over by `use`, and whether others may use it.
+    /// Names that the module took over by `use`: what each means, and whether others may use it.
     pub(super) names: BTreeMap<String, Names>,
     /// Paths in its code that begin in this crate.
     pub(super) paths: Vec<Names>,

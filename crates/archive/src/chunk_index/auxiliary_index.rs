@@ -124,8 +124,8 @@ impl Auxiliary {
         }
     }
 
-    /// A session gives up what it made: nobody finds it any more. Gives the containers that others
-    /// took duplicates from, which stay.
+    /// A session gives up its containers: nobody finds their chunks any more. Returns those that
+    /// other sessions took duplicates from, which stay.
     pub(crate) fn abandon(&mut self, session: u64) -> Vec<ContainerId> {
         let own = |making: &Making| making.session == session;
         let named = self
@@ -160,7 +160,7 @@ impl Auxiliary {
             .count();
     }
 
-    /// Takes in what an earlier session listed.
+    /// Takes in a container that an earlier session listed.
     pub(crate) fn load(
         &mut self,
         container: ContainerId,
@@ -202,7 +202,7 @@ impl Auxiliary {
         (entries.map(|(&fingerprint, &address)| (fingerprint, address)).collect(), upto)
     }
 
-    /// Drops what was written up to this place.
+    /// Drops entries that the log lists up to this place.
     pub(crate) fn forget_listed(&mut self, upto: u64) {
         let gone = self.listed.iter().filter(|(_, at)| **at <= upto).map(|(&id, _)| id).collect();
         self.forget(&gone);

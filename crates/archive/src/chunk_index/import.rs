@@ -12,7 +12,6 @@ use super::{
 use crate::{
     container::ContainerReader,
     format::{
-        ContainerId,
         damage::is_damage,
         names::IMPORTER,
         record::{IndexFile, Record},
@@ -37,7 +36,7 @@ pub(crate) fn load_recent(
     tables: &Tables,
     auxiliary: &mut Auxiliary,
 ) -> Result<()> {
-    let mut recent: Vec<ContainerId> = tables.not_imported.keys().map(|&(_, id)| id).collect();
+    let mut recent = tables.not_imported();
     recent.sort_unstable();
     for container in recent.iter().filter_map(|id| tables.containers.get(id)) {
         match container_reader.metadata(container) {

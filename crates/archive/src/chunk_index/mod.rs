@@ -5,8 +5,8 @@
 //! with its Bloom filter. The importer merges index and runs into a new file, sequentially too.
 //! No page is ever written twice.
 //!
-//! *Invariant:* it advises. An entry may be stale; who takes it looks into the container first. A
-//! lost or damaged page costs duplicates.
+//! *Invariant:* it advises. An entry may be stale, so its container is looked into before it is
+//! used. A lost or damaged page costs duplicates.
 //!
 //! *Crash argument:* a file is synced, its name too, before the record that names it. Containers
 //! that were listed after that record's place in the log come back into the auxiliary index from

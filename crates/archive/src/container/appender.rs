@@ -101,7 +101,7 @@ impl Appender {
             let most = self.archive.settings.ahead_bytes;
             let ahead = needed.max((open.end - open.begin).max(AHEAD_LEAST).min(most));
             let taken = match open.file.reserve(open.end, ahead) {
-                // The end of the disk: what is left may be enough, as long as something is held
+                // The disk is nearly full: the rest may be enough, as long as something is held
                 // back for deletion.
                 Err(error)
                     if error.kind() == Kind::NoSpace && self.archive.reserve_bytes()? > 0 =>
@@ -160,7 +160,7 @@ impl Appender {
         }
     }
 
-    /// Gives back what was written behind the last listed container.
+    /// Cuts the open segments off behind their last listed containers.
     pub(crate) fn give_back(&mut self) -> Result<()> {
         self.unsynced.clear();
         let open = std::mem::take(&mut self.open);
@@ -206,7 +206,7 @@ impl Appender {
             }
             opened => opened?,
         };
-        // Also when it was there: who made it may have been killed before its name was durable.
+        // Also when the file was there: its maker may have been killed before its name was durable.
         if !self.archive.settings.has(PlantedBug::SegmentUnnamed) {
             self.archive.files.sync_names()?;
         }
@@ -215,14 +215,14 @@ impl Appender {
     }
 }
 
-/// Gives space back that was taken behind what was written, up to `taken`. Nobody else writes to
-/// the segment.
+/// Gives back the space between the last container and `taken`, which was taken ahead. Nobody else
+/// writes to the segment.
 fn give_ahead_back(archive: &Archive, open: &OpenSegment, taken: u64) -> Result<()> {
     open.file.punch(open.end, taken - open.end)?;
     if archive.label().spread[0] > 1 {
         return Ok(());
     }
-    // Some file systems free what lies behind a file's end only when its length is set. On several
+    // Some file systems free space behind a file's end only when its length is set. On several
     // nodes that would need all of them.
     open.file.set_bytes(open.file.bytes()?.min(open.end))
 }
@@ -233,8 +233,8 @@ impl Archive {
         PLACE_ALIGN * u64::from(self.label.data(class))
     }
 
-    /// Where a put writes what holds this: recipes are read and changed as a whole, and stand
-    /// encoded from the beginning.
+    /// The class in which a put writes containers of this kind: recipes are read and changed as a
+    /// whole, and stand encoded from the beginning.
     pub(crate) fn class_of(&self, kind: ContainerKind) -> Class {
         if self.label.late.is_some() && kind == ContainerKind::Data {
             Class::Replicated
@@ -243,7 +243,7 @@ impl Archive {
         }
     }
 
-    /// True when no node is absent that has a part of what lies there.
+    /// True when no node is absent that has a part of the container at `place`.
     pub(crate) fn is_all_there(&self, place: &Place) -> bool {
         self.files.is_whole(&segment_name(place.segment)).unwrap_or(false)
     }

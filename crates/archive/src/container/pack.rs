@@ -5,7 +5,7 @@ use crate::{
     operations_log::Archive,
 };
 
-/// Packs a container. Takes what may be long: can be done on any thread.
+/// Packs a container. Compression is the slow part of a put; any thread may do it.
 pub(crate) fn pack(archive: &Archive, open: OpenContainer, packer: &mut Packer) -> Packed {
     open.pack(
         &archive.identity,

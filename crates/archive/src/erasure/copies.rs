@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::{File, Files, Kind, Result};
+use onefold_core::{Error, File, Files, Kind, Result};
 use parking_lot::Mutex;
 
 use super::{
     label::{CURSOR, NODE},
-    shared::{Shared, bits, too_few},
+    shared::{FoundCopy, Reached, Shared, bits, too_few},
 };
 use crate::{
     format::{
@@ -71,7 +71,7 @@ impl Copies {
         Ok(file)
     }
 
-    /// Does it on all copies; who fails, or lost the file, is left out.
+    /// Does it on all copies. A node that fails, or lost the file, is left out.
     fn all(&self, does: impl Fn(&dyn File) -> Result<()>) -> Result<()> {
         let (mut done, mut last) = (0, None);
         for n in self.shared.writable_copies()? {
@@ -136,34 +136,50 @@ impl File for Copies {
     }
 }
 
-/// How far a copy is: the label's generation, and the last change of its log; with the label's
-/// bytes, and the length of the log and its last checksum, which all frames before went into.
-type Reached = ((u64, u64), (Vec<u8>, u64, u64));
+/// Finds out how far each copy is after a crash, and reads the farthest from now on. The commit
+/// lock is held.
+pub(super) fn compare(shared: &Shared) -> Result<()> {
+    let mut copies = Vec::new();
+    for node in bits(shared.here() & shared.copies_mask()) {
+        let files = shared.directory(node)?;
+        // Copies with a damaged label or log are behind all others.
+        let reached = how_far(shared, &**files).unwrap_or_default();
+        copies.push(FoundCopy { node, reached, is_damaged: false });
+    }
+    copies.sort_by_key(|copy| std::cmp::Reverse(copy.reached.0));
+    let mut state = shared.state.lock();
+    if let Some(farthest) = copies.first() {
+        (state.primary, state.read_from) = (farthest.node, farthest.node);
+    }
+    state.copies = copies;
+    Ok(())
+}
 
-/// Makes the copies equal after a crash: the one that is farthest is read from now on, and with
-/// `alone` the others get what they lack. The commit lock is held.
-pub(super) fn compare(shared: &Shared, alone: bool) -> Result<()> {
-    let mut reached: Vec<(usize, Reached)> = Vec::new();
-    for n in bits(shared.here() & shared.copies_mask()) {
-        let files = shared.directory(n)?;
-        // Damaged copies are behind all others.
-        reached.push((n, how_far(shared, &**files).unwrap_or_default()));
-    }
-    let Some(best) = reached.iter().max_by_key(|(n, reached)| (reached.0, std::cmp::Reverse(*n)))
-    else {
-        return Ok(());
+/// Gives the copies what they lack of the one that is read. Its tables were read before, so damage
+/// of one copy is never written over others. The commit lock is held.
+pub(super) fn level(shared: &Shared) -> Result<()> {
+    let (best, others) = {
+        let state = shared.state.lock();
+        let from = state.read_from;
+        if state.primary != from || state.readable() >> from & 1 == 0 {
+            let why = format!("node {from} failed while its tables were read");
+            return Err(Error::new(Kind::Corrupt, why));
+        }
+        // They stay until all are level: on a full disk this is tried again.
+        let (mut best, others): (Vec<FoundCopy>, Vec<FoundCopy>) =
+            state.copies.iter().cloned().partition(|copy| copy.node == from);
+        let Some(best) = best.pop() else { return Ok(()) };
+        (best, others)
     };
-    shared.state.lock().primary = best.0;
-    if !alone {
-        return Ok(());
-    }
-    for (n, _) in reached.iter().filter(|(_, reached)| *reached != best.1) {
-        match copy_all(&**shared.directory(best.0)?, &**shared.directory(*n)?) {
-            Err(error) if error.kind() != Kind::NoSpace => shared.lose(*n),
+    for copy in others.iter().filter(|copy| copy.is_damaged || copy.reached != best.reached) {
+        match copy_all(&**shared.directory(best.node)?, &**shared.directory(copy.node)?) {
+            Err(error) if error.kind() != Kind::NoSpace => shared.lose(copy.node),
             copied => copied?,
         }
     }
-    shared.leave_out_missed()
+    shared.leave_out_missed()?;
+    shared.state.lock().copies.clear();
+    Ok(())
 }
 
 fn how_far(shared: &Shared, files: &dyn Files) -> Result<Reached> {
@@ -192,7 +208,10 @@ pub(super) fn keeps(shared: &Shared, name: &str, at: u64, bytes: &[u8]) -> Resul
     let here: Vec<usize> = bits(shared.here() & shared.copies_mask()).collect();
     let mut keeping = 0;
     for &n in &here {
-        keeping += u32::from(shared.directory(n)?.keeps(name, at, bytes).unwrap_or(false));
+        keeping += u32::from({
+            let file = shared.directory(n)?.open(name);
+            file.and_then(|file| file.keeps(at, bytes)).unwrap_or(false)
+        });
     }
     Ok(keeping >= shared.quorum().min(here.len() as u32))
 }

@@ -1,5 +1,5 @@
-//! A node's label: which archive and which number it is, and who was current when it was written.
-//! Two places of 4,096 bytes, written by turns.
+//! A node's label: the archive and the number of the node, and the nodes that were current when it
+//! was written. It has two places of 4,096 bytes, written by turns.
 //!
 //! A node that misses a write is left out by the next labels: the labels of all others name a
 //! higher epoch and the members without it. A new label is written twice to each member, *proposed*
@@ -17,7 +17,7 @@ use crate::format::{
 /// The file.
 pub(crate) const NODE: &str = "node";
 
-/// How far the filling of a directory is: it is no node yet.
+/// The file that tells how far a directory is filled that is no node yet.
 pub(crate) const CURSOR: &str = "rebuild";
 
 /// Nodes of an archive at most.
@@ -51,7 +51,7 @@ pub struct NodeLabel {
 /// The nodes that are current, and the epoch since when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Grows whenever somebody leaves or comes.
+    /// Grows whenever a node leaves or comes.
     pub epoch: u64,
     /// A bit for each node that missed nothing.
     pub members: u64,
@@ -64,7 +64,7 @@ pub struct View {
 pub enum Absent {
     /// Nothing is mounted, or it can't be read.
     Gone(String),
-    /// The directory has no label.
+    /// The directory has no label that is whole and that this program knows.
     Unlabelled,
     /// The label names another archive, or another number.
     Foreign,
@@ -180,8 +180,8 @@ impl NodeLabel {
         Ok(found.max_by_key(|(_, label)| label.generation()))
     }
 
-    /// Writes the label where the older of the two places is, so that the newest one is never torn;
-    /// durable on return.
+    /// Writes the label over the older of the two places, so that the newest one is never torn. A
+    /// label that is there already is only synced. Durable on return.
     pub(super) fn write(&self, files: &dyn Files) -> Result<()> {
         let file = match files.open(NODE) {
             Err(error) if error.kind() == Kind::NotFound => files.create(NODE)?,
@@ -192,7 +192,7 @@ impl NodeLabel {
         if known.is_some_and(|known| {
             known.view == self.view && known.number == self.number && known.settled >= self.settled
         }) {
-            // The label may be in memory only, and so may its name.
+            // Its writer may have been killed before it synced the label or its name.
             file.sync()?;
             return files.sync_names();
         }
@@ -202,7 +202,10 @@ impl NodeLabel {
     }
 }
 
-/// The current view, by the labels that were found. `None` when they contradict each other.
+/// The current view by the labels that were found, and a bit for each member that has it. While
+/// nobody shows it settled, members with the epoch before it count too. A view is refuted when one
+/// of its members shows another view of the same epoch. `None` without labels, and when all views
+/// are refuted.
 pub(super) fn current(found: &[Option<NodeLabel>]) -> Option<(View, u64)> {
     let mut views: Vec<&NodeLabel> = found.iter().flatten().collect();
     views.sort_by_key(|label| std::cmp::Reverse(label.generation()));

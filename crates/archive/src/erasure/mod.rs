@@ -10,7 +10,7 @@
 //!
 //! *Crash argument:* a change is acknowledged when all nodes that are current have it, and who
 //! missed a part of it is no longer named as current by any other
-//! ([`confirm`](onefold_core::Files::confirm)). So every current copy has all that was
+//! ([`confirm`](Redundancy::confirm)). So every current copy has all that was
 //! acknowledged; what else a crash left in them may differ, and the first process that changes
 //! something makes them equal. Any two groups of `f + 1` copies have one in common: locks and
 //! labels of two processes meet there.
@@ -19,12 +19,14 @@ mod code;
 mod copies;
 mod label;
 mod nodes;
+mod redundancy;
 mod shared;
 mod stripe;
 
 pub(crate) use self::{
     copies::copy_all,
     label::{CURSOR, NODE},
+    redundancy::{ONE_DIRECTORY, OneDirectory, Redundancy},
     stripe::{Repaired, Segment},
 };
 pub use self::{

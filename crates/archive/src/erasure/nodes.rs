@@ -9,7 +9,8 @@ use super::{
     code::Code,
     copies,
     label::{Absent, CURSOR, NODE, NODES_MAX, NodeLabel, View},
-    shared::{Shared, State, bits, read_label, too_few},
+    redundancy::Redundancy,
+    shared::{FoundCopy, Leveling, Shared, State, bits, read_label, too_few},
     stripe,
 };
 use crate::{format::names::is_segment, settings::Settings};
@@ -128,7 +129,9 @@ impl Nodes {
                 here: 0,
                 missed: 0,
                 primary: 0,
-                compared: false,
+                leveling: Leveling::NotCompared,
+                copies: Vec::new(),
+                read_from: 0,
                 absent: Vec::new(),
             }),
             settings: settings.clone(),
@@ -192,14 +195,6 @@ impl Files for Nodes {
         self.create_wide(name, self.shared.code.data() as u8)
     }
 
-    fn create_wide(&self, name: &str, data: u8) -> Result<Arc<dyn File>> {
-        if is_segment(name) {
-            stripe::create(&self.shared, name, data)
-        } else {
-            copies::create(&self.shared, name)
-        }
-    }
-
     fn open(&self, name: &str) -> Result<Arc<dyn File>> {
         if is_segment(name) {
             stripe::open(&self.shared, name)
@@ -249,6 +244,16 @@ impl Files for Nodes {
         }
         Ok(Box::new(Locks(locks)))
     }
+}
+
+impl Redundancy for Nodes {
+    fn create_wide(&self, name: &str, data: u8) -> Result<Arc<dyn File>> {
+        if is_segment(name) {
+            stripe::create(&self.shared, name, data)
+        } else {
+            copies::create(&self.shared, name)
+        }
+    }
 
     fn spread(&self) -> [u8; 3] {
         [
@@ -262,15 +267,14 @@ impl Files for Nodes {
         if is_segment(name) { stripe::is_whole(&self.shared, name) } else { Ok(true) }
     }
 
-    fn settle(&self, alone: bool) -> Result<()> {
+    fn begin(&self, alone: bool) -> Result<()> {
         self.shared.look()?;
-        let first = !std::mem::replace(&mut self.shared.state.lock().compared, true);
-        if first {
-            let compared = copies::compare(&self.shared, alone);
-            if compared.is_err() {
-                self.shared.state.lock().compared = false;
-            }
-            compared?;
+        if self.shared.state.lock().leveling == Leveling::NotCompared {
+            copies::compare(&self.shared)?;
+            self.shared.state.lock().leveling = Leveling::Compared;
+        } else if alone && self.shared.state.lock().leveling == Leveling::Compared {
+            copies::level(&self.shared)?;
+            self.shared.state.lock().leveling = Leveling::Level;
         }
         Ok(())
     }
@@ -284,16 +288,14 @@ impl Files for Nodes {
     }
 
     fn another_copy(&self) -> bool {
-        let mut state = self.shared.state.lock();
-        let later = state.readable()
-            & self.shared.copies_mask()
-            & !(u64::MAX >> (NODES_MAX - 1 - state.primary));
-        match bits(later).next() {
-            Some(n) => {
-                state.primary = n;
-                true
-            }
-            None => false,
+        let state = &mut *self.shared.state.lock();
+        let (readable, from) = (state.readable(), state.read_from);
+        if let Some(copy) = state.copies.iter_mut().find(|copy| copy.node == from) {
+            copy.is_damaged = true;
         }
+        let is_next = |copy: &&FoundCopy| !copy.is_damaged && readable >> copy.node & 1 == 1;
+        let Some(next) = state.copies.iter().find(is_next) else { return false };
+        (state.primary, state.read_from) = (next.node, next.node);
+        true
     }
 }

@@ -37,9 +37,34 @@ pub(crate) struct State {
     pub(super) missed: u64,
     /// The copy that is read.
     pub(crate) primary: usize,
-    /// The copies were compared by this process.
-    pub(super) compared: bool,
+    /// How far this process has come in making the copies level.
+    pub(super) leveling: Leveling,
+    /// The copies as they were found, the farthest first; empty once they are level.
+    pub(super) copies: Vec<FoundCopy>,
+    /// The copy of which the tables are read, until the copies are level.
+    pub(super) read_from: usize,
     pub(super) absent: Vec<(usize, Absent)>,
+}
+
+/// How far a copy is: the label's generation, and the last change of its log; with the label's
+/// bytes, and the length of the log and its last checksum, which all frames before went into.
+pub(super) type Reached = ((u64, u64), (Vec<u8>, u64, u64));
+
+/// A copy as a crash may have left it.
+#[derive(Clone)]
+pub(super) struct FoundCopy {
+    pub(super) node: usize,
+    pub(super) reached: Reached,
+    /// The tables can't be read from it.
+    pub(super) is_damaged: bool,
+}
+
+/// A process compares the copies first, and makes them level before it changes anything.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leveling {
+    NotCompared,
+    Compared,
+    Level,
 }
 
 /// Bits of a mask.
@@ -145,7 +170,8 @@ impl Shared {
         self.state.lock().missed |= 1 << n;
     }
 
-    /// Tells all others that who missed something is not current any more. The commit lock is held.
+    /// Tells all others that the nodes which missed something are not current any more. The commit
+    /// lock is held.
     pub(super) fn leave_out_missed(&self) -> Result<()> {
         let (view, missed) = {
             let state = self.state.lock();

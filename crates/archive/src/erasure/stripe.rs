@@ -132,8 +132,9 @@ pub(super) fn layout(shared: &Shared, name: &str) -> Result<Layout> {
     Err(last)
 }
 
-/// True when all nodes of the segment are there and have a column of it. Of what a crash left half
-/// made nothing is used: the number goes unused, so that a segment has one layout for ever.
+/// True when all nodes of the segment are there and have a column of it. A segment that a crash
+/// left half made is not used, and neither is its number, so that a segment has one layout for
+/// ever.
 pub(super) fn is_whole(shared: &Shared, name: &str) -> Result<bool> {
     let here = shared.here();
     if shared.settings.has(PlantedBug::ShardMissing) {

@@ -1,14 +1,14 @@
 //! The block index filter (dedupv1 3.2): a block that is written again often has the same chunks as
 //! before, at the same place.
 //!
-//! The mappings of the blocks that are written again were read before the batch is looked up; what
-//! they name needs no look into the chunk index.
+//! The mappings of the blocks that are written again were read before the batch is looked up; the
+//! chunks that they name need no look into the chunk index.
 
 use onefold_core::Result;
 
 use super::filter::{Answer, Best, Filter, Known, Query};
 
-/// Knows what the places have that are written again.
+/// Answers STRONG-MAYBE when the block being rewritten already maps this chunk.
 pub(crate) struct BlockIndexFilter;
 
 impl Filter for BlockIndexFilter {

@@ -8,7 +8,7 @@ use onefold_core::Result;
 
 use super::filter::{Answer, Best, Filter, Known, Query};
 
-/// Rules out what no file of the index holds.
+/// Rules out fingerprints that no file of the index holds.
 pub(crate) struct BloomFilter;
 
 impl Filter for BloomFilter {

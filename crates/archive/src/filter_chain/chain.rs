@@ -58,7 +58,7 @@ impl Counts {
     }
 }
 
-/// The chain of one session, and what its filters look at.
+/// The chain of one session, and the structures that its filters look at.
 pub(crate) struct FilterChain {
     archive: Arc<Archive>,
     tables: Arc<Tables>,
@@ -116,7 +116,8 @@ impl FilterChain {
         Ok(())
     }
 
-    /// Sees the archive as it is now: what was seen before may be condemned or damaged by now.
+    /// Takes the tables as they are now: chunks that were seen before may be condemned or damaged
+    /// by now.
     fn refresh_tables(&mut self) {
         let tables = self.archive.tables();
         let same = Arc::ptr_eq(&tables, &self.tables)

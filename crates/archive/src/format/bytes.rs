@@ -122,7 +122,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Damage, with what is damaged.
+/// An error of kind `Corrupt` that says what is damaged.
 pub(crate) fn corrupt(what: impl Into<String>) -> Error {
     Error::new(Kind::Corrupt, what)
 }

@@ -211,8 +211,8 @@ impl OpenContainer {
         self.raw.len()
     }
 
-    /// Compresses the groups and makes the metadata. Takes what may be long: can be done on any
-    /// thread.
+    /// Compresses the groups and makes the metadata. Compression is the slow part of a put; any
+    /// thread may do it.
     #[must_use]
     pub(crate) fn pack(
         self,

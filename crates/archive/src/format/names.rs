@@ -43,7 +43,7 @@ pub(crate) fn is_segment(name: &str) -> bool {
     name.starts_with("segment-")
 }
 
-/// An empty file of this name; what a crash left there is gone.
+/// Makes an empty file of this name, in place of one that a crash may have left.
 pub(crate) fn fresh(files: &dyn Files, name: &str) -> Result<Arc<dyn File>> {
     match files.create(name) {
         Err(error) if error.kind() == Kind::Exists => {

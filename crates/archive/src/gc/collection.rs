@@ -238,7 +238,7 @@ impl Collection {
             return Ok(());
         }
         let early = self.archive.settings.has(PlantedBug::FreedUnderReader);
-        let newest = tables.waiting_to_be_freed.iter().map(|(_, epoch)| *epoch).max().unwrap_or(0);
+        let newest = tables.waiting_to_be_freed.values().copied().max().unwrap_or(0);
         // The epoch advanced only when nobody stayed in the one before the last. In the last one
         // somebody may.
         let all = newest.saturating_add(1) < tables.epoch || self.others_left(tables.epoch)?;
@@ -246,8 +246,8 @@ impl Collection {
         let places: Vec<_> = tables
             .waiting_to_be_freed
             .iter()
-            .filter(|(_, epoch)| early || *epoch < limit)
-            .map(|(place, _)| *place)
+            .filter(|&(_, &epoch)| early || epoch < limit)
+            .map(|(&place, _)| place)
             .collect();
         if places.is_empty() {
             return Ok(());
@@ -265,7 +265,7 @@ impl Collection {
     /// Waits for readers of what was merged, frees it, and takes the reserve again.
     fn last(&mut self) -> Result<()> {
         let tables = self.archive.refresh()?;
-        let fresh = tables.waiting_to_be_freed.iter().any(|(_, epoch)| *epoch >= tables.epoch);
+        let fresh = tables.waiting_to_be_freed.values().any(|epoch| *epoch >= tables.epoch);
         if fresh && self.others_left(tables.epoch)? {
             self.archive.commit(true, |_| Ok(vec![Record::EpochAdvanced]))?;
         }

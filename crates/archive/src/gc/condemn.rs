@@ -21,8 +21,8 @@ use crate::{
 const ID_BYTES: usize = 16;
 
 impl Collection {
-    /// Condemns dead chunks of containers that are dead or less than half full; false when there
-    /// are none.
+    /// Condemns dead chunks of containers that are less than half full or due for late encoding.
+    /// False when there are none, and when somebody in an earlier epoch still holds them.
     pub(super) fn condemn(&mut self) -> Result<bool> {
         let tables = self.archive.tables();
         let (mut counts, counted) = match &self.in_memory {
@@ -54,8 +54,8 @@ impl Collection {
                 }
             }
         }
-        // Containers that a killed put listed after the counts were made: no later recipe names
-        // them.
+        // Unfinished containers that were listed after the counts were made, and are old enough to
+        // be a killed put's: no count is known, so all their chunks are condemned.
         for (id, at) in &tables.unfinished {
             let Some(container) =
                 tables.containers.get(id).filter(|container| container.logged > counted)
@@ -68,7 +68,8 @@ impl Collection {
                     .or_insert_with(|| (chunks, vec![u8::MAX; (chunks as usize).div_ceil(8)]));
             }
         }
-        // Of what is about to be encoded late every dead chunk is left behind.
+        // Late encoding leaves condemned chunks behind, so a container that is due for it is
+        // condemned however full it is.
         let due_for_encoding = self.due_for_encoding(&tables);
         let (mut containers, mut bytes) = (Vec::new(), 0);
         for (id, (number, bits)) in dead {
@@ -77,7 +78,8 @@ impl Collection {
                 .get(&id)
                 .map_or(0, |container| container.stored.chunks.saturating_sub(number));
             let all = number + live;
-            // Half full or more: their dead chunks may live again.
+            // A container that is half full or more is left alone: later puts may name its dead
+            // chunks again.
             let leaves = live * 2 < all || (number > 0 && due_for_encoding.contains(&id));
             if leaves && !tables.condemned.contains_key(&id) {
                 bytes += bits.len() + ID_BYTES;
@@ -120,13 +122,13 @@ impl Collection {
                     .map(|(n, _)| n)
                     .collect())
             }
-            // Nothing is known of it: nothing is condemned.
+            // Its chunks are unknown, so none is condemned.
             Err(error) if error.kind() == Kind::Corrupt => Ok(Vec::new()),
             Err(error) => Err(error),
         }
     }
 
-    /// True when nobody stays in an earlier epoch.
+    /// True when nobody is in an earlier epoch any more; waits for that if the options say so.
     pub(super) fn others_left(&self, epoch: u32) -> Result<bool> {
         match self.archive.await_earlier_epoch(epoch, self.options.wait) {
             Err(error) if error.kind() == Kind::Busy => Ok(false),
@@ -134,8 +136,8 @@ impl Collection {
         }
     }
 
-    /// When all have left that began before: spares what was referenced meanwhile, drops containers
-    /// that are dead. False when somebody is still there.
+    /// When all that began before have left: spares containers whose condemned chunks were named
+    /// meanwhile, and drops those that are dead. False when somebody is still there.
     pub(super) fn recheck(&mut self) -> Result<bool> {
         if !self.others_left(self.archive.refresh()?.epoch)? {
             return Ok(false);
@@ -153,8 +155,9 @@ impl Collection {
                 })?;
                 self.spare(&tables, &runs, &mut spared)?;
             }
-            // Recipes that were removed since the counts on the disk were made, and counted in
-            // memory only, are read once more.
+            // A stream that was removed since the counts on the disk were made was subtracted in
+            // memory only. The next counting reads its recipe again, so the chunks that hold the
+            // recipe are spared.
             for difference in tables.differences.iter().filter(|difference| !difference.added) {
                 let own = |pieces: &Pieces| {
                     (
@@ -164,7 +167,7 @@ impl Collection {
                 };
                 let runs: Vec<_> = difference.recipe.iter().map(own).collect();
                 match self.spare(&tables, &runs, &mut spared) {
-                    // A recipe that can't be read will not be counted either.
+                    // A recipe that can't be read can't be counted later either.
                     Err(error) if error.kind() == Kind::Corrupt => {}
                     other => other?,
                 }
@@ -185,7 +188,7 @@ impl Collection {
             let (dropped, looked_at) = (containers.len() as u64, tables.differences.len());
             let mut again = false;
             self.archive.commit(true, |now| {
-                // More came meanwhile, or a put gave up what it had listed.
+                // Streams came or went meanwhile, or a put gave up containers that it had listed.
                 again = now.differences.len() != looked_at
                     || containers.iter().any(|id| !now.containers.contains_key(id));
                 Ok(if again { Vec::new() } else { vec![Record::Dropped { containers, spared }] })
@@ -197,7 +200,7 @@ impl Collection {
         }
     }
 
-    /// Notes the condemned containers of which chunks in these runs are needed.
+    /// Adds each container that has a condemned chunk in these runs to `spared`.
     fn spare(
         &mut self,
         tables: &Tables,

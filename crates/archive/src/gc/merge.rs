@@ -33,7 +33,7 @@ impl Collection {
         };
         let mut candidates: Vec<((bool, Class), u32, ContainerId)> =
             tables.condemned.iter().filter_map(|(id, bits)| live(id, bits)).collect();
-        // The emptiest free the most for what is copied.
+        // The emptiest containers free the most space for each copied chunk.
         candidates.sort_unstable();
         let Some(&(kind, ..)) = candidates.first() else { return Ok(false) };
         let (mut from, mut chunks, mut bytes) = (Vec::new(), Vec::new(), 0);
@@ -77,7 +77,7 @@ impl Collection {
             match self.rewriter.appender.write(&packed, kind.1) {
                 Err(error) if error.kind() == Kind::NoSpace => {
                     if !self.archive.spend_reserve()? {
-                        // There is no room to copy; what is dead is free already.
+                        // There is no room to copy; dead containers are freed already.
                         return Ok(false);
                     }
                 }
@@ -88,8 +88,8 @@ impl Collection {
         let (merged, copied) = (from.len() as u64, chunks.len() as u64);
         let mut gone = false;
         self.archive.commit(true, |now| {
-            // A put may have given up what it had listed: then the copy is garbage behind the
-            // segment's end.
+            // A put may have given up containers that it had listed: then the copy is garbage
+            // behind the segment's end.
             gone = from.iter().any(|id| !now.condemned.contains_key(id));
             Ok(if gone { Vec::new() } else { vec![Record::Merged { from, to: stored }] })
         })?;

@@ -7,6 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{position::LogPosition, snapshot::write_snapshot};
 use crate::{
+    erasure::{Nodes, ONE_DIRECTORY, OneDirectory, Redundancy},
     format::{
         Identity,
         label::{Label, find_label, look_for_label},
@@ -22,16 +23,16 @@ use crate::{
 /// Bytes of the reserve that are given up at once.
 const RESERVE_STEP: u64 = 4 << 20;
 
-/// An archive in the directory of one node.
+/// An archive, in one directory or on nodes.
 pub struct Archive {
-    pub(crate) files: Arc<dyn Files>,
+    pub(crate) files: Arc<dyn Redundancy>,
     pub(crate) settings: Settings,
     pub(crate) identity: Identity,
     pub(crate) fingerprinter: Fingerprinter,
     pub(crate) label: Label,
     pub(super) writes: bool,
     position: Mutex<LogPosition>,
-    /// Memory for what the medium says.
+    /// The budget for structures whose sizes the medium states.
     pub(super) budget: Arc<Budget>,
     /// Memory of containers.
     pub(crate) buffers: Arc<BufferPool>,
@@ -43,7 +44,19 @@ impl Archive {
     /// # Errors
     /// `Exists` when there is one, `NoSpace`, and those of the system.
     pub fn create(files: &dyn Files, format: &Format) -> Result<()> {
-        format.late.map_or(Ok(()), |rad| rad.check(files.spread()))?;
+        Archive::create_in(files, ONE_DIRECTORY, format)
+    }
+
+    /// Makes an archive on new nodes; durable on return.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_on_nodes(nodes: &Nodes, format: &Format) -> Result<()> {
+        Archive::create_in(nodes, nodes.spread(), format)
+    }
+
+    fn create_in(files: &dyn Files, spread: [u8; 3], format: &Format) -> Result<()> {
+        format.late.map_or(Ok(()), |rad| rad.check(spread))?;
         if find_label(files).is_ok() {
             return Err(Error::new(Kind::Exists, "there is an archive already"));
         }
@@ -56,7 +69,7 @@ impl Archive {
             segment_bytes: format.segment_bytes,
             generation: 1,
             snapshot: 1,
-            spread: files.spread(),
+            spread,
             late: format.late,
         };
         for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
@@ -73,7 +86,7 @@ impl Archive {
                 next_id: 1,
                 next_segment: 1,
                 epoch: 1,
-                ..Tables::new(files.spread(), format.late.is_some())
+                ..Tables::new(spread, format.late.is_some())
             },
         )?;
         fresh(files, &log_name(1))?.sync()?;
@@ -94,6 +107,18 @@ impl Archive {
     /// # Errors
     /// `NotFound` when there is none, `Corrupt`, `Unsupported`, and those of the system.
     pub fn open(files: Arc<dyn Files>, writes: bool, settings: Settings) -> Result<Archive> {
+        Archive::open_with(Arc::new(OneDirectory(files)), writes, settings)
+    }
+
+    /// Opens an archive on nodes, likewise.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); `Stopped`: too few nodes are there.
+    pub fn open_on_nodes(nodes: Arc<Nodes>, writes: bool, settings: Settings) -> Result<Archive> {
+        Archive::open_with(nodes, writes, settings)
+    }
+
+    fn open_with(files: Arc<dyn Redundancy>, writes: bool, settings: Settings) -> Result<Archive> {
         loop {
             match Archive::try_open(&files, writes, &settings) {
                 // Data that is damaged in one copy may be whole in another.
@@ -109,12 +134,12 @@ impl Archive {
         self.writes
     }
 
-    fn try_open(files: &Arc<dyn Files>, writes: bool, settings: &Settings) -> Result<Archive> {
-        if files.spread() == [1, 1, 0] {
+    fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> Result<Archive> {
+        if files.spread() == ONE_DIRECTORY {
             find_label(&**files)?;
         }
         let _lock = files.lock(COMMIT, if writes { Hold::Alone } else { Hold::Shared }, true)?;
-        files.settle(writes)?;
+        files.begin(false)?;
         let (label, _) = look_for_label(&**files, settings.has(PlantedBug::LabelCopyUnread))?;
         if label.spread != files.spread() {
             let what = if label.spread[0] > 1 {
@@ -127,6 +152,10 @@ impl Archive {
         let identity = label.identity();
         let budget = Budget::new(settings.memory);
         let position = LogPosition::load_newest(files, &identity, &label, settings, None, &budget)?;
+        if writes {
+            // The copy that was read is whole: the others may be made like it.
+            files.begin(true)?;
+        }
         let archive = Archive {
             fingerprinter: Fingerprinter::new(Algorithm::Blake3, label.secret),
             identity,
@@ -173,7 +202,7 @@ impl Archive {
         let position = self.position.lock();
         let lock =
             self.files.lock(COMMIT, if self.writes { Hold::Alone } else { Hold::Shared }, true)?;
-        self.files.settle(self.writes)?;
+        self.files.begin(self.writes)?;
         Ok((position, lock))
     }
 

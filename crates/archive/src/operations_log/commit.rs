@@ -6,7 +6,9 @@ use onefold_core::{Error, Kind, Result};
 
 use super::{
     archive::Archive,
-    frames::{Replayed, changes_lost, fits, later_changes, locks_fail, reads_back, replay},
+    frames::{
+        Replayed, changes_lost, fits, later_changes, locks_fail, log_full, reads_back, replay,
+    },
     position::{LogPosition, occupied},
     snapshot::{write_block_indexes, write_snapshot},
 };
@@ -42,6 +44,11 @@ impl Archive {
         self.replay_new_frames(&mut position)?;
         let records = decide(&position.tables)?;
         if !records.is_empty() {
+            if position.tables.moved() > self.settings.moved_max / 16
+                && !self.settings.has(PlantedBug::MergesUnlimited)
+            {
+                self.snapshot(&mut position, may_use_reserve)?;
+            }
             self.append(&mut position, records, may_use_reserve)?;
             if position.end >= self.settings.log_bytes {
                 self.snapshot(&mut position, may_use_reserve)?;
@@ -77,10 +84,19 @@ impl Archive {
             frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload);
         next.apply(sequence, records)?;
         next.chain = checksum;
+        if next.moved() > self.settings.moved_max
+            && tables.moved() > 0
+            && !self.settings.has(PlantedBug::MergesUnlimited)
+        {
+            return Err(log_full());
+        }
         if !position.label_durable {
             self.make_label_durable(position)?;
         }
         self.nothing_follows(position)?;
+        // Nodes that lack a unit of a container leave before the frame lists it. A crash may leave
+        // the frame, and then nobody knows any more who failed.
+        self.files.confirm()?;
         let written = loop {
             let synced = position
                 .log
@@ -275,6 +291,7 @@ impl Archive {
         let mut tables = Tables::clone(&position.tables);
         write_block_indexes(&*self.files, &self.identity, number, &mut tables)?;
         write_snapshot(&*self.files, &self.identity, number, &tables)?;
+        tables.forget_moved();
         let log = fresh(&*self.files, &log_name(number))?;
         log.reserve(0, self.settings.log_ahead_bytes)?;
         log.sync()?;

@@ -1,4 +1,4 @@
-//! Epochs: what is read in one is not freed before its readers have left.
+//! Epochs: containers that may be read in one are not freed before its readers have left.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use onefold_core::{Hold, Lock, Result};
 use super::archive::Archive;
 use crate::{format::names::EPOCHS, tables::Tables};
 
-/// Keeps what is read in this epoch from being freed.
+/// Keeps the containers of this epoch from being freed.
 pub struct EpochGuard {
     _lock: Box<dyn Lock>,
     /// The archive as of then.
@@ -15,8 +15,8 @@ pub struct EpochGuard {
 }
 
 impl Archive {
-    /// Stays in the epoch of now: what the returned tables name can be read until the value is
-    /// dropped.
+    /// Stays in the current epoch: everything that the returned tables name can be read until the
+    /// value is dropped.
     ///
     /// # Errors
     /// As [`open`](Self::open).

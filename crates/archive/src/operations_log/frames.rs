@@ -62,6 +62,7 @@ pub(crate) fn replay(
         let records = Record::decode_within(frame.payload, drawn)?;
         drawn.more(to.tables.new_leaves(&records) * LEAF_MEMORY)?;
         let tables = to.tables.to_mut();
+        tables.limit_moved((settings.memory != u64::MAX).then_some(settings.moved_max));
         tables.apply(sequence, records).map_err(|e| e.context("the operations log"))?;
         tables.chain = checksum;
         to.last = frames.whole(bytes)?;
@@ -91,7 +92,7 @@ pub(crate) fn changes_lost(sequence: u64, recorded: u64) -> Error {
     ))
 }
 
-/// Errors unless the log has these bytes where they were written: who else wrote there had the lock
+/// Fails unless the log has these bytes where they were written: another writer there held the lock
 /// too.
 pub(crate) fn reads_back(log: &dyn File, at: u64, bytes: &[u8]) -> Result<()> {
     let mut found = vec![0; bytes.len()];
@@ -108,8 +109,13 @@ pub(crate) fn locks_fail() -> Error {
 /// Errors unless a log that is so long can be read with a frame of so many bytes of records more.
 pub(crate) fn fits(log: u64, payload: usize) -> Result<()> {
     if log + payload as u64 + FRAME_ALIGN + FRAME_HEADER_BYTES as u64 <= LOG_BYTES_MAX {
-        return Ok(());
+        Ok(())
+    } else {
+        Err(log_full())
     }
+}
+
+pub(crate) fn log_full() -> Error {
     let why = "the operations log is full, and the disk has no room for the snapshot that would begin another one";
-    Err(Error::new(Kind::NoSpace, why))
+    Error::new(Kind::NoSpace, why)
 }

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     block_index,
+    erasure::Redundancy,
     format::{
         Identity,
         damage::is_damage,
@@ -43,11 +44,11 @@ pub(crate) struct LogPosition {
 }
 
 impl LogPosition {
-    /// What a label names, or the log behind it. When the last label was lost, the one before is
-    /// there, with its snapshot and log; the next log goes on from there, and only a label that
-    /// was durable lets anybody write to it.
+    /// Loads the snapshot and log that a label names, or the log that follows them. When the last
+    /// label was lost, the one before is there, with its snapshot and log; the next log goes on
+    /// from there, and only a label that was durable lets anybody write to it.
     pub(super) fn load_newest(
-        files: &Arc<dyn Files>,
+        files: &Arc<dyn Redundancy>,
         identity: &Identity,
         label: &Label,
         settings: &Settings,
@@ -96,9 +97,9 @@ impl LogPosition {
             && replayed.tables.chain == before)
     }
 
-    /// `before` is what the process knew of it.
+    /// `before` is the state that the process knew.
     fn load(
-        files: &Arc<dyn Files>,
+        files: &Arc<dyn Redundancy>,
         identity: &Identity,
         label: &Label,
         settings: &Settings,

@@ -4,6 +4,7 @@ use onefold_core::{Error, File, Files, Kind, Result};
 
 use crate::{
     block_index::{self, Named},
+    erasure::Redundancy,
     format::{
         Identity,
         bytes::{Reader, Writer, corrupt},
@@ -43,7 +44,7 @@ pub(crate) fn write_snapshot(
 }
 
 pub(crate) fn read_snapshot(
-    files: &dyn Files,
+    files: &dyn Redundancy,
     identity: &Identity,
     number: u64,
     late: bool,

@@ -298,8 +298,8 @@ impl LateEncoding {
         let to: Vec<(Stored, Vec<ContainerId>)> = stored.into_iter().zip(known).collect();
         let mut gone = false;
         rewriter.archive.commit(true, |now| {
-            // Only collection changes what is encoded late; what changed all the same is left to
-            // the next one.
+            // Only a collection changes these containers; one that changed all the same is left to
+            // the next collection.
             gone = planned.iter().any(|(id, bits)| {
                 !now.containers.contains_key(id) || now.condemned.get(id) != bits.as_ref()
             });

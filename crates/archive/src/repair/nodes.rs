@@ -35,7 +35,7 @@ pub struct Rebuilt {
     pub lost_containers: u64,
 }
 
-/// How far: what is done, of how much.
+/// Called with the amounts done and in all.
 pub(crate) type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 
 /// The places of all containers by their segments.
@@ -212,7 +212,7 @@ fn begin(nodes: &Nodes, replacement: &Replacement) -> Result<u32> {
         ));
     }
     Cursor { segment: 0, epoch: view.epoch }.write(nodes, &**files)?;
-    // The label goes first: what is half cleared is no node.
+    // The label goes first: a half cleared directory is no node.
     let (first, rest): (Vec<&String>, Vec<&String>) =
         names.iter().filter(|name| *name != CURSOR).partition(|name| *name == NODE);
     for names in [first, rest] {

@@ -12,12 +12,12 @@ use crate::{
     operations_log::Archive,
 };
 
-/// Bytes of a batch, beside what the cutter must see.
+/// Bytes of a batch, beside those that the chunker must see.
 const BATCH_BYTES: usize = 2 << 20;
 
 /// Chunks with their fingerprints, in the order of the stream.
 pub struct Batch {
-    /// The chunks, and behind them what is of no account.
+    /// The chunks; bytes behind them do not count.
     pub(super) bytes: Vec<u8>,
     pub(super) pieces: Vec<Next>,
     pub(super) fingerprints: Vec<Fingerprint>,
@@ -145,7 +145,7 @@ impl Cutting {
 }
 
 impl Batch {
-    /// Computes the fingerprints. Takes what may be long: can be done on any thread.
+    /// Computes the fingerprints. Hashing is slow; any thread may do it.
     pub fn fingerprint(&mut self, archive: &Archive) {
         let mut at = 0;
         let chunks: Vec<&[u8]> = self

@@ -1,16 +1,16 @@
 //! The state that the streams of one ingesting process share: the filter chain, the ids, the
 //! segment that is filled, and the importer's results.
 //!
-//! Each stream has a session of its own, in an epoch of its own, and fills its own containers. A
-//! commit of one stream makes all containers durable that were written so far, since its chunks may
-//! be duplicates of theirs.
+//! Each stream has a session of its own, in an epoch of its own, and fills its own containers.
+//! Before one stream commits, the containers of all are synced: its chunks may be duplicates of
+//! theirs.
 //!
 //! *Locks:* in the order `lookup`, `pending`, the archive's, `auxiliary`. None is held while a
 //! stream waits for its source.
 //!
-//! *Failures:* when a write or a sync fails for another reason than a full disk, what was written
-//! and is not listed counts as lost: all sessions of that time end, and later ones write anew, to
-//! other places.
+//! *Failures:* when a sync fails, or a write for another reason than a full disk, containers that
+//! were written and not listed count as lost: all sessions of that time end, and later ones write
+//! anew, to other places.
 
 use std::sync::{
     Arc,
@@ -50,27 +50,27 @@ pub struct Ingest {
     pub(super) lasting: bool,
 }
 
-/// The filter chain that looks chunks up and gives them their places.
+/// The filter chain that looks chunks up, and the ids of new containers.
 pub(crate) struct Lookup {
     pub(super) chain: FilterChain,
     pub(super) ids: Ids,
 }
 
-/// Where containers are written.
+/// Containers between their write and their session's end.
 pub(super) struct PendingContainers {
     pub(super) appender: Appender,
-    /// Written and not listed, with their sessions.
+    /// Containers that are written and not in the log yet, with their sessions.
     pub(super) written: Vec<(u64, Stored)>,
     written_bytes: u64,
-    /// Listed as unfinished by sessions that go on.
+    /// Containers that the log lists as unfinished, with their sessions, which go on.
     pub(super) listed: Vec<(u64, ContainerId)>,
     /// How often writing failed.
     pub(super) failures: u64,
 }
 
 impl Ingest {
-    /// Becomes the ingesting process. Waits for another one when `wait` is set. `lasting` says that
-    /// streams come and go.
+    /// Becomes the ingesting process; waits for another one to end when `wait` is set. With
+    /// `lasting` the process outlives its streams.
     ///
     /// # Errors
     /// `Busy`, and those of the system.
@@ -120,29 +120,30 @@ impl Ingest {
         self.sessions.fetch_add(1, Relaxed) + 1
     }
 
-    /// A session is over, well or not.
+    /// Ends a session, whether it committed or not.
     pub(super) fn end(&self, session: u64) {
         self.pending.lock().listed.retain(|(of, _)| *of != session);
         self.auxiliary.lock().end(session);
     }
 
-    /// Lets the chain look at what the importer made of the index.
+    /// Lets the chain look into the index as the importer left it.
     pub(super) fn renew(&self, lookup: &mut Lookup) -> Result<()> {
         let Some(upto) = *self.imported.lock() else { return Ok(()) };
         lookup.chain.renew_index(&self.archive.tables())?;
         self.auxiliary.lock().forget_listed(upto);
-        // Not before: the next import would write the same entries again.
+        // Cleared last: an import that began earlier would write the same entries again.
         *self.imported.lock() = None;
         Ok(())
     }
 
-    /// True when the auxiliary index is at its limit.
+    /// True when the auxiliary index has more listed entries than its limit.
     pub(crate) fn must_import(&self) -> bool {
         self.auxiliary.lock().listed_len() > self.archive.settings.auxiliary_entries
     }
 
-    /// Imports what is listed into the chunk index, for later look-ups, few entries only with
-    /// `all`; false when there was nothing to do, or an import waits to be taken over.
+    /// Imports the listed entries of the auxiliary index into the chunk index, few of them only
+    /// with `all`. False when there was nothing to do, or when the chain has not taken over the
+    /// import before.
     ///
     /// # Errors
     /// Errors of the system.
@@ -156,7 +157,8 @@ impl Ingest {
         Ok(upto.is_some())
     }
 
-    /// Gives space back that was taken ahead, and imports what is worth it: the process ends.
+    /// Gives space back that was allocated ahead, and imports the auxiliary index unless it has few
+    /// entries: the process ends.
     ///
     /// # Errors
     /// Errors of the system.
@@ -178,7 +180,8 @@ impl PendingContainers {
         ))
     }
 
-    /// Writes a container, and lists all of them now and then.
+    /// Writes a container. Before it begins a segment, and after `sync_bytes` bytes, all written
+    /// containers are listed.
     pub(super) fn write(
         &mut self,
         ingest: &Ingest,
@@ -202,7 +205,7 @@ impl PendingContainers {
         Ok(bytes)
     }
 
-    /// Makes what was written durable.
+    /// Makes all written containers durable.
     pub(super) fn sync(&mut self, ingest: &Ingest) -> Result<()> {
         let synced = match self.appender.sync() {
             // A sync that fails for want of space has lost written data, so it counts as `Io`.
@@ -225,7 +228,7 @@ impl PendingContainers {
         done
     }
 
-    /// Makes what was written durable, and lists it as unfinished.
+    /// Makes all written containers durable, and lists them as unfinished.
     pub(super) fn list(&mut self, ingest: &Ingest, now: u64) -> Result<()> {
         if self.written.is_empty() {
             return Ok(());
@@ -234,9 +237,10 @@ impl PendingContainers {
         self.commit(ingest, 0, now, &mut |_, _, _| Ok(Vec::new())).map(|_| ())
     }
 
-    /// Commits what `decide` says of the tables, this session's containers that are not listed, and
-    /// those that it listed. Containers that it leaves are listed as unfinished by the same
-    /// frame, so that it may name them. All are durable.
+    /// Appends the records that `decide` returns as one frame. `decide` gets the tables, and this
+    /// session's containers: first those that are not in the log, then those that are. The same
+    /// frame lists the written containers of other sessions as unfinished, so that it may name
+    /// them. The caller has synced all of them.
     #[allow(clippy::type_complexity)]
     pub(super) fn commit(
         &mut self,

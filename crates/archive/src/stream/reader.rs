@@ -1,9 +1,9 @@
 //! A stream on its way out: its recipe piece by piece, and the chunks that it names, group by
 //! group.
 //!
-//! Each group is verified by its checksum as it is read. A chunk's bytes are compared with its
-//! fingerprint when that is asked for; that the container shows the fingerprint of the recipe at
-//! the address is compared always.
+//! Each group is verified by its checksum as it is read. The fingerprint in the recipe is always
+//! compared with the one that the container shows at the address; a chunk's bytes are compared with
+//! it when [`Verify::Chunks`] asks for it.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ impl Reader {
     /// The pieces of a recipe, one after the other.
     ///
     /// # Errors
-    /// `Corrupt`, and those of the system.
+    /// `Corrupt`: the recipe or its end is damaged. Errors of `each` and of the system.
     pub fn parts(
         &mut self,
         recipe: &[Pieces],
@@ -105,7 +105,7 @@ impl Reader {
         }
     }
 
-    /// Bytes of content that a recipe says it has, and how many of them are data: without zeroes.
+    /// Bytes of content according to a recipe, with and without zeroes.
     ///
     /// # Errors
     /// As [`parts`](Self::parts).
@@ -148,7 +148,7 @@ impl Reader {
         })
     }
 
-    /// Chunks slot after slot, `bytes` in sum.
+    /// Gives the chunks of a run, slot after slot; they must have `bytes` bytes in sum.
     fn run(
         &mut self,
         first: Address,

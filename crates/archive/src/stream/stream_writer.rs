@@ -18,7 +18,7 @@ use crate::{
     tables::{Tables, Volume, valid_name},
 };
 
-/// Packs and writes the containers of one session, and commits what names them.
+/// Packs and writes the containers of one session, and commits the stream that names them.
 pub struct StreamWriter {
     ingest: Arc<Ingest>,
     session: u64,
@@ -170,7 +170,7 @@ impl StreamWriter {
         Ok(tables)
     }
 
-    /// Gives back what this stream took of a full disk.
+    /// Gives back the space that this stream took.
     pub fn abandon(&mut self) {
         // Space that can't be given back now is garbage for the collector.
         let _ = self.try_abandon();

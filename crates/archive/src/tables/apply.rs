@@ -1,18 +1,13 @@
 //! The records of the log, applied.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use onefold_core::Result;
 
-use super::{
-    persistent::Map,
-    state::{Container, Difference, IndexState, PLACE_ALIGN, Segment, Tables},
-};
+use super::state::{Container, Difference, IndexState, PLACE_ALIGN, Segment, Tables};
 use crate::format::{
     ContainerId,
     bytes::corrupt,
     class::Class,
-    record::{Owner, Place, Record, Stored, Stream},
+    record::{Record, Stored, Stream},
 };
 
 impl Tables {
@@ -43,6 +38,9 @@ impl Tables {
                         data
                     };
                     self.segments.insert(segment, Segment { owner, end: 0, used: 0, class, data });
+                    self.derived.empty.insert(segment, ());
+                    let newest = self.derived.newest.entry((owner, class)).or_default();
+                    *newest = segment.max(*newest);
                 }
             }
             Record::Unfinished { containers, at } => {
@@ -98,7 +96,7 @@ impl Tables {
                 self.differences.drop_first(n);
             }
             Record::Condemned { containers } => {
-                // A put may have given up what it had listed.
+                // A put may have given up containers that it had listed.
                 let there =
                     containers.into_iter().filter(|(id, _)| self.containers.contains_key(id));
                 self.condemned.extend(there);
@@ -113,7 +111,8 @@ impl Tables {
                         known.iter_mut().zip(bits).for_each(|(known, bits)| *known |= bits);
                     });
                 }
-                // The epoch stays: who advances it must know that nobody stays in the one before.
+                // The epoch stays: only a collector advances it, which knows that nobody is in the
+                // one before.
             }
             Record::Dropped { containers, spared } => {
                 spared.iter().for_each(|id| {
@@ -127,14 +126,24 @@ impl Tables {
                 let (home, mut merged, mut logged, mut born, mut changed) =
                     (to.id, Vec::new(), 0, 0, 0);
                 for id in from {
-                    let old = self.containers.get(&id).ok_or_else(|| {
+                    let old = self.containers.get_mut(&id).ok_or_else(|| {
                         corrupt(format!("the log merges container {id}, which is not there"))
                     })?;
-                    merged.push(id);
-                    merged.extend(&old.merged);
+                    let numbers = std::mem::take(&mut old.merged);
                     (logged, born, changed) =
                         (logged.max(old.logged), born.max(old.born), changed.max(old.changed));
                     self.wait_to_be_freed(id, self.epoch)?;
+                    for number in &numbers {
+                        self.moved_to.change(*number, |places| {
+                            places.retain(|place| *place != id);
+                            if places.last() != Some(&home) {
+                                places.push(home);
+                            }
+                        });
+                    }
+                    self.moved_to.change(id, |places| places.push(home));
+                    merged.extend(numbers);
+                    merged.push(id);
                 }
                 // Chunks that were not imported yet are found in their new place.
                 let write_cost = &mut self.write_cost;
@@ -146,20 +155,20 @@ impl Tables {
                 self.write_cost.merge_bytes = self.write_cost.merge_bytes.saturating_add(written);
                 merged.sort_unstable();
                 merged.dedup();
-                for &id in &merged {
-                    self.moved_to.change(id, |places| places.push(home));
-                }
+                self.count_moved(merged.len())?;
                 if let Some(container) = self.containers.get_mut(&home) {
                     (container.merged, container.changed) = (merged, changed);
                 }
             }
             Record::Freed { places } => {
-                let freed: BTreeSet<&Place> = places.iter().collect();
-                self.waiting_to_be_freed.retain(|(place, _)| !freed.contains(place));
                 for place in places {
+                    self.waiting_to_be_freed.remove(&place);
                     let taken = self.taken(&place);
                     if let Some(segment) = self.segments.get_mut(&place.segment) {
                         segment.used = segment.used.saturating_sub(taken);
+                        if segment.used == 0 {
+                            self.derived.empty.insert(place.segment, ());
+                        }
                     }
                 }
                 self.drop_empty_segments();
@@ -186,19 +195,37 @@ impl Tables {
         let is_older = index.upto < self.index.upto;
         self.index = index;
         if is_older {
-            self.find_not_imported();
-        } else {
-            self.not_imported.remove_before(&(self.index.upto.saturating_add(1), ContainerId(0)));
+            self.derived.not_imported.0 = None;
+        } else if let Some(known) = &mut self.derived.not_imported.0 {
+            known.remove_before(&(self.index.upto.saturating_add(1), ContainerId(0)));
         }
     }
 
-    /// Looks at all containers.
-    pub(super) fn find_not_imported(&mut self) {
-        let listed_since =
-            self.containers.iter().filter(|(_, found)| found.logged > self.index.upto);
-        let found: Vec<_> = listed_since.map(|(&id, found)| ((found.logged, id), ())).collect();
-        self.not_imported = Map::default();
-        self.not_imported.extend(found);
+    /// Refuses merges that move more numbers than this.
+    pub(crate) fn limit_moved(&mut self, most: Option<u64>) {
+        self.derived.moved_max = most;
+    }
+
+    pub(super) fn count_moved(&mut self, numbers: usize) -> Result<()> {
+        let moved = &mut self.derived.moved;
+        let is_first = *moved == 0;
+        *moved = moved.saturating_add(numbers as u64);
+        // One merge after a snapshot costs no more than the snapshot has bytes.
+        if self.derived.moved_max.is_some_and(|most| *moved > most && !is_first) {
+            let what = "reading the operations log takes too long: it merges more than one log may";
+            return Err(corrupt(format!("{what}; a put by its owner makes it shorter")));
+        }
+        Ok(())
+    }
+
+    /// Numbers of containers that were moved since the snapshot.
+    pub(crate) fn moved(&self) -> u64 {
+        self.derived.moved
+    }
+
+    /// A snapshot has them where they are now.
+    pub(crate) fn forget_moved(&mut self) {
+        self.derived.moved = 0;
     }
 
     fn advance_epoch(&mut self) -> Result<()> {
@@ -211,11 +238,18 @@ impl Tables {
 
     /// A segment that holds nothing, and to which nobody appends any more, is gone.
     fn drop_empty_segments(&mut self) {
-        let last: BTreeMap<(Owner, Class), u32> =
-            self.segments.iter().map(|(&n, segment)| ((segment.owner, segment.class), n)).collect();
-        self.segments.retain(|&n, segment| {
-            segment.used > 0 || last.get(&(segment.owner, segment.class)) == Some(&n)
-        });
+        let Tables { segments, derived, .. } = self;
+        let is_newest = |n: u32, segment: &Segment| {
+            derived.newest.get(&(segment.owner, segment.class)) == Some(&n)
+        };
+        let empty = derived.empty.keys().copied();
+        let gone: Vec<u32> = empty
+            .filter(|n| segments.get(n).is_none_or(|segment| !is_newest(*n, segment)))
+            .collect();
+        for n in gone {
+            segments.remove(&n);
+            derived.empty.remove(&n);
+        }
     }
 
     /// Lists containers that something names from now on, and those that were listed before.
@@ -250,10 +284,15 @@ impl Tables {
             .ok_or_else(|| corrupt(format!("container {} lies in no segment", stored.id)))?;
         segment.end = segment.end.max(stored.place.at + taken);
         segment.used = segment.used.saturating_add(taken);
+        if segment.used > 0 {
+            self.derived.empty.remove(&stored.place.segment);
+        }
         self.next_id = self.next_id.max(stored.id.0 + 1);
         let id = stored.id;
-        if logged > self.index.upto {
-            self.not_imported.insert((logged, id), ());
+        if logged > self.index.upto
+            && let Some(known) = &mut self.derived.not_imported.0
+        {
+            known.insert((logged, id), ());
         }
         if self
             .containers
@@ -272,7 +311,9 @@ impl Tables {
             .containers
             .remove(&id)
             .ok_or_else(|| corrupt(format!("the log drops container {id}, which is not there")))?;
-        self.not_imported.remove(&(gone.logged, id));
+        if let Some(known) = &mut self.derived.not_imported.0 {
+            known.remove(&(gone.logged, id));
+        }
         self.unfinished.remove(&id);
         self.condemned.remove(&id);
         self.damaged.remove(&id);
@@ -284,7 +325,7 @@ impl Tables {
                 }
             }
         }
-        self.waiting_to_be_freed.push((gone.stored.place, epoch));
+        self.waiting_to_be_freed.insert(gone.stored.place, epoch);
         Ok(())
     }
 

@@ -144,8 +144,8 @@ impl Tables {
         for _ in 0..r.count(12, ENTRY_MEMORY)? {
             tables.condemned.insert(id(r)?, r.bytes()?.to_vec());
         }
-        for _ in 0..r.count(24, size_of::<(Place, u32)>())? {
-            tables.waiting_to_be_freed.push((Place::decode(r)?, r.u32()?));
+        for _ in 0..r.count(24, 2 * size_of::<(Place, u32)>())? {
+            tables.waiting_to_be_freed.insert(Place::decode(r)?, r.u32()?);
         }
         tables.index = IndexState { files: index_files_of(r)?, upto: r.u64()? };
         (tables.counts, tables.counted) = (r.counter()?, r.u64()?);
@@ -156,7 +156,6 @@ impl Tables {
                 at: 0,
             });
         }
-        tables.find_not_imported();
         tables.decode_volumes(r)?;
         tables.decode_late(r)?;
         if !r.0.is_empty() {
@@ -165,6 +164,7 @@ impl Tables {
             }
         }
         r.end()?;
+        tables.derive();
         Ok(tables)
     }
 }

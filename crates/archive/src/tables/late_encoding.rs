@@ -82,6 +82,7 @@ impl Tables {
             write_cost.encode_bytes = write_cost.encode_bytes.saturating_add(written);
             write_cost.encoded_chunks = write_cost.encoded_chunks.saturating_add(chunks);
             write_cost.encoded_chunk_bytes = write_cost.encoded_chunk_bytes.saturating_add(bytes);
+            self.count_moved(of.len())?;
             for &of in &of {
                 self.moved_to.change(of, |places| places.push(id));
             }

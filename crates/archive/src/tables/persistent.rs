@@ -203,18 +203,6 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
     ) -> Result<(), E> {
         Arc::make_mut(&mut self.root).try_change_all(&mut change)
     }
-
-    /// Takes out the entries that `keep` does not want.
-    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&K, &V) -> bool) {
-        let gone: Vec<K> = self
-            .iter()
-            .filter(|(key, value)| !keep(key, value))
-            .map(|(key, _)| key.clone())
-            .collect();
-        gone.iter().for_each(|key| {
-            self.remove(key);
-        });
-    }
 }
 
 impl<K: Ord + Clone, V: Clone> Extend<(K, V)> for Map<K, V> {
@@ -551,11 +539,6 @@ impl<T: Clone> List<T> {
         self.items.remove_before(&first_kept.unwrap_or(self.next));
     }
 
-    /// Takes out the items that `keep` does not want.
-    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&T) -> bool) {
-        self.items.retain(|_, item| keep(item));
-    }
-
     /// Changes all items in their order, as long as `change` gives no error.
     pub(crate) fn try_change_all<E>(
         &mut self,
@@ -602,7 +585,6 @@ mod tests {
         RemoveRange(u16, u8),
         Set(u16, u32),
         Before(u16),
-        Keep(u16),
         Remember,
         Recall,
     }
@@ -616,7 +598,6 @@ mod tests {
             2 => (key(), any::<u8>()).prop_map(|(key, n)| Change::RemoveRange(key, n)),
             4 => (key(), any::<u32>()).prop_map(|(key, value)| Change::Set(key, value)),
             1 => key().prop_map(Change::Before),
-            1 => (2..9u16).prop_map(Change::Keep),
             2 => Just(Change::Remember),
             1 => Just(Change::Recall),
         ];
@@ -649,10 +630,6 @@ mod tests {
             Change::Before(key) => {
                 map.remove_before(&key);
                 *model = model.split_off(&key);
-            }
-            Change::Keep(n) => {
-                map.retain(|key, _| key % n > 0);
-                model.retain(|key, _| key % n > 0);
             }
             Change::Remember => remembered.push(both.clone()),
             Change::Recall => {
@@ -721,19 +698,17 @@ mod tests {
 
         #[test]
         fn a_list_is_what_a_vector_is(
-            steps in proptest::collection::vec((0..40u32, 0..30usize, 2..9u32), 0..20)
+            steps in proptest::collection::vec((0..40u32, 0..30usize), 0..20)
         ) {
             let (mut list, mut model) = (List::default(), Vec::new());
-            for (n, first, keep) in steps {
+            for (n, first) in steps {
                 list.extend(0..n);
                 model.extend(0..n);
                 let first = first.min(model.len());
-                list.drop_first(first);
-                model.drain(..first);
                 let before = list.clone();
-                list.retain(|item| item % keep > 0);
-                assert_eq!(list == before, model.iter().all(|item| item % keep > 0));
-                model.retain(|item| item % keep > 0);
+                list.drop_first(first);
+                assert_eq!(list == before, first == 0);
+                model.drain(..first);
                 assert!(list.iter().eq(&model) && list.iter().rev().eq(model.iter().rev()));
                 assert_eq!((list.len(), list.is_empty()), (model.len(), model.is_empty()));
                 let mut fresh = List::default();

@@ -4,7 +4,7 @@
 //! A value of this type is the archive as of one place in the log. The same records give the same
 //! tables in every process.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Error, Kind, Result};
 
@@ -32,8 +32,8 @@ pub struct Container {
     pub stored: Stored,
     /// Other containers whose chunks lie here now.
     pub merged: Vec<ContainerId>,
-    /// The sequence number of the frame that listed it; after a merge, the last one of what is in
-    /// it.
+    /// The sequence number of the frame that listed it; after a merge, the highest of the merged
+    /// containers.
     pub logged: u64,
     /// The version that was put when it was listed; where encoding is late.
     pub born: u64,
@@ -108,11 +108,9 @@ pub struct Tables {
     /// container.
     pub damaged: Map<ContainerId, Vec<u8>>,
     /// Places that no record names any more, and the epoch whose readers may still be there.
-    pub waiting_to_be_freed: List<(Place, u32)>,
+    pub waiting_to_be_freed: Map<Place, u32>,
     /// The chunk index.
     pub index: IndexState,
-    /// Containers that were listed since the last import: by which frame, and their numbers.
-    pub not_imported: Map<(u64, ContainerId), ()>,
     /// The number of the counts' file; 0 for none.
     pub counts: u64,
     /// Containers that were listed up to here are in it.
@@ -135,7 +133,46 @@ pub struct Tables {
     pub next_volume: u64,
     /// The file with the volumes' maps.
     pub pages: Pages,
+    /// What follows from the rest.
+    pub derived: Derived,
 }
+
+/// What follows from other tables, kept so that no record costs more than what it names, whoever
+/// wrote it.
+#[derive(Clone, Debug, Default)]
+pub struct Derived {
+    /// Segments in which nothing is used.
+    pub(super) empty: Map<u32, ()>,
+    /// The newest segment of each owner and class.
+    pub(super) newest: BTreeMap<(Owner, Class), u32>,
+    /// Containers that were listed since the last import: by which frame, and their numbers. `None`
+    /// when an older index came in its place; then all of them are looked at.
+    pub(super) not_imported: Recent,
+    /// Numbers of containers that merges moved to another container since the snapshot: what
+    /// replaying the log costs beyond its bytes.
+    pub(super) moved: u64,
+    /// The most of these that a reader takes.
+    pub(super) moved_max: Option<u64>,
+}
+
+/// See [`Derived`].
+#[derive(Clone, Debug)]
+pub(crate) struct Recent(pub(super) Option<Map<(u64, ContainerId), ()>>);
+
+impl Default for Recent {
+    fn default() -> Recent {
+        Recent(Some(Map::default()))
+    }
+}
+
+impl PartialEq for Derived {
+    /// Tables are equal when the rest is.
+    fn eq(&self, _: &Derived) -> bool {
+        true
+    }
+}
+
+impl Eq for Derived {}
 
 /// Bytes of one column in a row; with one node, what segments are read and written by multiples of.
 pub(crate) const PLACE_ALIGN: u64 = 4096;
@@ -145,6 +182,35 @@ impl Tables {
     #[must_use]
     pub fn new([_, data, parity]: [u8; 3], late: bool) -> Tables {
         Tables { align: PLACE_ALIGN * u64::from(data), parity, late, ..Tables::default() }
+    }
+
+    /// Containers that were listed since the last import, in no order.
+    #[must_use]
+    pub fn not_imported(&self) -> Vec<ContainerId> {
+        match &self.derived.not_imported.0 {
+            Some(known) => known.keys().map(|&(_, id)| id).collect(),
+            None => {
+                let since = self.containers.iter();
+                let since = since.filter(|(_, found)| found.logged > self.index.upto);
+                since.map(|(&id, _)| id).collect()
+            }
+        }
+    }
+
+    /// Finds out what follows from the rest.
+    pub(super) fn derive(&mut self) {
+        let mut derived = Derived::default();
+        for (&n, segment) in &self.segments {
+            if segment.used == 0 {
+                derived.empty.insert(n, ());
+            }
+            derived.newest.insert((segment.owner, segment.class), n);
+        }
+        let since = self.containers.iter().filter(|(_, found)| found.logged > self.index.upto);
+        let mut known = Map::default();
+        known.extend(since.map(|(&id, found)| ((found.logged, id), ())));
+        derived.not_imported = Recent(Some(known));
+        self.derived = derived;
     }
 
     /// Bytes of a segment that a place takes.

@@ -93,7 +93,10 @@ pub(crate) fn change(
             let blocks = bytes / VOLUME_BLOCK_BYTES;
             if *bytes < volume.bytes {
                 changed.went = unmap(volume, pages, blocks..u64::MAX);
-                volume.cuts.retain(|&(_, lower)| lower < blocks);
+                // They rise, so that each is looked at once more than it stays.
+                while volume.cuts.last().is_some_and(|&(_, lower)| lower >= blocks) {
+                    volume.cuts.pop();
+                }
                 volume.cuts.push((sequence, blocks));
             }
             volume.bytes = *bytes;

@@ -21,7 +21,7 @@ use crate::{
 /// Counts that found no room on the disk, and the place in the log up to which they count.
 pub(crate) type InMemory = (Arc<dyn File>, u64);
 
-/// Counts are made with what reads chunks.
+/// The rewriter counts, since it reads recipes.
 impl Rewriter {
     /// Brings the counts up to the log's end; gives them when the disk has no room for them.
     /// `changed` tells of which containers the counts change, and with which version.

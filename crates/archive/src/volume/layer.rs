@@ -169,7 +169,7 @@ impl Layer {
         self.zeroed.insert(blocks);
     }
 
-    /// Takes in what lay below it and could not be written back, of a volume that may be gone.
+    /// Takes in the layer below, which could not be written back, of a volume that may be gone.
     pub(super) fn absorb(&mut self, below: Layer, volume: Option<&Volume>) {
         for (block, patch) in below.blocks {
             if self.zeroed.contains(block)

@@ -21,7 +21,7 @@ pub(crate) struct Mapper {
     /// The blocks whose bytes are on their way, and the last frame that was known when each was
     /// written.
     blocks: VecDeque<(u64, u64)>,
-    /// Bytes of the first of them that are mapped, and by what.
+    /// Bytes of the first of them that are mapped, and the parts that map them.
     at: usize,
     parts: Vec<Part>,
     done: Vec<Remap>,

@@ -63,7 +63,8 @@ pub struct ArchiveExports(pub Arc<Volumes>);
 
 impl Exports for ArchiveExports {
     fn list(&self) -> Vec<VolumeInfo> {
-        // Made by another process a moment ago, perhaps; what can't be read on is as it was.
+        // Another process may have made a volume a moment ago. When the log can't be read on, the
+        // known tables are listed.
         let tables = self.0.archive.refresh().unwrap_or_else(|_| self.0.archive.tables());
         let mut volumes: Vec<VolumeInfo> = tables
             .volumes

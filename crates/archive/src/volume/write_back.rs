@@ -268,7 +268,7 @@ enum Item {
     Batch {
         /// The blocks that begin in it, and the last frame that was known when each was written.
         blocks: Vec<(u64, u64)>,
-        /// What they have now.
+        /// The chunks that these blocks map now, with their addresses.
         placed: Vec<(Fingerprint, Address)>,
         batch: Batch,
     },

@@ -1,5 +1,4 @@
-//! What the tests of the engine share: noise, streams in and out, and files whose calls are
-//! watched.
+//! Shared by the tests of the engine: noise, streams in and out, and files whose calls are watched.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -54,8 +53,8 @@ pub(crate) enum Call {
     Change,
 }
 
-/// What is done about a call to the file of this name (none for the directory itself): the last
-/// argument does it.
+/// Sees a call to the file of this name (none for the directory itself), and does it by its last
+/// argument, or does not.
 pub(crate) type Watch =
     Arc<dyn Fn(&str, &Call, &mut dyn FnMut() -> Result<()>) -> Result<()> + Send + Sync>;
 

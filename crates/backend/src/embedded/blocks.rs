@@ -1,7 +1,7 @@
 //! The data file of an embedded store, in blocks of 4 KiB: which are free, writing, and giving back
 //! to the host.
 
-use std::{fs::File, os::unix::fs::FileExt};
+use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt};
 
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, object::Refusal};
 use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
@@ -9,17 +9,74 @@ use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
 /// Runs of free blocks that are worth a system call to give back to the host.
 const PUNCH: u32 = 8;
 
-/// Blocks that a file grows by at least: 4 MiB.
-const GROW: usize = 1024;
+/// Words of 64 blocks whose bits are kept together: 4 MiB.
+const TOGETHER: usize = 16;
+
+/// Blocks of these.
+const STRETCH: u32 = 64 * TOGETHER as u32;
+
+/// Blocks that a folder can name: an entry says one more, in 32 bits.
+const BLOCKS_MAX: u32 = u32::MAX;
+
+/// A bit for each block: in use, or let go by a commit that is not durable. A folder may name blocks
+/// far apart in a file of holes, so memory is taken for the stretches in which something is used.
+#[derive(Default)]
+struct Used(BTreeMap<u32, Box<[u64; TOGETHER]>>);
+
+impl Used {
+    fn has(&self, block: u32) -> bool {
+        self.word(block) >> (block % 64) & 1 != 0
+    }
+
+    /// The bits of a block and those beside it.
+    fn word(&self, block: u32) -> u64 {
+        let stretch = self.0.get(&(block / STRETCH));
+        stretch.map_or(0, |words| words[(block % STRETCH / 64) as usize])
+    }
+
+    /// True when it was not in use.
+    fn take(&mut self, block: u32) -> bool {
+        let words = self.0.entry(block / STRETCH).or_default();
+        let word = &mut words[(block % STRETCH / 64) as usize];
+        let before = std::mem::replace(word, *word | 1 << (block % 64));
+        before != *word
+    }
+
+    fn free(&mut self, block: u32) {
+        let Some(words) = self.0.get_mut(&(block / STRETCH)) else { return };
+        words[(block % STRETCH / 64) as usize] &= !(1 << (block % 64));
+        if words.iter().all(|word| *word == 0) {
+            self.0.remove(&(block / STRETCH));
+        }
+    }
+
+    /// The first free block from `from` on, below `end`.
+    fn first_free(&self, from: u32, end: u32) -> Option<u32> {
+        let mut block = from;
+        while block < end {
+            let free = (!self.word(block) >> (block % 64)).trailing_zeros();
+            if free < 64 - block % 64 {
+                return Some(block + free).filter(|&block| block < end);
+            }
+            block = (block - block % 64).checked_add(64)?;
+        }
+        None
+    }
+
+    /// Behind the last stretch in which something is used.
+    fn end(&self) -> u32 {
+        let last = self.0.last_key_value().map(|(stretch, _)| *stretch);
+        last.map_or(0, |last| (last + 1).saturating_mul(STRETCH))
+    }
+}
 
 /// The file, and which of its blocks are in use.
 pub(super) struct Blocks {
     file: File,
-    /// A bit for each block: in use, or let go by a commit that is not durable.
-    used: Vec<u64>,
+    used: Used,
     taken: u64,
     /// Where the search goes on.
-    cursor: usize,
+    cursor: u32,
     /// Let go by the transaction at work.
     leaving: Vec<u32>,
     /// Something was written since the last sync.
@@ -27,14 +84,13 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// The blocks of a data file, of which these are in use. Without `writes` no memory is needed
-    /// for the other blocks.
+    /// The blocks of a data file, of which these are in use. Without `writes` nothing is remembered
+    /// but how many they are.
     ///
     /// # Errors
     /// `Corrupt` when the file does not have them, and those of the system.
     pub(super) fn of(file: File, used: &[u32], writes: bool) -> Result<Blocks> {
-        // The blocks that a folder names were written before they were named. A number beyond the
-        // end of the file would need memory for all blocks before it.
+        // The blocks that a folder names were written before they were named.
         let end = file
             .metadata()
             .map_err(|e| Error::from_io("the data file of the store", e))?
@@ -48,7 +104,7 @@ impl Blocks {
         }
         let mut blocks = Blocks {
             file,
-            used: Vec::new(),
+            used: Used::default(),
             taken: 0,
             cursor: 0,
             leaving: Vec::new(),
@@ -63,36 +119,17 @@ impl Blocks {
     }
 
     fn take(&mut self, block: u32) {
-        let at = block as usize / 64;
-        if self.used.len() <= at {
-            self.used.resize((at + 1).next_multiple_of(GROW / 64), 0);
-        }
-        self.taken += u64::from(self.used[at] >> (block % 64) & 1 == 0);
-        self.used[at] |= 1 << (block % 64);
+        self.taken += u64::from(self.used.take(block));
     }
 
-    fn is_free(&self, block: usize) -> bool {
-        self.used.get(block / 64).is_none_or(|word| word >> (block % 64) & 1 == 0)
-    }
-
-    /// A free block, near the last one that was given.
-    fn find(&mut self) -> u32 {
-        let end = self.used.len() * 64;
-        for start in [self.cursor, 0] {
-            let mut block = start;
-            while block < end {
-                if block.is_multiple_of(64) && self.used[block / 64] == u64::MAX {
-                    block += 64;
-                } else if self.is_free(block) {
-                    self.cursor = block + 1;
-                    return block as u32;
-                } else {
-                    block += 1;
-                }
-            }
-        }
-        self.cursor = end + 1;
-        end as u32
+    /// A free block, near the last one that was given; `None` when no entry can name one more.
+    fn find(&mut self) -> Option<u32> {
+        let end = self.used.end();
+        let found = self.used.first_free(self.cursor, end);
+        let found = found.or_else(|| self.used.first_free(0, end.min(self.cursor)));
+        let found = found.unwrap_or(end);
+        self.cursor = found.saturating_add(1);
+        (found < BLOCKS_MAX).then_some(found)
     }
 
     /// Writes blocks into free places; all of them or none.
@@ -100,14 +137,15 @@ impl Blocks {
     /// # Errors
     /// `Full` when the host has no room.
     pub(super) fn write(&mut self, contents: &[&[u8]]) -> Result<Vec<u32>, Refusal> {
-        let places: Vec<u32> = contents
-            .iter()
-            .map(|_| {
-                let block = self.find();
-                self.take(block);
-                block
-            })
-            .collect();
+        let mut places: Vec<u32> = Vec::with_capacity(contents.len());
+        while places.len() < contents.len() {
+            let Some(block) = self.find() else {
+                places.iter().for_each(|block| self.free(*block));
+                return Err(Refusal::Full);
+            };
+            self.take(block);
+            places.push(block);
+        }
         let mut from = 0;
         while from < places.len() {
             // Neighbours go out together.
@@ -135,8 +173,8 @@ impl Blocks {
 
     fn free(&mut self, block: u32) {
         // A damaged folder may name a block twice.
-        if !self.is_free(block as usize) {
-            self.used[block as usize / 64] &= !(1 << (block % 64));
+        if self.used.has(block) {
+            self.used.free(block);
             self.taken -= 1;
         }
     }
@@ -185,5 +223,28 @@ impl Blocks {
         let there = fstatvfs(&self.file)
             .map_err(|e| Error::from_io("the file system of the store", e.into()))?;
         Ok(there.f_bavail * there.f_frsize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_far_apart_are_found_and_take_little_memory() {
+        let mut used = Used::default();
+        let last = BLOCKS_MAX - 1;
+        assert_eq!((used.end(), used.first_free(0, 0)), (0, None));
+        assert!(used.take(last) && !used.take(last) && used.take(0) && used.has(last));
+        assert_eq!((used.0.len(), used.end()), (2, BLOCKS_MAX));
+        assert_eq!(used.first_free(last, used.end()), None);
+        assert_eq!(used.first_free(0, used.end()), Some(1));
+        (1..200).for_each(|block| assert!(used.take(block)));
+        assert_eq!(used.first_free(0, used.end()), Some(200));
+        assert_eq!((used.first_free(0, 200), used.first_free(130, 300)), (None, Some(200)));
+        used.free(last);
+        assert_eq!((used.has(last), used.end()), (false, STRETCH));
+        (0..200).for_each(|block| used.free(block));
+        assert!(used.0.is_empty());
     }
 }

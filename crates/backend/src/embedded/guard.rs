@@ -28,6 +28,18 @@ pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     done.unwrap_or_else(|_| Err(Error::new(Kind::Corrupt, "the tables of the store are damaged")))
 }
 
+/// An error of `redb`.
+pub(super) fn failed(error: impl Into<redb::Error>) -> Error {
+    let error = error.into();
+    let kind = match &error {
+        redb::Error::Corrupted(_) => Kind::Corrupt,
+        redb::Error::Io(e) if e.kind() == std::io::ErrorKind::InvalidData => Kind::Corrupt,
+        redb::Error::Io(e) if e.kind() == std::io::ErrorKind::StorageFull => Kind::NoSpace,
+        _ => Kind::Io,
+    };
+    Error::new(kind, format!("the tables of the store: {error}"))
+}
+
 /// A database that is closed under guard.
 pub(super) struct Guarded(Option<Database>);
 

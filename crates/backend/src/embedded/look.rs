@@ -1,7 +1,7 @@
 //! The file of `redb` for who only looks: what `redb` writes to open a database, and to repair one
 //! that was not closed, stays in memory.
 
-use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt};
+use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
 use onefold_core::BLOCK_BYTES;
 use parking_lot::Mutex;
@@ -13,7 +13,7 @@ use super::trees::{LONGEST, Trees};
 #[derive(Debug)]
 pub(super) struct Look {
     file: File,
-    trees: Trees,
+    trees: Arc<Trees>,
     changed: Mutex<Changed>,
 }
 
@@ -24,7 +24,7 @@ struct Changed {
 }
 
 impl Look {
-    pub(super) fn at(file: File, trees: Trees) -> io::Result<Look> {
+    pub(super) fn at(file: File, trees: Arc<Trees>) -> io::Result<Look> {
         let bytes = file.metadata()?.len();
         Ok(Look { file, trees, changed: Mutex::new(Changed { bytes, blocks: BTreeMap::new() }) })
     }

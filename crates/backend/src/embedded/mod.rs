@@ -6,6 +6,7 @@
 //! | this one | sessions, locks, fences, the queue |
 //! | [`tables`] | what `redb` holds, and one operation on it |
 //! | [`guard`] | panics of `redb` on damaged tables become errors |
+//! | [`opening`] | the file of `redb` opened, and repaired when it was not closed |
 //! | [`own`] | the file of `redb` for its owner |
 //! | [`look`] | the same file for a process that only reads |
 //! | [`trees`] | the shape of the trees in it, checked before `redb` reads it |
@@ -27,6 +28,7 @@
 mod blocks;
 mod guard;
 mod look;
+mod opening;
 mod own;
 mod tables;
 mod trees;
@@ -135,6 +137,9 @@ pub struct EmbeddedObjects {
 }
 
 impl EmbeddedStore {
+    /// The file that makes a folder one of these.
+    pub const TABLES: &str = TABLES;
+
     /// Makes an empty store in a folder that is not there yet, or empty; nobody else can enter what
     /// is made.
     ///

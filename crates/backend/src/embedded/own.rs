@@ -1,11 +1,6 @@
 //! The file of `redb` for its owner, who has locked it.
 
-use std::{
-    fs::File,
-    io,
-    os::unix::fs::FileExt,
-    sync::{Arc, OnceLock},
-};
+use std::{fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
 use redb::StorageBackend;
 
@@ -14,20 +9,19 @@ use super::trees::{LONGEST, Trees};
 #[derive(Debug)]
 pub(super) struct Own {
     file: File,
-    /// The checked shape of the trees. Empty while a file that was not closed is repaired, whose
-    /// last transaction may have been written in part.
-    trees: Arc<OnceLock<Trees>>,
+    /// The checked shape of the trees, unless the file is new.
+    trees: Option<Arc<Trees>>,
 }
 
 impl Own {
     /// A new file.
     pub(super) fn new(file: File) -> Own {
-        Own { file, trees: Arc::default() }
+        Own { file, trees: None }
     }
 
     /// One that may have been written by somebody else.
-    pub(super) fn at(file: File, trees: Arc<OnceLock<Trees>>) -> Own {
-        Own { file, trees }
+    pub(super) fn at(file: File, trees: Arc<Trees>) -> Own {
+        Own { file, trees: Some(trees) }
     }
 }
 
@@ -42,7 +36,7 @@ impl StorageBackend for Own {
         }
         let mut bytes = vec![0; len];
         self.file.read_exact_at(&mut bytes, offset)?;
-        if let Some(trees) = self.trees.get() {
+        if let Some(trees) = &self.trees {
             let read = |at, into: &mut [u8]| self.file.read_exact_at(into, at);
             trees.read(offset, &bytes, self.len()?, &read)?;
         }
@@ -58,7 +52,7 @@ impl StorageBackend for Own {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        if let Some(trees) = self.trees.get() {
+        if let Some(trees) = &self.trees {
             trees.write(offset, data.len());
         }
         self.file.write_all_at(data, offset)

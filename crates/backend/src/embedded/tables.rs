@@ -1,13 +1,7 @@
 //! The tables of `redb`: objects by pool and name; by the object's number its keys, its attributes,
 //! and for each 64 KiB the places of its blocks.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    os::unix::fs::FileExt,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, time::Duration};
 
 use onefold_core::{
     BLOCK_BYTES, Error, Kind, Result, checksum,
@@ -22,10 +16,9 @@ use redb::{
 
 use super::{
     blocks::Blocks,
-    guard::{Guarded, guarded},
-    look::Look as LookingOn,
+    guard::{Guarded, failed, guarded},
+    opening,
     own::Own,
-    trees::Trees,
 };
 
 /// Pool and name → the object.
@@ -47,16 +40,6 @@ const SLOT: usize = 8;
 
 /// The format of the folder.
 const FORMAT: u64 = 1;
-
-/// How a file of `redb` begins.
-const MAGIC: &[u8; 4] = b"redb";
-
-/// Where it says whether it was closed, and the bit that it was not.
-const STATE_AT: usize = 9;
-const NOT_CLOSED: u8 = 2;
-
-/// Memory for pages.
-const CACHE_BYTES: usize = 64 << 20;
 
 /// An object as its row has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,17 +65,6 @@ fn pool_number(pool: Pool) -> u8 {
         Pool::Metadata => 0,
         Pool::Chunks => 1,
     }
-}
-
-fn failed(error: impl Into<redb::Error>) -> Error {
-    let error = error.into();
-    let kind = match &error {
-        redb::Error::Corrupted(_) => Kind::Corrupt,
-        redb::Error::Io(e) if e.kind() == std::io::ErrorKind::InvalidData => Kind::Corrupt,
-        redb::Error::Io(e) if e.kind() == std::io::ErrorKind::StorageFull => Kind::NoSpace,
-        _ => Kind::Io,
-    };
-    Error::new(kind, format!("the tables of the store: {error}"))
 }
 
 /// Blocks that an operation changes, by their number in the object; `None` for zeroes.
@@ -144,26 +116,8 @@ impl Tables {
     }
 
     fn open_trusting(own: File, data: File, writes: bool) -> Result<(Tables, PoolKind)> {
-        let mut head = [0; 24];
-        // `redb` would make a database of a file that is not one.
-        if own.read_exact_at(&mut head, 0).is_err() || !head.starts_with(MAGIC) {
-            return Err(Error::new(Kind::Corrupt, "the tables of the store are no database"));
-        }
-        let (trees, closed) = (Trees::of(&own, &head)?, head[STATE_AT] & NOT_CLOSED == 0);
-        let wrong = |e| Error::from_io("the tables of the store", e);
-        let again = own.try_clone().map_err(wrong)?;
-        let mut builder = Database::builder();
-        builder.set_cache_size(CACHE_BYTES);
-        let database = if writes {
-            let known = Arc::new(OnceLock::new());
-            let later = if closed { known.set(trees).err() } else { Some(trees) };
-            let database = builder.create_with_backend(Own::at(own, known.clone()));
-            later.into_iter().for_each(|trees| drop(known.set(trees)));
-            database
-        } else {
-            builder.create_with_backend(LookingOn::at(own, trees).map_err(wrong)?)
-        };
-        let database = database.map_err(failed)?;
+        let again = own.try_clone().map_err(|e| Error::from_io("the tables of the store", e))?;
+        let database = opening::database(&own, writes)?;
         let tables = Tables { database: Guarded::of(database), own: again, data };
         let reading = tables.database.get()?.begin_read().map_err(failed)?;
         let meta = reading.open_table(META).map_err(failed)?;
@@ -554,9 +508,16 @@ fn write_data(
         let (at, fill, length) = match change {
             Change::Write(at, fill) => (*at, Some(fill.as_slice()), fill.len() as u64),
             Change::Full(fill) => {
-                // The old content is removed.
-                (0..bytes.div_ceil(BLOCK_BYTES as u64) as u32)
-                    .for_each(|block| drop(overlay.insert(block, None)));
+                // The old content is removed: what there is of it, whatever size its row says.
+                overlay.clear();
+                for row in
+                    extents.range((object.number, 0)..=(object.number, u32::MAX)).map_err(failed)?
+                {
+                    let (key, _) = row.map_err(failed)?;
+                    let first = key.value().1.saturating_mul(EXTENT);
+                    (first..first.saturating_add(EXTENT))
+                        .for_each(|block| drop(overlay.insert(block, None)));
+                }
                 bytes = 0;
                 (0, Some(fill.as_slice()), fill.len() as u64)
             }

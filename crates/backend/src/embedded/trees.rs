@@ -6,8 +6,19 @@
 //! changed in place while anything names it. So each page that is read from the file must have the
 //! height above the leaves that follows from the page that named it. No other page may name it.
 //! Pages that this process wrote itself are not checked.
+//!
+//! `redb` opens a file that was not closed by reading every tree that a table names, some times
+//! over, and many tables may name one tree. So what an opening reads is bounded by the file.
 
-use std::{fs::File, io, os::unix::fs::MetadataExt};
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::MetadataExt,
+    sync::atomic::{
+        AtomicBool, AtomicU64,
+        Ordering::{Relaxed, SeqCst},
+    },
+};
 
 use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
@@ -27,6 +38,13 @@ const SPARSE: u64 = 64 << 30;
 
 /// Bytes of length for each byte that the file occupies.
 const PER_BYTE: u64 = 64;
+
+/// How often an opening may read each byte of the file: `redb` goes through all trees three times,
+/// once more when its last transaction is not whole, and looks at some pages besides.
+const READ_TIMES: u64 = 16;
+
+/// Bytes that an opening may read of any file.
+const READ_LEAST: u64 = 64 << 20;
 
 /// Bytes of a page at most: keys and values of objects have a few hundred kilobytes at most.
 pub(super) const LONGEST: usize = 16 << 20;
@@ -54,6 +72,10 @@ pub(super) struct Trees {
     region: (u64, u64),
     /// For each page of the file, by its place: one more than its height, or nothing yet.
     heights: Mutex<Vec<u8>>,
+    /// Bytes that the opening may still read.
+    left: AtomicU64,
+    /// Some page was not where its tree has it.
+    is_refused: AtomicBool,
 }
 
 impl Trees {
@@ -61,9 +83,11 @@ impl Trees {
     ///
     /// # Errors
     /// `Corrupt` when `redb` would take memory for more than there is.
-    pub(super) fn of(file: &File, head: &[u8; 24]) -> Result<Trees> {
-        let number =
-            |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+    pub(super) fn of(file: &File, head: &[u8]) -> Result<Trees> {
+        let number = |at: usize| {
+            let bytes = head.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+            bytes.map_or(0, u32::from_le_bytes)
+        };
         let (page, before, pages) = (number(12), number(16), number(20));
         let metadata = file.metadata().map_err(|e| Error::from_io("the tables of the store", e))?;
         let most = metadata.blocks().saturating_mul(512 * PER_BYTE).saturating_add(SPARSE);
@@ -77,7 +101,32 @@ impl Trees {
         }
         let before = u64::from(before) * PAGE;
         let region = (before, before + u64::from(pages) * PAGE);
-        Ok(Trees { region, heights: Mutex::default() })
+        let there = metadata.len().min(metadata.blocks().saturating_mul(512 * PER_BYTE));
+        let left = AtomicU64::new(there.saturating_mul(READ_TIMES).saturating_add(READ_LEAST));
+        Ok(Trees { region, heights: Mutex::default(), left, is_refused: AtomicBool::new(false) })
+    }
+
+    /// The opening is over: what is read from now on is asked for.
+    pub(super) fn opened(&self) {
+        self.left.store(u64::MAX, SeqCst);
+    }
+
+    /// True when a page was refused.
+    pub(super) fn has_refused(&self) -> bool {
+        self.is_refused.load(SeqCst)
+    }
+
+    /// Draws what is read from what an opening may read.
+    fn draw(&self, bytes: usize) -> io::Result<()> {
+        let left =
+            |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(bytes as u64) };
+        match self.left.fetch_update(Relaxed, Relaxed, left) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "its trees are read again and again",
+            )),
+        }
     }
 
     /// Records that this process writes a range of the file, which needs no check.
@@ -93,8 +142,20 @@ impl Trees {
     /// Checks a page that was read from a file of `file_bytes` bytes.
     ///
     /// # Errors
-    /// `InvalidData` when it is not where its tree has it.
+    /// `InvalidData` when it is not where its tree has it, or when an opening reads too much.
     pub(super) fn read(
+        &self,
+        at: u64,
+        page: &[u8],
+        file_bytes: u64,
+        read: ReadAt<'_>,
+    ) -> io::Result<()> {
+        self.draw(page.len())?;
+        self.has_its_place(at, page, file_bytes, read)
+            .inspect_err(|_| self.is_refused.store(true, SeqCst))
+    }
+
+    fn has_its_place(
         &self,
         at: u64,
         page: &[u8],

@@ -1,4 +1,4 @@
-//! What the benches of the engine share: contents, what each address holds, and a store at work.
+//! Shared by the benches of the engine: contents, the content of each address, and a store at work.
 
 #![allow(dead_code, reason = "each bench uses a part")]
 
@@ -17,7 +17,7 @@ const FILL_BLOCKS: u64 = 32;
 /// How far back a duplicate of the first fill lies at most.
 const NEAR: u64 = 8192;
 
-/// What became of a bar; `cargo xtask bench` looks for the word.
+/// The word for a bar that was reached or missed; `cargo xtask bench` looks for it.
 pub(crate) fn verdict(reached: bool) -> &'static str {
     if reached { "reached" } else { "MISSED" }
 }
@@ -104,7 +104,7 @@ impl Live {
         self.contents[lba as usize] = content as u32;
     }
 
-    /// What an address holds.
+    /// The content of an address.
     pub(crate) fn at(&self, lba: u64) -> u64 {
         u64::from(self.contents[lba as usize])
     }

@@ -14,7 +14,7 @@ use crate::format::{carrier::Carrier, page::ReferenceEntry};
 const CARRIERS: usize = 4096;
 
 impl Checker<'_> {
-    /// Compares what the tables say of the blocks of a stretch with what was counted.
+    /// Compares the tables' entries for the blocks of a stretch with the counted ones.
     pub(crate) fn compare(&mut self, usage: &Usage, proven: &mut dyn FnMut(Pba) -> bool) {
         let mut carriers = Vec::new();
         for (&zone, facts) in &usage.zones {

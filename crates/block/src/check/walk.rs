@@ -17,7 +17,7 @@ const BATCH: usize = 64;
 
 /// Sees the pages of a tree.
 pub(crate) trait Visit {
-    /// A parent, born in `parent`, names a page. Returns whether to read it and what is below it.
+    /// A parent, born in `parent`, names a page. Returns whether to read it and the pages below it.
     fn named(&mut self, id: PageId, pointer: &Pointer, parent: WindowNumber) -> bool;
     /// A page was read and compared with what its parent says; `Err` when it can't be read or
     /// differs.
@@ -48,7 +48,7 @@ impl Walker<'_> {
         }
     }
 
-    /// Visits what is below a page that was named and judged already, and the page itself.
+    /// Visits a page that was named and judged already, and the pages below it.
     pub(crate) fn walk_from(&self, id: PageId, pointer: &Pointer, visit: &mut dyn Visit) {
         self.below(&[(id, *pointer)], visit);
     }

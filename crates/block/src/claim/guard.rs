@@ -27,7 +27,7 @@ pub struct Outside {
     pub sleep: Box<dyn Fn(Duration) + Send + Sync>,
 }
 
-/// A disk that does nothing for somebody who lost its claim.
+/// A disk that refuses all work once its claim is lost.
 ///
 /// Its owner calls [`renew`](Guard::renew) every [`Times::renew`]; without that each request after
 /// [`Times::unseeing`] looks for itself.
@@ -35,7 +35,8 @@ pub struct Guard {
     disk: Arc<dyn Disk>,
     outside: Outside,
     times: Times,
-    /// When the claim was last found, in nanoseconds: what the holder knows, without its lock.
+    /// When the claim was last found, in nanoseconds: a copy of the holder's time that is read
+    /// without its lock.
     looked: AtomicU64,
     lost: OnceLock<Error>,
     holder: Mutex<Holder>,

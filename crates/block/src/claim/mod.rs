@@ -20,7 +20,7 @@ pub use guard::{Guard, Outside, clear, found};
 pub use hold::{Holder, Loss};
 pub use take::{Action, Event, Place, Taker};
 
-/// How long who waits for what. Tests use small ones.
+/// The waiting times of holders and takers. Tests use small ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
     /// A holder writes new bytes so often.

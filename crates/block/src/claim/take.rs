@@ -22,7 +22,7 @@ pub enum Place {
 /// An event that the taker is told.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
-    /// It begins, or has waited as long as it wanted.
+    /// The taker begins, or has waited as long as it wanted.
     Awake,
     /// The claim that it read. `asked` is the time before the read began.
     Seen {
@@ -38,11 +38,11 @@ pub enum Event<'a> {
 /// The taker's next action.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// It reads the claim.
+    /// The taker reads the claim.
     Look,
-    /// It writes this.
+    /// The taker writes this block.
     Write(Box<Block>),
-    /// It waits.
+    /// The taker waits.
     Wait(Duration),
     /// The claim is its own; it holds it, having looked at this time.
     Won {
@@ -70,8 +70,8 @@ pub struct Taker {
     own: Claim,
     place: Place,
     phase: Phase,
-    /// It may have written over somebody's claim: what is of this boot counts no more than what is
-    /// of another.
+    /// This taker may have written over somebody's claim: claims of this boot then count no more
+    /// than those of another.
     late: bool,
     attempts: u32,
 }

@@ -53,7 +53,7 @@ struct Actor {
     part: Part,
     begun: Begun,
     tokens: u8,
-    /// It may be killed and started again once.
+    /// The actor may be killed and started again once.
     restarts: bool,
     machine: u8,
 }
@@ -447,7 +447,7 @@ fn rule_15_a_holder_that_slept_finds_out_before_it_writes_or_acknowledges() {
     let first = bench.take(1, || {}).unwrap();
     put(&first, Class::Data).unwrap();
     first.renew().unwrap();
-    // It sleeps; another machine waits as the rule says.
+    // The holder sleeps; another machine waits as the rule says.
     let second = bench.take(2, || {}).unwrap();
     assert!(bench.clock.now() >= ticks(27), "{:?}", bench.clock.now());
     for _ in 0..2 {

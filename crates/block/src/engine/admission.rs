@@ -25,11 +25,11 @@ pub(crate) enum Purpose {
     Shared { withheld: u64 },
     /// Duplicates and new volumes, which may make tables grow: half of the reserve is for them.
     Known,
-    /// Trims, and what else makes room: all of the reserve is for them.
+    /// Trims and other changes that make room: all of the reserve is for them.
     FreesSpace,
 }
 
-/// How full what has a limit is, between two steps.
+/// How full the structures with limits are, between two steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Filled {
     /// Published carriers that wait for a checkpoint.
@@ -49,7 +49,7 @@ pub(crate) enum Admission {
     Full,
 }
 
-/// How full what has a limit is.
+/// Tells how full the structures with limits are.
 pub(crate) fn filled(kernel: &Kernel) -> Filled {
     let state = kernel.state.lock();
     Filled {
@@ -59,8 +59,9 @@ pub(crate) fn filled(kernel: &Kernel) -> Filled {
     }
 }
 
-/// How many more ranges may be gathered before a checkpoint: the table of discards has room for
-/// all of them and for what they cut. Each adds itself, and may cut an older one in two.
+/// How many more ranges may be gathered before a checkpoint: the table of discards has room for all
+/// of them, and for older ranges that they cut. Each range adds itself, and may cut an older one in
+/// two.
 pub(crate) fn ranges_left(kernel: &Kernel, scheme: &dyn Scheme, state: &State) -> u64 {
     let ranges = scheme.count_ahead(state).and_then(|ahead| ahead.ranges);
     let Some(ranges) = ranges.filter(|_| !kernel.settings.has(PlantedBug::DiscardsUnlimited))

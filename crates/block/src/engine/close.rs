@@ -14,8 +14,8 @@ use crate::{
 /// afterwards.
 pub(crate) fn close(kernel: &Kernel, scheme: &dyn Scheme) -> Result<()> {
     flush(kernel, scheme)?;
-    // One that is under way, one for what was published since, and as many as the discards
-    // take.
+    // One checkpoint may be under way, one carries the windows published since, and the discards
+    // take as many as they need.
     while checkpoint_useful(kernel, scheme) || checkpoint_running(kernel) {
         if !checkpoint_to_end(kernel, scheme, Reason::Changes)? {
             return Err(Error::new(Kind::Busy, "a reader is still at work"));

@@ -273,13 +273,14 @@ pub(crate) fn punch(
     let mut state = kernel.state.lock();
     let mut keep = keep && end - start <= KEEP_BLOCKS_MAX;
     // Zeroes that are kept may need new map pages: with a full store they are a hole.
-    match admit(
-        kernel,
-        scheme,
-        &mut state,
-        0,
-        if keep { Purpose::Data } else { Purpose::FreesSpace },
-    )? {
+    // Kept they are admitted like a block: a client can ask which of both they became, and must not
+    // learn how much is free where writes are refused earlier.
+    let admission = if keep {
+        admit_data(kernel, scheme, &mut state, 1)?
+    } else {
+        admit(kernel, scheme, &mut state, 0, Purpose::FreesSpace)?
+    };
+    match admission {
         Admission::Granted => {}
         Admission::Wait => return Err(wait()),
         Admission::Full if keep => {

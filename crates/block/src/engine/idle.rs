@@ -20,7 +20,7 @@ use crate::{
 /// Leaves, of fingerprints or of the index on disk, that one step looks through.
 const INDEX_LEAVES: usize = 64;
 
-/// Does a little of what is not urgent. Returns whether there may be more.
+/// Does a little idle work. Returns whether there may be more.
 pub(crate) fn idle_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness) -> Result<bool> {
     if complete_filter(kernel)
         || complete_index(kernel, scheme)?
@@ -41,6 +41,12 @@ fn complete_filter(kernel: &Kernel) -> bool {
     let cursor = kernel.filter_cursor.load(Relaxed);
     let snapshot = kernel.state.lock().snapshot.clone();
     let end = 1u64 << snapshot.state.index_bits;
+    // A superblock may name more leaves than there are: holes are passed over.
+    let cursor = match kernel.pages.next_leaf(Table::Index, 0, &snapshot.state.index, cursor) {
+        Ok(Some(leaf)) => leaf.min(end),
+        Ok(None) => end,
+        Err(_) => cursor,
+    };
     let numbers: Vec<u64> = (cursor..end.min(cursor + INDEX_LEAVES as u64)).collect();
     let pages = kernel
         .pages
@@ -64,7 +70,7 @@ fn complete_index(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
         return Ok(false);
     }
     if kernel.index.lock().wants_spill() {
-        // Memory is full: what was found so far goes to disk first. Without space for it the
+        // Memory is full: the entries found so far go to disk first. Without space for them the
         // index stays as it is.
         let room = spill(kernel, scheme, &kernel.state.lock()).is_some();
         if room {

@@ -308,8 +308,8 @@ impl Engine {
     }
 
     /// Makes the windows that were written durable, and publishes them, as far as none before them
-    /// is missing: by one flush, or by what else the scheme needs. Returns whether anything
-    /// waited for it.
+    /// is missing: by one flush, or by the writes and flushes that the scheme needs. Returns
+    /// whether anything waited for it.
     ///
     /// # Errors
     /// A failed flush stops all writes; it is never tried again.
@@ -370,7 +370,7 @@ impl Engine {
         close::close(&self.kernel, &*self.scheme)
     }
 
-    /// Does a little of what is not urgent. Returns whether there may be more.
+    /// Does a little idle work. Returns whether there may be more.
     ///
     /// # Errors
     /// The first failed write stops all writes.
@@ -378,7 +378,7 @@ impl Engine {
         idle::idle_step(&self.kernel, &*self.scheme, idleness)
     }
 
-    /// How full what has a limit is.
+    /// Tells how full the structures with limits are.
     #[must_use]
     pub fn filled(&self) -> Filled {
         admission::filled(&self.kernel)

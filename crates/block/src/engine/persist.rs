@@ -70,7 +70,7 @@ pub(crate) fn flush(kernel: &Kernel, scheme: &dyn Scheme) -> Result<()> {
         if !(single && write_window_durably(kernel, scheme)?) {
             while write_window(kernel, scheme)? {}
         }
-        // A window may wait for what a checkpoint makes; the others need one round.
+        // A window may wait for leaves that only a checkpoint makes; the others need one round.
         let made = make_durable(kernel, scheme)?;
         if !made || kernel.durable() >= newest || kernel.state.lock().closed_windows.is_empty() {
             return Ok(());

@@ -27,9 +27,9 @@ const ZONES_AHEAD: u64 = 2;
 /// The decision about one block of a window.
 #[derive(Clone, Copy)]
 enum Fate {
-    /// It is stored already.
+    /// The content is stored already.
     Duplicate(Placed),
-    /// It has the content of an earlier block of the same window.
+    /// An earlier block of the same window has the same content.
     Repeats(usize),
     /// The new block number `.0` of the window.
     New(usize),
@@ -114,7 +114,7 @@ fn decide(
     Ok(Decision { fates, new, arrangement })
 }
 
-/// Takes physical blocks, notes what goes there, and writes the records. From here on the
+/// Takes physical blocks, records their new contents, and writes the records. From here on the
 /// window's pins count.
 fn place(
     kernel: &Kernel,
@@ -201,7 +201,7 @@ fn ready<'k>(
         let most = needed + state.allocator.free() / 8;
         if state.allocator.ready_blocks() < (ahead + unflushed / 2).min(most) {
             let opened = state.allocator.open_ahead((ahead + unflushed).min(most), &zones);
-            // Admission has seen to it that what is needed now is open.
+            // Admission has made sure that the zones needed now are open.
             if state.allocator.ready_blocks() < needed {
                 opened?;
             }

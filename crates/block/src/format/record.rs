@@ -48,7 +48,7 @@ impl std::fmt::Display for WindowNumber {
 /// The change of a logical address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It names the physical block `pba`, stored raw or in a carrier, whose content has this
+    /// The address maps to the physical block `pba`, raw or in a carrier, whose content has this
     /// fingerprint.
     Block {
         /// Where the block is.

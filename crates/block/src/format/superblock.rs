@@ -119,7 +119,8 @@ pub struct State {
     pub index_bits: u32,
     /// Entries of it.
     pub index_entries: u64,
-    /// It holds every block of pages of fingerprints that are not younger than this window.
+    /// The index on disk holds every block of pages of fingerprints that are not younger than this
+    /// window.
     pub index_birth: WindowNumber,
     /// With leaves in place: a crash may have left counts that are too high, which no recount has
     /// found yet.

@@ -1,8 +1,8 @@
 //! The fingerprint index: a hint that leads from a fingerprint to physical blocks that may hold it.
 //!
-//! It is never believed: a candidate counts only when the block has references and the fingerprint
-//! that the tables hold for it agrees. It can be dropped at any time and is rebuilt from the
-//! tables.
+//! The index is never believed: a candidate counts only when the block has references and the
+//! fingerprint that the tables hold for it agrees. It can be dropped at any time and is rebuilt
+//! from the tables.
 //!
 //! New entries go into memory (`memory.rs`). When its share is used up, a checkpoint *spills* it:
 //! entries are merged into a paged hash table on disk (`paged.rs`), a shadow-paged tree like the

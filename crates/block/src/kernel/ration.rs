@@ -9,7 +9,7 @@ const DRAW_COUNTS: Duration = Duration::from_secs(60);
 
 /// Where writes of clients begin and end to be refused.
 pub(crate) struct Ration {
-    /// Nobody foresees the draws who does not know it.
+    /// The secret from which draws are made, so that clients can't foresee them.
     secret: [u8; 32],
     draws: u64,
     drawn: Duration,

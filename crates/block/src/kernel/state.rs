@@ -84,11 +84,11 @@ pub(crate) struct State {
     /// A checkpoint should run although nothing forces it yet.
     pub(crate) checkpoint_wanted: bool,
     pub(crate) flushes: Flushes,
-    /// A checkpoint is durable, and what it does not need is about to be made free.
+    /// A checkpoint is durable, and the blocks that it does not need are about to be freed.
     pub(crate) releasing: bool,
     /// With leaves in place: a window waits for leaves that do not exist.
     pub(crate) leaves_wanted: bool,
-    /// How often blocks were made free: what was known of blocks before may be wrong after.
+    /// How often blocks were freed: knowledge of a block from before may be wrong after.
     pub(crate) releases: u64,
     pub(crate) pool: Vec<Vec<Block>>,
     /// There when the volumes may be those of several tenants.

@@ -124,7 +124,7 @@ impl Background {
         // Nobody's flush is disturbed, or somebody waits for the room that the checkpoint makes.
         let alone = facts.pressure || self.idleness(now) > Idleness::None;
         match self.waits_for {
-            // Only what is gathered now may free room.
+            // Only the changes that are gathered now may make room.
             None if facts.pressure
                 && facts.checkpoint_due
                 && !facts.checkpoint_running

@@ -5,8 +5,8 @@
 //! events in virtual time, and the simulator's scheduled profile. An engine must be correct in any
 //! order of its steps; the schedule decides only which order is fast.
 //!
-//! It has three parts, since a store has three kinds of threads that decide, and no part needs what
-//! another one knows:
+//! The schedule has three parts, since a store has three kinds of threads that decide, and no part
+//! needs the state of another:
 //!
 //! - [`Rounds`]: the thread that commits asks when the round's window closes (OrderMergeDedup's
 //!   anticipation).

@@ -1,4 +1,5 @@
-//! Room: what is promised to windows and checkpoints, and what nothing is promised to.
+//! Room: the blocks that are promised to windows and checkpoints, and those that are promised to
+//! nobody.
 
 use crate::{
     format::{

@@ -49,12 +49,11 @@ pub(crate) trait Scheme: Send + Sync {
     /// Tells clients of the published windows that no crash takes any more.
     fn acknowledge(&self, kernel: &Kernel, state: &mut State);
 
-    /// Closes the open window after a change of the catalogue when what comes later must wait for
-    /// it.
+    /// Closes the open window after a change of the catalogue when later changes must wait for it.
     fn end_change(&self, state: &mut State);
 
     /// Pages that a checkpoint of `overlay`, and of `more` records that are not published yet,
-    /// writes at most: what admission must keep free.
+    /// writes at most; admission keeps as many free.
     fn reserve(&self, kernel: &Kernel, state: &State, overlay: &Overlay, more: u64) -> u64;
 
     /// Counts the entries that tables of bounded size get by the checkpoints of all that was
@@ -76,7 +75,7 @@ pub(crate) trait Scheme: Send + Sync {
     /// superblock calls all windows durable.
     fn built(&self, state: &State, committed: WindowNumber) -> WindowNumber;
 
-    /// Forgets what tables say of blocks that are about to hold pages, or are about to be free
+    /// Removes the tables' entries of blocks that are about to hold pages, or are about to be free
     /// since no reader needs the old roots.
     ///
     /// # Errors
@@ -87,14 +86,14 @@ pub(crate) trait Scheme: Send + Sync {
     /// and the others.
     fn keep(&self, state: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>);
 
-    /// Brings back what no checkpoint holds, and begins the next epoch. `Commit` when a checkpoint
-    /// must do that.
+    /// Brings back the changes that no checkpoint holds, and begins the next epoch. `Commit` when a
+    /// checkpoint must do that.
     ///
     /// # Errors
     /// `Corrupt` when durable records are missing; `Io`.
     fn recover(&self, kernel: &Kernel, found: FoundAtOpening) -> Result<Progress>;
 
-    /// Does one bounded piece of what nobody waits for. `Idle` when there is none.
+    /// Does one bounded piece of work that nobody waits for. `Idle` when there is none.
     ///
     /// # Errors
     /// The first failed write stops all writes.
@@ -229,7 +228,7 @@ pub(crate) struct Job<'a> {
     pub(crate) frozen: &'a Overlay,
     /// Blocks that the last checkpoint put off.
     pub(crate) deferred: Vec<Pba>,
-    /// A window waits for what only a checkpoint makes.
+    /// A window waits for leaves that only a checkpoint makes.
     pub(crate) leaves_wanted: bool,
 }
 

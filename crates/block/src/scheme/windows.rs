@@ -1,4 +1,4 @@
-//! Writing windows in one go: what the schemes have in common that do not write leaves in place.
+//! Writing windows in one go, as all schemes do that do not write leaves in place.
 
 use std::sync::Arc;
 

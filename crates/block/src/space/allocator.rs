@@ -75,6 +75,10 @@ pub(crate) struct DataZone {
 /// Zones whose bitmaps are read at once.
 const LOAD_ZONES: u64 = 31 * 8;
 
+/// Idle zones with free blocks that are known at once, 2 TiB of them: the others are looked at when
+/// these are used up. A superblock says how many there are, and may be a stranger's.
+const IDLE_MAX: usize = 1 << 19;
+
 /// With a growing store, a used zone with a free run this long is preferred to taking more space
 /// from the host.
 const GROW_RATHER_THAN_RUN: u16 = 64;
@@ -201,14 +205,10 @@ impl Allocator {
         needed.min().unwrap_or_else(|| self.list.next_generation())
     }
 
-    /// True when every zone's free space is known.
-    pub(crate) fn all_known(&self) -> bool {
-        self.loaded >= self.high_water && self.changed.is_empty()
-    }
-
-    /// Learns the free space of a few more zones.
+    /// Learns the free space of a few more zones; false when all are known, or enough for now.
     pub(crate) fn load_some(&mut self, source: &dyn ZoneSource) -> Result<bool> {
-        if self.all_known() {
+        let enough = self.loaded >= self.high_water || self.idle.len() >= IDLE_MAX;
+        if enough && self.changed.is_empty() {
             return Ok(false);
         }
         for zone in std::mem::take(&mut self.changed) {
@@ -216,6 +216,9 @@ impl Allocator {
                 let bitmap = source.bitmaps(ZoneId(zone), 1)?.pop().unwrap_or_default();
                 self.set_idle(ZoneId(zone), &bitmap);
             }
+        }
+        if enough {
+            return Ok(true);
         }
         let count = LOAD_ZONES.min(self.high_water - self.loaded);
         let bitmaps = source.bitmaps(ZoneId(self.loaded), count)?;
@@ -256,8 +259,8 @@ impl Allocator {
         }
     }
 
-    /// Lets the zones that are being filled offer what became free behind their cursors; those that
-    /// offer nothing, because tables took it, make room in the list.
+    /// Lets the zones that are being filled offer the blocks that became free behind their cursors;
+    /// zones that offer nothing, because tables took it, make room in the list.
     pub(crate) fn rewind(&mut self) {
         for (&zone, active) in &mut self.active {
             match active.purpose {
@@ -283,7 +286,7 @@ impl Allocator {
         self.retire();
     }
 
-    /// Makes the idle zone with the longest free run active: the caller decides for what.
+    /// Makes the idle zone with the longest free run active; the caller decides its purpose.
     fn take_zone(&mut self, source: &dyn ZoneSource) -> Result<Option<(ZoneId, ZoneBitmap)>> {
         loop {
             let best = self.idle.last().copied();
@@ -363,7 +366,7 @@ impl Allocator {
         while self.ready_left < blocks && self.list.has_room() {
             let (zone, used) = match self.take_zone(source)? {
                 Some(taken) => taken,
-                // Nothing idle is left: what the tables do not use yet will do.
+                // No idle zone is left: one that the tables do not use yet will do.
                 None => match self
                     .tables
                     .pop_back()
@@ -463,8 +466,8 @@ impl Allocator {
         }
     }
 
-    /// Remembers what was placed in a block: a client's block with its fingerprint, in a carrier or
-    /// not, or a carrier alone.
+    /// Remembers the content placed in a block: a client's block with its fingerprint, in a carrier
+    /// or not, or a carrier alone.
     pub(crate) fn note(
         &mut self,
         pba: Pba,
@@ -526,7 +529,7 @@ impl Allocator {
         data.fresh.get(offset).then(|| (data.fingerprints[offset], data.carried.get(offset)))
     }
 
-    /// Forgets what was placed in a block that is about to be free.
+    /// Forgets the content of a block that is about to be free.
     pub(crate) fn forget(&mut self, pba: Pba) {
         let offset = self.geometry.offset_of(pba);
         if let Some(data) = self.data_zone_mut(pba) {
@@ -574,7 +577,7 @@ impl Allocator {
                 self.rewind();
                 continue;
             }
-            // A recovery promised nothing to the host yet: what its records need is taken now.
+            // A recovery has taken no space from the host yet: its records' space is taken now.
             let before = self.granted;
             self.grow_to(self.free() + 1, source);
             if self.granted > before {

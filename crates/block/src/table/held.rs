@@ -43,8 +43,8 @@ pub(crate) struct HeldLeaves {
     /// was written since.
     changes: usize,
     oldest: Option<Duration>,
-    /// How often a leaf was let go of: who read one from the disk meanwhile may have seen it as it
-    /// was before.
+    /// How often a leaf was let go of: a thread that read one from the disk meanwhile may have an
+    /// older version.
     pub(crate) let_go: u64,
 }
 

@@ -181,7 +181,7 @@ impl Pages {
                         }
                     })
                     .map_err(|e| e.context(format!("table page at block {}", pointer.address)))?;
-                // One that was held meanwhile is in the cache, newer than what was read.
+                // A leaf that was held meanwhile is in the cache, newer than the one that was read.
                 if keep && (!pointer.in_place || held.let_go == let_go) {
                     self.cache.insert(held::key(pointer), read.clone());
                 }

@@ -79,6 +79,12 @@ pub(super) fn get(
     )
 }
 
+/// Gives a stream another name.
+pub(super) fn rename(store: &Url, name: &str, new_name: &str) -> Result<(), Failure> {
+    let opened = Opened::open(store, Settings::default())?;
+    Ok(opened.session.rename(What::Put, name, new_name)?)
+}
+
 /// Removes streams, and frees what only they hold, as far as workers have not done it.
 pub(super) fn remove(store: &Url, names: &[String], answer: Answer) -> Result<(), Failure> {
     let opened = Opened::open(store, Settings::default())?;

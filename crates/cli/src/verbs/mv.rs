@@ -6,14 +6,14 @@ use clap::Args;
 use onefold_archive::Settings;
 use serde_json::json;
 
-use super::{Found, VOLUMES_ONLY, refused};
+use super::{Found, VOLUMES_ONLY, cluster, refused};
 use onefold_console::{failure::Failure, output::Answer};
 
 /// Gives a stream another name
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold mv backups monday tuesday")]
 pub(crate) struct Options {
-    /// The archive
+    /// The store: an archive, or a store of the cluster engine
     store: PathBuf,
 
     /// The stream
@@ -29,12 +29,13 @@ pub(crate) struct Options {
 /// Renames it, durably.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let Options { store, name, new_name, answer } = options;
-    let directory = match Found::at(store)? {
-        Found::Archive(directory) => directory,
+    match Found::at(store)? {
+        Found::Archive(directory) => {
+            directory.open(Settings::default())?.rename(name, new_name)?;
+        }
+        Found::Cluster(url) => cluster::rename(&url, name, new_name)?,
         other @ Found::Block(_) => return Err(refused(store, &other, VOLUMES_ONLY)),
-        other => return Err(refused(store, &other, "its streams keep their names")),
-    };
-    directory.open(Settings::default())?.rename(name, new_name)?;
+    }
     answer.tell(
         &json!({ "renamed": name, "to": new_name }),
         format_args!("renamed {name:?} to {new_name:?}"),

@@ -53,12 +53,12 @@ fn read_all(from: &mut impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// It did its work, or failed with one sentence.
+/// The verb did its work, or failed with one sentence.
 #[track_caller]
 fn one_sentence(what: &str, said: &Said) {
     if !said.status.success() {
         assert_eq!(said.status.code(), Some(1), "{what}: {said:?}");
-        // Who waits shows how far it is.
+        // A verb that waits shows how far it is.
         let warns =
             |line: &&str| line.starts_with("onefold: warning: ") || line.starts_with("storing: ");
         let sentences = said.err.lines().filter(|line| !warns(line)).count();
@@ -145,7 +145,7 @@ fn rule_01_readers_write_nothing() {
     }
 }
 
-/// What a reader asks the kernel for.
+/// The system calls of a reader.
 fn calls_of(desk: &Desk, verb: &str) -> String {
     let calls = "trace=openat,openat2,open,creat,pwrite64,pwritev,pwritev2,ftruncate,truncate,rename,renameat,renameat2,unlink,unlinkat,link,linkat,\
                  symlink,symlinkat,mkdir,mkdirat,rmdir,mknod,mknodat,fallocate,fchmod,fchmodat,chmod,chown,fchown,fchownat,utimensat,setxattr,fsetxattr,\
@@ -264,7 +264,7 @@ fn copy(from: &Path, to: &Path, directory: u32, file: u32, user: u32) {
     std::os::unix::fs::chown(to, Some(user), Some(user)).unwrap();
 }
 
-/// What may stand where a file was.
+/// Things that may stand where a file was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trap {
     Link,
@@ -367,6 +367,8 @@ fn rule_02_the_list_of_nodes_is_short_and_leads_nowhere() {
     // Too long.
     fs::write(&list, vec![b'\n'; 70_000]).unwrap();
     desk.fails("ls a", 1, &["64 KiB"]);
+    fs::write(&list, b"n0\n".repeat(20_000)).unwrap();
+    desk.fails("ls a", 1, &["20000 nodes"]);
     fs::write(&list, &text).unwrap();
     // A new list is written to a name that was prepared.
     fs::write(desk.path("victim"), "precious").unwrap();
@@ -605,4 +607,35 @@ fn rule_03_a_second_user_who_holds_every_lock_that_it_can_reach_stalls_nobody() 
         assert!(said.err.contains(&format!("process {}", locker.0.id())), "{verb}: {said:?}");
         assert!(said.err.contains("chmod"), "{verb}: {said:?}");
     }
+}
+
+/// A user who can write above a store puts something else in its place between the look at it and
+/// the opening: a link to a file or a directory of ours elsewhere.
+#[test]
+fn rule_02_what_was_swapped_since_it_was_looked_at_is_not_written() {
+    use onefold::parts::store_file::StoreFile;
+    use onefold_backend::{Word, claim_file};
+
+    let desk = Desk::new();
+    let swap = |name: &str, by: &str| {
+        fs::rename(desk.path(name), desk.path(&format!("{name}.away"))).unwrap();
+        symlink(desk.path(by), desk.path(name)).unwrap();
+    };
+    desk.store_with_volume("disk");
+    fs::write(desk.path("ours"), vec![7; 1 << 20]).unwrap();
+    let looked = StoreFile::look(&desk.path("disk")).unwrap();
+    swap("disk", "ours");
+    assert!(looked.claim().is_err());
+    assert!(fs::read(desk.path("ours")).unwrap().iter().all(|byte| *byte == 7));
+
+    // The folder of an archive or a cluster store is known by its files when it is claimed.
+    fs::create_dir(desk.path("home")).unwrap();
+    desk.ok("create archive a");
+    desk.ok("create cluster b");
+    for (name, file) in [("a", "label"), ("b", "objects.redb")] {
+        swap(name, "home");
+        assert!(claim_file(&desk.path(name), Word::default(), &[file]).is_err());
+        assert!(claim_file(&desk.path(&format!("{name}.away")), Word::default(), &[file]).is_ok());
+    }
+    assert_eq!(fs::read_dir(desk.path("home")).unwrap().count(), 0);
 }

@@ -1,5 +1,5 @@
-//! What an attacker must not be able to do: one test for each rule of SECURITY.md, with the rule's
-//! number in its name (`rule_NN_…`).
+//! Attacks that must fail: one test for each rule of SECURITY.md, with the rule's number in its
+//! name (`rule_NN_…`).
 //!
 //! `cargo xtask test hostile` runs all tests of the workspace whose names begin so. Those that need
 //! a second user, a mount namespace or a loop device are ignored unless the superuser runs that

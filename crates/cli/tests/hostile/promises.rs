@@ -1,4 +1,4 @@
-//! What the documents promise about servers that were killed, trimmed ranges and sentences.
+//! Promises of the documents about servers that were killed, trimmed ranges and sentences.
 
 use std::{
     io::Write as _,

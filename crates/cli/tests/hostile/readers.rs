@@ -14,6 +14,8 @@ use onefold_core::{
     tree::{Entry, What},
 };
 
+use twox_hash::XxHash3_128;
+
 use crate::support::{Desk, Said, noise};
 
 const MEMORY_KIB: u32 = 512 << 10;
@@ -341,6 +343,109 @@ fn rule_09_a_sparse_snapshot_is_over_budget_and_no_damage() {
     }
 }
 
+/// A place in segment 51.
+fn place(n: u64) -> Place {
+    Place { segment: 51, at: n * 4096, bytes: 200, meta_bytes: 200 }
+}
+
+fn segment(n: u32) -> Record {
+    let (first, class) = (ContainerId(9000), (Class::Plain, 0));
+    Record::Reserved { owner: Owner::Collector, first, count: 1, segment: Some(n), class }
+}
+
+/// Each record of a log costs what it names, however many others there are. A log of a few
+/// megabytes is read at once.
+#[test]
+fn rule_09_no_record_of_a_log_costs_more_than_it_names() {
+    const MANY: u64 = 60_000;
+    let listed = || {
+        let stored = |n| Stored {
+            id: ContainerId(10_000 + n),
+            kind: ContainerKind::Data,
+            chunks: 1,
+            raw_bytes: 1,
+            place: place(n),
+        };
+        Record::Unfinished { containers: (0..MANY).map(stored).collect(), at: 0 }
+    };
+    let freed = |places| Record::Freed { places };
+    let segments: Vec<Record> = (52..52 + MANY as u32).map(segment).collect();
+    let abandoned =
+        Record::Abandoned { containers: (0..MANY).map(|n| ContainerId(10_000 + n)).collect() };
+    let older = |upto| Record::Imported { files: Vec::new(), upto };
+    let size = |bytes| Record::VolumeResized { id: 7, bytes };
+    let volume = Record::VolumeCreated { id: 7, name: "v".into(), bytes: 1 << 50, created: 0 };
+    let cuts = (1..MANY).flat_map(|n| [size(n << 17), size(1 << 50)]);
+    let logs: [(&str, Vec<Record>); 4] = [
+        // Places that wait, freed one by one, the last ones first.
+        (
+            "freed",
+            [segment(51), listed(), abandoned]
+                .into_iter()
+                .chain((0..MANY).rev().map(|n| freed(vec![place(n)])))
+                .collect(),
+        ),
+        // Segments that stay, since something is in them, and records that free nothing.
+        (
+            "segments",
+            segments
+                .into_iter()
+                .chain([segment(51), listed()])
+                .chain((0..MANY).map(|_| freed(Vec::new())))
+                .collect(),
+        ),
+        // An index that gets older and older.
+        (
+            "imports",
+            [segment(51), listed(), older(MANY)]
+                .into_iter()
+                .chain((0..MANY).rev().map(older))
+                .collect(),
+        ),
+        ("cuts", [volume].into_iter().chain(cuts).collect()),
+    ];
+    for (name, records) in logs {
+        let forged = Forged::new();
+        forged.append(&records);
+        let said = ends(&forged.desk, "ls a > out");
+        assert!(said.status.success(), "{name}: {said:?}");
+    }
+}
+
+/// A merge moves what all before it brought together, so a log has a limit for them.
+#[test]
+fn rule_09_merges_of_merges_are_damage_beyond_a_limit() {
+    let stored = |n: u64| Stored {
+        id: ContainerId(10_000 + n),
+        kind: ContainerKind::Data,
+        chunks: 1,
+        raw_bytes: 1,
+        place: place(n),
+    };
+    let listed = |n| Record::Unfinished { containers: vec![stored(n)], at: 0 };
+    let merged = |n: u64| Record::Merged {
+        from: vec![ContainerId(10_000 + n - 2), ContainerId(10_000 + n - 1)],
+        to: stored(n),
+    };
+    // Each merges the last one with another one.
+    let of = |merges| {
+        let chain = (1..merges).flat_map(|n| [listed(2 * n - 1), merged(2 * n)]);
+        let forged = Forged::new();
+        forged.append(&[segment(51), listed(0)].into_iter().chain(chain).collect::<Vec<_>>());
+        forged
+    };
+    // The owner's put believes the log, and takes the snapshot that makes it short.
+    let own = of(1_600);
+    assert!(ends(&own.desk, "ls a").err.contains("merges more than one log may"));
+    own.desk.ok("put a two file");
+    own.desk.ok("put a three file");
+    own.desk.ok("ls a");
+    let forged = of(20_000);
+    for (verb, said) in all_end(&forged.desk) {
+        assert!(said.err.contains("merges more than one log may"), "{verb}: {said:?}");
+    }
+}
+
 #[test]
 fn rule_09_few_bytes_do_not_expand_to_many() {
     const CHUNK: u32 = 8 << 20;
@@ -450,4 +555,106 @@ fn rule_09_a_tree_that_can_not_fit_is_refused_before_anything_is_made() {
     assert_eq!(said.status.code(), Some(1), "{said:?}");
     let made = fs::read_dir(forged.desk.path("out")).map_or(0, |names| names.count());
     assert_eq!(made, 0, "{said:?}");
+}
+
+/// The tables of a cluster folder, whose bytes a test changes.
+struct Tables {
+    desk: Desk,
+    bytes: Vec<u8>,
+}
+
+impl Tables {
+    /// Of the folder `a` with the stream `one` of a block, closed.
+    fn new() -> Tables {
+        let desk = Desk::new();
+        desk.ok("create cluster a");
+        fs::write(desk.path("file"), noise(1, 4096)).unwrap();
+        desk.ok("put a one file");
+        let bytes = fs::read(desk.path("a/objects.redb")).unwrap();
+        Tables { desk, bytes }
+    }
+
+    fn write(&self) {
+        fs::write(self.desk.path("a/objects.redb"), &self.bytes).unwrap();
+    }
+
+    /// Where a page of 4 KiB of the first region is.
+    fn page(&self, n: u64) -> usize {
+        4096 * (1 + number(&self.bytes, 16) as usize + n as usize)
+    }
+
+    /// Puts trees into both commits, and says that the file was not closed.
+    fn not_closed(&mut self, root: u64, checksum: u128) {
+        for commit in [64, 192] {
+            self.bytes[commit + 1] = 1;
+            self.bytes[commit + 8..commit + 16].copy_from_slice(&root.to_le_bytes());
+            self.bytes[commit + 16..commit + 32].copy_from_slice(&checksum.to_le_bytes());
+            let own = XxHash3_128::oneshot(&self.bytes[commit..commit + 112]);
+            self.bytes[commit + 112..commit + 128].copy_from_slice(&own.to_le_bytes());
+        }
+        self.bytes[9] = self.bytes[9] & !4 | 2;
+    }
+
+    /// All verbs end, and say that it is damaged.
+    #[track_caller]
+    fn are_damaged(&self) {
+        self.write();
+        for verb in ["ls a", "status a", "check a", "worker a --once", "put a two file", "repair a"]
+        {
+            let said = ends(&self.desk, &format!("{verb} > out"));
+            assert!(said.err.contains("the tables of the store"), "{verb}: {said:?}");
+        }
+    }
+}
+
+/// `redb` would go through it for ever: each page names the one below it twice.
+#[test]
+fn rule_09_a_folder_that_was_not_closed_is_looked_at_before_it_is_repaired() {
+    let mut tables = Tables::new();
+    let commit = 64 + 128 * usize::from(tables.bytes[9] & 1);
+    let mut below: [u8; 8] = tables.bytes[commit + 8..commit + 16].try_into().unwrap();
+    let mut checksum: [u8; 16] = tables.bytes[commit + 16..commit + 32].try_into().unwrap();
+    let last = (tables.bytes.len() / 4096) as u64 - 2 - u64::from(number(&tables.bytes, 16));
+    for n in (last - 60)..last {
+        let at = tables.page(n);
+        let mut page = vec![0; 4096];
+        (page[0], page[2]) = (2, 1);
+        page[8..40].copy_from_slice(&[checksum; 2].concat());
+        page[40..56].copy_from_slice(&[below; 2].concat());
+        page[56..60].copy_from_slice(&61u32.to_le_bytes());
+        page[60] = b'm';
+        checksum = XxHash3_128::oneshot(&page[..61]).to_le_bytes();
+        below = n.to_le_bytes();
+        tables.bytes[at..at + 4096].copy_from_slice(&page);
+    }
+    tables.not_closed(u64::from_le_bytes(below), u128::from_le_bytes(checksum));
+    tables.are_damaged();
+}
+
+/// Memory is taken for the blocks that a folder names, and not for all that lie before them.
+#[test]
+fn rule_09_a_data_file_of_holes_takes_no_memory() {
+    const LAST: u32 = u32::MAX - 2;
+    let mut tables = Tables::new();
+    let block = fs::read(tables.desk.path("file")).unwrap();
+    let sum = (onefold_core::checksum::fast(6, &block) as u32).to_le_bytes();
+    let mut named = 0;
+    for at in 4..tables.bytes.len() - 4 {
+        if tables.bytes[at..at + 4] == sum {
+            tables.bytes[at - 4..at].copy_from_slice(&(LAST + 1).to_le_bytes());
+            named += 1;
+        }
+    }
+    assert!(named > 0);
+    tables.write();
+    let data = fs::File::options().write(true).open(tables.desk.path("a/data")).unwrap();
+    // The largest file of ext4.
+    data.set_len((u64::from(LAST) + 1) * 4096).unwrap();
+    data.write_all_at(&block, u64::from(LAST) * 4096).unwrap();
+    for verb in ["get a one --output got", "put a two file", "worker a --once --cold 0", "repair a"]
+    {
+        let said = ends(&tables.desk, &format!("{verb} > out"));
+        assert!(said.status.success(), "{verb}: {said:?}");
+    }
+    assert_eq!(fs::read(tables.desk.path("got")).unwrap(), block);
 }

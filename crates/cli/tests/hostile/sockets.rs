@@ -55,7 +55,7 @@ fn rule_10_a_control_socket_is_closed_to_others_and_goes_with_its_server() {
     );
     assert!(serving.terminate().0.success());
     assert_eq!(control_sockets(&doors), [] as [PathBuf; 0]);
-    // What a server left that was killed is replaced by the next one.
+    // The socket of a killed server is replaced by the next one.
     desk.serve("a --control doors").kill();
     assert_eq!(control_sockets(&doors).len(), 1);
     let serving = desk.serve("a --control doors");

@@ -326,7 +326,7 @@ fn rule_04_twenty_thousand_levels_are_walked() {
     let found: serde_json::Value =
         serde_json::from_str(&desk.run("estimate --json deep").out).unwrap();
     assert_eq!((found["files"].as_u64(), found["unreadable"].as_u64()), (Some(2), Some(0)));
-    // What lies deeper than a get would go is left out, and said.
+    // Entries deeper than a get would go are left out, and named.
     let said = desk.run("put a t -r deep");
     assert_eq!(said.status.code(), Some(3), "{said:?}");
     assert!(said.err.contains("4096 levels"), "{}", said.err);

@@ -1,4 +1,4 @@
-//! What the tests of the command share: a directory on a real disk, the command, a server, and NBD
+//! Shared by the tests of the command: a directory on a real disk, the command, a server, and NBD
 //! clients.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
@@ -23,7 +23,7 @@ pub(crate) struct Desk {
     name: &'static str,
 }
 
-/// What a command said.
+/// The output of a command.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) status: ExitStatus,

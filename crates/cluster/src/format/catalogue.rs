@@ -12,6 +12,10 @@ const MAGIC: &[u8; 8] = b"ONEFOLDC";
 /// The feature of volumes that are cut by their content: maps change their cuts.
 const VOLUMES_BY_CONTENT: u64 = 1;
 
+/// The feature of names that were changed: an older version would take what is half renamed for
+/// damage, and a renamed volume for nobody's.
+const RENAMES: u64 = 2;
+
 /// Most chunks of an object that is cut by its content. Runs that end at places never written, and
 /// places not cut yet, can add a third more; a map holds 256.
 const CUTS_MAX: u32 = 192;
@@ -25,7 +29,7 @@ pub enum Cut {
     Content,
 }
 
-/// The format of a store, fixed when the store is made.
+/// The format of a store, fixed when the store is made, but for `renames`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Format {
     /// The store's id.
@@ -44,6 +48,8 @@ pub struct Format {
     pub volume_cut: Cut,
     /// Chunks are compressed where that saves space.
     pub compress: bool,
+    /// Names of volumes or objects were changed, for the first time or later.
+    pub renames: bool,
     /// The kind of the chunk pool.
     pub chunks: PoolKind,
 }
@@ -61,6 +67,7 @@ impl Format {
             cut: Cut::Content,
             volume_cut: Cut::Static,
             compress: true,
+            renames: false,
             chunks,
         }
     }
@@ -99,8 +106,9 @@ impl Format {
     pub fn encode(&self) -> Vec<u8> {
         let mut value = MAGIC.to_vec();
         value.extend(VERSION.to_le_bytes());
-        let features = if self.volume_cut == Cut::Content { VOLUMES_BY_CONTENT } else { 0 };
-        value.extend(features.to_le_bytes());
+        let by_content = if self.volume_cut == Cut::Content { VOLUMES_BY_CONTENT } else { 0 };
+        let renames = if self.renames { RENAMES } else { 0 };
+        value.extend((by_content | renames).to_le_bytes());
         // No feature exists yet that an older version may ignore when it only reads.
         value.extend([0; 8]);
         value.extend(self.id);
@@ -127,7 +135,7 @@ impl Format {
         let version = u16::from_le_bytes(array(8, 2)?.try_into().map_err(|_| bad())?);
         let features = u64::from_le_bytes(array(10, 8)?.try_into().map_err(|_| bad())?);
         if version != VERSION
-            || features & !VOLUMES_BY_CONTENT != 0
+            || features & !(VOLUMES_BY_CONTENT | RENAMES) != 0
             || array(18, 8)?.iter().any(|byte| *byte != 0)
         {
             return Err(Error::new(
@@ -148,6 +156,7 @@ impl Format {
             cut: if flag(84)? { Cut::Content } else { Cut::Static },
             volume_cut: if features & VOLUMES_BY_CONTENT == 0 { Cut::Static } else { Cut::Content },
             compress: flag(85)?,
+            renames: features & RENAMES != 0,
             chunks: if flag(86)? { PoolKind::Erasure } else { PoolKind::Replicated },
         };
         format.check().map_err(|_| bad())?;
@@ -176,14 +185,28 @@ pub struct Named {
     pub id: u64,
     /// The size in bytes.
     pub bytes: u64,
-    /// How many objects an object that was put has; how often a volume was resized.
+    /// How many objects an object that was put has; how often a volume was resized or renamed.
     pub pieces: u64,
+    /// How often an object that was put was renamed; 0 for a volume.
+    pub moves: u64,
 }
+
+/// Bytes of a value without the count of renames, which only a renamed object has.
+const PLAIN_BYTES: usize = 25;
 
 impl Named {
     /// The value of a name.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
+        let mut value = self.encode_plain();
+        if self.moves > 0 {
+            value.extend(self.moves.to_le_bytes());
+        }
+        value
+    }
+
+    /// The value without the count of renames.
+    pub(crate) fn encode_plain(&self) -> Vec<u8> {
         let mut value = vec![u8::from(self.what == What::Put) + 1];
         [self.id, self.bytes, self.pieces]
             .iter()
@@ -196,23 +219,51 @@ impl Named {
     /// # Errors
     /// `Corrupt`: the value is damaged.
     pub fn decode(value: &[u8]) -> Result<Named> {
-        let bad = || corrupt("a name in the catalogue is damaged");
-        let number = |at: usize| -> Result<u64> {
-            Ok(u64::from_le_bytes(
-                value.get(at..at + 8).ok_or_else(bad)?.try_into().map_err(|_| bad())?,
-            ))
-        };
-        let what = match value.first() {
-            Some(1) => What::Volume,
-            Some(2) => What::Put,
-            _ => return Err(bad()),
-        };
-        let named = Named { what, id: number(1)?, bytes: number(9)?, pieces: number(17)? };
-        if what == What::Volume && named.bytes > VOLUME_MAX {
-            return Err(bad());
+        let (plain, moves) = value.split_at_checked(PLAIN_BYTES).ok_or_else(damaged)?;
+        let mut named = Named::decode_plain(plain)?.0;
+        if !moves.is_empty() {
+            named.moves = u64::from_le_bytes(moves.try_into().map_err(|_| damaged())?);
+            if named.moves == 0 || named.what == What::Volume {
+                return Err(damaged());
+            }
         }
         Ok(named)
     }
+
+    /// Decodes a value without a count of renames, and returns what follows it.
+    pub(crate) fn decode_plain(value: &[u8]) -> Result<(Named, &[u8])> {
+        let (plain, rest) = value.split_at_checked(PLAIN_BYTES).ok_or_else(damaged)?;
+        let number = |at: usize| -> Result<u64> {
+            Ok(u64::from_le_bytes(
+                plain.get(at..at + 8).ok_or_else(damaged)?.try_into().map_err(|_| damaged())?,
+            ))
+        };
+        let what = match plain.first() {
+            Some(1) => What::Volume,
+            Some(2) => What::Put,
+            _ => return Err(damaged()),
+        };
+        let named =
+            Named { what, id: number(1)?, bytes: number(9)?, pieces: number(17)?, moves: 0 };
+        if what == What::Volume && named.bytes > VOLUME_MAX {
+            return Err(damaged());
+        }
+        Ok((named, rest))
+    }
+
+    /// The value that it has after one more change of its name or, for a volume, its size. No value
+    /// of one number comes back, under no name.
+    pub(crate) fn counted(self) -> Result<Named> {
+        let next = |count: u64| count.checked_add(1).ok_or_else(damaged);
+        Ok(match self.what {
+            What::Volume => Named { pieces: next(self.pieces)?, ..self },
+            What::Put => Named { moves: next(self.moves)?, ..self },
+        })
+    }
+}
+
+fn damaged() -> Error {
+    corrupt("a name in the catalogue is damaged")
 }
 
 #[cfg(test)]
@@ -244,7 +295,13 @@ mod tests {
             assert_eq!(Format::decode(&other).unwrap_err().kind(), kind, "byte {at}");
         }
         assert!((0..value.len()).all(|length| Format::decode(&value[..length]).is_err()));
-        let named = Named { what: What::Put, id: 5, bytes: 6, pieces: 7 };
+        let renames = Format { renames: true, ..format };
+        assert_eq!(Format::decode(&renames.encode()).unwrap(), renames);
+        let named = Named { what: What::Put, id: 5, bytes: 6, pieces: 7, moves: 0 };
         assert_eq!(Named::decode(&named.encode()).unwrap(), named);
+        let renamed = named.counted().unwrap();
+        assert_eq!((named.encode().len(), renamed.encode().len()), (25, 33));
+        assert_eq!(Named::decode(&renamed.encode()).unwrap(), renamed);
+        assert!(Named::decode(&[&named.encode()[..], &[0; 8]].concat()).is_err());
     }
 }

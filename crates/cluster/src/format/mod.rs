@@ -10,6 +10,7 @@ pub(crate) mod attempt;
 pub mod catalogue;
 pub mod entry;
 pub mod key;
+pub mod moving;
 pub mod recut;
 
 use std::fmt;

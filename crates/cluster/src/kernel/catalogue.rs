@@ -84,7 +84,7 @@ pub fn is_made(store: &dyn ObjectStore) -> Result<bool> {
     }
 }
 
-/// What was decided when the store was made.
+/// Reads the format, which was chosen when the store was made.
 fn read_format(store: &dyn ObjectStore, tries: u32) -> Result<Format> {
     let read = Read {
         object: ObjectName::metadata(CATALOGUE),
@@ -176,6 +176,32 @@ impl Kernel {
                 "the store had all the volumes and objects that it can have: make a new one",
             )),
         }
+    }
+
+    /// Notes in the format that names are changed: an older version refuses the store from then on.
+    pub(crate) fn note_renames(&self) -> Result<(), Refusal> {
+        let catalogue = ObjectName::metadata(CATALOGUE);
+        for _ in 0..DECISIONS {
+            if self.format.renames {
+                return Ok(());
+            }
+            let value = self.read_value(&catalogue, FORMAT)?;
+            let format = Format::decode(&value).map_err(Refusal::Failed)?;
+            if format.renames {
+                return Ok(());
+            }
+            let renames = Format { renames: true, ..format }.encode();
+            match self.until_answered(&Write {
+                object: catalogue.clone(),
+                guards: vec![Guard::Omap(FORMAT.to_vec(), value)],
+                changes: vec![Change::SetOmap(vec![(FORMAT.to_vec(), renames)])],
+            }) {
+                // The next look finds it noted.
+                Ok(_) | Err(Refusal::Mismatch) => {}
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Err(Refusal::Busy)
     }
 
     /// The number that somebody gets next; everything that is there has a smaller one.

@@ -14,6 +14,7 @@
 //! | re-cut key | the map, just read | the key has our value | never | the object is left for now |
 //! | flip of a re-cut | map and data, just read | an entry has our stamp | re-cut key and every entry are the old ones | as a flip |
 //! | name | what the name stood for | the name has our value; or it is gone, and what it stood for has its record | the reply was lost | somebody else changed the name: the caller hears of it |
+//! | arrival at a new name | both names, and how many steps of renames the shard saw | the name has our arrival, or the value that follows it | no step was counted, and both names are as they were | it is decided anew, 100 times, while the old name has its value |
 //! | record of a name | how many records there were | never: the next decision sees the record | never | it is decided anew, 1,000 times |
 //! | number of the catalogue | the next number | never: a number whose reply is lost is skipped | never | it is decided anew, 1,000 times |
 //! | owner of a volume | the owner before, who is fenced first | never: to write it once more costs only time | never | it is decided anew, as often as anything is tried |

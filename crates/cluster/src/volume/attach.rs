@@ -9,7 +9,7 @@ use std::{
     ops::ControlFlow::{Break, Continue},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -21,8 +21,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{
     Volume,
-    cache_manager::Cache,
-    header::{Bits, Discard, INLINE, LAST_DISCARD, LOCK, OWNER, name},
+    cache_manager::CacheManager,
+    header::{Bits, Discard, INLINE, Inline, LAST_DISCARD, LOCK, OWNER, name},
 };
 use crate::{
     chunk_map::stamp_value,
@@ -83,10 +83,9 @@ impl Volume {
             bits: Mutex::default(),
             discards: Mutex::default(),
             last_discard: Mutex::default(),
-            cache: Mutex::default(),
+            cache: CacheManager::new(session.clone()),
             inline: (mode != Mode::Read && session.kernel().settings().dedup == Dedup::Inline)
-                .then(|| session.kernel().stamp()),
-            doubt: AtomicBool::new(false),
+                .then(|| Inline::new(session.kernel().stamp())),
             queue: Mutex::default(),
             queue_changed: Condvar::new(),
         };
@@ -170,27 +169,22 @@ impl Volume {
         let failed = |refusal| {
             failed(format_args!("the header of volume {:?} can't be read", self.name), refusal)
         };
-        let (mut bits, mut discards, mut cache) =
-            (Bits::default(), BTreeMap::new(), Cache::default());
-        for (key, value) in
-            self.session.kernel().all_keys(&name(self.id), Vec::new()).map_err(failed)?
-        {
-            if bits.learn(&key, &value).map_err(failed)? {
+        let (mut bits, mut discards) = (Bits::default(), BTreeMap::new());
+        let header = self.session.kernel().all_keys(&name(self.id), Vec::new()).map_err(failed)?;
+        for (key, value) in &header {
+            if bits.learn(key, value).map_err(failed)? {
                 continue;
             }
-            if let Some(discard) = Discard::decode(&key, &value).map_err(failed)? {
+            if let Some(discard) = Discard::decode(key, value).map_err(failed)? {
                 discards.insert(discard.stamp, discard);
             } else if key == LAST_DISCARD {
                 self.last_discard.lock().number =
                     value.as_slice().try_into().map_or(0, u64::from_le_bytes);
-            } else {
-                cache.learn(&key, &value, self.kept_bytes());
             }
         }
         *self.bits.lock() = bits;
         *self.discards.lock() = discards.into_values().collect();
-        self.session.cache_budget().keep(cache.bytes());
-        *self.cache.lock() = cache;
+        self.cache.load(&header);
         Ok(())
     }
 
@@ -240,8 +234,8 @@ impl Volume {
                     owner(false, &self.session.kernel().store().identity()),
                 )])],
             };
-            if let Some(stamp) = self.inline.filter(|_| !self.doubt.load(Relaxed)) {
-                op.guards.push(Guard::Omap(INLINE.to_vec(), stamp_value(stamp)));
+            if let Some(inline) = self.inline.as_ref().filter(|inline| inline.is_settled()) {
+                op.guards.push(Guard::Omap(INLINE.to_vec(), stamp_value(inline.stamp())));
                 op.changes.push(Change::DropOmap(vec![INLINE.to_vec()]));
             }
             match self.session.kernel().until_answered(&op) {
@@ -291,10 +285,10 @@ impl Operation<Vec<u8>> for Succession<'_> {
             self.volume.fence(&identity)?;
         }
         self.before.clone_from(before);
-        let changes = match self.volume.inline {
-            Some(stamp) => vec![Change::SetOmap(vec![
+        let changes = match &self.volume.inline {
+            Some(inline) => vec![Change::SetOmap(vec![
                 (OWNER.to_vec(), me),
-                (INLINE.to_vec(), stamp_value(stamp)),
+                (INLINE.to_vec(), stamp_value(inline.stamp())),
             ])],
             // The previous owner, which may have added references before their entries, is fenced.
             None => vec![

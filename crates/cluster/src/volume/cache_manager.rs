@@ -8,7 +8,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,10 +17,13 @@ use onefold_core::{
     object::{Read, ReadPart, Refusal},
 };
 
+use parking_lot::Mutex;
+
 use super::header::{CACHED, HOT, name};
 use crate::{
-    format::{BLOCK, OBJECT_MAX, ObjectId, key},
+    format::{BLOCK, CHUNK_MAX, OBJECT_MAX, ObjectId, catalogue::Cut, key},
     kernel::Kernel,
+    session::Session,
 };
 
 /// Seconds that reads are remembered for.
@@ -30,10 +33,10 @@ const SECONDS: usize = 60;
 const FILTER_BITS: u64 = 64 * 1024 * 8;
 
 /// Most chunks that the header records as kept.
-pub(super) const CACHED_MAX: usize = 65_536;
+const CACHED_MAX: usize = 65_536;
 
 /// Most dirty chunks of a volume that the header records as hot.
-pub(super) const HOT_MAX: usize = 4096;
+const HOT_MAX: usize = 4096;
 
 /// Seconds that the record of a hot chunk is valid. The owner renews the record when less than half
 /// of them is left.
@@ -50,13 +53,13 @@ struct Filter {
 pub(super) struct Cache {
     filters: VecDeque<Filter>,
     /// Chunks that are kept, by place, with when they were read last.
-    pub(super) kept: BTreeMap<u64, u64>,
+    kept: BTreeMap<u64, u64>,
     /// Dirty chunks that are not to be deduplicated, by place, until which second.
-    pub(super) hot: BTreeMap<u64, u64>,
+    hot: BTreeMap<u64, u64>,
     /// Chunks whose promotion had no reply: the store may still apply it.
-    pub(super) doubt: BTreeSet<u64>,
-    pub(super) bytes: u64,
-    pub(super) reads: u64,
+    doubt: BTreeSet<u64>,
+    bytes: u64,
+    reads: u64,
 }
 
 /// A chunk of a volume as a number.
@@ -76,7 +79,7 @@ fn until(value: &[u8]) -> u64 {
 
 impl Cache {
     /// Reads one key of the header.
-    pub(super) fn learn(&mut self, key: &[u8], value: &[u8], kept_bytes: u64) {
+    fn learn(&mut self, key: &[u8], value: &[u8], kept_bytes: u64) {
         let new = if let Some(place) = key::parse_numbered(CACHED, key) {
             self.kept.insert(place, 0).is_none()
         } else if let Some(place) = key::parse_numbered(HOT, key) {
@@ -87,13 +90,8 @@ impl Cache {
         self.bytes += if new { kept_bytes } else { 0 };
     }
 
-    /// Bytes of the kept chunks, and of the hot ones.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// Records a read; returns in how many of the last seconds the chunk was read.
-    pub(super) fn hit(&mut self, place: u64, second: u64) -> u32 {
+    fn hit(&mut self, place: u64, second: u64) -> u32 {
         self.reads += 1;
         if let Some(kept) = self.kept.get_mut(&place) {
             *kept = self.reads;
@@ -114,40 +112,130 @@ impl Cache {
     }
 }
 
-/// Bytes of clean chunks that a session may keep in metadata objects, and does.
-pub(crate) struct CacheBudget {
-    kept: AtomicU64,
-    /// Servers that share the cache.
-    servers: AtomicU64,
+/// The cache of one volume. It draws what it keeps from the budget of the session.
+pub(super) struct CacheManager {
+    session: Arc<Session>,
+    /// Bytes that a chunk that is kept counts for: the most that it may have.
+    chunk_bytes: u64,
+    cache: Mutex<Cache>,
 }
 
-impl Default for CacheBudget {
-    fn default() -> CacheBudget {
-        CacheBudget { kept: AtomicU64::new(0), servers: AtomicU64::new(1) }
+impl CacheManager {
+    pub(super) fn new(session: Arc<Session>) -> CacheManager {
+        let format = session.kernel().format();
+        let by_content = format.volume_cut == Cut::Content;
+        let chunk_bytes = u64::from(if by_content { CHUNK_MAX } else { format.chunk_bytes });
+        CacheManager { session, chunk_bytes, cache: Mutex::default() }
+    }
+
+    /// Takes over the chunks that the header of the volume names.
+    pub(super) fn load(&self, header: &[(Vec<u8>, Vec<u8>)]) {
+        let mut cache = Cache::default();
+        header.iter().for_each(|(key, value)| cache.learn(key, value, self.chunk_bytes));
+        self.session.cache_budget().keep(cache.bytes);
+        *self.cache.lock() = cache;
+    }
+
+    /// Bytes of the kept chunks, and of the hot ones.
+    pub(super) fn bytes(&self) -> u64 {
+        self.cache.lock().bytes
+    }
+
+    /// Records a read; returns in how many of the last seconds the chunk was read.
+    pub(super) fn hit(&self, place: u64, second: u64) -> u32 {
+        self.cache.lock().hit(place, second)
+    }
+
+    /// True when the session may keep one chunk more.
+    fn has_room(&self) -> bool {
+        let budget = self.session.cache_budget();
+        budget.kept() + self.chunk_bytes <= budget.share(self.session.kernel())
+    }
+
+    fn count(&self, cache: &mut Cache) {
+        cache.bytes += self.chunk_bytes;
+        self.session.cache_budget().keep(self.chunk_bytes);
+    }
+
+    fn uncount(&self, cache: &mut Cache, chunks: u64) {
+        let bytes = chunks * self.chunk_bytes;
+        cache.bytes -= bytes;
+        self.session.cache_budget().give_back(bytes);
+    }
+
+    /// Notes that a dirty chunk is hot; false when it is noted for long enough, or there is no
+    /// room.
+    pub(super) fn heat(&self, place: u64, second: u64) -> bool {
+        let mut cache = self.cache.lock();
+        let noted = cache.hot.get(&place).copied();
+        let room = self.has_room() && cache.hot.len() < HOT_MAX;
+        if noted.map_or(!room, |until| until > second + HOT_SECONDS / 2) {
+            return false;
+        }
+        if cache.hot.insert(place, second + HOT_SECONDS).is_none() {
+            self.count(&mut cache);
+        }
+        true
+    }
+
+    /// Forgets the hot chunks whose time is over, and returns their places.
+    pub(super) fn cool(&self, second: u64) -> Vec<u64> {
+        let mut cache = self.cache.lock();
+        let over: Vec<u64> = cache
+            .hot
+            .iter()
+            .filter(|(_, until)| **until <= second)
+            .map(|(place, _)| *place)
+            .collect();
+        cache.hot.retain(|_, until| *until > second);
+        self.uncount(&mut cache, over.len() as u64);
+        over
+    }
+
+    /// Takes room for a clean chunk; false when there is none, or it is kept.
+    pub(super) fn keep(&self, place: u64) -> bool {
+        let mut cache = self.cache.lock();
+        let room = self.has_room() && cache.kept.len() < CACHED_MAX;
+        if !room || cache.kept.contains_key(&place) {
+            return false;
+        }
+        let reads = cache.reads;
+        cache.kept.insert(place, reads);
+        self.count(&mut cache);
+        true
+    }
+
+    /// The promotion of a chunk had no reply.
+    pub(super) fn doubt(&self, place: u64) {
+        self.cache.lock().doubt.insert(place);
+    }
+
+    /// True while the promotion of a chunk may still come.
+    pub(super) fn is_in_doubt(&self, place: u64) -> bool {
+        self.cache.lock().doubt.contains(&place)
+    }
+
+    /// The kept chunk that was read longest ago, when the session keeps more than its share.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        let cache = self.cache.lock();
+        let over = !self.has_room();
+        cache.kept.iter().filter(|_| over).min_by_key(|(_, read)| **read).map(|(place, _)| *place)
+    }
+
+    /// Gives back the room of a chunk that was evicted.
+    pub(super) fn forget(&self, place: u64) {
+        let mut cache = self.cache.lock();
+        cache.doubt.remove(&place);
+        if cache.kept.remove(&place).is_some() {
+            self.uncount(&mut cache, 1);
+        }
     }
 }
 
-impl CacheBudget {
-    /// Bytes that the volumes of this session keep.
-    pub(super) fn kept(&self) -> u64 {
-        self.kept.load(Relaxed)
-    }
-
-    /// Bytes that this session may keep: its share of the store's cache.
-    pub(super) fn share(&self, kernel: &Kernel) -> u64 {
-        kernel.settings().cache_bytes / self.servers.load(Relaxed).max(1)
-    }
-
-    pub(super) fn share_with(&self, servers: u64) {
-        self.servers.store(servers.max(1), Relaxed);
-    }
-
-    pub(super) fn keep(&self, bytes: u64) {
-        self.kept.fetch_add(bytes, Relaxed);
-    }
-
-    pub(super) fn give_back(&self, bytes: u64) {
-        self.kept.fetch_sub(bytes, Relaxed);
+impl Drop for CacheManager {
+    /// Returns the bytes that this volume kept to the session's budget.
+    fn drop(&mut self) {
+        self.session.cache_budget().give_back(self.bytes());
     }
 }
 

@@ -15,9 +15,9 @@ use onefold_core::{
 };
 
 use super::{
-    Object, Volume,
+    Volume,
     header::{Discard, LAST_DISCARD, LastDiscard, name},
-    write::{Fill, TURNS},
+    object::{Fill, Object, TURNS},
 };
 use crate::{
     chunk_map::{ChunkMap, stamp_value},

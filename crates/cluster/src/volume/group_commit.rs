@@ -15,10 +15,12 @@ use onefold_core::{
 use parking_lot::MutexGuard;
 
 use super::{
-    Known, Object, Volume,
-    inline::Job,
+    Volume,
+    header::Inline,
+    inline::{InlineWrites, Job},
+    object::{Fill, Known, Object},
     queue::{Queue, WAITING_BYTES, Waiting},
-    write::{Fill, ObjectWrite},
+    write::ObjectWrite,
 };
 use crate::{
     chunk_map::{ChunkMap, map_parts},
@@ -124,42 +126,43 @@ impl Volume {
             }
             drop(queue);
             let mut group = Group { volume: self, taken, failed: None };
-            group.failed = Some(self.send_all(&group.taken));
+            group.failed = Some(group.send_all());
             drop(group);
             queue = self.queue.lock();
         }
     }
+}
 
-    /// Sends writes, one operation for each object; returns the tickets of the writes that failed.
-    fn send_all(&self, taken: &[Waiting]) -> BTreeMap<u64, Error> {
+impl Group<'_> {
+    /// Sends its writes, one operation for each object; returns the tickets of the writes that failed.
+    fn send_all(&self) -> BTreeMap<u64, Error> {
         let mut parts: BTreeMap<u64, Vec<Part<'_>>> = BTreeMap::new();
-        for waiting in taken {
+        for waiting in &self.taken {
             let mut done = 0;
             while done < waiting.data.len() {
                 let at = waiting.offset + done as u64;
-                let within = at % self.object_bytes();
-                let bytes =
-                    (self.object_bytes() - within).min((waiting.data.len() - done) as u64) as usize;
+                let within = at % self.volume.object_bytes();
+                let bytes = (self.volume.object_bytes() - within)
+                    .min((waiting.data.len() - done) as u64) as usize;
                 let range = within as u32..within as u32 + bytes as u32;
                 let part =
                     Part { ticket: waiting.ticket, range, data: &waiting.data[done..done + bytes] };
-                parts.entry(at / self.object_bytes()).or_default().push(part);
+                parts.entry(at / self.volume.object_bytes()).or_default().push(part);
                 done += bytes;
             }
         }
-        let objects: Vec<_> = parts.keys().map(|index| self.object(*index)).collect();
+        let objects: Vec<_> = parts.keys().map(|index| self.volume.object(*index)).collect();
         // Locks are acquired in the order of the objects, so that two groups can't wait for each
         // other.
         let mut held: Vec<_> = objects.iter().map(|object| object.lock()).collect();
-        let results = if self.inline.is_some() {
-            self.send_inline(&parts, &mut held)
-        } else {
-            self.send_dirty(&parts, &mut held)
+        let results = match &self.volume.inline {
+            Some(inline) => self.send_inline(inline, &parts, &mut held),
+            None => self.send_dirty(&parts, &mut held),
         };
         let mut failed = BTreeMap::new();
         for ((index, parts), result) in parts.iter().zip(results) {
             if let Err(refusal) = result {
-                let error = self.failed(*index, refusal);
+                let error = self.volume.failed(*index, refusal);
                 failed.extend(parts.iter().map(|part| (part.ticket, error.clone())));
             }
         }
@@ -168,13 +171,14 @@ impl Volume {
 
     fn send_inline(
         &self,
+        inline: &Inline,
         parts: &BTreeMap<u64, Vec<Part<'_>>>,
         held: &mut [MutexGuard<'_, Object>],
     ) -> Vec<Result<(), Refusal>> {
         let reached = parts
             .keys()
             .zip(held.iter_mut())
-            .map(|(index, object)| self.discard_first(*index, object));
+            .map(|(index, object)| self.volume.discard_first(*index, object));
         let mut results: Vec<Result<(), Refusal>> = reached.collect();
         let fills: Vec<Vec<(Range<u32>, Fill<'_>)>> =
             parts.values().map(|parts| fills(parts)).collect();
@@ -183,7 +187,8 @@ impl Volume {
         let mut jobs: Vec<Job<'_, '_>> = ready
             .map(|(((index, object), fills), _)| (*index, &mut **object, fills.as_slice()))
             .collect();
-        let mut done = self.inline_all(&mut jobs, None).into_iter();
+        let writes = InlineWrites::of(self.volume, inline);
+        let mut done = writes.write_all(&mut jobs, None).into_iter();
         results
             .iter_mut()
             .filter(|result| result.is_ok())
@@ -204,30 +209,30 @@ impl Volume {
         for (n, ((index, object), fills)) in
             parts.keys().zip(held.iter_mut()).zip(&fills).enumerate()
         {
-            let mut write = ObjectWrite::new(self, *index, object, fills, None);
+            let mut write = ObjectWrite::new(self.volume, *index, object, fills, None);
             let reached =
-                results[n].clone().and_then(|()| self.discard_first(*index, write.object));
+                results[n].clone().and_then(|()| self.volume.discard_first(*index, write.object));
             match reached.and_then(|()| write.plan()) {
                 Ok(Some(op)) => {
                     batch.push((write, op));
                     sent.push(n);
                 }
-                Ok(None) => results[n] = self.join_dirty_list(*index, write.object),
+                Ok(None) => results[n] = self.volume.join_dirty_list(*index, write.object),
                 Err(Refusal::Missing) => {
-                    results[n] = self.fill_object(*index, write.object, fills, None)
+                    results[n] = self.volume.fill_object(*index, write.object, fills, None)
                 }
                 Err(refusal) => results[n] = Err(refusal),
             }
         }
         let mut sent = sent.into_iter();
-        self.session.kernel().carry_out_all(batch, |write, outcome| {
+        self.volume.session.kernel().carry_out_all(batch, |write, outcome| {
             let ended = outcome.and_then(|outcome| write.ended(outcome));
             sent.by_ref().take(1).for_each(|n| results[n] = ended.clone());
         });
         for ((index, object), _) in
             parts.keys().zip(held).zip(&results).filter(|(_, result)| result.is_ok())
         {
-            self.flush_through(*index, object);
+            self.volume.flush_through(*index, object);
         }
         results
     }
@@ -248,21 +253,25 @@ impl Volume {
         }
         let reads: Vec<Read> = unknown
             .iter()
-            .map(|(_, index, _)| Read { object: self.object_id(*index).name(), parts: map_parts() })
+            .map(|(_, index, _)| Read {
+                object: self.volume.object_id(*index).name(),
+                parts: map_parts(),
+            })
             .collect();
         for ((n, index, object), answer) in
-            unknown.into_iter().zip(self.session.kernel().read_all(&reads))
+            unknown.into_iter().zip(self.volume.session.kernel().read_all(&reads))
         {
-            results[n] = ChunkMap::from_answer(self.object_id(index), answer).and_then(|map| {
-                if map.is_none()
-                    && self.bits.lock().has(index)
-                    && !self.session.kernel().planted(PlantedBug::MissingAsZeroes)
-                {
-                    return Err(self.lost(index));
-                }
-                object.learn(Some(Known::of(map)));
-                Ok(())
-            });
+            results[n] =
+                ChunkMap::from_answer(self.volume.object_id(index), answer).and_then(|map| {
+                    if map.is_none()
+                        && self.volume.bits.lock().has(index)
+                        && !self.volume.session.kernel().planted(PlantedBug::MissingAsZeroes)
+                    {
+                        return Err(self.volume.lost(index));
+                    }
+                    object.learn(Some(Known::of(map)));
+                    Ok(())
+                });
         }
         results
     }

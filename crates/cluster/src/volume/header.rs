@@ -13,6 +13,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 use onefold_core::object::{Change, Guard, ObjectName, Read, ReadPart, Refusal, Write};
@@ -229,6 +230,34 @@ pub(crate) fn inline_sessions(
         }
     }
     Ok(sessions)
+}
+
+/// The right of an owner to make references before their entries.
+pub(super) struct Inline {
+    /// The stamp by which the header of the volume tells it.
+    stamp: Stamp,
+    /// True while an operation that names such a reference may still be applied.
+    doubt: AtomicBool,
+}
+
+impl Inline {
+    pub(super) fn new(stamp: Stamp) -> Inline {
+        Inline { stamp, doubt: AtomicBool::new(false) }
+    }
+
+    pub(super) fn stamp(&self) -> Stamp {
+        self.stamp
+    }
+
+    /// Records that an operation that names such a reference may still be applied.
+    pub(super) fn doubt(&self) {
+        self.doubt.store(true, Relaxed);
+    }
+
+    /// True when all references that were made have their entries, or are known to be stale.
+    pub(super) fn is_settled(&self) -> bool {
+        !self.doubt.load(Relaxed)
+    }
 }
 
 #[cfg(test)]

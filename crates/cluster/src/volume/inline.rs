@@ -15,7 +15,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    sync::atomic::Ordering::Relaxed,
 };
 
 use onefold_core::{
@@ -24,8 +23,9 @@ use onefold_core::{
 };
 
 use super::{
-    Known, Object, Volume,
-    write::{Fill, TURNS},
+    Volume,
+    header::Inline,
+    object::{Fill, Known, Object, TURNS},
 };
 use crate::{
     chunk_map::{ChunkMap, assemble, map_parts, stamp_value},
@@ -78,10 +78,20 @@ impl Draft {
     }
 }
 
-impl Volume {
+/// Inline writes of one volume, for a call.
+pub(super) struct InlineWrites<'v> {
+    volume: &'v Volume,
+    inline: &'v Inline,
+}
+
+impl<'v> InlineWrites<'v> {
+    pub(super) fn of(volume: &'v Volume, inline: &'v Inline) -> InlineWrites<'v> {
+        InlineWrites { volume, inline }
+    }
+
     /// Writes to locked objects, each in one operation, all in flight together. `discarded` is the
     /// number of the long discard that the writes belong to; the objects record it.
-    pub(super) fn inline_all(
+    pub(super) fn write_all(
         &self,
         jobs: &mut [Job<'_, '_>],
         discarded: Option<Stamp>,
@@ -109,7 +119,10 @@ impl Volume {
             for (draft, end) in sent.iter().zip(&ends) {
                 match end {
                     Ok(true) => {
-                        self.session.chunk_pool().attempts_are_over(draft.added.iter().copied());
+                        self.volume
+                            .session
+                            .chunk_pool()
+                            .attempts_are_over(draft.added.iter().copied());
                         jobs[draft.job].1.learn(Some(after(draft)));
                     }
                     Ok(false) => jobs[draft.job]
@@ -117,7 +130,7 @@ impl Volume {
                         .not_yet_listed
                         .retain(|stamp| Some(*stamp) != draft.listed),
                     Err(refusal) => {
-                        self.doubt.store(true, Relaxed);
+                        self.inline.doubt();
                         results[draft.job] = Some(Err(refusal.clone()));
                     }
                 }
@@ -127,7 +140,7 @@ impl Volume {
             for draft in sent.iter().chain(&nothing) {
                 results[draft.job] = Some(match &draft.map {
                     None if draft.op.changes.is_empty() => Ok(()),
-                    _ => self.join_dirty_list(draft.id.index, jobs[draft.job].1),
+                    _ => self.volume.join_dirty_list(draft.id.index, jobs[draft.job].1),
                 });
             }
             // An object that is not on the dirty list keeps its pending drops: they show that it
@@ -140,7 +153,7 @@ impl Volume {
 
     /// The number of the newest long discard that covers an object that is about to be created.
     fn discard_for(&self, draft: &Draft) -> Option<Stamp> {
-        self.newest_discard(draft.id.index).filter(|_| draft.map.is_none())
+        self.volume.newest_discard(draft.id.index).filter(|_| draft.map.is_none())
     }
 
     /// Reads the current content, and decides the new content of the chunks.
@@ -155,21 +168,27 @@ impl Volume {
             open.iter().map(|job| self.places(jobs[*job].2)).collect();
         let read = |(job, places): (&usize, &BTreeMap<u32, bool>)| {
             let partial = places.iter().filter(|(_, whole)| !**whole);
-            let data = partial
-                .map(|(offset, _)| ReadPart::Data((*offset).into(), self.chunk_bytes().into()));
+            let data = partial.map(|(offset, _)| {
+                ReadPart::Data((*offset).into(), self.volume.chunk_bytes().into())
+            });
             Read {
-                object: self.object_id(jobs[*job].0).name(),
+                object: self.volume.object_id(jobs[*job].0).name(),
                 parts: map_parts().into_iter().chain(data).collect(),
             }
         };
-        let answers =
-            self.session.kernel().read_all(&open.iter().zip(&places).map(read).collect::<Vec<_>>());
+        let answers = self
+            .volume
+            .session
+            .kernel()
+            .read_all(&open.iter().zip(&places).map(read).collect::<Vec<_>>());
         let mut drafts = Vec::new();
         for ((job, places), answer) in open.iter().zip(&places).zip(answers) {
             match self.draft(*job, jobs[*job].0, places, answer) {
                 Ok(draft) if draft.pending().len() + draft.parts.len() > PENDING_MAX => {
                     // There is room again in the next turn.
-                    if let Err(refusal) = self.session.chunk_pool().finish_drops(draft.pending()) {
+                    if let Err(refusal) =
+                        self.volume.session.chunk_pool().finish_drops(draft.pending())
+                    {
                         results[*job] = Some(Err(refusal));
                     }
                 }
@@ -182,7 +201,7 @@ impl Volume {
 
     /// The chunks that a write touches, and whether it covers them.
     fn places(&self, fills: &[(Range<u32>, Fill<'_>)]) -> BTreeMap<u32, bool> {
-        let (chunk, mut places) = (self.chunk_bytes(), BTreeMap::new());
+        let (chunk, mut places) = (self.volume.chunk_bytes(), BTreeMap::new());
         for (range, _) in fills {
             for offset in (range.start / chunk * chunk..range.end).step_by(chunk as usize) {
                 *places.entry(offset).or_default() |=
@@ -199,7 +218,7 @@ impl Volume {
         places: &BTreeMap<u32, bool>,
         answer: Result<ReadResult, Refusal>,
     ) -> Result<Draft, Refusal> {
-        let id = self.object_id(index);
+        let id = self.volume.object_id(index);
         let mut places_in_answer = 2..;
         let mut cached: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
         for (offset, _) in places.iter().filter(|(_, whole)| !**whole) {
@@ -211,10 +230,10 @@ impl Volume {
         }
         let map = ChunkMap::from_answer(id, answer)?;
         if map.is_none()
-            && self.bits.lock().has(index)
-            && !self.session.kernel().planted(PlantedBug::MissingAsZeroes)
+            && self.volume.bits.lock().has(index)
+            && !self.volume.session.kernel().planted(PlantedBug::MissingAsZeroes)
         {
-            return Err(self.lost(index));
+            return Err(self.volume.lost(index));
         }
         let part = |offset: &u32| Part {
             offset: *offset,
@@ -224,7 +243,7 @@ impl Volume {
         };
         let parts = places.keys().map(part).collect();
         let op = Write { object: id.name(), guards: Vec::new(), changes: Vec::new() };
-        let (entries, stamp) = (BTreeMap::new(), self.session.kernel().stamp());
+        let (entries, stamp) = (BTreeMap::new(), self.volume.session.kernel().stamp());
         Ok(Draft {
             job,
             id,
@@ -250,7 +269,7 @@ impl Volume {
     ) -> Vec<Draft> {
         let chunks: Vec<Chunk> =
             drafts.iter().flat_map(|draft| &draft.parts).filter_map(Draft::base_of).collect();
-        let mut bases = self.session.chunk_pool().read_chunks(&chunks).into_iter();
+        let mut bases = self.volume.session.chunk_pool().read_chunks(&chunks).into_iter();
         drafts.retain_mut(|draft| {
             let mut whole = true;
             for part in &mut draft.parts {
@@ -275,7 +294,7 @@ impl Volume {
                 };
                 part.content = match (part.old, &part.cached) {
                     (Some(entry), Some(cached)) => assemble(&entry, cached, base.as_deref()),
-                    _ => vec![0; self.chunk_bytes() as usize],
+                    _ => vec![0; self.volume.chunk_bytes() as usize],
                 };
                 jobs[draft.job].2.iter().for_each(|(range, fill)| overlay(part, range, *fill));
             }
@@ -295,7 +314,7 @@ impl Volume {
         for (n, draft) in drafts.iter_mut().enumerate() {
             for part in &draft.parts {
                 let none = Entry {
-                    length: self.chunk_bytes(),
+                    length: self.volume.chunk_bytes(),
                     dirty: false,
                     mask: 0,
                     base: None,
@@ -303,7 +322,7 @@ impl Volume {
                 };
                 let old = part.old.unwrap_or(none);
                 let mut new = Entry { dirty: false, mask: 0, stamp: draft.stamp, ..old };
-                let id = self.session.chunk_pool().chunk_id(&part.content);
+                let id = self.volume.session.chunk_pool().chunk_id(&part.content);
                 if is_zero(&part.content) {
                     new.base = None;
                 } else if old.base.is_none_or(|base| base.chunk.id != id) {
@@ -335,11 +354,11 @@ impl Volume {
             .iter()
             .map(|(n, at, id, reference)| (*id, content(*n, *at), *reference))
             .collect();
-        let late = self.session.kernel().planted(PlantedBug::FlipBeforeReference);
+        let late = self.volume.session.kernel().planted(PlantedBug::FlipBeforeReference);
         let chunks = if late {
             Ok(wanted.iter().map(|(_, _, id, _)| Chunk { id: *id, copy: 0 }).collect())
         } else {
-            self.session.chunk_pool().add_references_at_once(&all)
+            self.volume.session.chunk_pool().add_references_at_once(&all)
         };
         match chunks {
             Ok(chunks) => {
@@ -359,8 +378,8 @@ impl Volume {
                     .iter()
                     .map(|(_, _, id, reference)| (Chunk { id: *id, copy: 0 }, *reference))
                     .collect();
-                if self.session.chunk_pool().drop_references(&added).is_ok() {
-                    self.session.chunk_pool().attempts_are_over(added);
+                if self.volume.session.chunk_pool().drop_references(&added).is_ok() {
+                    self.volume.session.chunk_pool().attempts_are_over(added);
                 }
                 drafts.iter().for_each(|draft| results[draft.job] = Some(Err(refusal.clone())));
                 Vec::new()
@@ -407,25 +426,28 @@ impl Volume {
     /// Sends the drafts. For each, false means that it must be decided again, and that nothing of
     /// it will ever be applied.
     fn send_inline_drafts(&self, drafts: &[Draft]) -> Vec<Result<bool, Refusal>> {
-        if self.session.kernel().planted(PlantedBug::DropBeforeFlip) {
+        if self.volume.session.kernel().planted(PlantedBug::DropBeforeFlip) {
             for draft in drafts {
-                let _ = self.session.chunk_pool().drop_references(&draft.dropped);
+                let _ = self.volume.session.chunk_pool().drop_references(&draft.dropped);
             }
         }
-        let write = |draft| InlineWrite { session: &self.session, draft, looked: false };
+        let write = |draft| InlineWrite { session: &self.volume.session, draft, looked: false };
         let batch = drafts.iter().map(|draft| (write(draft), draft.op.clone()));
         let mut ends = Vec::new();
-        self.session.kernel().carry_out_all(batch, |write, outcome| {
+        self.volume.session.kernel().carry_out_all(batch, |write, outcome| {
             let Draft { id, added, .. } = write.draft;
             ends.push(match outcome {
-                Ok(Outcome::GivenUp) => {
-                    self.session.chunk_pool().drop_unused_references(*id, added).map(|()| false)
-                }
+                Ok(Outcome::GivenUp) => self
+                    .volume
+                    .session
+                    .chunk_pool()
+                    .drop_unused_references(*id, added)
+                    .map(|()| false),
                 Ok(Outcome::Applied | Outcome::Found) => Ok(true),
                 Err(refusal) => {
                     if !write.looked {
                         // The only copy of the operation was refused.
-                        let _ = self.session.chunk_pool().drop_unused_references(*id, added);
+                        let _ = self.volume.session.chunk_pool().drop_unused_references(*id, added);
                     }
                     Err(refusal)
                 }
@@ -437,7 +459,7 @@ impl Volume {
     /// Step (c): drops the old references. Workers find by the dirty list those that can't be
     /// dropped now.
     fn finish(&self, drafts: &[Draft]) {
-        if self.session.kernel().planted(PlantedBug::FlipBeforeReference) {
+        if self.volume.session.kernel().planted(PlantedBug::FlipBeforeReference) {
             for draft in drafts {
                 let content = |reference: &Reference| {
                     draft
@@ -453,16 +475,17 @@ impl Volume {
                         Some((chunk.id, content(reference)?, *reference))
                     })
                     .collect();
-                let _ = self.session.chunk_pool().add_references(&wanted);
+                let _ = self.volume.session.chunk_pool().add_references(&wanted);
             }
         }
         let all: Vec<(Chunk, Reference)> =
             drafts.iter().flat_map(|draft| draft.dropped.iter().copied()).collect();
         let _ = self
+            .volume
             .session
             .chunk_pool()
             .drop_references(&all)
-            .and_then(|()| self.session.chunk_pool().forget_drops(&all));
+            .and_then(|()| self.volume.session.chunk_pool().forget_drops(&all));
     }
 }
 

@@ -16,6 +16,7 @@ mod discard;
 mod group_commit;
 pub(crate) mod header;
 mod inline;
+mod object;
 mod promotion;
 mod queue;
 mod read;
@@ -26,21 +27,17 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
 
 use onefold_core::{Error, Kind, Result};
 use parking_lot::{Condvar, Mutex};
 
-pub use attach::Mode;
-pub use serve::ClusterExports;
+use self::object::Object;
+pub use self::{attach::Mode, serve::ClusterExports};
 
-use crate::{
-    chunk_map::{ChunkMap, covering},
-    format::{ObjectId, Stamp, entry::Entry, recut::Recut},
-    session::Session,
-};
+use crate::{format::ObjectId, session::Session};
 
 /// A volume that is attached.
 pub struct Volume {
@@ -54,77 +51,12 @@ pub struct Volume {
     bits: Mutex<header::Bits>,
     discards: Mutex<Vec<header::Discard>>,
     last_discard: Mutex<header::LastDiscard>,
-    cache: Mutex<cache_manager::Cache>,
-    /// The stamp under which references are made before their entries.
-    inline: Option<Stamp>,
-    /// True while an operation that names such a reference may still be applied.
-    doubt: AtomicBool,
+    cache: cache_manager::CacheManager,
+    /// There while writes are deduplicated as they come.
+    inline: Option<header::Inline>,
     queue: Mutex<queue::Queue>,
     /// A group of writes is over.
     queue_changed: Condvar,
-}
-
-/// The owner's memory of an object. The memory may be out of date, so every operation that changes
-/// something compares it.
-#[derive(Default)]
-struct Object {
-    known: Option<Known>,
-    /// Incremented with every change of `known`.
-    revision: u64,
-    /// List stamps that may be in the object and are not known to be on the list.
-    not_yet_listed: Vec<Stamp>,
-    /// The object may be there, and its bit may not be set.
-    bit_not_yet_set: bool,
-}
-
-/// The map of an object, or that there is none.
-#[derive(Clone, Debug, Default)]
-struct Known {
-    exists: bool,
-    entries: BTreeMap<u32, Entry>,
-    listed: Option<Stamp>,
-    discarded: Stamp,
-    recut: Option<Recut>,
-}
-
-impl Known {
-    fn of(map: Option<ChunkMap>) -> Known {
-        map.map_or_else(Known::default, |map| Known {
-            exists: true,
-            entries: map.entries,
-            listed: map.listed,
-            discarded: map.discarded,
-            recut: map.recut,
-        })
-    }
-
-    /// The chunk that a byte is in: its offset and length. Places without an entry are cut at
-    /// multiples of `chunk_bytes`.
-    fn place(&self, at: u32, chunk_bytes: u32) -> (u32, u32) {
-        covering(&self.entries, at)
-            .map_or((at / chunk_bytes * chunk_bytes, chunk_bytes), |(offset, entry)| {
-                (offset, entry.length)
-            })
-    }
-}
-
-impl Object {
-    /// True while the header or the dirty list may lack something about it.
-    fn is_not_yet_recorded(&self) -> bool {
-        self.bit_not_yet_set || !self.not_yet_listed.is_empty()
-    }
-
-    fn learn(&mut self, known: Option<Known>) {
-        self.known = known;
-        self.revision += 1;
-    }
-}
-
-impl Drop for Volume {
-    /// Returns the bytes that this volume kept to the session's budget.
-    fn drop(&mut self) {
-        self.session.cache_budget().give_back(self.cache.lock().bytes());
-    }
 }
 
 impl Volume {

@@ -9,13 +9,12 @@ use onefold_core::object::{Change, Guard, ReadPart, Refusal, Write};
 
 use super::{
     Volume,
-    cache_manager::{CACHED_MAX, HOT_MAX, HOT_SECONDS, parse, place},
+    cache_manager::{HOT_SECONDS, parse, place},
     header::{CACHED, HOT, name},
-    read::entry_key,
 };
 use crate::{
     chunk_map::stamp_value,
-    format::{CHUNK_MAX, catalogue::Cut, entry::Entry, key},
+    format::{entry::Entry, key},
     settings::PlantedBug,
 };
 
@@ -24,29 +23,47 @@ impl Volume {
     /// be deduplicated yet.
     #[must_use]
     pub fn cached_bytes(&self) -> u64 {
-        self.cache.lock().bytes
+        self.cache.bytes()
     }
 
-    /// Bytes that a chunk that is kept counts for: the most that it may have.
-    pub(super) fn kept_bytes(&self) -> u64 {
-        u64::from(if self.session.kernel().format().volume_cut == Cut::Content {
-            CHUNK_MAX
-        } else {
-            self.chunk_bytes()
-        })
+    /// Evicts the chunk that was read longest ago from its object, when the session keeps more than
+    /// its share; false when there is nothing to do.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn evict_step(&self) -> onefold_core::Result<bool> {
+        let promotion = Promotion::of(self);
+        // If this fails, the records remain in the header, but their time is over all the same.
+        let _ = promotion.forget_hot();
+        let Some(place) = self.cache.oldest() else { return Ok(false) };
+        let (index, offset) = parse(place);
+        promotion.evict(index, offset, place).map_err(|refusal| self.failed(index, refusal))?;
+        Ok(true)
+    }
+}
+
+/// Promotions and evictions of one volume, for a call.
+pub(super) struct Promotion<'v> {
+    volume: &'v Volume,
+}
+
+impl<'v> Promotion<'v> {
+    pub(super) fn of(volume: &'v Volume) -> Promotion<'v> {
+        Promotion { volume }
     }
 
     /// Records a read of chunks. Promotes clean chunks that are hot, and tells workers to leave hot
     /// dirty ones. All this is advice: an error is ignored, and a later read tries again.
     pub(super) fn warm(&self, index: u64, parts: &[(u32, Entry)], contents: &[Option<&Vec<u8>>]) {
-        let hits = self.session.kernel().settings().hit_count;
-        if hits == 0 || self.read_only {
+        let hits = self.volume.session.kernel().settings().hit_count;
+        if hits == 0 || self.volume.read_only {
             return;
         }
-        let second = self.session.kernel().store().time().as_secs();
+        let second = self.volume.session.kernel().store().time().as_secs();
         for ((offset, entry), content) in parts.iter().zip(contents) {
-            let hot = self.cache.lock().hit(place(index, *offset), second) >= hits;
-            let clears_dirty = self.session.kernel().planted(PlantedBug::PromotionClearsDirty);
+            let hot = self.volume.cache.hit(place(index, *offset), second) >= hits;
+            let clears_dirty =
+                self.volume.session.kernel().planted(PlantedBug::PromotionClearsDirty);
             if hot && entry.dirty && !clears_dirty {
                 let _ = self.keep_dirty(place(index, *offset), second);
             } else if let Some(content) = content
@@ -59,26 +76,15 @@ impl Volume {
 
     /// Tells workers to leave a dirty chunk as it is for a while.
     fn keep_dirty(&self, place: u64, second: u64) -> Result<(), Refusal> {
-        {
-            let mut cache = self.cache.lock();
-            let noted = cache.hot.get(&place).copied();
-            let room = self.session.cache_budget().kept() + self.kept_bytes()
-                <= self.session.cache_budget().share(self.session.kernel())
-                && cache.hot.len() < HOT_MAX;
-            if noted.map_or(!room, |until| until > second + HOT_SECONDS / 2) {
-                return Ok(());
-            }
-            if cache.hot.insert(place, second + HOT_SECONDS).is_none() {
-                cache.bytes += self.kept_bytes();
-                self.session.cache_budget().keep(self.kept_bytes());
-            }
+        if !self.volume.cache.heat(place, second) {
+            return Ok(());
         }
         let note = Change::SetOmap(vec![(
             key::numbered(HOT, place),
             (second + HOT_SECONDS).to_le_bytes().to_vec(),
         )]);
-        self.session.kernel().write_one(&Write {
-            object: name(self.id),
+        self.volume.session.kernel().write_one(&Write {
+            object: name(self.volume.id),
             guards: vec![Guard::Exists],
             changes: vec![note],
         })?;
@@ -87,27 +93,14 @@ impl Volume {
 
     /// Removes the records of hot chunks whose time is over.
     fn forget_hot(&self) -> Result<(), Refusal> {
-        let second = self.session.kernel().store().time().as_secs();
-        let over: Vec<u64> = {
-            let mut cache = self.cache.lock();
-            let over: Vec<u64> = cache
-                .hot
-                .iter()
-                .filter(|(_, until)| **until <= second)
-                .map(|(place, _)| *place)
-                .collect();
-            cache.hot.retain(|_, until| *until > second);
-            let bytes = over.len() as u64 * self.kept_bytes();
-            cache.bytes -= bytes;
-            self.session.cache_budget().give_back(bytes);
-            over
-        };
+        let second = self.volume.session.kernel().store().time().as_secs();
+        let over = self.volume.cache.cool(second);
         if over.is_empty() {
             return Ok(());
         }
         let keys = over.into_iter().map(|place| key::numbered(HOT, place)).collect();
-        self.session.kernel().write_one(&Write {
-            object: name(self.id),
+        self.volume.session.kernel().write_one(&Write {
+            object: name(self.volume.id),
             guards: vec![Guard::Exists],
             changes: vec![Change::DropOmap(keys)],
         })?;
@@ -123,46 +116,36 @@ impl Volume {
         content: &[u8],
     ) -> Result<(), Refusal> {
         let place = place(index, offset);
-        {
-            let mut cache = self.cache.lock();
-            let kept = self.session.cache_budget().kept() + self.kept_bytes();
-            let room = kept <= self.session.cache_budget().share(self.session.kernel())
-                && cache.kept.len() < CACHED_MAX;
-            if !room || cache.kept.contains_key(&place) {
-                return Ok(());
-            }
-            let reads = cache.reads;
-            cache.kept.insert(place, reads);
-            cache.bytes += self.kept_bytes();
-            self.session.cache_budget().keep(self.kept_bytes());
+        if !self.volume.cache.keep(place) {
+            return Ok(());
         }
-        let object = self.object(index);
+        let object = self.volume.object(index);
         let mut object = object.lock();
-        if !self.session.kernel().planted(PlantedBug::KeptUnlisted) {
+        if !self.volume.session.kernel().planted(PlantedBug::KeptUnlisted) {
             self.record_kept(place, true)?;
         }
-        let id = self.object_id(index);
+        let id = self.volume.object_id(index);
         let new = Entry {
             mask: Entry::full_mask(entry.length),
             dirty: false,
-            stamp: self.session.kernel().stamp(),
+            stamp: self.volume.session.kernel().stamp(),
             ..*entry
         };
         let op = Write {
             object: id.name(),
-            guards: vec![Guard::Omap(entry_key(offset), entry.encode(id, offset))],
+            guards: vec![Guard::Omap(key::entry(offset), entry.encode(id, offset))],
             changes: vec![
                 Change::Write(offset.into(), content.to_vec()),
-                Change::SetOmap(vec![(entry_key(offset), new.encode(id, offset))]),
+                Change::SetOmap(vec![(key::entry(offset), new.encode(id, offset))]),
             ],
         };
-        let done = self.session.kernel().write_one(&op);
+        let done = self.volume.session.kernel().write_one(&op);
         object.learn(None);
         if matches!(done, Err(Refusal::Unknown)) {
-            self.cache.lock().doubt.insert(place);
+            self.volume.cache.doubt(place);
         }
         done?;
-        self.session.kernel().counts().promoted.fetch_add(1, Relaxed);
+        self.volume.session.kernel().counts().promoted.fetch_add(1, Relaxed);
         Ok(())
     }
 
@@ -171,7 +154,7 @@ impl Volume {
     fn record_kept(&self, place: u64, kept: bool) -> Result<(), Refusal> {
         let key = key::numbered(CACHED, place);
         let change = if kept {
-            Change::SetOmap(vec![(key.clone(), stamp_value(self.session.kernel().stamp()))])
+            Change::SetOmap(vec![(key.clone(), stamp_value(self.volume.session.kernel().stamp()))])
         } else {
             Change::DropOmap(vec![key.clone()])
         };
@@ -179,8 +162,8 @@ impl Volume {
         let mut before = if kept { Vec::new() } else { self.recorded_stamp(&key)? };
         for _ in 0..8 {
             let guards = vec![Guard::Exists, Guard::Omap(key.clone(), before)];
-            match self.session.kernel().until_answered(&Write {
-                object: name(self.id),
+            match self.volume.session.kernel().until_answered(&Write {
+                object: name(self.volume.id),
                 guards,
                 changes: vec![change.clone()],
             }) {
@@ -196,78 +179,49 @@ impl Volume {
 
     fn recorded_stamp(&self, key: &[u8]) -> Result<Vec<u8>, Refusal> {
         let answer = self
+            .volume
             .session
             .kernel()
-            .read_one(&name(self.id), vec![ReadPart::Keys(vec![key.to_vec()])])?;
+            .read_one(&name(self.volume.id), vec![ReadPart::Keys(vec![key.to_vec()])])?;
         Ok(answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default())
     }
 
-    /// Evicts the chunk that was read longest ago from its object, when the session keeps more than
-    /// its share; false when there is nothing to do.
-    ///
-    /// # Errors
-    /// The store's.
-    pub fn evict_step(&self) -> onefold_core::Result<bool> {
-        // If this fails, the records remain in the header, but their time is over all the same.
-        let _ = self.forget_hot();
-        let oldest = {
-            let cache = self.cache.lock();
-            let over = self.session.cache_budget().kept() + self.kept_bytes()
-                > self.session.cache_budget().share(self.session.kernel());
-            cache
-                .kept
-                .iter()
-                .filter(|_| over)
-                .min_by_key(|(_, read)| **read)
-                .map(|(place, _)| *place)
-        };
-        let Some(place) = oldest else { return Ok(false) };
-        let (index, offset) = parse(place);
-        self.evict(index, offset, place).map_err(|refusal| self.failed(index, refusal))?;
-        Ok(true)
-    }
-
     fn evict(&self, index: u64, offset: u32, place: u64) -> Result<(), Refusal> {
-        let object = self.object(index);
+        let object = self.volume.object(index);
         let mut object = object.lock();
         object.learn(None);
-        let id = self.object_id(index);
-        let known = self.known(index, &mut object)?;
-        let doubt = self.cache.lock().doubt.contains(&place);
+        let id = self.volume.object_id(index);
+        let known = self.volume.known(index, &mut object)?;
+        let doubt = self.volume.cache.is_in_doubt(place);
         // With another stamp a promotion that is still on its way comes too late.
         if let Some(entry) = known.entries.get(&offset)
             && !entry.dirty
             && (entry.mask != 0 || doubt)
             && entry.base.is_some()
         {
-            let new = Entry { mask: 0, stamp: self.session.kernel().stamp(), ..*entry };
+            let new = Entry { mask: 0, stamp: self.volume.session.kernel().stamp(), ..*entry };
             let op = Write {
                 object: id.name(),
-                guards: vec![Guard::Omap(entry_key(offset), entry.encode(id, offset))],
+                guards: vec![Guard::Omap(key::entry(offset), entry.encode(id, offset))],
                 changes: vec![
                     Change::Zero(offset.into(), entry.length.into()),
-                    Change::SetOmap(vec![(entry_key(offset), new.encode(id, offset))]),
+                    Change::SetOmap(vec![(key::entry(offset), new.encode(id, offset))]),
                 ],
             };
             object.learn(None);
-            match self.session.kernel().until_answered(&op) {
+            match self.volume.session.kernel().until_answered(&op) {
                 Ok(_) | Err(Refusal::Mismatch) => {}
                 Err(refusal) => return Err(refusal),
             }
             // Reads the object once more: another session may have changed the chunk so that it is
             // still kept.
-            let again = self.known(index, &mut object)?;
+            let again = self.volume.known(index, &mut object)?;
             if again.entries.get(&offset).is_some_and(|now| !now.dirty && now.mask != 0) {
                 return Ok(());
             }
         }
         self.record_kept(place, false)?;
-        let mut cache = self.cache.lock();
-        cache.doubt.remove(&place);
-        if cache.kept.remove(&place).is_some() {
-            cache.bytes -= self.kept_bytes();
-            self.session.cache_budget().give_back(self.kept_bytes());
-        }
+        self.volume.cache.forget(place);
         Ok(())
     }
 }

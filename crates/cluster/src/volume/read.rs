@@ -12,10 +12,10 @@ use onefold_core::{
     object::{Read, ReadPart, ReadResult, Refusal},
 };
 
-use super::{Known, Volume};
+use super::{Volume, object::Known, promotion::Promotion};
 use crate::{
     chunk_map::{ChunkMap, assemble, covering, map_parts},
-    format::{BLOCK, Chunk, Stamp, corrupt, entry::Entry, key},
+    format::{BLOCK, Chunk, Stamp, corrupt, entry::Entry},
     settings::PlantedBug,
     volume::header::Bits,
 };
@@ -171,7 +171,7 @@ impl Volume {
                 job.at,
             );
         }
-        self.warm(
+        Promotion::of(self).warm(
             job.index,
             &parts.iter().map(|part| (part.offset, part.entry)).collect::<Vec<_>>(),
             &bases,
@@ -311,9 +311,4 @@ fn copy(content: &[u8], offset: u32, into: &mut [u8], at: u32) {
         into[(start - at) as usize..(end - at) as usize]
             .copy_from_slice(&content[(start - offset) as usize..(end - offset) as usize]);
     }
-}
-
-/// The key of an entry, for the operations that compare it.
-pub(super) fn entry_key(offset: u32) -> Vec<u8> {
-    key::entry(offset)
 }

@@ -10,7 +10,11 @@ use onefold_core::{
 use parking_lot::Mutex;
 
 use super::{Mode, Volume};
-use crate::{format::catalogue::What, presence::Presence, session::Session};
+use crate::{
+    format::catalogue::{Named, What},
+    presence::Presence,
+    session::Session,
+};
 
 /// Most stretches that one request for allocation looks at. A stretch of objects that do not exist
 /// costs no read, only time.
@@ -135,11 +139,13 @@ impl Volume {
     }
 }
 
-/// The volumes of a session for a server: each is attached when a client asks for it first.
+/// The volumes of a session for a server: each is attached when a client asks for it first, and
+/// stays attached when it gets another name.
 pub struct ClusterExports {
     session: Arc<Session>,
     mode: Mode,
-    open: Mutex<BTreeMap<String, Arc<Volume>>>,
+    /// By the number of the volume.
+    open: Mutex<BTreeMap<u64, Arc<Volume>>>,
     presence: Mutex<Presence>,
 }
 
@@ -190,10 +196,13 @@ impl ClusterExports {
     /// The first failure.
     pub fn close(&self) -> Result<()> {
         let mut first = Ok(());
-        for (name, volume) in std::mem::take(&mut *self.open.lock()) {
+        for volume in std::mem::take(&mut *self.open.lock()).into_values() {
             let closed = match Arc::try_unwrap(volume) {
                 Ok(volume) => volume.detach(),
-                Err(_) => Err(Error::new(Kind::Busy, format!("volume {name:?} is still in use"))),
+                Err(volume) => {
+                    let what = format!("volume {:?} is still in use", volume.name());
+                    Err(Error::new(Kind::Busy, what))
+                }
             };
             first = first.and(closed);
         }
@@ -218,11 +227,13 @@ impl Exports for ClusterExports {
 
     fn open(&self, name: &str) -> Result<Arc<dyn onefold_core::Volume>> {
         let mut open = self.open.lock();
-        if let Some(volume) = open.get(name) {
+        // A name may stand for a volume that was attached under another one.
+        let known = |named: Named| open.get(&named.id).filter(|_| named.what == What::Volume);
+        if let Some(volume) = self.session.find(name)?.and_then(known) {
             return Ok(volume.clone());
         }
         let volume = Arc::new(Volume::attach(&self.session, name, self.mode)?);
-        open.insert(name.to_owned(), volume.clone());
-        Ok(volume)
+        // It may have got the name just now.
+        Ok(open.entry(volume.id()).or_insert(volume).clone())
     }
 }

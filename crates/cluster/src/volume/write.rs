@@ -14,7 +14,11 @@ use onefold_core::{
     object::{Change, Guard, Refusal, Write},
 };
 
-use super::{Known, Object, Volume};
+use super::{
+    Volume,
+    inline::InlineWrites,
+    object::{Fill, Known, Object, TURNS},
+};
 use crate::{
     chunk_map::{ChunkMap, stamp_value},
     dirty_list::DirtyList,
@@ -23,16 +27,6 @@ use crate::{
     post_processing::flip::Deduplication,
     settings::{Dedup, PlantedBug},
 };
-
-/// Most decisions about one write; each after the first follows another session's change.
-pub(super) const TURNS: u32 = 100;
-
-/// The new content of a range of an object.
-#[derive(Clone, Copy)]
-pub(super) enum Fill<'a> {
-    Bytes(&'a [u8]),
-    Zeroes,
-}
 
 /// The operation by which a write changes one object, as decided from a known map.
 struct Plan {
@@ -107,8 +101,9 @@ impl Volume {
         fills: &[(Range<u32>, Fill<'_>)],
         discarded: Option<Stamp>,
     ) -> Result<(), Refusal> {
-        if self.inline.is_some() {
-            return self.inline_all(&mut [(index, object, fills)], discarded).remove(0);
+        if let Some(inline) = &self.inline {
+            let writes = InlineWrites::of(self, inline);
+            return writes.write_all(&mut [(index, object, fills)], discarded).remove(0);
         }
         let mut write = ObjectWrite::new(self, index, object, fills, discarded);
         let outcome = match write.decide_from_known()? {

@@ -23,7 +23,7 @@ impl MemoryFiles {
         ))
     }
 
-    /// What they hold.
+    /// The content of each file.
     pub(super) fn all(&self) -> BTreeMap<String, Vec<u8>> {
         self.0.lock().iter().map(|(name, content)| (name.clone(), content.lock().clone())).collect()
     }

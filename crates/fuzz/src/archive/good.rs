@@ -16,13 +16,13 @@ use onefold_core::{
     tree::{Entry, What},
 };
 
-use super::files::MemoryFiles;
+use super::{Place, files::MemoryFiles};
 use crate::mutator::Random;
 
 const ID: [u8; 16] = [1; 16];
 const SECRET: [u8; 32] = [2; 32];
 
-/// What ties bytes to these archives.
+/// The id and secret that the checksums of these archives are made with.
 pub(super) fn identity() -> Identity {
     Identity::new(ID, &SECRET)
 }
@@ -50,7 +50,7 @@ fn content(seed: u64, bytes: usize) -> Vec<u8> {
 
 fn try_build(compression: Compression, log_bytes: u64) -> Result<BTreeMap<String, Vec<u8>>> {
     let files = Arc::new(MemoryFiles::default());
-    fill(files.clone(), compression, log_bytes)?;
+    fill(&files, compression, log_bytes)?;
     Ok(files.all())
 }
 
@@ -67,12 +67,12 @@ fn try_nodes() -> Result<Vec<BTreeMap<String, Vec<u8>>>> {
     let directories: Vec<Arc<MemoryFiles>> = (0..3).map(|_| Arc::default()).collect();
     let spread = Spread { n: 3, k: 2, ids: (0..3).map(|node| [node; 16]).collect() };
     let files = directories.iter().map(|files| files.clone() as Arc<dyn Files>).collect();
-    fill(Arc::new(Nodes::create(files, &spread, ID, SECRET)?), Compression::Lz4, 6000)?;
+    fill(&Arc::new(Nodes::create(files, &spread, ID, SECRET)?), Compression::Lz4, 6000)?;
     Ok(directories.iter().map(|files| files.all()).collect())
 }
 
 /// Makes an archive, with everything in it.
-fn fill(files: Arc<impl Files + 'static>, compression: Compression, log_bytes: u64) -> Result<()> {
+fn fill(place: &impl Place, compression: Compression, log_bytes: u64) -> Result<()> {
     let format = Format {
         chunking: Chunking::FastCdc(1024),
         compression,
@@ -80,7 +80,7 @@ fn fill(files: Arc<impl Files + 'static>, compression: Compression, log_bytes: u
         reserve_bytes: 4096,
         ..Format::new(ID, SECRET, [3; 16])
     };
-    Archive::create(&*files, &format)?;
+    place.make(&format)?;
     let settings = Settings {
         container_bytes: 12 << 10,
         log_bytes,
@@ -91,7 +91,7 @@ fn fill(files: Arc<impl Files + 'static>, compression: Compression, log_bytes: u
         dirty_bytes: 512 << 10,
         ..Settings::default()
     };
-    let archive = Arc::new(Archive::open(files.clone(), true, settings)?);
+    let archive = Arc::new(place.open(true, settings)?);
     for (n, name) in ["one", "two", "gone", "three"].into_iter().enumerate() {
         put_bytes(&archive, name, &content(n as u64 % 3, 20_000 + 3000 * n))?;
     }

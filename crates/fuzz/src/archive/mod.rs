@@ -14,11 +14,11 @@ pub(crate) mod parts;
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, Collection, CollectionOptions as Options, Content, Order, READER_BYTES, Reader,
-    Settings, Shape, Stream, Verify, check, decode_listing, rebuild_chunk_index, record_damage,
-    restore_chunks,
+    Archive, Collection, CollectionOptions as Options, Content, Format, Nodes, Order, READER_BYTES,
+    Reader, Settings, Shape, Stream, Verify, check, decode_listing, rebuild_chunk_index,
+    record_damage, restore_chunks,
 };
-use onefold_core::{Error, Files, Kind, Result};
+use onefold_core::{Error, Kind, Result};
 
 use self::files::MemoryFiles;
 use crate::reach;
@@ -42,7 +42,7 @@ pub fn archive(data: &[u8]) {
 }
 
 /// Whatever reads an archive, and where that could be opened, what changes it.
-fn all_verbs(files: &Arc<impl Files + 'static>) {
+fn all_verbs(files: &impl Place) {
     if looked_at(files).is_some() {
         reach::noted(healed(files));
         reach::noted(collected(files));
@@ -62,12 +62,39 @@ fn settings() -> Settings {
     }
 }
 
-fn open(files: &Arc<impl Files + 'static>, writes: bool) -> Result<Arc<Archive>> {
-    Archive::open(files.clone(), writes, settings()).map(Arc::new)
+/// Where an archive lies.
+trait Place {
+    fn make(&self, format: &Format) -> Result<()>;
+
+    fn open(&self, writes: bool, settings: Settings) -> Result<Archive>;
+}
+
+impl Place for Arc<MemoryFiles> {
+    fn make(&self, format: &Format) -> Result<()> {
+        Archive::create(&**self, format)
+    }
+
+    fn open(&self, writes: bool, settings: Settings) -> Result<Archive> {
+        Archive::open(self.clone(), writes, settings)
+    }
+}
+
+impl Place for Arc<Nodes> {
+    fn make(&self, format: &Format) -> Result<()> {
+        Archive::create_on_nodes(self, format)
+    }
+
+    fn open(&self, writes: bool, settings: Settings) -> Result<Archive> {
+        Archive::open_on_nodes(self.clone(), writes, settings)
+    }
+}
+
+fn open(place: &impl Place, writes: bool) -> Result<Arc<Archive>> {
+    place.open(writes, settings()).map(Arc::new)
 }
 
 /// Everything that only reads.
-fn looked_at(files: &Arc<impl Files + 'static>) -> Option<()> {
+fn looked_at(files: &impl Place) -> Option<()> {
     let archive = reach::noted(open(files, false))?;
     let mut reader = reach::noted(Reader::new(&archive))?;
     let streams: Vec<Stream> = reader.tables().streams.values().take(16).cloned().collect();
@@ -113,7 +140,7 @@ fn read(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()> {
     })
 }
 
-fn healed(files: &Arc<impl Files + 'static>) -> Result<()> {
+fn healed(files: &impl Place) -> Result<()> {
     let archive = open(files, true)?;
     let report = check(&archive, true, &mut |_, _, _| {})?;
     if !report.rotten.is_empty() {
@@ -122,7 +149,7 @@ fn healed(files: &Arc<impl Files + 'static>) -> Result<()> {
     restore_chunks(&archive, &report.lost, &mut |_, _| {}).map(|_| ())
 }
 
-fn collected(files: &Arc<impl Files + 'static>) -> Result<()> {
+fn collected(files: &impl Place) -> Result<()> {
     let options = Options {
         now: 5_000_000,
         keep_partial: 0,
@@ -139,7 +166,7 @@ fn collected(files: &Arc<impl Files + 'static>) -> Result<()> {
     panic!("a collection that never ends");
 }
 
-fn index_made(files: &Arc<impl Files + 'static>) -> Result<()> {
+fn index_made(files: &impl Place) -> Result<()> {
     rebuild_chunk_index(&open(files, true)?, &mut |_, _| {}).map(|_| ())
 }
 

@@ -14,7 +14,7 @@ pub(super) type Image = HashMap<u64, Arc<Block>>;
 /// Bytes that a disk writes as a whole.
 const SECTOR_BYTES: usize = 512;
 
-/// What a disk was asked for.
+/// A request to a disk.
 pub(super) enum Step {
     /// Blocks went into its cache.
     Write(Vec<(u64, Arc<Block>)>),
@@ -104,7 +104,7 @@ impl Disk for Journal {
     }
 }
 
-/// What a power failure leaves of the writes that no flush covered.
+/// The part of the unflushed writes that a power failure leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     Nothing,

@@ -54,7 +54,7 @@ const IDLE_ROUNDS: u32 = 2;
 /// Failures that are told.
 const TOLD: usize = 3;
 
-/// What came out.
+/// The outcome of all power failures of a workload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Blocks written by the client.
@@ -71,7 +71,7 @@ pub struct Outcome {
     pub wrong: u64,
     /// Stores that did not open, or in whose metadata the check found a problem.
     pub broken: u64,
-    /// What happened first, of all that.
+    /// The first failures of these three kinds, each a sentence.
     pub failures: Vec<String>,
     /// Newer records that recovery believed, and those whose block was not there.
     pub believed: u64,
@@ -104,7 +104,7 @@ struct Version {
     durable: usize,
 }
 
-/// What the addresses got, one after the other.
+/// The contents that each address got, one after the other.
 #[derive(Default)]
 struct History {
     of: Vec<Vec<Version>>,
@@ -131,7 +131,7 @@ impl History {
     }
 }
 
-/// What one address holds after a power failure.
+/// The verdict on the content of one address after a power failure.
 enum Held {
     Right,
     Lost,

@@ -26,7 +26,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_backend::{FileDisk, Preallocate};
+use onefold_backend::{FileDisk, Preallocate, new_file::Spot};
 use onefold_core::{BlockRef, Class, Clock, Disk, Error, Kind, Pba, Read, Result, Run};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -131,14 +131,15 @@ fn real(path: &Path, blocks: u64, clock: Arc<VirtualClock>) -> Result<Arc<Device
             format!("{} exists already: a laboratory's file is a new one", path.display()),
         ));
     }
+    let spot = Spot::of(path)?;
     let disk = FileDisk::create(path, Some(blocks), Preallocate::Reserve, &mut |_, _| {})?;
-    Ok(Arc::new(Device::new(Arc::new(disk), clock, None, Some(path.to_owned()))))
+    Ok(Arc::new(Device::new(Arc::new(disk), clock, None, Some(spot))))
 }
 
 /// Blocks of a zone, as ThinDedup's paper counts them.
 const ZONE_BLOCKS: u64 = 1024;
 
-/// What a device was asked for since it was made, in blocks of 4 KiB or plain numbers.
+/// The requests to a device since it was made, in blocks of 4 KiB or plain numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Blocks of clients, written as they are.
@@ -166,7 +167,7 @@ impl Counts {
         self.data_blocks + self.carrier_blocks + self.table_blocks + self.super_blocks
     }
 
-    /// What happened after `earlier` was taken from the same device.
+    /// The counts since `earlier` was taken from the same device.
     #[must_use]
     pub fn since(&self, earlier: &Counts) -> Counts {
         between!(
@@ -209,7 +210,7 @@ pub struct Device {
     clock: Arc<VirtualClock>,
     state: Mutex<State>,
     /// The file that vanishes with the device.
-    file: Option<PathBuf>,
+    file: Option<Spot>,
 }
 
 struct State {
@@ -239,7 +240,7 @@ impl Device {
         medium: Arc<dyn Disk>,
         clock: Arc<VirtualClock>,
         model: Option<Box<dyn Model>>,
-        file: Option<PathBuf>,
+        file: Option<Spot>,
     ) -> Device {
         let state = State {
             model,
@@ -257,7 +258,7 @@ impl Device {
         self.state.lock().busy_until.max(self.clock.now())
     }
 
-    /// What it was asked for so far.
+    /// The requests so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.state.lock().counts
@@ -358,10 +359,9 @@ impl Disk for Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if let Some(file) = &self.file {
-            // What stays behind is seen by whoever looks for space.
-            let _ = std::fs::remove_file(file);
-        }
+        // A file that can't be removed takes space and does no other harm; a destructor can't
+        // report it.
+        self.file.iter().for_each(|file| file.take_back(false));
     }
 }
 

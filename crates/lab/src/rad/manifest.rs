@@ -29,7 +29,7 @@ const WINDOW_LOG_MAX: u32 = 27;
 /// The chunks of one version, in the order of its files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Version {
-    /// What it is called.
+    /// Name of the version.
     pub name: String,
     /// The hash of each chunk.
     pub chunks: Vec<u64>,

@@ -41,7 +41,7 @@ pub enum Placement {
     Rad,
 }
 
-/// What is replayed.
+/// The parameters of a replay.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Chunks of a stripe, with parity.
@@ -75,7 +75,7 @@ impl Model {
     pub const COUNT_SECONDS: f64 = 1e-6;
 }
 
-/// What the deletion of a version took.
+/// The cost of deleting one version.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Deletion {
     /// The version.
@@ -94,7 +94,7 @@ pub struct Deletion {
     pub virtual_seconds: f64,
 }
 
-/// What a replay came to; sums over the deletions unless the name says something else.
+/// The result of a replay; sums over the deletions unless the name says something else.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Outcome {
     /// Chunks of a stripe, with and without parity.

@@ -42,7 +42,7 @@ impl Default for Disks {
     }
 }
 
-/// What a tuple of codes comes to.
+/// Space and time to data loss of a tuple of codes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tuple {
     /// Lengths of stripes.

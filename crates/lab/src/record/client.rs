@@ -77,7 +77,7 @@ impl Client {
     /// Connects to a volume.
     ///
     /// # Errors
-    /// Those of the system; what the server says; `Unsupported` when it can't be written.
+    /// The system's and the server's; `Unsupported` when it can't be written.
     pub(super) fn connect(address: &Address) -> Result<Client> {
         let failed = |error| Error::from_io(format!("can't connect to {address}"), error);
         match &address.place {

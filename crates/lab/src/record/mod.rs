@@ -11,6 +11,7 @@ mod volume;
 
 use std::{path::Path, sync::Arc, thread::JoinHandle, time::Duration};
 
+use onefold_backend::new_file::Spot;
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result};
 use onefold_serve::nbd::{Limits, Server};
 use parking_lot::{Condvar, Mutex};
@@ -42,7 +43,7 @@ impl Recorder {
     /// the sockets where they come.
     ///
     /// # Errors
-    /// Those of the connection, of the file and of the sockets.
+    /// The connection's, the file's and the sockets'.
     pub fn start(
         from: &Address,
         out: &Path,
@@ -56,11 +57,13 @@ impl Recorder {
                 format!("{from} has {size} bytes; a trace is of whole blocks of 4096"),
             ));
         }
+        // Its directory may be another one by the time that the sockets are made.
+        let spot = Spot::of(out)?;
         let writer = Writer::create(out, size / BLOCK_BYTES as u64)?;
         let started = Recorder::serve(from, client, writer, listen);
         if started.is_err() {
             // Nobody came in: the trace that was begun is empty.
-            let _ = std::fs::remove_file(out);
+            spot.take_back(false);
         }
         started
     }
@@ -109,7 +112,7 @@ impl Recorder {
         *self.stop.0.lock() = true;
         self.stop.1.notify_all();
         if let Some(ticker) = self.ticker.take() {
-            // It can't have panicked but by a bug, which its own message tells.
+            // The ticker panics only by a bug, and the panic's own message tells of it.
             let _ = ticker.join();
         }
     }

@@ -133,7 +133,7 @@ impl Tape {
         Ticket(self.ticket)
     }
 
-    /// What a request wrote into whole blocks.
+    /// The records of a write of whole blocks.
     fn written(&mut self, first: u64, data: &[u8], begins: bool) -> Vec<Op> {
         let mut copy = Block::zeroed();
         let (blocks, _) = data.as_chunks::<BLOCK_BYTES>();
@@ -152,7 +152,7 @@ impl Tape {
         Op::Write { lba: Lba(lba), hash: blake2b_128(&block.0), lz4, fua: false, first, unaligned }
     }
 
-    /// What a range holds now of whose blocks a part was written.
+    /// The records of a write that covers some blocks in part: each block is read back whole.
     fn reread(&mut self, offset: u64, bytes: u64) -> Result<Vec<Op>> {
         let (first, end) = (offset / BLOCK, (offset + bytes).div_ceil(BLOCK));
         let mut blocks = Block::zeroed_vec((end - first) as usize);

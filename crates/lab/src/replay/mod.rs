@@ -7,8 +7,8 @@
 //! gathered for the next. A round's work is handed to the device at once, and the round ends when
 //! the device is done with it.
 //!
-//! What clients wait for is a choice ([`Clients`]): as a rule nothing comes after a flush before it
-//! is answered, and the recorded gap follows then.
+//! [`Clients`] chooses what clients wait for: as a rule they send nothing between a flush and its
+//! answer, and the recorded gap begins with the answer.
 
 mod oracle;
 mod outcome;

@@ -1,5 +1,5 @@
-//! What every block holds, and how little could have been written: computed beside the engine, from
-//! the requests alone.
+//! The content of every block, and the fewest blocks that could have been written: computed beside
+//! the engine, from the requests alone.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub(super) struct Oracle {
     dropped: Vec<u64>,
     /// Blocks written so far.
     pub(super) client: u64,
-    /// Those whose content was not live when they were written.
+    /// Blocks whose content was not live when they were written.
     pub(super) ideal: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What a replay found, as it is printed and put into reports.
+//! The findings of a replay, as they are printed and put into reports.
 
 use serde::{Deserialize, Serialize};
 
@@ -51,13 +51,13 @@ pub struct Outcome {
     pub wall_seconds: f64,
     /// The trace ended before it should, or its recording was not finished.
     pub cut_off: bool,
-    /// What the device was asked for, by class.
+    /// The requests to the device, by class.
     pub device_counts: device::Counts,
     /// Zones of 4 MiB in which blocks of clients were written, the warm-up included.
     pub data_zones: u64,
-    /// Those of them in which records were hidden.
+    /// Zones among them with blocks in which records were hidden.
     pub carrier_zones: u64,
-    /// What the scheme counted.
+    /// The scheme's own counts.
     pub tally: Tally,
     /// Time from a write's coming to its answer.
     pub write_latency: Latency,

@@ -55,7 +55,7 @@ impl FromStr for Speed {
     }
 }
 
-/// What clients wait for.
+/// When clients wait before they send their next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clients {
     /// Requests that are not answered at once, at most; further ones wait.
@@ -105,7 +105,7 @@ impl Plan {
 /// How a replay was made, for those who read its figures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Setting {
-    /// What was replayed.
+    /// The trace or workload that was replayed.
     pub source: String,
     /// On which scheme.
     pub scheme: Scheme,

@@ -341,7 +341,7 @@ impl<'a> Run<'a> {
 
     /// Goes to the next thing that happens by itself.
     fn next_event(&mut self) -> Result<()> {
-        // Who waits while nothing is under way gets a round.
+        // Somebody waits and nothing else happens by itself: a round begins now.
         let (at, what) = self.next_time().unwrap_or((self.clock.now(), Happening::RoundBegins));
         self.clock.advance_to(at);
         match what {

@@ -25,7 +25,7 @@ svg.plot{width:100%;height:auto;display:block}svg.plot text{fill:var(--ink);font
 th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid var(--line);vertical-align:top}.n{text-align:right}figure td{white-space:nowrap}td.n{font-variant-numeric:tabular-nums;white-space:nowrap}
 .good{color:var(--good);font-weight:600}.bad{color:var(--bad);font-weight:600}";
 
-/// What the verdicts mean.
+/// The meaning of the verdicts.
 const WORDS: &str = "Reproduced: inside the band. Better: beyond it, on the good side. Calibrated: inside it, but a constant of the model was fitted to the same figure, so that it counts for nothing. \
                      Missed: outside, on the bad side. Not run: what it needs was not there.";
 

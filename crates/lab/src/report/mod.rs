@@ -20,9 +20,9 @@ pub use svg::shown as number;
 pub struct Report {
     /// Its title.
     pub title: String,
-    /// What was done, and what to think of it: paragraphs.
+    /// How the figures were made and how to read them, in paragraphs.
     pub about: Vec<String>,
-    /// What somebody said, and what came out.
+    /// Statements of a paper, each with the finding beside it.
     pub statements: Vec<Statement>,
     /// The figures.
     pub sections: Vec<Section>,
@@ -50,10 +50,10 @@ pub enum Figure {
     Table(Table),
 }
 
-/// What an axis shows.
+/// An axis of a plot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Axis {
-    /// What, with its unit.
+    /// The quantity, with its unit.
     pub label: String,
     /// How numbers are spread along it.
     pub scale: Scale,
@@ -86,7 +86,7 @@ pub enum Scale {
 /// Lines over an axis.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Lines {
-    /// What it shows.
+    /// The quantity that is compared.
     pub title: String,
     /// The axes.
     pub x: Axis,
@@ -112,9 +112,9 @@ pub struct Series {
 /// Groups of bars.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Bars {
-    /// What it shows.
+    /// The quantity that is compared.
     pub title: String,
-    /// What is measured.
+    /// The axis of the measured values.
     pub y: Axis,
     /// The groups along the other axis.
     pub groups: Vec<String>,
@@ -129,7 +129,7 @@ pub struct Bars {
 /// A table of numbers and words.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Table {
-    /// What it shows.
+    /// The title.
     pub title: String,
     /// Names of the columns.
     pub columns: Vec<String>,
@@ -137,14 +137,14 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-/// What somebody stated, beside what was found here.
+/// A statement of a paper, beside the finding here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Statement {
     /// Where it stands, like a figure's number.
     pub item: String,
-    /// What is stated.
+    /// The statement.
     pub says: String,
-    /// What was found.
+    /// The finding.
     pub found: String,
     /// When it counts as reproduced.
     pub band: String,
@@ -160,21 +160,21 @@ pub struct Statement {
     pub wall_seconds: f64,
 }
 
-/// What became of a statement.
+/// The verdict on a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
-    /// It was found inside the band.
+    /// The figure is inside the band.
     Reproduced,
-    /// It was found beyond the band, on the good side.
+    /// The figure is beyond the band, on the good side.
     Better,
-    /// It was found, but a constant of the model was fitted to the very figure that it is judged
-    /// by: it does not count.
+    /// The figure is inside the band, but a constant of the model was fitted to that very figure:
+    /// the statement does not count.
     Calibrated,
-    /// It was not found.
+    /// The figure is outside of the band.
     Missed,
-    /// What it needs was not there.
+    /// A tool or machine that the experiment needs was missing.
     NotRun,
-    /// It can't be looked at here.
+    /// The experiment can't be done here.
     OutOfScope,
 }
 
@@ -189,7 +189,7 @@ pub struct Score {
     pub calibrated: usize,
     /// Looked at, and not found.
     pub missed: usize,
-    /// What they need was not there.
+    /// Statements whose tools or machines were missing.
     pub not_run: usize,
     /// They can't be looked at here.
     pub out_of_scope: usize,

@@ -75,7 +75,7 @@ pub fn of_replays(results: &[(Setting, Outcome)]) -> Report {
             outcome.flushes as f64
         });
     let mut figures = vec![Figure::Bars(volume), Figure::Bars(time), Figure::Bars(flushes)];
-    // Those of one persistence: more lines than that can't be told apart.
+    // Each plot has the curves of one persistence: more lines can't be told apart.
     let curves = |title: &str, of: &dyn Fn(&Outcome) -> &Latency| {
         let plots = groups.iter().filter_map(|group| {
             let series = results.iter().filter(|(setting, outcome)| {
@@ -338,7 +338,7 @@ fn over(
     Lines { title: title.to_owned(), x, y, series, steps: false, note: String::new() }
 }
 
-/// What tells a point from the others, but for the axis.
+/// A name with the settings in which the points differ, but for those on the axis.
 fn name(points: &[&Point], point: &Point, axis: &[fn(&Point) -> f64]) -> String {
     let mut parts = vec![point.setting.scheme.to_string()];
     let values: [(fn(&Point) -> f64, &str); 3] = [

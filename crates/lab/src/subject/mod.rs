@@ -1,4 +1,4 @@
-//! What is compared: a store of some scheme on a device, behind one narrow seam.
+//! The thing that is compared: a store of some scheme on a device, behind one narrow seam.
 //!
 //! A subject has no threads and knows no clients: the [replay](crate::replay) decides when a window
 //! is committed and when there is time for background work, and gives every scheme the same
@@ -129,7 +129,7 @@ impl Choice {
     }
 }
 
-/// What a subject counts itself, since it was opened.
+/// The counts that a subject keeps itself, since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// Windows that became durable.
@@ -149,7 +149,7 @@ pub struct Tally {
     /// Leaves of tables written in place.
     #[serde(default)]
     pub in_place_blocks: u64,
-    /// Those of them that were written for changes alone that nobody waited for.
+    /// Leaves among them that were written only for changes that nobody waited for.
     #[serde(default)]
     pub delayed_blocks: u64,
     /// Blocks of zeroes, which are stored nowhere.
@@ -161,7 +161,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// What happened after `earlier`.
+    /// The counts since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Tally) -> Tally {
         between!(
@@ -242,7 +242,7 @@ pub trait Subject {
     /// The device's.
     fn finish(&self) -> Result<()>;
 
-    /// What it counted.
+    /// Its own counts.
     fn tally(&self) -> Tally;
 
     /// Blocks in use by contents and tables, as of what is in the tables; none for a subject that

@@ -74,8 +74,8 @@ impl Subject for Original {
     }
 
     fn drop_blocks(&self, first: Lba, blocks: u64, _: bool) -> Result<()> {
-        // What the device does with a trim is its own affair, but what is read afterwards must be
-        // zeroes.
+        // The device may do what it likes with a trim, but the range must read as zeroes
+        // afterwards.
         self.write_gathered()?;
         let zero = Block::zeroed();
         let refs = [BlockRef { block: &zero, class: Class::Data }];

@@ -42,7 +42,7 @@ use crate::request::Source;
 /// `assumed` says what the latter does not.
 ///
 /// # Errors
-/// Those of the system; `Corrupt` for what is neither.
+/// The system's; `Corrupt` for a file of neither form.
 pub fn open(path: &Path, assumed: Assumed) -> Result<Source> {
     source(Input::File(path.to_owned()), assumed)
 }

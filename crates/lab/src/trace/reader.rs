@@ -147,7 +147,7 @@ pub(super) fn is_dtrace(input: &Input) -> Result<bool> {
     }
     let mut magic = [0; 8];
     let mut stream = Decoder::with_buffer(stream).map_err(|error| input.failed(error))?;
-    // What can't be expanded is told by whoever reads it then.
+    // A stream that can't be expanded is no such trace here; reading it reports the error.
     Ok(stream.window_log_max(WINDOW_LOG_MAX).is_ok()
         && stream.read_exact(&mut magic).is_ok()
         && magic.starts_with(b"DTRC"))

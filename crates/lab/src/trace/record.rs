@@ -17,7 +17,7 @@ const FLAG_FUA: u8 = 1;
 const FLAG_FIRST: u8 = 2;
 const FLAG_UNALIGNED: u8 = 4;
 
-/// What the header says.
+/// The header of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) records: u32,
@@ -59,7 +59,7 @@ fn halves(bytes: [u8; 8]) -> [u32; 2] {
     [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
 }
 
-/// What a record says.
+/// The operation that a record tells of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     /// One block was written.
@@ -72,7 +72,7 @@ pub enum Op {
         lz4: u16,
         /// The request asked to be answered when it is durable.
         fua: bool,
-        /// It is the first block of its request.
+        /// This is the first block of its request.
         first: bool,
         /// The request covers the block in part.
         unaligned: bool,
@@ -104,7 +104,7 @@ pub enum Op {
 pub struct Record {
     /// Microseconds since the first record.
     pub microseconds: u64,
-    /// What happened.
+    /// The operation.
     pub op: Op,
 }
 

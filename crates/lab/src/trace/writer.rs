@@ -51,7 +51,7 @@ impl Writer {
             ));
         }
         let failed = |error| Error::from_io(format!("trace {}", path.display()), error);
-        // It tells what clients wrote: nobody else reads it.
+        // A trace tells what clients wrote, so its file can be read by its owner alone.
         let mut made = File::options();
         let mut file =
             made.read(true).write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
@@ -69,7 +69,7 @@ impl Writer {
     /// Adds a record. It reaches the file with its frame.
     ///
     /// # Errors
-    /// Those of the system; `Unsupported` after four thousand million records.
+    /// The system's; `Unsupported` after four thousand million records.
     pub fn push(&mut self, record: &Record) -> Result<()> {
         if self.records == UNFINISHED - 1 {
             return Err(Error::new(
@@ -88,7 +88,7 @@ impl Writer {
     /// Ends the frame: what was added so far can be read.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system's.
     pub fn write_out(&mut self) -> Result<()> {
         if self.buffer.is_empty() {
             return Ok(());
@@ -105,7 +105,7 @@ impl Writer {
     /// Ends the trace; durable on return.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system's.
     pub fn finish(mut self) -> Result<()> {
         self.write_out()?;
         let header = Header { records: self.records, device_blocks: self.device_blocks };

@@ -1,4 +1,4 @@
-//! What the addresses of a workload hold, so that a live content can be drawn.
+//! The content at each address of a workload, so that a live one can be drawn.
 
 use std::collections::{BTreeMap, HashMap};
 

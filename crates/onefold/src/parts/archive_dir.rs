@@ -28,6 +28,12 @@ use super::{
 /// Names the directories of an archive's nodes, a line each, the first that of node 0.
 const NODES: &str = "nodes";
 
+/// Most nodes of an archive.
+const NODES_MAX: usize = 64;
+
+/// The label of an archive on one node.
+const LABEL: &str = "label";
+
 /// Bytes of that list at most.
 const LIST_BYTES_MAX: u64 = 64 << 10;
 
@@ -154,7 +160,7 @@ impl ArchiveDir {
     /// # Errors
     /// `Busy` while another one has it; those of looking at the archive.
     pub fn claim(&self) -> Result<Keeper> {
-        Keeper::of_folder(&self.path, self.id()?)
+        Keeper::of_folder(&self.path, self.id()?, &[LABEL, NODES])
     }
 
     /// A sentence about a server of the archive whose control socket is out of sight, if its claim
@@ -223,7 +229,7 @@ impl ArchiveDir {
             directories.push(match list.open(path, writes) {
                 Ok(files) => Some(watched(files, stands)),
                 Err(error) if error.kind() == Kind::NotFound => None,
-                // Left out, it would count as one that missed what is written now.
+                // Left out, the node would count as one that missed the coming writes.
                 Err(error) if error.kind() == Kind::Unsupported => return Err(error),
                 Err(error) => {
                     refused.get_or_insert(error);
@@ -276,17 +282,12 @@ impl ArchiveDir {
         stands: Option<&Stands>,
     ) -> Result<(Arc<Archive>, Option<Arc<Nodes>>)> {
         let nodes = self.nodes_while(true, degraded, stands)?;
-        let files: Arc<dyn Files> = match &nodes {
-            Some(nodes) => nodes.clone(),
-            None => watched(
-                Directory::open_as(&self.path, true, word())
-                    .map_err(|e| name_archive(&self.path, e))?,
-                stands,
-            ),
+        let opened = match &nodes {
+            Some(nodes) => Archive::open_on_nodes(nodes.clone(), true, settings),
+            None => Directory::open_as(&self.path, true, word())
+                .and_then(|files| Archive::open(watched(files, stands), true, settings)),
         };
-        let archive =
-            Archive::open(files, true, settings).map_err(|e| name_archive(&self.path, e))?;
-        Ok((Arc::new(archive), nodes))
+        Ok((Arc::new(opened.map_err(|e| name_archive(&self.path, e))?), nodes))
     }
 
     /// Opens it for looking, and writes nothing; it may be somebody else's, or on a file system
@@ -297,16 +298,15 @@ impl ArchiveDir {
     /// The error of opening.
     pub fn open_to_read(&self, memory: u64) -> Result<Arc<Archive>> {
         let settings = Settings { memory, ..Settings::default() };
-        let files: Arc<dyn Files> = match self.nodes(false, false)? {
-            Some(nodes) => nodes,
-            None => Arc::new(
-                Directory::open(&self.path, false).map_err(|e| name_archive(&self.path, e))?,
-            ),
+        let opened = match self.nodes(false, false)? {
+            Some(nodes) => Archive::open_on_nodes(nodes, false, settings),
+            None => Directory::open(&self.path, false)
+                .and_then(|files| Archive::open(Arc::new(files), false, settings)),
         };
-        Archive::open(files, false, settings).map(Arc::new).map_err(|e| name_archive(&self.path, e))
+        opened.map(Arc::new).map_err(|e| name_archive(&self.path, e))
     }
 
-    /// Opens it for looking, and for noting and mending what is found, where that is ours to do.
+    /// Opens it for scrub and repair; where this user may not change it, only for reading.
     ///
     /// # Errors
     /// The error of opening.
@@ -349,7 +349,12 @@ impl List {
 fn read_nodes(files: &Directory) -> Result<Option<List>> {
     let Some((bytes, owner)) = files.small(NODES, LIST_BYTES_MAX)? else { return Ok(None) };
     let lines = bytes.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
-    let paths = lines.map(|line| PathBuf::from(OsString::from_vec(line.to_vec()))).collect();
+    let paths: Vec<_> =
+        lines.map(|line| PathBuf::from(OsString::from_vec(line.to_vec()))).collect();
+    if paths.len() > NODES_MAX {
+        let why = format!("the list names {} nodes, and an archive has {NODES_MAX}", paths.len());
+        return Err(Error::new(Kind::InvalidInput, why));
+    }
     Ok(Some(List { paths, owner }))
 }
 

@@ -12,7 +12,7 @@ use onefold_core::{Error, Result};
 
 use super::archive_dir::now;
 
-/// Between two looks at what is due.
+/// The time between two looks at the work that is due.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Volumes with their two threads.

@@ -50,7 +50,8 @@ pub enum Backing {
     Rados(Location, Duration),
 }
 
-/// What stands for a folder in its claim: which store is in it is known only to who has it open.
+/// Stands for a folder in its claim: only a process that has the folder open knows which store is
+/// in it.
 const FOLDER: [u8; 16] = *b"cluster folder\0\0";
 
 impl Backing {
@@ -58,7 +59,11 @@ impl Backing {
         Ok(match url {
             Url::Folder(path) => {
                 let mut keeper = None;
-                let mut claim = || Ok(keeper.insert(Keeper::of_folder(path, FOLDER)?).stands());
+                let mut claim = || {
+                    Ok(keeper
+                        .insert(Keeper::of_folder(path, FOLDER, &[EmbeddedStore::TABLES])?)
+                        .stands())
+                };
                 let store = EmbeddedStore::open_while(path, operator::word(), &mut claim)?;
                 EmbeddedStore::exposed(path).iter().for_each(|sentence| operator::warn(sentence));
                 Backing::Folder { store, _keeper: keeper }

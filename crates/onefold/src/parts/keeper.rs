@@ -72,13 +72,14 @@ impl Keeper {
         Ok(Keeper { guard, end: Some(end), thread: Some(thread) })
     }
 
-    /// Takes the claim of a folder, by the file `claim` in it.
+    /// Takes the claim of a folder that holds one of the files in `beside`, by the file `claim` in
+    /// it.
     ///
     /// # Errors
     /// As [`take`](Self::take), with the folder's name.
-    pub fn of_folder(folder: &Path, id: [u8; 16]) -> Result<Keeper> {
+    pub fn of_folder(folder: &Path, id: [u8; 16], beside: &[&str]) -> Result<Keeper> {
         let shown = folder.display();
-        let disk = claim_file(folder, word()).map_err(|error| match error.kind() {
+        let disk = claim_file(folder, word(), beside).map_err(|error| match error.kind() {
             Kind::Busy => Error::new(
                 Kind::Busy,
                 format!("{shown} is in use by another process, which holds its claim"),
@@ -101,7 +102,7 @@ impl Keeper {
 }
 
 impl Drop for Keeper {
-    /// Gives the claim up. If that fails, who comes next waits a little longer.
+    /// Gives the claim up. If that fails, the next process waits a little longer.
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
@@ -111,8 +112,7 @@ impl Drop for Keeper {
     }
 }
 
-/// The claim of a folder that somebody holds, as far as can be seen; one who was killed holds it
-/// too.
+/// The claim of a folder that somebody holds, as far as can be seen; a killed process holds it too.
 ///
 /// # Errors
 /// The error of looking at it.

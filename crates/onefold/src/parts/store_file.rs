@@ -18,7 +18,7 @@ use onefold_block::{
         superblock::{Found, Superblock, choose},
     },
 };
-use onefold_core::{Disk, Error, Kind, Pba, Result};
+use onefold_core::{Block, Disk, Error, Kind, Pba, Read, Result};
 
 use super::{control, keeper::Keeper, operator};
 
@@ -109,7 +109,7 @@ impl StoreFile {
         loop {
             let error = match FileDisk::open(&self.path, access) {
                 Err(error) if error.kind() == Kind::Busy => error,
-                opened => return opened,
+                opened => return self.is_same(opened?),
             };
             if let Some(pid) =
                 control::Client::connect(self).ok().and_then(|mut server| server.pid().ok())
@@ -125,6 +125,31 @@ impl StoreFile {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// The disk that was opened, if it is what was looked at: who can change a link or a directory
+    /// of the path may have put something else there, into which nobody asked us to write.
+    fn is_same(&self, disk: FileDisk) -> Result<FileDisk> {
+        let (medium, own) = (disk.medium(), &self.metadata);
+        let is_file = if self.is_device() {
+            disk.is_device() && medium.device == own.rdev()
+        } else {
+            !disk.is_device() && (medium.device, medium.inode) == (own.dev(), own.ino())
+        };
+        let place = |place: u32| {
+            let mut block = Block::zeroed_vec(1);
+            let mut read = [Read::new(SUPERBLOCKS[place as usize], &mut block)];
+            disk.read(&mut read);
+            let [read] = read;
+            let id = self.superblock.fixed.id;
+            read.result.is_ok()
+                && matches!(Superblock::decode(&block[0], place), Found::Good(found) if found.fixed.id == id)
+        };
+        if is_file && (place(0) || place(1)) {
+            return Ok(disk);
+        }
+        let why = format!("{} was replaced while it was being opened", self.path.display());
+        Err(Error::new(Kind::Io, why))
     }
 
     /// Opens it for reading; others may read it too.

@@ -15,7 +15,7 @@ use super::{
 };
 use onefold_lab::rng::Rng;
 
-/// What was asked when the volumes were written over.
+/// The counts of the two times that the volumes were written over.
 pub(super) struct Rewritten {
     /// With the content that they had.
     pub(super) clone: VolumeCounts,
@@ -47,7 +47,8 @@ fn open(files: &MemoryFiles, setup: &Setup) -> Result<Arc<Archive>> {
         setup.filters.iter().map(|name| name.parse()).collect::<Result<Vec<FilterName>>>()?;
     let page_cache_bytes = index_pages(files)? / CACHED_PART * INDEX_PAGE_BYTES as u64;
     let cached_containers = ((setup.bytes >> 22) / CACHED_PART).max(4) as usize;
-    // What one generation adds is imported when it ends.
+    // The auxiliary index holds all that one generation adds; it is imported when the generation
+    // ends.
     let chosen = Settings {
         filters,
         page_cache_bytes,

@@ -102,7 +102,7 @@ fn collect(files: &MemoryFiles) -> Result<()> {
     Collection::begin(&open(files)?, options)?.run(&mut |_| {}).map(drop)
 }
 
-/// What an archive's catalogue says, byte by byte.
+/// True when an archive has exactly these streams, byte by byte.
 fn is(archive: &Arc<Archive>, wanted: &Catalogue) -> Result<bool> {
     let mut reader = Reader::new(archive)?;
     if !reader.tables().streams.keys().eq(wanted.keys()) {
@@ -170,7 +170,7 @@ fn workload(generations: u64) -> Result<(Image, Vec<Step>, Vec<(usize, Catalogue
     Ok((base, files.journal(), marks))
 }
 
-/// What a power failure may leave of what no sync covered.
+/// The part of the unsynced writes that a power failure leaves.
 #[derive(Clone, Copy)]
 enum Left {
     Nothing,

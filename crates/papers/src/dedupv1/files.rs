@@ -9,7 +9,7 @@ use std::{
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
 use parking_lot::Mutex;
 
-/// What was asked of files of one kind. Sizes are in bytes.
+/// The requests to files of one kind. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) reads: u64,
@@ -22,7 +22,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// What came since `before`.
+    /// The requests since `before`.
     pub(super) fn since(&self, before: &Asked) -> Asked {
         Asked {
             reads: self.reads - before.reads,
@@ -117,7 +117,7 @@ impl MemoryFiles {
         self.0.lock().journal.take().unwrap_or_default()
     }
 
-    /// What was asked of the files whose names begin so.
+    /// The requests to files whose names begin with `kind`.
     pub(super) fn asked(&self, kind: &str) -> Asked {
         self.0.lock().asked.get(kind).copied().unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! What filters of the chain save (dedupv1 3.2; the paper gives no numbers).
+//! The lookups that filters of the chain save (dedupv1 3.2; the paper gives no numbers).
 
 use super::{
     clones::{Rewritten, rewritten},

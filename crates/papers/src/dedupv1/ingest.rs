@@ -69,7 +69,7 @@ impl Setup {
     }
 }
 
-/// What a block of a client asked for.
+/// The work that a block of a client caused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cost {
     pub(super) client: u8,
@@ -86,7 +86,7 @@ pub(super) struct Cost {
     pub(super) spilled: u64,
 }
 
-/// What a generation came to.
+/// The result of a generation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ingested {
     pub(super) costs: Vec<Cost>,

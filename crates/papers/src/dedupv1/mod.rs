@@ -35,7 +35,7 @@ use super::{
 };
 use onefold_lab::report::{Axis, Bars, Figure, Table};
 
-/// What the paper states, in its order.
+/// The paper's statements, in its order.
 const GROUPS: [&[Item]; 4] = [&throughput::ITEMS, &sizes::ITEMS, &filters::ITEMS, &crash::ITEMS];
 
 /// Names by which items are chosen.
@@ -130,7 +130,7 @@ fn bars(
     })
 }
 
-/// What runs counted, for the page.
+/// The counts of runs, for the page.
 fn counted(runs: &[(&str, &[Ingested; 2])]) -> Figure {
     let mut rows = Vec::new();
     for (name, generations) in runs {
@@ -187,7 +187,7 @@ mod tests {
             of.verdict == onefold_lab::report::Verdict::Missed
         };
         let missed: Vec<_> = results.statements.iter().filter(missed).collect();
-        // What docs/laboratory.md says of short runs.
+        // docs/laboratory.md names these misses of short runs.
         let known = [
             "Section 4.3: one client with fewer SSDs, predicted",
             "Fig 4.6: throughput with chunks of 16 KiB",

@@ -20,8 +20,8 @@ use onefold_lab::rng::Rng;
 /// Nanoseconds.
 type Time = u64;
 
-/// What a link of 1 Gbit/s carries besides the headers of Ethernet, TCP and iSCSI and its requests
-/// to send; bytes a second.
+/// Bytes a second that a link of 1 Gbit/s carries besides the headers of Ethernet, TCP and iSCSI
+/// and its requests to send.
 pub(super) const LINK: f64 = 112e6;
 /// Requests that a client has under way: fitted to what two and four clients gain.
 const WINDOW: usize = 15;
@@ -50,8 +50,9 @@ const ARRAY: f64 = 275e6;
 /// Reads of the block index for each block: a page of its tree has the mappings of two and a half.
 /// Fitted to the same.
 const BLOCK_INDEX_READS: f64 = 0.4;
-/// What requests do one after the other (locks, log, mapping), and with what is new (into the
-/// container): fitted to the 209.4 and 250.5 MB/s of chunks of 16 KB, of which 70 and 20 % are new.
+/// The work that requests do one after the other (locks, log, mapping), and the bytes a second at
+/// which new chunks go into the container: fitted to the 209.4 and 250.5 MB/s of chunks of 16 KB,
+/// of which 70 and 20 % are new.
 const PATH: Time = 482_000;
 const PATH_NEW: f64 = 640e6;
 /// Bytes of containers that may wait to be written.
@@ -79,11 +80,11 @@ impl Index {
     }
 }
 
-/// What a request does, in the order in which it does it; its names in the figures.
+/// The stages of a request in their order, by their names in the figures.
 pub(super) const STAGES: [&str; 6] =
     ["network", "chunking", "chunk index", "block index", "lock and log", "storage"];
 
-/// What came out.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Timed {
     /// MB (10⁶ bytes) a second while all clients write.
@@ -263,7 +264,7 @@ impl World<'_> {
     fn look_up(&mut self, now: Time, n: usize) {
         self.readers -= 1;
         let cost = self.requests[n].cost;
-        // What is spilled in one go holds the devices up, all at once.
+        // A full auxiliary index is spilled in one go, which keeps all devices busy at once.
         if cost.spilled > 0 {
             let each =
                 nanoseconds(cost.spilled as f64 / self.devices.len().max(1) as f64, SSD_SEQUENTIAL);

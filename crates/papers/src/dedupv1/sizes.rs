@@ -175,7 +175,7 @@ pub(super) const ITEMS: [Item; 5] = [
     },
 ];
 
-/// What both generations find to be known, beside what the paper's found.
+/// Compares the share of known data in both generations with the paper's.
 fn found(judgement: &mut Judgement, run: &[Ingested; 2], wanted: [f64; 2]) {
     for (n, wanted) in wanted.into_iter().enumerate() {
         let found = run[n].found();

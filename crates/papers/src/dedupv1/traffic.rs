@@ -68,7 +68,7 @@ impl Stream {
         }
     }
 
-    /// What lies in `bytes` bytes from `at` on.
+    /// The extents of `bytes` bytes from `at` on.
     fn part(&self, at: u64, bytes: u64) -> Vec<Extent> {
         let end = (at + bytes).min(self.bytes);
         let mut found = Vec::new();
@@ -146,7 +146,7 @@ impl Generation {
                 let n = length(rng, shape.first_unique);
                 generation.unique(&mut stream, n);
                 unique += n;
-                // What is missing of the share on the average, so that short streams have it too.
+                // Repeats make up what the share lacks so far, so that short streams reach it too.
                 let missing = unique as f64 * per_unique - (stream.bytes - unique) as f64;
                 if missing > 0.0 {
                     repeat(&mut stream, length(rng, missing), shape.distance, rng);
@@ -158,7 +158,7 @@ impl Generation {
         generation
     }
 
-    /// What follows this generation: as much data, nearly all of it old.
+    /// The generation after this one: as much data, nearly all of it old.
     pub(super) fn next(&self, shape: &Shape, rng: &mut Rng) -> Generation {
         let mut generation = Generation { streams: Vec::new(), next_source: self.next_source };
         let (internal, share) = shape.next_internal;
@@ -177,10 +177,10 @@ impl Generation {
                     let n = length(rng, shape.next_unique);
                     generation.unique(&mut stream, n);
                 }
-                // What changes may grow or shrink.
+                // A changed range may grow or shrink.
                 at += kept + rng.below(2 * (stream.bytes - before) + 1);
             }
-            // What the old one has no more is unique.
+            // Where the old stream is used up, the rest is unique.
             let missing = old.bytes.saturating_sub(stream.bytes);
             generation.unique(&mut stream, missing);
             stream.cut(old.bytes);

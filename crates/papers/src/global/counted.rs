@@ -11,7 +11,7 @@ use onefold_core::object::{
     Space, Version, Write,
 };
 
-/// What was asked for. Bytes are data, keys and values.
+/// The requests. Bytes are data, keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) writes: u64,
@@ -21,7 +21,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// What came since `before`.
+    /// The requests since `before`.
     pub(super) fn since(&self, before: &Asked) -> Asked {
         Asked {
             writes: self.writes - before.writes,

@@ -96,7 +96,7 @@ fn tables(at: u64, span: u64) -> Vec<u8> {
         .collect()
 }
 
-/// What a system comes to.
+/// The result of a system.
 struct Came {
     told: Told,
     /// Requests that were answered before the time was over in which they came.
@@ -128,7 +128,7 @@ fn measured(
     let lanes: Vec<_> = (0..LANES)
         .map(|lane| site.lane(lane as usize, 0, part, |at| tables(lane * part + at, span)))
         .collect::<Result<_>>()?;
-    // What the tables take by themselves: requests bring content of their own.
+    // The space of the tables alone is taken now: requests bring content of their own.
     let status = if system == System::Original { None } else { Some(site.settle()?.status()?) };
     site.world.skip(Duration::from_secs(60));
     let zero = site.world.now();
@@ -151,7 +151,7 @@ fn measured(
                         room
                     }
                 };
-                // What begins late waited since it was due.
+                // A request that begins late has waited since it was due.
                 told.lock().note(due, now(), bytes as u64);
                 *answered.lock() += u64::from(now() <= end);
                 if now() / SECOND != published {

@@ -1,6 +1,6 @@
 //! "Design of Global Data Deduplication for a Scale-out Distributed Storage System" (ICDCS '18).
 //!
-//! What placement decides is simulated; what the engine writes and reads is counted on the real
+//! Effects of placement are simulated; the engine's writes and reads are counted on the real
 //! engine over an object store in memory; its speed is that of the paper's cluster in virtual time
 //! ([`clock`]). [`real`] asks a real cluster, where there is one.
 
@@ -23,7 +23,7 @@ use super::{
     run::{self, Results},
 };
 
-/// What the paper states, in its order.
+/// The paper's statements, in its order.
 const GROUPS: [&[Item]; 7] = [
     &placement::ITEMS,
     &traffic::ITEMS,

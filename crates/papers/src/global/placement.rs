@@ -154,7 +154,7 @@ fn cloned(path: &Path, chunk_blocks: u64) -> Result<Vec<[u8; 32]>> {
     Ok(images.iter().flat_map(of).collect())
 }
 
-/// What a trace leaves in each chunk of so many blocks, and the objects' chunks in order.
+/// The contents that a trace leaves, named by chunks of so many blocks.
 fn leftover(path: &Path, chunk_blocks: u64) -> Result<Vec<[u8; 32]>> {
     let mut blocks: BTreeMap<u64, [u8; 16]> = BTreeMap::new();
     for record in Reader::open(path)? {

@@ -32,7 +32,7 @@ use onefold_lab::{
     rng::Rng,
 };
 
-/// What a real cluster is asked for.
+/// The statements that are measured on a real cluster.
 pub(super) const ITEMS: [Item; 2] = [
     Item {
         id: "plain",
@@ -172,7 +172,8 @@ fn drain(configuration: &Path, workers: u64) -> Result<(u64, f64)> {
                 chunks.fetch_add(progress.flipped, Relaxed);
                 if progress.round && worker.session().backlog()? == 0 {
                     worker.release();
-                    // Who is counted as a worker takes its share of what there is.
+                    // A session that is still published as a worker would keep its share of the
+                    // rate.
                     return worker.session().unpublish().map_err(refused);
                 }
             }
@@ -450,7 +451,8 @@ fn beside_round(configuration: &Path, session: &Arc<Session>, round: u64) -> Res
         beside
     })?;
     let ratio = done.load(Relaxed) as f64 * 100.0 / (beside * WINDOW.as_secs_f64());
-    // What is left to do, and as many objects of 32 KiB as that has chunks.
+    // The backlog is filled again and drained without clients; then as many objects of 32 KiB are
+    // made as it had chunks.
     for at in (0..sizes[1]).step_by(OBJECT as usize) {
         volumes[1].write_at(at, &noise(1 << 57 | round << 40 | at, OBJECT / 2))?;
     }

@@ -158,7 +158,7 @@ const RUN_BLOCKS: usize = 1024;
 /// MiB of files in the home of each clone of the trace.
 const HOME_MIB: u64 = 4;
 
-/// What so many copies of the images take, after each of them.
+/// The space that so many copies of the images take, after each image.
 fn growing_images(images: &[f64], copies: f64) -> Vec<f64> {
     let sum = |taken: &mut f64, image: &f64| {
         *taken += copies * image;

@@ -13,7 +13,7 @@ use super::{
 use crate::item::{Extent, Good, Item, Judgement, Look, no_figure, nothing};
 use onefold_lab::report::{Figure, Table};
 
-/// What hangs on speed.
+/// The statements about speed.
 pub(super) const ITEMS: [Item; 4] = [
     Item {
         id: "5b",

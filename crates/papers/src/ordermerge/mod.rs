@@ -26,7 +26,7 @@ use onefold_lab::{
     report::{Axis, Bars, Figure},
 };
 
-/// What is compared: the paper's systems, the order of writes that ThinDedup measured, and the
+/// The systems that are compared: the paper's, the order of writes that ThinDedup measured, and the
 /// product.
 const SYSTEMS: [System; 7] = [
     System::Original,
@@ -74,13 +74,13 @@ fn recorded(extent: &Extent) -> Vec<(String, Load)> {
     extent.traces.iter().map(load).collect()
 }
 
-/// Those of them that the statements are judged by; others are shown.
+/// The traces that the statements are judged by; the others are shown only.
 fn judged(extent: &Extent) -> Vec<(String, Load)> {
     recorded(extent).into_iter().filter(|(name, _)| JUDGED.contains(&name.as_str())).collect()
 }
 
-/// Those that are there as a whole, or so that bands for the whole make sense: not the installation
-/// alone, which has next to no duplicates.
+/// Judged traces of which enough is replayed for bands of the whole: short runs leave `apt` out,
+/// since they have its installation alone, which has next to no duplicates.
 fn whole(extent: &Extent) -> Vec<(String, Load)> {
     judged(extent).into_iter().filter(|(name, _)| !(extent.quick && name == "apt")).collect()
 }
@@ -161,7 +161,7 @@ fn bars(
     })
 }
 
-/// What the paper states, in its order.
+/// The paper's statements, in its order.
 const GROUPS: [&[Item]; 8] = [
     &workloads::ITEMS,
     &volume::WEAK,

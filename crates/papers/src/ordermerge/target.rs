@@ -1,5 +1,5 @@
-//! What neither paper has: metadata hidden in data where flushes are dense, and the product's
-//! default beside the better of both schemes.
+//! Two measurements that neither paper has: metadata hidden in data where flushes are dense, and
+//! the product's default beside the better of both schemes.
 
 use super::{BOTH, judged, time_case};
 use crate::{

@@ -105,7 +105,7 @@ fn weak(extent: &Extent, look: &Look<'_>) -> Judgement {
     judgement
 }
 
-/// What is written in place, which is what ordering costs.
+/// A remark on the leaves that ordering writes in place.
 fn in_place(look: &Look<'_>, traces: &[(String, Load)]) -> String {
     let share = |load: &(String, Load)| {
         let in_place =
@@ -259,7 +259,7 @@ fn draw(extent: &Extent, look: &Look<'_>, persistence: Persistence) -> Vec<Figur
     figures
 }
 
-/// What the metadata of each system is, in blocks for each hundred that clients wrote.
+/// The metadata of each system by kind, in blocks for each hundred that clients wrote.
 fn split(extent: &Extent, look: &Look<'_>, persistence: Persistence) -> Table {
     let all = loads(extent);
     let found = all

@@ -25,7 +25,7 @@ pub(super) const ITEMS: [Item; 1] = [Item {
     draw: no_figure,
 }];
 
-/// What the paper says of a workload, and what the generator makes of it.
+/// A workload: the paper's figures for it, and the generator's parameters.
 pub(super) struct Shape {
     pub(super) name: &'static str,
     /// Duplicates, in per cent.

@@ -93,7 +93,7 @@ fn both((without, included): (f64, f64)) -> String {
     format!("{without:.2} ({included:.2} with checkpoints)")
 }
 
-/// What the paper states, in its order.
+/// The paper's statements, in its order.
 const GROUPS: [&[Item]; 7] = [
     &compressibility::SETUP,
     &throughput::ITEMS,

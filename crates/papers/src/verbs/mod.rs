@@ -8,8 +8,10 @@ mod replay;
 mod store_options;
 mod sweep;
 
-use clap::Subcommand;
-use onefold_console::failure::Failure;
+use clap::{CommandFactory, Subcommand};
+use onefold_console::{failure::Failure, manual};
+
+use crate::arguments::Arguments;
 
 /// The verbs.
 #[derive(Debug, Subcommand)]
@@ -20,6 +22,7 @@ pub(crate) enum Verb {
     Rad(rad::Options),
     Reliability(reliability::Options),
     Paper(paper::Options),
+    Man(manual::Options),
 }
 
 /// Does what was asked for.
@@ -31,5 +34,6 @@ pub(crate) fn run(verb: Verb) -> Result<(), Failure> {
         Verb::Rad(options) => rad::run(&options),
         Verb::Reliability(options) => reliability::run(&options),
         Verb::Paper(options) => paper::run(&options),
+        Verb::Man(options) => manual::run(&options, Arguments::command()),
     }
 }

@@ -123,7 +123,7 @@ pub(super) fn ratio(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "a number from 1 to 64".to_owned())
 }
 
-/// What is printed as JSON.
+/// The report that is printed as JSON.
 #[derive(Serialize)]
 struct Replayed {
     #[serde(flatten)]

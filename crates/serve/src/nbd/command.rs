@@ -68,7 +68,7 @@ impl Request {
 }
 
 impl Command {
-    /// True for what changes a volume.
+    /// True for commands that change a volume.
     pub(crate) fn changes(self) -> bool {
         matches!(self, Command::Write | Command::Trim | Command::WriteZeroes)
     }

@@ -10,7 +10,6 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -332,14 +331,23 @@ impl<'a> Place<'a> {
                 format!("{path} is there already, and is not a socket"),
             ));
         }
-        match UnixStream::connect(self.path) {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-            Ok(_) => Err(Error::new(Kind::Busy, format!("another server answers on {path}"))),
+        let answers = || Err(Error::new(Kind::Busy, format!("another server answers on {path}")));
+        match self.knock() {
+            Err(Errno::CONNREFUSED) => Ok(()),
+            // Who listens and has no room for one more is there, too.
+            Ok(()) | Err(Errno::AGAIN) => answers(),
             Err(error) => {
                 Err(Error::new(Kind::Busy, format!("{path} may belong to another server"))
-                    .caused_by(error))
+                    .caused_by(io::Error::from(error)))
             }
         }
+    }
+
+    /// Connects without waiting: another user may listen there, and never accept.
+    fn knock(&self) -> rustix::io::Result<()> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(self.path)?)
     }
 }
 

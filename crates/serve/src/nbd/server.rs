@@ -538,7 +538,7 @@ impl Guests {
         self.leave(id);
     }
 
-    /// Forgets a guest but for what it did.
+    /// Removes a guest, and keeps its counts.
     fn leave(&mut self, id: u64) {
         if let Some(guest) = self.present.remove(&id) {
             guest.counters.add_to(&mut self.past);

@@ -125,6 +125,8 @@ struct Damage {
     is_unreadable: bool,
     /// Files of which damaged bytes were read.
     met: BTreeSet<u64>,
+    /// Of some file, at any time.
+    ever_met: bool,
     /// A write goes wrong with the sync of a file that comes after so many others of files whose
     /// names begin so.
     armed: Option<(Wrong, String, u64)>,
@@ -141,10 +143,10 @@ struct WrongWrite {
 /// All files, and what is to go wrong.
 struct State {
     damage: Damage,
-    /// Writes go wrong.
-    label_stays_lost: bool,
-    /// A file whose changes are durable at once.
-    write_through: Option<u64>,
+    /// The label of which a write is lost.
+    label_stays_lost: Option<String>,
+    /// Files whose changes are durable at once.
+    write_through: BTreeSet<u64>,
     nodes: BTreeMap<u64, Node>,
     names: BTreeMap<String, u64>,
     durable_names: BTreeMap<String, u64>,
@@ -172,6 +174,16 @@ struct State {
 #[derive(Clone)]
 pub struct VirtualFiles(Arc<Mutex<State>>);
 
+/// The directory of a file, with its slash; empty for files of the only one.
+fn directory(name: &str) -> &str {
+    name.rfind('/').map_or("", |slash| &name[..=slash])
+}
+
+/// A file's name in its directory.
+fn file_name(name: &str) -> &str {
+    &name[directory(name).len()..]
+}
+
 fn power_failed() -> Error {
     Error::new(Kind::Io, "the power failed")
 }
@@ -183,8 +195,8 @@ impl VirtualFiles {
         let aside = Rng::new(rng.clone().next() ^ 0x7379_6e63_5f66_6169);
         VirtualFiles(Arc::new(Mutex::new(State {
             damage: Damage::default(),
-            label_stays_lost: false,
-            write_through: None,
+            label_stays_lost: None,
+            write_through: BTreeSet::new(),
             nodes: BTreeMap::new(),
             names: BTreeMap::new(),
             durable_names: BTreeMap::new(),
@@ -299,9 +311,10 @@ impl VirtualFiles {
             return false;
         };
         let (at, bit) = (rng.below(node.view.data.len() as u64) as usize, 1 << rng.below(8));
-        node.view.data[at] ^= bit;
-        if let Some(byte) = node.durable.data.get_mut(at) {
-            *byte ^= bit;
+        for bytes in [&mut node.view, &mut node.durable] {
+            if let Some(byte) = bytes.data.get(at).copied() {
+                bytes.damage(at, &[byte ^ bit]);
+            }
         }
         state.reach.hit("fault: rot");
         true
@@ -355,7 +368,7 @@ impl VirtualFiles {
     pub fn arm_wrong_write(&self, how: Wrong, prefix: &str, syncs: u64) {
         let mut state = self.0.lock();
         state.damage.armed = Some((how, prefix.to_owned(), syncs));
-        state.label_stays_lost = prefix == "label";
+        state.label_stays_lost = (file_name(prefix) == "label").then(|| prefix.to_owned());
     }
 
     /// Puts back what should be there, wherever nothing else was written since.
@@ -364,9 +377,9 @@ impl VirtualFiles {
         let state = &mut *state;
         state.damage = Damage::default();
         // A label that was lost does not come back: nothing needs it.
-        let label = state.names.get("label");
+        let lost = state.label_stays_lost.as_ref().and_then(|label| state.names.get(label));
         for (id, node) in &mut state.nodes {
-            if label == Some(id) && state.label_stays_lost {
+            if lost == Some(id) {
                 (node.durable.hurt, node.view.hurt) = Default::default();
             }
             node.durable.mend();
@@ -401,13 +414,23 @@ impl VirtualFiles {
     /// end is noticed by it.
     pub fn write_vouched_through(&self) {
         let mut state = self.0.lock();
-        let id = state.names.get("vouched").copied();
-        state.write_through = id;
-        if let Some(node) = id.and_then(|id| state.nodes.get_mut(&id)) {
+        let state = &mut *state;
+        let is_vouched = |(name, _): &(&String, &u64)| file_name(name) == "vouched";
+        state.write_through = state.names.iter().filter(is_vouched).map(|(_, &id)| id).collect();
+        for id in &state.write_through {
+            let Some(node) = state.nodes.get_mut(id) else { continue };
             for change in node.unsynced.drain(..) {
                 node.durable.change(&change);
             }
         }
+    }
+
+    /// Forgets which damaged bytes were read; true when ever some were.
+    pub fn forget_met(&self) -> bool {
+        let damage = &mut self.0.lock().damage;
+        damage.ever_met |= !damage.met.is_empty();
+        damage.met.clear();
+        damage.ever_met
     }
 
     /// The files of which damaged bytes were read since the damage.
@@ -538,13 +561,18 @@ impl State {
         if how == Wrong::Lost {
             return;
         }
-        // The write lands at a page of the same file, or of another file of metadata.
-        let may = |name: &str| METADATA.iter().any(|prefix| name.starts_with(prefix));
+        // The write lands at a page of the same file, or of another file of metadata on the disk.
+        let written = self.names.iter().find(|(_, of)| **of == id).map(|(name, _)| name.as_str());
+        let disk = written.map(directory).unwrap_or_default().to_owned();
+        let may = |name: &str| {
+            name.strip_prefix(&*disk)
+                .is_some_and(|name| METADATA.iter().any(|prefix| name.starts_with(prefix)))
+        };
         let others: Vec<u64> =
             self.names.iter().filter(|(name, _)| may(name)).map(|(_, &id)| id).collect();
         let to = if self.aside.percent(50) { Some(id) } else { self.aside.pick(&others).copied() };
         // The label's other place is the copy of the one that was missed.
-        let label = self.names.get("label").copied();
+        let label = self.names.get(&format!("{disk}label")).copied();
         if to == label && label == Some(id) {
             return;
         }
@@ -585,7 +613,7 @@ impl State {
                     node.pages.retain(|page| page * PAGE < *at || (page + 1) * PAGE > at + bytes)
                 }
             }
-            if self.write_through == Some(id) {
+            if self.write_through.contains(&id) {
                 node.durable.change(&change);
             } else {
                 node.unsynced.push(change);

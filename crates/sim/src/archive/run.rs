@@ -134,6 +134,8 @@ pub(super) struct Sim {
     mounts: Vec<Mount>,
     /// Nodes that are gone, outdated or rotten: never more than parity.
     bad: BTreeSet<usize>,
+    /// The bad node of which metadata is damaged, in this life.
+    ill: Option<usize>,
     /// Bad nodes that rotted.
     rotten: BTreeSet<usize>,
     /// Directories that are being filled, and how many there were.
@@ -182,6 +184,7 @@ impl Sim {
             now: 1_000,
             mounts: Vec::new(),
             bad: BTreeSet::new(),
+            ill: None,
             rotten: BTreeSet::new(),
             filling: BTreeMap::new(),
             mounted: 0,
@@ -210,6 +213,7 @@ impl Sim {
             sync_bytes: self.params.sync_bytes,
             container_bytes: self.params.container_bytes,
             log_bytes: self.params.log_bytes,
+            moved_max: self.params.moved_max,
             log_ahead_bytes: 128 << 10,
             count_slots: 20,
             ahead_bytes: 16 << 10,
@@ -224,6 +228,9 @@ impl Sim {
     }
 
     fn open_nodes(&mut self, writes: bool) -> Result<(Arc<Archive>, Option<Arc<Nodes>>), Stop> {
+        // Readers do not trust the archive, and have a limit.
+        let memory = if writes { u64::MAX } else { 1 << 40 };
+        let settings = Settings { memory, ..self.settings() };
         let nodes = match self.params.spread {
             Some(_) => {
                 let mounts = self
@@ -243,11 +250,11 @@ impl Sim {
             }
             None => None,
         };
-        let files: Arc<dyn Files> = match &nodes {
-            Some(nodes) => nodes.clone(),
-            None => Arc::new(self.files.clone()),
+        let opened = match &nodes {
+            Some(nodes) => Archive::open_on_nodes(nodes.clone(), writes, settings),
+            None => Archive::open(Arc::new(self.files.clone()), writes, settings),
         };
-        match Archive::open(files, writes, self.settings()) {
+        match opened {
             Ok(archive) => Ok((Arc::new(archive), nodes)),
             Err(error) => Err(self.judge("open", &error)),
         }
@@ -310,7 +317,7 @@ impl Sim {
                 let spread =
                     Spread { n, k, ids: (0..count).map(|node| [node as u8 + 1; 16]).collect() };
                 Nodes::create(mounts, &spread, format.id, format.secret)
-                    .and_then(|nodes| Archive::create(&nodes, &format))
+                    .and_then(|nodes| Archive::create_on_nodes(&nodes, &format))
             }
         };
         created.map_err(|e| Failure::new(Checker::Unexplained, format!("create: {e:?}")))?;

@@ -1,4 +1,4 @@
-//! What actors do with their lives.
+//! The lives of actors.
 
 use std::sync::Arc;
 
@@ -8,6 +8,8 @@ use onefold_core::{Error, Kind};
 use super::{
     check,
     model::{Finding, SECTOR, content},
+    naming::{Asked, End},
+    renamer,
     store::SimStore,
     world::World,
 };
@@ -16,7 +18,7 @@ use super::{
 const NAMES: u64 = 2;
 
 /// Calls of an actor, but for clients, before it begins anew with another session.
-const CALLS: u64 = 60;
+pub(super) const CALLS: u64 = 60;
 
 /// An error that needs no explanation: who gets it gives up, or tries again.
 pub(super) fn note(world: &Arc<World>, who: &str, error: &Error) {
@@ -75,14 +77,14 @@ pub(super) fn client(world: &Arc<World>, store: SimStore, actor: usize, at: usiz
     let dedup = draw_dedup(world);
     let Some(session) = open_with(world, store, dedup) else { return };
     let mode = if chance(world, 40) { Mode::TakeOver } else { Mode::Own };
-    let volume = match Volume::attach(&session, &format!("v{at}"), mode) {
+    let volume = match attach(world, &session, at, mode) {
         Ok(volume) => volume,
         Err(error) => return note(world, "attach", &error),
     };
     {
         let mut inner = world.inner();
-        // Who was stopped on the last step of it, and is continued when another one has the volume,
-        // does not own it.
+        // An actor that was stopped on the last step of attaching, and is continued when another
+        // one has the volume, does not own it.
         if inner.objects.is_fenced(&session.store().identity()) {
             return;
         }
@@ -109,6 +111,33 @@ pub(super) fn client(world: &Arc<World>, store: SimStore, actor: usize, at: usiz
         && let Err(error) = volume.detach()
     {
         note(world, "detach", &error);
+    }
+}
+
+/// Attaches a volume under the name that it has.
+fn attach(
+    world: &Arc<World>,
+    session: &Arc<Session>,
+    at: usize,
+    mode: Mode,
+) -> Result<Volume, Error> {
+    let [name, renamed] = renamer::names_of(at);
+    let attach = |name: &str| -> Result<Volume, Error> {
+        let then = world.inner().naming.now();
+        let volume = Volume::attach(session, name, mode)?;
+        let mut inner = world.inner();
+        let stood = inner.naming.since(name, then).contains(&Some((volume.id(), true)));
+        if inner.params.renames && !stood {
+            let message = format!("{} is attached as {name:?}, which it never was", volume.id());
+            inner.fail(Finding::new("OneName", message));
+        }
+        Ok(volume)
+    };
+    match attach(&name) {
+        Err(error) if error.kind() == Kind::NotFound && world.inner().params.renames => {
+            attach(&renamed)
+        }
+        attached => attached,
     }
 }
 
@@ -393,8 +422,15 @@ fn put_call(world: &Arc<World>, session: &Session, actor: usize) -> Result<(), E
         0..50 => {
             world.inner().model.begin_put(&name, actor, token);
             let bytes = put_bytes(token, chunk_bytes);
+            let ticket = {
+                let mut inner = world.inner();
+                inner.naming.puts(actor, token);
+                inner.naming.ask(Asked::Delete(name.clone()))
+            };
             let done = session.put(&name, &mut &bytes[..]);
             let mut inner = world.inner();
+            let end = if done.is_ok() { End::Moot } else { End::Unknown };
+            inner.naming.answer(&ticket, end);
             inner.model.end_put(&name, actor, token, done.is_ok());
             done?;
             inner.reach.hit("an object is put");
@@ -405,7 +441,7 @@ fn put_call(world: &Arc<World>, session: &Session, actor: usize) -> Result<(), E
         }
         50..70 => {
             world.inner().model.begin_put(&name, actor, 0);
-            let done = session.delete(&name, What::Put);
+            let done = renamer::delete(world, session, What::Put, &name);
             let mut inner = world.inner();
             inner.model.end_put(&name, actor, 0, done.is_ok());
             done?;
@@ -419,12 +455,20 @@ fn put_call(world: &Arc<World>, session: &Session, actor: usize) -> Result<(), E
 /// Gets an object and compares it.
 pub(super) fn check_put(world: &Arc<World>, session: &Session, name: &str) -> Result<(), Error> {
     let mut bytes = Vec::new();
-    // It may be replaced while it is read.
-    let before = world.inner().model.may_be_put(name);
+    // The object may be replaced while it is read.
+    let (before, then) = {
+        let mut inner = world.inner();
+        (inner.model.may_be_put(name), inner.naming.now())
+    };
     let got = session.get(name, &mut bytes);
     let mut inner = world.inner();
     let chunk_bytes = inner.params.chunk_bytes;
-    let may = &inner.model.may_be_put(name) | &before;
+    let may = if inner.params.renames {
+        let tokens = inner.naming.tokens_since(name, then);
+        tokens.into_iter().map(Option::unwrap_or_default).collect()
+    } else {
+        &inner.model.may_be_put(name) | &before
+    };
     let right = match &got {
         Ok(_) => may.iter().any(|token| *token != 0 && put_bytes(*token, chunk_bytes) == bytes),
         Err(error) if error.kind() == Kind::NotFound => may.contains(&0),

@@ -1,4 +1,4 @@
-//! What must hold after every single operation, and once all is quiet.
+//! Invariants that hold after every single operation, and those that hold once all is quiet.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use onefold_core::object::{
     model::{Object, Objects},
 };
 
-use super::model::Finding;
+use super::{model::Finding, naming};
 
 /// Entries and pending drops of a metadata object.
 pub(super) struct Map {
@@ -59,7 +59,8 @@ fn belongs(objects: &Objects, id: ObjectId) -> bool {
     let of = |value: &Vec<u8>| value.get(1..9) == Some(&id.volume.to_le_bytes()[..]);
     // A record without the identity of who fills it is of something that is being deleted.
     let stays = |key: &[u8], value: &[u8]| {
-        key.first() == Some(&b'n') || key.first() == Some(&b'x') && value.len() > 25
+        key.strip_prefix(b"n").is_some_and(|name| naming::has(objects, name, value))
+            || key.first() == Some(&b'x') && value.len() > 25
     };
     shards
         .into_iter()
@@ -137,7 +138,7 @@ fn drops_are_known(
     })
 }
 
-/// What is clean and stands in its object is on the list of what is kept.
+/// A clean chunk that stands in its object, too, is on the list of kept chunks.
 fn is_noted(objects: &Objects, id: ObjectId, map: &Map) -> Option<Finding> {
     let kept =
         |(_, entry): &(&u32, &Entry)| !entry.dirty && entry.mask != 0 && entry.base.is_some();
@@ -271,6 +272,9 @@ pub(super) fn left_behind(
 
 /// Once all is quiet: everything is clean, and references are exactly the truth.
 pub(super) fn quiet(objects: &Objects) -> Result<(), Finding> {
+    if let Some(finding) = naming::half_done(objects) {
+        return Err(finding);
+    }
     let mut truth: BTreeSet<(Chunk, Reference)> = BTreeSet::new();
     for (name, object) in objects.all() {
         let Some(id) = ObjectId::parse(&name.name) else { continue };

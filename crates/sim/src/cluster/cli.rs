@@ -44,8 +44,8 @@ const REPEAT: u64 = 40;
 /// Seeds that failed once, one a line; after `#` the story.
 const KEPT: &str = include_str!("../../cluster-seeds.txt");
 
-/// What an ordinary run must reach.
-const BRANCHES: [&str; 26] = [
+/// Branches that an ordinary run must reach.
+const BRANCHES: [&str; 29] = [
     "a worker backs off",
     "orderly: references made by workers",
     "a client deduplicates inline",
@@ -66,11 +66,14 @@ const BRANCHES: [&str; 26] = [
     "a chunk rots",
     "a clock is set back",
     "a read fails for a bad chunk",
+    "a new name is taken",
     "an object is deleted",
     "as many long trims as there may be",
     "applied, and the reply is lost",
     "scrub: orphans",
     "scrub: stale references",
+    "something can't be renamed",
+    "something is renamed",
     "the store is full",
 ];
 

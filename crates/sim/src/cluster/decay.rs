@@ -1,4 +1,4 @@
-//! What goes bad when all is clean: a chunk object rots or can't be read, or the clock of a
+//! Faults that come when all is clean: a chunk object rots or can't be read, or the clock of a
 //! worker's host is set back.
 //!
 //! *Damage never spreads:* a read fails where the map names that chunk, and nowhere else; no read
@@ -26,10 +26,10 @@ const BACK: Duration = Duration::from_secs(86400);
 /// Steps of a worker in which it must have done all that it can do.
 const STEPS: usize = 100;
 
-/// What happened to an object.
+/// The fault of an object.
 #[derive(Clone, Debug)]
 enum Ill {
-    /// It was changed on the medium.
+    /// Its bytes were changed on the medium; this is the object as it was.
     Rotten(Object),
     /// The store can't read it.
     Unreadable,
@@ -98,7 +98,7 @@ fn harm(inner: &mut Inner, rng: &mut Rng) -> Option<(Chunk, Ill)> {
 fn mend(inner: &mut Inner, chunk: &Chunk, ill: Ill) {
     inner.unreadable = None;
     let name = ObjectName::chunk(chunk.name());
-    // What changed beside its data and its attributes stays: references came and went.
+    // Only data and attributes are put back: references came and went meanwhile.
     if let (Ill::Rotten(before), Some(now)) = (ill, inner.objects.get(&name).cloned()) {
         inner.objects.put_back(&name, Object { data: before.data, xattrs: before.xattrs, ..now });
     }
@@ -174,7 +174,7 @@ fn others_get_clean(
     world.inner().model.acknowledge(n, actor, place as usize / SECTOR, &tokens);
     let mut worker = Worker::new(session.clone(), onefold_cluster::Watermarks::NONE);
     for _ in 0..STEPS {
-        // What concerns the bad chunk may fail, again and again.
+        // Steps that need the bad chunk may fail, again and again.
         let _ = worker.step();
         world.inner().now += Duration::from_secs(1);
     }

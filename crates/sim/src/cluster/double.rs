@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use onefold_cluster::format::key;
 use onefold_core::object::{Change, ObjectName, Write};
 
-/// Who made which reference.
+/// Counts references that several workers made.
 #[derive(Default)]
 pub(super) struct DoubleWork {
     made: BTreeMap<(ObjectName, Vec<u8>), usize>,
     /// References that workers made.
     pub(super) all: u64,
-    /// Those that another worker had made before.
+    /// References that another worker had made before.
     pub(super) twice: u64,
 }
 

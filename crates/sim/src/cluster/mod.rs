@@ -14,7 +14,9 @@ pub mod cli;
 mod decay;
 mod double;
 mod model;
+mod naming;
 pub mod params;
+mod renamer;
 mod steward;
 mod store;
 mod told;
@@ -38,13 +40,13 @@ use crate::reach::Reach;
 /// How one seed ended.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was run.
+    /// The parameters of the run.
     pub params: Params,
-    /// What was found.
+    /// The first finding.
     pub finding: Option<Finding>,
     /// The hash of all operations that were applied.
     pub trace: u64,
-    /// What was reached.
+    /// Branches and faults that were met.
     pub reach: Reach,
 }
 
@@ -79,6 +81,9 @@ pub fn run_seed(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
     if params.scrubs {
         start(&world, (Role::Scrubber, 0));
     }
+    if params.renames {
+        (0..2).for_each(|n| start(&world, (Role::Renamer, n)));
+    }
     world.run(params.events, start);
     world.calm_down();
     world.run(200_000, |_, _| {});
@@ -108,6 +113,7 @@ pub fn run_seed(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
                 Role::Putter => "putters",
                 Role::Scrubber => "scrubbers",
                 Role::Steward => "stewards",
+                Role::Renamer => "renamers",
             },
             count as u64,
         );
@@ -130,6 +136,7 @@ fn start(world: &Arc<World>, role: (Role, usize)) {
         (Role::Steward, _) => |world, store, actor| steward::steward(world, store, actor, 2),
         (Role::Putter, _) => actors::putter,
         (Role::Scrubber, _) => actors::scrubber,
+        (Role::Renamer, _) => renamer::renamer,
         _ => actors::worker,
     };
     world.start(role, true, life);
@@ -150,7 +157,7 @@ fn set_up(world: &Arc<World>, store: SimStore) {
 
 /// Takes over, finishes all work, and compares everything.
 fn clean_up(world: &Arc<World>, store: SimStore) {
-    // What was killed has no lock any more.
+    // Locks of killed sessions have run out by then.
     world.inner().now += std::time::Duration::from_secs(120);
     if let Err(error) = finish(world, store) {
         let checker =
@@ -172,7 +179,14 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     }
     let mut volumes = Vec::new();
     for n in 0..params.volumes {
-        let name = format!("v{n}");
+        let mut name = format!("v{n}");
+        if params.renames {
+            let Some(newest) = renamer::newest(&session, n)? else {
+                world.inner().fail(Finding::new("OneName", format!("volume {n} has no name")));
+                continue;
+            };
+            name = newest;
+        }
         if params.steward && n + 1 == params.volumes && session.find(&name)?.is_none() {
             continue;
         }
@@ -219,8 +233,11 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
         }
         compare(world, volume, actor, n)?;
     }
-    for name in ["p0", "p1"] {
+    for name in &renamer::OBJECTS[..if params.renames { 3 } else { 2 }] {
         actors::check_put(world, &session, name)?;
+    }
+    if params.renames {
+        renamer::list(world, &session)?;
     }
     let quiet = check::quiet(&world.inner().objects);
     if let Err(finding) = quiet {
@@ -258,8 +275,8 @@ fn scrub(world: &Arc<World>, session: &Arc<Session>, quiet: bool) -> Result<(), 
     let mut scrub = Scrub::new(session.clone(), true)?;
     while scrub.step()? {}
     let report = scrub.report();
-    // What a flip that failed left for another worker may be overwritten before that comes, and a
-    // lock may make a header anew: that is all that a scrub finds.
+    // A tidy run leaves a scrub only things to remove: references of a failed flip whose entry was
+    // overwritten before another worker came, and headers that a lock made anew.
     let tidy = world.inner().params.tidy && report.added + report.restored + report.listed > 0;
     if !report.damage.is_empty() || tidy || quiet && !report.is_quiet() {
         world.inner().fail(Finding::new("ScrubQuiet", format!("{report:?}")));
@@ -283,7 +300,9 @@ fn compare(world: &Arc<World>, volume: &Volume, actor: usize, n: usize) -> Resul
 
 /// An object that is lost is damage, and never zeroes.
 fn lose_object(world: &Arc<World>, session: &Arc<Session>, params: &Params) -> Result<(), Error> {
-    let id = session.find("v0")?.map_or(0, |named| named.id);
+    let name = if params.renames { renamer::newest(session, 0)? } else { None };
+    let name = name.unwrap_or_else(|| "v0".into());
+    let id = session.find(&name)?.map_or(0, |named| named.id);
     let there = |inner: &world::Inner| -> Option<(u64, ObjectName)> {
         let names = inner.objects.all().map(|(name, _)| name);
         let ids = names.filter_map(|name| {
@@ -293,10 +312,10 @@ fn lose_object(world: &Arc<World>, session: &Arc<Session>, params: &Params) -> R
             .map(|(object, name)| (object.index, name))
             .next()
     };
-    let Some((index, name)) = there(&world.inner()) else { return Ok(()) };
-    world.inner().objects.lose(&name);
+    let Some((index, object)) = there(&world.inner()) else { return Ok(()) };
+    world.inner().objects.lose(&object);
     world.inner().reach.hit("a metadata object is lost");
-    let volume = Volume::attach(session, "v0", Mode::Own)?;
+    let volume = Volume::attach(session, &name, Mode::Own)?;
     let mut bytes = vec![0; SECTOR];
     let read = volume.read_at(index * u64::from(params.object_bytes), &mut bytes);
     if !matches!(&read, Err(error) if error.kind() == onefold_core::Kind::Corrupt) {

@@ -1,4 +1,5 @@
-//! What every sector of every volume may hold, and what every name may stand for.
+//! The contents that every sector of every volume may hold, and the objects that every name may
+//! stand for.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,12 +11,12 @@ use super::params::Params;
 /// Bytes of a sector.
 pub(super) const SECTOR: usize = 512;
 
-/// What was found, and by which checker.
+/// A broken invariant, and the checker that found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The checker.
     pub checker: &'static str,
-    /// What is wrong.
+    /// The finding, as a sentence.
     pub message: String,
 }
 
@@ -31,7 +32,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What a sector may hold.
+/// The contents that a sector may hold.
 #[derive(Clone, Debug, Default)]
 struct Cell {
     /// One of these is there now.
@@ -40,7 +41,7 @@ struct Cell {
     open: BTreeSet<u32>,
 }
 
-/// What a name may stand for; 0 for nothing.
+/// The objects that a name may stand for; 0 for none.
 #[derive(Clone, Debug)]
 struct Put {
     now: BTreeSet<u32>,
@@ -72,10 +73,10 @@ pub(super) struct VolumeModel {
     cut: Option<usize>,
 }
 
-/// What is known.
+/// The model's knowledge.
 pub(super) struct Model {
     pub(super) volumes: Vec<VolumeModel>,
-    /// What names of objects that are put may stand for.
+    /// Names of objects that are put.
     puts: BTreeMap<String, Put>,
     tokens: u32,
 }
@@ -155,7 +156,8 @@ impl Model {
         *cut = Some(cut.map_or(from, |before| before.min(from)));
     }
 
-    /// It was done: what lies behind is zeroes, and nobody who began before does anything more.
+    /// The cut was done: the sectors behind it are zeroes, and writes that began before it do
+    /// nothing more.
     pub(super) fn was_cut(&mut self, volume: usize, from: usize) {
         let volume = &mut self.volumes[volume];
         if let Some(begun) = volume.cut.take() {
@@ -188,7 +190,7 @@ impl Model {
         self.puts.values_mut().for_each(|put| put.gone(actor));
     }
 
-    /// It was done, or it is not known whether it was.
+    /// The put was done, or it is not known whether it was.
     pub(super) fn end_put(&mut self, name: &str, actor: usize, token: u32, done: bool) {
         let put = self.name(name);
         if done {
@@ -202,7 +204,7 @@ impl Model {
         put.gone(actor);
     }
 
-    /// What a name may stand for: what was put last, and what may still come.
+    /// The objects that a name may stand for: those put last, and those that may still come.
     pub(super) fn may_be_put(&mut self, name: &str) -> BTreeSet<u32> {
         let put = self.name(name);
         put.now.union(&put.open).copied().collect()

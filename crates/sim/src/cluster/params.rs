@@ -1,5 +1,4 @@
-//! What a seed stands for: all parameters of a run, drawn before it begins, and printed when it
-//! fails.
+//! The parameters of a run, which its seed draws before it begins; they are printed when it fails.
 
 use std::time::Duration;
 
@@ -91,6 +90,8 @@ pub struct Params {
     pub decay: bool,
     /// In the end a clock is set back.
     pub set_back: bool,
+    /// Somebody gives volumes and objects other names.
+    pub renames: bool,
     /// The planted bug, by its index.
     pub bug: Option<usize>,
 }
@@ -102,10 +103,37 @@ impl Params {
         let [decay, set_back] = draw_ends(seed);
         let params =
             Params { discards_max: draw_limit(seed), decay, set_back, ..Params::draw_common(seed) };
-        if is_wild(seed) { params.wild() } else { params }
+        let params = if is_wild(seed) { params.wild() } else { params };
+        if has_renames(seed) { params.renaming() } else { params }
     }
 
-    /// What is drawn for two seeds in five only: seeds that are kept must stay what they were.
+    /// What is drawn for seeds in which something is renamed.
+    fn renaming(self) -> Params {
+        let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_6406);
+        let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
+        let volumes = self.volumes - usize::from(self.steward);
+        let common = Params {
+            renames: true,
+            puts: true,
+            mixed: true,
+            steward: false,
+            volumes,
+            shards: of(&[1, 2, 4, 4]) as u16,
+            ..self
+        };
+        if common.tidy {
+            return common;
+        }
+        Params {
+            unknown: of(&[0, 10, 50]),
+            copies: of(&[20, 150]),
+            late: if common.late_last { 0 } else { of(&[30, 100]) },
+            ..common
+        }
+    }
+
+    /// Draws the parameters of two seeds in five, from a source of their own: kept seeds must stay
+    /// what they were.
     fn wild(self) -> Params {
         let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_6402);
         let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
@@ -215,6 +243,7 @@ impl Params {
             tidy: false,
             decay: false,
             set_back: false,
+            renames: false,
             bug: None,
         }
     }
@@ -279,10 +308,17 @@ fn draw_limit(seed: u64) -> usize {
     [1, 2, 64][Rng::new(seed ^ 0x6f6e_6566_6f6c_6403).below(3) as usize]
 }
 
-/// What happens when all is clean, in one seed of four each; drawn apart for the same reason.
+/// Draws the faults that come when all is clean, each in one seed of four; from a source of their
+/// own for the same reason.
 fn draw_ends(seed: u64) -> [bool; 2] {
     let rng = &mut Rng::new(seed ^ 0x6f6e_6566_6f6c_6404);
     [(); 2].map(|()| rng.below(4) == 0)
+}
+
+/// True for seeds in which something is renamed: one of seven, but none that was kept before, nor any
+/// of the first ones.
+fn has_renames(seed: u64) -> bool {
+    seed >= 300 && seed % 7 == 2
 }
 
 /// True for seeds with what came later: the other three of five are as they were when some of them

@@ -1,4 +1,4 @@
-//! Who resizes a volume that others use, and deletes it and makes it anew.
+//! An actor that resizes a volume that others use, and deletes it and makes it anew.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) fn steward(world: &Arc<World>, store: SimStore, actor: usize, at: usi
         if world.inner().stopping {
             return;
         }
-        // It passes the time.
+        // Any operation will do: it lets time pass.
         let _ = session.find(&name);
     }
     let done = if chance(world, 40) {
@@ -55,7 +55,7 @@ fn resize(
     actor: usize,
     at: usize,
 ) -> Result<(), Error> {
-    // Who has it is sent away; another one may be faster than we are.
+    // The owner is shut out; another session may be faster than this one.
     let volume = Volume::attach(session, name, Mode::TakeOver)?;
     {
         let mut inner = world.inner();

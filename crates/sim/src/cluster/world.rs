@@ -26,6 +26,7 @@ use super::{
     check::Dropped,
     double::DoubleWork,
     model::{Finding, Model},
+    naming::Naming,
     params::Params,
     store::SimStore,
 };
@@ -37,7 +38,7 @@ const LATE_MAX: usize = 24;
 /// After so long a worker judges what was noted.
 const JUDGED_AFTER: Duration = Duration::from_secs(20);
 
-/// What an actor asks of the store.
+/// A request of an actor to the store.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     Write(Write),
@@ -76,11 +77,11 @@ struct Late {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It has the baton, or may get it.
+    /// The actor has the baton, or may get it.
     Ready,
-    /// It waits for replies.
+    /// The actor waits for replies.
     Waiting,
-    /// It ended.
+    /// The actor ended.
     Ended,
 }
 
@@ -94,13 +95,13 @@ struct Actor {
     drift: Duration,
     /// How far its clock was set back.
     back: Duration,
-    /// It can be killed.
+    /// The actor can be killed.
     mortal: bool,
-    /// What it is, and which.
+    /// Its role, and its number in it.
     role: (Role, usize),
 }
 
-/// What an actor does.
+/// The role of an actor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Role {
     /// Sets up and cleans up.
@@ -115,14 +116,17 @@ pub(super) enum Role {
     Scrubber,
     /// Resizes and deletes a volume that others use.
     Steward,
+    /// Gives volumes and objects other names.
+    Renamer,
 }
 
-/// What everybody sees; only who has the baton touches it.
+/// The state that all share; only the actor with the baton touches it.
 pub(super) struct Inner {
     pub(super) objects: Objects,
     pub(super) now: Duration,
     pub(super) rng: Rng,
     pub(super) model: Model,
+    pub(super) naming: Naming,
     pub(super) finding: Option<Finding>,
     pub(super) reach: Reach,
     pub(super) double: DoubleWork,
@@ -140,7 +144,7 @@ pub(super) struct Inner {
     /// References that a session added so long after it noted them that they may have been judged:
     /// it drops them itself, unless it ends before.
     slow: BTreeMap<Reference, usize>,
-    /// Those whose session ended before: they are left to a scrub.
+    /// Slow references whose session ended before it dropped them: they are left to a scrub.
     pub(super) slow_left: BTreeSet<Reference>,
     /// An object that the store can't read.
     pub(super) unreadable: Option<ObjectName>,
@@ -165,7 +169,7 @@ pub(super) struct World {
     back: Condvar,
 }
 
-/// What ends the thread of an actor that is killed.
+/// The panic that ends the thread of a killed actor.
 struct Killed;
 
 impl World {
@@ -176,6 +180,7 @@ impl World {
             now: Duration::from_secs(1_000_000),
             rng: rng.fork(),
             model: Model::new(params),
+            naming: Naming::new(params.renames),
             finding: None,
             reach: Reach::default(),
             double: DoubleWork::default(),
@@ -387,7 +392,7 @@ impl World {
         let threads: Vec<JoinHandle<()>> =
             self.inner.lock().threads.iter_mut().filter_map(Option::take).collect();
         for thread in threads {
-            // What it died of was noted.
+            // The error of a failed actor is recorded already.
             let _ = thread.join();
         }
     }
@@ -401,7 +406,7 @@ impl World {
         if inner.params.late_last {
             return;
         }
-        // What is still on its way comes now, or never.
+        // Late copies arrive now, or never.
         for late in std::mem::take(&mut inner.late) {
             if inner.rng.percent(50) && !inner.objects.is_fenced(&late.identity) {
                 inner.note_late(&late.op);

@@ -1,4 +1,4 @@
-//! What a power failure leaves of the writes that were not flushed.
+//! The part of the unflushed writes that a power failure leaves.
 //!
 //! The choice is one sector mask for each unflushed block write: 0 is lost, 255 is kept, all else
 //! is torn. The masks are applied in the order in which the writes came. That covers every order in
@@ -15,7 +15,7 @@ pub struct Unflushed {
     pub call: u64,
     /// The block's address.
     pub at: u64,
-    /// What was written.
+    /// Its bytes.
     pub bytes: Bytes,
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong with a disk, and when.
+//! Faults of a disk, and when they come.
 
 /// A fault that a disk injects into one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

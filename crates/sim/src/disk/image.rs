@@ -18,7 +18,7 @@ pub const SECTOR_BYTES: usize = BLOCK_BYTES / SECTORS;
 /// the tree shallow.
 const PIECE: u64 = 32;
 
-/// What a disk holds. Blocks that were never written read as zeroes.
+/// The blocks of a disk. Those that were never written read as zeroes.
 #[derive(Clone, Default)]
 pub struct Image(BTreeMap<u64, Arc<[Option<Bytes>; PIECE as usize]>>);
 

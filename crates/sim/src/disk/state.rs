@@ -42,7 +42,7 @@ pub(super) struct State {
     pub(super) host_full: bool,
     /// Ranges that were allocated, and their ends.
     pub(super) allocated: Vec<(u64, u64)>,
-    /// What was last written to each block.
+    /// The class of the last write to each block.
     pub(super) classes: BTreeMap<u64, Class>,
     /// A write or flush of this session has failed.
     pub(super) failed: bool,
@@ -50,8 +50,8 @@ pub(super) struct State {
     pub(super) calls_after_failure: u64,
     /// A fault that damages has happened since the disk was made.
     pub(super) damage: u64,
-    /// What blocks hold that they must not: sectors that rotted, or that a lost or misdirected
-    /// write left there. Damage lasts while they hold it.
+    /// Sectors with wrong bytes, by block: they rotted, or a lost or misdirected write left them.
+    /// Damage lasts while a block holds them.
     pub(super) wounds: BTreeMap<u64, Vec<Wound>>,
     /// Blocks that were read, and those of them that were damaged or that a fault of that read
     /// met; since the last [`forget_reads`](State::forget_reads).
@@ -64,7 +64,7 @@ pub(super) struct State {
     pub(super) read_faults: u64,
     /// Blocks read in this session.
     pub(super) blocks_read: u64,
-    /// What the engine did that no user of a disk may do.
+    /// Breaches of the disk's contract by the engine.
     pub(super) abuse: Vec<String>,
     pub(super) recording: Option<Vec<Snapshot>>,
     pub(super) rng: Rng,
@@ -131,7 +131,7 @@ impl State {
         let under_way = self.under_way.take();
         for mut write in std::mem::take(&mut self.unflushed) {
             if Some(write.call) == under_way {
-                // It is not in the view yet.
+                // The write under way is not in the view yet.
                 let mask = if self.rng.percent(70) {
                     u8::MAX * (self.rng.below(2) as u8)
                 } else {
@@ -170,7 +170,7 @@ impl State {
         self.plan.clear();
     }
 
-    /// What every call starts with: its trace, its crash, its fault.
+    /// Begins every call: its trace, its crash, its fault.
     pub(super) fn begin(&mut self, call: Call, clock: &VirtualClock) -> Result<Option<Fault>> {
         if self.down {
             return Err(power_failed());
@@ -251,7 +251,7 @@ impl State {
         }
     }
 
-    /// What reads see at `at`.
+    /// The block at `at` as reads see it.
     fn seen(&self, at: u64) -> [u8; BLOCK_BYTES] {
         self.view.get(at).map_or([0; BLOCK_BYTES], |bytes| **bytes)
     }
@@ -423,8 +423,8 @@ impl State {
             self.view.set(*at, Arc::clone(bytes));
         }
         if durable {
-            // What was written here before came back before this call began, so it can't come later
-            // than it.
+            // Earlier writes of these blocks returned before this call began, so they can't reach
+            // the medium after it.
             let own: BTreeSet<u64> = blocks.iter().map(|(at, _)| *at).collect();
             self.unflushed.retain(|write| !own.contains(&write.at));
             blocks.into_iter().for_each(|(at, bytes)| self.durable.set(at, bytes));

@@ -5,7 +5,7 @@ use crate::content::{Content, ZEROES};
 /// Is a version there?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It was acknowledged, or read.
+    /// The version was acknowledged, or read.
     Sure,
     /// Its write failed: it is there or not, and a read will tell.
     Maybe,
@@ -20,7 +20,7 @@ struct Version {
     standing: Standing,
 }
 
-/// What a block may hold.
+/// The contents that a block may hold.
 #[derive(Clone, Debug)]
 pub(super) struct Cell {
     /// The durable value; several after a crash until a read tells which.
@@ -70,7 +70,7 @@ impl Cell {
         self.later.push(Version { ticket, content, standing });
     }
 
-    /// What a read may return now, the likeliest first.
+    /// The contents that a read may return now, the likeliest first.
     pub(super) fn live(&self) -> Vec<Content> {
         let mut live = Vec::new();
         for version in self.later.iter().rev() {
@@ -87,7 +87,7 @@ impl Cell {
         live
     }
 
-    /// What a read may return after a crash now.
+    /// The contents that a read may return after a crash now.
     pub(super) fn after_crash(&self) -> Vec<Content> {
         let mut all = self.durable.clone();
         all.extend(self.later.iter().map(|version| version.content));
@@ -151,14 +151,14 @@ impl Cell {
         self.recoveries += 1;
     }
 
-    /// It reads as zeroes, durably.
+    /// The block reads as zeroes, durably.
     pub(super) fn clear(&mut self, settled: u64) {
         self.later.clear();
         self.settle_on(ZEROES);
         self.settled = settled;
     }
 
-    /// It may read as zeroes.
+    /// The block may read as zeroes.
     pub(super) fn may_be_clear(&mut self) {
         if !self.durable.contains(&ZEROES) {
             self.durable.push(ZEROES);

@@ -35,9 +35,9 @@ pub(super) enum Doubt {
     /// There is none.
     #[default]
     Clear,
-    /// It was asked for, and not answered: the model does not show it.
+    /// The verb was not answered: the model does not show it.
     Asked(Verb),
-    /// It was taken with this ticket, which is not durable: the model shows it.
+    /// The verb was taken with this ticket, which is not durable: the model shows it.
     Taken(u64, Undo),
 }
 
@@ -112,7 +112,7 @@ impl Model {
         })
     }
 
-    /// What the model shows is durable.
+    /// Makes the change that the model shows durable.
     fn happened(&mut self, undo: &Undo) {
         let settles = self.settles;
         if let Undo::Resize(key, _) = undo

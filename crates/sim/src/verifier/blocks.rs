@@ -1,4 +1,4 @@
-//! What blocks of clients hold: as they are, or compressed in a carrier.
+//! The contents of clients' blocks: as they are, or compressed in a carrier.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What the block at `at` holds, which a map names with this prefix.
+    /// The content of the block at `at`, which a map names with this prefix.
     pub(super) fn content(&mut self, at: u64, inside: bool, prefix: u64, critical: bool) -> Held {
         if let Some(held) = self.contents.get(&at) {
             return held.clone();

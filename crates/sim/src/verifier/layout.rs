@@ -56,7 +56,7 @@ pub(super) struct Superblock {
     pub(super) inexact: bool,
 }
 
-/// What a page of the zone list says of a zone.
+/// A zone as a page of the zone list tells of it.
 #[derive(Clone)]
 pub(super) struct Listed {
     generation: u64,
@@ -158,7 +158,7 @@ impl Superblock {
         self.zones * self.zone_blocks
     }
 
-    /// What it says that can't be.
+    /// Statements of the superblock that can't be true.
     pub(super) fn plausible(&self) -> Vec<String> {
         let least = |pages: u64, most: u64| pages.clamp(1, most);
         // A store has as many leftover pages as its blocks, which may be a few more than those of

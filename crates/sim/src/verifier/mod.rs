@@ -1,7 +1,8 @@
 //! A second reading of `docs/format.md`: what a store that was shut down cleanly holds, and whether
 //! its metadata agrees with itself.
 //!
-//! It was written from the document alone, and shares no code with the engine nor with the
+//! The verifier was written from the document alone, and shares no code with the engine nor with
+//! the
 //! product's `check`: a mistake that these two share shows here. It is told which blocks of the
 //! disk are damaged; what it can't know because of them it leaves out, and all else must be right.
 //!
@@ -23,14 +24,14 @@ use crate::disk::{Bytes, Image};
 use layout::Superblock;
 use tree::Pointer;
 
-/// What an address of a volume holds.
+/// The content of an address of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Held {
     /// Zeroes, or a hole.
     Zeroes,
     /// These bytes.
     Data(Bytes),
-    /// What it holds can't be told: something on the way to it is damaged.
+    /// Unknown: something on the way to the content is damaged.
     Dark,
 }
 
@@ -48,7 +49,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// What the block at `lba` holds.
+    /// The content of the block at `lba`.
     #[must_use]
     pub fn held(&self, lba: u64) -> Held {
         if self.dark.iter().any(|&(first, end)| (first..end).contains(&lba)) {
@@ -63,7 +64,7 @@ impl Volume {
     }
 }
 
-/// What was found.
+/// The findings of a second reading.
 #[derive(Debug, Default)]
 pub struct Reading {
     /// The store was shut down cleanly; of another one nothing else is read.
@@ -129,7 +130,7 @@ struct Reader<'a> {
     maps_hidden: bool,
     /// Any page is hidden: there may be more pages.
     pages_hidden: bool,
-    /// What blocks hold that were looked at.
+    /// Contents of the blocks that were looked at.
     contents: BTreeMap<u64, Held>,
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Discard {
     window: u64,
 }
 
-/// What the tables say of physical blocks.
+/// The physical blocks as the tables tell of them.
 pub(super) struct Usage {
     counts: BTreeMap<u64, u64>,
     references: Leaves,
@@ -298,7 +298,7 @@ impl Reader<'_> {
         }
     }
 
-    /// What is named is used; what is used is named.
+    /// Every named block is used, and every used block is named.
     fn free(&mut self, usage: &Usage, listed: &BTreeMap<u64, Listed>, in_place: bool) {
         let zone_blocks = self.superblock.zone_blocks;
         let hidden = |at: u64| usage.zones.hides(at / zone_blocks / 31);

@@ -1,4 +1,4 @@
-//! What is stored: made here, or got by cargo.
+//! The data that is stored: made here, or got by cargo.
 
 use std::{
     fs::{self, File},

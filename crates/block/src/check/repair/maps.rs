@@ -168,7 +168,7 @@ impl Mend<'_, '_, '_> {
     fn lost(&mut self, volume: &Volume, id: PageId, birth: WindowNumber) -> Result<Pointer> {
         let per_leaf = Table::Map.per_leaf();
         let first = leaves_below(id).start.saturating_mul(per_leaf);
-        // Of a deleted volume nothing can be read any more; of no volume what is beyond its end.
+        // Nobody can read a deleted volume any more, nor beyond a volume's end.
         if volume.name.is_empty() || first >= volume.blocks {
             return Ok(Pointer::default());
         }

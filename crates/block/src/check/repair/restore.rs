@@ -29,7 +29,7 @@ pub(super) fn write(disk: &dyn Disk, at: Pba, block: &Block) -> Result<()> {
     disk.write(&[Run { at, blocks: &[BlockRef { block, class: Class::Table }] }])
 }
 
-/// Heals damaged pages, and what is found to be damaged below them. Returns how many.
+/// Repairs damaged pages, and those that are found to be damaged below them. Returns how many.
 pub(super) fn pages(
     walker: Walker<'_>,
     superblock: &Superblock,

@@ -18,7 +18,7 @@ use crate::{
 
 /// The fate of a child.
 pub(super) enum Child {
-    /// It is here.
+    /// The lost child is here.
     Found(Pointer),
     /// There was none.
     None,

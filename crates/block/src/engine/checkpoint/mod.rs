@@ -238,7 +238,7 @@ fn make_current(
     (next, Some(old))
 }
 
-/// Makes free what the new version does not need, but for blocks that newer records name.
+/// Frees the blocks that the new version does not need, but for those that newer records name.
 fn release(kernel: &Kernel, scheme: &dyn Scheme, deferred: &mut Vec<Pba>, next: NextCheckpoint) {
     let mut state = kernel.state.lock();
     let (kept, freed) = scheme.keep(&state, next.freed);

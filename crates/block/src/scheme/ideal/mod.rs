@@ -74,7 +74,7 @@ impl Scheme for Ideal {
         committed
     }
 
-    /// The checkpoint itself writes what tables say of blocks.
+    /// The checkpoint itself writes the tables' entries of blocks.
     fn release(&self, _: &Kernel, _: &[Pba]) -> Result<()> {
         Ok(())
     }

@@ -79,7 +79,7 @@ impl Scheme for Ordered {
         state.durable.max(committed)
     }
 
-    /// The checkpoint itself writes what tables say of blocks.
+    /// The checkpoint itself writes the tables' entries of blocks.
     fn release(&self, _: &Kernel, _: &[Pba]) -> Result<()> {
         Ok(())
     }

@@ -35,8 +35,9 @@
 //! *Invariant:* a count is never lower than the links on the disk, in whatever state a crash leaves
 //! it, plus one.
 //!
-//! Threads: who changes leaves holds the lock of [`SoftUpdates`](soft_updates::SoftUpdates), also
-//! during a flush, so that no leaf is written while one is under way.
+//! Threads: a thread that changes leaves holds the lock of
+//! [`SoftUpdates`](soft_updates::SoftUpdates), also during a flush, so that no leaf is written
+//! while one is under way.
 
 mod checkpoint;
 mod increments;

@@ -1,5 +1,6 @@
-//! Updates that nobody waits for: counts that fall, fingerprints of new blocks. Leaves that are
-//! written anyway take such changes along; after a while the others are written alone.
+//! Non-critical updates (OrderMergeDedup 2.2), for which nobody waits: counts that fall,
+//! fingerprints of new blocks. Leaves that are written anyway take such changes along; after a while
+//! the others are written alone.
 
 use std::time::Duration;
 

@@ -28,8 +28,8 @@ pub(crate) fn recover_in_place(
     entries: &[Entry],
 ) -> Result<()> {
     let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
-    // A window of its own for what was found in use, so that its zones are needed until a
-    // checkpoint holds that.
+    // The blocks found in use get a window of their own, so that their zones are needed until a
+    // checkpoint holds them.
     let seen = told
         .max(snapshot.state.durable)
         .max(snapshot.state.last_window)

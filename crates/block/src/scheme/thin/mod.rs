@@ -83,7 +83,7 @@ impl Scheme for Thin {
         state.durable.max(committed)
     }
 
-    /// The checkpoint itself writes what tables say of blocks.
+    /// The checkpoint itself writes the tables' entries of blocks.
     fn release(&self, _: &Kernel, _: &[Pba]) -> Result<()> {
         Ok(())
     }

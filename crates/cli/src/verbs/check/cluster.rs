@@ -7,6 +7,7 @@ use onefold::parts::cluster_store::{Opened, Url};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
+    size::counted,
 };
 
 /// Compares maps and references, and mends what is wrong between them; damage of data is told.
@@ -83,8 +84,10 @@ fn found(report: &Report, well: bool) -> serde_json::Value {
 
 fn looked_at(report: &Report) {
     output::line(format_args!(
-        "looked at   {} objects, {} chunks, {} references",
-        report.objects, report.chunks, report.references
+        "looked at   {}, {}, {}",
+        counted(report.objects, "object"),
+        counted(report.chunks, "chunk"),
+        counted(report.references, "reference")
     ));
 }
 

@@ -106,6 +106,6 @@ fn create_on(
     // Its own directory comes first: what fails below it leaves nothing that looks like an archive.
     ArchiveDir::create(archive, nodes)?;
     let files = Nodes::create(directories, &Spread { n, k, ids }, format.id, format.secret)?;
-    Archive::create(&files, format).map_err(|e| name_archive(archive, e))?;
+    Archive::create_on_nodes(&files, format).map_err(|e| name_archive(archive, e))?;
     Ok(format!(", on {} of which {} may be lost", counted(nodes.len() as u64, "node"), n - k))
 }

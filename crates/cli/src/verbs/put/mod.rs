@@ -34,7 +34,7 @@ use onefold_console::{
     failure::Failure,
     output::{self, Answer},
     progress::Progress,
-    size::{Size, grouped, share},
+    size::{Size, counted, grouped, share},
 };
 
 /// The usual filter chain.
@@ -323,10 +323,10 @@ fn tell(options: &Options, stored: Stored) -> Result<(), Failure> {
         return Ok(());
     }
     output::line(format_args!(
-        "stored {:?}: {} in {} chunks, {} of it new; the archive grew by {}",
+        "stored {:?}: {} in {}, {} of it new; the archive grew by {}",
         stored.name,
         Size(stored.bytes),
-        grouped(stored.chunks),
+        counted(stored.chunks, "chunk"),
         share(stored.new_bytes, stored.bytes),
         Size(stored.added_bytes)
     ));

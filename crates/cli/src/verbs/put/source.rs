@@ -18,7 +18,7 @@ use onefold_backend::{
     tree::{Found, Options, Walk, read_data},
 };
 use onefold_core::{
-    Error, Result,
+    Error, Kind, Result,
     tree::{IN_PART, What},
 };
 
@@ -96,6 +96,13 @@ fn read_once(input: &mut impl Read, room: &mut [u8]) -> Result<usize> {
 fn length(path: &Path, file: &File) -> Result<u64> {
     use std::os::unix::fs::FileTypeExt;
     let metadata = file.metadata().map_err(|e| Error::from_io(path.display(), e))?;
+    if metadata.is_dir() {
+        let shown = path.display();
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("{shown} is a directory, which is stored with -r {shown}"),
+        ));
+    }
     if metadata.file_type().is_block_device() {
         onefold_backend::device_bytes(path)
     } else {

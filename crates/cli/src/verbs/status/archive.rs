@@ -161,8 +161,8 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
         unfinished_containers: tables.unfinished.len() as u64,
         held_back_bytes: tables
             .waiting_to_be_freed
-            .iter()
-            .map(|(place, _)| u64::from(place.bytes))
+            .keys()
+            .map(|place| u64::from(place.bytes))
             .sum(),
         index_entries: tables.index.files.iter().map(|file| file.entries).sum(),
         index_files: tables.index.files.len() as u64,

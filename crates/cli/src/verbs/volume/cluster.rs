@@ -15,12 +15,15 @@ pub(super) fn change(store: &Url, request: &Request) -> Result<(), Failure> {
     match request {
         Request::VolumeCreate { name, bytes, .. } => session.create_volume(name, *bytes)?,
         Request::VolumeResize { name, bytes } => session.resize_volume(name, *bytes)?,
+        Request::VolumeRename { name, new_name } => {
+            session.rename(What::Volume, name, new_name)?;
+        }
         Request::VolumeDelete { name } => {
             session.delete(name, What::Volume)?;
             while session.delete_step()? {}
         }
         _ => {
-            let why = "volumes of the cluster engine have neither limits nor other names";
+            let why = "volumes of the cluster engine have no limits, and share all blocks";
             return Err(Error::new(Kind::Unsupported, why).into());
         }
     }

@@ -28,8 +28,8 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 /// Longest line of an answer but for lists and statuses, in bytes.
 const SHORT_LINE_MAX: u64 = 64 << 10;
 
-/// A line of an answer, read into what is expected and nothing else: what a line costs is what it
-/// may hold.
+/// A line of an answer, read into the expected type and nothing else, so that a line costs no more
+/// memory than it may hold.
 #[derive(Deserialize)]
 struct Heard<T> {
     answer: String,
@@ -212,7 +212,7 @@ impl Client {
     }
 }
 
-/// Looks in all places; what is wrong with a socket in one of them is told when no other has the
+/// Looks in all places. An error of a socket in one of them is told when no other place has the
 /// server.
 fn look(name: &str, owner: u32) -> Result<UnixStream> {
     let mut wrong = Error::new(Kind::NotFound, "no server listens for commands");

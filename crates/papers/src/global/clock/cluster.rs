@@ -43,7 +43,7 @@ const HOP: u64 = 50 * MICROSECOND;
 /// Bytes a second of a link.
 const LINK: u64 = 1_170_000_000;
 
-/// What an operation waits for at each OSD that it visits, besides processor and disk: threads that
+/// The time that an operation waits at each OSD that it visits, besides processor and disk: threads
 /// hand it on.
 const OSD_WAIT: u64 = 690 * MICROSECOND;
 
@@ -61,12 +61,12 @@ const CPU_KEYS: u64 = 50 * MICROSECOND;
 const SSD_WRITE: u64 = 395_000_000;
 const SSD_READ: u64 = 530_000_000;
 
-/// What a disk is busy with beside the bytes of a write and of a read: 30,000 and 70,000 of 4 KiB a
-/// second.
+/// The time that a write and a read keep a disk busy beside their bytes: 30,000 and 70,000 of 4 KiB
+/// a second.
 const SSD_OP: u64 = 23 * MICROSECOND;
 const SSD_READ_OP: u64 = 7 * MICROSECOND;
 
-/// What one waits for beside that.
+/// The time that a write and a read wait beside that, while the disk serves others.
 const WRITE_LATENCY: u64 = 100 * MICROSECOND;
 const READ_LATENCY: u64 = 90 * MICROSECOND;
 
@@ -328,7 +328,7 @@ fn written(op: &Write) -> u64 {
     op.changes.iter().map(of).sum::<usize>() as u64
 }
 
-/// Those of data alone.
+/// Bytes of data that a change carries.
 fn data_written(op: &Write) -> u64 {
     let of = |change: &Change| {
         if let Change::Write(_, bytes) | Change::Full(bytes) = change { bytes.len() } else { 0 }

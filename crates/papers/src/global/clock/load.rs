@@ -40,7 +40,7 @@ const CHUNK: u64 = 32 << 10;
 /// Nodes on which workers run.
 const WORKER_NODES: usize = 4;
 
-/// Who stores the data.
+/// The system that stores the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum System {
     /// Objects, without deduplication.
@@ -51,7 +51,7 @@ pub(in super::super) enum System {
     FlushThrough,
 }
 
-/// What lanes do.
+/// The requests of lanes.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Access {
     pub(in super::super) writes: bool,
@@ -87,12 +87,12 @@ pub(in super::super) struct Plan {
     /// All of it is deduplicated when the run begins.
     pub(in super::super) settled: bool,
     pub(in super::super) background: Option<Background>,
-    /// What is measured, in nanoseconds.
+    /// Begin and end of the measured time, in nanoseconds.
     pub(in super::super) from: u64,
     pub(in super::super) to: u64,
 }
 
-/// What was measured.
+/// The measurements.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in super::super) struct Told {
     pub(in super::super) requests: u64,
@@ -102,7 +102,7 @@ pub(in super::super) struct Told {
     /// Operations of workers, as the rate counts them, and chunks that they deduplicated.
     pub(in super::super) operations: f64,
     pub(in super::super) chunks: f64,
-    /// What was measured took so long.
+    /// Length of the measured time, in nanoseconds.
     pub(in super::super) window: u64,
 }
 
@@ -200,7 +200,7 @@ impl Target {
         }
     }
 
-    /// What a server does each second.
+    /// Does what a server does each second: publishes its load.
     pub(in super::super) fn tend(&self) -> Result<()> {
         if let Target::Volume(_, session, _) = self {
             session.publish(false).map_err(refused)?;

@@ -1,6 +1,6 @@
 //! Events and actors: the clock goes to the next event when no actor has anything to do before it.
 //!
-//! What is sent becomes a process: a list of stages, each of which uses a resource for a while,
+//! An operation becomes a process: a list of stages, each of which uses a resource for a while,
 //! waits, or goes several ways at once. A resource serves who comes first. Events of one moment
 //! happen in the order in which they were made, so that a run is the same each time.
 
@@ -27,7 +27,7 @@ const FLIGHT: usize = 32;
 /// When the clock begins, in seconds since 1970: far from zero, so that nothing is too young.
 const BEGIN: Duration = Duration::from_secs(1_000_000);
 
-/// What an actor asks of the store.
+/// A request of an actor to the store.
 pub(super) enum Op {
     Write(Write),
     Read(Read),
@@ -37,7 +37,7 @@ pub(super) enum Op {
     Sleep(u64),
 }
 
-/// What it gets.
+/// The store's reply.
 pub(super) enum Reply {
     Version(Version),
     ReadResult(ReadResult),
@@ -61,7 +61,7 @@ pub(super) enum Stage {
 /// An object that is copied: from, to, bytes of data and of keys.
 pub(in super::super) type Copied = (usize, usize, (u64, u64));
 
-/// Who waits for a process.
+/// The one that waits for a process.
 #[derive(Clone, Copy)]
 enum For {
     Actor(usize, usize),
@@ -94,7 +94,7 @@ struct Actor {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What everybody sees.
+/// The state that all actors share.
 pub(super) struct Inner {
     pub(super) objects: Objects,
     pub(super) cluster: Cluster,
@@ -265,7 +265,7 @@ impl World {
                     inner.actors.iter_mut().filter_map(|actor| actor.thread.take()).collect();
                 let failed = inner.failed.take();
                 drop(inner);
-                // What one died of was noted.
+                // The error of an actor that failed is in `failed`.
                 threads.into_iter().for_each(|thread| drop(thread.join()));
                 return failed.map_or(Ok(()), Err);
             }

@@ -23,11 +23,13 @@ const SINGLE: [(&str, &str); 4] = [
     ("counts-", "usage counts"),
 ];
 
+const METADATA_FILES: usize = METADATA.len();
+
 impl Sim {
     /// A file of metadata is damaged, now or with a write to come.
     pub(super) fn damage_metadata(&mut self) {
-        let (medium, prefix) =
-            (self.params.medium, METADATA[self.faults.below(METADATA.len() as u64) as usize]);
+        let medium = self.params.medium;
+        let Some(prefix) = self.next_damaged_file() else { return };
         let wrong = match medium {
             Medium::Rot | Medium::Unreadable => None,
             Medium::LostWrites => Some(Wrong::Lost),
@@ -36,11 +38,32 @@ impl Sim {
         };
         self.files.write_vouched_through();
         match wrong {
-            Some(how) => self.files.arm_wrong_write(how, prefix, self.faults.below(4)),
-            None if self.files.damage(prefix, medium == Medium::Unreadable, &mut self.faults) => {}
+            Some(how) => self.files.arm_wrong_write(how, &prefix, self.faults.below(4)),
+            None if self.files.damage(&prefix, medium == Medium::Unreadable, &mut self.faults) => {}
             None => return,
         }
         self.say(|| format!("{medium:?} of {prefix}"));
+    }
+
+    /// The beginning of the name of the file to be damaged; of several nodes a good one, as long as
+    /// so many may be bad, with a copy of the metadata. It counts as bad from then on.
+    fn next_damaged_file(&mut self) -> Option<String> {
+        let Some((_, n, k)) = self.params.spread else {
+            return Some(METADATA[self.faults.below(METADATA.len() as u64) as usize].to_owned());
+        };
+        if !self.params.medium.damages() || self.bad.len() >= n - k {
+            return None;
+        }
+        let copies: Vec<usize> =
+            (0..=2 * (n - k)).filter(|node| !self.bad.contains(node)).collect();
+        let node = *self.faults.pick(&copies)?;
+        let file = match self.faults.below(METADATA.len() as u64 + 1) as usize {
+            METADATA_FILES => "node",
+            file => METADATA[file],
+        };
+        self.bad.insert(node);
+        self.ill = Some(node);
+        Some(format!("{}{file}", self.mounts[node].prefix()))
     }
 
     /// True for an error that names damage of which there is no second copy.
@@ -90,6 +113,7 @@ impl Sim {
         }
         self.actors = Actors::default();
         self.files.mend();
+        self.ill = None;
         self.refused = false;
         Ok(())
     }

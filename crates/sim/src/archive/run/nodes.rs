@@ -44,7 +44,9 @@ impl Sim {
             }
             return Ok(());
         }
-        let bad: Vec<usize> = self.bad.iter().copied().collect();
+        // What is damaged stays so until the life ends.
+        let bad: Vec<usize> =
+            self.bad.iter().copied().filter(|node| self.ill != Some(*node)).collect();
         match self.rng.pick(&bad) {
             Some(&node) => self.repair_node(node),
             None => Ok(()),
@@ -76,7 +78,7 @@ impl Sim {
                 .collect();
             let nodes = Nodes::open_with(mounts, false, &self.settings());
             nodes
-                .and_then(|nodes| Archive::open(Arc::new(nodes), true, self.settings()))
+                .and_then(|nodes| Archive::open_on_nodes(Arc::new(nodes), true, self.settings()))
                 .and_then(|archive| archive.remove(&name))
         };
         self.reach.hit("too many nodes were lost");

@@ -35,21 +35,30 @@ pub enum Medium {
     MisdirectedWrites,
 }
 
+/// So few that a second merge in one log comes to it.
+const MOVED_FEW: u64 = 2;
+
 impl Medium {
+    const DAMAGING: [Medium; 4] =
+        [Medium::Rot, Medium::Unreadable, Medium::LostWrites, Medium::MisdirectedWrites];
+
     /// True when bytes on the medium become others than they should be.
     #[must_use]
     pub fn damages(self) -> bool {
         !matches!(self, Medium::Good | Medium::FailedSyncs)
     }
 
+    /// Two archives of five on several nodes have nodes of which metadata gets damaged.
+    fn of_nodes(seed: u64) -> Medium {
+        let rng = &mut Rng::new(seed ^ 0x6e6f_6465_735f_6d65);
+        if rng.percent(40) { Medium::DAMAGING[rng.below(4) as usize] } else { Medium::Good }
+    }
+
     fn draw(seed: u64) -> Medium {
         let rng = &mut Rng::new(seed ^ 0x6d65_6469_756d_2e2e);
         match rng.below(10) {
             0..3 => Medium::Good,
-            3..6 => {
-                [Medium::Rot, Medium::Unreadable, Medium::LostWrites, Medium::MisdirectedWrites]
-                    [rng.below(4) as usize]
-            }
+            3..6 => Medium::DAMAGING[rng.below(4) as usize],
             _ => Medium::FailedSyncs,
         }
     }
@@ -74,6 +83,8 @@ pub struct Params {
     pub sync_bytes: u64,
     /// Bytes of log before a snapshot.
     pub log_bytes: u64,
+    /// Numbers of containers that the merges of one log move, at most.
+    pub moved_max: u64,
     /// Entries of the auxiliary index.
     pub auxiliary_entries: usize,
     /// Collection runs.
@@ -102,6 +113,12 @@ pub struct Params {
 }
 
 impl Params {
+    /// One archive in four comes to this limit, and draws it from a source of its own.
+    fn moved_max(seed: u64) -> u64 {
+        let rng = &mut Rng::new(seed ^ 0x6d65_7267_6573_5f2e);
+        if rng.percent(25) { MOVED_FEW } else { 2 << 20 }
+    }
+
     /// The parameters that belong to `seed`.
     #[must_use]
     pub fn draw(seed: u64) -> Params {
@@ -121,6 +138,7 @@ impl Params {
             container_bytes: choose(rng, &[4 << 10, 8 << 10, 16 << 10]) as usize,
             sync_bytes: choose(rng, &[8 << 10, 32 << 10, 1 << 20]),
             log_bytes: choose(rng, &[1 << 10, 4 << 10, 64 << 10]),
+            moved_max: Params::moved_max(seed),
             auxiliary_entries: choose(rng, &[4, 16, 64, 1000]) as usize,
             collects: rng.percent(70),
             keep_partial: choose(rng, &[0, 0, 5, 1000]),
@@ -142,8 +160,7 @@ impl Params {
             // Chunks are put, counted and condemned before they are encoded late: a life must be
             // long enough for all of it.
             let crash_within = params.crash_within * if late.is_some() { 8 } else { 1 };
-            // Faults of a node's disk are drawn as faults of the node: it is lost, or rots.
-            let medium = Medium::Good;
+            let medium = Medium::of_nodes(seed);
             return Params {
                 spread: Some(spread),
                 late,

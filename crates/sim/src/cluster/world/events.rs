@@ -1,5 +1,5 @@
-//! What happens next: which operation is applied, which reply arrives, is lost or late, and who is
-//! killed, stopped or continued.
+//! The next event: an operation that is applied, a reply that arrives, is lost or late, or an actor
+//! that is killed, stopped or continued.
 
 use std::{collections::BTreeMap, mem, time::Duration};
 
@@ -20,7 +20,7 @@ use super::{
     Inner, JUDGED_AFTER, LATE_MAX, Late, Op, Reply, Role, State, noted_by,
 };
 
-/// What the schedule decided.
+/// The schedule's decision.
 pub(super) enum Next {
     Run(usize),
     Kill(usize),
@@ -54,7 +54,8 @@ impl Inner {
         if self.objects.is_fenced(&identity) {
             return;
         }
-        let most = if self.params.late_last { 8 * LATE_MAX } else { LATE_MAX };
+        let many = self.params.late_last || self.params.renames;
+        let most = if many { 8 * LATE_MAX } else { LATE_MAX };
         if self.late.len() < most {
             self.late.push(Late { identity, op });
         } else if self.params.late_last {
@@ -198,7 +199,7 @@ impl Inner {
         }
         let faulty =
             !self.calm && matches!(self.flights[at].op, Op::Write(_) | Op::Read(_) | Op::Lock(..));
-        if faulty && self.rng.below(1000) < self.params.unknown {
+        if faulty && self.rng.below(1000) < self.lost_of(&self.flights[at].op) {
             return self.lose(at);
         }
         let (identity, op) = (self.flights[at].identity.clone(), self.flights[at].op.clone());
@@ -225,9 +226,18 @@ impl Inner {
         }
     }
 
+    /// Operations whose reply is lost, in thousandths.
+    fn lost_of(&self, op: &Op) -> u64 {
+        let named = self.params.unknown > 0 && self.params.renames && op.is_of_names();
+        if named { self.params.unknown.max(50) } else { self.params.unknown }
+    }
+
     /// Copies of an operation, in thousandths. What finds a place empty does so once, and is what a
     /// value that comes back would let in.
     fn copies_of(&self, op: &Write) -> u64 {
+        if self.params.renames && self.params.copies > 0 && op.object.name.starts_with("n.") {
+            return 400;
+        }
         let empty = |guard: &Guard| matches!(guard, Guard::Omap(key, value) if value.is_empty() && key::offset(key).is_some());
         if self.params.late_last && op.guards.iter().any(empty) { 500 } else { self.params.copies }
     }
@@ -365,6 +375,12 @@ impl Inner {
         {
             self.fail(finding);
         }
+        if result.is_ok() {
+            let Inner { naming, objects, .. } = self;
+            if let Some(finding) = naming.after(objects, actor, op) {
+                self.fail(finding);
+            }
+        }
         if let Some(discards) = check::discards(&self.objects, &op.object) {
             self.limits(discards);
         }
@@ -380,6 +396,11 @@ impl Op {
             Op::Lock(object, ..) | Op::Break(object, ..) | Op::Holder(object, _) => Some(object),
             Op::List(..) | Op::Fence(_) => None,
         }
+    }
+
+    /// True for an operation on a shard of names.
+    fn is_of_names(&self) -> bool {
+        self.object().is_some_and(|object| object.name.starts_with("n."))
     }
 
     fn takes_space(&self) -> bool {

@@ -3,28 +3,35 @@
 //!
 //! A name's shard also holds records, by number, of all things without a name: those that are being
 //! filled and those that are being deleted. A name and its record change in one operation, so that
-//! nothing is ever without both.
+//! nothing is ever without both. [`rename`] is how a name goes from one shard to another.
+
+mod rename;
+mod shard;
+
+use std::collections::BTreeMap;
 
 use onefold_core::{
-    Error, Kind, Result, checksum,
-    object::{Change, Guard, ObjectName, ReadPart, Refusal, Write},
+    Error, Kind, Result,
+    object::{Change, Guard, ObjectName, Read, ReadPart, Refusal, Write},
 };
 
+use self::{
+    rename::Renames,
+    shard::{
+        ARRIVING, COUNT, LEFT, NAME, Pairs, RECORD, STEPS, name_key, name_value, one_more,
+        shard_of, shards, valid, value_of, values,
+    },
+};
 use crate::{
     format::{
         catalogue::{Named, VOLUME_MAX, What},
         corrupt, key,
+        moving::Moving,
     },
     kernel::{Fate, Kernel, Operation, Outcome, failed},
     settings::PlantedBug,
     volume::header,
 };
-
-const NAME: u8 = b'n';
-const RECORD: u8 = b'x';
-
-/// How many records a shard ever had.
-const COUNT: &[u8] = b"c";
 
 /// The lock of a session that fills or deletes something that has no name.
 pub(crate) const FILL: &str = "fill";
@@ -32,8 +39,8 @@ pub(crate) const FILL: &str = "fill";
 /// Decisions about one record until it is an error.
 const RECORD_DECISIONS: u32 = 1000;
 
-/// Most bytes of a name.
-const NAME_MAX: usize = 255;
+/// Times that all names are listed, because some were renamed meanwhile.
+const LISTINGS: u32 = 32;
 
 /// Checks the size that a volume gets.
 pub(crate) fn valid_size(bytes: u64) -> Result<()> {
@@ -46,6 +53,17 @@ pub(crate) fn valid_size(bytes: u64) -> Result<()> {
     Ok(())
 }
 
+/// The content of the shards beside names.
+#[derive(Default)]
+pub(crate) struct Unsettled {
+    /// Records of things that are being filled or deleted, with their shards.
+    pub(crate) records: Vec<(ObjectName, Record)>,
+    /// Names that something is arriving under.
+    arrivals: Vec<String>,
+    /// Departures, with the shards that they stand in.
+    departures: Vec<(ObjectName, Moving)>,
+}
+
 /// Something that is being filled or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
@@ -56,35 +74,12 @@ pub(crate) struct Record {
 
 impl Record {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        [self.named.encode(), self.filler.as_bytes().to_vec()].concat()
+        [self.named.encode_plain(), self.filler.as_bytes().to_vec()].concat()
     }
 
     fn decode(value: &[u8]) -> Result<Record> {
-        let named = Named::decode(value)?;
-        Ok(Record { named, filler: String::from_utf8_lossy(&value[25..]).into_owned() })
-    }
-}
-
-fn name_key(name: &str) -> Vec<u8> {
-    [&[NAME], name.as_bytes()].concat()
-}
-
-fn valid(name: &str) -> Result<()> {
-    if name.is_empty() || name.len() > NAME_MAX || name.chars().any(char::is_control) {
-        return Err(Error::new(
-            Kind::InvalidInput,
-            format!("a name has 1 to {NAME_MAX} bytes and no control characters"),
-        ));
-    }
-    Ok(())
-}
-
-/// The value of a name.
-fn name_value(kernel: &Kernel, shard: &ObjectName, key: &[u8]) -> Result<Option<Vec<u8>>, Refusal> {
-    match kernel.read_one(shard, vec![ReadPart::Keys(vec![key.to_vec()])]) {
-        Ok(answer) => Ok(answer.pairs(0).0.first().map(|(_, value)| value.clone())),
-        Err(Refusal::Missing) => Ok(None),
-        Err(refusal) => Err(refusal),
+        let (named, filler) = Named::decode_plain(value)?;
+        Ok(Record { named, filler: String::from_utf8_lossy(filler).into_owned() })
     }
 }
 
@@ -103,7 +98,7 @@ impl AddedRecord<'_> {
 }
 
 /// Count and record, as far as they are there; `None` when the shard is not.
-type SeenRecord = Option<Vec<(Vec<u8>, Vec<u8>)>>;
+type SeenRecord = Option<Pairs>;
 
 impl Operation<SeenRecord> for AddedRecord<'_> {
     fn decisions(&self) -> u32 {
@@ -111,12 +106,7 @@ impl Operation<SeenRecord> for AddedRecord<'_> {
     }
 
     fn look(&mut self) -> Result<SeenRecord, Refusal> {
-        let keys = vec![ReadPart::Keys(vec![COUNT.to_vec(), self.key()])];
-        match self.kernel.read_one(&self.shard, keys) {
-            Ok(answer) => Ok(Some(answer.pairs(0).0.to_vec())),
-            Err(Refusal::Missing) => Ok(None),
-            Err(refusal) => Err(refusal),
-        }
+        values(self.kernel, &self.shard, vec![COUNT.to_vec(), self.key()])
     }
 
     fn decide(&mut self, seen: &SeenRecord) -> Result<Option<Write>, Refusal> {
@@ -125,13 +115,12 @@ impl Operation<SeenRecord> for AddedRecord<'_> {
             return Ok(None);
         }
         let count = pairs.first().map(|(_, value)| value.clone()).unwrap_or_default();
-        let next = count.as_slice().try_into().map_or(1, |bytes| u64::from_le_bytes(bytes) + 1);
+        let next = one_more(&count);
         let guards = match seen {
             Some(_) => vec![Guard::Exists, Guard::Omap(COUNT.to_vec(), count)],
             None => vec![Guard::Absent],
         };
-        let pairs =
-            vec![(key, self.record.encode()), (COUNT.to_vec(), next.to_le_bytes().to_vec())];
+        let pairs = vec![(key, self.record.encode()), (COUNT.to_vec(), next)];
         let changes = vec![Change::SetOmap(pairs)];
         Ok(Some(Write { object: self.shard.clone(), guards, changes }))
     }
@@ -146,7 +135,7 @@ impl Operation<SeenRecord> for AddedRecord<'_> {
 struct NameChange<'a> {
     kernel: &'a Kernel,
     object: ObjectName,
-    key: Vec<u8>,
+    name: &'a str,
     /// The value that the name gets; `None` to remove it.
     wanted: Option<Vec<u8>>,
     /// The value before the change.
@@ -163,7 +152,7 @@ impl Operation<SeenName> for NameChange<'_> {
     }
 
     fn look(&mut self) -> Result<SeenName, Refusal> {
-        let now = name_value(self.kernel, &self.object, &self.key)?;
+        let now = name_value(self.kernel, self.name)?;
         let gone = now.is_none() && self.wanted.is_none();
         let recorded = match self.old.filter(|_| gone) {
             Some(old) => {
@@ -205,42 +194,99 @@ impl<'k> Names<'k> {
         Names { kernel }
     }
 
-    pub(crate) fn names_of(&self, name: &str) -> ObjectName {
-        let shard = checksum::fast(5, name.as_bytes()) % u64::from(self.kernel.format().shards);
-        ObjectName::metadata(format!("n.{shard:02x}"))
-    }
-
-    /// The shards of the names.
-    fn name_shards(&self) -> Vec<ObjectName> {
-        (0..self.kernel.format().shards)
-            .map(|shard| ObjectName::metadata(format!("n.{shard:02x}")))
-            .collect()
-    }
-
     /// Looks up a name.
     ///
     /// # Errors
     /// The store's.
     pub(crate) fn find(&self, name: &str) -> Result<Option<Named>> {
-        let value = name_value(self.kernel, &self.names_of(name), &name_key(name))
-            .map_err(|refusal| failed(format_args!("name {name:?} can't be looked up"), refusal))?;
-        value.map(|value| Named::decode(&value)).transpose()
+        name_value(self.kernel, name)
+            .and_then(|value| Renames::of(self.kernel).resolve(name, value))
+            .map_err(|refusal| failed(format_args!("name {name:?} can't be looked up"), refusal))
+    }
+
+    /// Looks up a name that is to be changed: what was being renamed to it is then.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) fn settled(&self, name: &str) -> Result<Option<Named>> {
+        Renames::of(self.kernel)
+            .settled(name)
+            .map_err(|refusal| failed(format_args!("name {name:?} can't be looked up"), refusal))
+    }
+
+    /// Gives a volume or an object another name.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such name. `Exists`: the new name is taken. `InvalidInput`: it is
+    /// no name. `Busy`: the names were changed meanwhile; it may be renamed or not.
+    pub(crate) fn rename(&self, what: What, name: &str, new_name: &str) -> Result<()> {
+        Renames::of(self.kernel).rename(what, name, new_name)
     }
 
     /// All names with their values, sorted.
     ///
+    /// A listing is of no one moment. A name that was left after the shard of the new one was read
+    /// would be in neither: the count of such steps tells, and all is listed again.
+    ///
     /// # Errors
-    /// The store's.
+    /// `Busy`: names were changed all the time. Otherwise the store's.
     pub(crate) fn all(&self) -> Result<Vec<(String, Named)>> {
-        let mut all = Vec::new();
-        let shards = self
-            .kernel
-            .all_keys_of(&self.name_shards(), &[])
-            .map_err(|refusal| failed("the names can't be read", refusal))?;
-        for (key, value) in shards.into_iter().flatten() {
-            if let Some(name) = key.strip_prefix(&[NAME]) {
-                all.push((String::from_utf8_lossy(name).into_owned(), Named::decode(&value)?));
+        let say = |refusal| failed("the names can't be read", refusal);
+        let shards = shards(self.kernel);
+        let mut before = self.steps(&shards).map_err(say)?;
+        for _ in 0..LISTINGS {
+            let keys = self.kernel.all_keys_of(&shards, &[]).map_err(say)?;
+            let after: Vec<Vec<u8>> =
+                keys.iter().map(|pairs| value_of(pairs, STEPS).unwrap_or_default()).collect();
+            if after == before || self.kernel.planted(PlantedBug::NamesListedOnce) {
+                return self.listed(keys).map_err(say);
             }
+            before = after;
+        }
+        Err(say(Refusal::Busy))
+    }
+
+    /// How many steps of renames each shard saw; not read while none was ever renamed.
+    fn steps(&self, shards: &[ObjectName]) -> Result<Vec<Vec<u8>>, Refusal> {
+        if !self.kernel.format().renames {
+            return Ok(vec![Vec::new(); shards.len()]);
+        }
+        let read = |shard: &ObjectName| Read {
+            object: shard.clone(),
+            parts: vec![ReadPart::Keys(vec![STEPS.to_vec()])],
+        };
+        let answers = self.kernel.read_all(&shards.iter().map(read).collect::<Vec<_>>());
+        let steps = answers.into_iter().map(|answer| match answer {
+            Ok(answer) => Ok(answer.pairs(0).0.first().map(|(_, value)| value.clone())),
+            Err(Refusal::Missing) => Ok(None),
+            Err(refusal) => Err(refusal),
+        });
+        steps.map(|value| value.map(Option::unwrap_or_default)).collect()
+    }
+
+    /// The names among all keys of all shards. One that changed while they were read may be there
+    /// twice, and stands for the thing where that was renamed last.
+    fn listed(&self, shards: Vec<Pairs>) -> Result<Vec<(String, Named)>, Refusal> {
+        let renames = shards.iter().any(|pairs| value_of(pairs, STEPS).is_some());
+        let mut all = Vec::new();
+        for (key, value) in shards.into_iter().flatten() {
+            let Some(name) = key.strip_prefix(&[NAME]) else { continue };
+            let name = String::from_utf8_lossy(name).into_owned();
+            if let Some(named) = Renames::of(self.kernel).resolve(&name, Some(value))? {
+                all.push((name, named));
+            }
+        }
+        if renames {
+            let mut newest: BTreeMap<u64, (String, Named)> = BTreeMap::new();
+            let count = |named: &Named| (named.moves, named.pieces);
+            for (name, named) in all {
+                let older =
+                    newest.get(&named.id).is_some_and(|(_, one)| count(one) < count(&named));
+                if older || !newest.contains_key(&named.id) {
+                    newest.insert(named.id, (name, named));
+                }
+            }
+            all = newest.into_values().collect();
         }
         all.sort_by(|one, other| one.0.cmp(&other.0));
         Ok(all)
@@ -248,29 +294,70 @@ impl<'k> Names<'k> {
 
     /// All records, with their shards.
     pub(crate) fn records(&self) -> Result<Vec<(ObjectName, Record)>> {
-        let shards = self.name_shards();
+        self.unsettled().map(|unsettled| unsettled.records)
+    }
+
+    /// Reads the records, and the renames that are not finished.
+    pub(crate) fn unsettled(&self) -> Result<Unsettled> {
+        let shards = shards(self.kernel);
         let keys = self
             .kernel
             .all_keys_of(&shards, &[RECORD])
             .map_err(|refusal| failed("the names can't be read", refusal))?;
-        let mut all = Vec::new();
+        let mut all = Unsettled::default();
         for (shard, keys) in shards.into_iter().zip(keys) {
-            for (key, value) in keys.into_iter().filter(|(key, _)| key.first() == Some(&RECORD)) {
-                let record = Record::decode(&value)?;
-                // A record under another number could never be removed.
-                if key != key::numbered(RECORD, record.named.id) {
-                    return Err(corrupt("a record in the catalogue stands under another number"));
+            for (key, value) in keys {
+                match key.split_first() {
+                    Some((&RECORD, _)) => {
+                        let record = Record::decode(&value)?;
+                        // A record under another number could never be removed.
+                        if key != key::numbered(RECORD, record.named.id) {
+                            let what = "a record in the catalogue stands under another number";
+                            return Err(corrupt(what));
+                        }
+                        all.records.push((shard.clone(), record));
+                    }
+                    Some((&ARRIVING, name)) => {
+                        let name = std::str::from_utf8(name).map_err(|_| {
+                            corrupt("a name in the catalogue that is being changed is damaged")
+                        })?;
+                        all.arrivals.push(name.to_owned());
+                    }
+                    Some((&LEFT, _)) => {
+                        let departure = Moving::decode(&value)?;
+                        if key != shard::left_key(departure.named.id) {
+                            let what = "a departure in the catalogue stands under another number";
+                            return Err(corrupt(what));
+                        }
+                        all.departures.push((shard.clone(), departure));
+                    }
+                    _ => {}
                 }
-                all.push((shard.clone(), record));
             }
         }
         Ok(all)
     }
 
+    /// Finishes renames; false when there was none.
+    pub(crate) fn finish_renames(&self, unsettled: &Unsettled) -> Result<bool> {
+        let say = |refusal| failed("a rename can't be finished", refusal);
+        if self.kernel.planted(PlantedBug::RenamesLeft) {
+            return Ok(false);
+        }
+        let (renames, mut any) = (Renames::of(self.kernel), false);
+        for name in &unsettled.arrivals {
+            any |= renames.finish_arrival(name).map_err(say)?;
+        }
+        for (shard, departure) in &unsettled.departures {
+            any |= renames.finish_departure(shard, departure).map_err(say)?;
+        }
+        Ok(any)
+    }
+
     /// Records that this session fills something that has no name yet.
     pub(crate) fn begin(&self, name: &str, what: What) -> Result<Record> {
         valid(name)?;
-        let named = Named { what, id: self.kernel.new_id()?, bytes: 0, pieces: 0 };
+        let named = Named { what, id: self.kernel.new_id()?, bytes: 0, pieces: 0, moves: 0 };
         let record = Record { named, filler: self.kernel.store().identity() };
         let begun = || -> Result<(), Refusal> {
             // While we hold this lock, no other session treats the record as abandoned. If our lock
@@ -280,7 +367,7 @@ impl<'k> Names<'k> {
                 Ok(()) | Err(Refusal::Unknown) => {}
                 Err(refusal) => return Err(refusal),
             }
-            let shard = self.names_of(name);
+            let shard = shard_of(self.kernel, name);
             let mut added = AddedRecord { kernel: self.kernel, shard, record: &record };
             self.kernel.carry_out(&mut added).map(|_| ())
         };
@@ -301,7 +388,7 @@ impl<'k> Names<'k> {
     ///
     /// # Errors
     /// `Mismatch` when the name stands for something else.
-    pub(crate) fn rename(
+    pub(crate) fn change(
         &self,
         name: &str,
         old: Option<&Named>,
@@ -334,11 +421,10 @@ impl<'k> Names<'k> {
             };
             guards.push(Guard::Omap(key::numbered(RECORD, new.id), record.encode()));
         }
-        let object = self.names_of(name);
+        let object = shard_of(self.kernel, name);
         let write = Write { object: object.clone(), guards, changes };
         let wanted = new.map(Named::encode);
-        let mut change =
-            NameChange { kernel: self.kernel, object, key: name_key(name), wanted, old };
+        let mut change = NameChange { kernel: self.kernel, object, name, wanted, old };
         match self.kernel.carry_out_decided(&mut change, write)? {
             Outcome::Applied | Outcome::Found => Ok(()),
             Outcome::GivenUp => Err(Refusal::Mismatch),
@@ -379,12 +465,12 @@ impl<'k> Names<'k> {
         valid_size(bytes)?;
         valid(name)?;
         let taken = || Error::new(Kind::Exists, format!("{name:?} is there already"));
-        if self.find(name)?.is_some() {
+        if self.settled(name)?.is_some() {
             return Err(taken());
         }
         let record = self.begin(name, What::Volume)?;
         let named = Named { bytes, ..record.named };
-        match self.rename(name, None, Some(&named)) {
+        match self.change(name, None, Some(&named)) {
             Ok(()) => {
                 self.unlock_filled(named.id);
                 Ok(())
@@ -405,10 +491,10 @@ impl<'k> Names<'k> {
     /// `NotFound`: there is no such name. `Busy`: the name changed meanwhile.
     pub(crate) fn delete(&self, name: &str, what: What) -> Result<()> {
         let kind = if what == What::Volume { "volume" } else { "object" };
-        let Some(old) = self.find(name)?.filter(|named| named.what == what) else {
+        let Some(old) = self.settled(name)?.filter(|named| named.what == what) else {
             return Err(Error::new(Kind::NotFound, format!("there is no {kind} {name:?}")));
         };
-        self.rename(name, Some(&old), None)
+        self.change(name, Some(&old), None)
             .map_err(|refusal| failed(format_args!("{kind} {name:?} can't be deleted"), refusal))
     }
 }

@@ -1,0 +1,641 @@
+//! Renaming: a name is left and another one arrived at, in two shards that no operation changes
+//! together.
+//!
+//! | step | shard of | what |
+//! |---|---|---|
+//! | arrive | the new name | the name was free, and has the *arrival* now: value and old name |
+//! | leave | the old name | the name had the value before, and is free now; the *departure* says so |
+//! | settle | the new name | the arrival becomes the value |
+//! | forget | the old name | the departure goes |
+//!
+//! The name changes with the second step: until then the old one has its value as before, and after
+//! it the arrival counts, because of the departure. A session that may write and meets an
+//! arrival takes the next step; one that only looks reads the departure. An arrival without it, and without the value
+//! under the old name, was overtaken: the thing was deleted, resized or renamed elsewhere. It is
+//! taken back.
+//!
+//! *No step is done twice:* each compares the value that it replaces. Values never come back, since
+//! each rename counts in them, and so neither do arrivals and departures. To arrive at a free name
+//! compares how many steps of renames its shard saw, and counts this one.
+//!
+//! When both names are in one shard, one operation does it all.
+
+use onefold_core::{
+    Error, Kind, Result,
+    object::{Change, Guard, ObjectName, Refusal, Write},
+};
+
+use super::shard::{
+    STEPS, arriving_key, left_key, name_key, name_value, one_more, shard_of, valid, value_of,
+    values,
+};
+use crate::{
+    format::{
+        catalogue::{Named, What},
+        moving::Moving,
+    },
+    kernel::{Fate, Kernel, Operation, Outcome, failed},
+    settings::PlantedBug,
+};
+
+/// Decisions about one step, or looks at one name, until it is an error.
+const DECISIONS: u32 = 100;
+
+/// Times that a rename is begun, because somebody else changed one of the names.
+const ROUNDS: u32 = 16;
+
+/// How far a rename is whose arrival was seen.
+enum Stage {
+    /// The old name has its value still; and how many steps its shard saw.
+    Waiting(Vec<u8>),
+    /// The old name was left.
+    Left,
+    /// The old name has another value, and was not left for this one: it never will be.
+    Overtaken,
+    /// The new name has another value by now.
+    Changed(Option<Vec<u8>>),
+}
+
+/// The effect of a step.
+enum Advance {
+    /// The old name was left.
+    Left,
+    /// All is done.
+    Arrived,
+    /// The arrival was taken back.
+    Withdrawn,
+    /// Somebody else was faster, or was it we, without a reply.
+    Again,
+    /// The new name has another value by now.
+    Changed(Option<Vec<u8>>),
+}
+
+/// The arrival of something under a new name, decided from what both names stand for.
+struct Arrival<'a> {
+    kernel: &'a Kernel,
+    from: &'a str,
+    to: &'a str,
+    /// The value of the old name.
+    old: Named,
+    moving: Moving,
+    /// The count of steps that the last copy compared.
+    sent: Option<Vec<u8>>,
+    /// The write that was sent last only keeps those copies out.
+    refused: bool,
+    /// The old name has another value, and whether this rename gave it that is not known.
+    unsure: bool,
+}
+
+/// The values of both names.
+struct SeenNames {
+    /// The shard of the new name is there.
+    exists: bool,
+    steps: Vec<u8>,
+    new: Option<Vec<u8>>,
+    old: Option<Vec<u8>>,
+}
+
+impl<'a> Arrival<'a> {
+    fn new(kernel: &'a Kernel, from: &'a str, to: &'a str, old: Named) -> Result<Arrival<'a>> {
+        let moving = Moving { named: old.counted()?, other: from.to_owned() };
+        Ok(Arrival { kernel, from, to, old, moving, sent: None, refused: false, unsure: false })
+    }
+
+    fn shard(&self) -> ObjectName {
+        shard_of(self.kernel, self.to)
+    }
+
+    /// True when both names are in one shard.
+    fn is_whole(&self) -> bool {
+        self.shard() == shard_of(self.kernel, self.from)
+    }
+
+    /// True while the old name has the value that is renamed. An arrival of it stands then.
+    fn is_there(&self, seen: &SeenNames) -> bool {
+        seen.old == Some(self.old.encode())
+    }
+
+    /// True when no copy was applied by then.
+    fn is_unapplied(&self, seen: &SeenNames) -> bool {
+        self.sent.as_ref().is_none_or(|steps| *steps == seen.steps)
+    }
+
+    fn counted(&self, seen: &SeenNames) -> (Vec<u8>, Vec<u8>) {
+        (STEPS.to_vec(), one_more(&seen.steps))
+    }
+
+    /// Counts a step, so that no copy that was sent is applied any more.
+    fn refusal(&mut self, seen: &SeenNames) -> Write {
+        self.refused = true;
+        Write {
+            object: self.shard(),
+            guards: vec![Guard::Exists, Guard::Omap(STEPS.to_vec(), seen.steps.clone())],
+            changes: vec![Change::SetOmap(vec![self.counted(seen)])],
+        }
+    }
+
+    fn arrival(&mut self, seen: &SeenNames) -> Write {
+        (self.refused, self.sent) = (false, Some(seen.steps.clone()));
+        let mut guards = vec![if seen.exists { Guard::Exists } else { Guard::Absent }];
+        if seen.exists && !self.kernel.planted(PlantedBug::TargetNotCompared) {
+            guards.push(Guard::Omap(name_key(self.to), Vec::new()));
+        }
+        if seen.exists && !self.kernel.planted(PlantedBug::StepsNotCompared) {
+            guards.push(Guard::Omap(STEPS.to_vec(), seen.steps.clone()));
+        }
+        let mut pairs = vec![self.counted(seen)];
+        let mut changes = Vec::new();
+        if self.is_whole() {
+            guards.push(Guard::Omap(name_key(self.from), self.old.encode()));
+            pairs.push((name_key(self.to), self.moving.named.encode()));
+            changes.push(Change::DropOmap(vec![name_key(self.from)]));
+        } else {
+            pairs.push((name_key(self.to), self.moving.encode()));
+            pairs.push((arriving_key(self.to), vec![1]));
+        }
+        changes.push(Change::SetOmap(pairs));
+        Write { object: self.shard(), guards, changes }
+    }
+}
+
+impl Operation<SeenNames> for Arrival<'_> {
+    fn decisions(&self) -> u32 {
+        DECISIONS
+    }
+
+    /// The new name is looked at first: an arrival that was there when the old name still had its
+    /// value is there then.
+    fn look(&mut self) -> Result<SeenNames, Refusal> {
+        let (to, from) = (name_key(self.to), name_key(self.from));
+        let keys = vec![STEPS.to_vec(), to.clone(), from.clone()];
+        let pairs = values(self.kernel, &self.shard(), keys)?;
+        let (exists, pairs) = (pairs.is_some(), pairs.unwrap_or_default());
+        let old = if self.is_whole() {
+            value_of(&pairs, &from)
+        } else {
+            name_value(self.kernel, self.from)?
+        };
+        let steps = value_of(&pairs, STEPS).unwrap_or_default();
+        Ok(SeenNames { exists, steps, new: value_of(&pairs, &to), old })
+    }
+
+    fn decide(&mut self, seen: &SeenNames) -> Result<Option<Write>, Refusal> {
+        if !self.is_there(seen) {
+            self.unsure = !self.is_unapplied(seen);
+            return Ok(None);
+        }
+        if seen.new.is_none() || self.kernel.planted(PlantedBug::TargetNotCompared) {
+            return Ok(Some(self.arrival(seen)));
+        }
+        // The name is taken, and the caller says so: a copy that comes when it is free again must
+        // do nothing.
+        let copies = self.sent.is_some() && self.is_unapplied(seen);
+        Ok(copies.then(|| self.refusal(seen)))
+    }
+
+    fn resolve(&self, now: &SeenNames) -> Fate {
+        let arrived = [self.moving.encode(), self.moving.named.encode()];
+        if now.new.as_ref().is_some_and(|new| arrived.contains(new)) {
+            Fate::Applied
+        } else if self.is_there(now) && self.is_unapplied(now) && now.new.is_none() {
+            Fate::Unchanged
+        } else {
+            Fate::Overtaken
+        }
+    }
+}
+
+/// Renames of a store.
+pub(super) struct Renames<'k> {
+    kernel: &'k Kernel,
+}
+
+impl<'k> Renames<'k> {
+    pub(super) fn of(kernel: &'k Kernel) -> Renames<'k> {
+        Renames { kernel }
+    }
+
+    /// Finds out what a name with this value stands for, and changes nothing.
+    pub(super) fn resolve(
+        &self,
+        name: &str,
+        mut value: Option<Vec<u8>>,
+    ) -> Result<Option<Named>, Refusal> {
+        for _ in 0..DECISIONS {
+            let Some(bytes) = value else { return Ok(None) };
+            let Some(arrival) = moving(&bytes)? else { return named(&bytes).map(Some) };
+            if self.kernel.planted(PlantedBug::ArrivalTrusted) {
+                return Ok(Some(arrival.named));
+            }
+            value = match self.stage(name, &arrival)? {
+                Stage::Left => return Ok(Some(arrival.named)),
+                Stage::Waiting(_) | Stage::Overtaken => return Ok(None),
+                Stage::Changed(now) => now,
+            };
+        }
+        Err(Refusal::Busy)
+    }
+
+    /// Finishes a rename to this name, and returns what the name stands for then.
+    pub(super) fn settled(&self, name: &str) -> Result<Option<Named>, Refusal> {
+        for _ in 0..DECISIONS {
+            let Some(value) = name_value(self.kernel, name)? else { return Ok(None) };
+            let Some(arrival) = moving(&value)? else { return named(&value).map(Some) };
+            self.advance(name, &arrival)?;
+        }
+        Err(Refusal::Busy)
+    }
+
+    /// Gives a volume or an object another name.
+    ///
+    /// # Errors
+    /// `NotFound`: there is no such name. `Exists`: the new name is taken. `InvalidInput`: it is
+    /// no name. `Busy`: the names were changed meanwhile; it may be renamed or not.
+    pub(super) fn rename(&self, what: What, from: &str, to: &str) -> Result<()> {
+        valid(to)?;
+        let kind = if what == What::Volume { "volume" } else { "object" };
+        let cannot = |refusal| failed(format_args!("{kind} {from:?} can't be renamed"), refusal);
+        for _ in 0..ROUNDS {
+            let old = self.settled(from).map_err(cannot)?;
+            let Some(old) = old.filter(|named| named.what == what) else {
+                return Err(Error::new(Kind::NotFound, format!("there is no {kind} {from:?}")));
+            };
+            if from == to || self.settled(to).map_err(cannot)?.is_some() {
+                return Err(Error::new(Kind::Exists, format!("{to:?} is there already")));
+            }
+            self.kernel.note_renames().map_err(cannot)?;
+            let mut arrival = Arrival::new(self.kernel, from, to, old)?;
+            let began = self.kernel.carry_out(&mut arrival).map_err(cannot)?;
+            let arrived = if began == Outcome::GivenUp || arrival.refused {
+                (!arrival.unsure).then_some(false)
+            } else if arrival.is_whole() {
+                Some(true)
+            } else {
+                self.arrive(to, &arrival.moving).map_err(|refusal| {
+                    let begun = "is being renamed, and the next use of the new name finishes it";
+                    failed(format_args!("{kind} {from:?} {begun}"), refusal)
+                })?
+            };
+            match arrived {
+                Some(true) => return Ok(()),
+                Some(false) => {}
+                None => break,
+            }
+        }
+        Err(cannot(Refusal::Busy))
+    }
+
+    /// Takes the steps behind an arrival; false when it was overtaken, `None` when somebody else
+    /// ended it, and how is not known.
+    fn arrive(&self, to: &str, arrival: &Moving) -> Result<Option<bool>, Refusal> {
+        let mut left = false;
+        for _ in 0..DECISIONS {
+            match self.advance(to, arrival)? {
+                Advance::Left => left = true,
+                Advance::Arrived => return Ok(Some(true)),
+                Advance::Withdrawn => return Ok(Some(false)),
+                Advance::Again => {}
+                Advance::Changed(now) => {
+                    let arrived = left || now == Some(arrival.named.encode());
+                    return Ok(arrived.then_some(true));
+                }
+            }
+        }
+        Err(Refusal::Busy)
+    }
+
+    /// Takes the next step of a rename.
+    fn advance(&self, to: &str, arrival: &Moving) -> Result<Advance, Refusal> {
+        match self.stage(to, arrival)? {
+            Stage::Waiting(steps) => self.leave(to, arrival, &steps),
+            Stage::Overtaken if !self.kernel.planted(PlantedBug::OvertakenArrives) => {
+                self.withdraw(to, arrival)
+            }
+            Stage::Left | Stage::Overtaken => {
+                self.settle(to, arrival)?;
+                self.forget(&shard_of(self.kernel, &arrival.other), &departure(to, arrival))?;
+                Ok(Advance::Arrived)
+            }
+            Stage::Changed(now) => Ok(Advance::Changed(now)),
+        }
+    }
+
+    /// Finds out how far a rename is. The new name is read again where the old one tells nothing:
+    /// a departure goes only when the arrival did.
+    fn stage(&self, to: &str, arrival: &Moving) -> Result<Stage, Refusal> {
+        let (name, left) = (name_key(&arrival.other), left_key(arrival.named.id));
+        let keys = vec![STEPS.to_vec(), name.clone(), left.clone()];
+        let shard = shard_of(self.kernel, &arrival.other);
+        let pairs = values(self.kernel, &shard, keys)?.unwrap_or_default();
+        if value_of(&pairs, &left) == Some(departure(to, arrival).encode()) {
+            return Ok(Stage::Left);
+        }
+        let before = arrival.before().map(|named| named.encode());
+        if before.is_some() && value_of(&pairs, &name) == before {
+            return Ok(Stage::Waiting(value_of(&pairs, STEPS).unwrap_or_default()));
+        }
+        let now = name_value(self.kernel, to)?;
+        let stands = now == Some(arrival.encode());
+        Ok(if stands { Stage::Overtaken } else { Stage::Changed(now) })
+    }
+
+    /// The name changes: the old one is left.
+    fn leave(&self, to: &str, arrival: &Moving, steps: &[u8]) -> Result<Advance, Refusal> {
+        let name = name_key(&arrival.other);
+        let before = arrival.before().map(|named| named.encode()).unwrap_or_default();
+        let mut pairs = vec![(STEPS.to_vec(), one_more(steps))];
+        if !self.kernel.planted(PlantedBug::DepartureForgotten) {
+            pairs.push((left_key(arrival.named.id), departure(to, arrival).encode()));
+        }
+        let left = self.compared(Write {
+            object: shard_of(self.kernel, &arrival.other),
+            guards: vec![
+                Guard::Exists,
+                Guard::Omap(name.clone(), before),
+                Guard::Omap(STEPS.to_vec(), steps.to_vec()),
+            ],
+            changes: vec![Change::DropOmap(vec![name]), Change::SetOmap(pairs)],
+        })?;
+        Ok(if left { Advance::Left } else { Advance::Again })
+    }
+
+    /// Makes the arrival the value of the name.
+    fn settle(&self, to: &str, arrival: &Moving) -> Result<bool, Refusal> {
+        let name = name_key(to);
+        let mut guards = vec![Guard::Exists];
+        if !self.kernel.planted(PlantedBug::ArrivalNotCompared) {
+            guards.push(Guard::Omap(name.clone(), arrival.encode()));
+        }
+        self.compared(Write {
+            object: shard_of(self.kernel, to),
+            guards,
+            changes: vec![
+                Change::DropOmap(vec![arriving_key(to)]),
+                Change::SetOmap(vec![(name, arrival.named.encode())]),
+            ],
+        })
+    }
+
+    /// Takes back an arrival that was overtaken.
+    fn withdraw(&self, to: &str, arrival: &Moving) -> Result<Advance, Refusal> {
+        let name = name_key(to);
+        let withdrawn = self.compared(Write {
+            object: shard_of(self.kernel, to),
+            guards: vec![Guard::Exists, Guard::Omap(name.clone(), arrival.encode())],
+            changes: vec![Change::DropOmap(vec![name, arriving_key(to)])],
+        })?;
+        Ok(if withdrawn { Advance::Withdrawn } else { Advance::Again })
+    }
+
+    /// Removes a departure of which the arrival is settled.
+    fn forget(&self, shard: &ObjectName, departure: &Moving) -> Result<bool, Refusal> {
+        let key = left_key(departure.named.id);
+        self.compared(Write {
+            object: shard.clone(),
+            guards: vec![Guard::Exists, Guard::Omap(key.clone(), departure.encode())],
+            changes: vec![Change::DropOmap(vec![key])],
+        })
+    }
+
+    /// Finishes the rename that a departure was left by.
+    pub(super) fn finish_departure(
+        &self,
+        shard: &ObjectName,
+        departure: &Moving,
+    ) -> Result<bool, Refusal> {
+        self.settled(&departure.other)?;
+        self.forget(shard, departure)
+    }
+
+    /// Finishes the rename to a name that something is arriving under.
+    pub(super) fn finish_arrival(&self, name: &str) -> Result<bool, Refusal> {
+        self.settled(name)?;
+        // Settling took the note along; where none was settled, it is nothing's.
+        let value = name_value(self.kernel, name)?;
+        if value.as_ref().is_some_and(|value| Moving::is_one(value)) {
+            return Ok(true);
+        }
+        self.compared(Write {
+            object: shard_of(self.kernel, name),
+            guards: vec![Guard::Exists, Guard::Omap(name_key(name), value.unwrap_or_default())],
+            changes: vec![Change::DropOmap(vec![arriving_key(name)])],
+        })
+    }
+
+    /// Sends an operation that compares what it replaces; false when that is no longer there, also
+    /// because the operation was applied before, and its reply lost.
+    fn compared(&self, write: Write) -> Result<bool, Refusal> {
+        match self.kernel.until_answered(&write) {
+            Ok(_) => Ok(true),
+            Err(Refusal::Mismatch) => Ok(false),
+            Err(refusal) => Err(refusal),
+        }
+    }
+}
+
+/// The departure that the shard of the old name has once the name is left.
+fn departure(to: &str, arrival: &Moving) -> Moving {
+    Moving { named: arrival.named, other: to.to_owned() }
+}
+
+fn named(value: &[u8]) -> Result<Named, Refusal> {
+    Named::decode(value).map_err(Refusal::Failed)
+}
+
+/// The arrival that a name's value is, if it is one.
+fn moving(value: &[u8]) -> Result<Option<Moving>, Refusal> {
+    if !Moving::is_one(value) {
+        return Ok(None);
+    }
+    Moving::decode(value).map(Some).map_err(Refusal::Failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use onefold_backend::MemoryObjects;
+    use onefold_core::{Exports, object::PoolKind};
+
+    use super::*;
+    use crate::{ClusterExports, Format, Mode, Session, Settings, Volume, create};
+
+    const OLD: &str = "old";
+
+    fn made() -> MemoryObjects {
+        let store = MemoryObjects::new(PoolKind::Replicated);
+        create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+        store
+    }
+
+    fn open(store: &MemoryObjects, name: &str) -> Arc<Session> {
+        Arc::new(Session::open(Arc::new(store.session(name)), Settings::default()).unwrap())
+    }
+
+    fn make(session: &Session, what: What, name: &str) {
+        match what {
+            What::Put => assert_eq!(session.put(name, &mut &b"abc"[..]).unwrap(), 3),
+            What::Volume => session.create_volume(name, 1 << 20).unwrap(),
+        }
+    }
+
+    /// A name in another shard than the old one, or in the same.
+    fn new_name(session: &Session, whole: bool) -> String {
+        let shard = |name: &str| shard_of(session.kernel(), name);
+        let mut names = (0..).map(|n| format!("new {n}"));
+        names.find(|name| (shard(name) == shard(OLD)) == whole).unwrap()
+    }
+
+    /// The first steps of a rename by a session that dies then.
+    fn take_steps(session: &Session, to: &str, steps: u32) {
+        let kernel = session.kernel();
+        let renames = Renames::of(kernel);
+        kernel.note_renames().unwrap();
+        let old = renames.settled(OLD).unwrap().unwrap();
+        let mut arrival = Arrival::new(kernel, OLD, to, old).unwrap();
+        if steps > 0 {
+            assert_eq!(kernel.carry_out(&mut arrival).unwrap(), Outcome::Applied);
+        }
+        if steps > 1 {
+            assert!(matches!(renames.advance(to, &arrival.moving).unwrap(), Advance::Left));
+        }
+        if steps > 2 {
+            assert!(renames.settle(to, &arrival.moving).unwrap());
+        }
+        if steps > 3 {
+            let departure = departure(to, &arrival.moving);
+            assert!(renames.forget(&shard_of(kernel, OLD), &departure).unwrap());
+        }
+    }
+
+    fn names(session: &Session) -> Vec<String> {
+        session.names().unwrap().into_iter().map(|(name, _)| name).collect()
+    }
+
+    #[test]
+    fn after_each_step_one_name_stands_and_anybody_goes_on() {
+        for (what, steps, finisher) in [What::Put, What::Volume]
+            .into_iter()
+            .flat_map(|what| (0..5).flat_map(move |n| (0..4).map(move |by| (what, n, by))))
+        {
+            let store = made();
+            let first = open(&store, "first");
+            make(&first, what, OLD);
+            let to = new_name(&first, false);
+            take_steps(&first, &to, steps);
+            let looking =
+                Session::look(Arc::new(store.session("looking")), Settings::default()).unwrap();
+            let now = if steps < 2 { OLD } else { &to };
+            assert_eq!(names(&looking), [now], "{what:?} after {steps}");
+            assert_eq!(looking.find(OLD).unwrap().is_some(), steps < 2);
+            assert_eq!(looking.find(&to).unwrap().is_some(), steps > 1);
+            let other = open(&store, "other");
+            let after = match finisher {
+                // Workers.
+                0 => {
+                    while other.delete_step().unwrap() {}
+                    if steps == 0 { OLD.to_owned() } else { to.clone() }
+                }
+                // A session that wants the new name.
+                1 if steps > 0 => {
+                    let taken = other.create_volume(&to, 4096).unwrap_err();
+                    assert_eq!(taken.kind(), Kind::Exists);
+                    to.clone()
+                }
+                // A session that renames again: to a third name, and back to the first one.
+                2 if steps > 1 => {
+                    other.rename(what, &to, "third").unwrap();
+                    other.rename(what, "third", OLD).unwrap();
+                    OLD.to_owned()
+                }
+                _ => {
+                    other.delete(now, what).unwrap();
+                    String::new()
+                }
+            };
+            while other.delete_step().unwrap() {}
+            let left: Vec<String> =
+                Some(after).filter(|name| !name.is_empty()).into_iter().collect();
+            assert_eq!(names(&other), left, "{what:?} after {steps}, {finisher}");
+            // Nothing of the rename is left.
+            let unsettled = crate::names::Names::of(other.kernel()).unsettled().unwrap();
+            assert!(unsettled.records.is_empty());
+            assert!(unsettled.arrivals.is_empty() && unsettled.departures.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_taken_or_was_overtaken_changes_nothing() {
+        for whole in [false, true] {
+            let store = made();
+            let session = open(&store, "one");
+            let to = new_name(&session, whole);
+            make(&session, What::Put, OLD);
+            make(&session, What::Volume, &to);
+            let before = session.names().unwrap();
+            for (what, from, to, kind) in [
+                (What::Put, OLD, &*to, Kind::Exists),
+                (What::Put, OLD, OLD, Kind::Exists),
+                (What::Volume, OLD, "free", Kind::NotFound),
+                (What::Put, "free", &*to, Kind::NotFound),
+                (What::Put, OLD, "", Kind::InvalidInput),
+                (What::Put, OLD, &*"x".repeat(256), Kind::InvalidInput),
+            ] {
+                assert_eq!(session.rename(what, from, to).unwrap_err().kind(), kind);
+            }
+            assert_eq!(session.names().unwrap(), before);
+            session.delete(&to, What::Volume).unwrap();
+            session.rename(What::Put, OLD, &to).unwrap();
+            let mut bytes = Vec::new();
+            assert_eq!(session.get(&to, &mut bytes).unwrap(), 3);
+            make(&session, What::Put, OLD);
+            session.delete(OLD, What::Put).unwrap();
+            assert_eq!(names(&session), [&*to]);
+        }
+        let store = made();
+        let session = open(&store, "one");
+        let to = new_name(&session, false);
+        make(&session, What::Put, OLD);
+        take_steps(&session, &to, 1);
+        session.put(OLD, &mut &b"another"[..]).unwrap();
+        make(&session, What::Volume, &to);
+        assert_eq!(session.get(OLD, &mut Vec::new()).unwrap(), 7);
+    }
+
+    #[test]
+    fn a_volume_that_is_attached_goes_on_and_only_the_first_rename_changes_the_format() {
+        let store = made();
+        let noted = || {
+            let session = Session::look(Arc::new(store.session("look")), Settings::default());
+            session.unwrap().format().renames
+        };
+        let session = open(&store, "one");
+        make(&session, What::Volume, OLD);
+        let volume = Volume::attach(&session, OLD, Mode::Own).unwrap();
+        volume.write_at(0, &[1; 4096]).unwrap();
+        assert!(!noted());
+        let to = new_name(&session, false);
+        open(&store, "two").rename(What::Volume, OLD, &to).unwrap();
+        assert!(noted());
+        volume.write_at(4096, &[2; 4096]).unwrap();
+        volume.renew().unwrap();
+        volume.detach().unwrap();
+        let volume = Volume::attach(&session, &to, Mode::Own).unwrap();
+        let mut bytes = [0; 8192];
+        volume.read_at(0, &mut bytes).unwrap();
+        assert_eq!((bytes[0], bytes[8191]), (1, 2));
+        volume.detach().unwrap();
+        // A server has it once, whatever it is called.
+        let exports = ClusterExports::new(session.clone(), Mode::Own);
+        let served = exports.open(&to).unwrap();
+        session.rename(What::Volume, &to, "third").unwrap();
+        assert!(Arc::ptr_eq(&served, &exports.open("third").unwrap()));
+        assert_eq!(exports.open(&to).map(|_| ()).unwrap_err().kind(), Kind::NotFound);
+        session.rename(What::Volume, "third", &to).unwrap();
+        drop(served);
+        exports.close().unwrap();
+        session.resize_volume(&to, 1 << 19).unwrap();
+        session.rename(What::Volume, &to, OLD).unwrap();
+        assert_eq!(session.find(OLD).unwrap().unwrap().bytes, 1 << 19);
+    }
+}

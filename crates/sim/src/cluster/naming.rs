@@ -1,0 +1,295 @@
+//! The checker of names: after every operation that changes one of their shards it reads them as the
+//! format says, without the engine.
+//!
+//! *One name:* a volume or object that has a name has exactly one. It loses it only by being
+//! deleted, on demand, or by a rename that somebody asked for and was not told to be refused. What
+//! was deleted never has a name again. A rename that is acknowledged was done, and what a lookup
+//! gives stood under the name at some moment of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use onefold_cluster::format::key;
+use onefold_core::object::{Change, Write, model::Objects};
+
+use super::model::Finding;
+
+/// Bytes of a name's value in front of the other name, for what is being renamed.
+const HEAD: usize = 33;
+
+/// A request of an actor.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Asked {
+    /// Another name.
+    Rename(String, String),
+    /// The thing of this name is deleted, or replaced.
+    Delete(String),
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Done,
+    /// Nothing was done, and nothing will be.
+    Refused,
+    /// It may have been done, or may be still.
+    Unknown,
+    /// There may have been nothing to do.
+    Moot,
+}
+
+/// The requests of one kind.
+#[derive(Default)]
+struct Requests {
+    /// Without an answer.
+    open: u64,
+    /// Whose end is not known.
+    unknown: u64,
+    /// Times that it may be done still.
+    left: u64,
+    /// Times that it was done.
+    done: u64,
+}
+
+/// A request, how often the same was done before, and when it came.
+pub(super) struct Ticket {
+    asked: Asked,
+    before: u64,
+    then: u64,
+}
+
+/// The things that a name stood for, each with the change that began it.
+type Times = Vec<(u64, Option<(u64, bool)>)>;
+
+/// The names as they are, as they were, and what actors ask for.
+#[derive(Default)]
+pub(super) struct Naming {
+    /// Names are looked at: something is renamed.
+    watches: bool,
+    /// Changes so far.
+    now: u64,
+    /// By number: the name, and whether it is a volume.
+    named: BTreeMap<u64, (String, bool)>,
+    times: BTreeMap<String, Times>,
+    deleted: BTreeSet<u64>,
+    requests: BTreeMap<Asked, Requests>,
+    /// The token that an actor puts now.
+    putting: BTreeMap<usize, u32>,
+    /// Tokens that were put, by their numbers.
+    tokens: BTreeMap<u64, u32>,
+}
+
+fn id_of(value: &[u8]) -> Option<u64> {
+    Some(u64::from_le_bytes(value.get(1..9)?.try_into().ok()?))
+}
+
+/// True when a name with this value has something, also by a rename that is half done.
+pub(super) fn has(objects: &Objects, name: &[u8], value: &[u8]) -> bool {
+    match value.first() {
+        Some(1 | 2) => true,
+        Some(3 | 4) => {
+            let departure = [&value[..HEAD.min(value.len())], name].concat();
+            let key = id_of(value).map(|id| key::numbered(b'z', id)).unwrap_or_default();
+            shards(objects).any(|shard| shard.get(&key) == Some(&departure))
+        }
+        _ => false,
+    }
+}
+
+type Shard = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn shards(objects: &Objects) -> impl Iterator<Item = &Shard> {
+    objects.all().filter(|(name, _)| name.name.starts_with("n.")).map(|(_, object)| &object.omap)
+}
+
+/// Something of a rename is left, though all is quiet.
+pub(super) fn half_done(objects: &Objects) -> Option<Finding> {
+    let half = |(key, value): (&Vec<u8>, &Vec<u8>)| {
+        matches!(key.first(), Some(b'y' | b'z'))
+            || key.first() == Some(&b'n') && !matches!(value.first(), Some(1 | 2))
+    };
+    let (key, _) = shards(objects).flatten().find(|pair| half(*pair))?;
+    let message = format!("{:?} is left of a rename", String::from_utf8_lossy(key));
+    Some(Finding::new("Renamed", message))
+}
+
+impl Naming {
+    pub(super) fn new(watches: bool) -> Naming {
+        Naming { watches, ..Naming::default() }
+    }
+
+    /// Somebody begins to put something.
+    pub(super) fn puts(&mut self, actor: usize, token: u32) {
+        self.putting.insert(actor, token);
+    }
+
+    /// Looks at the names after an operation that was applied.
+    pub(super) fn after(&mut self, objects: &Objects, actor: usize, op: &Write) -> Option<Finding> {
+        if !self.watches || !op.object.name.starts_with("n.") {
+            return None;
+        }
+        self.note_put(actor, op);
+        let mut named: BTreeMap<u64, (String, bool)> = BTreeMap::new();
+        for (key, value) in shards(objects).flatten() {
+            let Some(name) = key.strip_prefix(b"n") else { continue };
+            let (Some(id), true) = (id_of(value), has(objects, name, value)) else { continue };
+            let name = String::from_utf8_lossy(name).into_owned();
+            let volume = matches!(value.first(), Some(1 | 3));
+            if let Some((other, _)) = named.insert(id, (name.clone(), volume)) {
+                let message = format!("{id} is both {other:?} and {name:?}");
+                return Some(Finding::new("OneName", message));
+            }
+        }
+        if named == self.named {
+            return None;
+        }
+        self.now += 1;
+        let before = std::mem::replace(&mut self.named, named.clone());
+        let gone = before.iter().filter(|(id, _)| !named.contains_key(*id));
+        for (id, (name, volume)) in gone {
+            let recorded = shards(objects).any(|shard| {
+                shard.get(&key::numbered(b'x', *id)).is_some_and(|record| record.len() == 25)
+            });
+            if !recorded {
+                return Some(Finding::new("OneName", format!("{id}, {name:?}, has no name")));
+            }
+            self.deleted.insert(*id);
+            self.note(name, None, *volume);
+            if let Some(finding) = self.was_done(&Asked::Delete(name.clone())) {
+                return Some(finding);
+            }
+        }
+        // A name that was left may have been given to something else by the same operation.
+        for (id, (name, volume)) in &before {
+            if let Some((now, _)) = named.get(id).filter(|(now, _)| now != name) {
+                self.note(name, None, *volume);
+                if let Some(finding) = self.was_done(&Asked::Rename(name.clone(), now.clone())) {
+                    return Some(finding);
+                }
+            }
+        }
+        for (id, (name, volume)) in
+            named.iter().filter(|(id, is)| before.get(*id).is_none_or(|was| was != *is))
+        {
+            if self.deleted.contains(id) {
+                let message = format!("{id} was deleted, and is {name:?} again");
+                return Some(Finding::new("OneName", message));
+            }
+            self.note(name, Some(*id), *volume);
+        }
+        None
+    }
+
+    /// The number that a put gets.
+    fn note_put(&mut self, actor: usize, op: &Write) {
+        let Some(token) = self.putting.get(&actor) else { return };
+        for change in &op.changes {
+            let Change::SetOmap(pairs) = change else { continue };
+            for (key, value) in pairs.iter().filter(|(_, value)| value.len() > 25) {
+                if let Some(id) = key::parse_numbered(b'x', key).filter(|_| value[0] == 2) {
+                    self.tokens.insert(id, *token);
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, name: &str, id: Option<u64>, volume: bool) {
+        let times = self.times.entry(name.into()).or_default();
+        // An operation that takes a name and gives it to another thing is one change.
+        times.retain(|(at, _)| *at < self.now);
+        times.push((self.now, id.map(|id| (id, volume))));
+    }
+
+    fn was_done(&mut self, asked: &Asked) -> Option<Finding> {
+        let requests = self.requests.entry(asked.clone()).or_default();
+        requests.done += 1;
+        if requests.left == 0 {
+            return Some(Finding::new("Unasked", format!("{asked:?} was done, and nobody asked")));
+        }
+        requests.left -= 1;
+        if requests.open == 0 {
+            requests.unknown -= 1;
+        }
+        None
+    }
+
+    /// Somebody asks for something.
+    pub(super) fn ask(&mut self, asked: Asked) -> Ticket {
+        let requests = self.requests.entry(asked.clone()).or_default();
+        requests.open += 1;
+        requests.left += 1;
+        Ticket { asked, before: requests.done, then: self.now }
+    }
+
+    /// The answer to it.
+    pub(super) fn answer(&mut self, ticket: &Ticket, end: End) -> Option<Finding> {
+        let deleted = self.is_deleted(ticket);
+        let requests = self.requests.entry(ticket.asked.clone()).or_default();
+        requests.open -= 1;
+        let wrong = match end {
+            End::Done => requests.done == ticket.before && !deleted,
+            End::Refused => requests.left == 0,
+            End::Unknown | End::Moot => false,
+        };
+        match end {
+            End::Unknown => requests.unknown += 1,
+            End::Refused => requests.left = requests.left.saturating_sub(1),
+            End::Done | End::Moot => {}
+        }
+        requests.left = requests.left.min(requests.open + requests.unknown);
+        (wrong && self.watches)
+            .then(|| Finding::new("Answer", format!("{:?} was {end:?}, and was not", ticket.asked)))
+    }
+
+    /// True when what is to be deleted was, perhaps under another name by then.
+    fn is_deleted(&self, ticket: &Ticket) -> bool {
+        let Asked::Delete(name) = &ticket.asked else { return false };
+        self.since(name, ticket.then).iter().flatten().any(|(id, _)| self.deleted.contains(id))
+    }
+
+    /// How many changes there were.
+    pub(super) fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// The things that a name stood for at some moment since; `None` for nothing.
+    pub(super) fn since(&self, name: &str, then: u64) -> BTreeSet<Option<(u64, bool)>> {
+        let times = self.times.get(name).map_or(&[][..], Vec::as_slice);
+        let first = times.iter().rev().find(|(at, _)| *at <= then).and_then(|(_, what)| *what);
+        let later = times.iter().filter(|(at, _)| *at > then).map(|(_, what)| *what);
+        later.chain([first]).collect()
+    }
+
+    /// The tokens that stood under a name at some moment since.
+    pub(super) fn tokens_since(&self, name: &str, then: u64) -> BTreeSet<Option<u32>> {
+        let token = |what: Option<(u64, bool)>| {
+            what.filter(|(_, volume)| !volume).and_then(|(id, _)| self.tokens.get(&id).copied())
+        };
+        self.since(name, then).into_iter().map(token).collect()
+    }
+
+    /// Compares a listing that began then: it has what had its name all the time, and nothing that
+    /// had another one.
+    pub(super) fn listed(&self, names: &[(String, u64)], then: u64) -> Option<Finding> {
+        let twice = names.iter().map(|(_, id)| id).collect::<BTreeSet<_>>().len() < names.len();
+        let wrong = names.iter().find(|(name, id)| {
+            !self.since(name, then).iter().flatten().any(|(named, _)| named == id)
+        });
+        // A thing that came or went meanwhile may be missing.
+        let made = |id: &u64| {
+            let of = |times: &Times| {
+                times.iter().find(|(_, what)| what.is_some_and(|it| it.0 == *id)).map(|(at, _)| *at)
+            };
+            self.times.values().filter_map(of).min().is_some_and(|first| first <= then)
+        };
+        let missing = self
+            .named
+            .keys()
+            .filter(|id| made(id))
+            .find(|id| names.iter().all(|(_, listed)| listed != *id));
+        if !twice && wrong.is_none() && missing.is_none() {
+            return None;
+        }
+        let message = format!("twice {twice}, wrong {wrong:?}, missing {missing:?} of {names:?}");
+        Some(Finding::new("Listing", message))
+    }
+}

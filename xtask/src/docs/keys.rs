@@ -1,0 +1,119 @@
+//! The keys of `onefold status --json`, compared with their page of the reference.
+
+use std::{collections::BTreeSet, path::Path, thread, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::pages::Page;
+use crate::{
+    cleanup::Scratch,
+    product::{Onefold, path},
+};
+
+/// The page.
+const PAGE: &str = "docs/reference/json.md";
+
+/// Compares the keys of a store of each engine with the page's tables.
+pub(super) fn compare(onefold: &Onefold, pages: &[Page]) -> Result<()> {
+    let page = pages.iter().find(|page| page.path.ends_with(PAGE)).context(PAGE)?;
+    let parts: Vec<&str> = page.text.split("\n## ").skip(1).collect();
+    let scratch = Scratch::new("keys")?;
+    for (name, status) in [
+        ("A block store", block(onefold, &scratch)?),
+        ("An archive", archive(onefold, &scratch)?),
+        ("A store of the cluster engine", cluster(onefold, &scratch)?),
+    ] {
+        let part = parts.iter().find(|part| part.starts_with(name)).context(name)?;
+        let (told, mut found) = (documented(part), BTreeSet::new());
+        keys(&status, String::new(), &mut found);
+        let missing: Vec<_> = found.difference(&told).collect();
+        let gone: Vec<_> = told.difference(&found).collect();
+        ensure!(missing.is_empty(), "{name}: {PAGE} does not tell of {missing:?}");
+        ensure!(gone.is_empty(), "{name}: {PAGE} tells of {gone:?}, which are not there");
+    }
+    Ok(())
+}
+
+/// The status of a served block store whose volume has everything that a volume may have.
+fn block(onefold: &Onefold, scratch: &Scratch) -> Result<Value> {
+    let store = scratch.file("disk");
+    onefold.create(&store, "64M", &[], &[])?;
+    let volume = ["volume", "create", path(&store), "v", "--size", "1M"];
+    onefold.verb(volume.into_iter().chain(["--no-dedup", "0-64K", "--limit-iops", "1000"]))?;
+    let server = onefold.serve(&store, &[format!("unix:{}", scratch.file("d").display())], &[])?;
+    let status = served(onefold, &store)?;
+    server.stop()?;
+    Ok(status)
+}
+
+/// The status, once the server answers verbs: it takes clients' connections a moment earlier.
+fn served(onefold: &Onefold, store: &Path) -> Result<Value> {
+    for _ in 0..100 {
+        let status = onefold.status(store)?;
+        if status["server"].is_object() {
+            return Ok(status);
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    bail!("the server of {} does not answer", store.display())
+}
+
+/// The status of a served archive, one of whose nodes is lost.
+fn archive(onefold: &Onefold, scratch: &Scratch) -> Result<Value> {
+    let (store, lost) = (scratch.file("safe"), scratch.file("n4"));
+    let nodes: Vec<String> =
+        (0..5).map(|n| scratch.file(&format!("n{n}")).display().to_string()).collect();
+    let create = ["create", "archive", path(&store), "--nodes", &nodes.join(","), "--code", "3,2"];
+    onefold.verb(create)?;
+    onefold.verb(["put", path(&store), "passwd", "/etc/passwd"])?;
+    onefold.verb(["volume", "create", path(&store), "v", "--size", "1M"])?;
+    std::fs::remove_dir_all(lost)?;
+    let server = onefold.serve(&store, &[format!("unix:{}", scratch.file("s").display())], &[])?;
+    let status = served(onefold, &store)?;
+    server.stop()?;
+    Ok(status)
+}
+
+fn cluster(onefold: &Onefold, scratch: &Scratch) -> Result<Value> {
+    let store = scratch.file("pool");
+    onefold.verb(["create", "cluster", path(&store)])?;
+    onefold.status(&store)
+}
+
+/// The keys in the first column of the tables.
+fn documented(part: &str) -> BTreeSet<String> {
+    let cells = part.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    cells.flat_map(|cell| cell.split(", ").map(|key| key.trim_matches('`').to_owned())).collect()
+}
+
+/// The paths of all values that are no objects and no lists.
+fn keys(value: &Value, at: String, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let dot = if at.is_empty() { "" } else { "." };
+                keys(value, format!("{at}{dot}{name}"), found);
+            }
+        }
+        Value::Array(values) => {
+            values.iter().for_each(|value| keys(value, format!("{at}[]"), found));
+        }
+        _ => {
+            found.insert(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_paths_through_objects_and_lists() {
+        let value = serde_json::json!({ "a": 1, "b": { "c": [{ "d": null }, { "e": 2 }] } });
+        let mut found = BTreeSet::new();
+        keys(&value, String::new(), &mut found);
+        assert_eq!(found, documented("x\n| `a`, `b.c[].d` | one |\n| `b.c[].e` | `two` |\n"));
+    }
+}
