@@ -10,11 +10,11 @@ use std::{
 };
 
 use onefold_archive::{
-    Absent, Archive, Format, Nodes, Rebuilt, Replacement, Settings, Spread, check,
-    repair_units as repair, replace_nodes as replace,
+    Absent, Archive, Collection, CollectionOptions, Format, Ingest, Nodes, Rebuilt, Replacement,
+    Settings, Spread, check, repair_units as repair, replace_nodes as replace,
 };
 use onefold_backend::Directory;
-use onefold_core::{Files, Kind, Result};
+use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
 use support::noise;
 
 struct Desk {
@@ -305,5 +305,121 @@ fn a_rotten_copy_is_not_copied_over_whole_ones() {
     for node in 0..3 {
         let copy = desk.path(node).join("snapshot-0000000001");
         assert_ne!(fs::read(copy).unwrap(), rotten, "node {node}");
+    }
+}
+
+/// A directory of which one file can't be read.
+struct Unreadable {
+    directory: Directory,
+    prefix: &'static str,
+}
+
+impl Files for Unreadable {
+    fn names(&self) -> Result<Vec<String>> {
+        self.directory.names()
+    }
+
+    fn create(&self, name: &str) -> Result<Arc<dyn File>> {
+        self.directory.create(name)
+    }
+
+    fn open(&self, name: &str) -> Result<Arc<dyn File>> {
+        let file = self.directory.open(name)?;
+        Ok(if name.starts_with(self.prefix) { Arc::new(BadSectors(file)) } else { file })
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        self.directory.remove(name)
+    }
+
+    fn sync_names(&self) -> Result<()> {
+        self.directory.sync_names()
+    }
+
+    fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>> {
+        self.directory.lock(name, hold, wait)
+    }
+}
+
+struct BadSectors(Arc<dyn File>);
+
+impl File for BadSectors {
+    fn bytes(&self) -> Result<u64> {
+        self.0.bytes()
+    }
+
+    fn occupied(&self) -> Result<u64> {
+        self.0.occupied()
+    }
+
+    fn read_at(&self, _at: u64, _into: &mut [u8]) -> Result<usize> {
+        Err(Error::new(Kind::Io, "a sector can't be read"))
+    }
+
+    fn write_at(&self, at: u64, data: &[u8]) -> Result<()> {
+        self.0.write_at(at, data)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.0.sync()
+    }
+
+    fn set_bytes(&self, bytes: u64) -> Result<()> {
+        self.0.set_bytes(bytes)
+    }
+
+    fn reserve(&self, at: u64, bytes: u64) -> Result<()> {
+        self.0.reserve(at, bytes)
+    }
+
+    fn punch(&self, at: u64, bytes: u64) -> Result<()> {
+        self.0.punch(at, bytes)
+    }
+}
+
+#[test]
+fn nodes_that_are_written_are_not_blamed_for_one_that_can_not_be_read() {
+    for prefix in ["index-", "counts-", "snapshot-", "vouched", "reserve"] {
+        let desk = Desk::new(4, 3, 2);
+        let bytes = noise(3, 300_000);
+        desk.try_put("a", &bytes, false).unwrap();
+        let archive = desk.open(false).unwrap().1;
+        Ingest::begin(&archive, false, false).unwrap().import(true).unwrap();
+        let options = CollectionOptions {
+            now: 1000,
+            keep_partial: 0,
+            wait: true,
+            encode_all: false,
+            reserve_bytes: 1 << 20,
+        };
+        Collection::begin(&archive, options).unwrap().run(&mut |_| {}).unwrap();
+        drop(archive);
+        let names = Directory::open(&desk.path(0), true).unwrap().names().unwrap();
+        assert!(names.iter().any(|name| name.starts_with(prefix)), "{prefix}: {names:?}");
+        let newest = Directory::open(&desk.path(0), true).unwrap().names().unwrap();
+        let newest = newest.into_iter().filter(|name| name.starts_with("log-")).max().unwrap();
+        let log = |node: usize| desk.path(node).join(&newest);
+        let before: Vec<Vec<u8>> = (0..3).map(|node| fs::read(log(node)).unwrap()).collect();
+        desk.open(false).unwrap().1.rename("a", "b").unwrap();
+        for node in [1, 2] {
+            fs::write(log(node), &before[node]).unwrap();
+            fs::write(desk.path(node).join("vouched"), []).unwrap();
+        }
+        let directories = (0..4).map(|node| {
+            let directory = Directory::open(&desk.path(node), true).unwrap();
+            let prefix = if node == 0 { prefix } else { "none" };
+            Some(Arc::new(Unreadable { directory, prefix }) as Arc<dyn Files>)
+        });
+        // The node itself is left out as soon as somebody reads the file: one of four can go.
+        let nodes = Arc::new(Nodes::open(directories.collect(), false).unwrap());
+        let archive = Archive::open_on_nodes(nodes.clone(), true, Settings::default());
+        let archive = Arc::new(archive.unwrap_or_else(|error| panic!("{prefix}: {error}")));
+        let name = archive.tables().streams.keys().next().unwrap().clone();
+        assert_eq!(support::get(&archive, &name).unwrap(), bytes, "{prefix}");
+        support::put(&archive, "more", &noise(4, 300_000)).unwrap();
+        drop((archive, nodes));
+        let absent = desk.absent();
+        assert!(absent.iter().all(|(node, _)| *node == 0), "{prefix}: {absent:?}");
+        assert_eq!(desk.get(&name).unwrap(), bytes, "{prefix}");
     }
 }

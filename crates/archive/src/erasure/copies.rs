@@ -13,13 +13,16 @@ use crate::{
     format::{
         label::find_label,
         log_reader::LogReader,
-        names::{LABEL, is_segment, log_name},
+        names::{LABEL, RESERVE, is_segment, log_name},
     },
     memory::Drawn,
 };
 
 /// Bytes copied at once.
 const STEP: usize = 1 << 20;
+
+/// Bytes that a disk can't read at once, at most, when one sector is bad.
+const PAGE: usize = 4096;
 
 /// Makes the file on all copies.
 pub(super) fn create(shared: &Arc<Shared>, name: &str) -> Result<Arc<dyn File>> {
@@ -171,10 +174,23 @@ pub(super) fn level(shared: &Shared) -> Result<()> {
         let Some(best) = best.pop() else { return Ok(()) };
         (best, others)
     };
-    for copy in others.iter().filter(|copy| copy.is_damaged || copy.reached != best.reached) {
-        match copy_all(&**shared.directory(best.node)?, &**shared.directory(copy.node)?) {
-            Err(error) if error.kind() != Kind::NoSpace => shared.lose(copy.node),
-            copied => copied?,
+    let source = &**shared.directory(best.node)?;
+    let behind = |copy: &&FoundCopy| copy.is_damaged || copy.reached != best.reached;
+    let behind: Vec<&FoundCopy> = others.iter().filter(behind).collect();
+    if !behind.is_empty() {
+        // A source that fails half way would leave a copy that is neither the old nor the new one.
+        read_all(source).map_err(|error| unreadable(best.node, &error))?;
+    }
+    for copy in behind {
+        match copy_all(source, &**shared.directory(copy.node)?) {
+            Err(Failed::Target(error)) if error.kind() == Kind::NoSpace => return Err(error),
+            Err(failed) => {
+                shared.lose(copy.node);
+                if let Failed::Source(error) = failed {
+                    return Err(unreadable(best.node, &error));
+                }
+            }
+            Ok(()) => {}
         }
     }
     shared.leave_out_missed()?;
@@ -221,42 +237,111 @@ fn is_lock(name: &str) -> bool {
     name.starts_with("lock-") || name.starts_with("epoch-")
 }
 
-/// Copies log and tables to another node; durable on return. The label comes last.
-pub(crate) fn copy_all(from: &dyn Files, to: &dyn Files) -> Result<()> {
-    let wanted = |name: &String| !is_segment(name) && name != NODE && name != CURSOR;
-    let (mut names, old): (Vec<String>, Vec<String>) = (
-        from.names()?.into_iter().filter(wanted).collect(),
-        to.names()?.into_iter().filter(wanted).collect(),
-    );
+/// True for files whose damaged pages cost no data: readers of chunk index and usage counts see by
+/// the checksum that a page is none, and make the content anew; nobody reads the reserve.
+fn is_derived(name: &str) -> bool {
+    name.starts_with("index-") || name.starts_with("counts-") || name == RESERVE
+}
+
+/// True for log and tables, and for the files that are locks.
+fn has_copies(name: &str) -> bool {
+    !is_segment(name) && name != NODE && name != CURSOR
+}
+
+fn unreadable(node: usize, error: &Error) -> Error {
+    Error::new(Kind::Corrupt, format!("node {node}: its copy of the log or the tables: {error}"))
+}
+
+/// Reads all that [`copy_all`] must be able to read.
+fn read_all(from: &dyn Files) -> Result<()> {
+    let mut buffer = vec![0; STEP];
+    let needed = |name: &String| has_copies(name) && !is_lock(name) && !is_derived(name);
+    for name in from.names()?.into_iter().filter(needed) {
+        let file = from.open(&name)?;
+        let (bytes, mut at) = (file.bytes()?, 0);
+        while at < bytes {
+            match file.read_at(at, &mut buffer)? {
+                0 => break,
+                n => at += n as u64,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The side that failed while a copy was made.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    Source(Error),
+    Target(Error),
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Error {
+        match failed {
+            Failed::Source(error) | Failed::Target(error) => error,
+        }
+    }
+}
+
+/// Copies log and tables to another node; durable on return. The label comes last. What can't be
+/// read of [derived](is_derived) files is zeroes in the copy.
+pub(crate) fn copy_all(from: &dyn Files, to: &dyn Files) -> std::result::Result<(), Failed> {
+    let wanted = |name: &String| has_copies(name);
+    let mut names: Vec<String> =
+        from.names().map_err(Failed::Source)?.into_iter().filter(wanted).collect();
+    let old: Vec<String> = to.names().map_err(Failed::Target)?.into_iter().filter(wanted).collect();
     names.sort_by_key(|name| (name == LABEL, name.clone()));
     for name in old.iter().filter(|name| !names.contains(name)) {
-        to.remove(name)?;
+        to.remove(name).map_err(Failed::Target)?;
     }
     for name in &names {
         let target = match to.open(name) {
-            Err(error) if error.kind() == Kind::NotFound => to.create(name)?,
-            opened => opened?,
+            Err(error) if error.kind() == Kind::NotFound => to.create(name),
+            opened => opened,
         };
+        let target = target.map_err(Failed::Target)?;
         if !is_lock(name) {
             if name == LABEL {
-                to.sync_names()?;
+                to.sync_names().map_err(Failed::Target)?;
             }
-            copy(&*from.open(name)?, &*target)?;
+            let source = from.open(name).map_err(Failed::Source)?;
+            copy(&*source, &*target, is_derived(name))?;
         }
     }
-    to.sync_names()
+    to.sync_names().map_err(Failed::Target)
 }
 
-fn copy(from: &dyn File, to: &dyn File) -> Result<()> {
-    let (bytes, mut at, mut buffer) = (from.bytes()?, 0, vec![0; STEP]);
-    to.set_bytes(bytes)?;
+/// Copies a file; durable on return. With `holes`, pages that can't be read become zeroes.
+fn copy(from: &dyn File, to: &dyn File, holes: bool) -> std::result::Result<(), Failed> {
+    let bytes = from.bytes().map_err(Failed::Source)?;
+    let (mut at, mut buffer) = (0, vec![0; STEP]);
+    to.set_bytes(bytes).map_err(Failed::Target)?;
     while at < bytes {
-        let n = from.read_at(at, &mut buffer)?;
+        let n = match from.read_at(at, &mut buffer) {
+            Err(error) if holes && error.kind() == Kind::Io => {
+                let length = (bytes - at).min(STEP as u64) as usize;
+                read_pages(from, at, &mut buffer[..length])
+            }
+            read => read,
+        };
+        let n = n.map_err(Failed::Source)?;
         if n == 0 {
             break;
         }
-        to.write_at(at, &buffer[..n])?;
+        to.write_at(at, &buffer[..n]).map_err(Failed::Target)?;
         at += n as u64;
     }
-    to.sync()
+    to.sync().map_err(Failed::Target)
+}
+
+/// Reads page by page; those that can't be read are zeroes.
+fn read_pages(from: &dyn File, at: u64, into: &mut [u8]) -> Result<usize> {
+    for (n, page) in into.chunks_mut(PAGE).enumerate() {
+        match from.read_at(at + (n * PAGE) as u64, page) {
+            Err(error) if error.kind() == Kind::Io => page.fill(0),
+            read => drop(read?),
+        }
+    }
+    Ok(into.len())
 }
