@@ -4,16 +4,15 @@ use onefold_core::{Error, Kind, Result};
 
 use super::checkpoint::{checkpoint_running, checkpoint_useful};
 use crate::{
-    engine::{checkpoint::checkpoint_to_end, persist::flush},
+    engine::checkpoint::checkpoint_to_end,
     kernel::{Kernel, Reason},
     scheme::verbs::Scheme,
 };
 
-/// Makes everything durable, carries it into the tables, and marks the store clean: the next
-/// opening has nothing to recover. Nobody may be reading. The engine takes no more writes
+/// Carries everything into the tables, which is durable already, and marks the store clean: the
+/// next opening has nothing to recover. Nobody may be reading. The engine accepts no more writes
 /// afterwards.
 pub(crate) fn close(kernel: &Kernel, scheme: &dyn Scheme) -> Result<()> {
-    flush(kernel, scheme)?;
     // One checkpoint may be under way, one carries the windows published since, and the discards
     // take as many as they need.
     while checkpoint_useful(kernel, scheme) || checkpoint_running(kernel) {

@@ -1,12 +1,23 @@
 //! The engine: what happens to a write, step by step, without threads.
 //!
-//! Gather (`gather.rs`) → close → fingerprint, look up, place (`prepare.rs`) → persist,
-//! acknowledge, publish (`persist.rs`); checkpoints (`checkpoint/`) carry published records into
-//! the tables. Each step is a call, so that the simulator owns the schedule and [`crate::Store`]
-//! runs the same steps from threads.
+//! Gather (`gather.rs`) → close → fingerprint, look up, place (`prepare.rs`) → write, make durable,
+//! publish (verbs of the scheme); checkpoints (`checkpoint/`) carry published records into the
+//! tables. Each step is a call, so that the simulator owns the schedule and [`crate::Store`] runs
+//! the same steps from threads.
 //!
 //! An [`Engine`] offers these steps; they are functions over its kernel, which holds the owners
 //! behind their locks, and its scheme.
+//!
+//! After each step of a closed window this is true:
+//! 1. *written*: the blocks and carriers of the window may be on the disk, in any part; nobody was
+//!    told.
+//! 2. *flushed* (or written durably): all of it is on the disk. The window is durable once every
+//!    window before it is.
+//! 3. *published*: the records are in the active overlay, `durable` has risen, waiting clients are
+//!    answered.
+//!
+//! A crash before 2 leaves records that are believed one by one if the block that they name hashes
+//! to their fingerprint; after 2 recovery finds all of them.
 
 pub(crate) mod admission;
 pub(crate) mod catalogue;
@@ -17,7 +28,6 @@ pub(crate) mod create;
 pub(crate) mod gather;
 pub(crate) mod idle;
 pub(crate) mod opening;
-pub(crate) mod persist;
 pub(crate) mod prepare;
 pub(crate) mod read;
 
@@ -40,7 +50,7 @@ use crate::{
     coverage::Mark,
     format::{catalogue::NoDedup, superblock::Fixed},
     kernel::Kernel,
-    scheme::verbs::Scheme,
+    scheme::verbs::{Durability, Progress, Scheme},
     settings::{Format, Settings},
 };
 pub use crate::{idleness::Idleness, kernel::VolumeState};
@@ -294,7 +304,7 @@ impl Engine {
     /// # Errors
     /// The first failed write stops all writes.
     pub fn write_window(&self) -> Result<bool> {
-        persist::write_window(&self.kernel, &*self.scheme)
+        self.scheme.write(&self.kernel, Durability::Cached).map(Progress::advanced)
     }
 
     /// Writes the oldest prepared window durably in one go and publishes it, when it is one run and
@@ -304,7 +314,7 @@ impl Engine {
     /// # Errors
     /// As [`write_window`](Self::write_window).
     pub fn write_window_durably(&self) -> Result<bool> {
-        persist::write_window_durably(&self.kernel, &*self.scheme)
+        self.scheme.write(&self.kernel, Durability::AtOnce).map(Progress::advanced)
     }
 
     /// Makes the windows that were written durable, and publishes them, as far as none before them
@@ -314,7 +324,31 @@ impl Engine {
     /// # Errors
     /// A failed flush stops all writes; it is never tried again.
     pub fn make_durable(&self) -> Result<bool> {
-        persist::make_durable(&self.kernel, &*self.scheme)
+        let mut advanced = false;
+        loop {
+            let progress = self.scheme.make_durable(&self.kernel)?;
+            advanced |= progress.advanced();
+            if progress != Progress::Again {
+                break;
+            }
+        }
+        advanced |= checkpoint::commit_by_checkpoint(&self.kernel, &*self.scheme)?;
+        Ok(self.make_leaves()? || advanced)
+    }
+
+    /// Checkpoints until the leaves exist that a window waits for. Returns whether it did anything;
+    /// it stops where a reader is in the way.
+    fn make_leaves(&self) -> Result<bool> {
+        let mut made = false;
+        while self.kernel.state.lock().leaves_wanted {
+            match checkpoint::checkpoint_for_leaves(&self.kernel, &*self.scheme)? {
+                CheckpointStep::NeedsFlush => drop(self.scheme.make_durable(&self.kernel)?),
+                CheckpointStep::NeedsReaders => break,
+                CheckpointStep::Advanced | CheckpointStep::Idle => {}
+            }
+            made = true;
+        }
+        Ok(made)
     }
 
     /// Runs the steps until everything gathered so far is durable.
@@ -322,7 +356,21 @@ impl Engine {
     /// # Errors
     /// `Stopped`.
     pub fn flush(&self) -> Result<()> {
-        persist::flush(&self.kernel, &*self.scheme)
+        self.close_window();
+        let newest = self.kernel.newest();
+        loop {
+            while self.prepare_window()? {}
+            let single = self.kernel.has_one_closed_window();
+            if !(single && self.write_window_durably()?) {
+                while self.write_window()? {}
+            }
+            // A window may wait for leaves that only a checkpoint makes; the others need one round.
+            let advanced = self.make_durable()?;
+            let published = self.kernel.state.lock().closed_windows.is_empty();
+            if !advanced || self.durable() >= newest || published {
+                return Ok(());
+            }
+        }
     }
 
     /// True when a checkpoint should begin: three quarters of a limit are used, or somebody waits
@@ -367,6 +415,7 @@ impl Engine {
     /// # Errors
     /// `Stopped`, or `Busy` when somebody is reading.
     pub fn close(&self) -> Result<()> {
+        self.flush()?;
         close::close(&self.kernel, &*self.scheme)
     }
 

@@ -25,11 +25,11 @@ impl Store {
             self.writer.wait(FLUSH_EVERY / 4);
             if self.write_back(&mut schedule).is_err() {
                 // Everybody who waits learns the reason from the engine.
-                self.advance();
+                self.commit.advance();
                 self.background.raise();
                 while !self.is_stopping() {
                     self.writer.wait(FLUSH_EVERY);
-                    self.advance();
+                    self.commit.advance();
                 }
                 return;
             }
@@ -37,10 +37,10 @@ impl Store {
     }
 
     fn write_back(&self, schedule: &mut WriteBack) -> Result<()> {
-        self.write_out()?;
+        self.commit.write_out()?;
         let now = self.clock.now();
         match schedule.next(now, &Unflushed::of(&self.engine, self.is_pressed())) {
-            Some(at) if at <= now => self.flush(),
+            Some(at) if at <= now => self.commit.flush(),
             _ => Ok(()),
         }
     }
@@ -54,7 +54,7 @@ impl Store {
     /// [`stop`](Store::stop), or when writes were stopped.
     pub fn run_background(&self) {
         if self.work_in_background().is_err() {
-            self.advance();
+            self.commit.advance();
         }
     }
 
@@ -88,12 +88,12 @@ impl Store {
 
     fn run(&self, step: Step) -> Result<Event> {
         if step == Step::Flush {
-            self.flush()?;
+            self.commit.flush()?;
             return Ok(Event::Flushed);
         }
         let event = step.run(&self.engine)?;
         match event {
-            Event::Flushed | Event::Checkpoint(CheckpointStep::Advanced) => self.advance(),
+            Event::Flushed | Event::Checkpoint(CheckpointStep::Advanced) => self.commit.advance(),
             Event::Idle(_, true) if self.engine.kernel.has_closed_windows() => self.writer.raise(),
             _ => {}
         }

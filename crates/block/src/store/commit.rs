@@ -1,18 +1,82 @@
 //! Group commit: one thread at a time commits, for itself and for all who gathered meanwhile.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use onefold_core::{Result, Ticket};
+use onefold_core::{Clock, CpuContention, Result, Ticket};
 use parking_lot::{Condvar, Mutex};
 
-use super::{Store, group::Waiter};
+use crate::{Engine, schedule::Rounds};
 
-impl Store {
+/// The threads that wait: for a flush, until one of them has committed for all; for room, until
+/// windows were published or space was made.
+pub(super) struct GroupCommit {
+    engine: Arc<Engine>,
+    clock: Arc<dyn Clock>,
+    queue: Mutex<Queue>,
+    /// Raised whenever windows were published or space was made.
+    progress: Mutex<u64>,
+    progressed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// A thread commits.
+    busy: bool,
+    waiting: VecDeque<Arc<Waiter>>,
+    rounds: Rounds,
+    contention: CpuContention,
+}
+
+struct Waiter {
+    ticket: Ticket,
+    woken: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl Waiter {
+    fn wake(&self) {
+        *self.woken.lock() = true;
+        self.wake.notify_one();
+    }
+
+    fn wait(&self) {
+        let mut woken = self.woken.lock();
+        while !*woken {
+            self.wake.wait(&mut woken);
+        }
+    }
+}
+
+impl GroupCommit {
+    pub(super) fn new(engine: Arc<Engine>, clock: Arc<dyn Clock>) -> GroupCommit {
+        let (queue, progress, progressed) = Default::default();
+        GroupCommit { engine, clock, queue, progress, progressed }
+    }
+
+    /// Tells those who wait that windows were published or space was made.
+    pub(super) fn advance(&self) {
+        *self.progress.lock() += 1;
+        self.progressed.notify_all();
+    }
+
+    /// How often windows were published or space was made.
+    pub(super) fn progress(&self) -> u64 {
+        *self.progress.lock()
+    }
+
+    /// Waits for progress beyond `seen`, at most so long.
+    pub(super) fn wait_for_progress(&self, seen: u64, most: Duration) {
+        let mut progress = self.progress.lock();
+        if *progress == seen {
+            self.progressed.wait_for(&mut progress, most);
+        }
+    }
+
     /// Returns when everything up to `ticket` is durable.
     ///
     /// # Errors
     /// `Stopped`, with the reason.
-    pub fn wait(&self, ticket: Ticket) -> Result<()> {
+    pub(super) fn wait(&self, ticket: Ticket) -> Result<()> {
         loop {
             if self.engine.durable() >= ticket {
                 return Ok(());
@@ -21,14 +85,14 @@ impl Store {
                 return Err(reason);
             }
             let waiter = {
-                let mut commit = self.commit.state.lock();
-                if commit.busy {
+                let mut queue = self.queue.lock();
+                if queue.busy {
                     let waiter =
                         Arc::new(Waiter { ticket, woken: Mutex::new(false), wake: Condvar::new() });
-                    commit.waiting.push_back(waiter.clone());
+                    queue.waiting.push_back(waiter.clone());
                     Some(waiter)
                 } else {
-                    commit.busy = true;
+                    queue.busy = true;
                     None
                 }
             };
@@ -54,7 +118,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
-    pub fn flush(&self) -> Result<()> {
+    pub(super) fn flush(&self) -> Result<()> {
         self.wait(self.engine.kernel.newest())
     }
 
@@ -83,12 +147,12 @@ impl Store {
     fn finish_round(&self) {
         let durable = self.engine.durable();
         let stopped = self.engine.stopped().is_some();
-        let mut commit = self.commit.state.lock();
-        commit.busy = false;
+        let mut queue = self.queue.lock();
+        queue.busy = false;
         let mut together = 1;
         let mut rest = VecDeque::new();
         let mut done = Vec::new();
-        for waiter in std::mem::take(&mut commit.waiting) {
+        for waiter in std::mem::take(&mut queue.waiting) {
             if waiter.ticket <= durable || stopped {
                 done.push(waiter);
                 together += 1;
@@ -99,9 +163,9 @@ impl Store {
         let next = rest.pop_front();
         #[cfg(scheduled)]
         let next = next.filter(|_| !parking_lot::planted("nobody is woken to commit next"));
-        commit.waiting = rest;
-        commit.rounds.ended(together);
-        drop(commit);
+        queue.waiting = rest;
+        queue.rounds.ended(together);
+        drop(queue);
         done.into_iter().chain(next).for_each(|waiter| waiter.wake());
     }
 
@@ -110,20 +174,20 @@ impl Store {
     fn anticipate(&self) {
         let mut now = self.clock.now();
         let (mut waiting, mut closes, mut crowded) = {
-            let mut commit = self.commit.state.lock();
-            let waiting = commit.waiting.len() + 1;
-            (waiting, commit.rounds.wanted(now, waiting), commit.contention.is_there(now))
+            let mut queue = self.queue.lock();
+            let waiting = queue.waiting.len() + 1;
+            (waiting, queue.rounds.wanted(now, waiting), queue.contention.is_there(now))
         };
         while now < closes && !crowded {
             let before = now;
             std::thread::yield_now();
             now = self.clock.now();
-            let mut commit = self.commit.state.lock();
-            commit.contention.yielded(before, now);
-            crowded = commit.contention.is_there(now);
-            let present = commit.waiting.len() + 1;
+            let mut queue = self.queue.lock();
+            queue.contention.yielded(before, now);
+            crowded = queue.contention.is_there(now);
+            let present = queue.waiting.len() + 1;
             if present > waiting {
-                (waiting, closes) = (present, commit.rounds.joined(now, present));
+                (waiting, closes) = (present, queue.rounds.joined(now, present));
             }
         }
     }

@@ -11,7 +11,6 @@
 
 mod background;
 mod commit;
-mod group;
 mod volume;
 
 use std::{
@@ -22,6 +21,7 @@ use std::{
     time::Duration,
 };
 
+use commit::GroupCommit;
 use onefold_core::{Clock, Disk, Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 use parking_lot::{Condvar, Mutex};
 pub use volume::{BlockVolume, StoreExports};
@@ -38,12 +38,9 @@ const ROOM_CHECKPOINTS: u64 = 16;
 
 /// A store that is served.
 pub struct Store {
-    engine: Engine,
+    engine: Arc<Engine>,
     clock: Arc<dyn Clock>,
-    commit: group::GroupCommit,
-    /// Raised whenever windows were published or space was made.
-    progress: Mutex<u64>,
-    progressed: Condvar,
+    commit: GroupCommit,
     writer: Signal,
     background: Signal,
     /// Changes that wait for room.
@@ -87,13 +84,11 @@ impl Store {
         clock: Arc<dyn Clock>,
         settings: Settings,
     ) -> Result<Arc<Store>> {
-        let engine = Engine::open(disk, clock.clone(), settings)?;
+        let engine = Arc::new(Engine::open(disk, clock.clone(), settings)?);
         Ok(Arc::new(Store {
+            commit: GroupCommit::new(engine.clone(), clock.clone()),
             engine,
             clock,
-            commit: group::GroupCommit::default(),
-            progress: Mutex::new(0),
-            progressed: Condvar::new(),
             writer: Signal::default(),
             background: Signal::default(),
             pressure: AtomicU64::new(0),
@@ -133,17 +128,27 @@ impl Store {
         self.engine.close()
     }
 
-    /// Tells those who wait that windows were published or space was made.
-    fn advance(&self) {
-        *self.progress.lock() += 1;
-        self.progressed.notify_all();
+    /// Returns when everything up to `ticket` is durable.
+    ///
+    /// # Errors
+    /// `Stopped`, with the reason.
+    pub fn wait(&self, ticket: Ticket) -> Result<()> {
+        self.commit.wait(ticket)
+    }
+
+    /// Makes every change that completed before this call durable.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn flush(&self) -> Result<()> {
+        self.commit.flush()
     }
 
     /// Makes a change, waiting for room when the engine asks for it.
     fn change<T>(&self, mut change: impl FnMut() -> Result<T>) -> Result<T> {
         let mut begun = self.engine.counts();
         loop {
-            let seen = *self.progress.lock();
+            let seen = self.commit.progress();
             match change() {
                 Err(busy) if busy.kind() == Kind::Busy => {
                     let now = self.engine.counts();
@@ -161,11 +166,7 @@ impl Store {
                     self.pressure.fetch_add(1, Ordering::SeqCst);
                     self.writer.raise();
                     self.background.raise();
-                    let mut progress = self.progress.lock();
-                    if *progress == seen {
-                        self.progressed.wait_for(&mut progress, ROOM_WAIT);
-                    }
-                    drop(progress);
+                    self.commit.wait_for_progress(seen, ROOM_WAIT);
                     self.pressure.fetch_sub(1, Ordering::SeqCst);
                 }
                 other => return other,
@@ -180,7 +181,7 @@ impl Store {
             self.writer.raise();
         }
         if self.engine.settings().persistence == Persistence::Strong {
-            self.wait(ticket)?;
+            self.commit.wait(ticket)?;
         }
         Ok(ticket)
     }
@@ -188,7 +189,7 @@ impl Store {
     /// A change of the catalogue: acknowledged when it is durable.
     fn catalogue_change<T>(&self, mut change: impl FnMut() -> Result<(T, Ticket)>) -> Result<T> {
         let (value, ticket) = self.change(&mut change)?;
-        self.wait(ticket)?;
+        self.commit.wait(ticket)?;
         Ok(value)
     }
 

@@ -41,11 +41,11 @@ impl Volume for BlockVolume {
     }
 
     fn wait(&self, ticket: Ticket) -> Result<()> {
-        self.store.wait(ticket)
+        self.store.commit.wait(ticket)
     }
 
     fn flush(&self) -> Result<()> {
-        self.store.flush()
+        self.store.commit.flush()
     }
 
     fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
