@@ -4,7 +4,7 @@ use onefold_archive::{
     Collection, CollectionOptions, Format, VOLUME_BLOCK_BYTES, check, record_damage,
 };
 use onefold_block::check::scrub_open;
-use onefold_cluster::Scrub;
+use onefold_cluster::{Report, Scrub};
 use onefold_core::{BLOCK_BYTES, Result};
 
 use crate::{
@@ -224,16 +224,20 @@ impl OpenCluster {
     fn scrub(&self) -> Result<Findings> {
         let mut scrub = Scrub::look(self.session.clone(), true)?;
         while scrub.step()? {}
-        let report = scrub.report();
-        let lacking = [
-            (report.added, "missing references"),
-            (report.restored, "missing chunks that stand in their objects, too"),
-        ];
-        let lacking = lacking.into_iter().filter(|(count, _)| *count > 0);
-        let mut problems: Vec<String> =
-            lacking.map(|(count, what)| format!("{count} {what}")).collect();
-        problems.extend(report.damage.iter().cloned());
-        let found = report.added + report.restored + report.damage.len() as u64;
-        Ok(Findings { problems, found })
+        Ok(cluster_findings(scrub.report()))
     }
+}
+
+/// The damage that a look at a cluster store found.
+pub(crate) fn cluster_findings(report: &Report) -> Findings {
+    let lacking = [
+        (report.added, "missing references"),
+        (report.restored, "missing chunks that stand in their objects, too"),
+    ];
+    let lacking = lacking.into_iter().filter(|(count, _)| *count > 0);
+    let mut problems: Vec<String> =
+        lacking.map(|(count, what)| format!("{count} {what}")).collect();
+    problems.extend(report.damage.iter().cloned());
+    let found = report.added + report.restored + report.damage.len() as u64;
+    Findings { problems, found }
 }

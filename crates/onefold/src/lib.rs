@@ -30,6 +30,7 @@
 //! stable interface of their own; this one is versioned, and at 0.x it may still change.
 
 mod care;
+mod closed;
 mod create;
 pub mod guide;
 mod locate;
@@ -44,6 +45,7 @@ pub use onefold_core::{Error, Extent, ExtentKind, Kind as ErrorKind, Result, Vol
 
 pub use self::{
     care::{Findings, Usage},
+    closed::{Repair, check, repair},
     create::{ArchiveFormat, BlockFormat, create_archive, create_block, create_cluster},
     locate::{StoreKind, locate},
     server::Server,

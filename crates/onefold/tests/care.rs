@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use onefold::{ArchiveFormat, BlockFormat, ErrorKind, Store, create_archive, create_block};
+use onefold::{
+    ArchiveFormat, BlockFormat, ErrorKind, Store, check, create_archive, create_block,
+    create_cluster, repair,
+};
 
 /// Bytes that don't repeat.
 fn noise(seed: u64, bytes: usize) -> Vec<u8> {
@@ -106,4 +109,66 @@ fn a_block_store_tells_what_it_saves_and_needs_no_gc() {
     assert_eq!((usage.content_bytes, usage.stored_bytes), (10 * 4096, 4096));
     assert!(store.scrub().unwrap().is_well());
     store.close().unwrap();
+}
+
+#[test]
+fn a_repair_of_an_archive_puts_back_what_was_put_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = archive(folder.path());
+    let content = noise(9, 100_000);
+    let store = Store::open(&path).unwrap();
+    store.put("good", &mut &*content).unwrap();
+    rot(&path, &content[50_000..50_100]);
+    assert!(!store.scrub().unwrap().is_well());
+    store.put("again", &mut &*content).unwrap();
+    store.close().unwrap();
+    let outcome = repair(&path).unwrap();
+    assert!(outcome.left.is_well() && !outcome.restored.is_empty(), "{outcome:?}");
+    assert!(check(&path).unwrap().is_well());
+    let store = Store::open(&path).unwrap();
+    let mut found = Vec::new();
+    store.get("good", &mut found).unwrap();
+    assert!(found == content);
+    store.close().unwrap();
+}
+
+#[test]
+fn a_check_of_a_block_store_names_a_damaged_table_and_a_repair_tells_what_is_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    create_block(&path, &BlockFormat::of_bytes(64 << 20)).unwrap();
+    let store = Store::open(&path).unwrap();
+    store.create_volume("vm1", 1 << 24).unwrap();
+    store.volume("vm1").unwrap().write_at(0, &noise(3, 1 << 20)).unwrap();
+    assert_eq!(check(&path).unwrap_err().kind(), ErrorKind::Busy);
+    store.close().unwrap();
+    assert!(check(&path).unwrap().is_well());
+    // All pages that hold no data, but superblocks and claim, rot.
+    let data = noise(3, 1 << 20);
+    let mut bytes = fs::read(&path).unwrap();
+    for (n, block) in bytes.chunks_mut(4096).enumerate().skip(16) {
+        let is_data = data.chunks(4096).any(|data| data == &*block);
+        if !is_data && block.iter().any(|byte| *byte != 0) {
+            block[100 + n % 100] ^= 1;
+        }
+    }
+    fs::write(&path, bytes).unwrap();
+    let findings = check(&path).unwrap();
+    assert!(!findings.is_well() && !findings.problems.is_empty());
+    let outcome = repair(&path).unwrap();
+    assert!(!outcome.left.is_well(), "{outcome:?}");
+    assert!(check(&path).unwrap().is_well(), "{outcome:?}");
+}
+
+#[test]
+fn a_check_and_a_repair_of_a_cluster_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cluster");
+    create_cluster(&path).unwrap();
+    let store = Store::open(&path).unwrap();
+    store.put("a", &mut &noise(4, 100_000)[..]).unwrap();
+    store.close().unwrap();
+    assert!(check(&path).unwrap().is_well());
+    let outcome = repair(&path).unwrap();
+    assert!(outcome.left.is_well(), "{outcome:?}");
 }

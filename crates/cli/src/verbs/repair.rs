@@ -6,12 +6,9 @@ use clap::Args;
 
 use super::{
     Found,
-    check::{
-        COMPARING_BYTES,
-        archive::{self, Depth, Extent},
-        block_repair, cluster, found_for,
-    },
+    check::{COMPARING_BYTES, archive, block_repair, cluster, found_for},
 };
+use onefold::parts::archive_care::{Depth, Extent};
 use onefold_console::{failure::Failure, output::Answer, size::Size};
 
 /// Restores what can be restored of a store, and tells what is lost

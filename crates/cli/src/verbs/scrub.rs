@@ -12,12 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Found,
-    check::{
-        archive::{self, Depth, Extent},
-        cluster, found_for, show,
-    },
+    check::{archive, cluster, found_for, show},
     served_or_not,
 };
+use onefold::parts::archive_care::{Depth, Extent};
 use onefold::parts::{
     control::{Request, Tell},
     store_file::StoreFile,

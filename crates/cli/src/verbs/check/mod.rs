@@ -11,11 +11,13 @@ use clap::Args;
 use onefold_block::check::{self, Report};
 use onefold_core::{Error, Kind};
 
-use self::archive::{Depth, Extent};
 pub(super) use self::report::show;
 use self::report::{checked, counts};
 use super::{Found, refused};
-use onefold::parts::store_file::StoreFile;
+use onefold::parts::{
+    archive_care::{Depth, Extent},
+    store_file::StoreFile,
+};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
