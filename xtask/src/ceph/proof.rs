@@ -417,6 +417,8 @@ impl Site<'_> {
         ensure!(listed.contains("one") && !listed.contains("uno"), "volumes are {listed}");
         self.on_store(&["get"], &["sixth", "--output", path(&got)])?;
         ensure!(fs::read(&got)? == fs::read(&put)?, "a renamed object has other bytes");
+        // `get` replaces no file, and the same is done with another pool.
+        fs::remove_file(&got)?;
         self.on_store(&["rm"], &["sixth"]).map(drop)
     }
 
