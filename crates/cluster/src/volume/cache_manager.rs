@@ -121,19 +121,15 @@ pub(super) struct CacheManager {
 }
 
 impl CacheManager {
-    pub(super) fn new(session: Arc<Session>) -> CacheManager {
+    /// The cache of a volume with the chunks that its header names.
+    pub(super) fn load(session: Arc<Session>, header: &[(Vec<u8>, Vec<u8>)]) -> CacheManager {
         let format = session.kernel().format();
         let by_content = format.volume_cut == Cut::Content;
         let chunk_bytes = u64::from(if by_content { CHUNK_MAX } else { format.chunk_bytes });
-        CacheManager { session, chunk_bytes, cache: Mutex::default() }
-    }
-
-    /// Takes over the chunks that the header of the volume names.
-    pub(super) fn load(&self, header: &[(Vec<u8>, Vec<u8>)]) {
         let mut cache = Cache::default();
-        header.iter().for_each(|(key, value)| cache.learn(key, value, self.chunk_bytes));
-        self.session.cache_budget().keep(cache.bytes);
-        *self.cache.lock() = cache;
+        header.iter().for_each(|(key, value)| cache.learn(key, value, chunk_bytes));
+        session.cache_budget().keep(cache.bytes);
+        CacheManager { session, chunk_bytes, cache: Mutex::new(cache) }
     }
 
     /// Bytes of the kept chunks, and of the hot ones.
@@ -163,13 +159,13 @@ impl CacheManager {
         self.session.cache_budget().give_back(bytes);
     }
 
-    /// Notes that a dirty chunk is hot; false when it is noted for long enough, or there is no
-    /// room.
+    /// Records that a dirty chunk is hot; false when the record is valid for long enough, or there
+    /// is no room.
     pub(super) fn heat(&self, place: u64, second: u64) -> bool {
         let mut cache = self.cache.lock();
-        let noted = cache.hot.get(&place).copied();
+        let recorded = cache.hot.get(&place).copied();
         let room = self.has_room() && cache.hot.len() < HOT_MAX;
-        if noted.map_or(!room, |until| until > second + HOT_SECONDS / 2) {
+        if recorded.map_or(!room, |until| until > second + HOT_SECONDS / 2) {
             return false;
         }
         if cache.hot.insert(place, second + HOT_SECONDS).is_none() {
@@ -192,7 +188,7 @@ impl CacheManager {
         over
     }
 
-    /// Takes room for a clean chunk; false when there is none, or it is kept.
+    /// Reserves room for a clean chunk; false when there is none, or it is kept.
     pub(super) fn keep(&self, place: u64) -> bool {
         let mut cache = self.cache.lock();
         let room = self.has_room() && cache.kept.len() < CACHED_MAX;

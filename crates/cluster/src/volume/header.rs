@@ -48,15 +48,18 @@ pub(crate) fn name(volume: u64) -> ObjectName {
 /// The objects that exist. A set bit without an object is damage. A clear bit means nothing while
 /// the volume is in use.
 #[derive(Clone, Default)]
-pub(crate) struct Bits(pub(super) BTreeMap<u64, Vec<u8>>);
+pub(crate) struct Bits(BTreeMap<u64, Vec<u8>>);
 
 impl Bits {
     /// The bitmap of a volume.
     pub(crate) fn read(kernel: &Kernel, volume: u64) -> Result<Bits, Refusal> {
+        Bits::load(&kernel.all_keys(&name(volume), Vec::new())?)
+    }
+
+    /// The bitmap in the keys of the header of a volume.
+    pub(super) fn load(header: &[(Vec<u8>, Vec<u8>)]) -> Result<Bits, Refusal> {
         let mut bits = Bits::default();
-        for (key, value) in kernel.all_keys(&name(volume), Vec::new())? {
-            bits.learn(&key, &value)?;
-        }
+        header.iter().try_for_each(|(key, value)| bits.learn(key, value).map(drop))?;
         Ok(bits)
     }
 
@@ -137,67 +140,13 @@ impl Bits {
     }
 
     /// Reads one key of the header; true when it is one of the bitmap.
-    pub(super) fn learn(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Refusal> {
+    fn learn(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Refusal> {
         let Some(group) = key::parse_numbered(BITS, key) else { return Ok(false) };
         if value.len() != GROUP_BYTES {
             return Err(Refusal::Failed(corrupt("the bitmap of a volume is damaged")));
         }
         self.0.insert(group, value.to_vec());
         Ok(true)
-    }
-}
-
-/// A long discard that has not reached all its objects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Discard {
-    /// The discard's number in the volume; objects record the last one that reached them.
-    pub(super) stamp: Stamp,
-    /// The first object.
-    pub(super) from: u64,
-    /// The last object and one.
-    pub(super) to: u64,
-    /// The first object that it has not reached.
-    pub(super) cursor: u64,
-}
-
-/// The last long discard of a volume.
-#[derive(Default)]
-pub(crate) struct LastDiscard {
-    /// The number of the last long discard.
-    pub(super) number: u64,
-    /// The next long discard, while it is unknown whether the store has recorded it. Until then
-    /// nothing may be written, since the discard could erase the newer data.
-    pub(super) doubt: Option<Discard>,
-}
-
-impl Discard {
-    pub(super) fn key(&self) -> Vec<u8> {
-        key::numbered(DISCARD, self.stamp.0)
-    }
-
-    pub(super) fn encode(&self) -> Vec<u8> {
-        [self.from, self.to, self.cursor].iter().flat_map(|number| number.to_le_bytes()).collect()
-    }
-
-    pub(super) fn decode(key: &[u8], value: &[u8]) -> Result<Option<Discard>, Refusal> {
-        let Some(stamp) = key::parse_numbered(DISCARD, key) else { return Ok(None) };
-        let bad = || Refusal::Failed(corrupt("a discard of a volume is damaged"));
-        let number = |at: usize| -> Result<u64, Refusal> {
-            Ok(u64::from_le_bytes(
-                value.get(at..at + 8).ok_or_else(bad)?.try_into().map_err(|_| bad())?,
-            ))
-        };
-        Ok(Some(Discard {
-            stamp: Stamp(stamp),
-            from: number(0)?,
-            to: number(8)?,
-            cursor: number(16)?,
-        }))
-    }
-
-    /// True when it is still to reach an object.
-    pub(super) fn covers(&self, index: u64, discarded: Stamp) -> bool {
-        (self.cursor.max(self.from)..self.to).contains(&index) && discarded < self.stamp
     }
 }
 
@@ -255,7 +204,7 @@ impl Inline {
     }
 
     /// True when all references that were made have their entries, or are known to be stale.
-    pub(super) fn is_settled(&self) -> bool {
+    pub(super) fn is_certain(&self) -> bool {
         !self.doubt.load(Relaxed)
     }
 }

@@ -15,6 +15,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
+    sync::Arc,
 };
 
 use onefold_core::{
@@ -23,12 +24,13 @@ use onefold_core::{
 };
 
 use super::{
-    Volume,
     header::Inline,
-    object::{Fill, Known, Object, TURNS},
+    long_discards::LongDiscards,
+    objects::{Fill, Job, Known, Objects, TURNS},
 };
 use crate::{
     chunk_map::{ChunkMap, assemble, map_parts, stamp_value},
+    chunk_pool::ChunkPool,
     format::{
         Chunk, ChunkId, ObjectId, PENDING_MAX, Reference, Stamp, corrupt,
         entry::{self, Base, Entry},
@@ -38,9 +40,6 @@ use crate::{
     session::Session,
     settings::PlantedBug,
 };
-
-/// The ranges to write to one object, and the object, which is locked.
-pub(super) type Job<'a, 'f> = (u64, &'a mut Object, &'a [(Range<u32>, Fill<'f>)]);
 
 /// A chunk that a write changes.
 struct Part {
@@ -78,15 +77,24 @@ impl Draft {
     }
 }
 
-/// Inline writes of one volume, for a call.
-pub(super) struct InlineWrites<'v> {
-    volume: &'v Volume,
-    inline: &'v Inline,
+/// Inline writes to the objects of one volume.
+pub(super) struct InlineWrites {
+    objects: Arc<Objects>,
+    discards: Arc<LongDiscards>,
+    inline: Arc<Inline>,
 }
 
-impl<'v> InlineWrites<'v> {
-    pub(super) fn of(volume: &'v Volume, inline: &'v Inline) -> InlineWrites<'v> {
-        InlineWrites { volume, inline }
+impl InlineWrites {
+    pub(super) fn new(
+        objects: Arc<Objects>,
+        discards: Arc<LongDiscards>,
+        inline: Arc<Inline>,
+    ) -> InlineWrites {
+        InlineWrites { objects, discards, inline }
+    }
+
+    fn chunk_pool(&self) -> &ChunkPool {
+        self.objects.session().chunk_pool()
     }
 
     /// Writes to locked objects, each in one operation, all in flight together. `discarded` is the
@@ -109,9 +117,11 @@ impl<'v> InlineWrites<'v> {
                 .for_each(|draft| self.build(draft, discarded.or_else(|| self.discard_for(draft))));
             for draft in &drafts {
                 let object = &mut jobs[draft.job].1;
-                object.bit_not_yet_set |= draft.map.is_none() && !draft.op.changes.is_empty();
-                object.not_yet_listed.extend(draft.listed);
-                object.learn(None);
+                if draft.map.is_none() && !draft.op.changes.is_empty() {
+                    object.expect_bit();
+                }
+                object.expect_listing(draft.listed);
+                object.forget();
             }
             let (mut sent, nothing): (Vec<Draft>, Vec<Draft>) =
                 drafts.into_iter().partition(|draft| !draft.op.changes.is_empty());
@@ -119,16 +129,10 @@ impl<'v> InlineWrites<'v> {
             for (draft, end) in sent.iter().zip(&ends) {
                 match end {
                     Ok(true) => {
-                        self.volume
-                            .session
-                            .chunk_pool()
-                            .attempts_are_over(draft.added.iter().copied());
-                        jobs[draft.job].1.learn(Some(after(draft)));
+                        self.chunk_pool().attempts_are_over(draft.added.iter().copied());
+                        jobs[draft.job].1.learn(after(draft));
                     }
-                    Ok(false) => jobs[draft.job]
-                        .1
-                        .not_yet_listed
-                        .retain(|stamp| Some(*stamp) != draft.listed),
+                    Ok(false) => jobs[draft.job].1.withdraw_listing(draft.listed),
                     Err(refusal) => {
                         self.inline.doubt();
                         results[draft.job] = Some(Err(refusal.clone()));
@@ -140,7 +144,7 @@ impl<'v> InlineWrites<'v> {
             for draft in sent.iter().chain(&nothing) {
                 results[draft.job] = Some(match &draft.map {
                     None if draft.op.changes.is_empty() => Ok(()),
-                    _ => self.volume.join_dirty_list(draft.id.index, jobs[draft.job].1),
+                    _ => self.objects.join_dirty_list(draft.id.index, jobs[draft.job].1),
                 });
             }
             // An object that is not on the dirty list keeps its pending drops: they show that it
@@ -153,7 +157,7 @@ impl<'v> InlineWrites<'v> {
 
     /// The number of the newest long discard that covers an object that is about to be created.
     fn discard_for(&self, draft: &Draft) -> Option<Stamp> {
-        self.volume.newest_discard(draft.id.index).filter(|_| draft.map.is_none())
+        self.discards.newest(draft.id.index).filter(|_| draft.map.is_none())
     }
 
     /// Reads the current content, and decides the new content of the chunks.
@@ -169,26 +173,21 @@ impl<'v> InlineWrites<'v> {
         let read = |(job, places): (&usize, &BTreeMap<u32, bool>)| {
             let partial = places.iter().filter(|(_, whole)| !**whole);
             let data = partial.map(|(offset, _)| {
-                ReadPart::Data((*offset).into(), self.volume.chunk_bytes().into())
+                ReadPart::Data((*offset).into(), self.objects.chunk_bytes().into())
             });
             Read {
-                object: self.volume.object_id(jobs[*job].0).name(),
+                object: self.objects.id(jobs[*job].0).name(),
                 parts: map_parts().into_iter().chain(data).collect(),
             }
         };
-        let answers = self
-            .volume
-            .session
-            .kernel()
-            .read_all(&open.iter().zip(&places).map(read).collect::<Vec<_>>());
+        let answers =
+            self.objects.kernel().read_all(&open.iter().zip(&places).map(read).collect::<Vec<_>>());
         let mut drafts = Vec::new();
         for ((job, places), answer) in open.iter().zip(&places).zip(answers) {
             match self.draft(*job, jobs[*job].0, places, answer) {
                 Ok(draft) if draft.pending().len() + draft.parts.len() > PENDING_MAX => {
                     // There is room again in the next turn.
-                    if let Err(refusal) =
-                        self.volume.session.chunk_pool().finish_drops(draft.pending())
-                    {
+                    if let Err(refusal) = self.chunk_pool().finish_drops(draft.pending()) {
                         results[*job] = Some(Err(refusal));
                     }
                 }
@@ -201,7 +200,7 @@ impl<'v> InlineWrites<'v> {
 
     /// The chunks that a write touches, and whether it covers them.
     fn places(&self, fills: &[(Range<u32>, Fill<'_>)]) -> BTreeMap<u32, bool> {
-        let (chunk, mut places) = (self.volume.chunk_bytes(), BTreeMap::new());
+        let (chunk, mut places) = (self.objects.chunk_bytes(), BTreeMap::new());
         for (range, _) in fills {
             for offset in (range.start / chunk * chunk..range.end).step_by(chunk as usize) {
                 *places.entry(offset).or_default() |=
@@ -218,7 +217,7 @@ impl<'v> InlineWrites<'v> {
         places: &BTreeMap<u32, bool>,
         answer: Result<ReadResult, Refusal>,
     ) -> Result<Draft, Refusal> {
-        let id = self.volume.object_id(index);
+        let id = self.objects.id(index);
         let mut places_in_answer = 2..;
         let mut cached: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
         for (offset, _) in places.iter().filter(|(_, whole)| !**whole) {
@@ -229,12 +228,7 @@ impl<'v> InlineWrites<'v> {
             );
         }
         let map = ChunkMap::from_answer(id, answer)?;
-        if map.is_none()
-            && self.volume.bits.lock().has(index)
-            && !self.volume.session.kernel().planted(PlantedBug::MissingAsZeroes)
-        {
-            return Err(self.volume.lost(index));
-        }
+        self.objects.check_presence(index, map.as_ref())?;
         let part = |offset: &u32| Part {
             offset: *offset,
             old: map.as_ref().and_then(|map| map.entries.get(offset).copied()),
@@ -243,7 +237,7 @@ impl<'v> InlineWrites<'v> {
         };
         let parts = places.keys().map(part).collect();
         let op = Write { object: id.name(), guards: Vec::new(), changes: Vec::new() };
-        let (entries, stamp) = (BTreeMap::new(), self.volume.session.kernel().stamp());
+        let (entries, stamp) = (BTreeMap::new(), self.objects.kernel().stamp());
         Ok(Draft {
             job,
             id,
@@ -269,7 +263,7 @@ impl<'v> InlineWrites<'v> {
     ) -> Vec<Draft> {
         let chunks: Vec<Chunk> =
             drafts.iter().flat_map(|draft| &draft.parts).filter_map(Draft::base_of).collect();
-        let mut bases = self.volume.session.chunk_pool().read_chunks(&chunks).into_iter();
+        let mut bases = self.chunk_pool().read_chunks(&chunks).into_iter();
         drafts.retain_mut(|draft| {
             let mut whole = true;
             for part in &mut draft.parts {
@@ -294,7 +288,7 @@ impl<'v> InlineWrites<'v> {
                 };
                 part.content = match (part.old, &part.cached) {
                     (Some(entry), Some(cached)) => assemble(&entry, cached, base.as_deref()),
-                    _ => vec![0; self.volume.chunk_bytes() as usize],
+                    _ => vec![0; self.objects.chunk_bytes() as usize],
                 };
                 jobs[draft.job].2.iter().for_each(|(range, fill)| overlay(part, range, *fill));
             }
@@ -314,7 +308,7 @@ impl<'v> InlineWrites<'v> {
         for (n, draft) in drafts.iter_mut().enumerate() {
             for part in &draft.parts {
                 let none = Entry {
-                    length: self.volume.chunk_bytes(),
+                    length: self.objects.chunk_bytes(),
                     dirty: false,
                     mask: 0,
                     base: None,
@@ -322,7 +316,7 @@ impl<'v> InlineWrites<'v> {
                 };
                 let old = part.old.unwrap_or(none);
                 let mut new = Entry { dirty: false, mask: 0, stamp: draft.stamp, ..old };
-                let id = self.volume.session.chunk_pool().chunk_id(&part.content);
+                let id = self.chunk_pool().chunk_id(&part.content);
                 if is_zero(&part.content) {
                     new.base = None;
                 } else if old.base.is_none_or(|base| base.chunk.id != id) {
@@ -354,11 +348,11 @@ impl<'v> InlineWrites<'v> {
             .iter()
             .map(|(n, at, id, reference)| (*id, content(*n, *at), *reference))
             .collect();
-        let late = self.volume.session.kernel().planted(PlantedBug::FlipBeforeReference);
+        let late = self.objects.kernel().planted(PlantedBug::FlipBeforeReference);
         let chunks = if late {
             Ok(wanted.iter().map(|(_, _, id, _)| Chunk { id: *id, copy: 0 }).collect())
         } else {
-            self.volume.session.chunk_pool().add_references_at_once(&all)
+            self.chunk_pool().add_references_at_once(&all)
         };
         match chunks {
             Ok(chunks) => {
@@ -378,8 +372,8 @@ impl<'v> InlineWrites<'v> {
                     .iter()
                     .map(|(_, _, id, reference)| (Chunk { id: *id, copy: 0 }, *reference))
                     .collect();
-                if self.volume.session.chunk_pool().drop_references(&added).is_ok() {
-                    self.volume.session.chunk_pool().attempts_are_over(added);
+                if self.chunk_pool().drop_references(&added).is_ok() {
+                    self.chunk_pool().attempts_are_over(added);
                 }
                 drafts.iter().for_each(|draft| results[draft.job] = Some(Err(refusal.clone())));
                 Vec::new()
@@ -426,28 +420,25 @@ impl<'v> InlineWrites<'v> {
     /// Sends the drafts. For each, false means that it must be decided again, and that nothing of
     /// it will ever be applied.
     fn send_inline_drafts(&self, drafts: &[Draft]) -> Vec<Result<bool, Refusal>> {
-        if self.volume.session.kernel().planted(PlantedBug::DropBeforeFlip) {
+        if self.objects.kernel().planted(PlantedBug::DropBeforeFlip) {
             for draft in drafts {
-                let _ = self.volume.session.chunk_pool().drop_references(&draft.dropped);
+                let _ = self.chunk_pool().drop_references(&draft.dropped);
             }
         }
-        let write = |draft| InlineWrite { session: &self.volume.session, draft, looked: false };
+        let write = |draft| InlineWrite { session: self.objects.session(), draft, looked: false };
         let batch = drafts.iter().map(|draft| (write(draft), draft.op.clone()));
         let mut ends = Vec::new();
-        self.volume.session.kernel().carry_out_all(batch, |write, outcome| {
+        self.objects.kernel().carry_out_all(batch, |write, outcome| {
             let Draft { id, added, .. } = write.draft;
             ends.push(match outcome {
-                Ok(Outcome::GivenUp) => self
-                    .volume
-                    .session
-                    .chunk_pool()
-                    .drop_unused_references(*id, added)
-                    .map(|()| false),
+                Ok(Outcome::GivenUp) => {
+                    self.chunk_pool().drop_unused_references(*id, added).map(|()| false)
+                }
                 Ok(Outcome::Applied | Outcome::Found) => Ok(true),
                 Err(refusal) => {
                     if !write.looked {
                         // The only copy of the operation was refused.
-                        let _ = self.volume.session.chunk_pool().drop_unused_references(*id, added);
+                        let _ = self.chunk_pool().drop_unused_references(*id, added);
                     }
                     Err(refusal)
                 }
@@ -459,7 +450,7 @@ impl<'v> InlineWrites<'v> {
     /// Step (c): drops the old references. Workers find by the dirty list those that can't be
     /// dropped now.
     fn finish(&self, drafts: &[Draft]) {
-        if self.volume.session.kernel().planted(PlantedBug::FlipBeforeReference) {
+        if self.objects.kernel().planted(PlantedBug::FlipBeforeReference) {
             for draft in drafts {
                 let content = |reference: &Reference| {
                     draft
@@ -475,17 +466,15 @@ impl<'v> InlineWrites<'v> {
                         Some((chunk.id, content(reference)?, *reference))
                     })
                     .collect();
-                let _ = self.volume.session.chunk_pool().add_references(&wanted);
+                let _ = self.chunk_pool().add_references(&wanted);
             }
         }
         let all: Vec<(Chunk, Reference)> =
             drafts.iter().flat_map(|draft| draft.dropped.iter().copied()).collect();
         let _ = self
-            .volume
-            .session
             .chunk_pool()
             .drop_references(&all)
-            .and_then(|()| self.volume.session.chunk_pool().forget_drops(&all));
+            .and_then(|()| self.chunk_pool().forget_drops(&all));
     }
 }
 

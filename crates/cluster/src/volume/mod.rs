@@ -2,13 +2,21 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`attach`] | the owner's lock, takeover with fencing, the rescan after a crash |
 //! | [`header`] | size, owner, bitmap of objects, long discards: keys of the volume's header |
-//! | [`queue`], [`group_commit`], [`write`], [`read`] | the foreground |
+//! | [`objects`] | what the owner remembers of the objects, and what each lacks in bitmap and dirty list |
+//! | [`long_discards`] | trims of many objects, which the header records |
 //! | [`inline`] | writes that are deduplicated as they come |
-//! | [`discard`] | long trims, applied later and honoured at once |
+//! | [`plan`], [`write`] | foreground writes of objects |
+//! | [`queue`], [`group_commit`] | writes that wait, and go out together |
+//! | [`discard`] | trims: at once, or as long discards that are applied later and honoured at once |
 //! | [`cache_manager`], [`promotion`] | hot chunks, and keeping them in metadata objects |
+//! | [`read`] | foreground reads |
+//! | [`ownership`] | the owner's lock, takeover with fencing |
+//! | [`attach`] | a volume made from these parts; the rescan after a crash |
 //! | [`serve`] | the same as a [`onefold_core::Volume`], for servers |
+//!
+//! Each part keeps its state to itself, and knows only those that stand before it. [`Volume`] checks
+//! what a client asks for, and passes it on.
 
 mod attach;
 pub(crate) mod cache_manager;
@@ -16,47 +24,41 @@ mod discard;
 mod group_commit;
 pub(crate) mod header;
 mod inline;
-mod object;
+mod long_discards;
+mod objects;
+mod ownership;
+mod plan;
 mod promotion;
 mod queue;
 mod read;
 mod serve;
 mod write;
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use onefold_core::{Error, Kind, Result};
-use parking_lot::{Condvar, Mutex};
+use onefold_core::{Error, Kind, Result, Ticket};
 
-use self::object::Object;
 pub use self::{attach::Mode, serve::ClusterExports};
-
-use crate::{format::ObjectId, session::Session};
+use self::{
+    discard::Trims, group_commit::GroupCommit, objects::Objects, ownership::Ownership,
+    promotion::Promotion, read::Reads,
+};
 
 /// A volume that is attached.
 pub struct Volume {
-    session: Arc<Session>,
     id: u64,
     name: String,
     size: AtomicU64,
-    /// Nobody writes through it.
-    read_only: bool,
-    objects: Mutex<BTreeMap<u64, Arc<Mutex<Object>>>>,
-    bits: Mutex<header::Bits>,
-    discards: Mutex<Vec<header::Discard>>,
-    last_discard: Mutex<header::LastDiscard>,
-    cache: cache_manager::CacheManager,
-    /// There while writes are deduplicated as they come.
-    inline: Option<header::Inline>,
-    queue: Mutex<queue::Queue>,
-    /// A group of writes is over.
-    queue_changed: Condvar,
+    /// `None` where the volume is attached for reading.
+    ownership: Option<Ownership>,
+    objects: Arc<Objects>,
+    group_commit: GroupCommit,
+    trims: Trims,
+    reads: Reads,
+    promotion: Arc<Promotion>,
 }
 
 impl Volume {
@@ -78,31 +80,88 @@ impl Volume {
         self.size.load(Relaxed)
     }
 
-    fn object_id(&self, index: u64) -> ObjectId {
-        ObjectId { volume: self.id, index }
+    /// Writes `data` at byte `offset`; durable on return.
+    ///
+    /// # Errors
+    /// `NoSpace` when the store is full, `Stopped` when another server took the volume over.
+    pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        let ticket = self.write_later(offset, data)?;
+        self.wait_for(ticket)
     }
 
-    fn object_bytes(&self) -> u64 {
-        u64::from(self.session.kernel().format().object_bytes)
+    /// Queues a write. The write is acknowledged, and durable, after [`wait_for`](Self::wait_for).
+    ///
+    /// # Errors
+    /// `InvalidInput` beyond the end, `Denied` where the volume is attached for reading.
+    pub fn write_later(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
+        self.writable()?;
+        self.within(offset, data.len() as u64)?;
+        self.foreground(data.len() as u64);
+        Ok(self.group_commit.write_later(offset, data))
     }
 
-    fn chunk_bytes(&self) -> u32 {
-        self.session.kernel().format().chunk_bytes
+    /// Waits until a write is over.
+    ///
+    /// # Errors
+    /// `NoSpace` when the store is full, `Stopped` when another server took the volume over.
+    pub fn wait_for(&self, ticket: Ticket) -> Result<()> {
+        self.group_commit.wait_for(ticket)
     }
 
-    /// The owner's memory of an object, made if need be.
-    fn object(&self, index: u64) -> Arc<Mutex<Object>> {
-        let mut objects = self.objects.lock();
-        if objects.len() >= self.session.kernel().settings().known_objects.max(1)
-            && !objects.contains_key(&index)
-        {
-            // Forgets objects that no thread uses and that are fully recorded; they are read again
-            // when needed.
-            objects.retain(|_, object| {
-                Arc::strong_count(object) > 1 || object.lock().is_not_yet_recorded()
-            });
+    /// Reads bytes at `offset`.
+    ///
+    /// # Errors
+    /// `Corrupt`: a chunk or an object is damaged or missing.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        self.read_together(&mut [(offset, into)]).remove(0)
+    }
+
+    /// Reads several ranges, in flight together; a result for each.
+    pub fn read_together(&self, reads: &mut [(u64, &mut [u8])]) -> Vec<Result<()>> {
+        let mut results: Vec<Result<()>> =
+            reads.iter().map(|(offset, into)| self.within(*offset, into.len() as u64)).collect();
+        for ((offset, into), _) in reads.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
+            self.foreground(into.len() as u64);
+            self.group_commit.drain_place(*offset..*offset + into.len() as u64);
         }
-        objects.entry(index).or_default().clone()
+        self.reads.read_together(reads, &mut results);
+        results
+    }
+
+    /// Makes a range read as zeroes; durable on return.
+    ///
+    /// # Errors
+    /// As [`write_at`](Volume::write_at).
+    pub fn discard(&self, offset: u64, bytes: u64) -> Result<()> {
+        self.writable()?;
+        self.within(offset, bytes)?;
+        self.group_commit.drain();
+        self.foreground(0);
+        self.trims.discard(offset, bytes)
+    }
+
+    /// Applies long discards to one more object; false when there is none.
+    ///
+    /// # Errors
+    /// As [`write_at`](Volume::write_at).
+    pub fn discard_step(&self) -> Result<bool> {
+        self.trims.step()
+    }
+
+    /// Bytes of hot chunks that are kept in metadata objects, clean ones and those that are not to
+    /// be deduplicated yet.
+    #[must_use]
+    pub fn cached_bytes(&self) -> u64 {
+        self.promotion.bytes()
+    }
+
+    /// Evicts the chunk that was read longest ago from its object, when the session keeps more than
+    /// its share; false when there is nothing to do.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn evict_step(&self) -> Result<bool> {
+        self.promotion.evict_step()
     }
 
     fn within(&self, offset: u64, bytes: u64) -> Result<()> {
@@ -116,18 +175,15 @@ impl Volume {
     }
 
     fn writable(&self) -> Result<()> {
-        if self.read_only {
+        if self.ownership.is_none() {
             return Err(Error::new(Kind::Denied, "the volume is attached for reading"));
         }
-        self.session.kernel().has_stamps()
+        self.objects.kernel().has_stamps()
     }
 
     fn foreground(&self, bytes: u64) {
-        self.session.kernel().counts().foreground.fetch_add(1, Relaxed);
-        self.session.kernel().counts().foreground_bytes.fetch_add(bytes, Relaxed);
-    }
-
-    fn failed(&self, index: u64, refusal: onefold_core::object::Refusal) -> Error {
-        crate::kernel::failed(format_args!("object {index} of volume {:?}", self.name), refusal)
+        let counts = self.objects.kernel().counts();
+        counts.foreground.fetch_add(1, Relaxed);
+        counts.foreground_bytes.fetch_add(bytes, Relaxed);
     }
 }

@@ -3,14 +3,14 @@
 //! A hot chunk's data are written into the metadata object if its entry is still the same. Keys of
 //! the header name the kept chunks, so that the next owner can evict them.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use onefold_core::object::{Change, Guard, ReadPart, Refusal, Write};
 
 use super::{
-    Volume,
-    cache_manager::{HOT_SECONDS, parse, place},
-    header::{CACHED, HOT, name},
+    cache_manager::{CacheManager, HOT_SECONDS, parse, place},
+    header::{CACHED, HOT},
+    objects::Objects,
 };
 use crate::{
     chunk_map::stamp_value,
@@ -18,52 +18,45 @@ use crate::{
     settings::PlantedBug,
 };
 
-impl Volume {
+/// Promotions and evictions of one volume.
+pub(super) struct Promotion {
+    objects: Arc<Objects>,
+    cache: CacheManager,
+}
+
+impl Promotion {
+    pub(super) fn new(objects: Arc<Objects>, cache: CacheManager) -> Promotion {
+        Promotion { objects, cache }
+    }
+
     /// Bytes of hot chunks that are kept in metadata objects, clean ones and those that are not to
     /// be deduplicated yet.
-    #[must_use]
-    pub fn cached_bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.cache.bytes()
     }
 
     /// Evicts the chunk that was read longest ago from its object, when the session keeps more than
     /// its share; false when there is nothing to do.
-    ///
-    /// # Errors
-    /// The store's.
-    pub fn evict_step(&self) -> onefold_core::Result<bool> {
-        let promotion = Promotion::of(self);
+    pub(super) fn evict_step(&self) -> onefold_core::Result<bool> {
         // If this fails, the records remain in the header, but their time is over all the same.
-        let _ = promotion.forget_hot();
+        let _ = self.forget_hot();
         let Some(place) = self.cache.oldest() else { return Ok(false) };
         let (index, offset) = parse(place);
-        promotion.evict(index, offset, place).map_err(|refusal| self.failed(index, refusal))?;
+        self.evict(index, offset, place).map_err(|refusal| self.objects.failed(index, refusal))?;
         Ok(true)
-    }
-}
-
-/// Promotions and evictions of one volume, for a call.
-pub(super) struct Promotion<'v> {
-    volume: &'v Volume,
-}
-
-impl<'v> Promotion<'v> {
-    pub(super) fn of(volume: &'v Volume) -> Promotion<'v> {
-        Promotion { volume }
     }
 
     /// Records a read of chunks. Promotes clean chunks that are hot, and tells workers to leave hot
     /// dirty ones. All this is advice: an error is ignored, and a later read tries again.
     pub(super) fn warm(&self, index: u64, parts: &[(u32, Entry)], contents: &[Option<&Vec<u8>>]) {
-        let hits = self.volume.session.kernel().settings().hit_count;
-        if hits == 0 || self.volume.read_only {
+        let hits = self.objects.kernel().settings().hit_count;
+        if hits == 0 || self.objects.is_read_only() {
             return;
         }
-        let second = self.volume.session.kernel().store().time().as_secs();
+        let second = self.objects.kernel().store().time().as_secs();
         for ((offset, entry), content) in parts.iter().zip(contents) {
-            let hot = self.volume.cache.hit(place(index, *offset), second) >= hits;
-            let clears_dirty =
-                self.volume.session.kernel().planted(PlantedBug::PromotionClearsDirty);
+            let hot = self.cache.hit(place(index, *offset), second) >= hits;
+            let clears_dirty = self.objects.kernel().planted(PlantedBug::PromotionClearsDirty);
             if hot && entry.dirty && !clears_dirty {
                 let _ = self.keep_dirty(place(index, *offset), second);
             } else if let Some(content) = content
@@ -76,31 +69,31 @@ impl<'v> Promotion<'v> {
 
     /// Tells workers to leave a dirty chunk as it is for a while.
     fn keep_dirty(&self, place: u64, second: u64) -> Result<(), Refusal> {
-        if !self.volume.cache.heat(place, second) {
+        if !self.cache.heat(place, second) {
             return Ok(());
         }
-        let note = Change::SetOmap(vec![(
+        let record = Change::SetOmap(vec![(
             key::numbered(HOT, place),
             (second + HOT_SECONDS).to_le_bytes().to_vec(),
         )]);
-        self.volume.session.kernel().write_one(&Write {
-            object: name(self.volume.id),
+        self.objects.kernel().write_one(&Write {
+            object: self.objects.header(),
             guards: vec![Guard::Exists],
-            changes: vec![note],
+            changes: vec![record],
         })?;
         Ok(())
     }
 
     /// Removes the records of hot chunks whose time is over.
     fn forget_hot(&self) -> Result<(), Refusal> {
-        let second = self.volume.session.kernel().store().time().as_secs();
-        let over = self.volume.cache.cool(second);
+        let second = self.objects.kernel().store().time().as_secs();
+        let over = self.cache.cool(second);
         if over.is_empty() {
             return Ok(());
         }
         let keys = over.into_iter().map(|place| key::numbered(HOT, place)).collect();
-        self.volume.session.kernel().write_one(&Write {
-            object: name(self.volume.id),
+        self.objects.kernel().write_one(&Write {
+            object: self.objects.header(),
             guards: vec![Guard::Exists],
             changes: vec![Change::DropOmap(keys)],
         })?;
@@ -116,19 +109,19 @@ impl<'v> Promotion<'v> {
         content: &[u8],
     ) -> Result<(), Refusal> {
         let place = place(index, offset);
-        if !self.volume.cache.keep(place) {
+        if !self.cache.keep(place) {
             return Ok(());
         }
-        let object = self.volume.object(index);
+        let object = self.objects.get(index);
         let mut object = object.lock();
-        if !self.volume.session.kernel().planted(PlantedBug::KeptUnlisted) {
+        if !self.objects.kernel().planted(PlantedBug::KeptUnlisted) {
             self.record_kept(place, true)?;
         }
-        let id = self.volume.object_id(index);
+        let id = self.objects.id(index);
         let new = Entry {
             mask: Entry::full_mask(entry.length),
             dirty: false,
-            stamp: self.volume.session.kernel().stamp(),
+            stamp: self.objects.kernel().stamp(),
             ..*entry
         };
         let op = Write {
@@ -139,13 +132,13 @@ impl<'v> Promotion<'v> {
                 Change::SetOmap(vec![(key::entry(offset), new.encode(id, offset))]),
             ],
         };
-        let done = self.volume.session.kernel().write_one(&op);
-        object.learn(None);
+        let done = self.objects.kernel().write_one(&op);
+        object.forget();
         if matches!(done, Err(Refusal::Unknown)) {
-            self.volume.cache.doubt(place);
+            self.cache.doubt(place);
         }
         done?;
-        self.volume.session.kernel().counts().promoted.fetch_add(1, Relaxed);
+        self.objects.kernel().counts().promoted.fetch_add(1, Relaxed);
         Ok(())
     }
 
@@ -154,7 +147,7 @@ impl<'v> Promotion<'v> {
     fn record_kept(&self, place: u64, kept: bool) -> Result<(), Refusal> {
         let key = key::numbered(CACHED, place);
         let change = if kept {
-            Change::SetOmap(vec![(key.clone(), stamp_value(self.volume.session.kernel().stamp()))])
+            Change::SetOmap(vec![(key.clone(), stamp_value(self.objects.kernel().stamp()))])
         } else {
             Change::DropOmap(vec![key.clone()])
         };
@@ -162,8 +155,8 @@ impl<'v> Promotion<'v> {
         let mut before = if kept { Vec::new() } else { self.recorded_stamp(&key)? };
         for _ in 0..8 {
             let guards = vec![Guard::Exists, Guard::Omap(key.clone(), before)];
-            match self.volume.session.kernel().until_answered(&Write {
-                object: name(self.volume.id),
+            match self.objects.kernel().until_answered(&Write {
+                object: self.objects.header(),
                 guards,
                 changes: vec![change.clone()],
             }) {
@@ -179,27 +172,26 @@ impl<'v> Promotion<'v> {
 
     fn recorded_stamp(&self, key: &[u8]) -> Result<Vec<u8>, Refusal> {
         let answer = self
-            .volume
-            .session
+            .objects
             .kernel()
-            .read_one(&name(self.volume.id), vec![ReadPart::Keys(vec![key.to_vec()])])?;
+            .read_one(&self.objects.header(), vec![ReadPart::Keys(vec![key.to_vec()])])?;
         Ok(answer.pairs(0).0.first().map(|(_, value)| value.clone()).unwrap_or_default())
     }
 
     fn evict(&self, index: u64, offset: u32, place: u64) -> Result<(), Refusal> {
-        let object = self.volume.object(index);
+        let object = self.objects.get(index);
         let mut object = object.lock();
-        object.learn(None);
-        let id = self.volume.object_id(index);
-        let known = self.volume.known(index, &mut object)?;
-        let doubt = self.volume.cache.is_in_doubt(place);
+        object.forget();
+        let id = self.objects.id(index);
+        let known = self.objects.known(index, &mut object)?;
+        let doubt = self.cache.is_in_doubt(place);
         // With another stamp a promotion that is still on its way comes too late.
         if let Some(entry) = known.entries.get(&offset)
             && !entry.dirty
             && (entry.mask != 0 || doubt)
             && entry.base.is_some()
         {
-            let new = Entry { mask: 0, stamp: self.volume.session.kernel().stamp(), ..*entry };
+            let new = Entry { mask: 0, stamp: self.objects.kernel().stamp(), ..*entry };
             let op = Write {
                 object: id.name(),
                 guards: vec![Guard::Omap(key::entry(offset), entry.encode(id, offset))],
@@ -208,20 +200,20 @@ impl<'v> Promotion<'v> {
                     Change::SetOmap(vec![(key::entry(offset), new.encode(id, offset))]),
                 ],
             };
-            object.learn(None);
-            match self.volume.session.kernel().until_answered(&op) {
+            object.forget();
+            match self.objects.kernel().until_answered(&op) {
                 Ok(_) | Err(Refusal::Mismatch) => {}
                 Err(refusal) => return Err(refusal),
             }
             // Reads the object once more: another session may have changed the chunk so that it is
             // still kept.
-            let again = self.volume.known(index, &mut object)?;
+            let again = self.objects.known(index, &mut object)?;
             if again.entries.get(&offset).is_some_and(|now| !now.dirty && now.mask != 0) {
                 return Ok(());
             }
         }
         self.record_kept(place, false)?;
-        self.volume.cache.forget(place);
+        self.cache.forget(place);
         Ok(())
     }
 }
@@ -233,8 +225,7 @@ mod tests {
     use onefold_backend::MemoryObjects;
     use onefold_core::object::PoolKind;
 
-    use super::*;
-    use crate::{Format, Mode, Session, Settings, Watermarks, Worker, create};
+    use crate::{Format, Mode, Session, Settings, Volume, Watermarks, Worker, create};
 
     /// Writes two chunks, reads the first, and lets a worker take so many steps; bytes that are
     /// dirty then.

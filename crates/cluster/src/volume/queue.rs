@@ -11,7 +11,7 @@ use std::{
 use onefold_core::{Error, Kind, Result};
 
 /// Most bytes that wait; a client that brings more sends them.
-pub(super) const WAITING_BYTES: usize = 32 << 20;
+const WAITING_BYTES: usize = 32 << 20;
 
 /// Most groups in flight together: each has a thread that waits for it.
 const GROUPS_MAX: usize = 16;
@@ -22,17 +22,29 @@ const FAILED_MAX: usize = 4096;
 
 /// A write that waits.
 pub(super) struct Waiting {
-    pub(super) ticket: u64,
-    pub(super) offset: u64,
-    pub(super) data: Vec<u8>,
+    ticket: u64,
+    offset: u64,
+    data: Vec<u8>,
 }
 
 impl Waiting {
-    pub(super) fn range(&self) -> Range<u64> {
+    pub(super) fn ticket(&self) -> u64 {
+        self.ticket
+    }
+
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    pub(super) fn data(&self) -> &[u8] {
+        &self.data
+    }
+
+    fn range(&self) -> Range<u64> {
         self.offset..self.offset + self.data.len() as u64
     }
 
-    pub(super) fn objects(&self, object_bytes: u64) -> RangeInclusive<u64> {
+    fn objects(&self, object_bytes: u64) -> RangeInclusive<u64> {
         let last = self.offset + (self.data.len() as u64).max(1) - 1;
         self.offset / object_bytes..=last / object_bytes
     }
@@ -42,23 +54,65 @@ impl Waiting {
 #[derive(Default)]
 pub(super) struct Queue {
     /// The ticket given last.
-    pub(super) last: u64,
-    pub(super) waiting: Vec<Waiting>,
+    last: u64,
+    waiting: Vec<Waiting>,
     /// Bytes of the writes that wait.
-    pub(super) bytes: usize,
+    bytes: usize,
     /// Tickets and places of the writes in flight.
-    pub(super) flying: BTreeMap<u64, Range<u64>>,
+    flying: BTreeMap<u64, Range<u64>>,
     /// The objects that these writes change.
-    pub(super) busy: BTreeSet<u64>,
-    pub(super) groups: usize,
+    busy: BTreeSet<u64>,
+    groups: usize,
     failed: BTreeMap<u64, Error>,
     /// The last ticket whose failure was forgotten.
     forgotten: u64,
 }
 
 impl Queue {
+    /// True while so many bytes more may wait.
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        self.bytes + bytes <= WAITING_BYTES
+    }
+
+    /// Adds a write, and returns its ticket.
+    pub(super) fn push(&mut self, offset: u64, data: &[u8]) -> u64 {
+        self.last += 1;
+        self.bytes += data.len();
+        self.waiting.push(Waiting { ticket: self.last, offset, data: data.to_vec() });
+        self.last
+    }
+
+    /// The ticket given last.
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// True when a write that waits or is in flight changes bytes of a place.
+    pub(super) fn meets(&self, place: &Range<u64>) -> bool {
+        let meets = |other: &Range<u64>| other.start < place.end && place.start < other.end;
+        self.flying.values().any(meets)
+            || self.waiting.iter().any(|waiting| meets(&waiting.range()))
+    }
+
+    /// The writes of a group are over; those that failed have errors, by their tickets.
+    pub(super) fn group_is_over(
+        &mut self,
+        group: &[Waiting],
+        failed: BTreeMap<u64, Error>,
+        object_bytes: u64,
+    ) {
+        self.keep(failed);
+        for waiting in group {
+            self.flying.remove(&waiting.ticket);
+            for object in waiting.objects(object_bytes) {
+                self.busy.remove(&object);
+            }
+        }
+        self.groups -= 1;
+    }
+
     /// Keeps errors until a client asks for them.
-    pub(super) fn keep(&mut self, failed: BTreeMap<u64, Error>) {
+    fn keep(&mut self, failed: BTreeMap<u64, Error>) {
         self.failed.extend(failed);
         while self.failed.len() > FAILED_MAX {
             let first = self.failed.pop_first();

@@ -5,19 +5,25 @@
 //! name is its content. When the chunk is gone the entry is read again; an entry that still names
 //! it is damage.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use onefold_core::{
-    Result,
+    ExtentKind, Result,
     object::{Read, ReadPart, ReadResult, Refusal},
 };
 
-use super::{Volume, object::Known, promotion::Promotion};
+use super::{
+    long_discards::LongDiscards,
+    objects::{Known, Objects},
+    promotion::Promotion,
+};
 use crate::{
-    chunk_map::{ChunkMap, assemble, covering, map_parts},
-    format::{BLOCK, Chunk, Stamp, corrupt, entry::Entry},
+    chunk_map::{assemble, covering, map_parts},
+    format::{BLOCK, Chunk, corrupt, entry::Entry},
     settings::PlantedBug,
-    volume::header::Bits,
 };
 
 /// Times that an entry is read again because its chunk was gone.
@@ -52,29 +58,51 @@ enum Recall {
     Ask(u32, u32, u64),
 }
 
-impl Volume {
-    /// Reads bytes at `offset`.
-    ///
-    /// # Errors
-    /// `Corrupt`: a chunk or an object is damaged or missing.
-    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        self.read_together(&mut [(offset, into)]).remove(0)
+/// Reads of one volume.
+pub(super) struct Reads {
+    objects: Arc<Objects>,
+    discards: Arc<LongDiscards>,
+    promotion: Arc<Promotion>,
+}
+
+impl Reads {
+    pub(super) fn new(
+        objects: Arc<Objects>,
+        discards: Arc<LongDiscards>,
+        promotion: Arc<Promotion>,
+    ) -> Reads {
+        Reads { objects, discards, promotion }
     }
 
-    /// Reads several ranges, in flight together; a result for each.
-    pub fn read_together(&self, reads: &mut [(u64, &mut [u8])]) -> Vec<Result<()>> {
-        let mut results: Vec<Result<()>> =
-            reads.iter().map(|(offset, into)| self.within(*offset, into.len() as u64)).collect();
+    /// Reads several ranges of the volume, in flight together. `results` has one for each. Ranges
+    /// whose result is an error are not read. No write to a range may wait.
+    pub(super) fn read_together(&self, reads: &mut [(u64, &mut [u8])], results: &mut [Result<()>]) {
+        let mut jobs = self.jobs(reads, results);
+        for _ in 0..TURNS {
+            let mut open: Vec<&mut Job<'_>> = jobs.iter_mut().filter(|job| !job.over).collect();
+            if open.is_empty() {
+                return;
+            }
+            for (read, index, refusal) in self.read_round(&mut open) {
+                results[read] = Err(self.objects.failed(index, refusal));
+            }
+        }
+        for job in jobs.iter().filter(|job| !job.over) {
+            results[job.read] = Err(self.objects.failed(job.index, Refusal::Mismatch));
+        }
+    }
+
+    /// The parts of ranges that fall on each object, filled with zeroes.
+    fn jobs<'a>(&self, reads: &'a mut [(u64, &mut [u8])], results: &[Result<()>]) -> Vec<Job<'a>> {
+        let object_bytes = self.objects.bytes();
         let mut jobs = Vec::new();
         for (read, (offset, into)) in
             reads.iter_mut().enumerate().filter(|(read, _)| results[*read].is_ok())
         {
-            self.foreground(into.len() as u64);
-            self.drain_place(*offset..*offset + into.len() as u64);
             let (mut at, mut rest) = (*offset, &mut **into);
             while !rest.is_empty() {
-                let (index, within) = (at / self.object_bytes(), at % self.object_bytes());
-                let bytes = (self.object_bytes() - within).min(rest.len() as u64) as usize;
+                let (index, within) = (at / object_bytes, at % object_bytes);
+                let bytes = (object_bytes - within).min(rest.len() as u64) as usize;
                 let (part, behind) = std::mem::take(&mut rest).split_at_mut(bytes);
                 part.fill(0);
                 jobs.push(Job {
@@ -88,19 +116,7 @@ impl Volume {
                 (at, rest) = (at + bytes as u64, behind);
             }
         }
-        for _ in 0..TURNS {
-            let mut open: Vec<&mut Job<'_>> = jobs.iter_mut().filter(|job| !job.over).collect();
-            if open.is_empty() {
-                return results;
-            }
-            for (read, index, refusal) in self.read_round(&mut open) {
-                results[read] = Err(self.failed(index, refusal));
-            }
-        }
-        for job in jobs.iter().filter(|job| !job.over) {
-            results[job.read] = Err(self.failed(job.index, Refusal::Mismatch));
-        }
-        results
+        jobs
     }
 
     /// Reads all objects, then all chunks; returns the reads that failed. A missing chunk is looked
@@ -113,8 +129,11 @@ impl Volume {
         let chunks: BTreeSet<Chunk> =
             looks.iter().flatten().flatten().flatten().filter_map(needed).collect();
         let chunks: Vec<Chunk> = chunks.into_iter().collect();
-        let contents: BTreeMap<Chunk, Result<Vec<u8>, Refusal>> =
-            chunks.iter().copied().zip(self.session.chunk_pool().read_chunks(&chunks)).collect();
+        let contents: BTreeMap<Chunk, Result<Vec<u8>, Refusal>> = chunks
+            .iter()
+            .copied()
+            .zip(self.objects.session().chunk_pool().read_chunks(&chunks))
+            .collect();
         let mut failed = Vec::new();
         for (job, look) in jobs.iter_mut().zip(looks) {
             let parts = match look {
@@ -171,7 +190,7 @@ impl Volume {
                 job.at,
             );
         }
-        Promotion::of(self).warm(
+        self.promotion.warm(
             job.index,
             &parts.iter().map(|part| (part.offset, part.entry)).collect::<Vec<_>>(),
             &bases,
@@ -191,17 +210,17 @@ impl Volume {
             Recall::Ask(start, end, _) => {
                 let data = ReadPart::Data((*start).into(), (end - start).into());
                 Some(Read {
-                    object: self.object_id(job.index).name(),
+                    object: self.objects.id(job.index).name(),
                     parts: [map_parts(), vec![data]].concat(),
                 })
             }
         };
         let asked: Vec<Read> = jobs.iter().zip(&recalls).filter_map(ask).collect();
-        let apart = self.session.kernel().planted(PlantedBug::ReadApart);
+        let apart = self.objects.kernel().planted(PlantedBug::ReadApart);
         let mut answers = if apart {
             asked.iter().map(|read| self.read_apart(read)).collect()
         } else {
-            self.session.kernel().read_all(&asked)
+            self.objects.kernel().read_all(&asked)
         }
         .into_iter();
         let look = |(job, recall): (&&mut Job<'_>, Recall)| match recall {
@@ -221,19 +240,19 @@ impl Volume {
     }
 
     fn read_apart(&self, read: &Read) -> Result<ReadResult, Refusal> {
-        let mut answer = self.session.kernel().read_one(&read.object, read.parts[..2].to_vec())?;
+        let mut answer = self.objects.kernel().read_one(&read.object, read.parts[..2].to_vec())?;
         answer
             .seen
-            .extend(self.session.kernel().read_one(&read.object, read.parts[2..].to_vec())?.seen);
+            .extend(self.objects.kernel().read_one(&read.object, read.parts[2..].to_vec())?.seen);
         Ok(answer)
     }
 
     fn recall(&self, index: u64, at: u32, bytes: u32, again: bool) -> Recall {
-        let object = self.object(index);
+        let object = self.objects.get(index);
         let object = object.lock();
-        let known = object.known.as_ref().filter(|_| !again && !self.read_only);
+        let known = object.known().filter(|_| !again && !self.objects.is_read_only());
         if let Some(known) = known {
-            if self.is_discarded(index, known.discarded) {
+            if self.discards.cover(index, known.discarded) {
                 return Recall::Known(None);
             }
             let parts = in_range(known, at, bytes);
@@ -242,10 +261,10 @@ impl Volume {
             }
         }
         // The object holds only whole blocks, so whole blocks are read.
-        Recall::Ask(at / BLOCK * BLOCK, (at + bytes).next_multiple_of(BLOCK), object.revision)
+        Recall::Ask(at / BLOCK * BLOCK, (at + bytes).next_multiple_of(BLOCK), object.revision())
     }
 
-    /// Adds a reply of an object to the owner's memory.
+    /// The parts of a range according to the reply of their object, which the owner remembers.
     fn learn_parts(
         &self,
         index: u64,
@@ -254,42 +273,44 @@ impl Volume {
         revision: u64,
         answer: Result<ReadResult, Refusal>,
     ) -> Result<Option<Vec<Part>>, Refusal> {
-        let id = self.object_id(index);
         let cached = answer.as_ref().map(|answer| answer.data(2).to_vec()).unwrap_or_default();
-        let map = ChunkMap::from_answer(id, answer)?;
-        if map.is_none()
-            && self.has_bit(index)?
-            && !self.session.kernel().planted(PlantedBug::MissingAsZeroes)
-        {
-            return Err(self.lost(index));
+        self.objects.learn_answer(index, revision, answer, |known| {
+            let mut parts = in_range(known, at, bytes);
+            for part in &mut parts {
+                part.cached = vec![0; part.entry.length as usize];
+                copy(&cached, start, &mut part.cached, part.offset);
+            }
+            (!self.discards.cover(index, known.discarded)).then_some(parts)
+        })
+    }
+
+    /// Whether the byte at `at` has data, and for how many bytes at least that holds. `looked` is
+    /// the object that was read last. No write to the place may wait.
+    pub(super) fn extent(&self, at: u64, looked: &mut Option<u64>) -> Result<(u64, ExtentKind)> {
+        let objects = &self.objects;
+        let (index, within) = (at / objects.bytes(), (at % objects.bytes()) as u32);
+        let rest = objects.bytes() - u64::from(within);
+        if objects.is_absent(index) {
+            return Ok((rest, ExtentKind::Hole));
         }
-        let known = Known::of(map);
-        let mut parts = in_range(&known, at, bytes);
-        for part in &mut parts {
-            part.cached = vec![0; part.entry.length as usize];
-            copy(&cached, start, &mut part.cached, part.offset);
-        }
-        let discarded = self.is_discarded(index, known.discarded);
-        let object = self.object(index);
+        let object = objects.get(index);
         let mut object = object.lock();
-        if object.revision == revision && !self.read_only {
-            object.learn(Some(known));
+        // Workers may have found meanwhile that dirty data are zeroes.
+        let old = objects.is_read_only()
+            || object.known().is_some_and(|known| known.entries.values().any(|entry| entry.dirty));
+        if old && looked.replace(index) != Some(index) {
+            object.forget();
         }
-        Ok((!discarded).then_some(parts))
-    }
-
-    /// True when the object should exist. A session that does not own the volume reads the header.
-    fn has_bit(&self, index: u64) -> Result<bool, Refusal> {
-        if !self.read_only {
-            return Ok(self.bits.lock().has(index));
+        let known =
+            objects.known(index, &mut object).map_err(|refusal| objects.failed(index, refusal))?;
+        if self.discards.cover(index, known.discarded) {
+            return Ok((rest, ExtentKind::Hole));
         }
-        let bits = Bits::read(self.session.kernel(), self.id)?;
-        Ok(bits.has(index))
-    }
-
-    /// True when a long discard has not reached the object yet.
-    pub(super) fn is_discarded(&self, index: u64, discarded: Stamp) -> bool {
-        self.discards.lock().iter().any(|discard| discard.covers(index, discarded))
+        let (offset, length) = known.place(within, objects.chunk_bytes());
+        let bytes = u64::from(offset + length - within);
+        let entry = known.entries.get(&offset);
+        let data = entry.is_some_and(|entry| entry.base.is_some() || entry.mask != 0);
+        Ok((bytes, if data { ExtentKind::Data } else { ExtentKind::Hole }))
     }
 }
 

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::{
-    BLOCK_BYTES, BlockRead, Error, Exports, Extent, ExtentKind, Kind, Result, Ticket, VolumeInfo,
+    BLOCK_BYTES, BlockRead, Error, Exports, Extent, Kind, Result, Ticket, VolumeInfo,
     block::bytes_mut,
 };
 use parking_lot::Mutex;
@@ -65,25 +65,25 @@ impl onefold_core::Volume for Volume {
 
     fn flush(&self) -> Result<()> {
         // The clients learn of failures from their tickets.
-        self.drain();
+        self.group_commit.drain();
         Ok(())
     }
 
     fn extents(&self, offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
         self.within(offset, bytes)?;
-        self.drain_place(offset..offset + bytes);
+        self.group_commit.drain_place(offset..offset + bytes);
         let (mut at, end, mut extents) = (offset, offset + bytes, Vec::<Extent>::new());
         let (mut looked, mut last, mut asked) = (None, None, 0);
         // The rest of a huge range is left to another request, so that no client waits for hours.
         for _ in 0..STRETCHES {
-            let index = at / self.object_bytes();
+            let index = at / self.objects.bytes();
             if last.replace(index) != Some(index) {
-                asked += usize::from(!self.is_absent(index));
+                asked += usize::from(!self.objects.is_absent(index));
             }
             if at == end || asked > ASKED {
                 break;
             }
-            let (bytes, kind) = self.extent(at, &mut looked)?;
+            let (bytes, kind) = self.reads.extent(at, &mut looked)?;
             let bytes = bytes.min(end - at);
             let full = extents.len() == limit.max(1);
             match extents.last_mut() {
@@ -98,44 +98,6 @@ impl onefold_core::Volume for Volume {
 
     fn prefetch(&self, offset: u64, bytes: u64) -> Result<()> {
         self.within(offset, bytes)
-    }
-}
-
-impl Volume {
-    /// True when it is known without a look that an object is not there.
-    fn is_absent(&self, index: u64) -> bool {
-        !self.read_only && !self.bits.lock().has(index)
-    }
-
-    /// Whether the byte at `at` has data, and for how many bytes at least that holds. `looked` is
-    /// the object that was read last.
-    fn extent(&self, at: u64, looked: &mut Option<u64>) -> Result<(u64, ExtentKind)> {
-        let (index, within) = (at / self.object_bytes(), (at % self.object_bytes()) as u32);
-        let rest = self.object_bytes() - u64::from(within);
-        if self.is_absent(index) {
-            return Ok((rest, ExtentKind::Hole));
-        }
-        let object = self.object(index);
-        let mut object = object.lock();
-        // Workers may have found meanwhile that dirty data are zeroes.
-        let old = self.read_only
-            || object
-                .known
-                .as_ref()
-                .is_some_and(|known| known.entries.values().any(|entry| entry.dirty));
-        if old && looked.replace(index) != Some(index) {
-            object.learn(None);
-        }
-        let known =
-            self.known(index, &mut object).map_err(|refusal| self.failed(index, refusal))?;
-        if self.is_discarded(index, known.discarded) {
-            return Ok((rest, ExtentKind::Hole));
-        }
-        let (offset, length) = known.place(within, self.chunk_bytes());
-        let bytes = u64::from(offset + length - within);
-        let entry = known.entries.get(&offset);
-        let data = entry.is_some_and(|entry| entry.base.is_some() || entry.mask != 0);
-        Ok((bytes, if data { ExtentKind::Data } else { ExtentKind::Hole }))
     }
 }
 
@@ -164,7 +126,7 @@ impl ClusterExports {
     pub fn tend(&self) -> Result<bool> {
         let volumes: Vec<Arc<Volume>> = self.open.lock().values().cloned().collect();
         let mut more = false;
-        for volume in volumes.iter().filter(|volume| !volume.read_only) {
+        for volume in volumes.iter().filter(|volume| volume.ownership.is_some()) {
             more |= volume.discard_step()?;
             more |= volume.evict_step()?;
         }

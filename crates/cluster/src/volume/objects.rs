@@ -1,0 +1,365 @@
+//! The objects of a volume as their owner remembers them: their maps, the bitmap, and what is still
+//! to be recorded about each.
+
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+use onefold_core::{
+    Error, Result,
+    object::{ObjectName, Read, ReadResult, Refusal},
+};
+use parking_lot::Mutex;
+
+use super::header::{Bits, name};
+use crate::{
+    chunk_map::{ChunkMap, covering, map_parts},
+    dirty_list::DirtyList,
+    format::{ObjectId, Stamp, corrupt, entry::Entry, recut::Recut},
+    kernel::{Kernel, failed},
+    session::Session,
+    settings::PlantedBug,
+};
+
+/// Most decisions about one write; each after the first follows another session's change.
+pub(super) const TURNS: u32 = 100;
+
+/// The new content of a range of an object.
+#[derive(Clone, Copy)]
+pub(super) enum Fill<'a> {
+    Bytes(&'a [u8]),
+    Zeroes,
+}
+
+/// One object of a group of writes: its index, its memory, which is locked, and the new content of
+/// ranges, in their order.
+pub(super) type Job<'a, 'f> = (u64, &'a mut Object, &'a [(Range<u32>, Fill<'f>)]);
+
+/// The owner's memory of an object. The memory may be out of date, so every operation that changes
+/// something compares it.
+#[derive(Default)]
+pub(super) struct Object {
+    known: Option<Known>,
+    /// Incremented with every change of `known`.
+    revision: u64,
+    /// List stamps that may be in the object and are not known to be on the list.
+    not_yet_listed: Vec<Stamp>,
+    /// The object may be there, and its bit may not be set.
+    bit_not_yet_set: bool,
+}
+
+/// The map of an object, or that there is none.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    pub(super) exists: bool,
+    pub(super) entries: BTreeMap<u32, Entry>,
+    pub(super) listed: Option<Stamp>,
+    pub(super) discarded: Stamp,
+    pub(super) recut: Option<Recut>,
+}
+
+impl Known {
+    pub(super) fn of(map: Option<ChunkMap>) -> Known {
+        map.map_or_else(Known::default, |map| Known {
+            exists: true,
+            entries: map.entries,
+            listed: map.listed,
+            discarded: map.discarded,
+            recut: map.recut,
+        })
+    }
+
+    /// The chunk that a byte is in: its offset and length. Places without an entry are cut at
+    /// multiples of `chunk_bytes`.
+    pub(super) fn place(&self, at: u32, chunk_bytes: u32) -> (u32, u32) {
+        covering(&self.entries, at)
+            .map_or((at / chunk_bytes * chunk_bytes, chunk_bytes), |(offset, entry)| {
+                (offset, entry.length)
+            })
+    }
+}
+
+impl Object {
+    /// The map, while it is remembered.
+    pub(super) fn known(&self) -> Option<&Known> {
+        self.known.as_ref()
+    }
+
+    pub(super) fn learn(&mut self, known: Known) {
+        self.known = Some(known);
+        self.revision += 1;
+    }
+
+    /// Forgets the map: it is read again when it is needed.
+    pub(super) fn forget(&mut self) {
+        self.known = None;
+        self.revision += 1;
+    }
+
+    /// How often the memory of the map has changed.
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// True while the header or the dirty list may lack something about it.
+    pub(super) fn is_not_yet_recorded(&self) -> bool {
+        self.bit_not_yet_set || !self.is_listed()
+    }
+
+    /// True when no list stamp is left that may be in the object and not on the list.
+    pub(super) fn is_listed(&self) -> bool {
+        self.not_yet_listed.is_empty()
+    }
+
+    /// An operation is about to set this list stamp. The object stays due for the dirty list until
+    /// the operation is known not to have been applied, or the list has the stamp.
+    pub(super) fn expect_listing(&mut self, listed: Option<Stamp>) {
+        self.not_yet_listed.extend(listed);
+    }
+
+    /// The operation that was to set this list stamp will never be applied.
+    pub(super) fn withdraw_listing(&mut self, listed: Option<Stamp>) {
+        self.not_yet_listed.retain(|stamp| Some(*stamp) != listed);
+    }
+
+    /// An operation is about to make the object, whose bit may not be set.
+    pub(super) fn expect_bit(&mut self) {
+        self.bit_not_yet_set = true;
+    }
+}
+
+/// The objects of one volume. One session owns them and remembers their maps; a session that only
+/// reads asks the store each time.
+pub(super) struct Objects {
+    session: Arc<Session>,
+    volume: u64,
+    /// The name that the volume was attached by, for errors.
+    name: String,
+    /// Nobody writes through them.
+    read_only: bool,
+    remembered: Mutex<BTreeMap<u64, Arc<Mutex<Object>>>>,
+    bits: Mutex<Bits>,
+}
+
+impl Objects {
+    pub(super) fn new(
+        session: Arc<Session>,
+        volume: u64,
+        name: &str,
+        read_only: bool,
+        bits: Bits,
+    ) -> Objects {
+        Objects {
+            session,
+            volume,
+            name: name.to_owned(),
+            read_only,
+            remembered: Mutex::default(),
+            bits: Mutex::new(bits),
+        }
+    }
+
+    pub(super) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    pub(super) fn kernel(&self) -> &Kernel {
+        self.session.kernel()
+    }
+
+    pub(super) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// The name of the volume's header.
+    pub(super) fn header(&self) -> ObjectName {
+        name(self.volume)
+    }
+
+    pub(super) fn id(&self, index: u64) -> ObjectId {
+        ObjectId { volume: self.volume, index }
+    }
+
+    /// Bytes of an object.
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.kernel().format().object_bytes)
+    }
+
+    pub(super) fn chunk_bytes(&self) -> u32 {
+        self.kernel().format().chunk_bytes
+    }
+
+    /// The owner's memory of an object, made if need be.
+    pub(super) fn get(&self, index: u64) -> Arc<Mutex<Object>> {
+        let mut remembered = self.remembered.lock();
+        if remembered.len() >= self.kernel().settings().known_objects.max(1)
+            && !remembered.contains_key(&index)
+        {
+            // Forgets objects that no thread uses and that are fully recorded; they are read again
+            // when needed.
+            remembered.retain(|_, object| {
+                Arc::strong_count(object) > 1 || object.lock().is_not_yet_recorded()
+            });
+        }
+        remembered.entry(index).or_default().clone()
+    }
+
+    /// The map as it is remembered, or read.
+    pub(super) fn known(&self, index: u64, object: &mut Object) -> Result<Known, Refusal> {
+        if object.known.is_none() {
+            let map = ChunkMap::read(self.kernel(), self.id(index))?;
+            self.remember(index, object, map)?;
+        }
+        Ok(object.known.clone().unwrap_or_default())
+    }
+
+    /// Reads the maps that are not remembered, in flight together.
+    pub(super) fn learn_all(&self, jobs: &mut [Job<'_, '_>]) -> Vec<Result<(), Refusal>> {
+        let mut results = Vec::new();
+        let mut unknown = Vec::new();
+        for (n, (index, object, _)) in jobs.iter_mut().enumerate() {
+            results.push(Ok(()));
+            if object.known.is_none() {
+                unknown.push((n, *index, object));
+            }
+        }
+        let reads: Vec<Read> = unknown
+            .iter()
+            .map(|(_, index, _)| Read { object: self.id(*index).name(), parts: map_parts() })
+            .collect();
+        for ((n, index, object), answer) in unknown.into_iter().zip(self.kernel().read_all(&reads))
+        {
+            results[n] = ChunkMap::from_answer(self.id(index), answer)
+                .and_then(|map| self.remember(index, object, map));
+        }
+        results
+    }
+
+    fn remember(
+        &self,
+        index: u64,
+        object: &mut Object,
+        map: Option<ChunkMap>,
+    ) -> Result<(), Refusal> {
+        self.check_presence(index, map.as_ref())?;
+        object.learn(Known::of(map));
+        Ok(())
+    }
+
+    /// Refuses when there is no map of an object whose bit is set.
+    pub(super) fn check_presence(&self, index: u64, map: Option<&ChunkMap>) -> Result<(), Refusal> {
+        if map.is_none()
+            && self.bits.lock().has(index)
+            && !self.kernel().planted(PlantedBug::MissingAsZeroes)
+        {
+            return Err(self.lost(index));
+        }
+        Ok(())
+    }
+
+    /// Returns what `see` makes of the map in an answer to a read that began when the memory had
+    /// this revision. The owner remembers the map, unless its memory has changed since. A session
+    /// that does not own the volume reads the header before it believes that an object is absent.
+    pub(super) fn learn_answer<T>(
+        &self,
+        index: u64,
+        revision: u64,
+        answer: Result<ReadResult, Refusal>,
+        see: impl FnOnce(&Known) -> T,
+    ) -> Result<T, Refusal> {
+        let map = ChunkMap::from_answer(self.id(index), answer)?;
+        if map.is_none()
+            && self.has_bit(index)?
+            && !self.kernel().planted(PlantedBug::MissingAsZeroes)
+        {
+            return Err(self.lost(index));
+        }
+        let known = Known::of(map);
+        let seen = see(&known);
+        let object = self.get(index);
+        let mut object = object.lock();
+        if object.revision == revision && !self.read_only {
+            object.learn(known);
+        }
+        Ok(seen)
+    }
+
+    /// True when the object should exist. A session that does not own the volume reads the header.
+    fn has_bit(&self, index: u64) -> Result<bool, Refusal> {
+        if !self.read_only {
+            return Ok(self.bits.lock().has(index));
+        }
+        let bits = Bits::read(self.kernel(), self.volume)?;
+        Ok(bits.has(index))
+    }
+
+    /// True when it is known without a look that an object is not there.
+    pub(super) fn is_absent(&self, index: u64) -> bool {
+        !self.read_only && !self.bits.lock().has(index)
+    }
+
+    /// The first object of a range that may be there: the others need not be looked at. One whose
+    /// first write failed on its way may have no bit.
+    pub(super) fn first_there(&self, range: Range<u64>) -> Option<u64> {
+        let marked = self.bits.lock().first(range.clone());
+        let range = range.start..marked.unwrap_or(range.end).max(range.start);
+        let remembered: Vec<_> = self
+            .remembered
+            .lock()
+            .range(range)
+            .map(|(index, object)| (*index, object.clone()))
+            .collect();
+        remembered
+            .into_iter()
+            .find(|(_, object)| object.lock().is_not_yet_recorded())
+            .map(|(index, _)| index)
+            .or(marked)
+    }
+
+    /// Completes a write before it is acknowledged: sets the bit of a new object, and inserts the
+    /// object into the dirty list.
+    pub(super) fn join_dirty_list(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
+        // The list comes last: while the insert is due, the bit may be missing too.
+        self.bits.lock().change(self.kernel(), self.volume, index, true)?;
+        object.bit_not_yet_set = false;
+        while let Some(stamp) = object.not_yet_listed.last() {
+            if !self.kernel().planted(PlantedBug::InsertNotAwaited) {
+                self.kernel()
+                    .until_answered(&DirtyList::of(self.kernel()).insert(self.id(index), *stamp))?;
+            }
+            object.not_yet_listed.pop();
+        }
+        Ok(())
+    }
+
+    /// Completes what a crash of the previous owner may have left undone for one object: its bit,
+    /// and its place on the dirty list.
+    pub(super) fn rescan(&self, index: u64) -> Result<()> {
+        let id = self.id(index);
+        let again = || -> Result<(), Refusal> {
+            if let Some(map) = ChunkMap::read(self.kernel(), id)? {
+                self.bits.lock().change(self.kernel(), self.volume, index, true)?;
+                DirtyList::of(self.kernel()).list_again(id, &map)?;
+            }
+            Ok(())
+        };
+        again().map_err(|refusal| failed(format_args!("object {id}"), refusal))
+    }
+
+    /// True when the header and the dirty list lack nothing about any object.
+    pub(super) fn are_recorded(&self) -> bool {
+        !self.remembered.lock().values().any(|object| object.lock().is_not_yet_recorded())
+    }
+
+    /// The refusal for an object that should be there.
+    pub(super) fn lost(&self, index: u64) -> Refusal {
+        Refusal::Failed(corrupt(format_args!(
+            "object {} of volume {:?} is missing",
+            self.id(index),
+            self.name
+        )))
+    }
+
+    /// The error of an object, for a client.
+    pub(super) fn failed(&self, index: u64, refusal: Refusal) -> Error {
+        failed(format_args!("object {index} of volume {:?}", self.name), refusal)
+    }
+}

@@ -1,0 +1,206 @@
+//! The ownership of a volume: the store's exclusive lock, and fencing.
+//!
+//! The lock only informs a second server that another one is writing. The fence is what keeps away
+//! a server that was stopped and wakes up again. Once our session owns the volume, the store
+//! applies nothing more of the previous owner, whether its lock has expired or not.
+
+use std::{
+    ops::ControlFlow::{Break, Continue},
+    sync::Arc,
+};
+
+use onefold_core::{
+    Result,
+    object::{Change, Guard, ObjectName, Refusal, Write},
+};
+
+use super::header::{INLINE, Inline, LOCK, OWNER, name};
+use crate::{
+    chunk_map::stamp_value,
+    kernel::{Fate, Kernel, Operation, failed},
+    session::Session,
+    settings::PlantedBug,
+};
+
+/// The owner as the header names it: `!` and its identity while it is at work, `=` and its identity
+/// after it closed.
+fn owner(at_work: bool, identity: &str) -> Vec<u8> {
+    [if at_work { b"!" } else { b"=" }, identity.as_bytes()].concat()
+}
+
+fn parse_owner(value: &[u8]) -> Option<(bool, String)> {
+    let (first, identity) = value.split_first()?;
+    Some((*first == b'!', String::from_utf8_lossy(identity).into_owned()))
+}
+
+/// The right of one session to write to a volume.
+pub(super) struct Ownership {
+    session: Arc<Session>,
+    volume: u64,
+    /// The name that the volume was attached by, for errors.
+    name: String,
+    /// The right to make references before their entries, where writes are deduplicated as they
+    /// come.
+    inline: Option<Arc<Inline>>,
+}
+
+impl Ownership {
+    pub(super) fn new(
+        session: Arc<Session>,
+        volume: u64,
+        name: &str,
+        inline: Option<Arc<Inline>>,
+    ) -> Ownership {
+        Ownership { session, volume, name: name.to_owned(), inline }
+    }
+
+    fn kernel(&self) -> &Kernel {
+        self.session.kernel()
+    }
+
+    fn me(&self) -> Vec<u8> {
+        owner(true, &self.kernel().store().identity())
+    }
+
+    /// Acquires the lock and becomes the owner; true when the previous owner closed in order.
+    pub(super) fn acquire(&self, take_over: bool) -> Result<bool, Refusal> {
+        let (kernel, header) = (self.kernel(), name(self.volume));
+        let (store, lease) = (kernel.store(), kernel.settings().lease);
+        let mut busy = false;
+        let locked = kernel.retry(|| {
+            busy = false;
+            match store.lock(&header, LOCK, &kernel.cookie(), Some(lease)) {
+                Err(Refusal::Busy) if take_over => {
+                    if let Some(holder) = store.holder(&header, LOCK)? {
+                        self.fence(&holder.identity)?;
+                        store.break_lock(&header, LOCK, &holder)?;
+                    }
+                    busy = true;
+                    Ok(Continue(()))
+                }
+                Err(Refusal::Unknown) => Ok(Continue(())),
+                other => other.map(Break),
+            }
+        });
+        locked.map_err(|refusal| if busy { Refusal::Busy } else { refusal })?;
+        let owned = self.succeed(&header);
+        if matches!(owned, Err(Refusal::Denied(_))) {
+            // This session may not fence, so it leaves the lock to a server that may. If unlocking
+            // fails, the lock ends with its lease.
+            let _ = store.unlock(&header, LOCK, &self.kernel().cookie());
+        }
+        owned
+    }
+
+    /// Fences the previous owner, and becomes the owner.
+    fn succeed(&self, header: &ObjectName) -> Result<bool, Refusal> {
+        let mut succession = Succession { ownership: self, header, before: Vec::new() };
+        self.kernel().carry_out(&mut succession)?;
+        Ok(parse_owner(&succession.before).is_none_or(|(at_work, _)| !at_work))
+    }
+
+    fn fence(&self, identity: &str) -> Result<(), Refusal> {
+        if identity == self.kernel().store().identity()
+            || self.kernel().planted(PlantedBug::TakeoverWithoutFence)
+        {
+            return Ok(());
+        }
+        self.kernel().store().fence(identity)
+    }
+
+    /// Keeps the lock.
+    pub(super) fn renew(&self) -> Result<()> {
+        let kernel = self.kernel();
+        let lease = Some(kernel.settings().lease);
+        match kernel.store().lock(&name(self.volume), LOCK, &kernel.cookie(), lease) {
+            // The server renews again soon, and the fence protects the data until then.
+            Ok(()) | Err(Refusal::Unknown) => Ok(()),
+            Err(refusal) => {
+                Err(failed(format_args!("the lock of volume {:?} is lost", self.name), refusal))
+            }
+        }
+    }
+
+    /// Gives the ownership up. The header tells so where the header and the dirty list lack nothing
+    /// about any object: then the next owner need not rescan the objects.
+    pub(super) fn release(self, all_recorded: bool) -> Result<()> {
+        let failed =
+            |refusal| failed(format_args!("volume {:?} can't be closed", self.name), refusal);
+        let (kernel, header) = (self.kernel(), name(self.volume));
+        if all_recorded {
+            let mut op = Write {
+                object: header.clone(),
+                guards: vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), self.me())],
+                changes: vec![Change::SetOmap(vec![(
+                    OWNER.to_vec(),
+                    owner(false, &kernel.store().identity()),
+                )])],
+            };
+            if let Some(inline) = self.inline.as_ref().filter(|inline| inline.is_certain()) {
+                op.guards.push(Guard::Omap(INLINE.to_vec(), stamp_value(inline.stamp())));
+                op.changes.push(Change::DropOmap(vec![INLINE.to_vec()]));
+            }
+            match kernel.until_answered(&op) {
+                // Our write was applied before, and its reply lost; or another server is the owner
+                // now, and it rescanned the objects if need be.
+                Ok(_) | Err(Refusal::Mismatch) => {}
+                Err(refusal) => return Err(failed(refusal)),
+            }
+        }
+        kernel.store().unlock(&header, LOCK, &kernel.cookie()).map_err(failed)
+    }
+}
+
+/// The change of a volume's owner.
+struct Succession<'a> {
+    ownership: &'a Ownership,
+    header: &'a ObjectName,
+    /// The value of the owner key before the change.
+    before: Vec<u8>,
+}
+
+impl Operation<Vec<u8>> for Succession<'_> {
+    fn decisions(&self) -> u32 {
+        self.ownership.kernel().settings().tries
+    }
+
+    fn look(&mut self) -> Result<Vec<u8>, Refusal> {
+        self.ownership.kernel().read_value(self.header, OWNER)
+    }
+
+    /// Shuts out the owner before, also one that closed: a copy of its last operations may still
+    /// come.
+    fn decide(&mut self, before: &Vec<u8>) -> Result<Option<Write>, Refusal> {
+        let me = self.ownership.me();
+        if let Some((_, identity)) = parse_owner(before)
+            && *before != me
+        {
+            self.ownership.fence(&identity)?;
+        }
+        self.before.clone_from(before);
+        let changes = match &self.ownership.inline {
+            Some(inline) => vec![Change::SetOmap(vec![
+                (OWNER.to_vec(), me),
+                (INLINE.to_vec(), stamp_value(inline.stamp())),
+            ])],
+            // The previous owner, which may have added references before their entries, is fenced.
+            None => vec![
+                Change::SetOmap(vec![(OWNER.to_vec(), me)]),
+                Change::DropOmap(vec![INLINE.to_vec()]),
+            ],
+        };
+        let guards = vec![Guard::Exists, Guard::Omap(OWNER.to_vec(), before.clone())];
+        Ok(Some(Write { object: self.header.clone(), guards, changes }))
+    }
+
+    /// After a lost reply the owner is written once more. Our own entry then looks like that of an
+    /// owner that did not close, so attaching rescans all objects, which only costs time.
+    fn resolve(&self, _: &Vec<u8>) -> Fate {
+        Fate::Overtaken
+    }
+
+    /// Without the header nothing is left to decide from.
+    fn looks_after(&self, refusal: &Refusal) -> bool {
+        matches!(refusal, Refusal::Mismatch)
+    }
+}
