@@ -65,9 +65,9 @@ impl<'s> Deletion<'s> {
     /// finishes renames that were begun; false when there is nothing to do.
     fn step(&self) -> Result<bool> {
         let names = Names::of(self.session.kernel());
-        let unsettled = names.unsettled()?;
-        let mut any = names.finish_renames(&unsettled)?;
-        for (shard, record) in unsettled.records {
+        let unfinished = names.unfinished()?;
+        let mut any = names.finish_renames(&unfinished)?;
+        for (shard, record) in unfinished.records {
             let failed = |refusal| {
                 failed(
                     format_args!("what was deleted ({}) can't be removed", record.named.id),
@@ -305,7 +305,7 @@ impl Session {
         let names = Names::of(self.kernel());
         // Another volume may have the name by now.
         let old = names
-            .settled(name)?
+            .find_finished(name)?
             .filter(|named| named.id == volume.id())
             .ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume {name:?}")))?;
         if bytes < old.bytes {

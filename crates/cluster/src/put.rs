@@ -112,7 +112,7 @@ impl Session {
         }
         put_pieces(self, &batch).map_err(refused)?;
         for _ in 0..16 {
-            let old = Names::of(self.kernel()).settled(name)?;
+            let old = Names::of(self.kernel()).find_finished(name)?;
             if old.is_some_and(|old| old.what == What::Volume) {
                 return Err(volume());
             }

@@ -178,8 +178,8 @@ impl Kernel {
         }
     }
 
-    /// Notes in the format that names are changed: an older version refuses the store from then on.
-    pub(crate) fn note_renames(&self) -> Result<(), Refusal> {
+    /// Records in the format that names are changed. An older version then refuses the store.
+    pub(crate) fn record_renames(&self) -> Result<(), Refusal> {
         let catalogue = ObjectName::metadata(CATALOGUE);
         for _ in 0..DECISIONS {
             if self.format.renames {
@@ -196,7 +196,7 @@ impl Kernel {
                 guards: vec![Guard::Omap(FORMAT.to_vec(), value)],
                 changes: vec![Change::SetOmap(vec![(FORMAT.to_vec(), renames)])],
             }) {
-                // The next look finds it noted.
+                // The next look finds the record.
                 Ok(_) | Err(Refusal::Mismatch) => {}
                 Err(refusal) => return Err(refusal),
             }

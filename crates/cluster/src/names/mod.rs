@@ -1,9 +1,9 @@
-//! Names: of volumes and of objects that were put, and the records of what is being made or
-//! deleted.
+//! Names of volumes and of objects that were put, and records of what is being filled or deleted.
 //!
-//! A name's shard also holds records, by number, of all things without a name: those that are being
-//! filled and those that are being deleted. A name and its record change in one operation, so that
-//! nothing is ever without both. [`rename`] is how a name goes from one shard to another.
+//! A volume or object that is being filled or deleted has no name. The shard of the name that it
+//! will have, or had, holds a record of it, by its number. One operation changes the name and the
+//! record, so that no volume or object is ever without both. [`rename`] has the steps by which one
+//! gets another name.
 
 mod rename;
 mod shard;
@@ -33,16 +33,16 @@ use crate::{
     volume::header,
 };
 
-/// The lock of a session that fills or deletes something that has no name.
+/// The lock that a session holds while it fills or deletes a volume or object without a name.
 pub(crate) const FILL: &str = "fill";
 
-/// Decisions about one record until it is an error.
+/// Most decisions about one record; after them the session reports an error.
 const RECORD_DECISIONS: u32 = 1000;
 
-/// Times that all names are listed, because some were renamed meanwhile.
+/// Most listings of all names; each after the first follows a rename during the one before.
 const LISTINGS: u32 = 32;
 
-/// Checks the size that a volume gets.
+/// Refuses a size that no volume may have.
 pub(crate) fn valid_size(bytes: u64) -> Result<()> {
     if !bytes.is_multiple_of(4096) || bytes == 0 || bytes > VOLUME_MAX {
         return Err(Error::new(
@@ -53,22 +53,22 @@ pub(crate) fn valid_size(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// The content of the shards beside names.
+/// What the shards of names hold beside the names.
 #[derive(Default)]
-pub(crate) struct Unsettled {
-    /// Records of things that are being filled or deleted, with their shards.
+pub(crate) struct Unfinished {
+    /// Records of volumes and objects that are being filled or deleted, with their shards.
     pub(crate) records: Vec<(ObjectName, Record)>,
-    /// Names that something is arriving under.
+    /// The new names of renames that are not finished.
     arrivals: Vec<String>,
-    /// Departures, with the shards that they stand in.
+    /// The departures of renames that are not finished, with their shards.
     departures: Vec<(ObjectName, Moving)>,
 }
 
-/// Something that is being filled or deleted.
+/// A volume or object that is being filled or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) named: Named,
-    /// The session that fills it; empty while it is being deleted.
+    /// The identity of the session that fills it; empty while it is being deleted.
     pub(crate) filler: String,
 }
 
@@ -83,8 +83,8 @@ impl Record {
     }
 }
 
-/// Adds a record. The operation compares how many records there were, so that a late copy does not
-/// bring the record back.
+/// Adds a record. The operation compares how many records the shard ever had, so that a late copy
+/// does not bring the record back.
 struct AddedRecord<'a> {
     kernel: &'a Kernel,
     shard: ObjectName,
@@ -97,7 +97,7 @@ impl AddedRecord<'_> {
     }
 }
 
-/// Count and record, as far as they are there; `None` when the shard is not.
+/// The shard's count and the record, where they exist; `None` without a shard.
 type SeenRecord = Option<Pairs>;
 
 impl Operation<SeenRecord> for AddedRecord<'_> {
@@ -125,7 +125,7 @@ impl Operation<SeenRecord> for AddedRecord<'_> {
         Ok(Some(Write { object: self.shard.clone(), guards, changes }))
     }
 
-    /// Whether the record is there is seen when it is decided anew.
+    /// The next decision sees whether the record exists.
     fn resolve(&self, _: &SeenRecord) -> Fate {
         Fate::Overtaken
     }
@@ -142,8 +142,8 @@ struct NameChange<'a> {
     old: Option<&'a Named>,
 }
 
-/// The value of a name. If the name has none and is to have none: whether its old value has a
-/// record.
+/// The value of a name. Where the change was to remove the name, and the name is gone: whether the
+/// volume or object that it stood for has a record.
 type SeenName = (Option<Vec<u8>>, bool);
 
 impl Operation<SeenName> for NameChange<'_> {
@@ -164,7 +164,7 @@ impl Operation<SeenName> for NameChange<'_> {
         Ok((now, recorded))
     }
 
-    /// A change by another session is not undone: the caller gets an error.
+    /// A session never undoes another session's change: the caller gets an error.
     fn decide(&mut self, _: &SeenName) -> Result<Option<Write>, Refusal> {
         Ok(None)
     }
@@ -204,13 +204,13 @@ impl<'k> Names<'k> {
             .map_err(|refusal| failed(format_args!("name {name:?} can't be looked up"), refusal))
     }
 
-    /// Looks up a name that is to be changed: what was being renamed to it is then.
+    /// Looks up a name that the caller is about to change, after finishing any rename to it.
     ///
     /// # Errors
     /// The store's.
-    pub(crate) fn settled(&self, name: &str) -> Result<Option<Named>> {
+    pub(crate) fn find_finished(&self, name: &str) -> Result<Option<Named>> {
         Renames::of(self.kernel)
-            .settled(name)
+            .finish(name)
             .map_err(|refusal| failed(format_args!("name {name:?} can't be looked up"), refusal))
     }
 
@@ -218,18 +218,19 @@ impl<'k> Names<'k> {
     ///
     /// # Errors
     /// `NotFound`: there is no such name. `Exists`: the new name is taken. `InvalidInput`: it is
-    /// no name. `Busy`: the names were changed meanwhile; it may be renamed or not.
+    /// no name. `Busy`: another session changed the names meanwhile; the rename may be done or not.
     pub(crate) fn rename(&self, what: What, name: &str, new_name: &str) -> Result<()> {
         Renames::of(self.kernel).rename(what, name, new_name)
     }
 
     /// All names with their values, sorted.
     ///
-    /// A listing is of no one moment. A name that was left after the shard of the new one was read
-    /// would be in neither: the count of such steps tells, and all is listed again.
+    /// A listing reads the shards at different moments. A volume or object that left its old name
+    /// after the shard of the new one was read would be missing. Each shard counts the steps of
+    /// renames, and the session lists again when a count has changed.
     ///
     /// # Errors
-    /// `Busy`: names were changed all the time. Otherwise the store's.
+    /// `Busy`: other sessions renamed during every listing. Otherwise the store's.
     pub(crate) fn all(&self) -> Result<Vec<(String, Named)>> {
         let say = |refusal| failed("the names can't be read", refusal);
         let shards = shards(self.kernel);
@@ -246,7 +247,8 @@ impl<'k> Names<'k> {
         Err(say(Refusal::Busy))
     }
 
-    /// How many steps of renames each shard saw; not read while none was ever renamed.
+    /// How many steps of renames each shard counted. In a store in which nothing was ever renamed
+    /// they are known without a read.
     fn steps(&self, shards: &[ObjectName]) -> Result<Vec<Vec<u8>>, Refusal> {
         if !self.kernel.format().renames {
             return Ok(vec![Vec::new(); shards.len()]);
@@ -264,8 +266,8 @@ impl<'k> Names<'k> {
         steps.map(|value| value.map(Option::unwrap_or_default)).collect()
     }
 
-    /// The names among all keys of all shards. One that changed while they were read may be there
-    /// twice, and stands for the thing where that was renamed last.
+    /// The names among all keys of all shards. A volume or object that was renamed while the
+    /// session read them may be there under two names; the listing keeps the one that it got last.
     fn listed(&self, shards: Vec<Pairs>) -> Result<Vec<(String, Named)>, Refusal> {
         let renames = shards.iter().any(|pairs| value_of(pairs, STEPS).is_some());
         let mut all = Vec::new();
@@ -294,17 +296,17 @@ impl<'k> Names<'k> {
 
     /// All records, with their shards.
     pub(crate) fn records(&self) -> Result<Vec<(ObjectName, Record)>> {
-        self.unsettled().map(|unsettled| unsettled.records)
+        self.unfinished().map(|unfinished| unfinished.records)
     }
 
     /// Reads the records, and the renames that are not finished.
-    pub(crate) fn unsettled(&self) -> Result<Unsettled> {
+    pub(crate) fn unfinished(&self) -> Result<Unfinished> {
         let shards = shards(self.kernel);
         let keys = self
             .kernel
             .all_keys_of(&shards, &[RECORD])
             .map_err(|refusal| failed("the names can't be read", refusal))?;
-        let mut all = Unsettled::default();
+        let mut all = Unfinished::default();
         for (shard, keys) in shards.into_iter().zip(keys) {
             for (key, value) in keys {
                 match key.split_first() {
@@ -339,29 +341,29 @@ impl<'k> Names<'k> {
     }
 
     /// Finishes renames; false when there was none.
-    pub(crate) fn finish_renames(&self, unsettled: &Unsettled) -> Result<bool> {
+    pub(crate) fn finish_renames(&self, unfinished: &Unfinished) -> Result<bool> {
         let say = |refusal| failed("a rename can't be finished", refusal);
         if self.kernel.planted(PlantedBug::RenamesLeft) {
             return Ok(false);
         }
         let (renames, mut any) = (Renames::of(self.kernel), false);
-        for name in &unsettled.arrivals {
+        for name in &unfinished.arrivals {
             any |= renames.finish_arrival(name).map_err(say)?;
         }
-        for (shard, departure) in &unsettled.departures {
+        for (shard, departure) in &unfinished.departures {
             any |= renames.finish_departure(shard, departure).map_err(say)?;
         }
         Ok(any)
     }
 
-    /// Records that this session fills something that has no name yet.
+    /// Records that this session fills a volume or object that has no name yet.
     pub(crate) fn begin(&self, name: &str, what: What) -> Result<Record> {
         valid(name)?;
         let named = Named { what, id: self.kernel.new_id()?, bytes: 0, pieces: 0, moves: 0 };
         let record = Record { named, filler: self.kernel.store().identity() };
         let begun = || -> Result<(), Refusal> {
-            // While we hold this lock, no other session treats the record as abandoned. If our lock
-            // had no reply, a session that treats it so fences us first.
+            // While this session holds the lock, no other one treats the record as abandoned. If
+            // the request had no reply, the session that does so fences this one first.
             let lease = self.kernel.settings().lease;
             match self.kernel.lock_until_answered(&header::name(named.id), FILL, lease) {
                 Ok(()) | Err(Refusal::Unknown) => {}
@@ -375,7 +377,8 @@ impl<'k> Names<'k> {
         Ok(record)
     }
 
-    /// Keeps the right to fill or delete something, if the store answers.
+    /// Renews the lock of a session that fills or deletes a volume or object. A lost reply is no
+    /// error.
     pub(crate) fn keep_filling(&self, id: u64) -> Result<(), Refusal> {
         let (cookie, lease) = (self.kernel.cookie(), self.kernel.settings().lease);
         match self.kernel.store().lock(&header::name(id), FILL, &cookie, Some(lease)) {
@@ -414,7 +417,7 @@ impl<'k> Names<'k> {
             guards.push(Guard::Omap(key, old.map_or_else(Vec::new, Named::encode)));
         }
         if let Some(new) = new.filter(|new| old.is_none_or(|old| old.id != new.id)) {
-            // A session that took it for abandoned has deleted the record, or made it its own.
+            // A session that judged the record abandoned has marked it as deleted, or removed it.
             let record = Record {
                 named: Named { bytes: 0, pieces: 0, ..*new },
                 filler: self.kernel.store().identity(),
@@ -465,7 +468,7 @@ impl<'k> Names<'k> {
         valid_size(bytes)?;
         valid(name)?;
         let taken = || Error::new(Kind::Exists, format!("{name:?} is there already"));
-        if self.settled(name)?.is_some() {
+        if self.find_finished(name)?.is_some() {
             return Err(taken());
         }
         let record = self.begin(name, What::Volume)?;
@@ -481,7 +484,7 @@ impl<'k> Names<'k> {
     }
 
     pub(crate) fn unlock_filled(&self, id: u64) {
-        // The lock ends by itself.
+        // If this fails, the lock ends with its lease.
         let _ = self.kernel.store().unlock(&header::name(id), FILL, &self.kernel.cookie());
     }
 
@@ -491,7 +494,7 @@ impl<'k> Names<'k> {
     /// `NotFound`: there is no such name. `Busy`: the name changed meanwhile.
     pub(crate) fn delete(&self, name: &str, what: What) -> Result<()> {
         let kind = if what == What::Volume { "volume" } else { "object" };
-        let Some(old) = self.settled(name)?.filter(|named| named.what == what) else {
+        let Some(old) = self.find_finished(name)?.filter(|named| named.what == what) else {
             return Err(Error::new(Kind::NotFound, format!("there is no {kind} {name:?}")));
         };
         self.change(name, Some(&old), None)

@@ -1,24 +1,26 @@
-//! Renaming: a name is left and another one arrived at, in two shards that no operation changes
-//! together.
+//! Renaming: a volume or object arrives at its new name, and then leaves the old one. The two names
+//! may lie in two shards, and no operation changes two shards.
 //!
 //! | step | shard of | what |
 //! |---|---|---|
-//! | arrive | the new name | the name was free, and has the *arrival* now: value and old name |
-//! | leave | the old name | the name had the value before, and is free now; the *departure* says so |
-//! | settle | the new name | the arrival becomes the value |
-//! | forget | the old name | the departure goes |
+//! | arrive | the new name | the name was free, and gets the *arrival*: value and old name |
+//! | leave | the old name | the name had the old value, and is free now: the *departure* says so |
+//! | complete | the new name | the arrival becomes the value |
+//! | forget | the old name | the departure is removed |
 //!
-//! The name changes with the second step: until then the old one has its value as before, and after
-//! it the arrival counts, because of the departure. A session that may write and meets an
-//! arrival takes the next step; one that only looks reads the departure. An arrival without it, and without the value
-//! under the old name, was overtaken: the thing was deleted, resized or renamed elsewhere. It is
-//! taken back.
+//! The second step is the rename: until then the old name stands for the volume or object, and from
+//! then on the new one does, by its arrival and the departure. A session that may write and meets
+//! an arrival does the next step. A session that only reads looks for the departure. An arrival was
+//! *overtaken* when it has no departure, and the old name has another value: another session
+//! deleted, resized or renamed the volume or object. The session that finds this out withdraws the
+//! arrival.
 //!
-//! *No step is done twice:* each compares the value that it replaces. Values never come back, since
-//! each rename counts in them, and so neither do arrivals and departures. To arrive at a free name
-//! compares how many steps of renames its shard saw, and counts this one.
+//! *No step is applied twice:* each compares the value that it replaces. Values never come back,
+//! since each rename counts in them, and so neither do arrivals and departures. The first step
+//! finds a free name, and an absent value does come back. So that step also compares how many steps
+//! of renames the shard counted, and counts itself.
 //!
-//! When both names are in one shard, one operation does it all.
+//! When both names are in one shard, one operation does all steps.
 
 use onefold_core::{
     Error, Kind, Result,
@@ -38,19 +40,20 @@ use crate::{
     settings::PlantedBug,
 };
 
-/// Decisions about one step, or looks at one name, until it is an error.
+/// Most decisions about one step, or looks at one name; after them the session reports an error.
 const DECISIONS: u32 = 100;
 
-/// Times that a rename is begun, because somebody else changed one of the names.
+/// Most beginnings of a rename; each after the first follows another session's change of a name.
 const ROUNDS: u32 = 16;
 
-/// How far a rename is whose arrival was seen.
+/// How far a rename has come whose arrival a session has met.
 enum Stage {
-    /// The old name has its value still; and how many steps its shard saw.
+    /// The old name still has its value. Contains how many steps its shard counted.
     Waiting(Vec<u8>),
     /// The old name was left.
     Left,
-    /// The old name has another value, and was not left for this one: it never will be.
+    /// The old name has another value, and was not left for this new name. The rename will never
+    /// happen.
     Overtaken,
     /// The new name has another value by now.
     Changed(Option<Vec<u8>>),
@@ -60,17 +63,18 @@ enum Stage {
 enum Advance {
     /// The old name was left.
     Left,
-    /// All is done.
+    /// All steps are done.
     Arrived,
-    /// The arrival was taken back.
+    /// The arrival was withdrawn.
     Withdrawn,
-    /// Somebody else was faster, or was it we, without a reply.
+    /// The operation found another value: another session was faster, or an earlier copy of the
+    /// operation was applied and its reply lost.
     Again,
     /// The new name has another value by now.
     Changed(Option<Vec<u8>>),
 }
 
-/// The arrival of something under a new name, decided from what both names stand for.
+/// The first step of a rename, decided from the values of both names.
 struct Arrival<'a> {
     kernel: &'a Kernel,
     from: &'a str,
@@ -78,17 +82,17 @@ struct Arrival<'a> {
     /// The value of the old name.
     old: Named,
     moving: Moving,
-    /// The count of steps that the last copy compared.
+    /// The count of steps that the last arrival compares; `None` while none was sent.
     sent: Option<Vec<u8>>,
-    /// The write that was sent last only keeps those copies out.
+    /// The write that was sent last only counts a step, so that copies of arrivals do nothing.
     refused: bool,
-    /// The old name has another value, and whether this rename gave it that is not known.
+    /// The old name has another value, and this rename may be the reason.
     unsure: bool,
 }
 
 /// The values of both names.
 struct SeenNames {
-    /// The shard of the new name is there.
+    /// The shard of the new name exists.
     exists: bool,
     steps: Vec<u8>,
     new: Option<Vec<u8>>,
@@ -110,12 +114,13 @@ impl<'a> Arrival<'a> {
         self.shard() == shard_of(self.kernel, self.from)
     }
 
-    /// True while the old name has the value that is renamed. An arrival of it stands then.
+    /// True while the old name has the value that is renamed. An arrival that was applied stays
+    /// as long.
     fn is_there(&self, seen: &SeenNames) -> bool {
         seen.old == Some(self.old.encode())
     }
 
-    /// True when no copy was applied by then.
+    /// True when the store had applied no copy of an arrival when both names were read.
     fn is_unapplied(&self, seen: &SeenNames) -> bool {
         self.sent.as_ref().is_none_or(|steps| *steps == seen.steps)
     }
@@ -124,7 +129,7 @@ impl<'a> Arrival<'a> {
         (STEPS.to_vec(), one_more(&seen.steps))
     }
 
-    /// Counts a step, so that no copy that was sent is applied any more.
+    /// Only counts a step, so that the store no longer applies an arrival that was sent before.
     fn refusal(&mut self, seen: &SeenNames) -> Write {
         self.refused = true;
         Write {
@@ -163,8 +168,8 @@ impl Operation<SeenNames> for Arrival<'_> {
         DECISIONS
     }
 
-    /// The new name is looked at first: an arrival that was there when the old name still had its
-    /// value is there then.
+    /// Reads the new name first. An arrival stays as long as the old name has its value. So where
+    /// the old name then still has it, no arrival had been applied that was not seen.
     fn look(&mut self) -> Result<SeenNames, Refusal> {
         let (to, from) = (name_key(self.to), name_key(self.from));
         let keys = vec![STEPS.to_vec(), to.clone(), from.clone()];
@@ -187,8 +192,8 @@ impl Operation<SeenNames> for Arrival<'_> {
         if seen.new.is_none() || self.kernel.planted(PlantedBug::TargetNotCompared) {
             return Ok(Some(self.arrival(seen)));
         }
-        // The name is taken, and the caller says so: a copy that comes when it is free again must
-        // do nothing.
+        // The new name is in use, and the caller is told so. When the name is free again, a late
+        // copy must do nothing.
         let copies = self.sent.is_some() && self.is_unapplied(seen);
         Ok(copies.then(|| self.refusal(seen)))
     }
@@ -237,7 +242,7 @@ impl<'k> Renames<'k> {
     }
 
     /// Finishes a rename to this name, and returns what the name stands for then.
-    pub(super) fn settled(&self, name: &str) -> Result<Option<Named>, Refusal> {
+    pub(super) fn finish(&self, name: &str) -> Result<Option<Named>, Refusal> {
         for _ in 0..DECISIONS {
             let Some(value) = name_value(self.kernel, name)? else { return Ok(None) };
             let Some(arrival) = moving(&value)? else { return named(&value).map(Some) };
@@ -250,20 +255,20 @@ impl<'k> Renames<'k> {
     ///
     /// # Errors
     /// `NotFound`: there is no such name. `Exists`: the new name is taken. `InvalidInput`: it is
-    /// no name. `Busy`: the names were changed meanwhile; it may be renamed or not.
+    /// no name. `Busy`: another session changed the names meanwhile; the rename may be done or not.
     pub(super) fn rename(&self, what: What, from: &str, to: &str) -> Result<()> {
         valid(to)?;
         let kind = if what == What::Volume { "volume" } else { "object" };
         let cannot = |refusal| failed(format_args!("{kind} {from:?} can't be renamed"), refusal);
         for _ in 0..ROUNDS {
-            let old = self.settled(from).map_err(cannot)?;
+            let old = self.finish(from).map_err(cannot)?;
             let Some(old) = old.filter(|named| named.what == what) else {
                 return Err(Error::new(Kind::NotFound, format!("there is no {kind} {from:?}")));
             };
-            if from == to || self.settled(to).map_err(cannot)?.is_some() {
+            if from == to || self.finish(to).map_err(cannot)?.is_some() {
                 return Err(Error::new(Kind::Exists, format!("{to:?} is there already")));
             }
-            self.kernel.note_renames().map_err(cannot)?;
+            self.kernel.record_renames().map_err(cannot)?;
             let mut arrival = Arrival::new(self.kernel, from, to, old)?;
             let began = self.kernel.carry_out(&mut arrival).map_err(cannot)?;
             let arrived = if began == Outcome::GivenUp || arrival.refused {
@@ -285,8 +290,8 @@ impl<'k> Renames<'k> {
         Err(cannot(Refusal::Busy))
     }
 
-    /// Takes the steps behind an arrival; false when it was overtaken, `None` when somebody else
-    /// ended it, and how is not known.
+    /// Does the steps after an arrival; false when it was overtaken. `None` when another session
+    /// ended the rename, and it is not known how.
     fn arrive(&self, to: &str, arrival: &Moving) -> Result<Option<bool>, Refusal> {
         let mut left = false;
         for _ in 0..DECISIONS {
@@ -304,7 +309,7 @@ impl<'k> Renames<'k> {
         Err(Refusal::Busy)
     }
 
-    /// Takes the next step of a rename.
+    /// Does the next step of a rename.
     fn advance(&self, to: &str, arrival: &Moving) -> Result<Advance, Refusal> {
         match self.stage(to, arrival)? {
             Stage::Waiting(steps) => self.leave(to, arrival, &steps),
@@ -312,7 +317,7 @@ impl<'k> Renames<'k> {
                 self.withdraw(to, arrival)
             }
             Stage::Left | Stage::Overtaken => {
-                self.settle(to, arrival)?;
+                self.complete(to, arrival)?;
                 self.forget(&shard_of(self.kernel, &arrival.other), &departure(to, arrival))?;
                 Ok(Advance::Arrived)
             }
@@ -320,8 +325,8 @@ impl<'k> Renames<'k> {
         }
     }
 
-    /// Finds out how far a rename is. The new name is read again where the old one tells nothing:
-    /// a departure goes only when the arrival did.
+    /// Finds out how far a rename has come. Without a departure, and with another value under the
+    /// old name, it reads the new name again: sessions remove the departure after the arrival.
     fn stage(&self, to: &str, arrival: &Moving) -> Result<Stage, Refusal> {
         let (name, left) = (name_key(&arrival.other), left_key(arrival.named.id));
         let keys = vec![STEPS.to_vec(), name.clone(), left.clone()];
@@ -339,7 +344,7 @@ impl<'k> Renames<'k> {
         Ok(if stands { Stage::Overtaken } else { Stage::Changed(now) })
     }
 
-    /// The name changes: the old one is left.
+    /// Leaves the old name. From then on the new name stands for the volume or object.
     fn leave(&self, to: &str, arrival: &Moving, steps: &[u8]) -> Result<Advance, Refusal> {
         let name = name_key(&arrival.other);
         let before = arrival.before().map(|named| named.encode()).unwrap_or_default();
@@ -360,7 +365,7 @@ impl<'k> Renames<'k> {
     }
 
     /// Makes the arrival the value of the name.
-    fn settle(&self, to: &str, arrival: &Moving) -> Result<bool, Refusal> {
+    fn complete(&self, to: &str, arrival: &Moving) -> Result<bool, Refusal> {
         let name = name_key(to);
         let mut guards = vec![Guard::Exists];
         if !self.kernel.planted(PlantedBug::ArrivalNotCompared) {
@@ -376,7 +381,7 @@ impl<'k> Renames<'k> {
         })
     }
 
-    /// Takes back an arrival that was overtaken.
+    /// Withdraws an arrival that was overtaken.
     fn withdraw(&self, to: &str, arrival: &Moving) -> Result<Advance, Refusal> {
         let name = name_key(to);
         let withdrawn = self.compared(Write {
@@ -387,7 +392,7 @@ impl<'k> Renames<'k> {
         Ok(if withdrawn { Advance::Withdrawn } else { Advance::Again })
     }
 
-    /// Removes a departure of which the arrival is settled.
+    /// Removes a departure, once its arrival has become the value of the new name.
     fn forget(&self, shard: &ObjectName, departure: &Moving) -> Result<bool, Refusal> {
         let key = left_key(departure.named.id);
         self.compared(Write {
@@ -397,20 +402,21 @@ impl<'k> Renames<'k> {
         })
     }
 
-    /// Finishes the rename that a departure was left by.
+    /// Finishes the rename that left a departure.
     pub(super) fn finish_departure(
         &self,
         shard: &ObjectName,
         departure: &Moving,
     ) -> Result<bool, Refusal> {
-        self.settled(&departure.other)?;
+        self.finish(&departure.other)?;
         self.forget(shard, departure)
     }
 
-    /// Finishes the rename to a name that something is arriving under.
+    /// Finishes the rename to a name that has an arrival.
     pub(super) fn finish_arrival(&self, name: &str) -> Result<bool, Refusal> {
-        self.settled(name)?;
-        // Settling took the note along; where none was settled, it is nothing's.
+        self.finish(name)?;
+        // The step that completes a rename also removes the key of the arrival. Without an arrival
+        // the key stands for nothing, and is removed here.
         let value = name_value(self.kernel, name)?;
         if value.as_ref().is_some_and(|value| Moving::is_one(value)) {
             return Ok(true);
@@ -422,8 +428,8 @@ impl<'k> Renames<'k> {
         })
     }
 
-    /// Sends an operation that compares what it replaces; false when that is no longer there, also
-    /// because the operation was applied before, and its reply lost.
+    /// Sends an operation that compares what it replaces. False when the store has another value,
+    /// perhaps because an earlier copy of the operation was applied and its reply lost.
     fn compared(&self, write: Write) -> Result<bool, Refusal> {
         match self.kernel.until_answered(&write) {
             Ok(_) => Ok(true),
@@ -442,7 +448,7 @@ fn named(value: &[u8]) -> Result<Named, Refusal> {
     Named::decode(value).map_err(Refusal::Failed)
 }
 
-/// The arrival that a name's value is, if it is one.
+/// The arrival, where the value of a name is one.
 fn moving(value: &[u8]) -> Result<Option<Moving>, Refusal> {
     if !Moving::is_one(value) {
         return Ok(None);
@@ -487,11 +493,11 @@ mod tests {
     }
 
     /// The first steps of a rename by a session that dies then.
-    fn take_steps(session: &Session, to: &str, steps: u32) {
+    fn do_steps(session: &Session, to: &str, steps: u32) {
         let kernel = session.kernel();
         let renames = Renames::of(kernel);
-        kernel.note_renames().unwrap();
-        let old = renames.settled(OLD).unwrap().unwrap();
+        kernel.record_renames().unwrap();
+        let old = renames.finish(OLD).unwrap().unwrap();
         let mut arrival = Arrival::new(kernel, OLD, to, old).unwrap();
         if steps > 0 {
             assert_eq!(kernel.carry_out(&mut arrival).unwrap(), Outcome::Applied);
@@ -500,7 +506,7 @@ mod tests {
             assert!(matches!(renames.advance(to, &arrival.moving).unwrap(), Advance::Left));
         }
         if steps > 2 {
-            assert!(renames.settle(to, &arrival.moving).unwrap());
+            assert!(renames.complete(to, &arrival.moving).unwrap());
         }
         if steps > 3 {
             let departure = departure(to, &arrival.moving);
@@ -522,7 +528,7 @@ mod tests {
             let first = open(&store, "first");
             make(&first, what, OLD);
             let to = new_name(&first, false);
-            take_steps(&first, &to, steps);
+            do_steps(&first, &to, steps);
             let looking =
                 Session::look(Arc::new(store.session("looking")), Settings::default()).unwrap();
             let now = if steps < 2 { OLD } else { &to };
@@ -558,9 +564,9 @@ mod tests {
                 Some(after).filter(|name| !name.is_empty()).into_iter().collect();
             assert_eq!(names(&other), left, "{what:?} after {steps}, {finisher}");
             // Nothing of the rename is left.
-            let unsettled = crate::names::Names::of(other.kernel()).unsettled().unwrap();
-            assert!(unsettled.records.is_empty());
-            assert!(unsettled.arrivals.is_empty() && unsettled.departures.is_empty());
+            let unfinished = crate::names::Names::of(other.kernel()).unfinished().unwrap();
+            assert!(unfinished.records.is_empty());
+            assert!(unfinished.arrivals.is_empty() && unfinished.departures.is_empty());
         }
     }
 
@@ -596,7 +602,7 @@ mod tests {
         let session = open(&store, "one");
         let to = new_name(&session, false);
         make(&session, What::Put, OLD);
-        take_steps(&session, &to, 1);
+        do_steps(&session, &to, 1);
         session.put(OLD, &mut &b"another"[..]).unwrap();
         make(&session, What::Volume, &to);
         assert_eq!(session.get(OLD, &mut Vec::new()).unwrap(), 7);
@@ -605,7 +611,7 @@ mod tests {
     #[test]
     fn a_volume_that_is_attached_goes_on_and_only_the_first_rename_changes_the_format() {
         let store = made();
-        let noted = || {
+        let recorded = || {
             let session = Session::look(Arc::new(store.session("look")), Settings::default());
             session.unwrap().format().renames
         };
@@ -613,10 +619,10 @@ mod tests {
         make(&session, What::Volume, OLD);
         let volume = Volume::attach(&session, OLD, Mode::Own).unwrap();
         volume.write_at(0, &[1; 4096]).unwrap();
-        assert!(!noted());
+        assert!(!recorded());
         let to = new_name(&session, false);
         open(&store, "two").rename(What::Volume, OLD, &to).unwrap();
-        assert!(noted());
+        assert!(recorded());
         volume.write_at(4096, &[2; 4096]).unwrap();
         volume.renew().unwrap();
         volume.detach().unwrap();
@@ -625,7 +631,7 @@ mod tests {
         volume.read_at(0, &mut bytes).unwrap();
         assert_eq!((bytes[0], bytes[8191]), (1, 2));
         volume.detach().unwrap();
-        // A server has it once, whatever it is called.
+        // A server attaches the volume once, whatever its name is.
         let exports = ClusterExports::new(session.clone(), Mode::Own);
         let served = exports.open(&to).unwrap();
         session.rename(What::Volume, &to, "third").unwrap();

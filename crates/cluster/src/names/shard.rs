@@ -1,13 +1,13 @@
-//! Shards of names: which one has a name, and their keys.
+//! Shards of names: which shard has a name, and the keys of a shard.
 //!
 //! | key | what |
 //! |---|---|
-//! | `n` and a name | what the name stands for, or what is arriving under it |
-//! | `x` and a number | a thing that has no name |
-//! | `y` and a name | something is arriving under the name |
-//! | `z` and a number | the thing left this shard for another name |
+//! | `n` and a name | the volume or object that the name stands for, or an arrival |
+//! | `x` and a number | the record of a volume or object without a name |
+//! | `y` and a name | the name has an arrival |
+//! | `z` and a number | the departure of a volume or object from a name in this shard |
 //! | `c` | how many records the shard ever had |
-//! | `r` | how many steps of renames the shard saw |
+//! | `r` | how many steps of renames the shard counted |
 
 use onefold_core::{
     Error, Kind, Result, checksum,
@@ -24,7 +24,7 @@ pub(super) const LEFT: u8 = b'z';
 /// How many records a shard ever had.
 pub(super) const COUNT: &[u8] = b"c";
 
-/// How many steps of renames a shard saw: arrivals, and names that were left.
+/// How many steps of renames a shard counted: arrivals, and names that were left.
 pub(super) const STEPS: &[u8] = b"r";
 
 /// Most bytes of a name.
@@ -68,7 +68,7 @@ pub(super) fn shards(kernel: &Kernel) -> Vec<ObjectName> {
         .collect()
 }
 
-/// These keys of a shard, as far as they are there; `None` when the shard is not.
+/// Keys of a shard with their values, where they exist; `None` when the shard does not.
 pub(super) fn values(
     kernel: &Kernel,
     shard: &ObjectName,
@@ -93,7 +93,7 @@ pub(super) fn name_value(kernel: &Kernel, name: &str) -> Result<Option<Vec<u8>>,
     Ok(pairs.and_then(|pairs| value_of(&pairs, &key)))
 }
 
-/// One more than a count of a shard; none was ever set where it is absent.
+/// One more than a count of a shard. A count that is absent stands for 0.
 pub(super) fn one_more(count: &[u8]) -> Vec<u8> {
     let next = count.try_into().map_or(1, |bytes| u64::from_le_bytes(bytes).wrapping_add(1));
     next.to_le_bytes().to_vec()

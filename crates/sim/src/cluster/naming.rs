@@ -1,10 +1,10 @@
-//! The checker of names: after every operation that changes one of their shards it reads them as the
-//! format says, without the engine.
+//! The checker of names. After every operation that changes a shard of names, it reads all names as
+//! the format says, without the engine.
 //!
-//! *One name:* a volume or object that has a name has exactly one. It loses it only by being
-//! deleted, on demand, or by a rename that somebody asked for and was not told to be refused. What
-//! was deleted never has a name again. A rename that is acknowledged was done, and what a lookup
-//! gives stood under the name at some moment of it.
+//! *One name:* a volume or object that has a name has exactly one. The name goes only by a deletion
+//! or a rename that an actor asked for, and that was not refused. A deleted volume or object never
+//! has a name again. A rename that was acknowledged was done. A lookup finds what the name stood
+//! for at some moment of the lookup.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,15 +13,15 @@ use onefold_core::object::{Change, Write, model::Objects};
 
 use super::model::Finding;
 
-/// Bytes of a name's value in front of the other name, for what is being renamed.
+/// Bytes of an arrival or departure in front of the other name.
 const HEAD: usize = 33;
 
 /// A request of an actor.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Asked {
-    /// Another name.
+    /// Give the volume or object of the first name the second one.
     Rename(String, String),
-    /// The thing of this name is deleted, or replaced.
+    /// Delete or replace the volume or object of this name.
     Delete(String),
 }
 
@@ -29,52 +29,53 @@ pub(super) enum Asked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Done,
-    /// Nothing was done, and nothing will be.
+    /// The store applied nothing, and never will.
     Refused,
-    /// It may have been done, or may be still.
+    /// The store may have applied the request, or may still do so.
     Unknown,
-    /// There may have been nothing to do.
+    /// Perhaps nothing had to be done.
     Moot,
 }
 
-/// The requests of one kind.
+/// Equal requests.
 #[derive(Default)]
 struct Requests {
-    /// Without an answer.
+    /// Requests without an answer.
     open: u64,
-    /// Whose end is not known.
+    /// Requests whose end is not known.
     unknown: u64,
-    /// Times that it may be done still.
+    /// Times that the change may still be done.
     left: u64,
-    /// Times that it was done.
+    /// Times that the change was done.
     done: u64,
 }
 
-/// A request, how often the same was done before, and when it came.
+/// A request, how often an equal one was done before, and the number of changes when it came.
 pub(super) struct Ticket {
     asked: Asked,
     before: u64,
     then: u64,
 }
 
-/// The things that a name stood for, each with the change that began it.
+/// What a name stood for, from which change on: the number of a volume or object, and whether it is
+/// a volume; `None` for nothing.
 type Times = Vec<(u64, Option<(u64, bool)>)>;
 
-/// The names as they are, as they were, and what actors ask for.
+/// All names, what each stood for in the past, and the requests of actors.
 #[derive(Default)]
 pub(super) struct Naming {
-    /// Names are looked at: something is renamed.
+    /// True where some actor renames: the checker reads the names.
     watches: bool,
     /// Changes so far.
     now: u64,
-    /// By number: the name, and whether it is a volume.
+    /// The name of each volume and object, by its number, and whether it is a volume.
     named: BTreeMap<u64, (String, bool)>,
     times: BTreeMap<String, Times>,
     deleted: BTreeSet<u64>,
     requests: BTreeMap<Asked, Requests>,
-    /// The token that an actor puts now.
+    /// The token of the object that each actor puts now.
     putting: BTreeMap<usize, u32>,
-    /// Tokens that were put, by their numbers.
+    /// Tokens of the objects that were put, by the numbers of the objects.
     tokens: BTreeMap<u64, u32>,
 }
 
@@ -82,7 +83,8 @@ fn id_of(value: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(value.get(1..9)?.try_into().ok()?))
 }
 
-/// True when a name with this value has something, also by a rename that is half done.
+/// True when a name with this value stands for a volume or object, by its value, or by an arrival
+/// and its departure.
 pub(super) fn has(objects: &Objects, name: &[u8], value: &[u8]) -> bool {
     match value.first() {
         Some(1 | 2) => true,
@@ -101,7 +103,7 @@ fn shards(objects: &Objects) -> impl Iterator<Item = &Shard> {
     objects.all().filter(|(name, _)| name.name.starts_with("n.")).map(|(_, object)| &object.omap)
 }
 
-/// Something of a rename is left, though all is quiet.
+/// A finding when a key or value of an unfinished rename exists; for moments when no actor works.
 pub(super) fn half_done(objects: &Objects) -> Option<Finding> {
     let half = |(key, value): (&Vec<u8>, &Vec<u8>)| {
         matches!(key.first(), Some(b'y' | b'z'))
@@ -117,17 +119,17 @@ impl Naming {
         Naming { watches, ..Naming::default() }
     }
 
-    /// Somebody begins to put something.
+    /// An actor begins to put an object.
     pub(super) fn puts(&mut self, actor: usize, token: u32) {
         self.putting.insert(actor, token);
     }
 
-    /// Looks at the names after an operation that was applied.
+    /// Reads and checks the names after the store applied an operation.
     pub(super) fn after(&mut self, objects: &Objects, actor: usize, op: &Write) -> Option<Finding> {
         if !self.watches || !op.object.name.starts_with("n.") {
             return None;
         }
-        self.note_put(actor, op);
+        self.record_put(actor, op);
         let mut named: BTreeMap<u64, (String, bool)> = BTreeMap::new();
         for (key, value) in shards(objects).flatten() {
             let Some(name) = key.strip_prefix(b"n") else { continue };
@@ -153,15 +155,15 @@ impl Naming {
                 return Some(Finding::new("OneName", format!("{id}, {name:?}, has no name")));
             }
             self.deleted.insert(*id);
-            self.note(name, None, *volume);
+            self.record(name, None, *volume);
             if let Some(finding) = self.was_done(&Asked::Delete(name.clone())) {
                 return Some(finding);
             }
         }
-        // A name that was left may have been given to something else by the same operation.
+        // The same operation may have given the name that was left to another volume or object.
         for (id, (name, volume)) in &before {
             if let Some((now, _)) = named.get(id).filter(|(now, _)| now != name) {
-                self.note(name, None, *volume);
+                self.record(name, None, *volume);
                 if let Some(finding) = self.was_done(&Asked::Rename(name.clone(), now.clone())) {
                     return Some(finding);
                 }
@@ -174,13 +176,13 @@ impl Naming {
                 let message = format!("{id} was deleted, and is {name:?} again");
                 return Some(Finding::new("OneName", message));
             }
-            self.note(name, Some(*id), *volume);
+            self.record(name, Some(*id), *volume);
         }
         None
     }
 
-    /// The number that a put gets.
-    fn note_put(&mut self, actor: usize, op: &Write) {
+    /// Records the number of an object that is put.
+    fn record_put(&mut self, actor: usize, op: &Write) {
         let Some(token) = self.putting.get(&actor) else { return };
         for change in &op.changes {
             let Change::SetOmap(pairs) = change else { continue };
@@ -192,13 +194,15 @@ impl Naming {
         }
     }
 
-    fn note(&mut self, name: &str, id: Option<u64>, volume: bool) {
+    /// Records that a name stands for another volume or object, or for nothing.
+    fn record(&mut self, name: &str, id: Option<u64>, volume: bool) {
         let times = self.times.entry(name.into()).or_default();
-        // An operation that takes a name and gives it to another thing is one change.
+        // One operation may remove a name and give it to another volume or object: one change.
         times.retain(|(at, _)| *at < self.now);
         times.push((self.now, id.map(|id| (id, volume))));
     }
 
+    /// A change was done: some actor must have asked for it.
     fn was_done(&mut self, asked: &Asked) -> Option<Finding> {
         let requests = self.requests.entry(asked.clone()).or_default();
         requests.done += 1;
@@ -212,7 +216,7 @@ impl Naming {
         None
     }
 
-    /// Somebody asks for something.
+    /// An actor sends a request.
     pub(super) fn ask(&mut self, asked: Asked) -> Ticket {
         let requests = self.requests.entry(asked.clone()).or_default();
         requests.open += 1;
@@ -220,7 +224,7 @@ impl Naming {
         Ticket { asked, before: requests.done, then: self.now }
     }
 
-    /// The answer to it.
+    /// The answer to a request: a finding when it says what is not so.
     pub(super) fn answer(&mut self, ticket: &Ticket, end: End) -> Option<Finding> {
         let deleted = self.is_deleted(ticket);
         let requests = self.requests.entry(ticket.asked.clone()).or_default();
@@ -240,18 +244,18 @@ impl Naming {
             .then(|| Finding::new("Answer", format!("{:?} was {end:?}, and was not", ticket.asked)))
     }
 
-    /// True when what is to be deleted was, perhaps under another name by then.
+    /// True when the volume or object that was to be deleted was, perhaps under another name.
     fn is_deleted(&self, ticket: &Ticket) -> bool {
         let Asked::Delete(name) = &ticket.asked else { return false };
         self.since(name, ticket.then).iter().flatten().any(|(id, _)| self.deleted.contains(id))
     }
 
-    /// How many changes there were.
+    /// The number of changes of names so far.
     pub(super) fn now(&self) -> u64 {
         self.now
     }
 
-    /// The things that a name stood for at some moment since; `None` for nothing.
+    /// What a name stood for at any moment since change `then`; `None` for nothing.
     pub(super) fn since(&self, name: &str, then: u64) -> BTreeSet<Option<(u64, bool)>> {
         let times = self.times.get(name).map_or(&[][..], Vec::as_slice);
         let first = times.iter().rev().find(|(at, _)| *at <= then).and_then(|(_, what)| *what);
@@ -259,7 +263,7 @@ impl Naming {
         later.chain([first]).collect()
     }
 
-    /// The tokens that stood under a name at some moment since.
+    /// The tokens of the objects that a name stood for at any moment since change `then`.
     pub(super) fn tokens_since(&self, name: &str, then: u64) -> BTreeSet<Option<u32>> {
         let token = |what: Option<(u64, bool)>| {
             what.filter(|(_, volume)| !volume).and_then(|(id, _)| self.tokens.get(&id).copied())
@@ -267,14 +271,14 @@ impl Naming {
         self.since(name, then).into_iter().map(token).collect()
     }
 
-    /// Compares a listing that began then: it has what had its name all the time, and nothing that
-    /// had another one.
+    /// Checks a listing that began at change `then`. Each volume and object that had a name all the
+    /// time must be in it, once, and under a name that it had.
     pub(super) fn listed(&self, names: &[(String, u64)], then: u64) -> Option<Finding> {
         let twice = names.iter().map(|(_, id)| id).collect::<BTreeSet<_>>().len() < names.len();
         let wrong = names.iter().find(|(name, id)| {
             !self.since(name, then).iter().flatten().any(|(named, _)| named == id)
         });
-        // A thing that came or went meanwhile may be missing.
+        // A volume or object that was made or deleted meanwhile may be missing.
         let made = |id: &u64| {
             let of = |times: &Times| {
                 times.iter().find(|(_, what)| what.is_some_and(|it| it.0 == *id)).map(|(at, _)| *at)

@@ -1,4 +1,4 @@
-//! The parameters of a run, which its seed draws before it begins; they are printed when it fails.
+//! The parameters of a run. Its seed decides them before it begins; a run that fails prints them.
 
 use std::time::Duration;
 
@@ -12,65 +12,65 @@ use crate::rng::Rng;
 pub struct Params {
     /// The seed.
     pub seed: u64,
-    /// The chunk pool.
+    /// The kind of the chunk pool.
     pub chunks: PoolKind,
     /// Volumes.
     pub volumes: usize,
     /// Bytes of a volume.
     pub volume_bytes: u64,
-    /// Bytes of a metadata object, and of a chunk.
+    /// Bytes of a metadata object.
     pub object_bytes: u32,
     /// Bytes of a chunk.
     pub chunk_bytes: u32,
-    /// Shards of the lists.
+    /// Shards of the names, and of the dirty list.
     pub shards: u16,
-    /// Clients that want each volume.
+    /// Clients that compete for each volume.
     pub clients: usize,
     /// Workers.
     pub workers: usize,
-    /// There is somebody who puts objects.
+    /// An actor puts objects.
     pub puts: bool,
-    /// There is a scrub under way.
+    /// An actor scrubs beside the clients.
     pub scrubs: bool,
     /// Different contents of chunks that clients write again and again.
     pub palette: u32,
-    /// Writes that take one of these, in percent.
+    /// Writes that have one of these contents, in percent.
     pub duplicates: u64,
-    /// Events until all calm down.
+    /// Events until all actors calm down.
     pub events: u64,
-    /// Replies lost, in thousandths of operations.
+    /// Operations whose reply is lost, in thousandths.
     pub unknown: u64,
     /// Operations of which a copy comes late, in thousandths.
     pub copies: u64,
-    /// Late copies that come, in thousandths of events.
+    /// Events at which a late copy comes, in thousandths.
     pub late: u64,
-    /// Actors that are killed, in thousandths of events.
+    /// Events at which an actor is killed, in thousandths.
     pub kills: u64,
-    /// Actors that are stopped or continued, in thousandths of events.
+    /// Events at which an actor is stopped or continued, in thousandths.
     pub stops: u64,
-    /// Jumps of the time, in thousandths of events.
+    /// Events at which the time jumps, in thousandths.
     pub jumps: u64,
     /// Operations that find the store full, in thousandths.
     pub full: u64,
-    /// Milliseconds that clocks differ by, at most.
+    /// Most milliseconds between two clocks.
     pub drift: u64,
-    /// Longest page of a listing.
+    /// Most names or keys on a page of a listing.
     pub page: usize,
     /// Milliseconds that an object must be unchanged before it is deduplicated.
     pub cold: u64,
-    /// Reads that make a chunk hot; 0 for never.
+    /// Seconds of the last minute with a read of a chunk that make it hot; 0 for never.
     pub hit_count: u32,
     /// Chunks that are kept although they are clean.
     pub cached: u64,
     /// References at which a chunk gets more copies.
     pub spread_at: usize,
-    /// Long trims that have not reached all their objects, at most.
+    /// Most long trims that have not reached all their objects.
     pub discards_max: usize,
-    /// Maps that a client remembers.
+    /// Most maps that a client remembers.
     pub known_objects: usize,
-    /// A metadata object is lost in the end.
+    /// The store loses a metadata object in the end.
     pub loss: bool,
-    /// Clients that deduplicate by themselves, inline or flush-through, in percent each.
+    /// Clients that deduplicate inline, in percent; as many deduplicate flush-through.
     pub own_dedup: u64,
     /// Volumes are cut by their content.
     pub content: bool,
@@ -78,19 +78,19 @@ pub struct Params {
     pub recovers: bool,
     /// Calls of a client before it begins anew with another session.
     pub calls: u64,
-    /// Copies that are late come when all is clean, and not before.
+    /// Late copies come when all objects are clean, and not before.
     pub late_last: bool,
     /// Reads and trims also come between writes that wait together.
     pub mixed: bool,
-    /// Somebody resizes the last volume, and deletes it and makes it anew.
+    /// An actor resizes the last volume, deletes it, and makes it anew.
     pub steward: bool,
-    /// Nothing goes wrong.
+    /// The run has no faults, and no actor is in another one's way.
     pub tidy: bool,
     /// In the end a chunk object goes bad.
     pub decay: bool,
     /// In the end a clock is set back.
     pub set_back: bool,
-    /// Somebody gives volumes and objects other names.
+    /// An actor renames volumes and objects.
     pub renames: bool,
     /// The planted bug, by its index.
     pub bug: Option<usize>,
@@ -107,7 +107,7 @@ impl Params {
         if has_renames(seed) { params.renaming() } else { params }
     }
 
-    /// What is drawn for seeds in which something is renamed.
+    /// Draws the parameters of seeds in which an actor renames.
     fn renaming(self) -> Params {
         let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_6406);
         let mut of = |choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
@@ -132,7 +132,7 @@ impl Params {
         }
     }
 
-    /// Draws the parameters of two seeds in five, from a source of their own: kept seeds must stay
+    /// Draws the parameters of two seeds in five from a source of their own. So the kept seeds stay
     /// what they were.
     fn wild(self) -> Params {
         let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_6402);
@@ -158,7 +158,8 @@ impl Params {
         .tidied(of(&[0, 0, 0, 0, 0, 1]) == 1)
     }
 
-    /// Copies come when all is clean. Who is shut out has none, and so nobody is.
+    /// Late copies come when all objects are clean. The store applies no copy of a fenced session,
+    /// so no session is fenced.
     fn late_last(self, last: bool) -> Params {
         if !last {
             return self;
@@ -174,8 +175,8 @@ impl Params {
         }
     }
 
-    /// Nothing goes wrong, and nobody is in another one's way: then nobody fails, and a scrub finds
-    /// nothing but references that are false.
+    /// A run without faults, in which no actor is in another one's way. Then no actor may fail, and
+    /// a scrub may find nothing but false references.
     fn tidied(self, tidy: bool) -> Params {
         if !tidy {
             return self;
@@ -248,19 +249,19 @@ impl Params {
         }
     }
 
-    /// True when nobody is away for longer than a lease, so that workers should not do the same.
+    /// True when no actor is away for longer than a lease, so that leases keep workers apart.
     #[must_use]
     pub fn is_orderly(&self) -> bool {
         self.jumps == 0 && self.stops == 0 && self.kills == 0
     }
 
-    /// True when what is deleted is looked up in the pool's listing: in one seed of nine, none of
-    /// them kept.
+    /// True in one seed of nine, none of which was kept. Deletions then read the listing of the
+    /// pool.
     fn lists(&self) -> bool {
         self.seed % 9 == 5
     }
 
-    /// How a session works.
+    /// The settings of a session.
     #[must_use]
     pub fn settings(&self) -> Settings {
         Settings {
@@ -287,7 +288,7 @@ impl Params {
         }
     }
 
-    /// The store.
+    /// The format of the store.
     #[must_use]
     pub fn format(&self) -> Format {
         Format {
@@ -302,27 +303,27 @@ impl Params {
     }
 }
 
-/// Limits that are tiny in some seeds, so that they are reached; drawn apart, so that all else of a
-/// seed stays as it was.
+/// Draws a limit that is tiny in some seeds, so that runs reach it. The limit has a source of its
+/// own, so that all else of a seed stays as it was.
 fn draw_limit(seed: u64) -> usize {
     [1, 2, 64][Rng::new(seed ^ 0x6f6e_6566_6f6c_6403).below(3) as usize]
 }
 
-/// Draws the faults that come when all is clean, each in one seed of four; from a source of their
-/// own for the same reason.
+/// Draws the faults that come when all objects are clean, each in one seed of four. They have a
+/// source of their own for the same reason.
 fn draw_ends(seed: u64) -> [bool; 2] {
     let rng = &mut Rng::new(seed ^ 0x6f6e_6566_6f6c_6404);
     [(); 2].map(|()| rng.below(4) == 0)
 }
 
-/// True for seeds in which something is renamed: one of seven, but none that was kept before, nor any
-/// of the first ones.
+/// True for seeds in which an actor renames: one of seven, without the first 300, and without those
+/// that were kept before.
 fn has_renames(seed: u64) -> bool {
     seed >= 300 && seed % 7 == 2
 }
 
-/// True for seeds with what came later: the other three of five are as they were when some of them
-/// were kept.
+/// True for two seeds of five, to which later parameters apply. The other three are as they were
+/// when some of them were kept.
 fn is_wild(seed: u64) -> bool {
     matches!(seed % 5, 0 | 2)
 }

@@ -1,4 +1,4 @@
-//! The actor that gives volumes and objects other names, beside clients that use them.
+//! The actor that renames volumes and objects, while clients use them.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use super::{
     world::World,
 };
 
-/// Names of objects that are put; the last one may be a volume's, too.
+/// Names of objects that are put. A volume may have the last one, too.
 pub(super) const OBJECTS: [&str; 3] = ["p0", "p1", "s"];
 
-/// Names of volumes that nobody uses.
+/// Names of volumes that no client uses.
 const VOLUMES: [&str; 3] = ["x0", "x1", "s"];
 
-/// The names of a volume that clients use.
+/// The two names between which a volume of clients changes.
 pub(super) fn names_of(volume: usize) -> [String; 2] {
     [format!("v{volume}"), format!("w{volume}")]
 }
 
-/// The end of a request for a name, as its answer tells it.
+/// The end of a request, according to its answer.
 pub(super) fn end_of<T>(answer: &Result<T>) -> End {
     match answer {
         Ok(_) => End::Done,
@@ -71,7 +71,7 @@ fn call(world: &Arc<World>, session: &Arc<Session>) -> Result<()> {
         65..73 => delete(world, session, What::Put, OBJECTS[first]),
         73..78 => delete(world, session, What::Volume, VOLUMES[first]),
         78..85 => session.create_volume(VOLUMES[first], 1 << 16),
-        // The session that resized it before is shut out.
+        // Resizing fences the session that resized the volume before.
         85..87 if !world.inner().params.tidy => {
             session.resize_volume(VOLUMES[first], 1 << 15 << other)
         }
@@ -80,7 +80,7 @@ fn call(world: &Arc<World>, session: &Arc<Session>) -> Result<()> {
     }
 }
 
-/// Renames, and compares the answer with what became of it.
+/// Renames, and checks the answer against what was done.
 fn rename(world: &Arc<World>, session: &Session, what: What, from: &str, to: &str) -> Result<()> {
     let (ticket, then) = {
         let mut inner = world.inner();
@@ -113,7 +113,7 @@ fn rename(world: &Arc<World>, session: &Session, what: What, from: &str, to: &st
     renamed
 }
 
-/// Deletes, and compares the answer likewise.
+/// Deletes, and checks the answer against what was done.
 pub(super) fn delete(world: &Arc<World>, session: &Session, what: What, name: &str) -> Result<()> {
     let ticket = world.inner().naming.ask(Asked::Delete(name.into()));
     let deleted = session.delete(name, what);
@@ -124,7 +124,7 @@ pub(super) fn delete(world: &Arc<World>, session: &Session, what: What, name: &s
     deleted
 }
 
-/// Lists all names: what had one all the time is there, once.
+/// Lists all names, and checks the listing.
 pub(super) fn list(world: &Arc<World>, session: &Session) -> Result<()> {
     let then = world.inner().naming.now();
     let names = session.names()?;
@@ -136,7 +136,7 @@ pub(super) fn list(world: &Arc<World>, session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// The names under which the volumes of clients are found now, the newest of each pair.
+/// The name of a volume of clients. If both its names stand for volumes, the newer one counts.
 pub(super) fn newest(session: &Session, volume: usize) -> Result<Option<String>, Error> {
     let mut newest = None;
     for name in names_of(volume) {
