@@ -28,6 +28,7 @@ use onefold_core::{
 
 use parking_lot::Mutex;
 
+use self::notes::Notes;
 use crate::{
     format::{BLOCK, Chunk, ChunkId, Reference, Stamp, key},
     kernel::Kernel,
@@ -74,8 +75,7 @@ pub(crate) struct ChunkPool {
     kernel: Arc<Kernel>,
     /// How often the copies of a chunk were doubled, as far as it is known here; a hint.
     spreads: Mutex<BTreeMap<ChunkId, u8>>,
-    /// Keys of attempts that the next record of attempts removes.
-    attempts_over: Mutex<Vec<Vec<u8>>>,
+    notes: Notes,
     /// Most chunks of the last batch were new: assume the same of the next batch.
     mostly_new: AtomicBool,
 }
@@ -83,9 +83,9 @@ pub(crate) struct ChunkPool {
 impl ChunkPool {
     pub(crate) fn new(kernel: Arc<Kernel>) -> ChunkPool {
         ChunkPool {
+            notes: Notes::new(kernel.clone()),
             kernel,
             spreads: Mutex::default(),
-            attempts_over: Mutex::default(),
             mostly_new: AtomicBool::new(false),
         }
     }
@@ -169,7 +169,7 @@ impl ChunkPool {
         &self,
         wanted: &[(ChunkId, &[u8], Reference)],
     ) -> Result<Vec<Chunk>, Refusal> {
-        self.attempt(wanted)?;
+        self.notes.record(wanted)?;
         self.add_noted(wanted, None)
     }
 
@@ -179,7 +179,7 @@ impl ChunkPool {
         &self,
         wanted: &[(ChunkId, &[u8], Reference)],
     ) -> Result<Vec<Chunk>, Refusal> {
-        self.add_noted(wanted, self.attempt_op(wanted))
+        self.add_noted(wanted, self.notes.record_op(wanted))
     }
 
     fn add_noted(
@@ -231,6 +231,20 @@ impl ChunkPool {
             None => self.add_reference(wanted[n].0, wanted[n].1, &wanted[n].2),
         };
         added.into_iter().enumerate().map(rest).collect()
+    }
+
+    /// The attempts at these references are over: the references are in use, or were dropped.
+    /// Attempts at a chunk whose copies were doubled stay for workers, because an earlier try may
+    /// have added the same reference to another copy.
+    pub(crate) fn attempts_are_over(&self, added: impl IntoIterator<Item = (Chunk, Reference)>) {
+        let spreads = self.spreads.lock();
+        let over = added.into_iter().filter(|(chunk, _)| !spreads.contains_key(&chunk.id));
+        self.notes.are_over(over.map(|(_, reference)| reference));
+    }
+
+    /// Removes at once the attempts that are over.
+    pub(crate) fn forget_attempts(&self) {
+        self.notes.forget();
     }
 
     /// The guard that finds out that the number of copies is another one.
