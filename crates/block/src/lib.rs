@@ -19,6 +19,7 @@ mod idleness;
 mod index;
 mod kernel;
 mod overlay;
+mod rules;
 pub mod schedule;
 mod scheme;
 mod settings;
@@ -32,5 +33,7 @@ pub use counters::Counts;
 pub use coverage::Mark;
 pub use engine::{CheckpointStep, Engine, Filled, Idleness};
 pub use format::catalogue::{NO_DEDUP_MAX, NoDedup};
-pub use settings::{Format, Limits, MEMORY_MIN, Persistence, PlantedBug, Settings};
+#[cfg(feature = "planted-bugs")]
+pub use rules::Rule;
+pub use settings::{Format, Limits, MEMORY_MIN, Persistence, Settings};
 pub use store::{BlockVolume, Status, Store, StoreExports, VolumeStatus};

@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use onefold_core::{Algorithm, Error, Kind, Result};
 
-use crate::format::{
-    Identity,
-    catalogue::{DISCARDS_MAX, VOLUMES_MAX},
-    geometry::{Geometry, ZONE_BLOCKS_MAX},
-    record::WindowNumber,
-    superblock::{CUTS_MAX, Fixed, Layout, Leftover, SchemeName},
+use crate::{
+    format::{
+        Identity,
+        catalogue::{DISCARDS_MAX, VOLUMES_MAX},
+        geometry::{Geometry, ZONE_BLOCKS_MAX},
+        record::WindowNumber,
+        superblock::{CUTS_MAX, Fixed, Layout, Leftover, SchemeName},
+    },
+    rules::Rule,
 };
 
 /// When a write is acknowledged.
@@ -213,9 +216,9 @@ pub struct Settings {
     /// scattered.
     #[cfg(feature = "planted-bugs")]
     pub no_room_to_append: bool,
-    /// A defect that the simulator must find.
+    /// The rule that the steps break; the simulator must find that out.
     #[cfg(feature = "planted-bugs")]
-    pub bug: Option<PlantedBug>,
+    pub broken: Option<Rule>,
 }
 
 impl Settings {
@@ -239,7 +242,7 @@ impl Settings {
             #[cfg(feature = "planted-bugs")]
             no_room_to_append: false,
             #[cfg(feature = "planted-bugs")]
-            bug: None,
+            broken: None,
         }
     }
 
@@ -274,141 +277,16 @@ impl Settings {
         false
     }
 
-    /// True when this defect was asked for.
+    /// True unless the simulator asked the steps to break this rule.
     #[cfg(feature = "planted-bugs")]
-    pub(crate) fn has(&self, bug: PlantedBug) -> bool {
-        self.bug == Some(bug)
+    pub(crate) fn keeps(&self, rule: Rule) -> bool {
+        self.broken != Some(rule)
     }
 
-    /// No defect in a product build.
+    /// A product keeps every rule.
     #[cfg(not(feature = "planted-bugs"))]
     #[allow(clippy::unused_self)]
-    pub(crate) fn has(&self, _: PlantedBug) -> bool {
-        false
+    pub(crate) const fn keeps(&self, _: Rule) -> bool {
+        true
     }
-}
-
-/// Defects that the simulator must find, each at the place where the rule that it breaks is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlantedBug {
-    /// Windows are acknowledged without a flush.
-    SkippedFlush,
-    /// A block is handed out again as soon as it is overwritten.
-    EarlyReuse,
-    /// Recovery believes records without comparing fingerprints.
-    BelievedUnseen,
-    /// Recovery does not void the records that it did not believe.
-    DroppedReturns,
-    /// A later window is acknowledged before an earlier one is durable.
-    OutOfOrder,
-    /// A block without references counts as a duplicate.
-    DuplicateOntoFree,
-    /// Recovery believes any block that looks like a carrier.
-    ForgedCarrier,
-    /// Carriers go into zones whose listing is not durable.
-    UnlistedZone,
-    /// Windows are published, and committed, before they are durable.
-    CommitPastDurable,
-    /// Blocks are released before the superblock is durable.
-    ReleasedEarly,
-    /// Recovery does not begin with a flush.
-    RecoveryUnflushed,
-    /// Page checksums are not compared.
-    ChecksumIgnored,
-    /// An overwritten block loses two references.
-    DoubleDecrement,
-    /// A checkpoint lets a range win over a later write.
-    RangeOverWrite,
-    /// A page of the leftover table is written over its durable version.
-    LeftoverInPlace,
-    /// Carriers go into zones that only one copy of the zone list names.
-    ListedOnce,
-    /// A page of the leftover table is written anew although its last version is not durable.
-    LeftoverBusy,
-    /// Recovery believes what the leftover table holds of void windows.
-    LeftoverVoid,
-    /// A checkpoint's superblock is written before its pages are durable.
-    SuperblockBeforePages,
-    /// With copy-on-write trees a window counts as durable before its checkpoint is.
-    AcknowledgedEarly,
-    /// A block is linked before its data and its count are durable.
-    LinkBeforeData,
-    /// A block is linked before its count is raised.
-    LinkBeforeCount,
-    /// The count of a block falls before its unlinking is durable.
-    UnlinkedEarly,
-    /// A block is reclaimed, and its fingerprint stays in the table.
-    FingerprintStays,
-    /// A block is reclaimed although a window on its way is about to link it.
-    ReclaimedInUse,
-    /// A recount does not see the links that are on their way.
-    RecountBlind,
-    /// Critical blocks are stored as duplicates like all others.
-    CriticalShared,
-    /// Ranges are taken although the table of discards has no room for them.
-    DiscardsUnlimited,
-    /// Recoveries are noted although the superblock has no room for them.
-    CutsUnlimited,
-    /// Volumes are made although the catalogue has no room for them.
-    VolumesUnlimited,
-    /// Changes are taken although as many carriers wait for a checkpoint as may.
-    CarriersUnlimited,
-    /// Changes are taken although as many windows are on their way as may.
-    FlightsUnlimited,
-    /// A window takes ranges without end.
-    RangesUnlimited,
-    /// The table of fingerprints gets half of each: the half that maps have as well.
-    FingerprintHalved,
-    /// One damaged page of a map fails all reads that come with it.
-    DamageSpreads,
-    /// A block that is read is not compared with its fingerprint.
-    ReadUnverified,
-    /// A flush that failed is tried again.
-    FlushRetried,
-    /// A block that could not be read once is never read again.
-    ReadErrorStays,
-}
-
-impl PlantedBug {
-    /// All of them, with the names that the simulator knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 38] = [
-        ("skipped-flush", PlantedBug::SkippedFlush),
-        ("early-reuse", PlantedBug::EarlyReuse),
-        ("believed-unseen", PlantedBug::BelievedUnseen),
-        ("dropped-returns", PlantedBug::DroppedReturns),
-        ("out-of-order", PlantedBug::OutOfOrder),
-        ("duplicate-onto-free", PlantedBug::DuplicateOntoFree),
-        ("forged-carrier", PlantedBug::ForgedCarrier),
-        ("unlisted-zone", PlantedBug::UnlistedZone),
-        ("commit-past-durable", PlantedBug::CommitPastDurable),
-        ("released-early", PlantedBug::ReleasedEarly),
-        ("recovery-unflushed", PlantedBug::RecoveryUnflushed),
-        ("checksum-ignored", PlantedBug::ChecksumIgnored),
-        ("double-decrement", PlantedBug::DoubleDecrement),
-        ("range-over-write", PlantedBug::RangeOverWrite),
-        ("leftover-in-place", PlantedBug::LeftoverInPlace),
-        ("listed-once", PlantedBug::ListedOnce),
-        ("leftover-busy", PlantedBug::LeftoverBusy),
-        ("leftover-void", PlantedBug::LeftoverVoid),
-        ("superblock-before-pages", PlantedBug::SuperblockBeforePages),
-        ("acknowledged-early", PlantedBug::AcknowledgedEarly),
-        ("link-before-data", PlantedBug::LinkBeforeData),
-        ("link-before-count", PlantedBug::LinkBeforeCount),
-        ("unlinked-early", PlantedBug::UnlinkedEarly),
-        ("fingerprint-stays", PlantedBug::FingerprintStays),
-        ("reclaimed-in-use", PlantedBug::ReclaimedInUse),
-        ("recount-blind", PlantedBug::RecountBlind),
-        ("critical-shared", PlantedBug::CriticalShared),
-        ("discards-unlimited", PlantedBug::DiscardsUnlimited),
-        ("cuts-unlimited", PlantedBug::CutsUnlimited),
-        ("volumes-unlimited", PlantedBug::VolumesUnlimited),
-        ("carriers-unlimited", PlantedBug::CarriersUnlimited),
-        ("closed_windows-unlimited", PlantedBug::FlightsUnlimited),
-        ("ranges-unlimited", PlantedBug::RangesUnlimited),
-        ("fingerprint-halved", PlantedBug::FingerprintHalved),
-        ("damage-spreads", PlantedBug::DamageSpreads),
-        ("read-unverified", PlantedBug::ReadUnverified),
-        ("flush-retried", PlantedBug::FlushRetried),
-        ("read-error-stays", PlantedBug::ReadErrorStays),
-    ];
 }

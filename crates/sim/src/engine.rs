@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use onefold_block::{
-    CheckpointStep, Engine, Format, Limits, Mark, NoDedup, Persistence, PlantedBug, Settings,
+    CheckpointStep, Engine, Format, Limits, Mark, NoDedup, Persistence, Rule, Settings,
     check::Place,
     format::{
         Identity,
@@ -66,7 +66,7 @@ impl Thin {
             limits: Thin::limits(options),
             weak_fingerprint: options.weak_fingerprint.then_some(WEAK_BITS),
             no_room_to_append: options.no_room,
-            bug: options.bug.map(|bug| PlantedBug::ALL[bug].1),
+            broken: options.bug.map(|bug| Rule::BUGS[bug].1),
         }
     }
 
@@ -153,70 +153,75 @@ fn list_copies(view: &Image, fixed: &Fixed) -> Vec<[Option<(Pba, Box<zone_list::
 }
 
 /// The names of the planted bugs.
-const fn bug_names() -> [&'static str; PlantedBug::ALL.len()] {
-    let mut names = [""; PlantedBug::ALL.len()];
+const fn bug_names() -> [&'static str; Rule::BUGS.len()] {
+    let mut names = [""; Rule::BUGS.len()];
     let mut n = 0;
     while n < names.len() {
-        names[n] = PlantedBug::ALL[n].0;
+        names[n] = Rule::BUGS[n].0;
         n += 1;
     }
     names
 }
 
-/// The planted bugs that break a rule of only some schemes, or that 2,000 seeds show in some
-/// schemes only, by these schemes: with records in carriers, with records in the leftover table,
-/// copy-on-write, or with leaves in place.
-const OF_SCHEMES: [(&[PlantedBug], &[&str]); 6] = {
-    use PlantedBug::{
-        AcknowledgedEarly, BelievedUnseen, CarriersUnlimited, ChecksumIgnored, CommitPastDurable,
-        CutsUnlimited, DiscardsUnlimited, DoubleDecrement, DroppedReturns, DuplicateOntoFree,
-        EarlyReuse, FingerprintHalved, FingerprintStays, FlushRetried, ForgedCarrier, LeftoverBusy,
-        LeftoverInPlace, LeftoverVoid, LinkBeforeCount, LinkBeforeData, ListedOnce, OutOfOrder,
-        RangeOverWrite, ReclaimedInUse, RecountBlind, RecoveryUnflushed, UnlinkedEarly,
-        UnlistedZone, VolumesUnlimited,
+/// The rules that only some schemes keep, or whose breach 2,000 seeds show in some schemes only, by
+/// these schemes: with records in carriers, with records in the leftover table, copy-on-write, or
+/// with leaves in place.
+const OF_SCHEMES: [(&[Rule], &[&str]); 6] = {
+    use Rule::{
+        AcknowledgedByCheckpoint, CarriersLimited, CarriersProven, CommittedWhenDurable,
+        CountBeforeLink, CutsLimited, DataBeforeLink, DiscardsLimited, DroppedRecordsVoid,
+        DuplicatesHaveReferences, FailedFlushStopsWrites, FingerprintGoesWithBlock,
+        FlushBeforeRecovery, LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
+        LeftoverWaitsForFlush, ListedInBothCopies, NewerRecordsVerified, OverwriteLowersOnce,
+        PageChecksumsCompared, PinnedNotReclaimed, RecountSeesPendingLinks, ReuseAfterRelease,
+        UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored, WindowsInOrder,
+        ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
         // and windows end one by one.
-        (&[BelievedUnseen, OutOfOrder], &["thin"]),
+        (&[NewerRecordsVerified, WindowsInOrder], &["thin"]),
         (
             &[
-                LeftoverInPlace,
-                LeftoverBusy,
-                LeftoverVoid,
-                ForgedCarrier,
-                CommitPastDurable,
-                CutsUnlimited,
-                CarriersUnlimited,
-                VolumesUnlimited,
-                RecoveryUnflushed,
+                LeftoverVersionsAlternate,
+                LeftoverWaitsForFlush,
+                LeftoverOfVoidIgnored,
+                CarriersProven,
+                CommittedWhenDurable,
+                CutsLimited,
+                CarriersLimited,
+                VolumesLimited,
+                FlushBeforeRecovery,
             ],
             &["thin", "ordered"],
         ),
-        (&[EarlyReuse, UnlistedZone, ListedOnce], &["thin", "ordered", "ordermerge"]),
+        (
+            &[ReuseAfterRelease, ZoneListedBeforeUse, ListedInBothCopies],
+            &["thin", "ordered", "ordermerge"],
+        ),
         (
             &[
-                DroppedReturns,
-                DuplicateOntoFree,
-                ChecksumIgnored,
-                DoubleDecrement,
-                RangeOverWrite,
-                DiscardsUnlimited,
-                FingerprintHalved,
-                FlushRetried,
+                DroppedRecordsVoid,
+                DuplicatesHaveReferences,
+                PageChecksumsCompared,
+                OverwriteLowersOnce,
+                LaterWriteOverRange,
+                DiscardsLimited,
+                WholeFingerprintStored,
+                FailedFlushStopsWrites,
             ],
             &["thin", "ordered", "cow"],
         ),
         // A window is durable by what comes after its own blocks.
-        (&[AcknowledgedEarly], &["cow", "ordermerge"]),
+        (&[AcknowledgedByCheckpoint], &["cow", "ordermerge"]),
         (
             &[
-                LinkBeforeData,
-                LinkBeforeCount,
-                UnlinkedEarly,
-                FingerprintStays,
-                ReclaimedInUse,
-                RecountBlind,
+                DataBeforeLink,
+                CountBeforeLink,
+                UnlinkBeforeDecrement,
+                FingerprintGoesWithBlock,
+                PinnedNotReclaimed,
+                RecountSeesPendingLinks,
             ],
             &["ordermerge"],
         ),
@@ -231,10 +236,10 @@ impl Subject for Thin {
     const TRIMS_EDGES: bool = false;
 
     fn applies(bug: usize, scheme: usize) -> bool {
-        let bug = PlantedBug::ALL[bug].1;
+        let rule = Rule::BUGS[bug].1;
         OF_SCHEMES
             .iter()
-            .find(|(bugs, _)| bugs.contains(&bug))
+            .find(|(rules, _)| rules.contains(&rule))
             .is_none_or(|(_, schemes)| schemes.contains(&Thin::SCHEMES[scheme]))
     }
 

@@ -9,11 +9,11 @@ use onefold_core::{Error, Kind, Result};
 use crate::{
     coverage::Mark,
     kernel::{Kernel, State},
+    rules::Rule,
     scheme::{
         room::{pages_ahead, reserve, to_place},
         verbs::Scheme,
     },
-    settings::PlantedBug,
 };
 
 /// The purpose for which a change is admitted.
@@ -64,8 +64,7 @@ pub(crate) fn filled(kernel: &Kernel) -> Filled {
 /// two.
 pub(crate) fn ranges_left(kernel: &Kernel, scheme: &dyn Scheme, state: &State) -> u64 {
     let ranges = scheme.count_ahead(state).and_then(|ahead| ahead.ranges);
-    let Some(ranges) = ranges.filter(|_| !kernel.settings.has(PlantedBug::DiscardsUnlimited))
-    else {
+    let Some(ranges) = ranges.filter(|_| kernel.keeps(Rule::DiscardsLimited)) else {
         return u64::MAX;
     };
     kernel.settings.limits.discards.saturating_sub(ranges) / 2
@@ -111,13 +110,13 @@ pub(crate) fn admit(
         return Ok(Admission::Wait);
     }
     if state.closed_windows.len() >= kernel.settings.limits.closed_windows
-        && !kernel.settings.has(PlantedBug::FlightsUnlimited)
+        && kernel.keeps(Rule::ClosedWindowsLimited)
     {
         kernel.coverage.hit(Mark::ClosedWindowsFull);
         return Ok(Admission::Wait);
     }
-    let carriers_full = state.carriers() >= kernel.settings.limits.carriers
-        && !kernel.settings.has(PlantedBug::CarriersUnlimited);
+    let carriers_full =
+        state.carriers() >= kernel.settings.limits.carriers && kernel.keeps(Rule::CarriersLimited);
     kernel.coverage.add(Mark::CarriersFull, usize::from(carriers_full));
     if (carriers_full || state.uncommitted_records() + blocks > kernel.settings.records_max)
         && (!state.active.is_empty() || state.frozen.is_some())

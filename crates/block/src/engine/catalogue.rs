@@ -12,8 +12,8 @@ use crate::{
     },
     format::catalogue::{CatalogueChange, NoDedup},
     kernel::{Kernel, State, VolumeState},
+    rules::Rule,
     scheme::verbs::Scheme,
-    settings::PlantedBug,
 };
 
 /// The volumes and their numbers.
@@ -74,7 +74,7 @@ pub(crate) fn create_volume_with(
     admit_known(kernel, scheme, &mut state, Purpose::Known)?;
     // Deleted volumes stay in the table until their blocks are free.
     let ahead = scheme.count_ahead(&state).map_or(0, |ahead| ahead.volumes);
-    if ahead >= most.volumes && !kernel.settings.has(PlantedBug::VolumesUnlimited) {
+    if ahead >= most.volumes && kernel.keeps(Rule::VolumesLimited) {
         kernel.coverage.hit(Mark::CatalogueFull);
         state.checkpoint_wanted = true;
         return Err(wait());

@@ -14,8 +14,8 @@ use crate::{
     },
     format::{page::MapEntry, record::PER_WINDOW_MAX},
     kernel::{Kernel, State, Where},
+    rules::Rule,
     scheme::verbs::Scheme,
-    settings::PlantedBug,
     window::{Found, Placed},
 };
 
@@ -243,7 +243,7 @@ pub(crate) fn opened(kernel: &Kernel, state: &mut State) {
 pub(crate) fn make_room(kernel: &Kernel, state: &mut State) {
     if state.open.slots() >= kernel.settings.window_blocks
         || state.open.ranges.len() >= kernel.settings.limits.ranges
-            && !kernel.settings.has(PlantedBug::RangesUnlimited)
+            && kernel.keeps(Rule::RangesLimited)
         || state.open.records() as u64 + 1 >= PER_WINDOW_MAX
     {
         state.close();

@@ -20,6 +20,8 @@
 //! to their fingerprint; after 2 recovery finds all of them.
 
 pub(crate) mod admission;
+#[cfg(feature = "planted-bugs")]
+mod broken;
 pub(crate) mod catalogue;
 pub(crate) mod checkpoint;
 pub(crate) mod close;

@@ -22,11 +22,12 @@ use crate::{
     index::Index,
     kernel::{Checkpointer, Kernel, Reason, Snapshot, State, replace_damaged_superblock, visible},
     overlay::Overlay,
+    rules::Rule,
     scheme::{
         accept_unread_superblock, scheme,
         verbs::{FoundAtOpening, Progress, Scheme},
     },
-    settings::{PlantedBug, Settings},
+    settings::Settings,
     space::{Allocator, zone_list::ZoneList},
     table::Pages,
     window::{
@@ -84,7 +85,7 @@ pub(crate) fn open(
     clock: Arc<dyn Clock>,
     settings: Settings,
 ) -> Result<(Kernel, Box<dyn Scheme>)> {
-    if !settings.has(PlantedBug::RecoveryUnflushed) {
+    if settings.keeps(Rule::FlushBeforeRecovery) {
         disk.flush()?;
     }
     let (superblock, damaged) = choose_superblock(&*disk)?;
@@ -133,7 +134,7 @@ fn unrecovered(
     let settings = crate::scheme::settings(&fixed, settings);
     let index_entries = state.index_entries;
     let identity = settings.identity(&fixed);
-    let compare = !settings.has(PlantedBug::ChecksumIgnored);
+    let compare = settings.keeps(Rule::PageChecksumsCompared);
     let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
     let snapshot = load_snapshot(&pages, state)?;
     let volumes = visible(&snapshot.volumes);

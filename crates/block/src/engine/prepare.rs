@@ -15,8 +15,8 @@ use crate::{
     hash::MixMap,
     index::{hash_of, paged},
     kernel::{Kernel, Snapshot, Stage, State},
+    rules::Rule,
     scheme::verbs::{Arrangement, Decided, Role, Scheme},
-    settings::PlantedBug,
     space::Extent,
     window::{Placed, Plan, Source, Window},
 };
@@ -157,10 +157,9 @@ fn place(
             plan.sources.push(Source::Raw(content.slots[new[n]] as u32));
         }
     }
-    if kernel.settings.has(PlantedBug::EarlyReuse) {
-        for &slot in &content.slots {
-            state.reuse_early(window.blocks[slot].volume, window.blocks[slot].lba);
-        }
+    #[cfg(feature = "planted-bugs")]
+    if !kernel.keeps(Rule::ReuseAfterRelease) {
+        super::broken::reuse_early(state, window, &content.slots);
     }
     decision.records(window, content, &addresses, &mut plan)?;
     plan.pins.extend(arrangement.pinned.iter().map(|&n| addresses[n]));
@@ -206,8 +205,9 @@ fn ready<'k>(
                 opened?;
             }
         }
-        if kernel.settings.has(PlantedBug::UnlistedZone) {
-            state.pretend_listed();
+        #[cfg(feature = "planted-bugs")]
+        if !kernel.keeps(Rule::ZoneListedBeforeUse) {
+            state.allocator.list.pretend_durable();
         }
         if state.allocator.can_place(needed) {
             return Ok(state);
@@ -278,9 +278,10 @@ fn look_up(
             (references.get(pba.0), fingerprints.get(pba.0))
         {
             let found = ReferenceEntry::get(counts, at);
-            if found.references > 0 || kernel.settings.has(PlantedBug::DuplicateOntoFree) {
-                *entry = Some((page::fingerprint(page, slot), found.carried));
+            if kernel.keeps(Rule::DuplicatesHaveReferences) && found.references == 0 {
+                continue;
             }
+            *entry = Some((page::fingerprint(page, slot), found.carried));
         }
     }
     for (&(n, pba), entry) in candidates.iter().zip(entries) {
@@ -372,9 +373,8 @@ impl<'a> Content<'a> {
             (0..window.slots()).filter(|&slot| window.blocks[slot].live).collect();
         let blocks: Vec<&Block> = slots.iter().map(|&slot| window.data(slot)).collect();
         let mut fingerprints = kernel.identity.fingerprinter.many(&blocks);
-        let shares = |&slot: &usize| {
-            !window.blocks[slot].no_dedup || kernel.settings.has(PlantedBug::CriticalShared)
-        };
+        let shares =
+            |&slot: &usize| !(window.blocks[slot].no_dedup && kernel.keeps(Rule::NoDedupNotShared));
         let shared: Vec<bool> = slots.iter().map(shares).collect();
         for (fingerprint, _) in fingerprints.iter_mut().zip(&shared).filter(|(_, shared)| !**shared)
         {

@@ -10,7 +10,7 @@ use crate::{
     engine::resolve::{map_entries, map_entry},
     format::{carrier::Carrier, page::MapEntry},
     kernel::{Kernel, Where},
-    settings::PlantedBug,
+    rules::Rule,
     window::Found,
 };
 
@@ -116,10 +116,7 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
                 }
             }
             // A damaged page costs only the reads that need it.
-            Err(e) if kernel.settings.has(PlantedBug::DamageSpreads) => {
-                reads.iter_mut().for_each(|read| read.result = Err(e.clone()))
-            }
-            Err(_) => {
+            Err(_) if kernel.keeps(Rule::DamageFailsItsReadsAlone) => {
                 for (read, steps) in reads.iter_mut().zip(&mut steps) {
                     for (n, step) in steps
                         .iter_mut()
@@ -137,6 +134,7 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
                     }
                 }
             }
+            Err(e) => reads.iter_mut().for_each(|read| read.result = Err(e.clone())),
         }
     }
     for (read, steps) in reads.iter_mut().zip(&steps) {
@@ -211,7 +209,7 @@ fn read_wanted(
         if let Err(e) = result
             && reads[r].result.is_ok()
         {
-            if kernel.settings.has(PlantedBug::ReadErrorStays) {
+            if !kernel.keeps(Rule::FailedReadFailsAlone) {
                 kernel.stop(&e);
             }
             let (bad, e) = first_unreadable(kernel, pba, count, e);
@@ -279,9 +277,7 @@ fn verify(
     for (&(n, wanted), fingerprint) in
         from_disk.iter().zip(kernel.identity.fingerprinter.many(&blocks))
     {
-        if !fingerprint.has_prefix(wanted.prefix)
-            && !kernel.settings.has(PlantedBug::ReadUnverified)
-        {
+        if kernel.keeps(Rule::ReadsVerified) && !fingerprint.has_prefix(wanted.prefix) {
             return Err(bad(n, wanted.pba, "does not match its fingerprint"));
         }
     }

@@ -17,7 +17,7 @@ use crate::{
         zone_list::{Entry, Page},
     },
     kernel::Kernel,
-    settings::PlantedBug,
+    rules::Rule,
 };
 
 /// The current version of every page of the zone list; both of its places tell of all zones in
@@ -36,9 +36,9 @@ pub(crate) fn recover_zone_list(kernel: &Kernel) -> Result<Vec<Page>> {
             );
             return Err(failed.into_iter().fold(error, Error::caused_by));
         };
-        let level = older.as_ref().is_some_and(|older| {
-            lists(older, &page) || kernel.settings.has(PlantedBug::ListedOnce)
-        });
+        let level = older
+            .as_ref()
+            .is_some_and(|older| lists(older, &page) || !kernel.keeps(Rule::ListedInBothCopies));
         if !level {
             kernel.coverage.hit(if older.is_some() {
                 Mark::ListCopyBehind

@@ -35,6 +35,7 @@ use crate::{
         zone_bitmap::ZoneBitmap,
     },
     index::Index,
+    rules::Rule,
     settings::Settings,
     space::ZoneSource,
     table::Pages,
@@ -69,6 +70,11 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
+    /// True when the steps keep this rule; the constant `true` in a product.
+    pub(crate) fn keeps(&self, rule: Rule) -> bool {
+        self.settings.keeps(rule)
+    }
+
     /// Everything with this ticket or a lower one is durable.
     pub(crate) fn durable(&self) -> Ticket {
         Ticket(self.state.lock().acknowledged.0)

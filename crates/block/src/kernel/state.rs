@@ -273,27 +273,6 @@ impl State {
             || self.releasing
     }
 
-    #[cfg(feature = "planted-bugs")]
-    pub(crate) fn reuse_early(&mut self, volume: VolumeId, lba: Lba) {
-        use crate::format::page::MapEntry;
-        if let Some(MapEntry::Block { pba, .. }) = self.active.find(volume, lba) {
-            self.allocator.reuse_early(pba);
-        }
-    }
-
-    #[cfg(feature = "planted-bugs")]
-    pub(crate) fn pretend_listed(&mut self) {
-        self.allocator.list.pretend_durable();
-    }
-
-    #[cfg(not(feature = "planted-bugs"))]
-    #[allow(clippy::unused_self)]
-    pub(crate) fn reuse_early(&mut self, _: VolumeId, _: Lba) {}
-
-    #[cfg(not(feature = "planted-bugs"))]
-    #[allow(clippy::unused_self)]
-    pub(crate) fn pretend_listed(&mut self) {}
-
     /// Leaves of maps in which windows on their way have blocks.
     pub(crate) fn map_leaves_ahead(&self) -> BTreeMap<VolumeId, BTreeSet<u64>> {
         let mut leaves: BTreeMap<VolumeId, BTreeSet<u64>> = BTreeMap::new();

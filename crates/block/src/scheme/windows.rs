@@ -8,8 +8,8 @@ use crate::{
     counters::add,
     format::{record::WindowNumber, superblock::Layout},
     kernel::{ClosedWindow, Kernel, Stage, State},
+    rules::Rule,
     scheme::verbs::{Progress, Scheme},
-    settings::PlantedBug,
     space::{Lane, zone_list::DuePage},
     window::{Plan, Window},
 };
@@ -68,7 +68,7 @@ pub(crate) fn write_window(
     let mut state = kernel.state.lock();
     state.allocator.list.written(&due);
     state.mark_written(window.number);
-    if kernel.settings.has(PlantedBug::CommitPastDurable) {
+    if !kernel.keeps(Rule::CommittedWhenDurable) {
         publish(kernel, scheme, &mut state, window.number);
     }
     Ok(Progress::Advanced)
@@ -96,14 +96,13 @@ pub(crate) fn write_window_durably(kernel: &Kernel, scheme: &dyn Scheme) -> Resu
         let others_wait = state.flushes.is_wanted()
             || state.allocator.list.is_dirty()
             || state.closed_windows.iter().any(|f| f.stage >= Stage::Writing);
-        let front = if kernel.settings.has(PlantedBug::OutOfOrder) {
-            state.closed_windows.iter_mut().find(|closed| closed.stage == Stage::Prepared)
-        } else if others_wait {
-            None
+        let next = if kernel.keeps(Rule::WindowsInOrder) {
+            let front = state.closed_windows.front_mut().filter(|_| !others_wait);
+            front.filter(|closed| closed.stage == Stage::Prepared)
         } else {
-            state.closed_windows.front_mut().filter(|closed| closed.stage == Stage::Prepared)
+            state.closed_windows.iter_mut().find(|closed| closed.stage == Stage::Prepared)
         };
-        let Some(closed) = front else { return Ok(Progress::Idle) };
+        let Some(closed) = next else { return Ok(Progress::Idle) };
         let Some(plan) = closed.plan.clone().filter(|plan| plan.is_one_run()) else {
             return Ok(Progress::Idle);
         };
@@ -154,9 +153,9 @@ pub(crate) fn flush_and_publish(
         state.allocator.list.flushing();
         (target, state.flushes.begin())
     };
-    if !kernel.settings.has(PlantedBug::SkippedFlush) {
-        let again = kernel.settings.has(PlantedBug::FlushRetried);
-        kernel.disk.flush().map_err(|e| if again { e } else { kernel.stop(&e) })?;
+    if kernel.keeps(Rule::FlushBeforePublish) {
+        let stops = kernel.keeps(Rule::FailedFlushStopsWrites);
+        kernel.disk.flush().map_err(|e| if stops { kernel.stop(&e) } else { e })?;
     }
     add(&kernel.counters.flushes, 1);
     let mut state = kernel.state.lock();
@@ -253,7 +252,7 @@ pub(crate) fn publish(
 
 /// Publishes the windows up to `target`, which are durable.
 pub(crate) fn publish_through(kernel: &Kernel, state: &mut State, target: WindowNumber) {
-    if kernel.settings.has(PlantedBug::OutOfOrder) {
+    if !kernel.keeps(Rule::WindowsInOrder) {
         state.durable = state.durable.max(target);
     }
     while state

@@ -9,6 +9,9 @@
 //! [`Allocator::free`] counts can be handed out for table pages now, and for data when the zone
 //! list has room for its zone.
 
+#[cfg(feature = "planted-bugs")]
+mod broken;
+
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -729,18 +732,6 @@ impl Allocator {
             }
         }
         self.list.take_due(identity, durable)
-    }
-
-    /// Hands a block out again although it may be needed: a planted bug.
-    #[cfg(feature = "planted-bugs")]
-    pub(crate) fn reuse_early(&mut self, pba: Pba) {
-        let offset = self.geometry.offset_of(pba);
-        if let Some(active) = self.active.get_mut(&self.geometry.zone_of(pba))
-            && active.used.clear(offset)
-        {
-            active.cursor = active.cursor.min(offset);
-            self.count_ready();
-        }
     }
 
     /// True when a zone is left that is half free in one run.

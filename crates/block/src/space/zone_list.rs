@@ -7,6 +7,9 @@
 //! misses no zone that has carriers. The second version goes out with a later window, as the first
 //! one did.
 
+#[cfg(feature = "planted-bugs")]
+mod broken;
+
 use std::collections::BTreeMap;
 
 use onefold_core::{Block, Pba, ZoneId};
@@ -191,21 +194,6 @@ impl ZoneList {
                 .slots
                 .get(&zone)
                 .is_some_and(|slot| slot.version <= self.pages[slot.page as usize].durable)
-    }
-
-    /// Treats every entry as durable: a planted bug.
-    #[cfg(feature = "planted-bugs")]
-    pub(crate) fn pretend_durable(&mut self) {
-        self.slots.values_mut().for_each(|slot| slot.version = 0);
-        self.pages
-            .iter_mut()
-            .for_each(|page| (page.touched, page.wanted) = (false, page.page.sequence));
-    }
-
-    /// Lets a zone be used when one place has its entry: a planted bug.
-    #[cfg(feature = "planted-bugs")]
-    pub(crate) fn list_once(&mut self) {
-        self.places = 1;
     }
 
     /// Notes where the carriers of a zone are that takes no more of them. Written when its page is,

@@ -14,8 +14,8 @@ use crate::{
         superblock::{self, Root},
     },
     kernel::{Kernel, NextCheckpoint, Reason, Snapshot, apply_catalogue},
+    rules::Rule,
     scheme::verbs::{Job, NewRoots, Scheme},
-    settings::PlantedBug,
     table_build::TableBuild,
     window::ranges::Ranges,
 };
@@ -44,10 +44,10 @@ pub(crate) fn build(
         state.frozen = Some(frozen.clone());
         (frozen, state.snapshot.clone(), state.leaves_wanted)
     };
-    let committed = if kernel.settings.has(PlantedBug::CommitPastDurable) {
-        frozen.last
-    } else {
+    let committed = if kernel.keeps(Rule::CommittedWhenDurable) {
         frozen.last.max(old.state.committed)
+    } else {
+        frozen.last
     };
     let mut build = TableBuild::new(kernel, &old, committed);
     let mut volumes = old.volumes.clone();

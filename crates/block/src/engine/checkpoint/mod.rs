@@ -20,24 +20,29 @@
 //! | 4 | either superblock; with the old one as before; with the new one, its pages are whole, because 3 came first |
 //! | 5–7 | the new superblock; nothing that it, or the old one while there is one, names was released |
 
+#[cfg(feature = "planted-bugs")]
+mod broken;
 pub(crate) mod build;
+mod release;
 pub(crate) mod spill;
 pub(crate) mod zones;
 
 use std::sync::Arc;
 
-use onefold_core::{Pba, Result};
+use onefold_core::Result;
 
 use crate::{
-    counters::add,
-    coverage::Mark,
     engine::{
         admission::discards_crowded,
-        checkpoint::{build::build, spill::spill},
+        checkpoint::{
+            build::build,
+            release::{make_current, release},
+            spill::spill,
+        },
     },
-    kernel::{Checkpointer, Kernel, NextCheckpoint, Phase, Reason, Snapshot, write_superblock},
+    kernel::{Kernel, Phase, Reason, write_superblock},
+    rules::Rule,
     scheme::verbs::Scheme,
-    settings::PlantedBug,
 };
 
 /// The outcome of a checkpoint step.
@@ -118,14 +123,15 @@ fn checkpoint_advance(
             checkpointer.phase = Phase::Built(Box::new(next), want_flush(kernel));
         }
         Phase::Built(next, note) => {
-            if !flushed_after(note) && !kernel.settings.has(PlantedBug::SuperblockBeforePages) {
+            if kernel.keeps(Rule::PagesBeforeSuperblock) && !flushed_after(note) {
                 checkpointer.phase = Phase::Built(next, note);
                 return Ok(CheckpointStep::NeedsFlush);
             }
             write_superblock(kernel, &next.snapshot, 1).map_err(|e| kernel.stop(&e))?;
             checkpointer.phase = Phase::Named(next, want_flush(kernel));
-            if kernel.settings.has(PlantedBug::ReleasedEarly) {
-                end_early(kernel, scheme, &mut checkpointer);
+            #[cfg(feature = "planted-bugs")]
+            if !kernel.keeps(Rule::ReleaseAfterSuperblock) {
+                broken::release_early(kernel, scheme, &mut checkpointer);
             }
         }
         Phase::Named(next, note) => {
@@ -215,55 +221,4 @@ pub(crate) fn commit_by_checkpoint(kernel: &Kernel, scheme: &dyn Scheme) -> Resu
 /// written just now.
 fn want_flush(kernel: &Kernel) -> u64 {
     kernel.state.lock().flushes.want()
-}
-
-/// The superblock is durable: reads go to the new version.
-fn make_current(
-    kernel: &Kernel,
-    scheme: &dyn Scheme,
-    mut next: Box<NextCheckpoint>,
-) -> (Box<NextCheckpoint>, Option<Arc<Snapshot>>) {
-    add(&kernel.counters.checkpoints, 1);
-    let mut state = kernel.state.lock();
-    let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
-    state.frozen = None;
-    state.built = false;
-    state.acknowledged = state.acknowledged.max(next.snapshot.state.committed);
-    scheme.acknowledge(kernel, &mut state);
-    state.leaves_wanted &= !next.leaves_wanted;
-    state.releasing = true;
-    if let Some(filter) = next.filter.take() {
-        kernel.index.lock().finish_spill(filter);
-    }
-    (next, Some(old))
-}
-
-/// Frees the blocks that the new version does not need, but for those that newer records name.
-fn release(kernel: &Kernel, scheme: &dyn Scheme, deferred: &mut Vec<Pba>, next: NextCheckpoint) {
-    let mut state = kernel.state.lock();
-    let (kept, freed) = scheme.keep(&state, next.freed);
-    state.allocator.release(
-        &freed,
-        &next.zones,
-        next.snapshot.state.committed,
-        kept.iter().copied().collect(),
-    );
-    state.zone_table = next.snapshot.state.zones;
-    state.releases += 1;
-    state.releasing = false;
-    state.checkpoint_wanted = false;
-    kernel.coverage.add(Mark::BlocksKept, kept.len());
-    *deferred = kept;
-    deferred.extend(next.reclaimed.put_off);
-    state.deferred = deferred.len();
-}
-
-/// Releases before the superblock is durable: a planted bug.
-fn end_early(kernel: &Kernel, scheme: &dyn Scheme, checkpointer: &mut Checkpointer) {
-    if let Phase::Named(next, _) = std::mem::take(&mut checkpointer.phase) {
-        let (next, _) = make_current(kernel, scheme, next);
-        // A failure stops the store at its next write.
-        let _ = write_superblock(kernel, &next.snapshot, 0);
-        release(kernel, scheme, &mut checkpointer.deferred, *next);
-    }
 }

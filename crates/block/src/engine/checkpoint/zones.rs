@@ -12,7 +12,7 @@ use crate::{
         zone_bitmap::ZoneBitmap,
     },
     kernel::Zones,
-    settings::PlantedBug,
+    rules::Rule,
     space::ZoneSource,
     table::{PageSpace, rebuild, rebuild::Rebuild},
     table_build::TableBuild,
@@ -124,8 +124,8 @@ impl Edits<'_> {
         let offset = geometry.offset_of(pba);
         let changed = if used { bitmap.set(offset) } else { bitmap.clear(offset) };
         if !changed
-            && !self.old.kernel.settings.has(PlantedBug::EarlyReuse)
-            && !self.old.kernel.settings.has(PlantedBug::DoubleDecrement)
+            && self.old.kernel.keeps(Rule::ReuseAfterRelease)
+            && self.old.kernel.keeps(Rule::OverwriteLowersOnce)
         {
             let message = format!(
                 "the bitmap of zone {zone} has block {pba} as {} already",

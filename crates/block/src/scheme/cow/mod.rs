@@ -22,7 +22,7 @@ use crate::{
     idleness::Idleness,
     kernel::{Kernel, State},
     overlay::Overlay,
-    settings::PlantedBug,
+    rules::Rule,
     table_build::TableBuild,
     window::{Plan, Window},
 };
@@ -54,7 +54,7 @@ impl Scheme for Cow {
 
     /// A checkpoint does that.
     fn acknowledge(&self, kernel: &Kernel, state: &mut State) {
-        if kernel.settings.has(PlantedBug::AcknowledgedEarly) {
+        if !kernel.keeps(Rule::AcknowledgedByCheckpoint) {
             state.acknowledged = state.durable;
         }
     }

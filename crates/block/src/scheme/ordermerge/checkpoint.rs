@@ -33,8 +33,8 @@ use crate::{
     index::hash_of,
     kernel::{Kernel, Reclaimed},
     overlay::Overlay,
+    rules::Rule,
     scheme::room::has_spare,
-    settings::PlantedBug,
     table_build::TableBuild,
 };
 
@@ -194,11 +194,8 @@ fn reclaim(own: &OrderMerge, kernel: &Kernel, candidates: BTreeSet<Pba>) -> Resu
     {
         let now = kernel.clock.now();
         let mut state = kernel.state.lock();
-        let pinned = if kernel.settings.has(PlantedBug::ReclaimedInUse) {
-            BTreeSet::new()
-        } else {
-            state.pinned()
-        };
+        let pinned =
+            if kernel.keeps(Rule::PinnedNotReclaimed) { state.pinned() } else { BTreeSet::new() };
         let mut index = kernel.index.lock();
         let mut held = kernel.pages.held();
         for pba in candidates {
@@ -222,7 +219,7 @@ fn reclaim(own: &OrderMerge, kernel: &Kernel, candidates: BTreeSet<Pba>) -> Resu
                 index.remove(hash_of(fingerprint.prefix()), pba);
             }
             state.allocator.forget(pba);
-            if !kernel.settings.has(PlantedBug::FingerprintStays) {
+            if kernel.keeps(Rule::FingerprintGoesWithBlock) {
                 held.change(fingerprint, now, |page| {
                     page::set_fingerprint(page, slot, &Fingerprint::default());
                     true

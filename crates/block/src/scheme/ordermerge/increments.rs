@@ -14,8 +14,8 @@ use crate::{
     counters::add,
     format::page::{PageId, Pointer, ReferenceEntry, Table},
     kernel::{Kernel, Snapshot, Stage},
+    rules::Rule,
     scheme::windows::{list_refs, list_runs},
-    settings::PlantedBug,
     window::{Plan, Window},
 };
 
@@ -47,7 +47,7 @@ pub(crate) fn write_counted(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
         state.allocator.due_list_pages(&kernel.identity, durable)
     };
     kernel.pages.hold(&leaves).map_err(|e| kernel.stop(&e))?;
-    if !kernel.settings.has(PlantedBug::LinkBeforeCount) {
+    if kernel.keeps(Rule::CountBeforeLink) {
         count_links(kernel, &plan, &leaves);
     }
     updates.counted.extend(leaves.iter().map(|(_, pointer)| *pointer));
@@ -60,7 +60,8 @@ pub(crate) fn write_counted(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
     }
     add(&kernel.counters.data_blocks, blocks.len() as u64);
     add(&kernel.counters.list_blocks, due.len() as u64);
-    if kernel.settings.has(PlantedBug::LinkBeforeCount) {
+    #[cfg(feature = "planted-bugs")]
+    if !kernel.keeps(Rule::CountBeforeLink) {
         updates.uncounted.push((plan.clone(), leaves));
     }
     let mut state = kernel.state.lock();

@@ -9,7 +9,7 @@ use std::{
 use onefold_core::{Error, Fingerprint, Kind, Lba, Pba, Result, VolumeId};
 
 use super::{
-    increments::{count_links, write_counts, write_leaves},
+    increments::{write_counts, write_leaves},
     non_critical::{lower, write_later},
     soft_updates::{OrderMerge, SoftUpdates},
 };
@@ -19,10 +19,10 @@ use crate::{
         page::{MapEntry, PageId, Pointer, Table},
         record::Change,
     },
-    kernel::{Kernel, Snapshot, Stage},
+    kernel::{ClosedWindow, Kernel, Snapshot, Stage},
     overlay::zeroes,
+    rules::Rule,
     scheme::windows::publish,
-    settings::PlantedBug,
     window::{Plan, Window},
 };
 
@@ -70,7 +70,7 @@ fn flush_leaves(kernel: &Kernel) -> Result<()> {
         state.allocator.list.flushing();
         state.flushes.begin()
     };
-    if !kernel.settings.has(PlantedBug::SkippedFlush) {
+    if kernel.keeps(Rule::FlushBeforePublish) {
         kernel.disk.flush().map_err(|e| kernel.stop(&e))?;
     }
     add(&kernel.counters.flushes, 1);
@@ -84,17 +84,18 @@ fn flush_leaves(kernel: &Kernel) -> Result<()> {
 
 /// Links the windows whose data and counts are durable.
 fn link_sound(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
-    let early = kernel.settings.has(PlantedBug::LinkBeforeData);
     let (sound, snapshot) = {
         let state = kernel.state.lock();
         state.check_running()?;
         let done = state.flushes.last_done();
+        let is_durable = |closed: &ClosedWindow| {
+            closed.written_before.is_some_and(|before| before < done)
+                || !kernel.keeps(Rule::DataBeforeLink)
+        };
         let waiting =
             state.closed_windows.iter().skip_while(|closed| closed.stage == Stage::Linked);
-        let sound = waiting.take_while(|closed| {
-            closed.stage == Stage::Written
-                && (early || closed.written_before.is_some_and(|before| before < done))
-        });
+        let sound =
+            waiting.take_while(|closed| closed.stage == Stage::Written && is_durable(closed));
         let sound: Vec<(Arc<Window>, Arc<Plan>)> = sound
             .filter_map(|closed| Some((closed.window.clone(), closed.plan.clone()?)))
             .collect();
@@ -110,7 +111,7 @@ fn link_sound(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) -> R
         kernel.state.lock().set_stage(window.number, Stage::Linked);
     }
     write_linked(kernel, &mut linked)?;
-    if kernel.settings.has(PlantedBug::UnlinkedEarly) {
+    if !kernel.keeps(Rule::UnlinkBeforeDecrement) {
         lower(kernel, updates)?;
     }
     Ok(())
@@ -266,10 +267,8 @@ fn change_leaf(
 /// The windows that were linked before the last flush are durable: they are published, and the
 /// counts of the blocks that they unlinked may fall.
 fn publish_linked(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
-    for (plan, leaves) in std::mem::take(&mut updates.uncounted) {
-        kernel.pages.hold(&leaves)?;
-        count_links(kernel, &plan, &leaves);
-    }
+    #[cfg(feature = "planted-bugs")]
+    super::broken::count_late(kernel, updates)?;
     let target = {
         let state = kernel.state.lock();
         state

@@ -39,6 +39,8 @@
 //! [`SoftUpdates`](soft_updates::SoftUpdates), also during a flush, so that no leaf is written
 //! while one is under way.
 
+#[cfg(feature = "planted-bugs")]
+mod broken;
 mod checkpoint;
 mod increments;
 mod leaves;
@@ -61,11 +63,11 @@ use crate::{
     idleness::Idleness,
     kernel::{Kernel, Stage, State},
     overlay::Overlay,
+    rules::Rule,
     scheme::verbs::{
         Ahead, Arrangement, CountRule, Decided, Durability, FoundAtOpening, Job, NewRoots,
         Progress, Scheme,
     },
-    settings::PlantedBug,
     table_build::TableBuild,
     window::{Plan, Window, ranges::Ranges},
 };
@@ -99,7 +101,7 @@ impl Scheme for OrderMerge {
 
     /// A change of the catalogue is durable by the checkpoint that carries it out.
     fn acknowledge(&self, kernel: &Kernel, state: &mut State) {
-        if !state.catalogue_waits() || kernel.settings.has(PlantedBug::AcknowledgedEarly) {
+        if !(state.catalogue_waits() && kernel.keeps(Rule::AcknowledgedByCheckpoint)) {
             state.acknowledged = state.durable;
         }
     }

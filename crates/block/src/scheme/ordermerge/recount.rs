@@ -13,7 +13,7 @@ use crate::{
     coverage::Mark,
     format::page::{MapEntry, ReferenceEntry, Table},
     kernel::{Kernel, Snapshot, Stage},
-    settings::PlantedBug,
+    rules::Rule,
     space::ZoneSource,
 };
 
@@ -87,7 +87,7 @@ fn compare_counts(
     updates: &SoftUpdates,
     recount: &mut Recount,
 ) -> Result<()> {
-    if !kernel.settings.has(PlantedBug::RecountBlind) {
+    if kernel.keeps(Rule::RecountSeesPendingLinks) {
         for &pba in &updates.unlinked {
             recount.tally(pba).into_iter().for_each(|links| *links += 1);
         }

@@ -43,7 +43,7 @@ pub(crate) fn recover_in_place(
         next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
     let mut list = ZoneList::new(kernel.fixed.geometry, pages, next_generation, true);
     #[cfg(feature = "planted-bugs")]
-    if kernel.settings.has(crate::settings::PlantedBug::ListedOnce) {
+    if !kernel.keeps(crate::rules::Rule::ListedInBothCopies) {
         list.list_once();
     }
     list.retain(entries);

@@ -1,7 +1,5 @@
 //! The state of soft updates between the steps.
 
-use std::sync::Arc;
-
 use onefold_core::{Fingerprint, Pba, Result, VolumeId};
 use parking_lot::Mutex;
 
@@ -10,7 +8,6 @@ use crate::{
     format::page::{PageId, Pointer, Table},
     hash::MixMap,
     kernel::{Kernel, Snapshot},
-    window::Plan,
 };
 
 /// Soft updates.
@@ -48,8 +45,9 @@ pub(super) struct SoftUpdates {
     /// New leaves are made this many at a time, by table and volume.
     pub(super) growth: MixMap<(u8, VolumeId), u64>,
     pub(super) recount: Option<Recount>,
-    /// Windows whose links a planted bug counts only when they are durable.
-    pub(super) uncounted: Vec<(Arc<Plan>, Vec<(PageId, Pointer)>)>,
+    /// Windows whose links are counted when they are durable, against `Rule::CountBeforeLink`.
+    #[cfg(feature = "planted-bugs")]
+    pub(super) uncounted: Vec<(std::sync::Arc<crate::window::Plan>, Vec<(PageId, Pointer)>)>,
 }
 
 /// Pointers to the leaves of references, or of fingerprints, that hold `blocks`, by number;

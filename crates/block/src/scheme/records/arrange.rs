@@ -15,11 +15,11 @@ use crate::{
         superblock::{Layout, Leftover},
     },
     kernel::Kernel,
+    rules::Rule,
     scheme::{
         verbs::{Arrangement, Chosen, Decided, RECORDS_ALONE, Role},
         windows::WriteOrder,
     },
-    settings::PlantedBug,
     space::Lane,
     window::{Plan, Window},
 };
@@ -143,7 +143,7 @@ impl Records {
                 &kernel.fixed.geometry,
                 &header,
                 &records,
-                !kernel.settings.has(PlantedBug::LeftoverInPlace),
+                kernel.keeps(Rule::LeftoverVersionsAlternate),
             );
             add(&kernel.counters.leftover_records, records.len() as u64);
         }
@@ -192,7 +192,7 @@ fn leftover_in_table(
     let blocks = slots[first..].iter().map(|&slot| &window.blocks[slot]);
     let addresses: Vec<(VolumeId, Lba)> = blocks.map(|block| (block.volume, block.lba)).collect();
     let durable =
-        if kernel.settings.has(PlantedBug::LeftoverBusy) { WindowNumber::MAX } else { durable };
+        if kernel.keeps(Rule::LeftoverWaitsForFlush) { durable } else { WindowNumber::MAX };
     let accepted = leftover.accepts(&kernel.fixed.geometry, durable, &addresses);
     accepted
         .iter()

@@ -76,8 +76,8 @@ impl LeftoverTable {
     }
 
     /// Takes the records that [`accepts`](Self::accepts) said may come, as a window's. Returns the
-    /// pages to be written with it. Without `turns`, a planted bug, a version goes where the
-    /// one before is.
+    /// pages to be written with it. Without `turns` a version goes where the one before is;
+    /// only the simulator does that.
     pub(crate) fn add(
         &mut self,
         identity: &Identity,

@@ -3,6 +3,8 @@
 
 mod append;
 mod arrange;
+#[cfg(feature = "planted-bugs")]
+mod broken;
 pub(crate) mod leftover;
 pub(crate) mod leftover_table;
 mod loss;

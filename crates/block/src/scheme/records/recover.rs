@@ -39,8 +39,8 @@ use crate::{
     },
     kernel::{Kernel, Snapshot, write_next_epoch},
     overlay::Overlay,
+    rules::Rule,
     scheme::verbs::{FoundAtOpening, Progress},
-    settings::PlantedBug,
     window::Window,
 };
 
@@ -64,7 +64,7 @@ pub(crate) fn recover(
     kernel.coverage.add(Mark::VoidCarrier, void.len());
     let leftover = read_leftover(kernel, &snapshot.state)?;
     let mut known = snapshot.state.clone();
-    if kernel.settings.has(PlantedBug::LeftoverVoid) {
+    if !kernel.keeps(Rule::LeftoverOfVoidIgnored) {
         known.cuts.clear();
     }
     kernel
@@ -113,7 +113,9 @@ pub(crate) fn recover(
     records.dedup_by_key(|record| record.timestamp);
     let newer = records
         .split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
-    let verified = whole_story(kernel, &snapshot, &records, verify_newer(kernel, newer)?)?;
+    let newer =
+        if kernel.keeps(Rule::NewerRecordsVerified) { verify_newer(kernel, newer)? } else { newer };
+    let verified = whole_story(kernel, &snapshot, &records, newer)?;
     let heard = verified.len();
     let mut verified = verify::newest_alone(verified);
     kernel.coverage.add(Mark::Superseded, heard - verified.len());
@@ -153,12 +155,12 @@ pub(crate) fn recover(
     // Without carriers of this epoch, and no window beyond the durable one, there is nothing to
     // void.
     let of_this_epoch = carriers.iter().any(|found| found.header.epoch == snapshot.state.epoch);
-    if (of_this_epoch || seen != durable) && !kernel.settings.has(PlantedBug::DroppedReturns) {
+    if (of_this_epoch || seen != durable) && kernel.keeps(Rule::DroppedRecordsVoid) {
         cuts.push(Cut { epoch: snapshot.state.epoch, window: durable, resume: seen.next() });
     }
     // A crash before the end of that checkpoint leaves the superblock as it is, however often
     // it happens.
-    if cuts.len() > kernel.settings.limits.cuts && !kernel.settings.has(PlantedBug::CutsUnlimited) {
+    if cuts.len() > kernel.settings.limits.cuts && kernel.keeps(Rule::CutsLimited) {
         kernel.coverage.hit(Mark::CutsFull);
         return publish_again(kernel, &snapshot, &verified);
     }

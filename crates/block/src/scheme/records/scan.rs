@@ -13,7 +13,6 @@ use crate::{
     },
     index::hash_of,
     kernel::Kernel,
-    settings::PlantedBug,
 };
 
 /// Blocks read at once while zones are scanned.
@@ -150,7 +149,6 @@ fn prove(
     let places = batch.iter().flat_map(|stretch| {
         (0..stretch.blocks as u64).map(|n| (stretch.at.plus(n), stretch.generation))
     });
-    let forged = kernel.settings.has(PlantedBug::ForgedCarrier);
     let before = found.len();
     let mut likely: Vec<(&mut Block, Pba)> = Vec::new();
     for ((at, generation), block) in places.zip(blocks) {
@@ -159,13 +157,13 @@ fn prove(
         else {
             continue;
         };
-        if forged {
-            found.push(Found {
-                header: Header { address: at, ..shape.header },
-                records: shape.records().flatten().collect(),
-                void: false,
-            });
-        } else if shape.header.generation == generation {
+        #[cfg(feature = "planted-bugs")]
+        if !kernel.keeps(crate::rules::Rule::CarriersProven) {
+            let (header, records) = super::broken::unproven(&shape, at);
+            found.push(Found { header, records, void: false });
+            continue;
+        }
+        if shape.header.generation == generation {
             likely.push((block, at));
         }
     }

@@ -41,7 +41,7 @@ pub(super) fn recover_space(
         next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
     let mut list = ZoneList::new(geometry, pages, next_generation, lists_zones);
     #[cfg(feature = "planted-bugs")]
-    if kernel.settings.has(crate::settings::PlantedBug::ListedOnce) {
+    if !kernel.keeps(crate::rules::Rule::ListedInBothCopies) {
         list.list_once();
     }
     // Of the others the checkpoint holds all; they are as good as new.

@@ -18,11 +18,11 @@ use crate::{
         record::WindowNumber,
     },
     overlay::{Entry, Overlay, zeroes},
+    rules::Rule,
     scheme::{
         room::{discard_leaves, discard_room},
         verbs::Scheme,
     },
-    settings::PlantedBug,
     table_build::TableBuild,
     window::ranges::{Ranges, Span},
 };
@@ -43,7 +43,7 @@ impl TableBuild<'_> {
         let mut budget = discard_leaves(self.kernel, scheme);
         let limits = self.kernel.settings.limits;
         let many = 2 * discards.len() as u64 >= limits.discards
-            && !self.kernel.settings.has(PlantedBug::DiscardsUnlimited);
+            && self.kernel.keeps(Rule::DiscardsLimited);
         let doomed = self.doomed(volumes);
         let many = many || !doomed.is_empty();
         let mut chosen = if many {
@@ -72,8 +72,7 @@ impl TableBuild<'_> {
             }
             let leaves: Vec<u64> = leaves.into_iter().collect();
             let root = volume.map;
-            let bug = self.kernel.settings.has(PlantedBug::RangeOverWrite);
-            let lowered = if self.kernel.settings.has(PlantedBug::DoubleDecrement) { 2 } else { 1 };
+            let lowered = if self.kernel.keeps(Rule::OverwriteLowersOnce) { 1 } else { 2 };
             let kernel = self.kernel;
             let mut mapped = self.mapped;
             volume.map =
@@ -117,8 +116,9 @@ impl TableBuild<'_> {
                         let Some(Entry { entry, window }) = frozen.entries.get(id, lba) else {
                             continue;
                         };
-                        let covered =
-                            discards.get(id, lba.0).is_some_and(|span| span.window > window || bug);
+                        let covered = discards.get(id, lba.0).is_some_and(|span| {
+                            span.window > window || !kernel.keeps(Rule::LaterWriteOverRange)
+                        });
                         if !covered {
                             set(page, lba.0 - first, entry)?;
                         }
@@ -135,8 +135,8 @@ impl TableBuild<'_> {
     fn doomed(&self, volumes: &BTreeMap<VolumeId, Volume>) -> BTreeSet<VolumeId> {
         let surplus =
             (volumes.len() as u64).saturating_sub(self.kernel.settings.limits.volumes) as usize;
-        let forgotten = self.kernel.settings.has(PlantedBug::VolumesUnlimited);
-        let deleted = volumes.values().filter(|volume| volume.name.is_empty() && !forgotten);
+        let limited = self.kernel.keeps(Rule::VolumesLimited);
+        let deleted = volumes.values().filter(|volume| volume.name.is_empty() && limited);
         deleted.map(|volume| volume.id).take(surplus).collect()
     }
 

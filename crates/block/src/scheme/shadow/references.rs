@@ -14,7 +14,7 @@ use crate::{
         superblock::Root,
     },
     overlay::Overlay,
-    settings::PlantedBug,
+    rules::Rule,
     table_build::TableBuild,
 };
 
@@ -58,7 +58,7 @@ impl TableBuild<'_> {
                     entry.carried = new.unwrap_or(entry.carried);
                     if before < ReferenceEntry::SATURATED {
                         let after = i64::from(before) + sum.difference;
-                        if after < 0 && !kernel.settings.has(PlantedBug::DoubleDecrement) {
+                        if after < 0 && kernel.keeps(Rule::OverwriteLowersOnce) {
                             let message = format!(
                                 "block {pba} has {before} references but loses {}",
                                 -sum.difference
@@ -130,7 +130,7 @@ impl TableBuild<'_> {
                 let state = kernel.state.lock();
                 for &pba in stored[from..].iter().take_while(|pba| pba.0 / per_leaf == leaf) {
                     if let Some((mut fingerprint, carried)) = state.allocator.fresh(pba) {
-                        if kernel.settings.has(PlantedBug::FingerprintHalved) && !carried {
+                        if !kernel.keeps(Rule::WholeFingerprintStored) && !carried {
                             fingerprint.0[8..].fill(0);
                         }
                         page::set_fingerprint(page, pba.0 % per_leaf, &fingerprint);

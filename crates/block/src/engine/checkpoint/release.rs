@@ -1,0 +1,58 @@
+//! The end of a checkpoint: its tables become current, and what only older ones need is released.
+
+use std::sync::Arc;
+
+use onefold_core::Pba;
+
+use crate::{
+    counters::add,
+    coverage::Mark,
+    kernel::{Kernel, NextCheckpoint, Snapshot},
+    scheme::verbs::Scheme,
+};
+
+/// The superblock is durable: reads go to the new version.
+pub(super) fn make_current(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    mut next: Box<NextCheckpoint>,
+) -> (Box<NextCheckpoint>, Option<Arc<Snapshot>>) {
+    add(&kernel.counters.checkpoints, 1);
+    let mut state = kernel.state.lock();
+    let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
+    state.frozen = None;
+    state.built = false;
+    state.acknowledged = state.acknowledged.max(next.snapshot.state.committed);
+    scheme.acknowledge(kernel, &mut state);
+    state.leaves_wanted &= !next.leaves_wanted;
+    state.releasing = true;
+    if let Some(filter) = next.filter.take() {
+        kernel.index.lock().finish_spill(filter);
+    }
+    (next, Some(old))
+}
+
+/// Frees the blocks that the new version does not need, but for those that newer records name.
+pub(super) fn release(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    deferred: &mut Vec<Pba>,
+    next: NextCheckpoint,
+) {
+    let mut state = kernel.state.lock();
+    let (kept, freed) = scheme.keep(&state, next.freed);
+    state.allocator.release(
+        &freed,
+        &next.zones,
+        next.snapshot.state.committed,
+        kept.iter().copied().collect(),
+    );
+    state.zone_table = next.snapshot.state.zones;
+    state.releases += 1;
+    state.releasing = false;
+    state.checkpoint_wanted = false;
+    kernel.coverage.add(Mark::BlocksKept, kept.len());
+    *deferred = kept;
+    deferred.extend(next.reclaimed.put_off);
+    state.deferred = deferred.len();
+}

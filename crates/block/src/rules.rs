@@ -1,0 +1,169 @@
+//! The rules that keep data whole, each asked for at the step that keeps it.
+//!
+//! A product keeps all of them: there `keeps` is the constant `true`. With the feature
+//! `planted-bugs` the simulator names one rule that the steps break, and must find the loss. The
+//! code that runs only then is in files named `broken.rs`, but for single lines.
+
+/// A rule that a step of the engine keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "planted-bugs"), allow(dead_code, unreachable_pub))]
+pub enum Rule {
+    /// A flush comes between the writes of a window and its acknowledgement. Without it a power
+    /// cut loses acknowledged windows.
+    FlushBeforePublish,
+    /// An overwritten block is handed out again only after a checkpoint released it. Otherwise a
+    /// crash restores a mapping to a block that holds other data.
+    ReuseAfterRelease,
+    /// Recovery compares the block of a record that may not be durable with the record's
+    /// fingerprint. Otherwise a volume shows a block that was never written.
+    NewerRecordsVerified,
+    /// Recovery makes the windows void whose records it dropped. Otherwise the next recovery
+    /// brings these records back over later writes.
+    DroppedRecordsVoid,
+    /// A window becomes durable after all windows before it. Otherwise a crash keeps a later write
+    /// and loses an earlier one that was acknowledged.
+    WindowsInOrder,
+    /// A block counts as a duplicate only while it has references. One without references may be
+    /// handed out, and then the new mapping shows other data.
+    DuplicatesHaveReferences,
+    /// A block counts as a carrier only when its proof holds and its generation is that of the
+    /// zone's entry. Otherwise data that a client wrote, or an old carrier, changes mappings.
+    CarriersProven,
+    /// Carriers go into a zone only when its entry in the zone list is durable. Recovery does not
+    /// look for carriers in other zones.
+    ZoneListedBeforeUse,
+    /// Windows are published, and count in a checkpoint as committed, only when they are durable.
+    /// Otherwise tables name blocks that a power cut loses.
+    CommittedWhenDurable,
+    /// Blocks are released only when the superblock that does not need them is durable. Otherwise a
+    /// crash restores an older superblock whose blocks were written over.
+    ReleaseAfterSuperblock,
+    /// Recovery flushes before it reads. Otherwise recovery believes blocks in the disk's cache
+    /// which a second power cut loses.
+    FlushBeforeRecovery,
+    /// The checksum of a page of a table is compared when the page is read. Otherwise a damaged
+    /// page gives wrong mappings instead of an error.
+    PageChecksumsCompared,
+    /// An entry that is written over gives back one reference. With two, a block that others still
+    /// map becomes free.
+    OverwriteLowersOnce,
+    /// A checkpoint lets a trim clear only the writes before it. Otherwise a later write is lost.
+    LaterWriteOverRange,
+    /// A new version of a page of the leftover table goes beside the durable one. Otherwise a torn
+    /// write loses the records of both.
+    LeftoverVersionsAlternate,
+    /// A zone has carriers only when both copies of the zone list name it. Otherwise recovery
+    /// misses carriers when the copy that names their zone rots.
+    ListedInBothCopies,
+    /// A page of the leftover table is written again only when its last version is durable.
+    /// Otherwise no version may be whole after a crash.
+    LeftoverWaitsForFlush,
+    /// Recovery ignores the records that the leftover table has of void windows. Otherwise records
+    /// return that an earlier recovery dropped.
+    LeftoverOfVoidIgnored,
+    /// The pages of a checkpoint are durable before its superblock is written. Otherwise the
+    /// superblock may name pages that a power cut lost.
+    PagesBeforeSuperblock,
+    /// Changes that only a checkpoint makes durable are acknowledged after it. Such are all changes
+    /// with copy-on-write trees, and those of the catalogue with leaves in place.
+    AcknowledgedByCheckpoint,
+    /// With leaves in place, a block is linked only when its data is durable. Otherwise an address
+    /// maps to a block without its data.
+    DataBeforeLink,
+    /// With leaves in place, the count of a block is raised before the block is linked. Otherwise a
+    /// crash leaves a count below the number of links, and the block becomes free too early.
+    CountBeforeLink,
+    /// With leaves in place, a count is lowered only when the unlink is durable. Otherwise a crash
+    /// restores a link to a block that became free.
+    UnlinkBeforeDecrement,
+    /// The fingerprint of a reclaimed block is cleared. Otherwise a later write finds a duplicate in
+    /// a block that holds other data.
+    FingerprintGoesWithBlock,
+    /// A block that a closed window is about to link is not reclaimed. Otherwise the window links a
+    /// free block.
+    PinnedNotReclaimed,
+    /// A recount counts the links of windows that are not durable yet, and unlinks that are not.
+    /// Otherwise it lowers a count below the number of links.
+    RecountSeesPendingLinks,
+    /// Blocks of ranges without deduplication are never shared. Otherwise the damage of one block
+    /// reaches data that the owner wanted stored apart.
+    NoDedupNotShared,
+    /// A trim waits for a checkpoint when the table of discards has no room for it. Otherwise the
+    /// table outgrows the format's bound.
+    DiscardsLimited,
+    /// A recovery ends with a checkpoint when the superblock has no room for another cut.
+    /// Otherwise cuts outgrow the superblock.
+    CutsLimited,
+    /// A new volume waits for a checkpoint when the catalogue has no room for it. Otherwise the
+    /// catalogue outgrows the format's bound.
+    VolumesLimited,
+    /// Changes wait when as many carriers wait for a checkpoint as may. Otherwise a recovery reads
+    /// and proves carriers without a bound.
+    CarriersLimited,
+    /// Changes wait when as many closed windows are not published as may be. Otherwise windows fill
+    /// the memory without a bound.
+    ClosedWindowsLimited,
+    /// A window closes when it has as many ranges as may be. Otherwise its records outgrow its
+    /// timestamps and its carriers.
+    RangesLimited,
+    /// The table of fingerprints gets the whole fingerprint. Otherwise two blocks whose stored half
+    /// agrees count as duplicates.
+    WholeFingerprintStored,
+    /// A damaged page of a map fails the reads that need it, and no other reads of the batch.
+    /// Otherwise a client gets errors for data that is whole.
+    DamageFailsItsReadsAlone,
+    /// A block that was read is compared with its fingerprint. Otherwise a client gets damaged data
+    /// without an error.
+    ReadsVerified,
+    /// A failed flush stops all writes. A second flush succeeds without the data that the first one
+    /// lost.
+    FailedFlushStopsWrites,
+    /// A failed read fails alone, and a later read asks the disk again. Otherwise one error of the
+    /// disk costs all later writes.
+    FailedReadFailsAlone,
+}
+
+#[cfg(feature = "planted-bugs")]
+impl Rule {
+    /// The planted bugs: the simulator's name of each, and the rule that it breaks.
+    pub const BUGS: [(&'static str, Rule); 38] = [
+        ("skipped-flush", Rule::FlushBeforePublish),
+        ("early-reuse", Rule::ReuseAfterRelease),
+        ("believed-unseen", Rule::NewerRecordsVerified),
+        ("dropped-returns", Rule::DroppedRecordsVoid),
+        ("out-of-order", Rule::WindowsInOrder),
+        ("duplicate-onto-free", Rule::DuplicatesHaveReferences),
+        ("forged-carrier", Rule::CarriersProven),
+        ("unlisted-zone", Rule::ZoneListedBeforeUse),
+        ("commit-past-durable", Rule::CommittedWhenDurable),
+        ("released-early", Rule::ReleaseAfterSuperblock),
+        ("recovery-unflushed", Rule::FlushBeforeRecovery),
+        ("checksum-ignored", Rule::PageChecksumsCompared),
+        ("double-decrement", Rule::OverwriteLowersOnce),
+        ("range-over-write", Rule::LaterWriteOverRange),
+        ("leftover-in-place", Rule::LeftoverVersionsAlternate),
+        ("listed-once", Rule::ListedInBothCopies),
+        ("leftover-busy", Rule::LeftoverWaitsForFlush),
+        ("leftover-void", Rule::LeftoverOfVoidIgnored),
+        ("superblock-before-pages", Rule::PagesBeforeSuperblock),
+        ("acknowledged-early", Rule::AcknowledgedByCheckpoint),
+        ("link-before-data", Rule::DataBeforeLink),
+        ("link-before-count", Rule::CountBeforeLink),
+        ("unlinked-early", Rule::UnlinkBeforeDecrement),
+        ("fingerprint-stays", Rule::FingerprintGoesWithBlock),
+        ("reclaimed-in-use", Rule::PinnedNotReclaimed),
+        ("recount-blind", Rule::RecountSeesPendingLinks),
+        ("critical-shared", Rule::NoDedupNotShared),
+        ("discards-unlimited", Rule::DiscardsLimited),
+        ("cuts-unlimited", Rule::CutsLimited),
+        ("volumes-unlimited", Rule::VolumesLimited),
+        ("carriers-unlimited", Rule::CarriersLimited),
+        ("closed_windows-unlimited", Rule::ClosedWindowsLimited),
+        ("ranges-unlimited", Rule::RangesLimited),
+        ("fingerprint-halved", Rule::WholeFingerprintStored),
+        ("damage-spreads", Rule::DamageFailsItsReadsAlone),
+        ("read-unverified", Rule::ReadsVerified),
+        ("flush-retried", Rule::FailedFlushStopsWrites),
+        ("read-error-stays", Rule::FailedReadFailsAlone),
+    ];
+}
