@@ -5,7 +5,7 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | `memory`, `format`, `settings` | budgets and buffers; the bytes; what is chosen when an archive is made or opened |
+//! | `memory`, `format`, `rules`, `settings` | budgets and buffers; the bytes; the rules that steps keep; what is chosen when an archive is made or opened |
 //! | `chunking` | cutting streams into chunks |
 //! | `block_index` | where the mappings of a volume's blocks are |
 //! | `erasure` | several directories as one, of which some may be lost |
@@ -39,12 +39,15 @@ mod memory;
 mod operations_log;
 mod rad;
 mod repair;
+mod rules;
 mod settings;
 mod stream;
 mod tables;
 mod usage_counts;
 mod volume;
 
+#[cfg(feature = "planted-bugs")]
+pub use crate::rules::Rule;
 pub use crate::{
     check::{Progress as CheckProgress, Report as CheckReport, check, check_one},
     chunk_index::{ChunkIndex, PAGE_BYTES as INDEX_PAGE_BYTES, rebuild as rebuild_chunk_index},
@@ -70,7 +73,7 @@ pub use crate::{
         Rebuilt, Replacement, Restored, record_damage, repair as repair_units,
         replace as replace_nodes, restore as restore_chunks,
     },
-    settings::{FilterName, Format, PlantedBug, READER_BYTES, Settings},
+    settings::{FilterName, Format, READER_BYTES, Settings},
     stream::{
         Batch, Content, Cutting, Ended, Feeder, Gauge, Ingest, Reader, Report as PutReport,
         Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,

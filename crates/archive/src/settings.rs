@@ -4,10 +4,13 @@ use std::str::FromStr;
 
 use onefold_core::{Error, Kind};
 
-use crate::format::{
-    class::Rad,
-    frame::FRAME_PAYLOAD_MAX,
-    parameters::{Chunking, Compression},
+use crate::{
+    format::{
+        class::Rad,
+        frame::FRAME_PAYLOAD_MAX,
+        parameters::{Chunking, Compression},
+    },
+    rules::Rule,
 };
 
 /// How an archive is made.
@@ -123,9 +126,9 @@ pub struct Settings {
     /// log with more is refused like damage by readers with a limit of memory; a writer takes a
     /// snapshot at a sixteenth of it.
     pub moved_max: u64,
-    /// A defect that the simulator must find.
+    /// The rule that the steps break; the simulator must find that out.
     #[cfg(feature = "planted-bugs")]
-    pub bug: Option<PlantedBug>,
+    pub broken: Option<Rule>,
 }
 
 impl Default for Settings {
@@ -153,23 +156,23 @@ impl Default for Settings {
             frame_bytes: FRAME_PAYLOAD_MAX,
             moved_max: 2 << 20,
             #[cfg(feature = "planted-bugs")]
-            bug: None,
+            broken: None,
         }
     }
 }
 
 impl Settings {
-    /// True when this defect was asked for.
+    /// True unless the simulator asked the steps to break this rule.
     #[cfg(feature = "planted-bugs")]
-    pub(crate) fn has(&self, bug: PlantedBug) -> bool {
-        self.bug == Some(bug)
+    pub(crate) fn keeps(&self, rule: Rule) -> bool {
+        self.broken != Some(rule)
     }
 
-    /// No defect in a product build.
+    /// A product keeps every rule.
     #[cfg(not(feature = "planted-bugs"))]
     #[allow(clippy::unused_self)]
-    pub(crate) fn has(&self, _: PlantedBug) -> bool {
-        false
+    pub(crate) const fn keeps(&self, _: Rule) -> bool {
+        true
     }
 }
 
@@ -184,105 +187,3 @@ pub const READER_BYTES: u64 = 64 << 20;
 
 /// Container ids recorded at once.
 pub(crate) const ID_RANGE: u64 = 1024;
-
-/// Defects that the simulator must find, each at the place where the rule that it breaks is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlantedBug {
-    /// A put's record is written before its containers are durable.
-    RecordBeforeContainers,
-    /// Containers count before the name of their segment is durable.
-    SegmentUnnamed,
-    /// A frame counts whose checksum is wrong.
-    TornTailBelieved,
-    /// A frame is shown that is not known to be durable.
-    TailShownEarly,
-    /// A reader shows a frame that nobody vouched for without making it durable. Seeds seldom meet
-    /// it; a test of the simulator's files finds it.
-    TailReadEarly,
-    /// The import position moves before the pages are durable.
-    ImportAhead,
-    /// A hit of the index is a reference without a look at the container.
-    StaleHit,
-    /// A Bloom filter counts that is behind the index.
-    OldBloom,
-    /// Puts take duplicates that are condemned.
-    CondemnedTaken,
-    /// Puts take duplicates that are damaged.
-    DamagedTaken,
-    /// Condemned chunks go without being looked at again.
-    NoRecheck,
-    /// Space is freed while older readers are there.
-    FreedUnderReader,
-    /// Damage is recorded, and the epoch advances although a reader may be in the one before.
-    TurnedUndrained,
-    /// Container ids are given before their range is durable.
-    IdTwice,
-    /// A merge copies what fails its checksum.
-    RotCopied,
-    /// A removed recipe is counted twice.
-    CountedTwice,
-    /// A container is logged although a node did not take its shard, and the node counts on.
-    ShardMissing,
-    /// A shard counts whose checksum is wrong.
-    RottenShard,
-    /// A directory without label counts as the node that should be there.
-    MountFilled,
-    /// One copy fewer than needed takes a change.
-    FewCopies,
-    /// A mapping is logged before its chunks are durable.
-    MappingBeforeChunks,
-    /// Settled containers are logged before they are durable.
-    SettledBeforeSync,
-    /// Of the places to which an old container's chunks went, the first counts alone.
-    SettledElsewhere,
-    /// Chunks that had no references when they were counted are left behind, without being
-    /// condemned and looked at again.
-    SettledUnchecked,
-    /// A sync that failed is tried again, and its success is trusted.
-    SyncRetried,
-    /// The label counts only when both of its places can be read.
-    LabelCopyUnread,
-    /// A label counts although the log behind the one that it names goes on.
-    OldLabelTaken,
-    /// The log's end counts although a later change was known to be durable.
-    LogEndBelieved,
-    /// A frame of the log counts wherever it lies, whatever stands before it.
-    FrameAnywhere,
-    /// Merges go on in one log without a limit.
-    MergesUnlimited,
-}
-
-impl PlantedBug {
-    /// The bugs that the simulator's seeds must find, with the names that it knows them by.
-    pub const ALL: [(&'static str, PlantedBug); 29] = [
-        ("record-before-containers", PlantedBug::RecordBeforeContainers),
-        ("segment-unnamed", PlantedBug::SegmentUnnamed),
-        ("torn-tail-believed", PlantedBug::TornTailBelieved),
-        ("tail-shown-early", PlantedBug::TailShownEarly),
-        ("import-ahead", PlantedBug::ImportAhead),
-        ("stale-hit", PlantedBug::StaleHit),
-        ("old-bloom", PlantedBug::OldBloom),
-        ("condemned-taken", PlantedBug::CondemnedTaken),
-        ("damaged-taken", PlantedBug::DamagedTaken),
-        ("no-recheck", PlantedBug::NoRecheck),
-        ("freed-under-reader", PlantedBug::FreedUnderReader),
-        ("turned-undrained", PlantedBug::TurnedUndrained),
-        ("id-twice", PlantedBug::IdTwice),
-        ("rot-copied", PlantedBug::RotCopied),
-        ("counted-twice", PlantedBug::CountedTwice),
-        ("shard-missing", PlantedBug::ShardMissing),
-        ("rotten-shard", PlantedBug::RottenShard),
-        ("mount-filled", PlantedBug::MountFilled),
-        ("few-copies", PlantedBug::FewCopies),
-        ("mapping-before-chunks", PlantedBug::MappingBeforeChunks),
-        ("settled-before-sync", PlantedBug::SettledBeforeSync),
-        ("settled-elsewhere", PlantedBug::SettledElsewhere),
-        ("settled-unchecked", PlantedBug::SettledUnchecked),
-        ("sync-retried", PlantedBug::SyncRetried),
-        ("label-copy-unread", PlantedBug::LabelCopyUnread),
-        ("old-label-taken", PlantedBug::OldLabelTaken),
-        ("log-end-believed", PlantedBug::LogEndBelieved),
-        ("frame-anywhere", PlantedBug::FrameAnywhere),
-        ("merges-unlimited", PlantedBug::MergesUnlimited),
-    ];
-}

@@ -12,7 +12,7 @@ use onefold_core::{File, Fingerprint, Kind, Result};
 use crate::{
     format::{Address, ContainerId, Identity, bytes::corrupt, names::fresh, record::IndexFile},
     operations_log::Archive,
-    settings::PlantedBug,
+    rules::Rule,
     tables::Tables,
 };
 
@@ -375,7 +375,7 @@ impl Writer {
         while self.at < self.pages {
             self.next_page()?;
         }
-        if self.archive.settings.has(PlantedBug::OldBloom) {
+        if !self.archive.keeps(Rule::FilterCoversIndex) {
             self.filter.lines.iter_mut().take(1).for_each(|line| *line = [0; 8]);
         }
         for page in 0..self.filter.pages() {
@@ -383,7 +383,7 @@ impl Writer {
             self.next_page()?;
         }
         self.write_out()?;
-        if !imports_ahead(&self.archive) {
+        if self.archive.keeps(Rule::PagesBeforeImportPosition) {
             self.file.sync()?;
             self.archive.files.sync_names()?;
         }
@@ -471,11 +471,6 @@ pub(super) fn merge(
             }
         }
     }
-}
-
-/// True when the pages of an import count before they are durable: a planted bug.
-pub(crate) fn imports_ahead(archive: &Archive) -> bool {
-    archive.settings.has(PlantedBug::ImportAhead)
 }
 
 #[cfg(test)]

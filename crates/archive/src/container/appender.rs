@@ -18,7 +18,7 @@ use crate::{
         record::{Owner, Place, Record, Stored},
     },
     operations_log::Archive,
-    settings::PlantedBug,
+    rules::Rule,
     tables::PLACE_ALIGN,
 };
 
@@ -136,7 +136,7 @@ impl Appender {
 
     /// Makes all containers that were written durable.
     pub(crate) fn sync(&mut self) -> Result<()> {
-        if !self.archive.settings.has(PlantedBug::RecordBeforeContainers) {
+        if self.archive.keeps(Rule::ContainersBeforeRecord) {
             self.unsynced.iter().try_for_each(|file| self.archive.sync(&**file))?;
         }
         self.unsynced.clear();
@@ -207,7 +207,7 @@ impl Appender {
             opened => opened?,
         };
         // Also when the file was there: its maker may have been killed before its name was durable.
-        if !self.archive.settings.has(PlantedBug::SegmentUnnamed) {
+        if self.archive.keeps(Rule::SegmentNameDurable) {
             self.archive.files.sync_names()?;
         }
         self.open.insert(class, OpenSegment { number, file, begin: end, end, taken: end });

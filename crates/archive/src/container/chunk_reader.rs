@@ -1,6 +1,9 @@
 //! Chunks read by their addresses, group by group. Each group is verified by its checksum as it is
 //! read.
 
+#[cfg(feature = "planted-bugs")]
+mod broken;
+
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
@@ -137,26 +140,6 @@ impl ChunkReader {
             }
         }
         damaged.map_or(Ok(None), Err)
-    }
-
-    /// The bytes of a chunk whatever they are: for a planted bug.
-    pub(crate) fn rotten(
-        &mut self,
-        container_reader: &ContainerReader,
-        container: &Container,
-        metadata: &Metadata,
-        n: usize,
-    ) -> Result<Vec<u8>> {
-        let chunk = &metadata.chunks[n];
-        let group = &metadata.groups[usize::from(chunk.group)];
-        let (mut stored, mut raw) = (Vec::new(), Vec::new());
-        container_reader.groups(
-            &container.stored.place,
-            std::slice::from_ref(group),
-            &mut stored,
-        )?;
-        self.packer.expand_unchecked(group, &stored, &mut raw)?;
-        Ok(raw[chunk.at as usize..][..chunk.bytes as usize].to_vec())
     }
 
     /// The metadata of a container, which may be known already.

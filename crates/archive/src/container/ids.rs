@@ -11,7 +11,8 @@ use crate::{
         record::{Owner, Record},
     },
     operations_log::Archive,
-    settings::{ID_RANGE, PlantedBug},
+    rules::Rule,
+    settings::ID_RANGE,
     tables::Tables,
 };
 
@@ -41,7 +42,7 @@ impl Ids {
         let mut first = 0;
         let (owner, segment_bytes) = (self.owner, self.archive.label().segment_bytes);
         let several = self.archive.label().spread[0] > 1;
-        let unsafe_range = self.archive.settings.has(PlantedBug::IdTwice);
+        let count = if self.archive.keeps(Rule::IdRangeDurableFirst) { ID_RANGE } else { 0 };
         self.archive.commit(self.owner == Owner::Collector, |tables| {
             first = tables.next_id;
             if first + ID_RANGE > ContainerId::END {
@@ -53,7 +54,6 @@ impl Ids {
                 || last_segment(tables, owner, Class::Plain)
                     .is_some_and(|(_, end)| end < segment_bytes);
             let segment = (!room).then_some(tables.next_segment);
-            let count = if unsafe_range { 0 } else { ID_RANGE };
             Ok(vec![Record::Reserved {
                 owner,
                 first: ContainerId(first),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Kind, Result};
+use onefold_core::Result;
 
 use super::{
     appender::Appender, chunk_reader::ChunkReader, container_reader::ContainerReader, ids::Ids,
@@ -10,7 +10,7 @@ use super::{
 use crate::{
     format::{bytes::corrupt, container::Chunk, damage::is_condemned, record::Owner},
     operations_log::Archive,
-    settings::PlantedBug,
+    rules::Rule,
     tables::{Container, Tables},
 };
 
@@ -45,20 +45,21 @@ impl Rewriter {
         let bits = tables.condemned.get(&id).cloned().unwrap_or_default();
         let metadata = self.container_reader.metadata(container)?;
         let mut live = Vec::new();
-        for (n, chunk) in
-            metadata.chunks.iter().enumerate().filter(|(n, _)| !is_condemned(&bits, *n))
-        {
-            let bytes = match self.chunk_reader.chunk(tables, &self.container_reader, chunk.first) {
-                Err(error)
-                    if error.kind() == Kind::Corrupt
-                        && self.archive.settings.has(PlantedBug::RotCopied) =>
-                {
-                    self.chunk_reader.rotten(&self.container_reader, container, &metadata, n)?
-                }
-                read => read?.to_vec(),
+        let chunks = metadata.chunks.iter().enumerate();
+        for (_, chunk) in chunks.filter(|(n, _)| !is_condemned(&bits, *n)) {
+            let read = self.chunk_reader.chunk(tables, &self.container_reader, chunk.first);
+            let read = read.map(<[u8]>::to_vec);
+            #[cfg(feature = "planted-bugs")]
+            let read = if self.archive.keeps(Rule::MovedChunksVerified) {
+                read
+            } else {
+                let reader = &self.container_reader;
+                self.chunk_reader.or_rotten(read, reader, container, &metadata, chunk)
             };
-            let rot = self.archive.settings.has(PlantedBug::RotCopied);
-            if !rot && self.archive.fingerprinter.bytes(&bytes) != chunk.fingerprint {
+            let bytes = read?;
+            if self.archive.keeps(Rule::MovedChunksVerified)
+                && self.archive.fingerprinter.bytes(&bytes) != chunk.fingerprint
+            {
                 return Err(corrupt(format!(
                     "chunk {} of container {} is damaged",
                     chunk.first.slot, chunk.first.container

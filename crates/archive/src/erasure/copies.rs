@@ -203,7 +203,7 @@ fn how_far(shared: &Shared, files: &dyn Files) -> Result<Reached> {
     let log = files.open(&log_name(label.snapshot))?;
     let mut frames = LogReader::new(&*log, 0, Drawn::free())?;
     let (mut end, mut chain) = (0, None);
-    while let Some((frame, before)) = frames.frame(&shared.identity, false)? {
+    while let Some((frame, before)) = frames.frame(&shared.identity, true)? {
         if chain.is_some_and(|(sequence, checksum): (u64, u64)| {
             (sequence.checked_add(1), checksum) != (Some(frame.sequence), before)
         }) {

@@ -15,6 +15,8 @@
 //! something makes them equal. Any two groups of `f + 1` copies have one in common: locks and
 //! labels of two processes meet there.
 
+#[cfg(feature = "planted-bugs")]
+mod broken;
 mod code;
 mod copies;
 mod label;

@@ -10,10 +10,7 @@ use super::{
     label,
     label::{Absent, NODES_MAX, NodeLabel, View},
 };
-use crate::{
-    format::Identity,
-    settings::{PlantedBug, Settings},
-};
+use crate::{format::Identity, rules::Rule, settings::Settings};
 
 /// The state that all files of the nodes share.
 pub(crate) struct Shared {
@@ -24,7 +21,7 @@ pub(crate) struct Shared {
     /// Puts go on with `k + 1` columns.
     pub(super) degraded: bool,
     pub(crate) state: Mutex<State>,
-    /// For defects that the simulator must find.
+    /// Its rules; nothing else of it is used.
     pub(super) settings: Settings,
 }
 
@@ -91,7 +88,7 @@ impl Shared {
 
     /// Copies that must take a change.
     pub(super) fn quorum(&self) -> u32 {
-        self.code.parity() as u32 + u32::from(!self.settings.has(PlantedBug::FewCopies))
+        self.code.parity() as u32 + u32::from(self.settings.keeps(Rule::QuorumOfCopies))
     }
 
     /// Reads all labels, and finds out which nodes are current.
@@ -110,11 +107,9 @@ impl Shared {
             });
             found.push(label.map_err(|why| absent.push((n, why))).ok());
         }
-        if self.settings.has(PlantedBug::MountFilled) {
-            for (n, _) in absent.extract_if(.., |(_, why)| *why == Absent::Unlabelled) {
-                let known = found.iter().flatten().next().cloned();
-                found[n] = known.map(|label| NodeLabel { number: n as u8, ..label });
-            }
+        #[cfg(feature = "planted-bugs")]
+        if !self.settings.keeps(Rule::NodeNeedsItsLabel) {
+            super::broken::accept_unlabelled(&mut absent, &mut found);
         }
         let Some((view, here)) = label::current(&found) else {
             return Err(Error::new(Kind::Corrupt, "the labels of the nodes contradict each other"));

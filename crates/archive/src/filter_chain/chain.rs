@@ -19,7 +19,8 @@ use crate::{
     container::ContainerReader,
     format::{Address, container::OpenContainer, damage::is_damage},
     operations_log::Archive,
-    settings::{FilterName, PlantedBug},
+    rules::Rule,
+    settings::FilterName,
     tables::Tables,
 };
 
@@ -231,8 +232,8 @@ impl FilterChain {
     ) -> Result<()> {
         let Some(address) = address_of(query.answer) else { return Ok(()) };
         let own = auxiliary.lock().is_own(address.container, session);
-        let stale = known.archive.settings.has(PlantedBug::StaleHit);
-        if own || stale || known.confirms(&query.fingerprint, address, counts)? {
+        let looks = known.archive.keeps(Rule::HitConfirmed);
+        if own || !looks || known.confirms(&query.fingerprint, address, counts)? {
             query.certain = true;
         } else {
             counts.stale += 1;
@@ -257,10 +258,10 @@ impl Known<'_> {
         counts: &mut Counts,
     ) -> Result<bool> {
         let closed = [
-            (&self.tables.condemned, PlantedBug::CondemnedTaken),
-            (&self.tables.damaged, PlantedBug::DamagedTaken),
+            (&self.tables.condemned, Rule::CondemnedNotReferenced),
+            (&self.tables.damaged, Rule::DamagedNotReferenced),
         ];
-        let closed = closed.map(|(bits, bug)| (!self.archive.settings.has(bug)).then_some(bits));
+        let closed = closed.map(|(bits, rule)| self.archive.keeps(rule).then_some(bits));
         for container in self.tables.places(address.container) {
             let home = container.stored.id;
             if !self.cache.holds(home) {

@@ -180,12 +180,13 @@ pub(crate) fn choose(first: Found, second: Found) -> Result<Label> {
 /// # Errors
 /// `NotFound` when there is no archive, `Corrupt`, `Unsupported`.
 pub fn find_label(files: &dyn Files) -> Result<Label> {
-    look_for_label(files, false).map(|(label, _)| label)
+    look_for_label(files, true).map(|(label, _)| label)
 }
 
 /// The label that counts, and whether one of its places is damaged; then the other one was newer,
-/// or it was not. `strict` is a planted bug.
-pub(crate) fn look_for_label(files: &dyn Files, strict: bool) -> Result<(Label, bool)> {
+/// or it was not. Only the simulator gives `one_is_enough`
+/// as false: then both places must be readable.
+pub(crate) fn look_for_label(files: &dyn Files, one_is_enough: bool) -> Result<(Label, bool)> {
     let file = files.open(LABEL).map_err(|e| {
         if e.kind() == Kind::NotFound { Error::new(Kind::NotFound, "no archive") } else { e }
     })?;
@@ -193,7 +194,7 @@ pub(crate) fn look_for_label(files: &dyn Files, strict: bool) -> Result<(Label, 
     let look = |place: u64| -> Result<Found> {
         let mut bytes = vec![0; LABEL_BYTES];
         match file.read_at(place, &mut bytes) {
-            Err(error) if error.kind() == Kind::Io && !strict => Ok(Found::Bad(error)),
+            Err(error) if error.kind() == Kind::Io && one_is_enough => Ok(Found::Bad(error)),
             read => match Label::decode(&bytes[..read?]) {
                 Found::Foreign if !is_empty(&bytes) => {
                     Ok(Found::Bad(corrupt("the label is none of an archive")))

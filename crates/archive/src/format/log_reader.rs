@@ -81,14 +81,14 @@ impl<'a> LogReader<'a> {
     }
 
     /// The frame that is here, if it is whole, and the checksum that it gives of the one before.
-    /// `believe` is a planted bug.
+    /// Checksums are always compared; only the simulator gives `compares` as false.
     pub(crate) fn frame(
         &mut self,
         identity: &Identity,
-        believe: bool,
+        compares: bool,
     ) -> Result<Option<(Frame<'_>, u64)>> {
         let Some(wanted) = frame::claimed(self.look(FRAME_HEADER_BYTES)?) else { return Ok(None) };
-        Ok(frame::decode(identity, self.look(wanted)?, believe))
+        Ok(frame::decode(identity, self.look(wanted)?, !compares))
     }
 
     /// The bytes of the frame that is here, as they were written.
@@ -116,7 +116,7 @@ impl<'a> LogReader<'a> {
                 claimed += wanted as u64;
                 if claimed > CLAIMED_MAX
                     || self
-                        .frame(identity, false)?
+                        .frame(identity, true)?
                         .is_some_and(|(frame, _)| frame.sequence > sequence)
                 {
                     return Ok(true);

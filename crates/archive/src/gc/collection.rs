@@ -13,7 +13,7 @@ use crate::{
     },
     operations_log::Archive,
     rad::{self, LateEncoding},
-    settings::PlantedBug,
+    rules::Rule,
     tables::{Tables, WriteCost},
     usage_counts::InMemory,
 };
@@ -237,7 +237,7 @@ impl Collection {
         if tables.waiting_to_be_freed.is_empty() {
             return Ok(());
         }
-        let early = self.archive.settings.has(PlantedBug::FreedUnderReader);
+        let waits = self.archive.keeps(Rule::FreedAfterReaders);
         let newest = tables.waiting_to_be_freed.values().copied().max().unwrap_or(0);
         // The epoch advanced only when nobody stayed in the one before the last. In the last one
         // somebody may.
@@ -246,7 +246,7 @@ impl Collection {
         let places: Vec<_> = tables
             .waiting_to_be_freed
             .iter()
-            .filter(|&(_, &epoch)| early || epoch < limit)
+            .filter(|&(_, &epoch)| !waits || epoch < limit)
             .map(|(&place, _)| place)
             .collect();
         if places.is_empty() {

@@ -12,7 +12,7 @@ use crate::{
         damage::is_condemned,
         record::{Pieces, Record},
     },
-    settings::PlantedBug,
+    rules::Rule,
     tables::{Container, Tables},
     usage_counts::CountsReader,
 };
@@ -145,9 +145,9 @@ impl Collection {
         loop {
             let tables = self.archive.refresh()?;
             let mut spared: Vec<ContainerId> = Vec::new();
-            let skip = self.archive.settings.has(PlantedBug::NoRecheck);
+            let looks = self.archive.keeps(Rule::CondemnedRechecked);
             for difference in
-                tables.differences.iter().filter(|difference| difference.added && !skip)
+                tables.differences.iter().filter(|difference| difference.added && looks)
             {
                 let mut runs = Vec::new();
                 self.rewriter.walk(&tables, &difference.recipe, &mut |first, count| {

@@ -16,7 +16,8 @@ use crate::{
         },
     },
     memory::{Budget, BufferPool},
-    settings::{Format, PlantedBug, Settings},
+    rules::Rule,
+    settings::{Format, Settings},
     tables::Tables,
 };
 
@@ -134,13 +135,18 @@ impl Archive {
         self.writes
     }
 
+    /// True when the steps keep this rule; the constant `true` in a product.
+    pub(crate) fn keeps(&self, rule: Rule) -> bool {
+        self.settings.keeps(rule)
+    }
+
     fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> Result<Archive> {
         if files.spread() == ONE_DIRECTORY {
             find_label(&**files)?;
         }
         let _lock = files.lock(COMMIT, if writes { Hold::Alone } else { Hold::Shared }, true)?;
         files.begin(false)?;
-        let (label, _) = look_for_label(&**files, settings.has(PlantedBug::LabelCopyUnread))?;
+        let (label, _) = look_for_label(&**files, settings.keeps(Rule::OneLabelPlaceEnough))?;
         if label.spread != files.spread() {
             let what = if label.spread[0] > 1 {
                 "this is one node of an archive; name the archive, or give all nodes"
@@ -210,7 +216,7 @@ impl Archive {
     /// memory, and the next one succeeds without them.
     pub(crate) fn sync(&self, file: &dyn File) -> Result<()> {
         match file.sync() {
-            Err(_) if self.settings.has(PlantedBug::SyncRetried) => file.sync(),
+            Err(_) if !self.keeps(Rule::FailedSyncNotRepeated) => file.sync(),
             synced => synced,
         }
     }

@@ -21,7 +21,7 @@ use crate::{
         record::Record,
     },
     memory::Drawn,
-    settings::PlantedBug,
+    rules::Rule,
     tables::Tables,
 };
 
@@ -45,7 +45,7 @@ impl Archive {
         let records = decide(&position.tables)?;
         if !records.is_empty() {
             if position.tables.moved() > self.settings.moved_max / 16
-                && !self.settings.has(PlantedBug::MergesUnlimited)
+                && self.keeps(Rule::MergesLimited)
             {
                 self.snapshot(&mut position, may_use_reserve)?;
             }
@@ -86,7 +86,7 @@ impl Archive {
         next.chain = checksum;
         if next.moved() > self.settings.moved_max
             && tables.moved() > 0
-            && !self.settings.has(PlantedBug::MergesUnlimited)
+            && self.keeps(Rule::MergesLimited)
         {
             return Err(log_full());
         }
@@ -126,7 +126,7 @@ impl Archive {
     /// Errors when somebody appended since the end was read, although we hold the lock.
     fn nothing_follows(&self, position: &mut LogPosition) -> Result<()> {
         let mut frames = LogReader::new(&*position.log, position.end, &position.drawn)?;
-        let next = frames.frame(&self.identity, self.settings.has(PlantedBug::TornTailBelieved))?;
+        let next = frames.frame(&self.identity, self.keeps(Rule::FrameChecksumsCompared))?;
         let follows = next.is_some_and(|(frame, before)| {
             Some(frame.sequence) == position.tables.sequence.checked_add(1)
                 && before == position.tables.chain
@@ -144,7 +144,7 @@ impl Archive {
     /// Reads the log from where this process stopped to its end. The commit lock is held.
     pub(super) fn replay_new_frames(&self, position: &mut LogPosition) -> Result<()> {
         let (label, is_damaged) =
-            look_for_label(&*self.files, self.settings.has(PlantedBug::LabelCopyUnread))?;
+            look_for_label(&*self.files, self.keeps(Rule::OneLabelPlaceEnough))?;
         // First, so that the log has at least this even where locks do not hold.
         let recorded = self.recorded_synced()?.0;
         // A damaged place of the label may have named another log, where what is new is. A later
@@ -181,18 +181,18 @@ impl Archive {
             &self.settings,
             u64::MAX,
         )?;
-        if recorded > replayed.tables.sequence && !self.settings.has(PlantedBug::LogEndBelieved) {
+        if recorded > replayed.tables.sequence && self.keeps(Rule::LogReachesRecorded) {
             return Err(changes_lost(replayed.tables.sequence, recorded));
         }
         let Replayed { tables: Cow::Owned(tables), end, last } = replayed else { return Ok(()) };
-        let unsure = tables.sequence > recorded && !self.settings.has(PlantedBug::TailShownEarly);
+        let unsure = tables.sequence > recorded && self.keeps(Rule::FrameDurableBeforeShown);
         if unsure && self.writes {
             position.log.write_at(end - last.len() as u64, &last)?;
             position.log.sync()?;
             self.files.confirm()?;
             self.make_label_durable(position)?;
             self.record_synced(tables.sequence, position.snapshot)?;
-        } else if unsure && !self.settings.has(PlantedBug::TailReadEarly) {
+        } else if unsure && self.keeps(Rule::TailDurableBeforeRead) {
             return self.replay_lasting_frames(position, tables, end, recorded);
         }
         (position.tables, position.end) = (Arc::new(tables), end);
@@ -214,7 +214,7 @@ impl Archive {
         let (mut at, mut unsure) = (position.end, Vec::new());
         while at < end {
             let Some((frame, _)) =
-                frames.frame(&self.identity, self.settings.has(PlantedBug::TornTailBelieved))?
+                frames.frame(&self.identity, self.keeps(Rule::FrameChecksumsCompared))?
             else {
                 break;
             };

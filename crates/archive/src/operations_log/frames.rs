@@ -16,7 +16,8 @@ use crate::{
         record::Record,
     },
     memory::Drawn,
-    settings::{PlantedBug, Settings},
+    rules::Rule,
+    settings::Settings,
     tables::Tables,
 };
 
@@ -50,11 +51,11 @@ pub(crate) fn replay(
     let mut frames = LogReader::new(log, from, drawn)?;
     to.end = from;
     while let Some((frame, before)) =
-        frames.frame(identity, settings.has(PlantedBug::TornTailBelieved))?
+        frames.frame(identity, settings.keeps(Rule::FrameChecksumsCompared))?
     {
         let follows = Some(frame.sequence) == to.tables.sequence.checked_add(1)
             && before == to.tables.chain
-            || settings.has(PlantedBug::FrameAnywhere);
+            || !settings.keeps(Rule::FramesChained);
         if !follows || frame.sequence > upto {
             break;
         }

@@ -19,7 +19,8 @@ use crate::{
         names::{log_name, snapshot_name},
     },
     memory::{Budget, Drawn},
-    settings::{PlantedBug, Settings},
+    rules::Rule,
+    settings::Settings,
     tables::Tables,
 };
 
@@ -55,9 +56,9 @@ impl LogPosition {
         before: Option<&Tables>,
         budget: &Arc<Budget>,
     ) -> Result<LogPosition> {
-        let is_damaged = look_for_label(&**files, false)?.1;
+        let is_damaged = look_for_label(&**files, true)?.1;
         let mut position = LogPosition::load(files, identity, label, settings, before, budget)?;
-        let is_old = !settings.has(PlantedBug::OldLabelTaken)
+        let is_old = settings.keeps(Rule::LostLabelRecognised)
             && position.log_goes_on(&**files, identity, settings)?;
         if is_old {
             let next = Label { snapshot: label.snapshot + 1, ..label.clone() };
@@ -90,7 +91,7 @@ impl LogPosition {
         };
         let drawn = Drawn::default();
         let mut frames = LogReader::new(&*next, 0, &drawn)?;
-        let Some((frame, before)) = frames.frame(identity, false)? else { return Ok(false) };
+        let Some((frame, before)) = frames.frame(identity, true)? else { return Ok(false) };
         let mut replayed = Replayed::of(&self.tables);
         replay(&*self.log, 0, identity, &mut replayed, &drawn, settings, u64::MAX)?;
         Ok(replayed.tables.sequence.checked_add(1) == Some(frame.sequence)

@@ -28,7 +28,7 @@ use crate::{
         record::{Record, Stored},
     },
     operations_log::Archive,
-    settings::PlantedBug,
+    rules::Rule,
     tables::{PLACES_MAX, Tables},
     usage_counts::CountsReader,
 };
@@ -242,9 +242,8 @@ impl LateEncoding {
                 Ok(live) => {
                     moving.extend(live.into_iter().filter_map(|(chunk, bytes)| {
                         let count = batch.count(chunk.first);
-                        let left = count == 0
-                            && rewriter.archive.settings.has(PlantedBug::SettledUnchecked);
-                        (!left).then(|| Moving {
+                        let moves = count > 0 || rewriter.archive.keeps(Rule::UnreferencedMovedToo);
+                        moves.then(|| Moving {
                             class: batch.class(count),
                             count,
                             from: from.len(),
@@ -284,15 +283,9 @@ impl LateEncoding {
         let planned: Vec<_> =
             from.iter().map(|&id| (id, tables.condemned.get(&id).cloned())).collect();
         let Some(stored) = self.write_encoded(rewriter, &packed)? else { return Ok(false) };
-        if rewriter.archive.settings.has(PlantedBug::SettledElsewhere) {
-            let mut seen = BTreeSet::new();
-            known.iter_mut().for_each(|ids: &mut Vec<ContainerId>| {
-                let first = ids[0];
-                ids.retain(|id| seen.insert(*id));
-                if ids.is_empty() {
-                    ids.push(first);
-                }
-            });
+        #[cfg(feature = "planted-bugs")]
+        if !rewriter.archive.keeps(Rule::AllPlacesRecorded) {
+            super::broken::forget_places(&mut known);
         }
         let (encoded, into) = (from.len() as u64, stored.len() as u64);
         let to: Vec<(Stored, Vec<ContainerId>)> = stored.into_iter().zip(known).collect();
@@ -367,7 +360,7 @@ impl LateEncoding {
             .iter()
             .map(|(class, packed)| rewriter.appender.append(packed, *class))
             .collect::<Result<_>>()?;
-        if !rewriter.archive.settings.has(PlantedBug::SettledBeforeSync) {
+        if rewriter.archive.keeps(Rule::EncodedBeforeFrame) {
             rewriter.appender.sync()?;
         }
         Ok(stored)

@@ -31,7 +31,7 @@ use crate::{
         record::Record,
     },
     operations_log::Archive,
-    settings::PlantedBug,
+    rules::Rule,
     tables::{Container, Tables},
 };
 
@@ -63,13 +63,14 @@ pub fn record_damage(archive: &Archive, rotten: &BTreeMap<ContainerId, Vec<u8>>)
     };
     archive.commit(true, |tables| {
         let containers = new(tables);
-        let advanced =
-            archive.settings.has(PlantedBug::TurnedUndrained).then_some(Record::EpochAdvanced);
-        Ok(if containers.is_empty() {
-            Vec::new()
-        } else {
-            [Record::Damaged { containers }].into_iter().chain(advanced).collect()
-        })
+        if containers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut records = vec![Record::Damaged { containers }];
+        if !archive.keeps(Rule::EpochAdvancesWhenDrained) {
+            records.push(Record::EpochAdvanced);
+        }
+        Ok(records)
     })?;
     Ok(())
 }

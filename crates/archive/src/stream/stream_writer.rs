@@ -14,7 +14,7 @@ use crate::{
         recipe::End,
         record::{Pieces, Record, Remapped, Shape, Stream},
     },
-    settings::PlantedBug,
+    rules::Rule,
     tables::{Tables, Volume, valid_name},
 };
 
@@ -135,8 +135,8 @@ impl StreamWriter {
     pub(crate) fn remap(&mut self, all: &[Remaps]) -> Result<Arc<Tables>> {
         let mut pending = self.ingest.pending.lock();
         pending.since(self.failures)?;
-        let early = self.ingest.archive.settings.has(PlantedBug::MappingBeforeChunks);
-        if !early {
+        let chunks_first = self.ingest.archive.keeps(Rule::ChunksBeforeMapping);
+        if chunks_first {
             pending.sync(&self.ingest)?;
         }
         let tables = pending.commit(
@@ -164,7 +164,7 @@ impl StreamWriter {
                 Ok(records)
             },
         )?;
-        if early {
+        if !chunks_first {
             pending.sync(&self.ingest)?;
         }
         Ok(tables)

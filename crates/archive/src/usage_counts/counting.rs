@@ -14,7 +14,7 @@ use crate::{
         recipe::{Part, parts},
         record::{Pieces, Record},
     },
-    settings::PlantedBug,
+    rules::Rule,
     tables::{Tables, Volume},
 };
 
@@ -165,14 +165,15 @@ impl Rewriter {
                 change(range, first, count, |n| n.saturating_add(1));
             })?;
         }
-        let twice = self.archive.settings.has(PlantedBug::CountedTwice);
+        let lowered = if self.archive.keeps(Rule::RemovedCountedOnce) { 1 } else { 2 };
         for recipe in removed {
-            let walked = self.walk(tables, recipe, &mut |first, count| {
-                // A saturated count may stand for more references, so it stays.
-                change(range, first, count, |n| {
-                    if n == MOST { n } else { n.saturating_sub(1 + u16::from(twice)) }
+            let walked =
+                self.walk(tables, recipe, &mut |first, count| {
+                    // A saturated count may stand for more references, so it stays.
+                    change(range, first, count, |n| {
+                        if n == MOST { n } else { n.saturating_sub(lowered) }
+                    });
                 });
-            });
             match walked {
                 // A removed recipe that can't be read leaks its chunks; the count goes on.
                 Err(error) if error.kind() == Kind::Corrupt => {}

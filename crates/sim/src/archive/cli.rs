@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use onefold_archive::PlantedBug;
+use onefold_archive::Rule;
 use parking_lot::Mutex;
 
 use super::{Outcome, run_seed};
@@ -115,7 +115,7 @@ fn try_run(mut arguments: impl Iterator<Item = String>) -> Result<bool, String> 
             "--bugs" => bugs = true,
             "--bug" => {
                 let name = value()?;
-                let index = PlantedBug::ALL.iter().position(|(known, _)| *known == name);
+                let index = Rule::BUGS.iter().position(|(known, _)| *known == name);
                 bug = Some(index.ok_or(format!("no bug '{name}'"))?);
             }
             "--threads" => threads = number(&value()?)? as usize,
@@ -134,7 +134,7 @@ fn try_run(mut arguments: impl Iterator<Item = String>) -> Result<bool, String> 
     }
     if bugs {
         // Each is looked for, whatever became of the one before.
-        let missed = (0..PlantedBug::ALL.len()).filter(|&bug| !planted(bug, threads)).count();
+        let missed = (0..Rule::BUGS.len()).filter(|&bug| !planted(bug, threads)).count();
         return Ok(missed == 0);
     }
     if let Some(seeds) = seeds {
@@ -213,7 +213,7 @@ fn each(
 
 /// Looks for one planted bug; the same seed must pass without it.
 fn planted(bug: usize, threads: usize) -> bool {
-    let name = PlantedBug::ALL[bug].0;
+    let name = Rule::BUGS[bug].0;
     let (failures, _) = each(0..SEEDS, Some(bug), threads, 1);
     let Some(found) = failures.first() else {
         println!("{name:<44} NOT FOUND in {SEEDS} seeds");

@@ -912,16 +912,16 @@ impl File for VirtualFile {
 
 #[cfg(test)]
 mod tests {
-    use onefold_archive::{Archive, Format, PlantedBug, Settings};
+    use onefold_archive::{Archive, Format, Rule, Settings};
 
     use super::*;
 
     /// A volume is created; its process is killed inside the call `crash`, a reader looks, and the
     /// power fails: was it shown, and is it there?
-    fn shown_and_there(seed: u64, crash: u64, bug: Option<PlantedBug>) -> (bool, bool) {
+    fn shown_and_there(seed: u64, crash: u64, broken: Option<Rule>) -> (bool, bool) {
         let files = VirtualFiles::new(Rng::new(seed));
         let open = |writes| {
-            let settings = Settings { bug, ..Settings::default() };
+            let settings = Settings { broken, ..Settings::default() };
             Archive::open(Arc::new(files.clone()), writes, settings).unwrap()
         };
         let has = |archive: &Archive| archive.tables().volume("v").is_ok();
@@ -940,10 +940,10 @@ mod tests {
         (shown, has(&open(true)))
     }
 
-    fn vanished(bug: Option<PlantedBug>) -> (u32, u32) {
+    fn vanished(broken: Option<Rule>) -> (u32, u32) {
         let (mut shown, mut vanished) = (0, 0);
         for (seed, crash) in (0..20).flat_map(|seed| (0..8).map(move |crash| (seed, crash))) {
-            let (was_shown, is_there) = shown_and_there(seed, crash, bug);
+            let (was_shown, is_there) = shown_and_there(seed, crash, broken);
             shown += u32::from(was_shown);
             vanished += u32::from(was_shown && !is_there);
         }
@@ -954,6 +954,6 @@ mod tests {
     fn rule_01_what_a_reader_showed_does_not_vanish_with_the_power() {
         let (shown, gone) = vanished(None);
         assert!(shown > 20 && gone == 0, "{gone} of {shown}");
-        assert!(vanished(Some(PlantedBug::TailReadEarly)).1 > 0);
+        assert!(vanished(Some(Rule::TailDurableBeforeRead)).1 > 0);
     }
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Collection, CollectionOptions as Options, Cutting, Format, Nodes, PlantedBug, Reader,
+    Archive, Collection, CollectionOptions as Options, Cutting, Format, Nodes, Reader, Rule,
     Session, Settings, Spread, StreamWriter, VOLUME_BLOCK_BYTES, Writing,
 };
 use onefold_core::{Error, Files, Kind};
@@ -218,7 +218,7 @@ impl Sim {
             count_slots: 20,
             ahead_bytes: 16 << 10,
             dirty_bytes: 8 * VOLUME_BLOCK_BYTES,
-            bug: self.params.bug.map(|bug| PlantedBug::ALL[bug].1),
+            broken: self.params.bug.map(|bug| Rule::BUGS[bug].1),
             ..Settings::default()
         }
     }

@@ -1,0 +1,135 @@
+//! The rules that keep streams and volumes whole, each asked for at the step that keeps it.
+//!
+//! A product keeps all of them: there `keeps` is the constant `true`. With the feature
+//! `planted-bugs` the simulator names one rule that the steps break, and must find the loss. The
+//! code that runs only then is in files named `broken.rs`, but for single lines.
+
+/// A rule that a step of the engine keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "planted-bugs"), allow(dead_code, unreachable_pub))]
+pub enum Rule {
+    /// The containers of a put are durable before the frame that names them. Without it a power cut
+    /// loses chunks of an acknowledged stream.
+    ContainersBeforeRecord,
+    /// The name of a segment is durable before its containers count. Otherwise a power cut loses
+    /// the whole file.
+    SegmentNameDurable,
+    /// A frame counts only when its checksum agrees. Otherwise the torn end of a log changes the
+    /// tables.
+    FrameChecksumsCompared,
+    /// A frame is shown only when it is known to be durable. Otherwise a power cut takes away what
+    /// a caller saw.
+    FrameDurableBeforeShown,
+    /// A reader makes a frame durable that no process recorded as durable, before it shows the
+    /// frame. Seeds seldom meet this case, so the list of planted bugs lacks it; a test of the
+    /// simulator's files finds it.
+    TailDurableBeforeRead,
+    /// The pages of an import are durable before the position of the import moves. Otherwise the
+    /// index lacks chunks that no later import adds.
+    PagesBeforeImportPosition,
+    /// A hit of the index becomes a reference only after a look at the container. Otherwise an old
+    /// page of the index gives a chunk that is gone.
+    HitConfirmed,
+    /// A Bloom filter has every fingerprint of its index. Otherwise a stored chunk counts as new.
+    FilterCoversIndex,
+    /// A put never refers to a condemned chunk. Otherwise a collection frees a chunk of a new
+    /// stream.
+    CondemnedNotReferenced,
+    /// A put never refers to a damaged chunk. Otherwise a new stream can't be read.
+    DamagedNotReferenced,
+    /// A collection looks at condemned chunks again before it drops them. Otherwise it drops chunks
+    /// that a put referred to meanwhile.
+    CondemnedRechecked,
+    /// Space is freed only when the readers that began before are gone. Otherwise these read other
+    /// data.
+    FreedAfterReaders,
+    /// The epoch advances only when nobody is in the one before it. Otherwise a collection frees
+    /// space under a reader of two epochs ago.
+    EpochAdvancesWhenDrained,
+    /// A range of container ids is durable before the first of them is given. Otherwise two
+    /// containers get the same id.
+    IdRangeDurableFirst,
+    /// A merge copies a chunk only when it agrees with its fingerprint. Otherwise damaged data gets
+    /// a checksum that agrees.
+    MovedChunksVerified,
+    /// A removed recipe lowers each count once. Otherwise a chunk that others name is condemned.
+    RemovedCountedOnce,
+    /// A node that did not store its shard of a container no longer counts. Otherwise the container
+    /// survives fewer lost nodes than the code promises.
+    EveryNodeHasItsShard,
+    /// A unit of a shard counts only when its checksum agrees. Otherwise parity is computed from
+    /// damaged data, and readers get it.
+    ShardChecksumsCompared,
+    /// A directory counts as a node only when it has the node's label. Otherwise an empty mount
+    /// point counts as the node that belongs there.
+    NodeNeedsItsLabel,
+    /// A change is made in one copy more than the code has parity. Otherwise no node may have the
+    /// change when as many are lost as may be.
+    QuorumOfCopies,
+    /// The chunks of a mapping are durable before the frame with the mapping. Otherwise a volume
+    /// maps blocks that a power cut lost.
+    ChunksBeforeMapping,
+    /// Late encoding makes containers durable before the frame that names them. Otherwise the frame
+    /// replaces durable containers by lost ones.
+    EncodedBeforeFrame,
+    /// Late encoding records all containers to which the chunks of an old one went. Otherwise chunks
+    /// in the others can't be found.
+    AllPlacesRecorded,
+    /// Late encoding moves chunks without references, too: only the collection condemns them and
+    /// looks again. Otherwise a chunk that a put referred to meanwhile is gone.
+    UnreferencedMovedToo,
+    /// A failed sync fails for good. A second sync succeeds without the data that the first one
+    /// lost.
+    FailedSyncNotRepeated,
+    /// One readable place of the label is enough. Otherwise one bad sector costs the archive.
+    OneLabelPlaceEnough,
+    /// A log that goes on behind the one that the label names shows that the newest label was lost,
+    /// and counts. Otherwise the archive returns to an older state.
+    LostLabelRecognised,
+    /// The log must reach the last change that was recorded as durable. Otherwise a lost end of the
+    /// log passes for a torn one.
+    LogReachesRecorded,
+    /// A frame counts only behind the frame that it was written behind. Otherwise a misdirected
+    /// write changes the tables.
+    FramesChained,
+    /// A log has room for a bounded number of moved containers, and a snapshot comes before the
+    /// bound. Otherwise readers with a limit of memory refuse the archive.
+    MergesLimited,
+}
+
+#[cfg(feature = "planted-bugs")]
+impl Rule {
+    /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
+    /// breaks.
+    pub const BUGS: [(&'static str, Rule); 29] = [
+        ("record-before-containers", Rule::ContainersBeforeRecord),
+        ("segment-unnamed", Rule::SegmentNameDurable),
+        ("torn-tail-believed", Rule::FrameChecksumsCompared),
+        ("tail-shown-early", Rule::FrameDurableBeforeShown),
+        ("import-ahead", Rule::PagesBeforeImportPosition),
+        ("stale-hit", Rule::HitConfirmed),
+        ("old-bloom", Rule::FilterCoversIndex),
+        ("condemned-taken", Rule::CondemnedNotReferenced),
+        ("damaged-taken", Rule::DamagedNotReferenced),
+        ("no-recheck", Rule::CondemnedRechecked),
+        ("freed-under-reader", Rule::FreedAfterReaders),
+        ("turned-undrained", Rule::EpochAdvancesWhenDrained),
+        ("id-twice", Rule::IdRangeDurableFirst),
+        ("rot-copied", Rule::MovedChunksVerified),
+        ("counted-twice", Rule::RemovedCountedOnce),
+        ("shard-missing", Rule::EveryNodeHasItsShard),
+        ("rotten-shard", Rule::ShardChecksumsCompared),
+        ("mount-filled", Rule::NodeNeedsItsLabel),
+        ("few-copies", Rule::QuorumOfCopies),
+        ("mapping-before-chunks", Rule::ChunksBeforeMapping),
+        ("settled-before-sync", Rule::EncodedBeforeFrame),
+        ("settled-elsewhere", Rule::AllPlacesRecorded),
+        ("settled-unchecked", Rule::UnreferencedMovedToo),
+        ("sync-retried", Rule::FailedSyncNotRepeated),
+        ("label-copy-unread", Rule::OneLabelPlaceEnough),
+        ("old-label-taken", Rule::LostLabelRecognised),
+        ("log-end-believed", Rule::LogReachesRecorded),
+        ("frame-anywhere", Rule::FramesChained),
+        ("merges-unlimited", Rule::MergesLimited),
+    ];
+}
