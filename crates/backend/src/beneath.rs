@@ -135,7 +135,8 @@ impl Beneath {
             return Ok(());
         }
         let why = format!(
-            "{shown} belongs to user {owner}, and only that user changes it; --owner {owner} says that it is to be changed all the same"
+            "{shown} belongs to user {owner}, and only that user changes it; --owner {owner} says \
+             that it is to be changed all the same"
         );
         Err(Error::new(Kind::Denied, why))
     }
@@ -193,7 +194,8 @@ impl Beneath {
         }
         if stat.st_nlink != 1 {
             let why = format!(
-                "{shown} has {} names, and is not written: what has one of the others would change too",
+                "{shown} has {} names, and is not written: the file would change under the others \
+                 too",
                 stat.st_nlink
             );
             return Err(Error::new(Kind::Denied, why));

@@ -16,10 +16,10 @@ use crate::{
 
 /// Storage that keeps everything once: block volumes, archives, volumes on a cluster
 ///
-/// A block store holds many volumes in one file or device, and every block once. It is served to
-/// virtual machines, file systems and tools as NBD exports, and survives power loss: what was
-/// flushed is there. An archive holds streams and directories, and every chunk once. A store of the
-/// cluster engine lies in a folder or on Ceph, and is deduplicated in the background.
+/// A block store holds many volumes in one file or device, and each block once. Virtual machines,
+/// file systems and tools use the volumes over NBD, and data that a client flushed survives power
+/// loss. An archive holds streams and directories, and each chunk once. A store of the cluster
+/// engine is in a folder or on Ceph, and its workers deduplicate in the background.
 #[derive(Debug, Parser)]
 #[command(
     name = "onefold",
@@ -28,25 +28,27 @@ use crate::{
     infer_subcommands = false,
     disable_help_subcommand = true
 )]
-#[command(
-    after_help = "Begin with:\n  onefold create block disk.onefold --size 100G\n  onefold volume create disk.onefold vm1 --size 1T\n  \
-                        onefold serve disk.onefold --nbd unix:/run/onefold.sock\n\n  \
-                        onefold create archive backups\n  onefold put backups monday -r /home\n\nEach verb shows examples of its own: onefold VERB --help"
-)]
+#[command(after_help = "Begin with:\n  \
+                  onefold create block disk.onefold --size 100G\n  \
+                  onefold volume create disk.onefold vm1 --size 1T\n  \
+                  onefold serve disk.onefold --nbd unix:/run/onefold.sock\n\n  \
+                  onefold create archive backups\n  \
+                  onefold put backups monday -r /home\n\n\
+                  Each verb shows examples of its own: onefold VERB --help")]
 pub(crate) struct Arguments {
-    /// Takes options from a TOML file too: a section for each verb, like [serve] or
-    /// [volume.create], and in it the options by their names. The command line wins
+    /// Reads more options from a TOML file: a section for each verb, like [serve] or
+    /// [volume.create], has the options by their names. An option on the command line wins
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 
-    /// What is logged on standard error: off, error, warn, info, debug or trace, also by module
+    /// Level of the log on standard error: off, error, warn, info, debug or trace, also by module
     /// [default: RUST_LOG, or info]
     #[arg(long, global = true, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
 
-    /// The directory in which servers take commands from verbs, for those that serve and for those
-    /// that ask; it must be closed to other users (mode 0700), and is made when it is missing
-    /// [default: RUNTIME_DIRECTORY, else /run/onefold/root or XDG_RUNTIME_DIR/onefold]
+    /// Directory of the control sockets, by which verbs ask the server of a store. Server and verb
+    /// need the same one. Other users may not enter it (mode 0700); a server makes it when it is
+    /// missing [default: RUNTIME_DIRECTORY, else /run/onefold/root or XDG_RUNTIME_DIR/onefold]
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) control: Option<PathBuf>,
 

@@ -1,7 +1,7 @@
 //! Options from a TOML file: they take the place of options that the command line leaves out.
 //!
-//! The file is turned into command-line options and goes through the same parser, so that both know
-//! the same names and values, and a new option can stand in a file without a word here.
+//! The options of the file become command-line options and go through the same parser, so that both
+//! know the same names and values, and a new option can stand in a file without a word here.
 
 use std::{ffi::OsString, path::Path};
 
@@ -22,11 +22,13 @@ const NOT_IN_FILES: [&str; 3] = ["config", "help", "version"];
 const GONE: [(&str, &str); 4] = [
     (
         "archive",
-        "`onefold create archive` makes an archive, `onefold node` is about its nodes, and all other verbs find out what a store is",
+        "`onefold create archive` makes an archive, `onefold node` is about its nodes, and all \
+         other verbs find out what a store is",
     ),
     (
         "cluster",
-        "`onefold create cluster` makes a store of the cluster engine, and all other verbs find out what a store is",
+        "`onefold create cluster` makes a store of the cluster engine, and all other verbs find \
+         out what a store is",
     ),
     ("stats", "`onefold status` shows what a store of any engine holds"),
     ("stop", "a server ends by SIGTERM or Ctrl-C, and closes its store in order"),
@@ -191,7 +193,8 @@ mod tests {
 
     #[test]
     fn a_file_gives_what_the_command_line_leaves_out() {
-        let text = "log = 'debug'\n[serve]\nmemory = '64M'\nnbd = ['unix:/a', 'tcp:127.0.0.1:1']\ninsecure = true\nmax-connections = 7\n";
+        let text = "log = 'debug'\n[serve]\nmemory = '64M'\nnbd = ['unix:/a', \
+                    'tcp:127.0.0.1:1']\ninsecure = true\nmax-connections = 7\n";
         let options = serve_options(text, "onefold serve store");
         assert_eq!(options.memory.0, 64 << 20);
         assert_eq!(options.nbd.len(), 2);

@@ -8,13 +8,13 @@ use onefold_backend::Word;
 /// Options that go with each verb.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct Options {
-    /// Changes archives and cluster folders of this user too, as where a file server shows the
-    /// superuser's files as those of another one
+    /// Changes archives and cluster folders that belong to this user too. A file server may show
+    /// root's files as those of another user
     #[arg(long, global = true, value_name = "UID", hide_short_help = true)]
     owner: Option<u32>,
 
-    /// Says that no other machine writes to the store, archive or folder, where its file system
-    /// may be shared and locks or direct I/O do not tell
+    /// Promises that no other machine writes to the store. Needed where its file system may be
+    /// shared, and locks or direct I/O do not show who else uses it
     #[arg(long, global = true, hide_short_help = true)]
     one_host: bool,
 }

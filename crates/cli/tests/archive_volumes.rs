@@ -109,7 +109,7 @@ fn a_put_into_a_served_archive_goes_through_its_server() {
     let said: serde_json::Value = serde_json::from_str(&desk.ok("put a one file --json")).unwrap();
     assert_eq!(said["bytes"].as_u64(), Some(3_000_000));
     assert!(said["new_bytes"].as_u64().unwrap() < 200_000, "{said}");
-    assert!(desk.ok("put a again file").starts_with("stored \"again\": "));
+    assert!(desk.ok("put a again file").starts_with("stored 'again': "));
     fs::create_dir(desk.path("tree")).unwrap();
     fs::write(desk.path("tree/x"), &bytes[..100_000]).unwrap();
     fs::write(desk.path("tree/y"), b"short").unwrap();

@@ -158,7 +158,10 @@ fn a_put_that_is_killed_leaves_nothing_but_what_its_repeat_finds() {
         // for it.
         let listed = (part as u64).saturating_sub(64 << 20);
         let stored = || {
-            serde_json::from_str::<serde_json::Value>(&desk.ok("status a --json")).unwrap()["stored_bytes"].as_u64()
+            serde_json::from_str::<serde_json::Value>(&desk.ok("status a \
+                --json"))
+            .unwrap()["stored_bytes"]
+                .as_u64()
         };
         for _ in 0..if listed > 0 { 1_000 } else { 1 } {
             if stored() > Some(listed) {
@@ -290,7 +293,11 @@ fn who_is_stopped_holds_up_nobody_but_the_freeing_of_what_it_reads() {
     assert!(put.wait().unwrap().success());
     assert!(get(&desk, "new") == new);
     let stored = || {
-        serde_json::from_str::<serde_json::Value>(&desk.ok("status a --json")).unwrap()["stored_bytes"].as_u64().unwrap()
+        serde_json::from_str::<serde_json::Value>(&desk.ok("status a \
+            --json"))
+        .unwrap()["stored_bytes"]
+            .as_u64()
+            .unwrap()
     };
     desk.ok("gc a");
     assert!(stored() < 115_000_000, "{}", stored());
@@ -482,7 +489,10 @@ fn late_encoding_settles_by_reference_counts_and_survives_lost_nodes() {
         desk.fails(&format!("create archive a {wrong}"), 1, &[why]);
         assert!(!desk.path("a").exists() && !desk.path("n0").exists(), "{wrong}");
     }
-    desk.ok(&format!("create archive a {nodes} --placement rad --delay 1 --batch 1 --class-codes 6,4:5,3:4,2 --chunking static:4K"));
+    desk.ok(&format!(
+        "create archive a {nodes} --placement rad --delay 1 --batch 1 --class-codes \
+                      6,4:5,3:4,2 --chunking static:4K"
+    ));
     let json = |verb: &str| -> serde_json::Value { serde_json::from_str(&desk.ok(verb)).unwrap() };
     let number = |value: &serde_json::Value, key: &str| value[key].as_u64().unwrap();
     let versions: Vec<Vec<u8>> = (0..4u64)

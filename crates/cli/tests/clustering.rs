@@ -45,7 +45,7 @@ fn what_is_put_twice_is_stored_once_and_comes_back() {
     desk.ok("rm a two");
     desk.ok("worker a --once --cold 0");
     assert_eq!((&status(&desk)["chunks"], &status(&desk)["objects"]), (&0.into(), &0.into()));
-    desk.fails("get a two", 1, &["there is no object"]);
+    desk.fails("get a two", 1, &["there is no stream 'two'"]);
     desk.fails("create cluster a", 1, &["not empty"]);
     desk.fails("ls none", 1, &["there is no file or device none"]);
 }
@@ -103,12 +103,12 @@ fn volumes_and_streams_get_other_names_and_clients_find_them() {
         desk.ok(&format!("put a {name} data"));
     }
     desk.ok("volume create a v --size 64M");
-    assert_eq!(desk.ok("mv a one eins"), "renamed \"one\" to \"eins\"\n");
-    desk.fails("mv a eins two", 1, &["\"two\" is there already"]);
-    desk.fails("mv a eins v", 1, &["\"v\" is there already"]);
-    desk.fails("mv a one drei", 1, &["there is no object \"one\""]);
-    desk.fails("mv a v w", 1, &["there is no object \"v\""]);
-    desk.fails("volume rename a eins w", 1, &["there is no volume \"eins\""]);
+    assert_eq!(desk.ok("mv a one eins"), "renamed 'one' to 'eins'\n");
+    desk.fails("mv a eins two", 1, &["'two' is there already"]);
+    desk.fails("mv a eins v", 1, &["'v' is there already"]);
+    desk.fails("mv a one drei", 1, &["there is no stream 'one'"]);
+    desk.fails("mv a v w", 1, &["there is no stream 'v'"]);
+    desk.fails("volume rename a eins w", 1, &["there is no volume 'eins'"]);
     // Names in many shards, and back again.
     let mut name = "eins".to_owned();
     for next in (0..20).map(|n| format!("name-{n}")).chain(["one".into()]) {
@@ -118,7 +118,7 @@ fn volumes_and_streams_get_other_names_and_clients_find_them() {
     desk.ok("get a one --output copy");
     assert!(fs::read(desk.path("copy")).unwrap() == data);
     assert!(desk.ok("ls a").lines().map(|line| line.trim_start()[10..].trim()).eq(["one", "two"]));
-    // What was renamed is replaced and removed.
+    // Renamed streams are replaced and removed.
     fs::write(desk.path("data"), b"other").unwrap();
     desk.ok("put a one data");
     desk.ok("rm a one two");

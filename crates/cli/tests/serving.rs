@@ -103,7 +103,7 @@ fn volumes_come_change_and_go_while_it_is_served() {
         &["write -P 9 0 8k", "write -P 9 128k 8k", "write -P 9 256k 8k", "flush"],
     );
     let (status, log) = serving.terminate();
-    assert!(status.success() && log.contains("deleted volume \"v\""), "{log}");
+    assert!(status.success() && log.contains("deleted volume 'v'"), "{log}");
     assert_eq!(desk.ok("volume list a"), " 1.00 GiB  x  (64.0 KiB not deduplicated)\n");
     // And one block of what was written before, 64 KiB of one content.
     assert_eq!(desk.status("a")["space"]["stored_bytes"], 4 * 4096);
@@ -267,7 +267,7 @@ fn a_service_manager_is_told_and_its_sockets_are_used() {
     assert_eq!(told(), "STATUS=opening the store");
     let ready = told();
     assert!(
-        ready.starts_with("READY=1\nSTATUS=serving 1 volumes of a at nbd+unix:///?socket="),
+        ready.starts_with("READY=1\nSTATUS=serving 1 volume of a at nbd+unix:///?socket="),
         "{ready}"
     );
     assert!(!desk.path("a.sock").exists());

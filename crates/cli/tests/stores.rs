@@ -136,7 +136,7 @@ fn rule_12_limits_of_a_volume_are_kept_with_it() {
     assert_eq!(desk.status("a")["volumes"][0]["limits"]["iops"], 7, "also after a crash");
     assert_eq!(
         desk.ok("volume set a w --limit-iops none --limit-bytes none"),
-        "nothing limits the clients of volume \"w\" any more\n"
+        "nothing limits the clients of volume 'w' any more\n"
     );
     desk.fails("volume set a w", 2, &["nothing to set"]);
     assert!(desk.status("a")["volumes"][0].get("limits").is_none());
@@ -151,7 +151,7 @@ fn volumes_come_change_and_go() {
     let desk = Desk::new();
     desk.ok("create block a --size 64M --preallocate none");
     assert_eq!(desk.ok("volume list a"), "no volumes\n");
-    assert_eq!(desk.ok("volume create a one --size 1T"), "created volume \"one\" of 1.00 TiB\n");
+    assert_eq!(desk.ok("volume create a one --size 1T"), "created volume 'one' of 1.00 TiB\n");
     desk.ok("volume create a two --size 4097");
     desk.fails("volume create a one --size 1G", 1, &["'one' already"]);
     desk.fails("volume create a three", 2, &["needs a size"]);
@@ -164,8 +164,7 @@ fn volumes_come_change_and_go() {
     let list: serde_json::Value = serde_json::from_str(&desk.ok("volume list a --json")).unwrap();
     assert_eq!(list[1], serde_json::json!({ "name": "one", "bytes": 2_u64 << 40 }));
     assert!(
-        desk.ok("volume set a drei --no-dedup 0-4K,6K-8K")
-            .starts_with("8.00 KiB of volume \"drei\"")
+        desk.ok("volume set a drei --no-dedup 0-4K,6K-8K").starts_with("8.00 KiB of volume 'drei'")
     );
     assert_eq!(
         desk.ok("volume list a"),

@@ -304,17 +304,18 @@ impl Session {
         let volume = Volume::attach(self, name, Mode::Own)?;
         let names = Names::of(self.kernel());
         // Another volume may have the name by now.
-        let old = names
-            .find_finished(name)?
-            .filter(|named| named.id == volume.id())
-            .ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume {name:?}")))?;
+        let old = names.find_finished(name)?.filter(|named| named.id == volume.id()).ok_or_else(
+            || Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug())),
+        )?;
         if bytes < old.bytes {
             while volume.discard_step()? {}
             volume.discard(bytes, old.bytes - bytes)?;
             while volume.discard_step()? {}
         }
         let new = Named { bytes, ..old.counted()? };
-        let say = |refusal| failed(format_args!("volume {name:?} can't be resized"), refusal);
+        let say = |refusal| {
+            failed(format_args!("volume '{}' can't be resized", name.escape_debug()), refusal)
+        };
         if bytes > old.bytes {
             // A shrink that was interrupted may have left objects, or the bit of one that is gone.
             Deletion::of(self).erase_objects(volume.id(), old.bytes, old.bytes).map_err(say)?;

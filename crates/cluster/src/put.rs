@@ -62,13 +62,14 @@ impl Session {
     /// `Exists`: the name is a volume's. `Busy`: another session put it meanwhile. `NoSpace`: the
     /// store is full. Otherwise the errors of `source`.
     pub fn put(&self, name: &str, source: &mut dyn Source) -> Result<u64> {
-        let volume = || Error::new(Kind::Exists, format!("{name:?} is a volume"));
+        let volume = || Error::new(Kind::Exists, format!("'{}' is a volume", name.escape_debug()));
         if self.find(name)?.is_some_and(|named| named.what == What::Volume) {
             return Err(volume());
         }
         let record = Names::of(self.kernel()).begin(name, What::Put)?;
         let mut named = record.named;
-        let refused = |refusal| failed(format_args!("{name:?} can't be put"), refusal);
+        let refused =
+            |refusal| failed(format_args!("'{}' can't be put", name.escape_debug()), refusal);
         let (mut buffer, mut end, mut batch) = (Vec::new(), false, Vec::new());
         while !end || !buffer.is_empty() {
             end = fill(
@@ -135,18 +136,25 @@ impl Session {
     /// `sink`.
     pub fn get(&self, name: &str, sink: &mut dyn io::Write) -> Result<u64> {
         let Some(named) = self.find(name)?.filter(|named| named.what == What::Put) else {
-            return Err(Error::new(Kind::NotFound, format!("there is no object {name:?}")));
+            return Err(Error::new(
+                Kind::NotFound,
+                format!("there is no stream '{}'", name.escape_debug()),
+            ));
         };
         for index in 0..named.pieces {
             let piece = get_piece(self, ObjectId { volume: named.id, index });
             let piece = piece.map_err(|refusal| match (refusal, self.find(name)) {
-                (_, Ok(now)) if now.is_none_or(|now| now.id != named.id) => {
-                    Error::new(Kind::Busy, format!("{name:?} was replaced while it was read"))
+                (_, Ok(now)) if now.is_none_or(|now| now.id != named.id) => Error::new(
+                    Kind::Busy,
+                    format!("'{}' was replaced while it was read", name.escape_debug()),
+                ),
+                (Refusal::Missing, _) => crate::format::corrupt(format_args!(
+                    "piece {index} of '{}' is missing",
+                    name.escape_debug()
+                )),
+                (refusal, _) => {
+                    failed(format_args!("piece {index} of '{}'", name.escape_debug()), refusal)
                 }
-                (Refusal::Missing, _) => {
-                    crate::format::corrupt(format_args!("piece {index} of {name:?} is missing"))
-                }
-                (refusal, _) => failed(format_args!("piece {index} of {name:?}"), refusal),
             })?;
             sink.write_all(&piece)
                 .map_err(|e| Error::from_io("what was got can't be written", e))?;

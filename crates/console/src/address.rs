@@ -57,7 +57,8 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Address, Error> {
         let wrong = || {
-            let text = "an address is unix:PATH, unix:PATH,mode=0660,group=kvm or tcp:ADDRESS:PORT, like tcp:127.0.0.1:10809";
+            let text = "an address is unix:PATH, unix:PATH,mode=0660,group=kvm or \
+                        tcp:ADDRESS:PORT, like tcp:127.0.0.1:10809";
             Error::new(Kind::InvalidInput, text)
         };
         match text.split_once(':') {
@@ -127,7 +128,8 @@ pub fn let_in(addresses: &[Address], sockets: &[Socket], insecure: bool) -> Resu
     match of_option.or_else(handed_over) {
         None => Ok(()),
         Some(open) => Err(Failure::usage(format!(
-            "{open} lets in everybody who can reach it, since TLS is not there yet: use unix:PATH, or insist on it with --insecure"
+            "{open} lets in everybody who can reach it, because Onefold has no TLS yet: use \
+             unix:PATH, or allow it with --insecure"
         ))),
     }
 }

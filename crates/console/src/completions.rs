@@ -7,9 +7,9 @@ use crate::{failure::Failure, output};
 
 /// Prints what a shell needs to complete this command's words
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  onefold completions bash > /etc/bash_completion.d/onefold\n  onefold completions fish > ~/.config/fish/completions/onefold.fish"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold completions bash > /etc/bash_completion.d/onefold\n  \
+                  onefold completions fish > ~/.config/fish/completions/onefold.fish")]
 pub struct Options {
     /// The shell
     #[arg(value_enum)]

@@ -2,7 +2,7 @@
 
 use std::{io::Write, process::ExitCode};
 
-use clap::error::{ContextKind, ErrorKind};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use onefold_core::Error;
 
 /// Exit status of a verb that failed.
@@ -66,7 +66,11 @@ impl From<clap::Error> for Failure {
         match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Failure::Text(error),
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
-                Failure::usage("say what to do; --help lists the verbs")
+                let words = match words_after(&error) {
+                    words if words.is_empty() => String::new(),
+                    words => format!(" ({})", words.join(", ")),
+                };
+                Failure::usage(format!("say what to do{words}; --help in its place tells more"))
             }
             ErrorKind::InvalidSubcommand
                 if error.get(ContextKind::SuggestedSubcommand).is_none() =>
@@ -77,6 +81,21 @@ impl From<clap::Error> for Failure {
             _ => Failure::usage(sentence_of(&error)),
         }
     }
+}
+
+/// The words that could stand where one is missing: the parser gives them, or it gives the help,
+/// which lists them.
+fn words_after(error: &clap::Error) -> Vec<String> {
+    if let Some(ContextValue::Strings(words)) = error.get(ContextKind::ValidSubcommand) {
+        return words.clone();
+    }
+    let help = error.render().to_string();
+    let list = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let entry = |line: &str| {
+        let entry = line.strip_prefix("  ").filter(|rest| !rest.starts_with(' '))?;
+        entry.split_whitespace().next().map(str::to_owned)
+    };
+    list.take_while(|line| !line.is_empty()).filter_map(entry).collect()
 }
 
 /// The message of the parser without its usage lines.
@@ -96,4 +115,29 @@ pub fn one_line(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     let line = words.join(" ");
     line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_missing_word_is_asked_for_by_those_that_there_are() {
+        let engines = [("block", "Makes one\n\nwith  blocks"), ("archive", "Makes another")];
+        let verb = Command::new("create").subcommand_required(true).disable_help_subcommand(true);
+        let verb =
+            verb.subcommands(engines.map(|(name, long)| Command::new(name).long_about(long)));
+        for verb in [verb.clone(), verb.arg_required_else_help(true)] {
+            let error = verb.try_get_matches_from(["create"]).unwrap_err();
+            let Failure::Sentence(sentence, status) = Failure::from(error) else {
+                panic!("no sentence")
+            };
+            assert_eq!(
+                (sentence.as_str(), status),
+                ("say what to do (block, archive); --help in its place tells more", USAGE)
+            );
+        }
+    }
 }

@@ -115,9 +115,14 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// A number of things: `1 block`, `1,234 blocks`.
+/// A number of things, by the name of one of them: `1 block`, `1,234 blocks`, `2 entries`.
 pub fn counted(number: u64, of: &str) -> String {
-    format!("{} {of}{}", grouped(number), if number == 1 { "" } else { "s" })
+    let shown = grouped(number);
+    match of.strip_suffix('y') {
+        _ if number == 1 => format!("{shown} {of}"),
+        Some(stem) => format!("{shown} {stem}ies"),
+        None => format!("{shown} {of}s"),
+    }
 }
 
 /// A share in per cent: `12 %`, `1.2 %`; `–` of nothing.
@@ -209,6 +214,7 @@ mod tests {
         assert_eq!(shown, expected);
         assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!([counted(1, "block"), counted(0, "block")], ["1 block", "0 blocks"]);
+        assert_eq!([counted(1, "entry"), counted(2, "entry")], ["1 entry", "2 entries"]);
         assert_eq!(
             [share(0, 0), share(0, 5), share(1, 100), share(1, 3)],
             ["–", "0 %", "1.0 %", "33 %"]

@@ -37,7 +37,7 @@ fn save(archive: &Store, state: &[u8]) -> onefold::Result<()> {
     Ok(())
 }
 
-/// What the program would have to keep: mostly as it was in the version before.
+/// The state that the program would keep: mostly as it was in the version before.
 fn state(version: u32) -> Vec<u8> {
     let line = |n: u32| format!("{n}: {}\n", if n == version * 100 { version } else { 0 });
     (0..100_000).map(line).collect::<String>().into_bytes()

@@ -83,7 +83,8 @@ impl Findings {
 }
 
 impl Store {
-    /// What the store holds and what it takes. A block store tells it as of its last checkpoint.
+    /// The content of the store and the space that it takes. A block store counts as of its last
+    /// checkpoint.
     ///
     /// # Errors
     /// `Corrupt`, `Io`: an archive's log or a cluster's maps can't be read.
@@ -232,7 +233,7 @@ impl OpenCluster {
 pub(crate) fn cluster_findings(report: &Report) -> Findings {
     let lacking = [
         (report.added, "missing references"),
-        (report.restored, "missing chunks that stand in their objects, too"),
+        (report.restored, "missing chunks whose objects still have the content"),
     ];
     let lacking = lacking.into_iter().filter(|(count, _)| *count > 0);
     let mut problems: Vec<String> =

@@ -37,8 +37,8 @@ impl BlockFormat {
     }
 }
 
-/// Makes an empty block store in the new file `path`, which only its owner may read. It is durable
-/// on return. When it fails, nothing is left.
+/// Makes an empty block store in the new file `path`, which only its owner may read. Durable on
+/// return. After an error nothing is left.
 ///
 /// # Errors
 /// `Exists`: something is there. `InvalidInput`: too small or too large. `NoSpace`, `Denied`, `Io`:
@@ -90,7 +90,7 @@ impl Default for ArchiveFormat {
 }
 
 /// Makes an empty archive in the directory `path`, which is new or empty and becomes its owner's
-/// alone. It is durable on return.
+/// alone. Durable on return.
 ///
 /// # Errors
 /// `Exists`: something is in it. `NoSpace`, `Denied`, `Io`: the system refused.

@@ -18,7 +18,7 @@
 //! assert_eq!(told, "make one first");
 //! ```
 //!
-//! A store has one process, and one `Store` within it. Whoever opens it again is told so.
+//! A store has one process, and one `Store` within it. A second open is the error `Busy`.
 //!
 //! ```
 //! # let folder = tempfile::tempdir().unwrap();
@@ -125,28 +125,73 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Cancel a put by an error of its source: nothing of it is seen.
+//! Show how far a put or get is, and cancel it from another thread. The source or sink counts its
+//! bytes, and gives an error when somebody cancels. A name keeps what it had before a cancelled
+//! put; a cancelled get has written a part. `scrub` and `gc` show no progress, and run to their
+//! end.
 //!
 //! ```
-//! use std::io::{self, Read};
+//! use std::{
+//!     io::{self, Read, Write},
+//!     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+//!     thread,
+//!     time::Duration,
+//! };
 //!
-//! /// Ends after some bytes, as a user does who has seen enough.
-//! struct Cancelled<R>(R, usize);
+//! /// Progress of one stream, which several threads look at.
+//! #[derive(Default)]
+//! struct Progress {
+//!     bytes: AtomicU64,
+//!     cancelled: AtomicBool,
+//! }
 //!
-//! impl<R: Read> Read for Cancelled<R> {
+//! impl Progress {
+//!     fn count(&self, bytes: usize) -> io::Result<usize> {
+//!         self.bytes.fetch_add(bytes as u64, Relaxed);
+//!         match self.cancelled.load(Relaxed) {
+//!             true => Err(io::Error::other("cancelled")),
+//!             false => Ok(bytes),
+//!         }
+//!     }
+//! }
+//!
+//! /// A source or sink whose bytes are counted.
+//! struct Counted<'a, T>(T, &'a Progress);
+//!
+//! impl<T: Read> Read for Counted<'_, T> {
 //!     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-//!         let read = self.0.read(into)?;
-//!         self.1 = self.1.checked_sub(read).ok_or(io::Error::other("cancelled"))?;
-//!         Ok(read)
+//!         self.0.read(into).and_then(|bytes| self.1.count(bytes))
+//!     }
+//! }
+//!
+//! impl<T: Write> Write for Counted<'_, T> {
+//!     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+//!         self.0.write(from).and_then(|bytes| self.1.count(bytes))
+//!     }
+//!
+//!     fn flush(&mut self) -> io::Result<()> {
+//!         self.0.flush()
 //!     }
 //! }
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let path = folder.path().join("backups");
 //! # onefold::create_archive(&path, &onefold::ArchiveFormat::default())?;
 //! # let store = onefold::Store::open(&path)?;
-//! let endless = io::repeat(7);
-//! assert!(store.put("big", &mut Cancelled(endless, 1 << 20)).is_err());
+//! let (putting, getting) = (Progress::default(), Progress::default());
+//! thread::scope(|scope| {
+//!     let put = scope.spawn(|| store.put("endless", &mut Counted(io::repeat(7), &putting)));
+//!     while putting.bytes.load(Relaxed) < 1 << 20 {
+//!         eprint!("\r{} KiB", putting.bytes.load(Relaxed) >> 10);
+//!         thread::sleep(Duration::from_millis(10));
+//!     }
+//!     putting.cancelled.store(true, Relaxed);
+//!     assert!(put.join().unwrap().is_err());
+//! });
 //! assert!(store.streams()?.is_empty());
+//!
+//! store.put("short", &mut &[7; 50_000][..])?;
+//! store.get("short", &mut Counted(Vec::new(), &getting))?;
+//! assert_eq!(getting.bytes.load(Relaxed), 50_000);
 //! # store.close()?;
 //! # Ok::<(), onefold::Error>(())
 //! ```
@@ -337,7 +382,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Write from many threads. A volume is cloned for each; one flush covers what all of them wrote.
+//! Write from many threads. A volume is cloned for each; one flush covers the writes of all.
 //!
 //! ```
 //! # let folder = tempfile::tempdir().unwrap();
@@ -364,7 +409,7 @@
 //! # Ok::<(), onefold::Error>(())
 //! ```
 //!
-//! Order writes by flushes, as a journal does. What was flushed is there after a crash; here the
+//! Order writes by flushes, as a journal does. Flushed data is there after a crash; here the
 //! store is dropped without being closed, which leaves it as a crash would.
 //!
 //! ```
@@ -388,19 +433,21 @@
 //! # Ok::<(), onefold::Error>(())
 //! ```
 //!
-//! Go on when a store is full: what was acknowledged stays, and trimming makes room.
+//! Go on when a store is full: acknowledged data stays, and trimming makes room.
 //!
 //! ```
 //! use onefold::ErrorKind;
 //!
 //! # let folder = tempfile::tempdir().unwrap();
 //! # let path = folder.path().join("disk");
-//! # let small = onefold::BlockFormat { reserve: false, ..onefold::BlockFormat::of_bytes(40 << 20) };
+//! # let small = onefold::BlockFormat::of_bytes(40 << 20);
+//! # let small = onefold::BlockFormat { reserve: false, ..small };
 //! # onefold::create_block(&path, &small)?;
 //! # let store = onefold::Store::open(&path)?;
 //! # store.create_volume("vm1", 1 << 30)?;
 //! # let unique = |n: u64| -> Vec<u8> {
-//! #     (0..1 << 17).flat_map(|i| ((n << 17 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes()).collect()
+//! #     let mixed = |i: u64| (n << 17 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+//! #     (0..1 << 17).flat_map(|i| mixed(i).to_le_bytes()).collect()
 //! # };
 //! let volume = store.volume("vm1")?;
 //! let full = (0..1000).find_map(|n| volume.write_at(n << 20, &unique(n)).err()).unwrap();

@@ -226,8 +226,8 @@ impl Store {
         }
     }
 
-    /// Changes the size of a volume, rounded up as by [`create_volume`](Store::create_volume). What
-    /// lies beyond a smaller size is lost. Durable on return.
+    /// Changes the size of a volume, rounded up as by [`create_volume`](Store::create_volume). Data
+    /// beyond a smaller size is lost. Durable on return.
     ///
     /// # Errors
     /// `NotFound`: there is none. `InvalidInput`: a bad size.
@@ -278,8 +278,8 @@ impl Store {
         }
     }
 
-    /// Deletes a volume; whoever has it open gets `NotFound`. An archive gives its space back with
-    /// [`gc`](Store::gc). Durable on return.
+    /// Deletes a volume; a handle that has it open gets `NotFound`. An archive gives its space back
+    /// with [`gc`](Store::gc). Durable on return.
     ///
     /// # Errors
     /// `NotFound`: there is none. `Busy`: another session has the cluster volume open.

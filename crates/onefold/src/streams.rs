@@ -33,7 +33,7 @@ pub struct StreamInfo {
     pub name: String,
     /// Bytes of its content.
     pub bytes: u64,
-    /// It is a directory tree, which the command stores and restores.
+    /// True for a directory tree, which the command stores and restores.
     pub is_tree: bool,
 }
 
@@ -99,9 +99,10 @@ impl Store {
         }
     }
 
-    /// Stores what `source` gives, to its end, as the stream `name`. It is there, whole and
-    /// durable, on return, and not before. An error of `source` ends the put: this is how to cancel
-    /// one. It replaces a stream of that name, which stays as it was until then.
+    /// Stores what `source` gives, to its end, as the stream `name`. On return the stream is whole
+    /// and durable; before, nobody sees a part of it. An error of `source` ends the put: this is
+    /// how to cancel one. A stream that has the name already stays as it is until then, and is
+    /// replaced.
     ///
     /// # Errors
     /// `Exists`: a volume of a cluster store has the name. `Busy`: another process puts.

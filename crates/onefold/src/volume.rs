@@ -39,7 +39,7 @@ impl Volume {
         Volume { inner }
     }
 
-    /// Size in bytes: a multiple of 4096. It changes when the volume is resized.
+    /// Size in bytes: a multiple of 4096. A resize changes it.
     ///
     /// ```
     /// # let folder = tempfile::tempdir().unwrap();
@@ -194,7 +194,7 @@ impl Volume {
     /// # let volume = store.volume("vm1")?;
     /// volume.write_at(0, b"kept")?;
     /// volume.flush()?;
-    /// // Whatever happens now, these bytes are there when the store is opened again.
+    /// // These bytes are there from now on, also after a crash.
     /// # drop(volume);
     /// # store.close()?;
     /// # Ok::<(), onefold::Error>(())
@@ -203,8 +203,8 @@ impl Volume {
         self.inner.flush()
     }
 
-    /// The content of a range: data, zeroes or holes, from `offset` on. It may cover less than
-    /// `bytes`; ask again from its end.
+    /// The content of a range: data, zeroes or holes, from `offset` on. The answer may cover less
+    /// than `bytes`; ask again from its end.
     ///
     /// # Errors
     /// `InvalidInput`: beyond the end. `Corrupt`, `Io`: the map can't be read.

@@ -6,17 +6,18 @@ use crate::verbs::Verb;
 
 /// Compares schemes of deduplication on your workload, in virtual time
 ///
-/// The real engine runs over a modelled device, whose time passes without anybody waiting. What
-/// would be written, how often it would be flushed and how long requests would take are counted
-/// exactly, and repeat.
+/// The real engine runs over a modelled device, whose time passes without anybody waiting. The
+/// command counts writes, flushes and the time that requests would take. The same command gives the
+/// same figures again.
 #[derive(Debug, Parser)]
 #[command(name = "onefold-lab", version, max_term_width = 100, disable_help_subcommand = true)]
-#[command(
-    after_help = "Examples:\n  onefold-lab record --from nbd+unix:///vm1?socket=/run/onefold.sock --listen unix:/run/recorder.sock --out disk.dtrace.zst\n  \
-                        onefold-lab replay disk.dtrace.zst --json\n  onefold-lab replay disk.dtrace.zst --persistence strong --device nvme-plp"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold-lab record --from nbd+unix:///vm1?socket=/run/onefold.sock --listen \
+                  unix:/run/recorder.sock --out disk.dtrace.zst\n  \
+                  onefold-lab replay disk.dtrace.zst --json\n  \
+                  onefold-lab replay disk.dtrace.zst --persistence strong --device nvme-plp")]
 pub(crate) struct Arguments {
-    /// What is logged on standard error: off, error, warn, info, debug or trace, also by module
+    /// Level of the log on standard error: off, error, warn, info, debug or trace, also by module
     /// [default: RUST_LOG, or info]
     #[arg(long, global = true, value_name = "LEVEL")]
     pub(crate) log: Option<String>,

@@ -266,7 +266,8 @@ impl Site<'_> {
         // Killed servers and workers may have left references that nobody has a use for.
         self.on_store(&["repair"], &[])?;
         let report = self.on_store(&["repair"], &[])?;
-        let quiet = "0 stale and 0 missing references, 0 unused chunks, 0 restored chunks, 0 unlisted objects, 0 orphans";
+        let quiet = "0 stale and 0 missing references, 0 unused chunks, 0 restored chunks, 0 \
+                     unlisted objects, 0 orphans";
         ensure!(report.contains(quiet), "the second repair had something to do:\n{report}");
         let status = self.status()?;
         let number = |key: &str| status[key].as_u64().unwrap_or(u64::MAX);
@@ -447,7 +448,7 @@ fn estimate(cluster: &Cluster, onefold: &Onefold, scratch: &Scratch) -> Result<(
     }
     let store = format!("rados:{}", cluster.configuration().display());
     // Rights on another pool are none on this one.
-    let parts = ["may not read pool \"plain\"", "osd 'allow r pool=plain'"];
+    let parts = ["may not read pool 'plain'", "osd 'allow r pool=plain'"];
     rights::refused(
         &rights::looker(cluster, onefold, "meta")?,
         &["estimate", &store, "plain"],

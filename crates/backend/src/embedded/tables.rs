@@ -292,7 +292,10 @@ fn rises<K: PartialOrd + ?Sized>(last: Option<&K>, next: &K) -> Result<()> {
     if last.is_none_or(|last| last < next) {
         return Ok(());
     }
-    Err(Error::new(Kind::Corrupt, "the tables of the store are damaged: their keys do not rise"))
+    Err(Error::new(
+        Kind::Corrupt,
+        "the tables of the store are damaged: their keys are out of order",
+    ))
 }
 
 /// Places and checksums of an extent.

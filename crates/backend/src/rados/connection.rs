@@ -1,7 +1,8 @@
 //! A connection to a Ceph cluster: commands to its monitors, and I/O contexts for its pools.
 #![allow(
     unsafe_code,
-    reason = "librados is called with handles that live as long as what owns them here, and with texts that outlive the call"
+    reason = "librados is called with handles that live as long as what owns them here, and with \
+              texts that outlive the call"
 )]
 
 use std::{
@@ -161,13 +162,14 @@ impl Connection {
         }
         if missing {
             return denied(format!(
-                "there is no key of user client.{user} in {keyring}; CEPH_ARGS=\"--id NAME\" takes another user"
+                "there is no key of user client.{user} in {keyring}; CEPH_ARGS=\"--id NAME\" takes \
+                 another user"
             ));
         }
         if is_denied(code) {
             return denied(format!(
-                "the Ceph cluster of {shown} does not let user client.{user} in: its key in {keyring} is not the one that the cluster has, or it needs \
-                 the right mon 'allow r'"
+                "the Ceph cluster of {shown} does not let user client.{user} in: its key in \
+                 {keyring} is not the one that the cluster has, or it needs the right mon 'allow r'"
             ));
         }
         failed(format_args!("the Ceph cluster of {shown} does not answer"), code)
@@ -386,7 +388,7 @@ impl PoolIo {
         let code =
             unsafe { (connection.library.ioctx_create2)(connection.cluster, pool.id, &raw mut io) };
         if code < 0 {
-            return Err(failed(format_args!("pool {:?}", pool.name), code));
+            return Err(failed(format_args!("pool '{}'", pool.name.escape_debug()), code));
         }
         Ok(Arc::new(PoolIo {
             library: connection.library,
@@ -405,7 +407,7 @@ impl PoolIo {
         };
         self.connection.refused(
             code,
-            &format!("{what} pool {:?}", self.name),
+            &format!("{what} pool '{}'", self.name.escape_debug()),
             format_args!("osd 'allow {rights} pool={}'", self.name),
         )
     }

@@ -4,7 +4,8 @@
 //! never lose their code.
 #![allow(
     unsafe_code,
-    reason = "the library is loaded and its functions are taken by name, with the types of its C header, version 2"
+    reason = "the library is loaded and its functions are taken by name, with the types of its C \
+              header, version 2"
 )]
 
 use std::{
@@ -44,27 +45,36 @@ pub(super) struct ListItem {
 
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// librados; each function as its header documents it, without the `rados_` before its name.
+        /// librados; each function as its header documents it, without the `rados_` before its
+        /// name.
         pub(super) struct Library {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
         impl Library {
             fn load() -> Result<Library> {
-                let failed = |e| Error::new(Kind::Unsupported, format!("{NAME} can't be loaded; Debian's package librados2 has it")).caused_by(e);
+                let failed = |e| {
+                    let what = format!("{NAME} can't be loaded; Debian's package librados2 has it");
+                    Error::new(Kind::Unsupported, what).caused_by(e)
+                };
+                let too_old = |e| {
+                    let what = format!("{NAME} is too old; that of Ceph 16 or later is needed");
+                    Error::new(Kind::Unsupported, what).caused_by(e)
+                };
                 // SAFETY: the library's initialisers have no conditions.
                 let library = unsafe { libloading::Library::new(NAME) }.map_err(failed)?;
                 let library: &'static libloading::Library = Box::leak(Box::new(library));
                 Ok(Library {
                     $($name: {
+                        let name = concat!("rados_", stringify!($name)).as_bytes();
                         // SAFETY: the type is that of the header.
-                        let symbol = unsafe { library.get(concat!("rados_", stringify!($name)).as_bytes()) };
-                        *symbol.map_err(|e| Error::new(Kind::Unsupported, format!("{NAME} is too old; that of Ceph 16 or later is needed")).caused_by(e))?
+                        *unsafe { library.get(name) }.map_err(too_old)?
                     },)*
                 })
             }
 
-            /// A library without a cluster, for tests: who calls a function that the test did not put in its place ends the process.
+            /// A library without a cluster, for tests: who calls a function that the test did not
+            /// put in its place ends the process.
             #[cfg(test)]
             pub(super) fn missing() -> Library {
                 $(unsafe extern "C" fn $name($(_: $argument),*) $(-> $result)? {
@@ -86,7 +96,10 @@ functions! {
     shutdown(Handle);
     getaddrs(Handle, *mut *mut c_char) -> c_int;
     buffer_free(*mut c_char);
-    mon_command(Handle, *const Text, usize, Text, usize, *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize) -> c_int;
+    mon_command(
+        Handle, *const Text, usize, Text, usize, *mut *mut c_char, *mut usize, *mut *mut c_char,
+        *mut usize
+    ) -> c_int;
     blocklist_add(Handle, *mut c_char, u32) -> c_int;
     wait_for_latest_osdmap(Handle) -> c_int;
 
@@ -132,7 +145,10 @@ functions! {
     lock_exclusive(Handle, Text, Text, Text, Text, *mut TimeVal, u8) -> c_int;
     unlock(Handle, Text, Text, Text) -> c_int;
     break_lock(Handle, Text, Text, Text, Text) -> c_int;
-    list_lockers(Handle, Text, Text, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize) -> isize;
+    list_lockers(
+        Handle, Text, Text, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize,
+        *mut c_char, *mut usize, *mut c_char, *mut usize
+    ) -> isize;
 
     object_list_begin(Handle) -> Handle;
     object_list_end(Handle) -> Handle;

@@ -111,8 +111,8 @@ impl RadosObjects {
     ) -> Result<RadosObjects> {
         if metadata.kind != PoolKind::Replicated {
             let what = format!(
-                "the metadata pool {:?} is erasure-coded, and has no omap; it must be replicated",
-                metadata.name
+                "the metadata pool '{}' is erasure-coded, and has no omap; it must be replicated",
+                metadata.name.escape_debug()
             );
             return Err(Error::new(Kind::Unsupported, what));
         }

@@ -7,7 +7,8 @@
 //! test -p onefold-backend --lib rados::operation`.
 #![allow(
     unsafe_code,
-    reason = "librados builds operations behind handles, and writes replies into places that a flight owns"
+    reason = "librados builds operations behind handles, and writes replies into places that a \
+              flight owns"
 )]
 
 #[cfg(test)]

@@ -59,7 +59,9 @@ impl Connection {
     /// `NotFound`, and the cluster's.
     pub fn pool(&self, name: &str) -> Result<PoolInfo> {
         let pool = self.pools()?.into_iter().find(|pool| pool.name == name);
-        pool.ok_or_else(|| Error::new(Kind::NotFound, format!("the cluster has no pool {name:?}")))
+        pool.ok_or_else(|| {
+            Error::new(Kind::NotFound, format!("the cluster has no pool '{}'", name.escape_debug()))
+        })
     }
 
     /// The pools of the store at `location`.
@@ -96,7 +98,7 @@ impl Connection {
         let chunks = chunks.ok_or_else(|| {
             Error::new(
                 Kind::NotFound,
-                format!("the chunk pool of store {:?} is gone", metadata.name),
+                format!("the chunk pool of store '{}' is gone", metadata.name.escape_debug()),
             )
         })?;
         Ok((metadata.clone(), chunks.clone()))
@@ -112,17 +114,18 @@ impl Connection {
         for pool in pools {
             if pool.has_snapshots {
                 return refused(format!(
-                    "pool {:?} has snapshots; a rollback would name chunks that were removed",
-                    pool.name
+                    "pool '{}' has snapshots; a rollback would name chunks that were removed",
+                    pool.name.escape_debug()
                 ));
             }
             if pool.is_tiered {
-                return refused(format!("pool {:?} has a cache tier", pool.name));
+                return refused(format!("pool '{}' has a cache tier", pool.name.escape_debug()));
             }
             if !pool.survives() && !force {
                 return refused(format!(
-                    "pool {:?} goes on with a single copy (min_size 1), which loses writes when that fails too; --force takes it",
-                    pool.name
+                    "pool '{}' goes on with a single copy (min_size 1), which loses writes when \
+                     that fails too; --force takes it",
+                    pool.name.escape_debug()
                 ));
             }
         }
@@ -136,13 +139,19 @@ impl Connection {
     /// The cluster's.
     pub fn tag(&self, metadata: &PoolInfo, chunks: &PoolInfo) -> Result<()> {
         for pool in [metadata, chunks].iter().filter(|pool| !pool.enabled) {
-            let enable = json!({"prefix": "osd pool application enable", "pool": pool.name, "app": APPLICATION, "yes_i_really_mean_it": true});
+            let enable = json!({
+                "prefix": "osd pool application enable", "pool": pool.name, "app": APPLICATION,
+                "yes_i_really_mean_it": true,
+            });
             self.command(&enable)?;
         }
         if metadata.chunks == Some(chunks.id) {
             return Ok(());
         }
-        let set = json!({"prefix": "osd pool application set", "pool": metadata.name, "app": APPLICATION, "key": CHUNKS, "value": chunks.id.to_string()});
+        let set = json!({
+            "prefix": "osd pool application set", "pool": metadata.name, "app": APPLICATION,
+            "key": CHUNKS, "value": chunks.id.to_string(),
+        });
         self.command(&set).map(|_| ())
     }
 
@@ -214,8 +223,11 @@ mod tests {
 
     #[test]
     fn pools_are_read_from_the_map() {
-        let pool = json!({"pool": 7, "pool_name": "m", "type": 1, "size": 2, "min_size": 1, "pool_snaps": [], "tiers": [], "tier_of": -1,
-            "application_metadata": {"onefold": {"chunk-pool": "9"}}});
+        let pool = json!({
+            "pool": 7, "pool_name": "m", "type": 1, "size": 2, "min_size": 1, "pool_snaps": [],
+            "tiers": [], "tier_of": -1,
+            "application_metadata": {"onefold": {"chunk-pool": "9"}},
+        });
         let found = PoolInfo::parse(&pool).unwrap();
         assert_eq!(
             (found.id, found.kind, found.chunks, found.survives()),

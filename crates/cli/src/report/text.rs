@@ -165,7 +165,7 @@ impl Server {
             f,
             "windows",
             format_args!(
-                "{} with {} blocks each, {} flushes ({} durable writes), {} checkpoints",
+                "{}, on average of {} blocks; flushes {}, durable writes {}, checkpoints {}",
                 grouped(writes.windows),
                 rate(writes.blocks_per_window),
                 grouped(writes.flushes),

@@ -54,7 +54,7 @@ pub(super) fn put(
     while opened.session.delete_step()? {}
     answer.tell(
         &json!({ "name": name, "bytes": bytes }),
-        format_args!("stored {name:?}, {}", Size(bytes)),
+        format_args!("stored '{}', {}", name.escape_debug(), Size(bytes)),
     )
 }
 
@@ -75,7 +75,7 @@ pub(super) fn get(
     new.publish()?;
     answer.tell(
         &json!({ "name": name, "bytes": bytes }),
-        format_args!("wrote {name:?}, {}", Size(bytes)),
+        format_args!("wrote '{}', {}", name.escape_debug(), Size(bytes)),
     )
 }
 
@@ -91,7 +91,7 @@ pub(super) fn remove(store: &Url, names: &[String], answer: Answer) -> Result<()
     for name in names {
         opened.session.delete(name, What::Put)?;
         if !answer.json {
-            output::line(format_args!("removed {name:?}"));
+            output::line(format_args!("removed '{}'", name.escape_debug()));
         }
     }
     while opened.session.delete_step()? {}

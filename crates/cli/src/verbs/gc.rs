@@ -18,31 +18,33 @@ use onefold_console::{
 
 /// Frees the space of chunks that no stream needs, also beside a running put
 ///
-/// Containers without live chunks are dropped, those less than half full are merged. Chunks that a
-/// put could still take are looked at again when puts and readers that began before have ended.
-/// With --placement rad, chunks whose counts have stood still are encoded by classes.
+/// The verb drops containers without live chunks, and merges those that are less than half full. A
+/// chunk that a running put could still use is looked at again when the puts and readers that began
+/// before have ended. In an archive with --placement rad the verb encodes chunks by classes when
+/// their counts no longer change.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold gc backups\n  onefold gc backups --keep-partial 0 --no-wait"
 )]
 pub(crate) struct Options {
-    /// The store: an archive; a store of the cluster engine finishes its deletions
+    /// The store: an archive, or a store of the cluster engine, where gc only finishes deletions
     store: PathBuf,
 
-    /// Hours for which the chunks of puts that were killed are kept, so that a repeat finds them
+    /// Hours for which chunks of killed puts are kept, so that a repeated put finds them
     #[arg(long, default_value_t = 24, value_name = "HOURS")]
     keep_partial: u64,
 
-    /// With --placement rad: encodes all that stands replicated, whatever delay and batch say; for
-    /// archives that get no more versions
+    /// With --placement rad: encodes all replicated containers, whatever --delay and --batch say;
+    /// for archives that get no more versions
     #[arg(long)]
     encode: bool,
 
-    /// Leaves to the next gc what running puts and readers hold back, instead of waiting for them
+    /// Does not wait for running puts and readers; the next gc frees what they hold back
     #[arg(long)]
     no_wait: bool,
 
-    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    /// Memory for an archive's tables, besides an allowance that grows with the bytes that they
+    /// occupy
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     memory: Size,
 
@@ -144,7 +146,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     if archive.label().late.is_some() {
         output::line(format_args!(
-            "encoded {} with {}, and wrote {}; {} stand replicated",
+            "encoded {} with {}, and wrote {}; {} remain replicated",
             counted(done.encoded_containers, "container"),
             counted(done.encoded_chunks, "chunk"),
             Size(done.encode_written_bytes),
@@ -153,13 +155,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     if done.held_back {
         output::line(
-            "note: running puts or readers hold more back; another gc frees it when they have ended",
+            "note: running puts or readers hold more back; another gc frees it when they have \
+             ended",
         );
     }
     if done.damaged_containers > 0 {
         let shown = directory.path().display();
         output::line(format_args!(
-            "note: {} not merged, because data in it is damaged; `onefold scrub {shown}` tells which streams it hits",
+            "note: {} not merged, because data in it is damaged; `onefold scrub {shown}` tells \
+             which streams it hits",
             counted(done.damaged_containers, "container")
         ));
     }

@@ -9,17 +9,19 @@ use onefold_core::{BLOCK_BYTES, Error, Kind, Lba, Pba, ZoneId};
 use onefold::parts::store_file::StoreFile;
 use onefold_console::{failure::Failure, output, size::Size};
 
-/// Shows what a part of a store that is not served says: superblocks, zones, blocks, volumes, the
-/// way to data
+/// Shows parts of a block store that is not served: superblocks, zones, blocks, volumes, the way to
+/// data
 ///
-/// Nothing is written, and damage is part of the answer. The store's secret is never shown.
+/// The verb writes nothing, shows damage where it finds some, and never shows the store's secret.
 #[derive(Debug, Args)]
 #[command(subcommand_required = false)]
-#[command(
-    after_help = "Examples:\n  onefold inspect disk.onefold\n  onefold inspect disk.onefold zone-list\n  onefold inspect disk.onefold zone 12\n  \
-                        onefold inspect disk.onefold block 12345\n  onefold inspect disk.onefold volume vm1\n  \
-                        onefold inspect disk.onefold address vm1 1.5G"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold inspect disk.onefold\n  \
+                  onefold inspect disk.onefold zone-list\n  \
+                  onefold inspect disk.onefold zone 12\n  \
+                  onefold inspect disk.onefold block 12345\n  \
+                  onefold inspect disk.onefold volume vm1\n  \
+                  onefold inspect disk.onefold address vm1 1.5G")]
 pub(crate) struct Options {
     /// The store
     store: PathBuf,
@@ -57,7 +59,7 @@ enum Part {
         /// Number of the block of 4096 bytes in the store
         block: u64,
     },
-    /// What the tables say of a physical block
+    /// Entries of a physical block in the tables
     #[command(after_help = "Examples:\n  onefold inspect disk.onefold physical 12345")]
     Physical {
         /// Number of the block of 4096 bytes in the store

@@ -16,17 +16,19 @@ use onefold_console::{
 
 /// Lists the streams of a store, or the entries of a directory that is stored in an archive
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  onefold ls backups\n  onefold ls backups etc-monday\n  onefold ls backups --json"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold ls backups\n  \
+                  onefold ls backups etc-monday\n  \
+                  onefold ls backups --json")]
 pub(crate) struct Options {
     /// The store: an archive, or a store of the cluster engine
     store: PathBuf,
 
-    /// A stored directory, to list what is in it
+    /// A stored directory, whose entries are listed
     name: Option<String>,
 
-    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    /// Memory for an archive's tables, besides an allowance that grows with the bytes that they
+    /// occupy
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     memory: Size,
 

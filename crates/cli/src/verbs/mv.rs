@@ -38,6 +38,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     answer.tell(
         &json!({ "renamed": name, "to": new_name }),
-        format_args!("renamed {name:?} to {new_name:?}"),
+        format_args!("renamed '{}' to '{}'", name.escape_debug(), new_name.escape_debug()),
     )
 }

@@ -23,7 +23,7 @@ use onefold_console::{
     size::{counted, grouped},
 };
 
-/// Attaches, mends and replaces the nodes of an archive that has several
+/// Attaches, rebuilds and replaces the nodes of an archive on several nodes
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
 #[command(
@@ -36,18 +36,18 @@ pub(crate) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Makes the directory of an archive again that tells where its nodes are
+    /// Makes the archive's own directory again, which says where its nodes are
     #[command(after_help = "Examples:\n  onefold node attach safe --nodes /mnt/a,/mnt/b,/mnt/c")]
     Attach {
         /// The directory, new or empty
         store: PathBuf,
-        /// All nodes, node 0 first; of one that is lost any name
+        /// The directories of all nodes, node 0 first; any name stands for a lost one
         #[arg(long, value_delimiter = ',', num_args = 1.., required = true, value_name = "DIRS")]
         nodes: Vec<PathBuf>,
         #[command(flatten)]
         answer: Answer,
     },
-    /// Looks at every shard on the nodes that are there, and makes bad and missing ones anew
+    /// Reads each shard on the nodes that are present, and makes bad and missing ones anew
     #[command(after_help = "Examples:\n  onefold node rebuild safe")]
     Rebuild {
         /// The archive
@@ -55,14 +55,14 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
-    /// Fills a directory with all that a node must have that is absent; puts and gc wait meanwhile
+    /// Fills a directory with the content of an absent node; puts and gc wait meanwhile
     #[command(after_help = "Examples:\n  onefold node replace safe 2 /mnt/new")]
     Replace {
         /// The archive
         store: PathBuf,
         /// The number of the node that is absent
         number: usize,
-        /// An empty directory, or the node's own that missed changes
+        /// An empty directory, or the node's own directory, which missed changes
         directory: PathBuf,
         #[command(flatten)]
         answer: Answer,

@@ -11,22 +11,24 @@ use super::{
 use onefold::parts::archive_care::{Depth, Extent};
 use onefold_console::{failure::Failure, output::Answer, size::Size};
 
-/// Restores what can be restored of a store, and tells what is lost
+/// Restores what can be restored of a store, and names what is lost
 ///
-/// A block store gets back what follows with certainty from what is left, and nothing else; what is
-/// lost reads as errors until it is written; it may not be served. Of an archive all data is read:
-/// chunks come back from other copies, shards from parity, and the chunk index is made anew. In a
-/// store of the cluster engine maps and references are brought to agree, and all chunks are read.
+/// Of a block store, which may not be served, the verb restores only what is certain from what is
+/// left; lost blocks read as errors until a client writes them. Of an archive it reads all data,
+/// restores chunks from other copies and shards from parity, and makes the chunk index anew. Of a
+/// store of the cluster engine it makes maps and references agree, and reads all chunks.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  onefold repair disk.onefold\n  onefold repair backups --only monday\n  onefold repair pool --json"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold repair disk.onefold\n  \
+                  onefold repair backups --only monday\n  \
+                  onefold repair pool --json")]
 pub(crate) struct Options {
-    /// The store, an archive's directory, or a store of the cluster engine
+    /// The store, of any engine
     store: PathBuf,
 
-    /// Memory for comparing blocks (256M): with too little for all of them the maps are read
-    /// several times. Of an archive: for its tables (64M), and more for what they occupy
+    /// Of a block store: memory for comparing blocks [default: 256M]; when it is too little for all
+    /// of them, the maps are read several times. Of an archive: memory for its tables [default:
+    /// 64M], besides an allowance that grows with the bytes that they occupy
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
 

@@ -12,7 +12,7 @@ use onefold_console::{
     output::{self, Answer},
 };
 
-/// Removes streams, also beside a running put; `onefold gc` gives back the space of an archive's
+/// Removes streams, also beside a running put; in an archive `onefold gc` then frees their space
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold rm backups etc-monday\n  onefold rm backups monday tuesday"
@@ -21,7 +21,7 @@ pub(crate) struct Options {
     /// The store: an archive, or a store of the cluster engine
     store: PathBuf,
 
-    /// The names
+    /// The names of the streams
     #[arg(required = true)]
     names: Vec<String>,
 
@@ -40,7 +40,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     for name in &options.names {
         archive.remove(name)?;
         if !options.answer.json {
-            output::line(format_args!("removed {name:?}"));
+            output::line(format_args!("removed '{}'", name.escape_debug()));
         }
     }
     if options.answer.json { output::json(&json!({ "removed": options.names })) } else { Ok(()) }

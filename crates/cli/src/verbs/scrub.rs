@@ -27,25 +27,26 @@ use onefold_console::{
     size::{Size, counted, grouped},
 };
 
-/// Verifies all data of a store, also while it is served; names what damage hits
+/// Verifies all data of a store, also while it is served, and names what is damaged
 ///
-/// Every stored block is read and compared with its fingerprint; an archive records what is
-/// damaged, so that no put takes it for a duplicate. Nothing is mended: `onefold repair` does that.
-/// The exit status is 0 only when all of it is whole. A folder of the cluster engine may not be
-/// served meanwhile.
+/// The verb reads each stored block or chunk and compares it with its fingerprint. Only
+/// `onefold repair` mends. An archive records damaged chunks, so that no put takes one for a
+/// duplicate. The exit status is 0 only when all data is whole. A folder of the cluster engine may
+/// not be served meanwhile.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold scrub disk.onefold\n  onefold scrub disk.onefold --json"
 )]
 pub(crate) struct Options {
-    /// The store, an archive's directory, or a store of the cluster engine
+    /// The store, of any engine
     store: PathBuf,
 
     /// Only this stream or volume of an archive
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 
-    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    /// Memory for an archive's tables, besides an allowance that grows with the bytes that they
+    /// occupy
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     memory: Size,
 

@@ -14,11 +14,15 @@ use onefold_core::{Error, Kind};
 use serde_json::json;
 
 use super::{Found, refused};
-use onefold_console::{failure::Failure, output::Answer, size::Size};
+use onefold_console::{
+    failure::Failure,
+    output::Answer,
+    size::{Size, counted},
+};
 
 /// Deduplicates a store of the cluster engine in the background, until it is stopped
 ///
-/// The other engines deduplicate inline, while they write.
+/// Only the cluster engine needs workers: the other engines deduplicate inline, while they write.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  onefold worker pool\n  onefold worker pool --once --cold 0")]
 pub(crate) struct Options {
@@ -43,25 +47,35 @@ pub(crate) struct Options {
 /// When workers deduplicate, and how fast.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Pace {
-    /// Seconds that an object must not have been written to before it is deduplicated
-    #[arg(long, default_value_t = 10, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    /// Cluster engine: seconds without a write after which an object is deduplicated
+    #[arg(
+        long,
+        default_value_t = 10,
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(0..=86_400)
+    )]
     cold: u64,
-    /// Client operations a second up to which deduplication is not limited
+    /// Cluster engine: client operations a second up to which deduplication is not limited
     #[arg(long, default_value_t = Watermarks::default().operations.0, value_name = "NUMBER")]
     low_iops: u64,
-    /// Client operations a second from which on 500 of them allow one of deduplication; between
-    /// the marks 100 do
+    /// Cluster engine: client operations a second from which on workers may do one operation for
+    /// 500 of the clients. Between --low-iops and --high-iops it is one for 100
     #[arg(long, default_value_t = Watermarks::default().operations.1, value_name = "NUMBER")]
     high_iops: u64,
-    /// The same as --low-iops for bytes a second
+    /// Cluster engine: the same as --low-iops for bytes a second
     #[arg(long, default_value = "16M", value_name = "SIZE")]
     low_bytes: Size,
-    /// The same as --high-iops for bytes a second
+    /// Cluster engine: the same as --high-iops for bytes a second
     #[arg(long, default_value = "256M", value_name = "SIZE")]
     high_bytes: Size,
-    /// Seconds until an operation without a reply of Ceph is asked for again; after five of these
-    /// it is an error
-    #[arg(long, default_value_t = TIMEOUT.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    /// On Ceph: seconds until an operation without a reply is sent again; after five times the
+    /// operation fails
+    #[arg(
+        long,
+        default_value_t = TIMEOUT.as_secs(),
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(1..=3600)
+    )]
     timeout: u64,
 }
 
@@ -114,7 +128,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let flipped = flipped?;
     options.answer.tell(
         &json!({ "deduplicated_chunks": flipped }),
-        format_args!("deduplicated {flipped} chunks"),
+        format_args!("deduplicated {}", counted(flipped, "chunk")),
     )
 }
 

@@ -147,9 +147,11 @@ fn rule_01_readers_write_nothing() {
 
 /// The system calls of a reader.
 fn calls_of(desk: &Desk, verb: &str) -> String {
-    let calls = "trace=openat,openat2,open,creat,pwrite64,pwritev,pwritev2,ftruncate,truncate,rename,renameat,renameat2,unlink,unlinkat,link,linkat,\
-                 symlink,symlinkat,mkdir,mkdirat,rmdir,mknod,mknodat,fallocate,fchmod,fchmodat,chmod,chown,fchown,fchownat,utimensat,setxattr,fsetxattr,\
-                 fsync,fdatasync,io_uring_setup,copy_file_range,sendfile";
+    let calls = "trace=openat,openat2,open,creat,pwrite64,pwritev,pwritev2,ftruncate,truncate,\
+                 rename,renameat,renameat2,unlink,unlinkat,link,linkat,symlink,symlinkat,mkdir,\
+                 mkdirat,rmdir,mknod,mknodat,fallocate,fchmod,fchmodat,chmod,chown,fchown,fchownat,\
+                 utimensat,setxattr,fsetxattr,fsync,fdatasync,io_uring_setup,copy_file_range,\
+                 sendfile";
     let trace = desk.path("trace");
     let mut command = Command::new("strace");
     command
@@ -329,7 +331,7 @@ fn restore(pristine: &Path, to: &Path) {
 fn rule_02_no_file_of_an_archive_leads_elsewhere() {
     let desk = Desk::new();
     archive(&desk, "pristine");
-    // It is copied often.
+    // The archive is copied often.
     fs::File::options()
         .write(true)
         .open(desk.path("pristine/reserve"))
@@ -414,7 +416,7 @@ fn rule_02_no_file_of_a_cluster_folder_leads_elsewhere() {
                 trap.set(&desk.path("a").join(name), &victim);
                 let before = fs::read(&victim).unwrap();
                 let said = ends(&mut desk.command(verb));
-                // What is not written may have another name.
+                // A file that the verb does not write may have another name.
                 if trap != Trap::HardLink || !["status a", "scrub a", "check a"].contains(&verb) {
                     one_sentence(&what, &said);
                     assert!(!said.status.success(), "{what}: {said:?}");
@@ -535,7 +537,7 @@ fn rule_03_a_directory_that_others_can_enter_is_told_with_what_to_do() {
                 "{verb}: {said:?}"
             );
         }
-        // What it says helps.
+        // The command that the sentence names helps.
         let helped = Command::new("chmod")
             .args(["-R", "go=", name])
             .current_dir(desk.path(""))
@@ -552,9 +554,11 @@ struct Locker(Child);
 
 impl Locker {
     fn start(street: &Street, directory: &str) -> Locker {
-        let script = "import fcntl, glob, os, sys, time\nheld = []\nfor path in [sys.argv[1], *glob.glob(sys.argv[1] + '/*'), *glob.glob(sys.argv[1] + '/.*')]:\n    try:\n        \
-                      held.append(os.open(path, os.O_RDONLY))\n        fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)\n    except OSError:\n        \
-                      pass\nprint('ready', flush=True)\ntime.sleep(600)\n";
+        let script = "import fcntl, glob, os, sys, time\nheld = []\nfor path in [sys.argv[1], \
+                      *glob.glob(sys.argv[1] + '/*'), *glob.glob(sys.argv[1] + '/.*')]:\n    \
+                      try:\n        held.append(os.open(path, os.O_RDONLY))\n        \
+                      fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)\n    except \
+                      OSError:\n        pass\nprint('ready', flush=True)\ntime.sleep(600)\n";
         let mut command = street.program(STRANGER, Path::new("/usr/bin/python3"));
         let mut child = command
             .args(["-c", script, directory])

@@ -1,7 +1,7 @@
 //! Attacks that must fail: one test for each rule of SECURITY.md, with the rule's number in its
 //! name (`rule_NN_…`).
 //!
-//! `cargo xtask test hostile` runs all tests of the workspace whose names begin so. Those that need
+//! `cargo xtask test hostile` runs all tests of the workspace whose names begin so. Tests that need
 //! a second user, a mount namespace or a loop device are ignored unless the superuser runs that
 //! step.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -32,7 +32,8 @@ fn scribble(uri: &str, seed: u64, time: Duration) -> Child {
         }
         writeln!(input, "aio_flush").unwrap();
     }
-    // It lives until it is killed: the last writes are on their way when the server is.
+    // The client lives until it is killed: its last writes are on their way when the server is
+    // killed.
     child.stdin = Some(input);
     child
 }

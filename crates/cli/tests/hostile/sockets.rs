@@ -180,7 +180,8 @@ fn rule_10_a_squatter_is_neither_served_nor_spoken_to() {
     // to his socket in one of ours.
     let socket = home.join(format!("{}.ctl", control_name(&desk, "a")));
     let mut python = street.program(STRANGER, Path::new("python3"));
-    let script = "import socket,sys,time; s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print(flush=True); s.accept(); print('spoken to')";
+    let script = "import socket,sys,time; s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); \
+                  s.listen(); print(flush=True); s.accept(); print('spoken to')";
     let mut squatter =
         python.args(["-c", script]).arg(&socket).stdout(Stdio::piped()).spawn().unwrap();
     while fs::symlink_metadata(&socket).is_err() {

@@ -368,7 +368,8 @@ fn rule_07_what_cannot_be_read_is_named_and_the_rest_is_stored() {
     assert!(back.status.success(), "{back:?}");
     // All files but one, and the directory that nobody could look into.
     assert_eq!(count(&home.join("out")), 1_000);
-    // Its collection finds nothing strange about it, and a whole one takes its place.
+    // A collection finds nothing strange about the archive, and a whole tree replaces the
+    // incomplete one.
     assert!(run("gc home/a").status.success() && run("check home/a").status.success());
     for name in ["tree/f0500", "tree/closed"] {
         fs::set_permissions(home.join(name), fs::Permissions::from_mode(0o755)).unwrap();
@@ -482,7 +483,8 @@ fn rule_07_patterns_leave_out_what_they_name() {
     };
     let has = |all: &[String], path: &str| all.iter().any(|found| found == path);
     let all = listed(
-        "--exclude-from patterns --exclude node_modules/ --exclude /only --exclude-caches --one-file-system",
+        "--exclude-from patterns --exclude node_modules/ --exclude /only --exclude-caches \
+         --one-file-system",
     );
     assert!(!has(&all, "keep/x.o") && has(&all, "keep/y.c"), "{all:?}");
     assert!(!has(&all, "node_modules") && !has(&all, "deep/node_modules"), "{all:?}");

@@ -201,7 +201,9 @@ impl<'k> Names<'k> {
     pub(crate) fn find(&self, name: &str) -> Result<Option<Named>> {
         name_value(self.kernel, name)
             .and_then(|value| Renames::of(self.kernel).resolve(name, value))
-            .map_err(|refusal| failed(format_args!("name {name:?} can't be looked up"), refusal))
+            .map_err(|refusal| {
+                failed(format_args!("name '{}' can't be looked up", name.escape_debug()), refusal)
+            })
     }
 
     /// Looks up a name that the caller is about to change, after finishing any rename to it.
@@ -209,9 +211,9 @@ impl<'k> Names<'k> {
     /// # Errors
     /// The store's.
     pub(crate) fn find_finished(&self, name: &str) -> Result<Option<Named>> {
-        Renames::of(self.kernel)
-            .finish(name)
-            .map_err(|refusal| failed(format_args!("name {name:?} can't be looked up"), refusal))
+        Renames::of(self.kernel).finish(name).map_err(|refusal| {
+            failed(format_args!("name '{}' can't be looked up", name.escape_debug()), refusal)
+        })
     }
 
     /// Gives a volume or an object another name.
@@ -373,7 +375,9 @@ impl<'k> Names<'k> {
             let mut added = AddedRecord { kernel: self.kernel, shard, record: &record };
             self.kernel.carry_out(&mut added).map(|_| ())
         };
-        begun().map_err(|refusal| failed(format_args!("{name:?} can't be made"), refusal))?;
+        begun().map_err(|refusal| {
+            failed(format_args!("'{}' can't be made", name.escape_debug()), refusal)
+        })?;
         Ok(record)
     }
 
@@ -467,7 +471,8 @@ impl<'k> Names<'k> {
     pub(crate) fn create_volume(&self, name: &str, bytes: u64) -> Result<()> {
         valid_size(bytes)?;
         valid(name)?;
-        let taken = || Error::new(Kind::Exists, format!("{name:?} is there already"));
+        let taken =
+            || Error::new(Kind::Exists, format!("'{}' is there already", name.escape_debug()));
         if self.find_finished(name)?.is_some() {
             return Err(taken());
         }
@@ -479,7 +484,9 @@ impl<'k> Names<'k> {
                 Ok(())
             }
             Err(Refusal::Mismatch) => Err(taken()),
-            Err(refusal) => Err(failed(format_args!("volume {name:?} can't be made"), refusal)),
+            Err(refusal) => {
+                Err(failed(format_args!("volume '{}' can't be made", name.escape_debug()), refusal))
+            }
         }
     }
 
@@ -493,11 +500,15 @@ impl<'k> Names<'k> {
     /// # Errors
     /// `NotFound`: there is no such name. `Busy`: the name changed meanwhile.
     pub(crate) fn delete(&self, name: &str, what: What) -> Result<()> {
-        let kind = if what == What::Volume { "volume" } else { "object" };
+        let kind = if what == What::Volume { "volume" } else { "stream" };
         let Some(old) = self.find_finished(name)?.filter(|named| named.what == what) else {
-            return Err(Error::new(Kind::NotFound, format!("there is no {kind} {name:?}")));
+            return Err(Error::new(
+                Kind::NotFound,
+                format!("there is no {kind} '{}'", name.escape_debug()),
+            ));
         };
-        self.change(name, Some(&old), None)
-            .map_err(|refusal| failed(format_args!("{kind} {name:?} can't be deleted"), refusal))
+        self.change(name, Some(&old), None).map_err(|refusal| {
+            failed(format_args!("{kind} '{}' can't be deleted", name.escape_debug()), refusal)
+        })
     }
 }

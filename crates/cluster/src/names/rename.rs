@@ -258,15 +258,23 @@ impl<'k> Renames<'k> {
     /// no name. `Busy`: another session changed the names meanwhile; the rename may be done or not.
     pub(super) fn rename(&self, what: What, from: &str, to: &str) -> Result<()> {
         valid(to)?;
-        let kind = if what == What::Volume { "volume" } else { "object" };
-        let cannot = |refusal| failed(format_args!("{kind} {from:?} can't be renamed"), refusal);
+        let kind = if what == What::Volume { "volume" } else { "stream" };
+        let cannot = |refusal| {
+            failed(format_args!("{kind} '{}' can't be renamed", from.escape_debug()), refusal)
+        };
         for _ in 0..ROUNDS {
             let old = self.finish(from).map_err(cannot)?;
             let Some(old) = old.filter(|named| named.what == what) else {
-                return Err(Error::new(Kind::NotFound, format!("there is no {kind} {from:?}")));
+                return Err(Error::new(
+                    Kind::NotFound,
+                    format!("there is no {kind} '{}'", from.escape_debug()),
+                ));
             };
             if from == to || self.finish(to).map_err(cannot)?.is_some() {
-                return Err(Error::new(Kind::Exists, format!("{to:?} is there already")));
+                return Err(Error::new(
+                    Kind::Exists,
+                    format!("'{}' is there already", to.escape_debug()),
+                ));
             }
             self.kernel.record_renames().map_err(cannot)?;
             let mut arrival = Arrival::new(self.kernel, from, to, old)?;
@@ -278,7 +286,7 @@ impl<'k> Renames<'k> {
             } else {
                 self.arrive(to, &arrival.moving).map_err(|refusal| {
                     let begun = "is being renamed, and the next use of the new name finishes it";
-                    failed(format_args!("{kind} {from:?} {begun}"), refusal)
+                    failed(format_args!("{kind} '{}' {begun}", from.escape_debug()), refusal)
                 })?
             };
             match arrived {

@@ -47,7 +47,8 @@ impl Volume {
     /// `NotFound`, `Busy` when another server writes to it, `Denied` or `Unsupported` when its last
     /// owner can't be fenced.
     pub fn attach(session: &Arc<Session>, name: &str, mode: Mode) -> Result<Volume> {
-        let missing = || Error::new(Kind::NotFound, format!("there is no volume {name:?}"));
+        let missing =
+            || Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug()));
         let named = session.find(name)?.filter(|named| named.what == What::Volume);
         let named = named.ok_or_else(missing)?;
         let inline = session.kernel().settings().dedup == Dedup::Inline;
@@ -65,9 +66,11 @@ impl Volume {
         let clean = ownership.acquire(mode == Mode::TakeOver).map_err(|refusal| match refusal {
             Refusal::Busy => Error::new(
                 Kind::Busy,
-                format!("volume {name:?} is being written by another server"),
+                format!("volume '{}' is being written by another server", name.escape_debug()),
             ),
-            refusal => failed(format_args!("volume {name:?} can't be taken"), refusal),
+            refusal => {
+                failed(format_args!("volume '{}' can't be taken", name.escape_debug()), refusal)
+            }
         })?;
         let volume = Volume::load(session, name, &named, Some(ownership), inline)?;
         // The size may have changed until the lock was ours.
@@ -88,8 +91,12 @@ impl Volume {
         ownership: Option<Ownership>,
         inline: Option<Arc<Inline>>,
     ) -> Result<Volume> {
-        let failed =
-            |refusal| failed(format_args!("the header of volume {name:?} can't be read"), refusal);
+        let failed = |refusal| {
+            failed(
+                format_args!("the header of volume '{}' can't be read", name.escape_debug()),
+                refusal,
+            )
+        };
         let (id, read_only) = (named.id, ownership.is_none());
         let header = session.kernel().all_keys(&header::name(id), Vec::new()).map_err(failed)?;
         let bits = Bits::load(&header).map_err(failed)?;

@@ -169,7 +169,10 @@ impl Volume {
             Some(end) if end <= self.bytes() => Ok(()),
             _ => Err(Error::new(
                 Kind::InvalidInput,
-                format!("{bytes} bytes at {offset} lie beyond the end of volume {:?}", self.name),
+                format!(
+                    "{bytes} bytes at {offset} lie beyond the end of volume '{}'",
+                    self.name.escape_debug()
+                ),
             )),
         }
     }

@@ -352,14 +352,14 @@ impl Objects {
     /// The refusal for an object that should be there.
     pub(super) fn lost(&self, index: u64) -> Refusal {
         Refusal::Failed(corrupt(format_args!(
-            "object {} of volume {:?} is missing",
+            "object {} of volume '{}' is missing",
             self.id(index),
-            self.name
+            self.name.escape_debug()
         )))
     }
 
     /// The error of an object, for a client.
     pub(super) fn failed(&self, index: u64, refusal: Refusal) -> Error {
-        failed(format_args!("object {index} of volume {:?}", self.name), refusal)
+        failed(format_args!("object {index} of volume '{}'", self.name.escape_debug()), refusal)
     }
 }

@@ -115,17 +115,19 @@ impl Ownership {
         match kernel.store().lock(&name(self.volume), LOCK, &kernel.cookie(), lease) {
             // The server renews again soon, and the fence protects the data until then.
             Ok(()) | Err(Refusal::Unknown) => Ok(()),
-            Err(refusal) => {
-                Err(failed(format_args!("the lock of volume {:?} is lost", self.name), refusal))
-            }
+            Err(refusal) => Err(failed(
+                format_args!("the lock of volume '{}' is lost", self.name.escape_debug()),
+                refusal,
+            )),
         }
     }
 
     /// Gives the ownership up. The header tells so where the header and the dirty list lack nothing
     /// about any object: then the next owner need not rescan the objects.
     pub(super) fn release(self, all_recorded: bool) -> Result<()> {
-        let failed =
-            |refusal| failed(format_args!("volume {:?} can't be closed", self.name), refusal);
+        let failed = |refusal| {
+            failed(format_args!("volume '{}' can't be closed", self.name.escape_debug()), refusal)
+        };
         let (kernel, header) = (self.kernel(), name(self.volume));
         if all_recorded {
             let mut op = Write {

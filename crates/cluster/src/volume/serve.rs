@@ -162,7 +162,7 @@ impl ClusterExports {
             let closed = match Arc::try_unwrap(volume) {
                 Ok(volume) => volume.detach(),
                 Err(volume) => {
-                    let what = format!("volume {:?} is still in use", volume.name());
+                    let what = format!("volume '{}' is still in use", volume.name().escape_debug());
                     Err(Error::new(Kind::Busy, what))
                 }
             };

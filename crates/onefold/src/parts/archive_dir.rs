@@ -40,7 +40,7 @@ const LIST_BYTES_MAX: u64 = 64 << 10;
 /// The directory of an archive.
 pub struct ArchiveDir {
     path: PathBuf,
-    /// Those of its nodes, when there are several.
+    /// The list of its nodes, when there are several.
     nodes: Option<List>,
 }
 
@@ -172,8 +172,8 @@ impl ArchiveDir {
         let Some(claim) = keeper::found(&self.path)? else { return Ok(None) };
         let (shown, places) = (self.path.display(), places::told(self.metadata()?.uid()));
         Ok(Some(format!(
-            "{shown} is served by process {} on host {}, which has no control socket {places}: this waits until it ends; if it was started with \
-             --control DIR, say the same here",
+            "{shown} is served by process {} on host {}, which has no control socket {places}: \
+             this waits until it ends; if it was started with --control DIR, say the same here",
             claim.claimant.pid, claim.claimant.host
         )))
     }
@@ -291,8 +291,8 @@ impl ArchiveDir {
     }
 
     /// Opens it for looking, and writes nothing; it may be somebody else's, or on a file system
-    /// that takes no writes. Whoever wrote it, its tables take at most `memory` bytes, and more
-    /// for what they occupy there.
+    /// that takes no writes. Even when an attacker wrote the archive, its tables take at most
+    /// `memory` bytes, and more for what they occupy there.
     ///
     /// # Errors
     /// The error of opening.

@@ -40,7 +40,7 @@ impl fmt::Display for Url {
     }
 }
 
-/// An object store that sessions can be opened on. Those of a folder go before it.
+/// An object store that sessions can be opened on. Sessions of a folder are dropped before it.
 pub enum Backing {
     /// With the claim on the folder, unless it is only looked at; given up last.
     Folder {

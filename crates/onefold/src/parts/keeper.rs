@@ -37,8 +37,9 @@ impl Keeper {
     pub fn take(disk: FileDisk, store: [u8; 16]) -> Result<Keeper> {
         let (medium, one_host) = (disk.medium(), word().one_host);
         if !medium.sees_others && !one_host {
-            let message = "its file system may be shared and offers no direct I/O, so that nobody could tell whether another machine works on the store; \
-                           --one-host says that none does";
+            let message = "its file system may be shared and offers no direct I/O, so that another \
+                           machine could work on the store unseen; --one-host promises that none \
+                           does";
             return Err(Error::new(Kind::Unsupported, message));
         }
         let place = if medium.local_file || (one_host && !medium.sees_others) {

@@ -143,7 +143,10 @@ impl StoreFile {
             let [read] = read;
             let id = self.superblock.fixed.id;
             read.result.is_ok()
-                && matches!(Superblock::decode(&block[0], place), Found::Good(found) if found.fixed.id == id)
+                && match Superblock::decode(&block[0], place) {
+                    Found::Good(found) => found.fixed.id == id,
+                    _ => false,
+                }
         };
         if is_file && (place(0) || place(1)) {
             return Ok(disk);
@@ -187,7 +190,8 @@ impl StoreFile {
         let store = Store::open(keeper.disk(), Arc::new(MonotonicClock::new()), settings)
             .map_err(|e| name_store(&self.path, e))?;
         if store.engine().fixed().scheme.loses_everything() {
-            let message = "it keeps no metadata and would lose everything: it is for measuring only, and is not served";
+            let message = "it keeps no metadata and would lose everything: it is for measuring \
+                           only, and is not served";
             return Err(name_store(&self.path, Error::new(Kind::Unsupported, message)));
         }
         WorkingStore::start(store, keeper)

@@ -17,9 +17,9 @@ use onefold_console::{failure::Failure, output, progress::Progress, size::groupe
 /// Every figure comes from the real engine, over modelled devices in virtual time.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
-#[command(
-    after_help = "Examples:\n  onefold-lab paper thindedup --quick\n  onefold-lab paper ordermerge --traces vm1.dtrace.zst --out figures --json"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold-lab paper thindedup --quick\n  \
+                  onefold-lab paper ordermerge --traces vm1.dtrace.zst --out figures --json")]
 pub(crate) struct Options {
     #[command(subcommand)]
     paper: Paper,
@@ -33,9 +33,9 @@ enum Paper {
     /// shapes of FIU's traces; and power failures at every point of short workloads. A
     /// directory gets report.html, a page with the paper's plots drawn again, and thindedup.json
     /// with every figure.
-    #[command(
-        after_help = "Examples:\n  onefold-lab paper thindedup --quick\n  onefold-lab paper thindedup --only 3a,7 --json"
-    )]
+    #[command(after_help = "Examples:\n  \
+                      onefold-lab paper thindedup --quick\n  \
+                      onefold-lab paper thindedup --only 3a,7 --json")]
     Thindedup {
         #[command(flatten)]
         options: PaperOptions,
@@ -49,9 +49,10 @@ enum Paper {
     /// Its six workloads by their shapes, and recorded traces: write volume and time with weak and
     /// with strong persistence, on the original, Dmdedup, each of the paper's steps, and thin.
     /// A directory gets report.html and ordermerge.json.
-    #[command(
-        after_help = "Examples:\n  onefold-lab paper ordermerge --quick\n  onefold-lab paper ordermerge --traces vm1.dtrace.zst,mail.blkparse.zst --only 2a,2b"
-    )]
+    #[command(after_help = "Examples:\n  \
+                      onefold-lab paper ordermerge --quick\n  \
+                      onefold-lab paper ordermerge --traces vm1.dtrace.zst,mail.blkparse.zst \
+                      --only 2a,2b")]
     Ordermerge {
         #[command(flatten)]
         options: PaperOptions,
@@ -63,11 +64,11 @@ enum Paper {
     /// Global deduplication on Ceph: double hashing, chunk maps, metadata and chunk pools
     ///
     /// Placement is simulated; bytes and operations are counted on the real cluster engine; speed
-    /// is that of the paper's cluster in virtual time. A directory gets report.html and global.
-    /// json.
-    #[command(
-        after_help = "Examples:\n  onefold-lab paper global --quick\n  onefold-lab paper global --only table1,13 --json"
-    )]
+    /// is that of the paper's cluster in virtual time. A directory gets report.html and
+    /// global.json.
+    #[command(after_help = "Examples:\n  \
+                      onefold-lab paper global --quick\n  \
+                      onefold-lab paper global --only table1,13 --json")]
     Global {
         #[command(flatten)]
         options: PaperOptions,
@@ -87,9 +88,9 @@ enum Paper {
     /// Two backup generations of four clients go into the real archive engine over files in memory;
     /// reads and writes of its index are counted, and time is that of devices fitted to the
     /// paper's. A directory gets report.html and dedupv1.json.
-    #[command(
-        after_help = "Examples:\n  onefold-lab paper dedupv1 --quick\n  onefold-lab paper dedupv1 --only 4.3,reads,bloom --json"
-    )]
+    #[command(after_help = "Examples:\n  \
+                      onefold-lab paper dedupv1 --quick\n  \
+                      onefold-lab paper dedupv1 --only 4.3,reads,bloom --json")]
     Dedupv1 {
         #[command(flatten)]
         options: PaperOptions,
@@ -103,9 +104,9 @@ enum Paper {
     ///
     /// Manifests of releases are given as --traces; one whose name begins with `archives` has
     /// compressed files. A directory gets report.html and rad.json.
-    #[command(
-        after_help = "Examples:\n  onefold-lab paper rad --traces rocksdb.manifest.zst,archives.manifest.zst --only 7,8,10"
-    )]
+    #[command(after_help = "Examples:\n  \
+                      onefold-lab paper rad --traces rocksdb.manifest.zst,archives.manifest.zst \
+                      --only 7,8,10")]
     Rad {
         #[command(flatten)]
         options: PaperOptions,

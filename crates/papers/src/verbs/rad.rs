@@ -19,9 +19,10 @@ use onefold_console::{
 /// and living chunks is broken: what lives in it is encoded again. A manifest is text under zstd:
 /// `V tag` begins a version, `F bytes h1 h2 …` is a file with the hash of each chunk of 4 KiB.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  onefold-lab rad rocksdb.manifest.zst --placement rad --batch 2\n  onefold-lab rad rocksdb.manifest.zst --code 14,12 --placement rad --delay 2 --json"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold-lab rad rocksdb.manifest.zst --placement rad --batch 2\n  \
+                  onefold-lab rad rocksdb.manifest.zst --code 14,12 --placement rad --delay 2 \
+                  --json")]
 pub(crate) struct Options {
     /// The manifest
     manifest: PathBuf,

@@ -14,24 +14,27 @@ use onefold_console::{
 
 /// Records a trace of an NBD volume, until SIGTERM or Ctrl-C
 ///
-/// Clients connect here instead of to the volume's server; everything is passed on, and changes are
-/// recorded: addresses, times, a hash of each block and the size to which LZ4 shrinks it, but no
-/// data. One request is passed on at a time, which makes the trace exact and the volume slower.
+/// Clients connect here instead of to the volume's server. The recorder passes their requests on,
+/// and records changes: addresses, times, a hash of each block and the size to which LZ4 shrinks
+/// it, but no data. One request is under way at a time, which makes the trace exact and the volume
+/// slower.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
-                        onefold-lab record --from nbd+unix:///vm1?socket=/run/onefold.sock --listen unix:/run/recorder.sock --out vm1.dtrace.zst\n  \
-                        onefold-lab record --from nbd://127.0.0.1:10809/ --listen unix:/run/recorder.sock --out disk.dtrace.zst")]
+                        onefold-lab record --from nbd+unix:///vm1?socket=/run/onefold.sock \
+                        --listen unix:/run/recorder.sock --out vm1.dtrace.zst\n  \
+                        onefold-lab record --from nbd://127.0.0.1:10809/ --listen \
+                        unix:/run/recorder.sock --out disk.dtrace.zst")]
 pub(crate) struct Options {
     /// The volume: nbd+unix:///VOLUME?socket=PATH, nbd://HOST:PORT/VOLUME, or the path of a socket
     #[arg(long, value_name = "VOLUME")]
     from: From,
 
-    /// Where clients connect: unix:PATH, or tcp:ADDRESS:PORT with --insecure; can be given several
+    /// Address for clients: unix:PATH, or tcp:ADDRESS:PORT with --insecure; can be given several
     /// times
     #[arg(long, required = true, value_name = "ADDRESS")]
     listen: Vec<Address>,
 
-    /// Listens on TCP addresses, where everybody who can reach them may come in
+    /// Allows TCP addresses. Everybody who can reach one may use the volume
     #[arg(long)]
     insecure: bool,
 

@@ -1,5 +1,5 @@
-//! `onefold-lab reliability`: space and time to data loss, when hot and cold chunks have codes of their
-//! own.
+//! `onefold-lab reliability`: space and time to data loss, when hot and cold chunks have codes of
+//! their own.
 
 use std::path::PathBuf;
 
@@ -21,9 +21,11 @@ use onefold_console::{failure::Failure, output};
 /// and in mean time to data loss above another. The paper averages shares of user data, and times;
 /// averages that add up physically, of raw bytes and of loss rates, are named so.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  onefold-lab reliability --codes 14,10,6\n  onefold-lab reliability --codes 14,10,6 --codes 20,12,5 --alpha 0.2 --report page.html\n  onefold-lab reliability --codes 14,10,6 --json"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold-lab reliability --codes 14,10,6\n  \
+                  onefold-lab reliability --codes 14,10,6 --codes 20,12,5 --alpha 0.2 --report \
+                  page.html\n  \
+                  onefold-lab reliability --codes 14,10,6 --json")]
 pub(crate) struct Options {
     /// Lengths of stripes of cold chunks, of the baseline, of hot chunks; several times for
     /// several tuples
@@ -112,7 +114,8 @@ fn print(at: &At) {
     } = at.tuple;
     let [low, high, loss, raw] = at.tuple.crossings;
     output::line(format_args!(
-        "codes {cold},{baseline},{hot}: the baseline uses {:.1} % of the space for data, and loses data after {baseline_mttdl_hours:.3e} hours",
+        "codes {cold},{baseline},{hot}: the baseline uses {:.1} % of the space for data, and loses \
+         data after {baseline_mttdl_hours:.3e} hours",
         baseline_storage * 100.0
     ));
     let range = |name: &str, low: f64, high: f64| {
@@ -179,7 +182,8 @@ fn page(told: &Told) -> Report {
     Report {
         title: "Space and reliability of RAD".to_owned(),
         about: vec![format!(
-            "Disks fail after {} hours and are repaired in {}; every code has two chunks of parity.",
+            "Disks fail after {} hours and are repaired in {}; every code has two chunks of \
+             parity.",
             told.disks.mttf_hours, told.disks.mttr_hours
         )],
         statements: Vec::new(),

@@ -26,13 +26,18 @@ use onefold_console::{
 /// Replays a trace on a store, and tells what was written and how long it took
 ///
 /// The trace is a .dtrace.zst, or text of blkparse with an MD5 of each page or sector, plain or
-/// compressed by zstd. Blocks are made from their hashes, with the compressibility that was
-/// recorded. At the end everything is carried into the tables, and read back.
+/// compressed by zstd. The replay makes blocks from their hashes, with the compressibility that was
+/// recorded. At the end a checkpoint carries all records into the tables, and the replay reads the
+/// blocks back.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  onefold-lab replay disk.dtrace.zst\n  \
-                        onefold-lab replay disk.dtrace.zst --scheme original --persistence strong --device nvme-plp --json\n  \
-                        onefold-lab replay disk.dtrace.zst --scheme original,ordered,cow,thin --persistence weak,strong --report page.html\n  \
-                        onefold-lab replay mail.blkparse.zst --speed max --window 8 --in-flight 8 --device hdd-p")]
+#[command(after_help = "Examples:\n  \
+                        onefold-lab replay disk.dtrace.zst\n  \
+                        onefold-lab replay disk.dtrace.zst --scheme original --persistence strong \
+                        --device nvme-plp --json\n  \
+                        onefold-lab replay disk.dtrace.zst --scheme original,ordered,cow,thin \
+                        --persistence weak,strong --report page.html\n  \
+                        onefold-lab replay mail.blkparse.zst --speed max --window 8 --in-flight 8 \
+                        --device hdd-p")]
 pub(crate) struct Options {
     /// The trace
     trace: PathBuf,
@@ -50,7 +55,11 @@ pub(crate) struct Options {
     store: StoreOptions,
 
     /// Most blocks of a window [default: the product's]
-    #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u64).range(1..=WINDOW_MAX))]
+    #[arg(
+        long,
+        value_name = "BLOCKS",
+        value_parser = clap::value_parser!(u64).range(1..=WINDOW_MAX)
+    )]
     window: Option<u64>,
 
     /// The device: ssd-p, hdd-p, hdd-m, nvme-plp, or real:PATH for a new file that vanishes
@@ -62,16 +71,21 @@ pub(crate) struct Options {
     #[arg(long, default_value = "recorded")]
     speed: Speed,
 
-    /// What clients do after a flush
+    /// Behaviour of clients after a flush
     #[arg(long, value_enum, default_value = "wait")]
     clients: ClientsName,
 
     /// Requests that wait for their answers, at most; further ones come later
-    #[arg(long, default_value_t = 128, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(
+        long,
+        default_value_t = 128,
+        value_name = "NUMBER",
+        value_parser = clap::value_parser!(u64).range(1..=1_000_000)
+    )]
     in_flight: u64,
 
-    /// How long a commit waits for company: none (or 0), returning (the product's), or always a
-    /// time like 1ms or 1000us when requests are frequent
+    /// How long a commit waits for further writes: none (or 0), returning (the product's), or
+    /// always a time like 1ms or 1000us when requests are frequent
     #[arg(long, default_value = "returning")]
     anticipation: Anticipation,
 
@@ -88,10 +102,15 @@ pub(crate) struct Options {
     verify: Option<u64>,
 
     /// Share of the contents that compress, for a trace that does not say it, in per cent
-    #[arg(long, default_value_t = 80, value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(0..=100))]
+    #[arg(
+        long,
+        default_value_t = 80,
+        value_name = "PERCENT",
+        value_parser = clap::value_parser!(u64).range(0..=100)
+    )]
     compressible: u64,
 
-    /// How many times smaller they become
+    /// How many times smaller the contents that compress become
     #[arg(long, default_value_t = 1.25, value_name = "RATIO", value_parser = ratio)]
     compression: f64,
 
@@ -110,7 +129,7 @@ pub(crate) struct Options {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ClientsName {
-    /// Nothing comes before the flush is answered; then the recorded gap follows
+    /// No request comes before the flush is answered, and the recorded gap is kept after it
     Wait,
     /// Requests come at their recorded times, whatever the flush does
     Open,
@@ -277,7 +296,8 @@ fn print(setting: &Setting, outcome: &Outcome) {
                 label,
                 latency.requests,
                 format!(
-                    "took {p50_ms:.2} ms (half), {p90_ms:.2} (90 %), {p99_ms:.2} (99 %), {max_ms:.2} at most"
+                    "took {p50_ms:.2} ms (half), {p90_ms:.2} (90 %), {p99_ms:.2} (99 %), \
+                     {max_ms:.2} at most"
                 ),
             );
         }

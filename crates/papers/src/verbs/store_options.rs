@@ -56,8 +56,8 @@ pub(super) struct StoreOptions {
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     memory: Size,
 
-    /// With ordermerge: how long changes of tables that nobody waits for wait to be merged into
-    /// others: 0, or seconds like 30s
+    /// With ordermerge: how long changes of tables that no client waits for may wait to be merged
+    /// into others: 0, or seconds like 30s
     #[arg(long, default_value = "30s", value_name = "TIME", value_parser = delay)]
     delay: u16,
 

@@ -25,11 +25,12 @@ use onefold_console::{failure::Failure, output, progress::Progress, size::Size};
 /// --in-flight and --persistence change that. Blocks written to the device are told apart from
 /// those that carry records into the tables later, which the paper leaves out.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  onefold-lab sweep --window 8,32,128 --device ssd-p,hdd-p --scheme ideal,thin,ordered,cow --report page.html\n  \
-                        onefold-lab sweep --workload mail-2 --scheme thin,original --window 8 --json\n  \
-                        onefold-lab sweep --workload sequential --dup 1,2,4 --persistence weak --flush-every 64 --in-flight 128"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold-lab sweep --window 8,32,128 --device ssd-p,hdd-p --scheme \
+                  ideal,thin,ordered,cow --report page.html\n  \
+                  onefold-lab sweep --workload mail-2 --scheme thin,original --window 8 --json\n  \
+                  onefold-lab sweep --workload sequential --dup 1,2,4 --persistence weak \
+                  --flush-every 64 --in-flight 128")]
 pub(crate) struct Options {
     /// Where blocks are written: random, sequential, web, homes, mail, or a segment of the paper
     /// with its own duplicates, like mail-2
@@ -45,23 +46,46 @@ pub(crate) struct Options {
     device: Vec<DeviceKind>,
 
     /// Blocks of a window
-    #[arg(long, value_delimiter = ',', default_value = "32", value_name = "BLOCKS", value_parser = clap::value_parser!(u64).range(1..=WINDOW_MAX))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "32",
+        value_name = "BLOCKS",
+        value_parser = clap::value_parser!(u64).range(1..=WINDOW_MAX)
+    )]
     window: Vec<u64>,
 
     /// Blocks written before deduplication for each one written after it
-    #[arg(long, value_delimiter = ',', default_value = "2", value_name = "RATIOS", value_parser = duplicates)]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "2",
+        value_name = "RATIOS",
+        value_parser = duplicates
+    )]
     dup: Vec<f64>,
 
     /// Share of the contents that compress, in per cent
-    #[arg(long, value_delimiter = ',', default_value = "80", value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(0..=100))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "80",
+        value_name = "PERCENT",
+        value_parser = clap::value_parser!(u64).range(0..=100)
+    )]
     compressible: Vec<u64>,
 
-    /// How many times smaller they become
+    /// How many times smaller the contents that compress become
     #[arg(long, default_value_t = 1.25, value_name = "RATIO", value_parser = ratio)]
     compression: f64,
 
     /// Blocks that each combination writes
-    #[arg(long, default_value_t = 20_000, value_name = "BLOCKS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        default_value_t = 20_000,
+        value_name = "BLOCKS",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     blocks: u64,
 
     /// Blocks that each writes before anything counts
@@ -73,7 +97,12 @@ pub(crate) struct Options {
     volume: Option<Size>,
 
     /// Blocks of a request
-    #[arg(long, default_value_t = 1, value_name = "BLOCKS", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(
+        long,
+        default_value_t = 1,
+        value_name = "BLOCKS",
+        value_parser = clap::value_parser!(u64).range(1..=4096)
+    )]
     request: u64,
 
     /// Requests between two flushes; 0 for none
@@ -85,22 +114,26 @@ pub(crate) struct Options {
     gap: u64,
 
     /// Requests that wait for their answers, at most [default: as many as fill a window]
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        value_parser = clap::value_parser!(u64).range(1..=1_000_000)
+    )]
     in_flight: Option<u64>,
 
     /// When a write is answered
     #[arg(long, value_enum, default_value = "strong")]
     persistence: PersistenceName,
 
-    /// How long a commit waits for company: none, returning, or always a time like 1000us when
-    /// requests are frequent
+    /// How long a commit waits for further writes: none, returning, or always a time like 1000us
+    /// when requests are frequent
     #[arg(long, default_value = "none")]
     anticipation: Anticipation,
 
     #[command(flatten)]
     store: StoreOptions,
 
-    /// All chance follows from it
+    /// Seed of all random choices
     #[arg(long, default_value_t = 1, value_name = "NUMBER")]
     seed: u64,
 

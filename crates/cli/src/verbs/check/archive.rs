@@ -140,7 +140,7 @@ fn found(made: &Outcome) -> Found {
 fn tell(made: &Outcome, data: bool) {
     let report = &made.report;
     if let Some(entries) = made.index_entries {
-        output::line(format_args!("restored: the chunk index, with {} entries", grouped(entries)));
+        output::line(format_args!("restored: the chunk index, with {}", counted(entries, "entry")));
     }
     let (streams, chunks) = (counted(report.streams, "stream"), counted(report.chunks, "chunk"));
     output::line(format_args!(
@@ -188,7 +188,8 @@ fn tell(made: &Outcome, data: bool) {
     }
     if !report.lost.is_empty() {
         output::line(
-            "note: a put of the same content stores lost chunks anew; `onefold repair` after it puts them back wherever they are named",
+            "note: a put of the same content stores lost chunks anew; `onefold repair` after it \
+             puts them back wherever they are named",
         );
     }
 }

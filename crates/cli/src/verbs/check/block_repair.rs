@@ -39,10 +39,16 @@ pub(in crate::verbs) fn run(file: &StoreFile, memory: u64, answer: Answer) -> Re
         let lost: Vec<_> = repaired
             .lost
             .iter()
-            .map(|&(id, lba, blocks)| json!({ "volume": volume(id), "offset": lba.0 * BLOCK_BYTES as u64, "bytes": blocks * BLOCK_BYTES as u64 }))
+            .map(|&(id, lba, blocks)| {
+                let block = BLOCK_BYTES as u64;
+                json!({
+                    "volume": volume(id), "offset": lba.0 * block, "bytes": blocks * block,
+                })
+            })
             .collect();
         output::json(&json!({
-            "restored": repaired.restored, "lost": lost, "lost_addresses": repaired.lost_addresses, "left": repaired.left,
+            "restored": repaired.restored, "lost": lost, "lost_addresses": repaired.lost_addresses,
+            "left": repaired.left,
             "after": checked(&repaired.after),
         }))?;
     } else {
@@ -91,7 +97,7 @@ fn tell(repaired: &Repaired, names: &BTreeMap<VolumeId, String>) {
     }
     if repaired.lost_addresses > 0 {
         output::line(format_args!(
-            "note: what is lost reads as errors until it is written again ({} addresses)",
+            "note: lost blocks read as errors until a client writes them again ({} addresses)",
             grouped(repaired.lost_addresses)
         ));
     }

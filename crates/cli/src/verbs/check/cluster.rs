@@ -22,7 +22,8 @@ pub(crate) fn repair(store: &Url, answer: Answer) -> Result<(), Failure> {
     }
     looked_at(report);
     output::line(format_args!(
-        "repaired    {} stale and {} missing references, {} unused chunks, {} restored chunks, {} unlisted objects, {} orphans",
+        "repaired    {} stale and {} missing references, {} unused chunks, {} restored chunks, {} \
+         unlisted objects, {} orphans",
         report.stale,
         report.added,
         report.collected,
@@ -57,7 +58,7 @@ pub(crate) fn look(store: &Url, data: bool, answer: Answer) -> Result<(), Failur
         }
         for (count, what) in [
             (report.added, "missing references"),
-            (report.restored, "missing chunks that stand in their objects, too"),
+            (report.restored, "missing chunks whose objects still have the content"),
         ] {
             (count > 0).then(|| output::line(format_args!("problem: {count} {what}")));
         }
@@ -68,7 +69,7 @@ pub(crate) fn look(store: &Url, data: bool, answer: Answer) -> Result<(), Failur
         (true, _) => Ok(()),
         (false, 0) => damaged(store, report.damage.len()),
         _ => Err(Failure::new(format!(
-            "{store} lacks references or chunks; `onefold repair` puts back what stands elsewhere"
+            "{store} lacks references or chunks; `onefold repair` restores them from other places"
         ))),
     }
 }
@@ -76,9 +77,12 @@ pub(crate) fn look(store: &Url, data: bool, answer: Answer) -> Result<(), Failur
 /// A report for programs.
 fn found(report: &Report, well: bool) -> serde_json::Value {
     json!({
-        "objects": report.objects, "chunks": report.chunks, "references": report.references, "stale_references": report.stale,
-        "added_references": report.added, "collected_chunks": report.collected, "restored_chunks": report.restored,
-        "listed_objects": report.listed, "orphans": report.orphans, "problems": report.damage, "well": well,
+        "objects": report.objects, "chunks": report.chunks, "references": report.references,
+        "stale_references": report.stale,
+        "added_references": report.added, "collected_chunks": report.collected,
+        "restored_chunks": report.restored,
+        "listed_objects": report.listed, "orphans": report.orphans, "problems": report.damage,
+        "well": well,
     })
 }
 
@@ -94,6 +98,6 @@ fn looked_at(report: &Report) {
 fn damaged(store: &Url, places: usize) -> Result<(), Failure> {
     match places {
         0 => Ok(()),
-        n => Err(Failure::new(format!("{store} is damaged in {n} places"))),
+        n => Err(Failure::new(format!("{store} is damaged in {}", counted(n as u64, "place")))),
     }
 }

@@ -28,22 +28,24 @@ use onefold_console::{
 /// Memory for comparing blocks, unless it is asked for.
 pub(super) const COMPARING_BYTES: u64 = 256 << 20;
 
-/// Verifies all metadata of a store that is not served; the exit status is 0 only when all is well
+/// Verifies all metadata of a store; the exit status is 0 only when all is well
 ///
-/// Nothing is written: what a crash left to recover is recovered in memory and verified too. The
-/// data itself is verified by `onefold scrub`, and `onefold repair` mends what can be mended.
-/// Archives and stores on Ceph may be in use meanwhile; a folder of the cluster engine may not be
-/// served.
+/// The verb writes nothing: if a crash left work for recovery, it recovers in memory and verifies
+/// the result. `onefold scrub` verifies the data itself, and `onefold repair` mends what can be
+/// mended. Archives and stores on Ceph may be in use meanwhile; block stores and folders of the
+/// cluster engine may not be served.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  onefold check disk.onefold\n  onefold check /dev/sdb --memory 2G\n  onefold check backups --only monday"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold check disk.onefold\n  \
+                  onefold check /dev/sdb --memory 2G\n  \
+                  onefold check backups --only monday")]
 pub(crate) struct Options {
-    /// The store, an archive's directory, or a store of the cluster engine
+    /// The store, of any engine
     store: PathBuf,
 
-    /// Memory for comparing blocks (256M): with too little for all of them the maps are read
-    /// several times. Of an archive: for its tables (64M), and more for what they occupy
+    /// Of a block store: memory for comparing blocks [default: 256M]; when it is too little for all
+    /// of them, the maps are read several times. Of an archive: memory for its tables [default:
+    /// 64M], besides an allowance that grows with the bytes that they occupy
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
 

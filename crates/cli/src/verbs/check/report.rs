@@ -23,11 +23,16 @@ pub(in crate::verbs) fn show(bar: &Progress, doing: &str, progress: &check::Prog
 /// A check's report, for programs.
 pub(super) fn checked(report: &Report) -> serde_json::Value {
     json!({
-        "volumes": report.volumes, "live_blocks": report.live_blocks, "mapped_blocks": report.mapped_blocks, "used_blocks": report.used_blocks,
-        "table_pages": report.pages, "carriers": report.carriers, "clean": report.clean, "leaked_blocks": report.leaked_blocks,
-        "saturated_blocks": report.saturated_blocks, "lost_addresses": report.lost_addresses, "shared_critical": report.shared_critical,
-        "pending_discards": report.pending_discards, "notes": report.notes, "problems_found": report.problems_found,
-        "problems": report.problems.iter().map(ToString::to_string).collect::<Vec<_>>(), "well": report.is_well(),
+        "volumes": report.volumes, "live_blocks": report.live_blocks,
+        "mapped_blocks": report.mapped_blocks, "used_blocks": report.used_blocks,
+        "table_pages": report.pages, "carriers": report.carriers, "clean": report.clean,
+        "leaked_blocks": report.leaked_blocks,
+        "saturated_blocks": report.saturated_blocks, "lost_addresses": report.lost_addresses,
+        "shared_critical": report.shared_critical,
+        "pending_discards": report.pending_discards, "notes": report.notes,
+        "problems_found": report.problems_found,
+        "problems": report.problems.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "well": report.is_well(),
     })
 }
 
@@ -44,7 +49,7 @@ pub(super) fn counts(report: &Report) {
     ));
     if !report.clean {
         output::line(
-            "note: it was not closed in order; what recovery would make of it was checked too",
+            "note: the store was not closed in order; the check covers the result of recovery too",
         );
     }
     let notes = [

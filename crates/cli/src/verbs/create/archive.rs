@@ -23,16 +23,19 @@ use onefold_console::{failure::Failure, output::Answer, size::counted};
 
 /// Creates an empty archive in a new or empty directory
 ///
-/// Any number of readers, one `put` and one `gc` work on an archive at the same time, and a kill at
-/// any point loses nothing that was acknowledged. With --nodes containers are cut into shards with
-/// parity, and log and tables have copies, on nodes of which N-K may be lost; the archive's own
-/// directory only tells where they are.
+/// Any number of readers, one `put` and one `gc` work on an archive at the same time. A kill at any
+/// point loses nothing that was acknowledged. With --nodes the archive cuts containers into shards
+/// with parity and copies log and tables, so that any N-K of the nodes may be lost. The archive's
+/// own directory only says where the nodes are.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  onefold create archive backups\n  onefold create archive images --chunking static:4K --compress lz4\n  onefold create archive safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2\n  onefold create archive far --nodes n0,n1,n2,n3,n4,n5 --code 6,4 --placement rad --class-codes 6,4:5,3:4,2"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold create archive backups\n  \
+                  onefold create archive images --chunking static:4K --compress lz4\n  \
+                  onefold create archive safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2\n  \
+                  onefold create archive far --nodes n0,n1,n2,n3,n4,n5 --code 6,4 --placement rad \
+                  --class-codes 6,4:5,3:4,2")]
 pub(super) struct Options {
-    /// The directory
+    /// A directory that is empty, or does not exist yet
     store: PathBuf,
 
     /// How streams are cut, and the mean size of a chunk: fastcdc:8K, rabin:8K or static:4K; any
@@ -44,7 +47,8 @@ pub(super) struct Options {
     #[arg(long, default_value = "zstd", value_name = "KIND")]
     compress: Compression,
 
-    /// New or empty directories that each may be lost, on disks of their own
+    /// Nodes: new or empty directories, each on a disk of its own, so that a lost disk costs one
+    /// node
     #[arg(long, value_delimiter = ',', num_args = 1.., value_name = "DIRS", requires = "code")]
     nodes: Vec<PathBuf>,
 

@@ -34,19 +34,20 @@ use onefold_console::{failure::Failure, output::Answer, progress::Progress, size
 
 /// Creates an empty store of block volumes in a new file or on a block device
 ///
-/// It is durable when the command returns; when it fails, nothing of it is left.
+/// The store is durable when the command returns. When the command fails, it removes what it made.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  onefold create block disk.onefold --size 100G\n  onefold create block disk.onefold --size 1T --preallocate none\n  \
-                        onefold create block /dev/sdb --force --fingerprint sha256\n  \
-                        onefold create block disk.onefold --size 20G --fingerprint md5 --verify bytes --preallocate full"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold create block disk.onefold --size 100G\n  \
+                  onefold create block disk.onefold --size 1T --preallocate none\n  \
+                  onefold create block /dev/sdb --force --fingerprint sha256\n  \
+                  onefold create block disk.onefold --size 20G --fingerprint md5 --verify bytes \
+                  --preallocate full")]
 pub(crate) struct Options {
     /// A path where there is no file yet, or a block device
     store: PathBuf,
 
-    /// Size of the store: a number with K, M, G, T or P for powers of 1024. A device is used whole
-    /// without it
+    /// Size of the store: a number with K, M, G, T or P for powers of 1024. Without it, all of a
+    /// device is used
     #[arg(long)]
     size: Option<Size>,
 
@@ -63,11 +64,11 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value = "reserve")]
     preallocate: Space,
 
-    /// How changes become durable; the default is the fastest, the others are for comparison
+    /// How changes become durable; all but the default are for comparison
     #[arg(long, value_enum, default_value = "thin")]
     scheme: Scheme,
 
-    /// Where records go that find no room beside compressed blocks
+    /// Where records go for which compressed blocks have no room
     #[arg(long, value_enum, default_value = "log")]
     leftover: LeftoverName,
 
@@ -75,7 +76,7 @@ pub(crate) struct Options {
     #[arg(long, value_enum, default_value = "run")]
     layout: LayoutName,
 
-    /// Takes a device although there is something on it, which is lost
+    /// Overwrites what is on a device
     #[arg(long)]
     force: bool,
 
@@ -116,21 +117,21 @@ enum Verify {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Space {
-    /// All of it is taken from the file system now
+    /// All space is taken from the file system now
     Reserve,
     /// The file grows as it is needed
     None,
-    /// All of it is taken and written with zeroes once
+    /// All space is taken and written with zeroes once
     Full,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Scheme {
-    /// Their records hide in compressed data blocks (ThinDedup)
+    /// Records hide in compressed data blocks (ThinDedup)
     Thin,
-    /// Their records are written in place, after the data
+    /// Records are written in place, after the data
     Ordered,
-    /// By a transaction of copy-on-write trees for each flush (Dmdedup)
+    /// Each flush is a transaction of copy-on-write trees (Dmdedup)
     Cow,
     /// The tables themselves change in place, in an order that is safe (OrderMergeDedup)
     Ordermerge,
@@ -186,7 +187,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let algorithm = Algorithm::from(options.fingerprint);
     if algorithm.needs_bytes() && options.verify == Verify::Hash {
         return Err(Failure::usage(format!(
-            "different blocks with equal {algorithm} fingerprints can be made on purpose: {algorithm} needs --verify bytes"
+            "different blocks with equal {algorithm} fingerprints can be made on purpose: \
+             {algorithm} needs --verify bytes"
         )));
     }
     let path = &options.store;
@@ -195,7 +197,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if device && !options.force && holds_something(path, blocks)? {
         let shown = path.display();
         return Err(Failure::new(format!(
-            "there is something on {shown} already; --force overwrites it, and what is there is lost"
+            "there is something on {shown} already; --force overwrites it, and what is there is \
+             lost"
         )));
     }
     let preallocate = match options.preallocate {
@@ -243,8 +246,7 @@ fn vacate(path: &Path) -> Result<()> {
     }
 }
 
-/// What happens when somebody loses patience while a large store is written: the half-made file
-/// goes.
+/// Removes the file when a signal ends the command while a large store is written.
 struct Abandoned {
     /// The file is ours, and not a store yet.
     ours: Arc<AtomicBool>,

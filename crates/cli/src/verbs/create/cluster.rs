@@ -16,15 +16,16 @@ use onefold_console::{failure::Failure, output::Answer, size::Size};
 
 /// Creates an empty store of the cluster engine in a new folder, or in two pools of a Ceph cluster
 ///
-/// A folder is used by one process at a time; on Ceph everybody may come at any time. Writes are
-/// acknowledged when they are durable; workers deduplicate what was not written to for a while.
+/// One process at a time can use a folder; on Ceph any number of servers and workers use a store
+/// together. A write is acknowledged when it is durable. Workers deduplicate objects that nobody
+/// wrote to for a while.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  onefold create cluster pool\n  onefold create cluster pool --chunk 64K --cut static\n  \
-                        onefold create cluster rados: --metadata-pool meta --chunk-pool chunks"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold create cluster pool\n  \
+                  onefold create cluster pool --chunk 64K --cut static\n  \
+                  onefold create cluster rados: --metadata-pool meta --chunk-pool chunks")]
 pub(super) struct Options {
-    /// A folder that is not there yet, or empty; or rados:[CONF]
+    /// A folder that is empty, or does not exist yet; or rados:[CONF]
     store: Url,
 
     /// The replicated pool for metadata and for what is not deduplicated yet; it holds nothing
@@ -36,7 +37,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "POOL")]
     chunk_pool: Option<String>,
 
-    /// Takes pools that go on with a single copy
+    /// Accepts pools that take writes with a single copy left (min_size 1)
     #[arg(long)]
     force: bool,
 

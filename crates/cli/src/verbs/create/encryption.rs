@@ -2,4 +2,4 @@
 
 /// True of every store, until stores can be encrypted.
 pub(super) const NOT_ENCRYPTED: &str =
-    "it is not encrypted: whoever can read its file, device or objects reads what is stored";
+    "it is not encrypted: everybody who can read its file, device or objects can read its data";

@@ -14,15 +14,16 @@ pub(super) use self::cluster::{CutName, chunk_format};
 
 /// Creates an empty store: block volumes, an archive, or a store of the cluster engine
 ///
-/// Blocks are for disks of virtual machines and databases, each 4 KiB stored once. An archive is
-/// for backups: streams, directories and backup volumes, cut by their content. The cluster engine
-/// deduplicates in the background, in a folder or on Ceph. All other verbs find out which one a
-/// store is.
+/// The engine is block, archive or cluster. A block store is for disks of virtual machines and
+/// databases, and stores each block of 4 KiB once. An archive is for backups: streams, directories
+/// and backup volumes, cut by their content. The cluster engine deduplicates in the background, in
+/// a folder or on Ceph. All other verbs find out which engine a store has.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
-#[command(
-    after_help = "Examples:\n  onefold create block disk.onefold --size 100G\n  onefold create archive backups\n  onefold create cluster pool"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold create block disk.onefold --size 100G\n  \
+                  onefold create archive backups\n  \
+                  onefold create cluster pool")]
 pub(crate) struct Options {
     #[command(subcommand)]
     engine: Engine,

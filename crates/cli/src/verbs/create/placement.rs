@@ -11,18 +11,19 @@ type Code = (usize, usize);
 /// How containers are placed on several nodes.
 #[derive(Debug, Args)]
 pub(super) struct Placed {
-    /// round-robin encodes containers as they arrive; rad keeps copies of new chunks, and encodes
-    /// them by their reference counts when these have stood still
+    /// Where containers go: round-robin encodes containers as they arrive; rad keeps copies of new
+    /// chunks, and encodes them by their reference counts when these no longer change
     #[arg(long, value_name = "KIND")]
     placement: Option<Placement>,
-    /// With rad: puts for which the counts of a container must have stood still; 1 unless given
+    /// With rad: number of puts during which the counts of a container must not have changed; 1
+    /// unless given
     #[arg(long, value_name = "VERSIONS")]
     delay: Option<u32>,
-    /// With rad: versions whose containers are sorted together, at least; 1 unless given
+    /// With rad: least number of versions whose containers are sorted together; 1 unless given
     #[arg(long, value_name = "VERSIONS")]
     batch: Option<u32>,
-    /// With rad: the codes of chunks with one reference, of those between, and of those with the
-    /// most, with as much parity as --code; that one unless given
+    /// With rad: codes for chunks with one reference, for those between, and for those with the
+    /// most references. Each has as much parity as --code, which is used for all three unless given
     #[arg(long, value_name = "COLD:BASELINE:HOT", value_parser = class_codes)]
     class_codes: Option<[Code; 3]>,
 }

@@ -32,7 +32,7 @@ use onefold_console::{
     failure::Failure,
     output,
     progress::Progress,
-    size::{Size, grouped, share},
+    size::{Size, counted, share},
 };
 
 /// Threads that read, fingerprint and compress: with more, disks are the limit.
@@ -44,23 +44,24 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A block that compresses to this share has room for records, which then cost nothing.
 const ROOMY_BYTES: usize = BLOCK_BYTES * 8 / 10;
 
-/// Tells what deduplication and compression would save on files, directories, devices and pools
+/// Estimates what deduplication and compression would save on files, directories, devices and pools
 ///
-/// Blocks of 4 KiB are compared by keyed BLAKE3 fingerprints, as a block store does. `rados: POOL`
-/// looks at what is in a pool of a Ceph cluster, whoever put it there, as the cluster engine would
-/// store it. Nothing is written.
+/// The verb compares blocks of 4 KiB by keyed BLAKE3 fingerprints, as a block store does. With
+/// `rados: POOL` it reads all objects of a pool of a Ceph cluster, and counts them as the cluster
+/// engine would store them. Nothing is written.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  onefold estimate /var/lib/libvirt/images\n  onefold estimate vm1.raw vm2.raw /dev/sdb\n  \
-                        onefold estimate --json --memory 1G /srv\n  onefold estimate rados: rbd\n  \
-                        onefold estimate rados:/etc/ceph/ceph.conf images --chunk 16K"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold estimate /var/lib/libvirt/images\n  \
+                  onefold estimate vm1.raw vm2.raw /dev/sdb\n  \
+                  onefold estimate --json --memory 1G /srv\n  \
+                  onefold estimate rados: rbd\n  \
+                  onefold estimate rados:/etc/ceph/ceph.conf images --chunk 16K")]
 pub(crate) struct Options {
     /// Files, directories (with all that is in them) and block devices; or rados:[CONF] and a pool
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
-    /// Memory for fingerprints; when it is full, a sample of the blocks is counted
+    /// Memory for fingerprints; when it is full, only a sample of the blocks is counted
     #[arg(long, default_value = "256M", value_name = "SIZE")]
     memory: Size,
 
@@ -218,7 +219,7 @@ fn print(estimate: &Estimate) {
         output::line(format_args!("{label:<12}{size:>10}  {text}"))
     };
     let all = estimate.blocks;
-    row("read", Size(estimate.bytes), format!("in {} files", grouped(estimate.files)));
+    row("read", Size(estimate.bytes), format!("in {}", counted(estimate.files, "file")));
     row(
         "zeroes",
         size(estimate.zero_blocks),
@@ -244,14 +245,15 @@ fn print(estimate: &Estimate) {
     }
     if estimate.sampled_one_of > 1 {
         output::line(format_args!(
-            "note: the fingerprints did not fit into --memory; duplicates are estimated from one block in {}",
+            "note: the fingerprints did not fit into --memory; duplicates are estimated from one \
+             block in {}",
             estimate.sampled_one_of
         ));
     }
     if estimate.unreadable > 0 {
         output::line(format_args!(
-            "note: {} files or directories could not be read",
-            grouped(estimate.unreadable)
+            "note: {} could not be read",
+            counted(estimate.unreadable, "path")
         ));
     }
 }

@@ -12,7 +12,11 @@ use onefold_core::{
 use serde_json::json;
 
 use onefold::parts::cluster_store::Url;
-use onefold_console::{failure::Failure, output, size::Size};
+use onefold_console::{
+    failure::Failure,
+    output,
+    size::{Size, counted, grouped},
+};
 
 /// Names of a page when a pool is looked through.
 const PAGE: usize = 256;
@@ -34,7 +38,7 @@ pub(super) fn estimate(
     let store = RadosObjects::reader(connection, &pool)?;
     let failed = |refusal: Refusal| match refusal {
         Refusal::Denied(error) => error,
-        refusal => Error::new(Kind::Io, format!("pool {:?}: {refusal}", pool.name)),
+        refusal => Error::new(Kind::Io, format!("pool '{}': {refusal}", pool.name.escape_debug())),
     };
     let mut estimate = Estimate::new(format.chunk_bytes, format.cut, format.compress);
     let mut from = None;
@@ -52,7 +56,7 @@ pub(super) fn estimate(
                         data.extend_from_slice(answer.data(0));
                         there = answer.data(0).len() as u64 == PIECE;
                     }
-                    // It went meanwhile.
+                    // The object was removed meanwhile.
                     Err(Refusal::Missing) => there = false,
                     Err(refusal) => return Err(failed(refusal).into()),
                 }
@@ -71,23 +75,26 @@ pub(super) fn estimate(
     let saved = if now == 0.0 { 0.0 } else { 100.0 - 100.0 * then / now };
     if as_json {
         output::line(json!({
-            "objects": found.objects, "bytes": found.bytes, "zero_bytes": found.zero_bytes, "chunks": found.chunks, "different_chunks": found.different,
-            "different_bytes": different, "different_bytes_low": low, "different_bytes_high": high, "packed_bytes": found.packed_bytes,
-            "metadata_bytes": found.metadata_bytes, "copies": copies, "stored_bytes": then, "saved_percent": saved, "sampled_one_of": found.one_of,
+            "objects": found.objects, "bytes": found.bytes, "zero_bytes": found.zero_bytes,
+            "chunks": found.chunks, "different_chunks": found.different,
+            "different_bytes": different, "different_bytes_low": low, "different_bytes_high": high,
+            "packed_bytes": found.packed_bytes,
+            "metadata_bytes": found.metadata_bytes, "copies": copies, "stored_bytes": then,
+            "saved_percent": saved, "sampled_one_of": found.one_of,
         }));
         return Ok(());
     }
     output::line(format_args!(
-        "content     {} in {} objects, {} of it zeroes",
+        "content     {} in {}, {} of it zeroes",
         Size(found.bytes),
-        found.objects,
+        counted(found.objects, "object"),
         Size(found.zero_bytes)
     ));
     match found.one_of {
         1 => output::line(format_args!(
-            "different   {} of {} chunks, {}",
-            found.different,
-            found.chunks,
+            "different   {} of {}, {}",
+            grouped(found.different),
+            counted(found.chunks, "chunk"),
             Size(different)
         )),
         n => output::line(format_args!(

@@ -1,8 +1,8 @@
 //! The tally of blocks: every fingerprint while there is room, then a sample of them.
 //!
 //! A fingerprint belongs to the sample of level k when k bits of it are zero, so that one of 2^k
-//! does. When the set is full the level rises and half of it is dropped. Whether two blocks are
-//! equal does not depend on where they are, so the sample's share of different blocks is
+//! does. When the set is full, the level goes up by one and half of the set is dropped. Whether two
+//! blocks are equal does not depend on where they are, so the sample's share of different blocks is
 //! that of all.
 
 use std::{
@@ -39,11 +39,11 @@ impl Hasher for OwnBits {
 /// The account of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// It was seen before.
+    /// An equal one was seen before.
     Before,
-    /// It is the first of its kind.
+    /// No equal one was seen before.
     First,
-    /// It is not in the sample.
+    /// The block is not in the sample.
     Unsampled,
 }
 
@@ -83,8 +83,8 @@ impl Tally {
         Seen::First
     }
 
-    /// Drops about half of the set. It moves to a table without traces of what was dropped, since
-    /// those would make it grow.
+    /// Drops about half of the set. The rest moves to a new table, because the places of dropped
+    /// entries would make the old one grow.
     fn rise(&mut self) {
         self.level += 1;
         let mut kept =

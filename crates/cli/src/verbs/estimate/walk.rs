@@ -51,7 +51,7 @@ impl Walk {
         linked.is_some_and(|linked| self.linked.len() < LINKED_MAX && !self.linked.insert(linked))
     }
 
-    /// What a path that was given is: a directory to walk into, something to read, or nothing of
+    /// Looks at a path that was given: a directory to walk into, something to read, or nothing of
     /// interest.
     fn visit(&mut self, path: PathBuf) -> Result<Option<Found>> {
         let metadata = fs::metadata(&path).map_err(|e| unreadable(&path, e))?;

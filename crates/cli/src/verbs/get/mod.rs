@@ -24,19 +24,21 @@ use onefold_console::{
     failure::Failure,
     output::{self, Answer},
     progress::Progress,
-    size::{Size, grouped},
+    size::{Size, counted, grouped},
 };
 
 /// Writes a stream to standard output or a file, or a directory below another one
 ///
-/// Checksums are verified always. A directory is restored with modes, times, attributes of users
-/// and ACLs, as root with owners too; what needs privileges is left out unless it is asked for. The
-/// directory below which it is restored stays as it is; nothing is written outside, and no link is
-/// followed. A restored file or directory survives a power failure when the command has ended.
+/// The verb always verifies checksums. A directory is restored with modes, times, extended
+/// attributes of users and ACLs, and for root with owners; what needs privileges is restored only
+/// with --preserve-privileged. The verb leaves the directory below which it restores as it was,
+/// writes nothing outside it, and goes through no symbolic link. When the command ends, files and
+/// directories that it restored are durable.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  onefold get backups dump\n  onefold get backups vm1 --output vm1.raw\n  onefold get backups etc-monday -C restored"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold get backups dump\n  \
+                  onefold get backups vm1 --output vm1.raw\n  \
+                  onefold get backups etc-monday -C restored")]
 pub(crate) struct Options {
     /// The store: an archive, or a store of the cluster engine
     store: PathBuf,
@@ -48,8 +50,8 @@ pub(crate) struct Options {
     #[arg(short = 'C', long, value_name = "DIR", conflicts_with = "output")]
     directory: Option<PathBuf>,
 
-    /// Replaces what has the name of something restored, but for directories, which are filled;
-    /// else that is an error
+    /// Replaces files that have the name of a restored one, and restores into directories that
+    /// exist. Without it, a name that exists is an error
     #[arg(long)]
     in_place: bool,
 
@@ -58,20 +60,22 @@ pub(crate) struct Options {
     #[arg(long)]
     preserve_privileged: bool,
 
-    /// A new file, with holes for zeroes, instead of standard output; it has its name when it is
-    /// whole
+    /// Writes a new file, with holes for zeroes, instead of standard output; the file gets its name
+    /// when it is whole
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Compares each chunk with its fingerprint too
+    /// Compares each chunk with its fingerprint, too
     #[arg(long)]
     verify: bool,
 
-    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    /// Memory for an archive's tables, besides an allowance that grows with the bytes that they
+    /// occupy
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     memory: Size,
 
-    /// Prints JSON, whose keys are stable, when data goes elsewhere than to standard output
+    /// Prints JSON, whose keys are stable. Needs --output or --directory: standard output has the
+    /// data otherwise
     #[arg(long)]
     json: bool,
 }
@@ -88,7 +92,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     if options.directory.is_none() && (options.in_place || options.preserve_privileged) {
         return Err(Failure::usage(
-            "--in-place and --preserve-privileged are about a directory that is restored: give -C DIR",
+            "--in-place and --preserve-privileged are about a directory that is restored: give -C \
+             DIR",
         ));
     }
     let directory = match Found::at(&options.store)? {
@@ -111,7 +116,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         (Shape::Tree, Some(root), _) => {
             if stream.is_incomplete() {
                 tracing::warn!(
-                    "'{}' is incomplete: what could not be read when it was stored is not in it",
+                    "'{}' is incomplete: a part of the directory could not be read when it was \
+                     stored",
                     options.name
                 );
             }
@@ -144,8 +150,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     match in_part {
         0 => Ok(()),
         n => Err(Failure::in_part(format!(
-            "{} files of '{}' are there in part only: more was not stored",
-            grouped(n),
+            "{} of '{}' restored in part only: more was not stored",
+            counted(n, "file"),
             options.name
         ))),
     }

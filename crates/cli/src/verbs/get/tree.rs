@@ -139,7 +139,8 @@ impl Filling<'_> {
             let Some(file) = self.restorer.make(&entry)? else { continue };
             if entry.is_in_part() {
                 tracing::warn!(
-                    "'{}' could not be read to its end when it was stored: the rest of it is zeroes",
+                    "'{}' could not be read to its end when it was stored: the rest of it is \
+                     zeroes",
                     String::from_utf8_lossy(&entry.path)
                 );
                 self.in_part += 1;

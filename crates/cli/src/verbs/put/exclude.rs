@@ -3,7 +3,7 @@
 //! A pattern names a file or directory by the end of its path: `*.o`, `node_modules`,
 //! `target/debug`. One that begins with `/` counts from the directory that is stored, or is a path
 //! of the whole system; one that ends with `/` names directories only. `*`, `?` and `[a-z]` stand
-//! for parts of a name, `**` for any directories, `{a,b}` for one of several. What is in a
+//! for parts of a name, `**` for any directories, `{a,b}` for one of several. The content of a
 //! directory that is left out is left out too.
 
 use std::{

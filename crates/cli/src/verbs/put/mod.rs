@@ -34,7 +34,7 @@ use onefold_console::{
     failure::Failure,
     output::{self, Answer},
     progress::Progress,
-    size::{Size, counted, grouped, share},
+    size::{Size, counted, share},
 };
 
 /// The usual filter chain.
@@ -43,18 +43,21 @@ pub(super) const FILTERS: &str = "block-index,container-cache,bloom,chunk-index"
 /// Time between two looks at how far it is.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Stores a stream, a file or a directory under a name; what had the name before is replaced
+/// Stores a stream, a file or a directory under a name, and replaces what had the name before
 ///
-/// Without FILE and without -r it is standard input. The stream is there, durably, when the command
-/// ends, and not at all when it fails. What a killed put had stored is found again when it is
-/// repeated. Where the archive is served, its server stores it, beside others and beside writes to
-/// volumes. What of a directory can't be read is named and left out, the stream is marked as
-/// incomplete, and the exit status is 3. A store of the cluster engine takes streams and files.
+/// Without FILE and without -r the verb stores standard input. When it succeeds, the stream is
+/// durable; when it fails, the name keeps what it had before. A repeated put finds the chunks again
+/// that a killed one had stored. When the archive is served, its server stores the stream, beside
+/// other puts and writes to volumes. If files of a directory can't be read, the verb names them and
+/// leaves them out, marks the stream as incomplete, and the exit status is 3. A store of the
+/// cluster engine takes streams and files, and no directories.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Examples:\n  onefold put backups etc-monday -r /etc\n  onefold put backups vm1 vm1.raw\n  onefold put backups dump --json\n  \
-                  onefold put backups home -r /home --exclude '*.tmp' --exclude .cache/ --exclude-caches --one-file-system"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold put backups etc-monday -r /etc\n  \
+                  onefold put backups vm1 vm1.raw\n  \
+                  onefold put backups dump --json\n  \
+                  onefold put backups home -r /home --exclude '*.tmp' --exclude .cache/ \
+                  --exclude-caches --one-file-system")]
 pub(crate) struct Options {
     /// The store: an archive, or a store of the cluster engine
     store: PathBuf,
@@ -62,7 +65,7 @@ pub(crate) struct Options {
     /// The name
     name: String,
 
-    /// A file or a device; in an archive its holes cost nothing
+    /// A file or a device; holes of a file take no space in an archive
     file: Option<PathBuf>,
 
     /// A directory with all that is in it: names, modes, owners, times, links, holes and extended
@@ -70,21 +73,21 @@ pub(crate) struct Options {
     #[arg(short, long, value_name = "DIR", conflicts_with = "file")]
     recursive: Option<PathBuf>,
 
-    /// Leaves out what a pattern names: a name or the end of a path, or with a first / a path from
-    /// DIR; with a last / directories only; with *, ?, [a-z], **
+    /// Leaves out what matches a pattern: a name or the end of a path; with a first / a path from
+    /// DIR; with a last / directories only. Patterns may have *, ?, [a-z] and **
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<String>,
 
-    /// Takes patterns from a file, one a line; empty lines and those that begin with # don't count
+    /// Reads patterns from a file, one a line, without empty lines and lines that begin with #
     #[arg(long, value_name = "FILE")]
     exclude_from: Vec<PathBuf>,
 
-    /// Leaves out what is in directories that a file CACHEDIR.TAG says to be caches, but for that
-    /// file
+    /// Leaves out the content of cache directories, which have a file CACHEDIR.TAG; that file is
+    /// stored
     #[arg(long)]
     exclude_caches: bool,
 
-    /// Stays on the file system of DIR; of what is mounted below it there is an empty directory
+    /// Stays on the file system of DIR, and stores an empty directory for each mount point below it
     #[arg(long)]
     one_file_system: bool,
 
@@ -92,8 +95,8 @@ pub(crate) struct Options {
     #[arg(long)]
     strict: bool,
 
-    /// Of an archive on several nodes: goes on with nodes absent, while one more than the data
-    /// needs are there
+    /// Continues when nodes are absent, as long as one more is present than the data needs.
+    /// Archives on several nodes only
     #[arg(long)]
     degraded: bool,
 
@@ -101,14 +104,18 @@ pub(crate) struct Options {
     #[arg(long)]
     no_wait: bool,
 
-    /// The filter chain, in its order: block-index, container-cache, bloom, chunk-index,
-    /// byte-compare; a server has its own
+    /// The filter chain, in order: block-index, container-cache, bloom, chunk-index, byte-compare.
+    /// A server uses its own
     #[arg(long, value_delimiter = ',', default_value = FILTERS, value_name = "FILTERS")]
     filters: Vec<FilterName>,
 
-    /// Zstandard's level for what is new, in an archive that compresses by it; a server has its
-    /// own
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=19))]
+    /// Level of Zstandard for new chunks, in an archive with --compress zstd. A server uses its own
+    #[arg(
+        long,
+        default_value_t = 1,
+        value_name = "N",
+        value_parser = clap::value_parser!(i32).range(1..=19)
+    )]
     level: i32,
 
     /// Prints JSON, whose keys are stable
@@ -169,7 +176,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     valid_filters(&options.filters)?;
     if options.recursive.is_none() && options.is_about_trees() {
         return Err(Failure::usage(
-            "--exclude, --exclude-from, --exclude-caches, --one-file-system and --strict are about a directory: give --recursive DIR",
+            "--exclude, --exclude-from, --exclude-caches, --one-file-system and --strict are about \
+             a directory: give --recursive DIR",
         ));
     }
     let source = match (&options.recursive, &options.file) {
@@ -208,9 +216,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     match source.skipped() {
         0 => Ok(()),
         n => Err(Failure::in_part(format!(
-            "'{}' is stored and marked as incomplete: {} files or directories could not be read, and were named above",
+            "'{}' is stored and marked as incomplete: the messages above name {} that could \
+             not be read",
             options.name,
-            grouped(n)
+            counted(n, "path")
         ))),
     }
 }
@@ -323,8 +332,8 @@ fn tell(options: &Options, stored: Stored) -> Result<(), Failure> {
         return Ok(());
     }
     output::line(format_args!(
-        "stored {:?}: {} in {}, {} of it new; the archive grew by {}",
-        stored.name,
+        "stored '{}': {} in {}, {} of it new; the archive grew by {}",
+        stored.name.escape_debug(),
         Size(stored.bytes),
         counted(stored.chunks, "chunk"),
         share(stored.new_bytes, stored.bytes),

@@ -187,8 +187,8 @@ impl Tree {
         if self.skipped.load(Relaxed) > 0 { into.incomplete() } else { Ok(()) }
     }
 
-    /// The data of one entry, and the entry for the listing. What was given of a file before it
-    /// failed belongs to the file, which is marked.
+    /// The data of one entry, and the entry for the listing. Data that a file gave before it failed
+    /// belongs to the file, which is marked.
     fn give(&self, into: &mut dyn Intake, mut found: Found, names: &mut Vec<u8>) -> Result<()> {
         if let (What::File { bytes, data }, Some(file)) = (&mut found.entry.what, &found.file) {
             into.border()?;

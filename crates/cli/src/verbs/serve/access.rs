@@ -222,7 +222,8 @@ mod tests {
 
     #[test]
     fn rule_13_peers_have_what_the_lines_give_them() {
-        let text = "# who\n\nuid:61234 write vm-*\nuid:61234 read *\n user:root write a?c\naddr:10.0.0.1 read backup\naddr:2001:db8::1 write x\n";
+        let text = "# who\n\nuid:61234 write vm-*\nuid:61234 read *\n user:root write \
+                    a?c\naddr:10.0.0.1 read backup\naddr:2001:db8::1 write x\n";
         let access: Access = text.parse().unwrap();
         let right = |peer, volume| access.right(peer, volume);
         assert_eq!(right(Peer::User(61_234), "vm-1"), Right::Write);

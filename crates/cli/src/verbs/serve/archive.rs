@@ -28,8 +28,7 @@ use onefold::parts::{
     archive_work::ArchiveWork,
     control::{self, Request, Served, Tell, stream},
 };
-use onefold_console::address::uri;
-use onefold_console::failure::Failure;
+use onefold_console::{address::uri, failure::Failure, size::counted};
 
 /// Between two looks for the end of a put that is waited for.
 const WAIT: Duration = Duration::from_millis(200);
@@ -93,8 +92,8 @@ pub(super) fn run(
         .flat_map(|nodes| directory.notes(nodes))
         .for_each(|absent| tracing::warn!("{absent}"));
     note(service.notifier.ready(&format!(
-        "serving {} volumes of {shown} at {}",
-        names.len(),
+        "serving {} of {shown} at {}",
+        counted(names.len() as u64, "volume"),
         listeners.join(" and ")
     )));
     let mut stopped = false;

@@ -19,8 +19,7 @@ use onefold_core::{Error, Exports, Kind, Volume, VolumeInfo};
 use super::options::{CLIENT_GRACE, Options, listen, note};
 use crate::verbs::worker::Workers;
 use onefold::parts::cluster_store::{Backing, Url};
-use onefold_console::address::uri;
-use onefold_console::failure::Failure;
+use onefold_console::{address::uri, failure::Failure, size::counted};
 
 /// Serves until a signal comes.
 pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), Failure> {
@@ -83,8 +82,8 @@ pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), 
         false => tracing::info!("serving {shown}: {}", uris.join("  ")),
     }
     note(service.notifier.ready(&format!(
-        "serving {} volumes of {shown} at {}",
-        volumes.len(),
+        "serving {} of {shown} at {}",
+        counted(volumes.len() as u64, "volume"),
         listeners.join(" and ")
     )));
     let lost = ended.recv().ok().flatten();
@@ -105,8 +104,8 @@ pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), 
     Ok(())
 }
 
-/// The volumes, for clients. That we have not the right to one is said in our log, too: who can
-/// mend that does not see what clients are told.
+/// The volumes, for clients. When this server lacks the right to one, its log says so, too: the
+/// operator who can change rights does not see what clients are told.
 struct Told(Arc<ClusterExports>);
 
 impl Exports for Told {

@@ -42,7 +42,7 @@ use onefold::parts::{
 };
 use onefold_console::{
     failure::Failure,
-    size::{Size, grouped},
+    size::{Size, counted, grouped},
 };
 
 /// Looks between two lines of status for the service manager.
@@ -77,8 +77,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let doors = match Doors::open(options, &file, working.store(), service.sockets, limits) {
         Ok(doors) => doors,
         Err(failure) => {
-            // Nobody came in yet: the store is closed as it was found. What keeps the doors shut is
-            // the error to tell.
+            // No client is connected yet, so the store is closed as it was found. The error to tell
+            // is the one that kept the server from listening.
             let _ = working.close();
             return Err(failure);
         }
@@ -170,8 +170,8 @@ fn say_ready(file: &StoreFile, working: &WorkingStore, listeners: &[String], not
         false => tracing::info!("serving {shown}: {}", uris.join("  ")),
     }
     note(notifier.ready(&format!(
-        "serving {} volumes of {shown} at {}",
-        volumes.len(),
+        "serving {} of {shown} at {}",
+        counted(volumes.len() as u64, "volume"),
         listeners.join(" and ")
     )));
 }
@@ -218,7 +218,8 @@ fn attend(mut signals: StopSignals, working: &WorkingStore, notifier: &Notifier)
         if looks % LOOKS_PER_STATUS == 0 && !stopped {
             let status = working.store().status();
             let free = Size(status.free_blocks * 4096);
-            note(notifier.status(&format!("{} volumes, {free} free", status.volumes.len())));
+            let volumes = counted(status.volumes.len() as u64, "volume");
+            note(notifier.status(&format!("{volumes}, {free} free")));
         }
     }
 }

@@ -31,29 +31,30 @@ pub(super) const URIS_MAX: usize = 16;
 
 /// Serves the volumes of a store over NBD, until SIGTERM or Ctrl-C
 ///
-/// Without --nbd and without sockets from systemd it listens on a UNIX socket beside the store,
-/// STORE.sock (for a device /run/onefold-NAME.sock). A UNIX socket can be reached by this user
-/// alone (mode 0600).
+/// Without --nbd and without sockets from systemd the server listens on a UNIX socket beside the
+/// store, STORE.sock (for a device /run/onefold-NAME.sock). Only this user can reach a UNIX socket
+/// (mode 0600), unless its address says otherwise.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  onefold serve disk.onefold\n  \
-                        onefold serve disk.onefold --nbd unix:/run/onefold.sock,mode=0660,group=kvm\n  \
+#[command(after_help = "Examples:\n  \
+                        onefold serve disk.onefold\n  \
+                        onefold serve disk.onefold --nbd \
+                        unix:/run/onefold.sock,mode=0660,group=kvm\n  \
                         onefold serve /dev/sdb --persistence strong --memory 2G\n  \
                         onefold serve backups --no-wait\n  \
                         onefold serve pool --workers 2\n  \
                         onefold serve rados: --nbd unix:/run/onefold.sock")]
 pub(crate) struct Options {
-    /// The store: a file or device, or an archive's directory; a folder may hold one of the
-    /// cluster engine, whose writes are always acknowledged when they are durable, and
-    /// rados:[CONF] is one on Ceph
+    /// The store, of any engine: a file or device, a directory, a folder, or rados:[CONF] for one
+    /// on Ceph
     pub(super) store: PathBuf,
 
-    /// Where clients connect: unix:PATH, unix:PATH,mode=0660,group=NAME, or tcp:ADDRESS:PORT with
+    /// Address for clients: unix:PATH, unix:PATH,mode=0660,group=NAME, or tcp:ADDRESS:PORT with
     /// --insecure; can be given several times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) nbd: Vec<Address>,
 
-    /// When a write is acknowledged: weak, when it is in memory, and durable after a flush or
-    /// about a second; strong, when it is durable
+    /// When a write is acknowledged: weak, when it is in memory, and a flush or about a second
+    /// makes it durable; strong, when it is durable. The cluster engine is always strong
     #[arg(long, value_enum, default_value = "weak")]
     pub(super) persistence: PersistenceName,
 
@@ -61,26 +62,27 @@ pub(crate) struct Options {
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     pub(crate) memory: Size,
 
-    /// Listens on TCP addresses, where everybody who can reach them, any user of this machine at
-    /// least, may read and write: NBD has no passwords, and TLS is not there yet
+    /// Allows TCP addresses. Everybody who can reach one, at least each user of this machine, may
+    /// read and write: NBD has no passwords, and Onefold has no TLS yet
     #[arg(long)]
     pub(crate) insecure: bool,
 
-    /// Who may use which volumes, in lines like 'user:libvirt-qemu write vm-*'; without it this
-    /// user and root everything, and everybody who reaches a TCP address
+    /// File with rights to volumes, in lines like 'user:libvirt-qemu write vm-*'. Without it this
+    /// user, root, and everybody who reaches a TCP address may read and write all volumes
     #[arg(long, value_name = "FILE")]
     access: Option<PathBuf>,
 
-    /// Ends connections on which nothing came for so many seconds; without it, none
+    /// Ends connections on which nothing arrived for so many seconds; without it, none
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     idle_timeout: Option<u64>,
 
     /// Most requests and bytes a second of all clients of a volume, like vm1=500,10M; 0 is no
-    /// limit. For this server, instead of what `volume set` says; can be given several times
+    /// limit. Replaces the limits of `volume set` while this server runs; can be given several
+    /// times
     #[arg(long, value_name = "VOLUME=IOPS,BYTES")]
     limit: Vec<Limit>,
 
-    /// Connections at once; without it 256, or as many as the memory serves
+    /// Most connections at once; without it 256, or as many as --memory allows
     #[arg(long, value_name = "NUMBER", value_parser = connections)]
     pub(crate) max_connections: Option<usize>,
 
@@ -89,54 +91,67 @@ pub(crate) struct Options {
     max_request: Size,
 
     /// Seconds that a client may take for its handshake
-    #[arg(long, default_value_t = nbd::limits::HANDSHAKE.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(
+        long,
+        default_value_t = nbd::limits::HANDSHAKE.as_secs(),
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(1..=3600)
+    )]
     handshake_timeout: u64,
 
-    /// Threads that deduplicate in the background, for a store of the cluster engine
+    /// Threads that deduplicate in the background. Cluster engine only
     #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = threads)]
     pub(crate) workers: usize,
 
-    /// Most that chunks kept beside their deduplicated copies may take, for a store of the cluster
-    /// engine; reading what is hot costs no more than this
+    /// Most space for second copies of hot chunks, which stay with their objects so that reads are
+    /// fast. Cluster engine only
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     pub(crate) cache_bytes: Size,
 
-    /// When writes are deduplicated, for a store of the cluster engine
+    /// When writes are deduplicated. Cluster engine only
     #[arg(long, value_enum, default_value = "post-processing")]
     pub(crate) dedup: DedupName,
 
-    /// Takes volumes over from another server, which is shut out even when it only seems to be
-    /// gone; for a store of the cluster engine
+    /// Takes volumes over from another server, and shuts that server out even when it only seems to
+    /// be gone. Cluster engine only
     #[arg(long, conflicts_with = "read_only")]
     pub(crate) take_over: bool,
 
-    /// Serves volumes for reading, also while another server writes to them; for a store of the
-    /// cluster engine
+    /// Serves volumes for reading, also while another server writes to them. Cluster engine only
     #[arg(long)]
     pub(crate) read_only: bool,
 
-    /// Fails when a put into the archive is running, instead of waiting for it; for an archive
+    /// Fails when a put into the archive is running, instead of waiting for it. Archives only
     #[arg(long)]
     pub(crate) no_wait: bool,
 
-    /// Goes on with nodes absent, while one more than the data needs are there; for an archive on
-    /// several nodes
+    /// Continues when nodes are absent, as long as one more is present than the data needs.
+    /// Archives on several nodes only
     #[arg(long)]
     pub(crate) degraded: bool,
 
-    /// The filter chain, in its order: block-index, container-cache, bloom, chunk-index,
-    /// byte-compare; for an archive
-    #[arg(long, value_delimiter = ',', default_value = crate::verbs::put::FILTERS, value_name = "FILTERS")]
+    /// The filter chain, in order: block-index, container-cache, bloom, chunk-index, byte-compare.
+    /// Archives only
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = crate::verbs::put::FILTERS,
+        value_name = "FILTERS"
+    )]
     pub(crate) filters: Vec<onefold_archive::FilterName>,
 
-    /// Zstandard's level for what is new; for an archive that compresses by it
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=19))]
+    /// Level of Zstandard for new chunks. Archives with --compress zstd only
+    #[arg(
+        long,
+        default_value_t = 1,
+        value_name = "N",
+        value_parser = clap::value_parser!(i32).range(1..=19)
+    )]
     pub(crate) level: i32,
 
-    /// All volumes of the store belong to one tenant: on a full store, writes of what any of them
-    /// has stored are still taken. Without it, and with several volumes, they are refused like
-    /// all others, so that nobody learns from them what another volume holds; for a store in a
-    /// file or device
+    /// Says that all volumes belong to one tenant: a full store then still takes writes of blocks
+    /// that it holds already. Without it a full store with several volumes refuses these writes
+    /// too, so that no client learns from them what another volume holds. Block stores only
     #[arg(long)]
     pub(crate) one_tenant: bool,
 
@@ -144,7 +159,12 @@ pub(crate) struct Options {
     pub(crate) pace: Pace,
 
     /// Seconds that a client may take to read its replies
-    #[arg(long, default_value_t = nbd::limits::SEND.as_secs(), value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(
+        long,
+        default_value_t = nbd::limits::SEND.as_secs(),
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u64).range(1..=3600)
+    )]
     send_timeout: u64,
 }
 
@@ -167,7 +187,7 @@ pub(super) fn connections(text: &str) -> Result<usize, String> {
 /// When a server deduplicates what clients write.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum DedupName {
-    /// Later, by workers
+    /// Workers deduplicate later
     PostProcessing,
     /// Once a write is durable, before it is acknowledged; for comparison
     FlushThrough,

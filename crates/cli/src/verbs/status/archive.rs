@@ -214,7 +214,7 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
         row(
             "placement",
             format!(
-                "rad: encoded when counts stood still for {}, {} at a time",
+                "rad: encoded when counts did not change for {}, {} at a time",
                 versions(delay),
                 versions(batch)
             ),
@@ -267,8 +267,8 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     row(
         "index",
         format!(
-            "{} entries in {}",
-            grouped(stats.index_entries),
+            "{} in {}",
+            counted(stats.index_entries, "entry"),
             counted(stats.index_files, "file")
         ),
     );

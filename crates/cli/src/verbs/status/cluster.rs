@@ -6,7 +6,11 @@ use onefold_cluster::{Published, Session, Sessions};
 use serde_json::json;
 
 use onefold::parts::cluster_store::{Opened, Url};
-use onefold_console::{failure::Failure, output, size::Size};
+use onefold_console::{
+    failure::Failure,
+    output,
+    size::{Size, counted},
+};
 
 /// How long `status` looks at what servers and workers do, in seconds: each says something every
 /// second, idle workers every three.
@@ -30,39 +34,48 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
     };
     if as_json {
         let value = json!({
-            "volumes": status.volumes, "volume_bytes": status.volume_bytes, "puts": status.puts, "put_bytes": status.put_bytes,
-            "objects": status.objects, "entries": status.entries, "logical_bytes": status.logical_bytes,
-            "cached_bytes": status.cached_bytes, "dirty_bytes": status.dirty_bytes, "chunks": status.chunks,
-            "chunk_bytes": status.chunk_bytes, "map_bytes": status.map_bytes, "reference_bytes": status.reference_bytes,
-            "clean_cached_bytes": status.cached_bytes - status.dirty_bytes, "servers": sessions.servers, "workers": sessions.workers, "silent_sessions": sessions.silent,
-            "operations_per_second": operations, "bytes_per_second": bytes, "backlog": status.backlog,
-            "operations_without_reply": sessions.unknown, "attempts": status.attempts, "stale_references": status.stale_references,
-            "used_bytes": status.space.used, "total_bytes": status.space.total, "saved_percent": saved,
+            "volumes": status.volumes, "volume_bytes": status.volume_bytes, "puts": status.puts,
+            "put_bytes": status.put_bytes,
+            "objects": status.objects, "entries": status.entries,
+            "logical_bytes": status.logical_bytes,
+            "cached_bytes": status.cached_bytes, "dirty_bytes": status.dirty_bytes,
+            "chunks": status.chunks,
+            "chunk_bytes": status.chunk_bytes, "map_bytes": status.map_bytes,
+            "reference_bytes": status.reference_bytes,
+            "clean_cached_bytes": status.cached_bytes - status.dirty_bytes,
+            "servers": sessions.servers, "workers": sessions.workers,
+            "silent_sessions": sessions.silent,
+            "operations_per_second": operations, "bytes_per_second": bytes,
+            "backlog": status.backlog,
+            "operations_without_reply": sessions.unknown, "attempts": status.attempts,
+            "stale_references": status.stale_references,
+            "used_bytes": status.space.used, "total_bytes": status.space.total,
+            "saved_percent": saved,
         });
         return output::json(&value);
     }
     output::line(format_args!("volumes     {} of {}", status.volumes, Size(status.volume_bytes)));
     output::line(format_args!("put         {} of {}", status.puts, Size(status.put_bytes)));
     output::line(format_args!(
-        "content     {} in {} entries of {} objects",
+        "content     {} in {} of {}",
         Size(status.logical_bytes),
-        status.entries,
-        status.objects
+        counted(status.entries, "entry"),
+        counted(status.objects, "object")
     ));
     output::line(format_args!(
-        "stored      {} in {} chunks, {} in objects",
+        "stored      {} in {}, {} in objects",
         Size(status.chunk_bytes),
-        status.chunks,
+        counted(status.chunks, "chunk"),
         Size(status.cached_bytes)
     ));
     output::line(format_args!("saved       {saved:.1} %"));
     output::line(format_args!(
-        "to do       {} in {} objects",
+        "to do       {} in {}",
         Size(status.dirty_bytes),
-        status.backlog
+        counted(status.backlog, "object")
     ));
     output::line(format_args!(
-        "cached      {} that are chunks, too",
+        "cached      {} kept beside the chunks of the same content",
         Size(status.cached_bytes - status.dirty_bytes)
     ));
     output::line(format_args!(
@@ -71,24 +84,24 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
         Size(overhead - status.map_bytes)
     ));
     output::line(format_args!(
-        "at work     {} servers and {} workers{}; clients do {operations:.0} operations and {} a second",
-        sessions.servers,
-        sessions.workers,
+        "at work     {} and {}{}; clients do {operations:.0} operations and {} a second",
+        counted(sessions.servers, "server"),
+        counted(sessions.workers, "worker"),
         if sessions.silent == 0 {
             String::new()
         } else {
-            format!(" ({} said nothing just now)", sessions.silent)
+            format!(" ({} of these did not report just now)", sessions.silent)
         },
         Size(bytes as u64)
     ));
     output::line(format_args!(
-        "no reply    to {} operations of these: what became of them is looked up before more is written there",
-        sessions.unknown
+        "no reply    to {} of these; each session looks up the result before it writes there again",
+        counted(sessions.unknown, "operation")
     ));
     if status.stale_references > 0 {
         output::line(format_args!(
-            "left behind {} references that killed servers or workers made: workers drop them, half a minute after they were left",
-            status.stale_references
+            "left behind {} by killed servers or workers; workers drop them after half a minute",
+            counted(status.stale_references, "reference")
         ));
     }
     output::line(format_args!(
@@ -99,8 +112,8 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The rates of servers and workers, and the seconds that they cover: until all have said something twice, two
-/// seconds at least and four at most.
+/// The rates of servers and workers, and the seconds that they cover: until all have said something
+/// twice, two seconds at least and four at most.
 fn look_on(
     session: &Session,
     before: &Published,

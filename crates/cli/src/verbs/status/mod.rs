@@ -15,17 +15,18 @@ use onefold_console::{failure::Failure, output, size::Size};
 
 /// Shows what a store holds, what it saved, and how it is doing
 ///
-/// Stores in a file or device, archives and stores on Ceph are shown served or not, a folder of the
-/// cluster engine only while nobody serves it.
+/// Block stores, archives and stores on Ceph may be served meanwhile; a folder of the cluster
+/// engine may not.
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold status disk.onefold\n  onefold status disk.onefold --json"
 )]
 pub(crate) struct Options {
-    /// The store, an archive's directory, or a store of the cluster engine
+    /// The store, of any engine
     store: PathBuf,
 
-    /// Memory for an archive's tables, besides what goes with the bytes that they occupy
+    /// Memory for an archive's tables, besides an allowance that grows with the bytes that they
+    /// occupy
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     memory: Size,
 

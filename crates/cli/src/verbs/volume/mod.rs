@@ -23,16 +23,16 @@ use onefold_console::{
     size::{ByteRange, Size},
 };
 
-/// Creates, lists, resizes, limits, renames and deletes volumes, also while the store is served
+/// Creates, lists, resizes, limits, renames and deletes volumes
 ///
-/// What is written to a volume over NBD (`onefold serve`) is deduplicated against all other volumes
-/// of the store, and in an archive against its streams, too. A folder of the cluster engine may not
-/// be served meanwhile.
+/// Clients use volumes over NBD (`onefold serve`). A volume shares equal data with all other
+/// volumes of its store, and in an archive with the streams, too. The store may be served
+/// meanwhile, unless it is a folder of the cluster engine.
 #[derive(Debug, Args)]
 #[command(disable_help_subcommand = true)]
-#[command(
-    after_help = "Examples:\n  onefold volume create disk.onefold vm1 --size 1T\n  onefold volume list disk.onefold"
-)]
+#[command(after_help = "Examples:\n  \
+                  onefold volume create disk.onefold vm1 --size 1T\n  \
+                  onefold volume list disk.onefold")]
 pub(crate) struct Options {
     #[command(subcommand)]
     verb: Verb,
@@ -40,7 +40,7 @@ pub(crate) struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Creates an empty volume; it takes no space before it is written
+    /// Creates an empty volume, which takes no space before clients write to it
     #[command(after_help = "Examples:\n  onefold volume create disk.onefold vm1 --size 1T")]
     Create {
         /// The store
@@ -50,8 +50,8 @@ enum Verb {
         /// Size of the volume, rounded up to 4 KiB, in an archive to 128 KiB
         #[arg(long)]
         size: Option<Size>,
-        /// Bytes that are never stored as duplicates, like 0-64K; up to 12 ranges. Block stores
-        /// only
+        /// Bytes that are not deduplicated, like 0-64K: start, and end, which is not part of the
+        /// range; up to 12 ranges. Block stores only
         #[arg(long, value_name = "RANGE", value_delimiter = ',')]
         no_dedup: Vec<ByteRange>,
         #[command(flatten)]
@@ -60,16 +60,16 @@ enum Verb {
         answer: Answer,
     },
     /// Lists all volumes with their sizes
-    #[command(
-        after_help = "Examples:\n  onefold volume list disk.onefold\n  onefold volume list disk.onefold --json"
-    )]
+    #[command(after_help = "Examples:\n  \
+                      onefold volume list disk.onefold\n  \
+                      onefold volume list disk.onefold --json")]
     List {
         /// The store
         store: PathBuf,
         #[command(flatten)]
         answer: Answer,
     },
-    /// Changes the size of a volume; what lies beyond a smaller size is lost and becomes free
+    /// Changes the size of a volume; data beyond a smaller size is lost, and its space becomes free
     #[command(after_help = "Examples:\n  onefold volume resize disk.onefold vm1 --size 2T")]
     Resize {
         /// The store
@@ -82,23 +82,24 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
-    /// Says what of a volume is not deduplicated, and how fast clients may use it; block stores
-    /// only
+    /// Sets which bytes of a volume are not deduplicated, and how fast clients may use it
     ///
-    /// A file system keeps two copies of what it can't do without. As duplicates both would be one
-    /// block on the disk. --no-dedup names the bytes of one of the copies. What was written before
-    /// stays as it is until it is written again. What no option names stays as it is.
-    #[command(
-        after_help = "Examples:\n  onefold volume set disk.onefold vm1 --no-dedup 0-64K,128M-129M\n  onefold volume set disk.onefold vm1 --no-dedup none\n  \
-                            onefold volume set disk.onefold vm1 --limit-iops 500 --limit-bytes 10M\n  onefold volume set disk.onefold vm1 --limit-iops none"
-    )]
+    /// Block stores only. A file system keeps two copies of its most important blocks.
+    /// Deduplicated, both would be one block on the disk, so --no-dedup names the bytes of one
+    /// copy. Data that was written before stays deduplicated until a client writes it again.
+    /// Settings that no option names stay as they are.
+    #[command(after_help = "Examples:\n  \
+                      onefold volume set disk.onefold vm1 --no-dedup 0-64K,128M-129M\n  \
+                      onefold volume set disk.onefold vm1 --no-dedup none\n  \
+                      onefold volume set disk.onefold vm1 --limit-iops 500 --limit-bytes 10M\n  \
+                      onefold volume set disk.onefold vm1 --limit-iops none")]
     Set {
         /// The store
         store: PathBuf,
         /// The volume
         name: String,
-        /// All ranges of bytes that are never stored as duplicates, like 0-64K: start and end,
-        /// which is not part of it; or none
+        /// All ranges of bytes that are not deduplicated, like 0-64K,128M-129M, instead of those
+        /// before; or none
         #[arg(long, value_name = "RANGES", value_delimiter = ',')]
         no_dedup: Vec<String>,
         /// Most requests a second of all its clients together, or none
@@ -122,7 +123,8 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
-    /// Deletes a volume; what only it holds becomes free: in an archive by `onefold gc`
+    /// Deletes a volume; the space of data that only it holds becomes free, in an archive by
+    /// `onefold gc`
     #[command(after_help = "Examples:\n  onefold volume delete disk.onefold vm1")]
     Delete {
         /// The store
@@ -163,7 +165,7 @@ fn some_bytes(text: &str) -> Result<Size> {
     } else {
         Err(Error::new(
             Kind::InvalidInput,
-            "nothing a second is no limit that clients could live with",
+            "a limit of 0 would stop all clients: give a larger number, or none",
         ))
     }
 }
@@ -300,28 +302,32 @@ fn blocks_of(ranges: &[ByteRange]) -> Result<Vec<Range<u64>>, Failure> {
 pub(crate) fn said(request: &Request) -> String {
     match request {
         Request::VolumeCreate { name, bytes, .. } => {
-            format!("created volume {name:?} of {}", Size(*bytes))
+            format!("created volume '{}' of {}", name.escape_debug(), Size(*bytes))
         }
         Request::VolumeResize { name, bytes } => {
-            format!("resized volume {name:?} to {}", Size(*bytes))
+            format!("resized volume '{}' to {}", name.escape_debug(), Size(*bytes))
         }
         Request::VolumeNoDedup { name, no_dedup } if no_dedup.is_empty() => {
-            format!("all of volume {name:?} is deduplicated from now on")
+            format!("all of volume '{}' is deduplicated from now on", name.escape_debug())
         }
         Request::VolumeNoDedup { name, no_dedup } => {
             let blocks: u64 = no_dedup.iter().map(|range| range.end - range.start).sum();
-            format!("{} of volume {name:?} will not be deduplicated", Size(blocks * 4096))
+            format!(
+                "{} of volume '{}' will not be deduplicated",
+                Size(blocks * 4096),
+                name.escape_debug()
+            )
         }
         Request::VolumeLimit { name, limits } if limits.is_any() => {
-            format!("nothing limits the clients of volume {name:?} any more")
+            format!("nothing limits the clients of volume '{}' any more", name.escape_debug())
         }
         Request::VolumeLimit { name, limits } => {
-            format!("clients of volume {name:?} have {}", speed::shown(limits))
+            format!("clients of volume '{}' have {}", name.escape_debug(), speed::shown(limits))
         }
         Request::VolumeRename { name, new_name } => {
-            format!("renamed volume {name:?} to {new_name:?}")
+            format!("renamed volume '{}' to '{}'", name.escape_debug(), new_name.escape_debug())
         }
-        Request::VolumeDelete { name } => format!("deleted volume {name:?}"),
+        Request::VolumeDelete { name } => format!("deleted volume '{}'", name.escape_debug()),
         other => format!("{other:?}"),
     }
 }

@@ -135,8 +135,8 @@ impl Client {
         source: impl FnOnce(&mut Outlet<&UnixStream>) -> Result<()>,
     ) -> Result<T> {
         self.say(request)?;
-        // It sends for as long as its source has something; the server says nothing meanwhile when
-        // nothing comes.
+        // The client sends for as long as its source has something; the server says nothing while
+        // nothing arrives.
         self.stream.set_read_timeout(None).map_err(lost)?;
         let (ready, may) = std::sync::mpsc::channel();
         let this = &*self;
@@ -156,7 +156,7 @@ impl Client {
                     let mut outlet = Outlet::new(&this.stream);
                     source(&mut outlet).and_then(|()| outlet.end())
                 }
-                // It was refused; the answer says why.
+                // The server refused; its answer says why.
                 Err(_) => Ok(()),
             };
             if sent.is_err() {

@@ -100,14 +100,14 @@ impl From<Speed> for VolumeLimits {
 pub enum Answer {
     /// So far; the answer is still to come.
     Progress { what: String, done: u64, total: u64 },
-    /// It is done.
+    /// The command is done.
     Done { value: serde_json::Value },
-    /// It failed.
+    /// The command failed.
     Failed { kind: String, message: String },
 }
 
-/// Told how far long work is: what is being done, bytes done, and bytes in all or 0. It is given up
-/// when this fails.
+/// Told how far long work is: what is being done, bytes done, and bytes in all or 0. The work is
+/// given up when this fails.
 pub type Tell<'a> = dyn FnMut(&str, u64, u64) -> Result<()> + Send + 'a;
 
 /// A volume, as lists show it.

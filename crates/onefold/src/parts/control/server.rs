@@ -91,7 +91,8 @@ impl Server {
             Err(error) if places::is_chosen() => Err(error),
             Err(error) => {
                 tracing::warn!(
-                    "{error}; the store takes no commands while it serves (--control DIR names a place)"
+                    "{error}; the store takes no commands while it serves (--control DIR names a \
+                     place)"
                 );
                 Ok(Server { hall: Hall::new(served), at_work: None })
             }
