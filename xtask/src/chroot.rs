@@ -48,7 +48,8 @@ impl Debian {
         }
         if machine::find("debootstrap").is_none() {
             bail!(
-                "type this, then try again:\n    apt-get install --no-install-recommends debootstrap"
+                "type this, then try again:\n    apt-get install --no-install-recommends \
+                 debootstrap"
             );
         }
         let place = machine::root().join("target").join("chroot").join(name);
@@ -79,8 +80,8 @@ impl Debian {
     pub(crate) fn run(&self, script: &str) -> Result<bool> {
         fs::write(self.place.join("root/inside"), script)?;
         let outside = format!(
-            "set -e; mount --rbind /dev '{0}/dev'; mount -t proc proc '{0}/proc'; mount -t sysfs sysfs '{0}/sys'; \
-             exec chroot '{0}' /bin/bash /root/inside",
+            "set -e; mount --rbind /dev '{0}/dev'; mount -t proc proc '{0}/proc'; mount -t sysfs \
+             sysfs '{0}/sys'; exec chroot '{0}' /bin/bash /root/inside",
             path(&self.place)
         );
         let mut command = program("unshare");

@@ -108,8 +108,8 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// A new directory whose name begins with `name`. What killed runs left running is ended, and
-    /// what they left behind is removed first.
+    /// A new directory whose name begins with `name`. First, programs that killed runs left running
+    /// are ended, and their directories are removed.
     pub(crate) fn new(name: &str) -> Result<Scratch> {
         end_left_behind();
         let parent = crate::machine::root().join("target").join("scratch");

@@ -31,36 +31,49 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-const USAGE: &str = "\
-cargo xtask demo                    a disk image over NBD, deduplicated, read back, and a server killed; needs no root
+const USAGE: &str =
+    "cargo xtask demo                    a disk image over NBD, deduplicated, read \
+                     back, and a server killed; needs no root
 cargo xtask test [STEP…] [--list]   everything CI runs, or the steps named
 cargo xtask sim [archive|cluster] [--seed N | --seeds A..B | --long | --bugs | --exhaust]
-                                    crash and fault simulation of the real engines; --exhaust is the block engine's
+                                    crash and fault simulation of the real engines; --exhaust is \
+                     the block engine's
 cargo xtask fuzz [TARGET…] [--seconds N]
                                     hostile bytes for every decoder and for sessions
-cargo xtask threads [TEST]          the store's and the server's threads under a scheduler that looks for races
-cargo xtask miri                    memory that native code writes to, under an interpreter; a nightly compiler
+cargo xtask threads [TEST]          the store's and the server's threads under a scheduler that \
+                     looks for races
+cargo xtask miri                    memory that native code writes to, under an interpreter; a \
+                     nightly compiler
 cargo xtask soak [block|archive|cluster] [--minutes N] [--seed N]
-                                    everything that clients do, at full size and by chance, twenty minutes an engine; then check
-cargo xtask structure [--all]       circles of files, and what else makes the code hard to read; --all names them
+                                    everything that clients do, at full size and by chance, twenty \
+                     minutes an engine; then check
+cargo xtask structure [--all]       circles of files, and what else makes the code hard to read; \
+                     --all names them
 cargo xtask ceph start|stop|status|test
-                                    a real Ceph cluster on this host, and what the cluster engine must do on it
+                                    a real Ceph cluster on this host, and what the cluster engine \
+                     must do on it
 cargo xtask bench block [--quick] [--only TEXT]
-                                    speed through NBD beside qemu-nbd on a raw file; 28 GiB of free space
+                                    speed through NBD beside qemu-nbd on a raw file; 28 GiB of \
+                     free space
 cargo xtask bench engine [--quick] [--only TEXT]
-                                    speed of the engine alone beside io_uring on a raw file; 26 GiB of free space
+                                    speed of the engine alone beside io_uring on a raw file; 26 \
+                     GiB of free space
 cargo xtask bench counted [--quick] [PART…]
-                                    device bytes, flushes, memory, opening after a kill; 34 GiB of free space
+                                    device bytes, flushes, memory, opening after a kill; 34 GiB of \
+                     free space
 cargo xtask bench archive [--quick] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
                                     an archive's speed and size beside restic, rustic and borg
 cargo xtask bench archive-scale [--quick] [--directory PATH]
-                                    opening, puts, ls and gc of archives with up to a million containers and streams
+                                    opening, puts, ls and gc of archives with up to a million \
+                     containers and streams
 cargo xtask bench hot               the hot parts one by one
 cargo xtask paper thindedup|ordermerge|global|dedupv1|rad [--quick]
                                     the experiments of a paper on device models: one minute, or ten
-cargo xtask docs [--book]           writes the reference of the commands and checks all documents; --book makes the book in target/book
+cargo xtask docs [--book]           writes the reference of the commands and checks all documents; \
+                     --book makes the book in target/book
 cargo xtask man [DIRECTORY]         the manual pages
-cargo xtask package [--try]         the Debian package; --try installs, uses and removes one in a bare Debian 12 (root and debootstrap)
+cargo xtask package [--try]         the Debian package; --try installs, uses and removes one in a \
+                     bare Debian 12 (root and debootstrap)
 cargo xtask chroot-test             demo and tests in a bare Debian 12; root and debootstrap";
 
 fn main() -> ExitCode {

@@ -34,8 +34,8 @@ struct Paper {
     full: Known,
 }
 
-/// Statements of one form that are known to be missed, and not to be run. What is excused in a
-/// quick run is not in a full one.
+/// Statements of one form that are known to be missed, and not to be run. A full run does not
+/// excuse what a quick one excuses.
 struct Known {
     missed: &'static [&'static str],
     not_run: &'static [&'static str],

@@ -152,8 +152,8 @@ impl Onefold {
         self.verb(["check", path(store)])
     }
 
-    /// Serves a store, and returns when it answers. What the server prints goes to a file beside
-    /// the store.
+    /// Serves a store, and returns when it answers. The server's output goes to a file beside the
+    /// store.
     pub(crate) fn serve(
         &self,
         store: &Path,

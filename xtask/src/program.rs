@@ -129,7 +129,7 @@ impl Running {
         let mut pause = Duration::from_micros(500);
         loop {
             if let Some(status) = self.child.try_wait()? {
-                // Whatever it started in its group goes too.
+                // All programs that it started in its group end too.
                 self.guard = None;
                 return Ok(Some(status));
             }

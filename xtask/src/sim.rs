@@ -1,8 +1,7 @@
 //! `cargo xtask sim`: the simulator, built apart from the product.
 //!
-//! The simulator builds the engine with planted bugs that can be switched on. It is never built by
-//! the same run of cargo as the product, since cargo gives all packages of one run the same
-//! features.
+//! The simulator builds the engine with planted bugs that can be switched on. No run of cargo
+//! builds both it and the product, since cargo gives all packages of one run the same features.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! `cargo xtask structure`: counts what makes the code hard to read, from its syntax: circles of
-//! files, questions about the scheme, methods of a type, retry loops, public modules. The first
-//! four of [`LIMITS`] may not rise.
+//! files, questions about the scheme, methods of a type, retry loops, public modules. The figures
+//! of [`LIMITS`] may not grow.
 //!
 //! An import is a path in code, outside tests, that leads into another file of the same crate; a
 //! re-export counts as the file that it leads to, and `pub use` itself is no import: it gives
@@ -23,7 +23,7 @@ const CRATES: [&str; 9] =
 /// Longest line of code.
 const WIDTH: usize = 100;
 
-/// Figures that may not rise, and how much there is of each.
+/// Figures that may not grow, and how much there is of each.
 const LIMITS: [(&str, usize); 4] = [
     ("circles of files", 0),
     ("questions about the scheme", 0),

@@ -100,7 +100,8 @@ impl Directory {
             Ok(Locality::Shared) if self.own.word().one_host => Ok(()),
             Ok(Locality::Shared) => {
                 let why = format!(
-                    "{shown} is on a file system that other hosts may have mounted, where locks may not hold; --one-host says that none of them writes there"
+                    "{shown} is on a file system that other hosts may have mounted, where locks \
+                     may not hold; --one-host says that none of them writes there"
                 );
                 Err(Error::new(Kind::Unsupported, why))
             }

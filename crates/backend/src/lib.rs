@@ -27,7 +27,8 @@
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(
-    "onefold-backend speaks to Linux: io_uring, flock, fallocate and the users at the other end of sockets"
+    "onefold-backend speaks to Linux: io_uring, flock, fallocate and the users at the other end of \
+     sockets"
 );
 
 pub mod accounts;

@@ -112,7 +112,8 @@ mod tests {
 
     fn nfs(kind: &str, options: &str) -> Locality {
         let line = format!(
-            "40 20 0:35 / /mnt rw,relatime shared:1 - {kind} server:/export rw,vers=4.2,{options},addr=10.0.0.1"
+            "40 20 0:35 / /mnt rw,relatime shared:1 - {kind} server:/export \
+             rw,vers=4.2,{options},addr=10.0.0.1"
         );
         Locality::from_magic(NFS, || Some(line))
     }

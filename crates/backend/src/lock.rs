@@ -110,7 +110,8 @@ fn flock(file: &fs::File, hold: Hold, ask: Ask) -> rustix::io::Result<()> {
 /// lock ends with the last descriptor, and does not with another one of the same file.
 #[allow(
     unsafe_code,
-    reason = "rustix knows the locks of processes only, which end when any descriptor of the file is closed"
+    reason = "rustix knows the locks of processes only, which end when any descriptor of the file \
+              is closed"
 )]
 fn range(file: &fs::File, hold: Hold, ask: Ask) -> rustix::io::Result<()> {
     let kind = if hold == Hold::Shared { libc::F_RDLCK } else { libc::F_WRLCK };
@@ -224,8 +225,9 @@ mod tests {
 
     #[test]
     fn who_waits_is_no_holder() {
-        let list = "1: FLOCK  ADVISORY  WRITE 100 08:01:42 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 200 08:01:42 0 EOF\n\
-                    2: OFDLCK ADVISORY  READ -1 08:01:43 0 EOF\n3: FLOCK  ADVISORY  READ 300 08:01:43 0 EOF\n";
+        let list = "1: FLOCK  ADVISORY  WRITE 100 08:01:42 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 200 \
+                    08:01:42 0 EOF\n2: OFDLCK ADVISORY  READ -1 08:01:43 0 EOF\n3: FLOCK  \
+                    ADVISORY  READ 300 08:01:43 0 EOF\n";
         assert_eq!(holding(list, "08:01:42"), Some(100));
         assert_eq!(holding(list, "08:01:43"), Some(300));
         assert_eq!(holding(list, "08:01:44"), None);

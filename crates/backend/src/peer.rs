@@ -206,7 +206,8 @@ fn own_directory(path: &Path) -> Result<OwnedFd> {
         return Err(Error::new(
             Kind::Denied,
             format!(
-                "other users may enter {shown}, where commands would be taken; `chmod 700 {shown}` closes it"
+                "other users may enter {shown}, where commands would be taken; `chmod 700 {shown}` \
+                 closes it"
             ),
         ));
     }

@@ -14,7 +14,8 @@ pub(crate) fn offset(name: &str, capacity: u64, at: Pba, blocks: u64) -> Result<
 /// The error for a range that does not lie on the disk.
 pub(crate) fn smaller(name: &str, capacity: u64, at: Pba, blocks: u64) -> Error {
     let message = format!(
-        "{name} is smaller than asked for: it has {capacity} blocks, and {blocks} from block {at} on were wanted"
+        "{name} is smaller than asked for: it has {capacity} blocks, and {blocks} from block {at} \
+         on were wanted"
     );
     Error::new(Kind::Io, message)
 }

@@ -8,7 +8,8 @@
 //! the process has a single thread, since other threads could be reading it.
 #![allow(
     unsafe_code,
-    reason = "taking ownership of inherited descriptors, and changing the environment, with checks before both"
+    reason = "taking ownership of inherited descriptors, and changing the environment, with checks \
+              before both"
 )]
 
 use std::{

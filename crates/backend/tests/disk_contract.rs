@@ -232,11 +232,14 @@ macro_rules! contract {
         $(mod $subject {
             use super::*;
             contract! { @behaviours $make =>
-                capacity_is_what_was_asked_for, unwritten_blocks_read_as_zeroes, what_was_written_is_read_back,
-                a_run_gathers_blocks_from_anywhere_in_memory, a_batch_of_runs_is_written_whole, empty_requests_succeed,
-                batches_larger_than_a_ring_lose_nothing, runs_longer_than_one_gather_are_written_whole,
-                durable_writes_are_read_back, each_read_of_a_batch_has_its_own_result, a_later_read_clears_an_earlier_error,
-                ranges_past_the_end_are_errors, allocation_changes_no_content, many_threads_work_at_once
+                capacity_is_what_was_asked_for, unwritten_blocks_read_as_zeroes,
+                what_was_written_is_read_back, a_run_gathers_blocks_from_anywhere_in_memory,
+                a_batch_of_runs_is_written_whole, empty_requests_succeed,
+                batches_larger_than_a_ring_lose_nothing,
+                runs_longer_than_one_gather_are_written_whole, durable_writes_are_read_back,
+                each_read_of_a_batch_has_its_own_result, a_later_read_clears_an_earlier_error,
+                ranges_past_the_end_are_errors, allocation_changes_no_content,
+                many_threads_work_at_once
             }
         })*
     };
@@ -244,17 +247,23 @@ macro_rules! contract {
         $(#[test]
         fn $behaviour() {
             let make: fn(&str) -> _ = $make;
-            let subject = make(&module_path!().replace("::", "-").replace("disk_contract-", concat!(stringify!($behaviour), "-")));
-            super::$behaviour(&subject.disk);
+            let name = concat!(stringify!($behaviour), "-");
+            let name = module_path!().replace("::", "-").replace("disk_contract-", name);
+            super::$behaviour(&make(&name).disk);
         })*
     };
 }
 
+const URING: Io = Io::Uring;
+const SYSCALLS: Io = Io::Syscalls;
+
 contract! {
-    uring_direct = |name| file(name, Options { io: Io::Uring, direct: true }, Preallocate::None);
-    uring_buffered = |name| file(name, Options { io: Io::Uring, direct: false }, Preallocate::None);
-    syscalls_direct = |name| file(name, Options { io: Io::Syscalls, direct: true }, Preallocate::Reserve);
-    syscalls_buffered = |name| file(name, Options { io: Io::Syscalls, direct: false }, Preallocate::None);
+    uring_direct = |name| file(name, Options { io: URING, direct: true }, Preallocate::None);
+    uring_buffered = |name| file(name, Options { io: URING, direct: false }, Preallocate::None);
+    syscalls_direct =
+        |name| file(name, Options { io: SYSCALLS, direct: true }, Preallocate::Reserve);
+    syscalls_buffered =
+        |name| file(name, Options { io: SYSCALLS, direct: false }, Preallocate::None);
     written_with_zeroes_once = |name| file(name, Options::default(), Preallocate::Full);
     memory = |_| Subject { disk: MemoryDisk::new(CAPACITY), _file: None };
 }

@@ -112,9 +112,8 @@ fn a_fenced_session_is_shut_out_and_its_data_file_damage_is_noticed() {
     std::fs::write(&file, bytes).unwrap();
     let store = EmbeddedStore::open(&path).unwrap();
     let read = Read { object: ObjectName::metadata("a"), parts: vec![ReadPart::Data(0, 9000)] };
-    assert!(
-        matches!(store.session().read(&[read]).remove(0), Err(Refusal::Failed(error)) if error.kind() == Kind::Corrupt)
-    );
+    let answer = store.session().read(&[read]).remove(0);
+    assert!(matches!(answer, Err(Refusal::Failed(error)) if error.kind() == Kind::Corrupt));
 }
 
 #[test]

@@ -85,9 +85,11 @@ fn rule_04_leases_hold_a_walk_up_only_for_a_while() {
     let dir = tempfile::tempdir().unwrap();
     (0..3).for_each(|n| fs::write(dir.path().join(format!("f{n}")), "x").unwrap());
     // Somebody who holds leases and gives none back; the signal that asks for it is ignored.
-    let script = "import fcntl,signal,time,sys\nsignal.signal(signal.SIGIO,signal.SIG_IGN)\n\
-                  fs=[open(sys.argv[1]+'/f'+n,'r+') for n in '01']\n\
-                  [fcntl.fcntl(f,fcntl.F_SETLEASE,fcntl.F_WRLCK) for f in fs]\nprint('held',flush=True)\ntime.sleep(100)";
+    let script = "import \
+                  fcntl,signal,time,sys\nsignal.signal(signal.SIGIO,\
+                  signal.SIG_IGN)\nfs=[open(sys.argv[1]+'/f'+n,'r+') for n in \
+                  '01']\n[fcntl.fcntl(f,fcntl.F_SETLEASE,fcntl.F_WRLCK) for f in \
+                  fs]\nprint('held',flush=True)\ntime.sleep(100)";
     let Ok(mut holder) = std::process::Command::new("python3")
         .args(["-c", script])
         .arg(dir.path())

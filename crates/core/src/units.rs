@@ -39,7 +39,8 @@ unit!(
     ZoneId, u64
 );
 unit!(
-    /// Position in the one order of all changes of a store (ThinDedup II-B). Given when a window closes; never goes back.
+    /// Position in the one order of all changes of a store (ThinDedup II-B). Given when a window
+    /// closes; never goes back.
     Timestamp, u64
 );
 

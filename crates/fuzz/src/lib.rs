@@ -1,6 +1,6 @@
 //! Hostile bytes for everything of Onefold that reads bytes from others.
 //!
-//! A target is a function of bytes. It returns when all is well and panics when it is not: a
+//! A target is a function of bytes, which returns when all is well and panics when it is not: a
 //! decoder panicked, accepted what it would not write itself, or a store gave data that nobody
 //! wrote. The same functions are called by `cargo fuzz` (see `fuzz/`) and by the runner here
 //! ([`runner`]), which needs nothing but the standard library and mutates by a seed.

@@ -21,10 +21,10 @@ use crate::{
     reach::{self, Reached},
 };
 
-const USAGE: &str = "\
-onefold-fuzz [TARGET…] [--seconds N] [--seed N] [--file PATH] [--grow]
+const USAGE: &str = "onefold-fuzz [TARGET…] [--seconds N] [--seed N] [--file PATH] [--grow]
 
-Mutates good examples and the corpus, and gives them to each target for N seconds (10). With --file, gives it that file once.
+Mutates good examples and the corpus, and gives them to each target for N seconds (10). With \
+                     --file, gives it that file once.
 With --grow, keeps inputs in the corpus that a target refused with a sentence of its own.
 The last seconds of a run are its own: `--seed` repeats what an earlier run tried.";
 

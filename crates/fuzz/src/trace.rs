@@ -69,7 +69,11 @@ fn judge(error: &onefold_core::Error) {
 /// A trace with each kind of record, what is in it, and text of both kinds.
 pub(crate) fn examples() -> Vec<Vec<u8>> {
     let text = |hash: &str| {
-        format!("5000 1 nfsd 800 8 W 6 0 {hash}\n6000 1 nfsd 800 8 R 6 0 {hash}\n7000 1 x 16 16 W 6 0 {hash}{hash}\n").into_bytes()
+        format!(
+            "5000 1 nfsd 800 8 W 6 0 {hash}\n6000 1 nfsd 800 8 R 6 0 {hash}\n7000 1 x 16 16 W \
+                 6 0 {hash}{hash}\n"
+        )
+        .into_bytes()
     };
     let page = "88b93b628d84082186026d9da044f173";
     let stream = stream();

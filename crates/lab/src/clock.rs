@@ -7,7 +7,7 @@ use std::{
 
 use onefold_core::Clock;
 
-/// Virtual time in nanoseconds. It never goes back.
+/// Virtual time in nanoseconds, which never goes back.
 #[derive(Debug, Default)]
 pub struct VirtualClock(AtomicU64);
 

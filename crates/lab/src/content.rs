@@ -48,8 +48,8 @@ impl Content {
     /// The block of zeroes.
     pub const ZERO: Content = Content { hash: ZERO_HASH, lz4: ZERO_LZ4 };
 
-    /// The content number `number` of a workload with this seed. It never is that of another
-    /// number, nor the zeroes.
+    /// The content number `number` of a workload with this seed. No other number has it, and it is
+    /// not the zeroes.
     #[must_use]
     pub fn numbered(seed: u64, number: u64, lz4: u16) -> Content {
         let mut hash = [0; 16];

@@ -63,7 +63,10 @@ impl Source {
     /// Only what came from the mark `name` on, as if it were the beginning.
     #[must_use]
     pub fn from_mark(self, name: &'static str) -> Source {
-        let is_mark = move |item: &Result<(u64, Request)>| matches!(item, Ok((_, Request { what: What::Phase(mark), .. })) if mark == name);
+        let is_mark = move |item: &Result<(u64, Request)>| match item {
+            Ok((_, Request { what: What::Phase(mark), .. })) => mark == name,
+            _ => false,
+        };
         let mut begun = None;
         let rest =
             self.requests.skip_while(move |item| item.is_ok() && !is_mark(item)).map(move |item| {

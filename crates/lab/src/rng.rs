@@ -16,7 +16,8 @@ impl Rng {
     }
 
     /// The next 64 bits.
-    #[allow(clippy::should_implement_trait)] // never ends, so that an iterator would only add an Option
+    // There always is one, so that an iterator would only add an `Option`.
+    #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)

@@ -69,7 +69,8 @@ fn statements_are_counted_and_shown() {
         (score.reproduced, score.better, score.calibrated, score.missed, score.possible),
         (1, 1, 1, 1, 4)
     );
-    let told = "1 reproduced and 1 better, of 4 that were looked at, 1 calibrated, 1 missed, 1 not run, 1 out of scope";
+    let told = "1 reproduced and 1 better, of 4 that were looked at, 1 calibrated, 1 missed, 1 not \
+                run, 1 out of scope";
     assert_eq!(score.to_string(), told);
     let html = report.html();
     for text in [

@@ -264,8 +264,9 @@ fn text(lines: &str) -> Result<Vec<Request>, String> {
 fn text_of_blkparse_is_read_with_a_hash_of_each_page_or_sector() {
     let other = SECTOR.replace('b', "c");
     let lines = format!(
-        "5000 1 nfsd 800 8 W 6 0 {PAGE}\n6000 1 nfsd 800 8 R 6 0 {PAGE}\n7000 1 nfsd 16 16 W 6 0 {PAGE}{}\n\
-         8000 1 x 0 8 W 6 0 {}\n9000 1 x 8 8 W 6 0 {other}{}\n8999 1 x 8 8 W 6 0 620F0B67A91F7F74151BC5BE745B7110\n",
+        "5000 1 nfsd 800 8 W 6 0 {PAGE}\n6000 1 nfsd 800 8 R 6 0 {PAGE}\n7000 1 nfsd 16 16 W 6 0 \
+         {PAGE}{}\n8000 1 x 0 8 W 6 0 {}\n9000 1 x 8 8 W 6 0 {other}{}\n8999 1 x 8 8 W 6 0 \
+         620F0B67A91F7F74151BC5BE745B7110\n",
         PAGE.replace('8', "9"),
         SECTOR.repeat(8),
         SECTOR.repeat(7),

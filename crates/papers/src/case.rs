@@ -323,8 +323,8 @@ impl Measured {
         self.outcome.hidden_records as f64 / self.outcome.records.max(1) as f64
     }
 
-    /// Blocks that a paper leaves out: those that carry records into the tables. What copy-on-write
-    /// trees write is how they commit, and never is.
+    /// Blocks that a paper leaves out: those that carry records into the tables. Copy-on-write
+    /// trees commit by their writes, and none of these is left out.
     #[must_use]
     pub(crate) fn left_out(&self) -> u64 {
         if matches!(self.system, System::Cow | System::CowSingle) {

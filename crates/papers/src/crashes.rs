@@ -71,8 +71,8 @@ pub(super) fn crashes(
         [sum(|outcome| outcome.lost), sum(|outcome| outcome.wrong), sum(|outcome| outcome.broken)];
     judgement.check(
         format!(
-            "power failed at all {} points of {} workloads, {} stores opened, {} blocks compared: {lost} lost, {wrong} wrong, {broken} stores with damaged \
-             metadata",
+            "power failed at all {} points of {} workloads, {} stores opened, {} blocks compared: \
+             {lost} lost, {wrong} wrong, {broken} stores with damaged metadata",
             number(sum(|outcome| outcome.cuts) as f64),
             outcomes.len(),
             number(sum(|outcome| outcome.openings) as f64),

@@ -1,10 +1,10 @@
 //! `onefold-lab`: records workloads, replays them on modelled devices, and repeats the papers'
 //! experiments.
 //!
-//! A paper is a list of [`item::Item`]s, one for each thing that it states: which [`case::Case`]s it
-//! needs, when it counts as reproduced, and how its plot is drawn. Cases that several items need are
-//! run once. Every figure comes from a [replay](onefold_lab::replay) of the real engine, or from
-//! [crashes](onefold_lab::crash) of it.
+//! A paper is a list of [`item::Item`]s, one for each thing that it states: which [`case::Case`]s
+//! it needs, when it counts as reproduced, and how its plot is drawn. Cases that several items need
+//! are run once. Every figure comes from a [replay](onefold_lab::replay) of the real engine, or
+//! from [crashes](onefold_lab::crash) of it.
 //!
 //! | file | what is there |
 //! |---|---|

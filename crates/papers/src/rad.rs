@@ -27,8 +27,10 @@ const ITEMS: [Item; 6] = [
     Item {
         id: "table1",
         name: "Table I: similarity",
-        says: "consecutive versions of source trees are 14 to 36 % alike, compressed archives 14 to 15 %",
-        band: "ours, told: the share of chunks found in the version before, and of both versions' chunks the share that is in both; trees above archives",
+        says: "consecutive versions of source trees are 14 to 36 % alike, compressed archives 14 \
+               to 15 %",
+        band: "ours, told: the share of chunks found in the version before, and of both versions' \
+               chunks the share that is in both; trees above archives",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -39,7 +41,8 @@ const ITEMS: [Item; 6] = [
         id: "5",
         name: "Figure 5: stripes that break",
         says: "with round-robin nearly all stripes of a file are expected to break",
-        band: "arithmetic and simulation within 2 %; above 95 % of the stripes of 12 chunks when half of the chunks are shared",
+        band: "arithmetic and simulation within 2 %; above 95 % of the stripes of 12 chunks when \
+               half of the chunks are shared",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -50,7 +53,8 @@ const ITEMS: [Item; 6] = [
         id: "7",
         name: "Figure 7: collection of directories",
         says: "deletions take up to 24.8 % less time with RAD, some versions gain nothing",
-        band: "batches of two versions: at least 20 % fewer chunks encoded again on every tree, some version at least 8 % faster; batches of five: 90 % fewer",
+        band: "batches of two versions: at least 20 % fewer chunks encoded again on every tree, \
+               some version at least 8 % faster; batches of five: 90 % fewer",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -71,7 +75,9 @@ const ITEMS: [Item; 6] = [
     Item {
         id: "10",
         name: "Figures 9 and 10: space and reliability",
-        says: "(14, 10, 6): the baseline uses 80 % and loses data after 5.48e11 hours; RAD is better in space below alpha 0.30, in reliability above 0.13; other tuples lie inside (0.05, 0.65)",
+        says: "(14, 10, 6): the baseline uses 80 % and loses data after 5.48e11 hours; RAD is \
+               better in space below alpha 0.30, in reliability above 0.13; other tuples lie \
+               inside (0.05, 0.65)",
         band: "0.800; 5.48e11 within 0.5 %; 0.295 to 0.305; 0.11 to 0.14",
         fitted: false,
         calibrated: None,
@@ -83,7 +89,8 @@ const ITEMS: [Item; 6] = [
         id: "alpha",
         name: "Section V: alpha of real data",
         says: "0.14 to 0.36 of the chunks have more than one reference",
-        band: "trees: 0.10 to 0.50, and for each of them a tuple of codes is better in space and reliability by the paper's averages",
+        band: "trees: 0.10 to 0.50, and for each of them a tuple of codes is better in space and \
+               reliability by the paper's averages",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -105,12 +112,16 @@ pub(crate) fn run(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Results> {
     let about = [
-        "Five releases are uploaded one after the other and deleted in the same order, on 16 nodes with the code (14, 12) and chunks of 4 KiB. Chunks encoded again are counted exactly; \
-         seconds are those of a model: a node reads or writes 100 MB/s, encoding takes 1 ns a byte, a comparison 20 ns, a count 1 µs."
+        "Five releases are uploaded one after the other and deleted in the same order, on 16 nodes \
+         with the code (14, 12) and chunks of 4 KiB. Chunks encoded again are counted exactly; \
+         seconds are those of a model: a node reads or writes 100 MB/s, encoding takes 1 ns a \
+         byte, a comparison 20 ns, a count 1 µs."
             .to_owned(),
-        "Round-robin encodes in the order of arrival, RAD in the order of reference counts inside a batch; what a deletion leaves of broken stripes is encoded again in the same way."
+        "Round-robin encodes in the order of arrival, RAD in the order of reference counts inside \
+         a batch; what a deletion leaves of broken stripes is encoded again in the same way."
             .to_owned(),
-        "Encoding late, when counts stood still for a version, saves what batches of all versions save, and writes every chunk three times more: it is an option, not the default."
+        "Encoding late, when counts stood still for a version, saves what batches of all versions \
+         save, and writes every chunk three times more: it is an option, not the default."
             .to_owned(),
     ];
     run::run("RAD", &about, &[&ITEMS], names, extent, progress)
@@ -231,7 +242,9 @@ fn stripes(extent: &Extent, _: &Look<'_>) -> Judgement {
     judgement
         .check(format!("half shared, stripes of 12: {:.2} % break", half * 100.0), half > 0.95);
     judgement.remark =
-        "The paper's equation (1) is the probability that no stripe breaks at all; here is the expectation itself, which is lower where few chunks are shared.".to_owned();
+        "The paper's equation (1) is the probability that no stripe breaks at all; here is the \
+         expectation itself, which is lower where few chunks are shared."
+            .to_owned();
     judgement.figures.push(table(
         "Stripes expected to break",
         &["k", "share of duplicates", "stripes", "arithmetic", "drawn"],
@@ -305,7 +318,8 @@ fn directories(extent: &Extent, _: &Look<'_>) -> Judgement {
     ];
     judgement.figures.push(table("Each deletion", &columns, rows));
     judgement.remark =
-        "With batches of one version counts inside the batch say next to nothing; what is gained comes from sorting what is encoded again."
+        "With batches of one version counts inside the batch say next to nothing; what is gained \
+         comes from sorting what is encoded again."
             .to_owned();
     judgement
 }
@@ -383,7 +397,9 @@ fn reliability(_: &Extent, _: &Look<'_>) -> Judgement {
     ];
     judgement.figures.push(table("Shares of hot chunks", &columns, rows));
     judgement.remark =
-        "By raw bytes for each byte of users, and by loss rates, which are what adds up physically, no tuple is better in both.".to_owned();
+        "By raw bytes for each byte of users, and by loss rates, which are what adds up \
+         physically, no tuple is better in both."
+            .to_owned();
     judgement
 }
 

@@ -251,7 +251,8 @@ fn pages_need_nothing_else() {
         serde_json::from_str::<serde_json::Value>(&text).unwrap().as_array().unwrap().len(),
         10
     );
-    desk.ok("sweep --blocks 1000 --window 8,32 --dup 1,4 --device hdd-p --scheme thin,ordered --report sweep.html");
+    desk.ok("sweep --blocks 1000 --window 8,32 --dup 1,4 --device hdd-p --scheme thin,ordered \
+             --report sweep.html");
     for (page, plots) in [("replay.html", 4), ("sweep.html", 6)] {
         let html = fs::read_to_string(desk.path(page)).unwrap();
         assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>\n"));

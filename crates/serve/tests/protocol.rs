@@ -284,9 +284,8 @@ fn zeroes_travel_as_holes_unless_fragments_are_unwanted() {
             ]
         );
         let cookie = raw.request(DF, READ, start, 131_072, &[]);
-        assert!(
-            matches!(&raw.reply(cookie, 0)[..], [Content::Data(at, bytes)] if *at == start && bytes.len() == 131_072)
-        );
+        assert!(matches!(&raw.reply(cookie, 0)[..],
+                [Content::Data(at, bytes)] if *at == start && bytes.len() == 131_072));
         let cookie = raw.request(0, READ, 0, 0, &[]);
         assert_eq!(raw.reply(cookie, 0), [Content::None]);
         assert_eq!(raw.act(0, WRITE_ZEROES, 1 << 20, 4096, &[]), 0);

@@ -26,8 +26,8 @@ use crate::{
     program::{program, run as run_program, spawn},
 };
 
-const USAGE: &str = "\
-cargo xtask bench archive [--quick] [--only stream|tree|image] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
+const USAGE: &str = "cargo xtask bench archive [--quick] [--only stream|tree|image] [--stream \
+                     OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
                                                   put and get beside restic, rustic and borg";
 
 /// Rounds, of which medians are taken.

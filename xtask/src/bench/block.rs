@@ -235,7 +235,8 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
         bench.effort.rounds
     );
     println!(
-        "| job | onefold | qemu-nbd | ratio | from–to | aim | CPU µs per 4 KiB: onefold | qemu-nbd |"
+        "| job | onefold | qemu-nbd | ratio | from–to | aim | CPU µs per 4 KiB: onefold | qemu-nbd \
+         |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     let mut reached = true;
@@ -308,8 +309,9 @@ impl Bench {
             value[name].as_u64().with_context(|| format!("the status tells no {name}"))
         };
         Ok(format!(
-            "{:.1} GiB written, the first fill among them: {:.3} device bytes for each byte; {} flushes for {} windows; {} checkpoints; resident \
-             {} MiB, {} MiB at most, with --memory {}M.",
+            "{:.1} GiB written, the first fill among them: {:.3} device bytes for each byte; {} \
+             flushes for {} windows; {} checkpoints; resident {} MiB, {} MiB at most, with \
+             --memory {}M.",
             number(writes, "client_blocks")? as f64 / f64::from(1 << 18),
             number(writes, "device_blocks")? as f64 / number(writes, "client_blocks")? as f64,
             number(writes, "flushes")?,

@@ -90,8 +90,8 @@ fn through_nbd(scratch: &Scratch, quick: bool) -> Result<bool> {
     let reached = mib("peak_bytes") <= bar;
     ensure!(status["writes"]["duplicate_blocks"] == 0, "what was written is not unique");
     println!(
-        "Through NBD, {:.1} GiB of unique data at random places, --memory {memory}M: resident {} MiB, {} MiB at most, counted by the engine {} \
-         MiB; bar {bar} MiB; {}.",
+        "Through NBD, {:.1} GiB of unique data at random places, --memory {memory}M: resident {} \
+         MiB, {} MiB at most, counted by the engine {} MiB; bar {bar} MiB; {}.",
         written.bytes as f64 / f64::from(1 << 30),
         mib("resident_bytes"),
         mib("peak_bytes"),

@@ -18,15 +18,19 @@ use crate::{
     program::{cargo, program, show},
 };
 
-const USAGE: &str = "\
-cargo xtask bench block [--quick] [--only TEXT]   through NBD, against qemu-nbd on a raw file
+const USAGE: &str = "cargo xtask bench block [--quick] [--only TEXT]   through NBD, against \
+                     qemu-nbd on a raw file
 cargo xtask bench engine [--quick] [--only TEXT]  the engine alone, in process, against the raw file
-cargo xtask bench counted [--quick] [PART…]       device bytes, flushes, memory, opening after a kill
-cargo xtask bench archive [--quick] [--only stream|tree|image] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
+cargo xtask bench counted [--quick] [PART…]       device bytes, flushes, memory, opening after a \
+                     kill
+cargo xtask bench archive [--quick] [--only stream|tree|image] [--stream OLD,NEW] [--tree \
+                     OLD.tar,NEW.tar] [--image OLD,NEW]
                                                   put and get beside restic, rustic and borg
 cargo xtask bench archive-scale [--quick] [--directory PATH]
-                                                  opening, puts, ls and gc with up to a million containers and streams
-cargo xtask bench neighbour [--quick]             a client's rate and delays while another peer attacks
+                                                  opening, puts, ls and gc with up to a million \
+                     containers and streams
+cargo xtask bench neighbour [--quick]             a client's rate and delays while another peer \
+                     attacks
 cargo xtask bench hot                             the hot parts one by one";
 
 /// Free space for the engine's two files.
@@ -137,7 +141,8 @@ fn machine_facts(place: &Path, programs: &[&str]) -> String {
         .unwrap_or(0);
     let versions: String = programs.iter().map(|name| says(name, &["--version"]) + ", ").collect();
     format!(
-        "Machine: {model}, {cores} cores, {} GiB, kernel {}, {versions}file system {}, commit {}, load {}.",
+        "Machine: {model}, {cores} cores, {} GiB, kernel {}, {versions}file system {}, commit {}, \
+         load {}.",
         memory >> 20,
         read("/proc/sys/kernel/osrelease").trim(),
         says("stat", &["-f", "-c", "%T", path(place)]),

@@ -86,10 +86,12 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
 
     println!("{}", machine_facts(scratch.path(), &["fio"]));
     println!(
-        "{IDLE} idle connections and {FLOOD} that flood with BLOCK_STATUS, of another peer; --memory 64M; {rounds} rounds in turns, medians.\n"
+        "{IDLE} idle connections and {FLOOD} that flood with BLOCK_STATUS, of another peer; \
+         --memory 64M; {rounds} rounds in turns, medians.\n"
     );
     println!(
-        "| the neighbour | alone: requests/s | p99 µs | attacked: requests/s | p99 µs | rate left | p99 times | statuses/s | |"
+        "| the neighbour | alone: requests/s | p99 µs | attacked: requests/s | p99 µs | rate left \
+         | p99 times | statuses/s | |"
     );
     println!("|---|---|---|---|---|---|---|---|---|");
     let mut reached = true;

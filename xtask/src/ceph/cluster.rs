@@ -76,7 +76,8 @@ pub(crate) fn ensure_installed() -> Result<String> {
     let packages: Vec<&str> = missing().collect();
     ensure!(
         machine::is_root(),
-        "Ceph is missing; type this, then try again:\n    sudo apt-get install --no-install-recommends {}",
+        "Ceph is missing; type this, then try again:\n    sudo apt-get install \
+         --no-install-recommends {}",
         packages.join(" ")
     );
     let apt = |arguments: &[&str]| {
@@ -92,7 +93,7 @@ pub(crate) fn ensure_installed() -> Result<String> {
 
 impl Cluster {
     /// Makes a cluster with so many OSDs of `gigabytes` each in a folder that is empty or not
-    /// there, and waits until it is up. It is stopped when the value goes, unless it is
+    /// there, and waits until it is up. Dropping the value stops the cluster, unless it is
     /// [kept](Self::keep).
     pub(crate) fn create(folder: &Path, osds: usize, gigabytes: usize) -> Result<Cluster> {
         ensure!(

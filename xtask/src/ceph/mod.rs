@@ -72,7 +72,8 @@ impl ForPaper {
     }
 }
 
-/// A folder for a cluster. What a killed run left running is stopped before its folder goes.
+/// A folder for a cluster. Programs that a killed run left running are stopped before its folder
+/// goes.
 fn scratch() -> Result<Scratch> {
     let ended = cleanup::end_left_behind();
     if ended > 0 {
@@ -100,7 +101,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
             rights::daily(&cluster, &["meta"], &["chunks"])?;
             let configuration = cluster.configuration();
             println!(
-                "a cluster with {OSDS} OSDs is up, with pools meta and chunks; try\n    export CEPH_CONF={}",
+                "a cluster with {OSDS} OSDs is up, with pools meta and chunks; try\n    export \
+                 CEPH_CONF={}",
                 configuration.display()
             );
             println!(

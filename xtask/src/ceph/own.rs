@@ -85,7 +85,8 @@ pub(super) fn deduplication(cluster: &Cluster, folder: &Path) -> Result<String> 
     let read = stored(cluster)?;
     let all = (OBJECTS * BYTES) >> 20;
     Ok(format!(
-        "Ceph's own deduplication: {all} MiB take {} MiB, and {} MiB after one read; {wrong} of {OBJECTS} objects read back wrong; ceph-dedup-tool is {tool}",
+        "Ceph's own deduplication: {all} MiB take {} MiB, and {} MiB after one read; {wrong} of \
+         {OBJECTS} objects read back wrong; ceph-dedup-tool is {tool}",
         evicted >> 20,
         read >> 20
     ))

@@ -31,7 +31,8 @@ const LESS: &str = "less";
 
 const MON_DAILY: &str = "allow r, allow command \"osd blocklist\"";
 const MON_PROFILE: &str = "profile rbd";
-const MON_MAKER: &str = "allow r, allow command \"osd pool application enable\", allow command \"osd pool application set\"";
+const MON_MAKER: &str = "allow r, allow command \"osd pool application enable\", allow command \
+                         \"osd pool application set\"";
 
 /// Longest that a refusal may take.
 const SOON: Duration = Duration::from_secs(60);
@@ -113,7 +114,7 @@ impl Lacking<'_> {
         self.cluster.user(LESS, &["mon", mon, "osd", osd])
     }
 
-    /// Takes away one right after the other. What is refused leaves all as it was.
+    /// Takes away one right after the other. A refused command leaves all as it was.
     pub(super) fn run(&self) -> Result<()> {
         let [metadata, chunks] = self.pools;
         let both = osd_daily(&[metadata], &[chunks]);

@@ -90,7 +90,8 @@ pub(crate) fn show(build: Build, tools: Tools) -> Result<()> {
         compare(&socket, volume, image)?;
         stored.push(on_disk(&store)?);
         say(&format!(
-            "Image '{volume}' was written by {with} in {:.1} s and read back the same. The store takes {} on disk.",
+            "Image '{volume}' was written by {with} in {:.1} s and read back the same. The store \
+             takes {} on disk.",
             took.as_secs_f64(),
             mib(on_disk(&store)?)
         ));
@@ -108,8 +109,8 @@ pub(crate) fn show(build: Build, tools: Tools) -> Result<()> {
     compare(&socket, "first", &first)?;
     compare(&socket, "later", &later)?;
     say(&format!(
-        "Started again, it answered after {} ms. Both images are the same; every block that was flushed is there ({newer} of {} blocks are \
-         newer than the last flush, which is allowed).",
+        "Started again, it answered after {} ms. Both images are the same; every block that was \
+         flushed is there ({newer} of {} blocks are newer than the last flush, which is allowed).",
         opened.as_millis(),
         killed::BLOCKS
     ));

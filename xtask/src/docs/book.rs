@@ -1,7 +1,7 @@
 //! The book: all documents as mdBook makes them, with links that lead somewhere when it is read.
 //!
-//! mdBook knows one folder of sources. So the pages are copied to `target/book/source`, those of the
-//! repository's root among them; links between pages lead from copy to copy, links to code lead
+//! mdBook knows one folder of sources. So the pages are copied to `target/book/source`, those of
+//! the repository's root among them; links between pages lead from copy to copy, links to code lead
 //! into the repository, and diagrams are drawn.
 
 use std::{
@@ -189,14 +189,15 @@ mod tests {
         let listed = ["README.md", "SECURITY.md"].map(PathBuf::from).into();
         let page = Page::new(
             "docs/how-to/a.md",
-            "[b](b.md#x) [c](../../SECURITY.md) [d](../../README.md#y) [e](../../xtask/src) [f](#z) `[g](h)`\n",
+            "[b](b.md#x) [c](../../SECURITY.md) [d](../../README.md#y) [e](../../xtask/src) \
+             [f](#z) `[g](h)`\n",
         )
         .unwrap();
         let place = place(&page.path, &listed).unwrap();
         assert_eq!(
             copied(&page, &place, &listed).unwrap(),
-            "[b](../how-to/b.md#x) [c](../SECURITY.md) [d](../index.md#y) [e](../../../../xtask/src) \
-             [f](../how-to/a.md#z) `[g](h)`\n"
+            "[b](../how-to/b.md#x) [c](../SECURITY.md) [d](../index.md#y) \
+             [e](../../../../xtask/src) [f](../how-to/a.md#z) `[g](h)`\n"
         );
     }
 

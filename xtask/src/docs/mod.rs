@@ -2,7 +2,8 @@
 //! in the book's summary, and the reference says what the commands say of themselves.
 //!
 //! A fence marked `console` holds a session: each line that begins with `$ ` is typed, in order, in
-//! one shell for each document, in an empty directory, with `onefold` and `onefold-lab` in the search path.
+//! one shell for each document, in an empty directory, with `onefold` and `onefold-lab` in the
+//! search path.
 //!
 //! | module | what it has |
 //! |---|---|
@@ -35,7 +36,8 @@ use crate::{
 /// Pages that the commands write of themselves.
 const REFERENCE: [&str; 2] = ["docs/reference/onefold.md", "docs/reference/onefold-lab.md"];
 
-/// The verb: writes the reference and holds all pages to the rules, or builds the book with `--book`.
+/// The verb: writes the reference and holds all pages to the rules, or builds the book with
+/// `--book`.
 pub(crate) fn command(arguments: &[String]) -> Result<bool> {
     match arguments {
         [] => {

@@ -186,7 +186,8 @@ mod tests {
     fn byte_tables_must_have_no_gaps() {
         let table = |second: u64| {
             format!(
-                "| offset | bytes | field |\n|---|---|---|\n| 0 | 4 | a |\n| {second} | 4 | b |\n\n| 9 | 1 |\n"
+                "| offset | bytes | field |\n|---|---|---|\n| 0 | 4 | a |\n| {second} | 4 | b \
+                 |\n\n| 9 | 1 |\n"
             )
         };
         assert!(offsets_of(&table(4)).is_ok());

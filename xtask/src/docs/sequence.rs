@@ -227,8 +227,9 @@ mod tests {
 
     #[test]
     fn messages_and_notes_are_drawn_with_room_for_their_texts() {
-        let source = "sequenceDiagram\n participant A as Client\n participant B as Server\n \
-                      A->>B: a rather long message <1>\n B->>B: thinks\n B-->>A: done\n Note over A,B: later\n";
+        let source = "sequenceDiagram\n participant A as Client\n participant B as Server\n A->>B: \
+                      a rather long message <1>\n B->>B: thinks\n B-->>A: done\n Note over A,B: \
+                      later\n";
         let (mut participants, steps) = read(source).unwrap();
         place(&mut participants, &steps);
         assert!(participants[1].x - participants[0].x > width("a rather long message <1>"));

@@ -148,7 +148,10 @@ impl Crate {
     }
 
     fn count(&mut self, file: &Path, item: &Item) {
-        let opens = |field: &&syn::Field| matches!(&field.vis, Visibility::Restricted(to) if to.path.is_ident("crate"));
+        let opens = |field: &&syn::Field| match &field.vis {
+            Visibility::Restricted(to) => to.path.is_ident("crate"),
+            _ => false,
+        };
         match item {
             Item::Struct(found) => self.open_fields += found.fields.iter().filter(opens).count(),
             Item::Impl(found) => {

@@ -18,8 +18,9 @@ const STRETCH: u32 = 64 * TOGETHER as u32;
 /// Blocks that a folder can name: an entry says one more, in 32 bits.
 const BLOCKS_MAX: u32 = u32::MAX;
 
-/// A bit for each block: in use, or let go by a commit that is not durable. A folder may name blocks
-/// far apart in a file of holes, so memory is taken for the stretches in which something is used.
+/// A bit for each block: in use, or let go by a commit that is not durable. A folder may name
+/// blocks far apart in a file of holes, so memory is taken for the stretches in which something is
+/// used.
 #[derive(Default)]
 struct Used(BTreeMap<u32, Box<[u64; TOGETHER]>>);
 

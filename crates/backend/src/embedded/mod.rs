@@ -230,9 +230,16 @@ impl EmbeddedStore {
             }
             _ => error,
         })?;
-        lock::lock(&tables, &own.at(TABLES), if writes { Hold::Alone } else { Hold::Shared }, false).map_err(|error| match error.kind() {
+        lock::lock(
+            &tables,
+            &own.at(TABLES),
+            if writes { Hold::Alone } else { Hold::Shared },
+            false,
+        )
+        .map_err(|error| match error.kind() {
             Kind::Busy => {
-                let why = "another process has the store open; a folder has one owner (workers run inside onefold serve): stop the process that serves it, then try again";
+                let why = "another process has the store open; a folder has one owner (workers run \
+                           inside onefold serve): stop the process that serves it, then try again";
                 Error::new(Kind::Busy, format!("{why}; {error}"))
             }
             _ => error,

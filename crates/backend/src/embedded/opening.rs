@@ -94,7 +94,7 @@ struct Checksum {
     wrong: [u8; CHECKSUM_BYTES],
 }
 
-/// What takes the newest commit out of the head; `None` when the one before may not count.
+/// The bytes that take the newest commit out of the head; `None` when the one before may not count.
 fn without_newest(head: &[u8; HEAD_BYTES]) -> Option<Checksum> {
     if head[STATE_AT] & NAMED_LATER != 0 {
         return None;

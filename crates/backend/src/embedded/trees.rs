@@ -226,8 +226,8 @@ impl Trees {
         Ok(numbers.as_chunks::<8>().0.iter().map(|number| u64::from_le_bytes(*number)).collect())
     }
 
-    /// Where a page is that has this number: 20 bits of its place in its region, counted in pages of
-    /// its length, 20 bits of the region, and in the highest five how often 4 KiB is doubled.
+    /// Where a page is that has this number: 20 bits of its place in its region, counted in pages
+    /// of its length, 20 bits of the region, and in the highest five how often 4 KiB is doubled.
     fn within(&self, number: u64, file_bytes: u64) -> io::Result<u64> {
         let order = number >> 59;
         let (index, region) = (number & (0xf_ffff >> order), (number >> 20) & 0xf_ffff);

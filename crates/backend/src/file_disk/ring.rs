@@ -11,7 +11,8 @@
 //! completions must arrive without a call that may fail.
 #![allow(
     unsafe_code,
-    reason = "the kernel is given pointers into borrowed buffers; only this module keeps them alive for it"
+    reason = "the kernel is given pointers into borrowed buffers; only this module keeps them \
+              alive for it"
 )]
 
 use std::{

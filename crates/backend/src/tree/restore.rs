@@ -419,8 +419,8 @@ impl Restorer {
         }
         let there = self.there(&entry.path);
         let sentence = format!(
-            "'{}' of the tree can't be made, because {there} is there already: restore into an empty directory, or replace what is there with \
-             --in-place",
+            "'{}' of the tree can't be made, because {there} is there already: restore into an \
+             empty directory, or replace what is there with --in-place",
             text(&entry.path)
         );
         Error::new(Kind::Exists, sentence)

@@ -143,8 +143,8 @@ pub struct Read {
 pub enum Seen {
     /// For [`ReadPart::Data`].
     Data(Vec<u8>),
-    /// For [`ReadPart::Keys`] and [`ReadPart::Page`]; `more` tells that keys follow. A page may be shorter
-    /// than was asked for.
+    /// For [`ReadPart::Keys`] and [`ReadPart::Page`]; `more` tells that keys follow. A page may be
+    /// shorter than was asked for.
     Pairs {
         /// In the order of the keys.
         pairs: Vec<(Vec<u8>, Vec<u8>)>,

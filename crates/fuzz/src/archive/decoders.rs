@@ -1,5 +1,5 @@
-//! Each decoder of the archive engine: bytes as they come, and with their checksums mended. What is
-//! accepted must be what would be written.
+//! Each decoder of the archive engine: bytes as they come, and with their checksums mended. A
+//! decoder may accept only what the engine would write.
 
 use onefold_archive::{
     ContainerId, FoundLabel as Found, Label, Links, Metadata, NodeLabel, Order, Packer, Record,
@@ -105,7 +105,7 @@ fn records_of(payload: &[u8]) {
     if let Some(records) = reach::noted(Record::decode_all(payload)) {
         let again = Record::decode_all(&Record::encode_all(&records));
         assert!(again.is_ok_and(|again| again == records), "records change by being written");
-        // Whatever they say, applying them gives tables or an error.
+        // Applying any records gives tables or an error.
         let mut tables =
             Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], false) };
         let _ = reach::noted(tables.apply(1, records));

@@ -5,7 +5,7 @@ use onefold_core::checksum;
 
 use super::{files::MemoryFiles, good::identity};
 
-/// Mends all files. What a length leads astray stays as it is.
+/// Mends all files. A file whose lengths lead astray stays as it is.
 pub(super) fn all(files: &MemoryFiles) {
     let all = files.all();
     let number = |name: &str| {

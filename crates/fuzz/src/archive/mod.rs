@@ -41,7 +41,7 @@ pub fn archive(data: &[u8]) {
     all_verbs(&changed(data, ""));
 }
 
-/// Whatever reads an archive, and where that could be opened, what changes it.
+/// All verbs that read an archive and, where it could be opened, those that change it.
 fn all_verbs(files: &impl Place) {
     if looked_at(files).is_some() {
         reach::noted(healed(files));

@@ -43,7 +43,7 @@ const BUSY_WINDOWS: u64 = 24;
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Time that passes with each window, so that what is delayed comes due, and after a recovery, so
-/// that what it left is tidied up.
+/// that the rest of its work is completed.
 const WINDOW_TIME: Duration = Duration::from_secs(1);
 const IDLE_TIME: Duration = Duration::from_secs(120);
 
@@ -268,8 +268,8 @@ impl Life {
 /// how many there are.
 ///
 /// # Errors
-/// `Unsupported` for a choice that the engine does not have; the engine's while nothing fails. What
-/// a power failure brings is in the outcome.
+/// `Unsupported` for a choice that the engine does not have; the engine's while nothing fails. The
+/// effects of a power failure are in the outcome.
 pub fn crash(
     source: Source,
     choice: &Choice,

@@ -1,10 +1,10 @@
 //! A hard disk by its mechanics: an honesty check of the fitted one.
 //!
-//! 7200 turns a minute, 208 blocks a track, 376,000 tracks (320 GB). A seek over d tracks takes
-//! 0.8 + 12.5·√(d/376,000) ms, then the disk waits until the block comes round. Writes go into the
-//! cache at once; a flush drains it, always going on with the block that can be reached first, and
-//! takes 0.5 ms besides. Tracks are skewed by the time of the shortest seek, as drives do, so that
-//! a long run does not lose a turn at each. A cache that is full (8 MiB) drains too.
+//! 7200 revolutions a minute, 208 blocks a track, 376,000 tracks (320 GB). A seek over d tracks
+//! takes 0.8 + 12.5·√(d/376,000) ms, then the disk waits until the block comes round. Writes go
+//! into the cache at once; a flush drains it, always going on with the block that can be reached
+//! first, and takes 0.5 ms besides. Tracks are skewed by the time of the shortest seek, as drives
+//! do, so that a long run does not lose a turn at each. A cache that is full (8 MiB) drains too.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -27,7 +27,7 @@ const SEEK_ALL_MS: f64 = 12.5;
 /// Time of the command itself.
 const FLUSH: Duration = Duration::from_micros(500);
 
-/// Blocks by which the next track is turned: the shortest seek, rounded up.
+/// Blocks by which the next track is rotated: the shortest seek, rounded up.
 const SKEW: u64 = 21;
 
 /// Blocks that the cache holds.
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn a_long_run_goes_at_the_speed_of_the_medium() {
         let bench = Bench::new(&DeviceKind::HddM, BLOCKS);
-        // Ten tracks in ten turns, and a little for each skew.
+        // Ten tracks in ten revolutions, and a little for each skew.
         let skew = 21.0 / 208.0 * 8.333;
         near(synced(&bench, 0, 2000), 2000.0 / 208.0 * 8.333 + 9.0 * skew + 0.5);
     }

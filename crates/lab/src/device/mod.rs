@@ -1,9 +1,9 @@
 //! Devices in virtual time: a [`Disk`] whose work takes the time of a model, and nobody's.
 //!
 //! A device does one thing after the other: what it is asked for begins when the clock says now, or
-//! when it is done with what came before. No call waits. Whoever wants to wait for the device lets
-//! the clock pass until [`Device::busy_until`]: so the replay decides what a client waits for and
-//! what happens behind its back, and the same run takes the same virtual time on every machine.
+//! when it is done with what came before. No call waits. A caller that wants to wait for the device
+//! lets the clock pass until [`Device::busy_until`]: so the replay decides what a client waits for
+//! and what happens behind its back, and the same run takes the same virtual time on every machine.
 //!
 //! | model | what it is | file |
 //! |---|---|---|
@@ -40,8 +40,8 @@ pub(crate) trait Model: Send {
     fn write(&mut self, begin: Duration, runs: &[Run<'_>]) -> Duration;
     /// Writes a run durably, and nothing else.
     fn write_durable(&mut self, begin: Duration, run: &Run<'_>) -> Duration;
-    /// Makes all that is in the cache durable. It is asked only when something was written since
-    /// the last time.
+    /// Makes all that is in the cache durable; called only when something was written since the
+    /// last time.
     fn flush(&mut self, begin: Duration) -> Duration;
     /// Reads blocks.
     fn read(&mut self, begin: Duration, at: Pba, blocks: u64) -> Duration;
@@ -118,7 +118,13 @@ impl FromStr for DeviceKind {
             return Ok(DeviceKind::Real(path.into()));
         }
         DeviceKind::MODELS.into_iter().find(|kind| kind.to_string() == text).ok_or_else(|| {
-            Error::new(Kind::InvalidInput, format!("no device '{text}': one of ssd-p, hdd-p, hdd-m, nvme-plp, or real:PATH for a new file"))
+            Error::new(
+                Kind::InvalidInput,
+                format!(
+                    "no device '{text}': one of ssd-p, hdd-p, \
+                hdd-m, nvme-plp, or real:PATH for a new file"
+                ),
+            )
         })
     }
 }

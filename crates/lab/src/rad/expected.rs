@@ -1,7 +1,7 @@
 //! How many stripes break, by arithmetic (RAD, section III.D).
 //!
 //! The paper's equation (1) is the probability that *no* stripe breaks; with it nearly all stripes
-//! are expected to break. What is here is the expectation itself: a stripe breaks unless its `k`
+//! are expected to break. This module has the expectation itself: a stripe breaks unless its `k`
 //! chunks are all unique or all duplicates.
 
 use crate::Rng;

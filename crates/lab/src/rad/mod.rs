@@ -199,7 +199,8 @@ fn valid(options: &Options) -> Result<()> {
     let Options { n, k, nodes, batch, .. } = *options;
     if k == 0 || k >= n || n > nodes || nodes > NODES_MAX {
         let why = format!(
-            "a code N,K needs 0 < K < N, and N of at most {NODES_MAX} nodes; this is {n},{k} on {nodes}"
+            "a code N,K needs 0 < K < N, and N of at most {NODES_MAX} nodes; this is {n},{k} on \
+             {nodes}"
         );
         return Err(Error::new(Kind::InvalidInput, why));
     }

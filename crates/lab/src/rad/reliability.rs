@@ -101,7 +101,8 @@ impl Codes {
         let Codes { cold, baseline, hot } = self;
         if !(PARITY < hot && hot < baseline && baseline < cold && cold <= LENGTH_MAX) {
             let why = format!(
-                "codes are three lengths A,B,C of stripes with {LENGTH_MAX} >= A > B > C > {PARITY}: cold, baseline, hot"
+                "codes are three lengths A,B,C of stripes with {LENGTH_MAX} >= A > B > C > \
+                 {PARITY}: cold, baseline, hot"
             );
             return Err(Error::new(Kind::InvalidInput, why));
         }

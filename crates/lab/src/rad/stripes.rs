@@ -75,7 +75,7 @@ impl Array {
         self.present
     }
 
-    /// Encodes chunks into stripes. Those that are `new` are written; others stay on their nodes,
+    /// Encodes chunks into stripes. Chunks that are `new` are written; others stay on their nodes,
     /// unless another chunk of the stripe is there already.
     pub(super) fn encode(
         &mut self,

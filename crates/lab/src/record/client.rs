@@ -1,7 +1,7 @@
 //! A small NBD client: one connection, one request at a time.
 //!
-//! One at a time is what a recorder wants: the order in which the server sees changes is then
-//! known, and it is that of the trace. It speaks the fixed newstyle handshake with GO, and simple
+//! A recorder wants one at a time: the order in which the server sees changes is then known, and it
+//! is the order of the trace. The client speaks the fixed newstyle handshake with GO, and simple
 //! replies.
 //!
 //! *Invariant:* nothing that the server says makes it take more memory than the caller's buffers
@@ -64,7 +64,7 @@ impl<T: Read + Write + Send> Stream for T {}
 /// A connection to a volume.
 pub(super) struct Client {
     stream: Box<dyn Stream>,
-    /// Whose volume it is, for messages.
+    /// The owner of the volume, for messages.
     name: String,
     size: u64,
     flags: u16,

@@ -92,7 +92,7 @@ impl Outcome {
     }
 }
 
-/// A part of a trace. What lies before the first mark is a part without a name.
+/// A part of a trace. The requests before the first mark are a part without a name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
     /// The mark's name.

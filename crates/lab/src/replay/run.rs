@@ -420,7 +420,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The last request came: everything is answered, settled and verified.
+    /// The last request came: everything is answered, made durable, carried into the tables and
+    /// verified.
     pub(super) fn end(mut self) -> Result<Outcome> {
         self.drain()?;
         let answered = self.clock.now();

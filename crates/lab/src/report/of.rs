@@ -24,7 +24,8 @@ pub fn of_replays(results: &[(Setting, Outcome)]) -> Report {
     let fitted =
         if setting.device_is_fitted { " Its times are fitted to a paper's figures." } else { "" };
     let about = format!(
-        "{} blocks of 4 KiB were written by clients; of {} the content was not stored at that moment. Device {}, speed {}.{fitted}",
+        "{} blocks of 4 KiB were written by clients; of {} the content was not stored at that \
+         moment. Device {}, speed {}.{fitted}",
         shown(first.client_blocks as f64),
         shown(first.ideal_blocks as f64),
         setting.device,

@@ -149,8 +149,8 @@ impl Store {
         self.schedule.set(schedule);
     }
 
-    /// Runs steps that the schedule decides, until it waits. Of idle work that disturbs clients only
-    /// one, and returns that more is due now.
+    /// Runs steps that the schedule decides, until it waits. Of idle work that disturbs clients
+    /// only one, and returns that more is due now.
     fn run(&self, pressure: bool) -> Result<Option<Duration>> {
         let now = self.clock.now();
         self.happened(now, Event::Elapsed);

@@ -57,7 +57,7 @@ impl Assumed {
     }
 }
 
-/// The requests of a text. It is read twice: first for the size of the device.
+/// The requests of a text, which is read twice: first for the size of the device.
 pub(super) fn source(input: &Input, assumed: Assumed) -> Result<Source> {
     let (mut end, mut steps) = (0, 0);
     for line in Lines::open(input, assumed)? {

@@ -66,7 +66,7 @@ impl Writer {
         self.records
     }
 
-    /// Adds a record. It reaches the file with its frame.
+    /// Adds a record, which reaches the file with its frame.
     ///
     /// # Errors
     /// The system's; `Unsupported` after four thousand million records.

@@ -26,8 +26,10 @@ use onefold_lab::rng::Rng;
 pub(super) const ITEMS: [Item; 1] = [Item {
     id: "crash",
     name: "Section 3.6: crashes",
-    says: "a replay of the operations log leaves a consistent state: no block names a chunk that is not stored, no index entry a container that was not written",
-    band: "power fails at every point: each archive opens, its metadata is whole, nothing acknowledged is lost, nothing else is read",
+    says: "a replay of the operations log leaves a consistent state: no block names a chunk that \
+           is not stored, no index entry a container that was not written",
+    band: "power fails at every point: each archive opens, its metadata is whole, nothing \
+           acknowledged is lost, nothing else is read",
     fitted: false,
     calibrated: None,
     cases: nothing,
@@ -305,7 +307,8 @@ fn crashes(extent: &Extent, judgement: &mut Judgement) -> Result<()> {
         }
     }
     let text = format!(
-        "power failed at all {} points, {} archives opened, {} of them used on: {} lost something, {} damaged",
+        "power failed at all {} points, {} archives opened, {} of them used on: {} lost something, \
+         {} damaged",
         steps.len(),
         found.opened,
         found.went_on,

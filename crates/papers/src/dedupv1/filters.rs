@@ -13,8 +13,10 @@ pub(super) const ITEMS: [Item; 3] = [
     Item {
         id: "bloom",
         name: "Section 3.2: Bloom filter and container cache",
-        says: "the Bloom filter answers for new chunks; where data come back in their order, the container cache spares lookups; no numbers",
-        band: "the Bloom filter spares at least 60 % of a first generation's index reads; with the container cache at most 0.1 are left for each chunk of a second",
+        says: "the Bloom filter answers for new chunks; where data come back in their order, the \
+               container cache spares lookups; no numbers",
+        band: "the Bloom filter spares at least 60 % of a first generation's index reads; with the \
+               container cache at most 0.1 are left for each chunk of a second",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -67,7 +69,8 @@ pub(super) const ITEMS: [Item; 3] = [
     Item {
         id: "block-index",
         name: "Section 3.2: block index filter",
-        says: "a block that is written again into a clone of its volume finds its chunks in the block's old mapping; no numbers",
+        says: "a block that is written again into a clone of its volume finds its chunks in the \
+               block's old mapping; no numbers",
         band: "at least 80 % of the index reads of a cloned second generation are spared",
         fitted: false,
         calibrated: None,
@@ -94,7 +97,8 @@ pub(super) const ITEMS: [Item; 3] = [
                     filtered.clone.new_bytes == 0 && alone.clone.new_bytes == 0,
                 );
                 judgement.remark = format!(
-                    "When the next generation is written over the volumes instead, {next:.1} % of {} are.",
+                    "When the next generation is written over the volumes instead, {next:.1} % of \
+                     {} are.",
                     alone.next.page_reads
                 );
                 Ok(())
@@ -105,7 +109,8 @@ pub(super) const ITEMS: [Item; 3] = [
     Item {
         id: "byte-compare",
         name: "Section 3.2: byte compare filter",
-        says: "an exact comparison with the stored chunk leaves no collision unnoticed, and loads the storage; no numbers",
+        says: "an exact comparison with the stored chunk leaves no collision unnoticed, and loads \
+               the storage; no numbers",
         band: "it finds the same duplicates as fingerprints alone, and reads the containers for it",
         fitted: false,
         calibrated: None,

@@ -71,16 +71,24 @@ pub(crate) fn run(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Results> {
     let about = [
-        "Two backup generations of four clients, each with 32.5 % of its bytes repeated inside, the second with 97.6 % old bytes, go into the real archive engine as requests of 128 KiB: \
-         real cuts, fingerprints, filter chain, containers, chunk index, log. Index pages, metadata, bytes and writes are counted there and at its files."
+        "Two backup generations of four clients, each with 32.5 % of its bytes repeated inside, \
+         the second with 97.6 % old bytes, go into the real archive engine as requests of 128 KiB: \
+         real cuts, fingerprints, filter chain, containers, chunk index, log. Index pages, \
+         metadata, bytes and writes are counted there and at its files."
             .to_owned(),
-        "Ours: lengths of stretches are exponential. Their means are chosen such that chunks of 8 KiB find what the paper's found; what chunks of 16 KiB find is not chosen. Repeated data lie \
-         0.25 MB back on the average. Before, the chunk index is filled with small files: a quick generation has two chunks for each of its pages, a full one three, the paper's one. Memory holds a \
-         sixth of the pages, as 5 of the paper's 8 GB would of its 32. Chunks are those of the product, FastCDC: 8.7 KiB on the average; fingerprints are BLAKE3's."
+        "Ours: lengths of stretches are exponential. Their means are chosen such that chunks of 8 \
+         KiB find what the paper's found; what chunks of 16 KiB find is not chosen. Repeated data \
+         lie 0.25 MB back on the average. Before, the chunk index is filled with small files: a \
+         quick generation has two chunks for each of its pages, a full one three, the paper's one. \
+         Memory holds a sixth of the pages, as 5 of the paper's 8 GB would of its 32. Chunks are \
+         those of the product, FastCDC: 8.7 KiB on the average; fingerprints are BLAKE3's."
             .to_owned(),
-        "Time is virtual, and most of its constants are fitted to the paper's text: an SSD works on ten reads at a time and makes 5,375 a second then; 11, 11 and 22 reads are under way \
-         on one, two and four SSDs; links of 1 Gbit/s; a client has 15 requests under way; what requests do one after the other takes 0.48 ms, and 1.56 ms for each MB of new data. A row \
-         whose own figures such a constant was fitted to is calibrated, and does not count. The 11 disks' reads, 79 a second each, follow from 8.5 ms of seeking and half a turn."
+        "Time is virtual, and most of its constants are fitted to the paper's text: an SSD works \
+         on ten reads at a time and makes 5,375 a second then; 11, 11 and 22 reads are under way \
+         on one, two and four SSDs; links of 1 Gbit/s; a client has 15 requests under way; what \
+         requests do one after the other takes 0.48 ms, and 1.56 ms for each MB of new data. A row \
+         whose own figures such a constant was fitted to is calibrated, and does not count. The 11 \
+         disks' reads, 79 a second each, follow from 8.5 ms of seeking and half a turn."
             .to_owned(),
     ];
     run::run("dedupv1", &about, &GROUPS, names, extent, progress)

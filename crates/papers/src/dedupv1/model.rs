@@ -1,10 +1,10 @@
 //! The paper's machines in virtual time: clients, their links, the server's processors, the devices
 //! of the index, the array (dedupv1 4.1).
 //!
-//! Each block of a run is a request. It crosses its client's link, is cut and hashed on a
+//! Each block of a run is a request. The request crosses its client's link, is cut and hashed on a
 //! processor, looks its chunks up one after the other on the devices of the index, passes what
-//! requests pass one at a time, and hands its new chunks to a thread that writes containers. What
-//! it asks of each is what the engine was counted to ask.
+//! requests pass one at a time, and hands its new chunks to a thread that writes containers. The
+//! work at each place is what the engine was counted to do.
 //!
 //! Devices and the ways between them are fitted to the paper, each constant to one figure of it,
 //! which is named there; statements about that figure are calibrated.

@@ -18,7 +18,8 @@ pub(super) const ITEMS: [Item; 5] = [
         band: "1.15 to 1.4 times as fast in the first generation, 1.4 to 1.7 in the second",
         fitted: true,
         calibrated: Some(
-            "what requests do one after the other, and for each MB of new data, to these two speeds",
+            "what requests do one after the other, and for each MB of new data, to these two \
+             speeds",
         ),
         cases: nothing,
         judge: |extent, _| {
@@ -79,7 +80,8 @@ pub(super) const ITEMS: [Item; 5] = [
         id: "found-16",
         name: "Section 4.4: redundancy found with chunks of 16 KiB, predicted",
         says: "29 and 80 % of the same data",
-        band: "29 and 80 %, each within 3 points; the data are made such that chunks of 8 KiB find what the paper's found, and nothing is fitted to this",
+        band: "29 and 80 %, each within 3 points; the data are made such that chunks of 8 KiB find \
+               what the paper's found, and nothing is fitted to this",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -99,8 +101,10 @@ pub(super) const ITEMS: [Item; 5] = [
     Item {
         id: "4.7",
         name: "Fig 4.7: a small auxiliary index, throughput",
-        says: "with room for 16 K of all chunks 74.9 MB/s instead of 167.2, and 133.3 instead of 159.3: pages are written while clients write",
-        band: "0.35 to 0.55 of the full one in the first generation, 0.75 to 0.95 in the second; more is better; nothing is fitted to it",
+        says: "with room for 16 K of all chunks 74.9 MB/s instead of 167.2, and 133.3 instead of \
+               159.3: pages are written while clients write",
+        band: "0.35 to 0.55 of the full one in the first generation, 0.75 to 0.95 in the second; \
+               more is better; nothing is fitted to it",
         fitted: true,
         calibrated: None,
         cases: nothing,
@@ -134,7 +138,10 @@ pub(super) const ITEMS: [Item; 5] = [
                         ),
                     ]);
                 }
-                judgement.remark = "A full auxiliary index is written as a sorted run, in order, and merged in order; the paper's goes into pages one by one.".into();
+                judgement.remark = "A full auxiliary index is written as a sorted run, in order, \
+                                    and merged in order; the paper's goes into pages one by \
+                                    one."
+                    .into();
                 let columns = [
                     "generation",
                     "writes of the index while clients write",
@@ -151,7 +158,8 @@ pub(super) const ITEMS: [Item; 5] = [
     Item {
         id: "4.7-after",
         name: "Fig 4.7: a small auxiliary index, afterwards",
-        says: "work after the clients are done falls from 60 to 2 minutes, and from 10 to 1.2 in the second generation",
+        says: "work after the clients are done falls from 60 to 2 minutes, and from 10 to 1.2 in \
+               the second generation",
         band: "entries that are left to be written fall to a fifth or less",
         fitted: false,
         calibrated: None,
@@ -167,7 +175,11 @@ pub(super) const ITEMS: [Item; 5] = [
                     let text = format!("{generation} generation {whole} entries, then {limited}");
                     judgement.check(text, limited * 5 <= whole);
                 }
-                judgement.remark = "Entries, and not time: where one more run is one too many, all runs are merged into the index then, which is due now and then with either.".into();
+                judgement.remark =
+                    "Entries, and not time: where one more run is one too many, all \
+                                    runs are merged into the index then, which is due now and then \
+                                    with either."
+                        .into();
                 Ok(())
             })
         },

@@ -14,7 +14,8 @@ pub(super) const ITEMS: [Item; 10] = [
     Item {
         id: "4.3",
         name: "Fig 4.3: SSDs and disks",
-        says: "four SSDs 167.2 and 160.3 MB/s in the two generations, everything on disks 12.9 and 13.3",
+        says: "four SSDs 167.2 and 160.3 MB/s in the two generations, everything on disks 12.9 and \
+               13.3",
         band: "four SSDs 10 to 15 times as fast as disks, in either generation",
         fitted: true,
         calibrated: Some(
@@ -60,7 +61,8 @@ pub(super) const ITEMS: [Item; 10] = [
         id: "4.3-disks",
         name: "Section 4.2: everything on disks, predicted",
         says: "12.9 and 13.3 MB/s with chunk index, block index and data on the 11 disks",
-        band: "either generation within 15 % of the paper's MB/s; nothing is fitted to them: a disk's reads follow from its mechanics",
+        band: "either generation within 15 % of the paper's MB/s; nothing is fitted to them: a \
+               disk's reads follow from its mechanics",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -85,11 +87,13 @@ pub(super) const ITEMS: [Item; 10] = [
     Item {
         id: "4.3-ssds",
         name: "Fig 4.3: four, two and one SSD",
-        says: "two SSDs 88.4 and 83.3 MB/s, one 87.8 and 82.3, since longer queues let it make 5,375 reads a second where others make 2,848",
+        says: "two SSDs 88.4 and 83.3 MB/s, one 87.8 and 82.3, since longer queues let it make \
+               5,375 reads a second where others make 2,848",
         band: "four over two 1.7 to 2.1, two over one 0.9 to 1.2",
         fitted: true,
         calibrated: Some(
-            "an SSD's reads a second and how many are under way on one, two and four, to these speeds",
+            "an SSD's reads a second and how many are under way on one, two and four, to these \
+             speeds",
         ),
         cases: nothing,
         judge: |extent, _| {
@@ -102,7 +106,8 @@ pub(super) const ITEMS: [Item; 10] = [
                     let iops =
                         [one, two, four].map(|timed| format!("{:.0}", timed.iops)).join(", ");
                     let text = format!(
-                        "{generation} generation {upper:.2} and {lower:.2}, at {iops} reads a second and SSD"
+                        "{generation} generation {upper:.2} and {lower:.2}, at {iops} reads a \
+                         second and SSD"
                     );
                     judgement
                         .check(text, (1.7..=2.1).contains(&upper) && (0.9..=1.2).contains(&lower));
@@ -115,11 +120,13 @@ pub(super) const ITEMS: [Item; 10] = [
     Item {
         id: "4.3-second",
         name: "Fig 4.3: the second generation on SSDs",
-        says: "167.2 and 160.3 MB/s with four SSDs, 88.4 and 83.3 with two, 87.8 and 82.3 with one: the second generation is slightly slower",
+        says: "167.2 and 160.3 MB/s with four SSDs, 88.4 and 83.3 with two, 87.8 and 82.3 with \
+               one: the second generation is slightly slower",
         band: "second generation 0.9 to 1.0 of the first",
         fitted: true,
         calibrated: Some(
-            "an SSD's reads a second and the way of new chunks, to these speeds; the distance of repeated data is ours",
+            "an SSD's reads a second and the way of new chunks, to these speeds; the distance of \
+             repeated data is ours",
         ),
         cases: nothing,
         judge: |extent, _| {
@@ -143,8 +150,10 @@ pub(super) const ITEMS: [Item; 10] = [
                 let distant =
                     time(&far[1], 4, Index::Ssds(4)).speed / time(&far[0], 4, Index::Ssds(4)).speed;
                 judgement.remark = format!(
-                    "It hangs on how near repeated data are: the auxiliary index knows those of a first generation, in a second their pages have to be cached. {} pages are read for each chunk; \
-                     with repetitions 16 MiB apart instead of 0.25 MB {}, and the second generation has {distant:.2} of the first's speed.",
+                    "It hangs on how near repeated data are: the auxiliary index knows those of a \
+                     first generation, in a second their pages have to be cached. {} pages are \
+                     read for each chunk; with repetitions 16 MiB apart instead of 0.25 MB {}, and \
+                     the second generation has {distant:.2} of the first's speed.",
                     reads(&run),
                     reads(&far)
                 );
@@ -175,8 +184,10 @@ pub(super) const ITEMS: [Item; 10] = [
     Item {
         id: "reads",
         name: "Section 4.2: reads of the index",
-        says: "caches, and the auxiliary index, which knows the 30 % that repeat, spare lookups; the text's figures come to 0.50 to 0.56 reads for each chunk",
-        band: "at most 0.6 pages read for each chunk of a first generation; the auxiliary index answers 25 to 35 %",
+        says: "caches, and the auxiliary index, which knows the 30 % that repeat, spare lookups; \
+               the text's figures come to 0.50 to 0.56 reads for each chunk",
+        band: "at most 0.6 pages read for each chunk of a first generation; the auxiliary index \
+               answers 25 to 35 %",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -196,7 +207,8 @@ pub(super) const ITEMS: [Item; 10] = [
     Item {
         id: "writes",
         name: "Section 3.4: writes of the index",
-        says: "no random write in the data path: what is new stays in the auxiliary index, and is written when clients are done",
+        says: "no random write in the data path: what is new stays in the auxiliary index, and is \
+               written when clients are done",
         band: "no write to the index while clients write; after that every page once, in order",
         fitted: false,
         calibrated: None,
@@ -225,7 +237,8 @@ pub(super) const ITEMS: [Item; 10] = [
     Item {
         id: "4.4",
         name: "Fig 4.4: what takes the time",
-        says: "cutting and hashing is never the bottleneck; with SSDs it is the chunk index, with an index in memory the block index and the storage",
+        says: "cutting and hashing is never the bottleneck; with SSDs it is the chunk index, with \
+               an index in memory the block index and the storage",
         band: "the same order",
         fitted: true,
         calibrated: None,
@@ -282,7 +295,8 @@ pub(super) const ITEMS: [Item; 10] = [
         id: "4.5-single",
         name: "Section 4.3: one client with fewer SSDs, predicted",
         says: "for a single client even one or two SSDs would be fast enough",
-        band: "with one and with two SSDs one client has at least 0.9 of its speed with four; nothing is fitted to it",
+        band: "with one and with two SSDs one client has at least 0.9 of its speed with four; \
+               nothing is fitted to it",
         fitted: true,
         calibrated: None,
         cases: nothing,
@@ -308,7 +322,8 @@ pub(super) const ITEMS: [Item; 10] = [
         id: "4.5",
         name: "Fig 4.5: clients",
         says: "one client 83.0 and 84.1 MB/s, two 145.0 and 148.7, four 16 and 8 % more",
-        band: "one client 75 to 95 % of its link, two over one 1.6 to 1.9, four over two 1.05 to 1.25",
+        band: "one client 75 to 95 % of its link, two over one 1.6 to 1.9, four over two 1.05 to \
+               1.25",
         fitted: true,
         calibrated: Some("requests that a client has under way, to what two and four clients gain"),
         cases: nothing,

@@ -24,8 +24,11 @@ use onefold_lab::{
 pub(super) const ITEMS: [Item; 1] = [Item {
     id: "12",
     name: "Fig 12: a database with two copies and with an erasure code",
-    says: "the database of SPEC SFS: throughput as with replication; 1.26 ms with replication, 4.1 ms deduplicated, about 2 s with an erasure code; 428, 48 and 320 GB",
-    band: "answered in the time of the run as many as by replication ± 3 %; latency ≤ 3.5 times replication; space replication > erasure code > ours, ours ≤ 25 % of replication on data of the same redundancy",
+    says: "the database of SPEC SFS: throughput as with replication; 1.26 ms with replication, 4.1 \
+           ms deduplicated, about 2 s with an erasure code; 428, 48 and 320 GB",
+    band: "answered in the time of the run as many as by replication ± 3 %; latency ≤ 3.5 times \
+           replication; space replication > erasure code > ours, ours ≤ 25 % of replication on \
+           data of the same redundancy",
     fitted: true,
     calibrated: None,
     cases: nothing,
@@ -226,7 +229,10 @@ fn figure12(extent: &Extent) -> Result<Judgement> {
         spaces.windows(2).all(|pair| pair[0] > pair[1]) && share <= 0.25,
     );
     judgement.remark = format!(
-        "Writes of the recorded trace pgbench, {:.0} % reads of 8 KiB at random between them, {A_SECOND} requests a second, workers with the marks as they come. {DIFFERENT} of 100 chunks of the tables are different, as in the paper's space. By the first latency the model is fitted. On the erasure code {:.2} ms.",
+        "Writes of the recorded trace pgbench, {:.0} % reads of 8 KiB at random between them, \
+         {A_SECOND} requests a second, workers with the marks as they come. {DIFFERENT} of 100 \
+         chunks of the tables are different, as in the paper's space. By the first latency the \
+         model is fitted. On the erasure code {:.2} ms.",
         100.0 * READS,
         coded.latency()
     );

@@ -50,12 +50,17 @@ pub(crate) fn run(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Results> {
     let about = [
-        "Placement is simulated: an object of 4 MiB goes to a node by chance, a chunk to the one that its name decides.".to_owned(),
-        "Bytes and operations are counted on the real engine, with real chunks, maps, references, LZ4 and workers, over an object store in memory; copies and parity are \
-         added by arithmetic. Each object of the store is taken for 512 bytes of its own, as the paper does."
+        "Placement is simulated: an object of 4 MiB goes to a node by chance, a chunk to the one \
+         that its name decides."
             .to_owned(),
-        "Speed is that of the paper's cluster in virtual time: what the real engine sends goes through queues of links, processors and disks. Two constants are fitted to the \
-         paper's original, none to its own system. Crashes are the simulator's business: cargo xtask sim cluster."
+        "Bytes and operations are counted on the real engine, with real chunks, maps, references, \
+         LZ4 and workers, over an object store in memory; copies and parity are added by \
+         arithmetic. Each object of the store is taken for 512 bytes of its own, as the paper does."
+            .to_owned(),
+        "Speed is that of the paper's cluster in virtual time: what the real engine sends goes \
+         through queues of links, processors and disks. Two constants are fitted to the paper's \
+         original, none to its own system. Crashes are the simulator's business: cargo xtask sim \
+         cluster."
             .to_owned(),
     ];
     run::run("Global deduplication", &about, &GROUPS, names, extent, progress)

@@ -20,8 +20,10 @@ pub(super) const ITEMS: [Item; 2] = [
     Item {
         id: "table1",
         name: "Table 1: fio with 50 % duplicates",
-        says: "on 4, 8, 12 and 16 OSDs local deduplication saves 15.5, 8.1, 5.5 and 4.1 %, global 50 % each time",
-        band: "global 50 ± 1; local times OSDs the same within 20 %; local within 5 points of the paper on 4 OSDs, 2 on 16",
+        says: "on 4, 8, 12 and 16 OSDs local deduplication saves 15.5, 8.1, 5.5 and 4.1 %, global \
+               50 % each time",
+        band: "global 50 ± 1; local times OSDs the same within 20 %; local within 5 points of the \
+               paper on 4 OSDs, 2 on 16",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -31,8 +33,10 @@ pub(super) const ITEMS: [Item; 2] = [
     Item {
         id: "3",
         name: "Figure 3: other data",
-        says: "global deduplication finds far more than local, on a database and on a private cloud",
-        band: "a recorded trace (srcver) and ten clones of a virtual machine, on 16 nodes: global ≥ 1.8 times local",
+        says: "global deduplication finds far more than local, on a database and on a private \
+               cloud",
+        band: "a recorded trace (srcver) and ten clones of a virtual machine, on 16 nodes: global \
+               ≥ 1.8 times local",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -127,9 +131,10 @@ fn table1(extent: &Extent, _: &Look<'_>) -> Judgement {
         let row = local.iter().chain([&global]).map(|value| format!("{value:.1}"));
         table.rows.push([name.to_owned()].into_iter().chain(row).collect());
     }
-    judgement.remark += "The paper does not say how fio's duplicates are spread. Pairs: every chunk is there twice. Repeats: half of the chunks are new, the others repeat one of these by chance. The paper's \
-                        figures lie between the two; \
-                        it is judged by pairs.";
+    judgement.remark += "The paper does not say how fio's duplicates are spread. Pairs: every \
+                         chunk is there twice. Repeats: half of the chunks are new, the others \
+                         repeat one of these by chance. The paper's figures lie between the two; \
+                         it is judged by pairs.";
     judgement.figures = vec![Figure::Table(table)];
     judgement
 }

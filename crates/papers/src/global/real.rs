@@ -38,7 +38,8 @@ pub(super) const ITEMS: [Item; 2] = [
         id: "plain",
         name: "On Ceph: volumes beside the plain pool",
         says: "the issue's bars, not the paper's",
-        band: "reads of 128 KiB ≥ 0.85 of plain reads of 32 KiB; half of the space where half of the data are duplicates",
+        band: "reads of 128 KiB ≥ 0.85 of plain reads of 32 KiB; half of the space where half of \
+               the data are duplicates",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -48,8 +49,10 @@ pub(super) const ITEMS: [Item; 2] = [
     Item {
         id: "beside",
         name: "On Ceph: foreground beside workers",
-        says: "one operation of deduplication for 100 of clients between the marks, without limit below",
-        band: "foreground ≥ 0.8 of the same load without deduplication; workers' operations equal the ratio ± 20 %; idle: ≥ 0.5 of the pool's own rate of 32 KiB creates",
+        says: "one operation of deduplication for 100 of clients between the marks, without limit \
+               below",
+        band: "foreground ≥ 0.8 of the same load without deduplication; workers' operations equal \
+               the ratio ± 20 %; idle: ≥ 0.5 of the pool's own rate of 32 KiB creates",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -280,8 +283,9 @@ fn plain(configuration: &Path) -> Result<Judgement> {
         (0.45..=0.55).contains(&share),
     );
     judgement.remark = format!(
-        "Medians of {ROUNDS} rounds of {} MiB, {THREADS} requests on their way. Reads of 128 KiB are {:.2} of plain ones of 128 KiB, reads of 32 KiB {:.2} of plain ones of 32 KiB, writes of 128 KiB {:.2} of plain ones. \
-         Every byte that was read was compared.",
+        "Medians of {ROUNDS} rounds of {} MiB, {THREADS} requests on their way. Reads of 128 KiB \
+         are {:.2} of plain ones of 128 KiB, reads of 32 KiB {:.2} of plain ones of 32 KiB, writes \
+         of 128 KiB {:.2} of plain ones. Every byte that was read was compared.",
         (THREADS * SHARE) / MIB,
         of(|speeds| speeds.read[1] / speeds.plain_read[1]),
         of(|speeds| speeds.read[0] / speeds.plain_read[0]),
@@ -491,8 +495,10 @@ fn beside(configuration: &Path) -> Result<Judgement> {
     );
     judgement.check(text, idle >= 0.5);
     judgement.remark = format!(
-        "Medians of {ROUNDS} rounds; 4 KiB at random, {THREADS} requests on their way; a worker rested {} times since operations took 4 times their median. Idle: {WORKERS} workers, and as many threads that make {BATCH} objects \
-         at a time; {:.0} a second when the objects have a key and attributes as chunks do, {:.2} of which the workers reach.",
+        "Medians of {ROUNDS} rounds; 4 KiB at random, {THREADS} requests on their way; a worker \
+         rested {} times since operations took 4 times their median. Idle: {WORKERS} workers, and \
+         as many threads that make {BATCH} objects at a time; {:.0} a second when the objects have \
+         a key and attributes as chunks do, {:.2} of which the workers reach.",
         of(|round| round[5]),
         of(|round| round[4]),
         of(|round| round[2] / round[4])

@@ -18,7 +18,8 @@ use onefold_lab::report::{Figure, Table};
 pub(super) const ITEMS: [Item; 1] = [Item {
     id: "table3",
     name: "Table 3: recovery",
-    says: "with 1, 2 and 4 of 16 OSDs lost recovery takes 68.04, 71.35 and 81.77 s, and 43.72, 44.51 and 54.78 s (0.64, 0.62 and 0.67) with 50 % duplicates",
+    says: "with 1, 2 and 4 of 16 OSDs lost recovery takes 68.04, 71.35 and 81.77 s, and 43.72, \
+           44.51 and 54.78 s (0.64, 0.62 and 0.67) with 50 % duplicates",
     band: "time 0.55-0.75 of the original; bytes moved 0.5 ± 0.05",
     fitted: true,
     calibrated: None,
@@ -110,7 +111,8 @@ fn table3(extent: &Extent, _: &Look<'_>) -> Judgement {
         bytes.values().all(|ratio| (0.45..=0.55).contains(ratio)),
     );
     judgement.remark = format!(
-        "The lost OSDs are of one server, since two copies may not be lost together; each primary recovers {ACTIVE} objects at a time. What Ceph needs to notice is left out."
+        "The lost OSDs are of one server, since two copies may not be lost together; each primary \
+         recovers {ACTIVE} objects at a time. What Ceph needs to notice is left out."
     );
     let columns = [
         "lost",

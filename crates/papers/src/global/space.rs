@@ -17,8 +17,10 @@ pub(super) const ITEMS: [Item; 2] = [
     Item {
         id: "table2",
         name: "Table 2: chunk sizes",
-        says: "with chunks of 16, 32 and 64 KiB 46.4, 44.8 and 43.7 % are duplicates; 41.7, 42.4 and 43.3 % are saved, since metadata takes 163, 82 and 41 GB",
-        band: "metadata halves with each doubling (± 15 %); duplicates fall and what is saved rises with the chunk",
+        says: "with chunks of 16, 32 and 64 KiB 46.4, 44.8 and 43.7 % are duplicates; 41.7, 42.4 \
+               and 43.3 % are saved, since metadata takes 163, 82 and 41 GB",
+        band: "metadata halves with each doubling (± 15 %); duplicates fall and what is saved \
+               rises with the chunk",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -28,8 +30,10 @@ pub(super) const ITEMS: [Item; 2] = [
     Item {
         id: "13",
         name: "Figure 13: images of virtual machines",
-        says: "ten images of 8 GB: replication 160 GB, erasure code 120 GB, deduplication about 2.2 GB and 200 MB for each further one; with erasure code and compression best",
-        band: "each further image adds ≤ 5 % of the first; replication > erasure code > deduplication > with erasure code > with compression",
+        says: "ten images of 8 GB: replication 160 GB, erasure code 120 GB, deduplication about \
+               2.2 GB and 200 MB for each further one; with erasure code and compression best",
+        band: "each further image adds ≤ 5 % of the first; replication > erasure code > \
+               deduplication > with erasure code > with compression",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -126,7 +130,9 @@ fn table2(extent: &Extent) -> Result<Judgement> {
         found.windows(2).all(|pair| pair[1].2 > pair[0].2),
     );
     judgement.remark =
-        "Data: runs of up to 2 MiB, half of them repeated; they begin at multiples of 64 KiB and end at multiples of 16.".into();
+        "Data: runs of up to 2 MiB, half of them repeated; they begin at multiples of 64 KiB and \
+         end at multiples of 16."
+            .into();
     judgement.figures = vec![Figure::Table(table)];
     Ok(judgement)
 }
@@ -200,8 +206,9 @@ fn figure13(extent: &Extent) -> Result<Judgement> {
         sizes.windows(2).all(|pair| pair[0] > pair[1]),
     );
     judgement.remark = format!(
-        "{} clones of a Debian system on ext4, {} MiB of files each; what each further one adds has {} MiB of its own home in it, in two copies. Two copies, or two parts and one of parity; metadata has two copies always. \
-         Holes of the images count nowhere.",
+        "{} clones of a Debian system on ext4, {} MiB of files each; what each further one adds \
+         has {} MiB of its own home in it, in two copies. Two copies, or two parts and one of \
+         parity; metadata has two copies always. Holes of the images count nowhere.",
         images.len(),
         mib(of_images[0]),
         HOME_MIB

@@ -18,8 +18,10 @@ pub(super) const ITEMS: [Item; 4] = [
     Item {
         id: "5b",
         name: "Fig 5b and 14: deduplication beside foreground load",
-        says: "sequential writes of 500-600 MB/s fall to 200 beside background deduplication, and to 400-500 with rate control",
-        band: "without control ≤ 45 % of no deduplication; with control 70-95 %, and workers make one operation for 500 of the foreground (0.8 to 1.2 of that)",
+        says: "sequential writes of 500-600 MB/s fall to 200 beside background deduplication, and \
+               to 400-500 with rate control",
+        band: "without control ≤ 45 % of no deduplication; with control 70-95 %, and workers make \
+               one operation for 500 of the foreground (0.8 to 1.2 of that)",
         fitted: true,
         calibrated: None,
         cases: nothing,
@@ -29,7 +31,9 @@ pub(super) const ITEMS: [Item; 4] = [
     Item {
         id: "10",
         name: "Fig 10: latency of 8 KiB random I/O",
-        says: "4 threads of depth 4: writes take up to 20 % longer than the original's, flush-through longest; reads and writes of what is cached about as long, other reads longer",
+        says: "4 threads of depth 4: writes take up to 20 % longer than the original's, \
+               flush-through longest; reads and writes of what is cached about as long, other \
+               reads longer",
         band: "write ≤ 25 % more, cached read and write ≤ 10 % more, flush-through the worst",
         fitted: true,
         calibrated: None,
@@ -40,8 +44,10 @@ pub(super) const ITEMS: [Item; 4] = [
     Item {
         id: "11",
         name: "Fig 11: sequential throughput",
-        says: "three clients, requests of 32, 64 and 128 KiB: small reads of what is deduplicated about half of the original, close to it at 128 KiB; writes slightly below",
-        band: "read at 32 KiB 0.4-0.7 of the original, at 128 KiB ≥ 0.75; write ≥ 0.85 at every size",
+        says: "three clients, requests of 32, 64 and 128 KiB: small reads of what is deduplicated \
+               about half of the original, close to it at 128 KiB; writes slightly below",
+        band: "read at 32 KiB 0.4-0.7 of the original, at 128 KiB ≥ 0.75; write ≥ 0.85 at every \
+               size",
         fitted: true,
         calibrated: None,
         cases: nothing,
@@ -51,8 +57,10 @@ pub(super) const ITEMS: [Item; 4] = [
     Item {
         id: "marks",
         name: "Rate control: what it leaves to either side",
-        says: "one operation of deduplication for 100 of clients between the marks, for 500 above, without limit below",
-        band: "foreground ≥ 0.8 of the same load without deduplication; workers' operations equal the ratio ± 20 %; idle: ≥ 0.5 of the pool's own rate of 32 KiB creates",
+        says: "one operation of deduplication for 100 of clients between the marks, for 500 above, \
+               without limit below",
+        band: "foreground ≥ 0.8 of the same load without deduplication; workers' operations equal \
+               the ratio ± 20 %; idle: ≥ 0.5 of the pool's own rate of 32 KiB creates",
         fitted: true,
         calibrated: None,
         cases: nothing,
@@ -162,8 +170,10 @@ fn figure14(extent: &Extent) -> Result<Judgement> {
     );
     judgement.band(text, given, 0.8..=1.2, Good::Inside);
     judgement.remark = format!(
-        "The original writes {:.0} MB/s, to which {STREAMS} requests of 128 KiB on their way were fitted, and ours without workers {:.0}; {WORKERS} workers, one for each OSD. A step of a worker takes a whole \
-         object: the one that was under way when the limit came is paid back first, before the next is made.",
+        "The original writes {:.0} MB/s, to which {STREAMS} requests of 128 KiB on their way were \
+         fitted, and ours without workers {:.0}; {WORKERS} workers, one for each OSD. A step of a \
+         worker takes a whole object: the one that was under way when the limit came is paid back \
+         first, before the next is made.",
         original.mb_s(),
         alone.mb_s()
     );
@@ -315,7 +325,10 @@ fn figure11(extent: &Extent) -> Result<Judgement> {
             ]);
         }
     }
-    judgement.remark = "16 requests on their way of each client, each a stream of its own. The owner of a volume remembers which chunk is where, so that no read is redirected.".into();
+    judgement.remark = "16 requests on their way of each client, each a stream of its own. The \
+                        owner of a volume remembers which chunk is where, so that no read is \
+                        redirected."
+        .into();
     judgement.figures = vec![table(
         "Sequential streams of three clients",
         &["access", "KiB", "original, MB/s", "ours, MB/s", "share", "original, ms", "ours, ms"],
@@ -375,7 +388,8 @@ fn marks(extent: &Extent) -> Result<Judgement> {
         share >= 0.5,
     );
     judgement.remark = format!(
-        "4 KiB at random, {LANES} requests on their way. Idle: {WORKERS} workers, one for each OSD, and as many clients that make 64 objects at a time."
+        "4 KiB at random, {LANES} requests on their way. Idle: {WORKERS} workers, one for each \
+         OSD, and as many clients that make 64 objects at a time."
     );
     judgement.figures = vec![table(
         "Foreground and workers",

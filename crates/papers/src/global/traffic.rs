@@ -13,7 +13,8 @@ pub(super) const ITEMS: [Item; 2] = [
         id: "5a",
         name: "Figure 5a: 16 KiB writes into chunks of 32 KiB",
         says: "inline deduplication pays for reading, modifying and writing whole chunks",
-        band: "inline partial writes cost ≥ 2 times the bytes of post-processing, background included",
+        band: "inline partial writes cost ≥ 2 times the bytes of post-processing, background \
+               included",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -24,7 +25,8 @@ pub(super) const ITEMS: [Item; 2] = [
         id: "entry",
         name: "Bytes of an entry, a reference, and an overwrite",
         says: "150 bytes of chunk map entry; 28 KiB are read before a 4 KiB write",
-        band: "entry ≤ 100 bytes with its key, reference ≤ 40; a 4 KiB overwrite of a deduplicated chunk reads no chunk and writes ≤ 4 KiB + 100 bytes",
+        band: "entry ≤ 100 bytes with its key, reference ≤ 40; a 4 KiB overwrite of a deduplicated \
+               chunk reads no chunk and writes ≤ 4 KiB + 100 bytes",
         fitted: false,
         calibrated: None,
         cases: nothing,
@@ -113,7 +115,8 @@ fn figure5a(extent: &Extent) -> Result<Judgement> {
             );
         }
     }
-    judgement.remark += "Counted on the real engine in both modes, maps and lists included: a worker reads and writes the chunk, too.";
+    judgement.remark += "Counted on the real engine in both modes, maps and lists included: a \
+                         worker reads and writes the chunk, too.";
     let columns = ["writes", "deduplication", "foreground", "later"].map(String::from).to_vec();
     judgement.figures = vec![Figure::Table(Table {
         title: "Bytes read and written for each write of 16 KiB".into(),

@@ -12,7 +12,8 @@ pub(super) const ITEMS: [Item; 1] = [Item {
     id: "crash",
     name: "Section 2.1: crashes",
     says: "a failure leaves nothing but garbage: counts that are too high, never too low",
-    band: "at every write boundary no acknowledged block is lost, no count is too low, and garbage can be reclaimed",
+    band: "at every write boundary no acknowledged block is lost, no count is too low, and garbage \
+           can be reclaimed",
     fitted: false,
     calibrated: None,
     cases: nothing,
@@ -29,8 +30,9 @@ fn crash(extent: &Extent, _: &Look<'_>) -> Judgement {
         leaked == 0,
     );
     judgement.remark =
-        "After every write and every flush of the device the store is opened from what a power failure leaves; everything is read and compared, and then the whole of \
-         the metadata is checked, every count beside what is mapped."
+        "After every write and every flush of the device the store is opened from what a power \
+         failure leaves; everything is read and compared, and then the whole of the metadata is \
+         checked, every count beside what is mapped."
             .to_owned();
     judgement
 }

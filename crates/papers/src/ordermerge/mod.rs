@@ -2,8 +2,8 @@
 //!
 //! Recorded traces, by which statements are judged, and its six workloads, by their shapes, which
 //! are shown beside: how much is written, and how long it takes, with weak and with strong
-//! persistence. What is merged is counted on a device that is hardly ever busy (`nvme-plp`), so
-//! that merging is the scheme's; times are those of `ssd-p`, which was fitted to the other paper.
+//! persistence. Merges are counted on a device that is hardly ever busy (`nvme-plp`), so that they
+//! are the scheme's; times are those of `ssd-p`, which was fitted to the other paper.
 
 mod crash;
 mod space;
@@ -188,14 +188,21 @@ pub(crate) fn run(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Results> {
     let about = [
-        "Every figure is a run of the real engine, with real fingerprints, LZ4 and tables, on a device model in virtual time. Write volume is counted on nvme-plp, \
-         which is hardly ever busy. Clients of recorded traces, by which everything is judged, wait for their flushes; the generated workloads, which are shown beside, come in bursts. Times are those of ssd-p, which is fitted to ThinDedup's text."
+        "Every figure is a run of the real engine, with real fingerprints, LZ4 and tables, on a \
+         device model in virtual time. Write volume is counted on nvme-plp, which is hardly ever \
+         busy. Clients of recorded traces, by which everything is judged, wait for their flushes; \
+         the generated workloads, which are shown beside, come in bursts. Times are those of \
+         ssd-p, which is fitted to ThinDedup's text."
             .to_owned(),
-        "Systems: original has no deduplication; cow is Dmdedup, a transaction for each flush (weak) or each request (strong, and where it is said each block of 4 KiB); ordered is the order of writes that \
-         ThinDedup measured (data, flush, records); ordering, + delay and + anticipation are OrderMergeDedup's steps; thin, log is the product's default. \
-         Up to 128 requests are under way with every step, and what comes while a commit is under way is gathered; cow alone, which is Dmdedup's transaction of a single request, has one."
+        "Systems: original has no deduplication; cow is Dmdedup, a transaction for each flush \
+         (weak) or each request (strong, and where it is said each block of 4 KiB); ordered is the \
+         order of writes that ThinDedup measured (data, flush, records); ordering, + delay and + \
+         anticipation are OrderMergeDedup's steps; thin, log is the product's default. Up to 128 \
+         requests are under way with every step, and what comes while a commit is under way is \
+         gathered; cow alone, which is Dmdedup's transaction of a single request, has one."
             .to_owned(),
-        "Write volume leaves out the writing of records into tables by checkpoints, which the paper's linear tables do not have; it is given with it, too."
+        "Write volume leaves out the writing of records into tables by checkpoints, which the \
+         paper's linear tables do not have; it is given with it, too."
             .to_owned(),
     ];
     run::run("OrderMergeDedup", &about, &GROUPS, names, extent, progress)

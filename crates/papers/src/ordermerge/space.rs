@@ -15,7 +15,8 @@ pub(super) const ITEMS: [Item; 2] = [
         id: "space",
         name: "Section 4.4: space",
         says: "up to 56 % of the space saved, metadata counted",
-        band: "live physical blocks and metadata beside live logical blocks: srcver saves ≥ 50 %, apt ≥ 11 %",
+        band: "live physical blocks and metadata beside live logical blocks: srcver saves ≥ 50 %, \
+               apt ≥ 11 %",
         fitted: false,
         calibrated: None,
         cases: |extent| recorded(extent).iter().flat_map(cases).collect(),

@@ -13,8 +13,9 @@ pub(super) const ITEMS: [Item; 1] = [Item {
     id: "target",
     name: "Our target: dense flushes",
     says: "nothing: where flushes are dense, separate metadata eats what is saved",
-    band: "on every recorded trace, weak and strong, thin, log writes at most ideal + 3 points, checkpoints included, and is within 0.5 points of volume and 2 % of \
-           time of the better of itself and ordermerge, or better",
+    band: "on every recorded trace, weak and strong, thin, log writes at most ideal + 3 points, \
+           checkpoints included, and is within 0.5 points of volume and 2 % of time of the better \
+           of itself and ordermerge, or better",
     fitted: true,
     calibrated: None,
     cases: |extent| judged(extent).iter().flat_map(cases).collect(),
@@ -55,7 +56,8 @@ fn judge(judgement: &mut Judgement, name: &str, of: impl Fn(System, fn(&Measured
         seconds(System::ThinLog) / seconds(System::OrderMerge),
     );
     let text = format!(
-        "{name}: {above:+.2} points above ideal, {more:+.1} points and {slower:.3} of the time of ordermerge"
+        "{name}: {above:+.2} points above ideal, {more:+.1} points and {slower:.3} of the time of \
+         ordermerge"
     );
     judgement.check(text, above <= 3.0 && more <= 0.5 && slower <= 1.02);
 }

@@ -13,8 +13,10 @@ use onefold_lab::report::Figure;
 pub(super) const WEAK: [Item; 1] = [Item {
     id: "2b",
     name: "Fig 2B: time, weak persistence",
-    says: "11 to 15 % more on install, less than 5 % on the others, 1 to 6 % less on some; Dmdedup 1.2 times on update, 1.8 on install",
-    band: "≤ 1.15 of original on every trace, ≤ 1.05 on update and srcver; cow slower than ours on install",
+    says: "11 to 15 % more on install, less than 5 % on the others, 1 to 6 % less on some; Dmdedup \
+           1.2 times on update, 1.8 on install",
+    band: "≤ 1.15 of original on every trace, ≤ 1.05 on update and srcver; cow slower than ours on \
+           install",
     fitted: true,
     calibrated: None,
     cases: |extent| cases(extent, Persistence::Weak),
@@ -26,8 +28,10 @@ pub(super) const WEAK: [Item; 1] = [Item {
 pub(super) const STRONG: [Item; 1] = [Item {
     id: "3b",
     name: "Fig 3B: time, strong persistence",
-    says: "37 to 42 % more on install, less than 4 % on the others; Dmdedup 4 to 24 times on update, install and YCSB",
-    band: "≤ 1.42 of original on install, ≤ 1.04 on srcver; cow ≥ 4 on a trace with dense flushes, or the reason why not",
+    says: "37 to 42 % more on install, less than 4 % on the others; Dmdedup 4 to 24 times on \
+           update, install and YCSB",
+    band: "≤ 1.42 of original on install, ≤ 1.04 on srcver; cow ≥ 4 on a trace with dense flushes, \
+           or the reason why not",
     fitted: true,
     calibrated: None,
     cases: strong_cases,
@@ -109,7 +113,8 @@ fn flushes(look: &Look<'_>, traces: &[(String, Load)]) -> String {
     };
     let all: Vec<String> = traces.iter().map(ratio).collect();
     format!(
-        "Flushes, times the original's: {}; one takes 3.9 ms, and whoever waits for one waits for both.",
+        "Flushes, times the original's: {}; one takes 3.9 ms, and whoever waits for one waits for \
+         both.",
         all.join(", ")
     )
 }

@@ -18,10 +18,11 @@ use onefold_lab::{
 pub(super) const WEAK: [Item; 1] = [Item {
     id: "2a",
     name: "Fig 2A: write volume, weak persistence",
-    says: "ordering saves 17 to 59 %, delay up to 2 points more (BBench 8), anticipation up to 6: 18 to 63 % in all, close to ideal; Dmdedup saves 7 to 33 %, and \
-           adds 7 % to BBench",
-    band: "update and srcver within 2 points of ideal; no step worse than the one before by more than 0.5 points; cow writes more than any step in every \
-           trace; apt saves ≥ 10 of its 16.4 points, pgbench ≥ 14 of 37.8",
+    says: "ordering saves 17 to 59 %, delay up to 2 points more (BBench 8), anticipation up to 6: \
+           18 to 63 % in all, close to ideal; Dmdedup saves 7 to 33 %, and adds 7 % to BBench",
+    band: "update and srcver within 2 points of ideal; no step worse than the one before by more \
+           than 0.5 points; cow writes more than any step in every trace; apt saves ≥ 10 of its \
+           16.4 points, pgbench ≥ 14 of 37.8",
     fitted: false,
     calibrated: None,
     cases: |extent| cases(extent, Persistence::Weak),
@@ -33,9 +34,12 @@ pub(super) const WEAK: [Item; 1] = [Item {
 pub(super) const STRONG: [Item; 1] = [Item {
     id: "3a",
     name: "Fig 3A: write volume, strong persistence",
-    says: "Dmdedup writes 5 to 12 times as much; ordering saves 5 to 18 % (update, install, vehicle), and adds 5 % (BBench), 41 to 71 % (Hadoop, YCSB); \
-           delay up to 3 points (BBench 11), anticipation up to 63; 15 to 51 % saved in all",
-    band: "anticipation is the largest step on a recorded trace with dense flushes (apt, pgbench), with clients that wait and as many requests under way for every step; less than original in the end on apt, pgbench and srcver",
+    says: "Dmdedup writes 5 to 12 times as much; ordering saves 5 to 18 % (update, install, \
+           vehicle), and adds 5 % (BBench), 41 to 71 % (Hadoop, YCSB); delay up to 3 points \
+           (BBench 11), anticipation up to 63; 15 to 51 % saved in all",
+    band: "anticipation is the largest step on a recorded trace with dense flushes (apt, pgbench), \
+           with clients that wait and as many requests under way for every step; less than \
+           original in the end on apt, pgbench and srcver",
     fitted: false,
     calibrated: None,
     cases: strong_cases,
@@ -116,7 +120,8 @@ fn in_place(look: &Look<'_>, traces: &[(String, Load)]) -> String {
         format!("{} {in_place:.2}", load.0)
     };
     format!(
-        "Leaves written in place for each 100 blocks: {}; a leaf has {} map entries and {} fingerprints, where the paper's map entries of 8 bytes make 512.",
+        "Leaves written in place for each 100 blocks: {}; a leaf has {} map entries and {} \
+         fingerprints, where the paper's map entries of 8 bytes make 512.",
         traces.iter().map(share).collect::<Vec<_>>().join(", "),
         Tree::Map.per_leaf(),
         Tree::Fingerprints.per_leaf()
@@ -156,7 +161,9 @@ fn strong(extent: &Extent, look: &Look<'_>) -> Judgement {
     });
     let cow: Vec<String> = both.collect();
     judgement.remark = format!(
-        "Of the generated bursts, which do not count, it is the largest step on: {}. cow writes, times the original, with a transaction for each request (and for each block of 4 KiB, of the beginning of the trace): {}. {}",
+        "Of the generated bursts, which do not count, it is the largest step on: {}. cow writes, \
+         times the original, with a transaction for each request (and for each block of 4 KiB, of \
+         the beginning of the trace): {}. {}",
         largest(&generated),
         cow.join(", "),
         remark(extent, look, Persistence::Strong)

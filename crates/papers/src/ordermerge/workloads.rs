@@ -16,7 +16,8 @@ use onefold_lab::{
 pub(super) const ITEMS: [Item; 1] = [Item {
     id: "shares",
     name: "Section 4.1: duplicates of the six workloads",
-    says: "update 23 %, install 30 %, BBench 73 %, vehicle 27 %, Hadoop 55 %, YCSB 24 % of the blocks written are duplicates",
+    says: "update 23 %, install 30 %, BBench 73 %, vehicle 27 %, Hadoop 55 %, YCSB 24 % of the \
+           blocks written are duplicates",
     band: "the share of the generated ones within 1 point",
     fitted: false,
     calibrated: None,
@@ -39,8 +40,8 @@ pub(super) struct Shape {
     volume_blocks: u64,
 }
 
-/// The paper's machines and programs are not to be had. What it tells of them is their share of
-/// duplicates; requests, flushes and gaps are ours, after what such programs do.
+/// The paper's machines and programs are not to be had. The paper tells their share of duplicates;
+/// requests, flushes and gaps are ours, after what such programs do.
 pub(super) const SIX: [Shape; 6] = [
     // Lists of packages, written one after the other.
     Shape {

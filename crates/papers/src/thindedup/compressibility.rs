@@ -90,8 +90,9 @@ fn fig_8(extent: &Extent, look: &Look<'_>) -> Judgement {
             outcome.tally.leftover_blocks as f64 / outcome.windows.max(1) as f64
         });
         judgement.remark = format!(
-            "At 40 % and 16, thin writes {share:.2} pages of tables for each window. On hdd-p even one such page costs another flush of 10.3 ms or more, so \
-             the few windows without a compressible block cost more than their share of records."
+            "At 40 % and 16, thin writes {share:.2} pages of tables for each window. On hdd-p even \
+             one such page costs another flush of 10.3 ms or more, so the few windows without a \
+             compressible block cost more than their share of records."
         );
     }
     judgement

@@ -15,8 +15,11 @@ pub(super) const ITEMS: [Item; 2] = [
     Item {
         id: "6",
         name: "Fig 6: duplicates",
-        says: "ideal rises with the ratio, ordered and Dmdedup are flat; thin is above both; on the SSD close to ideal",
-        band: "ordered varies < 15 % over ratios 1 to 8 (hard disk), whether duplicates come evenly or by chance; thin > ordered everywhere; on the SSD thin ≥ 0.9 of ideal up to 2",
+        says: "ideal rises with the ratio, ordered and Dmdedup are flat; thin is above both; on \
+               the SSD close to ideal",
+        band: "ordered varies < 15 % over ratios 1 to 8 (hard disk), whether duplicates come \
+               evenly or by chance; thin > ordered everywhere; on the SSD thin ≥ 0.9 of ideal up \
+               to 2",
         fitted: true,
         calibrated: None,
         cases: fig_6_cases,
@@ -26,7 +29,8 @@ pub(super) const ITEMS: [Item; 2] = [
     Item {
         id: "7",
         name: "Fig 7: metadata written explicitly",
-        says: "near 0 around ratio 2 or with large windows; 27.8 % avoided at 16.08 and window 8 (trace)",
+        says: "near 0 around ratio 2 or with large windows; 27.8 % avoided at 16.08 and window 8 \
+               (trace)",
         band: "hidden within 5 points of the binomial bound at window 8",
         fitted: false,
         calibrated: None,
@@ -111,9 +115,10 @@ fn fig_6(extent: &Extent, look: &Look<'_>) -> Judgement {
         })
     };
     judgement.remark = format!(
-        "How the paper's duplicates are spread is not said. When they come by chance, at ratio 8 every \
-         third window of 8 is stored already, has no data to be written first, and goes without that flush ({:.2} flushes for each window at ratio 8, {:.2} when \
-         they come evenly, {:.2} at ratio 1); hdd-p takes at least 10.3 ms for it.",
+        "How the paper's duplicates are spread is not said. When they come by chance, at ratio 8 \
+         every third window of 8 is stored already, has no data to be written first, and goes \
+         without that flush ({:.2} flushes for each window at ratio 8, {:.2} when they come \
+         evenly, {:.2} at ratio 1); hdd-p takes at least 10.3 ms for it.",
         flushes(0, false, 8.0),
         flushes(0, true, 8.0),
         flushes(0, false, 1.0)

@@ -18,7 +18,8 @@ pub(super) const ITEMS: [Item; 3] = [
     Item {
         id: "4",
         name: "Fig 4: latency, hard disk",
-        says: "p80 at 256 over 32: thin 3.5, ordered 3.2; sequential thin at 32 is faster than ordered at 64 at equal throughput",
+        says: "p80 at 256 over 32: thin 3.5, ordered 3.2; sequential thin at 32 is faster than \
+               ordered at 64 at equal throughput",
         band: "thin 3.0 to 4.0, ordered 2.7 to 3.7; p80 of thin at 32 < 0.7 of ordered at 64",
         fitted: true,
         calibrated: Some("hdd-p's constants, to these two ratios of windows"),
@@ -50,7 +51,8 @@ pub(super) const ITEMS: [Item; 3] = [
         id: "abstract",
         name: "Abstract: latency cut",
         says: "latency cut by up to 88 %; of which system at which window is not said",
-        band: "p50 of thin ≤ 0.12 of Dmdedup's in some setting of the paper's own: Figs 3 to 6, Table I, III-B",
+        band: "p50 of thin ≤ 0.12 of Dmdedup's in some setting of the paper's own: Figs 3 to 6, \
+               Table I, III-B",
         fitted: true,
         calibrated: None,
         cases: |extent| [own_cases(extent), added_cases(extent)].concat(),
@@ -226,7 +228,8 @@ fn cut(extent: &Extent, look: &Look<'_>) -> Judgement {
         look.value(&cow, |measured| what(measured) as f64 / measured.outcome.windows.max(1) as f64)
     };
     judgement.remark = format!(
-        "It cuts {:.1} %: thin takes {:.1} ms and cow {:.1} ms, which writes {:.1} pages of metadata for each window and flushes {:.2} times.",
+        "It cuts {:.1} %: thin takes {:.1} ms and cow {:.1} ms, which writes {:.1} pages of \
+         metadata for each window and flushes {:.2} times.",
         (1.0 - ratio) * 100.0,
         p50(&case),
         p50(&cow),

@@ -121,12 +121,14 @@ pub(crate) fn run(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Results> {
     let about = [
-        "Every figure is a run of the real engine, with real fingerprints, LZ4 and tables, on a device model in virtual time. The devices hdd-p and ssd-p \
-         are fitted to this paper's text: absolute speeds agree because they were made to; ratios between systems are results."
+        "Every figure is a run of the real engine, with real fingerprints, LZ4 and tables, on a \
+         device model in virtual time. The devices hdd-p and ssd-p are fitted to this paper's \
+         text: absolute speeds agree because they were made to; ratios between systems are results."
             .to_owned(),
-        "Systems: ideal writes no metadata; thin as in the paper (split zones, leftover = table); thin, log as in the product (leftover = log); ordered; cow \
-         is Dmdedup. As in the paper, speeds leave out the writing of records into tables afterwards; each is given with it, too. What cow's trees write \
-         is how it commits, and always counts."
+        "Systems: ideal writes no metadata; thin as in the paper (split zones, leftover = table); \
+         thin, log as in the product (leftover = log); ordered; cow is Dmdedup. As in the paper, \
+         speeds leave out the writing of records into tables afterwards; each is given with it, \
+         too. What cow's trees write is how it commits, and always counts."
             .to_owned(),
     ];
     run::run("ThinDedup", &about, &GROUPS, names, extent, progress)

@@ -13,8 +13,10 @@ use crate::{
 pub(super) const ITEMS: [Item; 1] = [Item {
     id: "recovery",
     name: "Recovery",
-    says: "only uncommitted C-zones are scanned; a mapping whose data is missing is found by its fingerprint",
-    band: "at every cut point of a trace acknowledged writes are readable, no wrong data, zones scanned ≤ uncommitted zones",
+    says: "only uncommitted C-zones are scanned; a mapping whose data is missing is found by its \
+           fingerprint",
+    band: "at every cut point of a trace acknowledged writes are readable, no wrong data, zones \
+           scanned ≤ uncommitted zones",
     fitted: false,
     calibrated: None,
     cases: nothing,
@@ -41,9 +43,12 @@ fn recovery(extent: &Extent, _: &Look<'_>) -> Judgement {
         format!("{refused} newer records refused because the block that they name was not there"),
         refused > 0,
     );
-    judgement.remark = "Zones have 64 blocks, so that a short workload fills many. After every write and every flush of the device the store is opened from \
-                        what a power failure leaves: nothing of what was not flushed, all of it, and parts of it down to sectors. A zone is marked ahead \
-                        of its first block, and loses the mark with the next write of its list page after a checkpoint has its records."
+    judgement.remark = "Zones have 64 blocks, so that a short workload fills many. After every \
+                        write and every flush of the device the store is opened from what a power \
+                        failure leaves: nothing of what was not flushed, all of it, and parts of \
+                        it down to sectors. A zone is marked ahead of its first block, and loses \
+                        the mark with the next write of its list page after a checkpoint has its \
+                        records."
         .to_owned();
     judgement
 }

@@ -17,7 +17,8 @@ pub(super) const ITEMS: [Item; 2] = [
         id: "9",
         name: "Table I, Fig 9: FIU segments, hard disk",
         says: "thin over ordered +19 % to +112 %, the least at Mail 16.08",
-        band: "each ≥ +19 %, some ≥ +80 %, the least at Mail 16.08; thin > ordered on every recorded trace",
+        band: "each ≥ +19 %, some ≥ +80 %, the least at Mail 16.08; thin > ordered on every \
+               recorded trace",
         fitted: true,
         calibrated: None,
         cases: |extent| segment_cases(extent, &DeviceKind::HddP),

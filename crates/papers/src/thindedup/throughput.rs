@@ -12,8 +12,10 @@ pub(super) const ITEMS: [Item; 4] = [
     Item {
         id: "3a",
         name: "Fig 3a: random, hard disk",
-        says: "thin/ordered 2.73 (32), about 3 (64), 2.88 (128), smaller at 256; thin at 32 about 2,000/s, as ordered at 256; Dmdedup lowest",
-        band: "thin/ordered ≥ 2.5 at 32, 64, 128, lower at 256 than at 64; thin at 32 1,800 to 2,200/s; ideal ≥ thin > ordered > cow at every window",
+        says: "thin/ordered 2.73 (32), about 3 (64), 2.88 (128), smaller at 256; thin at 32 about \
+               2,000/s, as ordered at 256; Dmdedup lowest",
+        band: "thin/ordered ≥ 2.5 at 32, 64, 128, lower at 256 than at 64; thin at 32 1,800 to \
+               2,200/s; ideal ≥ thin > ordered > cow at every window",
         fitted: true,
         calibrated: Some("hdd-p's constants, to these ratios and speeds"),
         cases: |extent| panel_cases(extent, 0),
@@ -34,11 +36,13 @@ pub(super) const ITEMS: [Item; 4] = [
     Item {
         id: "3c",
         name: "Fig 3c: random, SSD",
-        says: "thin at 8 and ordered at 16 about 2,000/s; more than 95 % of metadata writes avoided; thin close to ideal",
+        says: "thin at 8 and ordered at 16 about 2,000/s; more than 95 % of metadata writes \
+               avoided; thin close to ideal",
         band: "the two within 15 %; thin ≥ 0.95 of ideal; ≥ 95 % of records hidden at 8",
         fitted: true,
         calibrated: Some(
-            "ssd-p's constants, to these two speeds; what is hidden, and thin beside ideal, are not fitted",
+            "ssd-p's constants, to these two speeds; what is hidden, and thin beside ideal, are \
+             not fitted",
         ),
         cases: |extent| panel_cases(extent, 2),
         judge: fig_3c,
@@ -119,7 +123,13 @@ fn fig_3a(extent: &Extent, look: &Look<'_>) -> Judgement {
             [System::Ideal, System::Thin, System::Ordered, System::Cow]
                 .map(|system| speed(window, system));
         if !(ideal >= thin && thin > ordered && ordered > cow) {
-            judgement.check(format!("at {window} ideal {ideal:.0}, thin {thin:.0}, ordered {ordered:.0}, cow {cow:.0}/s"), false);
+            judgement.check(
+                format!(
+                    "at {window} ideal {ideal:.0}, thin {thin:.0}, ordered \
+                                     {ordered:.0}, cow {cow:.0}/s"
+                ),
+                false,
+            );
         }
     }
     judgement.check("order of the systems at every window", judgement.checks.len() == 5);

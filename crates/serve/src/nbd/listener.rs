@@ -227,7 +227,8 @@ impl PrivateDirectory<'_> {
     /// first moment.
     #[allow(
         clippy::disallowed_methods,
-        reason = "the file of a socket has no descriptor to change it by; nobody else enters this directory"
+        reason = "the file of a socket has no descriptor to change it by; nobody else enters this \
+                  directory"
     )]
     fn listening(&self, reach: Reach) -> rustix::io::Result<OwnedFd> {
         let socket =
@@ -334,7 +335,7 @@ impl<'a> Place<'a> {
         let answers = || Err(Error::new(Kind::Busy, format!("another server answers on {path}")));
         match self.knock() {
             Err(Errno::CONNREFUSED) => Ok(()),
-            // Who listens and has no room for one more is there, too.
+            // A server that listens and has no room for one more is there, too.
             Ok(()) | Err(Errno::AGAIN) => answers(),
             Err(error) => {
                 Err(Error::new(Kind::Busy, format!("{path} may belong to another server"))

@@ -13,11 +13,13 @@ macro_rules! statistics {
         pub struct Statistics {
             /// Connections that are open, those in their handshake included.
             pub connections: u64,
-            /// Connections that have a working place; the others wait for their clients, or for a place.
+            /// Connections that have a working place; the others wait for their clients, or for a
+            /// place.
             pub working: u64,
             /// Connections accepted since the start.
             pub accepted: u64,
-            /// Connections closed at once because the limit was reached, and handshakes that gave way to a newcomer.
+            /// Connections closed at once because the limit was reached, and handshakes that gave
+            /// way to a newcomer.
             pub refused: u64,
             /// Sessions that ended by a panic in the server; always zero, or a bug.
             pub panics: u64,

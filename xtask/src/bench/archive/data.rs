@@ -65,7 +65,8 @@ fn vendor(scratch: &Scratch, release: usize, packages: usize) -> Result<PathBuf>
     let line =
         |(name, releases): &(&str, [&str; 2])| format!("{name} = \"={}\"\n", releases[release]);
     let needs: String = CRATES[..packages].iter().map(line).collect();
-    let head = "[package]\nname = \"sources\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\n";
+    let head = "[package]\nname = \"sources\"\nversion = \"0.0.0\"\nedition = \
+                \"2024\"\n\n[workspace]\n\n[dependencies]\n";
     fs::write(project.join("Cargo.toml"), format!("{head}{needs}"))?;
     let mut command = cargo(["vendor", "--quiet", "--versioned-dirs", "vendored"]);
     command.current_dir(&project);

@@ -13,8 +13,8 @@
 //!
 //! Nothing is fitted to the paper's figures of its own system. Processors and disks serve who comes
 //! first. A journal write is waited for by the client, the write of the file system behind it is
-//! not, and both keep the disk busy. What is read in sequence from one object was read ahead by the
-//! file system: it takes the disk's time, but the client does not wait for it.
+//! not, and both keep the disk busy. The file system reads ahead when a client reads one object in
+//! sequence: this takes the disk's time, but the client does not wait for it.
 
 use std::collections::BTreeMap;
 
