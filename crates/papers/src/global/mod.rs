@@ -9,6 +9,7 @@ mod clones;
 mod counted;
 mod database;
 mod placement;
+mod processor;
 mod real;
 mod recovery;
 mod site;

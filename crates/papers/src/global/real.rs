@@ -25,7 +25,12 @@ use onefold_core::{
     object::{Change, Guard, ObjectName, ObjectStore, PoolKind, Read, ReadPart, Refusal, Write},
 };
 
-use super::{clock::load::noise, site::in_blocks, speed::judged};
+use super::{
+    clock::load::noise,
+    processor::{COLUMNS, Cost},
+    site::in_blocks,
+    speed::judged,
+};
 use crate::item::{Extent, Item, Judgement, Look as Found, no_figure, nothing};
 use onefold_lab::{
     report::{Figure, Table},
@@ -197,6 +202,8 @@ struct Speeds {
     plain_read: [f64; 2],
     write: f64,
     read: [f64; 2],
+    /// Of the plain writes, and of those of the volume.
+    cost: [Cost; 2],
 }
 
 const READS: [u64; 2] = [32 << 10, 128 << 10];
@@ -209,6 +216,7 @@ fn plain_round(configuration: &Path, round: u64, volume: &Volume) -> Result<Spee
     let requests = |thread: u64, bytes: u64| {
         (0..SHARE / bytes).map(move |n| (thread * SHARE + n * bytes, (n * bytes) as usize))
     };
+    let begun = Cost::until_now();
     let plain_write = speed(together(|thread| {
         requests(thread, WRITES).try_for_each(|(at, from)| {
             let bytes = contents[thread as usize][from..from + WRITES as usize].to_vec();
@@ -220,13 +228,15 @@ fn plain_round(configuration: &Path, round: u64, volume: &Volume) -> Result<Spee
             store.write(&[op]).remove(0).map(|_| ()).map_err(refused)
         })
     })?);
+    let between = Cost::until_now();
     let write = speed(together(|thread| {
         requests(thread, WRITES).try_for_each(|(at, from)| {
             volume.write_at(at, &contents[thread as usize][from..from + WRITES as usize])
         })
     })?);
+    let cost = [between - begun, Cost::until_now() - between];
     drain(configuration, WORKERS)?;
-    let mut speeds = Speeds { plain_write, write, ..Speeds::default() };
+    let mut speeds = Speeds { plain_write, write, cost, ..Speeds::default() };
     for (n, bytes) in READS.into_iter().enumerate() {
         let right = |thread: u64, from: usize, read: &[u8]| {
             if contents[thread as usize][from..from + read.len()] == *read {
@@ -306,9 +316,32 @@ fn plain(configuration: &Path) -> Result<Judgement> {
     ];
     let columns =
         ["access", "plain pool, MB/s", "volume, MB/s", "share"].map(String::from).to_vec();
-    judgement.figures =
-        vec![Figure::Table(Table { title: "One host, medians".into(), columns, rows })];
+    let count = (THREADS * SHARE / WRITES) as f64;
+    let costs = [("plain pool", 0), ("volume", 1)].map(|(name, which)| {
+        let costs: Vec<Cost> = rounds.iter().map(|speeds| speeds.cost[which]).collect();
+        cost_row(name, &costs, count)
+    });
+    judgement.figures = vec![
+        Figure::Table(Table { title: "One host, medians".into(), columns, rows }),
+        Figure::Table(cost_table("The cost of a write of 128 KiB, medians", costs.to_vec())),
+    ];
     Ok(judgement)
+}
+
+/// The medians of what `count` operations cost in each round.
+fn cost_row(name: &str, costs: &[Cost], count: f64) -> Vec<String> {
+    let of = |value: fn(&Cost) -> f64| median(costs.iter().map(value).collect());
+    let cost = Cost {
+        own: of(|cost| cost.own),
+        disks: of(|cost| cost.disks),
+        written: of(|cost| cost.written),
+    };
+    [&[name.to_owned()][..], &cost.cells(count)].concat()
+}
+
+fn cost_table(title: &str, rows: Vec<Vec<String>>) -> Table {
+    let columns = [&["operation"][..], &COLUMNS].concat();
+    Table { title: title.into(), columns: columns.into_iter().map(String::from).collect(), rows }
 }
 
 /// Requests of 4 KiB at random during the window; a second of them comes before, without being
@@ -392,10 +425,19 @@ fn creates(configuration: &Path, round: u64, count: u64, like_chunks: bool) -> R
     Ok(made.load(Relaxed) as f64 / begun.elapsed().as_secs_f64())
 }
 
-/// Foreground beside a worker over foreground alone; operations of workers over those that the
-/// ratio gives; chunks a second when there is no other load, and creates a second; how often the
-/// worker rested since the cluster was slow.
-fn beside_round(configuration: &Path, session: &Arc<Session>, round: u64) -> Result<[f64; 6]> {
+/// A round beside workers.
+struct Beside {
+    /// Foreground beside a worker over foreground alone; operations of workers over those that the
+    /// ratio gives; chunks a second when there is no other load, and creates a second, plain and
+    /// like chunks; how often the worker rested since the cluster was slow.
+    figures: [f64; 6],
+    /// Chunks of the backlog, and objects that were made.
+    chunks: u64,
+    /// Of draining the backlog, of making plain objects, and of making objects like chunks.
+    cost: [Cost; 3],
+}
+
+fn beside_round(configuration: &Path, session: &Arc<Session>, round: u64) -> Result<Beside> {
     const SIXTEENTH: u64 = OBJECT / 16;
     let names = [format!("busy{round}"), format!("backlog{round}")];
     let sizes = [THREADS * SHARE, 512 * MIB];
@@ -460,28 +502,35 @@ fn beside_round(configuration: &Path, session: &Arc<Session>, round: u64) -> Res
     for at in (0..sizes[1]).step_by(OBJECT as usize) {
         volumes[1].write_at(at, &noise(1 << 57 | round << 40 | at, OBJECT / 2))?;
     }
+    let begun = Cost::until_now();
     let (chunks, seconds) = drain(configuration, WORKERS)?;
+    let drained = Cost::until_now();
     let bare = creates(configuration, round, chunks, false)?;
+    let made = Cost::until_now();
     let like_chunks = creates(configuration, round, chunks, true)?;
+    let cost = [drained - begun, made - drained, Cost::until_now() - made];
     for volume in volumes {
         volume.detach()?;
     }
-    Ok([
+    let figures = [
         beside / alone,
         ratio,
         chunks as f64 / seconds,
         bare,
         like_chunks,
         waits.load(Relaxed) as f64,
-    ])
+    ];
+    Ok(Beside { figures, chunks, cost })
 }
 
 fn beside(configuration: &Path) -> Result<Judgement> {
     let session = session(configuration, Settings { hit_count: 0, ..Settings::default() })?;
-    let rounds: Vec<[f64; 6]> = (0..ROUNDS as u64)
+    let rounds: Vec<Beside> = (0..ROUNDS as u64)
         .map(|round| beside_round(configuration, &session, round))
         .collect::<Result<_>>()?;
-    let of = |value: fn(&[f64; 6]) -> f64| median(rounds.iter().map(value).collect());
+    let of = |value: fn(&[f64; 6]) -> f64| {
+        median(rounds.iter().map(|round| value(&round.figures)).collect())
+    };
     let (share, ratio, idle) =
         (of(|round| round[0]), of(|round| round[1]), of(|round| round[2] / round[3]));
     let mut judgement =
@@ -503,5 +552,15 @@ fn beside(configuration: &Path) -> Result<Judgement> {
         of(|round| round[4]),
         of(|round| round[2] / round[4])
     );
+    let chunks = median(rounds.iter().map(|round| round.chunks as f64).collect());
+    let costs = ["a chunk is deduplicated", "an object is made", "an object like a chunk is made"]
+        .iter()
+        .enumerate()
+        .map(|(which, name)| {
+            let costs: Vec<Cost> = rounds.iter().map(|round| round.cost[which]).collect();
+            cost_row(name, &costs, chunks)
+        });
+    let title = "Idle: the cost of 32 KiB, medians";
+    judgement.figures = vec![Figure::Table(cost_table(title, costs.collect()))];
     Ok(judgement)
 }
