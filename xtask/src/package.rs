@@ -1,4 +1,5 @@
-//! `cargo xtask package`: the Debian package, and a trial of it in a bare Debian 12.
+//! `cargo xtask package`: the Debian package, and a trial of it in a bare Debian 12, which is a step
+//! of the tests, too.
 
 use std::{
     fs,
@@ -10,9 +11,10 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
     chroot::Debian,
-    machine,
+    machine, packages,
     product::{Build, Onefold, path},
     program::{cargo, run as run_program},
+    test::Tally,
 };
 
 /// Longest that packing may take.
@@ -59,7 +61,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
             println!("{} ({} KiB)", package.display(), fs::metadata(&package)?.len() / 1024);
             Ok(true)
         }
-        [word] if word == "--try" => try_out(&pack(Build::Test)?),
+        [word] if word == "--try" => try_out(&pack(Build::Test)?, &debian()?),
         _ => bail!("package takes --try or nothing"),
     }
 }
@@ -100,9 +102,42 @@ fn pack(build: Build) -> Result<PathBuf> {
     Ok(output)
 }
 
-fn try_out(package: &Path) -> Result<bool> {
-    println!("==> Debian 12");
-    let debian = Debian::make("package", "ca-certificates")?;
+/// The step of the tests: the package of the build that they test, tried in a bare Debian 12. Where
+/// that can't be made, the step says so.
+pub(crate) fn step() -> Result<Tally> {
+    let ready = tools().and_then(|()| debian());
+    let debian = match ready {
+        Ok(debian) => debian,
+        Err(why) => {
+            println!("NOT TESTED: a bare Debian 12 could not be made: {why:#}");
+            return Ok(Tally { note: "not tested: no bare Debian 12".into(), ..Tally::default() });
+        }
+    };
+    if try_out(&pack(Build::Test)?, &debian)? {
+        return Ok(Tally::pass("installed, used, removed"));
+    }
+    Ok(Tally::fail("the package does not do what it should"))
+}
+
+/// Installs what makes the package and the system, as far as it is not there.
+fn tools() -> Result<()> {
+    ensure!(machine::is_root(), "a chroot needs root");
+    if machine::find("debootstrap").is_none() {
+        packages::install(&["debootstrap"])?;
+    }
+    if machine::find("cargo-deb").is_none() {
+        // Unoptimised: it is built faster than it would pack faster.
+        run_program(cargo(["install", "--quiet", "--locked", "--debug", "cargo-deb"]), LIMIT)?;
+    }
+    Ok(())
+}
+
+fn debian() -> Result<Debian> {
+    println!("    Debian 12, from its packages");
+    Debian::make("package", "ca-certificates")
+}
+
+fn try_out(package: &Path, debian: &Debian) -> Result<bool> {
     fs::copy(package, debian.path().join("root/onefold.deb"))
         .context("copying the package into the bare system")?;
     debian.run(TRIAL)

@@ -57,13 +57,18 @@ pub(crate) fn ensure() -> Result<String> {
             "type this, then try again:\n    sudo apt-get install --no-install-recommends {line}"
         );
     }
-    apt(&["update"])?;
-    apt(&[&["install", "--yes", "--no-install-recommends"], &packages[..]].concat())?;
+    install(&packages)?;
     let still = missing();
     if !still.is_empty() {
         bail!("still missing after installation: {}", still.join(" "));
     }
     Ok(format!("installed {line}"))
+}
+
+/// Installs packages; the superuser may.
+pub(crate) fn install(packages: &[&str]) -> Result<()> {
+    apt(&["update"])?;
+    apt(&[&["install", "--yes", "--no-install-recommends"], packages].concat())
 }
 
 fn apt(arguments: &[&str]) -> Result<()> {

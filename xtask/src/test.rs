@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::{
     ceph, clients,
     demo::{self, Tools},
-    docs, fuzz, licences, machine, packages, pages, paper,
+    docs, fuzz, licences, machine, package, packages, pages, paper,
     product::Build,
     program::{cargo, run as run_program, show},
     sim, structure, threads,
@@ -46,7 +46,7 @@ struct Step {
     run: fn() -> Result<Tally>,
 }
 
-const STEPS: [Step; 25] = [
+const STEPS: [Step; 26] = [
     Step { name: "format", about: "cargo fmt --check", run: format },
     Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
     Step { name: "features", about: "no planted bug can be in the product", run: features },
@@ -130,6 +130,11 @@ const STEPS: [Step; 25] = [
         name: "clients",
         about: "libnbd, qemu and fio on UNIX and TCP sockets, and on a served archive",
         run: clients::tools,
+    },
+    Step {
+        name: "package",
+        about: "the Debian package: installed, used and removed in a bare Debian 12; root only",
+        run: package::step,
     },
     Step {
         name: "files",

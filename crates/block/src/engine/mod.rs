@@ -335,22 +335,7 @@ impl Engine {
             }
         }
         advanced |= checkpoint::commit_by_checkpoint(&self.kernel, &*self.scheme)?;
-        Ok(self.make_leaves()? || advanced)
-    }
-
-    /// Checkpoints until the leaves exist that a window waits for. Returns whether it did anything;
-    /// it stops where a reader is in the way.
-    fn make_leaves(&self) -> Result<bool> {
-        let mut made = false;
-        while self.kernel.state.lock().leaves_wanted {
-            match checkpoint::checkpoint_for_leaves(&self.kernel, &*self.scheme)? {
-                CheckpointStep::NeedsFlush => drop(self.scheme.make_durable(&self.kernel)?),
-                CheckpointStep::NeedsReaders => break,
-                CheckpointStep::Advanced | CheckpointStep::Idle => {}
-            }
-            made = true;
-        }
-        Ok(made)
+        Ok(make_leaves(&self.kernel, &*self.scheme)? || advanced)
     }
 
     /// Runs the steps until everything gathered so far is durable.
@@ -440,4 +425,19 @@ impl Engine {
     pub fn status(&self) -> Status {
         status::status(&self.kernel)
     }
+}
+
+/// Checkpoints until the leaves exist that a window waits for. Returns whether it did anything;
+/// it stops where a reader is in the way.
+fn make_leaves(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+    let mut made = false;
+    while kernel.state.lock().leaves_wanted {
+        match checkpoint::checkpoint_for_leaves(kernel, scheme)? {
+            CheckpointStep::NeedsFlush => drop(scheme.make_durable(kernel)?),
+            CheckpointStep::NeedsReaders => break,
+            CheckpointStep::Advanced | CheckpointStep::Idle => {}
+        }
+        made = true;
+    }
+    Ok(made)
 }
