@@ -203,7 +203,8 @@ fn clippy() -> Result<Tally> {
     Ok(Tally::pass(""))
 }
 
-/// The engine knows planted bugs only under a feature that nothing in the product asks for.
+/// The engine knows planted bugs only under a feature that nothing in the product asks for, and the
+/// product imports no crate of the workshop.
 fn features() -> Result<Tally> {
     let tree = run_program(
         cargo([
@@ -219,6 +220,12 @@ fn features() -> Result<Tally> {
     )?;
     if let Some(line) = tree.lines().find(|line| line.contains("planted-bugs")) {
         bail!("the product would be built with planted bugs: {}", line.trim());
+    }
+    let product = ["tree", "--quiet", "--package", "onefold-cli", "--edges", "normal,build"];
+    let tree = run_program(cargo(product), LIMIT)?;
+    let workshop = ["onefold-testbed", "onefold-lab", "onefold-sim"];
+    if let Some(line) = tree.lines().find(|line| workshop.iter().any(|name| line.contains(name))) {
+        bail!("the product would be built with the workshop: {}", line.trim());
     }
     Ok(Tally::pass(""))
 }

@@ -1,6 +1,6 @@
 //! Time of the operating system.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use onefold_core::Clock;
 use rustix::time::{ClockId, clock_gettime};
@@ -44,6 +44,11 @@ impl Clock for BootClock {
             u32::try_from(time.tv_nsec).unwrap_or(0),
         )
     }
+}
+
+/// The time of this host since 1970.
+pub(crate) fn wall_time() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -7,7 +7,6 @@
 //! | [`memory_disk`] | [`MemoryDisk`]: a disk in memory, for tests and for benches inside one process |
 //! | [`embedded`] | [`EmbeddedStore`]: an object store in a folder |
 //! | [`rados`] | [`RadosObjects`]: an object store in two pools of a Ceph cluster |
-//! | [`memory_objects`] | [`MemoryObjects`]: an object store in memory, for tests |
 //! | [`metadata_disk`] | [`MetadataDisk`]: keeps metadata and drops payloads, to measure memory over large stores |
 //! | [`directory`] | [`Directory`]: named files in a directory, for an archive |
 //! | [`beneath`] | one name below an open directory, and nothing but a regular file |
@@ -43,7 +42,6 @@ pub mod file_disk;
 pub mod locality;
 pub mod lock;
 pub mod memory_disk;
-pub mod memory_objects;
 pub mod metadata_disk;
 pub mod new_file;
 pub mod peer;
@@ -66,6 +64,5 @@ pub use embedded::{EmbeddedObjects, EmbeddedStore};
 pub use file_disk::{Access, FileDisk, Io, Medium, Options, Preallocate, device_bytes, peek};
 pub use locality::Locality;
 pub use memory_disk::MemoryDisk;
-pub use memory_objects::MemoryObjects;
 pub use metadata_disk::MetadataDisk;
 pub use rados::RadosObjects;

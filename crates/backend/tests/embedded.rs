@@ -8,9 +8,9 @@ use onefold_core::{
     Kind,
     object::{
         Change, Guard, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, Refusal, Write,
-        contract,
     },
 };
+use onefold_testbed::contract;
 
 fn put(name: &str, bytes: Vec<u8>) -> Write {
     Write {
@@ -31,7 +31,7 @@ fn the_contract_of_object_stores_holds() {
     for kind in [PoolKind::Replicated, PoolKind::Erasure] {
         let folder = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::create(&folder.path().join("s"), kind).unwrap();
-        assert_eq!(contract::hold(&store.session(), "t."), Ok(()));
+        assert_eq!(contract::objects::hold(&store.session(), "t."), Ok(()));
     }
 }
 

@@ -11,8 +11,9 @@ use onefold_backend::{
     rados::{Connection, PoolInfo},
 };
 use onefold_core::object::{
-    Change, Guard, ObjectName, ObjectStore, PoolKind, Read, ReadPart, Refusal, Write, contract,
+    Change, Guard, ObjectName, ObjectStore, PoolKind, Read, ReadPart, Refusal, Write,
 };
+use onefold_testbed::contract;
 
 fn connect() -> Arc<Connection> {
     let configuration = PathBuf::from(std::env::var_os("ONEFOLD_TEST_CEPH").unwrap());
@@ -58,7 +59,7 @@ fn write(
 fn the_contract_of_object_stores_holds_on_every_kind_of_pool() {
     for pool in chunk_pools() {
         for (check, result) in
-            contract::run(&session(&pool.name), &format!("contract.{}.", pool.name))
+            contract::objects::run(&session(&pool.name), &format!("contract.{}.", pool.name))
         {
             assert_eq!(result, Ok(()), "{check}, on chunk pool {}", pool.name);
             println!("{}: {check}", pool.name);

@@ -248,8 +248,8 @@ impl Session {
 mod tests {
     use std::sync::Arc;
 
-    use onefold_backend::MemoryObjects;
     use onefold_core::object::PoolKind;
+    use onefold_testbed::MemoryObjects;
 
     use super::*;
     use crate::{Format, Settings, create};

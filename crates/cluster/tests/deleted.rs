@@ -8,9 +8,9 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use onefold_backend::MemoryObjects;
 use onefold_cluster::{Format, Mode, Session, Settings, Volume, What, create, format::ObjectId};
 use onefold_core::object::{ObjectStore, Pool, PoolKind, Refusal};
+use onefold_testbed::MemoryObjects;
 use support::{Fault, Faulty};
 
 const OBJECT: u64 = 64 << 10;

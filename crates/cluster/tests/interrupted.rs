@@ -8,9 +8,9 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use onefold_backend::MemoryObjects;
 use onefold_cluster::{Format, Mode, Scrub, Session, Settings, Volume, create};
 use onefold_core::object::{PoolKind, Refusal};
+use onefold_testbed::MemoryObjects;
 use support::{Fault, Faulty};
 
 /// True when the shrink was done after so many operations.

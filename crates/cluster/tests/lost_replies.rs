@@ -12,11 +12,11 @@ use std::{
     time::Duration,
 };
 
-use onefold_backend::MemoryObjects;
 use onefold_cluster::{
     Dedup, Format, Mode, Published, Session, Settings, Volume, Watermarks, Worker, create,
 };
 use onefold_core::object::{PoolKind, Refusal};
+use onefold_testbed::MemoryObjects;
 use support::{Fault, Faulty};
 
 fn publish(session: &Session, works: bool) {

@@ -24,9 +24,9 @@ use onefold_core::{
     object::{
         Change, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal,
         Space, Version, Write,
-        model::{Object, Objects},
     },
 };
+use onefold_testbed::{Objects, objects::Object};
 use parking_lot::Mutex;
 
 use crate::{mutator::Random, reach};

@@ -11,8 +11,7 @@ use onefold_core::{
     BLOCK_BYTES, Block,
     compress::{Lz4, WORST_BYTES},
 };
-
-use crate::rng::{Rng, mix};
+use onefold_testbed::rng::{SplitMix, mix};
 
 /// BLAKE2b-128 of a block of zeroes, as traces name it.
 const ZERO_HASH: [u8; 16] = [
@@ -128,9 +127,9 @@ impl Recipe {
         (made.0 == block.0).then_some(recipe)
     }
 
-    fn rng(&self) -> Rng {
+    fn rng(&self) -> SplitMix {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = self.hash;
-        Rng::new(
+        SplitMix::new(
             mix(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
                 ^ u64::from_le_bytes([i, j, k, l, m, n, o, p]),
         )

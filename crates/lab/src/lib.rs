@@ -24,7 +24,6 @@ macro_rules! between {
     };
 }
 
-mod clock;
 pub mod content;
 pub mod crash;
 pub mod device;
@@ -34,12 +33,9 @@ pub mod record;
 pub mod replay;
 pub mod report;
 pub mod request;
-pub mod rng;
 pub mod subject;
 pub mod sweep;
 pub mod trace;
 pub mod workload;
 
-pub use clock::VirtualClock;
 pub use content::Content;
-pub use rng::Rng;

@@ -4,9 +4,9 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use onefold_core::{BLOCK_BYTES, Block, BlockRead, Class, Disk, Error, Lba, VolumeId, VolumeInfo};
+use onefold_testbed::{VirtualClock, VirtualDisk};
 
 use crate::{
-    VirtualClock, VirtualDisk,
     checker::{Checker, Failure},
     model::{Key, Model},
     run::Sim,

@@ -2,10 +2,10 @@
 
 use std::{process::ExitCode, time::Instant};
 
+use onefold_testbed::{Fault, Reach};
+
 use crate::{
-    disk::Fault,
     exhaust::{exhaust, small, small_merging},
-    reach::Reach,
     runner::{Config, Outcome, bugs, run_params, run_seed, run_seeds, shrink},
     subject::{StoreOptions, Subject},
 };

@@ -1,10 +1,10 @@
 //! Clients: their requests, and the answers that they must get.
 
 use onefold_core::{BLOCK_BYTES, Block, BlockRead, Error, ExtentKind, Kind, Lba, Ticket};
+use onefold_testbed::content::{Content, ZEROES};
 
 use crate::{
     checker::{Checker, Failure},
-    content::{Content, ZEROES},
     model::{Key, Outcome},
     params::{Op, Profile},
     run::{Flow, Sim},

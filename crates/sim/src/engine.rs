@@ -20,11 +20,9 @@ use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Clock, Disk, Extent, Fingerprinter, Lba, Pba, Result, Ticket,
     VolumeId, VolumeInfo, VolumeLimits, ZoneId,
 };
+use onefold_testbed::{Rng, VirtualDisk, disk::Image};
 
 use crate::{
-    VirtualDisk,
-    disk::Image,
-    rng::Rng,
     subject::{Ack, Report, Schedules, Step, StoreOptions, Subject},
     verifier::{self, Reading},
 };

@@ -11,15 +11,16 @@ use std::sync::{
 };
 
 use onefold_core::{Algorithm, BLOCK_BYTES, Block, BlockRead, Clock, Disk, Lba, Result, Ticket};
+use onefold_testbed::{
+    Rng, VirtualClock, VirtualDisk,
+    content::Palette,
+    disk::{Image, Snapshot},
+};
 use parking_lot::Mutex;
 
 use crate::{
-    VirtualClock, VirtualDisk,
     checker::{Checker, Failure},
-    content::Palette,
-    disk::{Image, Snapshot},
     model::{Key, Model, Outcome, Verb},
-    rng::Rng,
     runner::guarded,
     subject::{Ack, Step, StoreOptions, Subject},
 };
@@ -292,7 +293,7 @@ fn perform<S: Subject>(
         }
         Act::Duplicate(to, from) => (to, vec![model.live(0, from)[0]]),
         Act::Trim(first, n) | Act::Zeroes(first, n) => {
-            (first, vec![crate::content::ZEROES; n as usize])
+            (first, vec![onefold_testbed::content::ZEROES; n as usize])
         }
         Act::Step(_) | Act::All(_) => (0, Vec::new()),
     };

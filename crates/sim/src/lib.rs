@@ -1,7 +1,7 @@
 //! Deterministic crash and fault simulation of Onefold's real engines.
 //!
 //! A seed and a commit are one run: the seed gives the [parameters](params), the workload, the
-//! schedule of the engine's steps, the faults of the [disk](VirtualDisk) and what each power
+//! schedule of the engine's steps, the faults of the [disk](onefold_testbed::VirtualDisk) and what each power
 //! failure leaves of the unflushed writes. The [model] knows what every block may
 //! hold; a [`Failure`](checker::Failure) names the [`Checker`](checker::Checker), that is, the
 //! invariant that is broken.
@@ -24,21 +24,13 @@ mod catalogue;
 pub mod checker;
 pub mod cli;
 mod client;
-mod clock;
 pub mod cluster;
-pub mod content;
-pub mod disk;
 pub mod engine;
 pub mod exhaust;
 pub mod model;
 pub mod params;
-pub mod reach;
-pub mod rng;
 mod run;
 pub mod runner;
 mod schedule;
 pub mod subject;
 pub mod verifier;
-
-pub use clock::VirtualClock;
-pub use disk::{Fault, VirtualDisk};

@@ -14,11 +14,9 @@ mod verbs;
 use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{BLOCK_BYTES, VolumeId};
+use onefold_testbed::content::{Content, Contents, ZEROES};
 
-use crate::{
-    checker::{Checker, Failure},
-    content::{Content, Contents, ZEROES},
-};
+use crate::checker::{Checker, Failure};
 use cell::{Cell, Standing};
 use verbs::Doubt;
 pub use verbs::Verb;

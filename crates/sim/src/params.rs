@@ -3,13 +3,9 @@
 use std::time::Duration;
 
 use onefold_core::Algorithm;
+use onefold_testbed::{Fault, Rng, content::Palette};
 
-use crate::{
-    content::Palette,
-    disk::Fault,
-    rng::Rng,
-    subject::{StoreOptions, Tight},
-};
+use crate::subject::{StoreOptions, Tight};
 
 /// The theme of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

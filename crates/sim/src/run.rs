@@ -8,14 +8,12 @@
 use std::sync::Arc;
 
 use onefold_core::{Class, Clock, Disk, Error, Kind};
+use onefold_testbed::{Fault, Reach, Rng, VirtualClock, VirtualDisk};
 
 use crate::{
-    Fault, VirtualClock, VirtualDisk,
     checker::{Checker, Failure},
     model::Model,
     params::{Op, Params, Profile, churn},
-    reach::Reach,
-    rng::Rng,
     subject::{Report, Schedules, Step, Subject},
 };
 

@@ -10,12 +10,12 @@ use std::{
     },
 };
 
+use onefold_testbed::Reach;
 use parking_lot::Mutex;
 
 use crate::{
     checker::{Checker, Failure},
     params::{Params, Profile},
-    reach::Reach,
     run::Sim,
     subject::Subject,
 };

@@ -8,8 +8,9 @@ use onefold_core::{
     Algorithm, Block, BlockRead, Clock, Disk, Extent, Lba, Pba, Result, Ticket, VolumeId,
     VolumeInfo,
 };
+use onefold_testbed::{Rng, VirtualDisk};
 
-use crate::{VirtualDisk, rng::Rng, verifier::Reading};
+use crate::verifier::Reading;
 
 /// How a store is made and opened; drawn from the seed.
 #[derive(Clone, Debug, PartialEq, Eq)]

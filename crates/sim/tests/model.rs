@@ -3,9 +3,9 @@
 use onefold_core::{VolumeId, VolumeInfo};
 use onefold_sim::{
     checker::Checker,
-    content::{Content, ZEROES},
     model::{Model, Outcome, Verb},
 };
+use onefold_testbed::content::{Content, ZEROES};
 
 /// A model with one volume, and three contents.
 fn model() -> (Model, [Content; 3]) {

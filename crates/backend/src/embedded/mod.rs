@@ -59,8 +59,8 @@ pub use self::guard::is_guarded;
 use self::{blocks::Blocks, guard::guarded, tables::Tables};
 use crate::{
     beneath::{Beneath, Stands, Word},
+    clock::wall_time,
     lock,
-    memory_objects::wall_time,
 };
 
 /// The file of `redb`.

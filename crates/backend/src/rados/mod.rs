@@ -49,7 +49,7 @@ use self::{
     connection::{Cursor, PoolIo},
     operation::Flight,
 };
-use crate::memory_objects::wall_time;
+use crate::clock::wall_time;
 
 /// Listings that can be continued, for each session; the oldest one is dropped.
 const LISTINGS: usize = 64;

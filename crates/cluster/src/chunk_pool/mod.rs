@@ -383,7 +383,7 @@ impl ChunkPool {
 
 #[cfg(test)]
 mod tests {
-    use onefold_backend::MemoryObjects;
+    use onefold_testbed::MemoryObjects;
 
     use super::*;
     use crate::{Format, Session, Settings, create, format::ObjectId};

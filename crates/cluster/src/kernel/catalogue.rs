@@ -231,7 +231,7 @@ impl Kernel {
 
 #[cfg(test)]
 mod tests {
-    use onefold_backend::MemoryObjects;
+    use onefold_testbed::MemoryObjects;
 
     use super::*;
     use crate::Session;

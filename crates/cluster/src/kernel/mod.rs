@@ -135,8 +135,8 @@ impl Kernel {
 
 #[cfg(test)]
 mod tests {
-    use onefold_backend::MemoryObjects;
     use onefold_core::object::PoolKind;
+    use onefold_testbed::MemoryObjects;
 
     use super::*;
     use crate::{Mode, Session};

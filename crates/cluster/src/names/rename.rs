@@ -468,8 +468,8 @@ fn moving(value: &[u8]) -> Result<Option<Moving>, Refusal> {
 mod tests {
     use std::sync::Arc;
 
-    use onefold_backend::MemoryObjects;
     use onefold_core::{Exports, object::PoolKind};
+    use onefold_testbed::MemoryObjects;
 
     use super::*;
     use crate::{ClusterExports, Format, Mode, Session, Settings, Volume, create};

@@ -135,8 +135,8 @@ fn shards(session: &Session) -> Result<Vec<u16>, Refusal> {
 mod tests {
     use std::{collections::BTreeSet, sync::Arc};
 
-    use onefold_backend::MemoryObjects;
     use onefold_core::object::PoolKind;
+    use onefold_testbed::MemoryObjects;
 
     use super::*;
     use crate::{Format, Settings, create};

@@ -222,8 +222,8 @@ impl Promotion {
 mod tests {
     use std::{sync::Arc, time::Duration};
 
-    use onefold_backend::MemoryObjects;
     use onefold_core::object::PoolKind;
+    use onefold_testbed::MemoryObjects;
 
     use crate::{Format, Mode, Session, Settings, Volume, Watermarks, Worker, create};
 

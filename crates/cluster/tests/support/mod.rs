@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use onefold_backend::MemoryObjects;
 use onefold_core::object::{
     Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Space,
     Version, Write,
 };
+use onefold_testbed::MemoryObjects;
 
 /// The refusal that a write gets in place of its result, and whether the write is applied anyway.
 pub(crate) struct Fault {

@@ -4,9 +4,8 @@
 use std::{collections::HashMap, sync::Arc};
 
 use onefold_core::{BLOCK_BYTES, Block, Disk, Error, Kind, Pba, Read, Result, Run};
+use onefold_testbed::SplitMix;
 use parking_lot::Mutex;
-
-use crate::Rng;
 
 /// Blocks of the medium; those that were never written are zeroes.
 pub(super) type Image = HashMap<u64, Arc<Block>>;
@@ -143,7 +142,7 @@ impl Medium {
     }
 
     /// The medium after a power failure.
-    pub(super) fn cut(&self, left: Left, rng: &mut Rng) -> Image {
+    pub(super) fn cut(&self, left: Left, rng: &mut SplitMix) -> Image {
         let mut image = self.durable.clone();
         for (at, block) in &self.cached {
             let sectors = match left {

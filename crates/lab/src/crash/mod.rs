@@ -21,11 +21,12 @@ use onefold_block::{
     format::{Identity, geometry::Geometry, zone_list::Page},
 };
 use onefold_core::{Block, Clock, Disk, Error, Kind, Lba, Read, Result};
+use onefold_testbed::{SplitMix, VirtualClock};
 use serde::{Deserialize, Serialize};
 
 use self::disk::{Journal, Left, Medium, Step};
 use crate::{
-    Content, Rng, VirtualClock,
+    Content,
     request::{Source, What},
     subject::{Choice, Recovered, Store, Subject},
 };
@@ -296,7 +297,7 @@ fn cut_everywhere(
     let mut outcome =
         Outcome { client_blocks: life.blocks, checkpoints: life.checkpoints, ..Outcome::default() };
     let mut medium = Medium::default();
-    let mut rng = Rng::new(seed);
+    let mut rng = SplitMix::new(seed);
     let mut zones = HashSet::new();
     for (number, step) in steps.iter().enumerate() {
         medium.step(step);

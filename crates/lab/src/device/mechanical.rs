@@ -9,9 +9,9 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use onefold_core::{Pba, Run};
+use onefold_testbed::clock::nanoseconds;
 
 use super::Model;
-use crate::clock::nanoseconds;
 
 /// Nanoseconds of a turn.
 const TURN: u64 = 60_000_000_000 / 7200;
@@ -162,12 +162,10 @@ impl Model for Hdd {
 #[cfg(test)]
 mod tests {
     use onefold_core::{Class, Disk};
+    use onefold_testbed::SplitMix;
 
     use super::*;
-    use crate::{
-        device::{DeviceKind, tests::Bench},
-        rng::Rng,
-    };
+    use crate::device::{DeviceKind, tests::Bench};
 
     fn near(got: f64, wanted: f64) {
         assert!((got - wanted).abs() < 0.01, "{got} is not {wanted}");
@@ -210,7 +208,7 @@ mod tests {
     #[test]
     fn random_synced_writes_take_what_the_paper_measured() {
         let bench = Bench::new(&DeviceKind::HddM, BLOCKS);
-        let mut rng = Rng::new(3);
+        let mut rng = SplitMix::new(3);
         let blocks = 120_000_000_000 / 4096;
         let mut times: Vec<f64> = (0..4000).map(|_| synced(&bench, rng.below(blocks), 1)).collect();
         times.sort_by(f64::total_cmp);

@@ -28,10 +28,11 @@ use std::{
 
 use onefold_backend::{FileDisk, Preallocate, new_file::Spot};
 use onefold_core::{BlockRef, Class, Clock, Disk, Error, Kind, Pba, Read, Result, Run};
+use onefold_testbed::VirtualClock;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::{VirtualClock, medium::Medium};
+use crate::medium::Medium;
 
 /// How long things take on a device. Times are those at which the device begins, since a rotating
 /// disk cares.

@@ -4,7 +4,7 @@
 //! are expected to break. This module has the expectation itself: a stripe breaks unless its `k`
 //! chunks are all unique or all duplicates.
 
-use crate::Rng;
+use onefold_testbed::SplitMix;
 
 /// Stripes of `k` chunks, filled by chance from `unique` and `duplicates`, of which the expected
 /// number holds some of both.
@@ -23,7 +23,7 @@ pub fn broken(unique: u64, duplicates: u64, k: u64) -> f64 {
 /// The same by drawing, the mean of `rounds`.
 #[must_use]
 pub fn drawn(unique: u64, duplicates: u64, k: u64, rounds: u64, seed: u64) -> f64 {
-    let mut rng = Rng::new(seed);
+    let mut rng = SplitMix::new(seed);
     let mut chunks: Vec<bool> = (0..unique + duplicates).map(|n| n < unique).collect();
     let mut found = 0;
     for _ in 0..rounds {

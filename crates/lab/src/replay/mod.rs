@@ -19,13 +19,14 @@ use std::{sync::Arc, time::Instant};
 
 pub use onefold_block::schedule::Anticipation;
 use onefold_core::Result;
+use onefold_testbed::VirtualClock;
 
 use self::run::Run;
 pub use self::{
     outcome::{Latency, Outcome, Phase},
     plan::{Clients, Plan, Setting, Speed},
 };
-use crate::{VirtualClock, request::Source, subject};
+use crate::{request::Source, subject};
 
 /// Replays all requests of a source. `progress` hears of the steps done.
 ///

@@ -7,6 +7,7 @@ use onefold_block::{
     schedule::{Rounds, Unflushed, WriteBack},
 };
 use onefold_core::{Block, Clock, Error, Kind, Lba, Result};
+use onefold_testbed::VirtualClock;
 
 use super::{
     oracle::Oracle,
@@ -14,7 +15,6 @@ use super::{
     plan::{Plan, Speed},
 };
 use crate::{
-    VirtualClock,
     device::{Counts, Device},
     request::{Request, What},
     subject::{Subject, Tally},

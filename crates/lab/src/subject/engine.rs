@@ -16,9 +16,9 @@ use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Kind, Lba, Result, VolumeId, VolumeLimits,
     block,
 };
+use onefold_testbed::VirtualClock;
 
 use super::{Choice, Scheme, Subject, Tally};
-use crate::VirtualClock;
 
 /// The volume of every store.
 const VOLUME: &str = "volume";

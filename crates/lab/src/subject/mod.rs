@@ -19,9 +19,10 @@ use onefold_block::{
     },
 };
 use onefold_core::{Block, Error, Kind, Lba, Result};
+use onefold_testbed::VirtualClock;
 use serde::{Deserialize, Serialize};
 
-use crate::{VirtualClock, device::Device};
+use crate::device::Device;
 
 /// How metadata is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

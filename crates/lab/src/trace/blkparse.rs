@@ -13,6 +13,7 @@ use std::{
 
 use blake2::{Blake2b, Digest, digest::consts::U16};
 use onefold_core::{Error, Kind, Lba, Result};
+use onefold_testbed::rng::{SplitMix, mix};
 
 use super::{
     Input,
@@ -21,7 +22,6 @@ use super::{
 use crate::{
     Content,
     request::{Request, Source, What},
-    rng::{Rng, mix},
 };
 
 /// Longest line: a request of 16 MiB with a hash for each sector.
@@ -53,7 +53,11 @@ impl Default for Assumed {
 impl Assumed {
     /// The LZ4 size of the content that `chance` stands for.
     pub(crate) fn lz4(&self, chance: u64) -> u16 {
-        if Rng::new(chance).chance(self.compressible) { (4096.0 / self.ratio) as u16 } else { 4096 }
+        if SplitMix::new(chance).chance(self.compressible) {
+            (4096.0 / self.ratio) as u16
+        } else {
+            4096
+        }
     }
 }
 

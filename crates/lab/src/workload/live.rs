@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::{Content, Rng};
+use onefold_testbed::SplitMix;
+
+use crate::Content;
 
 /// Live contents. Drawing takes the same time however many there are, and depends on the order of
 /// writes alone.
@@ -16,7 +18,7 @@ pub(super) struct Live {
 
 impl Live {
     /// Any live content.
-    pub(super) fn pick(&self, rng: &mut Rng) -> Option<Content> {
+    pub(super) fn pick(&self, rng: &mut SplitMix) -> Option<Content> {
         self.contents.get(rng.below(self.contents.len() as u64) as usize).copied()
     }
 

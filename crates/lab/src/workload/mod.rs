@@ -12,11 +12,12 @@ mod live;
 use std::{fmt, rc::Rc, str::FromStr, time::Duration};
 
 use onefold_core::{Error, Kind, Lba};
+use onefold_testbed::SplitMix;
 use serde::{Deserialize, Serialize};
 
 use self::live::Live;
 use crate::{
-    Content, Rng,
+    Content,
     request::{Request, Source, What},
     trace::Assumed,
 };
@@ -184,7 +185,7 @@ impl Workload {
 /// Generates requests.
 struct Writes {
     workload: Workload,
-    rng: Rng,
+    rng: SplitMix,
     live: Live,
     /// Blocks written, and those whose content was chosen.
     done: u64,
@@ -202,7 +203,7 @@ struct Writes {
 
 impl Writes {
     fn new(workload: Workload) -> Writes {
-        let rng = Rng::new(workload.seed);
+        let rng = SplitMix::new(workload.seed);
         Writes {
             workload,
             rng,

@@ -7,13 +7,13 @@ use onefold_archive::{
     Archive, ArchiveExports, FilterName, INDEX_PAGE_BYTES, Ingest, Settings, VolumeCounts, Volumes,
 };
 use onefold_core::{Exports, Result};
+use onefold_testbed::SplitMix;
 
 use super::{
     files::MemoryFiles,
     ingest::{BLOCK_BYTES, CACHED_PART, CLIENTS, Setup, filled, index_pages},
     traffic::{Generation, Shape, Stream},
 };
-use onefold_lab::rng::Rng;
 
 /// The counts of the two times that the volumes were written over.
 pub(super) struct Rewritten {
@@ -29,7 +29,7 @@ pub(super) struct Rewritten {
 /// archive is opened anew.
 pub(super) fn rewritten(setup: &Setup) -> Result<Rewritten> {
     let files = filled(setup.chunking, setup.filler)?;
-    let mut rng = Rng::new(976);
+    let mut rng = SplitMix::new(976);
     let first = Generation::first(CLIENTS, setup.bytes / CLIENTS as u64, &Shape::PAPER, &mut rng);
     let next = first.next(&Shape::PAPER, &mut rng);
     let size = |n: usize| first.streams[n].bytes().max(next.streams[n].bytes());

@@ -13,6 +13,7 @@ use onefold_archive::{
     FilterName, Format, Reader, Session, Settings, Shape, StreamWriter, Verify, Writing, check,
 };
 use onefold_core::Result;
+use onefold_testbed::SplitMix;
 
 use super::{
     files::{Image, MemoryFiles, Step},
@@ -20,7 +21,6 @@ use super::{
     traffic::{self, Stream},
 };
 use crate::item::{Extent, Item, Judgement, no_figure, nothing};
-use onefold_lab::rng::Rng;
 
 /// The statement about crashes.
 pub(super) const ITEMS: [Item; 1] = [Item {
@@ -149,7 +149,7 @@ fn workload(generations: u64) -> Result<(Image, Vec<Step>, Vec<(usize, Catalogue
         temporal: 0.8,
         ..traffic::Shape::PAPER
     };
-    let mut rng = Rng::new(5);
+    let mut rng = SplitMix::new(5);
     let mut generation = traffic::Generation::first(1, 200_000, &shape, &mut rng);
     let mut catalogue = Catalogue::new();
     let mut marks = vec![(0, catalogue.clone())];
@@ -180,7 +180,7 @@ enum Left {
     Some,
 }
 
-fn left(durable: &Image, pending: &[Step], left: Left, rng: &mut Rng) -> Image {
+fn left(durable: &Image, pending: &[Step], left: Left, rng: &mut SplitMix) -> Image {
     let mut image = durable.clone();
     for step in pending {
         match (left, step) {
@@ -251,10 +251,14 @@ impl Found {
             }
             let mut now = if newer { after.clone() } else { before.clone() };
             collect(&files)?;
-            let more =
-                traffic::Generation::first(1, 100_000, &traffic::Shape::PAPER, &mut Rng::new(77))
-                    .streams
-                    .remove(0);
+            let more = traffic::Generation::first(
+                1,
+                100_000,
+                &traffic::Shape::PAPER,
+                &mut SplitMix::new(77),
+            )
+            .streams
+            .remove(0);
             put(&files, "more", &more)?;
             now.insert("more".to_owned(), more);
             self.went_on += 1;
@@ -280,7 +284,7 @@ impl Found {
 fn crashes(extent: &Extent, judgement: &mut Judgement) -> Result<()> {
     let (base, steps, marks) = workload(if extent.quick { 4 } else { 12 })?;
     let (mut durable, mut pending) = (base, Vec::new());
-    let (mut rng, mut found, mut mark) = (Rng::new(11), Found::default(), 0);
+    let (mut rng, mut found, mut mark) = (SplitMix::new(11), Found::default(), 0);
     for (cut, step) in steps.iter().enumerate() {
         go(&mut durable, &mut pending, step);
         while marks.get(mark + 1).is_some_and(|next| next.0 <= cut + 1) {
@@ -349,7 +353,7 @@ mod tests {
             let mut found = Found::default();
             let end = &marks[marks.len() - 1].1;
             found.look(
-                left(&durable, &pending, Left::Nothing, &mut Rng::new(1)),
+                left(&durable, &pending, Left::Nothing, &mut SplitMix::new(1)),
                 end,
                 end,
                 false,

@@ -13,13 +13,13 @@ use onefold_archive::{
     INDEX_PAGE_BYTES, Session, Settings, Shape, StreamWriter, Writing, rebuild_chunk_index,
 };
 use onefold_core::{Error, Kind, Result};
+use onefold_testbed::SplitMix;
 use parking_lot::Mutex;
 
 use super::{
     files::{Asked, MemoryFiles},
     traffic::{self, Stream},
 };
-use onefold_lab::rng::Rng;
 
 /// Bytes of a client's request, and of a block of a volume (dedupv1 4.1).
 pub(super) const BLOCK_BYTES: usize = 128 << 10;
@@ -142,7 +142,7 @@ fn ingest(setup: &Setup) -> Result<[Ingested; 2]> {
     if setup.distance_kib > 0 {
         shape.distance = f64::from(setup.distance_kib) * 1024.0;
     }
-    let mut rng = Rng::new(976);
+    let mut rng = SplitMix::new(976);
     let first = traffic::Generation::first(CLIENTS, setup.bytes / CLIENTS as u64, &shape, &mut rng);
     let second = first.next(&shape, &mut rng);
     let mut one = put(&files, setup, "first", &first.streams)?;
@@ -179,7 +179,7 @@ pub(super) fn filled(chunking: &'static str, chunks: u64) -> Result<MemoryFiles>
     let mut writer = StreamWriter::new(&session, 0);
     let mut writing = Writing::default();
     let mut cutting = Cutting::new(format.chunking);
-    let mut rng = Rng::new(7);
+    let mut rng = SplitMix::new(7);
     for n in 0..chunks {
         for word in cutting.room()[..FILLER_BYTES].as_chunks_mut::<8>().0 {
             *word = rng.next().to_le_bytes();

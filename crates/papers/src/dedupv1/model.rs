@@ -14,8 +14,9 @@ use std::{
     collections::{BinaryHeap, VecDeque},
 };
 
+use onefold_testbed::SplitMix;
+
 use super::ingest::{Cost, Ingested};
-use onefold_lab::rng::Rng;
 
 /// Nanoseconds.
 type Time = u64;
@@ -138,7 +139,7 @@ struct World<'a> {
     readers: usize,
     waiting: VecDeque<usize>,
     index: Index,
-    rng: Rng,
+    rng: SplitMix,
     owed: f64,
     spent: [Time; 6],
     index_reads: u64,
@@ -177,7 +178,7 @@ pub(super) fn time(run: &Ingested, clients: usize, index: Index) -> Timed {
         readers,
         waiting: VecDeque::new(),
         index,
-        rng: Rng::new(3),
+        rng: SplitMix::new(3),
         owed: 0.0,
         spent: [0; 6],
         index_reads: 0,

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use onefold_lab::rng::{Rng, mix};
+use onefold_testbed::rng::{SplitMix, mix};
 
 /// Means and shares.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -124,7 +124,7 @@ fn noise(source: u64, at: u64, into: &mut [u8]) {
 }
 
 /// A length of this mean, at least one.
-fn length(rng: &mut Rng, mean: f64) -> u64 {
+fn length(rng: &mut SplitMix, mean: f64) -> u64 {
     (-mean * (1.0 - rng.unit()).ln()).max(1.0) as u64
 }
 
@@ -137,7 +137,12 @@ pub(super) struct Generation {
 
 impl Generation {
     /// A first generation of `bytes` bytes for each client.
-    pub(super) fn first(clients: usize, bytes: u64, shape: &Shape, rng: &mut Rng) -> Generation {
+    pub(super) fn first(
+        clients: usize,
+        bytes: u64,
+        shape: &Shape,
+        rng: &mut SplitMix,
+    ) -> Generation {
         let mut generation = Generation { streams: Vec::new(), next_source: 0 };
         let per_unique = shape.internal / (1.0 - shape.internal);
         for _ in 0..clients {
@@ -159,7 +164,7 @@ impl Generation {
     }
 
     /// The generation after this one: as much data, nearly all of it old.
-    pub(super) fn next(&self, shape: &Shape, rng: &mut Rng) -> Generation {
+    pub(super) fn next(&self, shape: &Shape, rng: &mut SplitMix) -> Generation {
         let mut generation = Generation { streams: Vec::new(), next_source: self.next_source };
         let (internal, share) = shape.next_internal;
         let unique = shape.next_unique * (1.0 - share);
@@ -221,7 +226,7 @@ impl Generation {
 }
 
 /// Repeats a stretch of the stream that ends some way back.
-fn repeat(stream: &mut Stream, bytes: u64, distance: f64, rng: &mut Rng) {
+fn repeat(stream: &mut Stream, bytes: u64, distance: f64, rng: &mut SplitMix) {
     let bytes = bytes.min(stream.bytes);
     let start = (stream.bytes - bytes).saturating_sub(length(rng, distance));
     stream.part(start, bytes).into_iter().for_each(|extent| stream.push(extent));
@@ -255,7 +260,7 @@ mod tests {
 
     #[test]
     fn shares_are_those_of_the_paper() {
-        let mut rng = Rng::new(1);
+        let mut rng = SplitMix::new(1);
         let first = Generation::first(4, 64 << 20, &Shape::PAPER, &mut rng);
         let second = first.next(&Shape::PAPER, &mut rng);
         assert_eq!((first.bytes(), second.bytes()), (256 << 20, 256 << 20));
@@ -270,7 +275,7 @@ mod tests {
 
     #[test]
     fn bytes_do_not_depend_on_how_they_are_read() {
-        let generation = Generation::first(1, 3_000_000, &Shape::PAPER, &mut Rng::new(2));
+        let generation = Generation::first(1, 3_000_000, &Shape::PAPER, &mut SplitMix::new(2));
         let stream = &generation.streams[0];
         let mut whole = vec![0; 3_000_000];
         assert_eq!(stream.read(0, &mut whole), whole.len());

@@ -5,11 +5,11 @@ use std::{
     time::Duration,
 };
 
-use onefold_backend::MemoryObjects;
 use onefold_core::object::{
     Change, Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Seen,
     Space, Version, Write,
 };
+use onefold_testbed::MemoryObjects;
 
 /// The requests. Bytes are data, keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

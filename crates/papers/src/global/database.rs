@@ -16,9 +16,9 @@ use crate::item::{Extent, Good, Item, Judgement, Look, no_figure, nothing};
 use onefold_lab::{
     content::Content,
     report::{Figure, Table},
-    rng::{Rng, mix},
     trace::{Op, Reader},
 };
+use onefold_testbed::rng::{SplitMix, mix};
 
 /// The database.
 pub(super) const ITEMS: [Item; 1] = [Item {
@@ -64,7 +64,7 @@ enum Request {
 /// Requests of the trace, each write with what it held, brought into `span` bytes, and reads of
 /// random places.
 fn requests(path: &Path, span: u64, count: usize) -> Result<Vec<Request>> {
-    let mut rng = Rng::new(12);
+    let mut rng = SplitMix::new(12);
     let mut requests: Vec<Request> = Vec::new();
     let mut last = None;
     for record in Reader::open(path)? {

@@ -11,9 +11,9 @@ use super::clones;
 use crate::item::{Extent, Item, Judgement, Look, no_figure, nothing};
 use onefold_lab::{
     report::{Figure, Table},
-    rng::Rng,
     trace::{Op, Reader},
 };
+use onefold_testbed::SplitMix;
 
 /// Where data lies, and what is found there.
 pub(super) const ITEMS: [Item; 2] = [
@@ -59,7 +59,7 @@ fn saved<T: Ord + Copy>(
     chunks: &[T],
     object_chunks: usize,
     nodes: usize,
-    rng: &mut Rng,
+    rng: &mut SplitMix,
 ) -> (f64, f64) {
     let mut local: Vec<BTreeSet<T>> = vec![BTreeSet::new(); nodes];
     let mut global: BTreeSet<T> = BTreeSet::new();
@@ -73,7 +73,7 @@ fn saved<T: Ord + Copy>(
 }
 
 /// Every chunk twice, in any order.
-fn pairs(count: usize, rng: &mut Rng) -> Vec<u64> {
+fn pairs(count: usize, rng: &mut SplitMix) -> Vec<u64> {
     let mut chunks: Vec<u64> = (0..count as u64).map(|n| n / 2).collect();
     for n in (1..count).rev() {
         chunks.swap(n, rng.below(n as u64 + 1) as usize);
@@ -82,7 +82,7 @@ fn pairs(count: usize, rng: &mut Rng) -> Vec<u64> {
 }
 
 /// Half of the chunks are new, each other one repeats one of these by chance.
-fn repeats(count: usize, rng: &mut Rng) -> Vec<u64> {
+fn repeats(count: usize, rng: &mut SplitMix) -> Vec<u64> {
     let mut different = 0;
     let next = |_| {
         if different == 0 || rng.chance(0.5) {
@@ -104,10 +104,10 @@ fn table1(extent: &Extent, _: &Look<'_>) -> Judgement {
             .to_vec(),
         rows: vec![["paper", "15.5", "8.1", "5.5", "4.1", "50"].map(String::from).to_vec()],
     };
-    let generators: [(&str, fn(usize, &mut Rng) -> Vec<u64>); 2] =
+    let generators: [(&str, fn(usize, &mut SplitMix) -> Vec<u64>); 2] =
         [("pairs", pairs), ("repeats", repeats)];
     for (name, generator) in generators {
-        let mut rng = Rng::new(1);
+        let mut rng = SplitMix::new(1);
         let chunks = generator(count, &mut rng);
         let found = OSDS.map(|nodes| saved(&chunks, OBJECT_CHUNKS, nodes, &mut rng));
         let local = found.map(|(local, _)| local);
@@ -195,7 +195,7 @@ fn figure3(extent: &Extent, _: &Look<'_>) -> Judgement {
                 Ok(chunks) => {
                     judgement.blocks += chunks.len() as u64 * chunk_blocks;
                     let (local, global) =
-                        saved(&chunks, (1024 / chunk_blocks) as usize, 16, &mut Rng::new(2));
+                        saved(&chunks, (1024 / chunk_blocks) as usize, 16, &mut SplitMix::new(2));
                     let text = format!(
                         "{name}, chunks of {size}: local {local:.1} %, global {global:.1} %"
                     );

@@ -32,10 +32,8 @@ use super::{
     speed::judged,
 };
 use crate::item::{Extent, Item, Judgement, Look as Found, no_figure, nothing};
-use onefold_lab::{
-    report::{Figure, Table},
-    rng::Rng,
-};
+use onefold_lab::report::{Figure, Table};
+use onefold_testbed::SplitMix;
 
 /// The statements that are measured on a real cluster.
 pub(super) const ITEMS: [Item; 2] = [
@@ -358,7 +356,7 @@ fn small_writes(
     let mut counted = (0, Duration::ZERO);
     thread::scope(|scope| {
         let write = |thread: u64| -> Result<()> {
-            let mut rng = Rng::new(seed << 8 | thread);
+            let mut rng = SplitMix::new(seed << 8 | thread);
             let blocks = THREADS * SHARE / 4096;
             while !over.load(Relaxed) {
                 volume.write_at(rng.below(blocks) * 4096, &noise(rng.next(), 4096))?;

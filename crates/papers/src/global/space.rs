@@ -7,10 +7,8 @@ use super::{
     site::{Site, blocks, in_blocks, metadata_bytes},
 };
 use crate::item::{Extent, Item, Judgement, Look, no_figure, nothing};
-use onefold_lab::{
-    report::{Axis, Figure, Lines, Series, Table},
-    rng::Rng,
-};
+use onefold_lab::report::{Axis, Figure, Lines, Series, Table};
+use onefold_testbed::SplitMix;
 
 /// Space.
 pub(super) const ITEMS: [Item; 2] = [
@@ -56,7 +54,7 @@ fn runs(bytes: u64) -> Vec<u64> {
     const UNIT: u64 = 4;
     const ALIGNED: u64 = 16;
     const UNITS_MAX: u64 = 512;
-    let mut rng = Rng::new(3);
+    let mut rng = SplitMix::new(3);
     let mut numbers: Vec<u64> = Vec::new();
     let mut kept: Vec<(usize, usize)> = Vec::new();
     let mut next = 0;

@@ -8,13 +8,13 @@ use std::{
 };
 
 use onefold_archive::Rule;
+use onefold_testbed::Reach;
 use parking_lot::Mutex;
 
 use super::{Outcome, run_seed};
 use crate::{
     checker::{Checker, Failure},
     cli::{number, range, traces},
-    reach::Reach,
 };
 
 const USAGE: &str = "\

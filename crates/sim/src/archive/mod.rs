@@ -5,9 +5,7 @@
 //! A change that was under way may be there or not, and once it was seen it stays.
 
 pub mod cli;
-pub mod files;
 mod heal;
-mod mount;
 mod rad;
 mod run;
 mod volumes;

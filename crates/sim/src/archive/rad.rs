@@ -1,11 +1,9 @@
 //! Archives with late encoding: what is drawn, and what must be true of where chunks lie.
 
 use onefold_archive::{Class, Container, ContainerKind, PLACES_MAX, Rad, Tables};
+use onefold_testbed::Rng;
 
-use crate::{
-    checker::{Checker, Failure},
-    rng::Rng,
-};
+use crate::checker::{Checker, Failure};
 
 /// Late encoding for half of the archives on several nodes: delay, batch and codes by chance.
 pub(super) fn draw(seed: u64, (nodes, n, k): (usize, usize, usize)) -> Option<Rad> {

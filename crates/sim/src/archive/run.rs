@@ -17,16 +17,11 @@ use onefold_archive::{
     Session, Settings, Spread, StreamWriter, VOLUME_BLOCK_BYTES, Writing,
 };
 use onefold_core::{Error, Files, Kind};
+use onefold_testbed::{Reach, Rng, VirtualFiles, files::Mount};
 
-use super::{
-    files::VirtualFiles,
-    mount::Mount,
-    volumes::{Disk, Serving},
-};
+use super::volumes::{Disk, Serving};
 use crate::{
     checker::{Checker, Failure},
-    reach::Reach,
-    rng::Rng,
     runner::guarded,
 };
 
@@ -160,7 +155,7 @@ pub(super) struct Sim {
 impl Sim {
     fn new(params: Params, loud: bool) -> Sim {
         let mut rng = Rng::new(params.seed);
-        let files = VirtualFiles::new(rng.fork());
+        let files = VirtualFiles::new(damage::LAYOUT, rng.fork());
         let aside = Rng::new(params.seed ^ 0x6e6f_7465_645f_726f);
         let faults = Rng::new(params.seed ^ 0x6661_756c_745f_6d65);
         let mut pool = Vec::new();

@@ -3,10 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_cluster::format::{Chunk, ObjectId, Reference, Stamp, entry, entry::Entry, key};
-use onefold_core::object::{
-    Change, ObjectName, Pool, PoolKind, Write,
-    model::{Object, Objects},
-};
+use onefold_core::object::{Change, ObjectName, Pool, PoolKind, Write};
+use onefold_testbed::{Objects, objects::Object};
 
 use super::{model::Finding, naming};
 

@@ -7,13 +7,11 @@ use std::{
     time::Instant,
 };
 
+use onefold_testbed::Reach;
 use parking_lot::Mutex;
 
 use super::{Finding, Outcome, bugs, run_seed};
-use crate::{
-    cli::{number, range, traces},
-    reach::Reach,
-};
+use crate::cli::{number, range, traces};
 
 const USAGE: &str = "\
 Simulation of the cluster engine. Without arguments: 2,000 seeds.

@@ -8,17 +8,15 @@
 use std::{sync::Arc, time::Duration};
 
 use onefold_cluster::{Scrub, Session, Volume, Worker, format::Chunk};
-use onefold_core::{
-    Error, Kind,
-    object::{ObjectName, model::Object},
-};
+use onefold_core::{Error, Kind, object::ObjectName};
+use onefold_testbed::objects::Object;
 
 use super::{
     check,
     model::{Finding, SECTOR, content},
     world::{Inner, World},
 };
-use crate::rng::Rng;
+use onefold_testbed::Rng;
 
 /// So far a clock is set back.
 const BACK: Duration = Duration::from_secs(86400);

@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use onefold_cluster::{Mode, PlantedBug, Scrub, Session, Volume, Watermarks, Worker};
 use onefold_core::{Error, object::ObjectName};
+use onefold_testbed::Reach;
 
 pub use model::Finding;
 pub use params::Params;
@@ -35,7 +36,6 @@ use self::{
     store::SimStore,
     world::{Role, World},
 };
-use crate::reach::Reach;
 
 /// How one seed ended.
 #[derive(Clone, Debug)]

@@ -9,7 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_cluster::format::key;
-use onefold_core::object::{Change, Write, model::Objects};
+use onefold_core::object::{Change, Write};
+use onefold_testbed::Objects;
 
 use super::model::Finding;
 

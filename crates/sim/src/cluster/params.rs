@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use onefold_cluster::{Cut, Dedup, Format, PlantedBug, Settings};
 use onefold_core::object::PoolKind;
-
-use crate::rng::Rng;
+use onefold_testbed::Rng;
 
 /// All parameters of a run.
 #[derive(Clone, Debug)]

@@ -17,8 +17,8 @@ use std::{
 use onefold_cluster::format::{Reference, key};
 use onefold_core::object::{
     Change, Holder, ObjectName, Page, Pool, Read, ReadResult, Refusal, Version, Write,
-    model::Objects,
 };
+use onefold_testbed::Objects;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use self::events::Next;
@@ -30,7 +30,7 @@ use super::{
     params::Params,
     store::SimStore,
 };
-use crate::{reach::Reach, rng::Rng};
+use onefold_testbed::{Reach, Rng};
 
 /// Copies of operations that may still come, at most.
 const LATE_MAX: usize = 24;

@@ -1,6 +1,6 @@
 //! One block of a volume in the model: its durable value and the versions since.
 
-use crate::content::{Content, ZEROES};
+use onefold_testbed::content::{Content, ZEROES};
 
 /// Is a version there?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

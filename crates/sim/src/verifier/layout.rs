@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::BLOCK_BYTES;
+use onefold_testbed::disk::Image;
 
 use super::{Reader, blocks, checksum, number, tree::Pointer, zero};
-use crate::disk::Image;
 
 /// The places of the superblocks.
 const PLACES: [u64; 2] = [0, 8];

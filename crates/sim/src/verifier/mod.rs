@@ -19,8 +19,8 @@ use std::{
 };
 
 use onefold_core::BLOCK_BYTES;
+use onefold_testbed::disk::{Bytes, Image};
 
-use crate::disk::{Bytes, Image};
 use layout::Superblock;
 use tree::Pointer;
 

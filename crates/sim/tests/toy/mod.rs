@@ -10,10 +10,8 @@ use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, BlockRef, Class, Clock, Disk, Error, Extent, ExtentKind, Kind,
     Pba, Read, Result, Run, Ticket, VolumeId, VolumeInfo, checksum,
 };
-use onefold_sim::{
-    VirtualDisk,
-    subject::{Ack, Report, Step, StoreOptions, Subject},
-};
+use onefold_sim::subject::{Ack, Report, Step, StoreOptions, Subject};
+use onefold_testbed::VirtualDisk;
 use parking_lot::Mutex;
 
 const SKIPPED_FLUSH: usize = 0;

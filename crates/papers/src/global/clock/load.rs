@@ -14,10 +14,10 @@ use onefold_core::{
     BLOCK_BYTES, Result,
     object::{Change, Guard, ObjectName, ObjectStore, PoolKind, Read, ReadPart, Write},
 };
+use onefold_testbed::rng::{SplitMix, mix};
 use parking_lot::Mutex;
 
 use super::{store::ClockedObjects, world::World};
-use onefold_lab::rng::{Rng, mix};
 
 /// Nanoseconds of a second.
 pub(in super::super) const SECOND: u64 = 1_000_000_000;
@@ -135,7 +135,7 @@ impl Told {
 
 /// Bytes that nobody else has.
 pub(in super::super) fn noise(seed: u64, bytes: u64) -> Vec<u8> {
-    let mut rng = Rng::new(mix(seed));
+    let mut rng = SplitMix::new(mix(seed));
     let mut noise = vec![0; bytes as usize];
     noise.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&rng.next().to_le_bytes()));
     noise
@@ -145,7 +145,7 @@ pub(in super::super) fn noise(seed: u64, bytes: u64) -> Vec<u8> {
 struct Path {
     access: Access,
     span: u64,
-    rng: Rng,
+    rng: SplitMix,
     at: u64,
 }
 
@@ -367,7 +367,7 @@ pub(in super::super) fn run(plan: &Plan) -> Result<Told> {
     for (n, target) in lanes.into_iter().enumerate() {
         let (access, span, told) = (plan.access, plan.span, told.clone());
         target.store().clone().start(move || {
-            let mut path = Path { access, span, rng: Rng::new(n as u64), at: n as u64 * 7 };
+            let mut path = Path { access, span, rng: SplitMix::new(n as u64), at: n as u64 * 7 };
             let mut buffer = noise(n as u64, access.bytes);
             let mut published = u64::MAX;
             loop {

@@ -130,7 +130,7 @@ impl ObjectStore for ClockedObjects {
 
 #[cfg(test)]
 mod tests {
-    use onefold_core::object::contract;
+    use onefold_testbed::contract::objects as contract;
 
     use super::*;
 

@@ -15,8 +15,9 @@ use std::{
 
 use onefold_core::{
     Error, Kind, Result,
-    object::{ObjectName, PoolKind, Read, ReadResult, Refusal, Version, Write, model::Objects},
+    object::{ObjectName, PoolKind, Read, ReadResult, Refusal, Version, Write},
 };
+use onefold_testbed::Objects;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::cluster::{Cluster, HASH, names_chunk};

@@ -6,12 +6,10 @@
 //! must be as it was, and an error must name what is damaged.
 
 use onefold_core::{Error, Kind};
+use onefold_testbed::files::{Layout, Wrong};
 
 use super::{Actors, Medium, Sim, Stop, Unsure, names::Known};
-use crate::{
-    archive::files::{METADATA, Wrong},
-    checker::{Checker, Failure},
-};
+use crate::checker::{Checker, Failure};
 
 /// Parts without a second copy, and what an error calls them: the log; the first snapshot, which
 /// has none before it; and counts, which are made anew when they are damaged before a collection
@@ -23,7 +21,13 @@ const SINGLE: [(&str, &str); 4] = [
     ("counts-", "usage counts"),
 ];
 
+/// The beginnings of the names of files that hold no data of streams.
+const METADATA: [&str; 7] = ["label", "snapshot-", "log-", "index-", "counts-", "maps", "vouched"];
+
 const METADATA_FILES: usize = METADATA.len();
+
+/// What the medium knows of an archive's files.
+pub(super) const LAYOUT: Layout = Layout { metadata: &METADATA, twice: "label" };
 
 impl Sim {
     /// A file of metadata is damaged, now or with a write to come.
@@ -36,7 +40,8 @@ impl Sim {
             Medium::MisdirectedWrites => Some(Wrong::Misdirected),
             Medium::Good | Medium::FailedSyncs => return,
         };
-        self.files.write_vouched_through();
+        // Damage of the log's end is noticed by what is vouched for, once that is on the medium.
+        self.files.write_through("vouched");
         match wrong {
             Some(how) => self.files.arm_wrong_write(how, &prefix, self.faults.below(4)),
             None if self.files.damage(&prefix, medium == Medium::Unreadable, &mut self.faults) => {}
@@ -83,7 +88,8 @@ impl Sim {
             && message.contains("snapshot");
         single
             || both
-            || (message.contains("both places of the label") && self.files.is_label_lost())
+            || (message.contains("both places of the label")
+                && self.files.damaged_pages("label") > 1)
     }
 
     /// After a crash, on a medium that is damaged: what is there is right, and what is not is

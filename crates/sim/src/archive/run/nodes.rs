@@ -6,8 +6,8 @@ use onefold_archive::{
     Absent, Archive, Nodes, Replacement, repair_units as repair, replace_nodes as replace,
 };
 use onefold_core::Files;
+use onefold_testbed::files::Mount;
 
-use super::super::mount::Mount;
 use super::{Actors, Flow, Sim, Stop};
 use crate::{checker::Checker, checker::Failure};
 

@@ -1,9 +1,9 @@
 //! Draws all parameters of a run from its seed, before it begins.
 
 use onefold_archive::{Chunking, Compression, Rad};
+use onefold_testbed::Rng;
 
 use super::super::rad;
-use crate::rng::Rng;
 
 /// The kind of faults that a run injects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use onefold_core::{Block, BlockRef, Class, Disk, Kind, Pba, Read, Run};
-use onefold_sim::{Fault, VirtualClock, VirtualDisk, rng::Rng};
+use onefold_testbed::{Fault, Rng, VirtualClock, VirtualDisk};
 
 fn disk() -> VirtualDisk {
     VirtualDisk::new(64, Arc::new(VirtualClock::default()), Rng::new(1))

@@ -1,27 +1,19 @@
-//! The only source of chance in a simulation: xoshiro256**, seeded by splitmix64.
+//! Chance from a seed. Simulations and the laboratory have a generator each, because their seeds
+//! and published figures depend on it.
 //!
 //! *Invariant:* the same seed gives the same numbers on every machine and in every version of the
 //! toolchain, so a seed and a commit are one run.
 
-/// A small generator of pseudo-random numbers.
+/// The generator of simulations: xoshiro256**, seeded by splitmix64.
 #[derive(Clone, Debug)]
 pub struct Rng([u64; 4]);
-
-/// One step of splitmix64: spreads near seeds far apart.
-fn splitmix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
 
 impl Rng {
     /// The generator that belongs to `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Rng {
-        let mut state = seed;
-        Rng(std::array::from_fn(|_| splitmix(&mut state)))
+        let mut state = SplitMix::new(seed);
+        Rng(std::array::from_fn(|_| state.next()))
     }
 
     /// A generator of its own for one purpose, so that more numbers drawn here change nothing
@@ -92,6 +84,49 @@ impl Rng {
     }
 }
 
+/// The laboratory's generator: splitmix64, whose whole state is one number, so that the noise of a
+/// content is a function of its hash.
+#[derive(Clone, Debug)]
+pub struct SplitMix(u64);
+
+impl SplitMix {
+    /// The generator that belongs to `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> SplitMix {
+        SplitMix(seed)
+    }
+
+    /// The next 64 bits.
+    #[allow(clippy::should_implement_trait)] // never ends, so that an iterator would only add an Option
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// A number below `n`; 0 when `n` is 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+    }
+
+    /// True with this probability.
+    pub fn chance(&mut self, of: f64) -> bool {
+        self.unit() < of
+    }
+
+    /// A number of `0.0..1.0`.
+    pub fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// Spreads near numbers far apart; different numbers stay different.
+#[must_use]
+pub fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,6 +138,8 @@ mod tests {
             [rng.next(), rng.next(), rng.next()],
             [12966619160104079557, 9600361134598540522, 10590380919521690900]
         );
+        let mut rng = SplitMix::new(0);
+        assert_eq!([rng.next(), rng.next()], [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4]);
     }
 
     #[test]
@@ -111,5 +148,9 @@ mod tests {
         assert!((0..1000).all(|_| (3..=5).contains(&rng.within(3, 5)) && rng.below(2) < 2));
         assert!((0..100).all(|_| rng.weighted(&[0, 4, 0]) == 1));
         assert_eq!(rng.below(0), 0);
+        let mut rng = SplitMix::new(0);
+        assert!((0..1000).all(|_| rng.below(3) < 3 && rng.unit() < 1.0));
+        assert_eq!(rng.below(0), 0);
+        assert!(!rng.chance(0.0) && rng.chance(1.0));
     }
 }

@@ -6,7 +6,7 @@
 //! masks exists for each (keep that one, lose the later ones).
 
 use super::Bytes;
-use crate::rng::Rng;
+use crate::Rng;
 
 /// A block write that no flush has made durable.
 #[derive(Clone)]

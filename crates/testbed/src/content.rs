@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::{BLOCK_BYTES, checksum};
 
-use crate::{disk::Bytes, rng::Rng};
+use crate::{Rng, disk::Bytes};
 
 /// Names a content. Equal numbers, equal bytes, and the other way round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

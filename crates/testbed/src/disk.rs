@@ -28,7 +28,7 @@ pub use fault::Fault;
 pub use image::{Bytes, Image, SECTOR_BYTES, SECTORS};
 use state::{State, host_full, power_failed};
 
-use crate::{VirtualClock, reach::Reach, rng::Rng};
+use crate::{Reach, Rng, VirtualClock};
 
 /// The state at one moment inside a write call: what a crash there can choose from.
 #[derive(Clone)]

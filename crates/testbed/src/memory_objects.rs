@@ -7,9 +7,11 @@ use std::{
 
 use onefold_core::object::{
     Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Space,
-    Version, Write, model::Objects,
+    Version, Write,
 };
 use parking_lot::Mutex;
+
+use crate::Objects;
 
 /// One session of an object store in memory.
 pub struct MemoryObjects {
@@ -39,7 +41,7 @@ impl MemoryObjects {
 }
 
 /// The time of this host since 1970.
-pub(crate) fn wall_time() -> Duration {
+fn wall_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -127,9 +129,9 @@ impl ObjectStore for MemoryObjects {
 
 #[cfg(test)]
 mod tests {
-    use onefold_core::object::contract;
 
     use super::*;
+    use crate::contract::objects as contract;
 
     #[test]
     fn memory_keeps_the_contract_of_object_stores() {

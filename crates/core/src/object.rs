@@ -1,14 +1,5 @@
 //! The object store, as the cluster engine sees it: compound operations, atomic on one object and
 //! on nothing more.
-//!
-//! | module | what |
-//! |---|---|
-//! | this one | [`ObjectStore`], its operations and what it refuses |
-//! | [`model`] | what each operation means, on objects in memory |
-//! | [`contract`] | what every store must keep; run on all of them |
-
-pub mod contract;
-pub mod model;
 
 use std::{fmt, time::Duration};
 

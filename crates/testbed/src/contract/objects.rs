@@ -1,11 +1,10 @@
-//! The contract of every [`ObjectStore`], as checks that run on any store, also on a cluster before
-//! a Onefold store is made on it.
+//! The contract of every [`ObjectStore`], also of those on a real cluster.
 //!
 //! Names begin with a prefix of the caller's. A check removes the objects that it made.
 
 use std::time::Duration;
 
-use super::{
+use onefold_core::object::{
     Change, Guard, ObjectName, ObjectStore, Pool, PoolKind, Read, ReadPart, ReadResult, Refusal,
     Seen, Version, Write,
 };

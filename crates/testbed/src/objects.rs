@@ -1,11 +1,11 @@
-//! The meaning of each operation of an [`ObjectStore`](super::ObjectStore), on objects in memory.
+//! The meaning of each operation of an [`ObjectStore`](onefold_core::ObjectStore), on objects in memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
-use super::{
+use onefold_core::object::{
     Change, Guard, Holder, ObjectName, Page, Pool, PoolKind, Read, ReadPart, ReadResult, Refusal,
     Seen, Version, Write,
 };

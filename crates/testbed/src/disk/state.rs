@@ -14,7 +14,7 @@ use super::{
     fault::{Call, Fault, Plan},
     image,
 };
-use crate::{VirtualClock, reach::Reach, rng::Rng};
+use crate::{Reach, Rng, VirtualClock};
 
 /// A sector that holds what it must not.
 #[derive(Clone)]

@@ -7,6 +7,8 @@
 //! name. A sync that fails drops the data that it should have written, as page caches do: reads may
 //! see it for a while, later syncs succeed without it.
 
+mod mount;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -15,14 +17,21 @@ use std::{
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
 use parking_lot::Mutex;
 
-use crate::{reach::Reach, rng::Rng};
+pub use self::mount::Mount;
+use crate::{Reach, Rng};
 
 const SECTOR: usize = 512;
 const PAGE: u64 = 4096;
 
-/// The beginnings of the names of files that hold no data of streams.
-pub const METADATA: [&str; 7] =
-    ["label", "snapshot-", "log-", "index-", "counts-", "maps", "vouched"];
+/// The names of the files that a program keeps, as far as faults distinguish them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Layout {
+    /// The beginnings of the names of files that a misdirected write may land in.
+    pub metadata: &'static [&'static str],
+    /// The name of the file that holds one thing in two places. A write to one of them never lands
+    /// in the other, and [`mend`](VirtualFiles::mend) leaves one that was lost as it is.
+    pub twice: &'static str,
+}
 
 #[derive(Clone, Debug)]
 enum Change {
@@ -142,9 +151,10 @@ struct WrongWrite {
 
 /// All files, and what is to go wrong.
 struct State {
+    layout: Layout,
     damage: Damage,
-    /// The label of which a write is lost.
-    label_stays_lost: Option<String>,
+    /// The file with two places, when it is one of its writes that goes wrong.
+    stays_lost: Option<String>,
     /// Files whose changes are durable at once.
     write_through: BTreeSet<u64>,
     nodes: BTreeMap<u64, Node>,
@@ -191,11 +201,12 @@ fn power_failed() -> Error {
 impl VirtualFiles {
     /// No files.
     #[must_use]
-    pub fn new(rng: Rng) -> VirtualFiles {
+    pub fn new(layout: Layout, rng: Rng) -> VirtualFiles {
         let aside = Rng::new(rng.clone().next() ^ 0x7379_6e63_5f66_6169);
         VirtualFiles(Arc::new(Mutex::new(State {
+            layout,
             damage: Damage::default(),
-            label_stays_lost: None,
+            stays_lost: None,
             write_through: BTreeSet::new(),
             nodes: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -278,7 +289,7 @@ impl VirtualFiles {
     ///
     /// # Errors
     /// As [`sync_names`](Files::sync_names).
-    pub fn sync_names_of(&self, prefix: &str) -> Result<()> {
+    fn sync_names_of(&self, prefix: &str) -> Result<()> {
         let mut state = self.0.lock();
         if state.change(b"names", true)? {
             return Err(power_failed());
@@ -368,7 +379,7 @@ impl VirtualFiles {
     pub fn arm_wrong_write(&self, how: Wrong, prefix: &str, syncs: u64) {
         let mut state = self.0.lock();
         state.damage.armed = Some((how, prefix.to_owned(), syncs));
-        state.label_stays_lost = (file_name(prefix) == "label").then(|| prefix.to_owned());
+        state.stays_lost = (file_name(prefix) == state.layout.twice).then(|| prefix.to_owned());
     }
 
     /// Puts back what should be there, wherever nothing else was written since.
@@ -376,8 +387,8 @@ impl VirtualFiles {
         let mut state = self.0.lock();
         let state = &mut *state;
         state.damage = Damage::default();
-        // A label that was lost does not come back: nothing needs it.
-        let lost = state.label_stays_lost.as_ref().and_then(|label| state.names.get(label));
+        // Nothing needs the place that was lost, so it does not come back.
+        let lost = state.stays_lost.as_ref().and_then(|name| state.names.get(name));
         for (id, node) in &mut state.nodes {
             if lost == Some(id) {
                 (node.durable.hurt, node.view.hurt) = Default::default();
@@ -387,17 +398,17 @@ impl VirtualFiles {
         }
     }
 
-    /// True when both places of the label are damaged.
+    /// The number of pages of a file in which bytes are damaged; 0 when there is no such file.
     #[must_use]
-    pub fn is_label_lost(&self) -> bool {
+    pub fn damaged_pages(&self, name: &str) -> usize {
         let state = self.0.lock();
-        let node = state.names.get("label").and_then(|id| state.nodes.get(id));
-        let places: BTreeSet<u64> = node
+        let node = state.names.get(name).and_then(|id| state.nodes.get(id));
+        let pages: BTreeSet<u64> = node
             .iter()
             .flat_map(|node| node.view.hurt.keys())
             .map(|at| *at as u64 / PAGE)
             .collect();
-        places.len() > 1
+        pages.len()
     }
 
     /// True when bytes are not what they should be.
@@ -410,13 +421,12 @@ impl VirtualFiles {
             .any(|node| !(node.durable.hurt.is_empty() && node.view.hurt.is_empty()))
     }
 
-    /// Lets what is vouched for be on the medium at once, as if time passed: damage of the log's
-    /// end is noticed by it.
-    pub fn write_vouched_through(&self) {
+    /// Makes the files of this name durable, now and with each later change, as if time passed.
+    pub fn write_through(&self, file: &str) {
         let mut state = self.0.lock();
         let state = &mut *state;
-        let is_vouched = |(name, _): &(&String, &u64)| file_name(name) == "vouched";
-        state.write_through = state.names.iter().filter(is_vouched).map(|(_, &id)| id).collect();
+        let is_it = |(name, _): &(&String, &u64)| file_name(name) == file;
+        state.write_through = state.names.iter().filter(is_it).map(|(_, &id)| id).collect();
         for id in &state.write_through {
             let Some(node) = state.nodes.get_mut(id) else { continue };
             for change in node.unsynced.drain(..) {
@@ -565,15 +575,16 @@ impl State {
         let written = self.names.iter().find(|(_, of)| **of == id).map(|(name, _)| name.as_str());
         let disk = written.map(directory).unwrap_or_default().to_owned();
         let may = |name: &str| {
-            name.strip_prefix(&*disk)
-                .is_some_and(|name| METADATA.iter().any(|prefix| name.starts_with(prefix)))
+            name.strip_prefix(&*disk).is_some_and(|name| {
+                self.layout.metadata.iter().any(|prefix| name.starts_with(prefix))
+            })
         };
         let others: Vec<u64> =
             self.names.iter().filter(|(name, _)| may(name)).map(|(_, &id)| id).collect();
         let to = if self.aside.percent(50) { Some(id) } else { self.aside.pick(&others).copied() };
-        // The label's other place is the copy of the one that was missed.
-        let label = self.names.get(&format!("{disk}label")).copied();
-        if to == label && label == Some(id) {
+        // The other place of a file with two is the copy of the one that was missed.
+        let twice = self.names.get(&format!("{disk}{}", self.layout.twice)).copied();
+        if to == twice && twice == Some(id) {
             return;
         }
         let Some(node) = to.and_then(|id| self.nodes.get_mut(&id)) else { return };
@@ -907,53 +918,5 @@ impl File for VirtualFile {
 
     fn punch(&self, at: u64, bytes: u64) -> Result<()> {
         self.change(at, Change::Punch(at, bytes))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use onefold_archive::{Archive, Format, Rule, Settings};
-
-    use super::*;
-
-    /// A volume is created; its process is killed inside the call `crash`, a reader looks, and the
-    /// power fails: was it shown, and is it there?
-    fn shown_and_there(seed: u64, crash: u64, broken: Option<Rule>) -> (bool, bool) {
-        let files = VirtualFiles::new(Rng::new(seed));
-        let open = |writes| {
-            let settings = Settings { broken, ..Settings::default() };
-            Archive::open(Arc::new(files.clone()), writes, settings).unwrap()
-        };
-        let has = |archive: &Archive| archive.tables().volume("v").is_ok();
-        Archive::create(
-            &files,
-            &Format { reserve_bytes: 0, ..Format::new([7; 16], [8; 32], [9; 16]) },
-        )
-        .unwrap();
-        let archive = open(true);
-        files.arm_crash(crash);
-        let _ = archive.create_volume("v", 4, 1_000);
-        drop(archive);
-        files.kill();
-        let shown = has(&open(false));
-        files.power_cycle();
-        (shown, has(&open(true)))
-    }
-
-    fn vanished(broken: Option<Rule>) -> (u32, u32) {
-        let (mut shown, mut vanished) = (0, 0);
-        for (seed, crash) in (0..20).flat_map(|seed| (0..8).map(move |crash| (seed, crash))) {
-            let (was_shown, is_there) = shown_and_there(seed, crash, broken);
-            shown += u32::from(was_shown);
-            vanished += u32::from(was_shown && !is_there);
-        }
-        (shown, vanished)
-    }
-
-    #[test]
-    fn rule_01_what_a_reader_showed_does_not_vanish_with_the_power() {
-        let (shown, gone) = vanished(None);
-        assert!(shown > 20 && gone == 0, "{gone} of {shown}");
-        assert!(vanished(Some(Rule::TailDurableBeforeRead)).1 > 0);
     }
 }

@@ -7,11 +7,11 @@ use std::sync::{
 
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
 
-use super::files::VirtualFiles;
+use super::VirtualFiles;
 
 /// The files whose names begin with a prefix, as a directory of its own.
 #[derive(Clone)]
-pub(super) struct Mount {
+pub struct Mount {
     files: VirtualFiles,
     prefix: String,
     gone: Arc<AtomicBool>,
@@ -20,24 +20,24 @@ pub(super) struct Mount {
 impl Mount {
     /// The directory of this name, which is there.
     #[must_use]
-    pub(super) fn new(files: &VirtualFiles, name: &str) -> Mount {
+    pub fn new(files: &VirtualFiles, name: &str) -> Mount {
         Mount { files: files.clone(), prefix: format!("{name}/"), gone: Arc::default() }
     }
 
     /// The beginning of its files' names.
     #[must_use]
-    pub(super) fn prefix(&self) -> &str {
+    pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
     /// Lets the node go, or come back with what it had.
-    pub(super) fn set_gone(&self, gone: bool) {
+    pub fn set_gone(&self, gone: bool) {
         self.gone.store(gone, Relaxed);
     }
 
     /// True when nothing of it can be reached.
     #[must_use]
-    pub(super) fn is_gone(&self) -> bool {
+    pub fn is_gone(&self) -> bool {
         self.gone.load(Relaxed)
     }
 

@@ -1,0 +1,3 @@
+//! Contracts: what every implementation of a trait must keep, as checks that run on any of them.
+
+pub mod objects;
