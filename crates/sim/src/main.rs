@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use onefold_sim::engine::Thin;
+use onefold_sim::block::engine::Thin;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1).peekable();
@@ -12,5 +12,5 @@ fn main() -> ExitCode {
     if arguments.next_if(|argument| argument == "cluster").is_some() {
         return onefold_sim::cluster::cli::run(arguments);
     }
-    onefold_sim::cli::run::<Thin>(arguments)
+    onefold_sim::block::cli::run::<Thin>(arguments)
 }

@@ -1,7 +1,7 @@
 //! The block engine passes seeds and the exhaustive case, and does the same twice. The command runs
 //! more of them.
 
-use onefold_sim::{
+use onefold_sim::block::{
     engine::Thin,
     exhaust::{exhaust, small, small_merging},
     runner::{Config, run_seed, run_seeds},

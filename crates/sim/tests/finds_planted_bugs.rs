@@ -3,7 +3,7 @@
 
 mod toy;
 
-use onefold_sim::{
+use onefold_sim::block::{
     exhaust::{exhaust, small},
     runner::{Config, bugs, run_seed, run_seeds},
 };

@@ -2,8 +2,8 @@
 
 use onefold_core::{VolumeId, VolumeInfo};
 use onefold_sim::{
+    block::model::{Model, Outcome, Verb},
     checker::Checker,
-    model::{Model, Outcome, Verb},
 };
 use onefold_testbed::content::{Content, ZEROES};
 

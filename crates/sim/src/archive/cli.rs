@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 
 use super::{Outcome, run_seed};
 use crate::{
+    block::cli::{number, range, traces},
     checker::{Checker, Failure},
-    cli::{number, range, traces},
 };
 
 const USAGE: &str = "\

@@ -4,10 +4,12 @@
 //! A model knows the streams. Acknowledged streams must be there, byte for byte, after any crash.
 //! A change that was under way may be there or not, and once it was seen it stays.
 
+mod actors;
+mod checks;
 pub mod cli;
-mod heal;
-mod rad;
+mod model;
+pub mod params;
 mod run;
-mod volumes;
 
-pub use run::{Outcome, Params, run_params, run_seed};
+pub use params::Params;
+pub use run::{Outcome, run_params, run_seed};

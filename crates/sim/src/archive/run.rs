@@ -1,12 +1,5 @@
 //! One seed: parameters, what the processes do in turn, crashes, and the comparison with the model.
 
-mod collect;
-mod damage;
-mod names;
-mod nodes;
-mod params;
-mod streams;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -19,14 +12,16 @@ use onefold_archive::{
 use onefold_core::{Error, Files, Kind};
 use onefold_testbed::{Reach, Rng, VirtualFiles, files::Mount};
 
-use super::volumes::{Disk, Serving};
-use crate::{
-    checker::{Checker, Failure},
-    runner::guarded,
+use super::{
+    actors::server::Serving,
+    checks::damage::LAYOUT,
+    model::{Disk, Unsure},
+    params::{Medium, Params, Profile},
 };
-
-pub use params::Params;
-pub(super) use params::{Medium, Profile};
+use crate::{
+    block::runner::guarded,
+    checker::{Checker, Failure},
+};
 
 /// How one seed ended.
 #[derive(Clone, Debug)]
@@ -73,45 +68,34 @@ impl From<Failure> for Stop {
     }
 }
 
-/// A change that was under way when its process died.
-#[derive(Clone, Debug)]
-pub(super) enum Unsure {
-    Put(String, Arc<Vec<u8>>),
-    Remove(String),
-    Rename(String, String),
-    /// Its blocks afterwards.
-    VolumeSize(String, usize),
-    VolumeName(String, String),
-}
-
 pub(super) struct Putting {
-    archive: Arc<Archive>,
-    session: Session,
-    writer: StreamWriter,
-    cutting: Cutting,
-    writing: Writing,
-    name: String,
-    content: Arc<Vec<u8>>,
-    fed: usize,
+    pub(super) archive: Arc<Archive>,
+    pub(super) session: Session,
+    pub(super) writer: StreamWriter,
+    pub(super) cutting: Cutting,
+    pub(super) writing: Writing,
+    pub(super) name: String,
+    pub(super) content: Arc<Vec<u8>>,
+    pub(super) fed: usize,
     /// Nothing of it may be new: its content is there already.
-    known: bool,
+    pub(super) known: bool,
     /// The serving process puts the stream.
     pub(super) served: bool,
 }
 
-struct Reading {
-    reader: Reader,
-    name: String,
-    content: Arc<Vec<u8>>,
+pub(super) struct Reading {
+    pub(super) reader: Reader,
+    pub(super) name: String,
+    pub(super) content: Arc<Vec<u8>>,
 }
 
 #[derive(Default)]
 pub(super) struct Actors {
     pub(super) putting: Option<Box<Putting>>,
     pub(super) serving: Option<Serving>,
-    readings: Vec<Reading>,
-    collection: Option<(Arc<Archive>, Box<Collection>)>,
-    admin: Option<Arc<Archive>>,
+    pub(super) readings: Vec<Reading>,
+    pub(super) collection: Option<(Arc<Archive>, Box<Collection>)>,
+    pub(super) admin: Option<Arc<Archive>>,
 }
 
 pub(super) struct Sim {
@@ -126,36 +110,36 @@ pub(super) struct Sim {
     pub(super) changes: u64,
     pub(super) unsure: Option<Unsure>,
     pub(super) now: u64,
-    mounts: Vec<Mount>,
+    pub(super) mounts: Vec<Mount>,
     /// Nodes that are gone, outdated or rotten: never more than parity.
-    bad: BTreeSet<usize>,
+    pub(super) bad: BTreeSet<usize>,
     /// The bad node of which metadata is damaged, in this life.
-    ill: Option<usize>,
+    pub(super) ill: Option<usize>,
     /// Bad nodes that rotted.
-    rotten: BTreeSet<usize>,
+    pub(super) rotten: BTreeSet<usize>,
     /// Directories that are being filled, and how many there were.
-    filling: BTreeMap<usize, Mount>,
-    mounted: usize,
+    pub(super) filling: BTreeMap<usize, Mount>,
+    pub(super) mounted: usize,
     /// Something rotted: errors are right answers from now on.
     pub(super) damaged: bool,
     pub(super) pool: Vec<Vec<u8>>,
     /// The content of the stream that was removed last.
-    gone: Option<Arc<Vec<u8>>>,
+    pub(super) gone: Option<Arc<Vec<u8>>>,
     /// For moves that leave the draws of all others as they are.
     pub(super) aside: Rng,
     /// For what the medium does, likewise.
     pub(super) faults: Rng,
     /// A process was told that a sync failed.
-    sync_failed: bool,
+    pub(super) sync_failed: bool,
     /// An error named damage that nothing makes good.
-    refused: bool,
+    pub(super) refused: bool,
     pub(super) reach: Reach,
 }
 
 impl Sim {
     fn new(params: Params, loud: bool) -> Sim {
         let mut rng = Rng::new(params.seed);
-        let files = VirtualFiles::new(damage::LAYOUT, rng.fork());
+        let files = VirtualFiles::new(LAYOUT, rng.fork());
         let aside = Rng::new(params.seed ^ 0x6e6f_7465_645f_726f);
         let faults = Rng::new(params.seed ^ 0x6661_756c_745f_6d65);
         let mut pool = Vec::new();
@@ -200,7 +184,7 @@ impl Sim {
         }
     }
 
-    fn settings(&self) -> Settings {
+    pub(super) fn settings(&self) -> Settings {
         Settings {
             auxiliary_entries: self.params.auxiliary_entries,
             cached_containers: 4,
@@ -222,7 +206,10 @@ impl Sim {
         self.open_nodes(writes).map(|(archive, _)| archive)
     }
 
-    fn open_nodes(&mut self, writes: bool) -> Result<(Arc<Archive>, Option<Arc<Nodes>>), Stop> {
+    pub(super) fn open_nodes(
+        &mut self,
+        writes: bool,
+    ) -> Result<(Arc<Archive>, Option<Arc<Nodes>>), Stop> {
         // Readers do not trust the archive, and have a limit.
         let memory = if writes { u64::MAX } else { 1 << 40 };
         let settings = Settings { memory, ..self.settings() };
@@ -256,7 +243,7 @@ impl Sim {
     }
 
     /// Puts and collections may say that too few nodes are there.
-    fn excuses(&self, what: &str) -> bool {
+    pub(super) fn excuses(&self, what: &str) -> bool {
         !self.bad.is_empty()
             && matches!(
                 what,
@@ -360,7 +347,7 @@ impl Sim {
     }
 
     /// The power fails, whatever is under way.
-    fn lose_power(&mut self) {
+    pub(super) fn lose_power(&mut self) {
         self.actors = Actors::default();
         self.files.power_cycle();
         self.files.disarm();
@@ -368,7 +355,7 @@ impl Sim {
     }
 
     /// All processes end at once, and perhaps the power fails.
-    fn crash(&mut self) {
+    pub(super) fn crash(&mut self) {
         self.actors = Actors::default();
         if self.rng.percent(self.params.kills) {
             self.files.kill();
@@ -380,7 +367,7 @@ impl Sim {
         self.sync_failed = false;
     }
 
-    fn life(&mut self) -> Flow {
+    pub(super) fn life(&mut self) -> Flow {
         self.files.arm_crash(self.rng.below(self.params.crash_within));
         if self.params.profile == Profile::StopFaults {
             self.files.arm_failure(self.rng.percent(50), self.rng.below(100));
@@ -407,7 +394,7 @@ impl Sim {
     }
 
     /// Faults that leave the draws of all others as they are.
-    fn arm_medium(&mut self) {
+    pub(super) fn arm_medium(&mut self) {
         if self.params.medium == Medium::FailedSyncs {
             self.files.arm_failed_sync(self.faults.below(25));
         }
@@ -415,7 +402,7 @@ impl Sim {
 
     /// A sync failed, and the processes that were told so ended. Others begin and go on with what
     /// is there, which may be in memory only.
-    fn begin_again(&mut self) -> Flow {
+    pub(super) fn begin_again(&mut self) -> Flow {
         self.sync_failed = false;
         self.actors = Actors::default();
         if self.faults.percent(30) {
@@ -430,7 +417,7 @@ impl Sim {
         Ok(())
     }
 
-    fn one_move(&mut self) -> Flow {
+    pub(super) fn one_move(&mut self) -> Flow {
         let collects = u32::from(self.params.collects);
         let rots = if self.params.profile == Profile::Damage { 4 } else { 0 };
         let nodes = if self.params.spread.is_some() { 4 } else { 0 };
@@ -466,7 +453,7 @@ impl Sim {
     }
 
     /// When faults stop, it works again: everything is removed and collected, and nothing is left.
-    fn end(&mut self) -> Result<(), Failure> {
+    pub(super) fn end(&mut self) -> Result<(), Failure> {
         let ended = match self.last() {
             Ok(()) => Ok(()),
             Err(Stop::Failed(failure)) => Err(failure),
@@ -479,7 +466,7 @@ impl Sim {
         ended
     }
 
-    fn last(&mut self) -> Flow {
+    pub(super) fn last(&mut self) -> Flow {
         self.files.set_capacity(None);
         self.actors = Actors::default();
         while let Some(&node) = self.bad.first() {

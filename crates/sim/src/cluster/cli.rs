@@ -11,7 +11,7 @@ use onefold_testbed::Reach;
 use parking_lot::Mutex;
 
 use super::{Finding, Outcome, bugs, run_seed};
-use crate::cli::{number, range, traces};
+use crate::block::cli::{number, range, traces};
 
 const USAGE: &str = "\
 Simulation of the cluster engine. Without arguments: 2,000 seeds.

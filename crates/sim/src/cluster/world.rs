@@ -18,19 +18,16 @@ use onefold_cluster::format::{Reference, key};
 use onefold_core::object::{
     Change, Holder, ObjectName, Page, Pool, Read, ReadResult, Refusal, Version, Write,
 };
-use onefold_testbed::Objects;
+use onefold_testbed::{Objects, Reach, Rng};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use self::events::Next;
 use super::{
-    check::Dropped,
-    double::DoubleWork,
+    checks::{Dropped, double::DoubleWork, naming::Naming},
     model::{Finding, Model},
-    naming::Naming,
     params::Params,
     store::SimStore,
 };
-use onefold_testbed::{Reach, Rng};
 
 /// Copies of operations that may still come, at most.
 const LATE_MAX: usize = 24;

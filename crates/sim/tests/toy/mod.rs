@@ -10,7 +10,7 @@ use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, BlockRef, Class, Clock, Disk, Error, Extent, ExtentKind, Kind,
     Pba, Read, Result, Run, Ticket, VolumeId, VolumeInfo, checksum,
 };
-use onefold_sim::subject::{Ack, Report, Step, StoreOptions, Subject};
+use onefold_sim::block::subject::{Ack, Report, Step, StoreOptions, Subject};
 use onefold_testbed::VirtualDisk;
 use parking_lot::Mutex;
 

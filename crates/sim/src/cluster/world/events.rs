@@ -13,7 +13,7 @@ use onefold_core::{
 
 use super::{
     super::{
-        check,
+        checks,
         model::Finding,
         told::{short_change, short_guard},
     },
@@ -371,7 +371,7 @@ impl Inner {
         }
         if result.is_ok()
             && let Some(finding) =
-                check::after(&self.objects, &op.object, before.as_ref(), op, &self.dropped)
+                checks::after(&self.objects, &op.object, before.as_ref(), op, &self.dropped)
         {
             self.fail(finding);
         }
@@ -381,7 +381,7 @@ impl Inner {
                 self.fail(finding);
             }
         }
-        if let Some(discards) = check::discards(&self.objects, &op.object) {
+        if let Some(discards) = checks::discards(&self.objects, &op.object) {
             self.limits(discards);
         }
         result

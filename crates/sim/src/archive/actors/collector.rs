@@ -1,0 +1,95 @@
+//! Collections, a step at a time, and settling all in the end.
+
+use onefold_archive::{Collection, CollectionOptions as Options};
+
+use crate::{
+    archive::run::{Flow, Sim},
+    checker::{Checker, Failure},
+};
+
+impl Sim {
+    pub(crate) fn collect_move(&mut self) -> Flow {
+        let (archive, mut collection) = match self.actors.collection.take() {
+            Some(running) => running,
+            None => {
+                let archive = self.open(true)?;
+                let options = Options {
+                    now: self.now,
+                    keep_partial: self.params.keep_partial,
+                    wait: false,
+                    reserve_bytes: 256 << 10,
+                    encode_all: self.params.late.is_some() && self.rng.percent(20),
+                };
+                match Collection::begin(&archive, options) {
+                    Ok(collection) => (archive, Box::new(collection)),
+                    Err(error) => return Err(self.judge("gc", &error)),
+                }
+            }
+        };
+        if self.rng.percent(3) {
+            self.reach.hit("a collector killed");
+            return Ok(());
+        }
+        let before = collection.done.encoded;
+        let stepped = collection.step();
+        if collection.done.encoded > before {
+            self.reach.hit("containers settled");
+        }
+        match stepped {
+            Ok(true) => {
+                self.actors.collection = Some((archive, collection));
+                Ok(())
+            }
+            Ok(false) => {
+                self.say(|| format!("collected: {:?}", collection.done));
+                for (what, n) in [
+                    ("containers dropped", collection.done.dropped),
+                    ("containers merged", collection.done.merged),
+                    ("a damaged container stayed", collection.done.damaged),
+                    ("places held back by readers", collection.done.held_back),
+                    ("collection waits for older puts", u64::from(collection.done.waits)),
+                ] {
+                    if n > 0 {
+                        self.reach.hit(what);
+                    }
+                }
+                Ok(())
+            }
+            Err(error) => Err(self.judge("gc", &error)),
+        }
+    }
+
+    /// The last segments of each owner and class stay.
+    pub(crate) fn segments_left(&self) -> usize {
+        if self.params.late.is_some() { 7 } else { 2 }
+    }
+
+    /// When nothing fails, all that stands replicated can be encoded, and is what it was.
+    pub(crate) fn encode_all(&mut self) -> Flow {
+        if self.params.late.is_none() {
+            return Ok(());
+        }
+        for _ in 0..2 {
+            let archive = self.open(true)?;
+            let options = Options {
+                now: self.now,
+                keep_partial: 0,
+                wait: false,
+                reserve_bytes: 256 << 10,
+                encode_all: true,
+            };
+            let collected = Collection::begin(&archive, options)
+                .and_then(|collection| collection.run(&mut |_| {}));
+            collected.map_err(|e| self.judge("gc", &e))?;
+        }
+        let left = self.open(true)?.tables().replicated();
+        if left.1 > 0 {
+            return Err(Failure::new(
+                Checker::Progress,
+                format!("{} containers stand replicated for ever", left.1),
+            )
+            .into());
+        }
+        self.look()
+    }
+}

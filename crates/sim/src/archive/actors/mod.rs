@@ -1,0 +1,8 @@
+//! The processes of a run: each verb is a move of one of them.
+
+mod collector;
+mod names;
+mod nodes;
+pub(super) mod repair;
+pub(super) mod server;
+mod streams;

@@ -1,0 +1,571 @@
+//! Volumes of a served archive under simulation, and the oracle of what they may read as.
+//!
+//! Each read gives the last acknowledged write. When the server dies, all volumes are as they were
+//! after some change that is not before the last acknowledged FLUSH: a drain takes everything at
+//! once, and is there as a whole or not at all. Where a disk gets full or rots, that holds for each
+//! block by itself.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use onefold_archive::{Archive, ArchiveExports, Ingest, Volumes};
+use onefold_core::{
+    BLOCK_BYTES, Block, BlockRead, Error, Exports, ExtentKind, Kind, Lba, Volume, block::bytes_mut,
+};
+
+use crate::{
+    archive::{
+        model::{BLOCK, Cell, Disk, Unsure},
+        params::Profile,
+        run::{Flow, Sim, Stop},
+    },
+    checker::{Checker, Failure},
+};
+
+/// The serving process.
+pub(crate) struct Serving {
+    pub(crate) archive: Arc<Archive>,
+    pub(crate) ingest: Arc<Ingest>,
+    volumes: Arc<Volumes>,
+    exports: ArchiveExports,
+}
+
+fn read(volume: &dyn Volume, offset: usize, bytes: usize) -> Result<Vec<u8>, Error> {
+    let (first, end) = (offset / BLOCK_BYTES, (offset + bytes).div_ceil(BLOCK_BYTES));
+    let mut blocks = Block::zeroed_vec(end - first);
+    let mut reads = [BlockRead { first: Lba(first as u64), into: &mut blocks, result: Ok(()) }];
+    volume.read(&mut reads);
+    let [read] = reads;
+    read.result?;
+    Ok(bytes_mut(&mut blocks)[offset % BLOCK_BYTES..][..bytes].to_vec())
+}
+
+impl Sim {
+    /// A step of the server, of a client of its volumes, or of who administers them.
+    pub(crate) fn volume_move(&mut self) -> Flow {
+        if self.actors.serving.is_none() {
+            return match self.rng.weighted(&[6, 2]) {
+                0 => self.serve(),
+                _ => self.administer(),
+            };
+        }
+        match self.rng.weighted(&[30, 12, 6, 12, 6, 4, 2, 2]) {
+            0 => self.write(),
+            1 => self.read(),
+            2 => self.zero(),
+            3 => self.flush(),
+            4 => self.tend(),
+            5 => self.administer(),
+            6 => self.extents(),
+            _ => self.end_server(),
+        }
+    }
+
+    /// Begins to serve, and settles what the server before left open.
+    fn serve(&mut self) -> Flow {
+        let archive = self.open(true)?;
+        let ingest = match Ingest::begin(&archive, false, true) {
+            Err(error) if error.kind() == Kind::Busy && self.actors.putting.is_some() => {
+                self.reach.hit("a server waits for a put");
+                return Ok(());
+            }
+            Err(error) => return Err(self.judge("serve", &error)),
+            Ok(ingest) => ingest,
+        };
+        self.serve_on(archive, ingest)
+    }
+
+    fn serve_on(&mut self, archive: Arc<Archive>, ingest: Arc<Ingest>) -> Flow {
+        let volumes = Volumes::new(&ingest, self.now);
+        let exports = ArchiveExports(volumes.clone());
+        self.say(|| "served".into());
+        self.actors.serving = Some(Serving { archive, ingest, volumes, exports });
+        self.resolve_volumes()
+    }
+
+    /// All volumes read as after one change that may be the last durable one.
+    pub(crate) fn resolve_volumes(&mut self) -> Flow {
+        let mut found: BTreeMap<String, Vec<Option<Vec<u8>>>> = BTreeMap::new();
+        for (name, disk) in self.disks.clone() {
+            let volume = self.export(&name)?;
+            if volume.size() != (disk.cells.len() * BLOCK) as u64 {
+                let message = format!(
+                    "volume {name} has {} bytes instead of {} blocks",
+                    volume.size(),
+                    disk.cells.len()
+                );
+                return Err(Failure::new(Checker::Volumes, message).into());
+            }
+            let mut blocks = Vec::new();
+            for block in 0..disk.cells.len() {
+                blocks.push(match read(&*volume, block * BLOCK, BLOCK) {
+                    Ok(bytes) => Some(bytes),
+                    Err(error) if error.kind() == Kind::Corrupt && self.damaged => {
+                        self.reach.hit("damage was told");
+                        None
+                    }
+                    Err(error) => return Err(self.judge("read", &error)),
+                });
+            }
+            found.insert(name, blocks);
+        }
+        let matches = |version: &Option<Arc<Vec<u8>>>, read: &[u8]| match version {
+            Some(bytes) => bytes[..] == *read,
+            None => read.iter().all(|&byte| byte == 0),
+        };
+        // One change after which everything was as it is.
+        let of_disk = |(name, disk)| -> Vec<(&Cell, &Option<Vec<u8>>)> {
+            let (name, disk): (&String, &Disk) = (name, disk);
+            let known = disk
+                .cells
+                .iter()
+                .zip(&found[name])
+                .enumerate()
+                .filter(|(block, _)| !disk.unknown.contains(block));
+            known.map(|(_, pair)| pair).collect()
+        };
+        let cells = || self.disks.iter().flat_map(of_disk);
+        let mut stamps: Vec<u64> =
+            cells().flat_map(|(cell, _)| cell.iter().map(|version| version.0)).collect();
+        stamps.sort_unstable();
+        stamps.dedup();
+        let as_of = |cell: &Cell, stamp: u64| {
+            cell.iter().rposition(|version| version.0 <= stamp).unwrap_or(0)
+        };
+        let whole = |stamp: &&u64| {
+            cells().all(|(cell, read)| {
+                read.as_ref().is_none_or(|read| matches(&cell[as_of(cell, **stamp)].1, read))
+            })
+        };
+        let pending = cells().any(|(cell, _)| cell.len() > 1);
+        let one = stamps.iter().rev().find(whole).copied();
+        if one.is_none() && !stamps.is_empty() && self.params.profile == Profile::Crashes {
+            return Err(Failure::new(
+                Checker::DurableSurvives,
+                "the volumes are as after no change",
+            )
+            .into());
+        }
+        if pending {
+            self.reach.hit(if one == stamps.last().copied() {
+                "all unflushed writes were there"
+            } else {
+                "unflushed writes were lost"
+            });
+        }
+        for (name, disk) in &mut self.disks {
+            for (block, (cell, read)) in disk.cells.iter_mut().zip(&found[name]).enumerate() {
+                let Some(read) = read else {
+                    disk.unknown.insert(block);
+                    continue;
+                };
+                if disk.unknown.contains(&block) {
+                    continue;
+                }
+                let Some(version) = cell.iter().rposition(|version| matches(&version.1, read))
+                else {
+                    let message = format!(
+                        "block {block} of volume {name} has none of its {} versions",
+                        cell.len()
+                    );
+                    return Err(Failure::new(Checker::DurableSurvives, message).into());
+                };
+                let version = one.map_or(version, |stamp| as_of(cell, stamp));
+                *cell = vec![cell[version].clone()];
+            }
+        }
+        Ok(())
+    }
+
+    fn export(&mut self, name: &str) -> Result<Arc<dyn Volume>, Stop> {
+        let Some(serving) = &self.actors.serving else { return Err(Stop::Down) };
+        match serving.exports.open(name) {
+            Ok(volume) => Ok(volume),
+            Err(error) => Err(self.judge("export", &error)),
+        }
+    }
+
+    fn pick_volume(&mut self) -> Option<(String, usize)> {
+        let names: Vec<String> = self.disks.keys().cloned().collect();
+        let name = self.rng.pick(&names)?.clone();
+        let bytes = self.disks[&name].cells.len() * BLOCK;
+        Some((name, bytes))
+    }
+
+    /// A range of a volume, mostly of whole sectors.
+    fn range(&mut self, bytes: usize, most: u64) -> (usize, usize) {
+        let unit = if self.rng.percent(15) {
+            1
+        } else {
+            [512, 4096, 16 << 10, BLOCK][self.rng.weighted(&[1, 3, 2, 2])]
+        };
+        let offset = self.rng.below((bytes / unit) as u64) as usize * unit;
+        let n = (self.rng.within(1, most / unit.min(most as usize) as u64) as usize * unit)
+            .min(bytes - offset);
+        (offset, n)
+    }
+
+    fn write(&mut self) -> Flow {
+        let Some((name, bytes)) = self.pick_volume() else { return self.administer() };
+        let (offset, n) = self.range(bytes, 160 << 10);
+        let mut data = Vec::with_capacity(n);
+        if self.rng.percent(20) {
+            // Writes bytes that the volume has already, perhaps at their own place.
+            data.resize(n, 0);
+            let from = if self.rng.percent(70) {
+                offset
+            } else {
+                self.rng.below((bytes - n) as u64 + 1) as usize
+            };
+            self.disks[&name].read(from, &mut data);
+        }
+        while data.len() < n {
+            if self.rng.percent(10) {
+                let mut fresh = vec![0; self.rng.within(1, 4_000) as usize];
+                self.rng.fill(&mut fresh);
+                data.extend(fresh);
+            } else if let Some(piece) = self.rng.pick(&self.pool) {
+                data.extend_from_slice(piece);
+            }
+        }
+        data.truncate(n);
+        let volume = self.export(&name)?;
+        self.say(|| format!("write {n} bytes at {offset} of {name}"));
+        // Until it is acknowledged it may be there or not.
+        self.changes += 1;
+        let stamp = self.changes;
+        let before = self.disks[&name].clone();
+        if let Some(disk) = self.disks.get_mut(&name) {
+            disk.change(stamp, offset, &data);
+        }
+        match volume.write(offset as u64, &data) {
+            Ok(ticket) => {
+                if self.rng.percent(5) {
+                    let waited = volume.wait(ticket);
+                    return self.flushed("wait", waited);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                let ended = self.refused("write", &error);
+                if ended.is_ok() {
+                    self.disks.insert(name, before);
+                    return self.look_at_all();
+                }
+                ended
+            }
+        }
+    }
+
+    fn zero(&mut self) -> Flow {
+        let Some((name, bytes)) = self.pick_volume() else { return Ok(()) };
+        let (offset, n) = self.range(bytes, 500 << 10);
+        let trims = self.rng.percent(50);
+        let (start, end) = if trims {
+            (offset.next_multiple_of(BLOCK_BYTES), (offset + n) / BLOCK_BYTES * BLOCK_BYTES)
+        } else {
+            (offset, offset + n)
+        };
+        let volume = self.export(&name)?;
+        self.say(|| {
+            format!("{} {n} bytes at {offset} of {name}", if trims { "trim" } else { "zero" })
+        });
+        let (first, last) = (start.next_multiple_of(BLOCK), end / BLOCK * BLOCK);
+        // The edges are changes of their own.
+        let parts = if first <= last {
+            vec![(start, first), (last, end), (first, last)]
+        } else {
+            vec![(start, end)]
+        };
+        for (from, to) in parts.into_iter().filter(|(from, to)| from < to) {
+            self.changes += 1;
+            let stamp = self.changes;
+            if let Some(disk) = self.disks.get_mut(&name) {
+                disk.change(stamp, from, &vec![0; to - from]);
+            }
+        }
+        let done = if trims {
+            volume.trim(offset as u64, n as u64)
+        } else {
+            volume.write_zeroes(offset as u64, n as u64, false)
+        };
+        match done {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                self.refused("zero", &error)?;
+                self.look_at_all()
+            }
+        }
+    }
+
+    fn look_at_all(&mut self) -> Flow {
+        for name in self.disks.keys().cloned().collect::<Vec<_>>() {
+            self.look_again(&name)?;
+        }
+        Ok(())
+    }
+
+    /// Reads a volume after a change that may have been done in part. The content that a block
+    /// reads as becomes its newest version in the model.
+    fn look_again(&mut self, name: &str) -> Flow {
+        let volume = self.export(name)?;
+        for block in 0..self.disks[name].cells.len() {
+            let known = !self.disks[name].unknown.contains(&block);
+            let Ok(bytes) = read(&*volume, block * BLOCK, BLOCK) else {
+                if let Some(disk) = self.disks.get_mut(name) {
+                    disk.unknown.insert(block);
+                }
+                continue;
+            };
+            if !known {
+                continue;
+            }
+            let zero = bytes.iter().all(|&byte| byte == 0);
+            let Some(cell) = self.disks.get_mut(name).map(|disk| &mut disk.cells[block]) else {
+                continue;
+            };
+            let is = |version: &(u64, Option<Arc<Vec<u8>>>)| {
+                version.1.as_ref().map_or(zero, |known| **known == bytes)
+            };
+            let Some(n) = cell.iter().rposition(is) else {
+                return Err(Failure::new(
+                    Checker::NeverWrong,
+                    format!("block {block} of volume {name} has none of its versions"),
+                )
+                .into());
+            };
+            cell.truncate(n + 1);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self) -> Flow {
+        let Some((name, bytes)) = self.pick_volume() else { return Ok(()) };
+        let (offset, n) = self.range(bytes, 300 << 10);
+        let volume = self.export(&name)?;
+        self.say(|| format!("read {n} bytes at {offset} of {name}"));
+        match read(&*volume, offset, n) {
+            Ok(read) => {
+                let mut expected = vec![0; n];
+                self.disks[&name].read(offset, &mut expected);
+                if read == expected {
+                    return Ok(());
+                }
+                let unknown = |at: usize| self.disks[&name].unknown.contains(&(at / BLOCK));
+                let wrong = (0..n)
+                    .filter(|&at| read[at] != expected[at])
+                    .map(|at| offset + at)
+                    .filter(|&at| !unknown(at));
+                let wrong: Vec<usize> = wrong.collect();
+                if wrong.is_empty() {
+                    return Ok(());
+                }
+                let (first, last) = (wrong.first(), wrong.last());
+                let message = format!(
+                    "{} bytes of volume {name} are wrong, from {first:?} to {last:?}, of {n} read at {offset}",
+                    wrong.len()
+                );
+                Err(Failure::new(Checker::NeverWrong, message).into())
+            }
+            Err(error) if error.kind() == Kind::Corrupt && self.damaged => {
+                self.reach.hit("damage was told");
+                Ok(())
+            }
+            Err(error) => Err(self.judge("read", &error)),
+        }
+    }
+
+    fn extents(&mut self) -> Flow {
+        let Some((name, bytes)) = self.pick_volume() else { return Ok(()) };
+        let volume = self.export(&name)?;
+        let extents =
+            volume.extents(0, bytes as u64, usize::MAX).map_err(|e| self.judge("extents", &e))?;
+        let mut at = 0;
+        for extent in extents {
+            let blocks = at / BLOCK..(at + extent.bytes as usize) / BLOCK;
+            let known = !blocks.clone().any(|block| self.disks[&name].unknown.contains(&block));
+            if known
+                && extent.kind != ExtentKind::Data
+                && blocks.clone().any(|block| self.disks[&name].last(block).is_some())
+            {
+                return Err(Failure::new(
+                    Checker::Extents,
+                    format!("blocks {blocks:?} of volume {name} are no hole"),
+                )
+                .into());
+            }
+            at += extent.bytes as usize;
+        }
+        if at == bytes {
+            Ok(())
+        } else {
+            Err(Failure::new(Checker::Extents, format!("extents of {at} of {bytes} bytes")).into())
+        }
+    }
+
+    fn flush(&mut self) -> Flow {
+        let Some((name, _)) = self.pick_volume() else { return Ok(()) };
+        let volume = self.export(&name)?;
+        let flushed = volume.flush();
+        self.flushed("flush", flushed)
+    }
+
+    /// Records the result of a flush, which covers all volumes.
+    fn flushed(&mut self, what: &str, flushed: Result<(), Error>) -> Flow {
+        match flushed {
+            Ok(()) => {
+                self.say(|| format!("{what}: done"));
+                self.reach.hit("volumes flushed");
+                self.disks.values_mut().for_each(Disk::make_durable);
+                Ok(())
+            }
+            Err(error)
+                if error.kind() == Kind::Corrupt && self.damaged && !self.files.is_down() =>
+            {
+                // A block that was written in part and could not be completed; the others are
+                // there.
+                self.reach.hit("a drain lost a damaged block");
+                // A server that ended is asked no more.
+                if self.actors.serving.is_some() { self.look_at_all() } else { Ok(()) }
+            }
+            Err(error) => self.refused(what, &error),
+        }
+    }
+
+    /// A full disk takes nothing, and that is all.
+    fn refused(&mut self, what: &str, error: &Error) -> Flow {
+        if error.kind() == Kind::NoSpace
+            && self.params.profile == Profile::FullDisk
+            && !self.files.is_down()
+        {
+            self.reach.hit("volumes met a full disk");
+            return Ok(());
+        }
+        if error.kind() == Kind::Corrupt && self.damaged && !self.files.is_down() {
+            return Ok(());
+        }
+        Err(self.judge(what, error))
+    }
+
+    fn tend(&mut self) -> Flow {
+        let Some(serving) = &self.actors.serving else { return Ok(()) };
+        let volumes = serving.volumes.clone();
+        match volumes.tend(self.now) {
+            Ok(()) => {
+                if volumes.counts().dirty_bytes == 0 && self.rng.percent(50) {
+                    return self.flush();
+                }
+                Ok(())
+            }
+            Err(error) => {
+                self.refused("tend", &error)?;
+                self.look_at_all()
+            }
+        }
+    }
+
+    fn end_server(&mut self) -> Flow {
+        // Streams are of the same process.
+        if self.actors.putting.as_ref().is_some_and(|putting| putting.served) {
+            self.actors.putting = None;
+        }
+        let Some(serving) = self.actors.serving.take() else { return Ok(()) };
+        if self.rng.percent(50) {
+            self.say(|| "the server is killed".into());
+            self.reach.hit("a server killed");
+            return Ok(());
+        }
+        let closed = serving.volumes.close();
+        self.flushed("close", closed)
+    }
+
+    /// Volume verbs, by the server or by another process.
+    fn administer(&mut self) -> Flow {
+        let archive = match &self.actors.serving {
+            // A cut counts for the server from when it knows of it.
+            Some(serving) => serving.archive.clone(),
+            None => self.admin()?,
+        };
+        if self.disks.len() < 2 && self.rng.percent(60) {
+            let name = format!("v{}", self.rng.below(3));
+            let (blocks, there) = (self.rng.within(1, 5) as usize, self.disks.contains_key(&name));
+            let archive = if self.rng.percent(50) { self.admin()? } else { archive };
+            self.unsure = (!there).then(|| Unsure::VolumeSize(name.clone(), blocks));
+            return match archive.create_volume(&name, (blocks * BLOCK) as u64 - 5, self.now) {
+                Ok(()) if there => {
+                    Err(Failure::new(Checker::Volumes, format!("volume {name} was made twice"))
+                        .into())
+                }
+                Ok(()) => {
+                    self.unsure = None;
+                    self.disks.insert(name, Disk::new(blocks));
+                    Ok(())
+                }
+                Err(error) if error.kind() == Kind::Exists && there => Ok(()),
+                Err(error) => {
+                    let ended = self.refused("create volume", &error);
+                    if ended.is_ok() {
+                        self.unsure = None;
+                    }
+                    ended
+                }
+            };
+        }
+        let Some((name, bytes)) = self.pick_volume() else { return Ok(()) };
+        match self.rng.weighted(&[4, 1, 1]) {
+            0 => {
+                let blocks = self.rng.within(1, 6) as usize;
+                self.unsure = Some(Unsure::VolumeSize(name.clone(), blocks));
+                self.say(|| format!("volume {name} from {} to {blocks} blocks", bytes / BLOCK));
+                archive
+                    .resize_volume(&name, (blocks * BLOCK) as u64)
+                    .map_err(|e| self.judge("resize", &e))?;
+                if let Some(disk) = self.disks.get_mut(&name) {
+                    disk.resize(blocks);
+                }
+            }
+            1 => {
+                self.unsure = Some(Unsure::VolumeSize(name.clone(), 0));
+                self.say(|| format!("volume {name} deleted"));
+                let archive = if self.rng.percent(50) { self.admin()? } else { archive };
+                archive.delete_volume(&name).map_err(|e| self.judge("delete", &e))?;
+                self.disks.remove(&name);
+            }
+            _ => {
+                let to = format!("v{}", self.rng.below(3));
+                if self.disks.contains_key(&to) {
+                    return Ok(());
+                }
+                self.unsure = Some(Unsure::VolumeName(name.clone(), to.clone()));
+                let archive = if self.rng.percent(50) { self.admin()? } else { archive };
+                archive.rename_volume(&name, &to).map_err(|e| self.judge("rename volume", &e))?;
+                if let Some(disk) = self.disks.remove(&name) {
+                    self.disks.insert(to, disk);
+                }
+            }
+        }
+        self.unsure = None;
+        Ok(())
+    }
+
+    /// After a crash: the volumes are those of the model, with what they may hold.
+    pub(crate) fn look_at_volumes(&mut self, archive: &Arc<Archive>) -> Flow {
+        let tables = archive.tables();
+        let mut found: Vec<&str> = tables.volumes.values().map(|volume| &volume.name[..]).collect();
+        found.sort_unstable();
+        let expected: Vec<&str> = self.disks.keys().map(|name| &name[..]).collect();
+        if found != expected {
+            return Err(Failure::new(
+                Checker::Volumes,
+                format!("volumes {found:?} instead of {expected:?}"),
+            )
+            .into());
+        }
+        if self.disks.is_empty() || self.actors.serving.is_some() || self.actors.putting.is_some() {
+            return Ok(());
+        }
+        let ingest = Ingest::begin(archive, false, true).map_err(|e| self.judge("serve", &e))?;
+        self.serve_on(archive.clone(), ingest)?;
+        self.actors.serving = None;
+        Ok(())
+    }
+}

@@ -1,0 +1,132 @@
+//! The medium damages what it holds: bits flip, sectors can't be read, writes are lost or land
+//! elsewhere.
+//!
+//! The simulated medium knows its damaged bytes one by one, and they are put right at the end of a
+//! life: afterwards nothing may be missing. Until then all that does not depend on damaged bytes
+//! must be as it was, and an error must name what is damaged.
+
+use onefold_core::{Error, Kind};
+use onefold_testbed::files::{Layout, Wrong};
+
+use crate::{
+    archive::{
+        model::{Known, Unsure},
+        params::Medium,
+        run::{Actors, Sim, Stop},
+    },
+    checker::{Checker, Failure},
+};
+
+/// Parts without a second copy, and what an error calls them: the log; the first snapshot, which
+/// has none before it; and counts, which are made anew when they are damaged before a collection
+/// begins.
+const SINGLE: [(&str, &str); 4] = [
+    ("log-", "operations log"),
+    ("snapshot-", "snapshot 1:"),
+    ("snapshot-", "snapshot-0000000001"),
+    ("counts-", "usage counts"),
+];
+
+/// The beginnings of the names of files that hold no data of streams.
+const METADATA: [&str; 7] = ["label", "snapshot-", "log-", "index-", "counts-", "maps", "vouched"];
+
+const METADATA_FILES: usize = METADATA.len();
+
+/// What the medium knows of an archive's files.
+pub(crate) const LAYOUT: Layout = Layout { metadata: &METADATA, twice: "label" };
+
+impl Sim {
+    /// A file of metadata is damaged, now or with a write to come.
+    pub(crate) fn damage_metadata(&mut self) {
+        let medium = self.params.medium;
+        let Some(prefix) = self.next_damaged_file() else { return };
+        let wrong = match medium {
+            Medium::Rot | Medium::Unreadable => None,
+            Medium::LostWrites => Some(Wrong::Lost),
+            Medium::MisdirectedWrites => Some(Wrong::Misdirected),
+            Medium::Good | Medium::FailedSyncs => return,
+        };
+        // Damage of the log's end is noticed by what is vouched for, once that is on the medium.
+        self.files.write_through("vouched");
+        match wrong {
+            Some(how) => self.files.arm_wrong_write(how, &prefix, self.faults.below(4)),
+            None if self.files.damage(&prefix, medium == Medium::Unreadable, &mut self.faults) => {}
+            None => return,
+        }
+        self.say(|| format!("{medium:?} of {prefix}"));
+    }
+
+    /// The beginning of the name of the file to be damaged; of several nodes a good one, as long as
+    /// so many may be bad, with a copy of the metadata. It counts as bad from then on.
+    fn next_damaged_file(&mut self) -> Option<String> {
+        let Some((_, n, k)) = self.params.spread else {
+            return Some(METADATA[self.faults.below(METADATA.len() as u64) as usize].to_owned());
+        };
+        if !self.params.medium.damages() || self.bad.len() >= n - k {
+            return None;
+        }
+        let copies: Vec<usize> =
+            (0..=2 * (n - k)).filter(|node| !self.bad.contains(node)).collect();
+        let node = *self.faults.pick(&copies)?;
+        let file = match self.faults.below(METADATA.len() as u64 + 1) as usize {
+            METADATA_FILES => "node",
+            file => METADATA[file],
+        };
+        self.bad.insert(node);
+        self.ill = Some(node);
+        Some(format!("{}{file}", self.mounts[node].prefix()))
+    }
+
+    /// True for an error that names damage of which there is no second copy.
+    pub(crate) fn is_told(&self, error: &Error) -> bool {
+        if !matches!(error.kind(), Kind::Corrupt | Kind::Io) || self.files.is_down() {
+            return false;
+        }
+        let met = self.files.met();
+        let message = error.to_string();
+        let is_met = |prefix: &str| met.iter().any(|name| name.starts_with(prefix));
+        let single = SINGLE.iter().any(|(prefix, called)| is_met(prefix) && message.contains(called))
+            // A sector that can't be read is named by its file. Counts that were there when a collection began may go bad under it.
+            || ["log-", "counts-"].iter().any(|file| is_met(file) && message.contains(file));
+        // One write that lands elsewhere damages two places at once.
+        let both = self.params.medium == Medium::MisdirectedWrites
+            && is_met("snapshot-")
+            && message.contains("snapshot");
+        single
+            || both
+            || (message.contains("both places of the label")
+                && self.files.damaged_pages("label") > 1)
+    }
+
+    /// After a crash, on a medium that is damaged: what is there is right, and what is not is
+    /// named. Then the damage is put right.
+    pub(crate) fn look_at_damage(
+        &mut self,
+        (unsure, known): (Option<Unsure>, Known),
+    ) -> Result<(), Failure> {
+        if !self.params.medium.damages() {
+            return Ok(());
+        }
+        if self.files.is_hurt() {
+            self.reach.hit("a damaged archive was looked at");
+        }
+        let looked = self.look();
+        if self.known() == known {
+            // The medium, once put right, may still show the change that was under way.
+            self.unsure = unsure;
+        }
+        match looked {
+            Err(Stop::Failed(failure)) => return Err(failure),
+            Err(Stop::Down) if !self.refused => {
+                return Err(Failure::new(Checker::Progress, "it does not open"));
+            }
+            Ok(()) if self.files.is_hurt() => self.reach.hit("damage of metadata cost nothing"),
+            _ => {}
+        }
+        self.actors = Actors::default();
+        self.files.mend();
+        self.ill = None;
+        self.refused = false;
+        Ok(())
+    }
+}

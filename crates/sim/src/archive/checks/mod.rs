@@ -1,0 +1,149 @@
+//! After a crash: the archive is compared with the model, and checked.
+
+pub(super) mod damage;
+mod places;
+
+use onefold_archive::{Content, Reader, Verify, check};
+use onefold_core::Kind;
+
+use super::{
+    model::{Disk, Known, Unsure},
+    run::{Flow, Sim},
+};
+use crate::{checker::Checker, checker::Failure};
+
+impl Sim {
+    /// After a crash a reader looks first, and writes nothing. A change under way that the reader
+    /// shows is there for good, whatever crash comes next; one that it does not show may still
+    /// come.
+    pub(crate) fn look_as_reader(&mut self) -> Flow {
+        let archive = self.open(false)?;
+        let mut reader = Reader::new(&archive).map_err(|error| self.judge("reader", &error))?;
+        let (under_way, known) = (self.unsure.clone(), self.known());
+        self.resolve(&mut reader)?;
+        if self.known() == known {
+            self.unsure = under_way;
+        } else {
+            self.reach.hit("a reader showed a change that nobody vouched for");
+        }
+        Ok(())
+    }
+
+    /// Streams, and volumes with their blocks.
+    pub(crate) fn known(&self) -> Known {
+        (
+            self.streams.clone(),
+            self.disks.iter().map(|(name, disk)| (name.clone(), disk.cells.len())).collect(),
+        )
+    }
+
+    /// After a crash: what was under way is there or not, all else is as it was.
+    pub(crate) fn look(&mut self) -> Flow {
+        let archive = self.open(true)?;
+        let mut reader = match Reader::new(&archive) {
+            Ok(reader) => reader,
+            Err(error) => return Err(self.judge("reader", &error)),
+        };
+        self.resolve(&mut reader)?;
+        let found: Vec<String> = reader.tables().streams.keys().cloned().collect();
+        let expected: Vec<String> = self.streams.keys().cloned().collect();
+        if found != expected {
+            return Err(Failure::new(
+                Checker::DurableSurvives,
+                format!("after a crash streams {found:?} instead of {expected:?}"),
+            )
+            .into());
+        }
+        for (name, content) in self.streams.clone() {
+            self.compare(&mut reader, &name, &content)?;
+        }
+        self.look_at_volumes(&archive)?;
+        places::look_at_places(&archive.tables(), self.params.late.is_some())?;
+        if !self.damaged {
+            self.restore_recorded(&archive)?;
+            match check(&archive, true, &mut |_, _, _| {}) {
+                Ok(report) if report.is_well() => {}
+                Ok(report) => {
+                    return Err(
+                        Failure::new(Checker::StoreCheck, report.problems.join("; ")).into()
+                    );
+                }
+                Err(error) => return Err(self.judge("check", &error)),
+            }
+            self.reach.hit("checked after a crash");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn resolve(&mut self, reader: &mut Reader) -> Flow {
+        let Some(unsure) = self.unsure.take() else { return Ok(()) };
+        let tables = reader.tables().clone();
+        match &unsure {
+            Unsure::Put(name, content) => {
+                // New or old: told apart by what is read, when both have the name.
+                let is_new = match tables.streams.get(name) {
+                    None => false,
+                    Some(stream) => {
+                        let mut bytes = Vec::new();
+                        let read = reader.read(&stream.recipe, Verify::Groups, &mut |part| {
+                            match part {
+                                Content::Bytes(part) => bytes.extend_from_slice(part),
+                                Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
+                            }
+                            Ok(())
+                        });
+                        if read.as_ref().is_err_and(|error| error.kind() == Kind::Corrupt)
+                            && self.damaged
+                        {
+                            // A stream that can't be read is told apart by its length.
+                            if stream.bytes == content.len() as u64 {
+                                bytes.clone_from(content);
+                            } else {
+                                bytes = vec![!content.first().copied().unwrap_or(0)];
+                            }
+                        } else if let Err(error) = read {
+                            let ended = self.judge("read", &error);
+                            self.unsure = Some(unsure);
+                            return Err(ended);
+                        }
+                        bytes == **content
+                    }
+                };
+                if is_new {
+                    self.reach.hit("a put was there without its acknowledgement");
+                    self.streams.insert(name.clone(), content.clone());
+                }
+            }
+            Unsure::Remove(name) => {
+                if !tables.streams.contains_key(name) {
+                    self.streams.remove(name);
+                }
+            }
+            Unsure::VolumeSize(name, after) => match tables.volume(name) {
+                Err(_) => drop(self.disks.remove(name)),
+                Ok((_, volume)) if volume.blocks() == *after as u64 => {
+                    self.disks
+                        .entry(name.clone())
+                        .or_insert_with(|| Disk::new(*after))
+                        .resize(*after);
+                }
+                Ok(_) => {}
+            },
+            Unsure::VolumeName(from, to) => {
+                if tables.volume(from).is_err()
+                    && let Some(disk) = self.disks.remove(from)
+                {
+                    self.disks.insert(to.clone(), disk);
+                }
+            }
+            Unsure::Rename(from, to) => {
+                if !tables.streams.contains_key(from)
+                    && let Some(content) = self.streams.remove(from)
+                {
+                    self.streams.insert(to.clone(), content);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,201 @@
+//! Draws all parameters of a run from its seed, before it begins.
+
+use onefold_archive::{Chunking, Compression, Rad};
+use onefold_testbed::Rng;
+
+/// The kind of faults that a run injects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// Power failures and kills.
+    Crashes,
+    /// Rot in data: errors are right answers, wrong content is not.
+    Damage,
+    /// A disk that gets full.
+    FullDisk,
+    /// Writes and syncs that fail.
+    StopFaults,
+}
+
+/// The faults of the medium, beside those of the profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// Nothing.
+    Good,
+    /// Syncs fail, and drop what they should have written.
+    FailedSyncs,
+    /// Bits flip.
+    Rot,
+    /// Sectors can't be read.
+    Unreadable,
+    /// A write that was synced never arrives.
+    LostWrites,
+    /// A write that was synced arrives somewhere else.
+    MisdirectedWrites,
+}
+
+/// So few that a second merge in one log comes to it.
+const MOVED_FEW: u64 = 2;
+
+impl Medium {
+    const DAMAGING: [Medium; 4] =
+        [Medium::Rot, Medium::Unreadable, Medium::LostWrites, Medium::MisdirectedWrites];
+
+    /// True when bytes on the medium become others than they should be.
+    #[must_use]
+    pub fn damages(self) -> bool {
+        !matches!(self, Medium::Good | Medium::FailedSyncs)
+    }
+
+    /// Two archives of five on several nodes have nodes of which metadata gets damaged.
+    fn of_nodes(seed: u64) -> Medium {
+        let rng = &mut Rng::new(seed ^ 0x6e6f_6465_735f_6d65);
+        if rng.percent(40) { Medium::DAMAGING[rng.below(4) as usize] } else { Medium::Good }
+    }
+
+    fn draw(seed: u64) -> Medium {
+        let rng = &mut Rng::new(seed ^ 0x6d65_6469_756d_2e2e);
+        match rng.below(10) {
+            0..3 => Medium::Good,
+            3..6 => Medium::DAMAGING[rng.below(4) as usize],
+            _ => Medium::FailedSyncs,
+        }
+    }
+}
+
+/// All parameters of a run.
+#[derive(Clone, Debug)]
+pub struct Params {
+    /// The seed.
+    pub seed: u64,
+    /// The kind of faults.
+    pub profile: Profile,
+    /// How streams are cut.
+    pub chunking: Chunking,
+    /// How containers are compressed.
+    pub compression: Compression,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// Bytes of a container.
+    pub container_bytes: usize,
+    /// Bytes between two syncs.
+    pub sync_bytes: u64,
+    /// Bytes of log before a snapshot.
+    pub log_bytes: u64,
+    /// Numbers of containers that the merges of one log move, at most.
+    pub moved_max: u64,
+    /// Entries of the auxiliary index.
+    pub auxiliary_entries: usize,
+    /// Collection runs.
+    pub collects: bool,
+    /// The archive has volumes, and is served now and then.
+    pub serves: bool,
+    /// Seconds that unfinished containers are spared.
+    pub keep_partial: u64,
+    /// Lives.
+    pub rounds: u64,
+    /// Moves in a life.
+    pub moves: u64,
+    /// A life ends inside one of so many calls.
+    pub crash_within: u64,
+    /// The share of crashes that are kills, in percent.
+    pub kills: u64,
+    /// Nodes, and shards of a container with and without parity; nothing for one directory.
+    pub spread: Option<(usize, usize, usize)>,
+    /// Late encoding.
+    pub late: Option<Rad>,
+    /// The faults of the medium, drawn from a source of its own, so that all other draws are as
+    /// without them.
+    pub medium: Medium,
+    /// The planted bug.
+    pub bug: Option<usize>,
+}
+
+impl Params {
+    /// One archive in four comes to this limit, and draws it from a source of its own.
+    fn moved_max(seed: u64) -> u64 {
+        let rng = &mut Rng::new(seed ^ 0x6d65_7267_6573_5f2e);
+        if rng.percent(25) { MOVED_FEW } else { 2 << 20 }
+    }
+
+    /// The parameters that belong to `seed`.
+    #[must_use]
+    pub fn draw(seed: u64) -> Params {
+        let rng = &mut Rng::new(seed ^ 0x6172_6368_6976_6500);
+        let choose =
+            |rng: &mut Rng, choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
+        let profile = [Profile::Crashes, Profile::Damage, Profile::FullDisk, Profile::StopFaults]
+            [rng.weighted(&[12, 2, 2, 1])];
+        let params = Params {
+            seed,
+            profile,
+            chunking: [Chunking::FastCdc(1024), Chunking::Rabin(1024), Chunking::Static(1024)]
+                [rng.weighted(&[3, 1, 2])],
+            compression: [Compression::None, Compression::Lz4, Compression::Zstd]
+                [rng.below(3) as usize],
+            segment_bytes: choose(rng, &[16 << 10, 64 << 10, 256 << 10]),
+            container_bytes: choose(rng, &[4 << 10, 8 << 10, 16 << 10]) as usize,
+            sync_bytes: choose(rng, &[8 << 10, 32 << 10, 1 << 20]),
+            log_bytes: choose(rng, &[1 << 10, 4 << 10, 64 << 10]),
+            moved_max: Params::moved_max(seed),
+            auxiliary_entries: choose(rng, &[4, 16, 64, 1000]) as usize,
+            collects: rng.percent(70),
+            keep_partial: choose(rng, &[0, 0, 5, 1000]),
+            rounds: rng.within(2, 6),
+            moves: choose(rng, &[15, 40, 100, 200]),
+            crash_within: choose(rng, &[10, 40, 150, 500]),
+            kills: choose(rng, &[0, 30, 60]),
+            spread: None,
+            late: None,
+            medium: Some(Medium::draw(seed))
+                .filter(|medium| profile == Profile::Crashes || !medium.damages())
+                .unwrap_or(Medium::Good),
+            bug: None,
+            serves: rng.percent(40),
+        };
+        if profile == Profile::Crashes && rng.percent(35) {
+            let spread = [(3, 3, 2), (4, 3, 2), (5, 5, 3), (6, 5, 3)][rng.below(4) as usize];
+            let late = late_encoding(seed, spread);
+            // Chunks are put, counted and condemned before they are encoded late: a life must be
+            // long enough for all of it.
+            let crash_within = params.crash_within * if late.is_some() { 8 } else { 1 };
+            let medium = Medium::of_nodes(seed);
+            return Params {
+                spread: Some(spread),
+                late,
+                medium,
+                moves: params.moves.min(100),
+                crash_within,
+                ..params
+            };
+        }
+        if profile == Profile::Damage {
+            // Rot matters where collection copies what rotted, and what is compressed does not
+            // expand.
+            return Params {
+                collects: true,
+                compression: Compression::None,
+                moves: params.moves.max(100),
+                crash_within: 1_000,
+                ..params
+            };
+        }
+        params
+    }
+}
+
+/// Late encoding for half of the archives on several nodes: delay, batch and codes by chance.
+fn late_encoding(seed: u64, (nodes, n, k): (usize, usize, usize)) -> Option<Rad> {
+    let rng = &mut Rng::new(seed ^ 0x7261_645f_6c61_7465);
+    if rng.percent(50) {
+        return None;
+    }
+    let most = nodes - (n - k);
+    let cold = rng.within(2, most as u64);
+    let baseline = rng.within(2, cold);
+    let hot = rng.within(2, baseline);
+    Some(Rad {
+        delay: rng.below(3) as u32,
+        batch: rng.within(1, 2) as u32,
+        classes: [cold as u8, baseline as u8, hot as u8],
+    })
+}

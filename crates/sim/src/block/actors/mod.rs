@@ -1,0 +1,5 @@
+//! Clients, who changes the volumes, and who gives the engine its steps.
+
+mod catalogue;
+mod client;
+mod schedule;

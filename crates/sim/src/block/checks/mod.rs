@@ -1,0 +1,4 @@
+//! What is found out about a store besides what clients read.
+
+mod audit;
+pub mod verifier;

@@ -1,0 +1,559 @@
+//! The block engine under simulation.
+
+use std::{sync::Arc, time::Duration};
+
+use onefold_block::{
+    CheckpointStep, Engine, Format, Limits, Mark, NoDedup, Persistence, Rule, Settings,
+    check::Place,
+    format::{
+        Identity,
+        carrier::{Header, encode},
+        catalogue::VOLUME_BLOCKS_MAX,
+        geometry::{Geometry, SUPERBLOCKS},
+        record::{Change, Record, WindowNumber},
+        superblock::{self, Fixed, Layout, Leftover, SchemeName, Superblock},
+        zone_list,
+    },
+    schedule::{Facts, Next, Unflushed},
+};
+use onefold_core::{
+    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Extent, Fingerprinter, Lba, Pba, Result, Ticket,
+    VolumeId, VolumeInfo, VolumeLimits, ZoneId,
+};
+use onefold_testbed::{Rng, VirtualDisk, disk::Image};
+
+use crate::block::{
+    checks::verifier::{self, Reading},
+    subject::{Ack, Report, Schedules, Step, StoreOptions, Subject},
+};
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// Bits of a weak fingerprint: so many that a run of some hundred blocks has a few collisions, and
+/// that a block which a crash has lost does not collide with what lay in its place before, which
+/// recovery can't tell from it.
+const WEAK_BITS: u32 = 18;
+
+/// Blocks that are gathered or written but not flushed, in windows.
+const UNFLUSHED_WINDOWS: usize = 4;
+
+/// Windows before the largest number of one at which a store near the ends begins.
+const WINDOWS_LEFT: u64 = 1 << 24;
+
+/// The first block of a volume that clients see, near the ends: sixteen volumes of this size may be
+/// all that a store takes.
+const FAR: u64 = VOLUME_BLOCKS_MAX / 16 - (1 << 24);
+
+/// The block engine, the critical blocks of each volume, and the first block of a volume that clients
+/// see.
+pub struct Thin(Engine, (u64, u64), u64);
+
+impl Thin {
+    fn settings(options: &StoreOptions) -> Settings {
+        let window_blocks = options.window_blocks as usize;
+        Settings {
+            persistence: if options.strong { Persistence::Strong } else { Persistence::Weak },
+            index_memory: options.memory / 4,
+            // Few pages, so that they are read again and again.
+            page_memory: 0,
+            records_max: u64::from(options.record_limit),
+            window_blocks,
+            unflushed_blocks: window_blocks * UNFLUSHED_WINDOWS,
+            delay: Duration::from_millis(options.delay_ms),
+            accept_loss: false,
+            limits: Thin::limits(options),
+            weak_fingerprint: options.weak_fingerprint.then_some(WEAK_BITS),
+            no_room_to_append: options.no_room,
+            broken: options.bug.map(|bug| Rule::BUGS[bug].1),
+        }
+    }
+
+    /// The first block of a volume that clients see.
+    fn first_block(options: &StoreOptions) -> u64 {
+        if options.near_ends { FAR } else { 0 }
+    }
+
+    /// An offset of a client as one of the volume.
+    fn offset(&self, offset: u64) -> u64 {
+        (self.2 * BLOCK).saturating_add(offset)
+    }
+
+    fn limits(options: &StoreOptions) -> Limits {
+        let [discards, cuts] = options.limits;
+        let usual = Limits::default();
+        Limits {
+            discards: discards.unwrap_or(usual.discards),
+            // And as few of them as can be are worked through.
+            discard_leaves: if discards.is_some() { 0 } else { usual.discard_leaves },
+            cuts: cuts.map_or(usual.cuts, |cuts| cuts as usize),
+            volumes: options.tight.volumes.unwrap_or(usual.volumes),
+            carriers: options.tight.carriers.unwrap_or(usual.carriers),
+            closed_windows: options.tight.flights.unwrap_or(usual.closed_windows),
+            ranges: options.tight.ranges.unwrap_or(usual.ranges),
+            ..usual
+        }
+    }
+
+    fn format_of(options: &StoreOptions) -> Format {
+        Format {
+            zone_blocks: options.zone_blocks,
+            algorithm: options.fingerprint,
+            verify_bytes: options.verify_bytes,
+            grow: options.grow,
+            scheme: [
+                SchemeName::Thin,
+                SchemeName::Ordered,
+                SchemeName::Cow,
+                SchemeName::OrderMerge,
+            ][options.scheme],
+            leftover: if options.leftover_table { Leftover::Table } else { Leftover::Log },
+            layout: if options.layout_split { Layout::Split } else { Layout::Run },
+            window_before: if options.near_ends {
+                WindowNumber(WindowNumber::MAX.0 - WINDOWS_LEFT)
+            } else {
+                WindowNumber(0)
+            },
+            ..Format::new(options.id, options.secret, options.disk_blocks)
+        }
+    }
+
+    fn geometry(options: &StoreOptions) -> Option<Geometry> {
+        let leftover =
+            if options.scheme == 1 { Leftover::Table } else { Thin::format_of(options).leftover };
+        Geometry::new(options.disk_blocks, options.zone_blocks, leftover).ok()
+    }
+}
+
+/// The superblocks at both places.
+fn found(view: &Image) -> [superblock::Found; 2] {
+    [0, 1].map(|place| match view.get(SUPERBLOCKS[place].0) {
+        Some(bytes) => Superblock::decode(&Block(**bytes), place as u32),
+        None => superblock::Found::Foreign,
+    })
+}
+
+/// The superblock that counts.
+fn superblock_of(view: &Image) -> Option<Superblock> {
+    let [first, second] = found(view);
+    superblock::choose(first, second).ok()
+}
+
+/// Both copies of every page of the zone list, those that are whole, with their places.
+fn list_copies(view: &Image, fixed: &Fixed) -> Vec<[Option<(Pba, Box<zone_list::Page>)>; 2]> {
+    let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+    let copy = |page: u32, at: Pba| {
+        let block = Block(**view.get(at.0)?);
+        Some((at, Box::new(zone_list::Page::decode(&identity, &block, page, at.0)?)))
+    };
+    (0..fixed.geometry.list_pages)
+        .map(|page| fixed.geometry.list_page(page).map(|at| copy(page, at)))
+        .collect()
+}
+
+/// The names of the planted bugs.
+const fn bug_names() -> [&'static str; Rule::BUGS.len()] {
+    let mut names = [""; Rule::BUGS.len()];
+    let mut n = 0;
+    while n < names.len() {
+        names[n] = Rule::BUGS[n].0;
+        n += 1;
+    }
+    names
+}
+
+/// The rules that only some schemes keep, or whose breach 2,000 seeds show in some schemes only, by
+/// these schemes: with records in carriers, with records in the leftover table, copy-on-write, or
+/// with leaves in place.
+const OF_SCHEMES: [(&[Rule], &[&str]); 6] = {
+    use Rule::{
+        AcknowledgedByCheckpoint, CarriersLimited, CarriersProven, CommittedWhenDurable,
+        CountBeforeLink, CutsLimited, DataBeforeLink, DiscardsLimited, DroppedRecordsVoid,
+        DuplicatesHaveReferences, FailedFlushStopsWrites, FingerprintGoesWithBlock,
+        FlushBeforeRecovery, LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
+        LeftoverWaitsForFlush, ListedInBothCopies, NewerRecordsVerified, OverwriteLowersOnce,
+        PageChecksumsCompared, PinnedNotReclaimed, RecountSeesPendingLinks, ReuseAfterRelease,
+        UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored, WindowsInOrder,
+        ZoneListedBeforeUse,
+    };
+    [
+        // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
+        // and windows end one by one.
+        (&[NewerRecordsVerified, WindowsInOrder], &["thin"]),
+        (
+            &[
+                LeftoverVersionsAlternate,
+                LeftoverWaitsForFlush,
+                LeftoverOfVoidIgnored,
+                CarriersProven,
+                CommittedWhenDurable,
+                CutsLimited,
+                CarriersLimited,
+                VolumesLimited,
+                FlushBeforeRecovery,
+            ],
+            &["thin", "ordered"],
+        ),
+        (
+            &[ReuseAfterRelease, ZoneListedBeforeUse, ListedInBothCopies],
+            &["thin", "ordered", "ordermerge"],
+        ),
+        (
+            &[
+                DroppedRecordsVoid,
+                DuplicatesHaveReferences,
+                PageChecksumsCompared,
+                OverwriteLowersOnce,
+                LaterWriteOverRange,
+                DiscardsLimited,
+                WholeFingerprintStored,
+                FailedFlushStopsWrites,
+            ],
+            &["thin", "ordered", "cow"],
+        ),
+        // A window is durable by what comes after its own blocks.
+        (&[AcknowledgedByCheckpoint], &["cow", "ordermerge"]),
+        (
+            &[
+                DataBeforeLink,
+                CountBeforeLink,
+                UnlinkBeforeDecrement,
+                FingerprintGoesWithBlock,
+                PinnedNotReclaimed,
+                RecountSeesPendingLinks,
+            ],
+            &["ordermerge"],
+        ),
+    ]
+};
+
+impl Subject for Thin {
+    const BUGS: &'static [&'static str] = &bug_names();
+
+    const SCHEMES: &'static [&'static str] = &["thin", "ordered", "cow", "ordermerge"];
+
+    const TRIMS_EDGES: bool = false;
+
+    fn applies(bug: usize, scheme: usize) -> bool {
+        let rule = Rule::BUGS[bug].1;
+        OF_SCHEMES
+            .iter()
+            .find(|(rules, _)| rules.contains(&rule))
+            .is_none_or(|(_, schemes)| schemes.contains(&Thin::SCHEMES[scheme]))
+    }
+
+    fn format(disk: &dyn Disk, options: &StoreOptions) -> Result<()> {
+        Engine::format(disk, &Thin::format_of(options))
+    }
+
+    fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, options: &StoreOptions) -> Result<Thin> {
+        Engine::open(disk, clock, Thin::settings(options))
+            .map(|engine| Thin(engine, options.critical, Thin::first_block(options)))
+    }
+
+    fn volumes(&self) -> Result<Vec<(VolumeId, VolumeInfo)>> {
+        let volumes = self.0.volumes().into_iter();
+        Ok(volumes
+            .map(|(id, volume)| {
+                (id, VolumeInfo { name: volume.name, size: (volume.blocks - self.2) * BLOCK })
+            })
+            .collect())
+    }
+
+    fn create_volume(&self, name: &str, size: u64) -> Result<(VolumeId, Ack)> {
+        let (start, blocks) = (self.2 + self.1.0, self.1.1);
+        let critical = NoDedup::new(Vec::from_iter((blocks > 0).then_some(start..start + blocks)))?;
+        let (id, ticket) = self.0.create_volume_with(
+            name,
+            self.2 + size / BLOCK,
+            critical,
+            VolumeLimits::default(),
+        )?;
+        Ok((id, Ack::Later(ticket)))
+    }
+
+    fn resize_volume(&self, volume: VolumeId, size: u64) -> Result<Ack> {
+        self.0.resize_volume(volume, self.2 + size / BLOCK).map(Ack::Later)
+    }
+
+    fn rename_volume(&self, volume: VolumeId, name: &str) -> Result<Ack> {
+        self.0.rename_volume(volume, name).map(Ack::Later)
+    }
+
+    fn delete_volume(&self, volume: VolumeId) -> Result<Ack> {
+        self.0.delete_volume(volume).map(Ack::Later)
+    }
+
+    fn write(&self, volume: VolumeId, offset: u64, data: &[u8], taken: &mut u64) -> Result<Ticket> {
+        self.0.write_from(volume, self.offset(offset), data, taken)
+    }
+
+    fn trim(&self, volume: VolumeId, offset: u64, bytes: u64) -> Result<Ticket> {
+        self.0.trim(volume, self.offset(offset), bytes)
+    }
+
+    fn write_zeroes(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        keep: bool,
+        taken: &mut u64,
+    ) -> Result<Ticket> {
+        self.0.write_zeroes(volume, self.offset(offset), bytes, keep, taken)
+    }
+
+    fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
+        reads.iter_mut().for_each(|read| read.first.0 += self.2);
+        self.0.read(volume, reads);
+        reads.iter_mut().for_each(|read| read.first.0 -= self.2);
+    }
+
+    fn extents(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        limit: usize,
+    ) -> Result<Vec<Extent>> {
+        self.0.extents(volume, Lba(self.2 + offset / BLOCK), bytes / BLOCK, limit)
+    }
+
+    /// One change may exceed a limit by what it adds: a window, the ranges of a write, the carriers
+    /// of windows on their way.
+    fn overfull(&self, options: &StoreOptions) -> Option<String> {
+        let (filled, limits) = (self.0.filled(), Thin::limits(options));
+        let on_its_way = (options.window_blocks as usize * (UNFLUSHED_WINDOWS + 1) + 16) as u64;
+        let tables = [
+            (
+                "windows on their way",
+                filled.closed_windows as u64,
+                limits.closed_windows as u64 + 64 / u64::from(options.window_blocks) + 6,
+            ),
+            ("ranges of a window", filled.ranges as u64, limits.ranges as u64 + 8),
+            ("carriers without a checkpoint", filled.carriers, limits.carriers + on_its_way),
+        ];
+        let over = tables.into_iter().find(|(_, is, most)| is > most);
+        over.map(|(what, is, most)| format!("{is} {what}; {most} is the most"))
+    }
+
+    fn step(&self, step: Step) -> Result<bool> {
+        match step {
+            Step::Close => Ok(self.0.close_window()),
+            Step::Prepare => self.0.prepare_window(),
+            Step::Write => self.0.write_window(),
+            Step::WriteDurably => self.0.write_window_durably(),
+            Step::Settle => self.0.make_durable(),
+            Step::Checkpoint => Ok(matches!(self.0.checkpoint_step()?, CheckpointStep::Advanced)),
+            Step::Tidy => self.0.idle_step(onefold_block::Idleness::Long),
+        }
+    }
+
+    fn scheduled_step(
+        &self,
+        schedules: &mut Schedules,
+        now: Duration,
+        pressure: bool,
+    ) -> Result<bool> {
+        let engine = &self.0;
+        while engine.prepare_window()? {
+            engine.write_window()?;
+        }
+        let unflushed = Unflushed::of(engine, pressure);
+        if schedules.write_back.next(now, &unflushed).is_some_and(|at| at <= now) {
+            engine.flush()?;
+        }
+        let facts = Facts::of(engine, pressure);
+        let Next::Run(step) = schedules.background.next(now, &facts) else { return Ok(false) };
+        let event = step.run(engine)?;
+        schedules.background.happened(now, event);
+        Ok(true)
+    }
+
+    fn durable(&self) -> Ticket {
+        self.0.durable()
+    }
+
+    fn flush(&self, _: VolumeId) -> Result<()> {
+        self.0.flush()
+    }
+
+    fn close(self) -> Result<()> {
+        self.0.close()
+    }
+
+    fn tables_hold_at_any_time(options: &StoreOptions) -> bool {
+        options.scheme == 3
+    }
+
+    /// No count may be lower than the links, plus one. Superblocks and zone list are always on
+    /// their way.
+    fn truth(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Result<Report> {
+        if options.weak_fingerprint {
+            return Ok(Report::default());
+        }
+        let disk: Arc<dyn Disk> = Arc::clone(disk) as Arc<dyn Disk>;
+        let found = onefold_block::check::check(&disk, &mut |_| {})?;
+        let of_tables = found
+            .problems
+            .iter()
+            .filter(|problem| !matches!(problem.place, Place::Superblock(_) | Place::ZoneList(..)));
+        Ok(Report { problems: of_tables.map(ToString::to_string).collect(), leaked: 0 })
+    }
+
+    fn check(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Result<Report> {
+        // The product's verifier knows whole fingerprints only.
+        if options.weak_fingerprint {
+            return Ok(Report::default());
+        }
+        let disk: Arc<dyn Disk> = Arc::clone(disk) as Arc<dyn Disk>;
+        let found = onefold_block::check::check(&disk, &mut |_| {})?;
+        let mut problems: Vec<String> = found.problems.iter().map(ToString::to_string).collect();
+        // Every volume has its critical blocks from its making on.
+        if found.shared_critical > 0 {
+            problems.push(format!("{} critical blocks are shared", found.shared_critical));
+        }
+        Ok(Report { problems, leaked: found.leaked_blocks })
+    }
+
+    /// A carrier with everything right but the secret: epoch and windows of now, for a place in a
+    /// listed zone where blocks still go.
+    fn forge(
+        disk: &Arc<VirtualDisk>,
+        options: &StoreOptions,
+        volume: VolumeId,
+        lba: Lba,
+        rng: &mut Rng,
+    ) -> Option<Box<Block>> {
+        let view = disk.view();
+        let block = |at: Pba| view.get(at.0).map(|bytes| Block(**bytes));
+        let Superblock { fixed, state } = superblock_of(&view)?;
+        let identity = Identity::new(fixed.id, fixed.secret, fixed.algorithm);
+        let mut open: Vec<(ZoneId, u64)> = Vec::new();
+        for (_, page) in list_copies(&view, &fixed).into_iter().flatten().flatten() {
+            open.extend(
+                page.entries
+                    .iter()
+                    .flatten()
+                    .filter(|entry| entry.carriers.is_none())
+                    .map(|e| (e.zone, e.generation)),
+            );
+        }
+        let &(zone, generation) = rng.pick(&open)?;
+        let start = fixed.geometry.start_of(zone);
+        let next = (0..fixed.geometry.zone_blocks)
+            .filter(|&n| view.get(start.0 + n).is_some())
+            .max()
+            .map_or(0, |n| n + 1);
+        let address = start.plus((next + rng.below(4)).min(fixed.geometry.zone_blocks - 1));
+
+        let window = WindowNumber(state.last_window.0 + rng.within(1, 30));
+        let data: Vec<u64> = view.written().filter(|&at| fixed.geometry.holds(Pba(at))).collect();
+        let change = match rng.pick(&data).copied().filter(|_| rng.percent(50)) {
+            Some(at) => {
+                let mut fingerprinter = Fingerprinter::new(fixed.algorithm, fixed.secret);
+                if options.weak_fingerprint {
+                    fingerprinter = fingerprinter.shortened(WEAK_BITS);
+                }
+                Change::Block {
+                    pba: Pba(at),
+                    carried: false,
+                    fingerprint: fingerprinter.one(&block(Pba(at))?),
+                }
+            }
+            None => Change::Range { blocks: 1, keep: false },
+        };
+        let lba = Lba(Thin::first_block(options) + lba.0);
+        let record = Record { volume, lba, change, timestamp: window.timestamp(0) };
+        let mut payload = [0; 3900];
+        rng.fill(&mut payload);
+        let mut secret = fixed.secret;
+        rng.fill(&mut secret);
+        let guessed = Identity { secret, ..identity };
+        let header = Header {
+            epoch: state.epoch,
+            generation,
+            address,
+            window,
+            before: state.durable,
+            position: 0,
+            carriers: 1,
+            durable: state.durable,
+        };
+        let mut forged = Block::zeroed();
+        encode(&guessed, &header, &[record], &payload, &mut forged);
+        Some(forged)
+    }
+
+    fn copies(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Vec<(Pba, &'static str)> {
+        let view = disk.view();
+        let Some(Superblock { fixed, .. }) = superblock_of(&view) else { return Vec::new() };
+        let mut copies = Vec::new();
+        let committed = found(&view).map(|found| match found {
+            superblock::Found::Good(superblock) => Some(superblock.state.committed),
+            _ => None,
+        });
+        // With copy-on-write trees the newest superblock may be the only one of its version until
+        // the next window.
+        if committed.iter().all(Option::is_some)
+            && (options.scheme != 2 || committed[0] == committed[1])
+        {
+            copies.extend(SUPERBLOCKS.map(|at| (at, "rot: one of two superblocks")));
+        }
+        for page in list_copies(&view, &fixed) {
+            if let [Some((one, first)), Some((other, second))] = page {
+                let (newer, older) =
+                    if first.sequence > second.sequence { (one, other) } else { (other, one) };
+                copies.push((newer, "rot: newer copy of a list page"));
+                copies.push((older, "rot: older copy of a list page"));
+            }
+        }
+        copies
+    }
+
+    fn read_again(disk: &VirtualDisk, options: &StoreOptions) -> Option<Reading> {
+        let mut image = disk.view();
+        // Nobody can tell what these hold.
+        disk.unreadable().into_iter().for_each(|at| image.set(at, Arc::new([0xff; 4096])));
+        let reading = verifier::read(&image, &disk.damaged(), options.weak_fingerprint);
+        Some(reading.from(Thin::first_block(options)))
+    }
+
+    fn has_copy(disk: &VirtualDisk, at: u64) -> bool {
+        let (view, unreadable) = (disk.view(), disk.unreadable());
+        let whole = |other: u64| !unreadable.contains(&other);
+        if let Some(place) = SUPERBLOCKS.iter().position(|place| place.0 == at) {
+            let other = 1 - place;
+            return whole(SUPERBLOCKS[other].0)
+                && matches!(found(&view)[other], superblock::Found::Good(_));
+        }
+        let Some(Superblock { fixed, .. }) = superblock_of(&view) else { return false };
+        let pages = 16..16 + 2 * u64::from(fixed.geometry.list_pages);
+        let copies = list_copies(&view, &fixed).into_iter().flatten().flatten();
+        pages.contains(&at)
+            && copies.into_iter().any(|(other, _)| other.0 == at ^ 1 && whole(other.0))
+    }
+
+    fn branches() -> Vec<&'static str> {
+        Mark::ALL.iter().map(|branch| branch.name()).collect()
+    }
+
+    fn reached(&self) -> Vec<(&'static str, u64)> {
+        self.0.reached().into_iter().map(|(branch, n)| (branch.name(), n)).collect()
+    }
+
+    /// With leaves in place, blocks without links are found by a recount after a crash, which may
+    /// not be at its end; the verifier itself says when there should be none.
+    fn leak_bound(options: &StoreOptions) -> u64 {
+        if options.scheme == 3 { options.disk_blocks } else { 0 }
+    }
+
+    /// Superblocks, zone list and all that the list has room for, twice over for what is read
+    /// again, and the pages on the way.
+    fn recovery_bound(options: &StoreOptions) -> u64 {
+        let Some(geometry) = Thin::geometry(options) else { return u64::MAX };
+        let zones = (geometry.list_slots() as u64).min(geometry.zones);
+        2 + 2 * u64::from(geometry.list_pages)
+            + 2 * u64::from(geometry.leftover_pages)
+            + 3 * zones * geometry.zone_blocks
+    }
+}

@@ -1,0 +1,382 @@
+//! The store that is simulated, behind a trait, so that the same workloads, crashes and checks
+//! serve every engine.
+
+use std::{sync::Arc, time::Duration};
+
+use onefold_block::schedule::{Background, WriteBack};
+use onefold_core::{
+    Algorithm, Block, BlockRead, Clock, Disk, Extent, Lba, Pba, Result, Ticket, VolumeId,
+    VolumeInfo,
+};
+use onefold_testbed::{Rng, VirtualDisk};
+
+use crate::block::checks::verifier::Reading;
+
+/// How a store is made and opened; drawn from the seed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// Blocks of the disk.
+    pub disk_blocks: u64,
+    /// Blocks of a zone.
+    pub zone_blocks: u32,
+    /// The store's id.
+    pub id: [u8; 16],
+    /// The secret that clients don't know.
+    pub secret: [u8; 32],
+    /// Fingerprint.
+    pub fingerprint: Algorithm,
+    /// Compare bytes before a block is taken for a duplicate.
+    pub verify_bytes: bool,
+    /// Fingerprints are cut so short that different blocks share one; only with `verify_bytes`.
+    pub weak_fingerprint: bool,
+    /// Carriers and raw blocks in zones of their own.
+    pub layout_split: bool,
+    /// Records that find no room go to tables in place.
+    pub leftover_table: bool,
+    /// How records become durable: 0 in the data, 1 in place after a flush of the data, 2 by
+    /// copy-on-write trees, 3 by ordered changes of the tables themselves.
+    pub scheme: usize,
+    /// With the last: how long changes that nobody waits for wait to be merged.
+    pub delay_ms: u64,
+    /// Space is taken from the host zone by zone.
+    pub grow: bool,
+    /// Writes are acknowledged when they are durable.
+    pub strong: bool,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Blocks of a window.
+    pub window_blocks: u32,
+    /// Uncommitted records, at most.
+    pub record_limit: u32,
+    /// Uncommitted zones, at most.
+    pub zone_limit: u32,
+    /// Critical blocks of each volume, first and number: never stored as duplicates.
+    pub critical: (u64, u64),
+    /// Recovery finds no block to append records to, as on a store that is full and aged.
+    pub no_room: bool,
+    /// Ranges that a checkpoint leaves for later, and recoveries that a superblock remembers, at
+    /// most; `None` where the format's own bound stays, which no run comes to.
+    pub limits: [Option<u64>; 2],
+    /// More limits that a run comes to.
+    pub tight: Tight,
+    /// Addresses in volumes and numbers of windows are near the largest ones.
+    pub near_ends: bool,
+    /// The index of the planted bug in [`Subject::BUGS`].
+    pub bug: Option<usize>,
+}
+
+/// Limits of tables and queues, each so low that a run comes to it; `None` where the usual one
+/// stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tight {
+    /// Entries of the catalogue; clients get half of them.
+    pub volumes: Option<u64>,
+    /// Carriers that wait for a checkpoint.
+    pub carriers: Option<u64>,
+    /// Windows on their way.
+    pub flights: Option<usize>,
+    /// Ranges of a window.
+    pub ranges: Option<usize>,
+}
+
+/// The product's own schedule, which decides the steps in the scheduled profile.
+#[derive(Debug, Default)]
+pub struct Schedules {
+    /// The writer thread's.
+    pub write_back: WriteBack,
+    /// The background thread's.
+    pub background: Background,
+}
+
+/// A step of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Close the open window.
+    Close,
+    /// Fingerprint, look up and place the oldest closed window.
+    Prepare,
+    /// Write the oldest prepared window.
+    Write,
+    /// Write the oldest prepared window durably without a flush, when that can be done; else
+    /// nothing.
+    WriteDurably,
+    /// Flush once; publish and acknowledge the written windows in order.
+    Settle,
+    /// A piece of a checkpoint.
+    Checkpoint,
+    /// A piece of idle work.
+    Tidy,
+}
+
+impl Step {
+    /// All of them, in the order in which a write meets them.
+    pub const ALL: [Step; 7] = [
+        Step::Close,
+        Step::Prepare,
+        Step::WriteDurably,
+        Step::Write,
+        Step::Settle,
+        Step::Checkpoint,
+        Step::Tidy,
+    ];
+
+    /// The steps that make what was written durable.
+    pub const DURABLE: [Step; 4] = [Step::Close, Step::Prepare, Step::Write, Step::Settle];
+}
+
+/// When a change of the catalogue is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ack {
+    /// The change was durable when the call returned.
+    Durable,
+    /// When this ticket is durable.
+    Later(Ticket),
+}
+
+/// The report of a verifier of the whole store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// All that is wrong, a sentence each.
+    pub problems: Vec<String>,
+    /// Blocks that are taken and that nothing reaches.
+    pub leaked: u64,
+}
+
+/// A store under simulation. Thread-free: all work happens inside the calls, and only there.
+///
+/// A write that answers [`Kind::Busy`](onefold_core::Kind::Busy) asks for steps first.
+pub trait Subject: Sized {
+    /// Names of the bugs that can be planted by [`StoreOptions::bug`].
+    const BUGS: &'static [&'static str];
+
+    /// Names of the schemes that [`StoreOptions::scheme`] chooses from.
+    const SCHEMES: &'static [&'static str] = &[];
+
+    /// False for a store that does not promise to notice damage: it is spared the faults that need
+    /// it.
+    const NOTICES_DAMAGE: bool = true;
+
+    /// True when a trim zeroes the blocks that it covers in part, too; false when it leaves them as
+    /// they are.
+    const TRIMS_EDGES: bool = true;
+
+    /// True when the bug with this index of [`BUGS`](Subject::BUGS) breaks a rule that this scheme
+    /// keeps.
+    #[must_use]
+    fn applies(bug: usize, scheme: usize) -> bool {
+        let _ = (bug, scheme);
+        true
+    }
+
+    /// Makes a store, whatever the disk holds.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn format(disk: &dyn Disk, options: &StoreOptions) -> Result<()>;
+
+    /// Opens it, with recovery.
+    ///
+    /// # Errors
+    /// The disk's, or damage.
+    fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, options: &StoreOptions) -> Result<Self>;
+
+    /// The volumes and their ids.
+    ///
+    /// # Errors
+    /// The catalogue can't be read.
+    fn volumes(&self) -> Result<Vec<(VolumeId, VolumeInfo)>>;
+
+    /// Makes a volume of `size` bytes.
+    ///
+    /// # Errors
+    /// `Exists`, `NoSpace`, `Stopped`.
+    fn create_volume(&self, name: &str, size: u64) -> Result<(VolumeId, Ack)>;
+
+    /// Changes the size of a volume; what lies beyond it is gone.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Subject::create_volume).
+    fn resize_volume(&self, volume: VolumeId, size: u64) -> Result<Ack>;
+
+    /// Gives a volume another name.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Subject::create_volume).
+    fn rename_volume(&self, volume: VolumeId, name: &str) -> Result<Ack>;
+
+    /// Deletes a volume.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Subject::create_volume).
+    fn delete_volume(&self, volume: VolumeId) -> Result<Ack>;
+
+    /// As [`Volume::write`](onefold_core::Volume::write). `taken`, at first 0, is what a call that
+    /// was `Busy` leaves for the next try.
+    ///
+    /// # Errors
+    /// As there, and `Busy`.
+    fn write(&self, volume: VolumeId, offset: u64, data: &[u8], taken: &mut u64) -> Result<Ticket>;
+
+    /// As [`Volume::trim`](onefold_core::Volume::trim).
+    ///
+    /// # Errors
+    /// As there, and `Busy`.
+    fn trim(&self, volume: VolumeId, offset: u64, bytes: u64) -> Result<Ticket>;
+
+    /// As [`Volume::write_zeroes`](onefold_core::Volume::write_zeroes); `taken` as in
+    /// [`write`](Subject::write).
+    ///
+    /// # Errors
+    /// As there, and `Busy`.
+    fn write_zeroes(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        keep: bool,
+        taken: &mut u64,
+    ) -> Result<Ticket>;
+
+    /// As [`Volume::read`](onefold_core::Volume::read).
+    fn read(&self, volume: VolumeId, reads: &mut [BlockRead<'_>]);
+
+    /// As [`Volume::extents`](onefold_core::Volume::extents).
+    ///
+    /// # Errors
+    /// As there.
+    fn extents(
+        &self,
+        volume: VolumeId,
+        offset: u64,
+        bytes: u64,
+        limit: usize,
+    ) -> Result<Vec<Extent>>;
+
+    /// Names a table that is fuller than its limit.
+    fn overfull(&self, options: &StoreOptions) -> Option<String> {
+        let _ = options;
+        None
+    }
+
+    /// Does one step; false when there was nothing to do.
+    ///
+    /// # Errors
+    /// The disk's; never `NoSpace`.
+    fn step(&self, step: Step) -> Result<bool>;
+
+    /// Does what the product's threads would do now, up to one step of its background work; false
+    /// when they would wait. With `pressure` a client waits for room. A subject without a schedule does
+    /// each step.
+    ///
+    /// # Errors
+    /// As [`step`](Subject::step).
+    fn scheduled_step(
+        &self,
+        schedules: &mut Schedules,
+        now: Duration,
+        pressure: bool,
+    ) -> Result<bool> {
+        let _ = (schedules, now, pressure);
+        let mut moved = false;
+        for step in Step::ALL {
+            moved |= self.step(step)?;
+        }
+        Ok(moved)
+    }
+
+    /// Every change with this ticket or a lower one is durable.
+    fn durable(&self) -> Ticket;
+
+    /// Makes all that was written durable.
+    ///
+    /// # Errors
+    /// The disk's; never `NoSpace`.
+    fn flush(&self, volume: VolumeId) -> Result<()>;
+
+    /// Ends in an orderly way.
+    ///
+    /// # Errors
+    /// The disk's.
+    fn close(self) -> Result<()>;
+
+    /// Verifies the whole store, which is closed.
+    ///
+    /// # Errors
+    /// The store could not be verified.
+    fn check(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Result<Report>;
+
+    /// True when the tables on the disk must hold after any crash, before anything is recovered:
+    /// then [`truth`](Subject::truth) looks at them.
+    fn tables_hold_at_any_time(options: &StoreOptions) -> bool {
+        let _ = options;
+        false
+    }
+
+    /// Verifies the tables of a store that was not closed, as they lie there.
+    ///
+    /// # Errors
+    /// They could not be verified.
+    fn truth(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Result<Report> {
+        Self::check(disk, options)
+    }
+
+    /// A block that a client could make to be taken for one of the store's own, knowing all but the
+    /// secret: it may claim that `lba` of `volume` holds something else. The client is lucky
+    /// enough to guess everything that it can't know.
+    fn forge(
+        disk: &Arc<VirtualDisk>,
+        options: &StoreOptions,
+        volume: VolumeId,
+        lba: Lba,
+        rng: &mut Rng,
+    ) -> Option<Box<Block>> {
+        let _ = (disk, options, volume, lba, rng);
+        None
+    }
+
+    /// Blocks of a disk of which another place has a whole copy: when one of them rots, that must
+    /// cost nothing. With what they are.
+    fn copies(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Vec<(Pba, &'static str)> {
+        let _ = (disk, options);
+        Vec::new()
+    }
+
+    /// Reads a store that was closed without the engine, by the document of its format alone.
+    fn read_again(disk: &VirtualDisk, options: &StoreOptions) -> Option<Reading> {
+        let _ = (disk, options);
+        None
+    }
+
+    /// True when a block of metadata has a copy elsewhere that is whole.
+    fn has_copy(disk: &VirtualDisk, at: u64) -> bool {
+        let _ = (disk, at);
+        false
+    }
+
+    /// Names of all branches that [`reached`](Subject::reached) may give: an ordinary run must
+    /// reach each of them.
+    fn branches() -> Vec<&'static str> {
+        Vec::new()
+    }
+
+    /// Branches that were reached since it was opened, of recovery above all.
+    fn reached(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
+    /// Blocks that opening may read, at most (invariant 7).
+    fn recovery_bound(options: &StoreOptions) -> u64 {
+        let _ = options;
+        u64::MAX
+    }
+
+    /// Different blocks that must always fit.
+    fn roomy(options: &StoreOptions) -> u64 {
+        options.disk_blocks / 8
+    }
+
+    /// Leaked blocks that are within the promise.
+    fn leak_bound(options: &StoreOptions) -> u64 {
+        options.disk_blocks
+    }
+}

@@ -1,0 +1,194 @@
+//! Once all have calmed down: everything gets clean, and is compared.
+
+use std::sync::Arc;
+
+use onefold_cluster::{Mode, Scrub, Session, Volume, Watermarks, Worker};
+use onefold_core::{Error, object::ObjectName};
+
+use super::decay;
+use crate::cluster::{
+    actors::{self, renamer},
+    checks,
+    model::{Finding, SECTOR},
+    params::Params,
+    store::SimStore,
+    world::{self, World},
+};
+
+/// Steps of a worker in which all must be clean.
+const ROUNDS: u32 = 400;
+
+/// Seconds for which workers are idle until all must be found that sessions left behind.
+const IDLE: usize = 45;
+
+/// Takes over, finishes all work, and compares everything.
+pub(crate) fn clean_up(world: &Arc<World>, store: SimStore) {
+    // Locks of killed sessions have run out by then.
+    world.inner().now += std::time::Duration::from_secs(120);
+    if let Err(error) = finish(world, store) {
+        let checker =
+            if error.kind() == onefold_core::Kind::Corrupt { "Damage" } else { "Unexplained" };
+        world.inner().fail(Finding::new(checker, format!("cleaning up: {error:?}")));
+    }
+}
+
+fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
+    let params = world.inner().params.clone();
+    let actor = world.inner().actor_of(&store.identity_text());
+    let session = Arc::new(Session::open(Arc::new(store), params.settings())?);
+    let mut worker = Worker::new(session.clone(), Watermarks::NONE);
+    if params.late_last {
+        // Nobody was shut out, and all is clean: what comes now finds the values that it was made
+        // for, if they ever come back.
+        work(world, &session, &mut worker)?;
+        world.come_late(50);
+    }
+    let mut volumes = Vec::new();
+    for n in 0..params.volumes {
+        let mut name = format!("v{n}");
+        if params.renames {
+            let Some(newest) = renamer::newest(&session, n)? else {
+                world.inner().fail(Finding::new("OneName", format!("volume {n} has no name")));
+                continue;
+            };
+            name = newest;
+        }
+        if params.steward && n + 1 == params.volumes && session.find(&name)?.is_none() {
+            continue;
+        }
+        let volume = Volume::attach(&session, &name, Mode::TakeOver)?;
+        world.inner().model.attach(n, actor, volume.id());
+        compare(world, &volume, actor, n)?;
+        while volume.discard_step()? {}
+        compare(world, &volume, actor, n)?;
+        volumes.push(volume);
+    }
+    work(world, &session, &mut worker)?;
+    world.come_late(100);
+    if params.set_back {
+        decay::of_a_clock(world, &volumes, actor)?;
+        work(world, &session, &mut worker)?;
+    }
+    for (n, volume) in volumes.iter().enumerate() {
+        compare(world, volume, actor, n)?;
+    }
+    // Without a scrub, workers find what sessions left behind that were killed.
+    for _ in 0..IDLE {
+        worker.step()?;
+        world.inner().now += std::time::Duration::from_secs(1);
+    }
+    let left = {
+        let inner = world.inner();
+        let unnoted =
+            inner.sent_notes.iter().filter(|reference| !inner.noted.contains_key(reference));
+        let unnoted = unnoted.chain(&inner.slow_left).copied().collect();
+        checks::left_behind(&inner.objects, &inner.made_late, &unnoted)
+    };
+    if let Some(finding) = left {
+        world.inner().fail(finding);
+    }
+    scrub(world, &session, false)?;
+    work(world, &session, &mut worker)?;
+    scrub(world, &session, false)?;
+    work(world, &session, &mut worker)?;
+    scrub(world, &session, true)?;
+    let mut evicted = 0;
+    for (n, volume) in volumes.iter().enumerate() {
+        while evicted < 1000 && volume.evict_step()? {
+            evicted += 1;
+        }
+        compare(world, volume, actor, n)?;
+    }
+    for name in &renamer::OBJECTS[..if params.renames { 3 } else { 2 }] {
+        actors::check_put(world, &session, name)?;
+    }
+    if params.renames {
+        renamer::list(world, &session)?;
+    }
+    let quiet = checks::quiet(&world.inner().objects);
+    if let Err(finding) = quiet {
+        world.inner().fail(finding);
+    }
+    if params.decay {
+        decay::of_a_chunk(world, &session, &volumes, actor)?;
+    }
+    volumes.into_iter().try_for_each(Volume::detach)?;
+    if params.loss {
+        lose_object(world, &session, &params)?;
+    }
+    Ok(())
+}
+
+/// Deduplicates and deletes until nothing is left.
+fn work(world: &Arc<World>, session: &Session, worker: &mut Worker) -> Result<(), Error> {
+    for round in 0.. {
+        if round == ROUNDS {
+            world.inner().fail(Finding::new("Progress", "the dirty list does not get empty"));
+            break;
+        }
+        let deleted = session.delete_step()?;
+        worker.step()?;
+        // Nothing is too hot for ever.
+        world.inner().now += std::time::Duration::from_secs(1);
+        if !deleted && session.backlog()? == 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn scrub(world: &Arc<World>, session: &Arc<Session>, quiet: bool) -> Result<(), Error> {
+    let mut scrub = Scrub::new(session.clone(), true)?;
+    while scrub.step()? {}
+    let report = scrub.report();
+    // A tidy run leaves a scrub only things to remove: references of a failed flip whose entry was
+    // overwritten before another worker came, and headers that a lock made anew.
+    let tidy = world.inner().params.tidy && report.added + report.restored + report.listed > 0;
+    if !report.damage.is_empty() || tidy || quiet && !report.is_quiet() {
+        world.inner().fail(Finding::new("ScrubQuiet", format!("{report:?}")));
+    }
+    Ok(())
+}
+
+/// Reads a volume and compares it with what it may hold.
+fn compare(world: &Arc<World>, volume: &Volume, actor: usize, n: usize) -> Result<(), Error> {
+    let mut bytes = vec![0xaa; volume.bytes() as usize];
+    let piece = 16 * SECTOR;
+    for (at, part) in bytes.chunks_mut(piece).enumerate() {
+        volume.read_at((at * piece) as u64, part)?;
+    }
+    let mut inner = world.inner();
+    if let Some(finding) = inner.model.check(n, actor, 0, &bytes) {
+        inner.fail(finding);
+    }
+    Ok(())
+}
+
+/// An object that is lost is damage, and never zeroes.
+fn lose_object(world: &Arc<World>, session: &Arc<Session>, params: &Params) -> Result<(), Error> {
+    let name = if params.renames { renamer::newest(session, 0)? } else { None };
+    let name = name.unwrap_or_else(|| "v0".into());
+    let id = session.find(&name)?.map_or(0, |named| named.id);
+    let there = |inner: &world::Inner| -> Option<(u64, ObjectName)> {
+        let names = inner.objects.all().map(|(name, _)| name);
+        let ids = names.filter_map(|name| {
+            Some((onefold_cluster::format::ObjectId::parse(&name.name)?, name.clone()))
+        });
+        ids.filter(|(object, _)| object.volume == id)
+            .map(|(object, name)| (object.index, name))
+            .next()
+    };
+    let Some((index, object)) = there(&world.inner()) else { return Ok(()) };
+    world.inner().objects.lose(&object);
+    world.inner().reach.hit("a metadata object is lost");
+    let volume = Volume::attach(session, &name, Mode::Own)?;
+    let mut bytes = vec![0; SECTOR];
+    let read = volume.read_at(index * u64::from(params.object_bytes), &mut bytes);
+    if !matches!(&read, Err(error) if error.kind() == onefold_core::Kind::Corrupt) {
+        world.inner().fail(Finding::new(
+            "MissingObject",
+            format!("object {index} is lost, and reading it gives {read:?}"),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! One seed: actors are started, killed and stopped as it says, and in the end all is checked.
+
+use std::sync::Arc;
+
+use onefold_cluster::{PlantedBug, Session};
+use onefold_core::Error;
+use onefold_testbed::Reach;
+
+use super::{
+    actors::{self, renamer, steward},
+    checks::end::clean_up,
+    model::Finding,
+    params::Params,
+    store::SimStore,
+    world::{Role, World},
+};
+
+/// How one seed ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The parameters of the run.
+    pub params: Params,
+    /// The first finding.
+    pub finding: Option<Finding>,
+    /// The hash of all operations that were applied.
+    pub trace: u64,
+    /// Branches and faults that were met.
+    pub reach: Reach,
+}
+
+/// Runs a seed; `loud` prints what happens.
+#[must_use]
+pub fn run_seed(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
+    let params = Params { bug, ..Params::draw(seed) };
+    let world = World::new(&params, loud);
+    world.start((Role::Keeper, 0), false, |world, store, _| set_up(world, store));
+    world.run(100_000, |_, _| {});
+    {
+        let mut inner = world.inner();
+        inner.calm = false;
+        inner.say(|| "set up".into());
+    }
+    for volume in 0..params.volumes {
+        (0..params.clients).for_each(|_| start(&world, (Role::Client, volume)));
+    }
+    (0..params.workers).for_each(|n| start(&world, (Role::Worker, n)));
+    if params.puts {
+        (0..=usize::from(params.mixed)).for_each(|n| start(&world, (Role::Putter, n)));
+    }
+    if params.steward {
+        start(&world, (Role::Steward, params.volumes - 1));
+    }
+    if params.scrubs {
+        start(&world, (Role::Scrubber, 0));
+    }
+    if params.renames {
+        (0..2).for_each(|n| start(&world, (Role::Renamer, n)));
+    }
+    world.run(params.events, start);
+    world.calm_down();
+    world.run(200_000, |_, _| {});
+    if world.inner().finding.is_none() {
+        world.inner().say(|| "calm".into());
+        world.start((Role::Keeper, 1), false, |world, store, _| clean_up(world, store));
+        world.run(400_000, |_, _| {});
+        let mut inner = world.inner();
+        if inner.finding.is_none() && !inner.all_ended() {
+            inner.fail(Finding::new("Progress", "cleaning up does not end"));
+        }
+    }
+    world.end();
+    let trace = world.trace();
+    let inner = world.inner();
+    let mut reach = inner.reach.clone();
+    if params.is_orderly() {
+        reach.add("orderly: references made by workers", inner.double.all);
+        reach.add("orderly: made by two workers", inner.double.twice);
+    }
+    inner.roles().into_iter().for_each(|(role, count)| {
+        reach.add(
+            match role {
+                Role::Keeper => "keepers",
+                Role::Client => "clients",
+                Role::Worker => "workers",
+                Role::Putter => "putters",
+                Role::Scrubber => "scrubbers",
+                Role::Steward => "stewards",
+                Role::Renamer => "renamers",
+            },
+            count as u64,
+        );
+    });
+    Outcome { params, finding: inner.finding.clone(), trace, reach }
+}
+
+/// Names of the bugs that can be planted.
+#[must_use]
+pub fn bugs() -> Vec<&'static str> {
+    PlantedBug::ALL.iter().map(|bug| bug.name()).collect()
+}
+
+fn start(world: &Arc<World>, role: (Role, usize)) {
+    let life: fn(&Arc<World>, SimStore, usize) = match role {
+        (Role::Client, 0) => |world, store, actor| actors::client(world, store, actor, 0),
+        (Role::Client, 1) => |world, store, actor| actors::client(world, store, actor, 1),
+        (Role::Client, _) => |world, store, actor| actors::client(world, store, actor, 2),
+        (Role::Steward, 1) => |world, store, actor| steward::steward(world, store, actor, 1),
+        (Role::Steward, _) => |world, store, actor| steward::steward(world, store, actor, 2),
+        (Role::Putter, _) => actors::putter,
+        (Role::Scrubber, _) => actors::scrubber,
+        (Role::Renamer, _) => renamer::renamer,
+        _ => actors::worker,
+    };
+    world.start(role, true, life);
+}
+
+fn set_up(world: &Arc<World>, store: SimStore) {
+    let params = world.inner().params.clone();
+    let made = || -> Result<(), Error> {
+        onefold_cluster::create(&store, &params.format())?;
+        let session = Session::open(Arc::new(store), params.settings())?;
+        (0..params.volumes)
+            .try_for_each(|n| session.create_volume(&format!("v{n}"), params.volume_bytes))
+    };
+    if let Err(error) = made() {
+        world.inner().fail(Finding::new("Unexplained", format!("setting up: {error:?}")));
+    }
+}
