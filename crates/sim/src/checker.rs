@@ -56,6 +56,53 @@ pub enum Checker {
     DuplicatesFound,
     /// The same seed gives the same run.
     Deterministic,
+    /// Cluster: a map names a chunk only while that chunk has its reference.
+    NoChunkLost,
+    /// Cluster: an object goes only when it names no chunk any more.
+    NoReferenceLeaked,
+    /// Cluster: once all is clean, chunks have the references of maps and no others.
+    ReferencesConverge,
+    /// Cluster: once all is clean, a chunk without a reference is not there.
+    Collected,
+    /// Cluster: a reference that a map had is named by it, or is a pending drop, until it was
+    /// dropped.
+    DropForgotten,
+    /// Cluster: workers find the references that killed sessions left behind.
+    LeftBehind,
+    /// Cluster: a dirty object is on the dirty list.
+    Listed,
+    /// Cluster: an object that keeps a clean chunk is on the list for that.
+    CacheListed,
+    /// Cluster: the chunks of a map do not overlap.
+    Overlap,
+    /// Cluster: an object has no more keys, and a volume no more long trims, than its limit says.
+    Bounds,
+    /// Cluster: an entry's mask names every block of its object that has bytes.
+    Space,
+    /// Cluster: every key and value can be decoded.
+    Format,
+    /// Cluster: a read gives the last acknowledged write, or one whose end is not known.
+    LastWrite,
+    /// Cluster: an object that was put is what somebody put last.
+    LastPut,
+    /// Cluster: a read between writes that wait gives the writes of its own client.
+    OwnWrites,
+    /// Cluster: every volume and object has exactly one name, and what was deleted has none.
+    OneName,
+    /// Cluster: in the end no rename is half done.
+    Renamed,
+    /// Cluster: what changed under a name was asked for.
+    Unasked,
+    /// Cluster: what somebody was told of a name is true.
+    Answer,
+    /// Cluster: a listing gives the names that there were.
+    Listing,
+    /// Cluster: a scrub of a store that is clean finds nothing.
+    ScrubQuiet,
+    /// Cluster: damage is told where there is some, and nowhere else.
+    Damage,
+    /// Cluster: an object that is lost is damage, and never zeroes.
+    MissingObject,
 }
 
 impl fmt::Display for Checker {

@@ -13,7 +13,8 @@
 //!
 //! Each has `params`, drawn from the seed; `actors`, which do what clients and operators do; a
 //! `model` of what may be there; `checks`; and `run`, which is one seed from its beginning to its
-//! end.
+//! end. [`front`] has what they share: the command line, seeds, shrinking, planted bugs, and what a
+//! run must reach.
 //!
 //! *Invariant:* one seed is one thread, or several of which one runs at a time; nothing depends on
 //! the wall clock, on the order of a hash map, or on chance from outside.
@@ -22,3 +23,4 @@ pub mod archive;
 pub mod block;
 pub mod checker;
 pub mod cluster;
+pub mod front;

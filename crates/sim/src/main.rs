@@ -2,15 +2,20 @@
 
 use std::process::ExitCode;
 
-use onefold_sim::block::engine::Thin;
+use onefold_sim::{
+    archive::Archive,
+    block::{Block, engine::Thin},
+    cluster::Cluster,
+    front::run,
+};
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1).peekable();
     if arguments.next_if(|argument| argument == "archive").is_some() {
-        return onefold_sim::archive::cli::run(arguments);
+        return run(Archive, arguments);
     }
     if arguments.next_if(|argument| argument == "cluster").is_some() {
-        return onefold_sim::cluster::cli::run(arguments);
+        return run(Cluster, arguments);
     }
-    onefold_sim::block::cli::run::<Thin>(arguments)
+    run(Block::<Thin>::default(), arguments)
 }

@@ -1,16 +1,23 @@
 //! The block engine passes seeds and the exhaustive case, and does the same twice. The command runs
 //! more of them.
 
-use onefold_sim::block::{
-    engine::Thin,
-    exhaust::{exhaust, small, small_merging},
-    runner::{Config, run_seed, run_seeds},
+use onefold_sim::{
+    block::{
+        Block,
+        engine::Thin,
+        exhaust::{exhaust, small, small_merging},
+    },
+    front::{Config, run_seed, run_seeds},
 };
 
 #[test]
 fn the_block_engine_survives_and_every_kind_of_fault_is_reached() {
-    let summary =
-        run_seeds::<Thin>(0..400, &Config { repeat_every: 10, ..Config::default() }, |_| {});
+    let summary = run_seeds(
+        &Block::<Thin>::default(),
+        0..400,
+        &Config { repeat_every: 10, ..Config::default() },
+        |_| {},
+    );
     assert!(summary.failures.is_empty(), "{:#?}", summary.failures);
     for what in [
         "client forges metadata",
@@ -32,12 +39,8 @@ fn the_block_engine_survives_and_every_kind_of_fault_is_reached() {
 
 #[test]
 fn the_same_seed_is_the_same_run_of_the_block_engine() {
-    for seed in 0..20 {
-        assert_eq!(
-            run_seed::<Thin>(seed, &Config::default(), false).trace,
-            run_seed::<Thin>(seed, &Config::default(), false).trace
-        );
-    }
+    let trace = |seed| run_seed(&Block::<Thin>::default(), seed, None, false).trace;
+    (0..20).for_each(|seed| assert_eq!(trace(seed), trace(seed)));
 }
 
 #[test]

@@ -3,16 +3,23 @@
 
 mod toy;
 
-use onefold_sim::block::{
-    exhaust::{exhaust, small},
-    runner::{Config, bugs, run_seed, run_seeds},
+use onefold_sim::{
+    block::{
+        Block,
+        exhaust::{exhaust, small},
+    },
+    front::{Config, bugs, run_seed, run_seeds},
 };
 use toy::Toy;
 
 #[test]
 fn a_right_store_passes_and_every_kind_of_crash_is_reached() {
-    let summary =
-        run_seeds::<Toy>(0..300, &Config { repeat_every: 10, ..Config::default() }, |_| {});
+    let summary = run_seeds(
+        &Block::<Toy>::default(),
+        0..300,
+        &Config { repeat_every: 10, ..Config::default() },
+        |_| {},
+    );
     assert!(summary.failures.is_empty(), "{:#?}", summary.failures);
     for what in [
         "crash: in a write",
@@ -39,21 +46,14 @@ fn a_right_store_passes_and_every_kind_of_crash_is_reached() {
 
 #[test]
 fn the_same_seed_is_the_same_run() {
-    for seed in 0..20 {
-        assert_eq!(
-            run_seed::<Toy>(seed, &Config::default(), false).trace,
-            run_seed::<Toy>(seed, &Config::default(), false).trace
-        );
-    }
-    assert_ne!(
-        run_seed::<Toy>(1, &Config::default(), false).trace,
-        run_seed::<Toy>(2, &Config::default(), false).trace
-    );
+    let trace = |seed| run_seed(&Block::<Toy>::default(), seed, None, false).trace;
+    (0..20).for_each(|seed| assert_eq!(trace(seed), trace(seed)));
+    assert_ne!(trace(1), trace(2));
 }
 
 #[test]
 fn each_planted_bug_is_found_and_the_same_seed_passes_without_it() {
-    for report in bugs::<Toy>(2000, &Config::default(), |_| {}) {
+    for report in bugs(&Block::<Toy>::default(), 2000, &Config::default(), |_| {}) {
         assert!(report.found.is_some(), "not found: {}", report.bug);
         assert_eq!(report.without, None, "{}", report.bug);
     }

@@ -6,10 +6,105 @@
 
 mod actors;
 mod checks;
-pub mod cli;
 mod model;
 pub mod params;
 mod run;
 
-pub use params::Params;
-pub use run::{Outcome, run_params, run_seed};
+use onefold_archive::Rule;
+
+use self::{
+    params::Params,
+    run::{Actors, Sim},
+};
+use crate::front::{Outcome, Simulator, guarded};
+
+/// The coverage marks that an ordinary run must reach.
+const MARKS: [&str; 48] = [
+    "a collector killed",
+    "a damaged container stayed",
+    "a put killed",
+    "a put met a full disk",
+    "a put was there without its acknowledgement",
+    "a node that came back was outdated",
+    "a node was lost",
+    "a node was replaced",
+    "a reader looked after a failed sync",
+    "a reader read what it had opened",
+    "an empty mount point",
+    "checked after a crash",
+    "collection waits for older puts",
+    "containers dropped",
+    "containers merged",
+    "containers settled",
+    "crash: in a change",
+    "crash: in a sync",
+    "crash: in recovery",
+    "damage was noted of what is whole",
+    "damage of metadata cost nothing",
+    "damage of metadata was told",
+    "damage was told",
+    "everything was collected",
+    "fault: a sync dropped data",
+    "fault: a sector can't be read",
+    "fault: a write was lost",
+    "fault: a write was misdirected",
+    "fault: rot",
+    "fault: rot of metadata",
+    "lost chunks were healed",
+    "what was lost was put again",
+    "what was noted was whole",
+    "imported at the end",
+    "imported under way",
+    "places held back by readers",
+    "others went on after a failed sync",
+    "rot was mended",
+    "too many nodes were lost",
+    "processes killed, power stays",
+    "a put into a served archive",
+    "a second ingesting process was sent away",
+    "a server killed",
+    "a server waits for a put",
+    "all unflushed writes were there",
+    "unflushed writes were lost",
+    "volumes flushed",
+    "volumes met a full disk",
+];
+
+/// The simulator of the archive engine.
+pub struct Archive;
+
+impl Simulator for Archive {
+    type Params = Params;
+
+    const TITLE: &'static str = "\
+Crash and fault simulation of the archive engine. Without arguments: kept seeds and 2,000 seeds.";
+
+    const COMMAND: &'static str = "onefold-sim archive";
+
+    const KEPT: &'static str = include_str!("../../seeds/archive.txt");
+
+    fn bugs(&self) -> Vec<&'static str> {
+        Rule::BUGS.iter().map(|(name, _)| *name).collect()
+    }
+
+    fn draw(&self, seed: u64, bug: Option<usize>) -> Params {
+        Params { bug, ..Params::draw(seed) }
+    }
+
+    fn smaller(&self, params: &Params) -> Vec<Params> {
+        params.smaller()
+    }
+
+    fn run(&self, params: Params, loud: bool) -> Outcome<Params> {
+        let mut sim = Sim::new(params.clone(), loud);
+        let failure = guarded(|| sim.run()).err();
+        sim.actors = Actors::default();
+        let mut reach = std::mem::take(&mut sim.reach);
+        reach.merge(&sim.files.reach());
+        Outcome { seed: params.seed, params, failure, trace: sim.files.trace(), reach }
+    }
+
+    fn marks(&self) -> Vec<&'static str> {
+        MARKS.to_vec()
+    }
+}

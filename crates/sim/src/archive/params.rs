@@ -117,6 +117,32 @@ impl Params {
         if rng.percent(25) { MOVED_FEW } else { 2 << 20 }
     }
 
+    /// Parameters that are smaller in one respect each.
+    #[must_use]
+    pub fn smaller(&self) -> Vec<Params> {
+        let with = |change: &dyn Fn(&mut Params)| {
+            let mut params = self.clone();
+            change(&mut params);
+            params
+        };
+        let mut all = Vec::new();
+        if self.rounds > 1 {
+            all.push(with(&|params| params.rounds = 1));
+            all.push(with(&|params| params.rounds -= 1));
+        }
+        if self.moves > 1 {
+            all.push(with(&|params| params.moves /= 2));
+            all.push(with(&|params| params.moves -= 1));
+        }
+        if self.serves {
+            all.push(with(&|params| params.serves = false));
+        }
+        if self.collects {
+            all.push(with(&|params| params.collects = false));
+        }
+        all
+    }
+
     /// The parameters that belong to `seed`.
     #[must_use]
     pub fn draw(seed: u64) -> Params {

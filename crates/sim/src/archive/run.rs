@@ -18,40 +18,7 @@ use super::{
     model::{Disk, Unsure},
     params::{Medium, Params, Profile},
 };
-use crate::{
-    block::runner::guarded,
-    checker::{Checker, Failure},
-};
-
-/// How one seed ended.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The parameters of the run.
-    pub params: Params,
-    /// The failure that the run found.
-    pub failure: Option<Failure>,
-    /// The hash of all calls.
-    pub trace: u64,
-    /// The coverage marks that the run reached.
-    pub reach: Reach,
-}
-
-/// Runs one seed; `loud` prints what happens.
-#[must_use]
-pub fn run_seed(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
-    run_params(Params { bug, ..Params::draw(seed) }, loud)
-}
-
-/// Runs what `params` say.
-#[must_use]
-pub fn run_params(params: Params, loud: bool) -> Outcome {
-    let mut sim = Sim::new(params.clone(), loud);
-    let failure = guarded(|| sim.run()).err();
-    sim.actors = Actors::default();
-    let mut reach = std::mem::take(&mut sim.reach);
-    reach.merge(&sim.files.reach());
-    Outcome { params, failure, trace: sim.files.trace(), reach }
-}
+use crate::checker::{Checker, Failure};
 
 pub(super) type Flow = Result<(), Stop>;
 
@@ -137,7 +104,7 @@ pub(super) struct Sim {
 }
 
 impl Sim {
-    fn new(params: Params, loud: bool) -> Sim {
+    pub(super) fn new(params: Params, loud: bool) -> Sim {
         let mut rng = Rng::new(params.seed);
         let files = VirtualFiles::new(LAYOUT, rng.fork());
         let aside = Rng::new(params.seed ^ 0x6e6f_7465_645f_726f);
@@ -281,7 +248,7 @@ impl Sim {
         Failure::new(checker, format!("{what}: {error:?}")).into()
     }
 
-    fn run(&mut self) -> Result<(), Failure> {
+    pub(super) fn run(&mut self) -> Result<(), Failure> {
         let mut format = Format::new([7; 16], [8; 32], [9; 16]);
         (format.chunking, format.compression) = (self.params.chunking, self.params.compression);
         (format.segment_bytes, format.reserve_bytes, format.late) =

@@ -21,10 +21,10 @@ use parking_lot::Mutex;
 use crate::{
     block::{
         model::{Key, Model, Outcome, Verb},
-        runner::guarded,
         subject::{Ack, Step, StoreOptions, Subject},
     },
     checker::{Checker, Failure},
+    front::guarded,
 };
 
 /// The extent of a small case.

@@ -10,7 +10,6 @@
 
 mod actors;
 mod checks;
-pub mod cli;
 mod model;
 pub mod params;
 mod run;
@@ -18,6 +17,88 @@ mod store;
 mod told;
 mod world;
 
-pub use model::Finding;
-pub use params::Params;
-pub use run::{Outcome, bugs, run_seed};
+use onefold_cluster::PlantedBug;
+use onefold_testbed::Reach;
+
+use self::params::Params;
+use crate::front::{Config, Outcome, Simulator};
+
+/// The coverage marks that an ordinary run must reach.
+const MARKS: [&str; 29] = [
+    "a worker backs off",
+    "orderly: references made by workers",
+    "a client deduplicates inline",
+    "a client flushes through",
+    "a fenced session is refused",
+    "a late copy applies",
+    "a late copy is refused",
+    "a metadata object is lost",
+    "a read comes between writes that wait",
+    "a reply comes after the takeover",
+    "a session is fenced",
+    "a copy comes when all is clean",
+    "a volume is deleted",
+    "a volume is resized",
+    "an actor is killed",
+    "an actor is stopped",
+    "a chunk can't be read",
+    "a chunk rots",
+    "a clock is set back",
+    "a read fails for a bad chunk",
+    "a new name is taken",
+    "an object is deleted",
+    "as many long trims as there may be",
+    "applied, and the reply is lost",
+    "scrub: orphans",
+    "scrub: stale references",
+    "something can't be renamed",
+    "something is renamed",
+    "the store is full",
+];
+
+/// The simulator of the cluster engine.
+pub struct Cluster;
+
+impl Simulator for Cluster {
+    type Params = Params;
+
+    const TITLE: &'static str = "\
+Simulation of the cluster engine. Without arguments: kept seeds and 2,000 seeds.";
+
+    const COMMAND: &'static str = "onefold-sim cluster";
+
+    const KEPT: &'static str = include_str!("../../seeds/cluster.txt");
+
+    fn bugs(&self) -> Vec<&'static str> {
+        PlantedBug::ALL.iter().map(|bug| bug.name()).collect()
+    }
+
+    fn draw(&self, seed: u64, bug: Option<usize>) -> Params {
+        Params { bug, ..Params::draw(seed) }
+    }
+
+    fn smaller(&self, params: &Params) -> Vec<Params> {
+        params.smaller()
+    }
+
+    fn run(&self, params: Params, loud: bool) -> Outcome<Params> {
+        run::run(params, loud)
+    }
+
+    fn marks(&self) -> Vec<&'static str> {
+        MARKS.to_vec()
+    }
+
+    /// In orderly runs leases keep workers apart.
+    fn after_seeds(&self, reach: Option<&Reach>, _: &Config) -> bool {
+        let count = |mark| reach.map_or(0, |reach| reach.count(mark));
+        let (made, twice) =
+            (count("orderly: references made by workers"), count("orderly: made by two workers"));
+        println!("double work where nobody is away: {twice} of {made} references");
+        let rare = twice * 100 < made;
+        if !rare {
+            println!("leases do not keep workers apart: double work is to be less than 1 %");
+        }
+        rare
+    }
+}

@@ -1,36 +1,13 @@
 //! The contents that every sector of every volume may hold, and the objects that every name may
 //! stand for.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::params::Params;
+use crate::checker::{Checker, Failure};
 
 /// Bytes of a sector.
 pub(super) const SECTOR: usize = 512;
-
-/// A broken invariant, and the checker that found it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// The checker.
-    pub checker: &'static str,
-    /// The finding, as a sentence.
-    pub message: String,
-}
-
-impl Finding {
-    pub(super) fn new(checker: &'static str, message: impl Into<String>) -> Finding {
-        Finding { checker, message: message.into() }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.checker, self.message)
-    }
-}
 
 /// The contents that a sector may hold.
 #[derive(Clone, Debug, Default)]
@@ -255,7 +232,7 @@ impl Model {
         actor: usize,
         at: usize,
         bytes: &[u8],
-    ) -> Option<Finding> {
+    ) -> Option<Failure> {
         let name = volume;
         let volume = &mut self.volumes[volume];
         if volume.owner != Some(actor) {
@@ -277,7 +254,7 @@ impl Model {
                     cell.now,
                     cell.open
                 );
-                return Some(Finding::new("LastWrite", message));
+                return Some(Failure::new(Checker::LastWrite, message));
             };
             cell.now = [found].into();
         }

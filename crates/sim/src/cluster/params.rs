@@ -106,6 +106,42 @@ impl Params {
         if has_renames(seed) { params.renaming() } else { params }
     }
 
+    /// Parameters that are smaller in one respect each.
+    #[must_use]
+    pub fn smaller(&self) -> Vec<Params> {
+        let with = |change: &dyn Fn(&mut Params)| {
+            let mut params = self.clone();
+            change(&mut params);
+            params
+        };
+        let mut all = Vec::new();
+        if self.events > 1 {
+            all.push(with(&|params| params.events /= 2));
+            all.push(with(&|params| params.events -= params.events.div_ceil(10)));
+        }
+        if self.clients > 1 {
+            all.push(with(&|params| params.clients = 1));
+        }
+        if self.workers > 1 {
+            all.push(with(&|params| params.workers = 1));
+        }
+        let faults: [fn(&mut Params) -> &mut u64; 7] = [
+            |params| &mut params.unknown,
+            |params| &mut params.copies,
+            |params| &mut params.late,
+            |params| &mut params.kills,
+            |params| &mut params.stops,
+            |params| &mut params.jumps,
+            |params| &mut params.full,
+        ];
+        for fault in faults {
+            if *fault(&mut self.clone()) > 0 {
+                all.push(with(&|params| *fault(params) = 0));
+            }
+        }
+        all
+    }
+
     /// Draws the parameters of seeds in which an actor renames.
     fn renaming(self) -> Params {
         let rng = &mut Rng::new(self.seed ^ 0x6f6e_6566_6f6c_6406);

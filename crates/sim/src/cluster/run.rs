@@ -2,36 +2,23 @@
 
 use std::sync::Arc;
 
-use onefold_cluster::{PlantedBug, Session};
+use onefold_cluster::Session;
 use onefold_core::Error;
-use onefold_testbed::Reach;
 
 use super::{
     actors::{self, renamer, steward},
     checks::end::clean_up,
-    model::Finding,
     params::Params,
     store::SimStore,
     world::{Role, World},
 };
+use crate::{
+    checker::{Checker, Failure},
+    front::Outcome,
+};
 
-/// How one seed ended.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// The parameters of the run.
-    pub params: Params,
-    /// The first finding.
-    pub finding: Option<Finding>,
-    /// The hash of all operations that were applied.
-    pub trace: u64,
-    /// Branches and faults that were met.
-    pub reach: Reach,
-}
-
-/// Runs a seed; `loud` prints what happens.
-#[must_use]
-pub fn run_seed(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
-    let params = Params { bug, ..Params::draw(seed) };
+/// Runs what `params` say; `loud` prints what happens.
+pub(super) fn run(params: Params, loud: bool) -> Outcome<Params> {
     let world = World::new(&params, loud);
     world.start((Role::Keeper, 0), false, |world, store, _| set_up(world, store));
     world.run(100_000, |_, _| {});
@@ -59,13 +46,13 @@ pub fn run_seed(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
     world.run(params.events, start);
     world.calm_down();
     world.run(200_000, |_, _| {});
-    if world.inner().finding.is_none() {
+    if world.inner().failure.is_none() {
         world.inner().say(|| "calm".into());
         world.start((Role::Keeper, 1), false, |world, store, _| clean_up(world, store));
         world.run(400_000, |_, _| {});
         let mut inner = world.inner();
-        if inner.finding.is_none() && !inner.all_ended() {
-            inner.fail(Finding::new("Progress", "cleaning up does not end"));
+        if inner.failure.is_none() && !inner.all_ended() {
+            inner.fail(Failure::new(Checker::Progress, "cleaning up does not end"));
         }
     }
     world.end();
@@ -90,13 +77,7 @@ pub fn run_seed(seed: u64, bug: Option<usize>, loud: bool) -> Outcome {
             count as u64,
         );
     });
-    Outcome { params, finding: inner.finding.clone(), trace, reach }
-}
-
-/// Names of the bugs that can be planted.
-#[must_use]
-pub fn bugs() -> Vec<&'static str> {
-    PlantedBug::ALL.iter().map(|bug| bug.name()).collect()
+    Outcome { seed: params.seed, params, failure: inner.failure.clone(), trace, reach }
 }
 
 fn start(world: &Arc<World>, role: (Role, usize)) {
@@ -123,6 +104,6 @@ fn set_up(world: &Arc<World>, store: SimStore) {
             .try_for_each(|n| session.create_volume(&format!("v{n}"), params.volume_bytes))
     };
     if let Err(error) = made() {
-        world.inner().fail(Finding::new("Unexplained", format!("setting up: {error:?}")));
+        world.inner().fail(Failure::new(Checker::Unexplained, format!("setting up: {error:?}")));
     }
 }

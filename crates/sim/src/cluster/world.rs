@@ -24,10 +24,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use self::events::Next;
 use super::{
     checks::{Dropped, double::DoubleWork, naming::Naming},
-    model::{Finding, Model},
+    model::Model,
     params::Params,
     store::SimStore,
 };
+use crate::checker::{Checker, Failure};
 
 /// Copies of operations that may still come, at most.
 const LATE_MAX: usize = 24;
@@ -124,7 +125,7 @@ pub(super) struct Inner {
     pub(super) rng: Rng,
     pub(super) model: Model,
     pub(super) naming: Naming,
-    pub(super) finding: Option<Finding>,
+    pub(super) failure: Option<Failure>,
     pub(super) reach: Reach,
     pub(super) double: DoubleWork,
     pub(super) params: Params,
@@ -178,7 +179,7 @@ impl World {
             rng: rng.fork(),
             model: Model::new(params),
             naming: Naming::new(params.renames),
-            finding: None,
+            failure: None,
             reach: Reach::default(),
             double: DoubleWork::default(),
             params: params.clone(),
@@ -252,7 +253,7 @@ impl World {
                 let text = text
                     .or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string))
                     .unwrap_or_default();
-                inner.fail(Finding::new("NoPanic", text));
+                inner.fail(Failure::new(Checker::NoPanic, text));
             }
             inner.actors[id].state = State::Ended;
             inner.running = None;
@@ -327,7 +328,7 @@ impl World {
     ) {
         loop {
             let mut inner = self.inner.lock();
-            let over = inner.finding.is_some()
+            let over = inner.failure.is_some()
                 || inner.actors.iter().all(|actor| actor.state == State::Ended)
                 || events == 0;
             if over {

@@ -13,10 +13,11 @@ use super::{
         self,
         naming::{Asked, End},
     },
-    model::{Finding, SECTOR, content},
+    model::{SECTOR, content},
     store::SimStore,
     world::World,
 };
+use crate::checker::{Checker, Failure};
 
 /// Names that are put.
 const NAMES: u64 = 2;
@@ -35,7 +36,7 @@ pub(crate) fn note(world: &Arc<World>, who: &str, error: &Error) {
         _ => false,
     };
     if !explained {
-        inner.fail(Finding::new("Unexplained", format!("{who}: {error:?}")));
+        inner.fail(Failure::new(Checker::Unexplained, format!("{who}: {error:?}")));
     }
 }
 
@@ -133,7 +134,7 @@ fn attach(
         let stood = inner.naming.since(name, then).contains(&Some((volume.id(), true)));
         if inner.params.renames && !stood {
             let message = format!("{} is attached as {name:?}, which it never was", volume.id());
-            inner.fail(Finding::new("OneName", message));
+            inner.fail(Failure::new(Checker::OneName, message));
         }
         Ok(volume)
     };
@@ -280,8 +281,8 @@ fn reads_own_writes(
         if inner.model.volumes[at].owner == Some(actor)
             && wrote.is_some_and(|token| content(&[*token]) != bytes)
         {
-            inner.fail(Finding::new(
-                "OwnWrites",
+            inner.fail(Failure::new(
+                Checker::OwnWrites,
                 format!("volume {at}, sector {}: not the last write {wrote:?}", from + n),
             ));
         }
@@ -479,8 +480,8 @@ pub(crate) fn check_put(world: &Arc<World>, session: &Session, name: &str) -> Re
         Err(_) => return got.map(|_| ()),
     };
     if !right {
-        inner.fail(Finding::new(
-            "LastPut",
+        inner.fail(Failure::new(
+            Checker::LastPut,
             format!("{name} gives {} bytes that nobody put: {got:?}", bytes.len()),
         ));
     }
@@ -515,7 +516,7 @@ pub(crate) fn scrubber(world: &Arc<World>, store: SimStore, _actor: usize) {
         inner.reach.add("scrub: collected", report.collected);
         inner.reach.add("scrub: orphans", report.orphans);
         if let Some(damage) = report.damage.first() {
-            inner.fail(Finding::new("Damage", damage.clone()));
+            inner.fail(Failure::new(Checker::Damage, damage.clone()));
         }
     }
 }

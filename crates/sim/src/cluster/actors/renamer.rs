@@ -6,9 +6,9 @@ use onefold_cluster::{Session, What};
 use onefold_core::{Error, Kind, Result};
 
 use super::{CALLS, check_put, note, open};
+use crate::checker::{Checker, Failure};
 use crate::cluster::{
     checks::naming::{Asked, End},
-    model::Finding,
     store::SimStore,
     world::World,
 };
@@ -100,7 +100,7 @@ fn rename(world: &Arc<World>, session: &Session, what: What, from: &str, to: &st
     };
     if wrong {
         let message = format!("{from:?} can't be renamed to {to:?}: {renamed:?}");
-        inner.fail(Finding::new("Answer", message));
+        inner.fail(Failure::new(Checker::Answer, message));
     }
     if let Some(finding) = inner.naming.answer(&ticket, end_of(&renamed)) {
         inner.fail(finding);

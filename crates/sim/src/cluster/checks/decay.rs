@@ -12,9 +12,12 @@ use onefold_core::{Error, Kind, object::ObjectName};
 use onefold_testbed::{Rng, objects::Object};
 
 use super::parse;
-use crate::cluster::{
-    model::{Finding, SECTOR, content},
-    world::{Inner, World},
+use crate::{
+    checker::{Checker, Failure},
+    cluster::{
+        model::{SECTOR, content},
+        world::{Inner, World},
+    },
 };
 
 /// So far a clock is set back.
@@ -46,8 +49,8 @@ pub(crate) fn of_a_chunk(
     while scrub.step()? {}
     let named = scrub.report().damage.iter().any(|line| line.contains(&chunk.name()));
     if !named && matches!(ill, Ill::Rotten(_)) {
-        world.inner().fail(Finding::new(
-            "Damage",
+        world.inner().fail(Failure::new(
+            Checker::Damage,
             format!("{} is rotten, and a scrub says {:?}", chunk.name(), scrub.report().damage),
         ));
     }
@@ -189,8 +192,8 @@ fn others_get_clean(
     });
     drop(inner);
     if dirty {
-        world.inner().fail(Finding::new(
-            "Progress",
+        world.inner().fail(Failure::new(
+            Checker::Progress,
             format!("object {id} is dirty still, beside a bad chunk"),
         ));
     }

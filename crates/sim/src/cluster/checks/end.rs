@@ -6,13 +6,16 @@ use onefold_cluster::{Mode, Scrub, Session, Volume, Watermarks, Worker};
 use onefold_core::{Error, object::ObjectName};
 
 use super::decay;
-use crate::cluster::{
-    actors::{self, renamer},
-    checks,
-    model::{Finding, SECTOR},
-    params::Params,
-    store::SimStore,
-    world::{self, World},
+use crate::{
+    checker::{Checker, Failure},
+    cluster::{
+        actors::{self, renamer},
+        checks,
+        model::SECTOR,
+        params::Params,
+        store::SimStore,
+        world::{self, World},
+    },
 };
 
 /// Steps of a worker in which all must be clean.
@@ -26,9 +29,12 @@ pub(crate) fn clean_up(world: &Arc<World>, store: SimStore) {
     // Locks of killed sessions have run out by then.
     world.inner().now += std::time::Duration::from_secs(120);
     if let Err(error) = finish(world, store) {
-        let checker =
-            if error.kind() == onefold_core::Kind::Corrupt { "Damage" } else { "Unexplained" };
-        world.inner().fail(Finding::new(checker, format!("cleaning up: {error:?}")));
+        let checker = if error.kind() == onefold_core::Kind::Corrupt {
+            Checker::Damage
+        } else {
+            Checker::Unexplained
+        };
+        world.inner().fail(Failure::new(checker, format!("cleaning up: {error:?}")));
     }
 }
 
@@ -48,7 +54,9 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
         let mut name = format!("v{n}");
         if params.renames {
             let Some(newest) = renamer::newest(&session, n)? else {
-                world.inner().fail(Finding::new("OneName", format!("volume {n} has no name")));
+                world
+                    .inner()
+                    .fail(Failure::new(Checker::OneName, format!("volume {n} has no name")));
                 continue;
             };
             name = newest;
@@ -123,7 +131,9 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
 fn work(world: &Arc<World>, session: &Session, worker: &mut Worker) -> Result<(), Error> {
     for round in 0.. {
         if round == ROUNDS {
-            world.inner().fail(Finding::new("Progress", "the dirty list does not get empty"));
+            world
+                .inner()
+                .fail(Failure::new(Checker::Progress, "the dirty list does not get empty"));
             break;
         }
         let deleted = session.delete_step()?;
@@ -145,7 +155,7 @@ fn scrub(world: &Arc<World>, session: &Arc<Session>, quiet: bool) -> Result<(), 
     // overwritten before another worker came, and headers that a lock made anew.
     let tidy = world.inner().params.tidy && report.added + report.restored + report.listed > 0;
     if !report.damage.is_empty() || tidy || quiet && !report.is_quiet() {
-        world.inner().fail(Finding::new("ScrubQuiet", format!("{report:?}")));
+        world.inner().fail(Failure::new(Checker::ScrubQuiet, format!("{report:?}")));
     }
     Ok(())
 }
@@ -185,8 +195,8 @@ fn lose_object(world: &Arc<World>, session: &Arc<Session>, params: &Params) -> R
     let mut bytes = vec![0; SECTOR];
     let read = volume.read_at(index * u64::from(params.object_bytes), &mut bytes);
     if !matches!(&read, Err(error) if error.kind() == onefold_core::Kind::Corrupt) {
-        world.inner().fail(Finding::new(
-            "MissingObject",
+        world.inner().fail(Failure::new(
+            Checker::MissingObject,
             format!("object {index} is lost, and reading it gives {read:?}"),
         ));
     }

@@ -11,7 +11,7 @@ use onefold_cluster::format::{Chunk, ObjectId, Reference, Stamp, entry, entry::E
 use onefold_core::object::{Change, ObjectName, Pool, PoolKind, Write};
 use onefold_testbed::{Objects, objects::Object};
 
-use super::model::Finding;
+use crate::checker::{Checker, Failure};
 
 /// Entries and pending drops of a metadata object.
 pub(crate) struct Map {
@@ -20,8 +20,8 @@ pub(crate) struct Map {
     pub(crate) listed: Option<Stamp>,
 }
 
-pub(crate) fn parse(id: ObjectId, object: &Object) -> Result<Map, Finding> {
-    let damaged = |error: onefold_core::Error| Finding::new("Format", error.to_string());
+pub(crate) fn parse(id: ObjectId, object: &Object) -> Result<Map, Failure> {
+    let damaged = |error: onefold_core::Error| Failure::new(Checker::Format, error.to_string());
     let mut map = Map { entries: BTreeMap::new(), pending: Vec::new(), listed: None };
     for (key, value) in &object.omap {
         if let Some(offset) = key::offset(key) {
@@ -71,7 +71,7 @@ fn belongs(objects: &Objects, id: ObjectId) -> bool {
 }
 
 /// Every entry of an object names a chunk that is there and has the reference.
-fn maps_hold(objects: &Objects, id: ObjectId, object: &Object) -> Option<Finding> {
+fn maps_hold(objects: &Objects, id: ObjectId, object: &Object) -> Option<Failure> {
     let map = match parse(id, object) {
         Ok(map) => map,
         Err(finding) => return Some(finding),
@@ -85,21 +85,22 @@ fn maps_hold(objects: &Objects, id: ObjectId, object: &Object) -> Option<Finding
                 "object {id}, offset {offset} names {:?} without a reference (stamp {:x})",
                 chunk.id, reference.stamp.0
             );
-            return Some(Finding::new("NoChunkLost", message));
+            return Some(Failure::new(Checker::NoChunkLost, message));
         }
     }
     let mut end = 0;
     for (offset, entry) in &map.entries {
         if *offset < end {
-            return Some(Finding::new(
-                "Overlap",
+            return Some(Failure::new(
+                Checker::Overlap,
                 format!("object {id}, offset {offset} lies in the chunk before"),
             ));
         }
         end = offset + entry.length;
     }
-    (object.omap.len() > 520)
-        .then(|| Finding::new("Bounds", format!("object {id} has {} keys", object.omap.len())))
+    (object.omap.len() > 520).then(|| {
+        Failure::new(Checker::Bounds, format!("object {id} has {} keys", object.omap.len()))
+    })
 }
 
 /// Every reference that a map had is still named by it, or pending; and what was pending is until
@@ -110,7 +111,7 @@ fn drops_are_known(
     before: &Object,
     object: &Object,
     dropped: &Dropped,
-) -> Option<Finding> {
+) -> Option<Failure> {
     let (Ok(old), Ok(new)) = (parse(id, before), parse(id, object)) else { return None };
     let has = |chunk: &Chunk, reference: &Reference| {
         let named = new
@@ -131,8 +132,8 @@ fn drops_are_known(
             old.pending.iter().find(undone).copied()
         });
     forgotten.map(|(chunk, reference)| {
-        Finding::new(
-            "DropForgotten",
+        Failure::new(
+            Checker::DropForgotten,
             format!(
                 "object {id}, offset {}: nobody knows that {:?} is to be dropped",
                 reference.offset, chunk.id
@@ -142,7 +143,7 @@ fn drops_are_known(
 }
 
 /// A clean chunk that stands in its object, too, is on the list of kept chunks.
-fn is_noted(objects: &Objects, id: ObjectId, map: &Map) -> Option<Finding> {
+fn is_noted(objects: &Objects, id: ObjectId, map: &Map) -> Option<Failure> {
     let kept =
         |(_, entry): &(&u32, &Entry)| !entry.dirty && entry.mask != 0 && entry.base.is_some();
     let header = objects.get(&ObjectName::metadata(format!("v.{:010x}", id.volume)))?;
@@ -153,8 +154,8 @@ fn is_noted(objects: &Objects, id: ObjectId, map: &Map) -> Option<Finding> {
         .iter()
         .filter(kept)
         .find(|(offset, _)| !header.omap.contains_key(&key::numbered(b'C', place(**offset))))?;
-    Some(Finding::new(
-        "CacheListed",
+    Some(Failure::new(
+        Checker::CacheListed,
         format!("object {id}, offset {} is kept, and on no list", unknown.0),
     ))
 }
@@ -175,14 +176,17 @@ pub(crate) fn after(
     before: Option<&Object>,
     op: &Write,
     dropped: &Dropped,
-) -> Option<Finding> {
+) -> Option<Failure> {
     if let Some(id) = ObjectId::parse(&name.name) {
         if op.changes.contains(&Change::Remove) {
             let map = parse(id, before?).ok()?;
             let named =
                 map.entries.values().any(|entry| entry.base.is_some()) || !map.pending.is_empty();
             return named.then(|| {
-                Finding::new("NoReferenceLeaked", format!("object {id} went while it names chunks"))
+                Failure::new(
+                    Checker::NoReferenceLeaked,
+                    format!("object {id} went while it names chunks"),
+                )
             });
         }
         let object = objects.get(name)?;
@@ -202,7 +206,7 @@ pub(crate) fn after(
 }
 
 /// An object that was written and acknowledged is on the dirty list, while it has something to do.
-pub(crate) fn is_listed(objects: &Objects, id: ObjectId) -> Option<Finding> {
+pub(crate) fn is_listed(objects: &Objects, id: ObjectId) -> Option<Failure> {
     let object = objects.get(&id.name())?;
     let map = parse(id, object).ok()?;
     if map.pending.is_empty() && map.entries.values().all(|entry| !entry.dirty) {
@@ -216,11 +220,12 @@ pub(crate) fn is_listed(objects: &Objects, id: ObjectId) -> Option<Finding> {
     let listed = map
         .listed
         .is_some_and(|stamp| keys.contains(&(id, stamp)) || keys.contains(&(id, Stamp(0))));
-    (!listed).then(|| Finding::new("Listed", format!("object {id} is dirty, and on no list")))
+    (!listed)
+        .then(|| Failure::new(Checker::Listed, format!("object {id} is dirty, and on no list")))
 }
 
 /// An object that was put and acknowledged is on the dirty list with all its pieces.
-pub(crate) fn put_is_listed(objects: &Objects, name: &str) -> Option<Finding> {
+pub(crate) fn put_is_listed(objects: &Objects, name: &str) -> Option<Failure> {
     let key = [b"n", name.as_bytes()].concat();
     let value = objects
         .all()
@@ -241,7 +246,7 @@ pub(crate) fn left_behind(
     objects: &Objects,
     made_late: &Dropped,
     unnoted: &BTreeSet<Reference>,
-) -> Option<Finding> {
+) -> Option<Failure> {
     let named = |chunk: &Chunk, reference: &Reference| {
         let object = objects.get(&reference.object.name())?;
         let entry =
@@ -266,7 +271,7 @@ pub(crate) fn left_behind(
                     "{:?} has a reference of {}, offset {}, stamp {:x}",
                     chunk.id, reference.object, reference.offset, reference.stamp.0
                 );
-                return Some(Finding::new("LeftBehind", message));
+                return Some(Failure::new(Checker::LeftBehind, message));
             }
         }
     }
@@ -274,7 +279,7 @@ pub(crate) fn left_behind(
 }
 
 /// Once all is quiet: everything is clean, and references are exactly the truth.
-pub(crate) fn quiet(objects: &Objects) -> Result<(), Finding> {
+pub(crate) fn quiet(objects: &Objects) -> Result<(), Failure> {
     if let Some(finding) = naming::half_done(objects) {
         return Err(finding);
     }
@@ -284,8 +289,8 @@ pub(crate) fn quiet(objects: &Objects) -> Result<(), Finding> {
         let map = parse(id, object)?;
         for (offset, entry) in &map.entries {
             if entry.dirty {
-                return Err(Finding::new(
-                    "Progress",
+                return Err(Failure::new(
+                    Checker::Progress,
                     format!("object {id}, offset {offset} is still dirty"),
                 ));
             }
@@ -294,8 +299,8 @@ pub(crate) fn quiet(objects: &Objects) -> Result<(), Finding> {
             let left = (0..entry.length.div_ceil(4096) as usize)
                 .find(|n| entry.mask >> n & 1 == 0 && block(*n).any(|byte| *byte != 0));
             if let Some(n) = left {
-                return Err(Finding::new(
-                    "Space",
+                return Err(Failure::new(
+                    Checker::Space,
                     format!(
                         "object {id}, offset {offset} has bytes in block {n}, which its mask does not name"
                     ),
@@ -303,8 +308,8 @@ pub(crate) fn quiet(objects: &Objects) -> Result<(), Finding> {
             }
         }
         if !map.pending.is_empty() || map.listed.is_some() {
-            return Err(Finding::new(
-                "Progress",
+            return Err(Failure::new(
+                Checker::Progress,
                 format!("object {id} has pending drops, or is listed"),
             ));
         }
@@ -317,24 +322,24 @@ pub(crate) fn quiet(objects: &Objects) -> Result<(), Finding> {
             let before = found.len();
             found.extend(keys.map(|reference| (chunk, reference)));
             if found.len() == before {
-                return Err(Finding::new(
-                    "Collected",
+                return Err(Failure::new(
+                    Checker::Collected,
                     format!("{:?} has no reference, and is there", chunk.id),
                 ));
             }
         } else if objects.get(&references(objects, &chunk)).is_none() {
-            return Err(Finding::new("Collected", format!("{:?} has data alone", chunk.id)));
+            return Err(Failure::new(Checker::Collected, format!("{:?} has data alone", chunk.id)));
         }
     }
     if let Some((chunk, reference)) = found.difference(&truth).next() {
-        return Err(Finding::new(
-            "ReferencesConverge",
+        return Err(Failure::new(
+            Checker::ReferencesConverge,
             format!("{:?} has a false reference of {}", chunk.id, reference.object),
         ));
     }
     match truth.difference(&found).next() {
-        Some((chunk, reference)) => Err(Finding::new(
-            "NoChunkLost",
+        Some((chunk, reference)) => Err(Failure::new(
+            Checker::NoChunkLost,
             format!("{:?} lacks the reference of {}", chunk.id, reference.object),
         )),
         None => Ok(()),

@@ -12,7 +12,7 @@ use onefold_cluster::format::key;
 use onefold_core::object::{Change, Write};
 use onefold_testbed::Objects;
 
-use crate::cluster::model::Finding;
+use crate::checker::{Checker, Failure};
 
 /// Bytes of an arrival or departure in front of the other name.
 const HEAD: usize = 33;
@@ -105,14 +105,14 @@ fn shards(objects: &Objects) -> impl Iterator<Item = &Shard> {
 }
 
 /// A finding when a key or value of an unfinished rename exists; for moments when no actor works.
-pub(crate) fn half_done(objects: &Objects) -> Option<Finding> {
+pub(crate) fn half_done(objects: &Objects) -> Option<Failure> {
     let half = |(key, value): (&Vec<u8>, &Vec<u8>)| {
         matches!(key.first(), Some(b'y' | b'z'))
             || key.first() == Some(&b'n') && !matches!(value.first(), Some(1 | 2))
     };
     let (key, _) = shards(objects).flatten().find(|pair| half(*pair))?;
     let message = format!("{:?} is left of a rename", String::from_utf8_lossy(key));
-    Some(Finding::new("Renamed", message))
+    Some(Failure::new(Checker::Renamed, message))
 }
 
 impl Naming {
@@ -126,7 +126,7 @@ impl Naming {
     }
 
     /// Reads and checks the names after the store applied an operation.
-    pub(crate) fn after(&mut self, objects: &Objects, actor: usize, op: &Write) -> Option<Finding> {
+    pub(crate) fn after(&mut self, objects: &Objects, actor: usize, op: &Write) -> Option<Failure> {
         if !self.watches || !op.object.name.starts_with("n.") {
             return None;
         }
@@ -139,7 +139,7 @@ impl Naming {
             let volume = matches!(value.first(), Some(1 | 3));
             if let Some((other, _)) = named.insert(id, (name.clone(), volume)) {
                 let message = format!("{id} is both {other:?} and {name:?}");
-                return Some(Finding::new("OneName", message));
+                return Some(Failure::new(Checker::OneName, message));
             }
         }
         if named == self.named {
@@ -153,7 +153,10 @@ impl Naming {
                 shard.get(&key::numbered(b'x', *id)).is_some_and(|record| record.len() == 25)
             });
             if !recorded {
-                return Some(Finding::new("OneName", format!("{id}, {name:?}, has no name")));
+                return Some(Failure::new(
+                    Checker::OneName,
+                    format!("{id}, {name:?}, has no name"),
+                ));
             }
             self.deleted.insert(*id);
             self.record(name, None, *volume);
@@ -175,7 +178,7 @@ impl Naming {
         {
             if self.deleted.contains(id) {
                 let message = format!("{id} was deleted, and is {name:?} again");
-                return Some(Finding::new("OneName", message));
+                return Some(Failure::new(Checker::OneName, message));
             }
             self.record(name, Some(*id), *volume);
         }
@@ -204,11 +207,14 @@ impl Naming {
     }
 
     /// A change was done: some actor must have asked for it.
-    fn was_done(&mut self, asked: &Asked) -> Option<Finding> {
+    fn was_done(&mut self, asked: &Asked) -> Option<Failure> {
         let requests = self.requests.entry(asked.clone()).or_default();
         requests.done += 1;
         if requests.left == 0 {
-            return Some(Finding::new("Unasked", format!("{asked:?} was done, and nobody asked")));
+            return Some(Failure::new(
+                Checker::Unasked,
+                format!("{asked:?} was done, and nobody asked"),
+            ));
         }
         requests.left -= 1;
         if requests.open == 0 {
@@ -226,7 +232,7 @@ impl Naming {
     }
 
     /// The answer to a request: a finding when it says what is not so.
-    pub(crate) fn answer(&mut self, ticket: &Ticket, end: End) -> Option<Finding> {
+    pub(crate) fn answer(&mut self, ticket: &Ticket, end: End) -> Option<Failure> {
         let deleted = self.is_deleted(ticket);
         let requests = self.requests.entry(ticket.asked.clone()).or_default();
         requests.open -= 1;
@@ -241,8 +247,9 @@ impl Naming {
             End::Done | End::Moot => {}
         }
         requests.left = requests.left.min(requests.open + requests.unknown);
-        (wrong && self.watches)
-            .then(|| Finding::new("Answer", format!("{:?} was {end:?}, and was not", ticket.asked)))
+        (wrong && self.watches).then(|| {
+            Failure::new(Checker::Answer, format!("{:?} was {end:?}, and was not", ticket.asked))
+        })
     }
 
     /// True when the volume or object that was to be deleted was, perhaps under another name.
@@ -274,7 +281,7 @@ impl Naming {
 
     /// Checks a listing that began at change `then`. Each volume and object that had a name all the
     /// time must be in it, once, and under a name that it had.
-    pub(crate) fn listed(&self, names: &[(String, u64)], then: u64) -> Option<Finding> {
+    pub(crate) fn listed(&self, names: &[(String, u64)], then: u64) -> Option<Failure> {
         let twice = names.iter().map(|(_, id)| id).collect::<BTreeSet<_>>().len() < names.len();
         let wrong = names.iter().find(|(name, id)| {
             !self.since(name, then).iter().flatten().any(|(named, _)| named == id)
@@ -295,6 +302,6 @@ impl Naming {
             return None;
         }
         let message = format!("twice {twice}, wrong {wrong:?}, missing {missing:?} of {names:?}");
-        Some(Finding::new("Listing", message))
+        Some(Failure::new(Checker::Listing, message))
     }
 }

@@ -14,11 +14,11 @@ use onefold_core::{
 use super::{
     super::{
         checks,
-        model::Finding,
         told::{short_change, short_guard},
     },
     Inner, JUDGED_AFTER, LATE_MAX, Late, Op, Reply, Role, State, noted_by,
 };
+use crate::checker::{Checker, Failure};
 
 /// The schedule's decision.
 pub(super) enum Next {
@@ -28,11 +28,11 @@ pub(super) enum Next {
 }
 
 impl Inner {
-    pub(in crate::cluster) fn fail(&mut self, finding: Finding) {
+    pub(in crate::cluster) fn fail(&mut self, finding: Failure) {
         if self.loud {
             println!("{finding}");
         }
-        self.finding.get_or_insert(finding);
+        self.failure.get_or_insert(finding);
     }
 
     /// Tells what happens, when somebody wants to know.
@@ -81,8 +81,8 @@ impl Inner {
             self.reach.hit("as many long trims as there may be");
         }
         if discards > most {
-            self.fail(Finding::new(
-                "Bounds",
+            self.fail(Failure::new(
+                Checker::Bounds,
                 format!("a volume has {discards} long trims under way, and {most} may be"),
             ));
         }

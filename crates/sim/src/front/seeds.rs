@@ -1,4 +1,4 @@
-//! Seeds on worker threads, one replayed, and the proof that planted bugs are found.
+//! Seeds on worker threads, one shrunk, and the proof that planted bugs are found.
 
 use std::{
     cell::RefCell,
@@ -13,36 +13,32 @@ use std::{
 use onefold_testbed::Reach;
 use parking_lot::Mutex;
 
-use crate::{
-    block::{
-        params::{Params, Profile},
-        run::Sim,
-        subject::Subject,
-    },
-    checker::{Checker, Failure},
-};
+use super::Simulator;
+use crate::checker::{Checker, Failure};
 
 /// How one seed ended.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct Outcome<P> {
+    /// The seed.
+    pub seed: u64,
     /// The parameters of the run.
-    pub params: Params,
-    /// The failure, if there was one.
+    pub params: P,
+    /// The first failure, if there was one.
     pub failure: Option<Failure>,
-    /// The hash of all calls to the disk.
+    /// The hash of all that was asked of the disk, the files or the object store.
     pub trace: u64,
-    /// Branches and faults that were met.
+    /// The coverage marks that the run reached.
     pub reach: Reach,
 }
 
 /// How many seeds ended.
-#[derive(Clone, Debug, Default)]
-pub struct Summary {
+#[derive(Clone, Debug)]
+pub struct Summary<P> {
     /// Seeds that were run.
     pub seeds: u64,
     /// Failed runs, by their seeds.
-    pub failures: Vec<Outcome>,
-    /// Branches and faults that any of them met.
+    pub failures: Vec<Outcome<P>>,
+    /// The coverage marks that any of them reached.
     pub reach: Reach,
 }
 
@@ -51,10 +47,6 @@ pub struct Summary {
 pub struct Config {
     /// The planted bug, by its index.
     pub bug: Option<usize>,
-    /// The scheme of all stores, by its index; else the seed draws one.
-    pub scheme: Option<usize>,
-    /// The product's schedule decides the steps.
-    pub scheduled: bool,
     /// Every so many seeds, one is run twice and must do the same; 0 for never.
     pub repeat_every: u64,
     /// Failures after which no more seeds are begun.
@@ -65,24 +57,17 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Config {
-        Config {
-            bug: None,
-            scheme: None,
-            scheduled: false,
-            repeat_every: 40,
-            stop_after: 20,
-            threads: 2,
-        }
+        Config { bug: None, repeat_every: 40, stop_after: 20, threads: 2 }
     }
 }
 
 /// The search for one planted bug.
 #[derive(Clone, Debug)]
-pub struct BugReport {
+pub struct BugReport<P> {
     /// Its name.
     pub bug: &'static str,
     /// The first seed that finds it, and how.
-    pub found: Option<Outcome>,
+    pub found: Option<Outcome<P>>,
     /// The failure of the same seed without the bug: there must be none.
     pub without: Option<Failure>,
 }
@@ -112,35 +97,26 @@ pub(crate) fn guarded(part: impl FnOnce() -> Result<(), Failure>) -> Result<(), 
     result.unwrap_or_else(|_| Err(Failure::new(Checker::NoPanic, message)))
 }
 
-/// Runs one seed; `loud` prints what happens.
+/// Runs one seed, with a planted bug or without; `loud` prints what happens.
 #[must_use]
-pub fn run_seed<S: Subject>(seed: u64, config: &Config, loud: bool) -> Outcome {
-    let mut params = Params::draw(seed, config.scheme);
-    params.options.bug = config.bug;
-    params.scheduled = config.scheduled;
-    run_params::<S>(params, loud)
+pub fn run_seed<S: Simulator>(
+    simulator: &S,
+    seed: u64,
+    bug: Option<usize>,
+    loud: bool,
+) -> Outcome<S::Params> {
+    simulator.run(simulator.draw(seed, bug), loud)
 }
 
-/// Runs what `params` say; `loud` prints what happens.
+/// Smaller parameters that fail the same checker.
 #[must_use]
-pub fn run_params<S: Subject>(params: Params, loud: bool) -> Outcome {
-    let mut sim = Sim::<S>::new(params.clone(), loud);
-    let spared = !S::NOTICES_DAMAGE && params.profile == Profile::Damage;
-    let failure = guarded(|| if spared { Ok(()) } else { sim.run() }).err();
-    let mut reach = std::mem::take(&mut sim.reach);
-    reach.merge(&sim.disk.reach());
-    Outcome { params, failure, trace: sim.disk.trace(), reach }
-}
-
-/// Smaller parameters that fail the same checker: fewer lives and requests, fewer kinds of them,
-/// fewer volumes and faults.
-#[must_use]
-pub fn shrink<S: Subject>(outcome: &Outcome) -> Outcome {
+pub fn shrink<S: Simulator>(simulator: &S, outcome: &Outcome<S::Params>) -> Outcome<S::Params> {
+    let checker =
+        |outcome: &Outcome<S::Params>| outcome.failure.as_ref().map(|failure| failure.checker);
     let mut least = outcome.clone();
     loop {
         let smaller =
-            least.params.smaller().into_iter().map(|params| run_params::<S>(params, false));
-        let checker = |outcome: &Outcome| outcome.failure.as_ref().map(|failure| failure.checker);
+            simulator.smaller(&least.params).into_iter().map(|params| simulator.run(params, false));
         match smaller
             .into_iter()
             .find(|tried| checker(tried).is_some() && checker(tried) == checker(outcome))
@@ -152,10 +128,10 @@ pub fn shrink<S: Subject>(outcome: &Outcome) -> Outcome {
 }
 
 /// Runs a seed once, or twice when it is its turn to prove that it is deterministic.
-fn run_checked<S: Subject>(seed: u64, config: &Config) -> Outcome {
-    let mut outcome = run_seed::<S>(seed, config, false);
+fn run_checked<S: Simulator>(simulator: &S, seed: u64, config: &Config) -> Outcome<S::Params> {
+    let mut outcome = run_seed(simulator, seed, config.bug, false);
     if config.repeat_every != 0 && seed.is_multiple_of(config.repeat_every) {
-        let again = run_seed::<S>(seed, config, false);
+        let again = run_seed(simulator, seed, config.bug, false);
         if again.trace != outcome.trace || again.failure != outcome.failure {
             let message =
                 format!("two runs differ: trace {:016x} and {:016x}", outcome.trace, again.trace);
@@ -167,20 +143,21 @@ fn run_checked<S: Subject>(seed: u64, config: &Config) -> Outcome {
 
 /// Runs all seeds of a range, lowest first, on worker threads. `progress` is told now and then how
 /// many are done.
-pub fn run_seeds<S: Subject>(
+pub fn run_seeds<S: Simulator>(
+    simulator: &S,
     seeds: Range<u64>,
     config: &Config,
     progress: impl Fn(u64) + Sync,
-) -> Summary {
+) -> Summary<S::Params> {
     let next = AtomicU64::new(seeds.start);
-    let summary = Mutex::new(Summary::default());
+    let summary = Mutex::new(Summary { seeds: 0, failures: Vec::new(), reach: Reach::default() });
     let worker = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= seeds.end || summary.lock().failures.len() >= config.stop_after {
                 return;
             }
-            let outcome = run_checked::<S>(seed, config);
+            let outcome = run_checked(simulator, seed, config);
             let mut summary = summary.lock();
             summary.seeds += 1;
             summary.reach.merge(&outcome.reach);
@@ -198,29 +175,27 @@ pub fn run_seeds<S: Subject>(
         }
     });
     let mut summary = summary.into_inner();
-    summary.failures.sort_by_key(|outcome| outcome.params.seed);
+    summary.failures.sort_by_key(|outcome| outcome.seed);
     summary
 }
 
-/// Plants each bug in turn, or each that breaks a rule of the scheme that is asked for, and looks
-/// for the first seed of `0..limit` that finds it.
-pub fn bugs<S: Subject>(
+/// Plants each bug in turn that breaks a rule of the stores that were chosen, and looks for the
+/// first seed of `0..limit` that finds it.
+pub fn bugs<S: Simulator>(
+    simulator: &S,
     limit: u64,
     of: &Config,
-    mut report: impl FnMut(&BugReport),
-) -> Vec<BugReport> {
+    mut report: impl FnMut(&BugReport<S::Params>),
+) -> Vec<BugReport<S::Params>> {
     let mut reports = Vec::new();
-    for (index, bug) in S::BUGS
-        .iter()
-        .enumerate()
-        .filter(|&(index, _)| of.scheme.is_none_or(|scheme| S::applies(index, scheme)))
-    {
+    let all = simulator.bugs().into_iter().enumerate();
+    for (index, bug) in all.filter(|&(index, _)| simulator.has_rule_of(index)) {
         let config = Config { bug: Some(index), repeat_every: 0, stop_after: 1, ..*of };
         // Workers end the seeds that they have begun, so that the lowest failure is the first one.
-        let found = run_seeds::<S>(0..limit, &config, |_| {}).failures.into_iter().next();
-        let without = found.as_ref().and_then(|outcome| {
-            run_seed::<S>(outcome.params.seed, &Config { bug: None, ..config }, false).failure
-        });
+        let found = run_seeds(simulator, 0..limit, &config, |_| {}).failures.into_iter().next();
+        let without = found
+            .as_ref()
+            .and_then(|outcome| run_seed(simulator, outcome.seed, None, false).failure);
         let one = BugReport { bug, found, without };
         report(&one);
         reports.push(one);
