@@ -306,30 +306,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_made_read_punched_locked_and_removed() {
+    fn the_contract_of_files_holds() {
         let path = std::env::temp_dir().join(format!("onefold-directory-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
-        let files = Directory::create(&path).unwrap();
-        let file = files.create("a").unwrap();
-        assert_eq!(files.create("a").err().map(|e| e.kind()), Some(Kind::Exists));
-        file.reserve(0, 1 << 20).unwrap();
-        assert_eq!(file.bytes().unwrap(), 0);
-        file.write_at(10, &[7; 100_000]).unwrap();
-        file.sync().unwrap();
-        files.sync_names().unwrap();
-        let mut into = [1; 20];
-        assert_eq!(file.read_at(100_000, &mut into).unwrap(), 10);
-        assert_eq!(into[..10], [7; 10]);
-        file.punch(4096, 8192).unwrap();
-        assert_eq!(file.read_at(5000, &mut into).unwrap(), 20);
-        assert_eq!(into, [0; 20]);
-        let shared = files.lock("a", Hold::Shared, false).unwrap();
-        let _other = files.lock("a", Hold::Shared, false).unwrap();
-        assert_eq!(files.lock("a", Hold::Alone, false).err().map(|e| e.kind()), Some(Kind::Busy));
-        drop(shared);
-        assert_eq!(files.names().unwrap(), ["a"]);
-        files.remove("a").unwrap();
-        assert_eq!(files.open("a").err().map(|e| e.kind()), Some(Kind::NotFound));
+        onefold_testbed::contract::files::hold(&Directory::create(&path).unwrap());
         assert!(Directory::create(&path).is_ok());
         fs::write(path.join("x"), "").unwrap();
         assert_eq!(Directory::create(&path).err().map(|e| e.kind()), Some(Kind::Exists));

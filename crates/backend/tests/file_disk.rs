@@ -13,7 +13,8 @@ use std::{
 
 use onefold_backend::{Access, FileDisk, Io, Options, Preallocate, device_bytes, peek};
 use onefold_core::{Block, Class, Disk, Kind, Pba, Read, Run};
-use support::{Scratch, assert_same, block, blocks, read, refs, write};
+use onefold_testbed::contract::disk::{assert_same, block, blocks, read, refs, write};
+use support::Scratch;
 
 fn create(path: &Path, blocks: u64, preallocate: Preallocate) -> onefold_core::Result<FileDisk> {
     FileDisk::create(path, Some(blocks), preallocate, &mut |_, _| {})

@@ -1,11 +1,9 @@
 //! Tests of which blocks a `MetadataDisk` keeps, and which it drops.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
 use onefold_backend::{MetadataDisk, process};
 use onefold_core::{Block, BlockRef, Class, Disk, Kind, Pba, Run};
-use support::{assert_same, block, blocks, read, refs, write};
+use onefold_testbed::contract::disk::{assert_same, block, blocks, read, refs, write};
 
 #[test]
 fn data_reads_as_zeroes_and_the_rest_as_written() {

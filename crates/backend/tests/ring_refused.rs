@@ -8,7 +8,8 @@ use std::thread;
 
 use onefold_backend::{Access, FileDisk, Io, Options, Preallocate};
 use onefold_core::{Block, Class, Disk, Kind, Pba, Read, Run};
-use support::{Scratch, assert_same, blocks, refs};
+use onefold_testbed::contract::disk::{assert_same, blocks, refs};
+use support::Scratch;
 
 fn batches_work(disk: &FileDisk, seed: u32) {
     let pool = blocks(seed, 100);

@@ -3,10 +3,18 @@
 use std::sync::Arc;
 
 use onefold_core::{Block, BlockRef, Class, Disk, Kind, Pba, Read, Run};
-use onefold_testbed::{Fault, Rng, VirtualClock, VirtualDisk};
+use onefold_testbed::{Fault, Rng, VirtualClock, VirtualDisk, contract};
 
 fn disk() -> VirtualDisk {
     VirtualDisk::new(64, Arc::new(VirtualClock::default()), Rng::new(1))
+}
+
+#[test]
+fn the_contract_of_disks_holds() {
+    contract::disk::hold(|_| {
+        let clock = Arc::new(VirtualClock::default());
+        (VirtualDisk::new(contract::disk::CAPACITY, clock, Rng::new(1)), ())
+    });
 }
 
 fn block(fill: u8) -> Block {

@@ -348,6 +348,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_contract_of_files_holds() {
+        onefold_testbed::contract::files::hold(&MemoryFiles::default());
+    }
+
+    #[test]
     fn what_is_asked_is_counted_and_remembered() {
         let files = MemoryFiles::default();
         files.remember();
@@ -373,14 +378,6 @@ mod tests {
         let fork = files.fork();
         fork.open("index-7").unwrap().write_at(0, &[9]).unwrap();
         assert_eq!((file.read_at(0, &mut bytes[..1]).unwrap(), bytes[0]), (1, 1));
-        assert!(files.lock("a", Hold::Shared, false).is_ok());
-        let held = files.lock("a", Hold::Shared, false).unwrap();
-        assert_eq!(
-            files.lock("a", Hold::Alone, false).err().map(|error| error.kind()),
-            Some(Kind::Busy)
-        );
-        drop(held);
-        assert!(files.lock("a", Hold::Alone, false).is_ok());
         let mut again = Image::default();
         files.journal().iter().for_each(|step| again.apply(step));
         assert_eq!(again.contents, Image::from(&files).contents);
