@@ -54,8 +54,8 @@ pub(crate) fn filled(kernel: &Kernel) -> Filled {
     let state = kernel.state.lock();
     Filled {
         carriers: state.carriers(),
-        closed_windows: state.closed_windows.len(),
-        ranges: state.open.ranges.len(),
+        closed_windows: state.windows.closed(),
+        ranges: state.windows.open().ranges.len(),
     }
 }
 
@@ -103,13 +103,11 @@ pub(crate) fn admit(
     purpose: Purpose,
 ) -> Result<Admission> {
     state.check_running()?;
-    let gathered: usize =
-        state.closed_windows.iter().map(|closed| closed.window.slots()).sum::<usize>()
-            + state.open.slots();
+    let gathered = state.windows.slots();
     if gathered as u64 + blocks > kernel.settings.unflushed_blocks as u64 && gathered > 0 {
         return Ok(Admission::Wait);
     }
-    if state.closed_windows.len() >= kernel.settings.limits.closed_windows
+    if state.windows.closed() >= kernel.settings.limits.closed_windows
         && kernel.keeps(Rule::ClosedWindowsLimited)
     {
         kernel.coverage.hit(Mark::ClosedWindowsFull);

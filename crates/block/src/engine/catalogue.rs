@@ -8,7 +8,7 @@ use crate::{
     coverage::Mark,
     engine::{
         admission::admit_range,
-        gather::{admit_known, make_room, opened},
+        gather::{admit_known, make_room},
     },
     format::catalogue::{CatalogueChange, NoDedup},
     kernel::{Kernel, State, VolumeState},
@@ -133,7 +133,7 @@ pub(crate) fn rename_volume(
 ) -> Result<Ticket> {
     let mut state = kernel.state.lock();
     if state.volume(id)?.name == name {
-        return Ok(Ticket(state.newest().0));
+        return Ok(Ticket(state.windows.newest().0));
     }
     state.check_new_name(name)?;
     admit_known(kernel, scheme, &mut state, Purpose::Known)?;
@@ -182,7 +182,7 @@ fn change_settings(
     let ticket = record(kernel, &mut state, recorded);
     // Blocks that were written before are not written into any more: other ranges may be
     // critical now.
-    state.close();
+    state.windows.close();
     Ok(ticket)
 }
 
@@ -203,12 +203,10 @@ pub(crate) fn delete_volume(kernel: &Kernel, scheme: &dyn Scheme, id: VolumeId) 
 /// a carrier of its own.
 fn record(kernel: &Kernel, state: &mut State, change: CatalogueChange) -> Ticket {
     const PER_WINDOW: usize = 8;
-    if state.open.catalogue.len() >= PER_WINDOW {
-        state.close();
+    if state.windows.open().catalogue.len() >= PER_WINDOW {
+        state.windows.close();
     }
     make_room(kernel, state);
-    state.open.catalogue.push(change);
-    state.unplaced += 1;
-    opened(kernel, state);
-    Ticket(state.open.number.0)
+    state.windows.change_catalogue(change);
+    Ticket(state.windows.open().number.0)
 }

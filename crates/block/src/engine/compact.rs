@@ -151,21 +151,21 @@ fn move_together(
         return Ok(true);
     }
     // A window of its own, so that the blocks get one run.
-    state.close();
+    state.windows.close();
     for ((&lba, block), _) in lbas.iter().zip(&content).zip(good).filter(|(_, good)| *good) {
-        let unchanged =
-            !state.open.holds(volume, lba) && matches!(state.locate(volume, lba), Where::Tables);
+        let unchanged = !state.windows.open().holds(volume, lba)
+            && matches!(state.locate(volume, lba), Where::Tables);
         if !unchanged || block.is_zero() {
             continue;
         }
         if !matches!(admit(kernel, scheme, &mut state, 1, Purpose::Data)?, Admission::Granted) {
-            state.close();
+            state.windows.close();
             return Ok(false);
         }
         make_room(kernel, &mut state);
         state.put(volume, lba, true).0 = block.0;
         add(&kernel.counters.moved_blocks, 1);
     }
-    state.close();
+    state.windows.close();
     Ok(true)
 }

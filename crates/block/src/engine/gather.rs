@@ -210,12 +210,11 @@ fn write_blocks(
         }
         state.put(volume, lba, false).0.copy_from_slice(&blocks[n]);
         if let Some(placed) = placed {
-            state.open.set_placed(volume, lba, placed);
+            state.windows.set_placed(volume, lba, placed);
         }
         n += 1;
     }
-    opened(kernel, &mut state);
-    Ok((Ticket(state.open.number.0), blocks.len()))
+    Ok((Ticket(state.windows.open().number.0), blocks.len()))
 }
 
 /// Admits a change that needs no new block.
@@ -232,21 +231,14 @@ pub(crate) fn admit_known(
     }
 }
 
-/// Notes when the open window got its first change.
-pub(crate) fn opened(kernel: &Kernel, state: &mut State) {
-    if state.open.opened.is_none() {
-        state.open.opened = Some(kernel.clock.now());
-    }
-}
-
 /// Closes the open window when it is as large as windows get.
 pub(crate) fn make_room(kernel: &Kernel, state: &mut State) {
-    if state.open.slots() >= kernel.settings.window_blocks
-        || state.open.ranges.len() >= kernel.settings.limits.ranges
-            && kernel.keeps(Rule::RangesLimited)
-        || state.open.records() as u64 + 1 >= PER_WINDOW_MAX
+    let open = state.windows.open();
+    if open.slots() >= kernel.settings.window_blocks
+        || open.ranges.len() >= kernel.settings.limits.ranges && kernel.keeps(Rule::RangesLimited)
+        || open.records() as u64 + 1 >= PER_WINDOW_MAX
     {
-        state.close();
+        state.windows.close();
     }
 }
 
@@ -293,8 +285,7 @@ pub(crate) fn punch(
     admit_range(kernel, scheme, &mut state)?;
     make_room(kernel, &mut state);
     state.punch(volume, start, end, keep);
-    opened(kernel, &mut state);
-    Ok(Ticket(state.open.number.0))
+    Ok(Ticket(state.windows.open().number.0))
 }
 
 /// Changes a part of one block: reads it, unless it is in memory, and writes it whole. A change
@@ -317,9 +308,9 @@ fn edit(
                 Admission::Wait => return Err(wait()),
                 Admission::Full => return Err(full()),
             }
-            if let Some(open) = state.open.get_mut(volume, lba) {
+            if let Some(open) = state.windows.edit(volume, lba) {
                 open.0[at..at + bytes.len()].copy_from_slice(bytes);
-                return Ok(Ticket(state.open.number.0));
+                return Ok(Ticket(state.windows.open().number.0));
             }
             let seen = state.locate(volume, lba);
             if let Where::Window(window) = &seen {
@@ -354,7 +345,7 @@ fn edit(
             (Where::Zero { .. }, Where::Zero { .. }) => true,
             _ => false,
         };
-        if !same || state.open.holds(volume, lba) {
+        if !same || state.windows.open().holds(volume, lba) {
             continue;
         }
         if block.is_zero() {
@@ -366,8 +357,7 @@ fn edit(
         } else {
             state.put(volume, lba, false).0 = block.0;
         }
-        opened(kernel, &mut state);
-        return Ok(Ticket(state.open.number.0));
+        return Ok(Ticket(state.windows.open().number.0));
     }
 }
 

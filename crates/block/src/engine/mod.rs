@@ -260,7 +260,7 @@ impl Engine {
     /// Closes the open window, if it holds anything: the next step is
     /// [`prepare_window`](Self::prepare_window).
     pub fn close_window(&self) -> bool {
-        self.kernel.state.lock().close()
+        self.kernel.state.lock().windows.close()
     }
 
     /// The counters since the store was opened.
@@ -353,7 +353,7 @@ impl Engine {
             }
             // A window may wait for leaves that only a checkpoint makes; the others need one round.
             let advanced = self.make_durable()?;
-            let published = self.kernel.state.lock().closed_windows.is_empty();
+            let published = self.kernel.state.lock().windows.closed() == 0;
             if !advanced || self.durable() >= newest || published {
                 return Ok(());
             }

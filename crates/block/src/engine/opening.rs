@@ -31,7 +31,7 @@ use crate::{
     space::{Allocator, zone_list::ZoneList},
     table::Pages,
     window::{
-        Window,
+        Windows,
         ranges::{Ranges, Span},
     },
 };
@@ -141,20 +141,16 @@ fn unrecovered(
     let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation, true);
     let allocator = Allocator::new(fixed.geometry, &snapshot.state, fixed.grow, list);
     let state = State {
-        open: Window::new(snapshot.state.last_window.next()),
-        closed_windows: Default::default(),
+        windows: Windows::after(snapshot.state.last_window, snapshot.state.durable),
         active: Overlay::default(),
         frozen: None,
         next_volume: snapshot.state.next_volume,
-        durable: snapshot.state.durable,
-        acknowledged: snapshot.state.durable,
         epoch: snapshot.state.epoch,
         zone_table: snapshot.state.zones,
         snapshot: Arc::new(snapshot),
         volumes,
         allocator,
         built: false,
-        unplaced: 0,
         deferred: 0,
         spilling_pages: 0,
         fail_stop: FailStop::default(),
@@ -164,7 +160,6 @@ fn unrecovered(
         releases: 0,
         leaves_wanted: false,
         ration: None,
-        pool: Vec::new(),
     };
     Ok(Kernel {
         index: Mutex::new(Index::new(settings.index_memory, index_entries)),

@@ -14,7 +14,7 @@ use crate::{
     },
     hash::MixMap,
     index::{hash_of, paged},
-    kernel::{Kernel, Snapshot, Stage, State},
+    kernel::{Kernel, Snapshot, State},
     rules::Rule,
     scheme::verbs::{Arrangement, Decided, Role, Scheme},
     space::Extent,
@@ -43,22 +43,11 @@ pub(crate) fn prepare_window(kernel: &Kernel, scheme: &dyn Scheme) -> Result<boo
     let window = {
         let mut state = kernel.state.lock();
         state.check_running()?;
-        let Some(closed) =
-            state.closed_windows.iter_mut().find(|closed| closed.stage == Stage::Closed)
-        else {
-            return Ok(false);
-        };
-        closed.stage = Stage::Preparing;
-        closed.window.clone()
+        let Some(window) = state.windows.begin_preparing() else { return Ok(false) };
+        window
     };
     let plan = plan(kernel, scheme, &window).map_err(|e| kernel.stop(&e))?;
-    let mut state = kernel.state.lock();
-    if let Some(closed) =
-        state.closed_windows.iter_mut().find(|closed| closed.window.number == window.number)
-    {
-        closed.plan = Some(Arc::new(plan));
-        closed.stage = Stage::Prepared;
-    }
+    kernel.state.lock().windows.prepared(window.number, plan);
     Ok(true)
 }
 
@@ -140,7 +129,6 @@ fn place(
     if placed < arrangement.needed() {
         return Err(Error::new(Kind::NoSpace, "reserved space is missing"));
     }
-    state.unplaced -= (content.slots.len() + window.catalogue.len()) as u64;
     for &n in order {
         let (pba, role) = (addresses[n], roles[n]);
         let fingerprint = new.get(n).map(|&block| content.fingerprints[block]);
@@ -163,13 +151,10 @@ fn place(
     }
     decision.records(window, content, &addresses, &mut plan)?;
     plan.pins.extend(arrangement.pinned.iter().map(|&n| addresses[n]));
-    if let Some(closed) =
-        state.closed_windows.iter_mut().find(|closed| closed.window.number == window.number)
-    {
-        closed.plan = Some(Arc::new(Plan { pins: plan.pins.clone(), ..Plan::default() }));
-    }
+    let blocks = (content.slots.len() + window.catalogue.len()) as u64;
+    state.windows.placed(window.number, blocks, plan.pins.clone());
     let carriers = plan.carriers.len() as u16;
-    let (epoch, durable) = (state.epoch, state.durable);
+    let (epoch, durable) = (state.epoch, state.windows.durable());
     let before = WindowNumber(0);
     let header = Header {
         epoch,
@@ -330,10 +315,7 @@ pub(crate) fn stored(
 fn has_bytes(kernel: &Kernel, pba: Pba, carried: bool, block: &Block) -> Result<bool> {
     let in_flight = {
         let state = kernel.state.lock();
-        state.closed_windows.iter().find_map(|closed| {
-            let plan = closed.plan.as_ref()?;
-            plan.written(&closed.window, pba).map(|block| Box::new(Block::clone(block)))
-        })
+        state.windows.content_of(pba).map(|block| Box::new(block.clone()))
     };
     let raw = match in_flight {
         Some(raw) => raw,

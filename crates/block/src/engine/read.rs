@@ -62,7 +62,7 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
                     .enumerate()
                     .map(|(n, block)| {
                         let lba = first.plus(n as u64);
-                        if let Some(Found::Block(found)) = state.open.find(volume, lba) {
+                        if let Some(Found::Block(found)) = state.windows.open().find(volume, lba) {
                             block.0 = found.0;
                             return Step::Done;
                         }
@@ -354,10 +354,7 @@ fn hole_at(kernel: &Kernel, volume: VolumeId, at: u64, end: u64) -> Result<u64> 
     use crate::format::page::Table;
     let (snapshot, quiet) = {
         let state = kernel.state.lock();
-        let quiet = state.open.is_empty()
-            && state.closed_windows.is_empty()
-            && state.active.is_empty()
-            && state.frozen.is_none();
+        let quiet = state.windows.is_empty() && state.active.is_empty() && state.frozen.is_none();
         (state.snapshot.clone(), quiet && state.snapshot.discards.is_empty())
     };
     let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map).filter(|_| quiet)
@@ -386,7 +383,7 @@ fn kinds(kernel: &Kernel, volume: VolumeId, first: u64, count: u64) -> Result<Ve
                 Found::Block(_) => Some(ExtentKind::Data),
                 Found::Zero { keep } => zero(keep),
             };
-            *kind = match state.open.find(volume, lba) {
+            *kind = match state.windows.open().find(volume, lba) {
                 Some(open) => found(open),
                 None => match state.locate(volume, lba) {
                     Where::Window(window) => window.find(volume, lba).and_then(found),

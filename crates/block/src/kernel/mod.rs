@@ -19,7 +19,7 @@ pub(crate) use compactor::Compactor;
 use onefold_core::{Clock, Disk, Error, Result, Ticket, ZoneId};
 use parking_lot::Mutex;
 pub(crate) use ration::Ration;
-pub(crate) use state::{ClosedWindow, Snapshot, Stage, State, Where};
+pub(crate) use state::{Snapshot, State, Where};
 pub(crate) use superblocks::{replace_damaged_superblock, write_next_epoch, write_superblock};
 pub use volumes::VolumeState;
 pub(crate) use volumes::{apply_catalogue, visible};
@@ -39,11 +39,10 @@ use crate::{
     settings::Settings,
     space::ZoneSource,
     table::Pages,
-    window::PIECE_BLOCKS,
 };
 
 /// Windows from the first to the last.
-pub(crate) type Windows = (WindowNumber, WindowNumber);
+pub(crate) type WindowRange = (WindowNumber, WindowNumber);
 
 /// The owners of an open store, each behind its lock.
 pub(crate) struct Kernel {
@@ -60,7 +59,7 @@ pub(crate) struct Kernel {
     pub(crate) checkpointing: Mutex<Checkpointer>,
     pub(crate) compacting: Mutex<Compactor>,
     /// Windows whose loss was accepted at opening.
-    pub(crate) lost: Mutex<Vec<Windows>>,
+    pub(crate) lost: Mutex<Vec<WindowRange>>,
     pub(crate) counters: Counters,
     pub(crate) coverage: Coverage,
     /// The next leaf of fingerprints that the index may not know; `u64::MAX` when it knows all.
@@ -77,33 +76,34 @@ impl Kernel {
 
     /// Everything with this ticket or a lower one is durable.
     pub(crate) fn durable(&self) -> Ticket {
-        Ticket(self.state.lock().acknowledged.0)
+        Ticket(self.state.lock().windows.acknowledged().0)
     }
 
     /// The ticket of the newest change.
     pub(crate) fn newest(&self) -> Ticket {
-        Ticket(self.state.lock().newest().0)
+        Ticket(self.state.lock().windows.newest().0)
     }
 
     /// The ticket of the open window, when it holds anything.
     pub(crate) fn newest_open(&self) -> Option<Ticket> {
         let state = self.state.lock();
-        (!state.open.is_empty()).then_some(Ticket(state.open.number.0))
+        let open = state.windows.open();
+        (!open.is_empty()).then_some(Ticket(open.number.0))
     }
 
     /// True when exactly one closed window is not published.
     pub(crate) fn has_one_closed_window(&self) -> bool {
-        self.state.lock().closed_windows.len() == 1
+        self.state.lock().windows.closed() == 1
     }
 
     /// True when a closed window waits to be prepared.
     pub(crate) fn has_closed_windows(&self) -> bool {
-        self.state.lock().closed_windows.back().is_some_and(|closed| closed.stage == Stage::Closed)
+        self.state.lock().windows.wants_preparing()
     }
 
     /// Blocks in closed windows that are not published.
     pub(crate) fn unflushed_blocks(&self) -> usize {
-        self.state.lock().closed_windows.iter().map(|closed| closed.window.slots()).sum()
+        self.state.lock().windows.closed_slots()
     }
 
     /// Stops all writes for good, keeping the first reason. Reads go on.
@@ -130,10 +130,7 @@ impl Kernel {
     /// Bytes of memory that grow with the data: index, pages, uncommitted records, zones, windows.
     pub(crate) fn memory(&self) -> u64 {
         let state = self.state.lock();
-        let windows =
-            state.closed_windows.iter().map(|closed| closed.window.slots()).sum::<usize>()
-                + state.open.slots()
-                + state.pool.len() * PIECE_BLOCKS;
+        let windows = state.windows.memory_blocks();
         let overlays =
             state.active.memory() + state.frozen.as_ref().map_or(0, |frozen| frozen.memory());
         let zones = state.allocator.memory();

@@ -1,11 +1,8 @@
 //! The state below the kernel's lock: windows on their way, published changes, space, volumes.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::{Block, Error, Kind, Lba, Pba, Result, VolumeId};
+use onefold_core::{Block, Error, Kind, Lba, Result, VolumeId};
 
 use super::{ration::Ration, volumes::VolumeState};
 use crate::{
@@ -14,12 +11,11 @@ use crate::{
     format::{
         catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX, Volume, check_name},
         page::MapEntry,
-        record::WindowNumber,
         superblock::{self, Root},
     },
     overlay::{Overlay, created},
     space::Allocator,
-    window::{Found, PIECE_BLOCKS, Plan, Window, ranges::Ranges},
+    window::{Window, Windows, ranges::Ranges},
 };
 
 /// The tables as of a checkpoint. A reader that holds it may read every page and every block that
@@ -30,32 +26,9 @@ pub(crate) struct Snapshot {
     pub(crate) discards: Ranges,
 }
 
-/// How far a closed window has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stage {
-    Closed,
-    Preparing,
-    Prepared,
-    Writing,
-    Written,
-    /// With leaves in place: its links are written, too.
-    Linked,
-}
-
-/// A closed window whose records are not published.
-pub(crate) struct ClosedWindow {
-    pub(crate) window: Arc<Window>,
-    pub(crate) plan: Option<Arc<Plan>>,
-    pub(crate) stage: Stage,
-    /// With leaves in place: the last flush that began before its data and its counts were
-    /// written.
-    pub(crate) written_before: Option<u64>,
-}
-
 /// The state that the lock protects.
 pub(crate) struct State {
-    pub(crate) open: Window,
-    pub(crate) closed_windows: VecDeque<ClosedWindow>,
+    pub(crate) windows: Windows,
     pub(crate) active: Overlay,
     pub(crate) frozen: Option<Arc<Overlay>>,
     pub(crate) snapshot: Arc<Snapshot>,
@@ -65,16 +38,9 @@ pub(crate) struct State {
     pub(crate) volumes: BTreeMap<VolumeId, VolumeState>,
     pub(crate) next_volume: u32,
     pub(crate) allocator: Allocator,
-    /// All windows up to this one are published: their records are durable, or a checkpoint has
-    /// yet to make them so.
-    pub(crate) durable: WindowNumber,
-    /// All windows up to this one are durable, whatever comes.
-    pub(crate) acknowledged: WindowNumber,
     pub(crate) epoch: u32,
     /// The pages of the frozen overlay are written.
     pub(crate) built: bool,
-    /// Blocks gathered but not placed, and changes of the catalogue.
-    pub(crate) unplaced: u64,
     /// Blocks that the last checkpoint found free, but newer records name: the next one decides on
     /// them.
     pub(crate) deferred: usize,
@@ -90,48 +56,21 @@ pub(crate) struct State {
     pub(crate) leaves_wanted: bool,
     /// How often blocks were freed: knowledge of a block from before may be wrong after.
     pub(crate) releases: u64,
-    pub(crate) pool: Vec<Vec<Block>>,
     /// There when the volumes may be those of several tenants.
     pub(crate) ration: Option<Ration>,
 }
 
 impl State {
-    /// The newest window that holds changes.
-    pub(crate) fn newest(&self) -> WindowNumber {
-        if self.open.is_empty() {
-            self.closed_windows.back().map_or(self.durable, |closed| closed.window.number)
-        } else {
-            self.open.number
-        }
-    }
-
     /// Records that no checkpoint holds: gathered, in flight and published.
     pub(crate) fn uncommitted_records(&self) -> u64 {
-        let flying: usize = self.closed_windows.iter().map(|closed| closed.window.records()).sum();
         self.active.records
             + self.frozen.as_ref().map_or(0, |frozen| frozen.records)
-            + (flying + self.open.records()) as u64
+            + self.windows.records() as u64
     }
 
     /// Fails when writes were stopped.
     pub(crate) fn check_running(&self) -> Result<()> {
         self.fail_stop.check()
-    }
-
-    /// Memory for more blocks of a window.
-    pub(crate) fn piece(pool: &mut Vec<Vec<Block>>) -> Vec<Block> {
-        pool.pop().unwrap_or_else(|| Block::zeroed_vec(PIECE_BLOCKS))
-    }
-
-    /// Takes back the memory of a window, unless a reader still looks into it.
-    pub(crate) fn recycle(&mut self, window: Arc<Window>, pool_blocks: usize) {
-        if let Some(window) = Arc::into_inner(window) {
-            for piece in window.into_pieces() {
-                if self.pool.len() * PIECE_BLOCKS < pool_blocks {
-                    self.pool.push(piece);
-                }
-            }
-        }
     }
 
     /// The volume, if it exists.
@@ -158,10 +97,8 @@ impl State {
     pub(crate) fn volumes_ahead(&self) -> u64 {
         let published =
             self.active.created + self.frozen.as_ref().map_or(0, |frozen| frozen.created);
-        let windows = self.closed_windows.iter().map(|closed| &*closed.window).chain([&self.open]);
-        self.snapshot.volumes.len() as u64
-            + published
-            + windows.map(|window| created(&window.catalogue)).sum::<u64>()
+        let gathered = self.windows.all().map(|window| created(&window.catalogue)).sum::<u64>();
+        self.snapshot.volumes.len() as u64 + published + gathered
     }
 
     /// All sizes together stay within 1 EiB.
@@ -190,46 +127,15 @@ impl State {
     /// Memory of the open window for a block.
     pub(crate) fn put(&mut self, volume: VolumeId, lba: Lba, moved: bool) -> &mut Block {
         let no_dedup = self.volumes.get(&volume).is_some_and(|volume| volume.no_dedup.holds(lba));
-        let State { open, pool, unplaced, active, .. } = self;
-        active.dirty.touch(volume, lba);
-        *unplaced += u64::from(!open.holds(volume, lba));
-        open.put(volume, lba, moved, no_dedup, || State::piece(pool))
+        self.active.dirty.touch(volume, lba);
+        self.windows.put(volume, lba, moved, no_dedup)
     }
 
     /// Makes blocks of the open window read as zeroes.
     pub(crate) fn punch(&mut self, volume: VolumeId, start: u64, end: u64, keep: bool) {
-        let dropped = self.open.punch(volume, start, end, keep);
-        self.unplaced -= dropped as u64;
+        self.windows.punch(volume, start, end, keep);
         self.active.dirty.touch(volume, Lba(start));
         self.active.dirty.touch(volume, Lba(end - 1));
-    }
-
-    /// Closes the open window, if it holds anything.
-    pub(crate) fn close(&mut self) -> bool {
-        if self.open.is_empty() {
-            return false;
-        }
-        let next = Window::new(self.open.number.next());
-        let window = std::sync::Arc::new(std::mem::replace(&mut self.open, next));
-        self.closed_windows.push_back(ClosedWindow {
-            window,
-            plan: None,
-            stage: Stage::Closed,
-            written_before: None,
-        });
-        true
-    }
-
-    pub(crate) fn mark_written(&mut self, number: WindowNumber) {
-        self.set_stage(number, Stage::Written);
-    }
-
-    pub(crate) fn set_stage(&mut self, number: WindowNumber, stage: Stage) {
-        if let Some(closed) =
-            self.closed_windows.iter_mut().find(|closed| closed.window.number == number)
-        {
-            closed.stage = stage;
-        }
     }
 
     /// True when changes of the catalogue are published that no checkpoint holds.
@@ -240,13 +146,13 @@ impl State {
 
     /// True when blocks were put off, and nothing on its way names them any more.
     pub(crate) fn deferred_alone(&self) -> bool {
-        self.deferred > 0 && self.closed_windows.is_empty() && self.open.is_empty()
+        self.deferred > 0 && self.windows.is_empty()
     }
 
     /// Counts the table pages of windows that are not published yet to the new active overlay.
     pub(crate) fn retouch(&mut self) {
-        let State { closed_windows, open, active, .. } = self;
-        for window in closed_windows.iter().map(|closed| &*closed.window).chain([&*open]) {
+        let State { windows, active, .. } = self;
+        for window in windows.all() {
             for block in window.blocks.iter().filter(|block| block.live) {
                 active.dirty.touch(block.volume, block.lba);
             }
@@ -266,54 +172,19 @@ impl State {
     pub(crate) fn can_reclaim(&self) -> bool {
         !self.active.is_empty()
             || self.frozen.is_some()
-            || !self.closed_windows.is_empty()
-            || !self.open.is_empty()
+            || !self.windows.is_empty()
             || !self.snapshot.discards.is_empty()
             || self.deferred > 0
             || self.releasing
     }
 
-    /// Leaves of maps in which windows on their way have blocks.
-    pub(crate) fn map_leaves_ahead(&self) -> BTreeMap<VolumeId, BTreeSet<u64>> {
-        let mut leaves: BTreeMap<VolumeId, BTreeSet<u64>> = BTreeMap::new();
-        for window in self.closed_windows.iter().map(|closed| &*closed.window).chain([&self.open]) {
-            for (volume, more) in window.map_leaves() {
-                leaves.entry(volume).or_default().extend(more);
-            }
-        }
-        leaves
-    }
-
-    /// Blocks that windows on their way are about to link.
-    pub(crate) fn pinned(&self) -> BTreeSet<Pba> {
-        let mut pinned: BTreeSet<Pba> = BTreeSet::new();
-        pinned.extend(
-            self.closed_windows
-                .iter()
-                .filter_map(|closed| closed.plan.as_ref())
-                .flat_map(|plan| plan.pins.iter().copied()),
-        );
-        let windows = self.closed_windows.iter().map(|closed| &*closed.window).chain([&self.open]);
-        pinned.extend(
-            windows
-                .flat_map(|window| &window.blocks)
-                .filter_map(|block| block.placed)
-                .map(|placed| placed.pba),
-        );
-        pinned
-    }
-
     /// True when no checkpoint holds a new size, given before `window`, of a volume that the window
     /// changes. A crash would leave its links beyond the end.
     pub(crate) fn resize_waits(&self, window: &Window) -> bool {
-        let before = self
-            .closed_windows
-            .iter()
-            .map(|closed| &closed.window)
-            .take_while(|earlier| earlier.number < window.number);
+        let before = self.windows.changes_before(window.number);
         let pending =
             self.frozen.iter().flat_map(|frozen| &frozen.catalogue).chain(&self.active.catalogue);
-        pending.chain(before.flat_map(|earlier| &earlier.catalogue)).any(|change| match change {
+        pending.chain(before).any(|change| match change {
             CatalogueChange::Resize { id, .. } => window.changes(*id),
             _ => false,
         })
@@ -321,16 +192,11 @@ impl State {
 
     /// Where an address is that the open window has no block of.
     pub(crate) fn locate(&self, volume: VolumeId, lba: Lba) -> Where {
-        if let Some(Found::Zero { keep }) = self.open.find(volume, lba) {
+        if let Some(keep) = self.windows.zeroes(volume, lba) {
             return Where::Zero { keep };
         }
-        if let Some(closed) = self
-            .closed_windows
-            .iter()
-            .rev()
-            .find(|closed| closed.window.find(volume, lba).is_some())
-        {
-            return Where::Window(closed.window.clone());
+        if let Some(window) = self.windows.find_closed(volume, lba) {
+            return Where::Window(window.clone());
         }
         let entry = self
             .active

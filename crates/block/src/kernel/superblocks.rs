@@ -9,7 +9,6 @@ use crate::{
     counters::add,
     format::{
         geometry::SUPERBLOCKS,
-        record::WindowNumber,
         superblock::{self, Cut, Superblock},
     },
 };
@@ -38,7 +37,7 @@ pub(crate) fn write_next_epoch(kernel: &Kernel, snapshot: &Snapshot, cuts: Vec<C
     }
     let (durable, last) = {
         let state = kernel.state.lock();
-        (state.durable, WindowNumber(state.open.number.0 - 1))
+        (state.windows.durable(), state.windows.last_closed())
     };
     let risen = Snapshot {
         state: superblock::State {

@@ -6,7 +6,7 @@ use crate::{
         geometry::Geometry,
         page::{FANOUT, Table},
     },
-    kernel::{Kernel, Stage, State},
+    kernel::{Kernel, State},
     scheme::verbs::{RECORDS_ALONE, Scheme},
 };
 
@@ -49,8 +49,7 @@ pub(crate) fn reserve(geometry: &Geometry) -> u64 {
 
 /// Pages that the checkpoints to come write at most, when `more` records join.
 pub(crate) fn pages_ahead(kernel: &Kernel, scheme: &dyn Scheme, state: &State, more: u64) -> u64 {
-    let flying: usize = state.closed_windows.iter().map(|closed| closed.window.records()).sum();
-    let gathered = (flying + state.open.records()) as u64 + more;
+    let gathered = state.windows.records() as u64 + more;
     let frozen = state
         .frozen
         .as_ref()
@@ -70,14 +69,13 @@ pub(crate) fn has_spare(kernel: &Kernel, scheme: &dyn Scheme, state: &State, pag
 
 /// Blocks that windows need which are not placed, when `blocks` more join.
 pub(crate) fn to_place(kernel: &Kernel, state: &State, blocks: u64) -> u64 {
-    let waiting = || state.closed_windows.iter().filter(|closed| closed.stage < Stage::Prepared);
-    let records =
-        waiting().map(|closed| closed.window.records()).sum::<usize>() + state.open.records();
+    let (windows, records) = state.windows.unprepared();
     // A window may need one more carrier for its last records, and these blocks may fill the open
     // window and begin others.
-    let opened = (state.open.slots() as u64 + blocks) / kernel.settings.window_blocks as u64;
-    let windows = waiting().count() as u64 + 1 + opened;
-    state.unplaced + blocks + (records as u64 + blocks) / RECORDS_ALONE as u64 + windows
+    let opened =
+        (state.windows.open().slots() as u64 + blocks) / kernel.settings.window_blocks as u64;
+    let carriers = (records as u64 + blocks) / RECORDS_ALONE as u64 + windows as u64 + opened;
+    state.windows.unplaced() + blocks + carriers
 }
 
 /// Blocks that nothing is promised to.

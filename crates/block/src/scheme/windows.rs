@@ -7,7 +7,7 @@ use onefold_core::{BlockRef, Class, Result, Run};
 use crate::{
     counters::add,
     format::{record::WindowNumber, superblock::Layout},
-    kernel::{ClosedWindow, Kernel, Stage, State},
+    kernel::{Kernel, State},
     rules::Rule,
     scheme::verbs::{Progress, Scheme},
     space::{Lane, zone_list::DuePage},
@@ -67,7 +67,7 @@ pub(crate) fn write_window(
     add(&kernel.counters.leftover_blocks, plan.leftover.len() as u64);
     let mut state = kernel.state.lock();
     state.allocator.list.written(&due);
-    state.mark_written(window.number);
+    state.windows.mark_written(window.number);
     if !kernel.keeps(Rule::CommittedWhenDurable) {
         publish(kernel, scheme, &mut state, window.number);
     }
@@ -95,19 +95,12 @@ pub(crate) fn write_window_durably(kernel: &Kernel, scheme: &dyn Scheme) -> Resu
         state.check_running()?;
         let others_wait = state.flushes.is_wanted()
             || state.allocator.list.is_dirty()
-            || state.closed_windows.iter().any(|f| f.stage >= Stage::Writing);
-        let next = if kernel.keeps(Rule::WindowsInOrder) {
-            let front = state.closed_windows.front_mut().filter(|_| !others_wait);
-            front.filter(|closed| closed.stage == Stage::Prepared)
-        } else {
-            state.closed_windows.iter_mut().find(|closed| closed.stage == Stage::Prepared)
-        };
-        let Some(closed) = next else { return Ok(Progress::Idle) };
-        let Some(plan) = closed.plan.clone().filter(|plan| plan.is_one_run()) else {
-            return Ok(Progress::Idle);
-        };
-        closed.stage = Stage::Writing;
-        (closed.window.clone(), plan)
+            || state.windows.is_writing();
+        let alone = !others_wait || !kernel.keeps(Rule::WindowsInOrder);
+        let next = state.windows.next_to_write().filter(|(_, plan)| alone && plan.is_one_run());
+        let Some((window, plan)) = next else { return Ok(Progress::Idle) };
+        state.windows.begin_writing(window.number);
+        (window, plan)
     };
     let blocks = plan.blocks(&window);
     for run in plan.runs(&blocks) {
@@ -121,7 +114,7 @@ pub(crate) fn write_window_durably(kernel: &Kernel, scheme: &dyn Scheme) -> Resu
     drop(blocks);
     drop((window, plan));
     let mut state = kernel.state.lock();
-    state.mark_written(number);
+    state.windows.mark_written(number);
     publish(kernel, scheme, &mut state, number);
     Ok(Progress::Advanced)
 }
@@ -136,12 +129,7 @@ pub(crate) fn flush_and_publish(
     let (target, begun) = {
         let mut state = kernel.state.lock();
         state.check_running()?;
-        let target = state
-            .closed_windows
-            .iter()
-            .take_while(|closed| closed.stage == Stage::Written)
-            .last()
-            .map(|closed| closed.window.number);
+        let target = state.windows.written().last().map(|(window, _)| window.number);
         if target.is_none() && !state.flushes.is_wanted() {
             return Ok(Progress::Idle);
         }
@@ -172,7 +160,7 @@ pub(crate) fn write_zone_list(kernel: &Kernel) -> Result<()> {
     let due = {
         let mut state = kernel.state.lock();
         state.check_running()?;
-        let durable = state.durable;
+        let durable = state.windows.durable();
         state.flushes.want();
         state.allocator.due_list_pages(&kernel.identity, durable)
     };
@@ -198,8 +186,8 @@ pub(crate) fn note_durable(kernel: &Kernel, scheme: &dyn Scheme) -> Result<Progr
     {
         let mut state = kernel.state.lock();
         state.check_running()?;
-        let durable = state.durable;
-        if !state.closed_windows.is_empty()
+        let durable = state.windows.durable();
+        if state.windows.closed() > 0
             || state.allocator.list.recorded_durable() >= durable
             || state.snapshot.state.committed >= durable
         {
@@ -216,10 +204,9 @@ fn take_prepared(kernel: &Kernel) -> Option<(Arc<Window>, Arc<Plan>, Vec<DuePage
     if state.fail_stop.reason().is_some() {
         return None;
     }
-    let closed = state.closed_windows.iter_mut().find(|closed| closed.stage == Stage::Prepared)?;
-    let (window, plan) = (closed.window.clone(), closed.plan.clone()?);
-    closed.stage = Stage::Writing;
-    let durable = state.durable;
+    let (window, plan) = state.windows.next_to_write()?;
+    state.windows.begin_writing(window.number);
+    let durable = state.windows.durable();
     let due = state.allocator.due_list_pages(&kernel.identity, durable);
     Some((window, plan, due))
 }
@@ -253,17 +240,9 @@ pub(crate) fn publish(
 /// Publishes the windows up to `target`, which are durable.
 pub(crate) fn publish_through(kernel: &Kernel, state: &mut State, target: WindowNumber) {
     if !kernel.keeps(Rule::WindowsInOrder) {
-        state.durable = state.durable.max(target);
+        state.windows.pretend_durable(target);
     }
-    while state
-        .closed_windows
-        .front()
-        .is_some_and(|closed| closed.window.number <= target && closed.stage >= Stage::Written)
-    {
-        let Some(ClosedWindow { window, plan: Some(plan), .. }) = state.closed_windows.pop_front()
-        else {
-            break;
-        };
+    while let Some((window, plan)) = state.windows.publish_next(target) {
         for record in &plan.records {
             state.active.publish(record);
         }
@@ -272,12 +251,11 @@ pub(crate) fn publish_through(kernel: &Kernel, state: &mut State, target: Window
         state.active.change(window.catalogue.iter().cloned());
         state.active.allocated.extend_from_slice(plan.allocated());
         state.active.pins.extend(plan.pins.iter().copied());
-        state.durable = state.durable.max(window.number);
         add(&kernel.counters.windows, 1);
         add(&kernel.counters.records, plan.records.len() as u64);
         add(&kernel.counters.hidden_records, plan.hidden);
         add(&kernel.counters.duplicate_blocks, plan.duplicates);
-        state.recycle(window, kernel.settings.pool_blocks());
+        state.windows.recycle(window, kernel.settings.pool_blocks());
     }
 }
 

@@ -6,12 +6,14 @@
 
 mod prepared;
 pub(crate) mod ranges;
+mod windows;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use onefold_core::{Block, Lba, Pba, VolumeId};
 pub(crate) use prepared::{Plan, Source};
 use ranges::{Ranges, Span};
+pub(crate) use windows::Windows;
 
 use crate::{
     format::{catalogue::CatalogueChange, page::Table, record::WindowNumber},
@@ -19,7 +21,7 @@ use crate::{
 };
 
 /// Blocks of a piece of window memory: pieces are reused from window to window.
-pub(crate) const PIECE_BLOCKS: usize = 64;
+const PIECE_BLOCKS: usize = 64;
 
 /// Where a block turned out to be before its window closed, because the store was nearly full.
 #[derive(Clone, Copy, Debug)]
@@ -58,8 +60,6 @@ pub(crate) struct Window {
     pieces: Vec<Vec<Block>>,
     /// Blocks that are live.
     live: usize,
-    /// When the first change came.
-    pub(crate) opened: Option<Duration>,
 }
 
 impl Window {
@@ -91,7 +91,6 @@ impl Window {
             catalogue: Vec::new(),
             pieces: Vec::new(),
             live: 0,
-            opened: None,
         }
     }
 
@@ -122,7 +121,7 @@ impl Window {
 
     /// The memory for a new version of an address; `piece` makes more memory. Its old content is
     /// not cleared.
-    pub(crate) fn put(
+    fn put(
         &mut self,
         volume: VolumeId,
         lba: Lba,
@@ -154,14 +153,14 @@ impl Window {
     }
 
     /// Says that the block of an address is a duplicate of a physical one.
-    pub(crate) fn set_placed(&mut self, volume: VolumeId, lba: Lba, placed: Placed) {
+    fn set_placed(&mut self, volume: VolumeId, lba: Lba, placed: Placed) {
         if let Some(&slot) = self.index.get(&(volume, lba)) {
             self.blocks[slot as usize].placed = Some(placed);
         }
     }
 
     /// Changes a block that is in the window already, in place.
-    pub(crate) fn get_mut(&mut self, volume: VolumeId, lba: Lba) -> Option<&mut Block> {
+    fn get_mut(&mut self, volume: VolumeId, lba: Lba) -> Option<&mut Block> {
         let slot = *self.index.get(&(volume, lba))? as usize;
         self.blocks[slot].moved = false;
         self.blocks[slot].placed = None;
@@ -169,7 +168,7 @@ impl Window {
     }
 
     /// Makes `start..end` read as zeroes. Returns how many blocks that drops.
-    pub(crate) fn punch(&mut self, volume: VolumeId, start: u64, end: u64, keep: bool) -> usize {
+    fn punch(&mut self, volume: VolumeId, start: u64, end: u64, keep: bool) -> usize {
         let before = self.live;
         if end - start > self.blocks.len() as u64 {
             for block in &mut self.blocks {
@@ -201,7 +200,7 @@ impl Window {
 
     /// Its memory, to be used again. `None` for each piece that a reader could still see is
     /// impossible here: the window is owned.
-    pub(crate) fn into_pieces(self) -> Vec<Vec<Block>> {
+    fn into_pieces(self) -> Vec<Vec<Block>> {
         self.pieces
     }
 }

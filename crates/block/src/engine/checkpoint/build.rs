@@ -10,7 +10,6 @@ use crate::{
     format::{
         catalogue::{Discard, Volume},
         page::Table,
-        record::WindowNumber,
         superblock::{self, Root},
     },
     kernel::{Kernel, NextCheckpoint, Reason, Snapshot, apply_catalogue},
@@ -38,7 +37,7 @@ pub(crate) fn build(
             return Ok(None);
         }
         let mut frozen = std::mem::take(&mut state.active);
-        frozen.last = frozen.last.max(state.durable);
+        frozen.last = frozen.last.max(state.windows.durable());
         state.retouch();
         let frozen = Arc::new(frozen);
         state.frozen = Some(frozen.clone());
@@ -73,7 +72,7 @@ pub(crate) fn build(
             clean: reason == Reason::Clean,
             committed,
             durable: scheme.built(&state, committed),
-            last_window: WindowNumber(state.open.number.0 - 1),
+            last_window: state.windows.last_closed(),
             next_volume: state.next_volume,
             high_water: state.allocator.high_water(),
             used_blocks,

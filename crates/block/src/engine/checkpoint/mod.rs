@@ -200,17 +200,17 @@ pub(crate) fn checkpoint_to_end(
 pub(crate) fn commit_by_checkpoint(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     let published = {
         let state = kernel.state.lock();
-        if state.acknowledged >= state.durable {
+        if state.windows.acknowledged() >= state.windows.durable() {
             return Ok(false);
         }
-        state.durable
+        state.windows.durable()
     };
-    while kernel.state.lock().acknowledged < published {
+    while kernel.state.lock().windows.acknowledged() < published {
         match checkpoint_advance(kernel, scheme, Reason::Changes)? {
             CheckpointStep::NeedsFlush => drop(scheme.make_durable(kernel)?),
             CheckpointStep::NeedsReaders => break,
             // Nothing came of the windows.
-            CheckpointStep::Idle => kernel.state.lock().acknowledged = published,
+            CheckpointStep::Idle => kernel.state.lock().windows.acknowledge(published),
             CheckpointStep::Advanced => {}
         }
     }

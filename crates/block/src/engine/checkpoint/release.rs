@@ -22,7 +22,7 @@ pub(super) fn make_current(
     let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
     state.frozen = None;
     state.built = false;
-    state.acknowledged = state.acknowledged.max(next.snapshot.state.committed);
+    state.windows.acknowledge(next.snapshot.state.committed);
     scheme.acknowledge(kernel, &mut state);
     state.leaves_wanted &= !next.leaves_wanted;
     state.releasing = true;

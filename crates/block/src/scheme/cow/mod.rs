@@ -49,13 +49,17 @@ impl Scheme for Cow {
     fn make_durable(&self, kernel: &Kernel) -> Result<Progress> {
         let progress = windows::flush_and_publish(kernel, self, Flush::WhenWanted)?;
         let state = kernel.state.lock();
-        Ok(if state.acknowledged < state.durable { Progress::Commit } else { progress })
+        Ok(if state.windows.acknowledged() < state.windows.durable() {
+            Progress::Commit
+        } else {
+            progress
+        })
     }
 
     /// A checkpoint does that.
     fn acknowledge(&self, kernel: &Kernel, state: &mut State) {
         if !kernel.keeps(Rule::AcknowledgedByCheckpoint) {
-            state.acknowledged = state.durable;
+            state.windows.acknowledge_published();
         }
     }
 

@@ -47,7 +47,7 @@ impl Scheme for Ideal {
     }
 
     fn acknowledge(&self, _: &Kernel, state: &mut State) {
-        state.acknowledged = state.durable;
+        state.windows.acknowledge_published();
     }
 
     fn end_change(&self, _: &mut State) {}

@@ -53,7 +53,7 @@ impl Scheme for Ordered {
     }
 
     fn acknowledge(&self, _: &Kernel, state: &mut State) {
-        state.acknowledged = state.durable;
+        state.windows.acknowledge_published();
     }
 
     fn end_change(&self, _: &mut State) {}
@@ -76,7 +76,7 @@ impl Scheme for Ordered {
     }
 
     fn built(&self, state: &State, committed: WindowNumber) -> WindowNumber {
-        state.durable.max(committed)
+        state.windows.durable().max(committed)
     }
 
     /// The checkpoint itself writes the tables' entries of blocks.

@@ -66,7 +66,7 @@ impl TableBuild<'_> {
         self.live = self.live.saturating_add_signed(frozen.live);
 
         self.in_place = Some((self.old.state.sequence / 2) & 0xff_ffff);
-        let wanted = self.kernel.state.lock().map_leaves_ahead();
+        let wanted = self.kernel.state.lock().windows.map_leaves();
         for (&id, volume) in volumes.iter_mut() {
             if volume.name.is_empty() {
                 volume.map = self.drop_tree(id, &volume.map)?;
@@ -194,8 +194,11 @@ fn reclaim(own: &OrderMerge, kernel: &Kernel, candidates: BTreeSet<Pba>) -> Resu
     {
         let now = kernel.clock.now();
         let mut state = kernel.state.lock();
-        let pinned =
-            if kernel.keeps(Rule::PinnedNotReclaimed) { state.pinned() } else { BTreeSet::new() };
+        let pinned = if kernel.keeps(Rule::PinnedNotReclaimed) {
+            state.windows.pinned()
+        } else {
+            BTreeSet::new()
+        };
         let mut index = kernel.index.lock();
         let mut held = kernel.pages.held();
         for pba in candidates {

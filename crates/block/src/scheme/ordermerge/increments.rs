@@ -13,7 +13,7 @@ use super::soft_updates::{OrderMerge, SoftUpdates, block_leaves, place_in};
 use crate::{
     counters::add,
     format::page::{PageId, Pointer, ReferenceEntry, Table},
-    kernel::{Kernel, Snapshot, Stage},
+    kernel::{Kernel, Snapshot},
     rules::Rule,
     scheme::windows::{list_refs, list_runs},
     window::{Plan, Window},
@@ -42,8 +42,8 @@ pub(crate) fn write_counted(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
     };
     let due = {
         let mut state = kernel.state.lock();
-        state.set_stage(window.number, Stage::Writing);
-        let durable = state.durable;
+        state.windows.begin_writing(window.number);
+        let durable = state.windows.durable();
         state.allocator.due_list_pages(&kernel.identity, durable)
     };
     kernel.pages.hold(&leaves).map_err(|e| kernel.stop(&e))?;
@@ -66,7 +66,7 @@ pub(crate) fn write_counted(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
     }
     let mut state = kernel.state.lock();
     state.allocator.list.written(&due);
-    state.set_stage(window.number, Stage::Written);
+    state.windows.mark_written(window.number);
     Ok(true)
 }
 
@@ -78,10 +78,7 @@ pub(crate) fn write_counts(kernel: &Kernel, updates: &mut SoftUpdates) -> Result
     leaves.dedup_by_key(|pointer| pointer.address);
     let (note, written) = write_leaves(kernel, &leaves)?;
     add(&kernel.counters.in_place_blocks, written);
-    let mut state = kernel.state.lock();
-    for closed in state.closed_windows.iter_mut().filter(|closed| closed.stage == Stage::Written) {
-        closed.written_before.get_or_insert(note);
-    }
+    updates.counts_written(&kernel.state.lock().windows, note);
     Ok(())
 }
 
@@ -90,8 +87,8 @@ fn next_prepared(kernel: &Kernel) -> Option<(Arc<Window>, Arc<Plan>, Arc<Snapsho
     if state.fail_stop.reason().is_some() {
         return None;
     }
-    let closed = state.closed_windows.iter().find(|closed| closed.stage == Stage::Prepared)?;
-    Some((closed.window.clone(), closed.plan.clone()?, state.snapshot.clone()))
+    let (window, plan) = state.windows.next_to_write()?;
+    Some((window, plan, state.snapshot.clone()))
 }
 
 /// The leaves that count the window's links. `None` when one of them, or of those that its

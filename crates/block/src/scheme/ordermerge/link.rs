@@ -17,13 +17,13 @@ use crate::{
     counters::add,
     format::{
         page::{MapEntry, PageId, Pointer, Table},
-        record::Change,
+        record::{Change, WindowNumber},
     },
-    kernel::{ClosedWindow, Kernel, Snapshot, Stage},
+    kernel::{Kernel, Snapshot},
     overlay::zeroes,
     rules::Rule,
     scheme::windows::publish,
-    window::{Plan, Window},
+    window::Plan,
 };
 
 /// Leaves that a range changes between two flushes: their blocks' counts fall in between, so that
@@ -49,8 +49,7 @@ pub(crate) fn flush_and_link(own: &OrderMerge, kernel: &Kernel) -> Result<bool> 
     let waits = {
         let state = kernel.state.lock();
         state.check_running()?;
-        state.flushes.is_wanted()
-            || state.closed_windows.iter().any(|closed| closed.stage >= Stage::Written)
+        state.flushes.is_wanted() || state.windows.written().next().is_some()
     };
     if !waits {
         return Ok(false);
@@ -84,20 +83,15 @@ fn flush_leaves(kernel: &Kernel) -> Result<()> {
 
 /// Links the windows whose data and counts are durable.
 fn link_sound(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
+    let early = !kernel.keeps(Rule::DataBeforeLink);
     let (sound, snapshot) = {
         let state = kernel.state.lock();
         state.check_running()?;
         let done = state.flushes.last_done();
-        let is_durable = |closed: &ClosedWindow| {
-            closed.written_before.is_some_and(|before| before < done)
-                || !kernel.keeps(Rule::DataBeforeLink)
-        };
-        let waiting =
-            state.closed_windows.iter().skip_while(|closed| closed.stage == Stage::Linked);
-        let sound =
-            waiting.take_while(|closed| closed.stage == Stage::Written && is_durable(closed));
-        let sound: Vec<(Arc<Window>, Arc<Plan>)> = sound
-            .filter_map(|closed| Some((closed.window.clone(), closed.plan.clone()?)))
+        let sound: Vec<(WindowNumber, Arc<Plan>)> = updates
+            .unlinked_windows(&state.windows)
+            .take_while(|&(window, _)| early || updates.is_sound(window, done))
+            .map(|(window, plan)| (window, plan.clone()))
             .collect();
         (sound, state.snapshot.clone())
     };
@@ -108,7 +102,7 @@ fn link_sound(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) -> R
         let mut stored: BTreeMap<Pba, Fingerprint> = BTreeMap::new();
         stored.extend(plan.links().filter(|(pba, _)| new.contains(pba)));
         updates.stored.extend(stored);
-        kernel.state.lock().set_stage(window.number, Stage::Linked);
+        updates.linked_through(*window);
     }
     write_linked(kernel, &mut linked)?;
     if !kernel.keeps(Rule::UnlinkBeforeDecrement) {
@@ -269,18 +263,12 @@ fn change_leaf(
 fn publish_linked(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
     #[cfg(feature = "planted-bugs")]
     super::broken::count_late(kernel, updates)?;
-    let target = {
-        let state = kernel.state.lock();
-        state
-            .closed_windows
-            .iter()
-            .take_while(|closed| closed.stage == Stage::Linked)
-            .last()
-            .map(|closed| closed.window.number)
-    };
-    let Some(target) = target else { return Ok(()) };
     {
         let mut state = kernel.state.lock();
+        let target = updates.linked;
+        if target <= state.windows.durable() {
+            return Ok(());
+        }
         state.active.mapped += std::mem::take(&mut updates.mapped);
         state.active.live += updates.stored.len() as i64;
         publish(kernel, own, &mut state, target);

@@ -61,7 +61,7 @@ use crate::{
     coverage::Mark,
     format::{carrier::Header, catalogue::Volume, record::WindowNumber},
     idleness::Idleness,
-    kernel::{Kernel, Stage, State},
+    kernel::{Kernel, State},
     overlay::Overlay,
     rules::Rule,
     scheme::verbs::{
@@ -94,22 +94,21 @@ impl Scheme for OrderMerge {
         if !link::flush_and_link(self, kernel)? {
             return Ok(Progress::Idle);
         }
-        let state = kernel.state.lock();
-        let more = state.closed_windows.iter().any(|closed| closed.stage >= Stage::Written);
+        let more = kernel.state.lock().windows.written().next().is_some();
         Ok(if more { Progress::Again } else { Progress::Advanced })
     }
 
     /// A change of the catalogue is durable by the checkpoint that carries it out.
     fn acknowledge(&self, kernel: &Kernel, state: &mut State) {
         if !(state.catalogue_waits() && kernel.keeps(Rule::AcknowledgedByCheckpoint)) {
-            state.acknowledged = state.durable;
+            state.windows.acknowledge_published();
         }
     }
 
     /// A later change needs the checkpoint that carries this one out: it goes into the next
     /// window.
     fn end_change(&self, state: &mut State) {
-        state.close();
+        state.windows.close();
     }
 
     fn reserve(&self, kernel: &Kernel, state: &State, overlay: &Overlay, more: u64) -> u64 {

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     coverage::Mark,
     format::page::{MapEntry, ReferenceEntry, Table},
-    kernel::{Kernel, Snapshot, Stage},
+    kernel::{Kernel, Snapshot},
     rules::Rule,
     space::ZoneSource,
 };
@@ -92,12 +92,7 @@ fn compare_counts(
             recount.tally(pba).into_iter().for_each(|links| *links += 1);
         }
         let state = kernel.state.lock();
-        for plan in state
-            .closed_windows
-            .iter()
-            .filter(|closed| closed.stage == Stage::Written)
-            .filter_map(|closed| closed.plan.as_ref())
-        {
+        for (_, plan) in updates.unlinked_windows(&state.windows) {
             plan.links()
                 .for_each(|(pba, _)| recount.tally(pba).into_iter().for_each(|links| *links += 1));
         }

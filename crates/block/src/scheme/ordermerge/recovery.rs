@@ -15,7 +15,6 @@ use crate::{
     kernel::{Checkpointer, Kernel, Snapshot, write_next_epoch},
     overlay::Overlay,
     space::{Allocator, Extent, zone_list::ZoneList},
-    window::Window,
 };
 
 /// Opens the store as the tables have it. `pages` is the zone list, and `entries` are its zones
@@ -58,8 +57,7 @@ pub(crate) fn recover_in_place(
         state.active.last = seen;
         let mut ledger = own.ledger.lock();
         (ledger.block_leaves, ledger.built_leaves) = (block_leaves, block_leaves);
-        (state.durable, state.acknowledged) = (seen, seen);
-        state.open = Window::new(seen.next());
+        state.windows.recovered(seen, seen);
     }
     let inexact = snapshot.state.inexact || !snapshot.state.clean;
     if inexact {

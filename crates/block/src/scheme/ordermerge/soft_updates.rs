@@ -1,13 +1,19 @@
 //! The state of soft updates between the steps.
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use onefold_core::{Fingerprint, Pba, Result, VolumeId};
 use parking_lot::Mutex;
 
 use super::tally::Recount;
 use crate::{
-    format::page::{PageId, Pointer, Table},
+    format::{
+        page::{PageId, Pointer, Table},
+        record::WindowNumber,
+    },
     hash::MixMap,
     kernel::{Kernel, Snapshot},
+    window::{Plan, Windows},
 };
 
 /// Soft updates.
@@ -33,6 +39,11 @@ pub(super) struct Ledger {
 /// The updates that wait between the steps.
 #[derive(Default)]
 pub(super) struct SoftUpdates {
+    /// The links of all windows up to this one are written.
+    pub(super) linked: WindowNumber,
+    /// Written windows that are not linked: the last flush that began before their data and their
+    /// counts were written.
+    written_before: BTreeMap<WindowNumber, u64>,
     /// Leaves that count the links of windows whose data was written, and that the next flush
     /// takes along.
     pub(super) counted: Vec<Pointer>,
@@ -48,6 +59,39 @@ pub(super) struct SoftUpdates {
     /// Windows whose links are counted when they are durable, against `Rule::CountBeforeLink`.
     #[cfg(feature = "planted-bugs")]
     pub(super) uncounted: Vec<(std::sync::Arc<crate::window::Plan>, Vec<(PageId, Pointer)>)>,
+}
+
+impl SoftUpdates {
+    /// The windows that were written and are not linked, oldest first.
+    pub(super) fn unlinked_windows<'a>(
+        &'a self,
+        windows: &'a Windows,
+    ) -> impl Iterator<Item = (WindowNumber, &'a Arc<Plan>)> {
+        let written = windows.written().map(|(window, plan)| (window.number, plan));
+        written.skip_while(|(window, _)| *window <= self.linked)
+    }
+
+    /// The counts of all windows that were written are written, too; the last flush that began
+    /// before has this number.
+    pub(super) fn counts_written(&mut self, windows: &Windows, flush: u64) {
+        let counted: Vec<WindowNumber> =
+            self.unlinked_windows(windows).map(|(window, _)| window).collect();
+        for window in counted {
+            self.written_before.entry(window).or_insert(flush);
+        }
+    }
+
+    /// True when flush number `done`, or one before it, made the data and the counts of a window
+    /// durable.
+    pub(super) fn is_sound(&self, window: WindowNumber, done: u64) -> bool {
+        self.written_before.get(&window).is_some_and(|&before| before < done)
+    }
+
+    /// The links of a window are written.
+    pub(super) fn linked_through(&mut self, window: WindowNumber) {
+        self.linked = window;
+        self.written_before.remove(&window);
+    }
 }
 
 /// Pointers to the leaves of references, or of fingerprints, that hold `blocks`, by number;

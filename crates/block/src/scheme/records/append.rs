@@ -88,10 +88,7 @@ pub(crate) fn append_again(
     for records in verified.chunks(RECORDS_ALONE * 16) {
         let carriers = records.len().div_ceil(RECORDS_ALONE);
         let (number, extents, generations) = {
-            let mut state = kernel.state.lock();
-            let number = state.open.number;
-            state.open = Window::new(number.next());
-            drop(state);
+            let number = kernel.state.lock().windows.open().number;
             while listing_lags(kernel, carriers as u64) {
                 flush_zone_list(kernel, replay.scheme)?;
             }
@@ -109,7 +106,7 @@ pub(crate) fn append_again(
         };
         let (durable, epoch) = {
             let state = kernel.state.lock();
-            (state.durable, state.epoch + 1)
+            (state.windows.durable(), state.epoch + 1)
         };
         let records: Vec<Record> = records
             .iter()
@@ -150,8 +147,7 @@ pub(crate) fn append_again(
         state.active.carriers += plan.carriers.len() as u64;
         state.active.allocated.extend_from_slice(&plan.extents);
         state.active.last = number;
-        state.durable = number;
-        state.acknowledged = number;
+        state.windows.recovered(number, number);
     }
     Ok(true)
 }

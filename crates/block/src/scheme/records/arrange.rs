@@ -184,7 +184,7 @@ fn leftover_in_table(
     }
     let (durable, committed) = {
         let state = kernel.state.lock();
-        (state.durable, state.allocator.committed())
+        (state.windows.durable(), state.allocator.committed())
     };
     leftover.forget(committed);
     let others = window.catalogue.len() + window.ranges.len();

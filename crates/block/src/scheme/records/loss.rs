@@ -14,7 +14,7 @@ use crate::{
         record::{Change, Record, WindowNumber},
         superblock::{Leftover, State},
     },
-    kernel::{Kernel, Snapshot, Windows, apply_catalogue},
+    kernel::{Kernel, Snapshot, WindowRange, apply_catalogue},
 };
 
 /// Every carrier of every durable window that no checkpoint holds must be there. Returns the
@@ -25,7 +25,7 @@ pub(super) fn judge_missing(
     state: &State,
     durable: WindowNumber,
     told: &BTreeSet<WindowNumber>,
-) -> Result<Vec<Windows>> {
+) -> Result<Vec<WindowRange>> {
     let missing = missing(
         carriers,
         state,
@@ -77,7 +77,7 @@ pub(crate) fn clip(
 }
 
 /// True when a window is one of these.
-pub(super) fn among(windows: &[Windows], window: WindowNumber) -> bool {
+pub(super) fn among(windows: &[WindowRange], window: WindowNumber) -> bool {
     windows.iter().any(|&(first, last)| (first..=last).contains(&window))
 }
 
@@ -89,7 +89,7 @@ fn missing(
     state: &State,
     durable: WindowNumber,
     told: Option<&BTreeSet<WindowNumber>>,
-) -> Vec<Windows> {
+) -> Vec<WindowRange> {
     struct Seen {
         carriers: u16,
         positions: BTreeSet<u16>,
@@ -122,7 +122,7 @@ fn missing(
         return missing.into_iter().map(|window| (window, window)).collect();
     }
     windows.retain(|_, seen| whole(seen));
-    // Windows between a cut and the epoch after it were void.
+    // WindowRange between a cut and the epoch after it were void.
     let mut expected = Vec::new();
     let mut from = state.committed.next();
     for cut in &state.cuts {

@@ -41,7 +41,6 @@ use crate::{
     overlay::Overlay,
     rules::Rule,
     scheme::verbs::{FoundAtOpening, Progress},
-    window::Window,
 };
 
 /// Records whose publishing takes longer than to start a thread for it.
@@ -147,9 +146,7 @@ pub(crate) fn recover(
     {
         let mut state = kernel.state.lock();
         state.active.carriers = carriers.len() as u64;
-        state.durable = seen.max(committed);
-        state.acknowledged = state.durable;
-        state.open = Window::new(seen.next());
+        state.windows.recovered(seen, seen.max(committed));
     }
     let mut cuts = snapshot.state.cuts.clone();
     // Without carriers of this epoch, and no window beyond the durable one, there is nothing to
@@ -175,7 +172,7 @@ pub(crate) fn recover(
 /// Steps 4 and 5 when no block is left to append to, or the superblock has no room for another
 /// cut: a checkpoint takes the records, and its superblock is that of the next epoch.
 fn publish_again(kernel: &Kernel, snapshot: &Snapshot, verified: &[Record]) -> Result<Progress> {
-    let number = kernel.state.lock().open.number;
+    let number = kernel.state.lock().windows.open().number;
     let records: Vec<Record> = verified
         .iter()
         .zip(0..)
@@ -184,10 +181,8 @@ fn publish_again(kernel: &Kernel, snapshot: &Snapshot, verified: &[Record]) -> R
     publish_recovered(kernel, snapshot, &records)?;
     {
         let mut state = kernel.state.lock();
-        state.open = Window::new(number.next());
+        state.windows.recovered(number, number);
         state.active.last = number;
-        state.durable = number;
-        state.acknowledged = number;
         state.epoch += 1;
     }
     Ok(Progress::Commit)

@@ -64,6 +64,6 @@ impl CountRule for LinksAlone {
 
 /// Parts blocks that a checkpoint found free: those that newer records name, and the others.
 pub(crate) fn keep(state: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>) {
-    let pinned = state.pinned();
+    let pinned = state.windows.pinned();
     freed.into_iter().partition(|pba| pinned.contains(pba) || state.active.pins.contains(pba))
 }

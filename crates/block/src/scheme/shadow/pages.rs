@@ -53,8 +53,7 @@ pub(crate) fn pages_of(kernel: &Kernel, state: &State, overlay: &Overlay, more: 
 pub(crate) fn discards_ahead(state: &State) -> u64 {
     let published =
         state.active.range_records + state.frozen.as_ref().map_or(0, |frozen| frozen.range_records);
-    let windows = state.closed_windows.iter().map(|closed| &*closed.window).chain([&state.open]);
-    let gathered: usize = windows.map(|window| window.ranges.len()).sum();
+    let gathered: usize = state.windows.all().map(|window| window.ranges.len()).sum();
     state.snapshot.discards.len() as u64 + 2 * (published + gathered as u64)
 }
 
