@@ -4,7 +4,8 @@ use onefold_core::{Pba, Result};
 
 use crate::{
     format::{page::Table, record::WindowNumber, superblock::Root},
-    kernel::{Kernel, Snapshot},
+    kernel::Kernel,
+    overlay::Snapshot,
     table::{
         PageSpace, rebuild,
         rebuild::{Change, PageWriter, Rebuild},

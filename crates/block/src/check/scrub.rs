@@ -27,7 +27,8 @@ use crate::{
         carrier::Carrier,
         page::{self, MapEntry, ReferenceEntry, Table},
     },
-    kernel::{Kernel, Snapshot},
+    kernel::Kernel,
+    overlay::Snapshot,
     scheme::verbs::CountRule,
     settings::{MEMORY_MIN, Settings},
 };

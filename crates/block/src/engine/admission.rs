@@ -53,7 +53,7 @@ pub(crate) enum Admission {
 pub(crate) fn filled(kernel: &Kernel) -> Filled {
     let state = kernel.state.lock();
     Filled {
-        carriers: state.carriers(),
+        carriers: state.overlays.carriers(),
         closed_windows: state.windows.closed(),
         ranges: state.windows.open().ranges.len(),
     }
@@ -113,11 +113,11 @@ pub(crate) fn admit(
         kernel.coverage.hit(Mark::ClosedWindowsFull);
         return Ok(Admission::Wait);
     }
-    let carriers_full =
-        state.carriers() >= kernel.settings.limits.carriers && kernel.keeps(Rule::CarriersLimited);
+    let carriers_full = state.overlays.carriers() >= kernel.settings.limits.carriers
+        && kernel.keeps(Rule::CarriersLimited);
     kernel.coverage.add(Mark::CarriersFull, usize::from(carriers_full));
     if (carriers_full || state.uncommitted_records() + blocks > kernel.settings.records_max)
-        && (!state.active.is_empty() || state.frozen.is_some())
+        && !state.overlays.is_empty()
     {
         state.checkpoint_wanted = true;
         return Ok(Admission::Wait);

@@ -6,7 +6,9 @@ use crate::{format::page::MapEntry, kernel::State, window::Window};
 pub(super) fn reuse_early(state: &mut State, window: &Window, slots: &[usize]) {
     for &slot in slots {
         let block = &window.blocks[slot];
-        if let Some(MapEntry::Block { pba, .. }) = state.active.find(block.volume, block.lba) {
+        if let Some(MapEntry::Block { pba, .. }) =
+            state.overlays.active().find(block.volume, block.lba)
+        {
             state.allocator.reuse_early(pba);
         }
     }

@@ -23,7 +23,8 @@ use crate::{
         page::{MapEntry, ReferenceEntry, Table},
         superblock::Root,
     },
-    kernel::{Compactor, Kernel, Snapshot, Where},
+    kernel::{Compactor, Kernel, Where},
+    overlay::Snapshot,
     scheme::{room::has_spare, verbs::Scheme},
 };
 
@@ -44,7 +45,7 @@ pub(crate) fn compact_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool>
     if compactor.done_at == Some(changes) || !may_compact(kernel, scheme) {
         return Ok(false);
     }
-    let snapshot = kernel.state.lock().snapshot.clone();
+    let snapshot = kernel.snapshot();
     for _ in 0..LEAVES_A_STEP {
         let Some((&id, volume)) = snapshot.volumes.range(compactor.volume..).next() else {
             *compactor = Compactor { done_at: Some(changes), ..Compactor::default() };
@@ -74,8 +75,8 @@ pub(crate) fn compact_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool>
 fn may_compact(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
     let state = kernel.state.lock();
     state.fail_stop.reason().is_none()
-        && state.frozen.is_none()
-        && state.snapshot.discards.is_empty()
+        && !state.overlays.is_frozen()
+        && state.overlays.snapshot().discards.is_empty()
         && state.uncommitted_records() * RECORDS_SHARE < kernel.settings.records_max
         && state.allocator.long_runs()
         && has_spare(kernel, scheme, &state, 2 * Table::Map.per_leaf())
@@ -147,7 +148,7 @@ fn move_together(
     read(kernel, volume, &mut reads);
     let good: Vec<bool> = reads.into_iter().map(|read| read.result.is_ok()).collect();
     let mut state = kernel.state.lock();
-    if !Arc::ptr_eq(&state.snapshot, snapshot) || state.volume(volume).is_err() {
+    if !Arc::ptr_eq(state.overlays.snapshot(), snapshot) || state.volume(volume).is_err() {
         return Ok(true);
     }
     // A window of its own, so that the blocks get one run.

@@ -319,7 +319,7 @@ fn edit(
                     _ => block.0.fill(0),
                 }
             }
-            (seen, state.snapshot.clone())
+            (seen, state.overlays.snapshot().clone())
         };
         let entry = match &seen {
             Where::Window(_) => None,
@@ -341,7 +341,9 @@ fn edit(
         let same = match (&seen, state.locate(volume, lba)) {
             (Where::Window(then), Where::Window(now)) => std::sync::Arc::ptr_eq(then, &now),
             (Where::Overlay(then), Where::Overlay(now)) => *then == now,
-            (Where::Tables, Where::Tables) => std::sync::Arc::ptr_eq(&snapshot, &state.snapshot),
+            (Where::Tables, Where::Tables) => {
+                std::sync::Arc::ptr_eq(&snapshot, state.overlays.snapshot())
+            }
             (Where::Zero { .. }, Where::Zero { .. }) => true,
             _ => false,
         };

@@ -39,7 +39,7 @@ fn complete_filter(kernel: &Kernel) -> bool {
         return false;
     }
     let cursor = kernel.filter_cursor.load(Relaxed);
-    let snapshot = kernel.state.lock().snapshot.clone();
+    let snapshot = kernel.snapshot();
     let end = 1u64 << snapshot.state.index_bits;
     // A superblock may name more leaves than there are: holes are passed over.
     let cursor = match kernel.pages.next_leaf(Table::Index, 0, &snapshot.state.index, cursor) {
@@ -84,7 +84,7 @@ fn complete_index(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
         kernel.index_cursor.store(u64::MAX, Relaxed);
         return Ok(true);
     }
-    let snapshot = kernel.state.lock().snapshot.clone();
+    let snapshot = kernel.snapshot();
     let root = snapshot.state.fingerprints;
     let mut leaves = Vec::with_capacity(INDEX_LEAVES);
     let mut next = cursor;

@@ -20,8 +20,8 @@ use crate::{
         zone_list::Entry,
     },
     index::Index,
-    kernel::{Checkpointer, Kernel, Reason, Snapshot, State, replace_damaged_superblock, visible},
-    overlay::Overlay,
+    kernel::{Checkpointer, Kernel, Reason, State, replace_damaged_superblock, visible},
+    overlay::{Overlays, Snapshot},
     rules::Rule,
     scheme::{
         accept_unread_superblock, scheme,
@@ -142,15 +142,12 @@ fn unrecovered(
     let allocator = Allocator::new(fixed.geometry, &snapshot.state, fixed.grow, list);
     let state = State {
         windows: Windows::after(snapshot.state.last_window, snapshot.state.durable),
-        active: Overlay::default(),
-        frozen: None,
         next_volume: snapshot.state.next_volume,
         epoch: snapshot.state.epoch,
         zone_table: snapshot.state.zones,
-        snapshot: Arc::new(snapshot),
+        overlays: Overlays::new(snapshot),
         volumes,
         allocator,
-        built: false,
         deferred: 0,
         spilling_pages: 0,
         fail_stop: FailStop::default(),

@@ -14,7 +14,8 @@ use crate::{
     },
     hash::MixMap,
     index::{hash_of, paged},
-    kernel::{Kernel, Snapshot, State},
+    kernel::{Kernel, State},
+    overlay::Snapshot,
     rules::Rule,
     scheme::verbs::{Arrangement, Decided, Role, Scheme},
     space::Extent,
@@ -56,12 +57,12 @@ fn plan(kernel: &Kernel, scheme: &dyn Scheme, window: &Window) -> Result<Plan> {
     loop {
         let (snapshot, releases) = {
             let state = kernel.state.lock();
-            (state.snapshot.clone(), state.releases)
+            (state.overlays.snapshot().clone(), state.releases)
         };
         let decision = decide(kernel, scheme, window, &content, &snapshot)?;
         let mut state = ready(kernel, scheme, decision.arrangement.needed())?;
         // Blocks that were made free meanwhile may be among the duplicates: decide anew.
-        if !Arc::ptr_eq(&state.snapshot, &snapshot) || state.releases != releases {
+        if !Arc::ptr_eq(state.overlays.snapshot(), &snapshot) || state.releases != releases {
             continue;
         }
         let (mut plan, header) = place(kernel, &mut state, window, &content, &decision)?;
@@ -306,7 +307,7 @@ pub(crate) fn stored(
     fingerprint: &Fingerprint,
     block: &Block,
 ) -> Result<Option<Placed>> {
-    let snapshot = kernel.state.lock().snapshot.clone();
+    let snapshot = kernel.snapshot();
     Ok(look_up(kernel, &snapshot, &[Some(fingerprint)], &[block])?.pop().flatten())
 }
 

@@ -86,7 +86,7 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
             );
             add(&kernel.counters.read_blocks, count);
         }
-        state.snapshot.clone()
+        state.overlays.snapshot().clone()
     };
     let asked: Vec<Lba> = reads
         .iter()
@@ -354,8 +354,8 @@ fn hole_at(kernel: &Kernel, volume: VolumeId, at: u64, end: u64) -> Result<u64> 
     use crate::format::page::Table;
     let (snapshot, quiet) = {
         let state = kernel.state.lock();
-        let quiet = state.windows.is_empty() && state.active.is_empty() && state.frozen.is_none();
-        (state.snapshot.clone(), quiet && state.snapshot.discards.is_empty())
+        let quiet = state.windows.is_empty() && state.overlays.is_empty();
+        (state.overlays.snapshot().clone(), quiet && state.overlays.snapshot().discards.is_empty())
     };
     let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map).filter(|_| quiet)
     else {
@@ -393,7 +393,7 @@ fn kinds(kernel: &Kernel, volume: VolumeId, first: u64, count: u64) -> Result<Ve
                 },
             };
         }
-        state.snapshot.clone()
+        state.overlays.snapshot().clone()
     };
     let asked: Vec<Lba> =
         (first..).zip(&kinds).filter(|(_, kind)| kind.is_none()).map(|(lba, _)| Lba(lba)).collect();

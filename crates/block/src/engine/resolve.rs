@@ -5,8 +5,8 @@ use onefold_core::{Lba, Result, VolumeId};
 
 use crate::{
     format::page::{MapEntry, Page, Pointer, Table},
-    kernel::{Kernel, Snapshot},
-    overlay::zeroes,
+    kernel::Kernel,
+    overlay::{Snapshot, zeroes},
     window::ranges::Ranges,
 };
 

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use onefold_core::{Pba, ZoneId};
 
-use super::state::Snapshot;
-use crate::{format::zone_bitmap::ZoneBitmap, index::Filter};
+use crate::{format::zone_bitmap::ZoneBitmap, index::Filter, overlay::Snapshot};
 
 /// How far a checkpoint has come.
 #[derive(Default)]

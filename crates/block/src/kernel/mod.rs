@@ -19,7 +19,7 @@ pub(crate) use compactor::Compactor;
 use onefold_core::{Clock, Disk, Error, Result, Ticket, ZoneId};
 use parking_lot::Mutex;
 pub(crate) use ration::Ration;
-pub(crate) use state::{Snapshot, State, Where};
+pub(crate) use state::{State, Where};
 pub(crate) use superblocks::{replace_damaged_superblock, write_next_epoch, write_superblock};
 pub use volumes::VolumeState;
 pub(crate) use volumes::{apply_catalogue, visible};
@@ -35,6 +35,7 @@ use crate::{
         zone_bitmap::ZoneBitmap,
     },
     index::Index,
+    overlay::Snapshot,
     rules::Rule,
     settings::Settings,
     space::ZoneSource,
@@ -114,7 +115,7 @@ impl Kernel {
     /// The tables as of the last checkpoint: as long as it is held, no block that they name is
     /// handed out again.
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
-        self.state.lock().snapshot.clone()
+        self.state.lock().overlays.snapshot().clone()
     }
 
     /// Zones as of the released checkpoint, whose zone table is `root`, for the allocator.
@@ -131,8 +132,7 @@ impl Kernel {
     pub(crate) fn memory(&self) -> u64 {
         let state = self.state.lock();
         let windows = state.windows.memory_blocks();
-        let overlays =
-            state.active.memory() + state.frozen.as_ref().map_or(0, |frozen| frozen.memory());
+        let overlays = state.overlays.memory();
         let zones = state.allocator.memory();
         drop(state);
         self.index.lock().memory() + self.pages.memory() + overlays + zones + windows as u64 * 4096

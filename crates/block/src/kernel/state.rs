@@ -9,38 +9,26 @@ use crate::{
     fail_stop::FailStop,
     flushes::Flushes,
     format::{
-        catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX, Volume, check_name},
+        catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX, check_name},
         page::MapEntry,
-        superblock::{self, Root},
+        superblock::Root,
     },
-    overlay::{Overlay, created},
+    overlay::{Overlays, created},
     space::Allocator,
-    window::{Window, Windows, ranges::Ranges},
+    window::{Window, Windows},
 };
-
-/// The tables as of a checkpoint. A reader that holds it may read every page and every block that
-/// it names.
-pub(crate) struct Snapshot {
-    pub(crate) state: superblock::State,
-    pub(crate) volumes: BTreeMap<VolumeId, Volume>,
-    pub(crate) discards: Ranges,
-}
 
 /// The state that the lock protects.
 pub(crate) struct State {
     pub(crate) windows: Windows,
-    pub(crate) active: Overlay,
-    pub(crate) frozen: Option<Arc<Overlay>>,
-    pub(crate) snapshot: Arc<Snapshot>,
-    /// The zone table of the last *released* checkpoint: in that of `snapshot`, blocks may be free
-    /// that a reader still needs.
+    pub(crate) overlays: Overlays,
+    /// The zone table of the last *released* checkpoint: in that of the snapshot, blocks may be
+    /// free that a reader still needs.
     pub(crate) zone_table: Root,
     pub(crate) volumes: BTreeMap<VolumeId, VolumeState>,
     pub(crate) next_volume: u32,
     pub(crate) allocator: Allocator,
     pub(crate) epoch: u32,
-    /// The pages of the frozen overlay are written.
-    pub(crate) built: bool,
     /// Blocks that the last checkpoint found free, but newer records name: the next one decides on
     /// them.
     pub(crate) deferred: usize,
@@ -63,9 +51,7 @@ pub(crate) struct State {
 impl State {
     /// Records that no checkpoint holds: gathered, in flight and published.
     pub(crate) fn uncommitted_records(&self) -> u64 {
-        self.active.records
-            + self.frozen.as_ref().map_or(0, |frozen| frozen.records)
-            + self.windows.records() as u64
+        self.overlays.records() + self.windows.records() as u64
     }
 
     /// Fails when writes were stopped.
@@ -95,10 +81,8 @@ impl State {
     /// Entries that the catalogue has at most after the checkpoints of all that was gathered so
     /// far.
     pub(crate) fn volumes_ahead(&self) -> u64 {
-        let published =
-            self.active.created + self.frozen.as_ref().map_or(0, |frozen| frozen.created);
         let gathered = self.windows.all().map(|window| created(&window.catalogue)).sum::<u64>();
-        self.snapshot.volumes.len() as u64 + published + gathered
+        self.overlays.snapshot().volumes.len() as u64 + self.overlays.created() + gathered
     }
 
     /// All sizes together stay within 1 EiB.
@@ -127,21 +111,14 @@ impl State {
     /// Memory of the open window for a block.
     pub(crate) fn put(&mut self, volume: VolumeId, lba: Lba, moved: bool) -> &mut Block {
         let no_dedup = self.volumes.get(&volume).is_some_and(|volume| volume.no_dedup.holds(lba));
-        self.active.dirty.touch(volume, lba);
+        self.overlays.active_mut().touch_block(volume, lba);
         self.windows.put(volume, lba, moved, no_dedup)
     }
 
     /// Makes blocks of the open window read as zeroes.
     pub(crate) fn punch(&mut self, volume: VolumeId, start: u64, end: u64, keep: bool) {
         self.windows.punch(volume, start, end, keep);
-        self.active.dirty.touch(volume, Lba(start));
-        self.active.dirty.touch(volume, Lba(end - 1));
-    }
-
-    /// True when changes of the catalogue are published that no checkpoint holds.
-    pub(crate) fn catalogue_waits(&self) -> bool {
-        !self.active.catalogue.is_empty()
-            || self.frozen.as_ref().is_some_and(|frozen| !frozen.catalogue.is_empty())
+        self.overlays.active_mut().touch_range(volume, start, end);
     }
 
     /// True when blocks were put off, and nothing on its way names them any more.
@@ -149,31 +126,11 @@ impl State {
         self.deferred > 0 && self.windows.is_empty()
     }
 
-    /// Counts the table pages of windows that are not published yet to the new active overlay.
-    pub(crate) fn retouch(&mut self) {
-        let State { windows, active, .. } = self;
-        for window in windows.all() {
-            for block in window.blocks.iter().filter(|block| block.live) {
-                active.dirty.touch(block.volume, block.lba);
-            }
-            for (volume, start, span) in window.ranges.iter() {
-                active.dirty.touch(volume, Lba(start));
-                active.dirty.touch(volume, Lba(span.end - 1));
-            }
-        }
-    }
-
-    /// Published carriers that no checkpoint holds.
-    pub(crate) fn carriers(&self) -> u64 {
-        self.active.carriers + self.frozen.as_ref().map_or(0, |frozen| frozen.carriers)
-    }
-
     /// True when a checkpoint could make blocks free, or is about to.
     pub(crate) fn can_reclaim(&self) -> bool {
-        !self.active.is_empty()
-            || self.frozen.is_some()
+        !self.overlays.is_empty()
             || !self.windows.is_empty()
-            || !self.snapshot.discards.is_empty()
+            || !self.overlays.snapshot().discards.is_empty()
             || self.deferred > 0
             || self.releasing
     }
@@ -182,9 +139,7 @@ impl State {
     /// changes. A crash would leave its links beyond the end.
     pub(crate) fn resize_waits(&self, window: &Window) -> bool {
         let before = self.windows.changes_before(window.number);
-        let pending =
-            self.frozen.iter().flat_map(|frozen| &frozen.catalogue).chain(&self.active.catalogue);
-        pending.chain(before).any(|change| match change {
+        self.overlays.catalogue().chain(before).any(|change| match change {
             CatalogueChange::Resize { id, .. } => window.changes(*id),
             _ => false,
         })
@@ -198,11 +153,7 @@ impl State {
         if let Some(window) = self.windows.find_closed(volume, lba) {
             return Where::Window(window.clone());
         }
-        let entry = self
-            .active
-            .find(volume, lba)
-            .or_else(|| self.frozen.as_ref().and_then(|frozen| frozen.find(volume, lba)));
-        entry.map_or(Where::Tables, Where::Overlay)
+        self.overlays.find(volume, lba).map_or(Where::Tables, Where::Overlay)
     }
 }
 

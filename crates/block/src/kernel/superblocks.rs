@@ -1,16 +1,15 @@
 //! Writing superblocks.
 
-use std::sync::Arc;
-
 use onefold_core::{BlockRef, Class, Error, Kind, Result, Run};
 
-use super::{Kernel, Snapshot};
+use super::Kernel;
 use crate::{
     counters::add,
     format::{
         geometry::SUPERBLOCKS,
         superblock::{self, Cut, Superblock},
     },
+    overlay::Snapshot,
 };
 
 /// Writes the superblock of a version: as the one `before` its number, which is the number of
@@ -58,7 +57,7 @@ pub(crate) fn write_next_epoch(kernel: &Kernel, snapshot: &Snapshot, cuts: Vec<C
     }
     let mut state = kernel.state.lock();
     state.epoch = risen.state.epoch;
-    state.snapshot = Arc::new(risen);
+    state.overlays.epoch_begun(risen);
     Ok(())
 }
 
@@ -66,7 +65,7 @@ pub(crate) fn write_next_epoch(kernel: &Kernel, snapshot: &Snapshot, cuts: Vec<C
 /// The damaged superblock may be the newer: a later write over it that is torn could leave it whole
 /// again, and what it names would be overwritten by then.
 pub(crate) fn replace_damaged_superblock(kernel: &Kernel) -> Result<()> {
-    let snapshot = kernel.state.lock().snapshot.clone();
+    let snapshot = kernel.snapshot();
     if snapshot.state.sequence > 0 {
         write_superblock(kernel, &snapshot, 1)?;
         kernel.disk.flush()?;

@@ -50,12 +50,9 @@ pub(crate) fn reserve(geometry: &Geometry) -> u64 {
 /// Pages that the checkpoints to come write at most, when `more` records join.
 pub(crate) fn pages_ahead(kernel: &Kernel, scheme: &dyn Scheme, state: &State, more: u64) -> u64 {
     let gathered = state.windows.records() as u64 + more;
-    let frozen = state
-        .frozen
-        .as_ref()
-        .filter(|_| !state.built)
-        .map_or(0, |frozen| scheme.reserve(kernel, state, frozen, 0));
-    scheme.reserve(kernel, state, &state.active, gathered) + frozen + state.spilling_pages
+    let frozen =
+        state.overlays.unbuilt().map_or(0, |frozen| scheme.reserve(kernel, state, frozen, 0));
+    scheme.reserve(kernel, state, state.overlays.active(), gathered) + frozen + state.spilling_pages
 }
 
 /// True when `pages` more than everything that is promised can be taken.

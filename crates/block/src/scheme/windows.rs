@@ -189,7 +189,7 @@ pub(crate) fn note_durable(kernel: &Kernel, scheme: &dyn Scheme) -> Result<Progr
         let durable = state.windows.durable();
         if state.windows.closed() > 0
             || state.allocator.list.recorded_durable() >= durable
-            || state.snapshot.state.committed >= durable
+            || state.overlays.snapshot().state.committed >= durable
         {
             return Ok(Progress::Idle);
         }
@@ -243,14 +243,7 @@ pub(crate) fn publish_through(kernel: &Kernel, state: &mut State, target: Window
         state.windows.pretend_durable(target);
     }
     while let Some((window, plan)) = state.windows.publish_next(target) {
-        for record in &plan.records {
-            state.active.publish(record);
-        }
-        state.active.carriers += plan.carriers.len() as u64;
-        state.active.last = state.active.last.max(window.number);
-        state.active.change(window.catalogue.iter().cloned());
-        state.active.allocated.extend_from_slice(plan.allocated());
-        state.active.pins.extend(plan.pins.iter().copied());
+        state.overlays.active_mut().publish_window(&window, &plan);
         add(&kernel.counters.windows, 1);
         add(&kernel.counters.records, plan.records.len() as u64);
         add(&kernel.counters.hidden_records, plan.hidden);

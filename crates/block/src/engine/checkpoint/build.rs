@@ -12,7 +12,8 @@ use crate::{
         page::Table,
         superblock::{self, Root},
     },
-    kernel::{Kernel, NextCheckpoint, Reason, Snapshot, apply_catalogue},
+    kernel::{Kernel, NextCheckpoint, Reason, State, apply_catalogue},
+    overlay::Snapshot,
     rules::Rule,
     scheme::verbs::{Job, NewRoots, Scheme},
     table_build::TableBuild,
@@ -28,29 +29,25 @@ pub(crate) fn build(
 ) -> Result<Option<NextCheckpoint>> {
     let (frozen, old, leaves_wanted) = {
         let mut state = kernel.state.lock();
-        let nothing = state.active.is_empty()
-            && state.snapshot.discards.is_empty()
+        let nothing = state.overlays.active().is_empty()
+            && state.overlays.snapshot().discards.is_empty()
             && !state.deferred_alone()
             && !state.leaves_wanted;
         if nothing && reason == Reason::Changes {
             state.checkpoint_wanted = false;
             return Ok(None);
         }
-        let mut frozen = std::mem::take(&mut state.active);
-        frozen.last = frozen.last.max(state.windows.durable());
-        state.retouch();
-        let frozen = Arc::new(frozen);
-        state.frozen = Some(frozen.clone());
-        (frozen, state.snapshot.clone(), state.leaves_wanted)
+        let State { overlays, windows, leaves_wanted, .. } = &mut *state;
+        (overlays.freeze(windows), overlays.snapshot().clone(), *leaves_wanted)
     };
     let committed = if kernel.keeps(Rule::CommittedWhenDurable) {
-        frozen.last.max(old.state.committed)
+        frozen.last().max(old.state.committed)
     } else {
-        frozen.last
+        frozen.last()
     };
     let mut build = TableBuild::new(kernel, &old, committed);
     let mut volumes = old.volumes.clone();
-    apply_catalogue(&mut volumes, &frozen.catalogue);
+    apply_catalogue(&mut volumes, frozen.catalogue());
     let job = Job { frozen: &frozen, deferred: std::mem::take(deferred), leaves_wanted };
     let NewRoots { references, fingerprints, pending, reclaimed, superblocks, inexact } =
         scheme.checkpoint(&mut build, &mut volumes, job)?;
@@ -64,7 +61,7 @@ pub(crate) fn build(
     let TableBuild { freed, mapped, live, .. } = build;
 
     let mut state = kernel.state.lock();
-    state.built = true;
+    state.overlays.mark_built();
     let snapshot = Snapshot {
         state: superblock::State {
             sequence: old.state.sequence + 2,

@@ -66,11 +66,11 @@ pub(crate) fn checkpoint_due(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
         return false;
     }
     state.checkpoint_wanted
-        || state.active.records >= kernel.settings.records_max / 4 * 3
-        || state.active.carriers >= kernel.settings.limits.carriers / 4 * 3
+        || state.overlays.active().records() >= kernel.settings.records_max / 4 * 3
+        || state.overlays.active().carriers() >= kernel.settings.limits.carriers / 4 * 3
         || discards_crowded(kernel, scheme, &state)
         || state.allocator.uncommitted_zones() >= state.allocator.list.limit() / 4 * 3
-        || state.active.records > 0 && spill(kernel, scheme, &state).is_some()
+        || state.overlays.active().records() > 0 && spill(kernel, scheme, &state).is_some()
 }
 
 /// True when a checkpoint would change anything.
@@ -79,9 +79,8 @@ pub(crate) fn checkpoint_useful(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
     if scheme.count_ahead(&state).is_none() {
         return false;
     }
-    !state.active.is_empty()
-        || state.frozen.is_some()
-        || !state.snapshot.discards.is_empty()
+    !state.overlays.is_empty()
+        || !state.overlays.snapshot().discards.is_empty()
         || state.leaves_wanted
 }
 

@@ -7,7 +7,8 @@ use onefold_core::Pba;
 use crate::{
     counters::add,
     coverage::Mark,
-    kernel::{Kernel, NextCheckpoint, Snapshot},
+    kernel::{Kernel, NextCheckpoint},
+    overlay::Snapshot,
     scheme::verbs::Scheme,
 };
 
@@ -19,9 +20,7 @@ pub(super) fn make_current(
 ) -> (Box<NextCheckpoint>, Option<Arc<Snapshot>>) {
     add(&kernel.counters.checkpoints, 1);
     let mut state = kernel.state.lock();
-    let old = std::mem::replace(&mut state.snapshot, next.snapshot.clone());
-    state.frozen = None;
-    state.built = false;
+    let old = state.overlays.make_current(next.snapshot.clone());
     state.windows.acknowledge(next.snapshot.state.committed);
     scheme.acknowledge(kernel, &mut state);
     state.leaves_wanted &= !next.leaves_wanted;

@@ -51,19 +51,16 @@ impl TableBuild<'_> {
         volumes: &mut BTreeMap<VolumeId, Volume>,
         put_off: Vec<Pba>,
     ) -> Result<((Root, Root), Reclaimed)> {
-        let candidates: BTreeSet<Pba> = frozen.unlinked.iter().copied().chain(put_off).collect();
+        let candidates: BTreeSet<Pba> = frozen.unlinked().iter().copied().chain(put_off).collect();
         let reclaimed = reclaim(own, self.kernel, candidates)?;
-        let allocated: BTreeSet<Pba> = frozen
-            .allocated
-            .iter()
-            .flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)))
-            .collect();
+        let allocated: BTreeSet<Pba> = frozen.allocated().collect();
         let gone: BTreeSet<Pba> = reclaimed.blocks.iter().copied().collect();
         self.bits.extend(allocated.difference(&gone).map(|&pba| (pba, true)));
         self.bits.extend(gone.difference(&allocated).map(|&pba| (pba, false)));
         self.freed.extend(gone);
-        self.mapped = self.mapped.saturating_add_signed(frozen.mapped);
-        self.live = self.live.saturating_add_signed(frozen.live);
+        let (mapped, live) = frozen.links();
+        self.mapped = self.mapped.saturating_add_signed(mapped);
+        self.live = self.live.saturating_add_signed(live);
 
         self.in_place = Some((self.old.state.sequence / 2) & 0xff_ffff);
         let wanted = self.kernel.state.lock().windows.map_leaves();

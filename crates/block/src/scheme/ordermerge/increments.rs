@@ -13,7 +13,8 @@ use super::soft_updates::{OrderMerge, SoftUpdates, block_leaves, place_in};
 use crate::{
     counters::add,
     format::page::{PageId, Pointer, ReferenceEntry, Table},
-    kernel::{Kernel, Snapshot},
+    kernel::Kernel,
+    overlay::Snapshot,
     rules::Rule,
     scheme::windows::{list_refs, list_runs},
     window::{Plan, Window},
@@ -88,7 +89,7 @@ fn next_prepared(kernel: &Kernel) -> Option<(Arc<Window>, Arc<Plan>, Arc<Snapsho
         return None;
     }
     let (window, plan) = state.windows.next_to_write()?;
-    Some((window, plan, state.snapshot.clone()))
+    Some((window, plan, state.overlays.snapshot().clone()))
 }
 
 /// The leaves that count the window's links. `None` when one of them, or of those that its

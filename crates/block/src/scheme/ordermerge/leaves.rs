@@ -24,10 +24,10 @@ pub(super) fn pages_of(
 ) -> u64 {
     // Leaves that do not exist are made; those that do are not written.
     let pages = pages_of_changes(state, overlay, more) + block_pages_ahead(own, kernel, state);
-    let blocks = 2 * (overlay.records + more)
+    let blocks = 2 * (overlay.records() + more)
         + leaf_of_map()
         + 2 * pages
-        + overlay.unlinked.len() as u64
+        + overlay.unlinked().len() as u64
         + state.deferred as u64;
     pages + tree_pages(blocks, kernel.fixed.geometry.zones.div_ceil(Table::Zones.per_leaf()))
 }

@@ -19,8 +19,8 @@ use crate::{
         page::{MapEntry, PageId, Pointer, Table},
         record::{Change, WindowNumber},
     },
-    kernel::{Kernel, Snapshot},
-    overlay::zeroes,
+    kernel::Kernel,
+    overlay::{Snapshot, zeroes},
     rules::Rule,
     scheme::windows::publish,
     window::Plan,
@@ -93,7 +93,7 @@ fn link_sound(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) -> R
             .take_while(|&(window, _)| early || updates.is_sound(window, done))
             .map(|(window, plan)| (window, plan.clone()))
             .collect();
-        (sound, state.snapshot.clone())
+        (sound, state.overlays.snapshot().clone())
     };
     let mut linked = Linked::default();
     for (window, plan) in &sound {
@@ -269,8 +269,8 @@ fn publish_linked(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) 
         if target <= state.windows.durable() {
             return Ok(());
         }
-        state.active.mapped += std::mem::take(&mut updates.mapped);
-        state.active.live += updates.stored.len() as i64;
+        let (mapped, live) = (std::mem::take(&mut updates.mapped), updates.stored.len() as i64);
+        state.overlays.active_mut().count_links(mapped, live);
         publish(kernel, own, &mut state, target);
     }
     lower(kernel, updates)

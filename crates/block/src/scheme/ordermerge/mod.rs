@@ -100,7 +100,8 @@ impl Scheme for OrderMerge {
 
     /// A change of the catalogue is durable by the checkpoint that carries it out.
     fn acknowledge(&self, kernel: &Kernel, state: &mut State) {
-        if !(state.catalogue_waits() && kernel.keeps(Rule::AcknowledgedByCheckpoint)) {
+        let waits = state.overlays.catalogue().next().is_some();
+        if !(waits && kernel.keeps(Rule::AcknowledgedByCheckpoint)) {
             state.windows.acknowledge_published();
         }
     }

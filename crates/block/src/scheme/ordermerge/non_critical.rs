@@ -46,8 +46,8 @@ pub(crate) fn lower(kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
                 entry.references -= 1;
                 entry.set(page, slot);
                 if entry.references == 1 {
-                    state.active.unlinked.push(pba);
-                    state.active.live -= 1;
+                    state.overlays.active_mut().unlink([pba]);
+                    state.overlays.active_mut().count_links(0, -1);
                 }
             }
             falls

@@ -12,7 +12,8 @@ use super::{
 use crate::{
     coverage::Mark,
     format::page::{MapEntry, ReferenceEntry, Table},
-    kernel::{Kernel, Snapshot},
+    kernel::Kernel,
+    overlay::Snapshot,
     rules::Rule,
     space::ZoneSource,
 };
@@ -134,7 +135,7 @@ fn compare_counts(
         }
         kernel.coverage.add(Mark::CountLowered, lowered.len());
         let mut state = kernel.state.lock();
-        state.active.unlinked.extend(unlinked);
+        state.overlays.active_mut().unlink(unlinked);
         kernel.pages.held().change(&pointer, now, |page| {
             lowered.iter().for_each(|&(slot, references)| {
                 ReferenceEntry { references, carried: false }.set(page, slot)

@@ -12,8 +12,8 @@ use crate::{
         superblock::{self},
         zone_list::{Entry, Page},
     },
-    kernel::{Checkpointer, Kernel, Snapshot, write_next_epoch},
-    overlay::Overlay,
+    kernel::{Checkpointer, Kernel, write_next_epoch},
+    overlay::{Overlay, Snapshot},
     space::{Allocator, Extent, zone_list::ZoneList},
 };
 
@@ -53,8 +53,7 @@ pub(crate) fn recover_in_place(
     ];
     {
         let mut state = kernel.state.lock();
-        state.active = overlay;
-        state.active.last = seen;
+        state.overlays.recovered(overlay);
         let mut ledger = own.ledger.lock();
         (ledger.block_leaves, ledger.built_leaves) = (block_leaves, block_leaves);
         state.windows.recovered(seen, seen);
@@ -91,6 +90,7 @@ fn recover_zones(
         allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
     }
     let mut overlay = Overlay::default();
+    overlay.publish_own(window, 0, &[]);
     for entry in entries {
         let start = geometry.start_of(entry.zone).0;
         let blocks = start..start + geometry.zone_blocks;
@@ -109,12 +109,12 @@ fn recover_zones(
             }
             if allocator.recover_used(Pba(pba), &source)? {
                 kernel.coverage.hit(Mark::PlacedInUse);
-                overlay.allocated.push(Extent { at: Pba(pba), blocks: 1 });
+                overlay.publish_own(window, 0, &[Extent { at: Pba(pba), blocks: 1 }]);
                 allocator.note(Pba(pba), window, false, None);
             }
             if count == 1 {
                 kernel.coverage.hit(Mark::UnlinkedFound);
-                overlay.unlinked.push(Pba(pba));
+                overlay.unlink([Pba(pba)]);
             }
         }
     }

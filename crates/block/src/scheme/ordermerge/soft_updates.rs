@@ -12,7 +12,8 @@ use crate::{
         record::WindowNumber,
     },
     hash::MixMap,
-    kernel::{Kernel, Snapshot},
+    kernel::Kernel,
+    overlay::Snapshot,
     window::{Plan, Windows},
 };
 

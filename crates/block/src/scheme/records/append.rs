@@ -10,7 +10,8 @@ use crate::{
         record::{Change, Record},
         superblock::Layout,
     },
-    kernel::{Kernel, Snapshot, apply_catalogue, visible},
+    kernel::{Kernel, apply_catalogue, visible},
+    overlay::Snapshot,
     scheme::{room::reserve, verbs::RECORDS_ALONE, windows::flush_zone_list},
     space::Lane,
     window::{Plan, Source, Window},
@@ -25,8 +26,8 @@ pub(crate) fn publish_recovered(
     {
         let mut state = kernel.state.lock();
         for record in records {
-            state.active.touch(record);
-            state.active.publish(record);
+            state.overlays.active_mut().touch(record);
+            state.overlays.active_mut().publish(record);
         }
     }
     adopt_changes(kernel, snapshot, records)
@@ -45,9 +46,9 @@ pub(crate) fn adopt_changes(
         }
     }
     let mut state = kernel.state.lock();
-    state.active.change(changes);
+    state.overlays.active_mut().change(changes);
     let mut volumes = snapshot.volumes.clone();
-    apply_catalogue(&mut volumes, &state.active.catalogue);
+    apply_catalogue(&mut volumes, state.overlays.active().catalogue());
     state.volumes = visible(&volumes);
     state.next_volume =
         volumes.keys().map(|id| id.0 + 1).chain([state.next_volume]).max().unwrap_or(1);
@@ -82,7 +83,7 @@ pub(crate) fn append_again(
             return Ok(false);
         }
     }
-    let snapshot = kernel.state.lock().snapshot.clone();
+    let snapshot = kernel.snapshot();
     let lane = if kernel.fixed.layout == Layout::Split { Lane::Carriers } else { Lane::Any };
     kernel.coverage.add(Mark::AppendedAgain, verified.len());
     for records in verified.chunks(RECORDS_ALONE * 16) {
@@ -144,9 +145,7 @@ pub(crate) fn append_again(
         for &pba in &addresses {
             state.allocator.note(pba, number, true, None);
         }
-        state.active.carriers += plan.carriers.len() as u64;
-        state.active.allocated.extend_from_slice(&plan.extents);
-        state.active.last = number;
+        state.overlays.active_mut().publish_own(number, plan.carriers.len(), &plan.extents);
         state.windows.recovered(number, number);
     }
     Ok(true)

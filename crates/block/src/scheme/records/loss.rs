@@ -14,7 +14,8 @@ use crate::{
         record::{Change, Record, WindowNumber},
         superblock::{Leftover, State},
     },
-    kernel::{Kernel, Snapshot, WindowRange, apply_catalogue},
+    kernel::{Kernel, WindowRange, apply_catalogue},
+    overlay::Snapshot,
 };
 
 /// Every carrier of every durable window that no checkpoint holds must be there. Returns the

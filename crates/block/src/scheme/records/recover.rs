@@ -37,8 +37,8 @@ use crate::{
         record::{Record, WindowNumber},
         superblock::Cut,
     },
-    kernel::{Kernel, Snapshot, write_next_epoch},
-    overlay::Overlay,
+    kernel::{Kernel, write_next_epoch},
+    overlay::Snapshot,
     rules::Rule,
     scheme::verbs::{FoundAtOpening, Progress},
 };
@@ -133,7 +133,7 @@ pub(crate) fn recover(
             &verified,
         )
     };
-    let (pins, overlay) = if records.len() < RECORDS_WORTH_A_THREAD {
+    let (pins, mut overlay) = if records.len() < RECORDS_WORTH_A_THREAD {
         (space()?, overlay_of(&records, &verified))
     } else {
         std::thread::scope(|scope| {
@@ -141,11 +141,12 @@ pub(crate) fn recover(
             Ok((space()?, overlay.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
         })?
     };
-    kernel.state.lock().active = Overlay { pins, ..overlay };
+    overlay.pin(pins);
+    overlay.publish_own(WindowNumber::default(), carriers.len(), &[]);
+    kernel.state.lock().overlays.recovered(overlay);
     adopt_changes(kernel, &snapshot, &records)?;
     {
         let mut state = kernel.state.lock();
-        state.active.carriers = carriers.len() as u64;
         state.windows.recovered(seen, seen.max(committed));
     }
     let mut cuts = snapshot.state.cuts.clone();
@@ -182,7 +183,7 @@ fn publish_again(kernel: &Kernel, snapshot: &Snapshot, verified: &[Record]) -> R
     {
         let mut state = kernel.state.lock();
         state.windows.recovered(number, number);
-        state.active.last = number;
+        state.overlays.active_mut().publish_own(number, 0, &[]);
         state.epoch += 1;
     }
     Ok(Progress::Commit)

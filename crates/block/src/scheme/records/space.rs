@@ -113,7 +113,7 @@ pub(super) fn recover_space(
 /// The overlay that durable records make; the pages of believed ones are counted as well.
 pub(super) fn overlay_of(records: &[Record], verified: &[Record]) -> Overlay {
     let mut overlay = Overlay::default();
-    overlay.entries.reserve(records);
+    overlay.reserve(records);
     records.iter().chain(verified).for_each(|record| overlay.touch(record));
     records.iter().for_each(|record| overlay.publish(record));
     overlay

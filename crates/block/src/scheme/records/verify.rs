@@ -12,7 +12,8 @@ use crate::{
         catalogue::{CatalogueChange, VOLUME_BLOCKS_MAX},
         record::{Change, Record, WindowNumber},
     },
-    kernel::{Kernel, Snapshot, apply_catalogue},
+    kernel::{Kernel, apply_catalogue},
+    overlay::Snapshot,
     window::ranges::{Ranges, Span},
 };
 

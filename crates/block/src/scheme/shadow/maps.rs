@@ -52,7 +52,7 @@ impl TableBuild<'_> {
             BTreeMap::new()
         };
         for (&id, volume) in volumes.iter_mut() {
-            let mine = frozen.entries.addresses(id);
+            let mine = frozen.addresses(id);
             let mut leaves: BTreeSet<u64> = mine.iter().map(|lba| lba.0 / per_leaf).collect();
             leaves.extend(chosen.remove(&id).unwrap_or_default());
             for (start, span) in discards.meeting(id, 0, u64::MAX).filter(|_| !many) {
@@ -113,7 +113,7 @@ impl TableBuild<'_> {
                     add(&kernel.counters.discard_leaves, u64::from(applied));
                     let from = mine.partition_point(|lba| lba.0 < first);
                     for &lba in mine[from..].iter().take_while(|lba| lba.0 < first + per_leaf) {
-                        let Some(Entry { entry, window }) = frozen.entries.get(id, lba) else {
+                        let Some(Entry { entry, window }) = frozen.block(id, lba) else {
                             continue;
                         };
                         let covered = discards.get(id, lba.0).is_some_and(|span| {

@@ -27,11 +27,11 @@ pub(crate) fn checkpoint(
     job: Job<'_>,
 ) -> Result<NewRoots> {
     let mut discards = build.old.discards.clone();
-    for (volume, start, span) in job.frozen.ranges.iter() {
+    for (volume, start, span) in job.frozen.ranges().iter() {
         discards.insert(volume, start, *span);
     }
     // For each change the old block and the new one, and each new block once more.
-    let mut deltas = Vec::with_capacity(job.frozen.entries.len() * 3);
+    let mut deltas = Vec::with_capacity(job.frozen.changed() * 3);
     let pending = build.maps(job.frozen, volumes, &discards, scheme, &mut deltas)?;
     build.kernel.coverage.add(Mark::DiscardsLeft, pending.iter().count());
     volumes.retain(|id, volume| {
@@ -65,5 +65,5 @@ impl CountRule for LinksAlone {
 /// Parts blocks that a checkpoint found free: those that newer records name, and the others.
 pub(crate) fn keep(state: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>) {
     let pinned = state.windows.pinned();
-    freed.into_iter().partition(|pba| pinned.contains(pba) || state.active.pins.contains(pba))
+    freed.into_iter().partition(|pba| pinned.contains(pba) || state.overlays.active().pins(*pba))
 }

@@ -14,13 +14,13 @@ const CHANGE_PAGES: u64 = 12;
 /// Pages of maps, catalogue and discards that a checkpoint of `overlay`, and of `more` records that
 /// are not published yet, writes at most.
 pub(crate) fn pages_of_changes(state: &State, overlay: &Overlay, more: u64) -> u64 {
-    let map = overlay
-        .dirty
-        .pages(|volume| state.snapshot.volumes.get(&volume).map_or(0, |volume| volume.map.height));
-    let volumes = state.snapshot.volumes.len().max(state.volumes.len()) as u64
-        + overlay.catalogue.len() as u64;
+    let tables = state.overlays.snapshot();
+    let height = |volume| tables.volumes.get(&volume).map_or(0, |volume| volume.map.height);
+    let map = overlay.map_pages(height);
+    let volumes =
+        tables.volumes.len().max(state.volumes.len()) as u64 + overlay.catalogue().len() as u64;
     let all = |entries: u64, table: Table| tree_pages(u64::MAX, entries.div_ceil(table.per_leaf()));
-    let ranges = (state.snapshot.discards.len() + overlay.ranges.len()) as u64 + more;
+    let ranges = (tables.discards.len() + overlay.ranges().len()) as u64 + more;
     map + all(volumes, Table::Catalogue) + all(ranges, Table::Discards) + CHANGE_PAGES
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn leaf_of_map() -> u64 {
 /// at most.
 pub(crate) fn pages_of(kernel: &Kernel, state: &State, overlay: &Overlay, more: u64) -> u64 {
     let geometry = &kernel.fixed.geometry;
-    let (records, leaf) = (overlay.records + more, leaf_of_map());
+    let (records, leaf) = (overlay.records() + more, leaf_of_map());
     let references =
         tree_pages(3 * records + leaf, geometry.blocks().div_ceil(Table::References.per_leaf()));
     // It stores one block, or brings one back.
@@ -51,10 +51,9 @@ pub(crate) fn pages_of(kernel: &Kernel, state: &State, overlay: &Overlay, more: 
 
 /// The most entries that the table of discards gets from all that was gathered so far.
 pub(crate) fn discards_ahead(state: &State) -> u64 {
-    let published =
-        state.active.range_records + state.frozen.as_ref().map_or(0, |frozen| frozen.range_records);
     let gathered: usize = state.windows.all().map(|window| window.ranges.len()).sum();
-    state.snapshot.discards.len() as u64 + 2 * (published + gathered as u64)
+    let published = state.overlays.range_records();
+    state.overlays.snapshot().discards.len() as u64 + 2 * (published + gathered as u64)
 }
 
 /// The entries that the tables of bounded size get.

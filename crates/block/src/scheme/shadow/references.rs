@@ -29,9 +29,7 @@ impl TableBuild<'_> {
     ) -> Result<(Root, Vec<Pba>)> {
         let per_leaf = Table::References.per_leaf();
         // New blocks and those put off: they are free unless something names them now.
-        for extent in &frozen.allocated {
-            self.examine((0..extent.blocks).map(|n| extent.at.plus(n)), &mut deltas);
-        }
+        self.examine(frozen.allocated(), &mut deltas);
         self.examine(deferred.into_iter(), &mut deltas);
         deltas.sort_unstable_by_key(Delta::pba);
         let leaves: Vec<u64> = deltas

@@ -4,12 +4,15 @@
 //! one, which a checkpoint is writing into the tables. A block in an overlay is newer than a range
 //! in it exactly when its window is not older.
 
+mod overlays;
+
 use std::{
     collections::BTreeMap,
     hash::{Hash, Hasher},
 };
 
 use onefold_core::{Lba, Pba, VolumeId};
+pub(crate) use overlays::{Overlays, Snapshot};
 
 use crate::{
     format::{
@@ -19,7 +22,10 @@ use crate::{
     },
     hash::{MixMap, MixSet},
     space::Extent,
-    window::ranges::{Ranges, Span},
+    window::{
+        Plan, Window,
+        ranges::{Ranges, Span},
+    },
 };
 
 /// The newest change of one address.
@@ -51,7 +57,7 @@ struct Packed {
 
 /// The blocks that changed: a table for each volume, since there are a million of them.
 #[derive(Default)]
-pub(crate) struct Entries(BTreeMap<VolumeId, MixMap<Key, Packed>>);
+struct Entries(BTreeMap<VolumeId, MixMap<Key, Packed>>);
 
 impl Entries {
     fn insert(
@@ -70,8 +76,7 @@ impl Entries {
         self.0.entry(volume).or_default().insert(Key(low_bytes(lba.0)), packed);
     }
 
-    /// Makes room for many records at once.
-    pub(crate) fn reserve(&mut self, records: &[Record]) {
+    fn reserve(&mut self, records: &[Record]) {
         let mut counts: BTreeMap<VolumeId, usize> = BTreeMap::new();
         for record in records.iter().filter(|record| matches!(record.change, Change::Block { .. }))
         {
@@ -80,8 +85,7 @@ impl Entries {
         counts.into_iter().for_each(|(volume, n)| self.0.entry(volume).or_default().reserve(n));
     }
 
-    /// The newest change of an address.
-    pub(crate) fn get(&self, volume: VolumeId, lba: Lba) -> Option<Entry> {
+    fn get(&self, volume: VolumeId, lba: Lba) -> Option<Entry> {
         let Packed { pba, carried, window, prefix } =
             *self.0.get(&volume)?.get(&Key(low_bytes(lba.0)))?;
         let entry = MapEntry::Block {
@@ -92,8 +96,7 @@ impl Entries {
         Some(Entry { entry, window: WindowNumber(from_low_bytes(&window)) })
     }
 
-    /// The changed addresses of a volume, rising.
-    pub(crate) fn addresses(&self, volume: VolumeId) -> Vec<Lba> {
+    fn addresses(&self, volume: VolumeId) -> Vec<Lba> {
         let mut all: Vec<Lba> = self
             .0
             .get(&volume)
@@ -105,8 +108,7 @@ impl Entries {
         all
     }
 
-    /// How many addresses changed.
-    pub(crate) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         self.0.values().map(MixMap::len).sum()
     }
 
@@ -123,31 +125,31 @@ const _: () = assert!(SLOT_BYTES == 27);
 /// Changes since a checkpoint.
 #[derive(Default)]
 pub(crate) struct Overlay {
-    pub(crate) entries: Entries,
-    pub(crate) ranges: Ranges,
-    pub(crate) catalogue: Vec<CatalogueChange>,
+    entries: Entries,
+    ranges: Ranges,
+    catalogue: Vec<CatalogueChange>,
     /// Blocks that were handed out for windows published here.
-    pub(crate) allocated: Vec<Extent>,
+    allocated: Vec<Extent>,
     /// Blocks stored before that records published here name.
-    pub(crate) pins: MixSet<Pba>,
+    pins: MixSet<Pba>,
     /// With leaves in place: blocks that lost their last link.
-    pub(crate) unlinked: Vec<Pba>,
+    unlinked: Vec<Pba>,
     /// Links that were made, less links that were removed; and the same of blocks with
     /// links.
-    pub(crate) mapped: i64,
-    pub(crate) live: i64,
+    mapped: i64,
+    live: i64,
     /// Table pages that a checkpoint of all this must write: volume, level, number.
-    pub(crate) dirty: DirtyPages,
+    dirty: DirtyPages,
     /// The last window published here.
-    pub(crate) last: WindowNumber,
+    last: WindowNumber,
     /// Records published, superseded ones included.
-    pub(crate) records: u64,
+    records: u64,
     /// Ranges among them: each may cut an older one in two.
-    pub(crate) range_records: u64,
+    range_records: u64,
     /// Volumes that they make.
-    pub(crate) created: u64,
+    created: u64,
     /// Carriers of the windows published: what a recovery has to read.
-    pub(crate) carriers: u64,
+    carriers: u64,
 }
 
 impl Overlay {
@@ -157,6 +159,26 @@ impl Overlay {
             && self.allocated.is_empty()
             && self.catalogue.is_empty()
             && self.unlinked.is_empty()
+    }
+
+    /// Publishes a window: its records are durable.
+    pub(crate) fn publish_window(&mut self, window: &Window, plan: &Plan) {
+        plan.records.iter().for_each(|record| self.publish(record));
+        self.publish_own(window.number, plan.carriers.len(), plan.allocated());
+        self.change(window.catalogue.iter().cloned());
+        self.pin(plan.pins.iter().copied());
+    }
+
+    /// Publishes what a window holds besides its records: a window of a recovery has only this.
+    pub(crate) fn publish_own(
+        &mut self,
+        number: WindowNumber,
+        carriers: usize,
+        allocated: &[Extent],
+    ) {
+        self.carriers += carriers as u64;
+        self.allocated.extend_from_slice(allocated);
+        self.last = self.last.max(number);
     }
 
     /// Publishes one record; records come in the order of their timestamps.
@@ -192,16 +214,123 @@ impl Overlay {
         self.created += created(&self.catalogue[before..]);
     }
 
+    /// Records published here name these blocks, which were stored before.
+    pub(crate) fn pin(&mut self, blocks: impl IntoIterator<Item = Pba>) {
+        self.pins.extend(blocks);
+    }
+
     /// Counts the map pages that a record changes.
     pub(crate) fn touch(&mut self, record: &Record) {
         match record.change {
-            Change::Block { .. } => self.dirty.touch(record.volume, record.lba),
+            Change::Block { .. } => self.touch_block(record.volume, record.lba),
             Change::Range { blocks, .. } => {
-                self.dirty.touch(record.volume, record.lba);
-                self.dirty.touch(record.volume, record.lba.plus(blocks - 1));
+                self.touch_range(record.volume, record.lba.0, record.lba.0 + blocks);
             }
             Change::Catalogue { .. } => {}
         }
+    }
+
+    /// Counts the map pages that a changed block changes.
+    pub(crate) fn touch_block(&mut self, volume: VolumeId, lba: Lba) {
+        self.dirty.touch(volume, lba);
+    }
+
+    /// Counts the map pages that a range changes.
+    pub(crate) fn touch_range(&mut self, volume: VolumeId, start: u64, end: u64) {
+        self.dirty.touch(volume, Lba(start));
+        self.dirty.touch(volume, Lba(end - 1));
+    }
+
+    /// Counts the map pages that a window changes.
+    fn touch_window(&mut self, window: &Window) {
+        for block in window.blocks.iter().filter(|block| block.live) {
+            self.touch_block(block.volume, block.lba);
+        }
+        for (volume, start, span) in window.ranges.iter() {
+            self.touch_range(volume, start, span.end);
+        }
+    }
+
+    /// Makes room for many records at once.
+    pub(crate) fn reserve(&mut self, records: &[Record]) {
+        self.entries.reserve(records);
+    }
+
+    /// With leaves in place: blocks lost their last link.
+    pub(crate) fn unlink(&mut self, blocks: impl IntoIterator<Item = Pba>) {
+        self.unlinked.extend(blocks);
+    }
+
+    /// With leaves in place: as many more addresses are mapped, and as many more blocks have links.
+    pub(crate) fn count_links(&mut self, mapped: i64, live: i64) {
+        self.mapped += mapped;
+        self.live += live;
+    }
+
+    /// With leaves in place: blocks that lost their last link.
+    pub(crate) fn unlinked(&self) -> &[Pba] {
+        &self.unlinked
+    }
+
+    /// With leaves in place: how many more addresses are mapped, and blocks have links.
+    pub(crate) fn links(&self) -> (i64, i64) {
+        (self.mapped, self.live)
+    }
+
+    /// The ranges that were published.
+    pub(crate) fn ranges(&self) -> &Ranges {
+        &self.ranges
+    }
+
+    /// The changes of the catalogue, in their order.
+    pub(crate) fn catalogue(&self) -> &[CatalogueChange] {
+        &self.catalogue
+    }
+
+    /// Blocks that were handed out for windows published here.
+    pub(crate) fn allocated(&self) -> impl Iterator<Item = Pba> {
+        self.allocated.iter().flat_map(|extent| (0..extent.blocks).map(|n| extent.at.plus(n)))
+    }
+
+    /// True when records published here name a block that was stored before.
+    pub(crate) fn pins(&self, block: Pba) -> bool {
+        self.pins.contains(&block)
+    }
+
+    /// The last window published here.
+    pub(crate) fn last(&self) -> WindowNumber {
+        self.last
+    }
+
+    /// Records published, superseded ones included.
+    pub(crate) fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// Carriers of the windows published: a recovery has to read them.
+    pub(crate) fn carriers(&self) -> u64 {
+        self.carriers
+    }
+
+    /// Map pages that a checkpoint of all this writes at most; `height` gives that of a volume's
+    /// map as it is.
+    pub(crate) fn map_pages(&self, height: impl Fn(VolumeId) -> u8) -> u64 {
+        self.dirty.pages(height)
+    }
+
+    /// How many addresses changed.
+    pub(crate) fn changed(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The changed addresses of a volume, in their order.
+    pub(crate) fn addresses(&self, volume: VolumeId) -> Vec<Lba> {
+        self.entries.addresses(volume)
+    }
+
+    /// The newest block of an address, whether a newer range covers it or not.
+    pub(crate) fn block(&self, volume: VolumeId, lba: Lba) -> Option<Entry> {
+        self.entries.get(volume, lba)
     }
 
     /// The change of an address in this overlay, if there is one.
@@ -240,7 +369,7 @@ pub(crate) fn zeroes(keep: bool) -> MapEntry {
 /// The map pages that a set of changes touches, leaves and the pages above them, each once: the
 /// space a checkpoint of them takes at most.
 #[derive(Default)]
-pub(crate) struct DirtyPages(BTreeMap<VolumeId, DirtyMap>);
+struct DirtyPages(BTreeMap<VolumeId, DirtyMap>);
 
 /// The changed pages of one map.
 #[derive(Default)]
@@ -258,7 +387,7 @@ fn page(level: u8, index: u64) -> u64 {
 
 impl DirtyPages {
     /// Notes a changed address.
-    pub(crate) fn touch(&mut self, volume: VolumeId, lba: Lba) {
+    fn touch(&mut self, volume: VolumeId, lba: Lba) {
         use crate::format::page::{FANOUT, Table};
         let mut index = lba.0 / Table::Map.per_leaf();
         let mut level = 0;
@@ -273,7 +402,7 @@ impl DirtyPages {
 
     /// How many pages; `height` gives that of a volume's map as it is. A tree that is taller than
     /// the path to an address has more pages above it, and one that grows gets them.
-    pub(crate) fn pages(&self, height: impl Fn(VolumeId) -> u8) -> u64 {
+    fn pages(&self, height: impl Fn(VolumeId) -> u8) -> u64 {
         let of_map = |(&volume, map): (&VolumeId, &DirtyMap)| {
             let levels = 1..=map.top.max(height(volume));
             (map.pages.len() + levels.filter(|&level| !map.pages.contains(&page(level, 0))).count())

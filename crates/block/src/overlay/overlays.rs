@@ -1,0 +1,190 @@
+//! The overlays of a store, and the tables below them.
+//!
+//! *Invariants*, which only this file can break: windows are published into the active overlay
+//! alone; a frozen one never changes, and is there until a newer snapshot holds what is in it.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use onefold_core::{Lba, VolumeId};
+
+use super::Overlay;
+use crate::{
+    format::{
+        catalogue::{CatalogueChange, Volume},
+        page::MapEntry,
+        superblock,
+    },
+    window::{Windows, ranges::Ranges},
+};
+
+/// The tables as of a checkpoint. A reader that holds it may read every page and every block that
+/// it names.
+pub(crate) struct Snapshot {
+    pub(crate) state: superblock::State,
+    pub(crate) volumes: BTreeMap<VolumeId, Volume>,
+    pub(crate) discards: Ranges,
+}
+
+/// What was published, from the newest to the oldest: two overlays, then the tables.
+pub(crate) struct Overlays {
+    active: Overlay,
+    frozen: Option<Arc<Overlay>>,
+    /// The pages of the frozen overlay are written.
+    built: bool,
+    snapshot: Arc<Snapshot>,
+}
+
+impl Overlays {
+    /// Nothing is published beyond a checkpoint.
+    pub(crate) fn new(snapshot: Snapshot) -> Overlays {
+        Overlays {
+            active: Overlay::default(),
+            frozen: None,
+            built: false,
+            snapshot: Arc::new(snapshot),
+        }
+    }
+
+    /// Recovery found these changes since the checkpoint.
+    pub(crate) fn recovered(&mut self, active: Overlay) {
+        self.active = active;
+    }
+
+    /// The superblock of the next epoch is durable; the tables are as before.
+    pub(crate) fn epoch_begun(&mut self, snapshot: Snapshot) {
+        self.snapshot = Arc::new(snapshot);
+    }
+
+    /// The tables as of the last checkpoint.
+    pub(crate) fn snapshot(&self) -> &Arc<Snapshot> {
+        &self.snapshot
+    }
+
+    /// The overlay into which windows are published.
+    pub(crate) fn active(&self) -> &Overlay {
+        &self.active
+    }
+
+    /// The overlay into which windows are published, to publish one.
+    pub(crate) fn active_mut(&mut self) -> &mut Overlay {
+        &mut self.active
+    }
+
+    /// The change of an address that no checkpoint holds, if there is one.
+    pub(crate) fn find(&self, volume: VolumeId, lba: Lba) -> Option<MapEntry> {
+        self.active.find(volume, lba).or_else(|| self.frozen.as_ref()?.find(volume, lba))
+    }
+
+    /// True when the tables hold all that was published.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.active.is_empty() && self.frozen.is_none()
+    }
+
+    /// True when a checkpoint is carrying changes into the tables.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.is_some()
+    }
+
+    /// Sets aside what was published, for a checkpoint. The pages that windows on their way change
+    /// are counted to the overlay that they will be published into.
+    pub(crate) fn freeze(&mut self, windows: &Windows) -> Arc<Overlay> {
+        let mut frozen = std::mem::take(&mut self.active);
+        frozen.last = frozen.last.max(windows.durable());
+        windows.all().for_each(|window| self.active.touch_window(window));
+        let frozen = Arc::new(frozen);
+        self.frozen = Some(frozen.clone());
+        frozen
+    }
+
+    /// The frozen overlay, as long as its pages are not written.
+    pub(crate) fn unbuilt(&self) -> Option<&Overlay> {
+        self.frozen.as_deref().filter(|_| !self.built)
+    }
+
+    /// The pages of the frozen overlay are written.
+    pub(crate) fn mark_built(&mut self) {
+        self.built = true;
+    }
+
+    /// Reads go to new tables, which hold the frozen overlay. Returns the old ones.
+    pub(crate) fn make_current(&mut self, snapshot: Arc<Snapshot>) -> Arc<Snapshot> {
+        (self.frozen, self.built) = (None, false);
+        std::mem::replace(&mut self.snapshot, snapshot)
+    }
+
+    /// Changes of the catalogue that no checkpoint holds, oldest first.
+    pub(crate) fn catalogue(&self) -> impl Iterator<Item = &CatalogueChange> {
+        self.both().flat_map(|overlay| overlay.catalogue())
+    }
+
+    /// Records published, superseded ones included.
+    pub(crate) fn records(&self) -> u64 {
+        self.both().map(|overlay| overlay.records).sum()
+    }
+
+    /// Ranges among them.
+    pub(crate) fn range_records(&self) -> u64 {
+        self.both().map(|overlay| overlay.range_records).sum()
+    }
+
+    /// Volumes that they make.
+    pub(crate) fn created(&self) -> u64 {
+        self.both().map(|overlay| overlay.created).sum()
+    }
+
+    /// Published carriers that no checkpoint holds.
+    pub(crate) fn carriers(&self) -> u64 {
+        self.both().map(|overlay| overlay.carriers).sum()
+    }
+
+    /// Bytes of memory, roughly.
+    pub(crate) fn memory(&self) -> u64 {
+        self.both().map(Overlay::memory).sum()
+    }
+
+    /// The overlays, the older one first.
+    fn both(&self) -> impl Iterator<Item = &Overlay> {
+        self.frozen.as_deref().into_iter().chain([&self.active])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_core::Pba;
+
+    use super::*;
+    use crate::format::record::{Change, Record, WindowNumber};
+
+    fn trimmed(lba: u64, window: u64) -> Record {
+        let change = Change::Range { blocks: 1, keep: false };
+        let timestamp = WindowNumber(window).timestamp(0);
+        Record { volume: VolumeId(1), lba: Lba(lba), change, timestamp }
+    }
+
+    #[test]
+    fn what_was_published_is_found_until_a_checkpoint_holds_it() {
+        let tables = || Snapshot {
+            state: superblock::State::default(),
+            volumes: BTreeMap::new(),
+            discards: Ranges::default(),
+        };
+        let mut overlays = Overlays::new(tables());
+        let mut windows = Windows::after(WindowNumber(2), WindowNumber(2));
+        windows.put(VolumeId(1), Lba(9), false, false);
+        overlays.active_mut().publish(&trimmed(1, 1));
+        assert_eq!((overlays.is_empty(), overlays.records()), (false, 1));
+        let frozen = overlays.freeze(&windows);
+        assert_eq!((frozen.last(), overlays.unbuilt().is_some()), (WindowNumber(2), true));
+        assert!(overlays.active().map_pages(|_| 0) > 0, "the open window's pages are counted");
+        overlays.active_mut().publish(&trimmed(2, 3));
+        overlays.active_mut().pin([Pba(5)]);
+        overlays.mark_built();
+        assert!(overlays.unbuilt().is_none() && overlays.is_frozen());
+        assert_eq!((overlays.records(), overlays.range_records()), (2, 2));
+        let found = |overlays: &Overlays| [1, 2].map(|n| overlays.find(VolumeId(1), Lba(n)));
+        assert_eq!(found(&overlays), [Some(MapEntry::Hole); 2]);
+        overlays.make_current(Arc::new(tables()));
+        assert_eq!(found(&overlays), [None, Some(MapEntry::Hole)]);
+        assert!(overlays.active().pins(Pba(5)) && !overlays.is_frozen());
+    }
+}
