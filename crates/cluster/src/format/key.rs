@@ -66,7 +66,8 @@ fn unsevens(key: &[u8], length: usize) -> Option<Vec<u8>> {
         }
     }
     bytes.truncate(length);
-    Some(bytes)
+    // Each key has one spelling: what is decoded from another one could not be removed by its key.
+    (bits & ((1 << have) - 1) == 0).then_some(bytes)
 }
 
 /// The key of an entry.
@@ -201,6 +202,24 @@ mod tests {
             assert_eq!(parse_numbered(b'B', &keys[4]), Some(stamp.0));
             assert!(keys[2].len() <= 28);
             assert!(offset(&keys[1]).is_none() && offset(LISTED).is_none());
+        }
+    }
+
+    #[test]
+    fn rule_09_a_key_in_another_spelling_is_none() {
+        let object = ObjectId { volume: 5, index: 6 };
+        let whole = Reference { object, offset: 4096, stamp: Stamp(7) };
+        // Bits behind the number that the key stands for.
+        for bit in 0..3 {
+            let other = |mut key: Vec<u8>| {
+                *key.last_mut().unwrap() ^= 1 << bit;
+                key
+            };
+            assert_eq!(parse_pending(&other(pending(4096, Stamp(7)))), None);
+            assert_eq!(parse_numbered(b'D', &other(numbered(b'D', 7))), None);
+            assert_eq!(parse_reference(&other(reference(&whole))), None);
+            assert_eq!(parse_attempt(&other(attempt(3, &whole))), None);
+            assert_eq!(parse_listed(&other(listed(object, Stamp(7)))), None);
         }
     }
 

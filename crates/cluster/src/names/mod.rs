@@ -64,6 +64,10 @@ pub(crate) struct Unfinished {
     departures: Vec<(ObjectName, Moving)>,
 }
 
+fn elsewhere() -> Error {
+    corrupt("a name in the catalogue stands where it does not belong")
+}
+
 /// A volume or object that is being filled or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
@@ -273,9 +277,14 @@ impl<'k> Names<'k> {
     fn listed(&self, shards: Vec<Pairs>) -> Result<Vec<(String, Named)>, Refusal> {
         let renames = shards.iter().any(|pairs| value_of(pairs, STEPS).is_some());
         let mut all = Vec::new();
-        for (key, value) in shards.into_iter().flatten() {
+        let numbered = (0..).zip(shards);
+        let pairs = numbered.flat_map(|(n, pairs)| pairs.into_iter().map(move |pair| (n, pair)));
+        for (shard, (key, value)) in pairs {
             let Some(name) = key.strip_prefix(&[NAME]) else { continue };
             let name = String::from_utf8_lossy(name).into_owned();
+            if shard::number_of(self.kernel, &name) != shard {
+                return Err(Refusal::Failed(elsewhere()));
+            }
             if let Some(named) = Renames::of(self.kernel).resolve(&name, Some(value))? {
                 all.push((name, named));
             }
@@ -325,6 +334,10 @@ impl<'k> Names<'k> {
                         let name = std::str::from_utf8(name).map_err(|_| {
                             corrupt("a name in the catalogue that is being changed is damaged")
                         })?;
+                        // There it could never be removed.
+                        if shard != shard_of(self.kernel, name) {
+                            return Err(elsewhere());
+                        }
                         all.arrivals.push(name.to_owned());
                     }
                     Some((&LEFT, _)) => {

@@ -616,6 +616,36 @@ mod tests {
         assert_eq!(session.get(OLD, &mut Vec::new()).unwrap(), 7);
     }
 
+    /// Adds a pair to a shard, whatever it is.
+    fn add(session: &Session, shard: &ObjectName, key: Vec<u8>, value: Vec<u8>) {
+        let changes = vec![Change::SetOmap(vec![(key, value)])];
+        let write = Write { object: shard.clone(), guards: Vec::new(), changes };
+        session.kernel().until_answered(&write).unwrap();
+    }
+
+    /// What stands in another shard could never be removed, and workers would try it for ever.
+    #[test]
+    fn rule_09_a_name_in_the_shard_of_others_is_damage() {
+        for arrives in [false, true] {
+            let store = made();
+            let session = open(&store, "one");
+            make(&session, What::Put, OLD);
+            let to = new_name(&session, false);
+            make(&session, What::Put, &to);
+            let old = session.find(OLD).unwrap().unwrap();
+            let (key, value) = match arrives {
+                true => (arriving_key(OLD), vec![1]),
+                false => (name_key(OLD), old.encode()),
+            };
+            add(&session, &shard_of(session.kernel(), &to), key, value);
+            // Deletions that were begun before are ended.
+            let steps =
+                (0..100).map(|_| session.delete_step()).find(|step| !matches!(step, Ok(true)));
+            let found = if arrives { steps.unwrap().err() } else { session.names().err() };
+            assert_eq!(found.map(|error| error.kind()), Some(Kind::Corrupt));
+        }
+    }
+
     #[test]
     fn a_volume_that_is_attached_goes_on_and_only_the_first_rename_changes_the_format() {
         let store = made();

@@ -55,10 +55,14 @@ pub(super) fn valid(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// The number of the shard that a name is in.
+pub(super) fn number_of(kernel: &Kernel, name: &str) -> u64 {
+    checksum::fast(5, name.as_bytes()) % u64::from(kernel.format().shards)
+}
+
 /// The shard that a name is in.
 pub(super) fn shard_of(kernel: &Kernel, name: &str) -> ObjectName {
-    let shard = checksum::fast(5, name.as_bytes()) % u64::from(kernel.format().shards);
-    ObjectName::metadata(format!("n.{shard:02x}"))
+    ObjectName::metadata(format!("n.{:02x}", number_of(kernel, name)))
 }
 
 /// All shards.

@@ -176,7 +176,7 @@ impl Scrub {
             for result in self.session.chunk_pool().read_chunks(chunks) {
                 match result {
                     Ok(_) | Err(Refusal::Missing) => {}
-                    Err(Refusal::Failed(error)) => self.report.damage.push(error.to_string()),
+                    Err(Refusal::Failed(error)) => self.report.tell(error.to_string()),
                     Err(refusal) => return Err(refusal),
                 }
             }

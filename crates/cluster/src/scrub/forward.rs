@@ -103,7 +103,7 @@ impl Scrub {
                 object.volume,
                 object.index
             );
-            self.report.damage.push(line);
+            self.report.tell(line);
             return Ok(());
         }
         if !self.repairs {

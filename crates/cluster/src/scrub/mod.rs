@@ -11,7 +11,11 @@
 mod backward;
 mod forward;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use onefold_core::{
     Result,
@@ -35,6 +39,16 @@ const SLICE: usize = 64;
 /// Most missing objects of a volume, or of a put object, that are reported one by one.
 const MISSING_TOLD: usize = 100;
 
+/// Most sentences about damage; one more says that there may be more.
+const DAMAGE_TOLD: usize = 1000;
+
+/// Times that all names are read again for one object of which they did not tell. Whoever wrote the
+/// store, a scrub does not read them for each of its objects.
+const READ_FOR_ONE: u32 = 64;
+
+/// Times that they are read again, after that, for all such objects of a slice.
+const READ_FOR_SLICE: u32 = 256;
+
 /// The findings of a scrub, and its repairs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -56,7 +70,7 @@ pub struct Report {
     pub listed: u64,
     /// Objects that belonged to nothing.
     pub orphans: u64,
-    /// Damage that can't be repaired, a sentence each.
+    /// Damage that can't be repaired, a sentence each: the first thousand.
     pub damage: Vec<String>,
 }
 
@@ -67,16 +81,23 @@ impl Report {
         self.stale + self.added + self.collected + self.restored + self.listed + self.orphans == 0
             && self.damage.is_empty()
     }
+
+    fn tell(&mut self, sentence: String) {
+        match self.damage.len() {
+            DAMAGE_TOLD => self.damage.push("and perhaps more of such".into()),
+            told if told < DAMAGE_TOLD => self.damage.push(sentence),
+            _ => {}
+        }
+    }
 }
 
 /// A number's entry in the catalogue: its name or its record.
-#[derive(Clone, Copy)]
 struct Known {
     what: What,
     bytes: u64,
     pieces: u64,
-    /// True for a name, false for a record.
-    named: bool,
+    /// Its name; `None` for a record.
+    name: Option<String>,
 }
 
 /// A scrub under way.
@@ -93,6 +114,10 @@ pub struct Scrub {
     before: u64,
     report: Report,
     done: bool,
+    /// How often all names were read again.
+    readings: Cell<u32>,
+    /// The numbers in the catalogue, as they were read for this slice.
+    of_slice: Option<BTreeSet<u64>>,
 }
 
 impl Scrub {
@@ -121,14 +146,12 @@ impl Scrub {
         for (_, Record { named, .. }) in Names::of(session.kernel()).records()? {
             known.insert(
                 named.id,
-                Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: false },
+                Known { what: named.what, bytes: named.bytes, pieces: named.pieces, name: None },
             );
         }
-        for (_, named) in session.names()? {
-            known.insert(
-                named.id,
-                Known { what: named.what, bytes: named.bytes, pieces: named.pieces, named: true },
-            );
+        for (name, named) in session.names()? {
+            let (bytes, pieces) = (named.bytes, named.pieces);
+            known.insert(named.id, Known { what: named.what, bytes, pieces, name: Some(name) });
         }
         Ok(Scrub {
             session,
@@ -140,6 +163,8 @@ impl Scrub {
             before,
             report: Report::default(),
             done: false,
+            readings: Cell::new(0),
+            of_slice: None,
         })
     }
 
@@ -164,6 +189,7 @@ impl Scrub {
     fn slice(&mut self) -> Result<(), Refusal> {
         let page = self.session.kernel().store().list(self.pool, self.from.as_deref(), SLICE)?;
         let mut chunks = Vec::new();
+        self.of_slice = None;
         for name in &page.names {
             if let Some(object) = ObjectId::parse(name) {
                 self.object(object)?;
@@ -205,7 +231,7 @@ impl Scrub {
             Ok(Some(map)) => map,
             Ok(None) => return Ok(()),
             Err(Refusal::Failed(error)) => {
-                self.report.damage.push(error.to_string());
+                self.report.tell(error.to_string());
                 return Ok(());
             }
             Err(refusal) => return Err(refusal),
@@ -255,17 +281,50 @@ impl Scrub {
         well
     }
 
-    fn is_nobodys(&self, id: u64) -> Result<bool, Refusal> {
+    /// True when the catalogue has nothing of a number: it is read again, after the object was
+    /// seen. After many such objects it is read for all those of a slice together, and then no
+    /// more: who only looks believes what was read at first, and repairs are left to the next
+    /// scrub.
+    fn is_nobodys(&mut self, id: u64) -> Result<bool, Refusal> {
+        if self.may_read_for_one() {
+            return self.is_nobodys_now(id);
+        }
+        if !self.repairs {
+            return Ok(true);
+        }
+        if self.of_slice.is_none() {
+            if self.readings.get() == READ_FOR_ONE + READ_FOR_SLICE {
+                return Ok(false);
+            }
+            self.readings.set(self.readings.get() + 1);
+            self.of_slice = Some(self.numbers()?);
+        }
+        Ok(self.of_slice.as_ref().is_some_and(|numbers| !numbers.contains(&id)))
+    }
+
+    /// Counts a reading of all names for one object.
+    fn may_read_for_one(&self) -> bool {
+        let readings = self.readings.get();
+        self.readings.set(readings.max((readings + 1).min(READ_FOR_ONE)));
+        readings < READ_FOR_ONE
+    }
+
+    fn is_nobodys_now(&self, id: u64) -> Result<bool, Refusal> {
         let fail = |error| Refusal::Failed(error);
-        if Names::of(self.session.kernel())
-            .records()
-            .map_err(fail)?
-            .iter()
-            .any(|(_, record)| record.named.id == id)
-        {
+        let records = Names::of(self.session.kernel()).records().map_err(fail)?;
+        if records.iter().any(|(_, record)| record.named.id == id) {
             return Ok(false);
         }
         Ok(self.session.names().map_err(fail)?.iter().all(|(_, named)| named.id != id))
+    }
+
+    /// All numbers in the catalogue.
+    fn numbers(&self) -> Result<BTreeSet<u64>, Refusal> {
+        let fail = |error| Refusal::Failed(error);
+        let records = Names::of(self.session.kernel()).records().map_err(fail)?;
+        let names = self.session.names().map_err(fail)?;
+        let records = records.iter().map(|(_, record)| record.named.id);
+        Ok(records.chain(names.iter().map(|(_, named)| named.id)).collect())
     }
 
     /// A header that belongs to nothing, as a session leaves that dies before its record is there.
@@ -275,6 +334,10 @@ impl Scrub {
         }
         if !self.repairs {
             self.report.orphans += 1;
+            return Ok(());
+        }
+        // The next scrub removes others.
+        if !self.may_read_for_one() {
             return Ok(());
         }
         let (header, cookie) = (header::name(id), self.session.kernel().cookie());
@@ -288,7 +351,7 @@ impl Scrub {
             Err(Refusal::Busy | Refusal::Unknown) => return Ok(()),
             Err(refusal) => return Err(refusal),
         }
-        if !self.is_nobodys(id)? {
+        if !self.is_nobodys_now(id)? {
             return self.session.kernel().store().unlock(&header, FILL, &cookie);
         }
         match self.session.kernel().until_answered(&Write {
@@ -305,22 +368,28 @@ impl Scrub {
 
     /// Objects that should be there and are not.
     fn missing_objects(&mut self) -> Result<(), Refusal> {
-        for (id, known) in self.known.iter().filter(|(_, known)| known.named) {
+        let known = std::mem::take(&mut self.known);
+        for (id, known) in &known {
+            let Some(name) = &known.name else { continue };
             let missing = match known.what {
-                What::Put => self.missing_of(*id, 0..known.pieces)?,
+                What::Put => self.missing_of(*id, name, 0..known.pieces)?,
                 What::Volume => {
                     let objects = known
                         .bytes
                         .div_ceil(u64::from(self.session.kernel().format().object_bytes));
                     self.missing_of(
                         *id,
+                        name,
                         Bits::read(self.session.kernel(), *id)?
                             .all()
                             .take_while(|index| *index < objects),
                     )?
                 }
             };
-            self.report.damage.extend(missing);
+            missing.into_iter().for_each(|sentence| self.report.tell(sentence));
+            if self.report.damage.len() > DAMAGE_TOLD {
+                break;
+            }
         }
         Ok(())
     }
@@ -330,13 +399,14 @@ impl Scrub {
     fn missing_of(
         &self,
         volume: u64,
+        name: &str,
         indexes: impl Iterator<Item = u64>,
     ) -> Result<Vec<String>, Refusal> {
         let mut missing = Vec::new();
         for index in indexes {
             let object = ObjectId { volume, index };
             match self.session.kernel().read_one(&object.name(), vec![ReadPart::Stat]) {
-                Err(Refusal::Missing) if self.is_gone(volume, index)? => {}
+                Err(Refusal::Missing) if self.is_gone(volume, name, index)? => {}
                 Err(Refusal::Missing) if missing.len() == MISSING_TOLD => {
                     missing.push(format!("object {object} is missing, and perhaps more of them"));
                     break;
@@ -350,18 +420,33 @@ impl Scrub {
     }
 
     /// True when it was deleted, replaced or cut off meanwhile.
-    fn is_gone(&self, id: u64, index: u64) -> Result<bool, Refusal> {
-        let names = self.session.names().map_err(Refusal::Failed)?;
-        let Some((_, named)) = names.into_iter().find(|(_, named)| named.id == id) else {
-            return Ok(true);
+    fn is_gone(&self, id: u64, name: &str, index: u64) -> Result<bool, Refusal> {
+        let kernel = self.session.kernel();
+        // After many it is looked up by its name, if that did not change.
+        let alone = self.may_read_for_one();
+        let found = if alone {
+            None
+        } else {
+            self.session.find(name).map_err(Refusal::Failed)?.filter(|named| named.id == id)
         };
+        let named = match found {
+            Some(named) => Some(named),
+            None => {
+                let names = self.session.names().map_err(Refusal::Failed)?;
+                names.into_iter().map(|(_, named)| named).find(|named| named.id == id)
+            }
+        };
+        let Some(named) = named else { return Ok(true) };
         Ok(match named.what {
             What::Put => index >= named.pieces,
             // A shrink that was interrupted may have left the bit.
             What::Volume => {
-                index
-                    >= named.bytes.div_ceil(u64::from(self.session.kernel().format().object_bytes))
-                    || !Bits::read(self.session.kernel(), id)?.has(index)
+                index >= named.bytes.div_ceil(u64::from(kernel.format().object_bytes))
+                    || if alone {
+                        !Bits::read(kernel, id)?.has(index)
+                    } else {
+                        !Bits::has_now(kernel, id, index)?
+                    }
             }
         })
     }

@@ -37,6 +37,9 @@ pub(crate) const GROUP: u64 = 512;
 /// Bytes of the value of one group of bits.
 const GROUP_BYTES: usize = GROUP as usize / 8;
 
+/// Numbers of a volume's objects have 40 bits.
+pub(super) const OBJECTS_MAX: u64 = 1 << 40;
+
 /// The lock of the owner.
 pub(crate) const LOCK: &str = "owner";
 
@@ -116,6 +119,22 @@ impl Bits {
         self.0.get(&(index / GROUP)).is_some_and(|group| group[at / 8] >> (at % 8) & 1 == 1)
     }
 
+    /// True when the bit of an object is set, by one read.
+    pub(crate) fn has_now(kernel: &Kernel, volume: u64, index: u64) -> Result<bool, Refusal> {
+        let key = key::numbered(BITS, index / GROUP);
+        let mut bits = Bits::default();
+        match kernel.read_one(&name(volume), vec![ReadPart::Keys(vec![key])]) {
+            Ok(answer) => {
+                for (key, value) in answer.pairs(0).0 {
+                    bits.learn(key, value)?;
+                }
+            }
+            Err(Refusal::Missing) => {}
+            Err(refusal) => return Err(refusal),
+        }
+        Ok(bits.has(index))
+    }
+
     /// All objects whose bit is set.
     pub(crate) fn all(&self) -> impl Iterator<Item = u64> + '_ {
         self.from(0)
@@ -142,7 +161,7 @@ impl Bits {
     /// Reads one key of the header; true when it is one of the bitmap.
     fn learn(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Refusal> {
         let Some(group) = key::parse_numbered(BITS, key) else { return Ok(false) };
-        if value.len() != GROUP_BYTES {
+        if value.len() != GROUP_BYTES || group >= OBJECTS_MAX / GROUP {
             return Err(Refusal::Failed(corrupt("the bitmap of a volume is damaged")));
         }
         self.0.insert(group, value.to_vec());
@@ -229,5 +248,11 @@ mod tests {
             [0..at + 1, at..at + 1, at + 1..at + 9, 0..at].map(|range| bits.first(range)),
             [Some(at), Some(at), None, None]
         );
+    }
+
+    #[test]
+    fn rule_09_bits_of_objects_that_no_volume_has_are_damage() {
+        let group = vec![0; GROUP_BYTES];
+        assert!(Bits::default().learn(&key::numbered(BITS, u64::MAX), &group).is_err());
     }
 }

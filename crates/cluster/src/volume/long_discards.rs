@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 use onefold_core::object::{Change, Guard, ReadPart, Refusal, Write};
 use parking_lot::Mutex;
 
-use super::header::{DISCARD, LAST_DISCARD, name};
+use super::header::{DISCARD, LAST_DISCARD, OBJECTS_MAX, name};
 use crate::{
     chunk_map::stamp_value,
     format::{Stamp, corrupt, key},
@@ -19,6 +19,12 @@ use crate::{
     session::Session,
     settings::PlantedBug,
 };
+
+/// Bytes of the value of a long discard.
+const VALUE_BYTES: usize = 24;
+
+/// No volume comes to so many long discards.
+const NUMBER_MAX: u64 = 1 << 62;
 
 /// A long discard that has not reached all its objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,12 +86,20 @@ impl Discard {
                 value.get(at..at + 8).ok_or_else(bad)?.try_into().map_err(|_| bad())?,
             ))
         };
-        Ok(Some(Discard {
-            number: Stamp(number),
-            from: field(0)?,
-            to: field(8)?,
-            cursor: field(16)?,
-        }))
+        let (from, to, cursor) = (field(0)?, field(8)?, field(16)?);
+        // Each step compares all of it, and none would succeed if it could be written otherwise.
+        if value.len() != VALUE_BYTES || to > OBJECTS_MAX || cursor > to || number >= NUMBER_MAX {
+            return Err(bad());
+        }
+        Ok(Some(Discard { number: Stamp(number), from, to, cursor }))
+    }
+
+    /// The number of the last long discard.
+    fn last(value: &[u8]) -> Result<u64, Refusal> {
+        let number = value.try_into().ok().map(u64::from_le_bytes);
+        number.filter(|number| *number < NUMBER_MAX).ok_or_else(|| {
+            Refusal::Failed(corrupt("the number of a volume's last discard is damaged"))
+        })
     }
 
     /// True when it is still to reach an object.
@@ -114,7 +128,7 @@ impl LongDiscards {
             if let Some(discard) = Discard::decode(key, value)? {
                 open.insert(discard.number, discard);
             } else if key == LAST_DISCARD {
-                number = value.as_slice().try_into().map_or(0, u64::from_le_bytes);
+                number = Discard::last(value)?;
             }
         }
         Ok(LongDiscards {
@@ -227,5 +241,30 @@ impl LongDiscards {
             .kernel()
             .read_one(&name(self.volume), vec![ReadPart::Keys(vec![discard.key()])])?;
         answer.pairs(0).0.first().map_or(Ok(None), |(key, value)| Discard::decode(key, value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A step of a discard compares all of its value: what is decoded and written otherwise would
+    /// be tried for ever.
+    #[test]
+    fn rule_09_a_discard_that_no_step_would_advance_is_damage() {
+        let good = Discard { number: Stamp(3), from: 5, to: 9, cursor: 7 };
+        let decoded = |key: &[u8], value: &[u8]| Discard::decode(key, value);
+        assert_eq!(decoded(&good.key(), &good.encode()).unwrap(), Some(good));
+        let mut longer = good.encode();
+        longer.push(0);
+        assert!(decoded(&good.key(), &longer).is_err());
+        for wrong in [
+            Discard { to: OBJECTS_MAX + 1, ..good },
+            Discard { cursor: u64::MAX, ..good },
+            Discard { number: Stamp(u64::MAX), ..good },
+        ] {
+            assert!(decoded(&wrong.key(), &wrong.encode()).is_err(), "{wrong:?}");
+        }
+        assert!(Discard::last(&u64::MAX.to_le_bytes()).is_err() && Discard::last(b"x").is_err());
     }
 }

@@ -1,6 +1,9 @@
 //! A store whose writes fail as a test wants it.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
 
 use onefold_core::object::{
     Holder, ObjectName, ObjectStore, Page, Pool, PoolKind, Read, ReadResult, Refusal, Space,
@@ -13,6 +16,9 @@ pub(crate) struct Fault {
     pub(crate) refusal: Refusal,
     pub(crate) applied: bool,
 }
+
+/// Objects that were read through any store here.
+pub(crate) static READ: AtomicU64 = AtomicU64::new(0);
 
 /// A session's store; `fault` is asked before each write.
 pub(crate) struct Faulty<F> {
@@ -38,6 +44,7 @@ impl<F: Fn() -> Option<Fault> + Send + Sync> ObjectStore for Faulty<F> {
     }
 
     fn read(&self, batch: &[Read]) -> Vec<Result<ReadResult, Refusal>> {
+        READ.fetch_add(batch.len() as u64, Relaxed);
         self.store.read(batch)
     }
 
