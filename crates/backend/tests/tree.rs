@@ -173,3 +173,23 @@ fn rule_05_two_entries_that_meet_are_an_error_that_names_both() {
         );
     }
 }
+
+/// A file with very many holes would make an entry that no reader takes.
+#[test]
+fn rule_07_stretches_of_data_that_are_too_many_are_left_out_and_told() {
+    use std::os::unix::fs::FileExt;
+    let dir = tempfile::tempdir().unwrap();
+    let file = std::fs::File::create_new(dir.path().join("sparse")).unwrap();
+    for n in 0..5 {
+        file.write_all_at(&[7; 4096], n << 20).unwrap();
+    }
+    let file = std::fs::File::open(dir.path().join("sparse")).unwrap();
+    let bytes = file.metadata().unwrap().len();
+    for (most, whole) in [(3, false), (5, true)] {
+        let mut room = vec![0; 1 << 20];
+        let (data, failed) =
+            onefold_backend::tree::read_data(&file, bytes, most, &mut |read| read(&mut room))
+                .unwrap();
+        assert_eq!((data.len(), failed.is_none()), (most, whole));
+    }
+}

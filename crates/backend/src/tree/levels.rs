@@ -64,6 +64,11 @@ impl<T> Levels<T> {
         self.0.last_mut().map(|level| (level.directory.as_ref(), &mut level.with))
     }
 
+    /// The values from the root on.
+    pub(super) fn each(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut().map(|level| &mut level.with)
+    }
+
     /// The root.
     pub(super) fn first(&self) -> Option<&OwnedFd> {
         self.0.first()?.directory.as_ref()

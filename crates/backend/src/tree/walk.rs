@@ -35,6 +35,10 @@ const LEASES_WAIT: Duration = Duration::from_secs(10);
 /// Between two looks whether a lease was given back.
 const LEASE_PAUSE: Duration = Duration::from_millis(20);
 
+/// Most bytes of an entry's extended attributes. Linux allows 64 KiB of names with 64 KiB each, on
+/// some file systems.
+const ATTRIBUTES_MAX: usize = 4 << 20;
+
 /// The file by which a directory is known to be a cache, and how it begins: bford.info/cachedir.
 const CACHE_TAG: &[u8] = b"CACHEDIR.TAG";
 const CACHE_SIGNATURE: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";
@@ -54,6 +58,8 @@ pub struct Options {
     pub only_sizes: bool,
     /// How deep things may lie below the root.
     pub levels_max: usize,
+    /// Longest path below the root, in bytes. What lies deeper is an error, and not entered.
+    pub path_max: usize,
     /// Most files with several names that are remembered; of more, each name counts as a file.
     pub linked_max: usize,
     /// Selects entries; a directory that is not selected is not entered either.
@@ -68,6 +74,7 @@ impl Default for Options {
             without_caches: false,
             only_sizes: false,
             levels_max: usize::MAX,
+            path_max: usize::MAX,
             linked_max: usize::MAX,
             wanted: None,
         }
@@ -89,6 +96,31 @@ struct Rest {
     names: std::vec::IntoIter<OsString>,
     /// Bytes of the directory's own path.
     length: usize,
+    /// Its number among the directories that are remembered.
+    kept: Option<usize>,
+}
+
+/// Paths of the first names of files that have several: each directory on the way is there once,
+/// however long the paths are.
+#[derive(Default)]
+struct Seen {
+    /// The directory above, and the name in it; the root has none.
+    directories: Vec<(Option<usize>, Box<[u8]>)>,
+    files: HashMap<Identity, (usize, Box<[u8]>)>,
+}
+
+impl Seen {
+    /// The path of a file's first name.
+    fn path(&self, identity: Identity) -> Option<Vec<u8>> {
+        let (directory, name) = self.files.get(&identity)?;
+        let (mut at, mut parts): (_, Vec<&[u8]>) = (*directory, vec![name]);
+        while let Some((Some(above), part)) = self.directories.get(at) {
+            parts.push(part);
+            at = *above;
+        }
+        parts.reverse();
+        Some(parts.join(&b'/'))
+    }
 }
 
 /// Iterates over everything below a directory: the directory itself first, parents before their
@@ -103,7 +135,7 @@ pub struct Walk {
     /// The entry that comes next, before anything else is looked at.
     ahead: Option<Result<Found>>,
     /// First names of files that have several.
-    seen: HashMap<Identity, Vec<u8>>,
+    seen: Seen,
     device: u64,
     /// How much longer leases may hold it up.
     patience: Duration,
@@ -133,7 +165,7 @@ impl Walk {
             levels: Levels::new(),
             path: Vec::new(),
             ahead: None,
-            seen: HashMap::new(),
+            seen: Seen::default(),
             device: stat.st_dev,
             patience: LEASES_WAIT,
             has_proc: Path::new("/proc/self/fd").exists(),
@@ -197,16 +229,25 @@ impl Walk {
             );
             return Err(Error::new(Kind::Unsupported, sentence));
         }
+        if self.path.len() > self.options.path_max {
+            let sentence = format!(
+                "{} has a path of more than {} bytes",
+                shown(&self.root, &self.path),
+                self.options.path_max
+            );
+            return Err(Error::new(Kind::Unsupported, sentence));
+        }
         if is_directory {
             return self.directory(at, &stat).map(Some);
         }
         let (mut what, mut file) = (what(&stat), None);
         if stat.st_nlink > 1 {
             let identity = Identity::of(&stat);
-            if let Some(first) = self.seen.get(&identity) {
-                what = What::HardLink { target: first.clone() };
-            } else if self.seen.len() < self.options.linked_max {
-                self.seen.insert(identity, self.path.clone());
+            if let Some(target) = self.seen.path(identity) {
+                what = What::HardLink { target };
+            } else if self.seen.files.len() < self.options.linked_max {
+                let directory = self.keep_directory();
+                self.seen.files.insert(identity, (directory, name.as_bytes().into()));
             }
         }
         match &mut what {
@@ -233,9 +274,26 @@ impl Walk {
 
     /// A file that could not be read is not the first name of any other.
     fn forget(&mut self, stat: &Stat) {
-        if self.seen.get(&Identity::of(stat)) == Some(&self.path) {
-            self.seen.remove(&Identity::of(stat));
+        if self.seen.path(Identity::of(stat)).as_ref() == Some(&self.path) {
+            self.seen.files.remove(&Identity::of(stat));
         }
+    }
+
+    /// The number of the directory at hand among those that are remembered.
+    fn keep_directory(&mut self) -> usize {
+        if let Some((_, Rest { kept: Some(kept), .. })) = self.levels.last() {
+            return *kept;
+        }
+        let (mut above, mut from) = (None, 0);
+        for rest in self.levels.each() {
+            let kept = *rest.kept.get_or_insert_with(|| {
+                let name = self.path.get(from..rest.length).unwrap_or_default();
+                self.seen.directories.push((above, name.into()));
+                self.seen.directories.len() - 1
+            });
+            (above, from) = (Some(kept), rest.length + usize::from(rest.length > 0));
+        }
+        above.unwrap_or_default()
     }
 
     fn entry(&self, stat: &Stat, what: What, attributes: Vec<(Vec<u8>, Vec<u8>)>) -> Entry {
@@ -262,7 +320,8 @@ impl Walk {
         if !(self.options.one_file_system && stat.st_dev != self.device) {
             match self.enter(at) {
                 Ok((directory, names)) => {
-                    let rest = Rest { names: names.into_iter(), length: self.path.len() };
+                    let length = self.path.len();
+                    let rest = Rest { names: names.into_iter(), length, kept: None };
                     self.levels.push(directory, Identity::of(stat), rest);
                 }
                 Err(errno) => self.ahead = Some(Err(self.wrong(errno))),
@@ -352,10 +411,20 @@ impl Walk {
             }
             Err(errno) => return Err(self.wrong(errno)),
         };
-        let mut all = Vec::new();
+        let (mut all, mut bytes) = (Vec::new(), names.len());
         for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
             match read_growing(256, &mut |room| of.value(name, room)) {
-                Ok(value) => all.push((name.to_vec(), value)),
+                Ok(value) => {
+                    bytes += value.len();
+                    if bytes > ATTRIBUTES_MAX {
+                        let sentence = format!(
+                            "{} has more than {ATTRIBUTES_MAX} bytes of extended attributes",
+                            shown(&self.root, &self.path)
+                        );
+                        return Err(Error::new(Kind::Unsupported, sentence));
+                    }
+                    all.push((name.to_vec(), value));
+                }
                 // Gone meanwhile, or not for us.
                 Err(Errno::NODATA | Errno::NOENT | Errno::PERM | Errno::ACCESS) => {}
                 Err(errno) => return Err(self.wrong(errno)),
@@ -474,18 +543,26 @@ fn what(stat: &Stat) -> What {
 pub type Reads<'a> = dyn FnMut(&mut [u8]) -> Result<usize> + 'a;
 
 /// Reads the data of a file without its holes, piece by piece, into buffers that `fill` lends.
-/// Returns the ranges that were read, and the error if the file could not be read to its end.
+/// Returns the ranges that were read, and the error if the file could not be read to its end, or
+/// has more than `stretches_max` ranges.
 ///
 /// # Errors
 /// The errors of `fill`.
 pub fn read_data(
     file: &File,
     bytes: u64,
+    stretches_max: usize,
     fill: &mut dyn FnMut(&mut Reads<'_>) -> Result<usize>,
 ) -> Result<(Vec<(u64, u64)>, Option<Error>)> {
     let (mut data, mut from): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
     loop {
         let (start, end) = match next_data(file, from, bytes) {
+            Ok(Some(_)) if data.len() == stretches_max => {
+                let why = format!(
+                    "it has more than {stretches_max} stretches of data with holes between them; those behind are left out"
+                );
+                return Ok((data, Some(Error::new(Kind::Unsupported, why))));
+            }
             Ok(Some(range)) => range,
             Ok(None) => return Ok((data, None)),
             Err(error) => return Ok((data, Some(error))),

@@ -335,6 +335,43 @@ fn rule_04_twenty_thousand_levels_are_walked() {
     assert!(said.status.success() && desk.path("out/z/last").exists(), "{said:?}");
 }
 
+/// A listing says the whole path of each entry: long names that lie in each other make it as large
+/// as their user likes, and readers take no entry of any size.
+#[test]
+fn rule_07_what_a_listing_can_not_hold_is_left_out_and_named() {
+    use rustix::fs::{AtFlags, Mode, OFlags, linkat, mkdirat, openat};
+    const FILES: usize = 700;
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let _removed = (Deep(desk.path("deep")), Deep(desk.path("out")));
+    fs::create_dir(desk.path("deep")).unwrap();
+    fs::write(desk.path("deep/a file"), "seen").unwrap();
+    let (name, mode) = ("n".repeat(255), Mode::from_raw_mode(0o700));
+    let mut at = rustix::fs::open(desk.path("deep"), OFlags::DIRECTORY, Mode::empty()).unwrap();
+    // Here its path has 16 KiB, and below more.
+    for level in 0..68 {
+        if level == 60 {
+            for n in (0..FILES).step_by(2) {
+                let one = format!("file {n:04}");
+                openat(&at, &one, OFlags::CREATE | OFlags::WRONLY, mode).unwrap();
+                linkat(&at, &one, &at, format!("file {n:04} again"), AtFlags::empty()).unwrap();
+            }
+        }
+        mkdirat(&at, &name, mode).unwrap();
+        at = openat(&at, &name, OFlags::DIRECTORY, Mode::empty()).unwrap();
+    }
+    let said = desk.run("put a t -r deep");
+    assert_eq!(said.status.code(), Some(3), "{said:?}");
+    assert!(said.err.contains("a path of more than 16384 bytes"), "{}", said.err);
+    fs::create_dir(desk.path("out")).unwrap();
+    let said = desk.run("get a t -C out");
+    assert!(said.status.success() && desk.path("out/a file").exists(), "{said:?}");
+    let entries = desk.run("ls a t").out.matches("file 0").count();
+    assert!(entries >= FILES, "{entries}");
+    // What could never be read again is not stored in the first place.
+    desk.ok("check a");
+}
+
 #[test]
 #[ignore = "needs root"]
 fn rule_07_what_cannot_be_read_is_named_and_the_rest_is_stored() {

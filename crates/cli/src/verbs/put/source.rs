@@ -3,7 +3,7 @@
 use std::{
     ffi::OsStr,
     fs::File,
-    io::Read,
+    io::{Read, Seek, Write},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::{
@@ -14,16 +14,27 @@ use std::{
 
 use onefold_archive::{LEVELS_MAX, encode_entry};
 use onefold_backend::{
+    new_file::scratch,
     sparse::next_data,
     tree::{Found, Options, Walk, read_data},
 };
 use onefold_core::{
     Error, Kind, Result,
-    tree::{IN_PART, What},
+    tree::{Entry, IN_PART, What},
 };
 
 use super::exclude::Exclude;
 use onefold::parts::control::stream::Intake;
+
+/// Longest path below the root, in bytes: four times what a system call takes. Whoever nests long
+/// names makes a listing that is no larger than this for each name.
+const PATH_MAX: usize = 16 << 10;
+
+/// Most stretches of data of a file: the largest entry that readers take has room for them.
+const STRETCHES_MAX: usize = 700_000;
+
+/// Bytes of a listing that are held in memory.
+const HELD_MAX: usize = 8 << 20;
 
 /// The source of a put.
 pub(super) enum Source {
@@ -156,6 +167,49 @@ fn read_data_range(feeder: &mut dyn Intake, file: &File, start: u64, stop: u64) 
     Ok(at - start)
 }
 
+/// A listing that grows: its beginning lies in a file without a name once it is long, so that a
+/// tree of any size takes little memory.
+#[derive(Default)]
+struct Listing {
+    file: Option<File>,
+    /// The end, behind what is in the file.
+    held: Vec<u8>,
+}
+
+impl Listing {
+    fn add(&mut self, entry: &Entry) -> Result<()> {
+        encode_entry(entry, &mut self.held);
+        if self.held.len() < HELD_MAX {
+            return Ok(());
+        }
+        let wrong = |e| Error::from_io("the listing of the tree can't be written to a file", e);
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => self.file.insert(scratch().map_err(|e| {
+                e.context("a file for the listing of the tree can't be made; TMPDIR says where")
+            })?),
+        };
+        file.write_all(&self.held).map_err(wrong)?;
+        self.held.clear();
+        Ok(())
+    }
+
+    /// Gives all of it.
+    fn feed(&mut self, into: &mut dyn Intake) -> Result<()> {
+        if let Some(mut file) = self.file.take() {
+            file.rewind().map_err(|e| Error::from_io("the listing of the tree", e))?;
+            feed_all(into, &file)?;
+        }
+        feed_all(into, &self.held[..])
+    }
+}
+
+/// Gives what can be read, up to its end.
+fn feed_all(into: &mut dyn Intake, mut from: impl Read) -> Result<()> {
+    while into.fill(&mut |room| read_once(&mut from, room))? > 0 {}
+    Ok(())
+}
+
 impl Tree {
     /// The data of all files, then the listing.
     fn feed(&self, into: &mut dyn Intake) -> Result<()> {
@@ -164,10 +218,11 @@ impl Tree {
             one_file_system: self.one_file_system,
             without_caches: self.without_caches,
             levels_max: LEVELS_MAX,
+            path_max: PATH_MAX,
             wanted: Some(Box::new(move |path, is_directory| !exclude.takes(path, is_directory))),
             ..Options::default()
         };
-        let mut names = Vec::new();
+        let mut names = Listing::default();
         for found in Walk::new(&self.root, options)? {
             match found {
                 Ok(found) => self.give(into, found, &mut names)?,
@@ -175,25 +230,18 @@ impl Tree {
             }
         }
         into.end_recipe()?;
-        let mut rest = &names[..];
-        while !rest.is_empty() {
-            let n = into.fill(&mut |room| {
-                let n = room.len().min(rest.len());
-                room[..n].copy_from_slice(&rest[..n]);
-                Ok(n)
-            })?;
-            rest = &rest[n..];
-        }
+        names.feed(into)?;
         if self.skipped.load(Relaxed) > 0 { into.incomplete() } else { Ok(()) }
     }
 
     /// The data of one entry, and the entry for the listing. Data that a file gave before it failed
     /// belongs to the file, which is marked.
-    fn give(&self, into: &mut dyn Intake, mut found: Found, names: &mut Vec<u8>) -> Result<()> {
+    fn give(&self, into: &mut dyn Intake, mut found: Found, names: &mut Listing) -> Result<()> {
         if let (What::File { bytes, data }, Some(file)) = (&mut found.entry.what, &found.file) {
             into.border()?;
-            let (read, failed) =
-                read_data(file, *bytes, &mut |read| into.fill(&mut |room| read(room)))?;
+            let (read, failed) = read_data(file, *bytes, STRETCHES_MAX, &mut |read| {
+                into.fill(&mut |room| read(room))
+            })?;
             *data = read;
             if let Some(error) = failed {
                 found.entry.mode |= IN_PART;
@@ -202,8 +250,7 @@ impl Tree {
                 )?;
             }
         }
-        encode_entry(&found.entry, names);
-        Ok(())
+        names.add(&found.entry)
     }
 
     fn skip(&self, error: Error) -> Result<()> {
