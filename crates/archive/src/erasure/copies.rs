@@ -6,7 +6,7 @@ use onefold_core::{Error, File, Files, Kind, Result};
 use parking_lot::Mutex;
 
 use super::{
-    label::{CURSOR, NODE},
+    label::{CURSOR, LISTS, NODE},
     shared::{FoundCopy, Reached, Shared, bits, too_few},
 };
 use crate::{
@@ -245,7 +245,7 @@ fn is_derived(name: &str) -> bool {
 
 /// True for log and tables, and for the files that are locks.
 fn has_copies(name: &str) -> bool {
-    !is_segment(name) && name != NODE && name != CURSOR
+    !is_segment(name) && ![NODE, CURSOR, LISTS].contains(&name)
 }
 
 fn unreadable(node: usize, error: &Error) -> Error {
