@@ -346,3 +346,66 @@ fn rule_09_a_store_that_says_it_was_full_takes_no_memory_for_all_its_zones() {
     let learning = (0..4096).take_while(|_| engine.idle_step(Idleness::Short).unwrap()).count();
     assert!(learning < 4096 && engine.status().memory_bytes < 64 << 20, "{learning}");
 }
+
+/// A disk that counts the blocks that are read.
+struct Counted {
+    disk: Arc<MemoryDisk>,
+    read: AtomicU64,
+}
+
+impl Disk for Counted {
+    fn blocks(&self) -> u64 {
+        self.disk.blocks()
+    }
+    fn read(&self, reads: &mut [Read<'_>]) {
+        let blocks: usize = reads.iter().map(|read| read.into.len()).sum();
+        self.read.fetch_add(blocks as u64, SeqCst);
+        self.disk.read(reads);
+    }
+    fn write(&self, runs: &[Run<'_>]) -> Result<()> {
+        self.disk.write(runs)
+    }
+    fn write_durable(&self, run: &Run<'_>) -> Result<()> {
+        self.disk.write_durable(run)
+    }
+    fn flush(&self) -> Result<()> {
+        self.disk.flush()
+    }
+    fn allocate(&self, first: Pba, blocks: u64) -> Result<()> {
+        self.disk.allocate(first, blocks)
+    }
+}
+
+/// The zones of a store whose zone table is damaged may all be in use. A check reads the maps once
+/// for as many zones as memory has room for, and only zones that something names count.
+#[test]
+fn rule_09_a_check_reads_the_maps_for_what_they_name_and_not_for_zones_that_only_exist() {
+    const BLOCKS: u64 = (1 << 40) - 16;
+    let disk = Arc::new(MemoryDisk::new(BLOCKS));
+    let format = Format { zone_blocks: 16, ..Format::new([1; 16], [2; 32], BLOCKS) };
+    Engine::format(&*disk, &format).unwrap();
+    let engine = open(&disk, Limits::default());
+    let (volume, _) = engine.create_volume("one", 100_000).unwrap();
+    for n in 1..=200u8 {
+        persevere(&engine, || engine.write(volume, u64::from(n) * 4096 * 300, &[n; 4096])).unwrap();
+    }
+    engine.close().unwrap();
+    for (place, at) in (0..).zip(SUPERBLOCKS) {
+        let mut block = Block::zeroed_vec(1);
+        let mut reads = [Read::new(at, &mut block)];
+        disk.read(&mut reads);
+        let [read] = reads;
+        read.result.unwrap();
+        let Found::Good(mut superblock) = Superblock::decode(&block[0], place) else { panic!() };
+        superblock.state.high_water = superblock.fixed.geometry.zones;
+        (superblock.state.zones.height, superblock.state.zones.page.checksum) = (6, 1);
+        let block = superblock.encode(place);
+        disk.write(&[Run { at, blocks: &[BlockRef { block: &block, class: Class::Super }] }])
+            .unwrap();
+    }
+    let counted = Arc::new(Counted { disk, read: AtomicU64::new(0) });
+    let report = check::check(&(counted.clone() as Arc<dyn Disk>), &mut |_| {}).unwrap();
+    let read = counted.read.load(SeqCst);
+    assert!(!report.is_well() && report.mapped_blocks == 200, "{:?}", report.problems);
+    assert!(read < 20_000, "{read} blocks were read");
+}

@@ -158,7 +158,7 @@ impl<'a> Checker<'a> {
         self.index();
         self.references();
         self.walk(Table::Fingerprints, 0, &self.state.fingerprints, None, &mut |_, _, _, _| {});
-        self.stretches = self.zones((memory / (FACT_BYTES * self.geometry.zone_blocks)).max(1));
+        self.stretches = self.zones(self.zones_within(memory));
         for n in 0..self.stretches.len() {
             self.stretch(self.stretches[n].clone(), n == 0, proven);
         }
@@ -371,20 +371,97 @@ impl<'a> Checker<'a> {
         }
         starts.sort_unstable();
         starts.dedup();
+        if !self.dark.zones.is_empty() {
+            let dark = self.dark.clone();
+            starts = self.joined(starts, most, &dark);
+        }
         if self.dark.zones.is_empty() && used != self.state.used_blocks {
             let what =
                 format!("it counts {} blocks in use, but there are {used}", self.state.used_blocks);
             self.report.problem(Place::Superblock((self.state.sequence % 2) as u32), what);
         }
         self.report.used_blocks = used;
-        let ends = starts[1..].iter().copied().chain([last.max(1)]);
-        starts
-            .iter()
-            .copied()
-            .zip(ends)
-            .map(|(start, end)| start..end)
-            .filter(|stretch| !stretch.is_empty())
-            .collect()
+        between(&starts, last)
+    }
+
+    /// Joins neighbours of the stretches that begin at `starts` (rising, from zone 0 on) while they
+    /// have about `most` zones that take memory: those in use, and of those in `dark` the ones
+    /// that maps or references name. So a store costs passes over its maps for what it holds, and
+    /// none for zones that only exist.
+    fn joined(&mut self, starts: Vec<u64>, most: u64, dark: &Dark) -> Vec<u64> {
+        if starts.len() < 2 {
+            return starts;
+        }
+        let geometry = self.geometry;
+        // Zones in use, and names of zones in the dark; names of one zone behind each other are one.
+        let mut weights = vec![(0_u64, 0_u64); starts.len()];
+        let of = |zone: u64| starts.partition_point(|&start| start <= zone).saturating_sub(1);
+        let everything = || Some(0..u64::MAX);
+        let zones = self.state.zones;
+        self.walk(Table::Zones, 0, &zones, everything(), &mut |_, id, _, page| {
+            for slot in 0..Table::Zones.per_leaf() {
+                let zone = id.index * Table::Zones.per_leaf() + slot;
+                if !dark.has_zone(zone) && ZoneEntry::get(page, slot).used.count() > 0 {
+                    weights[of(zone)].0 += 1;
+                }
+            }
+        });
+        let mut before = None;
+        let mut name = |pba: Pba| {
+            let zone = geometry.zone_of(pba).0;
+            if before.replace(zone) != Some(zone) && dark.has_zone(zone) {
+                weights[of(zone)].1 += 1;
+            }
+        };
+        let references = self.state.references;
+        self.walk(Table::References, 0, &references, everything(), &mut |checker, id, _, page| {
+            for slot in 0..Table::References.per_leaf() {
+                let pba = Pba(id.index * Table::References.per_leaf() + slot);
+                if ReferenceEntry::get(page, slot).references > 0 && checker.may_hold(pba) {
+                    name(pba);
+                }
+            }
+        });
+        for n in 0..self.volumes.len() {
+            let (id, map) = (self.volumes[n].id, self.volumes[n].map);
+            self.walk(Table::Map, id.0, &map, everything(), &mut |checker, _, _, page| {
+                for slot in 0..Table::Map.per_leaf() {
+                    if let Some(MapEntry::Block { pba, .. }) = MapEntry::get(page, slot)
+                        && checker.may_hold(pba)
+                    {
+                        name(pba);
+                    }
+                }
+            });
+        }
+        let (mut joined, mut all) = (Vec::new(), 0);
+        for (start, (in_use, named)) in starts.into_iter().zip(weights) {
+            let weight = in_use + named.min(most);
+            if joined.is_empty() || all + weight > most {
+                joined.push(start);
+                all = 0;
+            }
+            all += weight;
+        }
+        joined
+    }
+
+    /// The stretches for counting what the maps name, whatever the zone table says: of about as
+    /// many zones that are named as `memory` bytes have room for.
+    pub(crate) fn stretches_of_names(&mut self, memory: u64) -> Vec<Range<u64>> {
+        let most = self.zones_within(memory);
+        let last = self.zones_in_use();
+        if last <= most {
+            return self.stretches.clone();
+        }
+        let starts = (0..last).step_by(usize::try_from(most).unwrap_or(usize::MAX)).collect();
+        let joined = self.joined(starts, most, &Dark::of_all_zones(&self.dark));
+        between(&joined, last)
+    }
+
+    /// Zones whose blocks `memory` bytes have room for.
+    fn zones_within(&self, memory: u64) -> u64 {
+        (memory / (FACT_BYTES * self.geometry.zone_blocks)).max(1)
     }
 
     /// Compares the blocks of a stretch of zones.
@@ -547,4 +624,11 @@ impl<'a> Checker<'a> {
         }
         mapped
     }
+}
+
+/// The stretches that begin at `starts` (rising), the last one up to zone `last`.
+fn between(starts: &[u64], last: u64) -> Vec<Range<u64>> {
+    let ends = starts[1..].iter().copied().chain([last.max(1)]);
+    let all = starts.iter().copied().zip(ends).map(|(start, end)| start..end);
+    all.filter(|stretch| !stretch.is_empty()).collect()
 }

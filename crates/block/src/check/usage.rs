@@ -136,6 +136,19 @@ pub(crate) struct Dark {
     pub(crate) may_lack: bool,
 }
 
+impl Dark {
+    /// True when the zone table can't tell of a zone.
+    pub(crate) fn has_zone(&self, zone: u64) -> bool {
+        within(&self.zones, zone)
+    }
+
+    /// The same, and the zone table tells of no zone.
+    pub(crate) fn of_all_zones(dark: &Dark) -> Dark {
+        let everything = 0..u64::MAX;
+        Dark { zones: Vec::from([everything]), ..dark.clone() }
+    }
+}
+
 fn within(ranges: &[Range<u64>], n: u64) -> bool {
     let after = ranges.partition_point(|range| range.start <= n);
     after > 0 && ranges[after - 1].contains(&n)
@@ -148,8 +161,7 @@ impl Usage {
 
     /// For counting alone: no zone is taken for free.
     pub(crate) fn counting(geometry: Geometry, stretch: Range<u64>, dark: &Dark) -> Usage {
-        let everything = 0..u64::MAX;
-        Usage::new(geometry, stretch, Dark { zones: Vec::from([everything]), ..dark.clone() })
+        Usage::new(geometry, stretch, Dark::of_all_zones(dark))
     }
 
     /// True when the table of references can't tell of a block.
@@ -164,7 +176,7 @@ impl Usage {
 
     /// True when the zone table can't tell of a zone.
     pub(crate) fn is_dark_zone(&self, zone: u64) -> bool {
-        within(&self.dark.zones, zone)
+        self.dark.has_zone(zone)
     }
 
     /// Notes the bitmap of a zone.

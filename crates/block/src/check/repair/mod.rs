@@ -139,6 +139,7 @@ fn repair_tables(
     }
     let damaged = checker.damaged_carriers.len() as u64;
     if checker.report.problems_found > damaged || checker.report.saturated_blocks > 0 {
+        checker.stretches = checker.stretches_of_names(memory);
         tables::rebuild(&mut checker, superblock, repaired)?;
     }
     Ok(true)
