@@ -24,6 +24,12 @@ const STEP: usize = 1 << 20;
 /// Bytes that a disk can't read at once, at most, when one sector is bad.
 const PAGE: usize = 4096;
 
+/// Bytes that a file of the tables may have in holes; no program makes any.
+const HOLES_MAX: u64 = 1 << 30;
+
+/// Bytes for each that a file occupies, on a file system that compresses.
+const EXPANDED_MAX: u64 = 16;
+
 /// Makes the file on all copies.
 pub(super) fn create(shared: &Arc<Shared>, name: &str) -> Result<Arc<dyn File>> {
     let mut copies = BTreeMap::new();
@@ -258,7 +264,7 @@ fn read_all(from: &dyn Files) -> Result<()> {
     let needed = |name: &String| has_copies(name) && !is_lock(name) && !is_derived(name);
     for name in from.names()?.into_iter().filter(needed) {
         let file = from.open(&name)?;
-        let (bytes, mut at) = (file.bytes()?, 0);
+        let (bytes, mut at) = (copied_bytes(&*file)?, 0);
         while at < bytes {
             match file.read_at(at, &mut buffer)? {
                 0 => break,
@@ -312,9 +318,20 @@ pub(crate) fn copy_all(from: &dyn Files, to: &dyn Files) -> std::result::Result<
     to.sync_names().map_err(Failed::Target)
 }
 
+/// The bytes of a file that is to be copied. Holes would be written as zeroes, until the other disk
+/// is full.
+fn copied_bytes(file: &dyn File) -> Result<u64> {
+    let bytes = file.bytes()?;
+    if bytes > HOLES_MAX && bytes - HOLES_MAX > file.occupied()?.saturating_mul(EXPANDED_MAX) {
+        let why = format!("a file of the tables has {bytes} bytes, nearly all of them holes");
+        return Err(Error::new(Kind::Corrupt, why));
+    }
+    Ok(bytes)
+}
+
 /// Copies a file; durable on return. With `holes`, pages that can't be read become zeroes.
 fn copy(from: &dyn File, to: &dyn File, holes: bool) -> std::result::Result<(), Failed> {
-    let bytes = from.bytes().map_err(Failed::Source)?;
+    let bytes = copied_bytes(from).map_err(Failed::Source)?;
     let (mut at, mut buffer) = (0, vec![0; STEP]);
     to.set_bytes(bytes).map_err(Failed::Target)?;
     while at < bytes {
@@ -344,4 +361,25 @@ fn read_pages(from: &dyn File, at: u64, into: &mut [u8]) -> Result<usize> {
         }
     }
     Ok(into.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_backend::Directory;
+
+    use super::*;
+
+    #[test]
+    fn rule_09_a_file_of_holes_is_not_copied_to_another_node() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = |name: &str| Directory::create(&dir.path().join(name)).unwrap();
+        let (from, to) = (node("from"), node("to"));
+        from.create("counts-0000000001").unwrap().write_at(0, &[7; 10_000]).unwrap();
+        copy_all(&from, &to).unwrap();
+        assert_eq!(to.open("counts-0000000001").unwrap().bytes().unwrap(), 10_000);
+        from.create("index-0000000001").unwrap().set_bytes(8 << 40).unwrap();
+        let error = Error::from(copy_all(&from, &to).unwrap_err());
+        assert_eq!(error.kind(), Kind::Corrupt, "{error}");
+        assert!(to.open("index-0000000001").unwrap().bytes().unwrap() == 0);
+    }
 }

@@ -593,7 +593,11 @@ impl File for Segment {
     }
 
     fn write_parts(&self, at: u64, parts: &[&[u8]]) -> Result<()> {
-        assert!(at.is_multiple_of(self.row_bytes()), "what is written begins a row");
+        if !at.is_multiple_of(self.row_bytes()) {
+            // The log has containers, or the columns a header, that no put wrote.
+            let segment = self.layout.segment;
+            return Err(corrupt(format!("segment {segment} is damaged: byte {at} begins no row")));
+        }
         let row = at / self.row_bytes();
         let columns = self.encode(row, parts);
         self.on_all(|segment, column| {
