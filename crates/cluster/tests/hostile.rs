@@ -5,9 +5,9 @@ mod support;
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use onefold_backend::MemoryObjects;
 use onefold_cluster::{Format, Scrub, Session, Settings, create, format::ObjectId};
 use onefold_core::object::{Change, ObjectName, ObjectStore, Pool, PoolKind, Write};
+use onefold_testbed::MemoryObjects;
 use support::{Faulty, READ};
 
 /// Objects that belong to nothing, and as many names whose objects are missing.

@@ -117,7 +117,10 @@ fn rule_00_promise_sentences_about_a_folder_are_true() {
     serving.terminate();
     let help = desk.ok("status --help");
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(help.contains("a folder of the cluster engine only while nobody serves it"), "{help}");
+    assert!(
+        help.contains("may be served meanwhile; a folder of the cluster engine may not."),
+        "{help}"
+    );
 }
 
 #[test]
