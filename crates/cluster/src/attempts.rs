@@ -29,8 +29,8 @@ use crate::{
     chunk_pool::{self, ChunkPool, notes::shard_name},
     format::{Chunk, ChunkId, ObjectId, Reference, attempt, key},
     kernel::Kernel,
+    rules::Rule,
     session::Session,
-    settings::PlantedBug,
     volume::header,
 };
 
@@ -92,11 +92,7 @@ impl Judge {
         // A clock that was set back begins to count anew.
         let mut since = |attempt: &Attempt| {
             before.remove(attempt).map_or(now, |since| {
-                if session.kernel().planted(PlantedBug::ClockTrusted) {
-                    since
-                } else {
-                    since.min(now)
-                }
+                if session.kernel().keeps(Rule::ClockMayGoBack) { since.min(now) } else { since }
             })
         };
         self.seen = LeftBehind::of(session)
@@ -201,7 +197,7 @@ impl<'a> LeftBehind<'a> {
                 .partition(|chunk| is_stale(self.kernel, map.as_ref(), chunk, reference));
             verdict.stale.extend(stale.into_iter().map(|chunk| (chunk, *reference)));
             if used.iter().any(|chunk| !names(map.as_ref(), chunk, reference))
-                && !self.kernel.planted(PlantedBug::AttemptForgotten)
+                && self.kernel.keeps(Rule::AttemptKeptWhileOpen)
             {
                 coming.push((*attempt, used));
             } else {

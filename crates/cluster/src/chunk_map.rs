@@ -18,7 +18,7 @@ use crate::{
         recut::Recut,
     },
     kernel::Kernel,
-    settings::PlantedBug,
+    rules::Rule,
 };
 
 /// All keys of a metadata object.
@@ -175,7 +175,7 @@ pub(crate) fn is_stale(
     let recut = map.recut.as_ref().is_some_and(|recut| {
         recut.stamp == reference.stamp && recut.range.contains(&reference.offset)
     });
-    if recut && !kernel.planted(PlantedBug::RecutJudged) {
+    if recut && kernel.keeps(Rule::RecutReferencesSpared) {
         return false;
     }
     let Some(entry) = map.entries.get(&reference.offset) else { return true };

@@ -21,8 +21,8 @@ use crate::{
     },
     kernel::{Fate, Operation, Outcome, failed},
     names::{FILL, Names, Record, valid_size},
+    rules::Rule,
     session::Session,
-    settings::PlantedBug,
     volume::{
         Mode, Volume,
         header::{self, Bits, LOCK, OWNER},
@@ -114,7 +114,7 @@ impl<'s> Deletion<'s> {
         }
         // Another one may have been faster: then nothing is left, and the lock made a header anew.
         if still.is_some() {
-            if !self.session.kernel().planted(PlantedBug::DeletedUnfenced) {
+            if self.session.kernel().keeps(Rule::DeletedVolumeFenced) {
                 self.fence_owner(id)?;
             }
             match record.named.what {
@@ -271,8 +271,9 @@ impl Operation<Option<ChunkMap>> for Erasure<'_> {
     fn decide(&mut self, seen: &Option<ChunkMap>) -> Result<Option<Write>, Refusal> {
         let Some(map) = seen else { return Ok(None) };
         self.session.chunk_pool().drop_references(&map.pending)?;
-        let early = self.session.kernel().planted(PlantedBug::RemovedBeforeDrops);
-        let changes = if early || is_bare(map) { vec![Change::Remove] } else { self.strip(map) };
+        let drops_first = self.session.kernel().keeps(Rule::DropsBeforeRemoval);
+        let changes =
+            if !drops_first || is_bare(map) { vec![Change::Remove] } else { self.strip(map) };
         let guards = vec![Guard::Version(map.version)];
         Ok(Some(Write { object: self.object.name(), guards, changes }))
     }

@@ -15,7 +15,7 @@ use crate::{
     chunk_map::{ChunkMap, stamp_value},
     format::{ObjectId, Stamp, key},
     kernel::Kernel,
-    settings::PlantedBug,
+    rules::Rule,
 };
 
 /// The dirty list of a store.
@@ -37,8 +37,7 @@ impl<'k> DirtyList<'k> {
 
     /// The key of the list for an object with this list stamp.
     pub(crate) fn key(&self, object: ObjectId, stamp: Stamp) -> Vec<u8> {
-        let stamp =
-            if self.kernel.planted(PlantedBug::ListKeyWithoutStamp) { Stamp(0) } else { stamp };
+        let stamp = if self.kernel.keeps(Rule::ListKeyHasStamp) { stamp } else { Stamp(0) };
         key::listed(object, stamp)
     }
 

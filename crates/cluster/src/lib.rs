@@ -40,6 +40,7 @@ mod post_processing;
 mod presence;
 mod put;
 mod rate_control;
+mod rules;
 mod scrub;
 mod session;
 mod settings;
@@ -52,10 +53,10 @@ pub use kernel::{Counts, create, is_made};
 pub use post_processing::{Progress, Worker};
 pub use presence::{Published, Sessions};
 pub use rate_control::{Rate, Watermarks};
+#[cfg(feature = "planted-bugs")]
+pub use rules::Rule;
 pub use scrub::{Report, Scrub};
 pub use session::Session;
-#[cfg(feature = "planted-bugs")]
-pub use settings::PlantedBug;
 pub use settings::{Dedup, Settings};
 pub use status::Status;
 pub use volume::{ClusterExports, Mode, Volume};

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::rules::Rule;
+
 /// When the data written to volumes are deduplicated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dedup {
@@ -51,9 +53,9 @@ pub struct Settings {
     /// Most bytes of chunks that a worker holds in memory and processes in one step, unless one
     /// object has more. Between steps the worker looks at the load.
     pub batch_bytes: u64,
-    /// The planted bug.
+    /// The rule that the steps break; the simulator must find that out.
     #[cfg(feature = "planted-bugs")]
-    pub bug: Option<PlantedBug>,
+    pub broken: Option<Rule>,
 }
 
 impl Default for Settings {
@@ -75,94 +77,22 @@ impl Default for Settings {
             objects_per_step: 16,
             batch_bytes: 8 << 20,
             #[cfg(feature = "planted-bugs")]
-            bug: None,
+            broken: None,
         }
     }
 }
 
 impl Settings {
-    /// True when `bug` is planted.
+    /// True unless the simulator asked the steps to break this rule.
     #[cfg(feature = "planted-bugs")]
-    pub(crate) fn planted(&self, bug: PlantedBug) -> bool {
-        self.bug == Some(bug)
+    pub(crate) fn keeps(&self, rule: Rule) -> bool {
+        self.broken != Some(rule)
     }
 
-    /// Never, in a product.
+    /// A product keeps every rule.
     #[cfg(not(feature = "planted-bugs"))]
     #[allow(clippy::unused_self)]
-    pub(crate) const fn planted(&self, _: PlantedBug) -> bool {
-        false
+    pub(crate) const fn keeps(&self, _: Rule) -> bool {
+        true
     }
-}
-
-macro_rules! bugs {
-    ($($bug:ident $name:literal,)*) => {
-        /// A deliberate defect, each at the place where the rule is kept that it breaks.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[cfg_attr(not(feature = "planted-bugs"), allow(unreachable_pub))]
-        pub enum PlantedBug {
-            $(#[doc = $name] $bug,)*
-        }
-
-        #[cfg(feature = "planted-bugs")]
-        impl PlantedBug {
-            /// All planted bugs.
-            pub const ALL: &'static [PlantedBug] = &[$(PlantedBug::$bug,)*];
-
-            /// The name of the bug.
-            #[must_use]
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(PlantedBug::$bug => $name,)*
-                }
-            }
-        }
-    };
-}
-
-bugs! {
-    DropBeforeFlip "drop-before-flip",
-    FlipBeforeReference "flip-before-reference",
-    BlindEntry "blind-foreground-entry",
-    ReferenceWithoutStamp "reference-without-stamp",
-    LosersDrop "losers-drop",
-    RemovalWithoutVersion "removal-without-version",
-    ScrubByAge "scrub-by-age",
-    ListKeyWithoutStamp "list-key-without-stamp",
-    ListedNotCompared "listed-key-not-compared",
-    InsertNotAwaited "insert-not-awaited",
-    StampReused "stamp-reused",
-    TakeoverWithoutFence "takeover-without-fence",
-    PunchOutsideFlip "punch-outside-flip",
-    ReadApart "entries-and-data-read-apart",
-    RemovingTrusted "removing-trusted",
-    RemovedBeforeDrops "object-removed-before-its-drops",
-    NewStampOnRetry "new-stamp-on-retry",
-    PromotionClearsDirty "promotion-clears-dirty",
-    MissingAsZeroes "missing-object-as-zeroes",
-    MaskBitLost "mask-bit-lost",
-    OldDiscard "old-discard-over-newer-write",
-    InlineJudged "inline-reference-judged-by-its-entry",
-    RecutJudged "recut-reference-judged-by-its-entry",
-    RecutBlind "recut-entries-not-compared",
-    RecutNotCompared "recut-key-not-compared",
-    PendingForgotten "pending-drop-not-in-flip",
-    DeletedUnfenced "deleted-volume-not-fenced",
-    NameNotCompared "name-not-compared",
-    KeptUnlisted "kept-chunk-not-listed",
-    DiscardsUnbounded "long-discards-without-bound",
-    AttemptNotNoted "attempt-not-noted",
-    AttemptForgotten "attempt-forgotten-while-its-entry-waits",
-    GoneBaseFails "gone-base-fails-a-write",
-    ChunkNotCompared "chunk-not-compared-with-its-name",
-    UnreadableAsZeroes "unreadable-chunk-as-zeroes",
-    ClockTrusted "clock-never-goes-back",
-    TargetNotCompared "new-name-not-compared",
-    StepsNotCompared "steps-of-renames-not-compared",
-    DepartureForgotten "departure-forgotten",
-    ArrivalNotCompared "arrival-not-compared",
-    OvertakenArrives "overtaken-rename-finished",
-    ArrivalTrusted "arrival-counts-before-its-departure",
-    NamesListedOnce "names-listed-once",
-    RenamesLeft "half-renames-left",
 }

@@ -8,7 +8,7 @@ use super::ChunkPool;
 use crate::{
     chunk_map::{ChunkMap, is_stale},
     format::{Chunk, ObjectId, Reference, key},
-    settings::PlantedBug,
+    rules::Rule,
 };
 
 impl ChunkPool {
@@ -83,7 +83,7 @@ impl ChunkPool {
         }
         let map = ChunkMap::read(&self.kernel, object)?;
         for (chunk, reference) in added {
-            if self.kernel.planted(PlantedBug::LosersDrop)
+            if !self.kernel.keeps(Rule::UsedReferencesKept)
                 || is_stale(&self.kernel, map.as_ref(), chunk, reference)
             {
                 self.drop_references(&[(*chunk, *reference)])?;

@@ -32,7 +32,7 @@ use self::notes::Notes;
 use crate::{
     format::{BLOCK, Chunk, ChunkId, Reference, Stamp, key},
     kernel::Kernel,
-    settings::PlantedBug,
+    rules::Rule,
 };
 
 /// Codec and lengths of the data.
@@ -108,11 +108,8 @@ impl ChunkPool {
 
     /// The key of a reference.
     pub(crate) fn reference_key(&self, reference: &Reference) -> Vec<u8> {
-        let stamp = if self.kernel.planted(PlantedBug::ReferenceWithoutStamp) {
-            Stamp(0)
-        } else {
-            reference.stamp
-        };
+        let stamp =
+            if self.kernel.keeps(Rule::ReferenceHasStamp) { reference.stamp } else { Stamp(0) };
         key::reference(&Reference { stamp, ..*reference })
     }
 

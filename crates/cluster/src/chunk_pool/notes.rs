@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::{
     format::{ChunkId, Reference, attempt, key},
     kernel::Kernel,
-    settings::PlantedBug,
+    rules::Rule,
 };
 
 /// The object with the attempts of some sessions.
@@ -36,7 +36,7 @@ impl Notes {
     /// The operation that records references before they are added, and removes attempts that are
     /// over.
     pub(super) fn record_op(&self, wanted: &[(ChunkId, &[u8], Reference)]) -> Option<Write> {
-        if wanted.is_empty() || self.kernel.planted(PlantedBug::AttemptNotNoted) {
+        if wanted.is_empty() || !self.kernel.keeps(Rule::AttemptNotedFirst) {
             return None;
         }
         let stamp = self.kernel.stamp();

@@ -5,7 +5,7 @@ use onefold_core::object::{Change, Guard, ObjectName, Read, ReadPart, Refusal, V
 use super::{ChunkPool, SPREAD, TURNS};
 use crate::{
     format::{Chunk, ChunkId, Reference},
-    settings::PlantedBug,
+    rules::Rule,
 };
 
 impl ChunkPool {
@@ -90,10 +90,10 @@ impl ChunkPool {
                 other => other?,
             };
             if answer.pairs(0).0.is_empty() {
-                let guard = if self.kernel.planted(PlantedBug::RemovalWithoutVersion) {
-                    Guard::Exists
-                } else {
+                let guard = if self.kernel.keeps(Rule::RemovalComparesVersion) {
                     Guard::Version(answer.version)
+                } else {
+                    Guard::Exists
                 };
                 removals.push(Write {
                     object: ObjectName::chunk(chunk.name()),

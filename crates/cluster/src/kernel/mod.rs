@@ -27,7 +27,8 @@ pub(crate) use operation::{Fate, Operation, Outcome};
 
 use crate::{
     format::{Stamp, catalogue::Format},
-    settings::{PlantedBug, Settings},
+    rules::Rule,
+    settings::Settings,
 };
 
 /// Above this counter a session begins no new change. The rest of the counter is left for the
@@ -112,7 +113,7 @@ impl Kernel {
 
     /// A new stamp; no session has used it before, and none will again.
     pub(crate) fn stamp(&self) -> Stamp {
-        let step = u64::from(!self.planted(PlantedBug::StampReused));
+        let step = u64::from(self.keeps(Rule::StampsUnique));
         Stamp(self.number << Stamp::COUNTER_BITS | self.counter.fetch_add(step, Relaxed))
     }
 
@@ -128,8 +129,9 @@ impl Kernel {
         ))
     }
 
-    pub(crate) fn planted(&self, bug: PlantedBug) -> bool {
-        self.settings.planted(bug)
+    /// True when the steps keep this rule; the constant `true` in a product.
+    pub(crate) fn keeps(&self, rule: Rule) -> bool {
+        self.settings.keeps(rule)
     }
 }
 

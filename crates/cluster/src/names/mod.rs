@@ -29,7 +29,7 @@ use crate::{
         moving::Moving,
     },
     kernel::{Fate, Kernel, Operation, Outcome, failed},
-    settings::PlantedBug,
+    rules::Rule,
     volume::header,
 };
 
@@ -245,7 +245,7 @@ impl<'k> Names<'k> {
             let keys = self.kernel.all_keys_of(&shards, &[]).map_err(say)?;
             let after: Vec<Vec<u8>> =
                 keys.iter().map(|pairs| value_of(pairs, STEPS).unwrap_or_default()).collect();
-            if after == before || self.kernel.planted(PlantedBug::NamesListedOnce) {
+            if after == before || !self.kernel.keeps(Rule::NamesListedUntilStable) {
                 return self.listed(keys).map_err(say);
             }
             before = after;
@@ -358,7 +358,7 @@ impl<'k> Names<'k> {
     /// Finishes renames; false when there was none.
     pub(crate) fn finish_renames(&self, unfinished: &Unfinished) -> Result<bool> {
         let say = |refusal| failed("a rename can't be finished", refusal);
-        if self.kernel.planted(PlantedBug::RenamesLeft) {
+        if !self.kernel.keeps(Rule::HalfRenamesFinished) {
             return Ok(false);
         }
         let (renames, mut any) = (Renames::of(self.kernel), false);
@@ -430,7 +430,7 @@ impl<'k> Names<'k> {
             changes.push(Change::SetOmap(vec![(key::numbered(RECORD, old.id), record.encode())]));
         }
         let mut guards = vec![Guard::Exists];
-        if !self.kernel.planted(PlantedBug::NameNotCompared) {
+        if self.kernel.keeps(Rule::NameCompared) {
             guards.push(Guard::Omap(key, old.map_or_else(Vec::new, Named::encode)));
         }
         if let Some(new) = new.filter(|new| old.is_none_or(|old| old.id != new.id)) {

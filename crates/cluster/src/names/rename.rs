@@ -37,7 +37,7 @@ use crate::{
         moving::Moving,
     },
     kernel::{Fate, Kernel, Operation, Outcome, failed},
-    settings::PlantedBug,
+    rules::Rule,
 };
 
 /// Most decisions about one step, or looks at one name; after them the session reports an error.
@@ -142,10 +142,10 @@ impl<'a> Arrival<'a> {
     fn arrival(&mut self, seen: &SeenNames) -> Write {
         (self.refused, self.sent) = (false, Some(seen.steps.clone()));
         let mut guards = vec![if seen.exists { Guard::Exists } else { Guard::Absent }];
-        if seen.exists && !self.kernel.planted(PlantedBug::TargetNotCompared) {
+        if seen.exists && self.kernel.keeps(Rule::NewNameCompared) {
             guards.push(Guard::Omap(name_key(self.to), Vec::new()));
         }
-        if seen.exists && !self.kernel.planted(PlantedBug::StepsNotCompared) {
+        if seen.exists && self.kernel.keeps(Rule::RenameStepsCompared) {
             guards.push(Guard::Omap(STEPS.to_vec(), seen.steps.clone()));
         }
         let mut pairs = vec![self.counted(seen)];
@@ -189,7 +189,7 @@ impl Operation<SeenNames> for Arrival<'_> {
             self.unsure = !self.is_unapplied(seen);
             return Ok(None);
         }
-        if seen.new.is_none() || self.kernel.planted(PlantedBug::TargetNotCompared) {
+        if seen.new.is_none() || !self.kernel.keeps(Rule::NewNameCompared) {
             return Ok(Some(self.arrival(seen)));
         }
         // The new name is in use, and the caller is told so. When the name is free again, a late
@@ -229,7 +229,7 @@ impl<'k> Renames<'k> {
         for _ in 0..DECISIONS {
             let Some(bytes) = value else { return Ok(None) };
             let Some(arrival) = moving(&bytes)? else { return named(&bytes).map(Some) };
-            if self.kernel.planted(PlantedBug::ArrivalTrusted) {
+            if !self.kernel.keeps(Rule::ArrivalNeedsDeparture) {
                 return Ok(Some(arrival.named));
             }
             value = match self.stage(name, &arrival)? {
@@ -321,7 +321,7 @@ impl<'k> Renames<'k> {
     fn advance(&self, to: &str, arrival: &Moving) -> Result<Advance, Refusal> {
         match self.stage(to, arrival)? {
             Stage::Waiting(steps) => self.leave(to, arrival, &steps),
-            Stage::Overtaken if !self.kernel.planted(PlantedBug::OvertakenArrives) => {
+            Stage::Overtaken if self.kernel.keeps(Rule::OvertakenWithdrawn) => {
                 self.withdraw(to, arrival)
             }
             Stage::Left | Stage::Overtaken => {
@@ -357,7 +357,7 @@ impl<'k> Renames<'k> {
         let name = name_key(&arrival.other);
         let before = arrival.before().map(|named| named.encode()).unwrap_or_default();
         let mut pairs = vec![(STEPS.to_vec(), one_more(steps))];
-        if !self.kernel.planted(PlantedBug::DepartureForgotten) {
+        if self.kernel.keeps(Rule::DepartureRecorded) {
             pairs.push((left_key(arrival.named.id), departure(to, arrival).encode()));
         }
         let left = self.compared(Write {
@@ -376,7 +376,7 @@ impl<'k> Renames<'k> {
     fn complete(&self, to: &str, arrival: &Moving) -> Result<bool, Refusal> {
         let name = name_key(to);
         let mut guards = vec![Guard::Exists];
-        if !self.kernel.planted(PlantedBug::ArrivalNotCompared) {
+        if self.kernel.keeps(Rule::ArrivalCompared) {
             guards.push(Guard::Omap(name.clone(), arrival.encode()));
         }
         self.compared(Write {

@@ -10,6 +10,9 @@
 //! A flip that is refused because an entry changed drops its reference only if the entry, read
 //! afterwards, does not use it.
 
+#[cfg(feature = "planted-bugs")]
+mod broken;
+
 use std::sync::atomic::Ordering::Relaxed;
 
 use onefold_core::object::{Change, Guard, Read, ReadPart, ReadResult, Refusal, Write};
@@ -23,8 +26,8 @@ use crate::{
         key,
     },
     kernel::{Fate, Kernel, Operation, Outcome},
+    rules::Rule,
     session::Session,
-    settings::PlantedBug,
 };
 
 /// The result of work on an object.
@@ -111,29 +114,9 @@ impl Deduplication<'_> {
             .zip(self.contents(groups))
             .map(|(group, contents)| contents.map(|contents| self.draft(group, contents)))
             .collect();
-        if self.kernel.planted(PlantedBug::DropBeforeFlip) {
-            each(&mut drafts, |draft| {
-                draft.wanted.iter().try_for_each(|wanted| {
-                    self.chunk_pool.drop_references(draft.flips[wanted.flip].dropped.as_slice())
-                })
-            });
-        }
-        if self.kernel.planted(PlantedBug::FlipBeforeReference) {
-            each(&mut drafts, |draft| {
-                draft.refer(
-                    &draft
-                        .wanted
-                        .iter()
-                        .map(|wanted| Chunk { id: wanted.id, copy: 0 })
-                        .collect::<Vec<_>>(),
-                );
-                let op = self.flip_op(draft);
-                self.kernel.carry_out_decided(&mut GroupFlip { kernel: self.kernel, draft }, op)?;
-                self.chunk_pool
-                    .add_references(&draft.wanted.iter().map(Wanted::op).collect::<Vec<_>>())
-                    .map(|_| ())
-            });
-        } else {
+        #[cfg(feature = "planted-bugs")]
+        self.flip_out_of_order(&mut drafts);
+        if self.kernel.keeps(Rule::ReferenceBeforeFlip) {
             self.refer_all(&mut drafts);
         }
         let batch: Vec<(GroupFlip<'_>, Write)> = open(&mut drafts)
@@ -171,12 +154,9 @@ impl Deduplication<'_> {
             self.chunk_pool.drop_unused_references(draft.object, &added)?;
             return Ok(Vec::new());
         }
-        if outcome == Outcome::Applied && self.kernel.planted(PlantedBug::PunchOutsideFlip) {
-            self.kernel.until_answered(&Write {
-                object: draft.object.name(),
-                guards: vec![Guard::Exists],
-                changes: punches(&draft.flips),
-            })?;
+        #[cfg(feature = "planted-bugs")]
+        if outcome == Outcome::Applied && !self.kernel.keeps(Rule::PunchWithFlip) {
+            self.punch_apart(draft)?;
         }
         draft.done.flipped += draft.flips.len() as u64;
         self.chunk_pool.attempts_are_over(draft.flips.iter().filter_map(|flip| flip.added));
@@ -294,8 +274,7 @@ impl Deduplication<'_> {
             op.guards
                 .push(Guard::Omap(key::entry(flip.offset), flip.old.encode(object, flip.offset)));
             pairs.push((key::entry(flip.offset), flip.new.encode(object, flip.offset)));
-            let pending =
-                flip.dropped.filter(|_| !self.kernel.planted(PlantedBug::PendingForgotten));
+            let pending = flip.dropped.filter(|_| self.kernel.keeps(Rule::PendingDropInFlip));
             if let Some((chunk, reference)) = pending {
                 pairs.push((
                     key::pending(flip.offset, reference.stamp),
@@ -303,7 +282,7 @@ impl Deduplication<'_> {
                 ));
             }
         }
-        if !self.kernel.planted(PlantedBug::PunchOutsideFlip) {
+        if self.kernel.keeps(Rule::PunchWithFlip) {
             op.changes = punches(&draft.flips);
         }
         op.changes.push(Change::SetOmap(pairs));

@@ -29,7 +29,7 @@ use crate::{
         recut::Recut,
     },
     kernel::{Fate, Kernel, Operation, Outcome},
-    settings::PlantedBug,
+    rules::Rule,
 };
 
 /// Bytes behind the last dirty chunk that are looked at first for a cut that is there.
@@ -316,7 +316,7 @@ impl Deduplication<'_> {
     /// Step (b); false when it came too late.
     fn flip_swap(&self, object: ObjectId, swap: &Swap) -> Result<bool, Refusal> {
         let mut guards = vec![Guard::Omap(key::RECUT.to_vec(), swap.recut.encode())];
-        if !self.kernel.planted(PlantedBug::RecutBlind) {
+        if self.kernel.keeps(Rule::RecutEntriesCompared) {
             guards.extend(swap.old.iter().map(|(offset, entry)| {
                 Guard::Omap(key::entry(*offset), entry.encode(object, *offset))
             }));

@@ -1,7 +1,7 @@
 //! From chunks to maps: stale references, chunks without references, data without a reference
 //! object, and, in a deep scrub, data that do not match their names.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use onefold_core::object::{
     Change, Guard, ObjectName, Pool, PoolKind, Read, ReadPart, Refusal, Write,
@@ -11,7 +11,7 @@ use super::Scrub;
 use crate::{
     chunk_map::{ChunkMap, is_stale},
     format::{Chunk, ObjectId, Reference, key},
-    settings::PlantedBug,
+    rules::Rule,
     volume::header,
 };
 
@@ -88,20 +88,15 @@ impl Scrub {
                 used.insert(*chunk);
                 continue;
             };
-            let by_age = self.session.kernel().planted(PlantedBug::ScrubByAge);
-            let old = by_age && {
-                let entry = map.as_ref().and_then(|map| map.entries.get(&reference.offset));
-                let named =
-                    entry.is_some_and(|entry| entry.base.is_some_and(|base| base.chunk == *chunk));
-                let changed = map.as_ref().map_or(Duration::ZERO, |map| map.changed);
-                !named
-                    && self.session.kernel().store().time()
-                        > changed + self.session.kernel().settings().cold
-            };
+            #[cfg(feature = "planted-bugs")]
+            if super::broken::is_old(self.session.kernel(), map.as_ref(), chunk, reference) {
+                drops.push(self.session.chunk_pool().drop_op(chunk, reference));
+                continue;
+            }
             // An inline session may be about to write the entry that names it.
             let made = inline.get(&reference.object.volume) == Some(&reference.stamp.session());
-            let coming = made && !self.session.kernel().planted(PlantedBug::InlineJudged);
-            if old || !coming && is_stale(self.session.kernel(), map.as_ref(), chunk, reference) {
+            let coming = made && self.session.kernel().keeps(Rule::InlineReferencesSpared);
+            if !coming && is_stale(self.session.kernel(), map.as_ref(), chunk, reference) {
                 drops.push(self.session.chunk_pool().drop_op(chunk, reference));
             } else {
                 used.insert(*chunk);

@@ -9,6 +9,8 @@
 //!   record covers are deleted.
 
 mod backward;
+#[cfg(feature = "planted-bugs")]
+mod broken;
 mod forward;
 
 use std::{

@@ -37,8 +37,8 @@ use crate::{
         key,
     },
     kernel::{Fate, Operation, Outcome},
+    rules::Rule,
     session::Session,
-    settings::PlantedBug,
 };
 
 /// A chunk that a write changes.
@@ -348,7 +348,7 @@ impl InlineWrites {
             .iter()
             .map(|(n, at, id, reference)| (*id, content(*n, *at), *reference))
             .collect();
-        let late = self.objects.kernel().planted(PlantedBug::FlipBeforeReference);
+        let late = !self.objects.kernel().keeps(Rule::ReferenceBeforeFlip);
         let chunks = if late {
             Ok(wanted.iter().map(|(_, _, id, _)| Chunk { id: *id, copy: 0 }).collect())
         } else {
@@ -420,7 +420,7 @@ impl InlineWrites {
     /// Sends the drafts. For each, false means that it must be decided again, and that nothing of
     /// it will ever be applied.
     fn send_inline_drafts(&self, drafts: &[Draft]) -> Vec<Result<bool, Refusal>> {
-        if self.objects.kernel().planted(PlantedBug::DropBeforeFlip) {
+        if !self.objects.kernel().keeps(Rule::FlipBeforeDrop) {
             for draft in drafts {
                 let _ = self.chunk_pool().drop_references(&draft.dropped);
             }
@@ -450,7 +450,7 @@ impl InlineWrites {
     /// Step (c): drops the old references. Workers find by the dirty list those that can't be
     /// dropped now.
     fn finish(&self, drafts: &[Draft]) {
-        if self.objects.kernel().planted(PlantedBug::FlipBeforeReference) {
+        if !self.objects.kernel().keeps(Rule::ReferenceBeforeFlip) {
             for draft in drafts {
                 let content = |reference: &Reference| {
                     draft

@@ -16,8 +16,8 @@ use crate::{
     chunk_map::stamp_value,
     format::{Stamp, corrupt, key},
     kernel::Kernel,
+    rules::Rule,
     session::Session,
-    settings::PlantedBug,
 };
 
 /// Bytes of the value of a long discard.
@@ -146,7 +146,7 @@ impl LongDiscards {
     /// True when one must reach all its objects before the header may record another one.
     pub(super) fn are_full(&self) -> bool {
         self.open.lock().len() >= self.kernel().settings().discards_max.max(1)
-            && !self.kernel().planted(PlantedBug::DiscardsUnbounded)
+            && self.kernel().keeps(Rule::DiscardsLimited)
     }
 
     /// Records a long discard of the objects from `from` up to `to`. The operation compares the

@@ -15,8 +15,8 @@ use crate::{
     dirty_list::DirtyList,
     format::{ObjectId, Stamp, corrupt, entry::Entry, recut::Recut},
     kernel::{Kernel, failed},
+    rules::Rule,
     session::Session,
-    settings::PlantedBug,
 };
 
 /// Most decisions about one write; each after the first follows another session's change.
@@ -248,7 +248,7 @@ impl Objects {
     pub(super) fn check_presence(&self, index: u64, map: Option<&ChunkMap>) -> Result<(), Refusal> {
         if map.is_none()
             && self.bits.lock().has(index)
-            && !self.kernel().planted(PlantedBug::MissingAsZeroes)
+            && self.kernel().keeps(Rule::MissingObjectFails)
         {
             return Err(self.lost(index));
         }
@@ -266,10 +266,7 @@ impl Objects {
         see: impl FnOnce(&Known) -> T,
     ) -> Result<T, Refusal> {
         let map = ChunkMap::from_answer(self.id(index), answer)?;
-        if map.is_none()
-            && self.has_bit(index)?
-            && !self.kernel().planted(PlantedBug::MissingAsZeroes)
-        {
+        if map.is_none() && self.has_bit(index)? && self.kernel().keeps(Rule::MissingObjectFails) {
             return Err(self.lost(index));
         }
         let known = Known::of(map);
@@ -321,7 +318,7 @@ impl Objects {
         self.bits.lock().change(self.kernel(), self.volume, index, true)?;
         object.bit_not_yet_set = false;
         while let Some(stamp) = object.not_yet_listed.last() {
-            if !self.kernel().planted(PlantedBug::InsertNotAwaited) {
+            if self.kernel().keeps(Rule::ListedBeforeAcknowledged) {
                 self.kernel()
                     .until_answered(&DirtyList::of(self.kernel()).insert(self.id(index), *stamp))?;
             }

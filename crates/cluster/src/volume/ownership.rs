@@ -18,8 +18,8 @@ use super::header::{INLINE, Inline, LOCK, OWNER, name};
 use crate::{
     chunk_map::stamp_value,
     kernel::{Fate, Kernel, Operation, failed},
+    rules::Rule,
     session::Session,
-    settings::PlantedBug,
 };
 
 /// The owner as the header names it: `!` and its identity while it is at work, `=` and its identity
@@ -101,7 +101,7 @@ impl Ownership {
 
     fn fence(&self, identity: &str) -> Result<(), Refusal> {
         if identity == self.kernel().store().identity()
-            || self.kernel().planted(PlantedBug::TakeoverWithoutFence)
+            || !self.kernel().keeps(Rule::TakeoverFences)
         {
             return Ok(());
         }

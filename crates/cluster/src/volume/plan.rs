@@ -16,7 +16,7 @@ use super::{
 use crate::{
     chunk_map::stamp_value,
     format::{BLOCK, ObjectId, Stamp, catalogue::Cut, corrupt, entry::Entry, key, recut::Recut},
-    settings::PlantedBug,
+    rules::Rule,
 };
 
 /// The operation by which a write changes one object.
@@ -93,7 +93,7 @@ impl Plan {
             .collect();
         if known.exists {
             let listed = known.listed.map_or_else(Vec::new, stamp_value);
-            if !objects.kernel().planted(PlantedBug::ListedNotCompared) {
+            if objects.kernel().keeps(Rule::ListStampCompared) {
                 plan.op.guards.push(Guard::Omap(key::LISTED.to_vec(), listed));
             }
             if discarded.is_some() {
@@ -113,7 +113,7 @@ impl Plan {
         if objects.kernel().format().volume_cut == Cut::Content {
             match &known.recut {
                 // After a re-cut an entry that was absent may be absent again.
-                Some(_) if objects.kernel().planted(PlantedBug::RecutNotCompared) => {}
+                Some(_) if !objects.kernel().keeps(Rule::RecutKeyCompared) => {}
                 Some(recut) => {
                     plan.op.guards.push(Guard::Omap(key::RECUT.to_vec(), recut.encode()))
                 }
@@ -160,12 +160,12 @@ impl Plan {
             _ => (first..=last).fold(entry.mask, |mask, block| mask | 1 << block),
         };
         let kernel = objects.kernel();
-        let new = if kernel.planted(PlantedBug::MaskBitLost) && entry.base.is_some() {
+        let new = if !kernel.keeps(Rule::MaskKept) && entry.base.is_some() {
             mask & !entry.mask
         } else {
             mask
         };
-        if self.exists && planned.is_none() && !kernel.planted(PlantedBug::BlindEntry) {
+        if self.exists && planned.is_none() && kernel.keeps(Rule::EntryCompared) {
             let value = old.map_or_else(Vec::new, |old| old.encode(self.id, offset));
             self.op.guards.push(Guard::Omap(key::entry(offset), value));
         }

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     chunk_map::stamp_value,
     format::{entry::Entry, key},
-    settings::PlantedBug,
+    rules::Rule,
 };
 
 /// Promotions and evictions of one volume.
@@ -56,7 +56,7 @@ impl Promotion {
         let second = self.objects.kernel().store().time().as_secs();
         for ((offset, entry), content) in parts.iter().zip(contents) {
             let hot = self.cache.hit(place(index, *offset), second) >= hits;
-            let clears_dirty = self.objects.kernel().planted(PlantedBug::PromotionClearsDirty);
+            let clears_dirty = !self.objects.kernel().keeps(Rule::PromotionKeepsDirty);
             if hot && entry.dirty && !clears_dirty {
                 let _ = self.keep_dirty(place(index, *offset), second);
             } else if let Some(content) = content
@@ -114,7 +114,7 @@ impl Promotion {
         }
         let object = self.objects.get(index);
         let mut object = object.lock();
-        if !self.objects.kernel().planted(PlantedBug::KeptUnlisted) {
+        if self.objects.kernel().keeps(Rule::KeptChunkListed) {
             self.record_kept(place, true)?;
         }
         let id = self.objects.id(index);

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     chunk_map::{assemble, covering, map_parts},
     format::{BLOCK, Chunk, corrupt, entry::Entry},
-    settings::PlantedBug,
+    rules::Rule,
 };
 
 /// Times that an entry is read again because its chunk was gone.
@@ -216,7 +216,7 @@ impl Reads {
             }
         };
         let asked: Vec<Read> = jobs.iter().zip(&recalls).filter_map(ask).collect();
-        let apart = self.objects.kernel().planted(PlantedBug::ReadApart);
+        let apart = !self.objects.kernel().keeps(Rule::EntriesReadWithData);
         let mut answers = if apart {
             asked.iter().map(|read| self.read_apart(read)).collect()
         } else {

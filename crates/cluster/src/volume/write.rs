@@ -25,7 +25,8 @@ use crate::{
     },
     kernel::{Fate, Operation, Outcome},
     post_processing::flip::Deduplication,
-    settings::{Dedup, PlantedBug},
+    rules::Rule,
+    settings::Dedup,
 };
 
 /// Writes to the objects of one volume.
@@ -151,7 +152,7 @@ impl Writes {
     fn discard_first(&self, index: u64, object: &mut Object) -> Result<(), Refusal> {
         self.discards.resolve()?;
         let Some(number) = self.discards.newest(index) else { return Ok(()) };
-        if self.objects.kernel().planted(PlantedBug::OldDiscard) {
+        if !self.objects.kernel().keeps(Rule::DiscardBeforeWrite) {
             return Ok(());
         }
         self.reach(index, object, number)
@@ -294,7 +295,7 @@ impl<'a, 'f> ObjectWrite<'a, 'f> {
     /// A chunk is gone that the map names as it is remembered: a worker may have put another one in
     /// its place. When the map still names it, it is damage.
     fn look_again(&mut self) -> Result<(), Refusal> {
-        if self.writes.objects.kernel().planted(PlantedBug::GoneBaseFails) {
+        if !self.writes.objects.kernel().keeps(Rule::GoneBaseReadAgain) {
             return Err(Refusal::Missing);
         }
         let named = self.object.known().map(|known| known.entries.clone());
@@ -347,7 +348,7 @@ impl Operation<Known> for ObjectWrite<'_, '_> {
     /// since it compares the values it was decided from.
     fn resolve(&self, now: &Known) -> Fate {
         let Some((_, plan)) = &self.decided else { return Fate::Overtaken };
-        if self.writes.objects.kernel().planted(PlantedBug::NewStampOnRetry) {
+        if !self.writes.objects.kernel().keeps(Rule::RetryKeepsStamp) {
             Fate::Overtaken
         } else if plan.is_applied(now) {
             Fate::Applied

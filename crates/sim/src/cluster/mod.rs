@@ -17,7 +17,7 @@ mod store;
 mod told;
 mod world;
 
-use onefold_cluster::PlantedBug;
+use onefold_cluster::Rule;
 use onefold_testbed::Reach;
 
 use self::params::Params;
@@ -70,7 +70,7 @@ Simulation of the cluster engine. Without arguments: kept seeds and 2,000 seeds.
     const KEPT: &'static str = include_str!("../../seeds/cluster.txt");
 
     fn bugs(&self) -> Vec<&'static str> {
-        PlantedBug::ALL.iter().map(|bug| bug.name()).collect()
+        Rule::BUGS.iter().map(|(name, _)| *name).collect()
     }
 
     fn draw(&self, seed: u64, bug: Option<usize>) -> Params {

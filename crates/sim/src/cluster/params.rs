@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onefold_cluster::{Cut, Dedup, Format, PlantedBug, Settings};
+use onefold_cluster::{Cut, Dedup, Format, Rule, Settings};
 use onefold_core::object::PoolKind;
 use onefold_testbed::Rng;
 
@@ -319,7 +319,7 @@ impl Params {
             } else {
                 8 << 20
             },
-            bug: self.bug.map(|bug| PlantedBug::ALL[bug]),
+            broken: self.bug.map(|bug| Rule::BUGS[bug].1),
         }
     }
 
