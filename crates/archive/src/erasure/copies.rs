@@ -6,7 +6,7 @@ use onefold_core::{Error, File, Files, Kind, Result};
 use parking_lot::Mutex;
 
 use super::{
-    label::{CURSOR, LISTS, NODE},
+    label::{CURSOR, NODE},
     shared::{FoundCopy, Reached, Shared, bits, too_few},
 };
 use crate::{
@@ -251,7 +251,7 @@ fn is_derived(name: &str) -> bool {
 
 /// True for log and tables, and for the files that are locks.
 fn has_copies(name: &str) -> bool {
-    !is_segment(name) && ![NODE, CURSOR, LISTS].contains(&name)
+    !is_segment(name) && name != NODE && name != CURSOR
 }
 
 fn unreadable(node: usize, error: &Error) -> Error {

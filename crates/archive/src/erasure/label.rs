@@ -20,10 +20,6 @@ pub(crate) const NODE: &str = "node";
 /// The file that tells how far a directory is filled that is no node yet.
 pub(crate) const CURSOR: &str = "rebuild";
 
-/// The file of a node that says which directories may name it. Whoever opens the nodes reads and
-/// writes it; to the archive it is none of its files.
-pub const LISTS: &str = "lists";
-
 /// Nodes of an archive at most.
 pub(crate) const NODES_MAX: usize = 64;
 

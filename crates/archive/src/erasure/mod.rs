@@ -32,6 +32,6 @@ pub(crate) use self::{
     stripe::{Repaired, Segment},
 };
 pub use self::{
-    label::{Absent, LISTS, NodeLabel, View},
+    label::{Absent, NodeLabel, View},
     nodes::{Nodes, Spread},
 };

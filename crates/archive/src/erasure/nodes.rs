@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::{
     code::Code,
     copies,
-    label::{Absent, CURSOR, LISTS, NODE, NODES_MAX, NodeLabel, View},
+    label::{Absent, CURSOR, NODE, NODES_MAX, NodeLabel, View},
     redundancy::Redundancy,
     shared::{FoundCopy, Leveling, Shared, State, bits, read_label, too_few},
     stripe,
@@ -181,8 +181,7 @@ impl Files for Nodes {
         for n in bits(here) {
             match self.shared.directory(n)?.names() {
                 Ok(names) => all.extend(names.into_iter().filter(|name| {
-                    ![NODE, CURSOR, LISTS].contains(&&**name)
-                        && (is_segment(name) || n < self.shared.copies())
+                    name != NODE && name != CURSOR && (is_segment(name) || n < self.shared.copies())
                 })),
                 Err(_) => self.shared.lose(n),
             }

@@ -400,38 +400,6 @@ fn rule_02_a_list_of_nodes_names_directories_of_its_owner_only() {
     assert!(snapshot(&street.path("n0")) == before);
 }
 
-/// Whoever gives away a directory with a list of nodes chooses the names in it. Copied, it belongs
-/// to the user whose own nodes it names.
-#[test]
-fn rule_02_a_copied_list_of_nodes_changes_nothing_of_the_archive_whose_nodes_it_names() {
-    let desk = Desk::new();
-    desk.ok("create archive mine --nodes n0,n1,n2 --code 3,2");
-    fs::write(desk.path("file"), "content").unwrap();
-    desk.ok("put mine one file");
-    fs::create_dir(desk.path("copy")).unwrap();
-    fs::set_permissions(desk.path("copy"), fs::Permissions::from_mode(0o700)).unwrap();
-    fs::copy(desk.path("mine/nodes"), desk.path("copy/nodes")).unwrap();
-    let nodes = || ["n0", "n1", "n2"].map(|node| snapshot(&desk.path(node)));
-    let before = nodes();
-    let writes =
-        ["put copy two file", "rm copy one", "gc copy", "repair copy", "node rebuild copy"];
-    for verb in writes.into_iter().chain(["volume create copy v --size 1M"]) {
-        let said = ends(&mut desk.command(verb));
-        one_sentence(verb, &said);
-        assert!(!said.status.success(), "{verb}: {said:?}");
-        assert!(nodes() == before, "{verb} changed the nodes");
-    }
-    for verb in ["ls copy", "get copy one", "status copy", "check copy", "scrub copy"] {
-        desk.ok(verb);
-        assert!(nodes() == before, "{verb} changed the nodes");
-    }
-    // The operator's word is a directory that was attached.
-    desk.ok("node attach other --nodes n0,n1,n2");
-    desk.ok("put other two file");
-    desk.ok("put mine three file");
-    desk.fails("put copy four file", 1, &["node attach"]);
-}
-
 #[test]
 fn rule_02_no_file_of_a_cluster_folder_leads_elsewhere() {
     let desk = Desk::new();

@@ -2,10 +2,6 @@
 //!
 //! An archive on one node is its directory. One on several has a directory with the file `nodes`,
 //! which says where they are; it holds nothing else, and can be made again from the nodes.
-//!
-//! A copy of such a directory, which anybody may have made, names the same nodes. So each node has
-//! the file `lists` with the directories that may name it, and nothing is written to the nodes by
-//! way of another one.
 
 use std::{
     ffi::OsString,
@@ -19,7 +15,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use onefold_archive::{Archive, LISTS, Nodes, Settings, find_label};
+use onefold_archive::{Archive, Nodes, Settings, find_label};
 use onefold_backend::{Directory, Stands};
 use onefold_core::{Error, Files, Kind, Result};
 
@@ -37,12 +33,6 @@ const NODES_MAX: usize = 64;
 
 /// The label of an archive on one node.
 const LABEL: &str = "label";
-
-/// The label of a node.
-const NODE: &str = "node";
-
-/// Directories that may name a node, at most; with more, the first one is forgotten.
-const LISTS_MAX: usize = 16;
 
 /// Bytes of that list at most.
 const LIST_BYTES_MAX: u64 = 64 << 10;
@@ -126,49 +116,7 @@ impl ArchiveDir {
         if let Some(place) = self.nodes.as_mut().and_then(|list| list.paths.get_mut(number)) {
             *place = to;
         }
-        self.write_nodes()?;
-        self.vouch()
-    }
-
-    /// Tells the nodes that are there, and that this user may write to, that this directory names
-    /// them; durable on return.
-    ///
-    /// # Errors
-    /// `Io`: the system failed.
-    pub fn vouch(&self) -> Result<()> {
-        let (Some(list), line) = (&self.nodes, self.line()?) else { return Ok(()) };
-        for files in list.paths.iter().filter_map(|path| list.open(path, true).ok()) {
-            let known = lists_of(&files)?;
-            if is_node(&files) && !known.contains(&line) {
-                add_list(&files, known, &line)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// How nodes call this directory.
-    fn line(&self) -> Result<String> {
-        let whole = fs::canonicalize(&self.path);
-        let whole = whole.map_err(|e| Error::from_io(self.path.display(), e))?;
-        Ok(whole.as_os_str().as_bytes().escape_ascii().to_string())
-    }
-
-    /// Errors when a node that is to be written belongs to another directory. One that belongs to
-    /// none, as older programs made them, belongs to this one from now on.
-    fn may_name(&self, node: &Path, files: &Directory) -> Result<()> {
-        let (known, line) = (lists_of(files)?, self.line()?);
-        if known.contains(&line) {
-            return Ok(());
-        }
-        let Some(other) = known.last() else {
-            return if is_node(files) { add_list(files, known, &line) } else { Ok(()) };
-        };
-        let why = format!(
-            "{} is a node of the archive in {other}, and {line} only names it: what is written by way of it would change that archive; \
-             `onefold node attach` makes another directory that may",
-            node.display()
-        );
-        Err(Error::new(Kind::Denied, why))
+        self.write_nodes()
     }
 
     fn write_nodes(&self) -> Result<()> {
@@ -279,12 +227,7 @@ impl ArchiveDir {
         let (mut directories, mut refused) = (Vec::new(), None);
         for path in &list.paths {
             directories.push(match list.open(path, writes) {
-                Ok(files) => {
-                    if writes {
-                        self.may_name(path, &files)?;
-                    }
-                    Some(watched(files, stands))
-                }
+                Ok(files) => Some(watched(files, stands)),
                 Err(error) if error.kind() == Kind::NotFound => None,
                 // Left out, the node would count as one that missed the coming writes.
                 Err(error) if error.kind() == Kind::Unsupported => return Err(error),
@@ -399,31 +342,6 @@ impl List {
             self.owner
         );
         Err(Error::new(Kind::Denied, why))
-    }
-}
-
-/// True for a directory with the label of a node.
-fn is_node(files: &Directory) -> bool {
-    files.small(NODE, LIST_BYTES_MAX).is_ok_and(|label| label.is_some())
-}
-
-/// The directories that may name a node, the newest one last.
-fn lists_of(node: &Directory) -> Result<Vec<String>> {
-    let Some((bytes, _)) = node.small(LISTS, LIST_BYTES_MAX)? else { return Ok(Vec::new()) };
-    // Paths are escaped in it.
-    let text = String::from_utf8_lossy(&bytes);
-    let is_one = |line: &&str| !line.is_empty() && line.bytes().all(|b| matches!(b, b' '..=b'~'));
-    Ok(text.lines().filter(is_one).map(str::to_owned).collect())
-}
-
-/// Adds one. Another process may do so at the same time: then it is added by a later one.
-fn add_list(node: &Directory, mut known: Vec<String>, line: &str) -> Result<()> {
-    known.push(line.to_owned());
-    let first = known.len().saturating_sub(LISTS_MAX);
-    let text: String = known[first..].iter().map(|line| format!("{line}\n")).collect();
-    match node.replace(LISTS, text.as_bytes()) {
-        Err(error) if matches!(error.kind(), Kind::Exists | Kind::NotFound) => Ok(()),
-        done => done,
     }
 }
 

@@ -108,9 +108,8 @@ fn create_on(
         .collect::<Result<Vec<_>>>()?;
     let ids = nodes.iter().map(|_| random_bytes()).collect::<Result<_>>()?;
     // Its own directory comes first: what fails below it leaves nothing that looks like an archive.
-    let directory = ArchiveDir::create(archive, nodes)?;
+    ArchiveDir::create(archive, nodes)?;
     let files = Nodes::create(directories, &Spread { n, k, ids }, format.id, format.secret)?;
     Archive::create_on_nodes(&files, format).map_err(|e| name_archive(archive, e))?;
-    directory.vouch()?;
     Ok(format!(", on {} of which {} may be lost", counted(nodes.len() as u64, "node"), n - k))
 }
