@@ -193,3 +193,41 @@ fn rule_07_stretches_of_data_that_are_too_many_are_left_out_and_told() {
         assert_eq!((data.len(), failed.is_none()), (most, whole));
     }
 }
+
+/// A directory of a file system whose attributes have no limit, with a file `a` that has more than
+/// a walk takes, and a second name `b` of it; `None` where there is none.
+fn tree_with_many_attributes() -> Option<tempfile::TempDir> {
+    let dir = tempfile::tempdir_in("/dev/shm").ok()?;
+    let path = dir.path().join("a");
+    fs::write(&path, "data").unwrap();
+    fs::hard_link(&path, dir.path().join("b")).unwrap();
+    let file = fs::File::open(&path).unwrap();
+    for n in 0..MANY {
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::fsetxattr(&file, format!("user.{n}"), &[7; 60_000], flags).ok()?;
+    }
+    Some(dir)
+}
+
+/// Attributes of 60,000 bytes that are more than 4 MiB.
+const MANY: usize = 80;
+
+#[test]
+fn rule_07_what_could_not_be_read_is_not_the_target_of_a_later_name() {
+    let Some(dir) = tree_with_many_attributes() else { return };
+    let mut found: Vec<Entry> = Vec::new();
+    for one in Walk::new(dir.path(), Options::default()).unwrap() {
+        match one {
+            Ok(one) => found.push(one.entry),
+            // `b` can be read again.
+            Err(_) => (0..MANY).for_each(|n| {
+                rustix::fs::removexattr(dir.path().join("a"), format!("user.{n}")).unwrap();
+            }),
+        }
+    }
+    for entry in &found {
+        let What::HardLink { target } = &entry.what else { continue };
+        assert!(found.iter().any(|other| other.path == *target), "{}", text(entry));
+    }
+    assert_eq!(found.len(), 2);
+}

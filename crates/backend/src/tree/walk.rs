@@ -240,7 +240,7 @@ impl Walk {
         if is_directory {
             return self.directory(at, &stat).map(Some);
         }
-        let (mut what, mut file) = (what(&stat), None);
+        let mut what = what(&stat);
         if stat.st_nlink > 1 {
             let identity = Identity::of(&stat);
             if let Some(target) = self.seen.path(identity) {
@@ -250,13 +250,25 @@ impl Walk {
                 self.seen.files.insert(identity, (directory, name.as_bytes().into()));
             }
         }
+        let found = self.read(at, name, &stat, what);
+        if found.is_err() {
+            self.forget(&stat);
+        }
+        found.map(Some)
+    }
+
+    /// Reads what else belongs to an entry that is no directory.
+    fn read(
+        &mut self,
+        at: &OwnedFd,
+        name: &OsString,
+        stat: &Stat,
+        mut what: What,
+    ) -> Result<Found> {
+        let mut file = None;
         match &mut what {
             What::File { .. } if !self.options.only_sizes => {
-                let opened = self.open(at, name, &stat);
-                if opened.is_err() {
-                    self.forget(&stat);
-                }
-                file = Some(opened?);
+                file = Some(self.open(at, name, stat)?);
             }
             What::Symlink { target } => {
                 let read = rustix::fs::readlinkat(at, "", Vec::new());
@@ -269,10 +281,10 @@ impl Walk {
             None => self.attributes(&Holder::Path(at))?,
         };
         let linked = (stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
-        Ok(Some(Found { entry: self.entry(&stat, what, attributes), file, linked }))
+        Ok(Found { entry: self.entry(stat, what, attributes), file, linked })
     }
 
-    /// A file that could not be read is not the first name of any other.
+    /// What could not be read is not the first name of any other.
     fn forget(&mut self, stat: &Stat) {
         if self.seen.path(Identity::of(stat)).as_ref() == Some(&self.path) {
             self.seen.files.remove(&Identity::of(stat));
