@@ -126,11 +126,11 @@ impl Lacking<'_> {
 
         let client = format!("client.{LESS}");
         let reading = |pool: &str| {
-            [format!("{client} may not read pool {pool:?}"), format!("osd 'allow r pool={pool}'")]
+            [format!("{client} may not read pool '{pool}'"), format!("osd 'allow r pool={pool}'")]
         };
         let writing = |pool: &str| {
             [
-                format!("{client} may not write to pool {pool:?}"),
+                format!("{client} may not write to pool '{pool}'"),
                 format!("osd 'allow rw pool={pool}'"),
             ]
         };
@@ -152,7 +152,7 @@ impl Lacking<'_> {
         told(
             &["put"],
             &["again", file],
-            &[format!("{client} may not take locks in pool {metadata:?}"), "osd 'allow rwx".into()],
+            &[format!("{client} may not take locks in pool '{metadata}'"), "osd 'allow rwx".into()],
         )?;
         self.no_takeover(&both)?;
 
