@@ -213,8 +213,11 @@ fn tree_with_many_attributes() -> Option<tempfile::TempDir> {
 const MANY: usize = 80;
 
 #[test]
-fn rule_07_what_could_not_be_read_is_not_the_target_of_a_later_name() {
-    let Some(dir) = tree_with_many_attributes() else { return };
+fn rule_07_no_name_links_to_one_that_could_not_be_read() {
+    let Some(dir) = tree_with_many_attributes() else {
+        eprintln!("not tested: /dev/shm takes no attributes of users");
+        return;
+    };
     let mut found: Vec<Entry> = Vec::new();
     for one in Walk::new(dir.path(), Options::default()).unwrap() {
         match one {

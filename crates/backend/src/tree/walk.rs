@@ -284,7 +284,7 @@ impl Walk {
         Ok(Found { entry: self.entry(stat, what, attributes), file, linked })
     }
 
-    /// What could not be read is not the first name of any other.
+    /// Forgets a name that could not be read: no later name links to it.
     fn forget(&mut self, stat: &Stat) {
         if self.seen.path(Identity::of(stat)).as_ref() == Some(&self.path) {
             self.seen.files.remove(&Identity::of(stat));
