@@ -24,7 +24,7 @@ pub(crate) struct Space<'a> {
 impl PageSpace for Space<'_> {
     fn allocate(&mut self) -> Result<Pba> {
         let mut state = self.kernel.state.lock();
-        let zones = self.kernel.zones(state.zone_table);
+        let zones = self.kernel.zones(state.releases.zone_table());
         let pba = state.allocator.place_page(&zones)?;
         self.taken.push(pba);
         self.pages.push(pba);

@@ -151,7 +151,7 @@ impl<'a> Checker<'a> {
         self.dark.may_lack = self.in_place;
         if self.in_place && !self.state.clean {
             // Since the checkpoint, blocks came into use that the zone table has as free.
-            self.dark.zones.push(0..u64::MAX);
+            Dark::add(&mut self.dark.zones, 0..u64::MAX);
         }
         self.catalogue();
         self.pending();
@@ -249,9 +249,9 @@ impl<'a> Checker<'a> {
             Table::Catalogue => {
                 (self.maps_dark, self.pages_dark, self.catalogue_dark) = (true, true, true)
             }
-            Table::References => self.dark.references.push(entries),
-            Table::Fingerprints => self.dark.fingerprints.push(entries),
-            Table::Zones => self.dark.zones.push(entries),
+            Table::References => Dark::add(&mut self.dark.references, entries),
+            Table::Fingerprints => Dark::add(&mut self.dark.fingerprints, entries),
+            Table::Zones => Dark::add(&mut self.dark.zones, entries),
             Table::Discards => self.catalogue_dark = true,
             Table::Index => self.index_dark = true,
         }

@@ -123,7 +123,7 @@ pub(crate) struct Usage {
     dark: Dark,
 }
 
-/// The parts that can't be judged because pages are damaged: rising ranges.
+/// The parts that can't be judged because pages are damaged: disjoint ranges, which rise.
 #[derive(Clone, Default)]
 pub(crate) struct Dark {
     /// Zones whose bitmap can't be read.
@@ -137,6 +137,14 @@ pub(crate) struct Dark {
 }
 
 impl Dark {
+    /// Adds a range that begins where the last one does, or later: part of it may be in that one.
+    pub(crate) fn add(ranges: &mut Vec<Range<u64>>, more: Range<u64>) {
+        let start = ranges.last().map_or(more.start, |last| more.start.max(last.end));
+        if start < more.end {
+            ranges.push(start..more.end);
+        }
+    }
+
     /// True when the zone table can't tell of a zone.
     pub(crate) fn has_zone(&self, zone: u64) -> bool {
         within(&self.zones, zone)
@@ -253,5 +261,24 @@ impl Usage {
             return Named::Differs("another kind of block (raw or in a carrier)");
         }
         Named::Agrees
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dark_as_a_whole_stays_dark_beside_its_damaged_pages() {
+        let mut dark = Dark::default();
+        for range in [0..u64::MAX, 3..4, 7..9] {
+            Dark::add(&mut dark.zones, range);
+        }
+        assert!([0, 3, 5, 8, 100].iter().all(|&zone| dark.has_zone(zone)));
+        let mut parts = Vec::new();
+        for range in [0..4, 2..6, 8..9] {
+            Dark::add(&mut parts, range);
+        }
+        assert_eq!(parts, [0..4, 4..6, 8..9]);
     }
 }

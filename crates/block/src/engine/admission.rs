@@ -103,7 +103,7 @@ pub(crate) fn admit(
     purpose: Purpose,
 ) -> Result<Admission> {
     state.check_running()?;
-    let gathered = state.windows.slots();
+    let gathered = state.windows.closed_slots() + state.windows.open().slots();
     if gathered as u64 + blocks > kernel.settings.unflushed_blocks as u64 && gathered > 0 {
         return Ok(Admission::Wait);
     }
@@ -130,7 +130,7 @@ pub(crate) fn admit(
         Purpose::FreesSpace => 0,
     };
     let needed = to_place + pages_ahead(kernel, scheme, state, blocks + 1) + margin;
-    let zones = kernel.zones(state.zone_table);
+    let zones = kernel.zones(state.releases.zone_table());
     if state.allocator.free() < needed {
         state.allocator.grow_to(needed, &zones);
     }

@@ -26,13 +26,14 @@ pub(crate) fn find_volume(kernel: &Kernel, name: &str) -> Result<VolumeId> {
     kernel
         .state
         .lock()
+        .volumes
         .named(name)
         .ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume '{name}'")))
 }
 
 /// One volume as it is now.
 pub(crate) fn volume(kernel: &Kernel, id: VolumeId) -> Result<VolumeState> {
-    kernel.state.lock().volume(id).cloned()
+    kernel.state.lock().volumes.get(id).cloned()
 }
 
 /// Makes a volume. It exists for good when the ticket is durable.
@@ -55,16 +56,16 @@ pub(crate) fn create_volume_with(
     limits: VolumeLimits,
 ) -> Result<(VolumeId, Ticket)> {
     let mut state = kernel.state.lock();
-    state.check_new_name(name)?;
-    state.check_size(blocks, None)?;
+    state.volumes.check_new_name(name)?;
+    state.volumes.check_size(blocks, None)?;
     let most = kernel.settings.limits;
-    if state.volumes.len() as u64 >= most.volumes / 2 {
+    if state.volumes.count() as u64 >= most.volumes / 2 {
         return Err(Error::new(
             Kind::InvalidInput,
             format!("a store holds at most {} volumes", most.volumes / 2),
         ));
     }
-    if state.next_volume > most.volume_number {
+    if state.volumes.next() > most.volume_number {
         let message = format!(
             "this store has given all numbers of volumes, {}, and makes no more volumes",
             most.volume_number
@@ -79,12 +80,8 @@ pub(crate) fn create_volume_with(
         state.checkpoint_wanted = true;
         return Err(wait());
     }
-    let id = VolumeId(state.next_volume);
-    state.next_volume += 1;
-    state.volumes.insert(
-        id,
-        VolumeState { name: name.to_owned(), blocks, no_dedup: no_dedup.clone(), limits },
-    );
+    let volume = VolumeState { name: name.to_owned(), blocks, no_dedup: no_dedup.clone(), limits };
+    let id = state.volumes.create(volume);
     let ticket = record(
         kernel,
         &mut state,
@@ -102,8 +99,8 @@ pub(crate) fn resize_volume(
     blocks: u64,
 ) -> Result<Ticket> {
     let mut state = kernel.state.lock();
-    let before = state.volume(id)?.blocks;
-    state.check_size(blocks, Some(id))?;
+    let before = state.volumes.get(id)?.blocks;
+    state.volumes.check_size(blocks, Some(id))?;
     admit_known(
         kernel,
         scheme,
@@ -113,9 +110,7 @@ pub(crate) fn resize_volume(
     if blocks < before {
         admit_range(kernel, scheme, &mut state)?;
     }
-    if let Some(volume) = state.volumes.get_mut(&id) {
-        volume.blocks = blocks;
-    }
+    state.volumes.change(id, |volume| volume.blocks = blocks);
     let ticket = record(kernel, &mut state, CatalogueChange::Resize { id, blocks });
     if blocks < before {
         state.punch(id, blocks, before, false);
@@ -132,14 +127,12 @@ pub(crate) fn rename_volume(
     name: &str,
 ) -> Result<Ticket> {
     let mut state = kernel.state.lock();
-    if state.volume(id)?.name == name {
+    if state.volumes.get(id)?.name == name {
         return Ok(Ticket(state.windows.newest().0));
     }
-    state.check_new_name(name)?;
+    state.volumes.check_new_name(name)?;
     admit_known(kernel, scheme, &mut state, Purpose::Known)?;
-    if let Some(volume) = state.volumes.get_mut(&id) {
-        volume.name = name.to_owned();
-    }
+    state.volumes.change(id, |volume| volume.name = name.to_owned());
     let ticket = record(kernel, &mut state, CatalogueChange::Rename { id, name: name.to_owned() });
     scheme.end_change(&mut state);
     Ok(ticket)
@@ -173,12 +166,12 @@ fn change_settings(
     change: impl FnOnce(&mut VolumeState),
 ) -> Result<Ticket> {
     let mut state = kernel.state.lock();
-    let mut volume = state.volume(id)?.clone();
+    let mut volume = state.volumes.get(id)?.clone();
     admit_known(kernel, scheme, &mut state, Purpose::Known)?;
     change(&mut volume);
     let recorded =
         CatalogueChange::Settings { id, no_dedup: volume.no_dedup.clone(), limits: volume.limits };
-    state.volumes.insert(id, volume);
+    state.volumes.change(id, |now| *now = volume);
     let ticket = record(kernel, &mut state, recorded);
     // Blocks that were written before are not written into any more: other ranges may be
     // critical now.
@@ -189,10 +182,10 @@ fn change_settings(
 /// Deletes a volume; its blocks become free in the background.
 pub(crate) fn delete_volume(kernel: &Kernel, scheme: &dyn Scheme, id: VolumeId) -> Result<Ticket> {
     let mut state = kernel.state.lock();
-    let blocks = state.volume(id)?.blocks;
+    let blocks = state.volumes.get(id)?.blocks;
     admit_known(kernel, scheme, &mut state, Purpose::FreesSpace)?;
     admit_range(kernel, scheme, &mut state)?;
-    state.volumes.remove(&id);
+    state.volumes.remove(id);
     let ticket = record(kernel, &mut state, CatalogueChange::Delete { id });
     state.punch(id, 0, blocks, false);
     scheme.end_change(&mut state);

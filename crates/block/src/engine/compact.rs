@@ -148,7 +148,7 @@ fn move_together(
     read(kernel, volume, &mut reads);
     let good: Vec<bool> = reads.into_iter().map(|read| read.result.is_ok()).collect();
     let mut state = kernel.state.lock();
-    if !Arc::ptr_eq(state.overlays.snapshot(), snapshot) || state.volume(volume).is_err() {
+    if !Arc::ptr_eq(state.overlays.snapshot(), snapshot) || state.volumes.get(volume).is_err() {
         return Ok(true);
     }
     // A window of its own, so that the blocks get one run.

@@ -133,7 +133,7 @@ pub(crate) fn check_range(
 ) -> Result<()> {
     add(&kernel.counters.client_changes, 1);
     let state = kernel.state.lock();
-    let size = state.volume(volume)?.blocks * BLOCK_BYTES as u64;
+    let size = state.volumes.get(volume)?.blocks * BLOCK_BYTES as u64;
     if offset.checked_add(bytes).is_some_and(|end| end <= size) {
         return Ok(());
     }
@@ -173,23 +173,23 @@ fn write_blocks(
             // Whether it is stored already, an answer must not tell.
             Admission::Full if !takes_duplicates(&state) => return Err(full()),
             Admission::Full => {
-                let releases = state.releases;
+                let releases = state.releases.count();
                 drop(state);
                 placed = Some(place_first(kernel, &blocks[0])?);
                 state = kernel.state.lock();
                 // A critical block needs a block of its own.
-                if state.volume(volume)?.no_dedup.holds(first) {
+                if state.volumes.get(volume)?.no_dedup.holds(first) {
                     return Err(full());
                 }
                 admit_known(kernel, scheme, &mut state, Purpose::Known)?;
-                if state.releases != releases {
+                if state.releases.count() != releases {
                     return Err(wait());
                 }
                 break;
             }
         }
     }
-    state.volume(volume)?;
+    state.volumes.get(volume)?;
     if zero[..blocks.len()].contains(&true) {
         let room = ranges_left(kernel, scheme, &state);
         blocks = &blocks[..before_range(&zero[..blocks.len()], room)];
@@ -281,7 +281,7 @@ pub(crate) fn punch(
         }
         Admission::Full => return Err(full()),
     }
-    state.volume(volume)?;
+    state.volumes.get(volume)?;
     admit_range(kernel, scheme, &mut state)?;
     make_room(kernel, &mut state);
     state.punch(volume, start, end, keep);
@@ -337,7 +337,7 @@ fn edit(
         }
         block.0[at..at + bytes.len()].copy_from_slice(bytes);
         let mut state = kernel.state.lock();
-        state.volume(volume)?;
+        state.volumes.get(volume)?;
         let same = match (&seen, state.locate(volume, lba)) {
             (Where::Window(then), Where::Window(now)) => std::sync::Arc::ptr_eq(then, &now),
             (Where::Overlay(then), Where::Overlay(now)) => *then == now,

@@ -143,6 +143,6 @@ fn complete_index(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
 /// Learns where free space is, in zones that were not looked at since opening.
 fn load_free_space(kernel: &Kernel) -> Result<bool> {
     let mut state = kernel.state.lock();
-    let zones = kernel.zones(state.zone_table);
+    let zones = kernel.zones(state.releases.zone_table());
     state.allocator.load_some(&zones)
 }

@@ -335,7 +335,7 @@ impl Engine {
             }
         }
         advanced |= checkpoint::commit_by_checkpoint(&self.kernel, &*self.scheme)?;
-        Ok(make_leaves(&self.kernel, &*self.scheme)? || advanced)
+        Ok(checkpoint_for_windows(&self.kernel, &*self.scheme)? || advanced)
     }
 
     /// Runs the steps until everything gathered so far is durable.
@@ -427,12 +427,12 @@ impl Engine {
     }
 }
 
-/// Checkpoints until the leaves exist that a window waits for. Returns whether it did anything;
-/// it stops where a reader is in the way.
-fn make_leaves(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+/// Checkpoints as long as a closed window waits for one. Returns whether it did anything; it stops
+/// where a reader is in the way.
+fn checkpoint_for_windows(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     let mut made = false;
-    while kernel.state.lock().leaves_wanted {
-        match checkpoint::checkpoint_for_leaves(kernel, scheme)? {
+    while kernel.state.lock().checkpoint_awaited {
+        match checkpoint::forced_checkpoint_step(kernel, scheme)? {
             CheckpointStep::NeedsFlush => drop(scheme.make_durable(kernel)?),
             CheckpointStep::NeedsReaders => break,
             CheckpointStep::Advanced | CheckpointStep::Idle => {}

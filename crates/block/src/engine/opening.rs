@@ -20,7 +20,7 @@ use crate::{
         zone_list::Entry,
     },
     index::Index,
-    kernel::{Checkpointer, Kernel, Reason, State, replace_damaged_superblock, visible},
+    kernel::{Checkpointer, Kernel, Reason, State, Volumes, replace_damaged_superblock},
     overlay::{Overlays, Snapshot},
     rules::Rule,
     scheme::{
@@ -28,7 +28,7 @@ use crate::{
         verbs::{FoundAtOpening, Progress, Scheme},
     },
     settings::Settings,
-    space::{Allocator, zone_list::ZoneList},
+    space::{Allocator, Releases, zone_list::ZoneList},
     table::Pages,
     window::{
         Windows,
@@ -137,25 +137,21 @@ fn unrecovered(
     let compare = settings.keeps(Rule::PageChecksumsCompared);
     let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
     let snapshot = load_snapshot(&pages, state)?;
-    let volumes = visible(&snapshot.volumes);
+    let volumes = Volumes::of(&snapshot.volumes, snapshot.state.next_volume);
     let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation, true);
     let allocator = Allocator::new(fixed.geometry, &snapshot.state, fixed.grow, list);
     let state = State {
         windows: Windows::after(snapshot.state.last_window, snapshot.state.durable),
-        next_volume: snapshot.state.next_volume,
         epoch: snapshot.state.epoch,
-        zone_table: snapshot.state.zones,
+        releases: Releases::after(snapshot.state.zones),
         overlays: Overlays::new(snapshot),
         volumes,
         allocator,
-        deferred: 0,
         spilling_pages: 0,
         fail_stop: FailStop::default(),
         checkpoint_wanted: false,
         flushes: Flushes::default(),
-        releasing: false,
-        releases: 0,
-        leaves_wanted: false,
+        checkpoint_awaited: false,
         ration: None,
     };
     Ok(Kernel {

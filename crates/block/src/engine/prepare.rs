@@ -57,12 +57,13 @@ fn plan(kernel: &Kernel, scheme: &dyn Scheme, window: &Window) -> Result<Plan> {
     loop {
         let (snapshot, releases) = {
             let state = kernel.state.lock();
-            (state.overlays.snapshot().clone(), state.releases)
+            (state.overlays.snapshot().clone(), state.releases.count())
         };
         let decision = decide(kernel, scheme, window, &content, &snapshot)?;
         let mut state = ready(kernel, scheme, decision.arrangement.needed())?;
         // Blocks that were made free meanwhile may be among the duplicates: decide anew.
-        if !Arc::ptr_eq(state.overlays.snapshot(), &snapshot) || state.releases != releases {
+        if !Arc::ptr_eq(state.overlays.snapshot(), &snapshot) || state.releases.count() != releases
+        {
             continue;
         }
         let (mut plan, header) = place(kernel, &mut state, window, &content, &decision)?;
@@ -181,7 +182,7 @@ fn ready<'k>(
     let unflushed = kernel.settings.unflushed_blocks as u64;
     loop {
         let mut state = kernel.state.lock();
-        let zones = kernel.zones(state.zone_table);
+        let zones = kernel.zones(state.releases.zone_table());
         // A store that is small or nearly full can't keep as much open.
         let most = needed + state.allocator.free() / 8;
         if state.allocator.ready_blocks() < (ahead + unflushed / 2).min(most) {

@@ -38,7 +38,7 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
     // The snapshot is held until the blocks are read: none of them is reused before.
     let snapshot = {
         let state = kernel.state.lock();
-        let blocks = state.volume(volume).map(|volume| volume.blocks);
+        let blocks = state.volumes.get(volume).map(|volume| volume.blocks);
         for read in reads.iter_mut() {
             let count = read.into.len() as u64;
             read.result = match &blocks {
@@ -315,7 +315,7 @@ pub(crate) fn extents(
     // Looked at in parts, so that a huge range costs bounded memory.
     const PART: u64 = 4096;
     let end = first.0.checked_add(blocks);
-    let size = kernel.state.lock().volume(volume)?.blocks;
+    let size = kernel.state.lock().volumes.get(volume)?.blocks;
     let Some(end) = end.filter(|&end| end <= size) else {
         return Err(Error::new(Kind::InvalidInput, "the range is beyond the end of the volume"));
     };

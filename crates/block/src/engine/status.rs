@@ -93,7 +93,8 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         no_dedup: volume.no_dedup.clone(),
         limits: volume.limits,
     };
-    let mut volumes: Vec<VolumeStatus> = state.volumes.values().map(status_of).collect();
+    let mut volumes: Vec<VolumeStatus> =
+        state.volumes.iter().map(|(_, volume)| status_of(volume)).collect();
     volumes.sort_by(|a, b| a.name.cmp(&b.name));
     Status {
         id: kernel.identity.id,

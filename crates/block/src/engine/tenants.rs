@@ -31,7 +31,7 @@ pub(crate) fn keep_tenants_apart(kernel: &Kernel, secret: [u8; 32]) {
 
 /// Whether a full store may take what is stored already.
 pub(crate) fn takes_duplicates(state: &State) -> bool {
-    state.ration.is_none() || state.volumes.len() <= 1
+    state.ration.is_none() || state.volumes.count() <= 1
 }
 
 /// Admits `blocks` blocks that a client wrote.

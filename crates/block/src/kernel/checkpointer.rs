@@ -33,8 +33,8 @@ pub(crate) struct NextCheckpoint {
     pub(crate) filter: Option<Filter>,
     /// With leaves in place: blocks whose last link went.
     pub(crate) reclaimed: Reclaimed,
-    /// The checkpoint made the leaves that windows waited for.
-    pub(crate) leaves_wanted: bool,
+    /// Windows waited for it.
+    pub(crate) checkpoint_awaited: bool,
     /// Superblocks that must name it durably before readers may use it.
     pub(crate) superblocks: u8,
 }

@@ -22,7 +22,7 @@ pub(crate) use ration::Ration;
 pub(crate) use state::{State, Where};
 pub(crate) use superblocks::{replace_damaged_superblock, write_next_epoch, write_superblock};
 pub use volumes::VolumeState;
-pub(crate) use volumes::{apply_catalogue, visible};
+pub(crate) use volumes::{Volumes, apply_catalogue};
 
 use crate::{
     counters::Counters,

@@ -228,8 +228,8 @@ pub(crate) struct Job<'a> {
     pub(crate) frozen: &'a Overlay,
     /// Blocks that the last checkpoint put off.
     pub(crate) deferred: Vec<Pba>,
-    /// A window waits for leaves that only a checkpoint makes.
-    pub(crate) leaves_wanted: bool,
+    /// A closed window waits for what only a checkpoint makes.
+    pub(crate) checkpoint_awaited: bool,
 }
 
 /// The result of a scheme's part of a checkpoint.

@@ -2,6 +2,8 @@
 
 pub(crate) mod allocator;
 mod longest;
+mod releases;
 pub(crate) mod zone_list;
 
 pub(crate) use allocator::{Allocator, Extent, Lane, ZoneSource};
+pub(crate) use releases::Releases;

@@ -12,13 +12,13 @@
 //! - No window is acknowledged that is not published.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeSet, VecDeque},
     sync::Arc,
 };
 
 use onefold_core::{Block, Lba, Pba, VolumeId};
 
-use super::{Found, PIECE_BLOCKS, Placed, Plan, Window};
+use super::{PIECE_BLOCKS, Placed, Plan, Window};
 use crate::format::{catalogue::CatalogueChange, record::WindowNumber};
 
 /// How far a closed window has come.
@@ -126,14 +126,9 @@ impl Windows {
         self.closed.iter().map(|closed| closed.window.slots()).sum()
     }
 
-    /// Memory slots in use, those of the open window included.
-    pub(crate) fn slots(&self) -> usize {
-        self.closed_slots() + self.open.slots()
-    }
-
     /// Blocks of memory, used or not.
     pub(crate) fn memory_blocks(&self) -> usize {
-        self.slots() + self.pool.len() * PIECE_BLOCKS
+        self.closed_slots() + self.open.slots() + self.pool.len() * PIECE_BLOCKS
     }
 
     /// Records that the windows will have.
@@ -296,35 +291,9 @@ impl Windows {
         self.closed.iter().rev().find(changes).map(|closed| &closed.window)
     }
 
-    /// True when the open window makes an address read as zeroes; `keep` as written ones.
-    pub(crate) fn zeroes(&self, volume: VolumeId, lba: Lba) -> Option<bool> {
-        match self.open.find(volume, lba)? {
-            Found::Zero { keep } => Some(keep),
-            Found::Block(_) => None,
-        }
-    }
-
     /// The content of a physical block that a window on its way writes.
     pub(crate) fn content_of(&self, pba: Pba) -> Option<&Block> {
         self.closed.iter().find_map(|closed| closed.plan.as_ref()?.written(&closed.window, pba))
-    }
-
-    /// The changes of the catalogue in windows before `number`.
-    pub(crate) fn changes_before(
-        &self,
-        number: WindowNumber,
-    ) -> impl Iterator<Item = &CatalogueChange> {
-        let before = self.all().take_while(move |window| window.number < number);
-        before.flat_map(|window| &window.catalogue)
-    }
-
-    /// Leaves of maps in which windows have blocks.
-    pub(crate) fn map_leaves(&self) -> BTreeMap<VolumeId, BTreeSet<u64>> {
-        let mut leaves: BTreeMap<VolumeId, BTreeSet<u64>> = BTreeMap::new();
-        for (volume, more) in self.all().flat_map(Window::map_leaves) {
-            leaves.entry(volume).or_default().extend(more);
-        }
-        leaves
     }
 
     /// Blocks stored before that windows are about to name.
@@ -336,6 +305,7 @@ impl Windows {
     }
 
     /// A planted bug: windows up to `target` are told to be durable, whatever comes before them.
+    #[cfg(feature = "planted-bugs")]
     pub(crate) fn pretend_durable(&mut self, target: WindowNumber) {
         self.durable = self.durable.max(target);
     }

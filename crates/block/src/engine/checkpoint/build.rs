@@ -27,18 +27,18 @@ pub(crate) fn build(
     deferred: &mut Vec<Pba>,
     reason: Reason,
 ) -> Result<Option<NextCheckpoint>> {
-    let (frozen, old, leaves_wanted) = {
+    let (frozen, old, checkpoint_awaited) = {
         let mut state = kernel.state.lock();
         let nothing = state.overlays.active().is_empty()
             && state.overlays.snapshot().discards.is_empty()
             && !state.deferred_alone()
-            && !state.leaves_wanted;
+            && !state.checkpoint_awaited;
         if nothing && reason == Reason::Changes {
             state.checkpoint_wanted = false;
             return Ok(None);
         }
-        let State { overlays, windows, leaves_wanted, .. } = &mut *state;
-        (overlays.freeze(windows), overlays.snapshot().clone(), *leaves_wanted)
+        let State { overlays, windows, checkpoint_awaited, .. } = &mut *state;
+        (overlays.freeze(windows), overlays.snapshot().clone(), *checkpoint_awaited)
     };
     let committed = if kernel.keeps(Rule::CommittedWhenDurable) {
         frozen.last().max(old.state.committed)
@@ -48,7 +48,7 @@ pub(crate) fn build(
     let mut build = TableBuild::new(kernel, &old, committed);
     let mut volumes = old.volumes.clone();
     apply_catalogue(&mut volumes, frozen.catalogue());
-    let job = Job { frozen: &frozen, deferred: std::mem::take(deferred), leaves_wanted };
+    let job = Job { frozen: &frozen, deferred: std::mem::take(deferred), checkpoint_awaited };
     let NewRoots { references, fingerprints, pending, reclaimed, superblocks, inexact } =
         scheme.checkpoint(&mut build, &mut volumes, job)?;
     let catalogue = build.catalogue(&volumes)?;
@@ -70,7 +70,7 @@ pub(crate) fn build(
             committed,
             durable: scheme.built(&state, committed),
             last_window: state.windows.last_closed(),
-            next_volume: state.next_volume,
+            next_volume: state.volumes.next(),
             high_water: state.allocator.high_water(),
             used_blocks,
             next_generation: state.allocator.list.next_generation(),
@@ -101,7 +101,7 @@ pub(crate) fn build(
         zones,
         filter: index.filter,
         reclaimed,
-        leaves_wanted,
+        checkpoint_awaited,
         superblocks,
     }))
 }

@@ -81,7 +81,7 @@ pub(crate) fn checkpoint_useful(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
     }
     !state.overlays.is_empty()
         || !state.overlays.snapshot().discards.is_empty()
-        || state.leaves_wanted
+        || state.checkpoint_awaited
 }
 
 /// True between the steps of a checkpoint.
@@ -94,9 +94,8 @@ pub(crate) fn checkpoint_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<Ch
     checkpoint_advance(kernel, scheme, Reason::Changes)
 }
 
-/// As `checkpoint_step`, also when nothing was published: windows wait
-/// for leaves.
-pub(crate) fn checkpoint_for_leaves(
+/// As `checkpoint_step`, also when nothing was published: closed windows wait for it.
+pub(crate) fn forced_checkpoint_step(
     kernel: &Kernel,
     scheme: &dyn Scheme,
 ) -> Result<CheckpointStep> {

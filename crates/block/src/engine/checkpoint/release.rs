@@ -23,8 +23,8 @@ pub(super) fn make_current(
     let old = state.overlays.make_current(next.snapshot.clone());
     state.windows.acknowledge(next.snapshot.state.committed);
     scheme.acknowledge(kernel, &mut state);
-    state.leaves_wanted &= !next.leaves_wanted;
-    state.releasing = true;
+    state.checkpoint_awaited &= !next.checkpoint_awaited;
+    state.releases.begin();
     if let Some(filter) = next.filter.take() {
         kernel.index.lock().finish_spill(filter);
     }
@@ -46,12 +46,9 @@ pub(super) fn release(
         next.snapshot.state.committed,
         kept.iter().copied().collect(),
     );
-    state.zone_table = next.snapshot.state.zones;
-    state.releases += 1;
-    state.releasing = false;
     state.checkpoint_wanted = false;
     kernel.coverage.add(Mark::BlocksKept, kept.len());
     *deferred = kept;
     deferred.extend(next.reclaimed.put_off);
-    state.deferred = deferred.len();
+    state.releases.end(next.snapshot.state.zones, deferred.len());
 }

@@ -36,6 +36,7 @@ use crate::{
     rules::Rule,
     scheme::room::has_spare,
     table_build::TableBuild,
+    window::{Window, Windows},
 };
 
 /// Leaves of fingerprints in which one checkpoint reclaims blocks, at most: 8 MiB are held for
@@ -63,7 +64,7 @@ impl TableBuild<'_> {
         self.live = self.live.saturating_add_signed(live);
 
         self.in_place = Some((self.old.state.sequence / 2) & 0xff_ffff);
-        let wanted = self.kernel.state.lock().windows.map_leaves();
+        let wanted = leaves_of_windows(&self.kernel.state.lock().windows);
         for (&id, volume) in volumes.iter_mut() {
             if volume.name.is_empty() {
                 volume.map = self.drop_tree(id, &volume.map)?;
@@ -228,7 +229,9 @@ fn reclaim(own: &OrderMerge, kernel: &Kernel, candidates: BTreeSet<Pba>) -> Resu
             reclaimed.blocks.push(pba);
         }
         // A prepare that looked for duplicates meanwhile may have found one of them.
-        state.releases += u64::from(!reclaimed.blocks.is_empty());
+        if !reclaimed.blocks.is_empty() {
+            state.releases.unlinked();
+        }
     }
     write_later(kernel, true)?;
     Ok(reclaimed)
@@ -266,4 +269,13 @@ pub(crate) fn forget_counts(own: &OrderMerge, kernel: &Kernel, blocks: &[Pba]) -
     let (_, written) = write_leaves(kernel, &pointers)?;
     add(&kernel.counters.in_place_blocks, written);
     Ok(())
+}
+
+/// The leaves of maps in which windows on their way have blocks.
+fn leaves_of_windows(windows: &Windows) -> BTreeMap<VolumeId, BTreeSet<u64>> {
+    let mut leaves: BTreeMap<VolumeId, BTreeSet<u64>> = BTreeMap::new();
+    for (volume, more) in windows.all().flat_map(Window::map_leaves) {
+        leaves.entry(volume).or_default().extend(more);
+    }
+    leaves
 }

@@ -37,7 +37,7 @@ pub(crate) fn write_counted(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
     };
     let Some(leaves) = leaves else {
         let mut state = kernel.state.lock();
-        state.leaves_wanted = true;
+        state.checkpoint_awaited = true;
         state.checkpoint_wanted = true;
         return Ok(false);
     };

@@ -28,7 +28,7 @@ pub(super) fn pages_of(
         + leaf_of_map()
         + 2 * pages
         + overlay.unlinked().len() as u64
-        + state.deferred as u64;
+        + state.releases.deferred() as u64;
     pages + tree_pages(blocks, kernel.fixed.geometry.zones.div_ceil(Table::Zones.per_leaf()))
 }
 

@@ -132,7 +132,7 @@ impl Scheme for OrderMerge {
         let ((references, fingerprints), reclaimed) =
             build.in_place(self, job.frozen, volumes, job.deferred)?;
         let coverage = &build.kernel.coverage;
-        coverage.add(Mark::LeavesMade, usize::from(job.leaves_wanted));
+        coverage.add(Mark::LeavesMade, usize::from(job.checkpoint_awaited));
         coverage.add(Mark::BlocksReclaimed, reclaimed.blocks.len());
         Ok(NewRoots {
             references,

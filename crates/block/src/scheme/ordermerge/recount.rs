@@ -99,7 +99,7 @@ fn compare_counts(
         }
     }
     let (per_leaf, geometry) = (Table::References.per_leaf(), kernel.fixed.geometry);
-    let zones = kernel.zones(kernel.state.lock().zone_table);
+    let zones = kernel.zones(kernel.state.lock().releases.zone_table());
     let now = kernel.clock.now();
     for (leaf, links) in (recount.first..).zip(recount.tally.chunks(per_leaf as usize)) {
         let Some(leaves) = block_leaves(

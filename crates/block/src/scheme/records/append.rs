@@ -10,7 +10,7 @@ use crate::{
         record::{Change, Record},
         superblock::Layout,
     },
-    kernel::{Kernel, apply_catalogue, visible},
+    kernel::{Kernel, Volumes, apply_catalogue},
     overlay::Snapshot,
     scheme::{room::reserve, verbs::RECORDS_ALONE, windows::flush_zone_list},
     space::Lane,
@@ -49,9 +49,7 @@ pub(crate) fn adopt_changes(
     state.overlays.active_mut().change(changes);
     let mut volumes = snapshot.volumes.clone();
     apply_catalogue(&mut volumes, state.overlays.active().catalogue());
-    state.volumes = visible(&volumes);
-    state.next_volume =
-        volumes.keys().map(|id| id.0 + 1).chain([state.next_volume]).max().unwrap_or(1);
+    state.volumes = Volumes::of(&volumes, state.volumes.next());
     Ok(())
 }
 
@@ -71,7 +69,7 @@ pub(crate) fn append_again(
     let carriers = verified.len().div_ceil(RECORDS_ALONE) as u64;
     {
         let mut state = kernel.state.lock();
-        let zones = kernel.zones(state.zone_table);
+        let zones = kernel.zones(state.releases.zone_table());
         state.allocator.grow_to(reserve(&kernel.fixed.geometry) + carriers, &zones);
         state.allocator.list.set_recovering(true);
         let opened = state.allocator.open_ahead(carriers, &zones);

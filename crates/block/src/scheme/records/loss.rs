@@ -123,7 +123,7 @@ fn missing(
         return missing.into_iter().map(|window| (window, window)).collect();
     }
     windows.retain(|_, seen| whole(seen));
-    // WindowRange between a cut and the epoch after it were void.
+    // Windows between a cut and the epoch after it were void.
     let mut expected = Vec::new();
     let mut from = state.committed.next();
     for cut in &state.cuts {

@@ -104,7 +104,7 @@ pub(super) fn recover_space(
     }
     allocator.count_ready();
     state.allocator = allocator;
-    state.deferred = deferred.len();
+    state.releases.recovered(deferred.len());
     kernel.coverage.add(Mark::HeldBlock, deferred.len());
     *kernel.checkpointing.lock() = Checkpointer::new(deferred);
     Ok(pins)

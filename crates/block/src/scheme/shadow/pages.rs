@@ -18,7 +18,7 @@ pub(crate) fn pages_of_changes(state: &State, overlay: &Overlay, more: u64) -> u
     let height = |volume| tables.volumes.get(&volume).map_or(0, |volume| volume.map.height);
     let map = overlay.map_pages(height);
     let volumes =
-        tables.volumes.len().max(state.volumes.len()) as u64 + overlay.catalogue().len() as u64;
+        tables.volumes.len().max(state.volumes.count()) as u64 + overlay.catalogue().len() as u64;
     let all = |entries: u64, table: Table| tree_pages(u64::MAX, entries.div_ceil(table.per_leaf()));
     let ranges = (tables.discards.len() + overlay.ranges().len()) as u64 + more;
     map + all(volumes, Table::Catalogue) + all(ranges, Table::Discards) + CHANGE_PAGES
