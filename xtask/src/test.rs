@@ -46,7 +46,7 @@ struct Step {
     run: fn() -> Result<Tally>,
 }
 
-const STEPS: [Step; 26] = [
+const STEPS: [Step; 27] = [
     Step { name: "format", about: "cargo fmt --check", run: format },
     Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
     Step { name: "features", about: "no planted bug can be in the product", run: features },
@@ -125,6 +125,11 @@ const STEPS: [Step; 26] = [
         name: "docs",
         about: "the examples, links, anchors and diagrams of the documents, and the reference",
         run: docs::run,
+    },
+    Step {
+        name: "book",
+        about: "mdBook makes the book; all its links lead somewhere",
+        run: docs::make_book,
     },
     Step {
         name: "clients",

@@ -33,8 +33,8 @@ const BUILD_LIMIT: Duration = Duration::from_secs(120);
 /// Folders between the repository's root and the made book.
 const DEPTH: usize = 3;
 
-/// Makes the book, and follows all links in it.
-pub(super) fn build(pages: &[Page]) -> Result<bool> {
+/// Makes the book, and follows all links in it; gives the number of its pages.
+pub(super) fn build(pages: &[Page]) -> Result<usize> {
     let mdbook = mdbook()?;
     let book = machine::root().join("target").join("book");
     let _ = fs::remove_dir_all(&book);
@@ -45,7 +45,7 @@ pub(super) fn build(pages: &[Page]) -> Result<bool> {
     let html = book.join("html");
     let made = follow(&html)?;
     println!("{made} pages, all links lead somewhere: {}", html.join("index.html").display());
-    Ok(true)
+    Ok(made)
 }
 
 /// The program, which is installed below `target` when it is not there.
