@@ -5,7 +5,7 @@ use onefold_core::{Pba, Result};
 use crate::{
     format::{page::Table, record::WindowNumber, superblock::Root},
     kernel::Kernel,
-    overlay::Snapshot,
+    overlay::Tables,
     table::{
         PageSpace, rebuild,
         rebuild::{Change, PageWriter, Rebuild},
@@ -39,7 +39,7 @@ impl PageSpace for Space<'_> {
 /// A checkpoint being built.
 pub(crate) struct TableBuild<'a> {
     pub(crate) kernel: &'a Kernel,
-    pub(crate) old: &'a Snapshot,
+    pub(crate) old: &'a Tables,
     pub(crate) birth: WindowNumber,
     pub(crate) space: Space<'a>,
     pub(crate) writer: PageWriter<'a>,
@@ -54,11 +54,7 @@ pub(crate) struct TableBuild<'a> {
 
 impl<'a> TableBuild<'a> {
     /// A checkpoint after `old` that contains windows up to `birth`.
-    pub(crate) fn new(
-        kernel: &'a Kernel,
-        old: &'a Snapshot,
-        birth: WindowNumber,
-    ) -> TableBuild<'a> {
+    pub(crate) fn new(kernel: &'a Kernel, old: &'a Tables, birth: WindowNumber) -> TableBuild<'a> {
         TableBuild {
             kernel,
             old,

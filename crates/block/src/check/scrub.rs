@@ -28,7 +28,7 @@ use crate::{
         page::{self, MapEntry, ReferenceEntry, Table},
     },
     kernel::Kernel,
-    overlay::Snapshot,
+    overlay::Tables,
     scheme::verbs::CountRule,
     settings::{MEMORY_MIN, Settings},
 };
@@ -100,22 +100,21 @@ fn verify_all(
     let mut report = ScrubReport::default();
     let mut leaves = Leaves::new(Table::References, 0);
     loop {
-        let snapshot = kernel.snapshot();
-        let total = snapshot.state.live_blocks;
+        let tables = kernel.tables();
+        let total = tables.state.live_blocks;
         progress(Progress { what: Phase::Data, done: report.blocks.min(total), total });
         if cancel() {
             report.cancelled = true;
             break;
         }
-        let Some(found) =
-            leaves.next(kernel, &snapshot.state.references, LEAVES, &mut report.unread)
+        let Some(found) = leaves.next(kernel, &tables.state.references, LEAVES, &mut report.unread)
         else {
             break;
         };
-        let expected = expected(kernel, rule, &snapshot, &found, &mut report.unread);
+        let expected = expected(kernel, rule, &tables, &found, &mut report.unread);
         report.blocks += expected.len() as u64;
         verify_blocks(kernel, &expected, &mut report);
-        drop(snapshot);
+        drop(tables);
     }
     name_bad(kernel, &mut report, progress, cancel);
     report
@@ -136,7 +135,7 @@ pub fn scrub_open(
 fn expected(
     kernel: &Kernel,
     rule: &dyn CountRule,
-    snapshot: &Snapshot,
+    tables: &Tables,
     references: &[Leaf],
     unread: &mut Vec<String>,
 ) -> Expected {
@@ -155,7 +154,7 @@ fn expected(
     wanted.dedup();
     let mut expected = Expected::new();
     for (leaf, _, page) in
-        leaves::read(kernel, Table::Fingerprints, 0, &snapshot.state.fingerprints, &wanted, unread)
+        leaves::read(kernel, Table::Fingerprints, 0, &tables.state.fingerprints, &wanted, unread)
     {
         let blocks = carried.range(Pba(leaf * per_leaf)..Pba((leaf + 1) * per_leaf));
         let known = blocks
@@ -222,7 +221,7 @@ fn name_bad(
     }
     let bad: BTreeMap<Pba, usize> =
         report.bad.iter().zip(0..).map(|(bad, n)| (bad.pba, n)).collect();
-    let volumes: Vec<VolumeId> = kernel.snapshot().volumes.keys().copied().collect();
+    let volumes: Vec<VolumeId> = kernel.tables().volumes.keys().copied().collect();
     for (n, &id) in volumes.iter().enumerate() {
         let mut leaves = Leaves::new(Table::Map, id.0);
         loop {
@@ -231,8 +230,8 @@ fn name_bad(
                 report.cancelled = true;
                 return;
             }
-            let snapshot = kernel.snapshot();
-            let Some(volume) = snapshot.volumes.get(&id).filter(|volume| !volume.name.is_empty())
+            let tables = kernel.tables();
+            let Some(volume) = tables.volumes.get(&id).filter(|volume| !volume.name.is_empty())
             else {
                 break;
             };
@@ -244,7 +243,7 @@ fn name_bad(
                 for slot in 0..Table::Map.per_leaf() {
                     let lba = Lba(leaf * Table::Map.per_leaf() + slot);
                     if let Some(MapEntry::Block { pba, .. }) =
-                        entry_in(&snapshot.discards, id, lba, Some((&pointer, &page)))
+                        entry_in(&tables.discards, id, lba, Some((&pointer, &page)))
                         && let Some(&n) = bad.get(&pba)
                     {
                         let bad = &mut report.bad[n];

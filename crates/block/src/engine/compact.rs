@@ -24,7 +24,7 @@ use crate::{
         superblock::Root,
     },
     kernel::{Compactor, Kernel, Where},
-    overlay::Snapshot,
+    overlay::Tables,
     scheme::{room::has_spare, verbs::Scheme},
 };
 
@@ -45,9 +45,9 @@ pub(crate) fn compact_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool>
     if compactor.done_at == Some(changes) || !may_compact(kernel, scheme) {
         return Ok(false);
     }
-    let snapshot = kernel.snapshot();
+    let tables = kernel.tables();
     for _ in 0..LEAVES_A_STEP {
-        let Some((&id, volume)) = snapshot.volumes.range(compactor.volume..).next() else {
+        let Some((&id, volume)) = tables.volumes.range(compactor.volume..).next() else {
             *compactor = Compactor { done_at: Some(changes), ..Compactor::default() };
             return Ok(false);
         };
@@ -61,10 +61,9 @@ pub(crate) fn compact_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool>
             continue;
         };
         compactor.leaf = leaf + 1;
-        let movable =
-            scattered(kernel, scheme, &snapshot, id, &volume.map, leaf).unwrap_or_default();
+        let movable = scattered(kernel, scheme, &tables, id, &volume.map, leaf).unwrap_or_default();
         if !movable.is_empty() {
-            return move_together(kernel, scheme, &snapshot, id, &movable);
+            return move_together(kernel, scheme, &tables, id, &movable);
         }
     }
     Ok(true)
@@ -76,7 +75,7 @@ fn may_compact(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
     let state = kernel.state.lock();
     state.fail_stop.reason().is_none()
         && !state.overlays.is_frozen()
-        && state.overlays.snapshot().discards.is_empty()
+        && state.overlays.tables().discards.is_empty()
         && state.uncommitted_records() * RECORDS_SHARE < kernel.settings.records_max
         && state.allocator.long_runs()
         && has_spare(kernel, scheme, &state, 2 * Table::Map.per_leaf())
@@ -87,7 +86,7 @@ fn may_compact(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
 fn scattered(
     kernel: &Kernel,
     scheme: &dyn Scheme,
-    snapshot: &Snapshot,
+    tables: &Tables,
     id: VolumeId,
     map: &Root,
     leaf: u64,
@@ -115,8 +114,7 @@ fn scattered(
         runs.into_iter().filter(|run| run.len() < BLOCKS_A_RUN).flatten().collect();
     // Shared blocks stay where they are: others want them there.
     let pbas = blocks.iter().map(|(_, pba)| pba.0);
-    let references =
-        kernel.pages.holding(Table::References, 0, &snapshot.state.references, pbas)?;
+    let references = kernel.pages.holding(Table::References, 0, &tables.state.references, pbas)?;
     let rule = scheme.counts();
     let alone = |pba: Pba| {
         references.get(pba.0).is_some_and(|((_, page), slot)| {
@@ -129,13 +127,13 @@ fn scattered(
     Ok(if movable.len() * 2 > blocks.len() { movable } else { Vec::new() })
 }
 
-/// Reads blocks and gathers them again, those whose mapping is still the snapshot's. False when
+/// Reads blocks and gathers them again, those whose mapping is still as in the tables. False when
 /// windows have to be written out before more is moved; what is left of these blocks waits
 /// for the next pass.
 fn move_together(
     kernel: &Kernel,
     scheme: &dyn Scheme,
-    snapshot: &Arc<Snapshot>,
+    tables: &Arc<Tables>,
     volume: VolumeId,
     lbas: &[Lba],
 ) -> Result<bool> {
@@ -148,7 +146,7 @@ fn move_together(
     read(kernel, volume, &mut reads);
     let good: Vec<bool> = reads.into_iter().map(|read| read.result.is_ok()).collect();
     let mut state = kernel.state.lock();
-    if !Arc::ptr_eq(state.overlays.snapshot(), snapshot) || state.volumes.get(volume).is_err() {
+    if !Arc::ptr_eq(state.overlays.tables(), tables) || state.volumes.get(volume).is_err() {
         return Ok(true);
     }
     // A window of its own, so that the blocks get one run.

@@ -301,7 +301,7 @@ fn edit(
     let at = (offset % BLOCK_BYTES as u64) as usize;
     let mut block = Block::zeroed();
     loop {
-        let (seen, snapshot) = {
+        let (seen, tables) = {
             let mut state = kernel.state.lock();
             match admit_data(kernel, scheme, &mut state, 1)? {
                 Admission::Granted => {}
@@ -319,13 +319,13 @@ fn edit(
                     _ => block.0.fill(0),
                 }
             }
-            (seen, state.overlays.snapshot().clone())
+            (seen, state.overlays.tables().clone())
         };
         let entry = match &seen {
             Where::Window(_) => None,
             Where::Zero { .. } => Some(MapEntry::Zero),
             Where::Overlay(entry) => Some(*entry),
-            Where::Tables => Some(map_entry(kernel, &snapshot, volume, lba)?),
+            Where::Tables => Some(map_entry(kernel, &tables, volume, lba)?),
         };
         match entry {
             None => {}
@@ -342,7 +342,7 @@ fn edit(
             (Where::Window(then), Where::Window(now)) => std::sync::Arc::ptr_eq(then, &now),
             (Where::Overlay(then), Where::Overlay(now)) => *then == now,
             (Where::Tables, Where::Tables) => {
-                std::sync::Arc::ptr_eq(&snapshot, state.overlays.snapshot())
+                std::sync::Arc::ptr_eq(&tables, state.overlays.tables())
             }
             (Where::Zero { .. }, Where::Zero { .. }) => true,
             _ => false,

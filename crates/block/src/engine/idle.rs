@@ -39,10 +39,10 @@ fn complete_filter(kernel: &Kernel) -> bool {
         return false;
     }
     let cursor = kernel.filter_cursor.load(Relaxed);
-    let snapshot = kernel.snapshot();
-    let end = 1u64 << snapshot.state.index_bits;
+    let tables = kernel.tables();
+    let end = 1u64 << tables.state.index_bits;
     // A superblock may name more leaves than there are: holes are passed over.
-    let cursor = match kernel.pages.next_leaf(Table::Index, 0, &snapshot.state.index, cursor) {
+    let cursor = match kernel.pages.next_leaf(Table::Index, 0, &tables.state.index, cursor) {
         Ok(Some(leaf)) => leaf.min(end),
         Ok(None) => end,
         Err(_) => cursor,
@@ -50,7 +50,7 @@ fn complete_filter(kernel: &Kernel) -> bool {
     let numbers: Vec<u64> = (cursor..end.min(cursor + INDEX_LEAVES as u64)).collect();
     let pages = kernel
         .pages
-        .leaves(Table::Index, 0, &snapshot.state.index, &numbers, false)
+        .leaves(Table::Index, 0, &tables.state.index, &numbers, false)
         .unwrap_or_default();
     let mut index = kernel.index.lock();
     for (_, page) in pages.iter().flatten() {
@@ -84,8 +84,8 @@ fn complete_index(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
         kernel.index_cursor.store(u64::MAX, Relaxed);
         return Ok(true);
     }
-    let snapshot = kernel.snapshot();
-    let root = snapshot.state.fingerprints;
+    let tables = kernel.tables();
+    let root = tables.state.fingerprints;
     let mut leaves = Vec::with_capacity(INDEX_LEAVES);
     let mut next = cursor;
     while leaves.len() < INDEX_LEAVES {
@@ -105,8 +105,7 @@ fn complete_index(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     let pointers =
         kernel.pages.leaf_pointers(Table::Fingerprints, 0, &root, &leaves).unwrap_or_default();
     let younger = |pointer: &Option<Pointer>| {
-        pointer
-            .is_some_and(|pointer| pointer.in_place || pointer.birth > snapshot.state.index_birth)
+        pointer.is_some_and(|pointer| pointer.in_place || pointer.birth > tables.state.index_birth)
     };
     let mut pointers = pointers.iter().map(younger).chain(std::iter::repeat(true));
     leaves.retain(|_| pointers.next() == Some(true));
@@ -115,7 +114,7 @@ fn complete_index(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
     // One of references covers four of fingerprints.
     let blocks = leaves.iter().map(|leaf| leaf * per_leaf);
     let references =
-        kernel.pages.holding_if_whole(Table::References, 0, &snapshot.state.references, blocks);
+        kernel.pages.holding_if_whole(Table::References, 0, &tables.state.references, blocks);
     for (leaf, page) in leaves.iter().zip(pages) {
         let Some((_, page)) = page else { continue };
         let mut index = kernel.index.lock();

@@ -21,7 +21,7 @@ use crate::{
     },
     index::Index,
     kernel::{Checkpointer, Kernel, Reason, State, Volumes, replace_damaged_superblock},
-    overlay::{Overlays, Snapshot},
+    overlay::{Overlays, Tables},
     rules::Rule,
     scheme::{
         accept_unread_superblock, scheme,
@@ -104,7 +104,7 @@ pub(crate) fn open(
     }
     let found = find(&kernel)?;
     // As long as it is held, the checkpoint releases nothing: that is a step for later.
-    let _old = found.snapshot.clone();
+    let _old = found.tables.clone();
     if scheme.recover(&kernel, found)? == Progress::Commit {
         checkpoint_to_end(&kernel, &*scheme, Reason::Forced)?;
     }
@@ -113,14 +113,14 @@ pub(crate) fn open(
 
 /// Steps 1 and 2: the zone list, and its zones that no checkpoint holds.
 fn find(kernel: &Kernel) -> Result<FoundAtOpening> {
-    let snapshot = kernel.snapshot();
+    let tables = kernel.tables();
     let pages = recover_zone_list(kernel)?;
-    let oldest = snapshot.state.oldest_generation;
+    let oldest = tables.state.oldest_generation;
     let entries: Vec<Entry> = newest_entries(kernel.fixed.geometry, &pages)?
         .into_iter()
         .filter(|entry| entry.generation >= oldest)
         .collect();
-    Ok(FoundAtOpening { snapshot, pages, entries })
+    Ok(FoundAtOpening { tables, pages, entries })
 }
 
 /// The kernel as of its last checkpoint, with nothing recovered.
@@ -136,15 +136,15 @@ fn unrecovered(
     let identity = settings.identity(&fixed);
     let compare = settings.keeps(Rule::PageChecksumsCompared);
     let pages = Pages::new(disk.clone(), identity.clone(), settings.page_memory, compare);
-    let snapshot = load_snapshot(&pages, state)?;
-    let volumes = Volumes::of(&snapshot.volumes, snapshot.state.next_volume);
-    let list = ZoneList::new(fixed.geometry, Vec::new(), snapshot.state.next_generation, true);
-    let allocator = Allocator::new(fixed.geometry, &snapshot.state, fixed.grow, list);
+    let tables = load_tables(&pages, state)?;
+    let volumes = Volumes::of(&tables.volumes, tables.state.next_volume);
+    let list = ZoneList::new(fixed.geometry, Vec::new(), tables.state.next_generation, true);
+    let allocator = Allocator::new(fixed.geometry, &tables.state, fixed.grow, list);
     let state = State {
-        windows: Windows::after(snapshot.state.last_window, snapshot.state.durable),
-        epoch: snapshot.state.epoch,
-        releases: Releases::after(snapshot.state.zones),
-        overlays: Overlays::new(snapshot),
+        windows: Windows::after(tables.state.last_window, tables.state.durable),
+        epoch: tables.state.epoch,
+        releases: Releases::after(tables.state.zones),
+        overlays: Overlays::new(tables),
         volumes,
         allocator,
         spilling_pages: 0,
@@ -176,7 +176,7 @@ fn unrecovered(
 }
 
 /// Reads the catalogue and the pending discards of a checkpoint.
-pub(crate) fn load_snapshot(pages: &Pages, state: superblock::State) -> Result<Snapshot> {
+pub(crate) fn load_tables(pages: &Pages, state: superblock::State) -> Result<Tables> {
     let damaged = |what: &str| Error::new(Kind::Corrupt, format!("the {what} is damaged"));
     let mut volumes = BTreeMap::new();
     let per_leaf = Table::Catalogue.per_leaf();
@@ -197,5 +197,5 @@ pub(crate) fn load_snapshot(pages: &Pages, state: superblock::State) -> Result<S
             Discard::get(&page, n % per_leaf).ok_or_else(|| damaged("table of discards"))?;
         discards.insert(volume, start, Span { end, keep, window });
     }
-    Ok(Snapshot { state, volumes, discards })
+    Ok(Tables { state, volumes, discards })
 }

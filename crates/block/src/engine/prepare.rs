@@ -15,7 +15,7 @@ use crate::{
     hash::MixMap,
     index::{hash_of, paged},
     kernel::{Kernel, State},
-    overlay::Snapshot,
+    overlay::Tables,
     rules::Rule,
     scheme::verbs::{Arrangement, Decided, Role, Scheme},
     space::Extent,
@@ -55,15 +55,14 @@ pub(crate) fn prepare_window(kernel: &Kernel, scheme: &dyn Scheme) -> Result<boo
 fn plan(kernel: &Kernel, scheme: &dyn Scheme, window: &Window) -> Result<Plan> {
     let content = Content::of(kernel, window);
     loop {
-        let (snapshot, releases) = {
+        let (tables, releases) = {
             let state = kernel.state.lock();
-            (state.overlays.snapshot().clone(), state.releases.count())
+            (state.overlays.tables().clone(), state.releases.count())
         };
-        let decision = decide(kernel, scheme, window, &content, &snapshot)?;
+        let decision = decide(kernel, scheme, window, &content, &tables)?;
         let mut state = ready(kernel, scheme, decision.arrangement.needed())?;
         // Blocks that were made free meanwhile may be among the duplicates: decide anew.
-        if !Arc::ptr_eq(state.overlays.snapshot(), &snapshot) || state.releases.count() != releases
-        {
+        if !Arc::ptr_eq(state.overlays.tables(), &tables) || state.releases.count() != releases {
             continue;
         }
         let (mut plan, header) = place(kernel, &mut state, window, &content, &decision)?;
@@ -79,7 +78,7 @@ fn decide(
     scheme: &dyn Scheme,
     window: &Window,
     content: &Content<'_>,
-    snapshot: &Snapshot,
+    tables: &Tables,
 ) -> Result<Decision> {
     let wanted: Vec<Option<&Fingerprint>> = content
         .slots
@@ -91,7 +90,7 @@ fn decide(
             (shared && block.placed.is_none() && !block.moved).then_some(fingerprint)
         })
         .collect();
-    let mut stored = look_up(kernel, snapshot, &wanted, &content.blocks)?;
+    let mut stored = look_up(kernel, tables, &wanted, &content.blocks)?;
     for (stored, &slot) in stored.iter_mut().zip(&content.slots) {
         *stored = stored.or(window.blocks[slot].placed);
     }
@@ -212,7 +211,7 @@ fn ready<'k>(
 /// window are read together.
 fn look_up(
     kernel: &Kernel,
-    snapshot: &Snapshot,
+    tables: &Tables,
     wanted: &[Option<&Fingerprint>],
     blocks: &[&Block],
 ) -> Result<Vec<Option<Placed>>> {
@@ -231,7 +230,7 @@ fn look_up(
             candidates.extend(found.drain(..).map(|pba| (n, pba)));
         }
     }
-    candidates_on_disk(kernel, snapshot, &on_disk, &mut candidates);
+    candidates_on_disk(kernel, tables, &on_disk, &mut candidates);
     let mut stored = vec![None; wanted.len()];
     if candidates.is_empty() {
         return Ok(stored);
@@ -251,13 +250,9 @@ fn look_up(
             .map(|(&(_, pba), _)| pba.0)
     };
     let references =
-        kernel.pages.holding_if_whole(Table::References, 0, &snapshot.state.references, older());
-    let fingerprints = kernel.pages.holding_if_whole(
-        Table::Fingerprints,
-        0,
-        &snapshot.state.fingerprints,
-        older(),
-    );
+        kernel.pages.holding_if_whole(Table::References, 0, &tables.state.references, older());
+    let fingerprints =
+        kernel.pages.holding_if_whole(Table::Fingerprints, 0, &tables.state.fingerprints, older());
     for (&(_, pba), entry) in
         candidates.iter().zip(&mut entries).filter(|(_, entry)| entry.is_none())
     {
@@ -286,13 +281,13 @@ fn look_up(
 /// nothing.
 fn candidates_on_disk(
     kernel: &Kernel,
-    snapshot: &Snapshot,
+    tables: &Tables,
     hashes: &[(usize, u64)],
     candidates: &mut Vec<(usize, Pba)>,
 ) {
-    let bits = snapshot.state.index_bits;
+    let bits = tables.state.index_bits;
     let numbers = hashes.iter().map(|&(_, hash)| paged::page_of(hash, bits));
-    let pages = kernel.pages.holding_if_whole(Table::Index, 0, &snapshot.state.index, numbers);
+    let pages = kernel.pages.holding_if_whole(Table::Index, 0, &tables.state.index, numbers);
     for &(n, hash) in hashes {
         if let Some(((_, page), _)) = pages.get(paged::page_of(hash, bits)) {
             candidates.extend(
@@ -308,8 +303,8 @@ pub(crate) fn stored(
     fingerprint: &Fingerprint,
     block: &Block,
 ) -> Result<Option<Placed>> {
-    let snapshot = kernel.snapshot();
-    Ok(look_up(kernel, &snapshot, &[Some(fingerprint)], &[block])?.pop().flatten())
+    let tables = kernel.tables();
+    Ok(look_up(kernel, &tables, &[Some(fingerprint)], &[block])?.pop().flatten())
 }
 
 /// True when a stored block has exactly these bytes. One that can't be read or expanded has

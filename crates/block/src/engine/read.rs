@@ -35,8 +35,8 @@ enum Step {
 /// Every block that comes from the disk is compared with its fingerprint.
 pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>]) {
     let mut steps: Vec<Vec<Step>> = Vec::with_capacity(reads.len());
-    // The snapshot is held until the blocks are read: none of them is reused before.
-    let snapshot = {
+    // The tables are held until the blocks are read: none of them is reused before.
+    let tables = {
         let state = kernel.state.lock();
         let blocks = state.volumes.get(volume).map(|volume| volume.blocks);
         for read in reads.iter_mut() {
@@ -86,7 +86,7 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
             );
             add(&kernel.counters.read_blocks, count);
         }
-        state.overlays.snapshot().clone()
+        state.overlays.tables().clone()
     };
     let asked: Vec<Lba> = reads
         .iter()
@@ -101,7 +101,7 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
         })
         .collect();
     if !asked.is_empty() {
-        match map_entries(kernel, &snapshot, volume, &asked) {
+        match map_entries(kernel, &tables, volume, &asked) {
             Ok(entries) => {
                 let mut entries = entries.into_iter();
                 for (read, steps) in reads.iter_mut().zip(&mut steps) {
@@ -124,7 +124,7 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
                         .filter(|(_, step)| matches!(step, Step::Tables))
                     {
                         let lba = read.first.plus(n as u64);
-                        *step = match map_entry(kernel, &snapshot, volume, lba) {
+                        *step = match map_entry(kernel, &tables, volume, lba) {
                             Ok(entry) => from_entry(entry, &mut read.into[n]),
                             Err(e) => {
                                 read.result = Err(e.context(format!("block {lba}")));
@@ -143,7 +143,7 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
         }
     }
     read_wanted(kernel, volume, reads, &steps);
-    drop(snapshot);
+    drop(tables);
 }
 
 /// Issues the device reads of a batch, then expands and verifies.
@@ -352,13 +352,12 @@ pub(crate) fn extents(
 /// when that tells nothing.
 fn hole_at(kernel: &Kernel, volume: VolumeId, at: u64, end: u64) -> Result<u64> {
     use crate::format::page::Table;
-    let (snapshot, quiet) = {
+    let (tables, quiet) = {
         let state = kernel.state.lock();
         let quiet = state.windows.is_empty() && state.overlays.is_empty();
-        (state.overlays.snapshot().clone(), quiet && state.overlays.snapshot().discards.is_empty())
+        (state.overlays.tables().clone(), quiet && state.overlays.tables().discards.is_empty())
     };
-    let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map).filter(|_| quiet)
-    else {
+    let Some(root) = tables.volumes.get(&volume).map(|volume| volume.map).filter(|_| quiet) else {
         return Ok(at);
     };
     let per_leaf = Table::Map.per_leaf();
@@ -375,7 +374,7 @@ fn kinds(kernel: &Kernel, volume: VolumeId, first: u64, count: u64) -> Result<Ve
         MapEntry::Zero => Some(ExtentKind::Zero),
         MapEntry::Block { .. } | MapEntry::Lost => Some(ExtentKind::Data),
     };
-    let snapshot = {
+    let tables = {
         let state = kernel.state.lock();
         for (n, kind) in kinds.iter_mut().enumerate() {
             let lba = Lba(first + n as u64);
@@ -393,11 +392,11 @@ fn kinds(kernel: &Kernel, volume: VolumeId, first: u64, count: u64) -> Result<Ve
                 },
             };
         }
-        state.overlays.snapshot().clone()
+        state.overlays.tables().clone()
     };
     let asked: Vec<Lba> =
         (first..).zip(&kinds).filter(|(_, kind)| kind.is_none()).map(|(lba, _)| Lba(lba)).collect();
-    let mut entries = map_entries(kernel, &snapshot, volume, &asked)?.into_iter();
+    let mut entries = map_entries(kernel, &tables, volume, &asked)?.into_iter();
     Ok(kinds
         .into_iter()
         .map(|kind| kind.or_else(|| entries.next().and_then(of)).unwrap_or(ExtentKind::Hole))

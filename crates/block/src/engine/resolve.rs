@@ -6,7 +6,7 @@ use onefold_core::{Lba, Result, VolumeId};
 use crate::{
     format::page::{MapEntry, Page, Pointer, Table},
     kernel::Kernel,
-    overlay::{Snapshot, zeroes},
+    overlay::{Tables, zeroes},
     window::ranges::Ranges,
 };
 
@@ -30,28 +30,28 @@ pub(crate) fn entry_in(
 /// The entry of one address in the tables.
 pub(crate) fn map_entry(
     kernel: &Kernel,
-    snapshot: &Snapshot,
+    tables: &Tables,
     volume: VolumeId,
     lba: Lba,
 ) -> Result<MapEntry> {
-    Ok(map_entries(kernel, snapshot, volume, &[lba])?[0])
+    Ok(map_entries(kernel, tables, volume, &[lba])?[0])
 }
 
 /// The entries of many addresses of a volume in the tables; their pages are read together.
 pub(crate) fn map_entries(
     kernel: &Kernel,
-    snapshot: &Snapshot,
+    tables: &Tables,
     volume: VolumeId,
     lbas: &[Lba],
 ) -> Result<Vec<MapEntry>> {
-    let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map) else {
+    let Some(root) = tables.volumes.get(&volume).map(|volume| volume.map) else {
         return Ok(vec![MapEntry::Hole; lbas.len()]);
     };
     let leaves = kernel.pages.holding(Table::Map, volume.0, &root, lbas.iter().map(|lba| lba.0))?;
     lbas.iter()
         .map(|&lba| {
             let leaf = leaves.get(lba.0).map(|((pointer, page), _)| (pointer, &**page));
-            entry_in(&snapshot.discards, volume, lba, leaf).ok_or_else(|| {
+            entry_in(&tables.discards, volume, lba, leaf).ok_or_else(|| {
                 onefold_core::Error::new(
                     onefold_core::Kind::Corrupt,
                     format!("the map entry of block {lba} is damaged"),

@@ -86,7 +86,7 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
     let (reserve, delayed_leaves) =
         (reserve(&kernel.fixed.geometry), kernel.pages.held().changes() as u64);
     let state = kernel.state.lock();
-    let tables = &state.overlays.snapshot().state;
+    let tables = &state.overlays.tables().state;
     let status_of = |volume: &VolumeState| VolumeStatus {
         name: volume.name.clone(),
         bytes: volume.blocks * 4096,
@@ -105,7 +105,7 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         table_blocks: tables.used_blocks.saturating_sub(tables.live_blocks),
         pending_blocks: state
             .overlays
-            .snapshot()
+            .tables()
             .discards
             .iter()
             .map(|(_, start, span)| span.end - start)

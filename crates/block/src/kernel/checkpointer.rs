@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use onefold_core::{Pba, ZoneId};
 
-use crate::{format::zone_bitmap::ZoneBitmap, index::Filter, overlay::Snapshot};
+use crate::{format::zone_bitmap::ZoneBitmap, index::Filter, overlay::Tables};
 
 /// How far a checkpoint has come.
 #[derive(Default)]
@@ -18,14 +18,14 @@ pub(crate) enum Phase {
     /// True, and its twin written; a flush that begins after number `.2` makes that durable. With
     /// leaves in place it counts as true only then: what is written to leaves that only one
     /// superblock names could be lost with that one. `.1` is the version before, if it is.
-    Twinned(Box<NextCheckpoint>, Option<Arc<Snapshot>>, u64),
+    Twinned(Box<NextCheckpoint>, Option<Arc<Tables>>, u64),
     /// Durable twice; readers of the old version are waited for.
-    Releasing(Box<NextCheckpoint>, Arc<Snapshot>),
+    Releasing(Box<NextCheckpoint>, Arc<Tables>),
 }
 
 /// The result of a checkpoint.
 pub(crate) struct NextCheckpoint {
-    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) tables: Arc<Tables>,
     /// Blocks that are free in it and were not before, pages among them.
     pub(crate) freed: Vec<Pba>,
     pub(crate) zones: Vec<(ZoneId, ZoneBitmap)>,

@@ -35,7 +35,7 @@ use crate::{
         zone_bitmap::ZoneBitmap,
     },
     index::Index,
-    overlay::Snapshot,
+    overlay::Tables,
     rules::Rule,
     settings::Settings,
     space::ZoneSource,
@@ -114,8 +114,8 @@ impl Kernel {
 
     /// The tables as of the last checkpoint: as long as it is held, no block that they name is
     /// handed out again.
-    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
-        self.state.lock().overlays.snapshot().clone()
+    pub(crate) fn tables(&self) -> Arc<Tables> {
+        self.state.lock().overlays.tables().clone()
     }
 
     /// Zones as of the released checkpoint, whose zone table is `root`, for the allocator.

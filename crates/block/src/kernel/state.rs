@@ -49,7 +49,7 @@ impl State {
     /// far.
     pub(crate) fn volumes_ahead(&self) -> u64 {
         let gathered = self.windows.all().map(|window| created(&window.catalogue)).sum::<u64>();
-        self.overlays.snapshot().volumes.len() as u64 + self.overlays.created() + gathered
+        self.overlays.tables().volumes.len() as u64 + self.overlays.created() + gathered
     }
 
     /// Memory of the open window for a block.
@@ -74,7 +74,7 @@ impl State {
     pub(crate) fn can_reclaim(&self) -> bool {
         !self.overlays.is_empty()
             || !self.windows.is_empty()
-            || !self.overlays.snapshot().discards.is_empty()
+            || !self.overlays.tables().discards.is_empty()
             || self.releases.may_follow()
     }
 

@@ -9,17 +9,17 @@ use crate::{
         geometry::SUPERBLOCKS,
         superblock::{self, Cut, Superblock},
     },
-    overlay::Snapshot,
+    overlay::Tables,
 };
 
 /// Writes the superblock of a version: as the one `before` its number, which is the number of
 /// its twin. Versions go to the two places by turns, so that none is written over the only
 /// good one.
-pub(crate) fn write_superblock(kernel: &Kernel, snapshot: &Snapshot, before: u64) -> Result<()> {
-    let sequence = snapshot.state.sequence - before;
+pub(crate) fn write_superblock(kernel: &Kernel, tables: &Tables, before: u64) -> Result<()> {
+    let sequence = tables.state.sequence - before;
     let superblock = Superblock {
         fixed: kernel.fixed.clone(),
-        state: superblock::State { sequence, ..snapshot.state.clone() },
+        state: superblock::State { sequence, ..tables.state.clone() },
     };
     let place = (sequence % 2) as u32;
     let block = superblock.encode(place);
@@ -30,7 +30,7 @@ pub(crate) fn write_superblock(kernel: &Kernel, snapshot: &Snapshot, before: u64
 }
 
 /// Writes the superblock of the next epoch, and its twin, each with a flush.
-pub(crate) fn write_next_epoch(kernel: &Kernel, snapshot: &Snapshot, cuts: Vec<Cut>) -> Result<()> {
+pub(crate) fn write_next_epoch(kernel: &Kernel, tables: &Tables, cuts: Vec<Cut>) -> Result<()> {
     if cuts.len() > kernel.settings.limits.cuts {
         return Err(Error::new(Kind::Corrupt, "too many recoveries to remember"));
     }
@@ -38,18 +38,18 @@ pub(crate) fn write_next_epoch(kernel: &Kernel, snapshot: &Snapshot, cuts: Vec<C
         let state = kernel.state.lock();
         (state.windows.durable(), state.windows.last_closed())
     };
-    let risen = Snapshot {
+    let risen = Tables {
         state: superblock::State {
-            sequence: snapshot.state.sequence + 2,
-            epoch: snapshot.state.epoch + 1,
+            sequence: tables.state.sequence + 2,
+            epoch: tables.state.epoch + 1,
             clean: false,
             durable,
             last_window: last,
             cuts,
-            ..snapshot.state.clone()
+            ..tables.state.clone()
         },
-        volumes: snapshot.volumes.clone(),
-        discards: snapshot.discards.clone(),
+        volumes: tables.volumes.clone(),
+        discards: tables.discards.clone(),
     };
     for before in [1, 0] {
         write_superblock(kernel, &risen, before)?;
@@ -65,9 +65,9 @@ pub(crate) fn write_next_epoch(kernel: &Kernel, snapshot: &Snapshot, cuts: Vec<C
 /// The damaged superblock may be the newer: a later write over it that is torn could leave it whole
 /// again, and what it names would be overwritten by then.
 pub(crate) fn replace_damaged_superblock(kernel: &Kernel) -> Result<()> {
-    let snapshot = kernel.snapshot();
-    if snapshot.state.sequence > 0 {
-        write_superblock(kernel, &snapshot, 1)?;
+    let tables = kernel.tables();
+    if tables.state.sequence > 0 {
+        write_superblock(kernel, &tables, 1)?;
         kernel.disk.flush()?;
     }
     Ok(())

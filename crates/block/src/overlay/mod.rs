@@ -12,7 +12,7 @@ use std::{
 };
 
 use onefold_core::{Lba, Pba, VolumeId};
-pub(crate) use overlays::{Overlays, Snapshot};
+pub(crate) use overlays::{Overlays, Tables};
 
 use crate::{
     format::{

@@ -1,7 +1,7 @@
 //! The overlays of a store, and the tables below them.
 //!
 //! *Invariants*, which only this file can break: windows are published into the active overlay
-//! alone; a frozen one never changes, and is there until a newer snapshot holds what is in it.
+//! alone; a frozen one never changes, and is there until newer tables hold what is in it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -19,7 +19,7 @@ use crate::{
 
 /// The tables as of a checkpoint. A reader that holds it may read every page and every block that
 /// it names.
-pub(crate) struct Snapshot {
+pub(crate) struct Tables {
     pub(crate) state: superblock::State,
     pub(crate) volumes: BTreeMap<VolumeId, Volume>,
     pub(crate) discards: Ranges,
@@ -31,17 +31,17 @@ pub(crate) struct Overlays {
     frozen: Option<Arc<Overlay>>,
     /// The pages of the frozen overlay are written.
     built: bool,
-    snapshot: Arc<Snapshot>,
+    tables: Arc<Tables>,
 }
 
 impl Overlays {
     /// Nothing is published beyond a checkpoint.
-    pub(crate) fn new(snapshot: Snapshot) -> Overlays {
+    pub(crate) fn new(tables: Tables) -> Overlays {
         Overlays {
             active: Overlay::default(),
             frozen: None,
             built: false,
-            snapshot: Arc::new(snapshot),
+            tables: Arc::new(tables),
         }
     }
 
@@ -51,13 +51,13 @@ impl Overlays {
     }
 
     /// The superblock of the next epoch is durable; the tables are as before.
-    pub(crate) fn epoch_begun(&mut self, snapshot: Snapshot) {
-        self.snapshot = Arc::new(snapshot);
+    pub(crate) fn epoch_begun(&mut self, tables: Tables) {
+        self.tables = Arc::new(tables);
     }
 
     /// The tables as of the last checkpoint.
-    pub(crate) fn snapshot(&self) -> &Arc<Snapshot> {
-        &self.snapshot
+    pub(crate) fn tables(&self) -> &Arc<Tables> {
+        &self.tables
     }
 
     /// The overlay into which windows are published.
@@ -107,9 +107,9 @@ impl Overlays {
     }
 
     /// Reads go to new tables, which hold the frozen overlay. Returns the old ones.
-    pub(crate) fn make_current(&mut self, snapshot: Arc<Snapshot>) -> Arc<Snapshot> {
+    pub(crate) fn make_current(&mut self, tables: Arc<Tables>) -> Arc<Tables> {
         (self.frozen, self.built) = (None, false);
-        std::mem::replace(&mut self.snapshot, snapshot)
+        std::mem::replace(&mut self.tables, tables)
     }
 
     /// Changes of the catalogue that no checkpoint holds, oldest first.
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn what_was_published_is_found_until_a_checkpoint_holds_it() {
-        let tables = || Snapshot {
+        let tables = || Tables {
             state: superblock::State::default(),
             volumes: BTreeMap::new(),
             discards: Ranges::default(),

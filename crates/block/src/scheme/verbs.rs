@@ -15,7 +15,7 @@ use crate::{
     },
     idleness::Idleness,
     kernel::{Kernel, Reclaimed, State},
-    overlay::{Overlay, Snapshot},
+    overlay::{Overlay, Tables},
     space::Lane,
     table_build::TableBuild,
     window::{Plan, Window, ranges::Ranges},
@@ -247,7 +247,7 @@ pub(crate) struct NewRoots {
 
 /// The parts that an opening has read before the scheme takes over.
 pub(crate) struct FoundAtOpening {
-    pub(crate) snapshot: std::sync::Arc<Snapshot>,
+    pub(crate) tables: std::sync::Arc<Tables>,
     /// The zone list.
     pub(crate) pages: Vec<Page>,
     /// Its zones that no checkpoint holds.

@@ -189,7 +189,7 @@ pub(crate) fn note_durable(kernel: &Kernel, scheme: &dyn Scheme) -> Result<Progr
         let durable = state.windows.durable();
         if state.windows.closed() > 0
             || state.allocator.list.recorded_durable() >= durable
-            || state.overlays.snapshot().state.committed >= durable
+            || state.overlays.tables().state.committed >= durable
         {
             return Ok(Progress::Idle);
         }

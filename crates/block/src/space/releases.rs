@@ -7,7 +7,7 @@ use crate::format::superblock::Root;
 
 /// The releases so far, and what the next one has to decide on.
 pub(crate) struct Releases {
-    /// The zone table of the last *released* checkpoint: in that of the snapshot, blocks may be
+    /// The zone table of the last *released* checkpoint: by that of a newer one, blocks may be
     /// free that a reader still needs.
     zone_table: Root,
     /// Blocks that the last checkpoint found free, but newer records name: the next one decides on

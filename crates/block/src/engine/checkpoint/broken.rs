@@ -11,7 +11,7 @@ pub(super) fn release_early(kernel: &Kernel, scheme: &dyn Scheme, checkpointer: 
     if let Phase::Named(next, _) = std::mem::take(&mut checkpointer.phase) {
         let (next, _) = make_current(kernel, scheme, next);
         // A failure stops the store at its next write.
-        let _ = write_superblock(kernel, &next.snapshot, 0);
+        let _ = write_superblock(kernel, &next.tables, 0);
         release(kernel, scheme, &mut checkpointer.deferred, *next);
     }
 }

@@ -13,7 +13,7 @@ use crate::{
         superblock::{self, Root},
     },
     kernel::{Kernel, NextCheckpoint, Reason, State, apply_catalogue},
-    overlay::Snapshot,
+    overlay::Tables,
     rules::Rule,
     scheme::verbs::{Job, NewRoots, Scheme},
     table_build::TableBuild,
@@ -30,7 +30,7 @@ pub(crate) fn build(
     let (frozen, old, checkpoint_awaited) = {
         let mut state = kernel.state.lock();
         let nothing = state.overlays.active().is_empty()
-            && state.overlays.snapshot().discards.is_empty()
+            && state.overlays.tables().discards.is_empty()
             && !state.deferred_alone()
             && !state.checkpoint_awaited;
         if nothing && reason == Reason::Changes {
@@ -38,7 +38,7 @@ pub(crate) fn build(
             return Ok(None);
         }
         let State { overlays, windows, checkpoint_awaited, .. } = &mut *state;
-        (overlays.freeze(windows), overlays.snapshot().clone(), *checkpoint_awaited)
+        (overlays.freeze(windows), overlays.tables().clone(), *checkpoint_awaited)
     };
     let committed = if kernel.keeps(Rule::CommittedWhenDurable) {
         frozen.last().max(old.state.committed)
@@ -62,7 +62,7 @@ pub(crate) fn build(
 
     let mut state = kernel.state.lock();
     state.overlays.mark_built();
-    let snapshot = Snapshot {
+    let tables = Tables {
         state: superblock::State {
             sequence: old.state.sequence + 2,
             epoch: state.epoch,
@@ -96,7 +96,7 @@ pub(crate) fn build(
         discards: pending,
     };
     Ok(Some(NextCheckpoint {
-        snapshot: Arc::new(snapshot),
+        tables: Arc::new(tables),
         freed,
         zones,
         filter: index.filter,

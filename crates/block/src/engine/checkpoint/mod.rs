@@ -80,7 +80,7 @@ pub(crate) fn checkpoint_useful(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
         return false;
     }
     !state.overlays.is_empty()
-        || !state.overlays.snapshot().discards.is_empty()
+        || !state.overlays.tables().discards.is_empty()
         || state.checkpoint_awaited
 }
 
@@ -125,7 +125,7 @@ fn checkpoint_advance(
                 checkpointer.phase = Phase::Built(next, note);
                 return Ok(CheckpointStep::NeedsFlush);
             }
-            write_superblock(kernel, &next.snapshot, 1).map_err(|e| kernel.stop(&e))?;
+            write_superblock(kernel, &next.tables, 1).map_err(|e| kernel.stop(&e))?;
             checkpointer.phase = Phase::Named(next, want_flush(kernel));
             #[cfg(feature = "planted-bugs")]
             if !kernel.keeps(Rule::ReleaseAfterSuperblock) {
@@ -141,7 +141,7 @@ fn checkpoint_advance(
                 2.. => (next, None),
                 _ => make_current(kernel, scheme, next),
             };
-            write_superblock(kernel, &next.snapshot, 0).map_err(|e| kernel.stop(&e))?;
+            write_superblock(kernel, &next.tables, 0).map_err(|e| kernel.stop(&e))?;
             checkpointer.phase = Phase::Twinned(next, old, want_flush(kernel));
         }
         Phase::Twinned(next, old, note) => {

@@ -8,7 +8,7 @@ use crate::{
     counters::add,
     coverage::Mark,
     kernel::{Kernel, NextCheckpoint},
-    overlay::Snapshot,
+    overlay::Tables,
     scheme::verbs::Scheme,
 };
 
@@ -17,11 +17,11 @@ pub(super) fn make_current(
     kernel: &Kernel,
     scheme: &dyn Scheme,
     mut next: Box<NextCheckpoint>,
-) -> (Box<NextCheckpoint>, Option<Arc<Snapshot>>) {
+) -> (Box<NextCheckpoint>, Option<Arc<Tables>>) {
     add(&kernel.counters.checkpoints, 1);
     let mut state = kernel.state.lock();
-    let old = state.overlays.make_current(next.snapshot.clone());
-    state.windows.acknowledge(next.snapshot.state.committed);
+    let old = state.overlays.make_current(next.tables.clone());
+    state.windows.acknowledge(next.tables.state.committed);
     scheme.acknowledge(kernel, &mut state);
     state.checkpoint_awaited &= !next.checkpoint_awaited;
     state.releases.begin();
@@ -43,12 +43,12 @@ pub(super) fn release(
     state.allocator.release(
         &freed,
         &next.zones,
-        next.snapshot.state.committed,
+        next.tables.state.committed,
         kept.iter().copied().collect(),
     );
     state.checkpoint_wanted = false;
     kernel.coverage.add(Mark::BlocksKept, kept.len());
     *deferred = kept;
     deferred.extend(next.reclaimed.put_off);
-    state.releases.end(next.snapshot.state.zones, deferred.len());
+    state.releases.end(next.tables.state.zones, deferred.len());
 }

@@ -41,7 +41,7 @@ pub(crate) fn spill(
         let index = kernel.index.lock();
         index.wants_spill().then(|| index.len())?
     };
-    let old = &state.overlays.snapshot().state;
+    let old = &state.overlays.tables().state;
     let most = old.index_entries + in_memory;
     let bits = paged::bits_for(most).max(old.index_bits);
     // Leaves, the pages above them, and the zone table's.

@@ -181,11 +181,11 @@ fn reclaim(own: &OrderMerge, kernel: &Kernel, candidates: BTreeSet<Pba>) -> Resu
         .map(<[Pba]>::len)
         .sum();
     reclaimed.put_off = candidates.split_off(most);
-    let snapshot = kernel.snapshot();
-    let counts = block_leaves(kernel, &snapshot, Table::References, candidates.iter().copied())?
+    let tables = kernel.tables();
+    let counts = block_leaves(kernel, &tables, Table::References, candidates.iter().copied())?
         .unwrap_or_default();
     let fingerprints =
-        block_leaves(kernel, &snapshot, Table::Fingerprints, candidates.iter().copied())?
+        block_leaves(kernel, &tables, Table::Fingerprints, candidates.iter().copied())?
             .unwrap_or_default();
     kernel.pages.hold(&counts)?;
     kernel.pages.hold(&fingerprints)?;
@@ -245,12 +245,12 @@ pub(crate) fn forget_counts(own: &OrderMerge, kernel: &Kernel, blocks: &[Pba]) -
         return Ok(());
     }
     let _updates = own.updates.lock();
-    let snapshot = kernel.snapshot();
+    let tables = kernel.tables();
     // Where there is no leaf there is no count.
-    let covered = leaves_in(kernel, Table::References, &snapshot.state.references)?
+    let covered = leaves_in(kernel, Table::References, &tables.state.references)?
         * Table::References.per_leaf();
     let blocks: Vec<Pba> = blocks.iter().copied().filter(|pba| pba.0 < covered).collect();
-    let leaves = block_leaves(kernel, &snapshot, Table::References, blocks.iter().copied())?
+    let leaves = block_leaves(kernel, &tables, Table::References, blocks.iter().copied())?
         .unwrap_or_default();
     kernel.pages.hold(&leaves)?;
     let now = kernel.clock.now();

@@ -14,7 +14,7 @@ use crate::{
     counters::add,
     format::page::{PageId, Pointer, ReferenceEntry, Table},
     kernel::Kernel,
-    overlay::Snapshot,
+    overlay::Tables,
     rules::Rule,
     scheme::windows::{list_refs, list_runs},
     window::{Plan, Window},
@@ -28,10 +28,10 @@ use crate::{
 /// The first failed write stops all writes.
 pub(crate) fn write_counted(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
     let mut updates = own.updates.lock();
-    let Some((window, plan, snapshot)) = next_prepared(kernel) else { return Ok(false) };
+    let Some((window, plan, tables)) = next_prepared(kernel) else { return Ok(false) };
     let ready = !kernel.state.lock().resize_waits(&window);
     let leaves = if ready {
-        leaves_of(kernel, &snapshot, &window, &plan).map_err(|e| kernel.stop(&e))?
+        leaves_of(kernel, &tables, &window, &plan).map_err(|e| kernel.stop(&e))?
     } else {
         None
     };
@@ -83,35 +83,35 @@ pub(crate) fn write_counts(kernel: &Kernel, updates: &mut SoftUpdates) -> Result
     Ok(())
 }
 
-fn next_prepared(kernel: &Kernel) -> Option<(Arc<Window>, Arc<Plan>, Arc<Snapshot>)> {
+fn next_prepared(kernel: &Kernel) -> Option<(Arc<Window>, Arc<Plan>, Arc<Tables>)> {
     let state = kernel.state.lock();
     if state.fail_stop.reason().is_some() {
         return None;
     }
     let (window, plan) = state.windows.next_to_write()?;
-    Some((window, plan, state.overlays.snapshot().clone()))
+    Some((window, plan, state.overlays.tables().clone()))
 }
 
 /// The leaves that count the window's links. `None` when one of them, or of those that its
 /// later steps change, does not exist.
 fn leaves_of(
     kernel: &Kernel,
-    snapshot: &Snapshot,
+    tables: &Tables,
     window: &Window,
     plan: &Plan,
 ) -> Result<Option<Vec<(PageId, Pointer)>>> {
     for (volume, leaves) in window.map_leaves() {
-        let Some(volume_now) = snapshot.volumes.get(&volume) else { return Ok(None) };
+        let Some(volume_now) = tables.volumes.get(&volume) else { return Ok(None) };
         let pointers =
             kernel.pages.leaf_pointers(Table::Map, volume.0, &volume_now.map, &leaves)?;
         if pointers.contains(&None) {
             return Ok(None);
         }
     }
-    if block_leaves(kernel, snapshot, Table::Fingerprints, plan.addresses())?.is_none() {
+    if block_leaves(kernel, tables, Table::Fingerprints, plan.addresses())?.is_none() {
         return Ok(None);
     }
-    block_leaves(kernel, snapshot, Table::References, plan.links().map(|(pba, _)| pba))
+    block_leaves(kernel, tables, Table::References, plan.links().map(|(pba, _)| pba))
 }
 
 /// Counts the links of a window: a new block begins with its own reference.

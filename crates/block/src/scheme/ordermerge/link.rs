@@ -20,7 +20,7 @@ use crate::{
         record::{Change, WindowNumber},
     },
     kernel::Kernel,
-    overlay::{Snapshot, zeroes},
+    overlay::{Tables, zeroes},
     rules::Rule,
     scheme::windows::publish,
     window::Plan,
@@ -84,7 +84,7 @@ fn flush_leaves(kernel: &Kernel) -> Result<()> {
 /// Links the windows whose data and counts are durable.
 fn link_sound(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
     let early = !kernel.keeps(Rule::DataBeforeLink);
-    let (sound, snapshot) = {
+    let (sound, tables) = {
         let state = kernel.state.lock();
         state.check_running()?;
         let done = state.flushes.last_done();
@@ -93,11 +93,11 @@ fn link_sound(own: &OrderMerge, kernel: &Kernel, updates: &mut SoftUpdates) -> R
             .take_while(|&(window, _)| early || updates.is_sound(window, done))
             .map(|(window, plan)| (window, plan.clone()))
             .collect();
-        (sound, state.overlays.snapshot().clone())
+        (sound, state.overlays.tables().clone())
     };
     let mut linked = Linked::default();
     for (window, plan) in &sound {
-        link_window(own, kernel, updates, &snapshot, plan, &mut linked)?;
+        link_window(own, kernel, updates, &tables, plan, &mut linked)?;
         let new: BTreeSet<Pba> = plan.addresses().collect();
         let mut stored: BTreeMap<Pba, Fingerprint> = BTreeMap::new();
         stored.extend(plan.links().filter(|(pba, _)| new.contains(pba)));
@@ -122,7 +122,7 @@ fn link_window(
     own: &OrderMerge,
     kernel: &Kernel,
     updates: &mut SoftUpdates,
-    snapshot: &Snapshot,
+    tables: &Tables,
     plan: &Plan,
     linked: &mut Linked,
 ) -> Result<()> {
@@ -135,7 +135,7 @@ fn link_window(
                     own,
                     kernel,
                     updates,
-                    snapshot,
+                    tables,
                     (record.volume, start..end),
                     zeroes(keep),
                     linked,
@@ -155,7 +155,7 @@ fn link_window(
     let keys: Vec<(VolumeId, u64)> = blocks.keys().copied().collect();
     for of_volume in keys.chunk_by(|one, other| one.0 == other.0) {
         let numbers: Vec<u64> = of_volume.iter().map(|(_, leaf)| *leaf).collect();
-        leaves.extend(map_leaves(kernel, snapshot, of_volume[0].0, &numbers)?);
+        leaves.extend(map_leaves(kernel, tables, of_volume[0].0, &numbers)?);
     }
     kernel.pages.hold(&leaves)?;
     for ((id, pointer), entries) in leaves.iter().zip(blocks.values()) {
@@ -168,11 +168,11 @@ fn link_window(
 /// Leaves of a map that exist: level 0 saw to it.
 fn map_leaves(
     kernel: &Kernel,
-    snapshot: &Snapshot,
+    tables: &Tables,
     volume: VolumeId,
     numbers: &[u64],
 ) -> Result<Vec<(PageId, Pointer)>> {
-    let root = snapshot.volumes.get(&volume).map(|volume| volume.map).unwrap_or_default();
+    let root = tables.volumes.get(&volume).map(|volume| volume.map).unwrap_or_default();
     let pointers = kernel.pages.leaf_pointers(Table::Map, volume.0, &root, numbers)?;
     let leaf = |(&index, pointer): (&u64, Option<Pointer>)| {
         let missing = || {
@@ -194,12 +194,12 @@ fn link_range(
     own: &OrderMerge,
     kernel: &Kernel,
     updates: &mut SoftUpdates,
-    snapshot: &Snapshot,
+    tables: &Tables,
     (volume, range): (VolumeId, Range<u64>),
     entry: MapEntry,
     linked: &mut Linked,
 ) -> Result<()> {
-    let Some(root) = snapshot.volumes.get(&volume).map(|volume| volume.map) else {
+    let Some(root) = tables.volumes.get(&volume).map(|volume| volume.map) else {
         return Ok(());
     };
     let per_leaf = Table::Map.per_leaf();
@@ -210,7 +210,7 @@ fn link_range(
         .filter(|leaf| leaf * per_leaf < range.end)
     {
         at = index + 1;
-        let leaves = map_leaves(kernel, snapshot, volume, &[index])?;
+        let leaves = map_leaves(kernel, tables, volume, &[index])?;
         kernel.pages.hold(&leaves)?;
         let (first, end) = ((index * per_leaf).max(range.start), (at * per_leaf).min(range.end));
         for (id, pointer) in &leaves {

@@ -161,8 +161,8 @@ impl Scheme for OrderMerge {
     }
 
     fn recover(&self, kernel: &Kernel, found: FoundAtOpening) -> Result<Progress> {
-        let FoundAtOpening { snapshot, pages, entries } = found;
-        recovery::recover_in_place(self, kernel, &snapshot, pages, &entries)?;
+        let FoundAtOpening { tables, pages, entries } = found;
+        recovery::recover_in_place(self, kernel, &tables, pages, &entries)?;
         Ok(Progress::Advanced)
     }
 

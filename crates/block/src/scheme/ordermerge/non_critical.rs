@@ -24,11 +24,11 @@ const WAITING_MAX: usize = 2048;
 pub(crate) fn lower(kernel: &Kernel, updates: &mut SoftUpdates) -> Result<()> {
     let (unlinked, stored) =
         (std::mem::take(&mut updates.unlinked), std::mem::take(&mut updates.stored));
-    let snapshot = kernel.snapshot();
-    let counts = block_leaves(kernel, &snapshot, Table::References, unlinked.iter().copied())?
+    let tables = kernel.tables();
+    let counts = block_leaves(kernel, &tables, Table::References, unlinked.iter().copied())?
         .unwrap_or_default();
     let fingerprints =
-        block_leaves(kernel, &snapshot, Table::Fingerprints, stored.iter().map(|(pba, _)| *pba))?
+        block_leaves(kernel, &tables, Table::Fingerprints, stored.iter().map(|(pba, _)| *pba))?
             .unwrap_or_default();
     kernel.pages.hold(&counts)?;
     kernel.pages.hold(&fingerprints)?;

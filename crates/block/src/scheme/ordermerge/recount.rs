@@ -13,7 +13,7 @@ use crate::{
     coverage::Mark,
     format::page::{MapEntry, ReferenceEntry, Table},
     kernel::Kernel,
-    overlay::Snapshot,
+    overlay::Tables,
     rules::Rule,
     space::ZoneSource,
 };
@@ -34,13 +34,13 @@ pub(crate) fn begin_recount(own: &OrderMerge) {
 pub(crate) fn recount_step(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
     let mut updates = own.updates.lock();
     let Some(mut recount) = updates.recount.take() else { return Ok(false) };
-    let snapshot = kernel.snapshot();
-    let done = count_some(kernel, &snapshot, &mut recount).map_err(|e| kernel.stop(&e))?;
+    let tables = kernel.tables();
+    let done = count_some(kernel, &tables, &mut recount).map_err(|e| kernel.stop(&e))?;
     if !done {
         updates.recount = Some(recount);
         return Ok(true);
     }
-    compare_counts(kernel, &snapshot, &updates, &mut recount).map_err(|e| kernel.stop(&e))?;
+    compare_counts(kernel, &tables, &updates, &mut recount).map_err(|e| kernel.stop(&e))?;
     let (next, leaves) = (recount.first + STRETCH_LEAVES, own.ledger.lock().block_leaves[0]);
     if next < leaves {
         updates.recount = Some(Recount::new(next, leaves));
@@ -52,11 +52,11 @@ pub(crate) fn recount_step(own: &OrderMerge, kernel: &Kernel) -> Result<bool> {
 }
 
 /// Counts the links of a few leaves. True when there are no more.
-fn count_some(kernel: &Kernel, snapshot: &Snapshot, recount: &mut Recount) -> Result<bool> {
+fn count_some(kernel: &Kernel, tables: &Tables, recount: &mut Recount) -> Result<bool> {
     for _ in 0..STEP_LEAVES {
         let (from, leaf) = recount.next;
         let Some((&volume, map)) =
-            snapshot.volumes.range(from..).next().map(|(id, volume)| (id, volume.map))
+            tables.volumes.range(from..).next().map(|(id, volume)| (id, volume.map))
         else {
             return Ok(true);
         };
@@ -84,7 +84,7 @@ fn count_some(kernel: &Kernel, snapshot: &Snapshot, recount: &mut Recount) -> Re
 /// be for good, count as links.
 fn compare_counts(
     kernel: &Kernel,
-    snapshot: &Snapshot,
+    tables: &Tables,
     updates: &SoftUpdates,
     recount: &mut Recount,
 ) -> Result<()> {
@@ -102,12 +102,8 @@ fn compare_counts(
     let zones = kernel.zones(kernel.state.lock().releases.zone_table());
     let now = kernel.clock.now();
     for (leaf, links) in (recount.first..).zip(recount.tally.chunks(per_leaf as usize)) {
-        let Some(leaves) = block_leaves(
-            kernel,
-            snapshot,
-            Table::References,
-            std::iter::once(Pba(leaf * per_leaf)),
-        )?
+        let Some(leaves) =
+            block_leaves(kernel, tables, Table::References, std::iter::once(Pba(leaf * per_leaf)))?
         else {
             break;
         };

@@ -13,7 +13,7 @@ use crate::{
         zone_list::{Entry, Page},
     },
     kernel::{Checkpointer, Kernel, write_next_epoch},
-    overlay::{Overlay, Snapshot},
+    overlay::{Overlay, Tables},
     space::{Allocator, Extent, zone_list::ZoneList},
 };
 
@@ -22,7 +22,7 @@ use crate::{
 pub(crate) fn recover_in_place(
     own: &OrderMerge,
     kernel: &Kernel,
-    snapshot: &Snapshot,
+    tables: &Tables,
     pages: Vec<Page>,
     entries: &[Entry],
 ) -> Result<()> {
@@ -30,26 +30,25 @@ pub(crate) fn recover_in_place(
     // The blocks found in use get a window of their own, so that their zones are needed until a
     // checkpoint holds them.
     let seen = told
-        .max(snapshot.state.durable)
-        .max(snapshot.state.last_window)
-        .max(snapshot.state.committed)
+        .max(tables.state.durable)
+        .max(tables.state.last_window)
+        .max(tables.state.committed)
         .next();
     let next_generation = pages
         .iter()
         .flat_map(|page| page.entries.iter().flatten())
         .map(|entry| entry.generation + 1);
-    let next_generation =
-        next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
+    let next_generation = next_generation.chain([tables.state.next_generation]).max().unwrap_or(1);
     let mut list = ZoneList::new(kernel.fixed.geometry, pages, next_generation, true);
     #[cfg(feature = "planted-bugs")]
     if !kernel.keeps(crate::rules::Rule::ListedInBothCopies) {
         list.list_once();
     }
     list.retain(entries);
-    let overlay = recover_zones(kernel, snapshot, entries, list, seen)?;
+    let overlay = recover_zones(kernel, tables, entries, list, seen)?;
     let block_leaves = [
-        leaves_in(kernel, Table::References, &snapshot.state.references)?,
-        leaves_in(kernel, Table::Fingerprints, &snapshot.state.fingerprints)?,
+        leaves_in(kernel, Table::References, &tables.state.references)?,
+        leaves_in(kernel, Table::Fingerprints, &tables.state.fingerprints)?,
     ];
     {
         let mut state = kernel.state.lock();
@@ -58,17 +57,17 @@ pub(crate) fn recover_in_place(
         (ledger.block_leaves, ledger.built_leaves) = (block_leaves, block_leaves);
         state.windows.recovered(seen, seen);
     }
-    let inexact = snapshot.state.inexact || !snapshot.state.clean;
+    let inexact = tables.state.inexact || !tables.state.clean;
     if inexact {
         begin_recount(own);
     }
-    let known = superblock::State { inexact, ..snapshot.state.clone() };
+    let known = superblock::State { inexact, ..tables.state.clone() };
     write_next_epoch(
         kernel,
-        &Snapshot {
+        &Tables {
             state: known,
-            volumes: snapshot.volumes.clone(),
-            discards: snapshot.discards.clone(),
+            volumes: tables.volumes.clone(),
+            discards: tables.discards.clone(),
         },
         Vec::new(),
     )
@@ -78,14 +77,14 @@ pub(crate) fn recover_in_place(
 /// use.
 fn recover_zones(
     kernel: &Kernel,
-    snapshot: &Snapshot,
+    tables: &Tables,
     entries: &[Entry],
     list: ZoneList,
     window: WindowNumber,
 ) -> Result<Overlay> {
     let geometry = kernel.fixed.geometry;
-    let source = kernel.zones(snapshot.state.zones);
-    let mut allocator = Allocator::new(geometry, &snapshot.state, kernel.fixed.grow, list);
+    let source = kernel.zones(tables.state.zones);
+    let mut allocator = Allocator::new(geometry, &tables.state, kernel.fixed.grow, list);
     for entry in entries {
         allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
     }
@@ -94,12 +93,8 @@ fn recover_zones(
     for entry in entries {
         let start = geometry.start_of(entry.zone).0;
         let blocks = start..start + geometry.zone_blocks;
-        let counts = kernel.pages.holding(
-            Table::References,
-            0,
-            &snapshot.state.references,
-            blocks.clone(),
-        )?;
+        let counts =
+            kernel.pages.holding(Table::References, 0, &tables.state.references, blocks.clone())?;
         for pba in blocks {
             let count = counts
                 .get(pba)

@@ -13,7 +13,7 @@ use crate::{
     },
     hash::MixMap,
     kernel::Kernel,
-    overlay::Snapshot,
+    overlay::Tables,
     window::{Plan, Windows},
 };
 
@@ -99,14 +99,14 @@ impl SoftUpdates {
 /// `None` when one does not exist.
 pub(super) fn block_leaves(
     kernel: &Kernel,
-    snapshot: &Snapshot,
+    tables: &Tables,
     table: Table,
     blocks: impl Iterator<Item = Pba>,
 ) -> Result<Option<Vec<(PageId, Pointer)>>> {
     let root = if table == Table::References {
-        snapshot.state.references
+        tables.state.references
     } else {
-        snapshot.state.fingerprints
+        tables.state.fingerprints
     };
     let mut numbers: Vec<u64> = blocks.map(|pba| pba.0 / table.per_leaf()).collect();
     numbers.sort_unstable();

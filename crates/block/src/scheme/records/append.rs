@@ -11,7 +11,7 @@ use crate::{
         superblock::Layout,
     },
     kernel::{Kernel, Volumes, apply_catalogue},
-    overlay::Snapshot,
+    overlay::Tables,
     scheme::{room::reserve, verbs::RECORDS_ALONE, windows::flush_zone_list},
     space::Lane,
     window::{Plan, Source, Window},
@@ -20,7 +20,7 @@ use crate::{
 /// Publishes records that are durable, in their order.
 pub(crate) fn publish_recovered(
     kernel: &Kernel,
-    snapshot: &Snapshot,
+    tables: &Tables,
     records: &[Record],
 ) -> Result<()> {
     {
@@ -30,15 +30,11 @@ pub(crate) fn publish_recovered(
             state.overlays.active_mut().publish(record);
         }
     }
-    adopt_changes(kernel, snapshot, records)
+    adopt_changes(kernel, tables, records)
 }
 
 /// Carries out the changes of the catalogue among published records.
-pub(crate) fn adopt_changes(
-    kernel: &Kernel,
-    snapshot: &Snapshot,
-    records: &[Record],
-) -> Result<()> {
+pub(crate) fn adopt_changes(kernel: &Kernel, tables: &Tables, records: &[Record]) -> Result<()> {
     let mut changes = Vec::new();
     for record in records {
         if let Change::Catalogue { pba, fingerprint } = record.change {
@@ -47,7 +43,7 @@ pub(crate) fn adopt_changes(
     }
     let mut state = kernel.state.lock();
     state.overlays.active_mut().change(changes);
-    let mut volumes = snapshot.volumes.clone();
+    let mut volumes = tables.volumes.clone();
     apply_catalogue(&mut volumes, state.overlays.active().catalogue());
     state.volumes = Volumes::of(&volumes, state.volumes.next());
     Ok(())
@@ -81,7 +77,7 @@ pub(crate) fn append_again(
             return Ok(false);
         }
     }
-    let snapshot = kernel.snapshot();
+    let tables = kernel.tables();
     let lane = if kernel.fixed.layout == Layout::Split { Lane::Carriers } else { Lane::Any };
     kernel.coverage.add(Mark::AppendedAgain, verified.len());
     for records in verified.chunks(RECORDS_ALONE * 16) {
@@ -137,7 +133,7 @@ pub(crate) fn append_again(
         let blocks = plan.blocks(&empty);
         kernel.disk.write(&plan.runs(&blocks))?;
         kernel.disk.flush()?;
-        publish_recovered(kernel, &snapshot, &records)?;
+        publish_recovered(kernel, &tables, &records)?;
         replay.records.wrote(number);
         let mut state = kernel.state.lock();
         for &pba in &addresses {

@@ -15,7 +15,7 @@ use crate::{
         superblock::{Leftover, State},
     },
     kernel::{Kernel, WindowRange, apply_catalogue},
-    overlay::Snapshot,
+    overlay::Tables,
 };
 
 /// Every carrier of every durable window that no checkpoint holds must be there. Returns the
@@ -55,11 +55,11 @@ pub(super) fn judge_missing(
 /// beyond their end.
 pub(crate) fn clip(
     kernel: &Kernel,
-    snapshot: &Snapshot,
+    tables: &Tables,
     records: &mut Vec<Record>,
     verified: &mut Vec<Record>,
 ) -> Result<()> {
-    let mut volumes = snapshot.volumes.clone();
+    let mut volumes = tables.volumes.clone();
     for record in records.iter().chain(&*verified) {
         if let Change::Catalogue { pba, fingerprint } = record.change {
             apply_catalogue(&mut volumes, &[read_change(kernel, pba, &fingerprint)?]);

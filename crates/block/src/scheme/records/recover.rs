@@ -38,7 +38,7 @@ use crate::{
         superblock::Cut,
     },
     kernel::{Kernel, write_next_epoch},
-    overlay::Snapshot,
+    overlay::Tables,
     rules::Rule,
     scheme::verbs::{FoundAtOpening, Progress},
 };
@@ -52,17 +52,17 @@ pub(crate) fn recover(
     replay: &Replay<'_>,
     found: FoundAtOpening,
 ) -> Result<Progress> {
-    let FoundAtOpening { snapshot, pages, entries } = found;
+    let FoundAtOpening { tables, pages, entries } = found;
     let told = pages.iter().map(|page| page.durable).max().unwrap_or_default();
     kernel.coverage.add(Mark::ZoneScanned, entries.len());
     let (void, mut carriers): (Vec<Found>, Vec<Found>) =
-        scan(kernel, &entries, &snapshot.state)?.into_iter().partition(|found| found.void);
+        scan(kernel, &entries, &tables.state)?.into_iter().partition(|found| found.void);
     // Whichever thread found them; their records are in order then.
     carriers.sort_by_key(|found| (found.header.window, found.header.position));
 
     kernel.coverage.add(Mark::VoidCarrier, void.len());
-    let leftover = read_leftover(kernel, &snapshot.state)?;
-    let mut known = snapshot.state.clone();
+    let leftover = read_leftover(kernel, &tables.state)?;
+    let mut known = tables.state.clone();
     if !kernel.keeps(Rule::LeftoverOfVoidIgnored) {
         known.cuts.clear();
     }
@@ -70,25 +70,25 @@ pub(crate) fn recover(
         .coverage
         .add(Mark::LeftoverRecord, usize::from(leftover.records(&known).next().is_some()));
 
-    let committed = snapshot.state.committed;
+    let committed = tables.state.committed;
     let told = told.max(leftover.durable(&known.cuts));
     let durable = carriers
         .iter()
         .map(|found| found.header.durable)
-        .chain([told, snapshot.state.durable])
+        .chain([told, tables.state.durable])
         .max()
         .unwrap_or_default();
     // Void carriers count here: those of a recovery that crashed bear the epoch that this one
     // will bring, so its windows must be others.
     let windows = carriers.iter().chain(&void).map(|found| found.header.window);
     let seen = windows
-        .chain([durable, snapshot.state.last_window, leftover.seen()])
+        .chain([durable, tables.state.last_window, leftover.seen()])
         .max()
         .unwrap_or_default();
     let lost = judge_missing(
         kernel,
         &mut carriers,
-        &snapshot.state,
+        &tables.state,
         durable,
         &leftover.carriers(&known.cuts, durable),
     )?;
@@ -114,12 +114,12 @@ pub(crate) fn recover(
         .split_off(records.partition_point(|record| WindowNumber::of(record.timestamp) <= durable));
     let newer =
         if kernel.keeps(Rule::NewerRecordsVerified) { verify_newer(kernel, newer)? } else { newer };
-    let verified = whole_story(kernel, &snapshot, &records, newer)?;
+    let verified = whole_story(kernel, &tables, &records, newer)?;
     let heard = verified.len();
     let mut verified = verify::newest_alone(verified);
     kernel.coverage.add(Mark::Superseded, heard - verified.len());
     if !lost.is_empty() {
-        clip(kernel, &snapshot, &mut records, &mut verified)?;
+        clip(kernel, &tables, &mut records, &mut verified)?;
     }
 
     // The published changes and the space in use have nothing to do with each other.
@@ -127,7 +127,7 @@ pub(crate) fn recover(
         recover_space(
             kernel,
             replay.lists_zones,
-            FoundAtOpening { snapshot: snapshot.clone(), pages, entries },
+            FoundAtOpening { tables: tables.clone(), pages, entries },
             &carriers,
             &records,
             &verified,
@@ -144,42 +144,42 @@ pub(crate) fn recover(
     overlay.pin(pins);
     overlay.publish_own(WindowNumber::default(), carriers.len(), &[]);
     kernel.state.lock().overlays.recovered(overlay);
-    adopt_changes(kernel, &snapshot, &records)?;
+    adopt_changes(kernel, &tables, &records)?;
     {
         let mut state = kernel.state.lock();
         state.windows.recovered(seen, seen.max(committed));
     }
-    let mut cuts = snapshot.state.cuts.clone();
+    let mut cuts = tables.state.cuts.clone();
     // Without carriers of this epoch, and no window beyond the durable one, there is nothing to
     // void.
-    let of_this_epoch = carriers.iter().any(|found| found.header.epoch == snapshot.state.epoch);
+    let of_this_epoch = carriers.iter().any(|found| found.header.epoch == tables.state.epoch);
     if (of_this_epoch || seen != durable) && kernel.keeps(Rule::DroppedRecordsVoid) {
-        cuts.push(Cut { epoch: snapshot.state.epoch, window: durable, resume: seen.next() });
+        cuts.push(Cut { epoch: tables.state.epoch, window: durable, resume: seen.next() });
     }
     // A crash before the end of that checkpoint leaves the superblock as it is, however often
     // it happens.
     if cuts.len() > kernel.settings.limits.cuts && kernel.keeps(Rule::CutsLimited) {
         kernel.coverage.hit(Mark::CutsFull);
-        return publish_again(kernel, &snapshot, &verified);
+        return publish_again(kernel, &tables, &verified);
     }
     if !append_again(kernel, replay, &verified)? {
         kernel.coverage.hit(Mark::NoRoomToAppend);
-        return publish_again(kernel, &snapshot, &verified);
+        return publish_again(kernel, &tables, &verified);
     }
-    write_next_epoch(kernel, &snapshot, cuts)?;
+    write_next_epoch(kernel, &tables, cuts)?;
     Ok(Progress::Advanced)
 }
 
 /// Steps 4 and 5 when no block is left to append to, or the superblock has no room for another
 /// cut: a checkpoint takes the records, and its superblock is that of the next epoch.
-fn publish_again(kernel: &Kernel, snapshot: &Snapshot, verified: &[Record]) -> Result<Progress> {
+fn publish_again(kernel: &Kernel, tables: &Tables, verified: &[Record]) -> Result<Progress> {
     let number = kernel.state.lock().windows.open().number;
     let records: Vec<Record> = verified
         .iter()
         .zip(0..)
         .map(|(record, n)| Record { timestamp: number.timestamp(n), ..*record })
         .collect();
-    publish_recovered(kernel, snapshot, &records)?;
+    publish_recovered(kernel, tables, &records)?;
     {
         let mut state = kernel.state.lock();
         state.windows.recovered(number, number);

@@ -30,15 +30,14 @@ pub(super) fn recover_space(
     records: &[Record],
     verified: &[Record],
 ) -> Result<MixSet<Pba>> {
-    let FoundAtOpening { snapshot, pages, entries } = found;
+    let FoundAtOpening { tables, pages, entries } = found;
     let geometry = kernel.fixed.geometry;
     let mut state = kernel.state.lock();
     let next_generation = pages
         .iter()
         .flat_map(|page| page.entries.iter().flatten())
         .map(|entry| entry.generation + 1);
-    let next_generation =
-        next_generation.chain([snapshot.state.next_generation]).max().unwrap_or(1);
+    let next_generation = next_generation.chain([tables.state.next_generation]).max().unwrap_or(1);
     let mut list = ZoneList::new(geometry, pages, next_generation, lists_zones);
     #[cfg(feature = "planted-bugs")]
     if !kernel.keeps(crate::rules::Rule::ListedInBothCopies) {
@@ -60,8 +59,8 @@ pub(super) fn recover_space(
         .filter(|entry| entry.carriers.is_none() || needed.contains(&entry.zone))
         .collect();
     list.retain(&entries);
-    let mut allocator = Allocator::new(geometry, &snapshot.state, kernel.fixed.grow, list);
-    let source = kernel.zones(snapshot.state.zones);
+    let mut allocator = Allocator::new(geometry, &tables.state, kernel.fixed.grow, list);
+    let source = kernel.zones(tables.state.zones);
     for entry in &entries {
         allocator.recover_zone(entry.zone, entry.generation, entry.carriers.is_some(), &source)?;
     }

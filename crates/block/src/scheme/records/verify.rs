@@ -13,7 +13,7 @@ use crate::{
         record::{Change, Record, WindowNumber},
     },
     kernel::{Kernel, apply_catalogue},
-    overlay::Snapshot,
+    overlay::Tables,
     window::ranges::{Ranges, Span},
 };
 
@@ -48,11 +48,11 @@ impl Named {
 /// or went takes its blocks along although the range that says so may be lost.
 pub(crate) fn whole_story(
     kernel: &Kernel,
-    snapshot: &Snapshot,
+    tables: &Tables,
     durable: &[Record],
     verified: Vec<Record>,
 ) -> Result<Vec<Record>> {
-    let mut volumes = snapshot.volumes.clone();
+    let mut volumes = tables.volumes.clone();
     for record in durable {
         if let Change::Catalogue { pba, fingerprint } = record.change {
             apply_catalogue(&mut volumes, &[read_change(kernel, pba, &fingerprint)?]);

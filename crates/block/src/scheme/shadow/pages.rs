@@ -14,7 +14,7 @@ const CHANGE_PAGES: u64 = 12;
 /// Pages of maps, catalogue and discards that a checkpoint of `overlay`, and of `more` records that
 /// are not published yet, writes at most.
 pub(crate) fn pages_of_changes(state: &State, overlay: &Overlay, more: u64) -> u64 {
-    let tables = state.overlays.snapshot();
+    let tables = state.overlays.tables();
     let height = |volume| tables.volumes.get(&volume).map_or(0, |volume| volume.map.height);
     let map = overlay.map_pages(height);
     let volumes =
@@ -53,7 +53,7 @@ pub(crate) fn pages_of(kernel: &Kernel, state: &State, overlay: &Overlay, more: 
 pub(crate) fn discards_ahead(state: &State) -> u64 {
     let gathered: usize = state.windows.all().map(|window| window.ranges.len()).sum();
     let published = state.overlays.range_records();
-    state.overlays.snapshot().discards.len() as u64 + 2 * (published + gathered as u64)
+    state.overlays.tables().discards.len() as u64 + 2 * (published + gathered as u64)
 }
 
 /// The entries that the tables of bounded size get.
