@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 
 use super::{
     label::{CURSOR, NODE},
+    redundancy,
     shared::{FoundCopy, Reached, Shared, bits, too_few},
 };
 use crate::{
@@ -151,11 +152,13 @@ pub(super) fn compare(shared: &Shared) -> Result<()> {
     let mut copies = Vec::new();
     for node in bits(shared.here() & shared.copies_mask()) {
         let files = shared.directory(node)?;
-        // Copies with a damaged label or log are behind all others.
-        let reached = how_far(shared, &**files).unwrap_or_default();
-        copies.push(FoundCopy { node, reached, is_damaged: false });
+        // Copies with a damaged label are behind all others.
+        let (reached, is_damaged) = how_far(shared, &**files).unwrap_or_default();
+        copies.push(FoundCopy { node, reached, is_damaged });
     }
-    copies.sort_by_key(|copy| std::cmp::Reverse(copy.reached.0));
+    // A change is acknowledged when every copy that counts has it: of copies that reach equally
+    // far, one without damage lacks nothing.
+    copies.sort_by_key(|copy| (std::cmp::Reverse(copy.reached.0), copy.is_damaged));
     let mut state = shared.state.lock();
     if let Some(farthest) = copies.first() {
         (state.primary, state.read_from) = (farthest.node, farthest.node);
@@ -204,7 +207,8 @@ pub(super) fn level(shared: &Shared) -> Result<()> {
     Ok(())
 }
 
-fn how_far(shared: &Shared, files: &dyn Files) -> Result<Reached> {
+/// How far a copy reaches, and whether later changes lie behind a damaged one.
+fn how_far(shared: &Shared, files: &dyn Files) -> Result<(Reached, bool)> {
     let label = find_label(files)?;
     let log = files.open(&log_name(label.snapshot))?;
     let mut frames = LogReader::new(&*log, 0, Drawn::free())?;
@@ -221,7 +225,8 @@ fn how_far(shared: &Shared, files: &dyn Files) -> Result<Reached> {
         frames.pass(bytes);
     }
     let (last, checksum) = chain.unwrap_or_default();
-    Ok(((label.generation, last), (label.encode(), end, checksum)))
+    let is_damaged = frames.goes_on(&shared.identity, last)?;
+    Ok((((label.generation, last), (label.encode(), end, checksum)), is_damaged))
 }
 
 /// Makes bytes of a file durable on all copies that have them; true when a change needs no more
@@ -236,6 +241,22 @@ pub(super) fn keeps(shared: &Shared, name: &str, at: u64, bytes: &[u8]) -> Resul
         });
     }
     Ok(keeping >= shared.quorum().min(here.len() as u32))
+}
+
+/// True when as many copies as a change needs have these bytes, which were just written; the others
+/// lost the write, and are left out.
+pub(super) fn reads_back(shared: &Shared, name: &str, at: u64, bytes: &[u8]) -> Result<bool> {
+    let copies = shared.writable_copies()?;
+    let whole = |n: usize| -> Result<bool> {
+        redundancy::has(&*shared.directory(n)?.open(name)?, at, bytes)
+    };
+    let (have, lack): (Vec<usize>, Vec<usize>) =
+        copies.into_iter().partition(|&n| whole(n).unwrap_or(false));
+    if (have.len() as u32) < shared.quorum() {
+        return Ok(false);
+    }
+    lack.into_iter().for_each(|n| shared.lose(n));
+    Ok(true)
 }
 
 /// True for files that processes only lock.

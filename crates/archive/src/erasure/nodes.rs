@@ -287,6 +287,10 @@ impl Redundancy for Nodes {
         copies::keeps(&self.shared, name, at, bytes)
     }
 
+    fn reads_back(&self, _: &dyn File, name: &str, at: u64, bytes: &[u8]) -> Result<bool> {
+        copies::reads_back(&self.shared, name, at, bytes)
+    }
+
     fn another_copy(&self) -> bool {
         let state = &mut *self.shared.state.lock();
         let (readable, from) = (state.readable(), state.read_from);

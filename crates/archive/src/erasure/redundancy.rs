@@ -45,6 +45,13 @@ pub(crate) trait Redundancy: Files {
     /// The errors of the system.
     fn keeps(&self, name: &str, at: u64, bytes: &[u8]) -> Result<bool>;
 
+    /// True when these bytes, which were just written to the file `log` with this name, are read
+    /// where they were. Copies that lack them count as failed, if enough others have them.
+    ///
+    /// # Errors
+    /// The errors of the system.
+    fn reads_back(&self, log: &dyn File, name: &str, at: u64, bytes: &[u8]) -> Result<bool>;
+
     /// The copy that is read is damaged: reads from another one from now on; false when there is
     /// none.
     fn another_copy(&self) -> bool;
@@ -107,7 +114,18 @@ impl Redundancy for OneDirectory {
         self.0.open(name)?.keeps(at, bytes)
     }
 
+    fn reads_back(&self, log: &dyn File, _: &str, at: u64, bytes: &[u8]) -> Result<bool> {
+        has(log, at, bytes)
+    }
+
     fn another_copy(&self) -> bool {
         false
     }
+}
+
+/// True when a file has these bytes at a place.
+pub(super) fn has(file: &dyn File, at: u64, bytes: &[u8]) -> Result<bool> {
+    let mut found = vec![0; bytes.len()];
+    let n = file.read_at(at, &mut found)?;
+    Ok(n == bytes.len() && found == bytes)
 }

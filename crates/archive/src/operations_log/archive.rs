@@ -159,6 +159,9 @@ impl Archive {
         let budget = Budget::new(settings.memory);
         let position = LogPosition::load_newest(files, &identity, &label, settings, None, &budget)?;
         if writes {
+            if files.spread() != ONE_DIRECTORY {
+                position.read_log(&identity, settings, &budget)?;
+            }
             // The copy that was read is whole: the others may be made like it.
             files.begin(true)?;
         }

@@ -6,9 +6,7 @@ use onefold_core::{Error, Kind, Result};
 
 use super::{
     archive::Archive,
-    frames::{
-        Replayed, changes_lost, fits, later_changes, locks_fail, log_full, reads_back, replay,
-    },
+    frames::{Replayed, changes_lost, fits, later_changes, locks_fail, log_full, replay},
     position::{LogPosition, occupied},
     snapshot::{write_block_indexes, write_snapshot},
 };
@@ -84,7 +82,7 @@ impl Archive {
             frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload);
         next.apply(sequence, records)?;
         next.chain = checksum;
-        if next.moved() > self.settings.moved_max
+        if next.moved() > tables.moved().max(self.settings.moved_max)
             && tables.moved() > 0
             && self.keeps(Rule::MergesLimited)
         {
@@ -103,7 +101,7 @@ impl Archive {
                 .write_at(position.end, &bytes)
                 .and_then(|()| self.sync(&*position.log))
                 .and_then(|()| self.files.confirm());
-            match synced.and_then(|()| reads_back(&*position.log, position.end, &bytes)) {
+            match synced.and_then(|()| self.read_back(position, &bytes)) {
                 Err(error)
                     if error.kind() == Kind::NoSpace
                         && may_use_reserve
@@ -121,6 +119,15 @@ impl Archive {
         position.end += bytes.len() as u64;
         position.tables = Arc::new(next);
         self.record_synced(sequence, position.snapshot)
+    }
+
+    /// Fails unless the log has these bytes at its end. A copy that lacks them is left out.
+    fn read_back(&self, position: &LogPosition, bytes: &[u8]) -> Result<()> {
+        let name = log_name(position.snapshot);
+        if !self.files.reads_back(&*position.log, &name, position.end, bytes)? {
+            return Err(locks_fail());
+        }
+        self.files.confirm()
     }
 
     /// Errors when somebody appended since the end was read, although we hold the lock.

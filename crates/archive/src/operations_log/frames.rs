@@ -93,14 +93,7 @@ pub(crate) fn changes_lost(sequence: u64, recorded: u64) -> Error {
     ))
 }
 
-/// Fails unless the log has these bytes where they were written: another writer there held the lock
-/// too.
-pub(crate) fn reads_back(log: &dyn File, at: u64, bytes: &[u8]) -> Result<()> {
-    let mut found = vec![0; bytes.len()];
-    let n = log.read_at(at, &mut found)?;
-    if n == bytes.len() && found == bytes { Ok(()) } else { Err(locks_fail()) }
-}
-
+/// The log does not have what was written to it: another writer there held the lock too.
 pub(crate) fn locks_fail() -> Error {
     let why = "the operations log is not what we wrote: another process wrote to it while we held its lock, as locks do not hold on this file system, \
                or the disk loses writes; nothing more is written";

@@ -78,6 +78,18 @@ impl LogPosition {
         Ok(position)
     }
 
+    /// Reads the log to its end, and changes nothing.
+    pub(super) fn read_log(
+        &self,
+        identity: &Identity,
+        settings: &Settings,
+        budget: &Arc<Budget>,
+    ) -> Result<()> {
+        let mut replayed = Replayed::of(&self.tables);
+        let drawn = Drawn::from(budget);
+        replay(&*self.log, self.end, identity, &mut replayed, &drawn, settings, u64::MAX)
+    }
+
     /// True when the log after this one has changes that follow the end of this one.
     fn log_goes_on(
         &self,

@@ -290,14 +290,19 @@ impl LateEncoding {
         let (encoded, into) = (from.len() as u64, stored.len() as u64);
         let to: Vec<(Stored, Vec<ContainerId>)> = stored.into_iter().zip(known).collect();
         let mut gone = false;
-        rewriter.archive.commit(true, |now| {
+        let committed = rewriter.archive.commit(true, |now| {
             // Only a collection changes these containers; one that changed all the same is left to
             // the next collection.
             gone = planned.iter().any(|(id, bits)| {
                 !now.containers.contains_key(id) || now.condemned.get(id) != bits.as_ref()
             });
             Ok(if gone { Vec::new() } else { vec![Record::LateEncoded { from, to }] })
-        })?;
+        });
+        match committed {
+            // The log has no room, as the disk has none for the snapshot that it waits for.
+            Err(error) if error.kind() == Kind::NoSpace => return Ok(false),
+            committed => drop(committed?),
+        }
         if !gone {
             self.encoded += encoded;
             self.encoded_into += into;

@@ -68,6 +68,8 @@ impl Tables {
         if to.is_empty() || to.len() > PLACES_MAX {
             return Err(corrupt(format!("the log settles containers in {} places", to.len())));
         }
+        // Once for all places: the first change behind a snapshot is never too much.
+        self.count_moved(to.iter().map(|(_, of)| of.len()).sum())?;
         for (stored, of) in to {
             let id = stored.id;
             let of: BTreeSet<ContainerId> = of.into_iter().collect();
@@ -82,7 +84,6 @@ impl Tables {
             write_cost.encode_bytes = write_cost.encode_bytes.saturating_add(written);
             write_cost.encoded_chunks = write_cost.encoded_chunks.saturating_add(chunks);
             write_cost.encoded_chunk_bytes = write_cost.encoded_chunk_bytes.saturating_add(bytes);
-            self.count_moved(of.len())?;
             for &of in &of {
                 self.moved_to.change(of, |places| places.push(id));
             }

@@ -14,6 +14,9 @@ pub(super) const BLOCK: usize = VOLUME_BLOCK_BYTES as usize;
 /// Streams, and volumes with their blocks.
 pub(super) type Known = (BTreeMap<String, Arc<Vec<u8>>>, Vec<(String, usize)>);
 
+/// Volumes by name.
+pub(super) type Disks = BTreeMap<String, Disk>;
+
 /// A change that was under way when its process died.
 #[derive(Clone, Debug)]
 pub(super) enum Unsure {

@@ -277,7 +277,7 @@ impl Sim {
                 Err(Stop::Failed(failure)) => return Err(failure),
             }
             self.crash();
-            let under_way = (self.unsure.clone(), self.known());
+            let under_way = (self.unsure.clone(), self.known(), self.disks.clone());
             if self.aside.percent(60) {
                 match self.look_as_reader() {
                     Err(Stop::Failed(failure)) => return Err(failure),

@@ -10,7 +10,7 @@ use onefold_testbed::files::{Layout, Wrong};
 
 use crate::{
     archive::{
-        model::{Known, Unsure},
+        model::{Disks, Known, Unsure},
         params::Medium,
         run::{Actors, Sim, Stop},
     },
@@ -90,8 +90,8 @@ impl Sim {
             || ["log-", "counts-"].iter().any(|file| is_met(file) && message.contains(file));
         // One write that lands elsewhere damages two places at once.
         let both = self.params.medium == Medium::MisdirectedWrites
-            && is_met("snapshot-")
-            && message.contains("snapshot");
+            && (is_met("snapshot-") && message.contains("snapshot")
+                || self.files.damaged_pages("maps") > 1 && message.contains("lost the page"));
         single
             || both
             || (message.contains("both places of the label")
@@ -102,7 +102,7 @@ impl Sim {
     /// named. Then the damage is put right.
     pub(crate) fn look_at_damage(
         &mut self,
-        (unsure, known): (Option<Unsure>, Known),
+        (unsure, known, disks): (Option<Unsure>, Known, Disks),
     ) -> Result<(), Failure> {
         if !self.params.medium.damages() {
             return Ok(());
@@ -123,10 +123,28 @@ impl Sim {
             Ok(()) if self.files.is_hurt() => self.reach.hit("damage of metadata cost nothing"),
             _ => {}
         }
+        if self.files.is_hurt() {
+            self.expect_later_versions(&disks);
+        }
         self.actors = Actors::default();
         self.files.mend();
         self.ill = None;
         self.refused = false;
         Ok(())
+    }
+
+    /// The medium, once put right, may show unflushed writes that damage of the log hid: each block
+    /// may have the version that was found, or a later one of those that it had before.
+    fn expect_later_versions(&mut self, before: &Disks) {
+        for (name, disk) in &mut self.disks {
+            let Some(was) = before.get(name) else { continue };
+            for (cell, was) in disk.cells.iter_mut().zip(&was.cells) {
+                // With several versions nobody found out which one it has.
+                let [(found, _)] = cell[..] else { continue };
+                if let Some(from) = was.iter().position(|version| version.0 == found) {
+                    *cell = was[from..].to_vec();
+                }
+            }
+        }
     }
 }
