@@ -169,7 +169,8 @@ impl Operation<SeenNames> for Arrival<'_> {
     }
 
     /// Reads the new name first. An arrival stays as long as the old name has its value. So where
-    /// the old name then still has it, no arrival had been applied that was not seen.
+    /// the old name then still has it, no arrival had been applied that was not seen. Where it has
+    /// not, an arrival may have been applied between the two, and the steps are read again.
     fn look(&mut self) -> Result<SeenNames, Refusal> {
         let (to, from) = (name_key(self.to), name_key(self.from));
         let keys = vec![STEPS.to_vec(), to.clone(), from.clone()];
@@ -180,8 +181,14 @@ impl Operation<SeenNames> for Arrival<'_> {
         } else {
             name_value(self.kernel, self.from)?
         };
-        let steps = value_of(&pairs, STEPS).unwrap_or_default();
-        Ok(SeenNames { exists, steps, new: value_of(&pairs, &to), old })
+        let new = value_of(&pairs, &to);
+        let mut seen =
+            SeenNames { exists, steps: value_of(&pairs, STEPS).unwrap_or_default(), new, old };
+        if !self.is_whole() && !self.is_there(&seen) && self.sent.is_some() {
+            let again = values(self.kernel, &self.shard(), vec![STEPS.to_vec()])?;
+            seen.steps = value_of(&again.unwrap_or_default(), STEPS).unwrap_or_default();
+        }
+        Ok(seen)
     }
 
     fn decide(&mut self, seen: &SeenNames) -> Result<Option<Write>, Refusal> {
