@@ -7,9 +7,13 @@ mod raw_client;
 mod volumes;
 
 use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
+use onefold_core::VolumeLimits;
 use onefold_serve::nbd::{Limits, Server};
 use raw_client::*;
 use volumes::{MemoryExports, MemoryVolume};
@@ -26,10 +30,14 @@ struct Shared {
 
 impl Shared {
     fn new(limits: Limits) -> Shared {
+        let volumes = ["disk", "greedy"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
+        Shared::of(MemoryExports::of(volumes), limits)
+    }
+
+    fn of(exports: Arc<MemoryExports>, limits: Limits) -> Shared {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("nbd.sock");
-        let volumes = ["disk", "greedy"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
-        let mut server = Server::new(MemoryExports::of(volumes), limits);
+        let mut server = Server::new(exports, limits);
         server.add_unix(&socket).unwrap();
         server.start().unwrap();
         Shared { server, socket, _dir: dir }
@@ -174,5 +182,108 @@ fn rule_12_clients_that_read_no_replies_keep_their_places_from_nobody() {
         raw.send(&requests);
     }
     shared.neighbour_works();
+    shared.end();
+}
+
+#[test]
+fn rule_12_clients_that_wait_for_their_volumes_pace_keep_their_places_from_nobody() {
+    let volumes = ["disk", "greedy"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
+    let limits = VolumeLimits { iops: 1, ..VolumeLimits::default() };
+    let exports = MemoryExports::limited(volumes, "greedy", limits);
+    let shared = Shared::of(exports, Limits { places: 4, ..Limits::default() });
+    let mut many: Vec<Raw> = (0..8).map(|n| greedy(&shared.socket, MODES[n % 3])).collect();
+    for raw in &mut many {
+        let requests: Vec<u8> =
+            (0..200).flat_map(|i| request_bytes(raw.mode, 0, READ, i, 0, 4096)).collect();
+        raw.send(&requests);
+    }
+    shared.neighbour_works();
+    drop(many);
+    shared.end();
+}
+
+#[test]
+fn rule_12_a_client_that_sends_requests_without_end_gives_its_place_back_between_them() {
+    let volumes = ["disk", "greedy"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
+    volumes[1].1.read_us.store(50_000, SeqCst);
+    let shared = Shared::of(MemoryExports::of(volumes), Limits { places: 1, ..Limits::default() });
+    let flood = greedy(&shared.socket, Mode::Simple);
+    std::thread::scope(|scope| {
+        let (mut asks, mut answers) =
+            (flood.stream.try_clone().unwrap(), flood.stream.try_clone().unwrap());
+        // 2,340 of them are in one receive buffer, and take two minutes.
+        let requests: Vec<u8> =
+            (0..512).flat_map(|i| request_bytes(Mode::Simple, 0, READ, i, 0, 1 << 20)).collect();
+        scope.spawn(move || while asks.write_all(&requests).is_ok() {});
+        scope.spawn(move || while answers.read(&mut [0; 65_536]).is_ok_and(|n| n > 0) {});
+        while shared.server.statistics().reads < 10 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        shared.neighbour_works();
+        drop(flood.stream.shutdown(std::net::Shutdown::Both));
+    });
+    shared.end();
+}
+
+/// Connects over TCP, and asks for the first bytes of `disk`.
+fn reads_over_tcp(address: SocketAddr, bytes: u64) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    let mut asks = stream.try_clone().unwrap();
+    asks.write_all(&3u32.to_be_bytes()).unwrap();
+    asks.write_all(&option_bytes(7, &info_data("disk", &[]))).unwrap();
+    loop {
+        let mut header = [0; 20];
+        stream.read_exact(&mut header).unwrap();
+        stream.read_exact(&mut vec![0; be32(&header[16..]) as usize]).unwrap();
+        if be32(&header[12..]) == ACK {
+            break;
+        }
+    }
+    asks.write_all(&request_bytes(Mode::Simple, 0, READ, 1, 0, bytes)).unwrap();
+    stream
+}
+
+#[test]
+fn rule_12_peers_of_one_limited_volume_share_its_pace() {
+    let volumes = ["disk", "greedy"].map(|name| (name.to_owned(), MemoryVolume::new(64 << 20)));
+    let limits = VolumeLimits { bytes: 4 << 20, ..VolumeLimits::default() };
+    let exports = MemoryExports::limited(volumes, "disk", limits);
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("nbd.sock");
+    let mut server = Server::new(exports, Limits::default());
+    server.add_unix(&socket).unwrap();
+    let address = server.add_tcp("127.0.0.1:0".parse().unwrap(), true).unwrap();
+    server.start().unwrap();
+    // One peer asks for 512 MiB at once, which takes two minutes at the volume's pace.
+    let many: Vec<TcpStream> = (0..16).map(|_| reads_over_tcp(address, 32 << 20)).collect();
+    let mut other = Raw::go(&socket, Mode::Simple);
+    for round in 0..10u8 {
+        assert_eq!(other.write(0, u64::from(round) << 12, &[round; 4096]), 0, "within 20 s each");
+    }
+    drop(many);
+    server.stop(Duration::from_secs(1)).unwrap();
+}
+
+#[test]
+fn rule_12_a_connection_that_is_cut_waits_for_nothing() {
+    let volumes = ["disk", "greedy"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
+    // What it asks for takes a minute.
+    let limits = VolumeLimits { bytes: 64 << 10, ..VolumeLimits::default() };
+    let volume = volumes[1].1.clone();
+    let exports = MemoryExports::limited(volumes, "greedy", limits);
+    let shared = Shared::of(exports, Limits { connections: 1, ..Limits::default() });
+    let mut raw = greedy(&shared.socket, Mode::Simple);
+    raw.request(0, READ, 0, 4 << 20, &[]);
+    while Arc::strong_count(&volume) == 2 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // It gives way, and its session lets the volume go.
+    shared.neighbour_works();
+    let began = Instant::now();
+    while Arc::strong_count(&volume) > 2 {
+        assert!(began.elapsed() < Duration::from_secs(20), "the session still has the volume");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     shared.end();
 }

@@ -94,6 +94,19 @@ impl Loan<'_> {
         taken
     }
 
+    /// Borrows so many bytes in all, or gives back what is more; false, having done nothing, when
+    /// there are too few left.
+    pub(crate) fn keep(&mut self, bytes: usize) -> bool {
+        if bytes > self.bytes {
+            return self.more(bytes - self.bytes);
+        }
+        let back = std::mem::replace(&mut self.bytes, bytes) - bytes;
+        self.of.left.fetch_add(back, Relaxed);
+        self.to.peer.give(back);
+        self.to.volume.give(back);
+        true
+    }
+
     /// True when peer or volume have more than they may beside others: they got it while nobody
     /// else was there.
     pub(crate) fn is_too_much(&self) -> bool {
@@ -105,10 +118,7 @@ impl Loan<'_> {
 
     /// Gives all of it back.
     pub(crate) fn give_back(&mut self) {
-        let bytes = std::mem::take(&mut self.bytes);
-        self.of.left.fetch_add(bytes, Relaxed);
-        self.to.peer.give(bytes);
-        self.to.volume.give(bytes);
+        self.keep(0);
     }
 }
 

@@ -27,10 +27,20 @@ impl Pace {
         }
     }
 
-    /// Counts one request of so many bytes; returns how long it has to wait.
-    pub(crate) fn take(&mut self, now: Duration, bytes: u64) -> Duration {
-        let requests = pay(&mut self.requests_paid, now, 1, u64::from(self.limits.iops));
-        requests.max(pay(&mut self.bytes_paid, now, bytes, self.limits.bytes))
+    /// Counts so many requests and bytes; returns how long they have to wait.
+    pub(crate) fn take(&mut self, now: Duration, requests: u64, bytes: u64) -> Duration {
+        let wait = pay(&mut self.requests_paid, now, requests, u64::from(self.limits.iops));
+        wait.max(pay(&mut self.bytes_paid, now, bytes, self.limits.bytes))
+    }
+
+    /// Counts one request of so many bytes if it need not wait; else counts nothing.
+    pub(crate) fn take_at_once(&mut self, now: Duration, bytes: u64) -> bool {
+        let before = (self.requests_paid, self.bytes_paid);
+        let at_once = self.take(now, 1, bytes).is_zero();
+        if !at_once {
+            (self.requests_paid, self.bytes_paid) = before;
+        }
+        at_once
     }
 }
 
@@ -57,7 +67,7 @@ mod tests {
         pace.set(limits);
         let mut now = Duration::from_secs(5);
         for _ in 0..times {
-            now += pace.take(now, bytes);
+            now += pace.take(now, 1, bytes);
         }
         now - Duration::from_secs(5)
     }

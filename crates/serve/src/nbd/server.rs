@@ -73,7 +73,7 @@ struct Guests {
     /// Statistics of connections that have ended, and of those that were refused.
     past: Statistics,
     /// Threads that have nothing more to do than to end.
-    leaving: Vec<JoinHandle<()>>,
+    leaving: Vec<(Peer, JoinHandle<()>)>,
     /// The volumes that clients have open, by the names by which they opened them: numbers, and
     /// limits.
     volumes: HashMap<String, (u64, Arc<Limited>)>,
@@ -239,6 +239,7 @@ impl Server {
         }
         self.hall.wait_until_empty(&mut guests, grace);
         for guest in guests.present.values() {
+            guest.activity.cut();
             hang_up(&guest.socket);
         }
         let cut = Instant::now();
@@ -303,6 +304,10 @@ impl Hall {
         guests.join_ended();
         guests.past.accepted += 1;
         let peer = Peer::of(&socket);
+        if guests.too_many_leave(peer, self.limits.connections) {
+            guests.past.refused += 1;
+            return;
+        }
         if guests.present.len() >= self.limits.connections + HANDSHAKES_BESIDE
             && let Some(id) = guests.which_handshake_gives_way(peer, self.limits.connections / 2)
         {
@@ -455,7 +460,7 @@ impl Hall {
                 && (waited >= long && still >= long || too_many())
         });
         if let Some(guest) = in_the_way.min_by_key(|guest| guest.activity.heard()) {
-            guest.activity.works(false);
+            guest.activity.cut();
             hang_up(&guest.socket);
         }
     }
@@ -464,10 +469,18 @@ impl Hall {
 impl Guests {
     /// Joins the threads that have ended.
     fn join_ended(&mut self) {
-        for ended in self.leaving.extract_if(.., |thread| thread.is_finished()) {
+        for (_, ended) in self.leaving.extract_if(.., |(_, thread)| thread.is_finished()) {
             // Panics of sessions were caught and counted.
             let _ = ended.join();
         }
+    }
+
+    /// True when threads of cut connections that still wait for their volume are as many as
+    /// connections may be, or those of a peer half as many: then one more would make threads
+    /// without a bound.
+    fn too_many_leave(&self, peer: Peer, connections: usize) -> bool {
+        let of_peer = self.leaving.iter().filter(|(of, _)| *of == peer).count();
+        self.leaving.len() >= connections || of_peer > connections / 2
     }
 
     /// The number and the limits of a volume while clients have it open.
@@ -533,6 +546,7 @@ impl Guests {
     fn cut(&mut self, id: u64) {
         self.past.refused += 1;
         if let Some(guest) = self.present.get(&id) {
+            guest.activity.cut();
             hang_up(&guest.socket);
         }
         self.leave(id);
@@ -544,7 +558,7 @@ impl Guests {
             guest.counters.add_to(&mut self.past);
             // Requests in flight when the connection broke will never be answered.
             self.past.in_flight = 0;
-            self.leaving.extend(guest.thread);
+            self.leaving.extend(guest.thread.map(|thread| (guest.peer, thread)));
         }
     }
 }

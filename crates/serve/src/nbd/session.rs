@@ -95,6 +95,8 @@ impl Shares {
 
 /// The cost of one turn in bytes: a request of usual size.
 const TURN_BYTES: u32 = 64 << 10;
+/// Bytes that are paid for at once at a volume's pace: requests of other peers come between.
+const PACE_BYTES: u32 = 256 << 10;
 /// The cost of one turn at the status of a range: the status of a few thousand blocks.
 const TURN_MICROSECONDS: u32 = 100;
 /// How much longer than it took the status of a range keeps its turn while others work: with one
@@ -143,11 +145,19 @@ impl Default for Seat {
 }
 
 /// The limits of a volume, for all its connections together.
-#[derive(Default)]
 pub(crate) struct Limited {
     /// There are some; for a look without the lock.
     limited: AtomicBool,
     pace: Mutex<Pace>,
+    /// To wait for the pace, by bytes: one after the other, and the volume's peers by turns.
+    turns: Turns,
+}
+
+impl Default for Limited {
+    fn default() -> Limited {
+        let (limited, pace) = (AtomicBool::new(false), Mutex::default());
+        Limited { limited, pace, turns: Turns::new(1, PACE_BYTES) }
+    }
 }
 
 impl Limited {
@@ -157,12 +167,34 @@ impl Limited {
         self.limited.store(!limits.is_none(), Relaxed);
     }
 
-    /// How long a request of so many bytes has to wait; `since` is when times begin.
-    fn wait(&self, since: Instant, bytes: u64) -> Duration {
-        if self.limited.load(Relaxed) {
-            self.pace.lock().take(since.elapsed(), bytes)
-        } else {
-            Duration::ZERO
+    fn is_limited(&self) -> bool {
+        self.limited.load(Relaxed)
+    }
+
+    /// True when a request of so many bytes need not wait; it is paid for then. `since` is when
+    /// times begin.
+    fn lets_through(&self, holder: Holder, since: Instant, bytes: u64) -> bool {
+        let Some(mut turn) = self.turns.take_at_once(holder) else { return false };
+        turn.cost = bytes;
+        self.pace.lock().take_at_once(since.elapsed(), bytes)
+    }
+
+    /// Waits until a request of so many bytes is paid for, or until `gives_up`.
+    fn wait(&self, holder: Holder, since: Instant, bytes: u64, gives_up: &dyn Fn() -> bool) {
+        let (mut requests, mut left) = (1, bytes);
+        loop {
+            let Some(mut turn) = self.turns.take_unless(holder, |_| gives_up()) else { return };
+            let now = left.min(u64::from(PACE_BYTES));
+            turn.cost = now;
+            let (wait, began) =
+                (self.pace.lock().take(since.elapsed(), requests, now), Instant::now());
+            while began.elapsed() < wait && !gives_up() {
+                std::thread::sleep((wait - began.elapsed().min(wait)).min(LOOK));
+            }
+            (requests, left) = (0, left - now);
+            if left == 0 || gives_up() {
+                return;
+            }
         }
     }
 }
@@ -185,8 +217,9 @@ pub(crate) fn serve<R: Source, W: Write + Send>(
         Ok(agreed) => agreed,
         Err(ending) => return ending,
     };
-    let _present: [Presence<'_>; 3] =
-        [&shares.places, &shares.statuses, &shares.writers].map(|turns| turns.join(seat.holder));
+    let _present: [Presence<'_>; 4] =
+        [&shares.places, &shares.statuses, &shares.writers, &seat.limited.turns]
+            .map(|turns| turns.join(seat.holder));
     let borrower = Borrower { peer: &seat.of_peer, volume: &seat.of_volume };
     let reads = || ReadBatch::new(limits, shares.buffers.loan(borrower), agreed.dialect);
     let waits = Waits::new(limits.waits);
@@ -223,6 +256,8 @@ pub(crate) fn serve<R: Source, W: Write + Send>(
             replies: Replies::new(dialect),
             batch: 0,
             cost: 0,
+            paid: false,
+            tight: false,
             size: volume.size(),
         }
         .run(&mut inbox)
@@ -252,8 +287,12 @@ struct Session<'a, 'b, W, H, R> {
     replies: Replies,
     /// Requests taken since the last replies were sent.
     batch: usize,
-    /// The cost of the batch, for the connection's turn.
+    /// The cost of what was done with the working place since others want it, or in this batch.
     cost: u64,
+    /// The volume's pace was kept for the request that comes next.
+    paid: bool,
+    /// There was no memory for a large receive buffer.
+    tight: bool,
     /// The volume's size, as it was when the batch began.
     size: u64,
 }
@@ -271,6 +310,9 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             }
         };
         self.seat.activity.works(false);
+        if let Some(place) = &mut self.place {
+            place.cost = self.cost;
+        }
         // Replies of the last batch are still sent, also when the client has disconnected in order.
         match (ending, self.finish_batch()) {
             (Ending::Closed, Err(error)) => Ending::Broken(error),
@@ -281,10 +323,19 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     /// Takes all requests that have arrived, answers them, and waits for more bytes.
     fn batch<R: Source>(&mut self, inbox: &mut Inbox<R>) -> Result<(), Ending> {
         self.size = self.volume().size();
-        self.cost = 0;
+        if !self.is_wanted() {
+            self.cost = 0;
+        }
         if !inbox.unread().is_empty() {
-            self.work(inbox);
-            while self.request(inbox)? {}
+            self.work(inbox)?;
+            while self.request(inbox)? {
+                if self.cost >= u64::from(TURN_BYTES) && self.is_wanted() {
+                    self.finish_batch()?;
+                    if self.leave_place(inbox) {
+                        self.work(inbox)?;
+                    }
+                }
+            }
             self.finish_batch()?;
         }
         loop {
@@ -301,19 +352,66 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         Ok(())
     }
 
+    /// True when somebody else waits for the working place.
+    fn is_wanted(&self) -> bool {
+        self.place.as_ref().is_some_and(Turn::is_wanted)
+    }
+
     /// Takes a working place, and the buffers that go with it.
-    fn work<R: Source>(&mut self, inbox: &mut Inbox<R>) {
+    fn work<R: Source>(&mut self, inbox: &mut Inbox<R>) -> Result<(), Ending> {
         if self.place.is_some() {
-            return;
+            return Ok(());
         }
         let holder = self.seat.holder;
-        self.place = Some(
-            self.house.shares.places.take(holder, |waited| (self.house.make_way)(holder, waited)),
-        );
+        let place = self.house.shares.places.take_unless(holder, |waited| {
+            (self.house.make_way)(holder, waited);
+            self.seat.activity.is_cut()
+        });
+        self.place = Some(place.ok_or(io::Error::from(io::ErrorKind::ConnectionAborted))?);
         self.seat.activity.works(true);
         inbox.reader().looks_around(true);
         let (sure, large) = (self.limits.receive_sure(), self.limits.receive_bytes);
-        inbox.resize(if large > sure && self.loan.more(large - sure) { large } else { sure });
+        // As much as unread bytes take when the place is given back in the middle of a batch.
+        self.tight = large <= sure || !self.loan.keep(large - self.limits.receive_idle());
+        if self.tight {
+            self.loan.keep(inbox.unread().len().saturating_sub(sure));
+        }
+        inbox.resize(if self.tight { sure } else { large });
+        Ok(())
+    }
+
+    /// Gives the working place back, and all buffers but for what holds the unread bytes; false,
+    /// having done nothing, when there is no memory for these.
+    fn leave_place<R: Source>(&mut self, inbox: &mut Inbox<R>) -> bool {
+        let idle = self.limits.receive_idle();
+        if !self.loan.keep(inbox.unread().len().saturating_sub(idle)) {
+            return false;
+        }
+        // The helpers' buffers belong to the place too.
+        self.aside.release();
+        self.reads.release();
+        self.replies.release();
+        inbox.resize(idle);
+        self.seat.activity.works(false);
+        if let Some(mut place) = self.place.take() {
+            place.cost = std::mem::take(&mut self.cost);
+        }
+        inbox.reader().looks_around(false);
+        true
+    }
+
+    /// How much to receive at most so that the place can be given back at any time: where memory
+    /// is short, and on a volume with limits, little more than one request is unread.
+    fn most<R: Source>(&self, inbox: &Inbox<R>) -> usize {
+        let bounded = self.tight && !self.house.shares.places.alone();
+        if !bounded && !self.seat.limited.is_limited() {
+            return usize::MAX;
+        }
+        let idle = self.limits.receive_idle();
+        match missing(inbox.unread(), self.agreed.dialect) {
+            usize::MAX => idle,
+            rest => rest.max(idle.saturating_sub(inbox.unread().len())),
+        }
     }
 
     /// Gives the working place back when another connection wants it, or when the client sends
@@ -321,46 +419,44 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     /// client stops and the small buffer holds that part, the place is given back at once. Returns
     /// how much to receive at most.
     fn rest<R: Source>(&mut self, inbox: &mut Inbox<R>) -> usize {
-        let Some(place) = &mut self.place else { return usize::MAX };
-        let wanted = place.is_wanted() || self.loan.is_too_much() || self.reads.has_too_much();
-        if !wanted && self.silent < self.limits.rest {
+        if self.place.is_none() {
             return usize::MAX;
+        }
+        let wanted = self.is_wanted() || self.loan.is_too_much() || self.reads.has_too_much();
+        if !wanted && self.silent < self.limits.rest {
+            return self.most(inbox);
         }
         let part = inbox.unread().len();
         if part > self.limits.receive_idle() / 2 || (part > 0 && self.silent.is_zero()) {
             return missing(inbox.unread(), self.agreed.dialect);
         }
-        place.cost = self.cost;
-        // The helpers' buffers belong to the place too.
-        self.aside.release();
-        self.reads.release();
-        self.replies.release();
-        inbox.resize(self.limits.receive_idle());
-        self.loan.give_back();
-        self.seat.activity.works(false);
-        self.place = None;
-        inbox.reader().looks_around(false);
+        self.leave_place(inbox);
         usize::MAX
     }
 
-    /// Waits until the volume's limits allow a request. Finished replies are sent first.
-    fn keep_pace(&mut self, command: Command, length: u64) -> Result<(), Ending> {
+    /// Waits until the volume's limits allow a request. Finished replies are sent first, and others
+    /// have the working place meanwhile.
+    fn keep_pace<R: Source>(
+        &mut self,
+        command: Command,
+        length: u64,
+        inbox: &mut Inbox<R>,
+    ) -> Result<(), Ending> {
         let bytes = match command {
             Command::Flush | Command::Disconnect => return Ok(()),
             Command::Read | Command::Write => length,
             _ => 0,
         };
-        let wait = self.seat.limited.wait(self.house.since, bytes);
-        if wait.is_zero() {
+        let Seat { limited, activity, holder, .. } = self.seat;
+        let since = self.house.since;
+        if !limited.is_limited() || limited.lets_through(*holder, since, bytes) {
             return Ok(());
         }
         self.finish_batch()?;
-        self.batch = 1;
-        let began = Instant::now();
-        while began.elapsed() < wait && !self.house.stopping.load(Relaxed) {
-            std::thread::sleep((wait - began.elapsed().min(wait)).min(LOOK));
-        }
-        Ok(())
+        self.leave_place(inbox);
+        let gives_up = || activity.is_cut() || self.house.stopping.load(Relaxed);
+        limited.wait(*holder, since, bytes, &gives_up);
+        self.work(inbox)
     }
 
     /// Answers the status of a range, in its turn. While others work, the turn lasts longer than
@@ -410,6 +506,10 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         let payload = request.payload_bytes(dialect);
         let checked = check(&request, dialect, self.size, self.limits)
             .and_then(|command| self.allowed(command));
+        if let (Ok(command), false) = (&checked, self.paid) {
+            self.keep_pace(*command, request.length, inbox)?;
+            self.paid = true;
+        }
         let fits = payload <= (inbox.capacity() - header) as u64;
         if checked.is_ok() && fits && (inbox.unread().len() as u64) < header as u64 + payload {
             return Ok(false);
@@ -417,6 +517,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         if self.replies.small_bytes() > REPLY_BYTES {
             self.finish_batch()?;
         }
+        self.paid = false;
         self.batch += 1;
         self.cost += REQUEST_COST
             + if matches!(checked, Ok(Command::Read | Command::Write)) {
@@ -425,9 +526,6 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
                 0
             };
         add(&self.counters.in_flight, 1);
-        if let Ok(command) = checked {
-            self.keep_pace(command, request.length)?;
-        }
         match checked {
             Err(refusal) => {
                 inbox.consume(header);

@@ -149,6 +149,18 @@ impl<W> Shares<W> {
         volume.queue.push_back(who);
     }
 
+    /// One waits no more; false when it does not wait.
+    pub(crate) fn wait_no_more(&mut self, holder: Holder, is: impl Fn(&W) -> bool) -> bool {
+        let peer = self.peers.iter_mut().find(|peer| peer.key == holder.peer);
+        let volume =
+            peer.and_then(|peer| peer.queue.iter_mut().find(|one| one.key == holder.volume));
+        let Some(volume) = volume else { return false };
+        let Some(at) = volume.queue.iter().position(is) else { return false };
+        volume.queue.remove(at);
+        self.waiting -= 1;
+        true
+    }
+
     /// Gives a place to whose turn it is.
     pub(crate) fn grant(&mut self) -> Option<W> {
         let (at, within) = self.next()?;

@@ -4,7 +4,7 @@
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use onefold_core::CpuContention;
@@ -56,14 +56,22 @@ pub(crate) struct Activity {
     heard: AtomicU64,
     /// True while the connection has a working place.
     works: AtomicBool,
-    /// True while the connection waits for its client to send or to receive.
-    waits: AtomicBool,
+    /// How many of its threads wait for the client to send or to receive.
+    waits: AtomicUsize,
+    /// The server ended the connection.
+    cut: AtomicBool,
 }
 
 impl Activity {
     pub(crate) fn new(since: Instant) -> Activity {
         let heard = AtomicU64::new(since.elapsed().as_millis() as u64);
-        Activity { since, heard, works: AtomicBool::new(false), waits: AtomicBool::new(false) }
+        Activity {
+            since,
+            heard,
+            works: AtomicBool::new(false),
+            waits: AtomicUsize::new(0),
+            cut: AtomicBool::new(false),
+        }
     }
 
     fn heard_at(&self, now: Instant) {
@@ -85,9 +93,20 @@ impl Activity {
         self.works.load(Relaxed)
     }
 
+    /// The server ends the connection: its threads wait for nothing any more.
+    pub(crate) fn cut(&self) {
+        self.works(false);
+        self.cut.store(true, Relaxed);
+    }
+
+    /// True when the server ended the connection.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.cut.load(Relaxed)
+    }
+
     /// True when it has a working place, and does nothing with it but to wait for its client.
     pub(crate) fn is_kept_by_its_client(&self) -> bool {
-        self.works.load(Relaxed) && self.waits.load(Relaxed)
+        self.works.load(Relaxed) && self.waits.load(Relaxed) > 0
     }
 }
 
@@ -155,9 +174,9 @@ impl<'a> Receiver<'a> {
             std::thread::yield_now();
             self.crowd.yielded(before, self.born.elapsed());
         }
-        self.activity.waits.store(true, Relaxed);
+        self.activity.waits.fetch_add(1, Relaxed);
         let received = recv(&*self.socket, buffer, RecvFlags::empty());
-        self.activity.waits.store(false, Relaxed);
+        self.activity.waits.fetch_sub(1, Relaxed);
         let now = Instant::now();
         self.brisk = now - began < self.awake;
         match received {
@@ -236,14 +255,14 @@ impl Transmitter {
     }
 
     fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.activity.waits.store(true, Relaxed);
+        self.activity.waits.fetch_add(1, Relaxed);
         let sent = sendmsg(
             &*self.socket,
             slices,
             &mut SendAncillaryBuffer::default(),
             SendFlags::NOSIGNAL,
         );
-        self.activity.waits.store(false, Relaxed);
+        self.activity.waits.fetch_sub(1, Relaxed);
         let sent = match sent {
             Ok(sent) => sent,
             Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),

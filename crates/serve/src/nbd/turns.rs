@@ -67,10 +67,35 @@ impl Turns {
         Presence { of: self, holder }
     }
 
+    /// A place, when one is free and nobody waits.
+    pub(crate) fn take_at_once(&self, holder: Holder) -> Option<Turn<'_>> {
+        let held = self.shares.lock().hold_at_once(holder);
+        held.then(|| Turn { of: self, holder, cost: 0 })
+    }
+
     /// Waits for a place; calls `look` now and then with the time waited so far.
     pub(crate) fn take(&self, holder: Holder, mut look: impl FnMut(Duration)) -> Turn<'_> {
+        self.wait(holder, |waited| {
+            look(waited);
+            false
+        });
+        Turn { of: self, holder, cost: 0 }
+    }
+
+    /// Waits for a place until `gives_up`, which is called now and then with the time waited so
+    /// far.
+    pub(crate) fn take_unless(
+        &self,
+        holder: Holder,
+        gives_up: impl FnMut(Duration) -> bool,
+    ) -> Option<Turn<'_>> {
+        self.wait(holder, gives_up).then(|| Turn { of: self, holder, cost: 0 })
+    }
+
+    /// Waits until the thread has a place; false when it gave up.
+    fn wait(&self, holder: Holder, mut gives_up: impl FnMut(Duration) -> bool) -> bool {
         if self.shares.lock().hold_at_once(holder) {
-            return Turn { of: self, holder, cost: 0 };
+            return true;
         }
         let me =
             Arc::new(Waiting { thread: std::thread::current(), granted: AtomicBool::new(false) });
@@ -83,12 +108,19 @@ impl Turns {
         let began = Instant::now();
         while !me.granted.load(Acquire) {
             std::thread::park_timeout(LOOK);
-            if began.elapsed() >= LOOK {
-                look(began.elapsed());
+            if began.elapsed() >= LOOK && gives_up(began.elapsed()) {
+                self.waiting.fetch_sub(1, Relaxed);
+                let mut shares = self.shares.lock();
+                if !shares.wait_no_more(holder, |one| Arc::ptr_eq(one, &me)) {
+                    // It was granted meanwhile.
+                    shares.give_back(holder, 0);
+                    grant(&mut shares);
+                }
+                return false;
             }
         }
         self.waiting.fetch_sub(1, Relaxed);
-        Turn { of: self, holder, cost: 0 }
+        true
     }
 
     /// True when a connection's peer or volume holds more than its share.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Error, Exports, Extent, ExtentKind, Kind, Result, Ticket,
-    Volume, VolumeInfo,
+    Volume, VolumeInfo, VolumeLimits,
 };
 use parking_lot::Mutex;
 
@@ -50,6 +50,8 @@ pub(crate) struct MemoryVolume {
     pub(crate) fail_after: AtomicU64,
     /// Calls of `prefetch`.
     pub(crate) prefetches: AtomicU64,
+    /// Microseconds that a batch of reads takes.
+    pub(crate) read_us: AtomicU64,
     /// Microseconds that a flush or a wait takes.
     pub(crate) flush_us: AtomicU64,
     /// Flushes and waits stand still while it is set.
@@ -68,6 +70,7 @@ impl MemoryVolume {
             read_batches: AtomicU64::new(0),
             fail_after: AtomicU64::new(0),
             prefetches: AtomicU64::new(0),
+            read_us: AtomicU64::new(0),
             flush_us: AtomicU64::new(0),
             hold: AtomicBool::new(false),
             panic: AtomicBool::new(false),
@@ -196,6 +199,7 @@ impl Volume for MemoryVolume {
         assert!(!self.panic.load(SeqCst), "a planted bug");
         let before = self.read_batches.fetch_add(1, SeqCst);
         let fail_after = self.fail_after.load(SeqCst);
+        std::thread::sleep(Duration::from_micros(self.read_us.load(SeqCst)));
         let state = self.state.lock();
         for read in reads {
             if fail_after > 0 && before >= fail_after {
@@ -280,7 +284,10 @@ impl Volume for MemoryVolume {
 
 /// Named volumes in memory.
 #[derive(Default)]
-pub(crate) struct MemoryExports(BTreeMap<String, Arc<MemoryVolume>>);
+pub(crate) struct MemoryExports(
+    BTreeMap<String, Arc<MemoryVolume>>,
+    pub(crate) BTreeMap<String, VolumeLimits>,
+);
 
 impl MemoryExports {
     /// One volume of `size` bytes, called `disk`.
@@ -292,7 +299,17 @@ impl MemoryExports {
     pub(crate) fn of(
         volumes: impl IntoIterator<Item = (String, Arc<MemoryVolume>)>,
     ) -> Arc<MemoryExports> {
-        Arc::new(MemoryExports(volumes.into_iter().collect()))
+        Arc::new(MemoryExports(volumes.into_iter().collect(), BTreeMap::new()))
+    }
+
+    /// The same, of which `name` has limits.
+    pub(crate) fn limited(
+        volumes: impl IntoIterator<Item = (String, Arc<MemoryVolume>)>,
+        name: &str,
+        limits: VolumeLimits,
+    ) -> Arc<MemoryExports> {
+        let limits = BTreeMap::from([(name.to_owned(), limits)]);
+        Arc::new(MemoryExports(volumes.into_iter().collect(), limits))
     }
 }
 
@@ -310,5 +327,9 @@ impl Exports for MemoryExports {
             .get(name)
             .ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume {name:?}")))?;
         Ok(volume.clone())
+    }
+
+    fn limits(&self, name: &str) -> Option<VolumeLimits> {
+        Some(self.1.get(name).copied().unwrap_or_default())
     }
 }
