@@ -111,6 +111,17 @@ fn lengths_of_options_are_limited_before_memory_is_taken() {
 }
 
 #[test]
+fn rule_12_what_a_client_asks_for_again_and_again_is_told_once() {
+    let attacked = Attacked::new(Limits::default());
+    let mut raw = Raw::connect(&attacked.socket).unwrap();
+    raw.send(&3u32.to_be_bytes());
+    // Name and block size, 3,000 times: the replies of one option took 200 KB.
+    let replies = raw.option(6, &info_data("disk", &[1, 3].repeat(1500)));
+    assert_eq!(replies.len(), 4, "size, name, block size, and the end");
+    attacked.end();
+}
+
+#[test]
 fn truncated_and_random_handshakes() {
     let attacked =
         Attacked::new(Limits { handshake: Duration::from_millis(200), ..Limits::default() });

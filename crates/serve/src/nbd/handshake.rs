@@ -250,17 +250,20 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
         // INFO tells what the server can do, GO what it will.
         export.put16(offers(&agreed, agreed.allocation || option == option::INFO));
         self.reply(option, answer::INFO, &export);
-        for item in items {
+        // Each is told once, however often it is asked for.
+        for item in [info::NAME, info::DESCRIPTION, info::BLOCK_SIZE] {
+            if !items.contains(&item) {
+                continue;
+            }
             let mut item_reply = item.to_be_bytes().to_vec();
             match item {
                 info::NAME => item_reply.extend_from_slice(opened.as_bytes()),
                 info::DESCRIPTION => item_reply.extend_from_slice(b"Onefold volume"),
-                info::BLOCK_SIZE => {
+                _ => {
                     item_reply.put32(1);
                     item_reply.put32(PREFERRED_BYTES);
                     item_reply.put32(self.limits.payload_bytes);
                 }
-                _ => continue,
             }
             self.reply(option, answer::INFO, &item_reply);
         }

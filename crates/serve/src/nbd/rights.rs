@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use onefold_core::{Error, Exports, Kind, Result, Volume, VolumeInfo};
-use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, sockopt};
 
 /// The user as whom every user of another user namespace appears.
 const OVERFLOW_UID: u32 = 65_534;
@@ -26,15 +26,13 @@ pub enum Peer {
 impl Peer {
     /// The peer of a connected socket.
     pub(crate) fn of(socket: &OwnedFd) -> Peer {
-        let address = rustix::net::getpeername(socket)
-            .ok()
-            .flatten()
-            .and_then(|address| SocketAddr::try_from(address).ok());
-        match (address, socket_peercred(socket)) {
-            (Some(address), _) => Peer::at(address.ip()),
-            (None, Ok(credentials)) if credentials.uid.as_raw() != OVERFLOW_UID => {
-                Peer::User(credentials.uid.as_raw())
-            }
+        if sockopt::socket_domain(socket) != Ok(AddressFamily::UNIX) {
+            let address = rustix::net::getpeername(socket).ok().flatten();
+            let address = address.and_then(|address| SocketAddr::try_from(address).ok());
+            return address.map_or(Peer::Unknown, |address| Peer::at(address.ip()));
+        }
+        match sockopt::socket_peercred(socket).map(|credentials| credentials.uid.as_raw()) {
+            Ok(uid) if uid != OVERFLOW_UID => Peer::User(uid),
             _ => Peer::Unknown,
         }
     }
