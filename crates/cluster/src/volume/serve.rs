@@ -108,6 +108,9 @@ pub struct ClusterExports {
     mode: Mode,
     /// By the number of the volume.
     open: Mutex<BTreeMap<u64, Arc<Volume>>>,
+    /// Held while a volume is attached, and while all are closed. Taken before `open`, which is
+    /// never held over a request to the store: locks are kept and volumes used meanwhile.
+    attaching: Mutex<()>,
     presence: Mutex<Presence>,
 }
 
@@ -115,7 +118,8 @@ impl ClusterExports {
     /// All volumes of the session's store.
     #[must_use]
     pub fn new(session: Arc<Session>, mode: Mode) -> ClusterExports {
-        ClusterExports { session, mode, open: Mutex::default(), presence: Mutex::default() }
+        let (open, attaching, presence) = (Mutex::default(), Mutex::default(), Mutex::default());
+        ClusterExports { session, mode, open, attaching, presence }
     }
 
     /// Does the work that is due for the open volumes: locks, long trims, evictions, the published
@@ -157,6 +161,7 @@ impl ClusterExports {
     /// # Errors
     /// The first failure.
     pub fn close(&self) -> Result<()> {
+        let _attaching = self.attaching.lock();
         let mut first = Ok(());
         for volume in std::mem::take(&mut *self.open.lock()).into_values() {
             let closed = match Arc::try_unwrap(volume) {
@@ -180,6 +185,14 @@ impl ClusterExports {
     }
 }
 
+impl ClusterExports {
+    /// The volume called `name`, if it is attached: perhaps it was under another name.
+    fn known(&self, name: &str) -> Result<Option<Arc<Volume>>> {
+        let named = self.session.find(name)?.filter(|named| named.what == What::Volume);
+        Ok(named.and_then(|named| self.open.lock().get(&named.id).cloned()))
+    }
+}
+
 impl Exports for ClusterExports {
     fn list(&self) -> Vec<VolumeInfo> {
         let names = self.session.names().unwrap_or_default();
@@ -188,14 +201,16 @@ impl Exports for ClusterExports {
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn onefold_core::Volume>> {
-        let mut open = self.open.lock();
-        // A name may stand for a volume that was attached under another one.
-        let known = |named: Named| open.get(&named.id).filter(|_| named.what == What::Volume);
-        if let Some(volume) = self.session.find(name)?.and_then(known) {
-            return Ok(volume.clone());
+        if let Some(volume) = self.known(name)? {
+            return Ok(volume);
+        }
+        let _attaching = self.attaching.lock();
+        // Another client may have asked for it meanwhile.
+        if let Some(volume) = self.known(name)? {
+            return Ok(volume);
         }
         let volume = Arc::new(Volume::attach(&self.session, name, self.mode)?);
         // It may have got the name just now.
-        Ok(open.entry(volume.id()).or_insert(volume).clone())
+        Ok(self.open.lock().entry(volume.id()).or_insert(volume).clone())
     }
 }

@@ -1,0 +1,62 @@
+//! Volumes for a server: one whose attachment takes long keeps nobody from the others.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+mod support;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use onefold_cluster::{ClusterExports, Format, Mode, Session, Settings, create};
+use onefold_core::{Exports, object::PoolKind};
+use onefold_testbed::MemoryObjects;
+use support::Faulty;
+
+#[test]
+fn rule_12_a_volume_that_is_being_attached_keeps_nobody_from_the_others() {
+    let store = MemoryObjects::new(PoolKind::Replicated);
+    create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+    // While it is set, writes of the session stand still.
+    let (holds, held) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let (set, count) = (holds.clone(), held.clone());
+    let slow = move || {
+        count.fetch_add(u64::from(set.load(SeqCst)), SeqCst);
+        while set.load(SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        None
+    };
+    let slow = Arc::new(Faulty { store: store.session("serves"), fault: slow });
+    let session = Session::open(slow, Settings::default()).unwrap();
+    for name in ["one", "other"] {
+        session.create_volume(name, 1 << 20).unwrap();
+    }
+    let exports = Arc::new(ClusterExports::new(Arc::new(session), Mode::Own));
+    drop(exports.open("one").unwrap());
+    holds.store(true, SeqCst);
+    let opens = {
+        let exports = exports.clone();
+        std::thread::spawn(move || exports.open("other").map(drop))
+    };
+    while held.load(SeqCst) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (tell, told) = mpsc::channel();
+    {
+        let exports = exports.clone();
+        std::thread::spawn(move || {
+            let looked = (exports.cached_bytes(), exports.open("one").is_ok(), exports.renew());
+            tell.send(looked.2.map(|()| looked.1))
+        });
+    }
+    let answered = told.recv_timeout(Duration::from_secs(20));
+    holds.store(false, SeqCst);
+    assert!(answered.unwrap().unwrap(), "the first volume is used, and its lock is kept");
+    opens.join().unwrap().unwrap();
+    exports.close().unwrap();
+}
