@@ -161,7 +161,17 @@ fn repair_cluster(url: &Url) -> Result<Repair> {
     let opened = Opened::open(url, Clustering::default())?;
     let mut scrub = Scrub::new(opened.session.clone(), true)?;
     while scrub.step()? {}
-    let Report { stale, added, collected, restored, listed, orphans, damage, .. } = scrub.report();
+    let Report {
+        stale,
+        added,
+        collected,
+        restored,
+        listed,
+        orphans,
+        left: orphans_left,
+        damage,
+        ..
+    } = scrub.report();
     let counts = [
         (stale, "stale references"),
         (added, "missing references"),
@@ -171,6 +181,10 @@ fn repair_cluster(url: &Url) -> Result<Repair> {
         (orphans, "orphans"),
     ];
     let restored = counts.iter().filter(|(count, _)| **count > 0);
-    let left = Findings { problems: damage.clone(), found: damage.len() as u64 };
+    let mut left = Findings { problems: damage.clone(), found: damage.len() as u64 };
+    if *orphans_left > 0 {
+        left.found += orphans_left;
+        left.problems.push(format!("{orphans_left} orphans, which the next repair removes"));
+    }
     Ok(Repair { restored: restored.map(|(count, what)| format!("{count} {what}")).collect(), left })
 }

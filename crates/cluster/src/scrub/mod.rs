@@ -72,6 +72,8 @@ pub struct Report {
     pub listed: u64,
     /// Objects that belonged to nothing.
     pub orphans: u64,
+    /// Headers of volumes that belong to nothing, and that this repair left to the next one.
+    pub left: u64,
     /// Damage that can't be repaired, a sentence each: the first thousand.
     pub damage: Vec<String>,
 }
@@ -80,7 +82,8 @@ impl Report {
     /// True when nothing had to be done.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
-        self.stale + self.added + self.collected + self.restored + self.listed + self.orphans == 0
+        let Report { stale, added, collected, restored, listed, orphans, left, .. } = self;
+        stale + added + collected + restored + listed + orphans + left == 0
             && self.damage.is_empty()
     }
 
@@ -340,6 +343,7 @@ impl Scrub {
         }
         // The next scrub removes others.
         if !self.may_read_for_one() {
+            self.report.left += 1;
             return Ok(());
         }
         let (header, cookie) = (header::name(id), self.session.kernel().cookie());

@@ -10,11 +10,7 @@ use onefold_core::{
 use parking_lot::Mutex;
 
 use super::{Mode, Volume};
-use crate::{
-    format::catalogue::{Named, What},
-    presence::Presence,
-    session::Session,
-};
+use crate::{format::catalogue::What, presence::Presence, session::Session};
 
 /// Most stretches that one request for allocation looks at. A stretch of objects that do not exist
 /// costs no read, only time.

@@ -31,6 +31,12 @@ pub(crate) fn repair(store: &Url, answer: Answer) -> Result<(), Failure> {
         report.listed,
         report.orphans
     ));
+    if report.left > 0 {
+        output::line(format_args!(
+            "note: {} orphans are left, which take space and do no harm; repair again removes more",
+            report.left
+        ));
+    }
     report.damage.iter().for_each(output::line);
     damaged(store, report.damage.len())
 }
@@ -81,7 +87,8 @@ fn found(report: &Report, well: bool) -> serde_json::Value {
         "stale_references": report.stale,
         "added_references": report.added, "collected_chunks": report.collected,
         "restored_chunks": report.restored,
-        "listed_objects": report.listed, "orphans": report.orphans, "problems": report.damage,
+        "listed_objects": report.listed, "orphans": report.orphans,
+        "orphans_left": report.left, "problems": report.damage,
         "well": well,
     })
 }

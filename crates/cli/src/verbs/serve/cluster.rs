@@ -8,6 +8,7 @@
 use std::{
     path::PathBuf,
     sync::{Arc, mpsc},
+    time::{Duration, Instant},
 };
 
 use onefold::parts::cluster_work::ClusterWork;
@@ -20,6 +21,7 @@ use super::options::{CLIENT_GRACE, Options, listen, note};
 use crate::verbs::worker::Workers;
 use onefold::parts::cluster_store::{Backing, Url};
 use onefold_console::{address::uri, failure::Failure, size::counted};
+use parking_lot::Mutex;
 
 /// Serves until a signal comes.
 pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), Failure> {
@@ -56,7 +58,8 @@ pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), 
         let _ = fenced.send(Some(error));
     })?;
     let exports = work.exports().clone();
-    let mut server = options.server(Arc::new(Told(exports.clone())), limits)?;
+    let mut server = options
+        .server(Arc::new(Told { exports: exports.clone(), said: Mutex::default() }), limits)?;
     let listeners = listen(options, usual, service.sockets, &mut server)?;
     let workers = Workers::start(&backing, options.workers, &options.pace)?;
     server.start()?;
@@ -106,16 +109,25 @@ pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), 
 
 /// The volumes, for clients. When this server lacks the right to one, its log says so, too: the
 /// operator who can change rights does not see what clients are told.
-struct Told(Arc<ClusterExports>);
+struct Told {
+    exports: Arc<ClusterExports>,
+    /// When the log said so last: clients decide how often they ask.
+    said: Mutex<Option<Instant>>,
+}
+
+/// Time between two lines of the log about rights that this server lacks.
+const SAID_AGAIN: Duration = Duration::from_secs(60);
 
 impl Exports for Told {
     fn list(&self) -> Vec<VolumeInfo> {
-        self.0.list()
+        self.exports.list()
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn Volume>, Error> {
-        self.0.open(name).inspect_err(|error| {
-            if error.kind() == Kind::Denied {
+        self.exports.open(name).inspect_err(|error| {
+            let mut said = self.said.lock();
+            if error.kind() == Kind::Denied && said.is_none_or(|at| at.elapsed() >= SAID_AGAIN) {
+                *said = Some(Instant::now());
                 tracing::warn!("{error}");
             }
         })
