@@ -1,7 +1,16 @@
 //! Volumes over a real directory, against a plain model; and what they cost.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
-use std::sync::Arc;
+mod support;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+        mpsc,
+    },
+    time::Duration,
+};
 
 use onefold_archive::{
     Archive, ArchiveExports, Chunking, Compression, FilterName, Format, Ingest, Settings, Volumes,
@@ -11,6 +20,7 @@ use onefold_backend::Directory;
 use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Exports, ExtentKind, Lba, Result, Volume, block::bytes_mut,
 };
+use support::{Call, Watch, Watched};
 
 const BLOCK: usize = 128 << 10;
 
@@ -349,4 +359,51 @@ fn rule_12_what_a_huge_range_holds_is_told_in_parts() {
         assert_eq!((at, &told[..]), (whole, &written[..]));
         volume.flush().unwrap();
     }
+}
+
+#[test]
+fn rule_12_a_write_that_reads_the_disk_keeps_no_other_volume_waiting() {
+    let directory = tempfile::tempdir().unwrap();
+    create(directory.path(), Chunking::FastCdc(4096));
+    let served = serve(directory.path(), Settings::default());
+    for name in ["one", "other"] {
+        served.archive.create_volume(name, 1 << 20, 100).unwrap();
+    }
+    let one = served.exports.open("one").unwrap();
+    one.write(0, &noise(1, BLOCK)).unwrap();
+    one.flush().unwrap();
+    drop(one);
+    served.volumes.close().unwrap();
+    drop(served);
+    // While it is set, reads of data stand still.
+    let (holds, held) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let (set, count) = (holds.clone(), held.clone());
+    let watch: Watch = Arc::new(move |name, call, does| {
+        if name.starts_with("segment-") && matches!(call, Call::Read(..)) {
+            count.fetch_add(u64::from(set.load(SeqCst)), SeqCst);
+            while set.load(SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        does()
+    });
+    let files = Arc::new(Directory::open(directory.path(), true).unwrap());
+    let watched = Arc::new(Watched { files, watch });
+    let archive = Arc::new(Archive::open(watched, true, Settings::default()).unwrap());
+    let volumes = Volumes::new(&Ingest::begin(&archive, false, true).unwrap(), 100);
+    let exports = ArchiveExports(volumes.clone());
+    let (one, other) = (exports.open("one").unwrap(), exports.open("other").unwrap());
+    holds.store(true, SeqCst);
+    // Part of a sector: the rest is read.
+    let writes = std::thread::spawn(move || one.write(5, &[7; 100]).map(drop));
+    while held.load(SeqCst) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || tell.send(other.write(0, &noise(2, BLOCK)).map(drop)));
+    let answered = told.recv_timeout(Duration::from_secs(20));
+    holds.store(false, SeqCst);
+    answered.unwrap().unwrap();
+    writes.join().unwrap().unwrap();
+    volumes.close().unwrap();
 }

@@ -20,7 +20,7 @@
 //! FLUSH covers is there when it is answered. Changes that were not written back are lost, as a
 //! disk's cache is.
 //!
-//! *Locks:* in the order `writing_back`, `order`, `state`. None of them is held by a read while it
+//! *Locks:* in the order `writing_back`, a volume's `order`, `state`. None of them is held by a read while it
 //! reads the disk.
 
 mod catalogue;

@@ -37,8 +37,9 @@ pub struct Volumes {
     guard: Mutex<Option<Arc<EpochGuard>>>,
     /// Held during a write-back.
     pub(super) writing_back: Mutex<()>,
-    /// Held alone by a write that begins or ends inside a sector.
-    pub(super) order: RwLock<()>,
+    /// Of each volume: held alone by a write that begins or ends inside a sector, which reads the
+    /// rest of it. Other volumes go on meanwhile.
+    orders: Mutex<BTreeMap<u64, Arc<RwLock<()>>>>,
     pub(super) state: Mutex<State>,
     /// There is much to write back, or the end is near.
     pub(super) much: Condvar,
@@ -114,6 +115,11 @@ pub struct VolumeCounts {
 }
 
 impl Volumes {
+    /// The lock of a volume's writes. That of a volume that was deleted stays, a few bytes.
+    pub(super) fn order(&self, id: u64) -> Arc<RwLock<()>> {
+        self.orders.lock().entry(id).or_default().clone()
+    }
+
     /// The volumes of the archive that `ingest` writes to. `now` is in seconds since 1970.
     #[must_use]
     pub fn new(ingest: &Arc<Ingest>, now: u64) -> Arc<Volumes> {
@@ -126,7 +132,7 @@ impl Volumes {
             readers: Mutex::default(),
             guard: Mutex::default(),
             writing_back: Mutex::default(),
-            order: RwLock::default(),
+            orders: Mutex::default(),
             state: Mutex::default(),
             much: Condvar::new(),
             stopping: AtomicBool::new(false),

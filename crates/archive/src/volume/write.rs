@@ -37,11 +37,12 @@ impl Volumes {
 
     fn try_write(&self, id: u64, offset: u64, data: &[u8]) -> Result<Option<Ticket>> {
         let end = offset + data.len() as u64;
+        let order = self.order(id);
         if offset.is_multiple_of(SECTOR as u64) && end.is_multiple_of(SECTOR as u64) {
-            let _order = self.order.read();
+            let _order = order.read();
             return self.put(id, offset, data);
         }
-        let _order = self.order.write();
+        let _order = order.write();
         // A write of part of a sector needs the rest of the sector.
         let (start, stop) =
             (offset / SECTOR as u64 * SECTOR as u64, end.next_multiple_of(SECTOR as u64));
@@ -108,7 +109,8 @@ impl Volumes {
         }
         if first < last {
             self.write_back_ranges()?;
-            let _order = self.order.read();
+            let order = self.order(id);
+            let _order = order.read();
             let mut state = self.state.lock();
             Volumes::going(&state)?;
             let upper = &mut state.volumes.entry(id).or_default().upper;
