@@ -26,6 +26,7 @@ use crate::{
     beneath::{Beneath, Stands, Word},
     locality::Locality,
     lock,
+    sparse::next_data,
 };
 
 /// A directory whose files are an archive's.
@@ -212,6 +213,9 @@ struct FileLock(OsFile);
 
 impl Lock for FileLock {}
 
+/// Stretches of data of a file that are looked at when the system does not count its blocks.
+const STRETCHES_MAX: usize = 10_000;
+
 struct DirectoryFile {
     file: OsFile,
     name: String,
@@ -236,10 +240,17 @@ impl File for DirectoryFile {
 
     fn occupied(&self) -> Result<u64> {
         // Space that was reserved lies behind the end.
-        self.file
-            .metadata()
-            .map(|metadata| metadata.len().min(metadata.blocks() * 512))
-            .map_err(|e| self.wrong(e))
+        let metadata = self.file.metadata().map_err(|e| self.wrong(e))?;
+        if metadata.blocks() > 0 {
+            return Ok(metadata.len().min(metadata.blocks() * 512));
+        }
+        // All of it is holes, or the file system does not count.
+        let (mut data, mut at) = (0, 0);
+        for _ in 0..STRETCHES_MAX {
+            let Some((start, stop)) = next_data(&self.file, at, metadata.len())? else { break };
+            (data, at) = (data + (stop - start), stop);
+        }
+        Ok(data)
     }
 
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {

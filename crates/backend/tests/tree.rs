@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_backend::tree::{Choices, Options, Restorer, Walk};
+use onefold_backend::tree::{Choices, Found, Options, Restorer, Walk};
 use onefold_core::tree::{Entry, What};
 
 fn text(entry: &Entry) -> String {
@@ -80,26 +80,32 @@ fn rule_04_a_file_swapped_for_a_pipe_or_a_link_does_not_hold_it_up() {
     assert_eq!(found, ["=", "f0=x", "f1=", "f2="]);
 }
 
+/// Somebody who holds leases on files and gives none back; and whether it does hold them. `None`
+/// where that can't be tried.
+fn lease_holder(directory: &Path, files: &[&str]) -> Option<(std::process::Child, bool)> {
+    // The signal that asks for a lease is ignored.
+    let script = "import \
+                  fcntl,signal,time,sys\nsignal.signal(signal.SIGIO,\
+                  signal.SIG_IGN)\nfs=[open(sys.argv[1]+'/'+n,'r+') for n in \
+                  sys.argv[2:]]\n[fcntl.fcntl(f,fcntl.F_SETLEASE,fcntl.F_WRLCK) for f in \
+                  fs]\nprint('held',flush=True)\ntime.sleep(100)";
+    let mut holder = std::process::Command::new("python3")
+        .args(["-c", script])
+        .arg(directory)
+        .args(files)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .ok()?;
+    let mut held = [0; 5];
+    let holds = holder.stdout.take()?.read_exact(&mut held).is_ok();
+    Some((holder, holds))
+}
+
 #[test]
 fn rule_04_leases_hold_a_walk_up_only_for_a_while() {
     let dir = tempfile::tempdir().unwrap();
     (0..3).for_each(|n| fs::write(dir.path().join(format!("f{n}")), "x").unwrap());
-    // Somebody who holds leases and gives none back; the signal that asks for it is ignored.
-    let script = "import \
-                  fcntl,signal,time,sys\nsignal.signal(signal.SIGIO,\
-                  signal.SIG_IGN)\nfs=[open(sys.argv[1]+'/f'+n,'r+') for n in \
-                  '01']\n[fcntl.fcntl(f,fcntl.F_SETLEASE,fcntl.F_WRLCK) for f in \
-                  fs]\nprint('held',flush=True)\ntime.sleep(100)";
-    let Ok(mut holder) = std::process::Command::new("python3")
-        .args(["-c", script])
-        .arg(dir.path())
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-    else {
-        return;
-    };
-    let mut held = [0; 5];
-    let holds = holder.stdout.take().unwrap().read_exact(&mut held).is_ok();
+    let Some((mut holder, holds)) = lease_holder(dir.path(), &["f0", "f1"]) else { return };
     let begun = Instant::now();
     let found = walk(dir.path(), Options::default(), |_| {});
     holder.kill().unwrap();
@@ -194,43 +200,54 @@ fn rule_07_stretches_of_data_that_are_too_many_are_left_out_and_told() {
     }
 }
 
-/// A directory of a file system whose attributes have no limit, with a file `a` that has more than
-/// a walk takes, and a second name `b` of it; `None` where there is none.
-fn tree_with_many_attributes() -> Option<tempfile::TempDir> {
-    let dir = tempfile::tempdir_in("/dev/shm").ok()?;
-    let path = dir.path().join("a");
-    fs::write(&path, "data").unwrap();
-    fs::hard_link(&path, dir.path().join("b")).unwrap();
-    let file = fs::File::open(&path).unwrap();
-    for n in 0..MANY {
-        let flags = rustix::fs::XattrFlags::empty();
-        rustix::fs::fsetxattr(&file, format!("user.{n}"), &[7; 60_000], flags).ok()?;
-    }
-    Some(dir)
-}
-
-/// Attributes of 60,000 bytes that are more than 4 MiB.
-const MANY: usize = 80;
-
 #[test]
 fn rule_07_no_name_links_to_one_that_could_not_be_read() {
-    let Some(dir) = tree_with_many_attributes() else {
-        eprintln!("not tested: /dev/shm takes no attributes of users");
-        return;
-    };
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a"), "data").unwrap();
+    fs::hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
+    let Some((mut holder, true)) = lease_holder(dir.path(), &["a"]) else { return };
     let mut found: Vec<Entry> = Vec::new();
+    let mut errors = 0;
     for one in Walk::new(dir.path(), Options::default()).unwrap() {
         match one {
             Ok(one) => found.push(one.entry),
             // `b` can be read again.
-            Err(_) => (0..MANY).for_each(|n| {
-                rustix::fs::removexattr(dir.path().join("a"), format!("user.{n}")).unwrap();
-            }),
+            Err(_) => {
+                errors += 1;
+                holder.kill().unwrap();
+                holder.wait().unwrap();
+            }
         }
     }
     for entry in &found {
         let What::HardLink { target } = &entry.what else { continue };
         assert!(found.iter().any(|other| other.path == *target), "{}", text(entry));
     }
-    assert_eq!(found.len(), 2);
+    assert_eq!((found.len(), errors), (2, 1));
+}
+
+#[test]
+fn rule_07_attributes_that_are_too_many_cost_neither_data_nor_what_lies_below() {
+    // Attributes of 60,000 bytes that are more than 4 MiB, where a file system takes as many.
+    let put_many = |path: &Path| -> rustix::io::Result<()> {
+        let file = fs::File::open(path).unwrap();
+        (0..80).try_for_each(|n| {
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::fsetxattr(&file, format!("user.{n}"), &[7; 60_000], flags)
+        })
+    };
+    let Ok(dir) = tempfile::tempdir_in("/dev/shm") else { return };
+    let (below, file) = (dir.path().join("d"), dir.path().join("d/a"));
+    fs::create_dir(&below).unwrap();
+    fs::write(&file, "data").unwrap();
+    if put_many(&below).and_then(|()| put_many(&file)).is_err() {
+        eprintln!("not tested: /dev/shm takes no attributes of users");
+        return;
+    }
+    let found: Vec<Found> =
+        Walk::new(dir.path(), Options::default()).unwrap().map(|one| one.unwrap()).collect();
+    let told: Vec<(bool, bool)> =
+        found.iter().map(|one| (one.lacks.is_some(), one.file.is_some())).collect();
+    assert_eq!(told, [(false, false), (true, false), (true, true)]);
+    assert!(found.iter().all(|one| one.entry.attributes.len() < 80));
 }

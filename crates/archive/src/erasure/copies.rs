@@ -282,11 +282,10 @@ fn unreadable(node: usize, error: &Error) -> Error {
 /// Reads all that [`copy_all`] must be able to read.
 fn read_all(from: &dyn Files) -> Result<()> {
     let mut buffer = vec![0; STEP];
-    let needed = |name: &String| has_copies(name) && !is_lock(name) && !is_derived(name);
-    for name in from.names()?.into_iter().filter(needed) {
+    for name in from.names()?.into_iter().filter(|name| has_copies(name) && !is_lock(name)) {
         let file = from.open(&name)?;
         let (bytes, mut at) = (copied_bytes(&*file)?, 0);
-        while at < bytes {
+        while at < bytes && !is_derived(&name) {
             match file.read_at(at, &mut buffer)? {
                 0 => break,
                 n => at += n as u64,
@@ -399,6 +398,8 @@ mod tests {
         copy_all(&from, &to).unwrap();
         assert_eq!(to.open("counts-0000000001").unwrap().bytes().unwrap(), 10_000);
         from.create("index-0000000001").unwrap().set_bytes(8 << 40).unwrap();
+        let unread = read_all(&from).unwrap_err();
+        assert_eq!(unread.kind(), Kind::Corrupt, "found out before anything is copied: {unread}");
         let error = Error::from(copy_all(&from, &to).unwrap_err());
         assert_eq!(error.kind(), Kind::Corrupt, "{error}");
         assert!(to.open("index-0000000001").unwrap().bytes().unwrap() == 0);

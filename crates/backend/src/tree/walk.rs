@@ -46,6 +46,9 @@ const CACHE_SIGNATURE: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";
 /// Decides by its path below the root, and by whether it is a directory, if something is wanted.
 pub type Wanted = dyn FnMut(&[u8], bool) -> bool + Send;
 
+/// Names and values of extended attributes.
+type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Options of a walk.
 pub struct Options {
     /// Follows the root itself when it is a link.
@@ -89,6 +92,8 @@ pub struct Found {
     pub file: Option<File>,
     /// Device and inode of what has several names and is no directory.
     pub linked: Option<(u64, u64)>,
+    /// The reason why the entry lacks some of its extended attributes. All else is there.
+    pub lacks: Option<Error>,
 }
 
 /// The entries of a directory that are still to be visited.
@@ -276,12 +281,12 @@ impl Walk {
             }
             _ => {}
         }
-        let attributes = match &file {
-            Some(file) => self.attributes(&Holder::Open(file))?,
-            None => self.attributes(&Holder::Path(at))?,
+        let (attributes, lacks) = match &file {
+            Some(file) => self.attributes(&Holder::Open(file)),
+            None => self.attributes(&Holder::Path(at)),
         };
         let linked = (stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
-        Ok(Found { entry: self.entry(stat, what, attributes), file, linked })
+        Ok(Found { entry: self.entry(stat, what, attributes), file, linked, lacks })
     }
 
     /// Forgets a name that could not be read: no later name links to it.
@@ -308,7 +313,7 @@ impl Walk {
         above.unwrap_or_default()
     }
 
-    fn entry(&self, stat: &Stat, what: What, attributes: Vec<(Vec<u8>, Vec<u8>)>) -> Entry {
+    fn entry(&self, stat: &Stat, what: What, attributes: Attributes) -> Entry {
         Entry {
             path: self.path.clone(),
             what,
@@ -323,12 +328,9 @@ impl Walk {
 
     /// A directory, which is entered. When it can't be, the error comes behind it.
     fn directory(&mut self, at: &OwnedFd, stat: &Stat) -> Result<Found> {
-        let attributes = self.attributes(&Holder::Path(at))?;
-        let found = Found {
-            entry: self.entry(stat, What::Directory, attributes),
-            file: None,
-            linked: None,
-        };
+        let (attributes, lacks) = self.attributes(&Holder::Path(at));
+        let entry = self.entry(stat, What::Directory, attributes);
+        let found = Found { entry, file: None, linked: None, lacks };
         if !(self.options.one_file_system && stat.st_dev != self.device) {
             match self.enter(at) {
                 Ok((directory, names)) => {
@@ -411,26 +413,31 @@ impl Walk {
         reopen(self.has_proc, directory, name, at, stat)
     }
 
-    /// The extended attributes of what is open.
-    fn attributes(&self, of: &Holder<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    /// The extended attributes of what is open, and the reason why some are missing.
+    fn attributes(&self, of: &Holder<'_>) -> (Attributes, Option<Error>) {
+        let mut all = Vec::new();
+        let lacks = self.read_attributes(of, &mut all).err();
+        (all, lacks)
+    }
+
+    fn read_attributes(&self, of: &Holder<'_>, all: &mut Attributes) -> Result<()> {
         if self.options.only_sizes || (!self.has_proc && matches!(of, Holder::Path(_))) {
-            return Ok(Vec::new());
+            return Ok(());
         }
         let names = match read_growing(512, &mut |room| of.names(room)) {
             Ok(names) => names,
-            Err(Errno::OPNOTSUPP | Errno::NOENT | Errno::ACCESS | Errno::PERM) => {
-                return Ok(Vec::new());
-            }
-            Err(errno) => return Err(self.wrong(errno)),
+            Err(Errno::OPNOTSUPP | Errno::NOENT | Errno::ACCESS | Errno::PERM) => return Ok(()),
+            Err(errno) => return Err(self.lacks_attributes(errno)),
         };
-        let (mut all, mut bytes) = (Vec::new(), names.len());
+        let mut bytes = names.len();
         for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
             match read_growing(256, &mut |room| of.value(name, room)) {
                 Ok(value) => {
                     bytes += value.len();
                     if bytes > ATTRIBUTES_MAX {
                         let sentence = format!(
-                            "{} has more than {ATTRIBUTES_MAX} bytes of extended attributes",
+                            "some extended attributes of {}, which has more than {ATTRIBUTES_MAX} \
+                             bytes of them",
                             shown(&self.root, &self.path)
                         );
                         return Err(Error::new(Kind::Unsupported, sentence));
@@ -439,10 +446,15 @@ impl Walk {
                 }
                 // Gone meanwhile, or not for us.
                 Err(Errno::NODATA | Errno::NOENT | Errno::PERM | Errno::ACCESS) => {}
-                Err(errno) => return Err(self.wrong(errno)),
+                Err(errno) => return Err(self.lacks_attributes(errno)),
             }
         }
-        Ok(all)
+        Ok(())
+    }
+
+    fn lacks_attributes(&self, errno: Errno) -> Error {
+        let what = format!("extended attributes of {}", shown(&self.root, &self.path));
+        Error::from_io(what, errno.into())
     }
 }
 

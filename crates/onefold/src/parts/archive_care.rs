@@ -43,7 +43,7 @@ pub struct Outcome {
     pub units: Option<Rebuilt>,
     /// Chunks that other copies made whole.
     pub restored: Restored,
-    /// Why none was put back.
+    /// Why restoring chunks ended before all were tried.
     pub not_restored: Option<String>,
 }
 
@@ -111,7 +111,7 @@ pub fn run(
             // The findings are told all the same.
             Err(error) => outcome.not_restored = Some(error.to_string()),
         }
-        if outcome.restored.chunks > 0 {
+        if outcome.restored.chunks > 0 || outcome.not_restored.is_some() {
             let bytes = outcome.report.bytes;
             archive.refresh()?;
             outcome.report = look(&archive, Extent { depth: Depth::Check, ..extent }, progress)?;

@@ -37,7 +37,7 @@ struct Found {
     repaired_units: u64,
     /// Lost chunks that other copies made whole.
     restored_chunks: u64,
-    /// Why none could be put back, where damage was found.
+    /// Why putting chunks back from other copies ended early, where damage was found.
     not_restored: Option<String>,
     /// Entries of the chunk index, when it was made anew.
     index_entries: Option<u64>,
@@ -167,7 +167,9 @@ fn tell(made: &Outcome, data: bool) {
         ));
     }
     if let Some(why) = &made.not_restored {
-        output::line(format_args!("note: nothing was put back from other copies: {why}"));
+        output::line(format_args!(
+            "note: putting chunks back from other copies ended early: {why}"
+        ));
     }
     report.problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
     let unnamed = report.problems_found - report.problems.len() as u64;

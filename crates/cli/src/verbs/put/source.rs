@@ -3,8 +3,8 @@
 use std::{
     ffi::OsStr,
     fs::File,
-    io::{Read, Seek, Write},
-    os::unix::ffi::OsStrExt,
+    io::{Read, Seek},
+    os::unix::{ffi::OsStrExt, fs::FileExt},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -152,7 +152,6 @@ fn read_ranges(feeder: &mut dyn Intake, file: &File, end: u64, at: &mut u64) -> 
 }
 
 fn read_data_range(feeder: &mut dyn Intake, file: &File, start: u64, stop: u64) -> Result<u64> {
-    use std::os::unix::fs::FileExt;
     let mut at = start;
     while at < stop {
         let n = feeder.fill(&mut |room| {
@@ -172,24 +171,39 @@ fn read_data_range(feeder: &mut dyn Intake, file: &File, start: u64, stop: u64) 
 #[derive(Default)]
 struct Listing {
     file: Option<File>,
+    /// Bytes in it.
+    written: u64,
     /// The end, behind what is in the file.
     held: Vec<u8>,
+    /// No file could be made or written: all of it, or the rest, stays in memory.
+    stays: bool,
 }
 
 impl Listing {
-    fn add(&mut self, entry: &Entry) -> Result<()> {
+    fn add(&mut self, entry: &Entry) {
         encode_entry(entry, &mut self.held);
-        if self.held.len() < HELD_MAX {
-            return Ok(());
+        if self.held.len() < HELD_MAX || self.stays {
+            return;
         }
-        let wrong = |e| Error::from_io("the listing of the tree can't be written to a file", e);
+        if let Err(error) = self.write() {
+            // Hours of reading are not lost for want of a place for names.
+            tracing::warn!("{error}; the rest of the listing is held in memory");
+            self.stays = true;
+        }
+    }
+
+    /// Moves what is held to the file.
+    fn write(&mut self) -> Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
             None => self.file.insert(scratch().map_err(|e| {
                 e.context("a file for the listing of the tree can't be made; TMPDIR says where")
             })?),
         };
-        file.write_all(&self.held).map_err(wrong)?;
+        // A disk that gets full has taken a part of it.
+        file.write_all_at(&self.held, self.written)
+            .map_err(|e| Error::from_io("the listing of the tree can't be written to a file", e))?;
+        self.written += self.held.len() as u64;
         self.held.clear();
         Ok(())
     }
@@ -198,7 +212,7 @@ impl Listing {
     fn feed(&mut self, into: &mut dyn Intake) -> Result<()> {
         if let Some(mut file) = self.file.take() {
             file.rewind().map_err(|e| Error::from_io("the listing of the tree", e))?;
-            feed_all(into, &file)?;
+            feed_all(into, (&file).take(self.written))?;
         }
         feed_all(into, &self.held[..])
     }
@@ -235,8 +249,9 @@ impl Tree {
     }
 
     /// The data of one entry, and the entry for the listing. Data that a file gave before it failed
-    /// belongs to the file, which is marked.
+    /// belongs to the file, which is marked. An entry that lacks attributes is stored without them.
     fn give(&self, into: &mut dyn Intake, mut found: Found, names: &mut Listing) -> Result<()> {
+        found.lacks.take().map_or(Ok(()), |error| self.skip(error))?;
         if let (What::File { bytes, data }, Some(file)) = (&mut found.entry.what, &found.file) {
             into.border()?;
             let (read, failed) = read_data(file, *bytes, STRETCHES_MAX, &mut |read| {
@@ -250,7 +265,8 @@ impl Tree {
                 )?;
             }
         }
-        names.add(&found.entry)
+        names.add(&found.entry);
+        Ok(())
     }
 
     fn skip(&self, error: Error) -> Result<()> {
@@ -260,5 +276,64 @@ impl Tree {
         self.skipped.fetch_add(1, Relaxed);
         tracing::warn!("left out: {error}");
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes bytes, and nothing else.
+    struct Taken(Vec<u8>);
+
+    impl Intake for Taken {
+        fn fill(&mut self, read: &mut dyn FnMut(&mut [u8]) -> Result<usize>) -> Result<usize> {
+            let mut room = vec![0; 1 << 20];
+            let n = read(&mut room)?;
+            self.0.extend_from_slice(&room[..n]);
+            Ok(n)
+        }
+
+        fn zeroes(&mut self, _: u64) -> Result<()> {
+            unreachable!("a listing has no holes")
+        }
+
+        fn border(&mut self) -> Result<()> {
+            Ok(())
+        }
+
+        fn end_recipe(&mut self) -> Result<()> {
+            Ok(())
+        }
+
+        fn incomplete(&mut self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_listing_without_a_place_for_its_file_stays_in_memory() {
+        let entry = Entry {
+            path: vec![b'p'; 4000],
+            what: What::Fifo,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            seconds: 0,
+            nanoseconds: 0,
+            attributes: Vec::new(),
+        };
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut names = Listing { file: Some(full), ..Listing::default() };
+        let mut all = Vec::new();
+        for _ in 0..3 * HELD_MAX / 4000 {
+            names.add(&entry);
+            encode_entry(&entry, &mut all);
+        }
+        assert!(names.stays && names.written == 0);
+        let mut taken = Taken(Vec::new());
+        // Nothing is read from a file to which nothing was written.
+        names.feed(&mut taken).unwrap();
+        assert!(taken.0 == all);
     }
 }
