@@ -23,6 +23,8 @@ mod rules;
 pub mod schedule;
 mod scheme;
 mod settings;
+#[cfg_attr(not(test), allow(dead_code))]
+mod sharing;
 pub mod space;
 mod store;
 mod table;

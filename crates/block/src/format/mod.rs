@@ -13,6 +13,7 @@ pub mod in_place;
 pub mod leftover;
 pub mod page;
 pub mod record;
+pub mod share;
 pub mod superblock;
 pub mod zone_bitmap;
 pub mod zone_list;

@@ -108,10 +108,7 @@ pub(crate) fn rebuild<S: PageSpace>(
             pointers.push((index, work.replace(id, old, holds.then_some(page))?));
         }
     }
-    let mut height = root.height.max(1);
-    while FANOUT.checked_pow(u32::from(height) - 1).is_some_and(|reach| last >= reach) {
-        height += 1;
-    }
+    let height = height_for(root, last);
     for level in 1..height {
         if level == root.height && pointers.first().is_none_or(|&(child, _)| child != 0) {
             // The tree grows taller: the old root, unchanged, becomes the first child of the first
@@ -133,6 +130,15 @@ pub(crate) fn rebuild<S: PageSpace>(
     }
     let page = pointers.first().map(|&(_, pointer)| pointer).unwrap_or_default();
     Ok(if page.is_none() { Root::default() } else { Root { page, height } })
+}
+
+/// The height of a tree that has a leaf with this number.
+pub(crate) fn height_for(root: &Root, last: u64) -> u8 {
+    let mut height = root.height.max(1);
+    while FANOUT.checked_pow(u32::from(height) - 1).is_some_and(|reach| last >= reach) {
+        height += 1;
+    }
+    height
 }
 
 impl<S: PageSpace> Rebuild<'_, '_, S> {

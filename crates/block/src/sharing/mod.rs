@@ -1,0 +1,177 @@
+//! Maps that share pages: what snapshots and clones are made of.
+//!
+//! A *map* is the tree of a volume, of a snapshot, or of what was deleted and is *leaving*. A
+//! *family* is the maps whose pages bear one map number. A snapshot is one name more for its
+//! volume's top page. A changed page is copied, and the page that others still need becomes the
+//! *lender* of the copy: an entry of the copy counts for what it names only where it differs. So a
+//! change after a snapshot touches the counts of what changed, and of nothing beside it.
+//!
+//! A page that nothing counts for, but others borrow from, is an *orphan*. Its own entries count
+//! until it is handed over: its oldest borrower becomes the lender of the others, and inherits the
+//! orphan's lender.
+//!
+//! *Invariants.* Whatever a live page names counts at least 1: one follows the lenders to the
+//! oldest that has the entry. A page with borrowers is neither freed nor written over. Entries that
+//! did not change touch no count.
+//!
+//! | step of a checkpoint | what it does |
+//! |---|---|
+//! | [`orphans`] | hands orphans over, youngest first, when nothing is leaving |
+//! | [`leaving`] | takes leaving maps apart, from the left |
+//! | [`rewrite`] | carries changes into the maps of volumes |
+//!
+//! Nothing here does I/O: a [`MapStore`] has the pages and the accounts of the last checkpoint. All
+//! work is bounded by a [`Budget`].
+
+pub(crate) mod accounts;
+mod leaving;
+mod orphans;
+mod rewrite;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use onefold_core::{Block, Pba, Result};
+
+pub(crate) use self::{accounts::Accounts, leaving::Leaving, orphans::Orphan};
+use crate::format::{
+    page::{self, FANOUT, MapEntry, Page, PageId, Pointer, Table},
+    share::Share,
+};
+
+/// The pages of maps, and the counts of what they name.
+pub(crate) trait MapStore {
+    /// Reads pages of maps together, each with its own result.
+    fn read(&mut self, pages: &[(PageId, Pointer)]) -> Vec<Result<Arc<Page>>>;
+
+    /// Writes a new page.
+    ///
+    /// # Errors
+    /// `NoSpace` or `Io`.
+    fn write(&mut self, id: PageId, page: Box<Block>) -> Result<Pointer>;
+
+    /// A page is free when the checkpoint is durable.
+    fn release(&mut self, page: Pba);
+
+    /// The account of a page as of the last checkpoint.
+    ///
+    /// # Errors
+    /// `Io` or `Corrupt`.
+    fn share(&mut self, page: Pba) -> Result<Share>;
+
+    /// One more entry counts for a block.
+    fn raise(&mut self, entry: MapEntry);
+
+    /// One entry less counts for a block.
+    fn lower(&mut self, entry: MapEntry);
+}
+
+/// How much a checkpoint may do for what nobody waits for: leaves, borrowers, and pointers to pages
+/// that stay, one each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget(pub(crate) usize);
+
+impl Budget {
+    fn is_spent(self) -> bool {
+        self.0 == 0
+    }
+
+    fn spend(&mut self, pieces: usize) {
+        self.0 = self.0.saturating_sub(pieces);
+    }
+}
+
+/// The sharing of pages, as a checkpoint changes it.
+pub(crate) struct Sharing<'s, S> {
+    pub(super) store: &'s mut S,
+    pub(super) accounts: Accounts,
+    /// Pages that nothing counts for, since this checkpoint.
+    pub(super) orphaned: Vec<Orphan>,
+}
+
+impl<'s, S: MapStore> Sharing<'s, S> {
+    /// Of a checkpoint that begins.
+    pub(crate) fn new(store: &'s mut S) -> Sharing<'s, S> {
+        Sharing { store, accounts: Accounts::default(), orphaned: Vec::new() }
+    }
+
+    /// One more map has this top page: a snapshot or a clone.
+    pub(crate) fn name(&mut self, page: &Pointer) -> Result<()> {
+        self.accounts.name(self.store, page.address).map(drop)
+    }
+
+    /// Whether a page is one map's alone, so that its entries may be let go of with it.
+    fn is_alone(&mut self, page: &Pointer) -> Result<bool> {
+        Ok(self.accounts.get(self.store, page.address)?.is_alone())
+    }
+
+    /// One entry less counts for a page that somebody still needs, or may.
+    fn unname(&mut self, id: PageId, page: &Pointer) -> Result<()> {
+        if self.accounts.unname(self.store, page.address)?.is_orphan() {
+            self.orphaned.push(Orphan { id, page: *page });
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, id: PageId, page: &Pointer) -> Result<Arc<Page>> {
+        let mut read = self.store.read(&[(id, *page)]);
+        read.pop().unwrap_or_else(|| {
+            Err(onefold_core::Error::new(onefold_core::Kind::Io, "a page of a map vanished"))
+        })
+    }
+
+    /// A page, and that of its lender.
+    fn read_with_lender(
+        &mut self,
+        id: PageId,
+        page: &Pointer,
+        lender: Option<Pointer>,
+    ) -> Result<(Arc<Page>, Option<Arc<Page>>)> {
+        let lender = lender.map(|lender| self.read(id, &lender)).transpose()?;
+        Ok((self.read(id, page)?, lender))
+    }
+
+    /// Lets a page go: it is free, and borrows no more.
+    fn let_go(&mut self, page: &Pointer, lender: Option<Pointer>) -> Result<()> {
+        self.store.release(page.address);
+        self.accounts.end(page.address);
+        if let Some(lender) = lender {
+            self.accounts.give_back(self.store, lender.address)?;
+        }
+        Ok(())
+    }
+
+    /// The entries of a leaf do not count any more.
+    fn lower_all(&mut self, page: &Page, lender: Option<&Page>) -> Result<()> {
+        for slot in 0..Table::Map.per_leaf() {
+            let entry = entry(page, slot)?;
+            if counts(entry, lender.map(|lender| self::entry(lender, slot)).transpose()?) {
+                self.store.lower(entry);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An entry of a leaf.
+fn entry(page: &Page, slot: u64) -> Result<MapEntry> {
+    MapEntry::get(page, slot).ok_or_else(|| {
+        onefold_core::Error::new(onefold_core::Kind::Corrupt, "a map entry is damaged")
+    })
+}
+
+/// Whether an entry of a leaf counts for its block, whose lender has another in its place.
+fn counts(entry: MapEntry, lender: Option<MapEntry>) -> bool {
+    matches!(entry, MapEntry::Block { .. }) && lender != Some(entry)
+}
+
+/// Whether pointer number `slot` counts for its child.
+fn counts_for_child(child: &Pointer, slot: u64, lender: Option<&Page>) -> bool {
+    !child.is_none() && lender.is_none_or(|lender| page::pointer(lender, slot) != *child)
+}
+
+/// The child number `slot` of an inner page.
+fn child_id(id: PageId, slot: u64) -> PageId {
+    PageId { level: id.level - 1, index: id.index * FANOUT + slot, ..id }
+}

@@ -1,0 +1,212 @@
+//! Pages that nothing counts for are handed over to those that borrow from them.
+
+use std::{cmp::Reverse, sync::Arc};
+
+use onefold_core::{Block, Error, Kind, Result};
+
+use super::{Budget, Leaving, MapStore, Sharing, child_id, counts, counts_for_child, entry};
+use crate::format::{
+    page::{self, FANOUT, MapEntry, Page, PageId, Pointer, Table},
+    record::WindowNumber,
+};
+
+/// A page that nothing counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Orphan {
+    /// Its place in the family.
+    pub(crate) id: PageId,
+    /// Where it is.
+    pub(crate) page: Pointer,
+}
+
+impl Orphan {
+    /// Orphans are handed over in this order: the youngest first, of one age those of the upper
+    /// level. So the borrowers of one are found in the maps: none hangs below another orphan, or is
+    /// one.
+    pub(crate) fn order(&self) -> (Reverse<WindowNumber>, Reverse<u8>, u64) {
+        (Reverse(self.page.birth), Reverse(self.id.level), self.page.address.0)
+    }
+}
+
+/// What became of an orphan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handed {
+    /// It is free.
+    Over,
+    /// It is free; these of the pages below it were its alone, and are leaving.
+    Leaves(Leaving),
+    /// It has more borrowers than the budget allows: the next checkpoint goes on.
+    Partly,
+}
+
+impl<S: MapStore> Sharing<'_, S> {
+    /// Hands an orphan over to its borrowers: pages among `there`, which are those of its family at
+    /// its place.
+    ///
+    /// # Errors
+    /// Those of the pages, and `Corrupt` where accounts can't be true.
+    pub(crate) fn hand_over(
+        &mut self,
+        orphan: Orphan,
+        there: &[Pointer],
+        budget: &mut Budget,
+    ) -> Result<Handed> {
+        let account = self.accounts.get(self.store, orphan.page.address)?;
+        if account.borrowers == 0 {
+            return self.let_orphan_go(orphan, account.lender);
+        }
+        let mut borrowers = Vec::new();
+        for page in there {
+            if self.accounts.get(self.store, page.address)?.lender == Some(orphan.page) {
+                borrowers.push(*page);
+            }
+        }
+        borrowers.sort_by_key(|page| (page.birth, page.address));
+        if borrowers.len() != account.borrowers as usize {
+            let message = format!(
+                "the map page at block {} has {} borrowers, of which {} are found",
+                orphan.page.address,
+                account.borrowers,
+                borrowers.len()
+            );
+            return Err(Error::new(Kind::Corrupt, message));
+        }
+        let heir = borrowers.remove(0);
+        let whole = borrowers.len() < budget.0;
+        borrowers.truncate(budget.0.saturating_sub(1).max(1));
+        budget.spend(1 + borrowers.len());
+        for other in &borrowers {
+            self.pass_on(orphan.id, other, &orphan.page, Some(heir))?;
+            self.accounts.borrow(self.store, heir.address)?;
+            self.accounts.give_back(self.store, orphan.page.address)?;
+        }
+        if !whole {
+            return Ok(Handed::Partly);
+        }
+        // The last borrower takes the orphan's place: what the orphan's entries counted for is
+        // the heir's to count.
+        self.inherit(orphan, account.lender, &heir)?;
+        Ok(Handed::Over)
+    }
+
+    /// A borrower gets another lender: its entries count where they differ from that one.
+    fn pass_on(
+        &mut self,
+        id: PageId,
+        borrower: &Pointer,
+        from: &Pointer,
+        to: Option<Pointer>,
+    ) -> Result<()> {
+        let page = self.read(id, borrower)?;
+        let before = self.read(id, from)?;
+        let after = to.map(|to| self.read(id, &to)).transpose()?;
+        let before = Counted { page: &page, lender: Some(&before) };
+        self.difference(id, &[before], &[Counted { page: &page, lender: after.as_deref() }])?;
+        self.accounts.lend(self.store, borrower.address, to).map(drop)
+    }
+
+    /// The heir borrows from the orphan's lender from now on, and the orphan is free.
+    fn inherit(&mut self, orphan: Orphan, lender: Option<Pointer>, heir: &Pointer) -> Result<()> {
+        let (old, above) = self.read_with_lender(orphan.id, &orphan.page, lender)?;
+        let new = self.read(orphan.id, heir)?;
+        let before = [
+            Counted { page: &old, lender: above.as_deref() },
+            Counted { page: &new, lender: Some(&old) },
+        ];
+        self.difference(orphan.id, &before, &[Counted { page: &new, lender: above.as_deref() }])?;
+        self.accounts.lend(self.store, heir.address, lender)?;
+        self.let_go(&orphan.page, None)
+    }
+
+    /// Nobody borrows from an orphan: its entries count no more.
+    fn let_orphan_go(&mut self, orphan: Orphan, lender: Option<Pointer>) -> Result<Handed> {
+        let Orphan { id, page } = orphan;
+        let (content, above) = self.read_with_lender(id, &page, lender)?;
+        if id.level == 0 {
+            self.lower_all(&content, above.as_deref())?;
+            self.let_go(&page, lender)?;
+            return Ok(Handed::Over);
+        }
+        // Pages below it that are its alone hang below one new page, which is leaving.
+        let mut alone = Block::zeroed();
+        for slot in 0..FANOUT {
+            let child = page::pointer(&content, slot);
+            if !counts_for_child(&child, slot, above.as_deref()) {
+                continue;
+            }
+            if self.is_alone(&child)? {
+                page::set_pointer(&mut alone, slot, &child);
+            } else {
+                self.unname(child_id(id, slot), &child)?;
+            }
+        }
+        self.let_go(&page, lender)?;
+        if page::body(&alone.0).iter().all(|&byte| byte == 0) {
+            return Ok(Handed::Over);
+        }
+        let page = self.store.write(id, alone)?;
+        self.accounts.begin(page.address, None);
+        Ok(Handed::Leaves(Leaving { id, page }))
+    }
+
+    /// Applies the difference between what pages counted for and what they count for now.
+    fn difference(
+        &mut self,
+        id: PageId,
+        before: &[Counted<'_>],
+        after: &[Counted<'_>],
+    ) -> Result<()> {
+        if id.level == 0 {
+            for slot in 0..Table::Map.per_leaf() {
+                let mut lost = counted_entries(before, slot)?;
+                for new in counted_entries(after, slot)? {
+                    match lost.iter().position(|old| *old == new) {
+                        Some(same) => drop(lost.swap_remove(same)),
+                        None => self.store.raise(new),
+                    }
+                }
+                lost.into_iter().for_each(|old| self.store.lower(old));
+            }
+            return Ok(());
+        }
+        for slot in 0..FANOUT {
+            let mut lost = counted_children(before, slot);
+            for new in counted_children(after, slot) {
+                match lost.iter().position(|old| *old == new) {
+                    Some(same) => drop(lost.swap_remove(same)),
+                    None => self.name(&new)?,
+                }
+            }
+            for old in lost {
+                self.unname(child_id(id, slot), &old)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A page whose entries count where they differ from those of its lender.
+struct Counted<'p> {
+    page: &'p Arc<Page>,
+    lender: Option<&'p Page>,
+}
+
+fn counted_entries(pages: &[Counted<'_>], slot: u64) -> Result<Vec<MapEntry>> {
+    let mut all = Vec::new();
+    for Counted { page, lender } in pages {
+        let one = entry(page, slot)?;
+        if counts(one, lender.map(|lender| entry(lender, slot)).transpose()?) {
+            all.push(one);
+        }
+    }
+    Ok(all)
+}
+
+fn counted_children(pages: &[Counted<'_>], slot: u64) -> Vec<Pointer> {
+    let child = |page: &Page| page::pointer(page, slot);
+    pages
+        .iter()
+        .filter(|one| counts_for_child(&child(one.page), slot, one.lender))
+        .map(|one| child(one.page))
+        .collect()
+}

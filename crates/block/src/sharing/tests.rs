@@ -1,0 +1,486 @@
+//! Random histories of maps that share pages, in memory: after each checkpoint all counts are
+//! compared with the rule, and at the end nothing may be left.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use onefold_core::{Block, Error, Kind, Pba, Result};
+
+use super::{Budget, Leaving, MapStore, Orphan, Sharing, orphans::Handed};
+use crate::format::{
+    Identity,
+    page::{self, FANOUT, MapEntry, Page, PageId, Pointer, Root, Table},
+    record::WindowNumber,
+    share::Share,
+};
+
+/// Pages, accounts and counts in memory.
+struct Memory {
+    identity: Identity,
+    pages: BTreeMap<Pba, (PageId, Arc<Page>)>,
+    shares: BTreeMap<Pba, Share>,
+    blocks: BTreeMap<Pba, i64>,
+    birth: WindowNumber,
+    next: u64,
+    released: Vec<Pba>,
+}
+
+impl Memory {
+    fn new() -> Memory {
+        Memory {
+            identity: Identity::new([7; 16], [9; 32], onefold_core::Algorithm::Blake3),
+            pages: BTreeMap::new(),
+            shares: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            birth: WindowNumber(1),
+            next: 1000,
+            released: Vec::new(),
+        }
+    }
+
+    /// The accounts that a step changed.
+    fn keep(&mut self, changed: Vec<(Pba, Share)>) {
+        for (page, share) in changed {
+            if share == Share::default() {
+                self.shares.remove(&page);
+            } else {
+                self.shares.insert(page, share);
+            }
+        }
+    }
+}
+
+impl MapStore for Memory {
+    fn read(&mut self, pages: &[(PageId, Pointer)]) -> Vec<Result<Arc<Page>>> {
+        let missing = || Error::new(Kind::Corrupt, "a page is read that is free");
+        let read = |(id, pointer): &(PageId, Pointer)| {
+            let (found, page) = self.pages.get(&pointer.address).ok_or_else(missing)?;
+            assert_eq!(found, id);
+            Ok(page.clone())
+        };
+        pages.iter().map(read).collect()
+    }
+
+    fn write(&mut self, id: PageId, mut page: Box<Block>) -> Result<Pointer> {
+        let address = Pba(self.next);
+        self.next += 1;
+        let pointer = page::seal(&self.identity, id, address, self.birth, &mut page);
+        self.pages.insert(address, (id, Arc::new(page.0)));
+        Ok(pointer)
+    }
+
+    fn release(&mut self, page: Pba) {
+        self.released.push(page);
+    }
+
+    fn share(&mut self, page: Pba) -> Result<Share> {
+        Ok(self.shares.get(&page).copied().unwrap_or_default())
+    }
+
+    fn raise(&mut self, entry: MapEntry) {
+        if let MapEntry::Block { pba, .. } = entry {
+            *self.blocks.entry(pba).or_default() += 1;
+        }
+    }
+
+    fn lower(&mut self, entry: MapEntry) {
+        if let MapEntry::Block { pba, .. } = entry {
+            *self.blocks.entry(pba).or_default() -= 1;
+        }
+    }
+}
+
+/// A map, and what it must hold.
+#[derive(Clone, Default)]
+struct Map {
+    root: Root,
+    cells: BTreeMap<u64, MapEntry>,
+}
+
+/// A family of maps over its memory.
+struct World {
+    memory: Memory,
+    /// Volumes and clones.
+    volumes: Vec<Map>,
+    snapshots: Vec<Map>,
+    leaving: Vec<Leaving>,
+    orphans: Vec<Orphan>,
+    dice: Dice,
+}
+
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % sides
+    }
+}
+
+/// Histories that the test makes. Three thousand were run when this was written.
+const HISTORIES: u64 = 100;
+
+const FAMILY: u32 = 5;
+
+/// Leaves that histories touch: neighbours, and others below pages of their own.
+const LEAVES: [u64; 8] = [0, 1, 2, FANOUT - 1, FANOUT, FANOUT + 1, 5 * FANOUT, FANOUT * FANOUT + 3];
+
+fn block(n: u64) -> MapEntry {
+    MapEntry::Block { pba: Pba(10 + n), carried: n.is_multiple_of(3), prefix: n }
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        World {
+            memory: Memory::new(),
+            volumes: vec![Map::default()],
+            snapshots: Vec::new(),
+            leaving: Vec::new(),
+            orphans: Vec::new(),
+            dice: Dice(seed),
+        }
+    }
+
+    /// One checkpoint: what nobody waits for, changes of some maps, then acts.
+    fn checkpoint(&mut self) -> Result<()> {
+        if self.dice.roll(4) > 0 {
+            self.memory.birth = WindowNumber(self.memory.birth.0 + 1);
+        }
+        let mut budget = Budget(1 + self.dice.roll(6) as usize);
+        self.background(&mut budget)?;
+        for n in 0..self.volumes.len() {
+            if self.dice.roll(2) == 0 {
+                self.write(n)?;
+            }
+        }
+        for _ in 0..self.dice.roll(3) {
+            self.act()?;
+        }
+        self.end();
+        Ok(())
+    }
+
+    fn background(&mut self, budget: &mut Budget) -> Result<()> {
+        let mut roots = self.roots();
+        let mut sharing = Sharing::new(&mut self.memory);
+        let mut leaving = std::mem::take(&mut self.leaving);
+        while let Some(one) = leaving.pop() {
+            if let Some(rest) = sharing.take_apart(one, budget)? {
+                leaving.push(rest);
+                break;
+            }
+        }
+        roots.extend(leaving.iter().map(|one| Top { id: one.id, page: one.page }));
+        let mut orphans = std::mem::take(&mut self.orphans);
+        orphans.append(&mut sharing.orphaned);
+        while leaving.is_empty() && budget.0 > 0 && !orphans.is_empty() {
+            orphans.sort_by_key(Orphan::order);
+            let mut at = 0;
+            loop {
+                let lender = orphans[at].page;
+                let mut borrows = None;
+                for (n, other) in orphans.iter().enumerate() {
+                    if sharing.accounts.get(sharing.store, other.page.address)?.lender
+                        == Some(lender)
+                    {
+                        borrows = Some(n);
+                    }
+                }
+                match borrows {
+                    Some(n) => at = n,
+                    None => break,
+                }
+            }
+            let orphan = orphans.remove(at);
+            let there = there(&roots, orphan.id, sharing.store);
+            match sharing.hand_over(orphan, &there, budget)? {
+                Handed::Over => {}
+                Handed::Leaves(one) => leaving.push(one),
+                Handed::Partly => orphans.push(orphan),
+            }
+            orphans.append(&mut sharing.orphaned);
+        }
+        let changed = sharing_accounts(sharing);
+        (self.orphans, self.leaving) = (orphans, leaving);
+        self.memory.keep(changed);
+        Ok(())
+    }
+
+    /// Random changes of a map.
+    fn write(&mut self, n: usize) -> Result<()> {
+        let mut cells: BTreeMap<u64, MapEntry> = BTreeMap::new();
+        let per_leaf = Table::Map.per_leaf();
+        for _ in 0..1 + self.dice.roll(6) {
+            let leaf = LEAVES[self.dice.roll(LEAVES.len() as u64) as usize];
+            if self.dice.roll(6) == 0 {
+                for slot in 0..per_leaf {
+                    cells.insert(leaf * per_leaf + slot, MapEntry::Hole);
+                }
+                continue;
+            }
+            let new = match self.dice.roll(8) {
+                0 => MapEntry::Hole,
+                1 => MapEntry::Zero,
+                _ => block(self.dice.roll(9)),
+            };
+            cells.insert(leaf * per_leaf + self.dice.roll(4), new);
+        }
+        let leaves: BTreeSet<u64> = cells.keys().map(|cell| cell / per_leaf).collect();
+        let leaves: Vec<u64> = leaves.into_iter().collect();
+        let map = &mut self.volumes[n];
+        let mut sharing = Sharing::new(&mut self.memory);
+        let rewritten = sharing.rewrite(FAMILY, &map.root, &leaves, &mut |leaf, _, page| {
+            for (cell, new) in cells.range(leaf * per_leaf..(leaf + 1) * per_leaf) {
+                new.set(page, cell % per_leaf);
+            }
+            Ok(page::body(page).iter().any(|&byte| byte != 0))
+        })?;
+        let mapped = |map: &Map| {
+            map.cells.values().filter(|cell| matches!(cell, MapEntry::Block { .. })).count() as i64
+        };
+        let before = mapped(map);
+        map.root = rewritten.root;
+        for (cell, new) in cells {
+            map.cells.insert(cell, new);
+            if new == MapEntry::Hole {
+                map.cells.remove(&cell);
+            }
+        }
+        assert_eq!(mapped(map) - before, rewritten.mapped);
+        self.orphans.append(&mut sharing.orphaned);
+        let changed = sharing_accounts(sharing);
+        self.memory.keep(changed);
+        Ok(())
+    }
+
+    /// A snapshot, a clone, a rollback or a deletion.
+    fn act(&mut self) -> Result<()> {
+        let what = self.dice.roll(10);
+        let volume = (!self.volumes.is_empty())
+            .then(|| self.dice.roll(self.volumes.len().max(1) as u64) as usize);
+        let snapshot = (!self.snapshots.is_empty())
+            .then(|| self.dice.roll(self.snapshots.len().max(1) as u64) as usize);
+        match (what, volume, snapshot) {
+            (0..4, Some(volume), _) if self.snapshots.len() < 6 => {
+                let map = self.volumes[volume].clone();
+                self.name(&map)?;
+                self.snapshots.push(map);
+            }
+            (4, _, Some(snapshot)) if self.volumes.len() < 4 => {
+                let map = self.snapshots[snapshot].clone();
+                self.name(&map)?;
+                self.volumes.push(map);
+            }
+            (5, Some(volume), Some(snapshot)) => {
+                let map = self.snapshots[snapshot].clone();
+                self.name(&map)?;
+                let old = std::mem::replace(&mut self.volumes[volume], map);
+                self.leave(&old);
+            }
+            (6 | 7, _, Some(snapshot)) => {
+                let old = self.snapshots.remove(snapshot);
+                self.leave(&old);
+            }
+            (8, Some(volume), _) if self.volumes.len() > 1 => {
+                let old = self.volumes.remove(volume);
+                self.leave(&old);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn name(&mut self, map: &Map) -> Result<()> {
+        if map.root.height > 0 {
+            let mut sharing = Sharing::new(&mut self.memory);
+            sharing.name(&map.root.page)?;
+            let changed = sharing_accounts(sharing);
+            self.memory.keep(changed);
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, map: &Map) {
+        if map.root.height > 0 {
+            let id =
+                PageId { table: Table::Map, volume: FAMILY, level: map.root.height - 1, index: 0 };
+            self.leaving.push(Leaving { id, page: map.root.page });
+        }
+    }
+
+    /// The checkpoint is durable.
+    fn end(&mut self) {
+        for page in std::mem::take(&mut self.memory.released) {
+            assert!(self.memory.pages.remove(&page).is_some(), "page {page} is freed twice");
+        }
+    }
+
+    fn roots(&self) -> Vec<Top> {
+        let maps = self.volumes.iter().chain(&self.snapshots).filter(|map| map.root.height > 0);
+        maps.map(|map| Top {
+            id: PageId { table: Table::Map, volume: FAMILY, level: map.root.height - 1, index: 0 },
+            page: map.root.page,
+        })
+        .collect()
+    }
+
+    /// All counts are as the rule says, and every map holds what it must.
+    fn check(&mut self) {
+        let mut tops = self.roots();
+        tops.extend(self.leaving.iter().map(|one| Top { id: one.id, page: one.page }));
+        let mut pages: BTreeMap<Pba, (PageId, Pointer)> = BTreeMap::new();
+        let mut names: BTreeMap<Pba, u32> = BTreeMap::new();
+        let mut blocks: BTreeMap<Pba, i64> = BTreeMap::new();
+        let mut rest: Vec<(PageId, Pointer)> = tops.iter().map(|top| (top.id, top.page)).collect();
+        rest.iter().for_each(|(_, page)| *names.entry(page.address).or_default() += 1);
+        rest.extend(self.orphans.iter().map(|orphan| (orphan.id, orphan.page)));
+        while let Some((id, pointer)) = rest.pop() {
+            if pages.insert(pointer.address, (id, pointer)).is_some() {
+                continue;
+            }
+            let (_, page) = self.memory.pages.get(&pointer.address).expect("a live page is there");
+            let share = self.memory.shares.get(&pointer.address).copied().unwrap_or_default();
+            let lender = share.lender.map(|lender| {
+                assert!(lender.birth <= pointer.birth);
+                let (of, page) = self.memory.pages.get(&lender.address).expect("a lender is there");
+                assert_eq!(*of, id);
+                page.clone()
+            });
+            if id.level == 0 {
+                for slot in 0..Table::Map.per_leaf() {
+                    let entry = MapEntry::get(page, slot).expect("an entry");
+                    let lent =
+                        lender.as_ref().map(|lender| MapEntry::get(lender, slot).expect("one"));
+                    if let MapEntry::Block { pba, .. } = entry
+                        && lent != Some(entry)
+                    {
+                        *blocks.entry(pba).or_default() += 1;
+                    }
+                }
+                continue;
+            }
+            for slot in 0..FANOUT {
+                let child = page::pointer(page, slot);
+                if child.is_none() {
+                    continue;
+                }
+                let index = id.index * FANOUT + slot;
+                rest.push((PageId { level: id.level - 1, index, ..id }, child));
+                if lender.as_ref().is_none_or(|lender| page::pointer(lender, slot) != child) {
+                    *names.entry(child.address).or_default() += 1;
+                }
+            }
+        }
+        let mut borrowers: BTreeMap<Pba, u32> = BTreeMap::new();
+        for page in pages.keys() {
+            if let Some(lender) = self.memory.shares.get(page).and_then(|share| share.lender) {
+                assert!(pages.contains_key(&lender.address), "a lender is live");
+                *borrowers.entry(lender.address).or_default() += 1;
+            }
+        }
+        for page in pages.keys() {
+            let share = self.memory.shares.get(page).copied().unwrap_or_default();
+            assert_eq!(
+                share.count,
+                names.get(page).copied().unwrap_or_default(),
+                "count of {page}"
+            );
+            assert_eq!(share.borrowers, borrowers.get(page).copied().unwrap_or_default());
+        }
+        assert_eq!(self.memory.pages.len(), pages.len(), "a page that nobody names is not free");
+        assert!(self.memory.shares.keys().all(|page| pages.contains_key(page)));
+        self.memory.blocks.retain(|_, count| *count != 0);
+        assert_eq!(self.memory.blocks, blocks);
+        for map in self.volumes.iter().chain(&self.snapshots) {
+            assert_eq!(self.content(&map.root), map.cells);
+        }
+    }
+
+    /// The entries of a map.
+    fn content(&self, root: &Root) -> BTreeMap<u64, MapEntry> {
+        let mut cells = BTreeMap::new();
+        if root.height == 0 {
+            return cells;
+        }
+        let mut rest = vec![(root.height - 1, 0, root.page)];
+        while let Some((level, index, pointer)) = rest.pop() {
+            let (_, page) = &self.memory.pages[&pointer.address];
+            if level == 0 {
+                let per_leaf = Table::Map.per_leaf();
+                for slot in 0..per_leaf {
+                    match MapEntry::get(page, slot) {
+                        Some(MapEntry::Hole) => {}
+                        entry => drop(cells.insert(index * per_leaf + slot, entry.expect("one"))),
+                    }
+                }
+            } else {
+                let children = (0..FANOUT).map(|slot| (slot, page::pointer(page, slot)));
+                rest.extend(
+                    children
+                        .filter(|(_, child)| !child.is_none())
+                        .map(|(slot, child)| (level - 1, index * FANOUT + slot, child)),
+                );
+            }
+        }
+        cells
+    }
+}
+
+/// A top page of a map.
+struct Top {
+    id: PageId,
+    page: Pointer,
+}
+
+/// The pages of all maps at one place.
+fn there(roots: &[Top], id: PageId, memory: &Memory) -> Vec<Pointer> {
+    let mut found: BTreeMap<Pba, Pointer> = BTreeMap::new();
+    for Top { id: top, page } in roots {
+        let (mut at, mut level) = (*page, top.level);
+        if level < id.level || top.index != id.index / FANOUT.pow(u32::from(level - id.level)) {
+            continue;
+        }
+        while level > id.level && !at.is_none() {
+            let (_, page) = &memory.pages[&at.address];
+            level -= 1;
+            at = page::pointer(page, id.index / FANOUT.pow(u32::from(level - id.level)) % FANOUT);
+        }
+        if !at.is_none() {
+            found.insert(at.address, at);
+        }
+    }
+    found.into_values().collect()
+}
+
+fn sharing_accounts(sharing: Sharing<'_, Memory>) -> Vec<(Pba, Share)> {
+    sharing.accounts.changed().iter().map(|(&page, &share)| (page, share)).collect()
+}
+
+#[test]
+fn all_counts_are_as_the_rule_says_whatever_is_copied_and_deleted() {
+    for seed in 0..HISTORIES {
+        let mut world = World::new(seed);
+        for _ in 0..30 {
+            world.checkpoint().unwrap_or_else(|e| panic!("history {seed}: {e}"));
+            world.check();
+        }
+        for map in
+            std::mem::take(&mut world.volumes).iter().chain(&std::mem::take(&mut world.snapshots))
+        {
+            world.leave(map);
+        }
+        for _ in 0..10_000 {
+            if world.leaving.is_empty() && world.orphans.is_empty() {
+                break;
+            }
+            world.background(&mut Budget(3)).unwrap_or_else(|e| panic!("history {seed}: {e}"));
+            world.end();
+            world.check();
+        }
+        assert!(world.memory.pages.is_empty() && world.memory.shares.is_empty(), "history {seed}");
+        assert!(world.memory.blocks.is_empty());
+    }
+}
