@@ -57,11 +57,21 @@ impl LogPosition {
         budget: &Arc<Budget>,
     ) -> Result<LogPosition> {
         let is_damaged = look_for_label(&**files, true)?.1;
-        let mut position = LogPosition::load(files, identity, label, settings, before, budget)?;
-        let is_old = settings.keeps(Rule::LostLabelRecognised)
+        let next = Label { snapshot: label.snapshot + 1, ..label.clone() };
+        let mut position = match LogPosition::load(files, identity, label, settings, before, budget)
+        {
+            // The place of the label that is damaged may have named the next snapshot, which
+            // has taken the place of what this one needs.
+            Err(error) if is_damaged && is_damage(&error) => {
+                LogPosition::load(files, identity, &next, settings, before, budget)
+                    .map_err(|_| error)?
+            }
+            loaded => loaded?,
+        };
+        let is_old = position.snapshot == label.snapshot
+            && settings.keeps(Rule::LostLabelRecognised)
             && position.log_goes_on(&**files, identity, settings)?;
         if is_old {
-            let next = Label { snapshot: label.snapshot + 1, ..label.clone() };
             position.drawn = Drawn::default();
             position = LogPosition::load(
                 files,
