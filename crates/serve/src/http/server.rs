@@ -169,8 +169,9 @@ impl Hall {
     fn accept_all(self: &Arc<Hall>, doors: &[Door], watched: &UnixStream) {
         loop {
             let mut waited = vec![PollFd::new(watched, PollFlags::IN)];
-            waited
-                .extend(doors.iter().map(|door| PollFd::new(door.listener.socket(), PollFlags::IN)));
+            waited.extend(
+                doors.iter().map(|door| PollFd::new(door.listener.socket(), PollFlags::IN)),
+            );
             if poll(&mut waited, None).is_err() {
                 continue;
             }
@@ -325,7 +326,6 @@ impl Visit {
         let left = self.end.saturating_duration_since(Instant::now());
         let Ok(timeout) = Timespec::try_from(left) else { return false };
         let mut waited = [PollFd::new(&*self.socket, what)];
-        !left.is_zero()
-            && matches!(poll(&mut waited, Some(&timeout)), Ok(1..) | Err(Errno::INTR))
+        !left.is_zero() && matches!(poll(&mut waited, Some(&timeout)), Ok(1..) | Err(Errno::INTR))
     }
 }

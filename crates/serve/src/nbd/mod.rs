@@ -15,6 +15,7 @@ mod aside;
 mod buffers;
 mod command;
 mod durable;
+mod durations;
 mod ending;
 mod handshake;
 mod inbox;
@@ -32,6 +33,7 @@ mod status;
 mod turns;
 mod wire;
 
+pub use durations::{Durations, Operations};
 pub use ending::Ending;
 pub use limits::Limits;
 pub use rights::{Peer, Right, Rights};
