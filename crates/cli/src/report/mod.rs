@@ -5,6 +5,7 @@
 
 pub(crate) mod figures;
 pub(crate) mod metrics;
+pub(crate) mod reference;
 mod text;
 
 use std::time::Duration;

@@ -12,6 +12,7 @@ mod archive;
 mod cluster;
 mod commands;
 mod limited;
+mod looked;
 mod options;
 mod site;
 
