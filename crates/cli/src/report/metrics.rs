@@ -163,3 +163,104 @@ fn sum(a: &Number, b: &Number) -> Number {
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::report::figures::Unit;
+
+    /// Rule 37 of the design of block volumes: these names are for ever.
+    const NAMES: [&str; 11] = [
+        "client_written_bytes_total",
+        "device_written_bytes_total",
+        "flushes_total",
+        "request_duration_seconds",
+        "checkpoint_duration_seconds",
+        "store_free_bytes",
+        "store_used_bytes",
+        "volume_mapped_bytes",
+        "uncommitted_records",
+        "writes_stopped",
+        "build_info",
+    ];
+
+    #[test]
+    fn names_tell_units_and_kinds() {
+        let mut seen = HashSet::new();
+        for Figure { name, kind, unit, help, sources, .. } in FIGURES {
+            let of_name = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
+            assert!(name.bytes().all(of_name) && seen.insert(*name), "{name}");
+            assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name}");
+            let stem = name.strip_suffix("_total").unwrap_or(name);
+            assert_eq!(stem.ends_with("_bytes"), *unit == Unit::Bytes, "{name}");
+            assert_eq!(stem.ends_with("_seconds"), *unit == Unit::Seconds, "{name}");
+            assert!(!["_count", "_sum", "_bucket"].iter().any(|end| stem.ends_with(end)), "{name}");
+            assert!(help.ends_with('.') && help.len() > 10 && !help.contains('|'), "{name}");
+            assert!(!sources.is_empty(), "{name}");
+            for source in *sources {
+                assert!(!source.engines.is_empty() && source.at.starts_with('/'), "{name}");
+            }
+        }
+        for name in NAMES {
+            assert!(seen.contains(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_volumes_are_escaped_and_end_nowhere_else() {
+        let name = "a\"} 1\n# TYPE x\\y";
+        let report = json!({ "engine": "block", "volumes": [{ "name": name, "bytes": 5 }] });
+        let text = text(&report, Seen::ByOperator);
+        let line = "onefold_volume_size_bytes{volume=\"a\\\"} 1\\n# TYPE x\\\\y\"} 5";
+        assert_eq!(text.lines().last(), Some(line));
+        assert_eq!(text.lines().count(), 3);
+    }
+
+    #[test]
+    fn a_thousand_volumes_are_labelled_and_the_rest_is_other() {
+        let names = (0..1002).map(|n| if n == 7 { "other".to_owned() } else { format!("v{n:04}") });
+        let volumes: Vec<Value> = names.map(|name| json!({ "name": name, "bytes": 10 })).collect();
+        let text = text(&json!({ "engine": "block", "volumes": volumes }), Seen::ByOperator);
+        let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(lines.len(), 1000);
+        // The volume of that name is among them.
+        assert_eq!(lines[7], "onefold_volume_size_bytes{volume=\"other\"} 30");
+    }
+
+    #[test]
+    fn what_an_engine_lacks_is_left_out() {
+        let report = json!({ "engine": "cluster", "stopped": null, "space": { "free_bytes": 1 },
+            "free_bytes": 2, "backlog": null, "server": { "nbd": null } });
+        let text = text(&report, Seen::ByOperator);
+        assert!(text.contains("onefold_store_free_bytes 2\n"), "{text}");
+        assert!(!text.contains("writes_stopped") && !text.contains("backlog"), "{text}");
+        assert!(text.contains("onefold_build_info{engine=\"cluster\"} 1\n"), "{text}");
+    }
+
+    #[test]
+    fn blocks_are_shown_in_bytes_and_histograms_as_sums() {
+        let report = json!({ "engine": "block", "server": {
+            "writes": { "duplicate_blocks": 3 },
+            "checkpoints": { "count": 2, "seconds": 0.5 },
+            "nbd": { "durations": [{ "op": "read", "count": 4, "seconds": 1.5,
+                "buckets": [{ "seconds": 0.001, "count": 1 }, { "seconds": 1.0, "count": 3 }] }] },
+        } });
+        let text = text(&report, Seen::ByOperator);
+        for line in [
+            "onefold_deduplicated_bytes_total 12288",
+            "onefold_checkpoint_duration_seconds_sum 0.5",
+            "onefold_checkpoint_duration_seconds_count 2",
+            "onefold_request_duration_seconds_bucket{op=\"read\",le=\"0.001\"} 1",
+            "onefold_request_duration_seconds_bucket{op=\"read\",le=\"1.0\"} 3",
+            "onefold_request_duration_seconds_bucket{op=\"read\",le=\"+Inf\"} 4",
+            "onefold_request_duration_seconds_sum{op=\"read\"} 1.5",
+            "onefold_request_duration_seconds_count{op=\"read\"} 4",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+}
