@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 26] = [
+const TARGETS: [&str; 27] = [
     "superblock",
     "zone_list",
     "claim",
@@ -25,6 +25,7 @@ const TARGETS: [&str; 26] = [
     "tools",
     "trace",
     "nbd_session",
+    "http_head",
     "archive",
     "nodes",
     "index",

@@ -10,8 +10,9 @@ use crate::{
 };
 
 /// A program of each package that we use, or a file that tells that it is there.
-const WANTED: [(&str, &str); 17] = [
+const WANTED: [(&str, &str); 18] = [
     ("chromium", "chromium"),
+    ("curl", "curl"),
     ("fio", "fio"),
     ("nbdinfo", "libnbd-bin"),
     ("nbdcopy", "libnbd-bin"),

@@ -1,6 +1,8 @@
-//! The laboratory's pages in headless Chromium: each label lies within its plot and overlaps no
+//! The laboratory's pages, and that of a served store, in headless Chromium. Of the former: each label lies within its plot and overlaps no
 //! other, each plot has a legend and units, and nothing is wider than the window. Screenshots stay
 //! beside the pages, to be looked at.
+
+mod served;
 
 use std::{
     fs,
@@ -49,6 +51,7 @@ const FAULTS: [&str; 8] = [
 pub(crate) fn run() -> Result<Tally> {
     packages::ensure()?;
     let mut tally = Tally::default();
+    served::run(&mut tally)?;
     let pages = pages()?;
     let wrong = directory().join("wrong.html");
     fs::write(&wrong, WRONG)?;
@@ -131,24 +134,14 @@ fn look(page: &Path, (width, height): (u32, u32)) -> Result<(u64, Vec<String>)> 
     let html = fs::read_to_string(page)?;
     let watched = page.with_extension("watched.html");
     fs::write(&watched, html.replace("</body>", &format!("<script>{LOOK}</script></body>")))?;
-    let mut command = program("chromium");
-    // No sandbox: the superuser's browser has none, and the pages are ours.
-    command.args([
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        "--virtual-time-budget=1000",
-        "--dump-dom",
-    ]);
-    command
-        .arg(format!("--user-data-dir={}", path(&directory().join("browser"))))
-        .arg(format!("--window-size={width},{height}"));
-    command
-        .arg(format!("--screenshot={}", path(&page.with_extension(format!("{width}.png")))))
-        .arg(&watched);
-    let dom = run_program(command, LIMIT)?;
+    let dom =
+        browse(path(&watched), (width, height), &page.with_extension(format!("{width}.png")), &[])?;
     fs::remove_file(&watched)?;
+    found_in(&dom)
+}
+
+/// What a page has, and what is wrong with it, as what looked at it has left it there.
+fn found_in(dom: &str) -> Result<(u64, Vec<String>)> {
     let found = dom
         .split_once("<pre id=\"look\"")
         .and_then(|(_, rest)| rest.split_once('>'))
@@ -162,4 +155,31 @@ fn look(page: &Path, (width, height): (u32, u32)) -> Result<(u64, Vec<String>)> 
         found["plots"].as_u64().unwrap_or(0),
         problems.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
     ))
+}
+
+/// Opens a page, takes a picture of it, and returns what it became, with all that the browser said.
+fn browse(
+    page: &str,
+    (width, height): (u32, u32),
+    picture: &Path,
+    more: &[String],
+) -> Result<String> {
+    let mut command = program("chromium");
+    // No sandbox: the superuser's browser has none, and the pages are ours.
+    command.args([
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--virtual-time-budget=1000",
+        "--enable-logging=stderr",
+        "--dump-dom",
+    ]);
+    command
+        .arg(format!("--user-data-dir={}", path(&directory().join("browser"))))
+        .arg(format!("--window-size={width},{height}"))
+        .arg(format!("--screenshot={}", path(picture)))
+        .args(more)
+        .arg(page);
+    run_program(command, LIMIT)
 }

@@ -38,4 +38,4 @@ pub use format::catalogue::{NO_DEDUP_MAX, NoDedup};
 #[cfg(feature = "planted-bugs")]
 pub use rules::Rule;
 pub use settings::{Format, Limits, MEMORY_MIN, Persistence, Settings};
-pub use store::{BlockVolume, Status, Store, StoreExports, VolumeStatus};
+pub use store::{BlockVolume, CheckpointTimes, Status, Store, StoreExports, VolumeStatus};

@@ -82,6 +82,9 @@ pub(crate) enum Verb {
     Inspect(inspect::Options),
     Completions(completions::Options),
     Man(manual::Options),
+    /// Prints the page of the reference about metrics
+    #[command(hide = true)]
+    Metrics,
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use std::{panic, process::ExitCode};
 
 use clap::CommandFactory;
 
-use onefold_console::{completions, failure::Failure, logging, manual};
+use onefold_console::{completions, failure::Failure, logging, manual, output};
 
 use arguments::{Arguments, Verb};
 use verbs::{
@@ -79,5 +79,9 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Node(options) => node::run(&options),
         Verb::Completions(options) => completions::run(&options, Arguments::command()),
         Verb::Man(options) => manual::run(&options, Arguments::command()),
+        Verb::Metrics => {
+            output::line(report::reference::page().trim_end());
+            Ok(())
+        }
     }
 }

@@ -69,6 +69,14 @@ impl Session {
         Ok(keys.iter().map(|keys| keys.len() as u64).sum())
     }
 
+    /// The space of the object store.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn space(&self) -> Result<Space> {
+        self.kernel().store().space().map_err(|refusal| failed("the space can't be read", refusal))
+    }
+
     /// Looks at everything once.
     ///
     /// # Errors

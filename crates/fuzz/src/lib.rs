@@ -12,6 +12,7 @@ mod cluster;
 mod corrupt;
 mod decoders;
 mod folder;
+mod http;
 mod image;
 mod memory;
 mod mutator;
@@ -31,6 +32,7 @@ pub use archive::{
 pub use cluster::cluster;
 pub use decoders::{carrier, claim, map_page, superblock, zone_list};
 pub use folder::folder;
+pub use http::http_head;
 pub use image::{image, repaired_image};
 pub use nbd::nbd_session;
 pub use objects::objects;
@@ -48,7 +50,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 26] = [
+pub const TARGETS: [Target; 27] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
@@ -59,6 +61,7 @@ pub const TARGETS: [Target; 26] = [
     Target { name: "tools", body: tools, examples: corrupt::examples },
     Target { name: "trace", body: trace, examples: trace::examples },
     Target { name: "nbd_session", body: nbd_session, examples: nbd::examples },
+    Target { name: "http_head", body: http_head, examples: http::examples },
     Target { name: "archive", body: archive, examples: archive::examples },
     Target { name: "nodes", body: nodes, examples: archive::nodes::examples },
     Target { name: "index", body: index, examples: archive::parts::examples },

@@ -4,6 +4,10 @@
 //! [`Volume`](onefold_core::Volume); which engine stands behind them it does not know. Concurrency
 //! lives here: one thread for each connection, and the engines take calls from all of them.
 //!
+//! Beside them stands [`http`], which shows an operator how the server is doing.
+//!
 //! *Invariant:* a client, whatever it sends, costs at most its own connection.
 
+pub mod http;
+mod listener;
 pub mod nbd;

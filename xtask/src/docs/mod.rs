@@ -33,8 +33,9 @@ use crate::{
     test::Tally,
 };
 
-/// Pages that the commands write of themselves.
-const REFERENCE: [&str; 2] = ["docs/reference/onefold.md", "docs/reference/onefold-lab.md"];
+/// Pages that the commands write of themselves, `onefold` the first and the last.
+const REFERENCE: [&str; 3] =
+    ["docs/reference/onefold.md", "docs/reference/onefold-lab.md", "docs/reference/metrics.md"];
 
 /// The verb: writes the reference and holds all pages to the rules, or builds the book with
 /// `--book`.
@@ -96,8 +97,13 @@ fn commands() -> Result<[Onefold; 2]> {
 
 /// Each page of the reference, with the text that it should have.
 fn reference(commands: &[Onefold; 2]) -> Result<Vec<(&'static str, String)>> {
-    let text = |command: &Onefold| command.verb(["man", "--markdown"]);
-    REFERENCE.into_iter().zip(commands).map(|(file, command)| Ok((file, text(command)?))).collect()
+    let [onefold, laboratory] = commands;
+    let texts = [
+        onefold.verb(["man", "--markdown"])?,
+        laboratory.verb(["man", "--markdown"])?,
+        onefold.verb(["metrics"])?,
+    ];
+    Ok(REFERENCE.into_iter().zip(texts).collect())
 }
 
 /// Every page of the README and of `docs` with a session is run. CONTRIBUTING.md has some too, of

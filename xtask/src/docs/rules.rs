@@ -24,8 +24,19 @@ pub(super) const ALL: [(&str, Rule); 5] = [
 ];
 
 /// Options that documents show of programs that are not ours.
-const FOREIGN: [&str; 7] =
-    ["--cache", "--flush", "--id", "--locked", "--now", "--path", "--template"];
+const FOREIGN: [&str; 11] = [
+    "--cache",
+    "--fail",
+    "--flush",
+    "--id",
+    "--locked",
+    "--max-time",
+    "--now",
+    "--path",
+    "--silent",
+    "--template",
+    "--unix-socket",
+];
 
 fn summary(pages: &[Page]) -> Result<()> {
     let summary = pages.iter().find(|page| page.path.ends_with(SUMMARY)).context(SUMMARY)?;

@@ -16,6 +16,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How often it looks whether a checkpoint can go on.
 const LOOK_OF_CHECKPOINT: Duration = Duration::from_millis(2);
 
+/// The checkpoint that runs.
+#[derive(Default)]
+struct Stopwatch {
+    /// Checkpoints that had become durable by the last look.
+    durable: u64,
+    begun: Option<Duration>,
+}
+
 impl Store {
     /// Writes full windows out, and flushes once a second. Returns after [`stop`](Store::stop), or
     /// when writes were stopped.
@@ -61,6 +69,7 @@ impl Store {
     fn work_in_background(&self) -> Result<()> {
         let mut schedule = Background::default();
         let mut seen = (0, 0);
+        let mut stopwatch = Stopwatch::default();
         while !self.is_stopping() {
             let now = self.clock.now();
             let counts = self.engine.counts();
@@ -73,7 +82,9 @@ impl Store {
             let at = match schedule.next(now, &facts) {
                 Next::Run(step) => {
                     let event = self.run(step)?;
-                    schedule.happened(self.clock.now(), event);
+                    let after = self.clock.now();
+                    self.time_checkpoint(&mut stopwatch, step, now, after);
+                    schedule.happened(after, event);
                     continue;
                 }
                 Next::WaitUntil(at) => at.saturating_sub(now),
@@ -84,6 +95,32 @@ impl Store {
             schedule.happened(self.clock.now(), Event::Elapsed);
         }
         Ok(())
+    }
+
+    /// Counts the time of the checkpoint that `step`, which ran from `before` to `after`, has
+    /// completed.
+    fn time_checkpoint(
+        &self,
+        watch: &mut Stopwatch,
+        step: Step,
+        before: Duration,
+        after: Duration,
+    ) {
+        let durable = self.engine.counts().checkpoints;
+        if step == Step::Checkpoint && watch.begun.is_none() {
+            watch.begun = Some(before);
+        }
+        if durable > watch.durable
+            && let Some(begun) = watch.begun
+        {
+            let mut times = self.checkpoints.lock();
+            times.count += 1;
+            times.sum += after.saturating_sub(begun);
+        }
+        if durable > watch.durable || !self.engine.checkpoint_running() {
+            watch.begun = None;
+        }
+        watch.durable = durable;
     }
 
     fn run(&self, step: Step) -> Result<Event> {

@@ -43,9 +43,20 @@ pub struct Store {
     commit: GroupCommit,
     writer: Signal,
     background: Signal,
+    /// The time that checkpoints took.
+    checkpoints: Mutex<CheckpointTimes>,
     /// Changes that wait for room.
     pressure: AtomicU64,
     stopping: AtomicBool,
+}
+
+/// Checkpoints of the background thread, from freezing the overlay until the new tables are durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckpointTimes {
+    /// How many there were since the store was opened.
+    pub count: u64,
+    /// The time that they took together, waiting for readers and flushes included.
+    pub sum: Duration,
 }
 
 /// Wakes a thread that has work.
@@ -91,6 +102,7 @@ impl Store {
             clock,
             writer: Signal::default(),
             background: Signal::default(),
+            checkpoints: Mutex::default(),
             pressure: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
         }))
@@ -106,6 +118,12 @@ impl Store {
     #[must_use]
     pub fn status(&self) -> Status {
         self.engine.status()
+    }
+
+    /// How long checkpoints took.
+    #[must_use]
+    pub fn checkpoint_times(&self) -> CheckpointTimes {
+        *self.checkpoints.lock()
     }
 
     /// Makes both working threads return, once they have done what is due.

@@ -3,9 +3,14 @@
 //!
 //! The keys of the JSON are stable: new ones may be added, and none changes its meaning.
 
+pub(crate) mod figures;
+pub(crate) mod metrics;
+pub(crate) mod reference;
 mod text;
 
-use onefold_block::{Counts, Engine, Status};
+use std::time::Duration;
+
+use onefold_block::{CheckpointTimes, Counts, Engine, Status};
 use serde::{Deserialize, Serialize};
 
 use onefold::parts::{control::VolumeLine, store_file::StoreFile};
@@ -16,6 +21,9 @@ const BLOCK: u64 = onefold_core::BLOCK_BYTES as u64;
 /// A store at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
+    /// The engine.
+    #[serde(default = "block")]
+    pub(crate) engine: String,
     /// Path of the file or device, as its server or the caller knows it.
     pub(crate) store: String,
     /// Id of the store.
@@ -36,6 +44,11 @@ pub(crate) struct Report {
     pub(crate) stopped: Option<String>,
     /// The server, and what it counted since it opened the store; `null` when there is none.
     pub(crate) server: Option<Server>,
+}
+
+/// The engine of a report by a server of an older version.
+fn block() -> String {
+    "block".to_owned()
 }
 
 /// The choices of a store's creation.
@@ -96,12 +109,21 @@ pub(crate) struct Server {
     pub(crate) listeners: Vec<String>,
     pub(crate) memory: Memory,
     pub(crate) writes: Writes,
+    #[serde(default)]
+    pub(crate) checkpoints: Times,
     pub(crate) reads: Reads,
     pub(crate) index: Index,
     pub(crate) page_cache: PageCache,
     pub(crate) nbd: Nbd,
     /// Processor time in seconds.
     pub(crate) cpu_seconds: f64,
+}
+
+/// A number of things, and the time that they took together.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Times {
+    pub(crate) count: u64,
+    pub(crate) seconds: f64,
 }
 
 /// Memory in bytes.
@@ -199,6 +221,27 @@ pub(crate) struct Nbd {
     pub(crate) errors: u64,
     pub(crate) read_bytes: u64,
     pub(crate) written_bytes: u64,
+    /// Requests by how long they took.
+    #[serde(default)]
+    pub(crate) durations: Vec<Durations>,
+}
+
+/// Requests of one kind by how long they took.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Durations {
+    /// The kind.
+    pub(crate) op: String,
+    /// All of them, and the time that they took together.
+    pub(crate) count: u64,
+    pub(crate) seconds: f64,
+    pub(crate) buckets: Vec<Bucket>,
+}
+
+/// Requests that took at most so long.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Bucket {
+    pub(crate) seconds: f64,
+    pub(crate) count: u64,
 }
 
 /// `part` of `whole`, when there is any.
@@ -214,6 +257,7 @@ impl Report {
         let by_name = |name: String| name.to_lowercase();
         let (mapped, stored) = (status.mapped_blocks * BLOCK, status.live_blocks * BLOCK);
         Report {
+            engine: block(),
             store: file.path().display().to_string(),
             id: file.id(),
             created: Created {
@@ -324,6 +368,26 @@ impl From<onefold_serve::nbd::Statistics> for Nbd {
             errors: statistics.errors,
             read_bytes: statistics.read_bytes,
             written_bytes: statistics.written_bytes,
+            durations: statistics.durations.by_name().map(Durations::from).collect(),
         }
+    }
+}
+
+impl From<(&str, &onefold_serve::nbd::Durations)> for Durations {
+    fn from((op, durations): (&str, &onefold_serve::nbd::Durations)) -> Durations {
+        let bucket =
+            |(bound, count): (Duration, u64)| Bucket { seconds: bound.as_secs_f64(), count };
+        Durations {
+            op: op.to_owned(),
+            count: durations.count(),
+            seconds: durations.sum().as_secs_f64(),
+            buckets: durations.up_to().map(bucket).collect(),
+        }
+    }
+}
+
+impl From<CheckpointTimes> for Times {
+    fn from(times: CheckpointTimes) -> Times {
+        Times { count: times.count, seconds: times.sum.as_secs_f64() }
     }
 }

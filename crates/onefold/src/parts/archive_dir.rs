@@ -38,6 +38,7 @@ const LABEL: &str = "label";
 const LIST_BYTES_MAX: u64 = 64 << 10;
 
 /// The directory of an archive.
+#[derive(Clone)]
 pub struct ArchiveDir {
     path: PathBuf,
     /// The list of its nodes, when there are several.
@@ -45,6 +46,7 @@ pub struct ArchiveDir {
 }
 
 /// Where the nodes are.
+#[derive(Clone)]
 struct List {
     paths: Vec<PathBuf>,
     /// To whom the list belongs; directories of others are no nodes of it.

@@ -111,6 +111,7 @@ impl<'a> Aside<'a> {
                 reads.refuse(&Refusal::new(Code::Io, "the server failed while it read"), replies);
             }
             let (answered, errors) = replies.answered();
+            replies.count_durations(counters);
             // A connection that can't be sent to ends by its own thread.
             let _ = replies.send(outbox, reads.data());
             sub(&counters.in_flight, answered);

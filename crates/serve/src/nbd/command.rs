@@ -148,7 +148,7 @@ mod tests {
     const SIZE: u64 = 1 << 20;
 
     fn code(command: u16, flags: u16, offset: u64, length: u64) -> Option<Code> {
-        let request = Request { flags, command, cookie: 0, offset, length };
+        let request = Request { flags, command, cookie: 0, offset, length, begun: None };
         check(&request, Dialect::Extended, SIZE, &Limits::default())
             .err()
             .map(|refusal| refusal.code)
@@ -186,8 +186,14 @@ mod tests {
     #[test]
     fn a_read_too_large_says_so_by_its_fragmentation_flag() {
         let limits = Limits::default();
-        let mut request =
-            Request { flags: 0, command: 0, cookie: 0, offset: 0, length: (32 << 20) + 1 };
+        let mut request = Request {
+            flags: 0,
+            command: 0,
+            cookie: 0,
+            offset: 0,
+            length: (32 << 20) + 1,
+            begun: None,
+        };
         let code = |request: &Request| {
             check(request, Dialect::Structured, 1 << 40, &limits).map_err(|refusal| refusal.code)
         };

@@ -142,6 +142,7 @@ impl Waits {
                     }
                 }
                 let (answered, errors) = replies.answered();
+                replies.count_durations(counters);
                 // A connection that can't be sent to ends by its own thread.
                 let _ = replies.send(outbox, &[]);
                 sub(&counters.in_flight, answered);

@@ -1,7 +1,7 @@
 //! Network Block Device: the fixed newstyle handshake and the transmission phase, with simple,
 //! structured and extended replies.
 //!
-//! A connection passes through the files in this order: `server` accepts it from a `listener`,
+//! A connection passes through the files in this order: `server` accepts it from a listener,
 //! `handshake` agrees with the client on a volume and a `wire` dialect, and `session` takes the
 //! requests that arrived together as one batch: `command` checks each, `reads` and `status` answer
 //! from the volume, `durable` waits for what must be on disk, and `reply` sends the answers of the
@@ -15,11 +15,11 @@ mod aside;
 mod buffers;
 mod command;
 mod durable;
+mod durations;
 mod ending;
 mod handshake;
 mod inbox;
 pub mod limits;
-mod listener;
 mod pace;
 mod reads;
 mod reply;
@@ -33,10 +33,12 @@ mod status;
 mod turns;
 mod wire;
 
+pub use durations::{Durations, Operations};
 pub use ending::Ending;
 pub use limits::Limits;
-pub use listener::Reach;
 pub use rights::{Peer, Right, Rights};
 pub use server::Server;
 pub use session::session_over;
 pub use statistics::Statistics;
+
+pub use crate::listener::Reach;

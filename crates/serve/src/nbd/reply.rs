@@ -10,6 +10,8 @@ use std::ops::Range;
 use onefold_core::{Error, Kind};
 use parking_lot::{Mutex, MutexGuard};
 
+use super::durations::{Begun, Ended};
+use super::statistics::Counters;
 use super::wire::{
     CHUNK_DONE, Dialect, EXTENDED_REPLY, Put, Request, SIMPLE_REPLY, STRUCTURED_REPLY, chunk,
 };
@@ -62,11 +64,13 @@ pub(crate) struct Of {
     pub(crate) cookie: u64,
     /// The request's offset, which extended replies repeat.
     pub(crate) offset: u64,
+    /// When the request was taken up.
+    pub(crate) begun: Option<Begun>,
 }
 
 impl From<&Request> for Of {
     fn from(request: &Request) -> Of {
-        Of { cookie: request.cookie, offset: request.offset }
+        Of { cookie: request.cookie, offset: request.offset, begun: request.begun }
     }
 }
 
@@ -102,11 +106,19 @@ pub(crate) struct Replies {
     parts: Vec<Part>,
     answered: u64,
     errors: u64,
+    ended: Ended,
 }
 
 impl Replies {
     pub(crate) fn new(dialect: Dialect) -> Replies {
-        Replies { dialect, small: Vec::new(), parts: Vec::new(), answered: 0, errors: 0 }
+        Replies {
+            dialect,
+            small: Vec::new(),
+            parts: Vec::new(),
+            answered: 0,
+            errors: 0,
+            ended: Ended::default(),
+        }
     }
 
     pub(crate) fn dialect(&self) -> Dialect {
@@ -120,6 +132,7 @@ impl Replies {
     /// Gives the memory back until it is needed again; nothing is collected.
     pub(crate) fn release(&mut self) {
         (self.small, self.parts) = (Vec::new(), Vec::new());
+        self.ended = Ended::default();
     }
 
     /// Bytes of all but the data.
@@ -132,9 +145,19 @@ impl Replies {
         (self.answered, self.errors)
     }
 
+    /// Counts how long the requests took that these replies end.
+    pub(crate) fn count_durations(&mut self, counters: &Counters) {
+        self.ended.count(&counters.durations);
+    }
+
+    fn end(&mut self, of: Of) {
+        self.answered += 1;
+        self.ended.push(of.begun);
+    }
+
     /// Success, for a request that asks for no content.
     pub(crate) fn done(&mut self, of: Of) {
-        self.answered += 1;
+        self.end(of);
         let start = self.small.len();
         if self.dialect == Dialect::Extended {
             self.chunk_header(of, chunk::NONE, true, 0);
@@ -146,7 +169,7 @@ impl Replies {
 
     /// The end of a read of nothing.
     pub(crate) fn nothing_read(&mut self, of: Of) {
-        self.answered += 1;
+        self.end(of);
         let start = self.small.len();
         if self.dialect == Dialect::Simple {
             self.simple_header(of, 0);
@@ -158,7 +181,7 @@ impl Replies {
 
     /// Failure; with `at`, the place of it.
     pub(crate) fn error(&mut self, of: Of, refusal: &Refusal, at: Option<u64>) {
-        self.answered += 1;
+        self.end(of);
         self.errors += 1;
         let start = self.small.len();
         if self.dialect == Dialect::Simple {
@@ -187,7 +210,9 @@ impl Replies {
 
     /// Announces `length` bytes that were read from `offset` on.
     pub(crate) fn data_header(&mut self, of: Of, offset: u64, length: u64, last: bool) {
-        self.answered += u64::from(last);
+        if last {
+            self.end(of);
+        }
         let start = self.small.len();
         if self.dialect == Dialect::Simple {
             self.simple_header(of, 0);
@@ -206,7 +231,9 @@ impl Replies {
 
     /// Zeroes that were read; not in the simple dialect.
     pub(crate) fn hole(&mut self, of: Of, offset: u64, bytes: u32, last: bool) {
-        self.answered += u64::from(last);
+        if last {
+            self.end(of);
+        }
         let start = self.small.len();
         self.chunk_header(of, chunk::OFFSET_HOLE, last, 8 + 4);
         self.small.put64(offset);
@@ -222,7 +249,7 @@ impl Replies {
         context: u32,
         extents: impl ExactSizeIterator<Item = (u64, u32)>,
     ) {
-        self.answered += 1;
+        self.end(of);
         let start = self.small.len();
         let count = extents.len();
         if self.dialect == Dialect::Extended {

@@ -24,12 +24,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use super::buffers::Share;
 use super::limits::{HANDSHAKES_BESIDE, Limits};
-use super::listener::{Listener, Reach};
 use super::rights::{Everything, Offer, Peer, Rights};
 use super::session::{House, Limited, Seat, Shares, serve};
 use super::shares::Holder;
 use super::socket::{Activity, Receiver, Transmitter, hang_up, stop_receiving};
 use super::statistics::{Counters, Statistics};
+use crate::listener::{Listener, Reach};
 
 /// Pause after the system refused a new connection (no more descriptors or memory): the reason will
 /// not go away at once.

@@ -34,6 +34,7 @@ use super::aside::{self, Aside};
 use super::buffers::{Borrower, Buffers, Loan, Share};
 use super::command::{Command, check};
 use super::durable::{CloseOnDrop, LATE_HELPERS, Until, Waits};
+use super::durations::Begun;
 use super::ending::Ending;
 use super::handshake::{Agreed, handshake};
 use super::inbox::{Inbox, Plain, Source};
@@ -497,7 +498,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     fn request<R: Source>(&mut self, inbox: &mut Inbox<R>) -> Result<bool, Ending> {
         let dialect = self.agreed.dialect;
         let parsed = Request::parse(inbox.unread(), dialect);
-        let Some(request) =
+        let Some(mut request) =
             parsed.map_err(|_| Ending::Protocol("no request where one should start"))?
         else {
             return Ok(false);
@@ -518,6 +519,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             self.finish_batch()?;
         }
         self.paid = false;
+        request.begun = Begun::now(request.command);
         self.batch += 1;
         self.cost += REQUEST_COST
             + if matches!(checked, Ok(Command::Read | Command::Write)) {
@@ -820,7 +822,8 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         self.replies.send(self.outbox, self.reads.data())
     }
 
-    fn count_answered(&self) {
+    fn count_answered(&mut self) {
+        self.replies.count_durations(self.counters);
         let (answered, errors) = self.replies.answered();
         sub(&self.counters.in_flight, answered);
         add(&self.counters.errors, errors);

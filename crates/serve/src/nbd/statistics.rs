@@ -5,6 +5,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use super::durations::{Counting, Operations};
+
 macro_rules! statistics {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// Counts of the work of the server since its start. Sums are made while connections are
@@ -23,18 +25,22 @@ macro_rules! statistics {
             pub refused: u64,
             /// Sessions that ended by a panic in the server; always zero, or a bug.
             pub panics: u64,
+            /// How long requests took.
+            pub durations: Operations,
             $($(#[$doc])* pub $name: u64,)*
         }
 
         /// The counters of one connection.
         #[derive(Debug, Default)]
         pub(crate) struct Counters {
+            pub(crate) durations: Counting,
             $(pub(crate) $name: AtomicU64,)*
         }
 
         impl Counters {
             /// Adds these counters to `sum`.
             pub(crate) fn add_to(&self, sum: &mut Statistics) {
+                self.durations.add_to(&mut sum.durations);
                 $(sum.$name = sum.$name.wrapping_add(self.$name.load(Relaxed));)*
             }
         }

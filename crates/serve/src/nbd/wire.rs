@@ -3,6 +3,8 @@
 //! *Invariant:* nothing here decides anything; every other file of this folder gets its constants
 //! and byte layouts from here.
 
+use super::durations::Begun;
+
 /// First bytes of a server's greeting, `NBDMAGIC`.
 pub(crate) const GREETING: u64 = 0x4e42_444d_4147_4943;
 /// Starts each option, `IHAVEOPT`; also the second half of the greeting.
@@ -140,6 +142,8 @@ pub(crate) struct Request {
     pub(crate) offset: u64,
     /// Bytes of the range; of the payload, when the request has one.
     pub(crate) length: u64,
+    /// When it was taken up; not in the bytes.
+    pub(crate) begun: Option<Begun>,
 }
 
 /// The bytes where a request should start are no request: the stream can't be understood any more.
@@ -167,6 +171,7 @@ impl Request {
                 } else {
                     u64::from(fields.u32()?)
                 },
+                begun: None,
             })
         };
         Ok(request())
@@ -255,7 +260,8 @@ mod tests {
         bytes.put64(3);
         bytes.put64(4);
         bytes.put32(5);
-        let expected = Request { flags: 1, command: 2, cookie: 3, offset: 4, length: 5 };
+        let expected =
+            Request { flags: 1, command: 2, cookie: 3, offset: 4, length: 5, begun: None };
         assert_eq!(Request::parse(&bytes, Dialect::Structured), Ok(Some(expected)));
         assert_eq!(Request::parse(&bytes[..27], Dialect::Structured), Ok(None));
         bytes[..4].copy_from_slice(&EXTENDED_REQUEST.to_be_bytes());

@@ -15,14 +15,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_archive::{Gauge, Ingest, PutRequest as Stream, Settings, Shape, Volumes, put_on};
+use onefold_archive::{
+    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Volumes, put_on,
+};
 use onefold_backend::{process, signals::StopSignals, systemd::Service};
 use onefold_core::{Error, Exports, Kind, Result};
+use onefold_serve::nbd;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::options::{CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX, listen, note};
-use crate::verbs::{put, volume};
+use super::{
+    options::{CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX, listen, note, show},
+    site::Reporter,
+};
+use crate::{
+    report::Nbd,
+    verbs::{put, status::Stats, volume},
+};
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
     archive_work::ArchiveWork,
@@ -70,10 +80,19 @@ pub(super) fn run(
 
     let mut server = options.server(exports.clone(), limits)?;
     let listeners = listen(options, Some(socket(directory.path())), service.sockets, &mut server)?;
-    let commands =
-        Commands { volumes: volumes.clone(), listeners: listeners.clone(), begun: Instant::now() };
+    let server = Arc::new(Mutex::new(Some(server)));
+    let commands = Commands {
+        volumes: volumes.clone(),
+        server: server.clone(),
+        listeners: listeners.clone(),
+        begun: Instant::now(),
+    };
+    let mut pages = show(options, reporter(directory.clone(), nodes.clone(), commands.clone()))?;
     let control = control::Server::start(&directory.control_name()?, commands)?;
-    server.start()?;
+    if let Some(server) = server.lock().as_mut() {
+        server.start()?;
+    }
+    pages.start()?;
     let names = exports.list();
     let uris: Vec<String> = names
         .iter()
@@ -110,7 +129,9 @@ pub(super) fn run(
     }
     tracing::info!("stopping");
     note(service.notifier.stopping());
-    let quiet = server.stop(CLIENT_GRACE);
+    drop(pages);
+    let server = server.lock().take();
+    let quiet = server.map_or(Ok(()), |server| server.stop(CLIENT_GRACE));
     let commands = control.stop();
     quiet.and_then(|()| work.close()).map_err(|e| e.context(shown.to_string()))?;
     if !commands {
@@ -118,6 +139,24 @@ pub(super) fn run(
     }
     tracing::info!("closed {shown}");
     Ok(())
+}
+
+/// Makes reports from what the server has in memory.
+fn reporter(directory: ArchiveDir, nodes: Option<Arc<Nodes>>, commands: Commands) -> Reporter {
+    // While the log is written, the tables are as of the report before.
+    let last = Mutex::new(commands.volumes.archive().tables());
+    Box::new(move || {
+        let archive = commands.volumes.archive();
+        let tables = {
+            let mut last = last.lock();
+            if let Some(tables) = archive.tables_at_once() {
+                *last = tables;
+            }
+            last.clone()
+        };
+        let server = commands.report();
+        json(&Stats::new(&directory, archive, &tables, nodes.as_deref(), Some(server))?)
+    })
 }
 
 /// Becomes the ingesting process; `None` when it is told to stop while it waits for another one.
@@ -172,12 +211,18 @@ pub(in crate::verbs) struct ArchiveServer {
     pub(in crate::verbs) added_bytes: u64,
     /// Why nothing is written any more.
     pub(in crate::verbs) stopped: Option<String>,
+    /// The NBD server; nothing from a server of an older version.
+    #[serde(default)]
+    pub(in crate::verbs) nbd: Option<Nbd>,
     pub(in crate::verbs) cpu_seconds: f64,
 }
 
 /// A served archive, as commands see it.
+#[derive(Clone)]
 struct Commands {
     volumes: Arc<Volumes>,
+    /// Gone while the server stops.
+    server: Arc<Mutex<Option<nbd::Server>>>,
     listeners: Vec<String>,
     begun: Instant,
 }
@@ -185,6 +230,7 @@ struct Commands {
 impl Commands {
     fn report(&self) -> ArchiveServer {
         let counts = self.volumes.counts();
+        let nbd = self.server.lock().as_ref().map(|server| server.statistics().into());
         ArchiveServer {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -199,6 +245,7 @@ impl Commands {
             new_bytes: counts.new_bytes,
             added_bytes: counts.added_bytes,
             stopped: self.volumes.stopped().map(|reason| reason.to_string()),
+            nbd,
             cpu_seconds: process::cpu_time().as_secs_f64(),
         }
     }

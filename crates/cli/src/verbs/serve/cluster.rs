@@ -13,15 +13,22 @@ use std::{
 
 use onefold::parts::cluster_work::ClusterWork;
 
-use onefold_backend::{signals::StopSignals, systemd::Service};
+use onefold_backend::{process, signals::StopSignals, systemd::Service};
 use onefold_cluster::{ClusterExports, Mode, Settings};
 use onefold_core::{Error, Exports, Kind, Volume, VolumeInfo};
 
-use super::options::{CLIENT_GRACE, Options, listen, note};
-use crate::verbs::worker::Workers;
+use onefold_serve::nbd;
+use parking_lot::Mutex;
+use serde_json::json;
+
+use super::{
+    looked::Looked,
+    options::{CLIENT_GRACE, Options, listen, note, show},
+    site::Reporter,
+};
+use crate::{report::Nbd, verbs::worker::Workers};
 use onefold::parts::cluster_store::{Backing, Url};
 use onefold_console::{address::uri, failure::Failure, size::counted};
-use parking_lot::Mutex;
 
 /// Serves until a signal comes.
 pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), Failure> {
@@ -53,7 +60,8 @@ pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), 
     let mut signals = StopSignals::install()?;
     let (end, ended) = mpsc::channel();
     let fenced = end.clone();
-    let mut work = ClusterWork::start(Arc::new(session), mode, move |error| {
+    let session = Arc::new(session);
+    let mut work = ClusterWork::start(session.clone(), mode, move |error| {
         // The other side is gone only when the server is ending anyway.
         let _ = fenced.send(Some(error));
     })?;
@@ -62,7 +70,13 @@ pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), 
         .server(Arc::new(Told { exports: exports.clone(), said: Mutex::default() }), limits)?;
     let listeners = listen(options, usual, service.sockets, &mut server)?;
     let workers = Workers::start(&backing, options.workers, &options.pace)?;
-    server.start()?;
+    let server = Arc::new(Mutex::new(Some(server)));
+    let looked = Looked::start(options, &session, &exports)?;
+    let mut pages = show(options, reporter(&shown, &listeners, &server, &looked))?;
+    if let Some(server) = server.lock().as_mut() {
+        server.start()?;
+    }
+    pages.start()?;
     let waiting = std::thread::Builder::new().name("signals".into()).spawn(move || {
         signals.wait();
         let _ = end.send(None);
@@ -95,7 +109,10 @@ pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), 
         None => tracing::info!("stopping"),
     }
     note(service.notifier.stopping());
-    let gone = server.stop(CLIENT_GRACE);
+    drop(pages);
+    looked.stop();
+    let server = server.lock().take();
+    let gone = server.map_or(Ok(()), |server| server.stop(CLIENT_GRACE));
     work.stop_tending();
     workers.stop();
     let closed = gone.and_then(|()| work.close());
@@ -105,6 +122,37 @@ pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), 
     closed?;
     tracing::info!("closed {shown}");
     Ok(())
+}
+
+/// Makes reports from what the server has in memory. Keys that `onefold status` has, too, mean the
+/// same there.
+fn reporter(
+    store: &str,
+    listeners: &[String],
+    server: &Arc<Mutex<Option<nbd::Server>>>,
+    looked: &Looked,
+) -> Reporter {
+    let (store, listeners) = (store.to_owned(), listeners.to_vec());
+    let (server, last, begun) = (server.clone(), looked.last(), Instant::now());
+    Box::new(move || {
+        let nbd = server.lock().as_ref().map(|server| Nbd::from(server.statistics()));
+        let mut report = json!({
+            "engine": "cluster",
+            "store": store,
+            "server": {
+                "pid": std::process::id(),
+                "version": env!("CARGO_PKG_VERSION"),
+                "uptime_seconds": begun.elapsed().as_secs(),
+                "listeners": listeners,
+                "cpu_seconds": process::cpu_time().as_secs_f64(),
+                "nbd": nbd,
+            },
+        });
+        if let (Some(report), Some(looked)) = (report.as_object_mut(), last.lock().clone()) {
+            report.extend(looked);
+        }
+        Ok(report)
+    })
 }
 
 /// The volumes, for clients. When this server lacks the right to one, its log says so, too: the

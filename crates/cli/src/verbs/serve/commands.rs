@@ -52,13 +52,22 @@ impl Commands {
         }
     }
 
+    /// The store at this moment, and its file as it is now.
     fn report(&self) -> Result<Report> {
-        let status = self.store.status();
         // Somebody may have moved it meanwhile, which does not disturb the server.
         let looked = StoreFile::look(self.file.path())
             .ok()
             .filter(|file| file.control_name() == self.file.control_name());
-        let file = looked.as_ref().unwrap_or(&self.file);
+        self.report_on(looked.as_ref().unwrap_or(&self.file))
+    }
+
+    /// The same without a look at the file, which could wait for the disk.
+    pub(super) fn report_at_once(&self) -> Result<Value> {
+        json(&self.report_on(&self.file)?)
+    }
+
+    fn report_on(&self, file: &StoreFile) -> Result<Report> {
+        let status = self.store.status();
         let statistics =
             self.server.lock().as_ref().map(nbd::Server::statistics).unwrap_or_default();
         let memory = process::memory()?;
@@ -75,6 +84,7 @@ impl Commands {
                 peak_bytes: memory.peak_bytes,
             },
             writes: Writes::from(&status.counts),
+            checkpoints: self.store.checkpoint_times().into(),
             reads: Reads { client_blocks: status.counts.read_blocks },
             index: Index::from(&status),
             page_cache: PageCache::from(&status),

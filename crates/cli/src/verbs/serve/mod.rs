@@ -12,7 +12,9 @@ mod archive;
 mod cluster;
 mod commands;
 mod limited;
+mod looked;
 mod options;
+mod site;
 
 use std::{
     path::PathBuf,
@@ -27,14 +29,17 @@ use onefold_backend::{
 use onefold_block::{Store, StoreExports};
 use onefold_console::address::{self, uri};
 use onefold_core::{Error, Kind, Result};
-use onefold_serve::nbd::{self, Limits};
+use onefold_serve::{
+    http,
+    nbd::{self, Limits},
+};
 use parking_lot::Mutex;
 
 pub(super) use self::archive::ArchiveServer;
 pub(crate) use self::options::Options;
 use self::{
     commands::Commands,
-    options::{CLIENT_GRACE, LOOK_EVERY, URIS_MAX, listen, note},
+    options::{CLIENT_GRACE, LOOK_EVERY, URIS_MAX, listen, note, show},
 };
 use onefold::parts::{
     Found, control,
@@ -53,6 +58,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let service = Service::take()?;
     let (settings, limits) = (options.settings()?, options.limits()?);
     address::let_in(&options.nbd, &service.sockets, options.insecure)?;
+    address::let_in(&options.http, &[], options.insecure)?;
     let file = match Found::at(&options.store)? {
         Found::Block(file) => file,
         Found::Archive(directory) => return archive::run(options, &directory, service),
@@ -114,6 +120,7 @@ struct Doors {
     /// Shared with the commands, which tell its counts.
     server: Arc<Mutex<Option<nbd::Server>>>,
     control: control::Server,
+    pages: http::Server,
     /// Where clients connect, as they type it, without a volume.
     listeners: Vec<String>,
 }
@@ -130,16 +137,20 @@ impl Doors {
         let listeners = listen(options, Some(default_socket(file)), sockets, &mut server)?;
         let server = Arc::new(Mutex::new(Some(server)));
         let commands =
-            Commands::new(file.clone(), options, store.clone(), server.clone(), &listeners);
-        let control = control::Server::start(&file.control_name(), commands)?;
+            || Commands::new(file.clone(), options, store.clone(), server.clone(), &listeners);
+        let shown = commands();
+        let mut pages = show(options, Box::new(move || shown.report_at_once()))?;
+        let control = control::Server::start(&file.control_name(), commands())?;
         if let Some(server) = server.lock().as_mut() {
             server.start()?;
         }
-        Ok(Doors { server, control, listeners })
+        pages.start()?;
+        Ok(Doors { server, control, pages, listeners })
     }
 
     /// Answers what has arrived, and lets nobody in any more.
     fn close(self) -> Result<()> {
+        drop(self.pages);
         let server = self.server.lock().take();
         let clients = server.map_or(Ok(()), |server| server.stop(CLIENT_GRACE));
         let commands = match self.control.stop() {

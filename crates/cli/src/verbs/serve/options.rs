@@ -12,11 +12,15 @@ use onefold_console::{
     size::Size,
 };
 use onefold_core::{Exports, Result};
-use onefold_serve::nbd::{self, Limits, Rights};
+use onefold_serve::{
+    http,
+    nbd::{self, Limits, Rights},
+};
 
 use super::{
     access::{Access, Usual},
     limited::{Limit, Limited},
+    site::{Pages, Reporter},
 };
 use crate::verbs::worker::{Pace, threads};
 
@@ -52,6 +56,12 @@ pub(crate) struct Options {
     /// --insecure; can be given several times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) nbd: Vec<Address>,
+
+    /// Address for browsers and Prometheus: unix:PATH, unix:PATH,mode=0660,group=NAME, or
+    /// tcp:ADDRESS:PORT with --insecure. Shows /metrics, /status.json and a page; over TCP what the
+    /// store holds is left out without --one-tenant. Can be given several times
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) http: Vec<Address>,
 
     /// When a write is acknowledged: weak, when it is in memory, and a flush or about a second
     /// makes it durable; strong, when it is durable. The cluster engine is always strong
@@ -303,6 +313,24 @@ pub(super) fn listen(
             .map_err(|e| e.context(format!("socket {} from the service manager", socket.name)))?;
     }
     Ok(listeners)
+}
+
+/// Listens for browsers and Prometheus where the options say; the caller starts it.
+pub(super) fn show(options: &Options, report: Reporter) -> Result<http::Server, Failure> {
+    let mut server = http::Server::new(Pages::new(report, options.one_tenant));
+    for address in &options.http {
+        match address {
+            Address::Unix(path, door) => {
+                server.add_unix(path, door.reach()?)?;
+                tracing::info!("showing figures at {}", path.display());
+            }
+            Address::Tcp(address) => {
+                let address = server.add_tcp(*address, options.insecure)?;
+                tracing::info!("showing figures at http://{address}/");
+            }
+        }
+    }
+    Ok(server)
 }
 
 /// A service manager that can't be reached is worth a line, and no reason to stop.

@@ -1,6 +1,8 @@
 //! `onefold status` of an archive: what it holds and what it saved.
 
-use onefold_archive::{Class, Tables, WriteCost};
+use onefold_archive::{Archive, Class, Container, Nodes, Tables, WriteCost};
+use onefold_backend::room::room;
+use onefold_core::Result;
 use serde::Serialize;
 
 use crate::verbs::{
@@ -16,7 +18,9 @@ use onefold_console::{
 
 /// The figures.
 #[derive(Debug, Serialize)]
-struct Stats {
+pub(in crate::verbs) struct Stats {
+    /// The engine.
+    engine: &'static str,
     archive: String,
     chunking: String,
     compression: String,
@@ -35,6 +39,8 @@ struct Stats {
     unfinished_containers: u64,
     /// Bytes that gc could not free yet, because somebody read there.
     held_back_bytes: u64,
+    /// Free space of the file system, for an archive of one directory.
+    free_bytes: Option<u64>,
     index_entries: u64,
     index_files: u64,
     /// Held back for deletion on a full disk.
@@ -122,60 +128,73 @@ struct Absent {
     why: String,
 }
 
-/// Tells about an archive.
-pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<(), Failure> {
-    let archive = directory.open_to_read(memory)?;
-    let nodes = directory.nodes(false, false)?;
-    let absent = nodes.iter().flat_map(|nodes| nodes.absent()).map(|(node, why)| Absent {
-        node,
-        directory: directory.node(node).display().to_string(),
-        why: why.to_string(),
-    });
-    let code =
-        nodes.as_ref().map_or([1, 1], |nodes| [nodes.code().0 as u64, nodes.code().1 as u64]);
-    let tables = archive.tables();
-    let (late, work) = (archive.label().late, tables.write_cost);
-    let bytes = tables.streams.values().map(|stream| stream.bytes).sum::<u64>();
-    let stored_bytes = tables.stored_bytes();
-    let volumes = archive_volume::lines(&archive);
-    let mapped = volumes.iter().map(|volume| volume.mapped_bytes).sum::<u64>();
-    let stats = Stats {
-        archive: directory.path().display().to_string(),
-        chunking: archive.label().chunking.to_string(),
-        compression: archive.label().compression.to_string(),
-        streams: tables.streams.len() as u64,
-        bytes,
-        stored_bytes,
-        ratio: (stored_bytes > 0).then(|| (bytes + mapped) as f64 / stored_bytes as f64),
-        containers: tables.containers.len() as u64,
-        chunks: tables
-            .containers
-            .values()
-            .map(|container| u64::from(container.stored.chunks))
-            .sum(),
-        chunk_bytes: tables
-            .containers
-            .values()
-            .map(|container| u64::from(container.stored.raw_bytes))
-            .sum(),
-        unfinished_containers: tables.unfinished.len() as u64,
-        held_back_bytes: tables
-            .waiting_to_be_freed
-            .keys()
-            .map(|place| u64::from(place.bytes))
-            .sum(),
-        index_entries: tables.index.files.iter().map(|file| file.entries).sum(),
-        index_files: tables.index.files.len() as u64,
-        reserve_bytes: archive.reserve_bytes()?,
-        epoch: tables.epoch,
-        nodes: nodes.as_ref().map_or(1, |nodes| nodes.count() as u64),
-        code,
-        placement: if late.is_some() { "rad" } else { "round-robin" },
-        delay: late.map(|rad| rad.delay),
-        batch: late.map(|rad| rad.batch),
-        classes: classes(&tables),
-        replicated_bytes: tables.replicated().0,
-        work: WorkLine {
+impl Stats {
+    /// The figures of an archive whose `tables` these are.
+    pub(in crate::verbs) fn new(
+        directory: &ArchiveDir,
+        archive: &Archive,
+        tables: &Tables,
+        nodes: Option<&Nodes>,
+        server: Option<ArchiveServer>,
+    ) -> Result<Stats> {
+        let absent = nodes.into_iter().flat_map(Nodes::absent).map(|(node, why)| Absent {
+            node,
+            directory: directory.node(node).display().to_string(),
+            why: why.to_string(),
+        });
+        let code = nodes.map_or([1, 1], |nodes| [nodes.code().0 as u64, nodes.code().1 as u64]);
+        let late = archive.label().late;
+        let bytes = tables.streams.values().map(|stream| stream.bytes).sum::<u64>();
+        let stored_bytes = tables.stored_bytes();
+        let volumes = archive_volume::lines(tables);
+        let mapped = volumes.iter().map(|volume| volume.mapped_bytes).sum::<u64>();
+        let of_containers = |count: fn(&Container) -> u32| -> u64 {
+            tables.containers.values().map(|container| u64::from(count(container))).sum()
+        };
+        Ok(Stats {
+            engine: "archive",
+            archive: directory.path().display().to_string(),
+            chunking: archive.label().chunking.to_string(),
+            compression: archive.label().compression.to_string(),
+            streams: tables.streams.len() as u64,
+            bytes,
+            stored_bytes,
+            ratio: (stored_bytes > 0).then(|| (bytes + mapped) as f64 / stored_bytes as f64),
+            containers: tables.containers.len() as u64,
+            chunks: of_containers(|container| container.stored.chunks),
+            chunk_bytes: of_containers(|container| container.stored.raw_bytes),
+            unfinished_containers: tables.unfinished.len() as u64,
+            held_back_bytes: tables
+                .waiting_to_be_freed
+                .keys()
+                .map(|place| u64::from(place.bytes))
+                .sum(),
+            free_bytes: match nodes {
+                Some(_) => None,
+                None => Some(room(directory.path())?.bytes),
+            },
+            index_entries: tables.index.files.iter().map(|file| file.entries).sum(),
+            index_files: tables.index.files.len() as u64,
+            reserve_bytes: archive.reserve_bytes()?,
+            epoch: tables.epoch,
+            nodes: nodes.map_or(1, |nodes| nodes.count() as u64),
+            code,
+            placement: if late.is_some() { "rad" } else { "round-robin" },
+            delay: late.map(|rad| rad.delay),
+            batch: late.map(|rad| rad.batch),
+            classes: classes(tables),
+            replicated_bytes: tables.replicated().0,
+            work: WorkLine::from(&tables.write_cost),
+            absent: absent.collect(),
+            volumes,
+            server,
+        })
+    }
+}
+
+impl From<&WriteCost> for WorkLine {
+    fn from(work: &WriteCost) -> WorkLine {
+        WorkLine {
             upload_written_bytes: work.upload_bytes,
             encode_written_bytes: work.encode_bytes,
             merge_written_bytes: work.merge_bytes,
@@ -183,15 +202,19 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
             encoded_chunk_bytes: work.encoded_chunk_bytes,
             reencoded_chunks: work.reencoded_chunks,
             reencoded_chunk_bytes: work.reencoded_chunk_bytes,
-        },
-        absent: absent.collect(),
-        volumes,
-        server: directory
-            .server()
-            .ok()
-            .flatten()
-            .and_then(|mut server| server.ask(&Request::Status).ok()),
-    };
+        }
+    }
+}
+
+/// Tells about an archive.
+pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<(), Failure> {
+    let archive = directory.open_to_read(memory)?;
+    let nodes = directory.nodes(false, false)?;
+    let tables = archive.tables();
+    let (late, work) = (archive.label().late, tables.write_cost);
+    let server =
+        directory.server().ok().flatten().and_then(|mut server| server.ask(&Request::Status).ok());
+    let stats = Stats::new(directory, &archive, &tables, nodes.as_deref(), server)?;
     if json {
         output::json(&stats)?;
         return Ok(());

@@ -34,7 +34,7 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
     };
     if as_json {
         let value = json!({
-            "volumes": status.volumes, "volume_bytes": status.volume_bytes, "puts": status.puts,
+            "engine": "cluster", "volumes": status.volumes, "volume_bytes": status.volume_bytes, "puts": status.puts,
             "put_bytes": status.put_bytes,
             "objects": status.objects, "entries": status.entries,
             "logical_bytes": status.logical_bytes,

@@ -3,6 +3,8 @@
 mod archive;
 mod cluster;
 
+pub(in crate::verbs) use self::archive::Stats;
+
 use std::path::{Path, PathBuf};
 
 use clap::Args;

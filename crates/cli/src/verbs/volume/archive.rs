@@ -3,7 +3,7 @@
 //! A verb takes the commit lock, and is done in milliseconds, beside a server and beside puts.
 //! Where the archive is served its server does it, so that it knows at once.
 
-use onefold_archive::{Archive, Settings};
+use onefold_archive::{Archive, Settings, Tables};
 use onefold_core::{Error, Kind, Result};
 use serde::Serialize;
 
@@ -29,8 +29,7 @@ pub(in crate::verbs) struct Line {
 }
 
 /// The volumes of an archive by their names.
-pub(in crate::verbs) fn lines(archive: &Archive) -> Vec<Line> {
-    let tables = archive.tables();
+pub(in crate::verbs) fn lines(tables: &Tables) -> Vec<Line> {
     let line = |volume: &onefold_archive::Volume| Line {
         name: volume.name.clone(),
         bytes: volume.bytes,
@@ -63,7 +62,7 @@ pub(in crate::verbs) fn apply(archive: &Archive, request: &Request) -> Result<()
 }
 
 pub(super) fn list(directory: &ArchiveDir, answer: Answer) -> Result<(), Failure> {
-    let lines = lines(&*directory.open_to_read(onefold_archive::READER_BYTES)?);
+    let lines = lines(&directory.open_to_read(onefold_archive::READER_BYTES)?.tables());
     if answer.json {
         output::json(&lines)?;
     } else if lines.is_empty() {

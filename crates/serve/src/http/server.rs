@@ -1,0 +1,331 @@
+//! Clients: each has a thread, one request and a few seconds.
+//!
+//! *Invariants.* No client keeps others out: when all connections are taken, the oldest of those
+//! that have not sent their request, or have their answer already, gives way. A page that panics
+//! ends its connection alone.
+
+use std::{
+    net::SocketAddr,
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use onefold_core::{Error, Kind, Result};
+use parking_lot::Mutex;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown},
+};
+
+use super::{
+    Audience, Site,
+    answer::Answer,
+    head::{HEAD_BYTES, Head, Refusal},
+};
+use crate::{
+    listener::{Listener, Reach},
+    nbd::Peer,
+};
+
+/// Connections at once.
+pub const CONNECTIONS: usize = 16;
+/// Time for a client to send its request and to receive the answer.
+const REQUEST: Duration = Duration::from_secs(5);
+/// Bytes behind a request that are thrown away. Otherwise the system would throw away the answer
+/// when it closes the connection.
+const BEHIND_BYTES: usize = 64 << 10;
+/// Pause after the system refused a new connection: the reason will not go away at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A server of pages. Add where it listens, then [`start`](Server::start). Dropping it ends it.
+pub struct Server {
+    hall: Arc<Hall>,
+    doors: Vec<Door>,
+    acceptor: Option<Acceptor>,
+}
+
+struct Acceptor {
+    thread: JoinHandle<()>,
+    /// Closing it wakes the thread and ends it.
+    alive: UnixStream,
+}
+
+/// A socket, and its clients.
+struct Door {
+    listener: Listener,
+    audience: Audience,
+    /// Only the user of the server and root may come in, whoever connects.
+    own: bool,
+    /// Addresses of this machine alone: pages of other sites come in through its browsers only.
+    local: bool,
+}
+
+/// The state that all threads share.
+struct Hall {
+    site: Arc<dyn Site>,
+    /// Held while a page is made.
+    making: Mutex<()>,
+    guests: Mutex<Vec<Guest>>,
+}
+
+/// A connection, in order of arrival.
+struct Guest {
+    socket: Arc<OwnedFd>,
+    /// The request has arrived, and the answer is not sent yet.
+    at_work: Arc<AtomicBool>,
+    /// It gave way, and its thread is about to end.
+    cut: bool,
+    thread: JoinHandle<()>,
+}
+
+impl Server {
+    /// A server that listens nowhere yet.
+    #[must_use]
+    pub fn new(site: Arc<dyn Site>) -> Server {
+        let hall = Hall { site, making: Mutex::new(()), guests: Mutex::default() };
+        Server { hall: Arc::new(hall), doors: Vec::new(), acceptor: None }
+    }
+
+    /// Listens on a UNIX socket that those of `reach` can connect to. Unless that names a group or
+    /// gives its own more rights, only this user and root are answered.
+    ///
+    /// # Errors
+    /// `Denied` when every user could connect, and as
+    /// [`nbd::Server::add_unix_for`](crate::nbd::Server::add_unix_for).
+    pub fn add_unix(&mut self, path: &Path, reach: Reach) -> Result<()> {
+        if reach.mode & 0o007 != 0 {
+            return Err(Error::new(
+                Kind::Denied,
+                format!(
+                    "{} would show every user of this machine what the store holds: take a mode \
+                     like 0660, and a group",
+                    path.display()
+                ),
+            ));
+        }
+        let listener = Listener::unix(path, reach)?;
+        let own = reach.mode & 0o070 == 0;
+        self.doors.push(Door { listener, audience: Audience::Operator, own, local: true });
+        Ok(())
+    }
+
+    /// Listens on a TCP address, and returns it with the port that it got. There is no
+    /// authentication, so that each needs `insecure`.
+    ///
+    /// # Errors
+    /// `Denied` without `insecure`, and those of the system.
+    pub fn add_tcp(&mut self, addr: SocketAddr, insecure: bool) -> Result<SocketAddr> {
+        let (listener, addr) = Listener::tcp(addr, insecure)?;
+        let local = addr.ip().to_canonical().is_loopback();
+        self.doors.push(Door { listener, audience: Audience::Anybody, own: false, local });
+        Ok(addr)
+    }
+
+    /// Starts to accept clients; does nothing when it listens nowhere.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn start(&mut self) -> Result<()> {
+        if self.doors.is_empty() {
+            return Ok(());
+        }
+        let failed = |error| Error::from_io("can't start the server of pages", error);
+        let (alive, watched) = UnixStream::pair().map_err(failed)?;
+        let (hall, doors) = (self.hall.clone(), std::mem::take(&mut self.doors));
+        let accept = move || hall.accept_all(&doors, &watched);
+        let thread =
+            std::thread::Builder::new().name("http accept".into()).spawn(accept).map_err(failed)?;
+        self.acceptor = Some(Acceptor { thread, alive });
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    /// Cuts all connections, and waits until nobody looks at the site any more.
+    fn drop(&mut self) {
+        self.doors.clear();
+        if let Some(Acceptor { thread, alive }) = self.acceptor.take() {
+            drop(alive);
+            // A panic of a thread was printed; here it only matters that the thread has ended.
+            let _ = thread.join();
+        }
+        for guest in std::mem::take(&mut *self.hall.guests.lock()) {
+            hang_up(&guest.socket);
+            let _ = guest.thread.join();
+        }
+    }
+}
+
+impl Hall {
+    /// Accepts until the other end of `watched` is closed.
+    fn accept_all(self: &Arc<Hall>, doors: &[Door], watched: &UnixStream) {
+        loop {
+            let mut waited = vec![PollFd::new(watched, PollFlags::IN)];
+            waited.extend(
+                doors.iter().map(|door| PollFd::new(door.listener.socket(), PollFlags::IN)),
+            );
+            if poll(&mut waited, None).is_err() {
+                continue;
+            }
+            let ready: Vec<bool> = waited.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if ready[0] {
+                return;
+            }
+            for (door, _) in doors.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
+                match door.listener.accept() {
+                    Ok(Some(socket)) => self.welcome(door, socket),
+                    Ok(None) => {}
+                    Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+                }
+            }
+        }
+    }
+
+    /// Gives a client a thread, or closes its connection.
+    fn welcome(self: &Arc<Hall>, door: &Door, socket: OwnedFd) {
+        if door.own && !is_own(Peer::of(&socket)) {
+            return;
+        }
+        let mut guests = self.guests.lock();
+        for gone in guests.extract_if(.., |guest| guest.thread.is_finished()) {
+            let _ = gone.thread.join();
+        }
+        if guests.iter().filter(|guest| !guest.cut).count() >= CONNECTIONS {
+            let gives_way =
+                guests.iter_mut().find(|guest| !guest.cut && !guest.at_work.load(Relaxed));
+            // All of them receive their answers: the newcomer has to try again.
+            let Some(guest) = gives_way else { return };
+            guest.cut = true;
+            hang_up(&guest.socket);
+        }
+        let (socket, at_work) = (Arc::new(socket), Arc::new(AtomicBool::new(false)));
+        let visit = Visit {
+            hall: self.clone(),
+            socket: socket.clone(),
+            at_work: at_work.clone(),
+            audience: door.audience,
+            local: door.local,
+            end: Instant::now() + REQUEST,
+        };
+        // Without a thread the connection closes here.
+        if let Ok(thread) =
+            std::thread::Builder::new().name("http".into()).spawn(move || visit.attend())
+        {
+            guests.push(Guest { socket, at_work, cut: false, thread });
+        }
+    }
+}
+
+/// The user of the server, or root.
+fn is_own(peer: Peer) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    matches!(peer, Peer::User(user) if user == 0 || user == own)
+}
+
+fn hang_up(socket: &OwnedFd) {
+    // It fails when the connection is gone already.
+    let _ = shutdown(socket, Shutdown::Both);
+}
+
+/// One connection.
+struct Visit {
+    hall: Arc<Hall>,
+    socket: Arc<OwnedFd>,
+    at_work: Arc<AtomicBool>,
+    audience: Audience,
+    local: bool,
+    /// When it is over, however far it is.
+    end: Instant,
+}
+
+impl Visit {
+    fn attend(&self) {
+        let mut received = Vec::new();
+        let (answer, only_headers) = loop {
+            match Head::parse(&received) {
+                Ok(Some(head)) => {
+                    self.at_work.store(true, Relaxed);
+                    break (self.answer(&head), head.only_headers);
+                }
+                Ok(None) => {}
+                Err(refusal) => break (Answer::Refused(refusal), false),
+            }
+            if !self.receive(&mut received) {
+                if received.is_empty() {
+                    return;
+                }
+                break (Answer::Refused(Refusal::Malformed), false);
+            }
+        };
+        self.send(&answer.bytes(only_headers));
+        self.at_work.store(false, Relaxed);
+        if shutdown(&*self.socket, Shutdown::Write).is_ok() {
+            let mut thrown_away = 0;
+            while thrown_away < BEHIND_BYTES && {
+                received.clear();
+                self.receive(&mut received)
+            } {
+                thrown_away += received.len();
+            }
+        }
+        hang_up(&self.socket);
+    }
+
+    fn answer(&self, head: &Head<'_>) -> Answer {
+        if self.local && head.may_be_a_foreign_page() {
+            return Answer::Denied(
+                "This server is asked by a name that may be another site's: ask it by its address \
+                 or as localhost."
+                    .to_owned(),
+            );
+        }
+        let _making = self.hall.making.lock();
+        catch_unwind(AssertUnwindSafe(|| self.hall.site.answer(head.path, self.audience)))
+            .unwrap_or_else(|_| Answer::Failed("The server failed to make this page.".to_owned()))
+    }
+
+    /// Receives more bytes, up to a head at most; false when nothing comes any more.
+    fn receive(&self, received: &mut Vec<u8>) -> bool {
+        let mut buffer = [0; 2048];
+        let room = (HEAD_BYTES - received.len()).min(buffer.len());
+        loop {
+            match recv(&*self.socket, &mut buffer[..room], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return false,
+                Ok((_, bytes)) => {
+                    received.extend_from_slice(&buffer[..bytes]);
+                    return true;
+                }
+                Err(Errno::AGAIN) if self.wait(PollFlags::IN) => {}
+                Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn send(&self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            match send(&*self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(Errno::AGAIN) if self.wait(PollFlags::OUT) => {}
+                Err(Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Waits until the socket is ready; false when the time is over.
+    fn wait(&self, what: PollFlags) -> bool {
+        let left = self.end.saturating_duration_since(Instant::now());
+        let Ok(timeout) = Timespec::try_from(left) else { return false };
+        let mut waited = [PollFd::new(&*self.socket, what)];
+        !left.is_zero() && matches!(poll(&mut waited, Some(&timeout)), Ok(1..) | Err(Errno::INTR))
+    }
+}
