@@ -107,7 +107,7 @@ const STEPS: [Step; 27] = [
     Step { name: "papers", about: "the short form of the papers' experiments", run: paper::short },
     Step {
         name: "pages",
-        about: "their pages in a browser: every label readable, with legends and units",
+        about: "their pages and that of a served store in a browser: all readable, with legends and units",
         run: pages::run,
     },
     Step { name: "fuzz", about: "every fuzz target for a short time", run: fuzz::smoke },

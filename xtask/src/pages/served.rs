@@ -58,6 +58,7 @@ struct Case {
 
 /// Opens all of them.
 pub(super) fn run(tally: &mut Tally) -> Result<()> {
+    fs::create_dir_all(directory())?;
     let onefold = Onefold::build(Build::Test)?;
     let scratch = Scratch::new("page")?;
     let desk = Desk { onefold: &onefold, scratch: &scratch };

@@ -3,6 +3,7 @@
 //!
 //! The keys of the JSON are stable: new ones may be added, and none changes its meaning.
 
+pub(crate) mod archive;
 pub(crate) mod figures;
 pub(crate) mod metrics;
 pub(crate) mod reference;

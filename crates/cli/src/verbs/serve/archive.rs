@@ -22,7 +22,7 @@ use onefold_backend::{process, signals::StopSignals, systemd::Service};
 use onefold_core::{Error, Exports, Kind, Result};
 use onefold_serve::nbd;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 
 use super::{
@@ -30,7 +30,7 @@ use super::{
     site::Reporter,
 };
 use crate::{
-    report::Nbd,
+    report::archive::ArchiveServer,
     verbs::{put, status::Stats, volume},
 };
 use onefold::parts::{
@@ -188,33 +188,6 @@ fn socket(directory: &Path) -> std::path::PathBuf {
     let mut name = directory.as_os_str().to_owned();
     name.push(".sock");
     name.into()
-}
-
-/// The report of an archive's server.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::verbs) struct ArchiveServer {
-    pub(in crate::verbs) pid: u32,
-    pub(in crate::verbs) version: String,
-    pub(in crate::verbs) uptime_seconds: u64,
-    pub(in crate::verbs) listeners: Vec<String>,
-    /// Bytes written to volumes and not durable yet.
-    pub(in crate::verbs) dirty_bytes: u64,
-    /// How often what was written became durable.
-    pub(in crate::verbs) drains: u64,
-    /// Chunks of volumes looked up, and those that were there already.
-    pub(in crate::verbs) chunks: u64,
-    pub(in crate::verbs) duplicate_chunks: u64,
-    pub(in crate::verbs) index_page_reads: u64,
-    pub(in crate::verbs) metadata_reads: u64,
-    /// Bytes of new chunks, and bytes of containers written for volumes.
-    pub(in crate::verbs) new_bytes: u64,
-    pub(in crate::verbs) added_bytes: u64,
-    /// Why nothing is written any more.
-    pub(in crate::verbs) stopped: Option<String>,
-    /// The NBD server; nothing from a server of an older version.
-    #[serde(default)]
-    pub(in crate::verbs) nbd: Option<Nbd>,
-    pub(in crate::verbs) cpu_seconds: f64,
 }
 
 /// A served archive, as commands see it.

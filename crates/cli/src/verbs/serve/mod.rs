@@ -35,7 +35,6 @@ use onefold_serve::{
 };
 use parking_lot::Mutex;
 
-pub(super) use self::archive::ArchiveServer;
 pub(crate) use self::options::Options;
 use self::{
     commands::Commands,

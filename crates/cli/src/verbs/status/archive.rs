@@ -5,9 +5,9 @@ use onefold_backend::room::room;
 use onefold_core::Result;
 use serde::Serialize;
 
-use crate::verbs::{
-    serve::ArchiveServer,
-    volume::archive::{self as archive_volume, Line},
+use crate::{
+    report::archive::ArchiveServer,
+    verbs::volume::archive::{self as archive_volume, Line},
 };
 use onefold::parts::{archive_dir::ArchiveDir, control::Request};
 use onefold_console::{

@@ -1,0 +1,32 @@
+//! What the server of an archive tells of itself, in the report of `status`.
+
+use serde::{Deserialize, Serialize};
+
+use super::Nbd;
+
+/// The report of an archive's server.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ArchiveServer {
+    pub(crate) pid: u32,
+    pub(crate) version: String,
+    pub(crate) uptime_seconds: u64,
+    pub(crate) listeners: Vec<String>,
+    /// Bytes written to volumes and not durable yet.
+    pub(crate) dirty_bytes: u64,
+    /// How often what was written became durable.
+    pub(crate) drains: u64,
+    /// Chunks of volumes looked up, and those that were there already.
+    pub(crate) chunks: u64,
+    pub(crate) duplicate_chunks: u64,
+    pub(crate) index_page_reads: u64,
+    pub(crate) metadata_reads: u64,
+    /// Bytes of new chunks, and bytes of containers written for volumes.
+    pub(crate) new_bytes: u64,
+    pub(crate) added_bytes: u64,
+    /// Why nothing is written any more.
+    pub(crate) stopped: Option<String>,
+    /// The NBD server; nothing from a server of an older version.
+    #[serde(default)]
+    pub(crate) nbd: Option<Nbd>,
+    pub(crate) cpu_seconds: f64,
+}
