@@ -11,6 +11,7 @@ use super::{
     snapshot::{write_block_indexes, write_snapshot},
 };
 use crate::{
+    erasure::Redundancy,
     format::{
         frame,
         label::{Label, look_for_label},
@@ -101,7 +102,7 @@ impl Archive {
                 .write_at(position.end, &bytes)
                 .and_then(|()| self.sync(&*position.log))
                 .and_then(|()| self.files.confirm());
-            match synced.and_then(|()| self.read_back(position, &bytes)) {
+            match synced.and_then(|()| read_back(&*self.files, position, &bytes)) {
                 Err(error)
                     if error.kind() == Kind::NoSpace
                         && may_use_reserve
@@ -119,15 +120,6 @@ impl Archive {
         position.end += bytes.len() as u64;
         position.tables = Arc::new(next);
         self.record_synced(sequence, position.snapshot)
-    }
-
-    /// Fails unless the log has these bytes at its end. A copy that lacks them is left out.
-    fn read_back(&self, position: &LogPosition, bytes: &[u8]) -> Result<()> {
-        let name = log_name(position.snapshot);
-        if !self.files.reads_back(&*position.log, &name, position.end, bytes)? {
-            return Err(locks_fail());
-        }
-        self.files.confirm()
     }
 
     /// Errors when somebody appended since the end was read, although we hold the lock.
@@ -325,4 +317,13 @@ impl Archive {
         }
         Ok(())
     }
+}
+
+/// Fails unless the log has these bytes at its end. A copy that lacks them is left out.
+fn read_back(files: &dyn Redundancy, position: &LogPosition, bytes: &[u8]) -> Result<()> {
+    let name = log_name(position.snapshot);
+    if !files.reads_back(&*position.log, &name, position.end, bytes)? {
+        return Err(locks_fail());
+    }
+    files.confirm()
 }
