@@ -291,6 +291,10 @@ impl Redundancy for Nodes {
         copies::reads_back(&self.shared, name, at, bytes)
     }
 
+    fn leave_damaged_copy(&self) -> bool {
+        self.shared.lose_primary()
+    }
+
     fn another_copy(&self) -> bool {
         let state = &mut *self.shared.state.lock();
         let (readable, from) = (state.readable(), state.read_from);

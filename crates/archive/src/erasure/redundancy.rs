@@ -55,6 +55,10 @@ pub(crate) trait Redundancy: Files {
     /// The copy that is read is damaged: reads from another one from now on; false when there is
     /// none.
     fn another_copy(&self) -> bool;
+
+    /// The copy that is read turned out to be damaged after it had been read whole: it is left out,
+    /// and another one read from now on; false when there is none.
+    fn leave_damaged_copy(&self) -> bool;
 }
 
 /// One directory, without redundancy.
@@ -119,6 +123,10 @@ impl Redundancy for OneDirectory {
     }
 
     fn another_copy(&self) -> bool {
+        false
+    }
+
+    fn leave_damaged_copy(&self) -> bool {
         false
     }
 }

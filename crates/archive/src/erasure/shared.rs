@@ -160,6 +160,17 @@ impl Shared {
         Ok(state.primary)
     }
 
+    /// The copy that is read is damaged: it is left out, unless it is the last one.
+    pub(super) fn lose_primary(&self) -> bool {
+        let mut state = self.state.lock();
+        let primary = 1 << state.primary;
+        let others = state.readable() & self.copies_mask() & !primary;
+        if others != 0 {
+            state.missed |= primary;
+        }
+        others != 0
+    }
+
     /// A node failed: it is left out.
     pub(crate) fn lose(&self, n: usize) {
         self.state.lock().missed |= 1 << n;

@@ -140,62 +140,15 @@ impl Archive {
         }
     }
 
-    /// Reads the log from where this process stopped to its end. The commit lock is held.
+    /// Reads the log from where this process stopped to its end. The commit lock is held. Where one
+    /// copy of several is damaged, another one is read.
     pub(super) fn replay_new_frames(&self, position: &mut LogPosition) -> Result<()> {
-        let (label, is_damaged) =
-            look_for_label(&*self.files, self.keeps(Rule::OneLabelPlaceEnough))?;
-        // First, so that the log has at least this even where locks do not hold.
-        let recorded = self.recorded_synced()?.0;
-        // A damaged place of the label may have named another log, where what is new is. A later
-        // label names a snapshot and a log that were made anew where the last label was lost with
-        // its own.
-        if label.snapshot != position.snapshot
-            || label.generation > position.generation
-            || is_damaged && recorded > position.tables.sequence
-        {
-            let stopped = position.stopped.take();
-            // Gives the old tables' memory back to the budget; loading draws it again.
-            position.drawn = Drawn::default();
-            *position = LogPosition::load_newest(
-                &self.files,
-                &self.identity,
-                &label,
-                &self.settings,
-                Some(&position.tables),
-                &self.budget,
-            )?;
-            position.stopped = stopped;
+        loop {
+            match replay_copy(self, position) {
+                Err(error) if error.kind() == Kind::Corrupt && self.files.leave_damaged_copy() => {}
+                replayed => return replayed,
+            }
         }
-        position.generation = position.generation.max(label.generation);
-        if self.budget.is_bounded() {
-            self.budget.occupied(occupied(&*self.files, position.snapshot));
-        }
-        let mut replayed = Replayed::of(&position.tables);
-        replay(
-            &*position.log,
-            position.end,
-            &self.identity,
-            &mut replayed,
-            &position.drawn,
-            &self.settings,
-            u64::MAX,
-        )?;
-        if recorded > replayed.tables.sequence && self.keeps(Rule::LogReachesRecorded) {
-            return Err(changes_lost(replayed.tables.sequence, recorded));
-        }
-        let Replayed { tables: Cow::Owned(tables), end, last } = replayed else { return Ok(()) };
-        let unsure = tables.sequence > recorded && self.keeps(Rule::FrameDurableBeforeShown);
-        if unsure && self.writes {
-            position.log.write_at(end - last.len() as u64, &last)?;
-            position.log.sync()?;
-            self.files.confirm()?;
-            self.make_label_durable(position)?;
-            self.record_synced(tables.sequence, position.snapshot)?;
-        } else if unsure && self.keeps(Rule::TailDurableBeforeRead) {
-            return self.replay_lasting_frames(position, tables, end, recorded);
-        }
-        (position.tables, position.end) = (Arc::new(tables), end);
-        Ok(())
     }
 
     /// Replays for a reader, which writes nothing: makes frames durable that no process recorded
@@ -326,4 +279,62 @@ fn read_back(files: &dyn Redundancy, position: &LogPosition, bytes: &[u8]) -> Re
         return Err(locks_fail());
     }
     files.confirm()
+}
+
+/// Reads new frames of the copy of the log that is read now.
+fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
+    let (label, is_damaged) =
+        look_for_label(&*archive.files, archive.keeps(Rule::OneLabelPlaceEnough))?;
+    // First, so that the log has at least this even where locks do not hold.
+    let recorded = archive.recorded_synced()?.0;
+    // A damaged place of the label may have named another log, where what is new is. A later
+    // label names a snapshot and a log that were made anew where the last label was lost with
+    // its own.
+    if label.snapshot != position.snapshot
+        || label.generation > position.generation
+        || is_damaged && recorded > position.tables.sequence
+    {
+        let stopped = position.stopped.take();
+        // Gives the old tables' memory back to the budget; loading draws it again.
+        position.drawn = Drawn::default();
+        *position = LogPosition::load_newest(
+            &archive.files,
+            &archive.identity,
+            &label,
+            &archive.settings,
+            Some(&position.tables),
+            &archive.budget,
+        )?;
+        position.stopped = stopped;
+    }
+    position.generation = position.generation.max(label.generation);
+    if archive.budget.is_bounded() {
+        archive.budget.occupied(occupied(&*archive.files, position.snapshot));
+    }
+    let mut replayed = Replayed::of(&position.tables);
+    replay(
+        &*position.log,
+        position.end,
+        &archive.identity,
+        &mut replayed,
+        &position.drawn,
+        &archive.settings,
+        u64::MAX,
+    )?;
+    if recorded > replayed.tables.sequence && archive.keeps(Rule::LogReachesRecorded) {
+        return Err(changes_lost(replayed.tables.sequence, recorded));
+    }
+    let Replayed { tables: Cow::Owned(tables), end, last } = replayed else { return Ok(()) };
+    let unsure = tables.sequence > recorded && archive.keeps(Rule::FrameDurableBeforeShown);
+    if unsure && archive.writes {
+        position.log.write_at(end - last.len() as u64, &last)?;
+        position.log.sync()?;
+        archive.files.confirm()?;
+        archive.make_label_durable(position)?;
+        archive.record_synced(tables.sequence, position.snapshot)?;
+    } else if unsure && archive.keeps(Rule::TailDurableBeforeRead) {
+        return archive.replay_lasting_frames(position, tables, end, recorded);
+    }
+    (position.tables, position.end) = (Arc::new(tables), end);
+    Ok(())
 }
