@@ -97,7 +97,11 @@ fn look(case: &Case, address: &str) -> Result<Vec<String>> {
     for (width, height) in WINDOWS {
         for (theme, number) in [("light", 1), ("dark", 0)] {
             let picture = directory().join(format!("served.{}.{width}.{theme}.png", case.name));
-            let more = [format!("--blink-settings=preferredColorScheme={number}")];
+            // What the policy kept from running or loading is said on standard error.
+            let more = [
+                format!("--blink-settings=preferredColorScheme={number}"),
+                "--enable-logging=stderr".to_owned(),
+            ];
             let url = format!("http://{address}/");
             let dom = browse(&url, (width, height), &picture, &more)?;
             problems.extend(wrong(case, &dom).into_iter().map(|what| format!("{width}: {what}")));
