@@ -66,9 +66,7 @@ pub(super) fn run(tally: &mut Tally) -> Result<()> {
         (Case { name: "used", says: &["Requests", "99 %", "vm1", "MiB"] }, &|| desk.used("block")),
         (Case { name: "empty", says: &["There are no volumes.", "No client"] }, &|| desk.empty()),
         (Case { name: "full", says: &["Free for new data", "vm1"] }, &|| desk.full()),
-        (Case { name: "stopped", says: &["Takes no more writes: ", "Idle work"] }, &|| {
-            desk.stopped()
-        }),
+        (Case { name: "stopped", says: &["Reading only: ", "Idle work"] }, &|| desk.stopped()),
         (Case { name: "hostile", says: &["&lt;img src=x onerror", "\u{fffd}"] }, &|| {
             desk.hostile()
         }),
