@@ -157,7 +157,7 @@ fn found_in(dom: &str) -> Result<(u64, Vec<String>)> {
     ))
 }
 
-/// Opens a page, takes a picture of it, and returns what it became, with all that the browser said.
+/// Opens a page, takes a picture of it, and returns what it became, and what else the browser says.
 fn browse(
     page: &str,
     (width, height): (u32, u32),
@@ -172,7 +172,6 @@ fn browse(
         "--disable-gpu",
         "--hide-scrollbars",
         "--virtual-time-budget=1000",
-        "--enable-logging=stderr",
         "--dump-dom",
     ]);
     command

@@ -66,9 +66,7 @@ pub(super) fn run(tally: &mut Tally) -> Result<()> {
         (Case { name: "used", says: &["Requests", "99 %", "vm1", "MiB"] }, &|| desk.used("block")),
         (Case { name: "empty", says: &["There are no volumes.", "No client"] }, &|| desk.empty()),
         (Case { name: "full", says: &["Free for new data", "vm1"] }, &|| desk.full()),
-        (Case { name: "stopped", says: &["Takes no more writes: ", "Idle work"] }, &|| {
-            desk.stopped()
-        }),
+        (Case { name: "stopped", says: &["Reading only: ", "Idle work"] }, &|| desk.stopped()),
         (Case { name: "hostile", says: &["&lt;img src=x onerror", "\u{fffd}"] }, &|| {
             desk.hostile()
         }),
@@ -97,7 +95,11 @@ fn look(case: &Case, address: &str) -> Result<Vec<String>> {
     for (width, height) in WINDOWS {
         for (theme, number) in [("light", 1), ("dark", 0)] {
             let picture = directory().join(format!("served.{}.{width}.{theme}.png", case.name));
-            let more = [format!("--blink-settings=preferredColorScheme={number}")];
+            // What the policy kept from running or loading is said on standard error.
+            let more = [
+                format!("--blink-settings=preferredColorScheme={number}"),
+                "--enable-logging=stderr".to_owned(),
+            ];
             let url = format!("http://{address}/");
             let dom = browse(&url, (width, height), &picture, &more)?;
             problems.extend(wrong(case, &dom).into_iter().map(|what| format!("{width}: {what}")));

@@ -1,6 +1,6 @@
 //! A server's answers to the verbs that reach it through the control socket.
 
-use std::{sync::Arc, time::Instant};
+use std::{fs::Metadata, os::unix::fs::MetadataExt, sync::Arc, time::Instant};
 
 use onefold_backend::process;
 use onefold_block::Store;
@@ -61,9 +61,12 @@ impl Commands {
         self.report_on(looked.as_ref().unwrap_or(&self.file))
     }
 
-    /// The same without a look at the file, which could wait for the disk.
+    /// The same without reading the file, which could wait for the disk.
     pub(super) fn report_at_once(&self) -> Result<Value> {
-        json(&self.report_on(&self.file)?)
+        let mut report = self.report_on(&self.file)?;
+        let found = std::fs::metadata(self.file.path()).ok().filter(Metadata::is_file);
+        report.space.host_bytes = found.map(|found| found.blocks() * 512);
+        json(&report)
     }
 
     fn report_on(&self, file: &StoreFile) -> Result<Report> {
