@@ -74,8 +74,8 @@ struct Guests {
     past: Statistics,
     /// Threads that have nothing more to do than to end.
     leaving: Vec<(Peer, JoinHandle<()>)>,
-    /// The volumes that clients have open, by the names by which they opened them: numbers, and
-    /// limits.
+    /// The volumes that clients have open, or had a moment ago, by the names by which they opened
+    /// them: numbers, and limits.
     volumes: HashMap<String, (u64, Arc<Limited>)>,
     next_volume: u64,
 }
@@ -388,7 +388,7 @@ impl Hall {
     /// connections, and none gives way.
     fn seat(&self, id: u64, volume: &str) -> Option<Seat> {
         let mut guests = self.guests.lock();
-        let (number, limited) = guests.open(volume);
+        let (number, limited) = guests.open(volume, self.since);
         if let Some(limits) = self.exports.limits(volume) {
             limited.set(limits);
         }
@@ -483,14 +483,17 @@ impl Guests {
         self.leaving.len() >= connections || of_peer > connections / 2
     }
 
-    /// The number and the limits of a volume while clients have it open.
-    fn open(&mut self, volume: &str) -> (u64, Arc<Limited>) {
+    /// The number and the limits of a volume while clients have it open, and until all that they
+    /// asked for is paid for. `since` is when times begin.
+    fn open(&mut self, volume: &str, since: Instant) -> (u64, Arc<Limited>) {
         if let Some((number, limited)) = self.volumes.get(volume) {
             return (*number, limited.clone());
         }
         let open: HashSet<u64> =
             self.present.values().filter_map(|guest| Some(guest.volume.as_ref()?.0)).collect();
-        self.volumes.retain(|_, (number, _)| open.contains(number));
+        // A client that goes and comes again still pays for what it asked for.
+        self.volumes
+            .retain(|_, (number, limited)| open.contains(number) || !limited.is_rested(since));
         self.next_volume += 1;
         let new = (self.next_volume, Arc::<Limited>::default());
         self.volumes.insert(volume.to_owned(), new.clone());
