@@ -2,11 +2,13 @@
 //!
 //! *Invariants.* No unfinished handshake takes a connection from a client: there is room for some
 //! beside, and when that is full an older one gives way. Neither a peer nor, within a peer, a
-//! volume keeps others out: when all connections are taken and it has more than half of them, that
-//! of it which was silent longest gives way. A session that panics ends alone.
+//! volume keeps others out, nor do several together: when all connections are taken, and one has
+//! more than half of them or more than the newcomer, that of it which was silent longest gives way.
+//! A session that panics ends alone.
 //! *Threads:* one that accepts, and those of the [sessions](super::session).
 
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -512,8 +514,8 @@ impl Guests {
     }
 
     /// The connection that gives way when all are taken and `peer` comes for `volume`: of another
-    /// peer that has more than `half` of all, or else of another volume that has more than half
-    /// of the peer's, the one that was silent longest.
+    /// peer that has too many, or else of another volume that has too many of the peer's, the one
+    /// that was silent longest.
     fn who_gives_way(&self, peer: Peer, volume: u64, half: usize) -> Option<u64> {
         let silent_longest = |of: &dyn Fn(Peer, u64) -> bool| {
             let guests = self.present.iter().filter(|(_, guest)| {
@@ -521,18 +523,16 @@ impl Guests {
             });
             guests.min_by_key(|(id, guest)| (guest.activity.heard(), **id)).map(|(id, _)| *id)
         };
-        if let Some(greedy) = self.greedy(peer, half) {
+        let seated = self.present.values().filter(|guest| guest.volume.is_some());
+        if let Some(greedy) = too_many(seated.map(|guest| guest.peer), peer, half) {
             return silent_longest(&|of, _| of == greedy);
         }
-        let mut volumes: HashMap<u64, usize> = HashMap::new();
         let own = self.present.values().filter(|guest| guest.peer == peer);
-        own.filter_map(|guest| guest.volume.as_ref())
-            .for_each(|(number, _)| *volumes.entry(*number).or_default() += 1);
-        let half = volumes.values().sum::<usize>() / 2;
-        let (greedy, _) = volumes
-            .iter()
-            .find(|(number, connections)| **number != volume && **connections > half)?;
-        silent_longest(&|of, number| of == peer && number == *greedy)
+        let volumes: Vec<u64> =
+            own.filter_map(|guest| guest.volume.as_ref()).map(|(number, _)| *number).collect();
+        let half = volumes.len() / 2;
+        let greedy = too_many(volumes.into_iter(), volume, half)?;
+        silent_longest(&|of, number| of == peer && number == greedy)
     }
 
     /// Another peer than `peer` that has more than `half` of the connections.
@@ -564,4 +564,19 @@ impl Guests {
             self.leaving.extend(guest.thread.map(|thread| (guest.peer, thread)));
         }
     }
+}
+
+/// Who has too many connections for `newcomer` to be kept out: of all others the one that has most,
+/// if these are more than `half`, or more than the newcomer has with the one that comes. So several
+/// can't keep another one out together, and those who have equally many cut off nobody.
+fn too_many<K: Copy + Eq + Hash>(
+    connections: impl Iterator<Item = K>,
+    newcomer: K,
+    half: usize,
+) -> Option<K> {
+    let mut counts: HashMap<K, usize> = HashMap::new();
+    connections.for_each(|of| *counts.entry(of).or_default() += 1);
+    let with_it = counts.remove(&newcomer).unwrap_or_default() + 1;
+    let (greedy, most) = counts.into_iter().max_by_key(|(_, connections)| *connections)?;
+    (most > half || most > with_it).then_some(greedy)
 }
