@@ -100,7 +100,8 @@ pub struct Limits {
     pub rest: Duration,
     /// Time for which a client that holds one of too many working places may stand still in the
     /// middle of a request while another peer or volume waits for a place. One that holds none
-    /// too many may for twice as long, or `rest` if that is longer.
+    /// too many may for twice as long, or `rest` if that is longer. One that sends byte by byte
+    /// may for twice that time.
     pub patience: Duration,
     /// Options in one handshake.
     pub options: u32,

@@ -443,7 +443,9 @@ impl Hall {
     /// Cuts a client off that keeps a working place for which `holder` has waited so long, and
     /// stands still in the middle of a request: one that holds one of too many, or has stood
     /// still for longer than any may rest. One of too many that sends a byte now and then is cut
-    /// off when the wait has been as long.
+    /// off when the wait has been as long, and one of not too many when it has kept the place twice
+    /// as long, and `holder` has waited for that time too: otherwise several could keep all places
+    /// together.
     fn make_way(&self, holder: Holder, waited: Duration) {
         let Limits { patience, rest, .. } = self.limits;
         if waited < patience {
@@ -457,9 +459,12 @@ impl Hall {
             let still = now.saturating_sub(Duration::from_millis(guest.activity.heard()));
             let too_many =
                 || self.shares.places.holds_too_many(of) && (still >= patience || waited >= long);
+            let kept = now.saturating_sub(Duration::from_millis(guest.activity.works_since()));
             of != holder
                 && guest.activity.is_kept_by_its_client()
-                && (waited >= long && still >= long || too_many())
+                && (waited >= long && still >= long
+                    || waited >= 2 * long && kept >= 2 * long
+                    || too_many())
         });
         if let Some(guest) = in_the_way.min_by_key(|guest| guest.activity.heard()) {
             guest.activity.cut();
