@@ -8,9 +8,10 @@ mod volumes;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use onefold_core::VolumeLimits;
@@ -285,5 +286,85 @@ fn rule_12_a_connection_that_is_cut_waits_for_nothing() {
         assert!(began.elapsed() < Duration::from_secs(20), "the session still has the volume");
         std::thread::sleep(Duration::from_millis(5));
     }
+    shared.end();
+}
+
+/// A server of `disk` and of two volumes, each of which takes all that one volume may have.
+fn shared_by_three(limits: Limits) -> Shared {
+    let volumes =
+        ["disk", "greedy", "other"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
+    Shared::of(MemoryExports::of(volumes), limits)
+}
+
+#[test]
+fn rule_12_two_volumes_with_half_of_the_connections_each_keep_no_third_out() {
+    let shared = shared_by_three(Limits { connections: 8, ..Limits::default() });
+    let idle: Vec<Raw> = (0..8)
+        .map(|n| Raw::go_to(&shared.socket, Mode::Simple, ["greedy", "other"][n % 2]))
+        .collect();
+    shared.neighbour_works();
+    drop(idle);
+    shared.end();
+}
+
+#[test]
+fn rule_12_two_volumes_that_send_requests_byte_by_byte_keep_no_third_from_working() {
+    let shared = shared_by_three(Limits {
+        places: 4,
+        patience: Duration::from_millis(200),
+        rest: Duration::from_millis(200),
+        ..Limits::default()
+    });
+    let mut slow: Vec<Raw> = (0..8)
+        .map(|n| Raw::go_to(&shared.socket, Mode::Simple, ["greedy", "other"][n % 2]))
+        .collect();
+    for raw in &mut slow {
+        raw.request(0, WRITE, 0, 1 << 20, &[1; 60_000]);
+    }
+    while shared.server.statistics().working < 4 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for raw in &slow {
+            let (mut sends, ended) = (raw.stream.try_clone().unwrap(), &ended);
+            scope.spawn(move || {
+                while !ended.load(SeqCst) && sends.write_all(&[1]).is_ok() {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            });
+        }
+        let works = std::panic::catch_unwind(AssertUnwindSafe(|| shared.neighbour_works()));
+        ended.store(true, SeqCst);
+        assert!(works.is_ok(), "the third one waits for a place for ever");
+    });
+    drop(slow);
+    shared.end();
+}
+
+#[test]
+fn rule_12_a_client_that_comes_again_has_not_paid_for_what_it_asked_before() {
+    let volumes = ["disk", "greedy"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
+    let limits = VolumeLimits { iops: 20, ..VolumeLimits::default() };
+    let shared = Shared::of(MemoryExports::limited(volumes, "greedy", limits), Limits::default());
+    let gone = || {
+        while shared.server.statistics().connections > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let began = Instant::now();
+    for _ in 0..20 {
+        let mut raw = greedy(&shared.socket, Mode::Simple);
+        (0..2).for_each(|_| assert_eq!(raw.write(0, 0, &[1; 4096]), 0));
+        drop(raw);
+        gone();
+        // Another volume is opened while nobody has this one.
+        drop(Raw::go(&shared.socket, Mode::Simple));
+        gone();
+    }
+    assert!(
+        began.elapsed() >= Duration::from_millis(1800),
+        "40 requests, of which 2 are allowed at once and 20 a second"
+    );
     shared.end();
 }

@@ -85,8 +85,8 @@ pub const EXTENTS: usize = 2048;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at once, unfinished handshakes apart. When all are taken and one peer has more
-    /// than half of them, its longest silent one gives way to another peer's, and within a
-    /// peer one volume's to another's; else the newcomer is refused.
+    /// than half of them, or more than the newcomer's, its longest silent one gives way to the
+    /// newcomer, and within a peer one volume's to another's; else the newcomer is refused.
     pub connections: usize,
     /// Connections that work at once; others wait in turn, with [`IDLE_BYTES`] each.
     pub places: usize,
@@ -100,7 +100,8 @@ pub struct Limits {
     pub rest: Duration,
     /// Time for which a client that holds one of too many working places may stand still in the
     /// middle of a request while another peer or volume waits for a place. One that holds none
-    /// too many may for twice as long, or `rest` if that is longer.
+    /// too many may for twice as long, or `rest` if that is longer. One that sends byte by byte
+    /// may for twice that time.
     pub patience: Duration,
     /// Options in one handshake.
     pub options: u32,

@@ -27,6 +27,11 @@ impl Pace {
         }
     }
 
+    /// True when all that was asked for is paid for, and the whole burst is allowed again.
+    pub(crate) fn is_rested(&self, now: Duration) -> bool {
+        self.requests_paid.max(self.bytes_paid) <= now.saturating_sub(BURST)
+    }
+
     /// Counts so many requests and bytes; returns how long they have to wait.
     pub(crate) fn take(&mut self, now: Duration, requests: u64, bytes: u64) -> Duration {
         let wait = pay(&mut self.requests_paid, now, requests, u64::from(self.limits.iops));

@@ -2,11 +2,13 @@
 //!
 //! *Invariants.* No unfinished handshake takes a connection from a client: there is room for some
 //! beside, and when that is full an older one gives way. Neither a peer nor, within a peer, a
-//! volume keeps others out: when all connections are taken and it has more than half of them, that
-//! of it which was silent longest gives way. A session that panics ends alone.
+//! volume keeps others out, nor do several together: when all connections are taken, and one has
+//! more than half of them or more than the newcomer, that of it which was silent longest gives way.
+//! A session that panics ends alone.
 //! *Threads:* one that accepts, and those of the [sessions](super::session).
 
 use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -74,8 +76,8 @@ struct Guests {
     past: Statistics,
     /// Threads that have nothing more to do than to end.
     leaving: Vec<(Peer, JoinHandle<()>)>,
-    /// The volumes that clients have open, by the names by which they opened them: numbers, and
-    /// limits.
+    /// The volumes that clients have open, or had a moment ago, by the names by which they opened
+    /// them: numbers, and limits.
     volumes: HashMap<String, (u64, Arc<Limited>)>,
     next_volume: u64,
 }
@@ -388,7 +390,7 @@ impl Hall {
     /// connections, and none gives way.
     fn seat(&self, id: u64, volume: &str) -> Option<Seat> {
         let mut guests = self.guests.lock();
-        let (number, limited) = guests.open(volume);
+        let (number, limited) = guests.open(volume, self.since);
         if let Some(limits) = self.exports.limits(volume) {
             limited.set(limits);
         }
@@ -441,7 +443,9 @@ impl Hall {
     /// Cuts a client off that keeps a working place for which `holder` has waited so long, and
     /// stands still in the middle of a request: one that holds one of too many, or has stood
     /// still for longer than any may rest. One of too many that sends a byte now and then is cut
-    /// off when the wait has been as long.
+    /// off when the wait has been as long, and one of not too many when it has kept the place twice
+    /// as long, and `holder` has waited for that time too: otherwise several could keep all places
+    /// together.
     fn make_way(&self, holder: Holder, waited: Duration) {
         let Limits { patience, rest, .. } = self.limits;
         if waited < patience {
@@ -455,9 +459,12 @@ impl Hall {
             let still = now.saturating_sub(Duration::from_millis(guest.activity.heard()));
             let too_many =
                 || self.shares.places.holds_too_many(of) && (still >= patience || waited >= long);
+            let kept = now.saturating_sub(Duration::from_millis(guest.activity.works_since()));
             of != holder
                 && guest.activity.is_kept_by_its_client()
-                && (waited >= long && still >= long || too_many())
+                && (waited >= long && still >= long
+                    || waited >= 2 * long && kept >= 2 * long
+                    || too_many())
         });
         if let Some(guest) = in_the_way.min_by_key(|guest| guest.activity.heard()) {
             guest.activity.cut();
@@ -483,14 +490,17 @@ impl Guests {
         self.leaving.len() >= connections || of_peer > connections / 2
     }
 
-    /// The number and the limits of a volume while clients have it open.
-    fn open(&mut self, volume: &str) -> (u64, Arc<Limited>) {
+    /// The number and the limits of a volume while clients have it open, and until all that they
+    /// asked for is paid for. `since` is when times begin.
+    fn open(&mut self, volume: &str, since: Instant) -> (u64, Arc<Limited>) {
         if let Some((number, limited)) = self.volumes.get(volume) {
             return (*number, limited.clone());
         }
         let open: HashSet<u64> =
             self.present.values().filter_map(|guest| Some(guest.volume.as_ref()?.0)).collect();
-        self.volumes.retain(|_, (number, _)| open.contains(number));
+        // A client that goes and comes again still pays for what it asked for.
+        self.volumes
+            .retain(|_, (number, limited)| open.contains(number) || !limited.is_rested(since));
         self.next_volume += 1;
         let new = (self.next_volume, Arc::<Limited>::default());
         self.volumes.insert(volume.to_owned(), new.clone());
@@ -509,8 +519,8 @@ impl Guests {
     }
 
     /// The connection that gives way when all are taken and `peer` comes for `volume`: of another
-    /// peer that has more than `half` of all, or else of another volume that has more than half
-    /// of the peer's, the one that was silent longest.
+    /// peer that has too many, or else of another volume that has too many of the peer's, the one
+    /// that was silent longest.
     fn who_gives_way(&self, peer: Peer, volume: u64, half: usize) -> Option<u64> {
         let silent_longest = |of: &dyn Fn(Peer, u64) -> bool| {
             let guests = self.present.iter().filter(|(_, guest)| {
@@ -518,18 +528,16 @@ impl Guests {
             });
             guests.min_by_key(|(id, guest)| (guest.activity.heard(), **id)).map(|(id, _)| *id)
         };
-        if let Some(greedy) = self.greedy(peer, half) {
+        let seated = self.present.values().filter(|guest| guest.volume.is_some());
+        if let Some(greedy) = too_many(seated.map(|guest| guest.peer), peer, half) {
             return silent_longest(&|of, _| of == greedy);
         }
-        let mut volumes: HashMap<u64, usize> = HashMap::new();
         let own = self.present.values().filter(|guest| guest.peer == peer);
-        own.filter_map(|guest| guest.volume.as_ref())
-            .for_each(|(number, _)| *volumes.entry(*number).or_default() += 1);
-        let half = volumes.values().sum::<usize>() / 2;
-        let (greedy, _) = volumes
-            .iter()
-            .find(|(number, connections)| **number != volume && **connections > half)?;
-        silent_longest(&|of, number| of == peer && number == *greedy)
+        let volumes: Vec<u64> =
+            own.filter_map(|guest| guest.volume.as_ref()).map(|(number, _)| *number).collect();
+        let half = volumes.len() / 2;
+        let greedy = too_many(volumes.into_iter(), volume, half)?;
+        silent_longest(&|of, number| of == peer && number == greedy)
     }
 
     /// Another peer than `peer` that has more than `half` of the connections.
@@ -561,4 +569,19 @@ impl Guests {
             self.leaving.extend(guest.thread.map(|thread| (guest.peer, thread)));
         }
     }
+}
+
+/// Who has too many connections for `newcomer` to be kept out: of all others the one that has most,
+/// if these are more than `half`, or more than the newcomer has with the one that comes. So several
+/// can't keep another one out together, and those who have equally many cut off nobody.
+fn too_many<K: Copy + Eq + Hash>(
+    connections: impl Iterator<Item = K>,
+    newcomer: K,
+    half: usize,
+) -> Option<K> {
+    let mut counts: HashMap<K, usize> = HashMap::new();
+    connections.for_each(|of| *counts.entry(of).or_default() += 1);
+    let with_it = counts.remove(&newcomer).unwrap_or_default() + 1;
+    let (greedy, most) = counts.into_iter().max_by_key(|(_, connections)| *connections)?;
+    (most > half || most > with_it).then_some(greedy)
 }

@@ -168,6 +168,12 @@ impl Limited {
         self.limited.store(!limits.is_none(), Relaxed);
     }
 
+    /// True when a client that comes now finds it as if nobody had come before. `since` is when
+    /// times begin.
+    pub(crate) fn is_rested(&self, since: Instant) -> bool {
+        self.pace.lock().is_rested(since.elapsed())
+    }
+
     fn is_limited(&self) -> bool {
         self.limited.load(Relaxed)
     }

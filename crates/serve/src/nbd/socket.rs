@@ -56,6 +56,8 @@ pub(crate) struct Activity {
     heard: AtomicU64,
     /// True while the connection has a working place.
     works: AtomicBool,
+    /// When it got that, in milliseconds since the server was made.
+    works_since: AtomicU64,
     /// How many of its threads wait for the client to send or to receive.
     waits: AtomicUsize,
     /// The server ended the connection.
@@ -69,6 +71,7 @@ impl Activity {
             since,
             heard,
             works: AtomicBool::new(false),
+            works_since: AtomicU64::new(0),
             waits: AtomicUsize::new(0),
             cut: AtomicBool::new(false),
         }
@@ -85,7 +88,13 @@ impl Activity {
 
     /// Says whether the connection has a working place.
     pub(crate) fn works(&self, works: bool) {
+        self.works_since.store(self.since.elapsed().as_millis() as u64, Relaxed);
         self.works.store(works, Relaxed);
+    }
+
+    /// When it got its working place, in milliseconds since the server was made.
+    pub(crate) fn works_since(&self) -> u64 {
+        self.works_since.load(Relaxed)
     }
 
     /// True when it has a working place.
