@@ -180,6 +180,11 @@ struct Listing {
 }
 
 impl Listing {
+    #[cfg(test)]
+    fn in_memory(&self) -> usize {
+        self.held.len()
+    }
+
     fn add(&mut self, entry: &Entry) {
         encode_entry(entry, &mut self.held);
         if self.held.len() < HELD_MAX || self.stays {
@@ -311,10 +316,9 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_listing_without_a_place_for_its_file_stays_in_memory() {
-        let entry = Entry {
-            path: vec![b'p'; 4000],
+    fn entry(path: Vec<u8>) -> Entry {
+        Entry {
+            path,
             what: What::Fifo,
             mode: 0o644,
             uid: 0,
@@ -322,7 +326,26 @@ mod tests {
             seconds: 0,
             nanoseconds: 0,
             attributes: Vec::new(),
-        };
+        }
+    }
+
+    /// A long name of a directory costs its owner its bytes once, and the listing once for each
+    /// name below.
+    #[test]
+    fn rule_07_long_paths_cost_no_memory_where_there_is_no_place_for_their_listing() {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut names = Listing { file: Some(full), ..Listing::default() };
+        for n in 0..6000 {
+            let path = [&[b'd'; PATH_MAX - 16][..], format!("/{n}").as_bytes()].concat();
+            names.add(&entry(path));
+        }
+        let held = names.in_memory();
+        assert!(held < 2 * HELD_MAX, "{held} bytes of memory for 36 KiB of names");
+    }
+
+    #[test]
+    fn a_listing_without_a_place_for_its_file_stays_in_memory() {
+        let entry = entry(vec![b'p'; 4000]);
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let mut names = Listing { file: Some(full), ..Listing::default() };
         let mut all = Vec::new();
