@@ -33,8 +33,14 @@ const PATH_MAX: usize = 16 << 10;
 /// Most stretches of data of a file: the largest entry that readers take has room for them.
 const STRETCHES_MAX: usize = 700_000;
 
-/// Bytes of a listing that are held in memory.
+/// Bytes of a listing that are held in memory as they are.
 const HELD_MAX: usize = 8 << 20;
+
+/// Bytes of a listing that are held in memory compressed, while there is a file for them.
+const PACKED_MAX: usize = 1 << 20;
+
+/// How hard a listing is compressed: paths repeat each other, and need no search.
+const LEVEL: i32 = 1;
 
 /// The source of a put.
 pub(super) enum Source {
@@ -166,33 +172,48 @@ fn read_data_range(feeder: &mut dyn Intake, file: &File, start: u64, stop: u64) 
     Ok(at - start)
 }
 
-/// A listing that grows: its beginning lies in a file without a name once it is long, so that a
-/// tree of any size takes little memory.
+/// A listing that grows. It is compressed piece by piece, as each name repeats the path above it;
+/// what is compressed lies in a file without a name, so that a tree of any size takes little
+/// memory.
 #[derive(Default)]
 struct Listing {
     file: Option<File>,
-    /// Bytes in it.
+    /// Compressed bytes in it.
     written: u64,
-    /// The end, behind what is in the file.
+    /// What is compressed and not in the file.
+    packed: Vec<u8>,
+    /// The end, behind all that is compressed.
     held: Vec<u8>,
-    /// No file could be made or written: all of it, or the rest, stays in memory.
+    /// No file could be made or written: the rest stays in memory, compressed.
     stays: bool,
 }
 
 impl Listing {
-    fn add(&mut self, entry: &Entry) {
+    #[cfg(test)]
+    fn in_memory(&self) -> usize {
+        self.packed.len() + self.held.len()
+    }
+
+    fn add(&mut self, entry: &Entry) -> Result<()> {
         encode_entry(entry, &mut self.held);
-        if self.held.len() < HELD_MAX || self.stays {
-            return;
+        if self.held.len() < HELD_MAX {
+            return Ok(());
+        }
+        let packed = zstd::bulk::compress(&self.held, LEVEL).map_err(unpackable)?;
+        self.packed.extend_from_slice(&packed);
+        self.held.clear();
+        if self.packed.len() < PACKED_MAX || self.stays {
+            return Ok(());
         }
         if let Err(error) = self.write() {
             // Hours of reading are not lost for want of a place for names.
             tracing::warn!("{error}; the rest of the listing is held in memory");
             self.stays = true;
         }
+        Ok(())
     }
 
-    /// Moves what is held to the file.
+    /// Moves what is compressed to the file.
     fn write(&mut self) -> Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
@@ -201,10 +222,10 @@ impl Listing {
             })?),
         };
         // A disk that gets full has taken a part of it.
-        file.write_all_at(&self.held, self.written)
+        file.write_all_at(&self.packed, self.written)
             .map_err(|e| Error::from_io("the listing of the tree can't be written to a file", e))?;
-        self.written += self.held.len() as u64;
-        self.held.clear();
+        self.written += self.packed.len() as u64;
+        self.packed.clear();
         Ok(())
     }
 
@@ -212,10 +233,23 @@ impl Listing {
     fn feed(&mut self, into: &mut dyn Intake) -> Result<()> {
         if let Some(mut file) = self.file.take() {
             file.rewind().map_err(|e| Error::from_io("the listing of the tree", e))?;
-            feed_all(into, (&file).take(self.written))?;
+            feed_packed(into, self.written, (&file).take(self.written))?;
         }
+        feed_packed(into, self.packed.len() as u64, &self.packed[..])?;
         feed_all(into, &self.held[..])
     }
+}
+
+fn unpackable(error: std::io::Error) -> Error {
+    Error::from_io("the listing of the tree can't be compressed", error)
+}
+
+/// Gives what so many compressed bytes stand for; none are no piece at all.
+fn feed_packed(into: &mut dyn Intake, bytes: u64, from: impl Read) -> Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    feed_all(into, zstd::stream::read::Decoder::new(from).map_err(unpackable)?)
 }
 
 /// Gives what can be read, up to its end.
@@ -265,8 +299,7 @@ impl Tree {
                 )?;
             }
         }
-        names.add(&found.entry);
-        Ok(())
+        names.add(&found.entry)
     }
 
     fn skip(&self, error: Error) -> Result<()> {
@@ -311,10 +344,9 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_listing_without_a_place_for_its_file_stays_in_memory() {
-        let entry = Entry {
-            path: vec![b'p'; 4000],
+    fn entry(path: Vec<u8>) -> Entry {
+        Entry {
+            path,
             what: What::Fifo,
             mode: 0o644,
             uid: 0,
@@ -322,15 +354,34 @@ mod tests {
             seconds: 0,
             nanoseconds: 0,
             attributes: Vec::new(),
-        };
+        }
+    }
+
+    /// A long name of a directory costs its owner its bytes once, and the listing once for each
+    /// name below.
+    #[test]
+    fn rule_07_long_paths_cost_no_memory_where_there_is_no_place_for_their_listing() {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut names = Listing { file: Some(full), ..Listing::default() };
+        for n in 0..6000 {
+            let path = [&[b'd'; PATH_MAX - 16][..], format!("/{n}").as_bytes()].concat();
+            names.add(&entry(path)).unwrap();
+        }
+        let held = names.in_memory();
+        assert!(held < 2 * HELD_MAX, "{held} bytes of memory for 36 KiB of names");
+    }
+
+    #[test]
+    fn a_listing_without_a_place_for_its_file_stays_in_memory() {
+        let entry = entry(vec![b'p'; 4000]);
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let mut names = Listing { file: Some(full), ..Listing::default() };
         let mut all = Vec::new();
         for _ in 0..3 * HELD_MAX / 4000 {
-            names.add(&entry);
+            names.add(&entry).unwrap();
             encode_entry(&entry, &mut all);
         }
-        assert!(names.stays && names.written == 0);
+        assert!(names.write().is_err() && names.written == 0);
         let mut taken = Taken(Vec::new());
         // Nothing is read from a file to which nothing was written.
         names.feed(&mut taken).unwrap();
