@@ -113,7 +113,7 @@ fn whoever_looks_waits_for_no_write_and_no_flush() {
         flushing.until_waiting();
         let (tell, heard) = mpsc::channel();
         let looked = store.clone();
-        scope.spawn(move || tell.send((looked.status(), looked.checkpoint_times())));
+        scope.spawn(move || drop(tell.send((looked.status(), looked.checkpoint_times()))));
         let seen = heard.recv_timeout(PATIENCE);
         disk.close(false);
         let (status, times) = seen.expect("a look waits for the disk");
