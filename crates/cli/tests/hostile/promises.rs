@@ -51,9 +51,16 @@ fn rule_00_promise_workers_collect_what_a_killed_server_left() {
         client.kill().unwrap();
         client.wait().unwrap();
     }
-    let serving = desk.serve("a --cold 0 --workers 2");
-    std::thread::sleep(Duration::from_secs(60));
-    assert!(serving.terminate().0.success());
+    // A minute of idling is enough where the machine has nothing else to do.
+    for _ in 0..5 {
+        let serving = desk.serve("a --cold 0 --workers 2");
+        std::thread::sleep(Duration::from_secs(60));
+        assert!(serving.terminate().0.success());
+        let looked: serde_json::Value = serde_json::from_str(&desk.ok("check a --json")).unwrap();
+        if (&looked["stale_references"], &looked["collected_chunks"]) == (&0.into(), &0.into()) {
+            break;
+        }
+    }
     let found = status(&desk);
     assert_eq!((&found["backlog"], &found["dirty_bytes"]), (&0.into(), &0.into()), "{found}");
     let scrubbed: serde_json::Value = serde_json::from_str(&desk.ok("repair a --json")).unwrap();
