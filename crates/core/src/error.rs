@@ -11,7 +11,7 @@ pub enum Kind {
     NotFound,
     /// Something of that name is there already.
     Exists,
-    /// No space is left; trimming or growing the store helps.
+    /// No space is left; trimming or removing data helps, and so does `gc` of an archive.
     NoSpace,
     /// In use by somebody else; trying later may help.
     Busy,

@@ -301,7 +301,7 @@
 //! }
 //! volume.flush()?;
 //! # assert_eq!(at, 4 << 20);
-//! # drop(volume);
+//! drop(volume);
 //! # store.close()?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -332,7 +332,7 @@
 //! let volume = store.volume("vm1")?;
 //! volume.write_at(1 << 20, &[7; 8192])?;
 //! assert_eq!(written(&volume)?, [(1 << 20, 8192)]);
-//! # drop(volume);
+//! drop(volume);
 //! # store.close()?;
 //! # Ok::<(), onefold::Error>(())
 //! ```
@@ -404,7 +404,7 @@
 //! # let mut found = [0; 1];
 //! # volume.read_at(3 * 4096, &mut found)?;
 //! # assert_eq!(found, [3]);
-//! # drop(volume);
+//! drop(volume);
 //! # store.close()?;
 //! # Ok::<(), onefold::Error>(())
 //! ```
@@ -454,7 +454,7 @@
 //! assert_eq!(full.kind(), ErrorKind::NoSpace);
 //! volume.trim(0, volume.size())?;
 //! volume.flush()?;
-//! # drop(volume);
+//! drop(volume);
 //! # store.close()?;
 //! # Ok::<(), onefold::Error>(())
 //! ```
@@ -464,7 +464,7 @@
 //! ```
 //! use std::io::{self, Read};
 //!
-//! /// Reads a volume from its begin to its end.
+//! /// Reads a volume from its beginning to its end.
 //! struct Whole(onefold::Volume, u64);
 //!
 //! impl Read for Whole {

@@ -33,8 +33,8 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Bytes of memory for tables and caches of a block store, 64 MiB at least; a cluster store
-    /// caches as much.
+    /// Bytes of memory, 32 MiB at least: for tables and caches of a block store, for the tables of
+    /// an archive, for the cache of a cluster store.
     pub memory: u64,
 }
 
@@ -303,11 +303,13 @@ impl Store {
         }
     }
 
-    /// Makes everything durable, ends the threads and gives the store up. Volumes that were opened
-    /// must not be used any more; servers must have been stopped.
+    /// Makes everything durable, ends the threads and gives the store up. Drop every volume and stop
+    /// every server first: a volume that is still held keeps the store claimed, so that opening it
+    /// again is `Busy`, and what is written through it is lost.
     ///
     /// # Errors
-    /// Why something could not be made durable.
+    /// `Busy`: a volume of a cluster store is still held; the store is given up all the same.
+    /// Otherwise why something could not be made durable.
     ///
     /// ```
     /// # let folder = tempfile::tempdir().unwrap();
