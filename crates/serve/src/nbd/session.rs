@@ -87,9 +87,9 @@ impl Shares {
     pub(crate) fn new(limits: &Limits, cores: usize) -> Shares {
         Shares {
             buffers: Buffers::new(limits),
-            places: Turns::new(limits.places, TURN_BYTES),
+            places: Turns::new(limits.places, REQUEST_COST as u32),
             statuses: Turns::new(cores / 2, TURN_MICROSECONDS),
-            writers: Turns::new(WRITERS, TURN_BYTES),
+            writers: Turns::new(WRITERS, REQUEST_COST as u32),
         }
     }
 }
@@ -157,7 +157,7 @@ pub(crate) struct Limited {
 impl Default for Limited {
     fn default() -> Limited {
         let (limited, pace) = (AtomicBool::new(false), Mutex::default());
-        Limited { limited, pace, turns: Turns::new(1, PACE_BYTES) }
+        Limited { limited, pace, turns: Turns::new(1, REQUEST_COST as u32) }
     }
 }
 

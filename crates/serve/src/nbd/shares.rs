@@ -74,7 +74,7 @@ fn turn<K, Q>(
 }
 
 impl<W> Shares<W> {
-    /// `places`, of which one costs `quantum` at first.
+    /// `places`, of which one costs `quantum` at first, and at least.
     pub(crate) fn new(places: usize, quantum: u32) -> Shares<W> {
         Shares {
             places: places.max(1),
@@ -190,7 +190,10 @@ impl<W> Shares<W> {
 
     /// A place is free again, after work that cost `cost`.
     pub(crate) fn give_back(&mut self, holder: Holder, cost: u64) {
-        let more = i64::try_from(cost).unwrap_or(COST_MAX).min(COST_MAX) - self.quantum;
+        // A turn costs a quantum at least: with a refund, a peer with several connections that ask
+        // for little would have all turns, since one that has a single connection saves nothing.
+        let cost = i64::try_from(cost).unwrap_or(COST_MAX).min(COST_MAX);
+        let more = cost.max(self.quantum) - self.quantum;
         self.held = self.held.saturating_sub(1);
         let Some(peer) = self.peers.iter_mut().find(|peer| peer.key == holder.peer) else { return };
         peer.held = peer.held.saturating_sub(1);
@@ -388,6 +391,16 @@ mod tests {
         let took = turns(&mut three, 400, |_| 100);
         assert!((190..=210).contains(&count(heavy, &took)), "{}", count(heavy, &took));
         assert!((95..=105).contains(&count(light, &took)), "{}", count(light, &took));
+    }
+
+    #[test]
+    fn rule_12_turns_that_cost_nothing_keep_nobody_waiting() {
+        let (many, one) = (holder(1, 1), holder(2, 1));
+        for cost in [0, 1, 50, 100] {
+            let mut two = shares(1, &[(many, 4), (one, 1)]);
+            let took = turns(&mut two, 1000, |of| if of == many { cost } else { 50 });
+            assert!((490..=510).contains(&count(one, &took)), "{cost}: {}", count(one, &took));
+        }
     }
 
     #[test]
