@@ -54,6 +54,13 @@ branches! {
     CatalogueFull = "limit: a new volume waits for room in the catalogue",
     CarriersFull = "limit: a change waits, since as many carriers wait for a checkpoint as may",
     ClosedWindowsFull = "limit: a change waits, since as many windows are on their way as may",
+    MomentAsked = "moment: asked for",
+    MomentWaits = "limit: a moment waits for others, or for room",
+    ActsPerformed = "checkpoint: acts performed",
+    PageShared = "checkpoint: a page that others need lends to its copy",
+    MapTakenApart = "checkpoint: a part of a deleted map is taken apart",
+    OrphanHandedOver = "checkpoint: a page that nothing counts for is handed over",
+    RangesCopied = "checkpoint: ranges that wait are copied for a snapshot",
     CutsFull = "limit: a recovery ends with a checkpoint, since the superblock remembers no more of them",
 }
 

@@ -4,6 +4,7 @@
 //! engine at work, with group commit and background checkpoints; [`StoreExports`] offers its
 //! volumes to servers.
 
+mod acts;
 #[doc(hidden)]
 pub mod bench_parts;
 pub mod check;
@@ -18,12 +19,12 @@ mod hash;
 mod idleness;
 mod index;
 mod kernel;
+mod moments;
 mod overlay;
 mod rules;
 pub mod schedule;
 mod scheme;
 mod settings;
-#[cfg_attr(not(test), allow(dead_code))]
 mod sharing;
 pub mod space;
 mod store;
@@ -31,9 +32,10 @@ mod table;
 mod table_build;
 mod window;
 
+pub use acts::Acts;
 pub use counters::Counts;
 pub use coverage::Mark;
-pub use engine::{CheckpointStep, Engine, Filled, Idleness};
+pub use engine::{Asked, CheckpointStep, Engine, Filled, Idleness, SnapshotOf, VolumeState};
 pub use format::catalogue::{NO_DEDUP_MAX, NoDedup};
 #[cfg(feature = "planted-bugs")]
 pub use rules::Rule;

@@ -121,12 +121,66 @@ pub enum Rule {
     /// A failed read fails alone, and a later read asks the disk again. Otherwise one error of the
     /// disk costs all later writes.
     FailedReadFailsAlone,
+    /// A page that others need becomes the lender of its copy. Otherwise what the copy repeats counts
+    /// for nothing, and becomes free while the copy names it.
+    StayingPageLends,
+    /// A page from which others borrow is neither freed nor written over. Otherwise nobody can tell
+    /// which entries of the borrowers count.
+    BorrowersKeepPage,
+    /// Pointers of a copied inner page count for their children by the same rule as entries of
+    /// leaves. Otherwise a page becomes free that a new version names.
+    InnerPagesCount,
+    /// What an entry names loses nothing by the end of that entry if the page's lender has it as
+    /// well. Otherwise a block becomes free that a snapshot names.
+    LentEntriesNotLowered,
+    /// The new version of a page that goes inherits its lender. Otherwise the lender waits for ever,
+    /// and the copy's entries count twice.
+    LenderInherited,
+    /// A page that nothing counts for waits for those that borrow from it. Otherwise its borrowers
+    /// are left without what they repeat.
+    OrphanWaitsForBorrowers,
+    /// The oldest borrower of a page that goes becomes the lender of the others. Otherwise each of
+    /// them would have to count all that it repeats.
+    HeirLends,
+    /// Windows after a moment are published into another overlay. Otherwise a snapshot holds what
+    /// was written after it.
+    MomentSealsOverlay,
+    /// An act is told when both superblocks have it. Otherwise a crash takes a snapshot that its
+    /// caller was promised.
+    ActsToldWhenDurable,
+    /// Ranges that wait to be applied are copied for a snapshot. Otherwise trimmed data comes back
+    /// in it.
+    RangesCopied,
+    /// A map that leaves does not enter pages that others need. Otherwise the blocks of a snapshot
+    /// become free with another one.
+    SharedPagesNotEntered,
+    /// A rollback comes after the changes of its moment. Otherwise writes from before it reach the
+    /// volume that was rolled back.
+    RollbackAfterChanges,
+    /// Blocks that records of a sealed overlay name are not released. Otherwise a checkpoint hands
+    /// out what the next one maps.
+    SealedRecordsPin,
+    /// What an act makes can be seen when it is told of. Otherwise a client sees a clone that a crash
+    /// takes away.
+    ActsSeenWhenTold,
+    /// Counts of pages are not in the table of references. Otherwise a client's write becomes a
+    /// duplicate of a page.
+    PagesCountApart,
+    /// The checkpoint of a moment commits the windows up to it, though later ones are durable.
+    /// Otherwise a crash loses these.
+    MomentCommitsNoMore,
+    /// Of the pages that nothing counts for the youngest is handed over first. Otherwise one that
+    /// borrows, and hangs below another one, is overlooked.
+    YoungestOrphanFirst,
+    /// A page that nothing counts for has an entry in table 8 though nobody borrows from it.
+    /// Otherwise it is held for ever.
+    OrphansHaveEntries,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 38] = [
+    pub const BUGS: [(&'static str, Rule); 56] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -165,5 +219,23 @@ impl Rule {
         ("read-unverified", Rule::ReadsVerified),
         ("flush-retried", Rule::FailedFlushStopsWrites),
         ("read-error-stays", Rule::FailedReadFailsAlone),
+        ("stay-is-no-lender", Rule::StayingPageLends),
+        ("borrowers-forgotten", Rule::BorrowersKeepPage),
+        ("inner-pages-uncounted", Rule::InnerPagesCount),
+        ("lent-entry-lowered", Rule::LentEntriesNotLowered),
+        ("lender-forgotten", Rule::LenderInherited),
+        ("orphan-dropped", Rule::OrphanWaitsForBorrowers),
+        ("heir-lends-not", Rule::HeirLends),
+        ("moment-unsealed", Rule::MomentSealsOverlay),
+        ("act-told-early", Rule::ActsToldWhenDurable),
+        ("ranges-not-copied", Rule::RangesCopied),
+        ("shared-page-entered", Rule::SharedPagesNotEntered),
+        ("rollback-first", Rule::RollbackAfterChanges),
+        ("sealed-not-pinned", Rule::SealedRecordsPin),
+        ("clone-seen-early", Rule::ActsSeenWhenTold),
+        ("pages-in-references", Rule::PagesCountApart),
+        ("moment-commits-all", Rule::MomentCommitsNoMore),
+        ("oldest-orphan-first", Rule::YoungestOrphanFirst),
+        ("orphan-without-entry", Rule::OrphansHaveEntries),
     ];
 }

@@ -168,7 +168,23 @@ pub struct Limits {
     pub closed_windows: usize,
     /// Ranges with which a window is closed.
     pub ranges: usize,
+    /// Most snapshots of a volume.
+    pub snapshots: u64,
+    /// Most moments that wait for their checkpoints.
+    pub moments: usize,
+    /// Most leaves, borrowers and pointers to pages that stay that a checkpoint works through for
+    /// maps that were deleted, besides one.
+    pub leaving: u64,
 }
+
+/// Most snapshots of a volume.
+const SNAPSHOTS_MAX: u64 = 4_096;
+
+/// Most moments that wait for their checkpoints.
+const MOMENTS_MAX: usize = 4;
+
+/// Most pieces of deleted maps that a checkpoint works through.
+const LEAVING_MAX: u64 = 4_096;
 
 impl Default for Limits {
     fn default() -> Limits {
@@ -181,6 +197,9 @@ impl Default for Limits {
             carriers: CARRIERS_MAX,
             closed_windows: CLOSED_WINDOWS_MAX,
             ranges: WINDOW_RANGES_MAX,
+            snapshots: SNAPSHOTS_MAX,
+            moments: MOMENTS_MAX,
+            leaving: LEAVING_MAX,
         }
     }
 }

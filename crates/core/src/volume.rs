@@ -49,6 +49,11 @@ pub trait Volume: Send + Sync {
     /// Size in bytes; a multiple of 4096. Changes when the volume is resized.
     fn size(&self) -> u64;
 
+    /// True for what can only be read, as a snapshot.
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
     /// Reads a batch of block ranges; device reads of the whole batch are issued together.
     fn read(&self, reads: &mut [BlockRead<'_>]);
 

@@ -16,6 +16,7 @@
 //!
 //! Threads: none; each function runs in its caller's.
 
+mod accounts;
 mod batch;
 mod compare;
 mod inspect;
@@ -29,6 +30,7 @@ mod repair;
 mod report;
 mod rot;
 mod scrub;
+mod sharing;
 mod tables;
 mod usage;
 mod volumes;

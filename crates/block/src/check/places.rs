@@ -122,6 +122,10 @@ fn judge_damaged(
             at,
             format!("it says that it has format version {version}, unlike the other one"),
         ),
+        Found::OtherFeatures(features) => report.problem(
+            at,
+            format!("it says that it has features {features:#x}, unlike the other one"),
+        ),
         Found::Foreign => report.problem(at, "it is no superblock, unlike the other one"),
         Found::Damaged | Found::Good(_) => report.problem(at, "it is damaged"),
     }

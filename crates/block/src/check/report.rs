@@ -198,5 +198,7 @@ pub(crate) fn table_name(table: Table) -> &'static str {
         Table::Catalogue => "catalogue",
         Table::Discards => "table of discards",
         Table::Index => "fingerprint index",
+        Table::Shares => "table of shared pages",
+        Table::Maps => "catalogue of maps",
     }
 }

@@ -223,7 +223,8 @@ fn name_bad(
         report.bad.iter().zip(0..).map(|(bad, n)| (bad.pba, n)).collect();
     let volumes: Vec<VolumeId> = kernel.tables().volumes.keys().copied().collect();
     for (n, &id) in volumes.iter().enumerate() {
-        let mut leaves = Leaves::new(Table::Map, id.0);
+        let family = kernel.tables().volumes.get(&id).map_or(id.0, |volume| volume.family());
+        let mut leaves = Leaves::new(Table::Map, family);
         loop {
             progress(Progress { what: Phase::Names, done: n as u64, total: volumes.len() as u64 });
             if cancel() {

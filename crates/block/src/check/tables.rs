@@ -13,9 +13,10 @@
 
 use std::ops::Range;
 
-use onefold_core::{Block, Disk, Lba, Pba, Result, ZoneId};
+use onefold_core::{Block, Disk, Error, Lba, Pba, Result, ZoneId};
 
 use super::{
+    accounts::Accounts,
     report::{Phase, Place, Progress, Report},
     usage::{BlockSet, Dark, FACT_BYTES, Named, Usage},
     walk::{Visit, Walker, leaves_below},
@@ -23,7 +24,7 @@ use super::{
 use crate::{
     format::{
         Identity,
-        catalogue::Volume,
+        catalogue::{MapKind, Volume},
         choices::LeafChanges,
         geometry::Geometry,
         page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry, body},
@@ -45,6 +46,8 @@ pub(crate) struct Checker<'a> {
     pub(crate) pages: BlockSet,
     pub(crate) volumes: Vec<Volume>,
     pub(crate) discards: Ranges,
+    /// The accounts of shared pages.
+    pub(super) accounts: Accounts,
     pub(crate) dark: Dark,
     /// True when maps can't be read completely: counts may then be higher than what is found.
     pub(crate) maps_dark: bool,
@@ -52,6 +55,8 @@ pub(crate) struct Checker<'a> {
     pub(crate) pages_dark: bool,
     /// True when volumes, or ranges that are to be applied, can't be known.
     pub(crate) catalogue_dark: bool,
+    /// True when the accounts of shared pages can't be read completely.
+    pub(crate) shares_dark: bool,
     /// True when the index on disk can't be read completely.
     pub(crate) index_dark: bool,
     /// Pages that can't be read, or are not what their parent says.
@@ -101,11 +106,7 @@ impl Visit for Pass<'_, '_, '_> {
                 (self.leaf)(self.checker, id, pointer, page);
             }
             Ok(_) => {}
-            Err(e) if self.first => {
-                self.checker.report.problem(Place::Page(id, pointer.address), e.to_string());
-                self.checker.damaged_pages.push((id, *pointer));
-                self.checker.darken(id);
-            }
+            Err(e) if self.first => self.checker.damaged(id, pointer, &e),
             Err(_) => {}
         }
     }
@@ -129,11 +130,13 @@ impl<'a> Checker<'a> {
             pages: BlockSet::new(geometry),
             volumes: Vec::new(),
             discards: Ranges::default(),
+            accounts: Accounts::default(),
             dark: Dark::default(),
             maps_dark: false,
             pages_dark: false,
             catalogue_dark: false,
             index_dark: false,
+            shares_dark: false,
             damaged_pages: Vec::new(),
             damaged_carriers: Vec::new(),
             stretches: Vec::new(),
@@ -155,6 +158,9 @@ impl<'a> Checker<'a> {
         }
         self.catalogue();
         self.pending();
+        if self.state.shares_pages() {
+            self.accounts = self.accounts();
+        }
         self.index();
         self.references();
         self.walk(Table::Fingerprints, 0, &self.state.fingerprints, None, &mut |_, _, _, _| {});
@@ -164,7 +170,7 @@ impl<'a> Checker<'a> {
         }
         self.report.pages = self.read;
         self.report.volumes =
-            self.volumes.iter().filter(|volume| !volume.name.is_empty()).count() as u64;
+            self.volumes.iter().filter(|volume| volume.is_named(MapKind::Volume)).count() as u64;
         self.report.pending_discards = self.discards.len() as u64;
     }
 
@@ -188,15 +194,22 @@ impl<'a> Checker<'a> {
         );
     }
 
+    /// A page can't be read, or is not what its parent says.
+    pub(super) fn damaged(&mut self, id: PageId, pointer: &Pointer, error: &Error) {
+        self.report.problem(Place::Page(id, pointer.address), error.to_string());
+        self.damaged_pages.push((id, *pointer));
+        self.darken(id);
+    }
+
     /// Judges a page by what its parent says of it. Returns whether it is worth reading.
-    fn admit(&mut self, id: PageId, pointer: &Pointer, parent: WindowNumber) -> bool {
+    pub(super) fn admit(&mut self, id: PageId, pointer: &Pointer, parent: WindowNumber) -> bool {
         let place = Place::Page(id, pointer.address);
         let reach = leaves_below(id).start.saturating_mul(id.table.per_leaf());
         let limit = match id.table {
             Table::Map => Lba::MAX.0 + 1,
-            Table::References | Table::Fingerprints => self.geometry.blocks(),
+            Table::References | Table::Fingerprints | Table::Shares => self.geometry.blocks(),
             Table::Zones => self.geometry.zones,
-            Table::Catalogue => u64::from(self.state.volumes),
+            Table::Catalogue | Table::Maps => u64::from(self.state.volumes),
             Table::Discards => u64::from(self.state.discards),
             Table::Index => 1 << self.state.index_bits,
         };
@@ -246,7 +259,7 @@ impl<'a> Checker<'a> {
         let entries = below.start.saturating_mul(per_leaf)..below.end.saturating_mul(per_leaf);
         match id.table {
             Table::Map => self.maps_dark = true,
-            Table::Catalogue => {
+            Table::Catalogue | Table::Maps => {
                 (self.maps_dark, self.pages_dark, self.catalogue_dark) = (true, true, true)
             }
             Table::References => Dark::add(&mut self.dark.references, entries),
@@ -254,11 +267,12 @@ impl<'a> Checker<'a> {
             Table::Zones => Dark::add(&mut self.dark.zones, entries),
             Table::Discards => self.catalogue_dark = true,
             Table::Index => self.index_dark = true,
+            Table::Shares => self.shares_dark = true,
         }
     }
 
     /// Notes a leaf that was read.
-    fn read(&mut self, id: PageId, pointer: &Pointer, page: &Block) {
+    pub(super) fn read(&mut self, id: PageId, pointer: &Pointer, page: &Block) {
         self.read += 1;
         if self.read.is_multiple_of(256) {
             let total = self.state.used_blocks.saturating_sub(self.state.live_blocks);
@@ -423,8 +437,8 @@ impl<'a> Checker<'a> {
             }
         });
         for n in 0..self.volumes.len() {
-            let (id, map) = (self.volumes[n].id, self.volumes[n].map);
-            self.walk(Table::Map, id.0, &map, everything(), &mut |checker, _, _, page| {
+            let (family, map) = (self.volumes[n].family(), self.volumes[n].map);
+            self.walk(Table::Map, family, &map, everything(), &mut |checker, _, _, page| {
                 for slot in 0..Table::Map.per_leaf() {
                     if let Some(MapEntry::Block { pba, .. }) = MapEntry::get(page, slot)
                         && checker.may_hold(pba)
@@ -487,7 +501,12 @@ impl<'a> Checker<'a> {
             checker.report.problem(Place::Block(pba), what);
         });
         let mut mapped = 0;
-        for n in 0..self.volumes.len() {
+        if self.state.shares_pages() {
+            let mut accounts = std::mem::take(&mut self.accounts);
+            mapped = self.shared_maps(&mut accounts, &mut usage, first);
+            self.accounts = accounts;
+        }
+        for n in (0..self.volumes.len()).filter(|_| !self.state.shares_pages()) {
             let volume = self.volumes[n].clone();
             let (id, map) = (volume.id, volume.map);
             self.walk(
@@ -496,7 +515,8 @@ impl<'a> Checker<'a> {
                 &map,
                 (!first).then_some(0..u64::MAX),
                 &mut |checker, page_id, pointer, page| {
-                    mapped += checker.map_leaf(&mut usage, &volume, first, page_id, pointer, page);
+                    mapped +=
+                        checker.map_leaf(&mut usage, &volume, first, page_id, pointer, page, None);
                 },
             );
         }
@@ -558,8 +578,10 @@ impl<'a> Checker<'a> {
         );
     }
 
-    /// The entries of a map leaf. Returns how many name blocks.
-    fn map_leaf(
+    /// The entries of a map leaf that count: all that name blocks, but those that the page's lender
+    /// has as well. Returns how many they are.
+    #[allow(clippy::too_many_arguments, reason = "a page, whose it is, and where it is counted")]
+    pub(super) fn map_leaf(
         &mut self,
         usage: &mut Usage,
         volume: &Volume,
@@ -567,6 +589,7 @@ impl<'a> Checker<'a> {
         id: PageId,
         pointer: &Pointer,
         page: &Block,
+        lender: Option<&Block>,
     ) -> u64 {
         let mut mapped = 0;
         for slot in 0..Table::Map.per_leaf() {
@@ -580,7 +603,7 @@ impl<'a> Checker<'a> {
                         .discards
                         .get(volume.id, lba.0)
                         .is_some_and(|span| span.window > pointer.birth);
-                    if first && lba.0 >= volume.blocks && !dropped {
+                    if first && lba.0 >= volume.blocks && !dropped && !volume.is_leaving() {
                         self.report.problem(
                             place.clone(),
                             "it is in the map, but beyond the end of the volume",
@@ -588,6 +611,9 @@ impl<'a> Checker<'a> {
                     }
                     self.report.lost_addresses += u64::from(first && entry == MapEntry::Lost);
                     let MapEntry::Block { pba, .. } = entry else { continue };
+                    if lender.is_some_and(|lender| MapEntry::get(lender, slot) == Some(entry)) {
+                        continue;
+                    }
                     mapped += 1;
                     if !self.may_hold(pba) {
                         if first {
@@ -598,8 +624,10 @@ impl<'a> Checker<'a> {
                         }
                         continue;
                     }
-                    // With tables in place counts may be too high after a crash.
-                    let exact = !self.in_place || self.state.clean && !self.state.inexact;
+                    // With tables in place counts may be too high after a crash; and a block that
+                    // maps share as copies of one another is no duplicate.
+                    let exact = (!self.in_place || self.state.clean && !self.state.inexact)
+                        && !self.state.shares_pages();
                     let alone = 1 + u32::from(self.in_place);
                     let shared =
                         exact && volume.no_dedup.holds(lba) && usage.known_references(pba) > alone;

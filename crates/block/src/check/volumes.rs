@@ -7,7 +7,7 @@ use onefold_core::VolumeId;
 use super::{report::Place, tables::Checker};
 use crate::{
     format::{
-        catalogue::{Discard, VOLUME_BLOCKS_MAX, Volume, check_name},
+        catalogue::{Discard, MapKind, VOLUME_BLOCKS_MAX, Volume, check_name},
         page::{Table, body},
     },
     window::ranges::Span,
@@ -16,6 +16,9 @@ use crate::{
 impl Checker<'_> {
     /// Reads the catalogue, whole, and judges the volumes.
     pub(crate) fn catalogue(&mut self) {
+        if self.state.shares_pages() {
+            return self.catalogue_of_maps();
+        }
         let expected = u64::from(self.state.volumes);
         let mut unread = false;
         self.walk(
@@ -51,8 +54,35 @@ impl Checker<'_> {
         }
     }
 
+    /// The same, of a store that shares pages.
+    fn catalogue_of_maps(&mut self) {
+        let places = u64::from(self.state.volumes);
+        let mut unread = false;
+        let root = self.state.catalogue;
+        self.walk(Table::Maps, 0, &root, None, &mut |checker, id, pointer, page| {
+            for slot in 0..Table::Maps.per_leaf() {
+                let place = id.index * Table::Maps.per_leaf() + slot;
+                match Volume::get_shared(page, slot) {
+                    Some(None) => {}
+                    Some(Some(volume)) if place < places => checker.volumes.push(volume),
+                    _ => {
+                        unread |= place < places;
+                        checker.report.problem(
+                            Place::Page(id, pointer.address),
+                            format!("its entry {slot} is no map"),
+                        );
+                    }
+                }
+            }
+        });
+        if unread {
+            (self.maps_dark, self.pages_dark, self.catalogue_dark) = (true, true, true);
+        }
+    }
+
     fn judge_volumes(&mut self) {
         let (mut ids, mut names) = (BTreeSet::new(), BTreeSet::new());
+        let mut snapshots = BTreeSet::new();
         let mut blocks = 0u128;
         for volume in &self.volumes {
             let place = Place::Volume(volume.id);
@@ -61,6 +91,29 @@ impl Checker<'_> {
             }
             if volume.id.0 >= self.state.next_volume || volume.id.0 == 0 {
                 self.report.problem(place.clone(), "its number was never given");
+            }
+            if volume.is_leaving() {
+                if self.discards.meeting(volume.id, 0, u64::MAX).next().is_some() {
+                    self.report.problem(place, "it was deleted, but has ranges that wait");
+                }
+                continue;
+            }
+            if volume.is_snapshot() {
+                let origin = |other: &&Volume| {
+                    other.id.0 == volume.sharing.parent && other.is_named(MapKind::Volume)
+                };
+                if !self.maps_dark && !self.volumes.iter().any(|other| origin(&other)) {
+                    let what = format!(
+                        "it is a snapshot of volume {}, which there is not",
+                        volume.sharing.parent
+                    );
+                    self.report.problem(place.clone(), what);
+                }
+                if !snapshots.insert((volume.sharing.parent, volume.name.clone())) {
+                    let what = format!("another snapshot has the name '{}' as well", volume.name);
+                    self.report.problem(place, what);
+                }
+                continue;
             }
             if volume.name.is_empty() {
                 // Deleted: it stays until its blocks are free.

@@ -3,7 +3,10 @@
 
 use onefold_core::{Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 
-use super::admission::{Purpose, wait};
+use super::{
+    acts::check_snapshot_name,
+    admission::{Purpose, wait},
+};
 use crate::{
     coverage::Mark,
     engine::{
@@ -18,10 +21,12 @@ use crate::{
 
 /// The volumes and their numbers.
 pub(crate) fn volumes(kernel: &Kernel) -> Vec<(VolumeId, VolumeState)> {
-    kernel.state.lock().volumes.iter().map(|(&id, volume)| (id, volume.clone())).collect()
+    let state = kernel.state.lock();
+    let volumes = state.volumes.iter().filter(|(_, volume)| volume.snapshot.is_none());
+    volumes.map(|(&id, volume)| (id, volume.clone())).collect()
 }
 
-/// The number of a volume.
+/// The number of a volume, or of a snapshot as in `vm1@monday`.
 pub(crate) fn find_volume(kernel: &Kernel, name: &str) -> Result<VolumeId> {
     kernel
         .state
@@ -80,7 +85,13 @@ pub(crate) fn create_volume_with(
         state.checkpoint_wanted = true;
         return Err(wait());
     }
-    let volume = VolumeState { name: name.to_owned(), blocks, no_dedup: no_dedup.clone(), limits };
+    let volume = VolumeState {
+        name: name.to_owned(),
+        blocks,
+        no_dedup: no_dedup.clone(),
+        limits,
+        snapshot: None,
+    };
     let id = state.volumes.create(volume);
     let ticket = record(
         kernel,
@@ -99,6 +110,7 @@ pub(crate) fn resize_volume(
     blocks: u64,
 ) -> Result<Ticket> {
     let mut state = kernel.state.lock();
+    state.volumes.check_writable(id)?;
     let before = state.volumes.get(id)?.blocks;
     state.volumes.check_size(blocks, Some(id))?;
     admit_known(
@@ -127,10 +139,21 @@ pub(crate) fn rename_volume(
     name: &str,
 ) -> Result<Ticket> {
     let mut state = kernel.state.lock();
-    if state.volumes.get(id)?.name == name {
+    let volume = state.volumes.get(id)?;
+    if volume.name == name {
         return Ok(Ticket(state.windows.newest().0));
     }
-    state.volumes.check_new_name(name)?;
+    match volume.snapshot {
+        Some(origin) => check_snapshot_name(name).and_then(|()| {
+            match state.volumes.snapshot_expected(origin.volume, name) {
+                true => {
+                    Err(Error::new(Kind::Exists, format!("there is a snapshot '{name}' already")))
+                }
+                false => Ok(()),
+            }
+        })?,
+        None => state.volumes.check_new_name(name)?,
+    }
     admit_known(kernel, scheme, &mut state, Purpose::Known)?;
     state.volumes.change(id, |volume| volume.name = name.to_owned());
     let ticket = record(kernel, &mut state, CatalogueChange::Rename { id, name: name.to_owned() });
@@ -166,6 +189,7 @@ fn change_settings(
     change: impl FnOnce(&mut VolumeState),
 ) -> Result<Ticket> {
     let mut state = kernel.state.lock();
+    state.volumes.check_writable(id)?;
     let mut volume = state.volumes.get(id)?.clone();
     admit_known(kernel, scheme, &mut state, Purpose::Known)?;
     change(&mut volume);
@@ -183,6 +207,17 @@ fn change_settings(
 pub(crate) fn delete_volume(kernel: &Kernel, scheme: &dyn Scheme, id: VolumeId) -> Result<Ticket> {
     let mut state = kernel.state.lock();
     let blocks = state.volumes.get(id)?.blocks;
+    let snapshots = state.volumes.snapshots_ahead(id);
+    if snapshots > 0 {
+        let many = if snapshots == 1 { "a snapshot" } else { "snapshots" };
+        let message =
+            format!("the volume has {many}: delete what `onefold snapshot list` shows of it first");
+        return Err(Error::new(Kind::InvalidInput, message));
+    }
+    if state.acts_ahead().any(|act| act.concerns(id)) {
+        state.checkpoint_wanted = true;
+        return Err(wait());
+    }
     admit_known(kernel, scheme, &mut state, Purpose::FreesSpace)?;
     admit_range(kernel, scheme, &mut state)?;
     state.volumes.remove(id);

@@ -2,7 +2,7 @@
 
 use onefold_core::{Error, Kind, Result};
 
-use super::checkpoint::{checkpoint_running, checkpoint_useful};
+use super::checkpoint::{checkpoint_needed, checkpoint_running};
 use crate::{
     engine::checkpoint::checkpoint_to_end,
     kernel::{Kernel, Reason},
@@ -15,7 +15,7 @@ use crate::{
 pub(crate) fn close(kernel: &Kernel, scheme: &dyn Scheme) -> Result<()> {
     // One checkpoint may be under way, one carries the windows published since, and the discards
     // take as many as they need.
-    while checkpoint_useful(kernel, scheme) || checkpoint_running(kernel) {
+    while checkpoint_needed(kernel, scheme) || checkpoint_running(kernel) {
         if !checkpoint_to_end(kernel, scheme, Reason::Changes)? {
             return Err(Error::new(Kind::Busy, "a reader is still at work"));
         }

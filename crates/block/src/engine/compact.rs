@@ -20,12 +20,13 @@ use crate::{
         read::read,
     },
     format::{
-        page::{MapEntry, ReferenceEntry, Table},
-        superblock::Root,
+        catalogue::{MapKind, Volume},
+        page::{FANOUT, MapEntry, ReferenceEntry, Table},
+        share::Share,
     },
     kernel::{Compactor, Kernel, Where},
     overlay::Tables,
-    scheme::{room::has_spare, verbs::Scheme},
+    scheme::{room::has_spare, shadow::share_of, verbs::Scheme},
 };
 
 /// A leaf is compacted when its blocks lie in more runs than one for each this many blocks.
@@ -55,13 +56,14 @@ pub(crate) fn compact_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool>
             (compactor.volume, compactor.leaf) = (id, 0);
         }
         // A page that can't be read is left to `check`.
-        let Ok(Some(leaf)) = kernel.pages.next_leaf(Table::Map, id.0, &volume.map, compactor.leaf)
-        else {
+        let next = kernel.pages.next_leaf(Table::Map, volume.family(), &volume.map, compactor.leaf);
+        let is_volume = volume.sharing.kind == MapKind::Volume;
+        let Some(leaf) = next.ok().flatten().filter(|_| is_volume) else {
             (compactor.volume, compactor.leaf) = (VolumeId(id.0 + 1), 0);
             continue;
         };
         compactor.leaf = leaf + 1;
-        let movable = scattered(kernel, scheme, &tables, id, &volume.map, leaf).unwrap_or_default();
+        let movable = scattered(kernel, scheme, &tables, volume, leaf).unwrap_or_default();
         if !movable.is_empty() {
             return move_together(kernel, scheme, &tables, id, &movable);
         }
@@ -87,12 +89,14 @@ fn scattered(
     kernel: &Kernel,
     scheme: &dyn Scheme,
     tables: &Tables,
-    id: VolumeId,
-    map: &Root,
+    volume: &Volume,
     leaf: u64,
 ) -> Result<Vec<Lba>> {
     let per_leaf = Table::Map.per_leaf();
-    let Some((_, page)) = kernel.pages.leaf(Table::Map, id.0, map, leaf)? else {
+    if tables.state.shares_pages() && !is_alone(kernel, tables, volume, leaf)? {
+        return Ok(Vec::new());
+    }
+    let Some((_, page)) = kernel.pages.leaf(Table::Map, volume.family(), &volume.map, leaf)? else {
         return Ok(Vec::new());
     };
     let mut runs: Vec<Vec<(Lba, Pba)>> = Vec::new();
@@ -127,6 +131,22 @@ fn scattered(
     Ok(if movable.len() * 2 > blocks.len() { movable } else { Vec::new() })
 }
 
+/// True when a leaf is its map's alone: blocks of one that others need would stay where they are, and
+/// be stored twice.
+fn is_alone(kernel: &Kernel, tables: &Tables, volume: &Volume, leaf: u64) -> Result<bool> {
+    for level in 0..volume.map.height {
+        let index = leaf / FANOUT.pow(u32::from(level));
+        let page =
+            kernel.pages.inner_pointer(Table::Map, volume.family(), &volume.map, level, index)?;
+        let Some(page) = page else { return Ok(false) };
+        let share = share_of(kernel, &tables.state.shares, page.address)?;
+        if share != Share::default() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Reads blocks and gathers them again, those whose mapping is still as in the tables. False when
 /// windows have to be written out before more is moved; what is left of these blocks waits
 /// for the next pass.
@@ -146,7 +166,9 @@ fn move_together(
     read(kernel, volume, &mut reads);
     let good: Vec<bool> = reads.into_iter().map(|read| read.result.is_ok()).collect();
     let mut state = kernel.state.lock();
-    if !Arc::ptr_eq(state.overlays.tables(), tables) || state.volumes.get(volume).is_err() {
+    if !Arc::ptr_eq(state.overlays.tables(), tables)
+        || state.volumes.check_writable(volume).is_err()
+    {
         return Ok(true);
     }
     // A window of its own, so that the blocks get one run.

@@ -189,7 +189,7 @@ fn write_blocks(
             }
         }
     }
-    state.volumes.get(volume)?;
+    state.volumes.check_writable(volume)?;
     if zero[..blocks.len()].contains(&true) {
         let room = ranges_left(kernel, scheme, &state);
         blocks = &blocks[..before_range(&zero[..blocks.len()], room)];
@@ -281,7 +281,7 @@ pub(crate) fn punch(
         }
         Admission::Full => return Err(full()),
     }
-    state.volumes.get(volume)?;
+    state.volumes.check_writable(volume)?;
     admit_range(kernel, scheme, &mut state)?;
     make_room(kernel, &mut state);
     state.punch(volume, start, end, keep);
@@ -337,7 +337,7 @@ fn edit(
         }
         block.0[at..at + bytes.len()].copy_from_slice(bytes);
         let mut state = kernel.state.lock();
-        state.volumes.get(volume)?;
+        state.volumes.check_writable(volume)?;
         let same = match (&seen, state.locate(volume, lba)) {
             (Where::Window(then), Where::Window(now)) => std::sync::Arc::ptr_eq(then, &now),
             (Where::Overlay(then), Where::Overlay(now)) => *then == now,

@@ -19,6 +19,7 @@
 //! A crash before 2 leaves records that are believed one by one if the block that they name hashes
 //! to their fingerprint; after 2 recovery finds all of them.
 
+pub(crate) mod acts;
 pub(crate) mod admission;
 #[cfg(feature = "planted-bugs")]
 mod broken;
@@ -41,6 +42,7 @@ pub(crate) mod zone_list_flush;
 
 use std::sync::Arc;
 
+pub use acts::Asked;
 pub use admission::Filled;
 pub use checkpoint::CheckpointStep;
 use onefold_core::{
@@ -55,7 +57,10 @@ use crate::{
     scheme::verbs::{Durability, Progress, Scheme},
     settings::{Format, Settings},
 };
-pub use crate::{idleness::Idleness, kernel::VolumeState};
+pub use crate::{
+    idleness::Idleness,
+    kernel::{SnapshotOf, VolumeState},
+};
 
 /// The block engine over a disk.
 pub struct Engine {

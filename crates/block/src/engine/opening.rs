@@ -20,7 +20,7 @@ use crate::{
         zone_list::Entry,
     },
     index::Index,
-    kernel::{Checkpointer, Kernel, Reason, State, Volumes, replace_damaged_superblock},
+    kernel::{Checkpointer, Kernel, Leftovers, Reason, State, Volumes, replace_damaged_superblock},
     overlay::{Overlays, Tables},
     rules::Rule,
     scheme::{
@@ -140,6 +140,7 @@ fn unrecovered(
     let volumes = Volumes::of(&tables.volumes, tables.state.next_volume);
     let list = ZoneList::new(fixed.geometry, Vec::new(), tables.state.next_generation, true);
     let allocator = Allocator::new(fixed.geometry, &tables.state, fixed.grow, list);
+    let leftovers = if tables.state.shares_pages() { Leftovers::Unknown } else { Leftovers::None };
     let state = State {
         windows: Windows::after(tables.state.last_window, tables.state.durable),
         epoch: tables.state.epoch,
@@ -153,6 +154,9 @@ fn unrecovered(
         flushes: Flushes::default(),
         checkpoint_awaited: false,
         ration: None,
+        moment: None,
+        moments: (0, 0),
+        leftovers,
     };
     Ok(Kernel {
         index: Mutex::new(Index::new(settings.index_memory, index_entries)),
@@ -179,8 +183,23 @@ fn unrecovered(
 pub(crate) fn load_tables(pages: &Pages, state: superblock::State) -> Result<Tables> {
     let damaged = |what: &str| Error::new(Kind::Corrupt, format!("the {what} is damaged"));
     let mut volumes = BTreeMap::new();
+    let mut places = BTreeMap::new();
+    let shared = state.shares_pages();
+    let per_leaf = Table::Maps.per_leaf();
+    for n in (0..state.volumes).filter(|_| shared) {
+        let Some((_, page)) =
+            pages.leaf(Table::Maps, 0, &state.catalogue, u64::from(n) / per_leaf)?
+        else {
+            continue;
+        };
+        let entry = Volume::get_shared(&page, u64::from(n) % per_leaf);
+        if let Some(volume) = entry.ok_or_else(|| damaged("catalogue"))? {
+            places.insert(volume.id, n);
+            volumes.insert(volume.id, volume);
+        }
+    }
     let per_leaf = Table::Catalogue.per_leaf();
-    for n in 0..u64::from(state.volumes) {
+    for n in (0..u64::from(state.volumes)).filter(|_| !shared) {
         let (_, page) = pages
             .leaf(Table::Catalogue, 0, &state.catalogue, n / per_leaf)?
             .ok_or_else(|| damaged("catalogue"))?;
@@ -197,5 +216,5 @@ pub(crate) fn load_tables(pages: &Pages, state: superblock::State) -> Result<Tab
             Discard::get(&page, n % per_leaf).ok_or_else(|| damaged("table of discards"))?;
         discards.insert(volume, start, Span { end, keep, window });
     }
-    Ok(Tables { state, volumes, discards })
+    Ok(Tables { state, volumes, discards, places })
 }

@@ -357,11 +357,11 @@ fn hole_at(kernel: &Kernel, volume: VolumeId, at: u64, end: u64) -> Result<u64> 
         let quiet = state.windows.is_empty() && state.overlays.is_empty();
         (state.overlays.tables().clone(), quiet && state.overlays.tables().discards.is_empty())
     };
-    let Some(root) = tables.volumes.get(&volume).map(|volume| volume.map).filter(|_| quiet) else {
+    let Some(map) = tables.volumes.get(&volume).filter(|_| quiet) else {
         return Ok(at);
     };
     let per_leaf = Table::Map.per_leaf();
-    let next = kernel.pages.next_leaf(Table::Map, volume.0, &root, at / per_leaf)?;
+    let next = kernel.pages.next_leaf(Table::Map, map.family(), &map.map, at / per_leaf)?;
     Ok(next.map_or(end, |leaf| (leaf * per_leaf).clamp(at, end)))
 }
 

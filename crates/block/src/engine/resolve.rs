@@ -44,10 +44,11 @@ pub(crate) fn map_entries(
     volume: VolumeId,
     lbas: &[Lba],
 ) -> Result<Vec<MapEntry>> {
-    let Some(root) = tables.volumes.get(&volume).map(|volume| volume.map) else {
+    let Some(map) = tables.volumes.get(&volume) else {
         return Ok(vec![MapEntry::Hole; lbas.len()]);
     };
-    let leaves = kernel.pages.holding(Table::Map, volume.0, &root, lbas.iter().map(|lba| lba.0))?;
+    let entries = lbas.iter().map(|lba| lba.0);
+    let leaves = kernel.pages.holding(Table::Map, map.family(), &map.map, entries)?;
     lbas.iter()
         .map(|&lba| {
             let leaf = leaves.get(lba.0).map(|((pointer, page), _)| (pointer, &**page));

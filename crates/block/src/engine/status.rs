@@ -5,7 +5,7 @@ use onefold_core::VolumeLimits;
 use crate::{
     counters::Counts,
     format::catalogue::NoDedup,
-    kernel::{Kernel, VolumeState},
+    kernel::{Kernel, Leftovers, VolumeState},
     scheme::room::reserve,
 };
 
@@ -70,6 +70,10 @@ pub struct Status {
     pub stopped: Option<String>,
     /// Volumes, by name.
     pub volumes: Vec<VolumeStatus>,
+    /// How many snapshots there are.
+    pub snapshots: u64,
+    /// True while checkpoints free what deleted volumes and snapshots leave behind.
+    pub leftovers: bool,
     /// The counters since the store was opened.
     pub counts: Counts,
 }
@@ -93,8 +97,13 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         no_dedup: volume.no_dedup.clone(),
         limits: volume.limits,
     };
-    let mut volumes: Vec<VolumeStatus> =
-        state.volumes.iter().map(|(_, volume)| status_of(volume)).collect();
+    let mut volumes: Vec<VolumeStatus> = state
+        .volumes
+        .iter()
+        .filter(|(_, volume)| volume.snapshot.is_none())
+        .map(|(_, volume)| status_of(volume))
+        .collect();
+    let snapshots = state.volumes.count() as u64 - volumes.len() as u64;
     volumes.sort_by(|a, b| a.name.cmp(&b.name));
     Status {
         id: kernel.identity.id,
@@ -125,6 +134,8 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         epoch: state.epoch,
         stopped: state.fail_stop.reason().map(ToString::to_string),
         volumes,
+        snapshots,
+        leftovers: state.leftovers != Leftovers::None,
         counts: kernel.counters.counts(),
     }
 }

@@ -9,7 +9,7 @@ use zerocopy::{
 };
 
 use super::{
-    page::{DISCARD_BYTES, Pointer, Root, VOLUME_BYTES, body, body_mut},
+    page::{DISCARD_BYTES, MAP_BYTES, Pointer, Root, VOLUME_BYTES, body, body_mut},
     record::WindowNumber,
 };
 
@@ -121,6 +121,42 @@ pub struct Volume {
     pub no_dedup: NoDedup,
     /// How fast clients may use it. Programs that do not know of this keep it zero.
     pub limits: VolumeLimits,
+    /// Its place among maps that share pages.
+    pub sharing: Sharing,
+}
+
+/// The kind of a map of the catalogue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum MapKind {
+    /// A volume.
+    #[default]
+    Volume,
+    /// A snapshot of a volume; never written.
+    Snapshot,
+    /// The map of what was deleted, taken apart in the background. It has no name.
+    Leaving,
+}
+
+/// How a map shares pages with others. Stores that share none have the default alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Sharing {
+    /// The number that its pages bear, if not its own: that of the volume where its family began.
+    pub family: u32,
+    /// Of a snapshot or a clone: the number of the map that it was made from.
+    pub parent: u32,
+    /// Addresses that have a block; `None` when nobody has counted them since the store began to
+    /// share pages.
+    pub mapped: Option<u64>,
+    /// When it was made, in milliseconds since 1970.
+    pub made_ms: u64,
+    /// Its moment: it holds exactly the windows up to this one of its origin.
+    pub moment: WindowNumber,
+    /// Tells it from any other snapshot, also of a store that went back to an older image.
+    pub guid: [u8; 16],
+    /// The kind.
+    pub kind: MapKind,
+    /// Of a leaving map: the number of its top page on its level.
+    pub cursor: u64,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
@@ -141,14 +177,147 @@ struct RawVolume {
 
 const _: () = assert!(size_of::<RawVolume>() == VOLUME_BYTES);
 
+/// What stands behind the first 488 bytes of [`RawVolume`] in a store that shares pages; its last
+/// 16 bytes, the limits, come last.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
+#[repr(C)]
+struct RawSharing {
+    family: U32,
+    parent: U32,
+    mapped: U64,
+    made_ms: U64,
+    moment: U64,
+    guid: [u8; 16],
+    kind: u8,
+    flags: u8,
+    zero: [u8; 6],
+    cursor: U64,
+    reserved: [u8; 8],
+}
+
+const _: () = assert!(size_of::<RawVolume>() + size_of::<RawSharing>() == MAP_BYTES);
+
+/// In [`RawSharing::mapped`]: nobody has counted.
+const UNCOUNTED: u64 = u64::MAX;
+
+impl Volume {
+    /// The map of what was deleted, in the family `family`, whose top page is number `cursor` of its
+    /// level.
+    #[must_use]
+    pub fn leaving(id: VolumeId, family: u32, cursor: u64, map: Root) -> Volume {
+        Volume {
+            id,
+            name: String::new(),
+            blocks: 0,
+            map,
+            no_dedup: NoDedup::default(),
+            limits: VolumeLimits::default(),
+            sharing: Sharing { family, kind: MapKind::Leaving, cursor, ..Sharing::default() },
+        }
+    }
+
+    /// The number that the pages of its map bear.
+    #[must_use]
+    pub fn family(&self) -> u32 {
+        if self.sharing.family == 0 { self.id.0 } else { self.sharing.family }
+    }
+
+    /// True for the map of what was deleted.
+    #[must_use]
+    pub fn is_leaving(&self) -> bool {
+        self.sharing.kind == MapKind::Leaving
+    }
+
+    /// True for a map of this kind that was not deleted.
+    #[must_use]
+    pub fn is_named(&self, kind: MapKind) -> bool {
+        self.sharing.kind == kind && !self.name.is_empty()
+    }
+
+    /// True for a snapshot.
+    #[must_use]
+    pub fn is_snapshot(&self) -> bool {
+        self.sharing.kind == MapKind::Snapshot
+    }
+
+    /// Writes the entry number `slot` of a leaf of table 10.
+    pub fn set_shared(&self, page: &mut Block, slot: u64) {
+        let raw = RawSharing {
+            family: U32::new(self.sharing.family),
+            parent: U32::new(self.sharing.parent),
+            mapped: U64::new(self.sharing.mapped.unwrap_or(UNCOUNTED)),
+            made_ms: U64::new(self.sharing.made_ms),
+            moment: U64::new(self.sharing.moment.0),
+            guid: self.sharing.guid,
+            kind: match self.sharing.kind {
+                MapKind::Volume => 0,
+                MapKind::Snapshot => 1,
+                MapKind::Leaving => 2,
+            },
+            flags: 0,
+            zero: [0; 6],
+            cursor: U64::new(self.sharing.cursor),
+            reserved: [0; 8],
+        };
+        let at = &mut body_mut(page)[slot as usize * MAP_BYTES..][..MAP_BYTES];
+        at[..VOLUME_BYTES].copy_from_slice(self.raw().as_bytes());
+        at[VOLUME_BYTES..].copy_from_slice(raw.as_bytes());
+    }
+
+    /// Makes place number `slot` of a leaf of table 10 free.
+    pub fn clear_shared(page: &mut Block, slot: u64) {
+        body_mut(page)[slot as usize * MAP_BYTES..][..MAP_BYTES].fill(0);
+    }
+
+    /// Reads the entry number `slot` of a leaf of table 10: `Some(None)` for a free place.
+    #[must_use]
+    pub fn get_shared(page: &super::page::Page, slot: u64) -> Option<Option<Volume>> {
+        let at = &body(page)[slot as usize * MAP_BYTES..][..MAP_BYTES];
+        if at.iter().all(|&byte| byte == 0) {
+            return Some(None);
+        }
+        let mut volume = Volume::from_raw(RawVolume::read_from_bytes(&at[..VOLUME_BYTES]).ok()?)?;
+        let raw = RawSharing::read_from_bytes(&at[VOLUME_BYTES..]).ok()?;
+        let kind = match raw.kind {
+            0 => MapKind::Volume,
+            1 => MapKind::Snapshot,
+            2 => MapKind::Leaving,
+            _ => return None,
+        };
+        let named = !volume.name.is_empty();
+        let sound = volume.id.0 != 0
+            && named == (kind != MapKind::Leaving)
+            && raw.moment.get() <= WindowNumber::MAX.0
+            && (raw.cursor.get() == 0 || kind == MapKind::Leaving)
+            && raw.cursor.get() <= VOLUME_BLOCKS_MAX;
+        let mapped = Some(raw.mapped.get()).filter(|&mapped| mapped != UNCOUNTED);
+        volume.sharing = Sharing {
+            family: raw.family.get(),
+            parent: raw.parent.get(),
+            mapped,
+            made_ms: raw.made_ms.get(),
+            moment: WindowNumber(raw.moment.get()),
+            guid: raw.guid,
+            kind,
+            cursor: raw.cursor.get(),
+        };
+        sound.then_some(Some(volume))
+    }
+}
+
 impl Volume {
     /// Writes the entry number `slot` of a leaf.
     pub fn set(&self, page: &mut Block, slot: u64) {
+        body_mut(page)[slot as usize * VOLUME_BYTES..][..VOLUME_BYTES]
+            .copy_from_slice(self.raw().as_bytes());
+    }
+
+    fn raw(&self) -> RawVolume {
         let mut name = [0; 256];
         name[..self.name.len()].copy_from_slice(self.name.as_bytes());
         let mut no_dedup = [0; 16 * NO_DEDUP_MAX];
         let no_dedup_ranges = self.no_dedup.encode(&mut no_dedup);
-        let raw = RawVolume {
+        RawVolume {
             id: U32::new(self.id.0),
             height: self.map.height,
             no_dedup_ranges,
@@ -160,17 +329,17 @@ impl Volume {
             limit_iops: U32::new(self.limits.iops),
             reserved: [0; 4],
             limit_bytes: U64::new(self.limits.bytes),
-        };
-        body_mut(page)[slot as usize * VOLUME_BYTES..][..VOLUME_BYTES]
-            .copy_from_slice(raw.as_bytes());
+        }
     }
 
     /// Reads the entry number `slot` of a leaf.
     #[must_use]
     pub fn get(page: &super::page::Page, slot: u64) -> Option<Volume> {
-        let raw =
-            RawVolume::read_from_bytes(&body(page)[slot as usize * VOLUME_BYTES..][..VOLUME_BYTES])
-                .ok()?;
+        let at = &body(page)[slot as usize * VOLUME_BYTES..][..VOLUME_BYTES];
+        Volume::from_raw(RawVolume::read_from_bytes(at).ok()?)
+    }
+
+    fn from_raw(raw: RawVolume) -> Option<Volume> {
         let name = std::str::from_utf8(raw.name.get(..usize::from(raw.name_bytes.get()))?)
             .ok()?
             .to_owned();
@@ -189,6 +358,7 @@ impl Volume {
             map,
             no_dedup,
             limits,
+            sharing: Sharing::default(),
         })
     }
 }
@@ -393,6 +563,7 @@ mod tests {
             },
             no_dedup: NoDedup::new((0..12).map(|n| n * 10..n * 10 + 9).collect()).unwrap(),
             limits: VolumeLimits { iops: u32::MAX, bytes: u64::MAX },
+            sharing: Sharing::default(),
         };
         let limits = VolumeLimits { iops: 500, bytes: 10 << 20 };
         volume.set(&mut page, 7);
@@ -454,6 +625,7 @@ mod tests {
                 map: Root::default(),
                 no_dedup: NoDedup::default(),
                 limits: VolumeLimits::default(),
+                sharing: Sharing::default(),
             };
             volume.set(&mut page, 0);
             assert_eq!(Volume::get(&page, 0).is_none(), !name.is_empty(), "{name:?}");

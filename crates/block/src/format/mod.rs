@@ -27,6 +27,10 @@ pub const VERSION: u32 = 1;
 /// would call damaged; all else is the same.
 pub const VERSION_KEYED: u32 = 2;
 
+/// Version of stores whose maps share pages, as snapshots and clones make them do. A store gets it
+/// with the first of them, and says in its superblock which features a reader must know.
+pub const VERSION_FEATURES: u32 = 3;
+
 /// The marks that make blocks of one store differ from blocks of any other: its id, and keys drawn
 /// from its secret.
 #[derive(Clone)]

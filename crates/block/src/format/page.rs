@@ -31,6 +31,12 @@ pub const HASH_BITS: u32 = 36;
 /// Bytes of the entry of a volume.
 pub const VOLUME_BYTES: usize = 504;
 
+/// Bytes of the entry of a map in the catalogue of a store that shares pages.
+pub const MAP_BYTES: usize = 576;
+
+/// Bytes of the account of a shared page.
+pub const SHARE_BYTES: usize = 32;
+
 /// Bytes of the entry of a pending discard.
 pub const DISCARD_BYTES: usize = 32;
 
@@ -52,11 +58,16 @@ pub enum Table {
     Discards = 6,
     /// The part of the fingerprint index that is on disk.
     Index = 7,
+    /// The accounts of map pages that several maps share.
+    Shares = 8,
+    /// The volumes, snapshots and leaving maps of a store that shares pages; 9 is left free for
+    /// fragments.
+    Maps = 10,
 }
 
 impl Table {
     /// All tables.
-    pub const ALL: [Table; 7] = [
+    pub const ALL: [Table; 9] = [
         Table::Map,
         Table::References,
         Table::Fingerprints,
@@ -64,6 +75,8 @@ impl Table {
         Table::Catalogue,
         Table::Discards,
         Table::Index,
+        Table::Shares,
+        Table::Maps,
     ];
 
     /// Entries of a leaf.
@@ -84,6 +97,8 @@ impl Table {
             Table::Discards => DISCARD_BYTES,
             // A page of a hash table: what lies in it is counted in it.
             Table::Index => BODY_BYTES,
+            Table::Shares => SHARE_BYTES,
+            Table::Maps => MAP_BYTES,
         }
     }
 }

@@ -3,7 +3,7 @@
 use onefold_core::Block;
 
 use super::{
-    page::{Page, Pointer, body, body_mut},
+    page::{Page, Pointer, SHARE_BYTES, body, body_mut},
     record::from_low_bytes,
 };
 
@@ -36,7 +36,7 @@ const THERE: u32 = 1 << 31;
 
 impl Share {
     /// Bytes of an entry.
-    pub const BYTES: usize = 32;
+    pub const BYTES: usize = SHARE_BYTES;
 
     /// True for a page that nothing counts for.
     #[must_use]

@@ -7,7 +7,10 @@ use zerocopy::{
     little_endian::{U16, U32, U64},
 };
 
-use super::{VERSION, VERSION_KEYED, geometry::Geometry, page::Pointer, record::WindowNumber};
+use super::{
+    VERSION, VERSION_FEATURES, VERSION_KEYED, geometry::Geometry, page::Pointer,
+    record::WindowNumber,
+};
 pub use super::{
     choices::{Layout, Leftover, SchemeName},
     page::Root,
@@ -51,13 +54,19 @@ impl Fixed {
         self.verify_bytes || self.algorithm.needs_bytes()
     }
 
-    /// The version of the format that the store has: programs that do not know what it needs refuse
-    /// it.
+    /// The version of the format that the store has without features: programs that do not know
+    /// what it needs refuse it.
     #[must_use]
-    pub fn version(&self) -> u32 {
+    fn version(&self) -> u32 {
         if self.algorithm == Algorithm::HmacSha256 { VERSION_KEYED } else { VERSION }
     }
 }
+
+/// Maps share pages: table 8 has their accounts, and table 10 is the catalogue.
+pub const SHARING: u64 = 1;
+
+/// The features that this program knows.
+const FEATURES: u64 = SHARING;
 
 /// After this window, records of `epoch` are void: a recovery decided so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -99,7 +108,7 @@ pub struct State {
     pub live_blocks: u64,
     /// Logical blocks mapped to physical ones.
     pub mapped_blocks: u64,
-    /// Entries of the catalogue table.
+    /// Entries of the catalogue table. Of a store that shares pages, its places, free ones too.
     pub volumes: u32,
     /// Entries of the table of pending discards.
     pub discards: u32,
@@ -125,8 +134,20 @@ pub struct State {
     /// With leaves in place: a crash may have left counts that are too high, which no recount has
     /// found yet.
     pub inexact: bool,
+    /// Features that a reader must know; 0 for a store of version 1 or 2.
+    pub features: u64,
+    /// Accounts of shared pages.
+    pub shares: Root,
     /// Cuts of earlier epochs whose carriers may still lie in listed zones.
     pub cuts: Vec<Cut>,
+}
+
+impl State {
+    /// True when maps share pages.
+    #[must_use]
+    pub fn shares_pages(&self) -> bool {
+        self.features & SHARING != 0
+    }
 }
 
 /// A superblock: the fixed part and the state.
@@ -214,6 +235,9 @@ struct Raw {
     scheme: U64,
     oldest_generation: U64,
     inexact: U64,
+    features: U64,
+    zone_list: U64,
+    shares: RawRoot,
 }
 
 const _: () = assert!(size_of::<Raw>() <= 4096);
@@ -225,6 +249,8 @@ pub enum Found {
     Good(Box<Superblock>),
     /// A superblock of another version of the format, whose checksum agrees.
     OtherVersion(u32),
+    /// A superblock whose checksum agrees, with features that this program does not know.
+    OtherFeatures(u64),
     /// A superblock whose checksum differs or whose fields are impossible.
     Damaged,
     /// Something else.
@@ -232,6 +258,12 @@ pub enum Found {
 }
 
 impl Superblock {
+    /// The version of the format that the store has.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        if self.state.features == 0 { self.fixed.version() } else { VERSION_FEATURES }
+    }
+
     /// Its block, for the place number `place`.
     #[must_use]
     pub fn encode(&self, place: u32) -> Box<Block> {
@@ -248,7 +280,7 @@ impl Superblock {
         }
         let mut raw = Raw {
             magic: MAGIC,
-            version: U32::new(fixed.version()),
+            version: U32::new(self.version()),
             place: U32::new(place),
             checksum: U64::new(0),
             id: fixed.id,
@@ -290,10 +322,13 @@ impl Superblock {
             scheme: U64::new(fixed.scheme as u64),
             oldest_generation: U64::new(state.oldest_generation),
             inexact: U64::new(u64::from(state.inexact)),
+            features: U64::new(state.features),
+            zone_list: U64::new(0),
+            shares: state.shares.into(),
         };
         let mut block = Block::zeroed();
         block.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
-        raw.checksum = U64::new(checksum::fast(u64::from(fixed.version()), &block.0));
+        raw.checksum = U64::new(checksum::fast(u64::from(self.version()), &block.0));
         block.0[..size_of::<Raw>()].copy_from_slice(raw.as_bytes());
         block
     }
@@ -312,14 +347,17 @@ impl Superblock {
         if checksum::fast(u64::from(version), &zeroed.0) != found.get() {
             return Found::Damaged;
         }
-        if !(VERSION..=VERSION_KEYED).contains(&version) {
+        if !(VERSION..=VERSION_FEATURES).contains(&version) {
             return Found::OtherVersion(version);
         }
         if raw.place.get() != place {
             return Found::Damaged;
         }
+        if version == VERSION_FEATURES && raw.features.get() & !FEATURES != 0 {
+            return Found::OtherFeatures(raw.features.get() & !FEATURES);
+        }
         match raw.superblock() {
-            Some(superblock) if superblock.fixed.version() == version => {
+            Some(superblock) if superblock.version() == version => {
                 Found::Good(Box::new(superblock))
             }
             _ => Found::Damaged,
@@ -343,7 +381,9 @@ impl Superblock {
         use std::mem::offset_of;
         let whole = self.encode(place);
         let same = |from: usize, to: usize| block.0[from..to] == whole.0[from..to];
-        same(0, offset_of!(Raw, checksum))
+        // The version rises when maps begin to share pages.
+        same(0, offset_of!(Raw, version))
+            && same(offset_of!(Raw, place), offset_of!(Raw, checksum))
             && same(offset_of!(Raw, id), offset_of!(Raw, clean))
             && same(size_of::<Raw>(), block.0.len())
     }
@@ -400,6 +440,9 @@ impl Raw {
                 next_generation: self.next_generation.get(),
                 oldest_generation: self.oldest_generation.get(),
                 inexact: self.inexact.get() != 0,
+                features: (self.features.get() & !FEATURES == 0 && self.zone_list.get() == 0)
+                    .then_some(self.features.get())?,
+                shares: self.shares.root()?,
                 live_blocks: self.live_blocks.get(),
                 mapped_blocks: self.mapped_blocks.get(),
                 volumes: (self.volumes.get() <= super::catalogue::VOLUMES_MAX)
@@ -437,7 +480,7 @@ impl Raw {
 /// One sentence that says why there is none: foreign, too new, or damaged.
 pub fn choose(first: Found, second: Found) -> Result<Superblock> {
     let mut best: Option<Superblock> = None;
-    let (mut damaged, mut other) = (false, None);
+    let (mut damaged, mut other, mut unknown) = (false, None, None);
     for found in [first, second] {
         match found {
             Found::Good(superblock)
@@ -449,15 +492,24 @@ pub fn choose(first: Found, second: Found) -> Result<Superblock> {
             }
             Found::Good(_) | Found::Foreign => {}
             Found::OtherVersion(version) => other = Some(version),
+            Found::OtherFeatures(features) => unknown = Some(features),
             Found::Damaged => damaged = true,
         }
+    }
+    if let Some(features) = unknown {
+        return Err(Error::new(
+            Kind::Unsupported,
+            format!(
+                "the store has features that this program does not know ({features:#x}); use a newer one"
+            ),
+        ));
     }
     match (best, other, damaged) {
         (Some(superblock), None, _) => Ok(superblock),
         (_, Some(version), _) => Err(Error::new(
             Kind::Unsupported,
             format!(
-                "the store has format version {version}; this program knows versions {VERSION} and {VERSION_KEYED}"
+                "the store has format version {version}; this program knows versions {VERSION} to {VERSION_FEATURES}"
             ),
         )),
         (None, None, true) => Err(Error::new(

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use onefold_core::{Pba, ZoneId};
 
-use crate::{format::zone_bitmap::ZoneBitmap, index::Filter, overlay::Tables};
+use crate::{
+    format::zone_bitmap::ZoneBitmap, index::Filter, moments::Moment, overlay::Tables,
+    sharing::Orphan,
+};
 
 /// How far a checkpoint has come.
 #[derive(Default)]
@@ -37,6 +40,8 @@ pub(crate) struct NextCheckpoint {
     pub(crate) checkpoint_awaited: bool,
     /// Superblocks that must name it durably before readers may use it.
     pub(crate) superblocks: u8,
+    /// The acts that it performed.
+    pub(crate) moment: Option<Moment>,
 }
 
 /// The state of checkpoints.
@@ -45,6 +50,8 @@ pub(crate) struct Checkpointer {
     pub(crate) phase: Phase,
     /// Blocks that the last checkpoint found free, but newer records name.
     pub(crate) deferred: Vec<Pba>,
+    /// Pages of maps that nothing counts for, once they are known.
+    pub(crate) orphans: Option<Vec<Orphan>>,
 }
 
 /// Blocks that a checkpoint reclaims.
@@ -58,7 +65,7 @@ pub(crate) struct Reclaimed {
 impl Checkpointer {
     /// With blocks that recovery found in use: the next checkpoint decides on them.
     pub(crate) fn new(deferred: Vec<Pba>) -> Checkpointer {
-        Checkpointer { phase: Phase::Idle, deferred }
+        Checkpointer { phase: Phase::Idle, deferred, orphans: None }
     }
 }
 

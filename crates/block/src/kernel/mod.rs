@@ -19,9 +19,9 @@ pub(crate) use compactor::Compactor;
 use onefold_core::{Clock, Disk, Error, Result, Ticket, ZoneId};
 use parking_lot::Mutex;
 pub(crate) use ration::Ration;
-pub(crate) use state::{State, Where};
+pub(crate) use state::{Leftovers, State, Where};
 pub(crate) use superblocks::{replace_damaged_superblock, write_next_epoch, write_superblock};
-pub use volumes::VolumeState;
+pub use volumes::{SnapshotOf, VolumeState};
 pub(crate) use volumes::{Volumes, apply_catalogue};
 
 use crate::{

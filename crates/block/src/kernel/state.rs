@@ -9,6 +9,7 @@ use crate::{
     fail_stop::FailStop,
     flushes::Flushes,
     format::{catalogue::CatalogueChange, page::MapEntry},
+    moments::{Act, Moment},
     overlay::{Overlays, created},
     space::{Allocator, Releases},
     window::{Found, Window, Windows},
@@ -32,6 +33,23 @@ pub(crate) struct State {
     pub(crate) checkpoint_awaited: bool,
     /// There when the volumes may be those of several tenants.
     pub(crate) ration: Option<Ration>,
+    /// The moment whose windows are not all published yet.
+    pub(crate) moment: Option<Moment>,
+    /// Moments that were asked for, and those whose acts are durable, since the store was opened.
+    pub(crate) moments: (u64, u64),
+    /// Whether checkpoints have maps to take apart, or pages to hand over.
+    pub(crate) leftovers: Leftovers,
+}
+
+/// Whether anything is left of maps that were deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leftovers {
+    /// Nothing.
+    None,
+    /// A checkpoint would free something.
+    Some,
+    /// Nobody has looked since the store was opened.
+    Unknown,
 }
 
 impl State {
@@ -49,7 +67,36 @@ impl State {
     /// far.
     pub(crate) fn volumes_ahead(&self) -> u64 {
         let gathered = self.windows.all().map(|window| created(&window.catalogue)).sum::<u64>();
-        self.overlays.tables().volumes.len() as u64 + self.overlays.created() + gathered
+        let acts = self.acts_ahead().count() as u64;
+        self.overlays.tables().volumes.len() as u64 + self.overlays.created() + gathered + acts
+    }
+
+    /// Moments whose acts no checkpoint has made durable.
+    pub(crate) fn moments_ahead(&self) -> impl Iterator<Item = &Moment> {
+        self.overlays.moments().chain(&self.moment)
+    }
+
+    /// Acts that no checkpoint has made durable.
+    pub(crate) fn acts_ahead(&self) -> impl Iterator<Item = &Act> {
+        self.moments_ahead().flat_map(|moment| &moment.acts)
+    }
+
+    /// True when maps share pages, or are about to.
+    pub(crate) fn shares_pages(&self) -> bool {
+        self.overlays.tables().state.shares_pages() || self.moments_ahead().next().is_some()
+    }
+
+    /// Seals the overlay of the moment that was asked for, once all its windows are published. The
+    /// caller does it after each window that it publishes.
+    pub(crate) fn seal_moment(&mut self, at_once: bool) {
+        if !at_once && self.windows.closed() > 0 {
+            return;
+        }
+        let all = self.windows.closed() == 0;
+        let durable = self.windows.durable();
+        if let Some(moment) = self.moment.take_if(|moment| all || moment.window <= durable) {
+            self.overlays.seal(&self.windows, moment);
+        }
     }
 
     /// Memory of the open window for a block.
@@ -75,6 +122,7 @@ impl State {
         !self.overlays.is_empty()
             || !self.windows.is_empty()
             || !self.overlays.tables().discards.is_empty()
+            || self.leftovers != Leftovers::None
             || self.releases.may_follow()
     }
 

@@ -50,6 +50,7 @@ pub(crate) fn write_next_epoch(kernel: &Kernel, tables: &Tables, cuts: Vec<Cut>)
         },
         volumes: tables.volumes.clone(),
         discards: tables.discards.clone(),
+        places: tables.places.clone(),
     };
     for before in [1, 0] {
         write_superblock(kernel, &risen, before)?;

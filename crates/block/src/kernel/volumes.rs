@@ -1,16 +1,17 @@
 //! The volumes as clients see them.
 //!
 //! *Invariants*, which only this file can break, since all fields of [`Volumes`] are private: no
-//! two volumes have one name, and no number is given twice.
+//! two volumes have one name, no two snapshots of a volume have one, and no number is given twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Error, Kind, Lba, Result, VolumeId, VolumeLimits};
 
 use crate::format::{
-    catalogue::{CatalogueChange, NoDedup, VOLUME_BLOCKS_MAX, Volume, check_name},
+    catalogue::{CatalogueChange, NoDedup, Sharing, VOLUME_BLOCKS_MAX, Volume, check_name},
     superblock::Root,
 };
+use crate::moments::Act;
 
 /// A volume as clients see it now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,19 +24,38 @@ pub struct VolumeState {
     pub no_dedup: NoDedup,
     /// How fast clients may use it; servers see to that.
     pub limits: VolumeLimits,
+    /// Of a snapshot: what it is a snapshot of, and since when. It can only be read.
+    pub snapshot: Option<SnapshotOf>,
+}
+
+/// The origin of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotOf {
+    /// The volume.
+    pub volume: VolumeId,
+    /// When it was made, in milliseconds since 1970.
+    pub made_ms: u64,
 }
 
 /// The volumes that clients see, and the number of the next one.
 pub(crate) struct Volumes {
     volumes: BTreeMap<VolumeId, VolumeState>,
     next: u32,
+    /// What acts that are not durable yet will make, and which volumes they roll back.
+    expected: BTreeMap<VolumeId, VolumeState>,
+    rolled_back: BTreeSet<VolumeId>,
 }
 
 impl Volumes {
     /// Those of a catalogue; the next one gets the number `next`, or a higher one.
     pub(crate) fn of(catalogue: &BTreeMap<VolumeId, Volume>, next: u32) -> Volumes {
         let next = catalogue.keys().map(|id| id.0 + 1).chain([next]).max().unwrap_or(1);
-        Volumes { volumes: visible(catalogue), next }
+        Volumes {
+            volumes: visible(catalogue),
+            next,
+            expected: BTreeMap::new(),
+            rolled_back: BTreeSet::new(),
+        }
     }
 
     /// The number of the next volume.
@@ -59,9 +79,90 @@ impl Volumes {
             .ok_or_else(|| Error::new(Kind::NotFound, "the volume does not exist any more"))
     }
 
-    /// The number of a volume.
+    /// The number of a volume, or of a snapshot as in `vm1@monday`. A volume's whole name wins: older
+    /// programs gave names with `@`.
     pub(crate) fn named(&self, name: &str) -> Option<VolumeId> {
-        self.volumes.iter().find(|(_, volume)| volume.name == name).map(|(&id, _)| id)
+        let volume = |name: &str| {
+            let all = self.volumes.iter().filter(|(_, volume)| volume.snapshot.is_none());
+            all.map(|(&id, volume)| (id, volume)).find(|(_, volume)| volume.name == name)
+        };
+        volume(name).map(|(id, _)| id).or_else(|| {
+            let (of, snapshot) = name.rsplit_once('@')?;
+            self.snapshot_named(volume(of)?.0, snapshot)
+        })
+    }
+
+    /// The number of a snapshot of a volume.
+    pub(crate) fn snapshot_named(&self, of: VolumeId, name: &str) -> Option<VolumeId> {
+        self.snapshots(of).find(|(_, snapshot)| snapshot.name == name).map(|(id, _)| id)
+    }
+
+    /// The snapshots of a volume.
+    pub(crate) fn snapshots(&self, of: VolumeId) -> impl Iterator<Item = (VolumeId, &VolumeState)> {
+        snapshots_of(&self.volumes, of)
+    }
+
+    /// True when a volume has a snapshot of this name, or will have.
+    pub(crate) fn snapshot_expected(&self, of: VolumeId, name: &str) -> bool {
+        self.snapshots(of).chain(snapshots_of(&self.expected, of)).any(|(_, one)| one.name == name)
+    }
+
+    /// How many snapshots of a volume there are, or will be.
+    pub(crate) fn snapshots_ahead(&self, of: VolumeId) -> usize {
+        self.snapshots(of).count() + snapshots_of(&self.expected, of).count()
+    }
+
+    /// The volume, if clients may change it now.
+    ///
+    /// # Errors
+    /// `NotFound`; `Denied` for a snapshot; `Busy` while it is rolled back.
+    pub(crate) fn check_writable(&self, id: VolumeId) -> Result<()> {
+        if self.get(id)?.snapshot.is_some() {
+            return Err(Error::new(Kind::Denied, "a snapshot can only be read"));
+        }
+        if self.rolled_back.contains(&id) {
+            return Err(Error::new(Kind::Busy, "the volume is being rolled back"));
+        }
+        Ok(())
+    }
+
+    /// Gives a number, which is used for what no client sees, or not yet.
+    pub(crate) fn give_number(&mut self) -> VolumeId {
+        let id = VolumeId(self.next);
+        self.next += 1;
+        id
+    }
+
+    /// An act will make this.
+    pub(crate) fn expect(&mut self, id: VolumeId, volume: VolumeState) {
+        self.expected.insert(id, volume);
+    }
+
+    /// A planted bug: clients see what is expected.
+    pub(crate) fn show_expected(&mut self) {
+        self.volumes.extend(self.expected.clone());
+    }
+
+    /// A volume is being rolled back.
+    pub(crate) fn roll_back(&mut self, id: VolumeId) {
+        self.rolled_back.insert(id);
+    }
+
+    /// An act is durable: `made` is what it made, as the catalogue has it.
+    pub(crate) fn performed(&mut self, act: &Act, catalogue: &BTreeMap<VolumeId, Volume>) {
+        if let Act::Rollback { volume, .. } = act {
+            self.rolled_back.remove(volume);
+            if let (Some(now), Some(volume)) = (self.volumes.get_mut(volume), catalogue.get(volume))
+            {
+                (now.blocks, now.no_dedup) = (volume.blocks, volume.no_dedup.clone());
+            }
+            return;
+        }
+        let expected = self.expected.remove(&act.id());
+        let made = catalogue.get(&act.id()).and_then(shown);
+        if let Some(made) = made.filter(|_| expected.is_some()) {
+            self.volumes.insert(act.id(), made);
+        }
     }
 
     /// True when a block of an address is not deduplicated.
@@ -72,8 +173,17 @@ impl Volumes {
     /// Fails unless a volume may have this name.
     pub(crate) fn check_new_name(&self, name: &str) -> Result<()> {
         check_name(name)?;
-        match self.named(name) {
-            Some(_) => Err(Error::new(Kind::Exists, format!("there is a volume '{name}' already"))),
+        if name.contains('@') {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("the name '{name}' has an '@', which stands before the name of a snapshot"),
+            ));
+        }
+        let expected = || self.expected.values().any(|volume| volume.is_volume(name));
+        match self.named(name).map(drop).or_else(|| expected().then_some(())) {
+            Some(()) => {
+                Err(Error::new(Kind::Exists, format!("there is a volume '{name}' already")))
+            }
             None => Ok(()),
         }
     }
@@ -87,7 +197,9 @@ impl Volumes {
                 "a volume needs at least one block of 4096 bytes",
             ));
         }
-        let others = self.volumes.iter().filter(|(id, _)| Some(**id) != replacing);
+        let all = self.volumes.iter().chain(&self.expected);
+        let others =
+            all.filter(|(id, volume)| Some(**id) != replacing && volume.snapshot.is_none());
         let sum = others.map(|(_, volume)| volume.blocks).sum::<u64>().checked_add(blocks);
         if sum.is_none_or(|sum| sum > VOLUME_BLOCKS_MAX) {
             return Err(Error::new(
@@ -100,8 +212,7 @@ impl Volumes {
 
     /// Adds a volume whose name and size were checked.
     pub(crate) fn create(&mut self, volume: VolumeState) -> VolumeId {
-        let id = VolumeId(self.next);
-        self.next += 1;
+        let id = self.give_number();
         self.volumes.insert(id, volume);
         id
     }
@@ -138,6 +249,7 @@ pub(crate) fn apply_catalogue(
                         map: Root::default(),
                         no_dedup,
                         limits: *limits,
+                        sharing: Sharing::default(),
                     },
                 );
             }
@@ -168,15 +280,34 @@ pub(crate) fn apply_catalogue(
 
 /// Volumes that clients see.
 fn visible(volumes: &BTreeMap<VolumeId, Volume>) -> BTreeMap<VolumeId, VolumeState> {
-    volumes
-        .values()
-        .filter(|volume| !volume.name.is_empty())
-        .map(|volume| {
-            let (name, no_dedup) = (volume.name.clone(), volume.no_dedup.clone());
-            (
-                volume.id,
-                VolumeState { name, blocks: volume.blocks, no_dedup, limits: volume.limits },
-            )
-        })
-        .collect()
+    volumes.values().filter_map(|volume| Some((volume.id, shown(volume)?))).collect()
+}
+
+/// A volume or snapshot as clients see it; `None` once it is deleted.
+fn shown(volume: &Volume) -> Option<VolumeState> {
+    let origin =
+        || SnapshotOf { volume: VolumeId(volume.sharing.parent), made_ms: volume.sharing.made_ms };
+    (!volume.name.is_empty()).then(|| VolumeState {
+        name: volume.name.clone(),
+        blocks: volume.blocks,
+        no_dedup: volume.no_dedup.clone(),
+        limits: volume.limits,
+        snapshot: volume.is_snapshot().then(origin),
+    })
+}
+
+fn snapshots_of(
+    all: &BTreeMap<VolumeId, VolumeState>,
+    of: VolumeId,
+) -> impl Iterator<Item = (VolumeId, &VolumeState)> {
+    all.iter()
+        .filter(move |(_, volume)| volume.snapshot.is_some_and(|origin| origin.volume == of))
+        .map(|(&id, volume)| (id, volume))
+}
+
+impl VolumeState {
+    /// True for a volume, and no snapshot, of this name.
+    fn is_volume(&self, name: &str) -> bool {
+        self.snapshot.is_none() && self.name == name
+    }
 }

@@ -1,8 +1,9 @@
 //! The durable changes that no checkpoint holds yet, as the read path sees them.
 //!
-//! Two overlays exist at most: the *active* one, into which windows are published, and the *frozen*
-//! one, which a checkpoint is writing into the tables. A block in an overlay is newer than a range
-//! in it exactly when its window is not older.
+//! Windows are published into the *active* overlay; the *frozen* one is that which a checkpoint is
+//! writing into the tables. Between them are the *sealed* ones, each of a moment whose snapshots
+//! must hold nothing newer: few, and mostly none. A block in an overlay is newer than a range in it
+//! exactly when its window is not older.
 
 mod overlays;
 
@@ -13,6 +14,8 @@ use std::{
 
 use onefold_core::{Lba, Pba, VolumeId};
 pub(crate) use overlays::{Overlays, Tables};
+
+use crate::moments::Moment;
 
 use crate::{
     format::{
@@ -150,6 +153,8 @@ pub(crate) struct Overlay {
     created: u64,
     /// Carriers of the windows published: what a recovery has to read.
     carriers: u64,
+    /// The moment at which nothing more is published here, and the acts that belong to it.
+    moment: Option<Moment>,
 }
 
 impl Overlay {
@@ -159,6 +164,12 @@ impl Overlay {
             && self.allocated.is_empty()
             && self.catalogue.is_empty()
             && self.unlinked.is_empty()
+            && self.moment.is_none()
+    }
+
+    /// The moment of this overlay, when it is sealed.
+    pub(crate) fn moment(&self) -> Option<&Moment> {
+        self.moment.as_ref()
     }
 
     /// Publishes a window: its records are durable.

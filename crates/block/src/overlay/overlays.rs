@@ -3,9 +3,12 @@
 //! *Invariants*, which only this file can break: windows are published into the active overlay
 //! alone; a frozen one never changes, and is there until newer tables hold what is in it.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
-use onefold_core::{Lba, VolumeId};
+use onefold_core::{Lba, Pba, VolumeId};
 
 use super::Overlay;
 use crate::{
@@ -14,6 +17,7 @@ use crate::{
         page::MapEntry,
         superblock,
     },
+    moments::Moment,
     window::{Windows, ranges::Ranges},
 };
 
@@ -23,11 +27,16 @@ pub(crate) struct Tables {
     pub(crate) state: superblock::State,
     pub(crate) volumes: BTreeMap<VolumeId, Volume>,
     pub(crate) discards: Ranges,
+    /// Of a store that shares pages: the places of its maps in the catalogue.
+    pub(crate) places: BTreeMap<VolumeId, u32>,
 }
 
-/// What was published, from the newest to the oldest: two overlays, then the tables.
+/// What was published, from the newest to the oldest: the active overlay, those that moments
+/// sealed, the one that a checkpoint carries into the tables, and the tables.
 pub(crate) struct Overlays {
     active: Overlay,
+    /// The oldest first.
+    sealed: VecDeque<Overlay>,
     frozen: Option<Arc<Overlay>>,
     /// The pages of the frozen overlay are written.
     built: bool,
@@ -39,6 +48,7 @@ impl Overlays {
     pub(crate) fn new(tables: Tables) -> Overlays {
         Overlays {
             active: Overlay::default(),
+            sealed: VecDeque::new(),
             frozen: None,
             built: false,
             tables: Arc::new(tables),
@@ -72,12 +82,45 @@ impl Overlays {
 
     /// The change of an address that no checkpoint holds, if there is one.
     pub(crate) fn find(&self, volume: VolumeId, lba: Lba) -> Option<MapEntry> {
-        self.active.find(volume, lba).or_else(|| self.frozen.as_ref()?.find(volume, lba))
+        let sealed = || self.sealed.iter().rev().find_map(|overlay| overlay.find(volume, lba));
+        let frozen = || self.frozen.as_ref()?.find(volume, lba);
+        self.active.find(volume, lba).or_else(sealed).or_else(frozen)
     }
 
     /// True when the tables hold all that was published.
     pub(crate) fn is_empty(&self) -> bool {
-        self.active.is_empty() && self.frozen.is_none()
+        self.active.is_empty() && self.sealed.is_empty() && self.frozen.is_none()
+    }
+
+    /// True when the next checkpoint has nothing to carry.
+    pub(crate) fn nothing_to_freeze(&self) -> bool {
+        self.active.is_empty() && self.sealed.is_empty()
+    }
+
+    /// The overlays of moments that no checkpoint carries yet.
+    pub(crate) fn sealed(&self) -> impl Iterator<Item = &Overlay> {
+        self.sealed.iter()
+    }
+
+    /// The acts that no checkpoint has made durable, and whose overlays are sealed.
+    pub(crate) fn moments(&self) -> impl Iterator<Item = &Moment> {
+        self.all().filter_map(Overlay::moment)
+    }
+
+    /// True when records that no checkpoint holds name a block that was stored before.
+    pub(crate) fn pins(&self, block: Pba, sees_sealed: bool) -> bool {
+        self.active.pins(block)
+            || sees_sealed && self.sealed.iter().any(|overlay| overlay.pins(block))
+    }
+
+    /// Windows are published into another overlay from now on: those up to a moment are published,
+    /// and no later one. The pages that windows on their way change are counted to the new one.
+    pub(crate) fn seal(&mut self, windows: &Windows, moment: Moment) {
+        let mut sealed = std::mem::take(&mut self.active);
+        sealed.last = sealed.last.max(windows.durable());
+        sealed.moment = Some(moment);
+        windows.all().for_each(|window| self.active.touch_window(window));
+        self.sealed.push_back(sealed);
     }
 
     /// True when a checkpoint is carrying changes into the tables.
@@ -85,12 +128,16 @@ impl Overlays {
         self.frozen.is_some()
     }
 
-    /// Sets aside what was published, for a checkpoint. The pages that windows on their way change
-    /// are counted to the overlay that they will be published into.
+    /// Sets aside what was published, for a checkpoint: up to the oldest moment, or all of it. The
+    /// pages that windows on their way change are counted to the overlay that they will be published
+    /// into.
     pub(crate) fn freeze(&mut self, windows: &Windows) -> Arc<Overlay> {
-        let mut frozen = std::mem::take(&mut self.active);
-        frozen.last = frozen.last.max(windows.durable());
-        windows.all().for_each(|window| self.active.touch_window(window));
+        let frozen = self.sealed.pop_front().unwrap_or_else(|| {
+            let mut frozen = std::mem::take(&mut self.active);
+            frozen.last = frozen.last.max(windows.durable());
+            windows.all().for_each(|window| self.active.touch_window(window));
+            frozen
+        });
         let frozen = Arc::new(frozen);
         self.frozen = Some(frozen.clone());
         frozen
@@ -114,44 +161,42 @@ impl Overlays {
 
     /// Changes of the catalogue that no checkpoint holds, oldest first.
     pub(crate) fn catalogue(&self) -> impl Iterator<Item = &CatalogueChange> {
-        self.both().flat_map(|overlay| overlay.catalogue())
+        self.all().flat_map(|overlay| overlay.catalogue())
     }
 
     /// Records published, superseded ones included.
     pub(crate) fn records(&self) -> u64 {
-        self.both().map(|overlay| overlay.records).sum()
+        self.all().map(|overlay| overlay.records).sum()
     }
 
     /// Ranges among them.
     pub(crate) fn range_records(&self) -> u64 {
-        self.both().map(|overlay| overlay.range_records).sum()
+        self.all().map(|overlay| overlay.range_records).sum()
     }
 
     /// Volumes that they make.
     pub(crate) fn created(&self) -> u64 {
-        self.both().map(|overlay| overlay.created).sum()
+        self.all().map(|overlay| overlay.created).sum()
     }
 
     /// Published carriers that no checkpoint holds.
     pub(crate) fn carriers(&self) -> u64 {
-        self.both().map(|overlay| overlay.carriers).sum()
+        self.all().map(|overlay| overlay.carriers).sum()
     }
 
     /// Bytes of memory, roughly.
     pub(crate) fn memory(&self) -> u64 {
-        self.both().map(Overlay::memory).sum()
+        self.all().map(Overlay::memory).sum()
     }
 
-    /// The overlays, the older one first.
-    fn both(&self) -> impl Iterator<Item = &Overlay> {
-        self.frozen.as_deref().into_iter().chain([&self.active])
+    /// The overlays, the oldest first.
+    fn all(&self) -> impl Iterator<Item = &Overlay> {
+        self.frozen.as_deref().into_iter().chain(&self.sealed).chain([&self.active])
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use onefold_core::Pba;
-
     use super::*;
     use crate::format::record::{Change, Record, WindowNumber};
 
@@ -167,6 +212,7 @@ mod tests {
             state: superblock::State::default(),
             volumes: BTreeMap::new(),
             discards: Ranges::default(),
+            places: BTreeMap::new(),
         };
         let mut overlays = Overlays::new(tables());
         let mut windows = Windows::after(WindowNumber(2), WindowNumber(2));
@@ -185,6 +231,6 @@ mod tests {
         assert_eq!(found(&overlays), [Some(MapEntry::Hole); 2]);
         overlays.make_current(Arc::new(tables()));
         assert_eq!(found(&overlays), [None, Some(MapEntry::Hole)]);
-        assert!(overlays.active().pins(Pba(5)) && !overlays.is_frozen());
+        assert!(overlays.pins(Pba(5), true) && !overlays.is_frozen());
     }
 }

@@ -18,7 +18,7 @@ mod ordered;
 mod ordermerge;
 pub(crate) mod records;
 pub(crate) mod room;
-mod shadow;
+pub(crate) mod shadow;
 pub(crate) mod thin;
 pub(crate) mod verbs;
 pub(crate) mod windows;

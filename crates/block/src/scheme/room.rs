@@ -7,6 +7,7 @@ use crate::{
         page::{FANOUT, Table},
     },
     kernel::{Kernel, State},
+    overlay::Overlay,
     scheme::verbs::{RECORDS_ALONE, Scheme},
 };
 
@@ -52,7 +53,16 @@ pub(crate) fn pages_ahead(kernel: &Kernel, scheme: &dyn Scheme, state: &State, m
     let gathered = state.windows.records() as u64 + more;
     let frozen =
         state.overlays.unbuilt().map_or(0, |frozen| scheme.reserve(kernel, state, frozen, 0));
-    scheme.reserve(kernel, state, state.overlays.active(), gathered) + frozen + state.spilling_pages
+    let sealed: u64 =
+        state.overlays.sealed().map(|overlay| scheme.reserve(kernel, state, overlay, 0)).sum();
+    // A moment that is not sealed yet makes one checkpoint more.
+    let moment =
+        state.moment.as_ref().map_or(0, |_| scheme.reserve(kernel, state, &Overlay::default(), 0));
+    scheme.reserve(kernel, state, state.overlays.active(), gathered)
+        + frozen
+        + sealed
+        + moment
+        + state.spilling_pages
 }
 
 /// True when `pages` more than everything that is promised can be taken.

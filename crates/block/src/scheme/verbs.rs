@@ -16,6 +16,7 @@ use crate::{
     idleness::Idleness,
     kernel::{Kernel, Reclaimed, State},
     overlay::{Overlay, Tables},
+    sharing::Orphan,
     space::Lane,
     table_build::TableBuild,
     window::{Plan, Window, ranges::Ranges},
@@ -48,6 +49,14 @@ pub(crate) trait Scheme: Send + Sync {
 
     /// Tells clients of the published windows that no crash takes any more.
     fn acknowledge(&self, kernel: &Kernel, state: &mut State);
+
+    /// Says that a moment may begin: its acts make maps share pages.
+    ///
+    /// # Errors
+    /// `Unsupported` when leaves change in place.
+    fn begin_moment(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Closes the open window after a change of the catalogue when later changes must wait for it.
     fn end_change(&self, state: &mut State);
@@ -84,7 +93,7 @@ pub(crate) trait Scheme: Send + Sync {
 
     /// Parts blocks that a checkpoint found free: those that newer records name, which stay in use,
     /// and the others.
-    fn keep(&self, state: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>);
+    fn keep(&self, kernel: &Kernel, state: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>);
 
     /// Brings back the changes that no checkpoint holds, and begins the next epoch. `Commit` when a
     /// checkpoint must do that.
@@ -230,6 +239,8 @@ pub(crate) struct Job<'a> {
     pub(crate) deferred: Vec<Pba>,
     /// A closed window waits for what only a checkpoint makes.
     pub(crate) checkpoint_awaited: bool,
+    /// Pages of maps that nothing counts for.
+    pub(crate) orphans: Vec<Orphan>,
 }
 
 /// The result of a scheme's part of a checkpoint.
@@ -243,6 +254,16 @@ pub(crate) struct NewRoots {
     pub(crate) superblocks: u8,
     /// Counts may be too high still.
     pub(crate) inexact: bool,
+    /// There when maps share pages.
+    pub(crate) sharing: Option<NewSharing>,
+}
+
+/// The sharing of pages as a checkpoint leaves it.
+pub(crate) struct NewSharing {
+    /// The accounts.
+    pub(crate) shares: Root,
+    /// Pages that nothing counts for.
+    pub(crate) orphans: Vec<Orphan>,
 }
 
 /// The parts that an opening has read before the scheme takes over.

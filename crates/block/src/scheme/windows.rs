@@ -250,6 +250,7 @@ pub(crate) fn publish_through(kernel: &Kernel, state: &mut State, target: Window
         add(&kernel.counters.hidden_records, plan.hidden);
         add(&kernel.counters.duplicate_blocks, plan.duplicates);
         state.windows.recycle(window, kernel.settings.pool_blocks());
+        state.seal_moment(kernel.keeps(Rule::MomentSealsOverlay));
     }
 }
 

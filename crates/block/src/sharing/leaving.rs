@@ -4,6 +4,7 @@ use onefold_core::{Block, Result};
 
 use super::{Budget, MapStore, Sharing, child_id, counts_for_child};
 use crate::format::page::{self, FANOUT, PageId, Pointer};
+use crate::rules::Rule;
 
 /// The top page of what is leaving: the catalogue counts for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +36,7 @@ impl<S: MapStore> Sharing<'_, S> {
             return Ok(Some(*page));
         }
         let account = self.accounts.get(self.store, page.address)?;
-        if !account.is_alone() {
+        if !account.is_alone() && self.store.keeps(Rule::SharedPagesNotEntered) {
             budget.spend(1);
             self.unname(id, page)?;
             return Ok(None);

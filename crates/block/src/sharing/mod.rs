@@ -34,10 +34,17 @@ use std::sync::Arc;
 
 use onefold_core::{Block, Pba, Result};
 
-pub(crate) use self::{accounts::Accounts, leaving::Leaving, orphans::Orphan};
-use crate::format::{
-    page::{self, FANOUT, MapEntry, Page, PageId, Pointer, Table},
-    share::Share,
+pub(crate) use self::{
+    accounts::Accounts,
+    leaving::Leaving,
+    orphans::{Handed, Orphan},
+};
+use crate::{
+    format::{
+        page::{self, FANOUT, MapEntry, Page, PageId, Pointer, Table},
+        share::Share,
+    },
+    rules::Rule,
 };
 
 /// The pages of maps, and the counts of what they name.
@@ -65,6 +72,12 @@ pub(crate) trait MapStore {
 
     /// One entry less counts for a block.
     fn lower(&mut self, entry: MapEntry);
+
+    /// True when the steps keep this rule.
+    fn keeps(&self, rule: Rule) -> bool {
+        let _ = rule;
+        true
+    }
 }
 
 /// How much a checkpoint may do for what nobody waits for: leaves, borrowers, and pointers to pages
@@ -130,6 +143,12 @@ impl<'s, S: MapStore> Sharing<'s, S> {
     ) -> Result<(Arc<Page>, Option<Arc<Page>>)> {
         let lender = lender.map(|lender| self.read(id, &lender)).transpose()?;
         Ok((self.read(id, page)?, lender))
+    }
+
+    /// True when what happens to a page that is one map's alone may happen to this one.
+    fn may_go(&self, account: &Share) -> bool {
+        let borrowed = account.borrowers > 0 && self.store.keeps(Rule::BorrowersKeepPage);
+        account.count == 1 && !borrowed
     }
 
     /// Lets a page go: it is free, and borrows no more.

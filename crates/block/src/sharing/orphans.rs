@@ -9,6 +9,7 @@ use crate::format::{
     page::{self, FANOUT, MapEntry, Page, PageId, Pointer, Table},
     record::WindowNumber,
 };
+use crate::rules::Rule;
 
 /// A page that nothing counts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +53,7 @@ impl<S: MapStore> Sharing<'_, S> {
         budget: &mut Budget,
     ) -> Result<Handed> {
         let account = self.accounts.get(self.store, orphan.page.address)?;
-        if account.borrowers == 0 {
+        if account.borrowers == 0 || !self.store.keeps(Rule::OrphanWaitsForBorrowers) {
             return self.let_orphan_go(orphan, account.lender);
         }
         let mut borrowers = Vec::new();
@@ -76,6 +77,9 @@ impl<S: MapStore> Sharing<'_, S> {
         borrowers.truncate(budget.0.saturating_sub(1).max(1));
         budget.spend(1 + borrowers.len());
         for other in &borrowers {
+            if !self.store.keeps(Rule::HeirLends) {
+                continue;
+            }
             self.pass_on(orphan.id, other, &orphan.page, Some(heir))?;
             self.accounts.borrow(self.store, heir.address)?;
             self.accounts.give_back(self.store, orphan.page.address)?;

@@ -11,6 +11,7 @@ use onefold_core::{Block, Result};
 use super::{MapStore, Sharing, counts, counts_for_child, entry};
 use crate::{
     format::page::{self, FANOUT, MapEntry, Page, PageId, Pointer, Root, Table},
+    rules::Rule,
     table::rebuild::{Change, LEAF_BATCH, height_for},
 };
 
@@ -170,14 +171,15 @@ impl<S: MapStore> Sharing<'_, S> {
         if child.is_none() {
             return Ok(None);
         }
-        let counted = way.old.goes && counts_for_child(&child, slot, way.lender.as_deref());
+        let counted = way.old.goes && counts_for_child(&child, slot, way.lender.as_deref())
+            || !self.store.keeps(Rule::InnerPagesCount);
         self.leave(id, child, counted).map(Some)
     }
 
     /// A new version takes the place of a page. If an entry `counted` for it, that is over.
     fn leave(&mut self, id: PageId, page: Pointer, counted: bool) -> Result<Old> {
         let before = self.accounts.get(self.store, page.address)?;
-        let goes = counted && before.is_alone();
+        let goes = counted && self.may_go(&before);
         if counted && !goes {
             self.unname(id, &page)?;
         }
@@ -201,7 +203,8 @@ impl<S: MapStore> Sharing<'_, S> {
                 continue;
             }
             let lent = lender.map(|lender| entry(lender, slot)).transpose()?;
-            if !stays && counts(old, lent) {
+            let lent_as_well = self.store.keeps(Rule::LentEntriesNotLowered);
+            if !stays && counts(old, lent.filter(|_| lent_as_well)) {
                 self.store.lower(old);
             }
             if counts(new, lent) {
@@ -247,9 +250,14 @@ impl<S: MapStore> Sharing<'_, S> {
             (Some(_), None) => {}
             (Some(old), Some(new)) if old.goes => {
                 self.let_go(&old.page, None)?;
-                self.accounts.begin(new.address, old.lender);
+                let inherits = self.store.keeps(Rule::LenderInherited);
+                self.accounts.begin(new.address, old.lender.filter(|_| inherits));
             }
             (Some(old), Some(new)) => {
+                if !self.store.keeps(Rule::StayingPageLends) {
+                    self.accounts.begin(new.address, None);
+                    return Ok(new);
+                }
                 self.accounts.borrow(self.store, old.page.address)?;
                 self.accounts.begin(new.address, Some(old.page));
             }

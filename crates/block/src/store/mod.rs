@@ -11,6 +11,8 @@
 
 mod background;
 mod commit;
+mod handles;
+mod snapshots;
 mod volume;
 
 use std::{
@@ -22,6 +24,7 @@ use std::{
 };
 
 use commit::GroupCommit;
+use handles::Handles;
 use onefold_core::{Clock, Disk, Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 use parking_lot::{Condvar, Mutex};
 pub use volume::{BlockVolume, StoreExports};
@@ -45,6 +48,8 @@ pub struct Store {
     background: Signal,
     /// The time that checkpoints took.
     checkpoints: Mutex<CheckpointTimes>,
+    /// Who has which volume open.
+    handles: Mutex<Handles>,
     /// Changes that wait for room.
     pressure: AtomicU64,
     stopping: AtomicBool,
@@ -103,6 +108,7 @@ impl Store {
             writer: Signal::default(),
             background: Signal::default(),
             checkpoints: Mutex::default(),
+            handles: Mutex::default(),
             pressure: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
         }))

@@ -191,6 +191,23 @@ impl Pages {
         Ok(())
     }
 
+    /// The identity of the page at an address, as its own header tells it.
+    ///
+    /// # Errors
+    /// `Io`; `Corrupt` when there is no whole page.
+    pub(crate) fn header_at(&self, at: Pba) -> Result<(PageId, Pointer)> {
+        let mut buffer = Block::zeroed_vec(1);
+        let mut reads = [Read::new(at, &mut buffer)];
+        if at.0 < self.disk.blocks() {
+            self.disk.read(&mut reads);
+        }
+        let [read] = reads;
+        read.result?;
+        page::header(&self.identity, &buffer[0].0).ok_or_else(|| {
+            Error::new(Kind::Corrupt, format!("there is no page of a table at block {at}"))
+        })
+    }
+
     /// Reads pages together, each with its own result.
     fn read(&self, pages: &[(PageId, Pointer)]) -> Vec<Result<Arc<Page>>> {
         let beyond = |at: Pba| at.0 >= self.disk.blocks();

@@ -11,7 +11,7 @@ use std::{
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Engine, Format, Settings,
+    Acts, Engine, Format, Settings,
     format::{
         Identity,
         geometry::SUPERBLOCKS,
@@ -198,6 +198,26 @@ impl Subject {
         self
     }
 
+    /// A filled store with two snapshots and a clone, changed since.
+    pub fn with_snapshots() -> Subject {
+        let mut subject = Subject::filled();
+        for round in 0..2 {
+            let volume = subject.engine.find_volume("volume 0").unwrap();
+            let acts = Acts::of(&subject.engine);
+            let (_, asked) = acts.snapshot(&[(volume, format!("s{round}"))], 1).unwrap();
+            while acts.done() < asked.number {
+                subject.engine.flush().unwrap();
+                subject.engine.checkpoint().unwrap();
+            }
+            for n in 0..100 {
+                subject.write("volume 0", n * 13 % 1900, 700 + n + round);
+            }
+            subject.engine.flush().unwrap();
+            subject.engine.checkpoint().unwrap();
+        }
+        subject
+    }
+
     /// Shuts down cleanly.
     pub fn closed(self) -> (Arc<MemoryDisk>, Model) {
         self.engine.close().unwrap();
@@ -371,6 +391,8 @@ pub fn root(disk: &MemoryDisk, table: Table, volume: u32) -> Root {
         Table::Catalogue => superblock.state.catalogue,
         Table::Discards => superblock.state.pending,
         Table::Index => superblock.state.index,
+        Table::Shares => superblock.state.shares,
+        Table::Maps => superblock.state.catalogue,
         Table::Map => {
             let slot = u64::from(volume) - 1;
             let leaf = pages(disk, Table::Catalogue, 0, &superblock.state.catalogue)

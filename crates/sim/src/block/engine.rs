@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use onefold_block::{
-    CheckpointStep, Engine, Format, Limits, Mark, NoDedup, Persistence, Rule, Settings,
+    Acts, CheckpointStep, Engine, Format, Limits, Mark, NoDedup, Persistence, Rule, Settings,
     check::Place,
     format::{
         Identity,
@@ -80,16 +80,20 @@ impl Thin {
 
     fn limits(options: &StoreOptions) -> Limits {
         let [discards, cuts] = options.limits;
+        let slow = options.snapshots.is_some_and(|sharing| sharing.slow_ranges);
         let usual = Limits::default();
         Limits {
             discards: discards.unwrap_or(usual.discards),
             // And as few of them as can be are worked through.
-            discard_leaves: if discards.is_some() { 0 } else { usual.discard_leaves },
+            discard_leaves: if discards.is_some() || slow { 0 } else { usual.discard_leaves },
             cuts: cuts.map_or(usual.cuts, |cuts| cuts as usize),
             volumes: options.tight.volumes.unwrap_or(usual.volumes),
             carriers: options.tight.carriers.unwrap_or(usual.carriers),
             closed_windows: options.tight.flights.unwrap_or(usual.closed_windows),
             ranges: options.tight.ranges.unwrap_or(usual.ranges),
+            snapshots: options.snapshots.map_or(usual.snapshots, |sharing| sharing.snapshots),
+            moments: options.snapshots.map_or(usual.moments, |sharing| sharing.moments),
+            leaving: options.snapshots.map_or(usual.leaving, |sharing| sharing.leaving),
             ..usual
         }
     }
@@ -164,16 +168,20 @@ const fn bug_names() -> [&'static str; Rule::BUGS.len()] {
 /// The rules that only some schemes keep, or whose breach 2,000 seeds show in some schemes only, by
 /// these schemes: with records in carriers, with records in the leftover table, copy-on-write, or
 /// with leaves in place.
-const OF_SCHEMES: [(&[Rule], &[&str]); 6] = {
+const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
     use Rule::{
-        AcknowledgedByCheckpoint, CarriersLimited, CarriersProven, CommittedWhenDurable,
-        CountBeforeLink, CutsLimited, DataBeforeLink, DiscardsLimited, DroppedRecordsVoid,
-        DuplicatesHaveReferences, FailedFlushStopsWrites, FingerprintGoesWithBlock,
-        FlushBeforeRecovery, LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
-        LeftoverWaitsForFlush, ListedInBothCopies, NewerRecordsVerified, OverwriteLowersOnce,
-        PageChecksumsCompared, PinnedNotReclaimed, RecountSeesPendingLinks, ReuseAfterRelease,
+        AcknowledgedByCheckpoint, ActsSeenWhenTold, ActsToldWhenDurable, BorrowersKeepPage,
+        CarriersLimited, CarriersProven, CommittedWhenDurable, CountBeforeLink, CutsLimited,
+        DataBeforeLink, DiscardsLimited, DroppedRecordsVoid, DuplicatesHaveReferences,
+        FailedFlushStopsWrites, FingerprintGoesWithBlock, FlushBeforeRecovery, HeirLends,
+        InnerPagesCount, LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
+        LeftoverWaitsForFlush, LenderInherited, LentEntriesNotLowered, ListedInBothCopies,
+        MomentCommitsNoMore, MomentSealsOverlay, NewerRecordsVerified, OrphanWaitsForBorrowers,
+        OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart,
+        PinnedNotReclaimed, RangesCopied, RecountSeesPendingLinks, ReuseAfterRelease,
+        RollbackAfterChanges, SealedRecordsPin, SharedPagesNotEntered, StayingPageLends,
         UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored, WindowsInOrder,
-        ZoneListedBeforeUse,
+        YoungestOrphanFirst, ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -210,6 +218,30 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 6] = {
             ],
             &["thin", "ordered", "cow"],
         ),
+        // Leaves that change in place are not shared.
+        (
+            &[
+                StayingPageLends,
+                BorrowersKeepPage,
+                InnerPagesCount,
+                LentEntriesNotLowered,
+                LenderInherited,
+                OrphanWaitsForBorrowers,
+                HeirLends,
+                MomentSealsOverlay,
+                ActsToldWhenDurable,
+                RangesCopied,
+                SharedPagesNotEntered,
+                RollbackAfterChanges,
+                SealedRecordsPin,
+                ActsSeenWhenTold,
+                PagesCountApart,
+                MomentCommitsNoMore,
+                YoungestOrphanFirst,
+                OrphansHaveEntries,
+            ],
+            &["thin", "ordered", "cow"],
+        ),
         // A window is durable by what comes after its own blocks.
         (&[AcknowledgedByCheckpoint], &["cow", "ordermerge"]),
         (
@@ -233,6 +265,8 @@ impl Subject for Thin {
 
     const TRIMS_EDGES: bool = false;
 
+    const COPIES_MAPS: bool = true;
+
     fn applies(bug: usize, scheme: usize) -> bool {
         let rule = Rule::BUGS[bug].1;
         OF_SCHEMES
@@ -251,12 +285,42 @@ impl Subject for Thin {
     }
 
     fn volumes(&self) -> Result<Vec<(VolumeId, VolumeInfo)>> {
-        let volumes = self.0.volumes().into_iter();
-        Ok(volumes
-            .map(|(id, volume)| {
-                (id, VolumeInfo { name: volume.name, size: (volume.blocks - self.2) * BLOCK })
-            })
-            .collect())
+        let mut all = Vec::new();
+        for (id, volume) in self.0.volumes() {
+            let size = |blocks: u64| (blocks - self.2) * BLOCK;
+            all.extend(Acts::of(&self.0).snapshots(id).into_iter().map(|(id, snapshot)| {
+                let name = format!("{}@{}", volume.name, snapshot.name);
+                (id, VolumeInfo { name, size: size(snapshot.blocks) })
+            }));
+            all.push((id, VolumeInfo { size: size(volume.blocks), name: volume.name }));
+        }
+        Ok(all)
+    }
+
+    fn snapshot(&self, wanted: &[(VolumeId, String)]) -> Result<(Vec<VolumeId>, u64)> {
+        Acts::of(&self.0).snapshot(wanted, 1).map(|(ids, asked)| (ids, asked.number))
+    }
+
+    fn clone_volume(&self, of: VolumeId, name: &str) -> Result<(VolumeId, u64)> {
+        Acts::of(&self.0).clone_volume(of, name, 1).map(|(id, asked)| (id, asked.number))
+    }
+
+    fn rollback(
+        &self,
+        volume: VolumeId,
+        to: VolumeId,
+        keep: Option<&str>,
+    ) -> Result<(Option<VolumeId>, u64)> {
+        Acts::of(&self.0).rollback(volume, to, keep, 1).map(|(kept, asked)| (kept, asked.number))
+    }
+
+    fn acts_done(&self) -> u64 {
+        Acts::of(&self.0).done()
+    }
+
+    fn left(&self) -> (u64, u64, bool) {
+        let status = self.0.status();
+        (status.live_blocks, status.mapped_blocks, self.0.checkpoint_useful())
     }
 
     fn create_volume(&self, name: &str, size: u64) -> Result<(VolumeId, Ack)> {

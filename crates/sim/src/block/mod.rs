@@ -80,6 +80,9 @@ Deterministic crash and fault simulation. Without arguments: kept seeds, 2,000 s
 
     fn draw(&self, seed: u64, bug: Option<usize>) -> Params {
         let mut params = Params::draw(seed, self.scheme);
+        if !S::COPIES_MAPS {
+            params.options.snapshots = None;
+        }
         params.options.bug = bug;
         params.scheduled = self.scheduled;
         params

@@ -42,6 +42,8 @@ pub struct Volume {
     pub name: String,
     /// Its size in blocks.
     pub blocks: u64,
+    /// Of a snapshot: its volume. It is never written.
+    pub of: Option<Key>,
     cells: BTreeMap<u64, Cell>,
 }
 
@@ -72,6 +74,20 @@ impl Model {
     #[must_use]
     pub fn volumes(&self) -> &BTreeMap<Key, Volume> {
         &self.volumes
+    }
+
+    /// The volumes that can be written.
+    #[must_use]
+    pub fn writable(&self) -> Vec<Key> {
+        let volumes = self.volumes.iter().filter(|(_, volume)| volume.of.is_none());
+        volumes.map(|(key, _)| *key).collect()
+    }
+
+    /// The snapshots of a volume.
+    #[must_use]
+    pub fn snapshots(&self, of: Key) -> Vec<Key> {
+        let all = self.volumes.iter().filter(|(_, volume)| volume.of == Some(of));
+        all.map(|(key, _)| *key).collect()
     }
 
     /// The highest ticket so far.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use onefold_core::Algorithm;
 use onefold_testbed::{Fault, Rng, content::Palette};
 
-use crate::block::subject::{StoreOptions, Tight};
+use crate::block::subject::{Sharing, StoreOptions, Tight};
 
 /// The theme of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +161,7 @@ impl Params {
         options.tight = tight(&mut Rng::new(seed ^ 0x7469_6768_7400_0b40), profile);
         options.near_ends =
             options.tight.volumes.is_none() && Rng::new(seed ^ 0x656e_6473_0000_0d4d).percent(8);
+        options.snapshots = sharing(seed, &options);
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
         let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
         let palette = Palette {
@@ -200,7 +201,33 @@ impl Params {
             scheduled: false,
             options,
         };
-        drawn.pressed()
+        drawn.copying().pressed()
+    }
+
+    /// The same, with changes of the catalogue often enough that maps are copied.
+    fn copying(mut self) -> Params {
+        let Some(sharing) = self.options.snapshots else { return self };
+        let weigh = |mix: &mut [u32; 15], op: Op, least: u32| {
+            let at = Op::ALL.iter().position(|&one| one == op).unwrap_or_default();
+            mix[at] = mix[at].max(least);
+        };
+        weigh(&mut self.mix, Op::Verb, 8);
+        self.ops = self.ops.max(30);
+        if sharing.slow_ranges {
+            weigh(&mut self.mix, Op::LongTrim, 10);
+            self.volume_blocks = self.volume_blocks.max(1200);
+            self.spots = (0..4).map(|n| (n * 300, 6)).collect();
+        }
+        if sharing.few_contents {
+            self.palette.duplicates = 95;
+            self.spots.truncate(2);
+            self.spots.iter_mut().for_each(|spot| spot.1 = spot.1.min(6));
+            weigh(&mut self.mix, Op::Verb, 20);
+            weigh(&mut self.mix, Op::Write, 60);
+            (self.steps, self.steps_per_op) = ([3, 3, 1, 3, 3, 4, 0], 300);
+            self.volumes = 1;
+        }
+        self
     }
 
     /// The same, with requests and steps that come to the limit that is low.
@@ -329,6 +356,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         limits: [None; 2],
         tight: Tight::default(),
         near_ends: false,
+        snapshots: None,
         bug: None,
     }
 }
@@ -359,6 +387,27 @@ fn limits(rng: &mut Rng, profile: Profile) -> [Option<u64>; 2] {
     let mut tiny =
         |percent, choices: [u64; 3]| rng.percent(percent).then(|| choices[rng.below(3) as usize]);
     [tiny(if crowded { 30 } else { 2 }, [2, 3, 8]), tiny(4, [1, 1, 2])]
+}
+
+/// Behind this line of the list of kept seeds are those whose stores have snapshots.
+const WITH_SNAPSHOTS: &str = "# With snapshots";
+
+/// Whether maps are copied, from a source of its own. The seeds that were kept before there were
+/// snapshots stay what they were.
+fn sharing(seed: u64, options: &StoreOptions) -> Option<Sharing> {
+    let before = include_str!("../../seeds/block.txt").split(WITH_SNAPSHOTS).next().unwrap_or("");
+    let kept = before
+        .lines()
+        .any(|line| line.split_whitespace().next().is_some_and(|first| first.parse() == Ok(seed)));
+    let rng = &mut Rng::new(seed ^ 0x736e_6170_7368_6f74);
+    let wanted = rng.percent(30) && options.scheme != 3 && options.tight.volumes.is_none();
+    (wanted && !kept).then(|| Sharing {
+        snapshots: [1, 3, 4096, 4096][rng.below(4) as usize],
+        moments: [1, 2, 4][rng.below(3) as usize],
+        leaving: [0, 0, 2, 4096][rng.below(4) as usize],
+        slow_ranges: rng.percent(40),
+        few_contents: rng.percent(30),
+    })
 }
 
 /// More of them, from another source, such that no seed that is kept draws one.

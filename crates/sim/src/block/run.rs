@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Class, Clock, Disk, Error, Kind};
+use onefold_core::{Class, Clock, Disk, Error, Kind, VolumeId};
 use onefold_testbed::{Fault, Reach, Rng, VirtualClock, VirtualDisk};
 
 use crate::{
@@ -50,6 +50,8 @@ pub(crate) struct Sim<S: Subject> {
     /// The product's schedule, in the scheduled profile.
     pub(crate) schedules: Schedules,
     pub(crate) reach: Reach,
+    /// Acts that were asked for: the number that says when they are done, and what they make.
+    pub(crate) asked: Option<(u64, Vec<VolumeId>)>,
     /// Requests so far, of a run that fills, discards and rewrites in turns.
     moments: u64,
     /// Single blocks that could not be read.
@@ -76,6 +78,7 @@ impl<S: Subject> Sim<S> {
             store: None,
             schedules: Schedules::default(),
             reach: Reach::default(),
+            asked: None,
             moments: 0,
             refused_reads: 0,
             loud,
@@ -138,6 +141,7 @@ impl<S: Subject> Sim<S> {
         let clock: Arc<dyn Clock> = Arc::clone(&self.clock) as Arc<dyn Clock>;
         self.store = Some(S::open(disk, clock, &self.params.options)?);
         self.schedules = Schedules::default();
+        self.asked = None;
         Ok(())
     }
 
@@ -511,6 +515,9 @@ impl<S: Subject> Sim<S> {
             self.moment()?;
         }
         self.disk.set_host_full(false);
+        if self.params.options.snapshots.is_some() && self.rng.percent(30) {
+            return self.all_goes();
+        }
         if self.rng.percent(50) { self.idle() } else { Ok(()) }
     }
 

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 
 use onefold_block::schedule::{Background, WriteBack};
 use onefold_core::{
-    Algorithm, Block, BlockRead, Clock, Disk, Extent, Lba, Pba, Result, Ticket, VolumeId,
-    VolumeInfo,
+    Algorithm, Block, BlockRead, Clock, Disk, Error, Extent, Kind, Lba, Pba, Result, Ticket,
+    VolumeId, VolumeInfo,
 };
 use onefold_testbed::{Rng, VirtualDisk};
 
@@ -61,6 +61,8 @@ pub struct StoreOptions {
     pub tight: Tight,
     /// Addresses in volumes and numbers of windows are near the largest ones.
     pub near_ends: bool,
+    /// Maps are copied as snapshots and clones, with these limits.
+    pub snapshots: Option<Sharing>,
     /// The index of the planted bug in [`Subject::BUGS`].
     pub bug: Option<usize>,
 }
@@ -77,6 +79,21 @@ pub struct Tight {
     pub flights: Option<usize>,
     /// Ranges of a window.
     pub ranges: Option<usize>,
+}
+
+/// Limits of stores whose maps share pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// Snapshots of a volume.
+    pub snapshots: u64,
+    /// Moments that wait.
+    pub moments: usize,
+    /// Pieces of deleted maps that a checkpoint works through, besides one.
+    pub leaving: u64,
+    /// Checkpoints work through one leaf of ranges each, so that acts find ranges that wait.
+    pub slow_ranges: bool,
+    /// Few contents, written over and over: records name blocks whose last mapping has just gone.
+    pub few_contents: bool,
 }
 
 /// The product's own schedule, which decides the steps in the scheduled profile.
@@ -142,6 +159,10 @@ pub struct Report {
     pub leaked: u64,
 }
 
+fn no_copies() -> Error {
+    Error::new(Kind::Unsupported, "this store copies no maps")
+}
+
 /// A store under simulation. Thread-free: all work happens inside the calls, and only there.
 ///
 /// A write that answers [`Kind::Busy`](onefold_core::Kind::Busy) asks for steps first.
@@ -155,6 +176,9 @@ pub trait Subject: Sized {
     /// False for a store that does not promise to notice damage: it is spared the faults that need
     /// it.
     const NOTICES_DAMAGE: bool = true;
+
+    /// True for a store whose maps are copied: snapshots, clones, rollbacks.
+    const COPIES_MAPS: bool = false;
 
     /// True when a trim zeroes the blocks that it covers in part, too; false when it leaves them as
     /// they are.
@@ -209,6 +233,49 @@ pub trait Subject: Sized {
     /// # Errors
     /// As [`create_volume`](Subject::create_volume).
     fn delete_volume(&self, volume: VolumeId) -> Result<Ack>;
+
+    /// Asks for snapshots of volumes as of this moment; gives their ids and the number that
+    /// [`acts_done`](Subject::acts_done) has when they are there.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Subject::create_volume).
+    fn snapshot(&self, wanted: &[(VolumeId, String)]) -> Result<(Vec<VolumeId>, u64)> {
+        let _ = wanted;
+        Err(no_copies())
+    }
+
+    /// Asks for a volume that holds what another volume or a snapshot holds now.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Subject::create_volume).
+    fn clone_volume(&self, of: VolumeId, name: &str) -> Result<(VolumeId, u64)> {
+        let _ = (of, name);
+        Err(no_copies())
+    }
+
+    /// Asks that a volume holds what its snapshot `to` holds; a snapshot `keep` gets what it held.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Subject::create_volume).
+    fn rollback(
+        &self,
+        volume: VolumeId,
+        to: VolumeId,
+        keep: Option<&str>,
+    ) -> Result<(Option<VolumeId>, u64)> {
+        let _ = (volume, to, keep);
+        Err(no_copies())
+    }
+
+    /// The number of the last acts that are durable.
+    fn acts_done(&self) -> u64 {
+        0
+    }
+
+    /// Blocks with references, mapped blocks, and whether something is left of deleted maps.
+    fn left(&self) -> (u64, u64, bool) {
+        (0, 0, false)
+    }
 
     /// As [`Volume::write`](onefold_core::Volume::write). `taken`, at first 0, is what a call that
     /// was `Busy` leaves for the next try.

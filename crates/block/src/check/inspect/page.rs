@@ -6,8 +6,9 @@ use super::text::{field, line, pointer_text};
 use crate::{
     check::{report::Named, walk::children},
     format::{
-        catalogue::{Discard, Volume},
+        catalogue::{Discard, MapKind, Volume},
         page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
+        share::Share,
     },
     index::paged,
 };
@@ -107,6 +108,34 @@ pub(super) fn show(id: PageId, pointer: &Pointer, current: bool, page: &Block, o
                     )
                 }
                 None => continue,
+            },
+            Table::Shares => match Share::get(page, slot) {
+                share if share == Share::default() => continue,
+                Share { count, borrowers, lender } => {
+                    let lender = lender.map_or(String::new(), |lender| {
+                        format!(", borrows from the page at block {}", lender.address)
+                    });
+                    format!("{count} entries name the page, {borrowers} pages borrow{lender}")
+                }
+            },
+            Table::Maps => match Volume::get_shared(page, slot) {
+                Some(None) => continue,
+                Some(Some(volume)) => {
+                    let map = super::superblock::root_text(&volume.map);
+                    let what = match volume.sharing.kind {
+                        MapKind::Volume => "volume",
+                        MapKind::Snapshot => "snapshot",
+                        MapKind::Leaving => "leaving map",
+                    };
+                    format!(
+                        "{what} {} '{}', {} blocks, pages of {}, map: {map}",
+                        volume.id,
+                        volume.name,
+                        volume.blocks,
+                        volume.family()
+                    )
+                }
+                None => "can't be read".to_owned(),
             },
             Table::Index => continue,
         };

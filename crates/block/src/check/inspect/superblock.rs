@@ -24,6 +24,10 @@ pub(super) fn show(disk: &dyn Disk, place: u32, out: &mut String) -> Result<()> 
         Found::OtherVersion(version) => {
             line(out, format_args!("superblock {place} at block {at}: format version {version}"))
         }
+        Found::OtherFeatures(features) => line(
+            out,
+            format_args!("superblock {place} at block {at}: unknown features {features:#x}"),
+        ),
         Found::Damaged => line(out, format_args!("superblock {place} at block {at}: damaged")),
         Found::Foreign => {
             line(out, format_args!("superblock {place} at block {at}: no superblock"))
@@ -40,7 +44,7 @@ pub(super) fn show(disk: &dyn Disk, place: u32, out: &mut String) -> Result<()> 
 fn describe(superblock: &Superblock, out: &mut String) {
     let (fixed, state) = (&superblock.fixed, &superblock.state);
     let geometry = fixed.geometry;
-    field(out, "format", fixed.version());
+    field(out, "format", superblock.version());
     field(out, "store", fixed.id.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     field(out, "secret", "(not shown)");
     field(

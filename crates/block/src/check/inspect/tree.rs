@@ -24,7 +24,7 @@ pub(super) fn show_volume(view: &View<'_>, name: &str, out: &mut String) -> Resu
     field(out, "number", volume.id);
     field(out, "size", format_args!("{} blocks of 4096 bytes", volume.blocks));
     field(out, "map", root_text(&volume.map));
-    let steps = view.walk(Table::Map, volume.id.0, &volume.map, None);
+    let steps = view.walk(Table::Map, volume.family(), &volume.map, None);
     let (mut data, mut zeroes, mut damaged) = (0u64, 0u64, 0u64);
     for step in &steps {
         match &step.page {
@@ -64,7 +64,7 @@ pub(super) fn show_address(view: &View<'_>, name: &str, lba: Lba, out: &mut Stri
             format_args!("beyond the end: the volume has {} blocks", volume.blocks),
         );
     }
-    let way = view.way(Table::Map, volume.id.0, &volume.map, lba.0);
+    let way = view.way(Table::Map, volume.family(), &volume.map, lba.0);
     let mut entry = Some((MapEntry::Hole, WindowNumber(0)));
     for step in &way {
         field(out, "page", format_args!("{}: {}", Named(step.id), pointer_text(&step.pointer)));

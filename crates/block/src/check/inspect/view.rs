@@ -10,7 +10,7 @@ use crate::{
     format::{
         Identity,
         catalogue::{Discard, Volume},
-        page::{self, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
+        page::{self, Page, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
         record::WindowNumber,
         superblock::{Root, Superblock},
     },
@@ -86,9 +86,12 @@ impl View<'_> {
             Table::References => Some(state.references),
             Table::Fingerprints => Some(state.fingerprints),
             Table::Zones => Some(state.zones),
+            Table::Catalogue if state.shares_pages() => None,
             Table::Catalogue => Some(state.catalogue),
             Table::Discards => Some(state.pending),
             Table::Index => Some(state.index),
+            Table::Shares => Some(state.shares),
+            Table::Maps => Some(state.catalogue),
         }
     }
 
@@ -102,14 +105,19 @@ impl View<'_> {
     /// All volumes that can be read.
     pub(super) fn volumes(&self) -> Vec<Volume> {
         let state = &self.superblock.state;
-        let per_leaf = Table::Catalogue.per_leaf();
-        let leaves = self.walk(Table::Catalogue, 0, &state.catalogue, None);
+        let table = if state.shares_pages() { Table::Maps } else { Table::Catalogue };
+        let per_leaf = table.per_leaf();
+        let leaves = self.walk(table, 0, &state.catalogue, None);
         let pages = leaves
             .iter()
             .filter(|step| step.id.level == 0)
             .filter_map(|step| Some((step.id, step.page.as_ref().ok()?)));
+        let get = |page: &Page, slot| match table {
+            Table::Maps => Volume::get_shared(page, slot).flatten(),
+            _ => Volume::get(page, slot),
+        };
         let entries = pages.flat_map(|(id, page)| {
-            (0..per_leaf).map(move |slot| (id.index * per_leaf + slot, Volume::get(page, slot)))
+            (0..per_leaf).map(move |slot| (id.index * per_leaf + slot, get(page, slot)))
         });
         entries
             .filter(|(entry, _)| *entry < u64::from(state.volumes))

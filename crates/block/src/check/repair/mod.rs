@@ -138,7 +138,13 @@ fn repair_tables(
         return Ok(false);
     }
     let damaged = checker.damaged_carriers.len() as u64;
-    if checker.report.problems_found > damaged || checker.report.saturated_blocks > 0 {
+    let wrong = checker.report.problems_found > damaged || checker.report.saturated_blocks > 0;
+    if wrong && superblock.state.shares_pages() {
+        let what = "tables are damaged beyond the bits that were flipped back, and this program can't build those of a store with snapshots or clones anew: copy what can be read to another store";
+        repaired.left.push(what.into());
+        return Ok(false);
+    }
+    if wrong {
         checker.stretches = checker.stretches_of_names(memory);
         tables::rebuild(&mut checker, superblock, repaired)?;
     }

@@ -1,9 +1,12 @@
 //! Steps 1 and 2 of a checkpoint: what was published is set aside, and the changed pages of all
 //! tables are written.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use onefold_core::{Error, Kind, Pba, Result, VolumeId};
+use onefold_core::{Error, Kind, Result, VolumeId};
 
 use crate::{
     counters::add,
@@ -12,10 +15,14 @@ use crate::{
         page::Table,
         superblock::{self, Root},
     },
-    kernel::{Kernel, NextCheckpoint, Reason, State, apply_catalogue},
+    kernel::{Checkpointer, Kernel, Leftovers, NextCheckpoint, Reason, State, apply_catalogue},
     overlay::Tables,
     rules::Rule,
-    scheme::verbs::{Job, NewRoots, Scheme},
+    scheme::{
+        shadow::load_orphans,
+        verbs::{Job, NewRoots, NewSharing, Scheme},
+    },
+    table::PageSpace,
     table_build::TableBuild,
     window::ranges::Ranges,
 };
@@ -24,12 +31,15 @@ use crate::{
 pub(crate) fn build(
     kernel: &Kernel,
     scheme: &dyn Scheme,
-    deferred: &mut Vec<Pba>,
+    checkpointer: &mut Checkpointer,
     reason: Reason,
 ) -> Result<Option<NextCheckpoint>> {
+    look_for_leftovers(kernel, checkpointer)?;
+    let Checkpointer { deferred, orphans, .. } = checkpointer;
     let (frozen, old, checkpoint_awaited) = {
         let mut state = kernel.state.lock();
-        let nothing = state.overlays.active().is_empty()
+        let nothing = state.overlays.nothing_to_freeze()
+            && state.leftovers == Leftovers::None
             && state.overlays.tables().discards.is_empty()
             && !state.deferred_alone()
             && !state.checkpoint_awaited;
@@ -40,7 +50,10 @@ pub(crate) fn build(
         let State { overlays, windows, checkpoint_awaited, .. } = &mut *state;
         (overlays.freeze(windows), overlays.tables().clone(), *checkpoint_awaited)
     };
-    let committed = if kernel.keeps(Rule::CommittedWhenDurable) {
+    let moment_alone = frozen.moment().is_none() || kernel.keeps(Rule::MomentCommitsNoMore);
+    let committed = if !moment_alone {
+        old.state.committed.max(kernel.state.lock().windows.durable())
+    } else if kernel.keeps(Rule::CommittedWhenDurable) {
         frozen.last().max(old.state.committed)
     } else {
         frozen.last()
@@ -48,10 +61,18 @@ pub(crate) fn build(
     let mut build = TableBuild::new(kernel, &old, committed);
     let mut volumes = old.volumes.clone();
     apply_catalogue(&mut volumes, frozen.catalogue());
-    let job = Job { frozen: &frozen, deferred: std::mem::take(deferred), checkpoint_awaited };
-    let NewRoots { references, fingerprints, pending, reclaimed, superblocks, inexact } =
+    let job = Job {
+        frozen: &frozen,
+        deferred: std::mem::take(deferred),
+        checkpoint_awaited,
+        orphans: orphans.take().unwrap_or_default(),
+    };
+    let NewRoots { references, fingerprints, pending, reclaimed, superblocks, inexact, sharing } =
         scheme.checkpoint(&mut build, &mut volumes, job)?;
-    let catalogue = build.catalogue(&volumes)?;
+    let NewCatalogue { root: catalogue, entries, places } = match &sharing {
+        Some(_) => build.catalogue_of_maps(&volumes)?,
+        None => build.catalogue(&volumes)?,
+    };
     let (pending_root, pending_count) = build.discards(&pending)?;
     let index = build.index(scheme)?;
     let (zones_root, zones, used_blocks) = build.zones()?;
@@ -62,6 +83,16 @@ pub(crate) fn build(
 
     let mut state = kernel.state.lock();
     state.overlays.mark_built();
+    let (features, shares) = match sharing {
+        Some(NewSharing { shares, orphans: waiting }) => {
+            let leaves = volumes.values().any(Volume::is_leaving);
+            let some = leaves || !waiting.is_empty();
+            state.leftovers = if some { Leftovers::Some } else { Leftovers::None };
+            *orphans = Some(waiting);
+            (old.state.features | superblock::SHARING, shares)
+        }
+        None => (old.state.features, old.state.shares),
+    };
     let tables = Tables {
         state: superblock::State {
             sequence: old.state.sequence + 2,
@@ -77,7 +108,7 @@ pub(crate) fn build(
             oldest_generation: state.allocator.oldest_generation(committed),
             live_blocks: live,
             mapped_blocks: mapped,
-            volumes: volumes.len() as u32,
+            volumes: entries,
             discards: pending_count,
             references,
             fingerprints,
@@ -91,9 +122,12 @@ pub(crate) fn build(
             // Windows that earlier recoveries voided lie below `committed` now.
             cuts: Vec::new(),
             inexact,
+            features,
+            shares,
         },
         volumes,
         discards: pending,
+        places,
     };
     Ok(Some(NextCheckpoint {
         tables: Arc::new(tables),
@@ -103,14 +137,42 @@ pub(crate) fn build(
         reclaimed,
         checkpoint_awaited,
         superblocks,
+        moment: frozen.moment().cloned(),
     }))
+}
+
+/// After opening: finds out whether deleted maps left anything behind.
+fn look_for_leftovers(kernel: &Kernel, checkpointer: &mut Checkpointer) -> Result<()> {
+    let tables = {
+        let state = kernel.state.lock();
+        if state.leftovers != Leftovers::Unknown {
+            return Ok(());
+        }
+        state.overlays.tables().clone()
+    };
+    let orphans = load_orphans(kernel, &tables.state.shares)?;
+    let some = !orphans.is_empty() || tables.volumes.values().any(Volume::is_leaving);
+    checkpointer.orphans = Some(orphans);
+    kernel.state.lock().leftovers = if some { Leftovers::Some } else { Leftovers::None };
+    Ok(())
+}
+
+/// A new catalogue.
+struct NewCatalogue {
+    root: Root,
+    /// Entries; of a store that shares pages, places.
+    entries: u32,
+    /// Of a store that shares pages.
+    places: BTreeMap<VolumeId, u32>,
 }
 
 impl TableBuild<'_> {
     /// Writes the volumes, all of them: there are few.
-    fn catalogue(&mut self, volumes: &BTreeMap<VolumeId, Volume>) -> Result<Root> {
+    fn catalogue(&mut self, volumes: &BTreeMap<VolumeId, Volume>) -> Result<NewCatalogue> {
+        let made =
+            |root| NewCatalogue { root, entries: volumes.len() as u32, places: BTreeMap::new() };
         if *volumes == self.old.volumes {
-            return Ok(self.old.state.catalogue);
+            return Ok(made(self.old.state.catalogue));
         }
         let all: Vec<&Volume> = volumes.values().collect();
         if all.len() as u64 > self.kernel.settings.limits.volumes {
@@ -128,6 +190,61 @@ impl TableBuild<'_> {
             }
             Ok(!mine.is_empty())
         })
+        .map(made)
+    }
+
+    /// Writes the maps that changed, each at its place. The first time all get their places, and the
+    /// catalogue of before goes.
+    fn catalogue_of_maps(&mut self, volumes: &BTreeMap<VolumeId, Volume>) -> Result<NewCatalogue> {
+        if volumes.len() as u64 > self.kernel.settings.limits.volumes {
+            return Err(Error::new(Kind::Io, "too many volumes"));
+        }
+        let shared = self.old.state.shares_pages();
+        let (mut places, mut root) = (self.old.places.clone(), self.old.state.catalogue);
+        let mut changed: BTreeMap<u32, Option<&Volume>> = BTreeMap::new();
+        places.retain(|id, place| {
+            let gone = !volumes.contains_key(id);
+            if gone {
+                changed.insert(*place, None);
+            }
+            !gone
+        });
+        let taken: BTreeSet<u32> = places.values().copied().collect();
+        let mut free = (0..).filter(|place| !taken.contains(place));
+        for volume in volumes.values() {
+            let place = match places.get(&volume.id) {
+                Some(_) if self.old.volumes.get(&volume.id) == Some(volume) => continue,
+                Some(&place) => place,
+                None => free.next().unwrap_or_default(),
+            };
+            places.insert(volume.id, place);
+            changed.insert(place, Some(volume));
+        }
+        if !shared {
+            let space = &mut self.space;
+            self.kernel.pages.walk(Table::Catalogue, 0, &root, &mut |_, pointer, _| {
+                space.release(pointer.address);
+                Ok(())
+            })?;
+            root = Root::default();
+        }
+        let per_leaf = Table::Maps.per_leaf();
+        let mut leaves: Vec<u64> =
+            changed.keys().map(|place| u64::from(*place) / per_leaf).collect();
+        leaves.dedup();
+        let root = self.rebuild(Table::Maps, 0, &root, &leaves, &mut |leaf, _, page| {
+            let first = (leaf * per_leaf) as u32;
+            for (&place, volume) in changed.range(first..first + per_leaf as u32) {
+                let slot = u64::from(place - first);
+                match volume {
+                    Some(volume) => volume.set_shared(page, slot),
+                    None => Volume::clear_shared(page, slot),
+                }
+            }
+            Ok(crate::format::page::body(page).iter().any(|&byte| byte != 0))
+        })?;
+        let entries = places.values().max().map_or(0, |last| last + 1);
+        Ok(NewCatalogue { root, entries, places })
     }
 
     /// Writes the pending discards, all of them.

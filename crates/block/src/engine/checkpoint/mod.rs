@@ -36,11 +36,11 @@ use crate::{
         admission::discards_crowded,
         checkpoint::{
             build::build,
-            release::{make_current, release},
+            release::{make_current, release, tell_of_acts},
             spill::spill,
         },
     },
-    kernel::{Kernel, Phase, Reason, write_superblock},
+    kernel::{Kernel, Leftovers, Phase, Reason, write_superblock},
     rules::Rule,
     scheme::verbs::Scheme,
 };
@@ -66,6 +66,7 @@ pub(crate) fn checkpoint_due(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
         return false;
     }
     state.checkpoint_wanted
+        || state.overlays.sealed().next().is_some()
         || state.overlays.active().records() >= kernel.settings.records_max / 4 * 3
         || state.overlays.active().carriers() >= kernel.settings.limits.carriers / 4 * 3
         || discards_crowded(kernel, scheme, &state)
@@ -73,8 +74,13 @@ pub(crate) fn checkpoint_due(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
         || state.overlays.active().records() > 0 && spill(kernel, scheme, &state).is_some()
 }
 
-/// True when a checkpoint would change anything.
+/// True when a checkpoint would change anything, or find out whether there is something to change.
 pub(crate) fn checkpoint_useful(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
+    checkpoint_needed(kernel, scheme) || kernel.state.lock().leftovers != Leftovers::None
+}
+
+/// True when a clean store needs a checkpoint first: what deleted maps left behind can wait.
+pub(crate) fn checkpoint_needed(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
     let state = kernel.state.lock();
     if scheme.count_ahead(&state).is_none() {
         return false;
@@ -113,8 +119,8 @@ fn checkpoint_advance(
     let flushed_after = |note: u64| kernel.state.lock().flushes.has_followed(note);
     match std::mem::take(&mut checkpointer.phase) {
         Phase::Idle => {
-            let Some(next) = build(kernel, scheme, &mut checkpointer.deferred, reason)
-                .map_err(|e| kernel.stop(&e))?
+            let Some(next) =
+                build(kernel, scheme, &mut checkpointer, reason).map_err(|e| kernel.stop(&e))?
             else {
                 return Ok(CheckpointStep::Idle);
             };
@@ -126,6 +132,10 @@ fn checkpoint_advance(
                 return Ok(CheckpointStep::NeedsFlush);
             }
             write_superblock(kernel, &next.tables, 1).map_err(|e| kernel.stop(&e))?;
+            let mut next = next;
+            if !kernel.keeps(Rule::ActsToldWhenDurable) {
+                tell_of_acts(&mut kernel.state.lock(), &mut next);
+            }
             checkpointer.phase = Phase::Named(next, want_flush(kernel));
             #[cfg(feature = "planted-bugs")]
             if !kernel.keeps(Rule::ReleaseAfterSuperblock) {

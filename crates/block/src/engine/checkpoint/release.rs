@@ -7,7 +7,7 @@ use onefold_core::Pba;
 use crate::{
     counters::add,
     coverage::Mark,
-    kernel::{Kernel, NextCheckpoint},
+    kernel::{Kernel, NextCheckpoint, State},
     overlay::Tables,
     scheme::verbs::Scheme,
 };
@@ -25,10 +25,20 @@ pub(super) fn make_current(
     scheme.acknowledge(kernel, &mut state);
     state.checkpoint_awaited &= !next.checkpoint_awaited;
     state.releases.begin();
+    tell_of_acts(&mut state, &mut next);
     if let Some(filter) = next.filter.take() {
         kernel.index.lock().finish_spill(filter);
     }
     (next, Some(old))
+}
+
+/// The acts of the moment are durable: clients see what they made.
+pub(super) fn tell_of_acts(state: &mut State, next: &mut NextCheckpoint) {
+    let Some(moment) = next.moment.take() else { return };
+    for act in &moment.acts {
+        state.volumes.performed(act, &next.tables.volumes);
+    }
+    state.moments.1 = moment.number;
 }
 
 /// Frees the blocks that the new version does not need, but for those that newer records name.
@@ -39,7 +49,7 @@ pub(super) fn release(
     next: NextCheckpoint,
 ) {
     let mut state = kernel.state.lock();
-    let (kept, freed) = scheme.keep(&state, next.freed);
+    let (kept, freed) = scheme.keep(kernel, &state, next.freed);
     state.allocator.release(
         &freed,
         &next.zones,

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use onefold_core::{Pba, Result, VolumeId};
+use onefold_core::{Error, Kind, Pba, Result, VolumeId};
 
 use super::{
     records::{Records, Replay, recover},
@@ -50,6 +50,13 @@ impl Scheme for Ideal {
         state.windows.acknowledge_published();
     }
 
+    fn begin_moment(&self) -> Result<()> {
+        Err(Error::new(
+            Kind::Unsupported,
+            "a store of the scheme ideal has no snapshots or clones, since there are no checkpoints",
+        ))
+    }
+
     fn end_change(&self, _: &mut State) {}
 
     fn reserve(&self, kernel: &Kernel, state: &State, overlay: &Overlay, more: u64) -> u64 {
@@ -79,8 +86,8 @@ impl Scheme for Ideal {
         Ok(())
     }
 
-    fn keep(&self, state: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>) {
-        shadow::keep(state, freed)
+    fn keep(&self, kernel: &Kernel, state: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>) {
+        shadow::keep(kernel, state, freed)
     }
 
     fn recover(&self, kernel: &Kernel, found: FoundAtOpening) -> Result<Progress> {

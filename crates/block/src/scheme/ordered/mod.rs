@@ -84,8 +84,8 @@ impl Scheme for Ordered {
         Ok(())
     }
 
-    fn keep(&self, state: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>) {
-        shadow::keep(state, freed)
+    fn keep(&self, kernel: &Kernel, state: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>) {
+        shadow::keep(kernel, state, freed)
     }
 
     fn recover(&self, kernel: &Kernel, found: FoundAtOpening) -> Result<Progress> {

@@ -53,7 +53,7 @@ mod tally;
 
 use std::collections::BTreeMap;
 
-use onefold_core::{Fingerprint, Pba, Result, VolumeId};
+use onefold_core::{Error, Fingerprint, Kind, Pba, Result, VolumeId};
 pub(crate) use soft_updates::OrderMerge;
 
 use super::{shadow::count_ahead, windows::lanes};
@@ -108,6 +108,13 @@ impl Scheme for OrderMerge {
 
     /// A later change needs the checkpoint that carries this one out: it goes into the next
     /// window.
+    fn begin_moment(&self) -> Result<()> {
+        Err(Error::new(
+            Kind::Unsupported,
+            "a store of the scheme ordermerge has no snapshots or clones, since its maps change in place",
+        ))
+    }
+
     fn end_change(&self, state: &mut State) {
         state.windows.close();
     }
@@ -135,6 +142,7 @@ impl Scheme for OrderMerge {
         coverage.add(Mark::LeavesMade, usize::from(job.checkpoint_awaited));
         coverage.add(Mark::BlocksReclaimed, reclaimed.blocks.len());
         Ok(NewRoots {
+            sharing: None,
             references,
             fingerprints,
             pending: Ranges::default(),
@@ -156,7 +164,7 @@ impl Scheme for OrderMerge {
     }
 
     /// A block that a window names is not reclaimed in the first place.
-    fn keep(&self, _: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>) {
+    fn keep(&self, _: &Kernel, _: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>) {
         (Vec::new(), freed)
     }
 

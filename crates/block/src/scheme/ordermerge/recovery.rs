@@ -68,6 +68,7 @@ pub(crate) fn recover_in_place(
             state: known,
             volumes: tables.volumes.clone(),
             discards: tables.discards.clone(),
+            places: tables.places.clone(),
         },
         Vec::new(),
     )

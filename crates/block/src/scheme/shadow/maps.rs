@@ -6,7 +6,7 @@ use std::{
     ops::Range,
 };
 
-use onefold_core::{Block, Error, Kind, Result, VolumeId};
+use onefold_core::{Block, Error, Kind, Lba, Result, VolumeId};
 
 use super::deltas::{Delta, Touch};
 use crate::{
@@ -14,9 +14,10 @@ use crate::{
     coverage::Mark,
     format::{
         catalogue::Volume,
-        page::{MapEntry, Table},
+        page::{MapEntry, Pointer, Table},
         record::WindowNumber,
     },
+    kernel::Kernel,
     overlay::{Entry, Overlay, zeroes},
     rules::Rule,
     scheme::{
@@ -38,167 +39,223 @@ impl TableBuild<'_> {
         scheme: &dyn Scheme,
         deltas: &mut Vec<Delta>,
     ) -> Result<Ranges> {
-        let per_leaf = Table::Map.per_leaf();
-        let mut left = Ranges::default();
-        let mut budget = discard_leaves(self.kernel, scheme);
-        let limits = self.kernel.settings.limits;
-        let many = 2 * discards.len() as u64 >= limits.discards
-            && self.kernel.keeps(Rule::DiscardsLimited);
-        let doomed = self.doomed(volumes);
-        let many = many || !doomed.is_empty();
-        let mut chosen = if many {
-            self.shortest_first(volumes, discards, &doomed, scheme, &mut left)?
-        } else {
-            BTreeMap::new()
-        };
+        let mut choice = Choice::new(self.kernel, frozen, volumes, discards, scheme)?;
+        let lowered = if self.kernel.keeps(Rule::OverwriteLowersOnce) { 1 } else { 2 };
+        let changes = Changes { kernel: self.kernel, frozen, discards };
         for (&id, volume) in volumes.iter_mut() {
-            let mine = frozen.addresses(id);
-            let mut leaves: BTreeSet<u64> = mine.iter().map(|lba| lba.0 / per_leaf).collect();
-            leaves.extend(chosen.remove(&id).unwrap_or_default());
-            for (start, span) in discards.meeting(id, 0, u64::MAX).filter(|_| !many) {
-                let mut wanted = |_, new| {
-                    let has_room = budget > 0;
-                    budget -= usize::from(has_room && new);
-                    has_room
-                };
-                if let Some(from) =
-                    self.take_leaves(volume, start..span.end, &mut leaves, &mut wanted)?
-                {
-                    left.insert(id, from, span);
-                }
-            }
+            let (mine, leaves) = choice.leaves(volume)?;
             if leaves.is_empty() {
                 continue;
             }
-            let leaves: Vec<u64> = leaves.into_iter().collect();
-            let root = volume.map;
-            let lowered = if self.kernel.keeps(Rule::OverwriteLowersOnce) { 1 } else { 2 };
-            let kernel = self.kernel;
             let mut mapped = self.mapped;
+            let mut note = |old: MapEntry, new: MapEntry| {
+                if let MapEntry::Block { pba, prefix, .. } = old {
+                    let lower = Delta::new(pba, Touch::Lower, prefix);
+                    deltas.extend(std::iter::repeat_n(lower, lowered));
+                    mapped -= 1;
+                }
+                if let MapEntry::Block { pba, prefix, .. } = new {
+                    deltas.push(Delta::new(pba, Touch::Raise, prefix));
+                    mapped += 1;
+                }
+            };
+            let root = volume.map;
             volume.map =
                 self.rebuild(Table::Map, id.0, &root, &leaves, &mut |leaf, pointer, page| {
-                    let first = leaf * per_leaf;
-                    let mut set = |page: &mut Block, slot: u64, new: MapEntry| {
-                        let old = MapEntry::get(page, slot)
-                            .ok_or_else(|| Error::new(Kind::Corrupt, "a map entry is damaged"))?;
-                        if old == new {
-                            return Ok(());
-                        }
-                        if let MapEntry::Block { pba, prefix, .. } = old {
-                            deltas.extend(std::iter::repeat_n(
-                                Delta::new(pba, Touch::Lower, prefix),
-                                lowered,
-                            ));
-                            mapped -= 1;
-                        }
-                        if let MapEntry::Block { pba, prefix, .. } = new {
-                            deltas.push(Delta::new(pba, Touch::Raise, prefix));
-                            mapped += 1;
-                        }
-                        new.set(page, slot);
-                        Ok::<(), Error>(())
-                    };
-                    // The discards that were pending when the leaf was written last come first,
-                    // then the records.
-                    let birth = pointer.map_or(WindowNumber(0), |pointer| pointer.birth);
-                    let mut applied = false;
-                    for (start, span) in discards.meeting(id, first, first + per_leaf) {
-                        applied |= span.window > birth && pointer.is_some();
-                        if span.window > birth && pointer.is_some() {
-                            for lba in start.max(first)..span.end.min(first + per_leaf) {
-                                set(page, lba - first, zeroes(span.keep))?;
-                            }
-                        }
-                    }
-                    add(&kernel.counters.discard_leaves, u64::from(applied));
-                    let from = mine.partition_point(|lba| lba.0 < first);
-                    for &lba in mine[from..].iter().take_while(|lba| lba.0 < first + per_leaf) {
-                        let Some(Entry { entry, window }) = frozen.block(id, lba) else {
-                            continue;
-                        };
-                        let covered = discards.get(id, lba.0).is_some_and(|span| {
-                            span.window > window || !kernel.keeps(Rule::LaterWriteOverRange)
-                        });
-                        if !covered {
-                            set(page, lba.0 - first, entry)?;
-                        }
-                    }
-                    Ok(crate::format::page::body(page).iter().any(|&byte| byte != 0))
+                    changes.apply(id, &mine, leaf, pointer, page, &mut note)
                 })?;
             self.mapped = mapped;
         }
-        Ok(left)
+        Ok(choice.left)
     }
+}
 
-    /// The deleted volumes for which the catalogue has no room: their discards end now. Only a
-    /// store of a program that did not let new volumes wait has such.
-    fn doomed(&self, volumes: &BTreeMap<VolumeId, Volume>) -> BTreeSet<VolumeId> {
-        let surplus =
-            (volumes.len() as u64).saturating_sub(self.kernel.settings.limits.volumes) as usize;
-        let limited = self.kernel.keeps(Rule::VolumesLimited);
-        let deleted = volumes.values().filter(|volume| volume.name.is_empty() && limited);
-        deleted.map(|volume| volume.id).take(surplus).collect()
-    }
+/// Chooses the leaves of maps that a checkpoint rewrites: those that records changed, and as many as
+/// may be of those that pending discards cover.
+pub(super) struct Choice<'a> {
+    kernel: &'a Kernel,
+    frozen: &'a Overlay,
+    discards: &'a Ranges,
+    /// When there are many discards: the leaves in which they are applied.
+    chosen: Option<Chosen>,
+    /// Else: how many more leaves may be changed for them.
+    budget: usize,
+    /// The discards that are left.
+    pub(super) left: Ranges,
+}
 
-    /// Chooses the leaves in which discards are applied when there are many of them: the shortest
-    /// ones come first, so that as many as possible end. Discards that the table would have no
-    /// room for end in any case: only a store of a program that did not make them wait has such.
-    fn shortest_first(
-        &self,
+impl<'a> Choice<'a> {
+    pub(super) fn new(
+        kernel: &'a Kernel,
+        frozen: &'a Overlay,
         volumes: &BTreeMap<VolumeId, Volume>,
-        discards: &Ranges,
-        doomed: &BTreeSet<VolumeId>,
+        discards: &'a Ranges,
         scheme: &dyn Scheme,
-        left: &mut Ranges,
-    ) -> Result<Chosen> {
-        self.kernel.coverage.hit(Mark::DiscardsMany);
-        let mut room = discard_room(self.kernel, scheme);
-        let mut order: Vec<(VolumeId, u64, Span)> =
-            discards.iter().map(|(volume, start, span)| (volume, start, *span)).collect();
-        order.sort_by_key(|(_, start, span)| span.end - start);
-        let too_many =
-            (order.len() as u64).saturating_sub(self.kernel.settings.limits.discards) as usize;
-        let mut chosen = Chosen::new();
-        for (n, (id, start, span)) in order.into_iter().enumerate() {
-            let Some(volume) = volumes.get(&id) else { continue };
-            let mine = chosen.entry(id).or_default();
-            let mut wanted = |leaf, new: bool| {
-                !new || n < too_many
-                    || doomed.contains(&id)
-                    || room.take(covered(discards, id, leaf))
-            };
-            if let Some(from) = self.take_leaves(volume, start..span.end, mine, &mut wanted)? {
-                left.insert(id, from, span);
-            }
-        }
-        Ok(chosen)
+    ) -> Result<Choice<'a>> {
+        let mut left = Ranges::default();
+        let budget = discard_leaves(kernel, scheme);
+        let limits = kernel.settings.limits;
+        let many =
+            2 * discards.len() as u64 >= limits.discards && kernel.keeps(Rule::DiscardsLimited);
+        let doomed = doomed(kernel, volumes);
+        let chosen = if many || !doomed.is_empty() {
+            Some(shortest_first(kernel, volumes, discards, &doomed, scheme, &mut left)?)
+        } else {
+            None
+        };
+        Ok(Choice { kernel, frozen, discards, chosen, budget, left })
     }
 
-    /// Adds the leaves of a map that exist and meet a range, as long as they are `wanted`, which is
-    /// told whether they are new among `mine`. Returns where the first one begins that is not.
-    fn take_leaves(
-        &self,
-        volume: &Volume,
-        range: Range<u64>,
-        mine: &mut BTreeSet<u64>,
-        wanted: &mut dyn FnMut(u64, bool) -> bool,
-    ) -> Result<Option<u64>> {
-        let per_leaf = Table::Map.per_leaf();
-        let mut at = range.start / per_leaf;
-        while let Some(leaf) =
-            self.kernel.pages.next_leaf(Table::Map, volume.id.0, &volume.map, at)?
-        {
-            if leaf * per_leaf >= range.end {
-                break;
-            }
-            if !wanted(leaf, !mine.contains(&leaf)) {
-                return Ok(Some((leaf * per_leaf).max(range.start)));
-            }
-            mine.insert(leaf);
-            at = leaf + 1;
+    /// The addresses of a volume that records changed, and the leaves to rewrite. Volumes come in
+    /// their order.
+    pub(super) fn leaves(&mut self, volume: &Volume) -> Result<(Vec<Lba>, Vec<u64>)> {
+        let id = volume.id;
+        let mine = self.frozen.addresses(id);
+        let mut leaves: BTreeSet<u64> =
+            mine.iter().map(|lba| lba.0 / Table::Map.per_leaf()).collect();
+        if let Some(chosen) = &mut self.chosen {
+            leaves.extend(chosen.remove(&id).unwrap_or_default());
+            return Ok((mine, leaves.into_iter().collect()));
         }
-        Ok(None)
+        for (start, span) in self.discards.meeting(id, 0, u64::MAX) {
+            let budget = &mut self.budget;
+            let mut wanted = |_, new| {
+                let has_room = *budget > 0;
+                *budget -= usize::from(has_room && new);
+                has_room
+            };
+            let range = start..span.end;
+            if let Some(from) = take_leaves(self.kernel, volume, range, &mut leaves, &mut wanted)? {
+                self.left.insert(id, from, span);
+            }
+        }
+        Ok((mine, leaves.into_iter().collect()))
     }
+}
+
+/// Told of an entry that changes: what it was, and what it is now.
+pub(super) type Note<'n> = &'n mut dyn FnMut(MapEntry, MapEntry);
+
+/// The changes of leaves that a checkpoint carries.
+pub(super) struct Changes<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) frozen: &'a Overlay,
+    pub(super) discards: &'a Ranges,
+}
+
+impl Changes<'_> {
+    /// Changes a leaf of the map of a volume, of which the addresses `mine` changed. Returns whether
+    /// it still holds anything.
+    pub(super) fn apply(
+        &self,
+        id: VolumeId,
+        mine: &[Lba],
+        leaf: u64,
+        pointer: Option<&Pointer>,
+        page: &mut Block,
+        note: Note<'_>,
+    ) -> Result<bool> {
+        let Changes { kernel, frozen, discards } = *self;
+        let per_leaf = Table::Map.per_leaf();
+        let first = leaf * per_leaf;
+        let mut set = |page: &mut Block, slot: u64, new: MapEntry| {
+            let old = MapEntry::get(page, slot)
+                .ok_or_else(|| Error::new(Kind::Corrupt, "a map entry is damaged"))?;
+            if old != new {
+                note(old, new);
+                new.set(page, slot);
+            }
+            Ok::<(), Error>(())
+        };
+        // The discards that were pending when the leaf was written last come first, then the
+        // records.
+        let birth = pointer.map_or(WindowNumber(0), |pointer| pointer.birth);
+        let mut applied = false;
+        for (start, span) in discards.meeting(id, first, first + per_leaf) {
+            applied |= span.window > birth && pointer.is_some();
+            if span.window > birth && pointer.is_some() {
+                for lba in start.max(first)..span.end.min(first + per_leaf) {
+                    set(page, lba - first, zeroes(span.keep))?;
+                }
+            }
+        }
+        add(&kernel.counters.discard_leaves, u64::from(applied));
+        let from = mine.partition_point(|lba| lba.0 < first);
+        for &lba in mine[from..].iter().take_while(|lba| lba.0 < first + per_leaf) {
+            let Some(Entry { entry, window }) = frozen.block(id, lba) else { continue };
+            let covered = discards.get(id, lba.0).is_some_and(|span| {
+                span.window > window || !kernel.keeps(Rule::LaterWriteOverRange)
+            });
+            if !covered {
+                set(page, lba.0 - first, entry)?;
+            }
+        }
+        Ok(crate::format::page::body(page).iter().any(|&byte| byte != 0))
+    }
+}
+
+/// The deleted volumes for which the catalogue has no room: their discards end now. Only a
+/// store of a program that did not let new volumes wait has such.
+fn doomed(kernel: &Kernel, volumes: &BTreeMap<VolumeId, Volume>) -> BTreeSet<VolumeId> {
+    let surplus = (volumes.len() as u64).saturating_sub(kernel.settings.limits.volumes) as usize;
+    let limited = kernel.keeps(Rule::VolumesLimited);
+    let deleted = volumes.values().filter(|volume| volume.name.is_empty() && limited);
+    deleted.map(|volume| volume.id).take(surplus).collect()
+}
+
+/// Chooses the leaves in which discards are applied when there are many of them: the shortest
+/// ones come first, so that as many as possible end. Discards that the table would have no
+/// room for end in any case: only a store of a program that did not make them wait has such.
+fn shortest_first(
+    kernel: &Kernel,
+    volumes: &BTreeMap<VolumeId, Volume>,
+    discards: &Ranges,
+    doomed: &BTreeSet<VolumeId>,
+    scheme: &dyn Scheme,
+    left: &mut Ranges,
+) -> Result<Chosen> {
+    kernel.coverage.hit(Mark::DiscardsMany);
+    let mut room = discard_room(kernel, scheme);
+    let mut order: Vec<(VolumeId, u64, Span)> =
+        discards.iter().map(|(volume, start, span)| (volume, start, *span)).collect();
+    order.sort_by_key(|(_, start, span)| span.end - start);
+    let too_many = (order.len() as u64).saturating_sub(kernel.settings.limits.discards) as usize;
+    let mut chosen = Chosen::new();
+    for (n, (id, start, span)) in order.into_iter().enumerate() {
+        let Some(volume) = volumes.get(&id) else { continue };
+        let mine = chosen.entry(id).or_default();
+        let mut wanted = |leaf, new: bool| {
+            !new || n < too_many || doomed.contains(&id) || room.take(covered(discards, id, leaf))
+        };
+        if let Some(from) = take_leaves(kernel, volume, start..span.end, mine, &mut wanted)? {
+            left.insert(id, from, span);
+        }
+    }
+    Ok(chosen)
+}
+
+/// Adds the leaves of a map that exist and meet a range, as long as they are `wanted`, which is
+/// told whether they are new among `mine`. Returns where the first one begins that is not.
+fn take_leaves(
+    kernel: &Kernel,
+    volume: &Volume,
+    range: Range<u64>,
+    mine: &mut BTreeSet<u64>,
+    wanted: &mut dyn FnMut(u64, bool) -> bool,
+) -> Result<Option<u64>> {
+    let per_leaf = Table::Map.per_leaf();
+    let mut at = range.start / per_leaf;
+    while let Some(leaf) = kernel.pages.next_leaf(Table::Map, volume.family(), &volume.map, at)? {
+        if leaf * per_leaf >= range.end {
+            break;
+        }
+        if !wanted(leaf, !mine.contains(&leaf)) {
+            return Ok(Some((leaf * per_leaf).max(range.start)));
+        }
+        mine.insert(leaf);
+        at = leaf + 1;
+    }
+    Ok(None)
 }
 
 /// Leaves of the maps of volumes.

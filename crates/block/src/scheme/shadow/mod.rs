@@ -1,20 +1,26 @@
 //! Shadow-paged tables: checkpoints write all changed pages of maps, references and fingerprints to
 //! new places. All schemes but [`ordermerge`](super::ordermerge) share it.
 
+#[cfg(feature = "planted-bugs")]
+mod broken;
 mod deltas;
 mod maps;
 mod pages;
 mod references;
+mod shared;
 
 use std::collections::BTreeMap;
 
 use onefold_core::{Fingerprint, Pba, Result, VolumeId};
 pub(crate) use pages::{count_ahead, leaf_of_map, pages_of, pages_of_changes};
+use shared::Maps;
+pub(crate) use shared::{load_orphans, share_of};
 
 use crate::{
     coverage::Mark,
     format::catalogue::Volume,
-    kernel::{Reclaimed, State},
+    kernel::{Kernel, Reclaimed, State},
+    rules::Rule,
     scheme::verbs::{CountRule, Job, NewRoots, Scheme},
     table_build::TableBuild,
 };
@@ -32,11 +38,20 @@ pub(crate) fn checkpoint(
     }
     // For each change the old block and the new one, and each new block once more.
     let mut deltas = Vec::with_capacity(job.frozen.changed() * 3);
-    let pending = build.maps(job.frozen, volumes, &discards, scheme, &mut deltas)?;
+    let shares = build.old.state.shares_pages() || job.frozen.moment().is_some();
+    let (pending, sharing) = if shares {
+        let Job { frozen, orphans, .. } = &job;
+        let maps = Maps { frozen, volumes, discards, orphans: orphans.clone() };
+        let (pending, sharing) = build.shared_maps(maps, scheme, &mut deltas)?;
+        (pending, Some(sharing))
+    } else {
+        let pending = build.maps(job.frozen, volumes, &discards, scheme, &mut deltas)?;
+        volumes.retain(|id, volume| {
+            !volume.name.is_empty() || pending.meeting(*id, 0, u64::MAX).next().is_some()
+        });
+        (pending, None)
+    };
     build.kernel.coverage.add(Mark::DiscardsLeft, pending.iter().count());
-    volumes.retain(|id, volume| {
-        !volume.name.is_empty() || pending.meeting(*id, 0, u64::MAX).next().is_some()
-    });
     let (references, stored) = build.references(job.frozen, job.deferred, deltas)?;
     let fingerprints = build.fingerprints(&stored)?;
     Ok(NewRoots {
@@ -44,8 +59,10 @@ pub(crate) fn checkpoint(
         fingerprints,
         pending,
         reclaimed: Reclaimed::default(),
-        superblocks: 1,
+        // Nobody sees what an act made before both superblocks have it.
+        superblocks: if job.frozen.moment().is_some() { 2 } else { 1 },
         inexact: build.old.state.inexact,
+        sharing,
     })
 }
 
@@ -63,7 +80,10 @@ impl CountRule for LinksAlone {
 }
 
 /// Parts blocks that a checkpoint found free: those that newer records name, and the others.
-pub(crate) fn keep(state: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>) {
+pub(crate) fn keep(kernel: &Kernel, state: &State, freed: Vec<Pba>) -> (Vec<Pba>, Vec<Pba>) {
+    let sees_sealed = kernel.keeps(Rule::SealedRecordsPin);
     let pinned = state.windows.pinned();
-    freed.into_iter().partition(|pba| pinned.contains(pba) || state.overlays.active().pins(*pba))
+    freed
+        .into_iter()
+        .partition(|pba| pinned.contains(pba) || state.overlays.pins(*pba, sees_sealed))
 }

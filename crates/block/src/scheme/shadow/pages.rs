@@ -11,6 +11,11 @@ use crate::{
 /// paths to them.
 const CHANGE_PAGES: u64 = 12;
 
+/// Counts of blocks, and accounts of pages, that change by one leaf of a deleted map or by one page
+/// that is handed over.
+pub(crate) const LEFTOVER_COUNTS: u64 = 2 * 288;
+const LEFTOVER_ACCOUNTS: u64 = 2 * 170;
+
 /// Pages of maps, catalogue and discards that a checkpoint of `overlay`, and of `more` records that
 /// are not published yet, writes at most.
 pub(crate) fn pages_of_changes(state: &State, overlay: &Overlay, more: u64) -> u64 {
@@ -21,7 +26,10 @@ pub(crate) fn pages_of_changes(state: &State, overlay: &Overlay, more: u64) -> u
         tables.volumes.len().max(state.volumes.count()) as u64 + overlay.catalogue().len() as u64;
     let all = |entries: u64, table: Table| tree_pages(u64::MAX, entries.div_ceil(table.per_leaf()));
     let ranges = (tables.discards.len() + overlay.ranges().len()) as u64 + more;
-    map + all(volumes, Table::Catalogue) + all(ranges, Table::Discards) + CHANGE_PAGES
+    let catalogue = if state.shares_pages() { Table::Maps } else { Table::Catalogue };
+    // Each act makes an entry, and writes over another one.
+    let volumes = volumes + 2 * state.acts_ahead().count() as u64;
+    map + all(volumes, catalogue) + all(ranges, Table::Discards) + CHANGE_PAGES
 }
 
 /// Blocks whose counts `records` records may change. Each may raise one and lower another, and its
@@ -34,13 +42,24 @@ pub(crate) fn leaf_of_map() -> u64 {
 /// at most.
 pub(crate) fn pages_of(kernel: &Kernel, state: &State, overlay: &Overlay, more: u64) -> u64 {
     let geometry = &kernel.fixed.geometry;
-    let (records, leaf) = (overlay.records() + more, leaf_of_map());
+    let mut leaf = leaf_of_map();
+    let mut shares = 0;
+    if state.shares_pages() {
+        // A page of a map that is rewritten changes its own account, that of the page before and
+        // that of a lender. Besides, one leaf of a deleted map, or one page that is handed over,
+        // always has room.
+        leaf += LEFTOVER_COUNTS;
+        let maps = pages_of_changes(state, overlay, more);
+        let accounts = geometry.blocks().div_ceil(Table::Shares.per_leaf());
+        shares = tree_pages(3 * maps + LEFTOVER_ACCOUNTS, accounts) + CHANGE_PAGES;
+    }
+    let records = overlay.records() + more;
     let references =
         tree_pages(3 * records + leaf, geometry.blocks().div_ceil(Table::References.per_leaf()));
     // It stores one block, or brings one back.
     let fingerprints =
         tree_pages(records, geometry.blocks().div_ceil(Table::Fingerprints.per_leaf()));
-    let pages = pages_of_changes(state, overlay, more) + references + fingerprints;
+    let pages = pages_of_changes(state, overlay, more) + references + fingerprints + shares;
     // The zone table also holds the changes that its own pages make.
     pages
         + tree_pages(
@@ -53,7 +72,8 @@ pub(crate) fn pages_of(kernel: &Kernel, state: &State, overlay: &Overlay, more: 
 pub(crate) fn discards_ahead(state: &State) -> u64 {
     let gathered: usize = state.windows.all().map(|window| window.ranges.len()).sum();
     let published = state.overlays.range_records();
-    state.overlays.tables().discards.len() as u64 + 2 * (published + gathered as u64)
+    let copied: u64 = state.moments_ahead().map(|moment| moment.ranges).sum();
+    state.overlays.tables().discards.len() as u64 + 2 * (published + gathered as u64) + copied
 }
 
 /// The entries that the tables of bounded size get.

@@ -6,7 +6,7 @@ use super::client::Change;
 use crate::{
     block::{
         model::{Key, Verb},
-        run::{Flow, Sim, Stop},
+        run::{Flow, STEP_LIMIT, Sim, Stop},
         subject::{Ack, Step, Subject},
     },
     checker::{Checker, Failure},
@@ -28,14 +28,18 @@ impl<S: Subject> Sim<S> {
 
     /// Any change of the catalogue.
     pub(crate) fn verb(&mut self) -> Flow<()> {
-        let keys: Vec<Key> = self.model.volumes().keys().copied().collect();
+        let keys: Vec<Key> = self.model.writable();
         let Some(&key) = self.rng.pick(&keys) else { return self.create_volume() };
+        if self.params.options.snapshots.is_some() && self.rng.percent(70) {
+            return self.act(key);
+        }
         let blocks = self.params.volume_blocks;
         let crowded = self.params.options.tight.volumes.is_some() && self.rng.percent(60);
         let verb = match self.rng.below(8) {
             0..=3 if crowded => Verb::Delete(key),
             _ if crowded => return self.create_volume(),
             0 | 1 => Verb::Rename(key, self.free_name()),
+            2 if !self.model.snapshots(key).is_empty() => return self.refused_delete(key),
             2 => Verb::Delete(key),
             3 if keys.len() < 6 => return self.create_volume(),
             4 => return self.taken_name(key),
@@ -45,15 +49,109 @@ impl<S: Subject> Sim<S> {
         self.apply(verb)
     }
 
+    /// A snapshot, a clone, a rollback, or the end or another name of a snapshot.
+    fn act(&mut self, key: Key) -> Flow<()> {
+        let volumes = self.model.writable();
+        let snapshots = self.model.snapshots(key);
+        let snapshot = self.rng.pick(&snapshots).copied();
+        let verb = match (self.rng.below(12), snapshot) {
+            (0..=3, _) => {
+                let mut wanted = vec![(key, self.free_name())];
+                if self.rng.once_in(3) {
+                    let others: Vec<Key> =
+                        volumes.into_iter().filter(|&other| other != key).collect();
+                    wanted.extend(others.into_iter().map(|other| (other, self.free_name())));
+                }
+                Verb::Snapshot(wanted)
+            }
+            (4 | 5, _) if volumes.len() < 6 => {
+                Verb::Clone(snapshot.unwrap_or(key), self.free_name())
+            }
+            (6 | 7, Some(to)) => {
+                let keep = self.rng.percent(70).then(|| self.free_name());
+                Verb::Rollback(key, to, keep)
+            }
+            (8, Some(snapshot)) => Verb::Rename(snapshot, self.free_name()),
+            (_, Some(snapshot)) => Verb::Delete(snapshot),
+            (_, None) => Verb::Snapshot(vec![(key, self.free_name())]),
+        };
+        self.apply(verb)
+    }
+
+    /// A volume that has snapshots is not deleted.
+    fn refused_delete(&mut self, key: Key) -> Flow<()> {
+        let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else {
+            return Ok(());
+        };
+        let Some(store) = &self.store else { return Ok(()) };
+        match store.delete_volume(id) {
+            Err(error) if error.kind() == Kind::InvalidInput => Ok(()),
+            Err(error) => Err(self.judge("deletion of a volume with snapshots", &error)),
+            Ok(_) => {
+                let message = "a volume with snapshots was deleted".to_owned();
+                Err(Failure::new(Checker::Volumes, message).into())
+            }
+        }
+    }
+
+    /// All volumes and snapshots go, and nothing is left of them.
+    pub(crate) fn all_goes(&mut self) -> Flow<()> {
+        self.reach.hit("all volumes and snapshots deleted");
+        self.drive_acts()?;
+        for snapshots in [true, false] {
+            let all = self.model.volumes().iter().filter(|(_, one)| one.of.is_some() == snapshots);
+            for key in all.map(|(&key, _)| key).collect::<Vec<Key>>() {
+                self.apply(Verb::Delete(key))?;
+            }
+        }
+        if let Some(ticket) = self.model.pending_verb() {
+            self.drive(ticket)?;
+        }
+        let Some(store) = &self.store else { return Ok(()) };
+        if let Err(error) = store.flush(VolumeId::default()) {
+            return Err(self.judge("flush", &error));
+        }
+        let mut left = (0, 0, true);
+        for _ in 0..STEP_LIMIT {
+            let Some(store) = &self.store else { return Ok(()) };
+            left = store.left();
+            if !left.2 {
+                break;
+            }
+            for step in Step::ALL {
+                self.step(step)?;
+            }
+        }
+        if left != (0, 0, false) && self.disk.damage() == 0 {
+            let message = format!(
+                "all was deleted, and blocks with references, mapped blocks and whether something is to be done are {left:?}"
+            );
+            return Err(Failure::new(Checker::ReferenceCounts, message).into());
+        }
+        Ok(())
+    }
+
     /// Does `verb` when the one before is durable, tells the model, and sometimes waits.
     fn apply(&mut self, verb: Verb) -> Flow<()> {
         if let Some(ticket) = self.model.pending_verb() {
             self.drive(ticket)?;
         }
+        self.drive_acts()?;
+        // Acts that were on their way may have made a snapshot of it.
+        if let Verb::Delete(key) = &verb
+            && !self.model.snapshots(*key).is_empty()
+        {
+            return Ok(());
+        }
+        if verb.is_act() {
+            return self.ask(verb);
+        }
         let id =
             |key: &Key| self.model.volumes().get(key).map(|volume| volume.id).unwrap_or_default();
         let id = match &verb {
-            Verb::Create(..) => VolumeId::default(),
+            Verb::Create(..) | Verb::Snapshot(_) | Verb::Clone(..) | Verb::Rollback(..) => {
+                VolumeId::default()
+            }
             Verb::Resize(key, _) | Verb::Rename(key, _) | Verb::Delete(key) => id(key),
         };
         self.model.begin(verb.clone());
@@ -67,6 +165,7 @@ impl<S: Subject> Sim<S> {
                 }
                 Verb::Rename(_, name) => store.rename_volume(id, name).map(|ack| (id, ack)),
                 Verb::Delete(_) => store.delete_volume(id).map(|ack| (id, ack)),
+                Verb::Snapshot(_) | Verb::Clone(..) | Verb::Rollback(..) => return Ok(()),
             };
             self.say(|| format!("{verb:?}: {result:?}"));
             match result {
@@ -104,6 +203,80 @@ impl<S: Subject> Sim<S> {
                     return self.look(false);
                 }
                 Err(error) => return Err(self.judge("volume verb", &error)),
+            }
+        }
+    }
+
+    /// Asks for an act, and sometimes waits for it.
+    fn ask(&mut self, verb: Verb) -> Flow<()> {
+        let id =
+            |key: &Key| self.model.volumes().get(key).map(|volume| volume.id).unwrap_or_default();
+        let limit = self.params.options.snapshots.map_or(u64::MAX, |sharing| sharing.snapshots);
+        let many = |key: &Key| self.model.snapshots(*key).len() as u64 >= limit;
+        let too_many = match &verb {
+            Verb::Snapshot(wanted) => wanted.iter().any(|(of, _)| many(of)),
+            Verb::Rollback(volume, _, keep) => keep.is_some() && many(volume),
+            _ => false,
+        };
+        let ids: Vec<VolumeId> = match &verb {
+            Verb::Snapshot(wanted) => wanted.iter().map(|(of, _)| id(of)).collect(),
+            Verb::Clone(of, _) => vec![id(of)],
+            Verb::Rollback(volume, to, _) => vec![id(volume), id(to)],
+            _ => Vec::new(),
+        };
+        let mut tries = 0;
+        loop {
+            let Some(store) = &self.store else { return Ok(()) };
+            self.model.begin(verb.clone());
+            let asked = match &verb {
+                Verb::Snapshot(wanted) => {
+                    let names = wanted.iter().map(|(_, name)| name.clone());
+                    let wanted: Vec<_> = ids.iter().copied().zip(names).collect();
+                    store.snapshot(&wanted)
+                }
+                Verb::Clone(_, name) => {
+                    store.clone_volume(ids[0], name).map(|(id, number)| (vec![id], number))
+                }
+                Verb::Rollback(_, _, keep) => store
+                    .rollback(ids[0], ids[1], keep.as_deref())
+                    .map(|(kept, number)| (kept.into_iter().collect(), number)),
+                _ => return Ok(()),
+            };
+            self.say(|| format!("{verb:?}: {asked:?}"));
+            match asked {
+                Ok(_) if too_many => {
+                    let message = format!("more than {limit} snapshots of a volume");
+                    return Err(Failure::new(Checker::Limits, message).into());
+                }
+                Ok((ids, number)) => {
+                    self.asked = Some((number, ids));
+                    self.note_durable()?;
+                    let few =
+                        self.params.options.snapshots.is_some_and(|sharing| sharing.few_contents);
+                    let waits = self.rng.percent(if few { 5 } else { 40 });
+                    return if waits { self.drive_acts() } else { Ok(()) };
+                }
+                Err(error) if error.kind() == Kind::Busy && !self.disk.is_down() => {
+                    self.model.refused();
+                    tries += 1;
+                    self.make_room(tries)?;
+                }
+                Err(error) if error.kind() == Kind::InvalidInput && too_many => {
+                    self.model.refused();
+                    self.reach
+                        .hit("limit: a snapshot is refused, since there are as many as may be");
+                    return Ok(());
+                }
+                Err(error)
+                    if error.kind() == Kind::NoSpace
+                        && !self.disk.is_down()
+                        && !self.disk.has_failed() =>
+                {
+                    self.model.refused();
+                    self.reach.hit("store full: act refused");
+                    return Ok(());
+                }
+                Err(error) => return Err(self.judge("act", &error)),
             }
         }
     }

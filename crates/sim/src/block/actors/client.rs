@@ -56,7 +56,8 @@ impl<S: Subject> Sim<S> {
             }
             _ => {}
         }
-        let Some(key) = self.any_volume() else { return Ok(()) };
+        let read = matches!(op, Op::Read | Op::Extents);
+        let Some(key) = self.any_volume(read) else { return Ok(()) };
         match op {
             Op::Write | Op::Fua => {
                 let most = if self.rng.percent(50) { 1 } else { 8 };
@@ -115,8 +116,13 @@ impl<S: Subject> Sim<S> {
         self.params.palette.draw(&mut self.model.contents, &mut self.rng)
     }
 
-    fn any_volume(&mut self) -> Option<Key> {
-        let keys: Vec<Key> = self.model.volumes().keys().copied().collect();
+    /// A volume; of those that are only read, a snapshot too.
+    fn any_volume(&mut self, read: bool) -> Option<Key> {
+        let keys: Vec<Key> = if read {
+            self.model.volumes().keys().copied().collect()
+        } else {
+            self.model.writable()
+        };
         self.rng.pick(&keys).copied()
     }
 
@@ -167,7 +173,11 @@ impl<S: Subject> Sim<S> {
         }
         let (mut tries, mut taken) = (0, 0);
         loop {
-            let Some(id) = self.model.volumes().get(&key).map(|volume| volume.id) else {
+            // While it waited, the volume may have been rolled back to a smaller size.
+            let reaches = |blocks: u64| offset + change.bytes() <= blocks * BLOCK;
+            let volume = self.model.volumes().get(&key);
+            let Some(id) = volume.filter(|volume| reaches(volume.blocks)).map(|volume| volume.id)
+            else {
                 return Ok(None);
             };
             let Some(store) = &self.store else { return Ok(None) };
@@ -329,7 +339,7 @@ impl<S: Subject> Sim<S> {
     /// A full store becomes writable when enough is trimmed.
     fn trim_and_write_again(&mut self) -> Flow<()> {
         self.reach.hit("store full: trimmed and written again");
-        let keys: Vec<Key> = self.model.volumes().keys().copied().collect();
+        let keys: Vec<Key> = self.model.writable();
         for &key in &keys {
             let bytes = self.blocks_of(key) * BLOCK;
             self.change(key, 0, Change::Trim(bytes))?;

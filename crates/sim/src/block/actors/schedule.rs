@@ -67,6 +67,9 @@ impl<S: Subject> Sim<S> {
     pub(crate) fn note_durable(&mut self) -> Flow<()> {
         let Some(store) = &self.store else { return Ok(()) };
         self.model.durable(store.durable().0)?;
+        if let Some((_, ids)) = self.asked.take_if(|(number, _)| store.acts_done() >= *number) {
+            self.model.performed(&ids)?;
+        }
         match store.overfull(&self.params.options) {
             Some(what) => Err(Failure::new(Checker::Limits, what).into()),
             None => Ok(()),
@@ -98,6 +101,23 @@ impl<S: Subject> Sim<S> {
         Err(Failure::new(
             Checker::Progress,
             format!("ticket {ticket} is not durable after {STEP_LIMIT} rounds of steps"),
+        )
+        .into())
+    }
+
+    /// Steps until the acts that were asked for are done.
+    pub(crate) fn drive_acts(&mut self) -> Flow<()> {
+        for _ in 0..STEP_LIMIT {
+            if self.asked.is_none() {
+                return Ok(());
+            }
+            for step in Step::DURABLE.into_iter().chain([Step::Checkpoint]) {
+                self.step(step)?;
+            }
+        }
+        Err(Failure::new(
+            Checker::Progress,
+            format!("acts are not durable after {STEP_LIMIT} rounds of steps"),
         )
         .into())
     }

@@ -87,6 +87,20 @@ impl Cell {
         live
     }
 
+    /// The cell of a copy: it holds durably what this one holds now.
+    pub(super) fn copied(&self, settled: u64) -> Cell {
+        Cell { durable: self.live(), older: self.older.clone(), settled, ..Cell::default() }
+    }
+
+    /// It holds what it may hold after a crash, or what another one may hold.
+    pub(super) fn or(&mut self, other: &Cell) {
+        self.durable = self.after_crash();
+        self.later.clear();
+        self.durable.extend(other.live());
+        self.durable.sort_unstable();
+        self.durable.dedup();
+    }
+
     /// The contents that a read may return after a crash now.
     pub(super) fn after_crash(&self) -> Vec<Content> {
         let mut all = self.durable.clone();

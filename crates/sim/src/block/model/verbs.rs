@@ -18,7 +18,24 @@ pub enum Verb {
     Rename(Key, String),
     /// No longer there.
     Delete(Key),
+    /// Snapshots of volumes, of one moment.
+    Snapshot(Vec<(Key, String)>),
+    /// A new volume that holds what a volume or a snapshot holds.
+    Clone(Key, String),
+    /// A volume holds what its snapshot holds; a snapshot of this name gets what it held.
+    Rollback(Key, Key, Option<String>),
 }
+
+impl Verb {
+    /// True for what happens to whole maps at a moment.
+    #[must_use]
+    pub fn is_act(&self) -> bool {
+        matches!(self, Verb::Snapshot(_) | Verb::Clone(..) | Verb::Rollback(..))
+    }
+}
+
+/// What a verb copies: blocks and cells as of the moment at which it was asked for.
+pub(super) type Copied = Vec<(u64, BTreeMap<u64, Cell>)>;
 
 /// How to take back a change that was taken and then lost in a crash.
 #[derive(Clone)]
@@ -27,6 +44,8 @@ pub(super) enum Undo {
     Resize(Key, u64),
     Rename(Key, String),
     Delete(Key, Volume),
+    /// An act, which is durable when it is answered.
+    Act,
 }
 
 /// The one change that may have happened or not.
@@ -36,7 +55,7 @@ pub(super) enum Doubt {
     #[default]
     Clear,
     /// The verb was not answered: the model does not show it.
-    Asked(Verb),
+    Asked(Verb, Copied),
     /// The verb was taken with this ticket, which is not durable: the model shows it.
     Taken(u64, Undo),
 }
@@ -46,7 +65,78 @@ type Listing = BTreeMap<String, u64>;
 impl Model {
     /// `verb` is asked for.
     pub fn begin(&mut self, verb: Verb) {
-        self.doubt = Doubt::Asked(verb);
+        let copied = match &verb {
+            Verb::Snapshot(wanted) => wanted.iter().map(|(of, _)| self.copy(*of)).collect(),
+            Verb::Clone(of, _) => vec![self.copy(*of)],
+            Verb::Rollback(volume, to, _) => vec![self.copy(*to), self.copy(*volume)],
+            _ => Vec::new(),
+        };
+        self.doubt = Doubt::Asked(verb, copied);
+    }
+
+    fn copy(&self, of: Key) -> (u64, BTreeMap<u64, Cell>) {
+        let Some(volume) = self.volumes.get(&of) else { return (0, BTreeMap::new()) };
+        let cells = volume.cells.iter().map(|(&lba, cell)| (lba, cell.copied(self.settles)));
+        (volume.blocks, cells.collect())
+    }
+
+    /// The verb that was asked for is refused: nothing happens.
+    pub fn refused(&mut self) {
+        self.doubt = Doubt::Clear;
+    }
+
+    /// The acts that were asked for are durable; `ids` are those of what they made.
+    ///
+    /// # Errors
+    /// An id was used before.
+    pub fn performed(&mut self, ids: &[VolumeId]) -> Result<(), Failure> {
+        match std::mem::take(&mut self.doubt) {
+            Doubt::Asked(verb, copied) => self.apply(verb, copied, ids).map(drop),
+            other => {
+                self.doubt = other;
+                Ok(())
+            }
+        }
+    }
+
+    /// The name of a volume, or of a snapshot with its volume's.
+    fn full_name(&self, volume: &Volume) -> String {
+        match volume.of {
+            None => volume.name.clone(),
+            Some(of) => {
+                let origin = self.volumes.get(&of).map_or("?", |origin| &origin.name);
+                format!("{origin}@{}", volume.name)
+            }
+        }
+    }
+
+    /// The names of what a verb makes, in the order of their ids.
+    fn makes(&self, verb: &Verb) -> Vec<String> {
+        let snapshot = |of: &Key, name: &String| {
+            format!("{}@{name}", self.volumes.get(of).map_or("?", |origin| &origin.name))
+        };
+        match verb {
+            Verb::Create(name, _) | Verb::Clone(_, name) => vec![name.clone()],
+            Verb::Snapshot(wanted) => wanted.iter().map(|(of, name)| snapshot(of, name)).collect(),
+            Verb::Rollback(volume, _, Some(name)) => vec![snapshot(volume, name)],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Adds a volume or a snapshot.
+    fn add(&mut self, volume: Volume) -> Result<Key, Failure> {
+        // Of a volume whose record was damaged the store knows nothing, its number neither.
+        if !self.used_ids.insert(volume.id) && self.damage == 0 {
+            let (name, id) = (&volume.name, volume.id);
+            return Err(Failure::new(
+                Checker::Volumes,
+                format!("the new volume '{name}' has the id {id}, which was used before"),
+            ));
+        }
+        let key = self.next_key;
+        self.next_key += 1;
+        self.volumes.insert(key, volume);
+        Ok(key)
     }
 
     /// The ticket that the last verb waits for.
@@ -64,8 +154,8 @@ impl Model {
     /// # Errors
     /// The id of a new volume was used before.
     pub fn taken(&mut self, id: VolumeId, ticket: Option<u64>) -> Result<(), Failure> {
-        let Doubt::Asked(verb) = std::mem::take(&mut self.doubt) else { return Ok(()) };
-        let undo = self.apply(verb, id)?;
+        let Doubt::Asked(verb, copied) = std::mem::take(&mut self.doubt) else { return Ok(()) };
+        let undo = self.apply(verb, copied, &[id])?;
         if let (Undo::Resize(key, _), Some(ticket)) = (&undo, ticket) {
             let blocks = self.volumes.get(key).map_or(0, |volume| volume.blocks);
             self.clear(*key, blocks, u64::MAX, Outcome::Taken(ticket));
@@ -81,22 +171,42 @@ impl Model {
     }
 
     /// Shows `verb`, and says how to take it back.
-    fn apply(&mut self, verb: Verb, id: VolumeId) -> Result<Undo, Failure> {
+    fn apply(&mut self, verb: Verb, copied: Copied, ids: &[VolumeId]) -> Result<Undo, Failure> {
+        let id = ids.first().copied().unwrap_or_default();
+        let mut copied = copied.into_iter();
+        let mut next = || copied.next().unwrap_or_default();
         let gone = |key: Key| {
             Failure::new(Checker::Volumes, format!("the simulation has no volume {key}"))
         };
         Ok(match verb {
-            Verb::Create(name, blocks) => {
-                if !self.used_ids.insert(id) {
-                    return Err(Failure::new(
-                        Checker::Volumes,
-                        format!("the new volume '{name}' has the id {id}, which was used before"),
-                    ));
+            Verb::Create(name, blocks) => Undo::Create(self.add(Volume {
+                id,
+                name,
+                blocks,
+                of: None,
+                cells: BTreeMap::new(),
+            })?),
+            Verb::Snapshot(wanted) => {
+                for ((of, name), &id) in wanted.into_iter().zip(ids) {
+                    let (blocks, cells) = next();
+                    self.add(Volume { id, name, blocks, of: Some(of), cells })?;
                 }
-                let key = self.next_key;
-                self.next_key += 1;
-                self.volumes.insert(key, Volume { id, name, blocks, cells: BTreeMap::new() });
-                Undo::Create(key)
+                Undo::Act
+            }
+            Verb::Clone(_, name) => {
+                let (blocks, cells) = next();
+                self.add(Volume { id, name, blocks, of: None, cells })?;
+                Undo::Act
+            }
+            Verb::Rollback(key, _, keep) => {
+                let (new, old) = (next(), next());
+                let volume = self.volumes.get_mut(&key).ok_or_else(|| gone(key))?;
+                (volume.blocks, volume.cells) = new;
+                if let Some(name) = keep {
+                    let (blocks, cells) = old;
+                    self.add(Volume { id, name, blocks, of: Some(key), cells })?;
+                }
+                Undo::Act
             }
             Verb::Resize(key, blocks) => {
                 let volume = self.volumes.get_mut(&key).ok_or_else(|| gone(key))?;
@@ -156,6 +266,7 @@ impl Model {
                     volume.name = name;
                 }
             }
+            Undo::Act => {}
             Undo::Delete(key, mut volume) => {
                 volume.cells.values_mut().for_each(Cell::may_be_clear);
                 self.volumes.insert(key, volume);
@@ -165,7 +276,21 @@ impl Model {
 
     /// The verb that was asked for did not happen, or not wholly: what it would have dropped may be
     /// gone.
-    fn abandon(&mut self, verb: &Verb) {
+    fn abandon(&mut self, verb: &Verb, copied: Copied) {
+        // Without a name that tells of it, it may have happened.
+        if let (Verb::Rollback(key, _, None), Some((_, cells))) = (verb, copied.into_iter().next())
+        {
+            if let Some(volume) = self.volumes.get_mut(key) {
+                for (&lba, cell) in &mut volume.cells {
+                    cell.or(cells.get(&lba).unwrap_or(&Cell::default()));
+                }
+                for (lba, cell) in cells {
+                    let zeroes = Cell::default();
+                    volume.cells.entry(lba).or_insert_with(|| cell.clone()).or(&zeroes);
+                }
+            }
+            return;
+        }
         let (key, from) = match verb {
             Verb::Resize(key, blocks) => (key, *blocks),
             Verb::Delete(key) => (key, 0),
@@ -202,23 +327,23 @@ impl Model {
         let mut other = self.clone_catalogue();
         match std::mem::take(&mut self.doubt) {
             Doubt::Clear if shown => {}
-            Doubt::Asked(verb) if shown => self.abandon(&verb),
+            Doubt::Asked(verb, copied) if shown => self.abandon(&verb, copied),
             Doubt::Taken(_, undo) if shown => self.happened(&undo),
             Doubt::Clear => return Err(wrong_volumes(&listing, &self.listing(), None)),
-            Doubt::Asked(verb) => {
+            Doubt::Asked(verb, copied) => {
                 let id = |name: &String| {
                     found
                         .iter()
                         .find(|(_, info)| info.name == *name)
                         .map_or(VolumeId(u32::MAX), |(id, _)| *id)
                 };
-                let id =
-                    if let Verb::Create(name, _) = &verb { id(name) } else { VolumeId::default() };
-                other.apply(verb.clone(), id)?;
+                let ids: Vec<VolumeId> = self.makes(&verb).iter().map(id).collect();
+                let sizes = copied.iter().map(|&(blocks, _)| (blocks, BTreeMap::new())).collect();
+                other.apply(verb.clone(), sizes, &ids)?;
                 if listing != other.listing() {
                     return Err(wrong_volumes(&listing, &self.listing(), Some(&other.listing())));
                 }
-                let undo = self.apply(verb, id)?;
+                let undo = self.apply(verb, copied, &ids)?;
                 self.happened(&undo);
             }
             Doubt::Taken(_, undo) => {
@@ -230,7 +355,8 @@ impl Model {
             }
         }
         for volume in self.volumes.values() {
-            if !found.iter().any(|(id, info)| *id == volume.id && info.name == volume.name) {
+            let name = self.full_name(volume);
+            if !found.iter().any(|(id, info)| *id == volume.id && info.name == name) {
                 return Err(Failure::new(
                     Checker::Volumes,
                     format!("volume '{}' no longer has the id {}", volume.name, volume.id),
@@ -246,6 +372,7 @@ impl Model {
             id: volume.id,
             name: volume.name.clone(),
             blocks: volume.blocks,
+            of: volume.of,
             cells: BTreeMap::new(),
         };
         Model {
@@ -260,7 +387,7 @@ impl Model {
     fn listing(&self) -> Listing {
         self.volumes
             .values()
-            .map(|volume| (volume.name.clone(), volume.blocks * BLOCK_BYTES as u64))
+            .map(|volume| (self.full_name(volume), volume.blocks * BLOCK_BYTES as u64))
             .collect()
     }
 }

@@ -54,6 +54,9 @@ pub(super) struct Superblock {
     cuts: Vec<[u64; 3]>,
     pub(super) scheme: u64,
     pub(super) inexact: bool,
+    /// Maps share pages.
+    pub(super) sharing: bool,
+    pub(super) shares: (Pointer, u64),
 }
 
 /// A zone as a page of the zone list tells of it.
@@ -96,7 +99,14 @@ impl Superblock {
     }
 
     fn decode(bytes: &[u8], place: u64) -> Result<Superblock, String> {
-        let version = if bytes[88] == 5 { 2 } else { 1 };
+        let sharing = number::<8>(bytes, 1192) == 1;
+        let version = if sharing {
+            3
+        } else if bytes[88] == 5 {
+            2
+        } else {
+            1
+        };
         if &bytes[..8] != b"ONEFOLD\0"
             || number::<4>(bytes, 8) != version
             || number::<8>(bytes, 16) != checksum(version, bytes, 16)
@@ -104,7 +114,11 @@ impl Superblock {
             return Err("its magic, version or checksum is wrong".to_owned());
         }
         let sequence = number::<8>(bytes, 96);
-        if number::<4>(bytes, 12) != place || sequence % 2 != place || !zero(&bytes[1192..]) {
+        if number::<4>(bytes, 12) != place
+            || sequence % 2 != place
+            || !zero(&bytes[1200..1208])
+            || !zero(&bytes[if sharing { 1240 } else { 1192 }..])
+        {
             return Err("it belongs to the other place, or its end is not zero".to_owned());
         }
         let (id, secret): ([u8; 16], [u8; 32]) = (part(bytes, 24), part(bytes, 40));
@@ -136,6 +150,8 @@ impl Superblock {
                 let at = 184 + 32 * root;
                 (Pointer::decode(&bytes[at..at + 24]), number::<8>(bytes, at + 24))
             }),
+            sharing,
+            shares: (Pointer::decode(&bytes[1208..1232]), number::<8>(bytes, 1232)),
             index_entries: number::<8>(bytes, 376),
             index_bits: number::<4>(bytes, 392),
             leftover_pages: number::<4>(bytes, 396),

@@ -10,6 +10,7 @@
 
 mod blocks;
 mod layout;
+mod sharing;
 mod tables;
 mod tree;
 
@@ -169,7 +170,11 @@ impl<'a> Reader<'a> {
         let listed = self.zone_list();
         self.nothing_uncommitted(&listed);
         let discards = self.discards();
-        reading.volumes = self.volumes(&discards);
+        reading.volumes = if self.superblock.sharing {
+            self.sharing_volumes(&discards)
+        } else {
+            self.volumes(&discards)
+        };
         self.index();
         let usage = self.usage();
         self.compare(&usage, &listed);

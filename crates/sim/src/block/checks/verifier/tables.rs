@@ -21,6 +21,13 @@ pub(super) struct Discard {
     window: u64,
 }
 
+impl Discard {
+    /// True when it makes an address of a volume zeroes, in a leaf that was born then.
+    pub(super) fn covers(&self, volume: u64, lba: u64, birth: u64) -> bool {
+        self.volume == volume && (self.first..self.end).contains(&lba) && self.window > birth
+    }
+}
+
 /// The physical blocks as the tables tell of them.
 pub(super) struct Usage {
     counts: BTreeMap<u64, u64>,
@@ -30,13 +37,19 @@ pub(super) struct Usage {
     used: BTreeSet<u64>,
 }
 
-/// A volume of the catalogue.
-struct Entry {
-    number: u64,
-    name: String,
-    blocks: u64,
-    top: (Pointer, u64),
-    critical: Vec<(u64, u64)>,
+/// A map of the catalogue. But for the first five fields it is that of a store that shares pages.
+pub(super) struct Entry {
+    pub(super) number: u64,
+    pub(super) name: String,
+    pub(super) blocks: u64,
+    pub(super) top: (Pointer, u64),
+    pub(super) critical: Vec<(u64, u64)>,
+    pub(super) family: u64,
+    pub(super) parent: u64,
+    /// 0 a volume, 1 a snapshot, 2 leaving.
+    pub(super) kind: u8,
+    /// Of a leaving one: the number of its top page.
+    pub(super) cursor: u64,
 }
 
 impl Reader<'_> {
@@ -134,15 +147,36 @@ impl Reader<'_> {
         };
         for leaf in &leaves.found {
             for (lba, bytes) in (leaf.number * 288..).zip(leaf.body.chunks_exact(14)) {
-                let gone = |discard: &Discard| {
-                    discard.volume == entry.number
-                        && (discard.first..discard.end).contains(&lba)
-                        && discard.window > leaf.birth
-                };
+                let gone = |discard: &Discard| discard.covers(entry.number, lba, leaf.birth);
                 self.map_entry(entry, &mut volume, lba, bytes, discards.iter().any(gone), mapped);
             }
         }
         (!entry.name.is_empty()).then_some(volume)
+    }
+
+    /// The block that an entry of a map names, whether in a carrier, and its prefix.
+    pub(super) fn map_entry_of(&mut self, map: u64, bytes: &[u8]) -> Option<(u64, bool, u64)> {
+        let (kind, at, prefix) = (bytes[0], number::<5>(bytes, 1), number::<8>(bytes, 6));
+        if kind == 0 || kind == 3 {
+            if !zero(&bytes[1..]) {
+                self.problem(format!("an entry of map {map} is kind {kind} and has an address"));
+            }
+            return None;
+        }
+        if kind > 2 || !(self.superblock.first()..self.superblock.end()).contains(&at) {
+            self.problem(format!("an entry of map {map} is kind {kind} at {at}"));
+            return None;
+        }
+        Some((at, kind == 2, prefix))
+    }
+
+    /// Counts an entry that names a block.
+    pub(super) fn link(&mut self, at: u64, carried: bool, prefix: u64, critical: bool) {
+        let link = self.links.entry(at).or_insert(Link { count: 0, carried, prefix, critical });
+        link.count += 1;
+        if link.carried != carried || link.prefix != prefix {
+            self.problem(format!("two entries name block {at} differently"));
+        }
     }
 
     fn map_entry(
@@ -154,32 +188,10 @@ impl Reader<'_> {
         gone: bool,
         mapped: &mut u64,
     ) {
-        let (kind, at, prefix) = (bytes[0], number::<5>(bytes, 1), number::<8>(bytes, 6));
-        if kind == 0 || kind == 3 {
-            if !zero(&bytes[1..]) {
-                self.problem(format!(
-                    "block {lba} of volume {} is kind {kind} and has an address",
-                    entry.number
-                ));
-            }
-            return;
-        }
-        if kind > 2 || !(self.superblock.first()..self.superblock.end()).contains(&at) {
-            self.problem(format!("block {lba} of volume {} is kind {kind} at {at}", entry.number));
-            return;
-        }
+        let Some((at, carried, prefix)) = self.map_entry_of(entry.number, bytes) else { return };
         *mapped += 1;
         let critical = entry.critical.iter().any(|&(first, end)| (first..end).contains(&lba));
-        let carried = kind == 2;
-        let link = self.links.entry(at).or_insert(Link { count: 0, carried, prefix, critical });
-        link.count += 1;
-        let agrees = link.carried == carried && link.prefix == prefix;
-        if !agrees {
-            self.problem(format!(
-                "block {lba} of volume {} and another name block {at} differently",
-                entry.number
-            ));
-        }
+        self.link(at, carried, prefix, critical);
         if gone {
             return;
         }
@@ -283,6 +295,7 @@ impl Reader<'_> {
                 continue;
             }
             let mut right = self.fingerprint(bytes);
+            let plain = right;
             if link.critical {
                 right = right.map(|byte| !byte);
             }
@@ -290,7 +303,10 @@ impl Reader<'_> {
             let leaf = by_number.get(&(at / 252)).filter(|leaf| leaf.whole(offset, 16));
             let kept: [u8; 16] =
                 leaf.map_or([0; 16], |leaf| super::layout::part(&leaf.body, offset));
-            if kept != right && !(self.superblock.scheme == IN_PLACE && zero(&kept)) {
+            // Which maps of a family are critical there is no telling from a page of it.
+            let either =
+                self.superblock.sharing && (kept == plain || kept == plain.map(|byte| !byte));
+            if kept != right && !either && !(self.superblock.scheme == IN_PLACE && zero(&kept)) {
                 self.problem(format!(
                     "block {at} has a fingerprint that is not that of its content"
                 ));
@@ -357,6 +373,20 @@ impl Entry {
                 .take(ranges)
                 .map(|range| (number::<8>(range, 0), number::<8>(range, 8)))
                 .collect(),
+            family: number::<4>(bytes, 0),
+            parent: 0,
+            kind: 0,
+            cursor: 0,
         }
+    }
+
+    pub(super) fn decode_shared(bytes: &[u8]) -> Entry {
+        let entry = Entry::decode(&bytes[..504]);
+        let family = match number::<4>(bytes, 504) {
+            0 => entry.number,
+            family => family,
+        };
+        let (parent, kind) = (number::<4>(bytes, 508), bytes[552]);
+        Entry { family, parent, kind, cursor: number::<8>(bytes, 560), ..entry }
     }
 }

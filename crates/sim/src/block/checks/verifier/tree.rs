@@ -28,6 +28,15 @@ impl Pointer {
         }
     }
 
+    /// The pointer to a page, as its header tells it.
+    pub(super) fn of_page(bytes: &[u8]) -> Pointer {
+        Pointer {
+            at: number::<8>(bytes, 32),
+            birth: number::<8>(bytes, 40),
+            sum: number::<8>(bytes, 48),
+        }
+    }
+
     pub(super) fn is_none(&self) -> bool {
         *self == Pointer { at: 0, birth: 0, sum: 0 }
     }
@@ -129,7 +138,7 @@ impl Reader<'_> {
     }
 
     /// A block holds a page: nothing else may be there.
-    fn take_page(&mut self, at: u64, what: &str) {
+    pub(super) fn take_page(&mut self, at: u64, what: &str) {
         if !(self.superblock.first()..self.superblock.end()).contains(&at) {
             self.problem(format!("{what} lies outside of the zones, at {at}"));
         } else if let Some(other) = self.pages.insert(at, what.to_owned()) {
@@ -137,7 +146,13 @@ impl Reader<'_> {
         }
     }
 
-    fn page(&self, table: Table, pointer: Pointer, level: u64, page: u64) -> Option<Vec<u8>> {
+    pub(super) fn page(
+        &self,
+        table: Table,
+        pointer: Pointer,
+        level: u64,
+        page: u64,
+    ) -> Option<Vec<u8>> {
         let bytes = self.block(pointer.at);
         let sum = checksum(self.superblock.key, &bytes, 48);
         let right = &bytes[..4] == b"OFp1"

@@ -1,0 +1,419 @@
+//! The maps of a checkpoint when they share pages: what deleted maps leave behind comes first, then
+//! the changes of maps, then the acts of the moment.
+//!
+//! [`sharing`](crate::sharing) has the rules; here it gets the pages and accounts of a checkpoint.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use onefold_core::{Block, Pba, Result, VolumeId, checksum};
+
+use super::{
+    deltas::{Delta, Touch},
+    maps::{Changes, Choice},
+    pages::LEFTOVER_COUNTS,
+};
+use crate::{
+    coverage::Mark,
+    format::{
+        catalogue::{MapKind, Sharing as Place, VOLUME_BLOCKS_MAX, Volume},
+        page::{MapEntry, Page, PageId, Pointer, Table, body, seal},
+        share::Share,
+        superblock::Root,
+    },
+    kernel::Kernel,
+    moments::{Act, Moment},
+    overlay::Overlay,
+    rules::Rule,
+    scheme::{
+        room::spare,
+        verbs::{NewSharing, Scheme},
+    },
+    sharing::{Accounts, Budget, Handed, Leaving, MapStore, Orphan, Sharing},
+    table::PageSpace,
+    table_build::TableBuild,
+    window::ranges::Ranges,
+};
+
+/// The maps of a checkpoint.
+pub(super) struct Maps<'a> {
+    pub(super) frozen: &'a Overlay,
+    pub(super) volumes: &'a mut BTreeMap<VolumeId, Volume>,
+    /// Ranges that wait to be applied, those of `frozen` among them.
+    pub(super) discards: Ranges,
+    pub(super) orphans: Vec<Orphan>,
+}
+
+impl TableBuild<'_> {
+    /// Rewrites the maps, performs the acts of the moment, and goes on with what deleted maps left
+    /// behind. Returns the discards that are left, and the new accounts.
+    pub(super) fn shared_maps(
+        &mut self,
+        maps: Maps<'_>,
+        scheme: &dyn Scheme,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<(Ranges, NewSharing)> {
+        let Maps { frozen, volumes, mut discards, orphans } = maps;
+        let (kernel, shares) = (self.kernel, self.old.state.shares);
+        deleted_leave(volumes, &mut discards);
+        let mut budget = leftover_budget(kernel, scheme);
+        let mut pages = SharedPages { build: self, deltas };
+        let mut sharing = Sharing::new(&mut pages);
+        let orphans = leftovers(kernel, &mut sharing, volumes, orphans, &mut budget)?;
+        let changes = Changes { kernel, frozen, discards: &discards };
+        #[cfg(feature = "planted-bugs")]
+        if !kernel.keeps(Rule::RollbackAfterChanges) {
+            super::broken::roll_back(frozen.moment(), volumes);
+        }
+        let mut choice = Choice::new(kernel, frozen, volumes, &discards, scheme)?;
+        for (&id, volume) in volumes.iter_mut().filter(|(_, volume)| !volume.is_leaving()) {
+            let (mine, leaves) = choice.leaves(volume)?;
+            if volume.map.height == 0 {
+                volume.sharing.mapped = Some(0);
+            }
+            let (family, root) = (volume.family(), volume.map);
+            let rewritten =
+                sharing.rewrite(family, &root, &leaves, &mut |leaf, pointer, page| {
+                    changes.apply(id, &mine, leaf, pointer, page, &mut |_, _| {})
+                })?;
+            volume.map = rewritten.root;
+            let mapped = volume.sharing.mapped.as_mut();
+            mapped.into_iter().for_each(|mapped| {
+                *mapped = mapped.saturating_add_signed(rewritten.mapped);
+            });
+        }
+        let mut left = choice.left;
+        if let Some(moment) = frozen.moment() {
+            kernel.coverage.hit(Mark::ActsPerformed);
+            for act in &moment.acts {
+                perform(kernel, &mut sharing, act, moment, volumes, &mut left)?;
+            }
+        }
+        let Sharing { accounts, mut orphaned, .. } = sharing;
+        orphaned.extend(orphans);
+        // A page that nothing counted for may have been named again, or may have gone.
+        let mut waiting = Vec::with_capacity(orphaned.len());
+        for orphan in orphaned {
+            let share = accounts.get(&mut pages, orphan.page.address)?;
+            let known = waiting.iter().any(|one: &Orphan| one.page == orphan.page);
+            if share.is_orphan() && !known {
+                waiting.push(orphan);
+            }
+        }
+        let root = self.accounts(&shares, &accounts)?;
+        Ok((left, NewSharing { shares: root, orphans: waiting }))
+    }
+
+    /// Writes the accounts that changed.
+    fn accounts(&mut self, root: &Root, accounts: &Accounts) -> Result<Root> {
+        let per_leaf = Table::Shares.per_leaf();
+        let has_entries = self.kernel.keeps(Rule::OrphansHaveEntries);
+        let changed = accounts.changed();
+        let leaves: BTreeSet<u64> = changed.keys().map(|page| page.0 / per_leaf).collect();
+        let leaves: Vec<u64> = leaves.into_iter().collect();
+        self.rebuild(Table::Shares, 0, root, &leaves, &mut |leaf, _, page| {
+            let of_leaf = changed.range(Pba(leaf * per_leaf)..Pba((leaf + 1) * per_leaf));
+            for (at, share) in of_leaf {
+                let entry = if share.is_free() && !has_entries { &Share::default() } else { share };
+                entry.set(page, at.0 % per_leaf);
+            }
+            Ok(body(page).iter().any(|&byte| byte != 0))
+        })
+    }
+}
+
+/// What was deleted begins to leave: no change reaches it any more, and its ranges are void.
+fn deleted_leave(volumes: &mut BTreeMap<VolumeId, Volume>, discards: &mut Ranges) {
+    for volume in volumes.values_mut().filter(|volume| volume.name.is_empty()) {
+        if !volume.is_leaving() {
+            *volume = Volume::leaving(volume.id, volume.family(), 0, volume.map);
+        }
+        discards.cut(volume.id, 0, VOLUME_BLOCKS_MAX);
+    }
+    volumes.retain(|_, volume| !volume.is_leaving() || volume.map.height > 0);
+}
+
+/// How much a checkpoint may do for what deleted maps left behind: one piece always has room.
+fn leftover_budget(kernel: &Kernel, scheme: &dyn Scheme) -> Budget {
+    let spare = spare(kernel, scheme, &kernel.state.lock());
+    let references = kernel.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
+    let each = 16 + 2 * references.min(LEFTOVER_COUNTS);
+    Budget(1 + (spare / 2 / each).min(kernel.settings.limits.leaving) as usize)
+}
+
+/// Takes deleted maps apart; when none is left, hands over pages that nothing counts for. Returns
+/// the pages that wait.
+fn leftovers(
+    kernel: &Kernel,
+    sharing: &mut Sharing<'_, SharedPages<'_, '_>>,
+    volumes: &mut BTreeMap<VolumeId, Volume>,
+    orphans: Vec<Orphan>,
+    budget: &mut Budget,
+) -> Result<Vec<Orphan>> {
+    let leaving: Vec<VolumeId> =
+        volumes.values().filter(|volume| volume.is_leaving()).map(|volume| volume.id).collect();
+    let mut any_left = false;
+    for id in leaving {
+        let Some(volume) = volumes.get_mut(&id) else { continue };
+        kernel.coverage.hit(Mark::MapTakenApart);
+        let before = Leaving { id: top_of(volume), page: volume.map.page };
+        match sharing.take_apart(before, budget)? {
+            None => drop(volumes.remove(&id)),
+            Some(rest) => {
+                volume.map.page = rest.page;
+                any_left = true;
+                break;
+            }
+        }
+    }
+    let mut waiting: BTreeMap<_, Orphan> = BTreeMap::new();
+    let wait = |waiting: &mut BTreeMap<_, Orphan>, more: Vec<Orphan>| {
+        waiting.extend(more.into_iter().map(|orphan| (orphan.order(), orphan)));
+    };
+    wait(&mut waiting, orphans);
+    wait(&mut waiting, std::mem::take(&mut sharing.orphaned));
+    while !any_left && budget.0 > 0 {
+        let Some(orphan) = next_orphan(sharing, &waiting)? else { break };
+        waiting.remove(&orphan.order());
+        kernel.coverage.hit(Mark::OrphanHandedOver);
+        let there = there(kernel, volumes, orphan.id)?;
+        match sharing.hand_over(orphan, &there, budget)? {
+            Handed::Over => {}
+            Handed::Partly => wait(&mut waiting, vec![orphan]),
+            Handed::Leaves(rest) => {
+                let volume = leaving_entry(kernel, rest);
+                volumes.insert(volume.id, volume);
+                any_left = true;
+            }
+        }
+        wait(&mut waiting, std::mem::take(&mut sharing.orphaned));
+    }
+    Ok(waiting.into_values().collect())
+}
+
+/// The next orphan to hand over: the first in the order from which no other one of its age borrows.
+fn next_orphan<K: Ord>(
+    sharing: &mut Sharing<'_, SharedPages<'_, '_>>,
+    waiting: &BTreeMap<K, Orphan>,
+) -> Result<Option<Orphan>> {
+    let mut order = waiting.values();
+    let first = if sharing.store.keeps(Rule::YoungestOrphanFirst) {
+        order.next()
+    } else {
+        order.next_back()
+    };
+    let Some(mut next) = first.copied() else { return Ok(None) };
+    loop {
+        let alike = waiting
+            .values()
+            .take_while(|other| other.page.birth == next.page.birth)
+            .filter(|other| other.id == next.id);
+        let mut borrower = None;
+        for other in alike {
+            let share = sharing.accounts.get(sharing.store, other.page.address)?;
+            if share.lender == Some(next.page) {
+                borrower = Some(*other);
+            }
+        }
+        match borrower {
+            Some(other) => next = other,
+            None => return Ok(Some(next)),
+        }
+    }
+}
+
+/// The place of the top page of a map.
+fn top_of(volume: &Volume) -> PageId {
+    PageId {
+        table: Table::Map,
+        volume: volume.family(),
+        level: volume.map.height.saturating_sub(1),
+        index: volume.sharing.cursor,
+    }
+}
+
+/// An entry of the catalogue for pages that an orphan leaves behind.
+fn leaving_entry(kernel: &Kernel, rest: Leaving) -> Volume {
+    let id = kernel.state.lock().volumes.give_number();
+    let map = Root { page: rest.page, height: rest.id.level + 1 };
+    Volume::leaving(id, rest.id.volume, rest.id.index, map)
+}
+
+/// The pages of a family at one place, each once: those that may borrow from a page there.
+fn there(
+    kernel: &Kernel,
+    volumes: &BTreeMap<VolumeId, Volume>,
+    id: PageId,
+) -> Result<Vec<Pointer>> {
+    let mut found: BTreeMap<Pba, Pointer> = BTreeMap::new();
+    let family = volumes.values().filter(|volume| {
+        !volume.is_leaving() && volume.family() == id.volume && volume.map.height > 0
+    });
+    for volume in family {
+        let PageId { table, volume: number, level, index } = id;
+        let page = kernel.pages.inner_pointer(table, number, &volume.map, level, index)?;
+        found.extend(page.map(|page| (page.address, page)));
+    }
+    Ok(found.into_values().collect())
+}
+
+/// Performs an act of a moment, whose changes the maps contain.
+fn perform(
+    kernel: &Kernel,
+    sharing: &mut Sharing<'_, SharedPages<'_, '_>>,
+    act: &Act,
+    moment: &Moment,
+    volumes: &mut BTreeMap<VolumeId, Volume>,
+    left: &mut Ranges,
+) -> Result<()> {
+    let Some(origin) = volumes.get(&act.origin()).cloned() else { return Ok(()) };
+    if origin.map.height > 0 {
+        sharing.name(&origin.map.page)?;
+        if !kernel.keeps(Rule::PagesCountApart) {
+            let (pba, prefix) = (origin.map.page.address, origin.map.page.checksum);
+            sharing.store.raise(MapEntry::Block { pba, carried: false, prefix });
+        }
+    }
+    let mut place = Place {
+        family: origin.family(),
+        parent: origin.id.0,
+        mapped: origin.sharing.mapped,
+        moment: moment.window,
+        ..Place::default()
+    };
+    let made = match act {
+        Act::Snapshot { id, name, made_ms, .. } | Act::Clone { id, name, made_ms, .. } => {
+            if matches!(act, Act::Snapshot { .. }) {
+                place.kind = MapKind::Snapshot;
+            }
+            place.made_ms = *made_ms;
+            place.guid = guid(kernel, &origin, &place, left);
+            Volume { id: *id, name: name.clone(), sharing: place, ..origin.clone() }
+        }
+        Act::Rollback { id, volume, .. } => {
+            let Some(old) = volumes.get(volume).cloned() else { return Ok(()) };
+            left.cut(*volume, 0, VOLUME_BLOCKS_MAX);
+            let rolled_back = Volume {
+                id: old.id,
+                name: old.name.clone(),
+                limits: old.limits,
+                sharing: Place { parent: old.sharing.parent, ..place },
+                ..origin.clone()
+            };
+            if old.map.height > 0 {
+                volumes.insert(*id, Volume::leaving(*id, old.family(), 0, old.map));
+            }
+            rolled_back
+        }
+    };
+    let ranges: Vec<_> = left.meeting(origin.id, 0, u64::MAX).collect();
+    kernel.coverage.add(Mark::RangesCopied, ranges.len());
+    let copied = ranges.into_iter().filter(|_| kernel.keeps(Rule::RangesCopied));
+    copied.for_each(|(start, span)| left.insert(made.id, start, span));
+    volumes.insert(made.id, made);
+    Ok(())
+}
+
+/// A number that no other snapshot has, also of a store that went back to an older image: it is made
+/// from all that the snapshot is.
+fn guid(kernel: &Kernel, origin: &Volume, place: &Place, left: &Ranges) -> [u8; 16] {
+    let mut all = Vec::new();
+    all.extend_from_slice(&origin.id.0.to_le_bytes());
+    all.extend_from_slice(&place.moment.0.to_le_bytes());
+    all.extend_from_slice(&place.made_ms.to_le_bytes());
+    all.extend_from_slice(&origin.map.page.encode());
+    all.push(origin.map.height);
+    for (start, span) in left.meeting(origin.id, 0, u64::MAX) {
+        for number in [start, span.end, span.window.0, u64::from(span.keep)] {
+            all.extend_from_slice(&number.to_le_bytes());
+        }
+    }
+    checksum::forgery_proof(&kernel.identity.secret, &all)
+}
+
+/// The pages and accounts of a checkpoint that is being built.
+struct SharedPages<'b, 'k> {
+    build: &'b mut TableBuild<'k>,
+    deltas: &'b mut Vec<Delta>,
+}
+
+impl MapStore for SharedPages<'_, '_> {
+    fn read(&mut self, pages: &[(PageId, Pointer)]) -> Vec<Result<Arc<Page>>> {
+        let cache = &self.build.kernel.pages;
+        let mut wanted: Vec<_> = pages.iter().map(|&(id, page)| (id, page, None)).collect();
+        if cache.load(&mut wanted, false).is_ok() {
+            return wanted.into_iter().filter_map(|(.., page)| page.map(Ok)).collect();
+        }
+        pages.iter().map(|(id, page)| cache.get(*id, page)).collect()
+    }
+
+    fn write(&mut self, id: PageId, mut page: Box<Block>) -> Result<Pointer> {
+        let TableBuild { kernel, space, writer, birth, .. } = &mut *self.build;
+        let address = space.allocate()?;
+        let pointer = seal(&kernel.identity, id, address, *birth, &mut page);
+        if id.level > 0 {
+            kernel.pages.insert(&pointer, Arc::new(page.0));
+        }
+        writer.push(address, page)?;
+        Ok(pointer)
+    }
+
+    fn release(&mut self, page: Pba) {
+        self.build.space.release(page);
+    }
+
+    fn share(&mut self, page: Pba) -> Result<Share> {
+        share_of(self.build.kernel, &self.build.old.state.shares, page)
+    }
+
+    fn keeps(&self, rule: Rule) -> bool {
+        self.build.kernel.keeps(rule)
+    }
+
+    fn raise(&mut self, entry: MapEntry) {
+        if let MapEntry::Block { pba, prefix, .. } = entry {
+            self.deltas.push(Delta::new(pba, Touch::Raise, prefix));
+            self.build.mapped += 1;
+        }
+    }
+
+    fn lower(&mut self, entry: MapEntry) {
+        if let MapEntry::Block { pba, prefix, .. } = entry {
+            self.deltas.push(Delta::new(pba, Touch::Lower, prefix));
+            self.build.mapped = self.build.mapped.saturating_sub(1);
+        }
+    }
+}
+
+/// The account of a page in table 8.
+pub(crate) fn share_of(kernel: &Kernel, shares: &Root, page: Pba) -> Result<Share> {
+    let per_leaf = Table::Shares.per_leaf();
+    let leaf = kernel.pages.leaf(Table::Shares, 0, shares, page.0 / per_leaf)?;
+    Ok(leaf.map_or_else(Share::default, |(_, leaf)| Share::get(&leaf, page.0 % per_leaf)))
+}
+
+/// Finds the pages of table 8 that nothing counts for. One that can't be read waits until it is
+/// repaired.
+pub(crate) fn load_orphans(kernel: &Kernel, shares: &Root) -> Result<Vec<Orphan>> {
+    let per_leaf = Table::Shares.per_leaf();
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(leaf) = kernel.pages.next_leaf(Table::Shares, 0, shares, at)? {
+        at = leaf + 1;
+        let Some((_, page)) = kernel.pages.leaf(Table::Shares, 0, shares, leaf)? else { continue };
+        let orphans = (0..per_leaf).filter(|&slot| Share::get(&page, slot).is_orphan());
+        for slot in orphans {
+            let address = Pba(leaf * per_leaf + slot);
+            let named = kernel.pages.header_at(address);
+            if let Ok((id, pointer)) = named
+                && id.table == Table::Map
+                && pointer.address == address
+            {
+                found.push(Orphan { id, page: pointer });
+            }
+        }
+    }
+    Ok(found)
+}

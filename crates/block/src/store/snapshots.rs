@@ -1,0 +1,119 @@
+//! Snapshots, clones and rollbacks of a served store.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use onefold_core::{Error, Kind, Result, VolumeId};
+
+use super::Store;
+use crate::{Acts, Asked};
+
+impl Store {
+    /// Takes snapshots, named like `vm1@monday`: all hold exactly what was written to their volumes
+    /// before one moment. `begun` is called when the moment has begun, so that writers may go on.
+    /// The snapshots are durable on return.
+    ///
+    /// # Errors
+    /// `NotFound`, `Exists`, `InvalidInput` for bad names, `NoSpace`, `Unsupported` with leaves in
+    /// place, `Stopped`.
+    pub fn snapshot(&self, names: &[String], begun: &mut dyn FnMut()) -> Result<()> {
+        let mut wanted = Vec::with_capacity(names.len());
+        for name in names {
+            let (volume, snapshot) = name.rsplit_once('@').ok_or_else(|| {
+                Error::new(
+                    Kind::InvalidInput,
+                    format!("'{name}' names no snapshot: write the volume, @ and a name, as in vm1@monday"),
+                )
+            })?;
+            wanted.push((self.engine.find_volume(volume)?, snapshot.to_owned()));
+        }
+        let (_, asked) = self.change(|| self.acts().snapshot(&wanted, now_ms()))?;
+        begun();
+        self.perform(asked)
+    }
+
+    /// Makes a volume that holds what a volume, or a snapshot like `vm1@monday`, holds now. Durable
+    /// on return.
+    ///
+    /// # Errors
+    /// As [`snapshot`](Self::snapshot).
+    pub fn clone_volume(&self, of: &str, name: &str) -> Result<()> {
+        let of = self.engine.find_volume(of)?;
+        let (_, asked) = self.change(|| self.acts().clone_volume(of, name, now_ms()))?;
+        self.perform(asked)
+    }
+
+    /// Gives a volume what its snapshot, named like `vm1@monday`, holds, with its size. With `keep`,
+    /// a snapshot of this name takes what the volume held before. Durable on return.
+    ///
+    /// Nobody may have the volume open, unless `force` is true: then all that have it open get
+    /// errors from now on.
+    ///
+    /// # Errors
+    /// As [`snapshot`](Self::snapshot), and `Busy` when somebody has the volume open.
+    pub fn rollback(&self, snapshot: &str, keep: Option<&str>, force: bool) -> Result<()> {
+        let to = self.find_snapshot(snapshot)?;
+        let volume = self.engine.volume(to)?.snapshot.map_or(to, |origin| origin.volume);
+        // Nobody opens it meanwhile.
+        let mut handles = self.handles.lock();
+        handles.end(volume, force)?;
+        let (_, asked) = self.change(|| self.acts().rollback(volume, to, keep, now_ms()))?;
+        self.perform(asked)
+    }
+
+    /// Deletes a snapshot, named like `vm1@monday`. Durable on return; what only it held is freed in
+    /// the background.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` when somebody has it open, unless `force` is true: then they get errors.
+    pub fn delete_snapshot(&self, name: &str, force: bool) -> Result<()> {
+        let id = self.find_snapshot(name)?;
+        let mut handles = self.handles.lock();
+        handles.end(id, force)?;
+        self.catalogue_change(|| Ok(((), self.engine.delete_volume(id)?)))
+    }
+
+    /// Gives a snapshot, named like `vm1@monday`, another name; `new_name` is the part behind the
+    /// `@`. Durable on return.
+    ///
+    /// # Errors
+    /// `NotFound`, `Exists`, `InvalidInput`.
+    pub fn rename_snapshot(&self, name: &str, new_name: &str) -> Result<()> {
+        let id = self.find_snapshot(name)?;
+        self.catalogue_change(|| Ok(((), self.engine.rename_volume(id, new_name)?)))
+    }
+
+    fn acts(&self) -> Acts<'_> {
+        Acts::of(&self.engine)
+    }
+
+    fn find_snapshot(&self, name: &str) -> Result<VolumeId> {
+        let id = self.engine.find_volume(name)?;
+        if self.engine.volume(id)?.snapshot.is_some() {
+            return Ok(id);
+        }
+        Err(Error::new(
+            Kind::InvalidInput,
+            format!("'{name}' is a volume: a snapshot's name is like {name}@monday"),
+        ))
+    }
+
+    /// Runs checkpoints until acts are durable. The background thread may run them as well.
+    fn perform(&self, asked: Asked) -> Result<()> {
+        self.commit.wait(asked.moment)?;
+        while self.acts().done() < asked.number {
+            let seen = self.commit.progress();
+            self.engine.checkpoint()?;
+            self.commit.advance();
+            if self.acts().done() < asked.number {
+                // A reader of the version before is at work.
+                self.commit.wait_for_progress(seen + 1, super::ROOM_WAIT);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
