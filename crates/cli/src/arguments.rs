@@ -10,7 +10,7 @@ use crate::{
     operator,
     verbs::{
         check, create, estimate, gc, get, inspect, ls, mv, node, put, repair, rm, scrub, serve,
-        status, volume, worker,
+        snapshot, status, volume, worker,
     },
 };
 
@@ -65,6 +65,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Verb {
     Create(create::Options),
     Volume(volume::Options),
+    Snapshot(snapshot::Options),
     Serve(serve::Options),
     Status(status::Options),
     Check(check::Options),

@@ -16,6 +16,7 @@ pub(crate) mod repair;
 pub(crate) mod rm;
 pub(crate) mod scrub;
 pub(crate) mod serve;
+pub(crate) mod snapshot;
 pub(crate) mod status;
 pub(crate) mod volume;
 pub(crate) mod worker;

@@ -35,7 +35,7 @@ pub(crate) struct Agreed {
 /// Bytes of an option before its data.
 const HEADER: usize = 16;
 /// The longest volume name that any store has.
-const VOLUME_NAME_BYTES: usize = 255;
+const VOLUME_NAME_BYTES: usize = 383;
 /// The request size that clients should prefer; smaller requests cost the engine a read.
 const PREFERRED_BYTES: u32 = 4096;
 /// Unused bytes at the end of the reply to EXPORT_NAME.
@@ -335,7 +335,9 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
             };
             (answer, error.to_string())
         })?;
-        Ok((name, volume))
+        let (volume, writes) = volume;
+        let writes = writes && !volume.is_read_only();
+        Ok((name, (volume, writes)))
     }
 
     /// `name` is the volume's as the client says it, and `opened` as it is.

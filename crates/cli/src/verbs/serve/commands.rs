@@ -16,7 +16,7 @@ use crate::{
     verbs::{scrub, volume},
 };
 use onefold::parts::{
-    control::{Request, Served, Tell, VolumeLine},
+    control::{Request, Served, SnapshotLine, Tell, VolumeLine},
     store_file::StoreFile,
 };
 
@@ -108,6 +108,12 @@ impl Served for Commands {
                 json(&volumes.map(|volume| VolumeLine::of(&volume)).collect::<Vec<_>>())
             }
             Request::Scrub => json(&scrub::served(&self.store, progress)?),
+            Request::SnapshotList => json(&SnapshotLine::all(self.store.engine())),
+            Request::SnapshotCreate { ref snapshots } => {
+                self.store.snapshot(snapshots, &mut || drop(progress("the moment", 0, 0)))?;
+                tracing::info!("{}", volume::said(&request));
+                Ok(Value::Null)
+            }
             change => {
                 volume::block::apply(&self.store, &change)?;
                 if let Some(server) = self.server.lock().as_ref() {

@@ -15,7 +15,7 @@ use onefold_console::{
 };
 
 /// Changes the catalogue, by the store's server where there is one.
-pub(super) fn change(file: &StoreFile, request: &Request) -> Result<(), Failure> {
+pub(crate) fn change(file: &StoreFile, request: &Request) -> Result<(), Failure> {
     served_or_not(
         file,
         |server| server.ask::<serde_json::Value>(request).map(|_| ()),
@@ -43,6 +43,12 @@ pub(crate) fn apply(store: &Store, request: &Request) -> Result<()> {
         Request::VolumeResize { name, bytes } => store.resize_volume(name, *bytes),
         Request::VolumeRename { name, new_name } => store.rename_volume(name, new_name),
         Request::VolumeDelete { name } => store.delete_volume(name),
+        Request::SnapshotDelete { name, force } => store.delete_snapshot(name, *force),
+        Request::SnapshotRename { name, new_name } => store.rename_snapshot(name, new_name),
+        Request::SnapshotRollback { name, keep, force } => {
+            store.rollback(name, keep.as_deref(), *force)
+        }
+        Request::SnapshotClone { of, name } => store.clone_volume(of, name),
         _ => Err(Error::new(Kind::Unsupported, "this is no change of volumes")),
     }
 }

@@ -328,6 +328,26 @@ pub(crate) fn said(request: &Request) -> String {
             format!("renamed volume '{}' to '{}'", name.escape_debug(), new_name.escape_debug())
         }
         Request::VolumeDelete { name } => format!("deleted volume '{}'", name.escape_debug()),
+        Request::SnapshotCreate { snapshots } => {
+            let names: Vec<String> =
+                snapshots.iter().map(|name| format!("'{}'", name.escape_debug())).collect();
+            let what = if names.len() == 1 { "snapshot" } else { "snapshots" };
+            format!("took {what} {}", names.join(", "))
+        }
+        Request::SnapshotDelete { name, .. } => {
+            format!("deleted snapshot '{}'", name.escape_debug())
+        }
+        Request::SnapshotRename { name, new_name } => {
+            format!("renamed snapshot '{}' to '{}'", name.escape_debug(), new_name.escape_debug())
+        }
+        Request::SnapshotRollback { name, .. } => {
+            let volume = name.rsplit_once('@').map_or(name.as_str(), |(volume, _)| volume);
+            let (volume, name) = (volume.escape_debug(), name.escape_debug());
+            format!("volume '{volume}' holds what snapshot '{name}' holds")
+        }
+        Request::SnapshotClone { of, name } => {
+            format!("made volume '{}' of '{}'", name.escape_debug(), of.escape_debug())
+        }
         other => format!("{other:?}"),
     }
 }

@@ -11,8 +11,8 @@ pub mod stream;
 
 use std::ops::Range;
 
-use onefold_block::VolumeStatus;
-use onefold_core::{Error, Kind, Result, VolumeLimits};
+use onefold_block::{Acts, Engine, VolumeState, VolumeStatus};
+use onefold_core::{Error, Kind, Result, VolumeId, VolumeLimits};
 use serde::{Deserialize, Serialize};
 
 pub use client::Client;
@@ -22,8 +22,8 @@ pub use server::{Served, Server};
 /// ours.
 const LINE_MAX: u64 = 64 << 20;
 
-/// Longest request in bytes: two names of volumes with room to spare.
-const REQUEST_MAX: u64 = 8 << 10;
+/// Longest request in bytes: 256 snapshots of volumes with long names fit.
+const REQUEST_MAX: u64 = 128 << 10;
 
 /// The requests to a server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -54,6 +54,28 @@ pub enum Request {
     VolumeRename { name: String, new_name: String },
     /// No volume any more.
     VolumeDelete { name: String },
+    /// Snapshots like `vm1@monday`, all as of one moment; progress tells that it has begun.
+    SnapshotCreate { snapshots: Vec<String> },
+    /// All snapshots.
+    SnapshotList,
+    /// No snapshot any more.
+    SnapshotDelete {
+        name: String,
+        #[serde(default)]
+        force: bool,
+    },
+    /// Another name, without the volume's.
+    SnapshotRename { name: String, new_name: String },
+    /// The volume holds what its snapshot holds.
+    SnapshotRollback {
+        name: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        keep: Option<String>,
+        #[serde(default)]
+        force: bool,
+    },
+    /// A new volume that holds what a snapshot or a volume holds.
+    SnapshotClone { of: String, name: String },
     /// A comparison of all data with its fingerprints, which ends when the client goes away.
     Scrub,
     /// A stream into an archive, which follows when the answer says that it may, in the form of
@@ -139,6 +161,33 @@ impl VolumeLine {
             no_dedup,
             limits: volume.limits.into(),
         }
+    }
+}
+
+/// A snapshot, as lists show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotLine {
+    /// Its name, with its volume's: `vm1@monday`.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// When it was made, in milliseconds since 1970.
+    pub created_ms: u64,
+}
+
+impl SnapshotLine {
+    /// All snapshots of a store, by the names of their volumes and their age.
+    pub fn all(engine: &Engine) -> Vec<SnapshotLine> {
+        let mut volumes = engine.volumes();
+        volumes.sort_by(|(_, one), (_, other)| one.name.cmp(&other.name));
+        let of = |(id, volume): (VolumeId, VolumeState)| {
+            Acts::of(engine).snapshots(id).into_iter().map(move |(_, snapshot)| SnapshotLine {
+                name: format!("{}@{}", volume.name, snapshot.name),
+                bytes: snapshot.blocks * 4096,
+                created_ms: snapshot.snapshot.map_or(0, |origin| origin.made_ms),
+            })
+        };
+        volumes.into_iter().flat_map(of).collect()
     }
 }
 

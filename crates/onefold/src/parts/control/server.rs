@@ -321,7 +321,7 @@ mod tests {
             b"{}\n",
             b"{\"ask\":\"frobnicate\"}\n",
             b"{\"ask\":\"volume-create\",\"name\":5}\n",
-            &[b'x'; 10_000],
+            &[b'x'; 2 * REQUEST_MAX as usize],
         ] {
             assert!(answer(&mut ask(&room, line)).contains("\"kind\":\"unsupported\""));
         }

@@ -1,0 +1,288 @@
+//! `onefold snapshot`: snapshots of the volumes of a block store, and clones, served or not.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::mpsc,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use clap::{Args, Subcommand};
+use onefold_block::{MEMORY_MIN, Settings};
+use onefold_core::{Error, Kind, Result};
+
+use super::{
+    Found, refused, served_or_not,
+    volume::{block, done, said},
+};
+use onefold::parts::{
+    control::{Request, SnapshotLine},
+    store_file::StoreFile,
+};
+use onefold_console::{
+    failure::Failure,
+    output::{self, Answer},
+    size::Size,
+};
+
+/// How long guests stay frozen at most.
+const FROZEN_MOST: Duration = Duration::from_secs(10);
+
+/// Takes, lists, deletes and renames snapshots of volumes, and makes volumes of them
+///
+/// A snapshot holds exactly what was written to its volume before one moment, and can only be read.
+/// Its name is that of its volume, @ and a name of its own, like vm1@monday; `onefold serve` offers
+/// it by that name. It takes space only for what its volume changes afterwards. Block stores only;
+/// the store may be served meanwhile.
+#[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
+#[command(after_help = "Examples:\n  \
+                  onefold snapshot create disk.onefold vm1@monday\n  \
+                  onefold snapshot list disk.onefold")]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Takes snapshots, all as of one moment
+    ///
+    /// With --freeze and --thaw, commands that stop the writing of guests and let it go on, the
+    /// snapshots hold file systems as their guests have them at rest: --freeze runs before the
+    /// moment, and --thaw as soon as the moment has begun, after a failure, or after 10 s.
+    #[command(after_help = "Examples:\n  \
+                      onefold snapshot create disk.onefold vm1@monday\n  \
+                      onefold snapshot create disk.onefold db@noon logs@noon\n  \
+                      onefold snapshot create disk.onefold vm1@monday \
+                      --freeze 'virsh domfsfreeze vm1' --thaw 'virsh domfsthaw vm1'")]
+    Create {
+        /// The store
+        store: PathBuf,
+        /// The snapshots, like vm1@monday
+        #[arg(required = true)]
+        snapshots: Vec<String>,
+        /// Shell command that stops the writing of guests
+        #[arg(long, value_name = "CMD", requires = "thaw")]
+        freeze: Option<String>,
+        /// Shell command that lets it go on
+        #[arg(long, value_name = "CMD", requires = "freeze")]
+        thaw: Option<String>,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Lists all snapshots with their sizes and when they were made
+    #[command(after_help = "Examples:\n  \
+                      onefold snapshot list disk.onefold\n  \
+                      onefold snapshot list disk.onefold --json")]
+    List {
+        /// The store
+        store: PathBuf,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Deletes a snapshot; the space of what only it holds becomes free in the background
+    #[command(after_help = "Examples:\n  onefold snapshot delete disk.onefold vm1@monday")]
+    Delete {
+        /// The store
+        store: PathBuf,
+        /// The snapshot, like vm1@monday
+        snapshot: String,
+        /// Deletes it although clients have it open, whose requests fail then
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Gives a snapshot another name
+    #[command(after_help = "Examples:\n  onefold snapshot rename disk.onefold vm1@monday week-47")]
+    Rename {
+        /// The store
+        store: PathBuf,
+        /// The snapshot, like vm1@monday
+        snapshot: String,
+        /// Its new name, without its volume's
+        new_name: String,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Gives a volume what one of its snapshots holds; what the volume held since is lost
+    ///
+    /// The size and the ranges that are not deduplicated become those of the snapshot, too. All
+    /// snapshots stay. Nobody may have the volume open.
+    #[command(after_help = "Examples:\n  \
+                      onefold snapshot rollback disk.onefold vm1@monday\n  \
+                      onefold snapshot rollback disk.onefold vm1@monday --keep before-rollback")]
+    Rollback {
+        /// The store
+        store: PathBuf,
+        /// The snapshot, like vm1@monday
+        snapshot: String,
+        /// Takes a snapshot of what the volume holds first: a name, without the volume's
+        #[arg(long, value_name = "NAME")]
+        keep: Option<String>,
+        /// Does it although clients have the volume open, whose requests fail then
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Makes a volume that holds what a snapshot, or a volume, holds
+    #[command(after_help = "Examples:\n  \
+                      onefold snapshot clone disk.onefold template@1 vm9\n  \
+                      onefold snapshot clone disk.onefold vm1 copy-of-vm1")]
+    Clone {
+        /// The store
+        store: PathBuf,
+        /// The snapshot, like template@1, or the volume
+        of: String,
+        /// Name of the new volume
+        name: String,
+        #[command(flatten)]
+        answer: Answer,
+    },
+}
+
+/// Does what was asked for, and says so.
+pub(crate) fn run(options: Options) -> Result<(), Failure> {
+    match options.verb {
+        Verb::List { store, answer } => list(&*block_store(&store)?, answer),
+        Verb::Create { store, snapshots, freeze, thaw, answer } => {
+            let file = block_store(&store)?;
+            let request = Request::SnapshotCreate { snapshots };
+            match freeze.zip(thaw) {
+                None => create(&file, &request, &mut || {})?,
+                Some((freeze, thaw)) => {
+                    frozen(&freeze, thaw, |begun| create(&file, &request, begun))?
+                }
+            }
+            answer.tell(&done(&request), said(&request))
+        }
+        Verb::Delete { store, snapshot, force, answer } => {
+            change(&store, answer, Request::SnapshotDelete { name: snapshot, force })
+        }
+        Verb::Rename { store, snapshot, new_name, answer } => {
+            change(&store, answer, Request::SnapshotRename { name: snapshot, new_name })
+        }
+        Verb::Rollback { store, snapshot, keep, force, answer } => {
+            change(&store, answer, Request::SnapshotRollback { name: snapshot, keep, force })
+        }
+        Verb::Clone { store, of, name, answer } => {
+            change(&store, answer, Request::SnapshotClone { of, name })
+        }
+    }
+}
+
+fn block_store(store: &Path) -> Result<Box<StoreFile>, Failure> {
+    match Found::at(store)? {
+        Found::Block(file) => Ok(file),
+        other => Err(refused(store, &other, "it has no snapshots of volumes")),
+    }
+}
+
+fn change(store: &Path, answer: Answer, request: Request) -> Result<(), Failure> {
+    block::change(&*block_store(store)?, &request)?;
+    answer.tell(&done(&request), said(&request))
+}
+
+/// Takes the snapshots; `begun` is called when their moment has begun.
+fn create(file: &StoreFile, request: &Request, begun: &mut dyn FnMut()) -> Result<(), Failure> {
+    let Request::SnapshotCreate { snapshots } = request else { return Ok(()) };
+    let begun = std::cell::RefCell::new(begun);
+    served_or_not(
+        file,
+        |server| {
+            server
+                .ask_long::<serde_json::Value>(request, &mut |_, _, _| (begun.borrow_mut())())
+                .map(|_| ())
+        },
+        || {
+            let working = file.work(Settings::for_memory(MEMORY_MIN))?;
+            let made = working.store().snapshot(snapshots, &mut || (begun.borrow_mut())());
+            let closed = working.close();
+            made.and(closed)
+        },
+    )
+    .map_err(Failure::from)
+}
+
+/// Runs `snapshot` between two commands: the second one runs when the moment has begun, in any case
+/// after [`FROZEN_MOST`].
+fn frozen(
+    freeze: &str,
+    thaw: String,
+    snapshot: impl FnOnce(&mut dyn FnMut()) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    if let Err(failed) = shell(freeze) {
+        // It may have frozen a part.
+        let _ = shell(&thaw);
+        return Err(Failure::from(failed.context("--freeze")));
+    }
+    let (begun, moment) = mpsc::channel::<()>();
+    let thawing = std::thread::spawn(move || {
+        let in_time = moment.recv_timeout(FROZEN_MOST).is_ok();
+        (shell(&thaw), in_time)
+    });
+    // Nobody listens any more after the 10 s.
+    let taken = snapshot(&mut || begun.send(()).unwrap_or_default());
+    // Also when no moment came: then nobody waits for one.
+    drop(begun);
+    let (thawed, in_time) = thawing
+        .join()
+        .map_err(|_| Error::new(Kind::Io, "the thread that runs --thaw has failed"))?;
+    taken?;
+    thawed.map_err(|failed| failed.context("the snapshots are there, but --thaw failed"))?;
+    if in_time {
+        Ok(())
+    } else {
+        Err(Failure::new(
+            "the snapshots are there, but the guests were let go on after 10 s, before their moment",
+        ))
+    }
+}
+
+/// Runs a command of the user's.
+fn shell(command: &str) -> Result<()> {
+    let status = Command::new("sh")
+        .args(["-c", command])
+        .status()
+        .map_err(|e| Error::new(Kind::Io, "sh can't be run").caused_by(e))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Io, format!("the command '{command}' ended with {status}")))
+}
+
+fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
+    let snapshots: Vec<SnapshotLine> = served_or_not(
+        file,
+        |server| server.ask(&Request::SnapshotList),
+        || {
+            let engine = StoreFile::look(file.path())?.open_unchanged()?;
+            Ok(SnapshotLine::all(&engine))
+        },
+    )?;
+    if answer.json {
+        output::json(&snapshots)?;
+    } else if snapshots.is_empty() {
+        output::line("no snapshots");
+    } else {
+        for snapshot in snapshots {
+            output::line(format_args!(
+                "{:>9}  {}  {}",
+                Size(snapshot.bytes).to_string(),
+                shown_time(snapshot.created_ms),
+                snapshot.name.escape_debug()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A time in UTC, like 2026-11-24T15:40:05Z.
+fn shown_time(ms: u64) -> String {
+    let since = Duration::from_secs(ms / 1000);
+    UNIX_EPOCH
+        .checked_add(since)
+        .map_or("?".to_owned(), |time| humantime::format_rfc3339_seconds(time).to_string())
+}
