@@ -222,7 +222,7 @@ fn a_size_between_blocks_is_rounded_down() {
 fn what_cannot_be_a_store_is_refused_in_one_sentence() {
     let file = Scratch::new("short");
     for access in [Access::ReadWrite, Access::ReadOnly] {
-        refused(FileDisk::open(file.path(), access), Kind::NotFound, "there is no file or device");
+        refused(FileDisk::open(file.path(), access), Kind::NotFound, "there is nothing at");
         refused(FileDisk::open(Path::new("/"), access), Kind::InvalidInput, "is a directory");
         refused(
             FileDisk::open(Path::new("/dev/null"), access),
@@ -232,7 +232,7 @@ fn what_cannot_be_a_store_is_refused_in_one_sentence() {
         refused(
             FileDisk::open(Path::new("/dev/null/x"), access),
             Kind::NotFound,
-            "there is no file or device",
+            "there is nothing at",
         );
     }
     refused(

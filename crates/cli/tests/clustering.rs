@@ -47,7 +47,7 @@ fn what_is_put_twice_is_stored_once_and_comes_back() {
     assert_eq!((&status(&desk)["chunks"], &status(&desk)["objects"]), (&0.into(), &0.into()));
     desk.fails("get a two", 1, &["there is no stream 'two'"]);
     desk.fails("create cluster a", 1, &["not empty"]);
-    desk.fails("ls none", 1, &["there is no file or device none"]);
+    desk.fails("ls none", 1, &["there is nothing at none"]);
 }
 
 #[test]

@@ -227,7 +227,7 @@ fn what_is_no_store_gets_one_sentence() {
         "scrub X",
     ];
     for (name, says) in [
-        ("missing", "there is no file or device missing"),
+        ("missing", "there is nothing at missing"),
         (".", "is a directory"),
         ("/dev/null", "neither a regular file nor a block device"),
         ("foreign", "foreign: this is not a Onefold store"),
@@ -277,7 +277,7 @@ fn every_part_of_a_store_can_be_looked_at() {
     desk.fails("inspect a block 999999999", 1, &["a: "]);
     desk.fails("inspect a superblock 2", 2, &["0..=1"]);
     desk.fails("inspect a address v far", 2, &["a number of bytes"]);
-    desk.fails("inspect missing", 1, &["there is no file or device missing"]);
+    desk.fails("inspect missing", 1, &["there is nothing at missing"]);
 }
 
 #[test]

@@ -305,7 +305,7 @@ impl Store {
 
     /// Makes everything durable, ends the threads and gives the store up. Drop every volume and stop
     /// every server first: a volume that is still held keeps the store claimed, so that opening it
-    /// again is `Busy`, and what is written through it is lost.
+    /// again is `Busy`; changes through it fail.
     ///
     /// # Errors
     /// `Busy`: a volume of a cluster store is still held; the store is given up all the same.

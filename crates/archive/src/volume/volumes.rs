@@ -64,6 +64,8 @@ pub(super) struct State {
     pub(super) lost: Option<Lost>,
     /// Why nothing is taken any more.
     pub(super) stopped: Option<Error>,
+    /// All was made durable, and nothing is taken any more.
+    closed: bool,
 }
 
 /// The changes that a failed write-back lost.
@@ -179,14 +181,23 @@ impl Volumes {
         Ok(())
     }
 
-    /// Makes everything durable, and ends. Nobody else may use the volumes any more.
+    /// Makes everything durable, and ends. Changes of volumes that somebody still holds fail from now
+    /// on.
     ///
     /// # Errors
     /// The errors of a write-back.
     pub fn close(&self) -> Result<()> {
         self.stop();
         *self.guard.lock() = None;
-        self.flush_all()?;
+        loop {
+            self.flush_all()?;
+            let mut state = self.state.lock();
+            // Nobody's change comes in between: who still holds a volume is told from now on.
+            if state.written_back >= state.changes {
+                state.closed = true;
+                break;
+            }
+        }
         self.ingest.close()
     }
 
@@ -245,6 +256,9 @@ impl Volumes {
     }
 
     pub(super) fn going(state: &State) -> Result<()> {
+        if state.closed {
+            return Err(Error::new(Kind::Stopped, "the store was closed: open it again"));
+        }
         match &state.stopped {
             Some(reason) => Err(Error::new(Kind::Stopped, format!("an earlier failure: {reason}"))),
             None => Ok(()),

@@ -138,10 +138,7 @@ impl Options {
         if !device && size(file.as_fd()).map_err(|e| Error::from_io(path.display(), e))? != 0 {
             return Err(Error::new(
                 Kind::Exists,
-                format!(
-                    "{} exists and is not empty; choose another path or remove it",
-                    path.display()
-                ),
+                format!("{} exists and is not empty; choose another path", path.display()),
             ));
         }
         let spot = Spot::of(path);
@@ -471,7 +468,7 @@ fn explain_open(path: &Path, access: Access, error: io::Error) -> Error {
     };
     let (kind, message) = match Errno::from_io_error(&error) {
         Some(Errno::NOENT | Errno::NOTDIR) => {
-            (Kind::NotFound, format!("there is no file or device {shown}"))
+            (Kind::NotFound, format!("there is nothing at {shown}"))
         }
         Some(Errno::ACCESS | Errno::PERM) => {
             (Kind::Denied, format!("no permission to open {shown} for {aim}"))

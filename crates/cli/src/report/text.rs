@@ -33,16 +33,21 @@ impl Display for Report {
             row(f, "STOPPED", reason)?;
         }
         self.space(f)?;
-        let (records, zones) = (&self.uncommitted, &self.uncommitted);
+        let waiting = &self.uncommitted;
+        // The most depends on the memory of the process: only a server's counts.
+        let of = |most: u64| match self.server {
+            Some(_) => format!(" of {}", grouped(most)),
+            None => String::new(),
+        };
         row(
             f,
             "uncommitted",
             format_args!(
-                "{} of {} records, {} of {} zones wait for a checkpoint{}",
-                grouped(records.records),
-                grouped(records.records_max),
-                zones.zones,
-                zones.zones_max,
+                "{}{} records, {}{} zones wait for a checkpoint{}",
+                grouped(waiting.records),
+                of(waiting.records_max),
+                waiting.zones,
+                of(waiting.zones_max),
                 match self.uncommitted.delayed_leaves {
                     0 => String::new(),
                     leaves => format!(", {} leaves for another write of theirs", grouped(leaves)),
@@ -107,6 +112,9 @@ impl Report {
                 Size(space.table_bytes)
             ),
         )?;
+        if space.mapped_bytes == 0 {
+            return self.rest_of_space(f);
+        }
         row(
             f,
             "saved",
@@ -118,6 +126,11 @@ impl Report {
                 space.ratio
             ),
         )?;
+        self.rest_of_space(f)
+    }
+
+    fn rest_of_space(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let space = &self.space;
         if space.pending_bytes > 0 {
             row(
                 f,

@@ -83,7 +83,7 @@ impl Keeper {
         let disk = claim_file(folder, word(), beside).map_err(|error| match error.kind() {
             Kind::Busy => Error::new(
                 Kind::Busy,
-                format!("{shown} is in use by another process, which holds its claim"),
+                format!("{shown} is in use: this or another process holds its claim"),
             ),
             _ => error,
         })?;

@@ -54,8 +54,12 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
         });
         return output::json(&value);
     }
-    output::line(format_args!("volumes     {} of {}", status.volumes, Size(status.volume_bytes)));
-    output::line(format_args!("put         {} of {}", status.puts, Size(status.put_bytes)));
+    let together = |count: u64, bytes: u64| match count {
+        0 => "none".to_owned(),
+        count => format!("{count}, {} together", Size(bytes)),
+    };
+    output::line(format_args!("volumes     {}", together(status.volumes, status.volume_bytes)));
+    output::line(format_args!("streams     {}", together(status.puts, status.put_bytes)));
     output::line(format_args!(
         "content     {} in {} of {}",
         Size(status.logical_bytes),
