@@ -9,8 +9,8 @@ use std::{
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Engine, Settings,
-    format::{Identity, VERSION, VERSION_KEYED, geometry::SUPERBLOCKS},
+    Acts, Engine, Settings,
+    format::{Identity, VERSION, VERSION_FEATURES, VERSION_KEYED, geometry::SUPERBLOCKS},
 };
 use onefold_core::{
     Algorithm, BLOCK_BYTES, Block, BlockRead, Disk, Kind, Lba, Pba, Read, Result, Ticket, VolumeId,
@@ -46,10 +46,12 @@ pub(crate) struct Image {
     written: Vec<u64>,
 }
 
-/// The store as a crash left it, and as a clean shutdown did.
-pub(crate) fn images() -> &'static [Image; 2] {
-    static IMAGES: OnceLock<[Image; 2]> = OnceLock::new();
-    IMAGES.get_or_init(|| [build(false), build(true)])
+/// The store as a crash left it, and as a clean shutdown did; and both with snapshots.
+pub(crate) fn images() -> &'static [Image; 4] {
+    static IMAGES: OnceLock<[Image; 4]> = OnceLock::new();
+    IMAGES.get_or_init(|| {
+        [build(false, false), build(true, false), build(false, true), build(true, true)]
+    })
 }
 
 /// Settings under which the store makes checkpoints soon.
@@ -100,14 +102,14 @@ pub(crate) fn read(engine: &Engine, volume: VolumeId, lba: u64) -> Result<Conten
     Ok(blocks[0].0)
 }
 
-fn build(clean: bool) -> Image {
-    match try_build(clean) {
+fn build(clean: bool, copies: bool) -> Image {
+    match try_build(clean, copies) {
         Ok(image) => image,
         Err(error) => panic!("the example store can't be made: {error}"),
     }
 }
 
-fn try_build(clean: bool) -> Result<Image> {
+fn try_build(clean: bool, copies: bool) -> Result<Image> {
     let disk = Arc::new(MemoryDisk::new(BLOCKS));
     Engine::format(&*disk, &format(BLOCKS))?;
     let engine = Engine::open(disk.clone(), Arc::new(MonotonicClock::new()), settings())?;
@@ -135,6 +137,10 @@ fn try_build(clean: bool) -> Result<Image> {
                 now.insert((volume, lba), data);
                 ever.entry((volume, lba)).or_default().push(data);
             }
+        }
+        if copies && step % 350 == 100 {
+            let wanted = [(ids[0], format!("s{step}"))];
+            Acts::of(&engine).snapshot(&wanted, step)?;
         }
         if step % 350 == 349 {
             engine.flush()?;
@@ -202,7 +208,7 @@ impl Damage {
     /// The damage that an input describes; with `repaired`, the checksums over it are right again.
     pub(crate) fn from_input(data: &[u8], repaired: bool) -> Damage {
         let (first, steps) = data.split_first().unwrap_or((&0, &[]));
-        let image = &images()[usize::from(first & 1)];
+        let image = &images()[usize::from(first & 3)];
         let mut damage = Damage { image, changed: HashMap::new(), blocks: BLOCKS };
         for step in steps.chunks_exact(STEP_BYTES).take(STEPS_MAX) {
             damage.step(step, repaired);
@@ -333,7 +339,13 @@ pub(crate) fn repair(identity: &Identity, block: &mut Block) -> Option<u64> {
 /// Makes a block a superblock whose checksum is right.
 pub(crate) fn repair_superblock(block: &mut Block) {
     block.0[..8].copy_from_slice(b"ONEFOLD\0");
-    let version = if block.0[88] == Algorithm::HmacSha256.code() { VERSION_KEYED } else { VERSION };
+    let version = if block.0[1192..1200] != [0; 8] {
+        VERSION_FEATURES
+    } else if block.0[88] == Algorithm::HmacSha256.code() {
+        VERSION_KEYED
+    } else {
+        VERSION
+    };
     block.0[8..12].copy_from_slice(&version.to_le_bytes());
     block.0[16..24].fill(0);
     let sum = checksum::fast(u64::from(version), &block.0);

@@ -11,6 +11,7 @@ use onefold_block::{
         geometry::Geometry,
         page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
         record::WindowNumber,
+        share::Share,
         superblock::{self, Found, Superblock},
         zone_list::Page,
     },
@@ -197,6 +198,22 @@ pub fn map_page(data: &[u8]) {
             volume.set(&mut again, slot);
             assert!(Volume::get(&again, slot) == Some(volume), "a volume changes by being written");
         }
+    }
+    for slot in 0..Table::Maps.per_leaf() {
+        if let Some(Some(map)) = Volume::get_shared(&block, slot) {
+            let mut again = Block::zeroed();
+            map.set_shared(&mut again, slot);
+            assert!(
+                Volume::get_shared(&again, slot) == Some(Some(map)),
+                "a map of the catalogue changes by being written"
+            );
+        }
+    }
+    for slot in 0..Table::Shares.per_leaf() {
+        let share = Share::get(&block, slot);
+        let mut again = Block::zeroed();
+        share.set(&mut again, slot);
+        assert!(Share::get(&again, slot) == share, "an account changes by being written");
     }
     for slot in 0..Table::Discards.per_leaf() {
         if let Some(discard) = Discard::get(&block, slot) {

@@ -4,6 +4,7 @@
 //! [`sharing`](crate::sharing) has the rules; here it gets the pages and accounts of a checkpoint.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -20,6 +21,7 @@ use crate::{
     format::{
         catalogue::{MapKind, Sharing as Place, VOLUME_BLOCKS_MAX, Volume},
         page::{MapEntry, Page, PageId, Pointer, Table, body, seal},
+        record::WindowNumber,
         share::Share,
         superblock::Root,
     },
@@ -94,11 +96,11 @@ impl TableBuild<'_> {
         let Sharing { accounts, mut orphaned, .. } = sharing;
         orphaned.extend(orphans);
         // A page that nothing counted for may have been named again, or may have gone.
+        orphaned.sort_by_key(|orphan| orphan.page.address);
+        orphaned.dedup();
         let mut waiting = Vec::with_capacity(orphaned.len());
         for orphan in orphaned {
-            let share = accounts.get(&mut pages, orphan.page.address)?;
-            let known = waiting.iter().any(|one: &Orphan| one.page == orphan.page);
-            if share.is_orphan() && !known {
+            if accounts.get(&mut pages, orphan.page.address)?.is_orphan() {
                 waiting.push(orphan);
             }
         }
@@ -168,60 +170,82 @@ fn leftovers(
             }
         }
     }
-    let mut waiting: BTreeMap<_, Orphan> = BTreeMap::new();
-    let wait = |waiting: &mut BTreeMap<_, Orphan>, more: Vec<Orphan>| {
-        waiting.extend(more.into_iter().map(|orphan| (orphan.order(), orphan)));
-    };
-    wait(&mut waiting, orphans);
-    wait(&mut waiting, std::mem::take(&mut sharing.orphaned));
+    let mut waiting = Waiting::default();
+    waiting.add(orphans);
+    waiting.add(std::mem::take(&mut sharing.orphaned));
     while !any_left && budget.0 > 0 {
-        let Some(orphan) = next_orphan(sharing, &waiting)? else { break };
-        waiting.remove(&orphan.order());
+        let Some(orphan) = waiting.next(sharing)? else { break };
+        waiting.remove(&orphan);
         kernel.coverage.hit(Mark::OrphanHandedOver);
         let there = there(kernel, volumes, orphan.id)?;
         match sharing.hand_over(orphan, &there, budget)? {
             Handed::Over => {}
-            Handed::Partly => wait(&mut waiting, vec![orphan]),
+            Handed::Partly => waiting.add(vec![orphan]),
             Handed::Leaves(rest) => {
                 let volume = leaving_entry(kernel, rest);
                 volumes.insert(volume.id, volume);
                 any_left = true;
             }
         }
-        wait(&mut waiting, std::mem::take(&mut sharing.orphaned));
+        waiting.add(std::mem::take(&mut sharing.orphaned));
     }
-    Ok(waiting.into_values().collect())
+    Ok(waiting.by_order.into_values().collect())
 }
 
-/// The next orphan to hand over: the first in the order from which no other one of its age borrows.
-fn next_orphan<K: Ord>(
-    sharing: &mut Sharing<'_, SharedPages<'_, '_>>,
-    waiting: &BTreeMap<K, Orphan>,
-) -> Result<Option<Orphan>> {
-    let mut order = waiting.values();
-    let first = if sharing.store.keeps(Rule::YoungestOrphanFirst) {
-        order.next()
-    } else {
-        order.next_back()
-    };
-    let Some(mut next) = first.copied() else { return Ok(None) };
-    loop {
-        let alike = waiting
-            .values()
-            .take_while(|other| other.page.birth == next.page.birth)
-            .filter(|other| other.id == next.id);
-        let mut borrower = None;
-        for other in alike {
-            let share = sharing.accounts.get(sharing.store, other.page.address)?;
-            if share.lender == Some(next.page) {
-                borrower = Some(*other);
-            }
-        }
-        match borrower {
-            Some(other) => next = other,
-            None => return Ok(Some(next)),
+/// Orphans that wait to be handed over, in their order; and those of one age at one place.
+#[derive(Default)]
+struct Waiting {
+    by_order: BTreeMap<Order, Orphan>,
+    alike: BTreeMap<(WindowNumber, u32, u8, u64), BTreeMap<Pba, Orphan>>,
+}
+
+type Order = (Reverse<WindowNumber>, Reverse<u8>, u64);
+
+impl Waiting {
+    fn add(&mut self, more: Vec<Orphan>) {
+        for orphan in more {
+            self.by_order.insert(orphan.order(), orphan);
+            let alike = self.alike.entry(like(&orphan)).or_default();
+            alike.insert(orphan.page.address, orphan);
         }
     }
+
+    fn remove(&mut self, orphan: &Orphan) {
+        self.by_order.remove(&orphan.order());
+        if let Some(alike) = self.alike.get_mut(&like(orphan)) {
+            alike.remove(&orphan.page.address);
+            if alike.is_empty() {
+                self.alike.remove(&like(orphan));
+            }
+        }
+    }
+
+    /// The next one to hand over: the first in the order from which no other one of its age borrows.
+    fn next(&self, sharing: &mut Sharing<'_, SharedPages<'_, '_>>) -> Result<Option<Orphan>> {
+        let mut order = self.by_order.values();
+        let youngest = sharing.store.keeps(Rule::YoungestOrphanFirst);
+        let first = if youngest { order.next() } else { order.next_back() };
+        let Some(mut next) = first.copied() else { return Ok(None) };
+        loop {
+            let mut borrower = None;
+            for other in self.alike.get(&like(&next)).into_iter().flat_map(BTreeMap::values) {
+                let share = sharing.accounts.get(sharing.store, other.page.address)?;
+                if share.lender == Some(next.page) {
+                    borrower = Some(*other);
+                }
+            }
+            match borrower {
+                Some(other) => next = other,
+                None => return Ok(Some(next)),
+            }
+        }
+    }
+}
+
+/// The age and the place of an orphan.
+fn like(orphan: &Orphan) -> (WindowNumber, u32, u8, u64) {
+    let PageId { volume, level, index, .. } = orphan.id;
+    (orphan.page.birth, volume, level, index)
 }
 
 /// The place of the top page of a map.
