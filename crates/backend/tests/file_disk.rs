@@ -102,12 +102,15 @@ fn a_file_that_is_not_empty_is_never_overwritten() {
 }
 
 #[test]
-fn a_new_file_is_private_and_an_empty_one_is_taken_as_it_is() {
+fn a_new_file_is_private_and_an_empty_one_is_taken_when_it_is_private() {
     let new = Scratch::new("private");
     create(new.path(), 4, Preallocate::None).unwrap();
     assert_eq!(fs::metadata(new.path()).unwrap().permissions().mode() & 0o777, 0o600);
     let empty = Scratch::new("empty-taken");
     fs::write(empty.path(), "").unwrap();
+    fs::set_permissions(empty.path(), fs::Permissions::from_mode(0o604)).unwrap();
+    refused(create(empty.path(), 4, Preallocate::None), Kind::Denied, "open to other users");
+    fs::set_permissions(empty.path(), fs::Permissions::from_mode(0o600)).unwrap();
     assert_eq!(create(empty.path(), 4, Preallocate::None).unwrap().blocks(), 4);
 }
 

@@ -107,6 +107,7 @@ fn what_cannot_be_created_leaves_nothing_behind() {
     desk.fails("create block full --size 64M", 1, &["full exists and is not empty"]);
     assert_eq!(fs::read(desk.path("full")).unwrap(), b"something");
     fs::write(desk.path("empty"), b"").unwrap();
+    fs::set_permissions(desk.path("empty"), fs::Permissions::from_mode(0o600)).unwrap();
     desk.ok("create block empty --size 64M");
 }
 

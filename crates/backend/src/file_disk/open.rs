@@ -109,8 +109,9 @@ impl Options {
     /// # Errors
     /// [`Kind::Exists`] for a file that is not empty, [`Kind::Busy`] while somebody has it open,
     /// [`Kind::NoSpace`], [`Kind::InvalidInput`] for a size that cannot be,
-    /// [`Kind::Unsupported`] when the file system cannot reserve space, [`Kind::Denied`]. A
-    /// file that was created is removed again; one that was empty is empty again.
+    /// [`Kind::Unsupported`] when the file system cannot reserve space, [`Kind::Denied`], also
+    /// for an empty file that other users may have open. A file that was created is removed
+    /// again; one that was empty is empty again.
     pub fn create(
         self,
         path: &Path,
@@ -140,6 +141,9 @@ impl Options {
                 Kind::Exists,
                 format!("{} exists and is not empty; choose another path", path.display()),
             ));
+        }
+        if existed && !device {
+            is_private(&file, path)?;
         }
         let spot = Spot::of(path);
         // A duplicate shares the lock, so no other store gets the file between the failure and its
@@ -366,6 +370,23 @@ fn open_existing(path: &Path, access: Access, device: bool) -> Result<File> {
         Ok(_) | Err(Errno::INVAL | Errno::STALE) => Err(replaced()),
         Err(errno) => Err(explain_open(path, access, errno.into())),
     }
+}
+
+/// Errors unless only our user could have opened the file that was there. Another mode would come
+/// too late: who has it open keeps what its mode allowed.
+fn is_private(file: &File, path: &Path) -> Result<()> {
+    let stat = rustix::fs::fstat(file).map_err(|e| Error::from_io(path.display(), e.into()))?;
+    let why = if stat.st_uid != rustix::process::geteuid().as_raw() {
+        format!("belongs to user {}, who could read and change the store", stat.st_uid)
+    } else if stat.st_nlink != 1 {
+        format!("has {} names, and the store would be under each of them", stat.st_nlink)
+    } else if stat.st_mode & 0o077 != 0 {
+        "is open to other users, who may have opened it already".to_owned()
+    } else {
+        return Ok(());
+    };
+    let shown = path.display();
+    Err(Error::new(Kind::Denied, format!("{shown} is there and {why}; remove it, or take another")))
 }
 
 /// Sizes a new regular file and reserves its space.

@@ -505,6 +505,42 @@ fn rule_03_what_is_made_is_private_whatever_the_umask_and_the_default_acl_say() 
     }
 }
 
+/// An empty file that was there before may be open to others already.
+#[test]
+fn rule_03_no_store_is_made_in_a_file_that_others_may_have_open() {
+    let desk = Desk::new();
+    for mode in [0o644, 0o606, 0o660] {
+        fs::write(desk.path("disk"), "").unwrap();
+        fs::set_permissions(desk.path("disk"), fs::Permissions::from_mode(mode)).unwrap();
+        desk.fails("create block disk --size 64M --preallocate none", 1, &["disk", "remove it"]);
+        assert_eq!(fs::metadata(desk.path("disk")).unwrap().len(), 0, "{mode:o}");
+    }
+    fs::set_permissions(desk.path("disk"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::hard_link(desk.path("disk"), desk.path("other")).unwrap();
+    desk.fails("create block disk --size 64M --preallocate none", 1, &["2 names", "remove it"]);
+    fs::remove_file(desk.path("other")).unwrap();
+    desk.ok("create block disk --size 64M --preallocate none");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_03_no_store_is_made_in_a_file_of_a_second_user() {
+    let street = Street::new();
+    let shared = street.path("shared");
+    fs::create_dir(&shared).unwrap();
+    fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).unwrap();
+    let squatted = ends(street.program(STRANGER, Path::new("/bin/touch")).arg("shared/disk"));
+    assert!(squatted.status.success(), "{squatted:?}");
+    for mode in [0o666, 0o600] {
+        fs::set_permissions(shared.join("disk"), fs::Permissions::from_mode(mode)).unwrap();
+        let verb = "create block shared/disk --size 64M --preallocate none";
+        let said = ends(&mut street.onefold(0, verb));
+        one_sentence(verb, &said);
+        assert!(!said.status.success() && said.err.contains("user 61234"), "{said:?}");
+        assert_eq!(fs::metadata(shared.join("disk")).unwrap().len(), 0);
+    }
+}
+
 #[test]
 fn rule_02_manual_pages_follow_no_link() {
     let desk = Desk::new();
