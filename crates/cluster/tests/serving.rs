@@ -1,4 +1,5 @@
-//! Volumes for a server: one whose attachment takes long keeps nobody from the others.
+//! Volumes for a server: one whose attachment takes long keeps nobody from the others, whether
+//! these are attached already or not.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 mod support;
@@ -58,5 +59,54 @@ fn rule_12_a_volume_that_is_being_attached_keeps_nobody_from_the_others() {
     holds.store(false, SeqCst);
     assert!(answered.unwrap().unwrap(), "the first volume is used, and its lock is kept");
     opens.join().unwrap().unwrap();
+    exports.close().unwrap();
+}
+
+#[test]
+fn rule_12_a_volume_that_is_being_attached_keeps_no_other_from_being_attached() {
+    let store = MemoryObjects::new(PoolKind::Replicated);
+    create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+    // The first write after it is set stands still until the end; others go on.
+    let (stops, stands, ends) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let (first, still, end) = (stops.clone(), stands.clone(), ends.clone());
+    let slow = move || {
+        if first.swap(false, SeqCst) {
+            still.store(true, SeqCst);
+            while !end.load(SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        None
+    };
+    let slow = Arc::new(Faulty { store: store.session("serves"), fault: slow });
+    let session = Session::open(slow, Settings::default()).unwrap();
+    for name in ["stuck", "other"] {
+        session.create_volume(name, 1 << 20).unwrap();
+    }
+    let exports = Arc::new(ClusterExports::new(Arc::new(session), Mode::Own));
+    stops.store(true, SeqCst);
+    let opens = |name: &'static str| {
+        let exports = exports.clone();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || tell.send(exports.open(name).map(drop)));
+        told
+    };
+    let stuck = opens("stuck");
+    while !stands.load(SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (again, other) = (opens("stuck"), opens("other"));
+    let answered = other.recv_timeout(Duration::from_secs(20));
+    // Whoever asks for the same volume waits for it, and gets the same one.
+    assert!(again.try_recv().is_err());
+    ends.store(true, SeqCst);
+    answered.expect("the other volume is attached meanwhile").unwrap();
+    for told in [stuck, again] {
+        told.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
+    }
     exports.close().unwrap();
 }

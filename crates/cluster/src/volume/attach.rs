@@ -47,10 +47,20 @@ impl Volume {
     /// `NotFound`, `Busy` when another server writes to it, `Denied` or `Unsupported` when its last
     /// owner can't be fenced.
     pub fn attach(session: &Arc<Session>, name: &str, mode: Mode) -> Result<Volume> {
-        let missing =
-            || Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug()));
         let named = session.find(name)?.filter(|named| named.what == What::Volume);
-        let named = named.ok_or_else(missing)?;
+        Volume::attach_named(session, name, &named.ok_or_else(|| missing(name))?, mode)
+    }
+
+    /// Attaches the volume that `name` stood for when it was looked up.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach); `NotFound` also when it has another name by now.
+    pub(super) fn attach_named(
+        session: &Arc<Session>,
+        name: &str,
+        named: &Named,
+        mode: Mode,
+    ) -> Result<Volume> {
         let inline = session.kernel().settings().dedup == Dedup::Inline;
         if inline && session.kernel().format().volume_cut == Cut::Content {
             return Err(Error::new(
@@ -59,7 +69,7 @@ impl Volume {
             ));
         }
         if mode == Mode::Read {
-            return Volume::load(session, name, &named, None, None);
+            return Volume::load(session, name, named, None, None);
         }
         let inline = inline.then(|| Arc::new(Inline::new(session.kernel().stamp())));
         let ownership = Ownership::new(session.clone(), named.id, name, inline.clone());
@@ -72,10 +82,10 @@ impl Volume {
                 failed(format_args!("volume '{}' can't be taken", name.escape_debug()), refusal)
             }
         })?;
-        let volume = Volume::load(session, name, &named, Some(ownership), inline)?;
+        let volume = Volume::load(session, name, named, Some(ownership), inline)?;
         // The size may have changed until the lock was ours.
         let again = session.find(name)?.filter(|again| again.id == named.id);
-        volume.set_size(again.ok_or_else(missing)?.bytes);
+        volume.set_size(again.ok_or_else(|| missing(name))?.bytes);
         if !clean {
             (0..volume.bytes().div_ceil(volume.objects.bytes()))
                 .try_for_each(|index| volume.objects.rescan(index))?;
@@ -144,4 +154,8 @@ impl Volume {
     pub(crate) fn set_size(&self, bytes: u64) {
         self.size.store(bytes, Relaxed);
     }
+}
+
+pub(super) fn missing(name: &str) -> Error {
+    Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug()))
 }

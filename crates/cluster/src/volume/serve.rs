@@ -7,10 +7,14 @@ use onefold_core::{
     BLOCK_BYTES, BlockRead, Error, Exports, Extent, Kind, Result, Ticket, VolumeInfo,
     block::bytes_mut,
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
-use super::{Mode, Volume};
-use crate::{format::catalogue::What, presence::Presence, session::Session};
+use super::{Mode, Volume, attach::missing};
+use crate::{
+    format::catalogue::{Named, What},
+    presence::Presence,
+    session::Session,
+};
 
 /// Most stretches that one request for allocation looks at. A stretch of objects that do not exist
 /// costs no read, only time.
@@ -104,9 +108,12 @@ pub struct ClusterExports {
     mode: Mode,
     /// By the number of the volume.
     open: Mutex<BTreeMap<u64, Arc<Volume>>>,
-    /// Held while a volume is attached, and while all are closed. Taken before `open`, which is
-    /// never held over a request to the store: locks are kept and volumes used meanwhile.
-    attaching: Mutex<()>,
+    /// Held for reading while a volume is attached, for writing while all are closed. Taken first;
+    /// `open` is taken last and never held over a request to the store: locks are kept and volumes
+    /// used meanwhile.
+    closing: RwLock<()>,
+    /// The volumes that are being attached, each with a lock that is held meanwhile.
+    attaching: Mutex<BTreeMap<u64, Arc<Mutex<()>>>>,
     presence: Mutex<Presence>,
 }
 
@@ -114,8 +121,14 @@ impl ClusterExports {
     /// All volumes of the session's store.
     #[must_use]
     pub fn new(session: Arc<Session>, mode: Mode) -> ClusterExports {
-        let (open, attaching, presence) = (Mutex::default(), Mutex::default(), Mutex::default());
-        ClusterExports { session, mode, open, attaching, presence }
+        ClusterExports {
+            session,
+            mode,
+            open: Mutex::default(),
+            closing: RwLock::default(),
+            attaching: Mutex::default(),
+            presence: Mutex::default(),
+        }
     }
 
     /// Does the work that is due for the open volumes: locks, long trims, evictions, the published
@@ -157,7 +170,7 @@ impl ClusterExports {
     /// # Errors
     /// The first failure.
     pub fn close(&self) -> Result<()> {
-        let _attaching = self.attaching.lock();
+        let _closing = self.closing.write();
         let mut first = Ok(());
         for volume in std::mem::take(&mut *self.open.lock()).into_values() {
             let closed = match Arc::try_unwrap(volume) {
@@ -182,10 +195,36 @@ impl ClusterExports {
 }
 
 impl ClusterExports {
-    /// The volume called `name`, if it is attached: perhaps it was under another name.
-    fn known(&self, name: &str) -> Result<Option<Arc<Volume>>> {
+    /// What `name` stands for now.
+    fn find(&self, name: &str) -> Result<Named> {
         let named = self.session.find(name)?.filter(|named| named.what == What::Volume);
-        Ok(named.and_then(|named| self.open.lock().get(&named.id).cloned()))
+        named.ok_or_else(|| missing(name))
+    }
+
+    /// The volume of a number, if it is attached: perhaps it was under another name.
+    fn attached(&self, id: u64) -> Option<Arc<Volume>> {
+        self.open.lock().get(&id).cloned()
+    }
+
+    /// Attaches a volume that `name` stood for. Who asks for the same one meanwhile waits for it.
+    fn attach(&self, name: &str, named: &Named) -> Result<Arc<Volume>> {
+        let own = self.attaching.lock().entry(named.id).or_default().clone();
+        let attaching = own.lock();
+        let attached = match self.attached(named.id) {
+            Some(volume) => Ok(volume),
+            None => Volume::attach_named(&self.session, name, named, self.mode).map(|volume| {
+                let volume = Arc::new(volume);
+                self.open.lock().insert(named.id, volume.clone());
+                volume
+            }),
+        };
+        drop(attaching);
+        // Without another one who waits, only the map and we know the lock.
+        let mut all = self.attaching.lock();
+        if Arc::strong_count(&own) == 2 {
+            all.remove(&named.id);
+        }
+        attached
     }
 }
 
@@ -197,16 +236,11 @@ impl Exports for ClusterExports {
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn onefold_core::Volume>> {
-        if let Some(volume) = self.known(name)? {
+        let named = self.find(name)?;
+        if let Some(volume) = self.attached(named.id) {
             return Ok(volume);
         }
-        let _attaching = self.attaching.lock();
-        // Another client may have asked for it meanwhile.
-        if let Some(volume) = self.known(name)? {
-            return Ok(volume);
-        }
-        let volume = Arc::new(Volume::attach(&self.session, name, self.mode)?);
-        // It may have got the name just now.
-        Ok(self.open.lock().entry(volume.id()).or_insert(volume).clone())
+        let _attaching = self.closing.read();
+        self.attach(name, &named).map(|volume| volume as Arc<dyn onefold_core::Volume>)
     }
 }
