@@ -14,7 +14,10 @@ use std::{
 };
 
 use onefold_cluster::{ClusterExports, Format, Mode, Session, Settings, create};
-use onefold_core::{Exports, object::PoolKind};
+use onefold_core::{
+    Exports,
+    object::{ObjectName, ObjectStore, PoolKind},
+};
 use onefold_testbed::MemoryObjects;
 use support::Faulty;
 
@@ -109,4 +112,30 @@ fn rule_12_a_volume_that_is_being_attached_keeps_no_other_from_being_attached() 
         told.recv_timeout(Duration::from_secs(20)).unwrap().unwrap();
     }
     exports.close().unwrap();
+}
+
+#[test]
+fn rule_12_the_locks_of_all_volumes_are_kept_though_one_is_lost() {
+    let store = MemoryObjects::new(PoolKind::Replicated);
+    create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+    let session = Session::open(Arc::new(store.session("serves")), Settings::default()).unwrap();
+    let mut headers = Vec::new();
+    for name in ["one", "other"] {
+        session.create_volume(name, 1 << 20).unwrap();
+        let id = session.find(name).unwrap().unwrap().id;
+        headers.push(ObjectName::metadata(format!("v.{id:010x}")));
+    }
+    headers.sort();
+    let exports = ClusterExports::new(Arc::new(session), Mode::Own);
+    for name in ["one", "other"] {
+        drop(exports.open(name).unwrap());
+    }
+    // Another one takes the first lock, and the second is gone as if its lease were over.
+    for header in &headers {
+        let holder = store.holder(header, "owner").unwrap().unwrap();
+        store.break_lock(header, "owner", &holder).unwrap();
+    }
+    store.session("takes").lock(&headers[0], "owner", "a", None).unwrap();
+    exports.renew().unwrap_err();
+    assert_eq!(store.holder(&headers[1], "owner").unwrap().unwrap().identity, "serves");
 }

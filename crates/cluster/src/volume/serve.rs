@@ -131,19 +131,27 @@ impl ClusterExports {
         }
     }
 
-    /// Does the work that is due for the open volumes: locks, long trims, evictions, the published
-    /// load. True when there is more to do.
+    /// Does the work that is due for the open volumes: long trims and evictions. True when there is
+    /// more to do. A volume that fails keeps the others from nothing.
     ///
     /// # Errors
-    /// The store's; `Busy` or `Stopped` when another server took a volume over.
+    /// The first of the store's; `Busy` or `Stopped` when another server took a volume over.
     pub fn tend(&self) -> Result<bool> {
-        let volumes: Vec<Arc<Volume>> = self.open.lock().values().cloned().collect();
         let mut more = false;
-        for volume in volumes.iter().filter(|volume| volume.ownership.is_some()) {
-            more |= volume.discard_step()?;
-            more |= volume.evict_step()?;
-        }
+        self.each_open(|volume| {
+            if volume.ownership.is_some() {
+                let (discards, evicts) = (volume.discard_step(), volume.evict_step());
+                more |= discards? | evicts?;
+            }
+            Ok(())
+        })?;
         Ok(more)
+    }
+
+    /// Does something with each open volume, whatever becomes of the others; gives the first error.
+    fn each_open(&self, mut does: impl FnMut(&Volume) -> Result<()>) -> Result<()> {
+        let volumes: Vec<Arc<Volume>> = self.open.lock().values().cloned().collect();
+        volumes.iter().map(|volume| does(volume)).fold(Ok(()), Result::and)
     }
 
     /// Publishes the load for workers, and learns how many servers share the cache. Errors are
@@ -161,8 +169,7 @@ impl ClusterExports {
     /// # Errors
     /// As [`tend`](Self::tend).
     pub fn renew(&self) -> Result<()> {
-        let volumes: Vec<Arc<Volume>> = self.open.lock().values().cloned().collect();
-        volumes.iter().try_for_each(|volume| volume.renew())
+        self.each_open(Volume::renew)
     }
 
     /// Closes all volumes. Nobody else may use them any more.

@@ -87,15 +87,20 @@ fn tend(exports: &ClusterExports, stopped: &mpsc::Receiver<()>) -> Result<()> {
     let mut published = Instant::now();
     while stopped.recv_timeout(pause).is_err_and(|error| error == mpsc::RecvTimeoutError::Timeout) {
         let mut due = || -> Result<bool> {
+            // A volume whose lock is lost keeps the others from nothing.
+            let mut kept = Ok(());
             if renewed.elapsed() >= RENEW {
-                exports.renew()?;
-                renewed = Instant::now();
+                kept = exports.renew();
+                if kept.is_ok() {
+                    renewed = Instant::now();
+                }
             }
             if published.elapsed() >= Duration::from_secs(1) {
                 exports.publish();
                 published = Instant::now();
             }
-            exports.tend()
+            let more = exports.tend();
+            kept.and(more)
         };
         pause = match due() {
             Ok(true) => Duration::ZERO,
