@@ -289,6 +289,66 @@ fn rule_12_a_connection_that_is_cut_waits_for_nothing() {
     shared.end();
 }
 
+/// Waits until so many sessions have a volume that the test and its server have, too.
+fn only_sessions(volume: &Arc<MemoryVolume>, sessions: usize) {
+    let began = Instant::now();
+    while Arc::strong_count(volume) != 2 + sessions {
+        assert!(began.elapsed() < Duration::from_secs(20), "a session still has the volume");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn rule_12_a_connection_that_is_cut_waits_for_no_turn() {
+    let turns = (std::thread::available_parallelism().map_or(1, std::num::NonZero::get) / 2).max(1);
+    let connections = 2 * turns + 2;
+    let volumes = ["disk", "greedy"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
+    let volume = volumes[1].1.clone();
+    let shared =
+        Shared::of(MemoryExports::of(volumes), Limits { connections, ..Limits::default() });
+    // All turns stand still, and the others wait for theirs.
+    volume.hold_status.store(true, SeqCst);
+    let mut asks: Vec<Raw> =
+        (0..connections).map(|_| greedy(&shared.socket, Mode::Structured)).collect();
+    for raw in &mut asks {
+        raw.request(0, BLOCK_STATUS, 0, 1 << 20, &[]);
+        while volume.statuses.load(SeqCst) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    only_sessions(&volume, connections);
+    while volume.statuses.load(SeqCst) < turns as u64 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The clients that asked first give way: those that have turns, and one that waits for one.
+    let _others: Vec<Raw> = (0..=turns).map(|_| Raw::go(&shared.socket, Mode::Simple)).collect();
+    only_sessions(&volume, connections - 1);
+    volume.hold_status.store(false, SeqCst);
+    drop(asks);
+    shared.end();
+}
+
+#[test]
+fn rule_12_a_connection_that_is_cut_answers_no_more_requests() {
+    let volumes = ["disk", "greedy"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
+    let volume = volumes[1].1.clone();
+    let limits = Limits { connections: 1, ..Limits::default() };
+    let shared = Shared::of(MemoryExports::of(volumes), limits);
+    // What it asks for at once takes a minute.
+    volume.status_us.store(150_000, SeqCst);
+    let mut raw = greedy(&shared.socket, Mode::Structured);
+    let requests: Vec<u8> = (0..400)
+        .flat_map(|n| request_bytes(Mode::Structured, 0, BLOCK_STATUS, n, 0, 1 << 20))
+        .collect();
+    raw.send(&requests);
+    while volume.statuses.load(SeqCst) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    shared.neighbour_works();
+    only_sessions(&volume, 0);
+    shared.end();
+}
+
 /// A server of `disk` and of two volumes, each of which takes all that one volume may have.
 fn shared_by_three(limits: Limits) -> Shared {
     let volumes =

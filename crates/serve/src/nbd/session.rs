@@ -374,7 +374,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             (self.house.make_way)(holder, waited);
             self.seat.activity.is_cut()
         });
-        self.place = Some(place.ok_or(io::Error::from(io::ErrorKind::ConnectionAborted))?);
+        self.place = Some(place.ok_or_else(was_cut)?);
         self.seat.activity.works(true);
         inbox.reader().looks_around(true);
         let (sure, large) = (self.limits.receive_sure(), self.limits.receive_bytes);
@@ -469,9 +469,9 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     /// Answers the status of a range, in its turn. While others work, the turn lasts longer than
     /// the answer took, and leaves the processor to them in the rest. Otherwise a client could keep
     /// the processor busy with such requests, since each is pure computing.
-    fn status(&mut self, request: &Request, payload: &[u8]) {
+    fn status(&mut self, request: &Request, payload: &[u8]) -> Result<(), Ending> {
         let Shares { places, statuses, .. } = self.house.shares;
-        let mut turn = statuses.take(self.seat.holder, |_| {});
+        let mut turn = self.turn(statuses)?;
         let began = Instant::now();
         status::answer(
             &*self.agreed.volume,
@@ -486,22 +486,32 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         if places.others_hold(self.seat.holder) {
             std::thread::sleep((took * STATUS_REST).min(LOOK));
         }
+        Ok(())
+    }
+
+    /// Waits for a turn until the server ends the connection.
+    fn turn<'t>(&self, turns: &'t Turns) -> Result<Turn<'t>, Ending> {
+        turns.take_unless(self.seat.holder, |_| self.seat.activity.is_cut()).ok_or_else(was_cut)
     }
 
     /// Waits for a turn to change the volume by so many bytes, if other peers or volumes are
     /// connected.
-    fn turn_to_write(&self, bytes: u64) -> Option<Turn<'_>> {
+    fn turn_to_write(&self, bytes: u64) -> Result<Option<Turn<'_>>, Ending> {
         let writers = &self.house.shares.writers;
         if writers.alone() {
-            return None;
+            return Ok(None);
         }
-        let mut turn = writers.take(self.seat.holder, |_| {});
+        let mut turn = self.turn(writers)?;
         turn.cost = bytes + REQUEST_COST;
-        Some(turn)
+        Ok(Some(turn))
     }
 
-    /// Handles one request; false when it has not arrived as a whole.
+    /// Handles one request; false when it has not arrived as a whole. Of a connection that the
+    /// server ended, no request is begun any more: nobody hears the answer.
     fn request<R: Source>(&mut self, inbox: &mut Inbox<R>) -> Result<bool, Ending> {
+        if self.seat.activity.is_cut() {
+            return Err(was_cut());
+        }
         let dialect = self.agreed.dialect;
         let parsed = Request::parse(inbox.unread(), dialect);
         let Some(mut request) =
@@ -609,21 +619,21 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             Command::Write => {
                 add(&counters.writes, 1);
                 add(&counters.written_bytes, length);
-                let turn = self.turn_to_write(length);
+                let turn = self.turn_to_write(length)?;
                 let result = self.volume().write(offset, payload);
                 drop(turn);
                 self.changed(request, result, more)?;
             }
             Command::Trim => {
                 add(&counters.trims, 1);
-                let turn = self.turn_to_write(0);
+                let turn = self.turn_to_write(0)?;
                 let result = self.volume().trim(offset, length);
                 drop(turn);
                 self.changed(request, result, more)?;
             }
             Command::WriteZeroes => {
                 add(&counters.zeroes, 1);
-                let turn = self.turn_to_write(0);
+                let turn = self.turn_to_write(0)?;
                 let result =
                     self.volume().write_zeroes(offset, length, request.has(command_flag::NO_HOLE));
                 drop(turn);
@@ -641,7 +651,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             Command::BlockStatus => {
                 add(&counters.statuses, 1);
                 if self.agreed.allocation {
-                    self.status(request, payload);
+                    self.status(request, payload)?;
                 } else {
                     let refusal = Refusal::new(Code::Invalid, "no metadata context was negotiated");
                     self.replies.error(request.into(), &refusal, None);
@@ -749,7 +759,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
                 ((offset + piece) & !(onefold_core::BLOCK_BYTES as u64 - 1)).clamp(offset + 1, end);
             let bytes = (next - offset) as usize;
             inbox.need(bytes)?;
-            let turn = self.turn_to_write(bytes as u64);
+            let turn = self.turn_to_write(bytes as u64)?;
             result = self.volume().write(offset, &inbox.unread()[..bytes]);
             drop(turn);
             if late && let Ok(ticket) = result {
@@ -834,6 +844,11 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         sub(&self.counters.in_flight, answered);
         add(&self.counters.errors, errors);
     }
+}
+
+/// The server ended the connection.
+fn was_cut() -> Ending {
+    Ending::Broken(io::ErrorKind::ConnectionAborted.into())
 }
 
 /// Bytes up to the end of the request of which a part is there.

@@ -73,15 +73,6 @@ impl Turns {
         held.then(|| Turn { of: self, holder, cost: 0 })
     }
 
-    /// Waits for a place; calls `look` now and then with the time waited so far.
-    pub(crate) fn take(&self, holder: Holder, mut look: impl FnMut(Duration)) -> Turn<'_> {
-        self.wait(holder, |waited| {
-            look(waited);
-            false
-        });
-        Turn { of: self, holder, cost: 0 }
-    }
-
     /// Waits for a place until `gives_up`, which is called now and then with the time waited so
     /// far.
     pub(crate) fn take_unless(
@@ -188,7 +179,7 @@ mod tests {
                     let holder = Holder { peer: Peer::User(n % 3), volume: u64::from(n % 2) };
                     let _presence = turns.join(holder);
                     for _ in 0..20 {
-                        let _turn = turns.take(holder, |_| {});
+                        let _turn = turns.take_unless(holder, |_| false);
                         most.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
                         std::thread::yield_now();
                         now.fetch_sub(1, Relaxed);

@@ -54,6 +54,12 @@ pub(crate) struct MemoryVolume {
     pub(crate) read_us: AtomicU64,
     /// Microseconds that a flush or a wait takes.
     pub(crate) flush_us: AtomicU64,
+    /// Calls of `extents`.
+    pub(crate) statuses: AtomicU64,
+    /// Microseconds that the status of a range takes.
+    pub(crate) status_us: AtomicU64,
+    /// The status of a range stands still while it is set.
+    pub(crate) hold_status: AtomicBool,
     /// Flushes and waits stand still while it is set.
     pub(crate) hold: AtomicBool,
     /// Reads, waits and flushes panic: a bug in an engine.
@@ -72,6 +78,9 @@ impl MemoryVolume {
             prefetches: AtomicU64::new(0),
             read_us: AtomicU64::new(0),
             flush_us: AtomicU64::new(0),
+            statuses: AtomicU64::new(0),
+            status_us: AtomicU64::new(0),
+            hold_status: AtomicBool::new(false),
             hold: AtomicBool::new(false),
             panic: AtomicBool::new(false),
         })
@@ -252,6 +261,11 @@ impl Volume for MemoryVolume {
 
     fn extents(&self, mut offset: u64, bytes: u64, limit: usize) -> Result<Vec<Extent>> {
         self.check(offset, bytes)?;
+        self.statuses.fetch_add(1, SeqCst);
+        std::thread::sleep(Duration::from_micros(self.status_us.load(SeqCst)));
+        while self.hold_status.load(SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let state = self.state.lock();
         let end = offset + bytes;
         let mut extents: Vec<Extent> = Vec::new();
