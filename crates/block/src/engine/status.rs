@@ -4,7 +4,7 @@ use onefold_core::VolumeLimits;
 
 use crate::{
     counters::Counts,
-    format::catalogue::NoDedup,
+    format::catalogue::{NoDedup, Volume},
     kernel::{Kernel, Leftovers, VolumeState},
     scheme::room::reserve,
 };
@@ -135,7 +135,8 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         stopped: state.fail_stop.reason().map(ToString::to_string),
         volumes,
         snapshots,
-        leftovers: state.leftovers != Leftovers::None,
+        leftovers: state.leftovers == Leftovers::Some
+            || state.overlays.tables().volumes.values().any(Volume::is_leaving),
         counts: kernel.counters.counts(),
     }
 }

@@ -341,6 +341,13 @@ pub(crate) const FIGURES: &[Figure] = &[
         &[number(BLOCK, "/space/mapped_bytes")],
     ),
     figure(
+        "snapshots",
+        (Gauge, Number),
+        ByOperator,
+        "Snapshots of volumes.",
+        &[number(BLOCK, "/snapshots")],
+    ),
+    figure(
         "volume_size_bytes",
         (Gauge, Bytes),
         ByOperator,

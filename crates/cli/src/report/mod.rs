@@ -35,6 +35,12 @@ pub(crate) struct Report {
     pub(crate) space: Space,
     /// Volumes by name.
     pub(crate) volumes: Vec<VolumeLine>,
+    /// How many snapshots there are.
+    #[serde(default)]
+    pub(crate) snapshots: u64,
+    /// Whether what was deleted is still being freed.
+    #[serde(default)]
+    pub(crate) freeing: bool,
     /// Changes that no checkpoint holds yet.
     pub(crate) uncommitted: Uncommitted,
     /// Openings and recoveries since the store was created.
@@ -281,6 +287,8 @@ impl Report {
                 host_bytes: file.host_bytes(),
             },
             volumes: status.volumes.iter().map(VolumeLine::of).collect(),
+            snapshots: status.snapshots,
+            freeing: status.leftovers,
             uncommitted: Uncommitted {
                 records: status.uncommitted_records,
                 records_max: status.records_max,

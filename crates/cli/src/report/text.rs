@@ -57,6 +57,9 @@ impl Display for Report {
         if let Some(server) = &self.server {
             server.rows(f)?;
         }
+        if self.snapshots > 0 {
+            row(f, "snapshots", grouped(self.snapshots))?;
+        }
         match self.volumes.len() {
             0 => row(f, "volumes", "none"),
             n => {
@@ -140,6 +143,9 @@ impl Report {
                     Size(space.pending_bytes)
                 ),
             )?;
+        }
+        if self.freeing {
+            row(f, "to come", "what deleted volumes and snapshots held is being freed")?;
         }
         if let Some(host) = space.host_bytes {
             row(f, "host", format_args!("{} taken by the file", Size(host)))?;
