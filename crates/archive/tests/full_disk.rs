@@ -13,7 +13,10 @@ use std::{
     io::Write,
     path::Path,
     process::Command,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    },
 };
 
 use onefold_archive::{
@@ -21,9 +24,9 @@ use onefold_archive::{
     Settings, check,
 };
 use onefold_backend::Directory;
-use onefold_core::{Kind, Result};
+use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
-use support::{Watch, Watched, get, noise, put};
+use support::{Call, Watch, Watched, get, noise, put};
 
 const MOUNTED: &str = "ONEFOLD_TEST_FULL_DISK";
 
@@ -189,4 +192,39 @@ fn fill_and_empty(place: &Path) {
             "nobody found the disk full in a file of the kind {kind}, but in {full:?}"
         );
     }
+}
+
+/// Another one made the archive, with a reserve of holes: to give it up frees nothing.
+#[test]
+fn rule_09_a_reserve_of_holes_is_not_given_up_in_a_thousand_steps() {
+    const STEPS_MAX: u32 = 1000;
+    let place = tempfile::tempdir().unwrap();
+    let directory = place.path().join("a");
+    let format = Format { reserve_bytes: RESERVE, ..Format::new([1; 16], [2; 32], [3; 16]) };
+    Archive::create(&Directory::create(&directory).unwrap(), &format).unwrap();
+    let open = |watch: Watch| {
+        let files = Watched { files: Arc::new(Directory::open(&directory, true).unwrap()), watch };
+        Arc::new(Archive::open(Arc::new(files), true, Settings::default()).unwrap())
+    };
+    put(&open(Arc::new(|_, _, does| does())), "s", &noise(1, 10_000)).unwrap();
+    let reserve = fs::File::options().write(true).open(directory.join("reserve")).unwrap();
+    reserve.set_len(1 << 43).unwrap();
+    // The log finds no room, whatever is given up.
+    let (full, steps) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let (is_full, count) = (full.clone(), steps.clone());
+    let archive = open(Arc::new(move |name, call, does| {
+        if !matches!(call, Call::Change) || !is_full.load(Relaxed) {
+            return does();
+        }
+        if name == "reserve" && count.fetch_add(1, Relaxed) > STEPS_MAX {
+            return Err(Error::new(Kind::Io, "there are too many steps"));
+        }
+        if name.starts_with("log-") {
+            return Err(Error::new(Kind::NoSpace, "the disk is full"));
+        }
+        does()
+    }));
+    full.store(true, Relaxed);
+    assert_eq!(archive.remove("s").unwrap_err().kind(), Kind::NoSpace);
+    assert!(steps.load(Relaxed) < STEPS_MAX);
 }

@@ -236,7 +236,10 @@ impl Archive {
         if bytes == 0 {
             return Ok(false);
         }
-        reserve.set_bytes(bytes.saturating_sub(RESERVE_STEP))?;
+        // Holes give no room: a file of holes that somebody else made would be given up in steps
+        // without end.
+        let there = bytes.min(reserve.occupied()?);
+        reserve.set_bytes(there.saturating_sub(RESERVE_STEP))?;
         reserve.sync()?;
         Ok(true)
     }

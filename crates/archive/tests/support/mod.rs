@@ -117,6 +117,9 @@ impl File for WatchedFile {
     fn bytes(&self) -> Result<u64> {
         self.file.bytes()
     }
+    fn occupied(&self) -> Result<u64> {
+        self.file.occupied()
+    }
     fn read_at(&self, at: u64, into: &mut [u8]) -> Result<usize> {
         let mut n = 0;
         (self.watch)(&self.name, &Call::Read(at, into.len() as u64), &mut || {
