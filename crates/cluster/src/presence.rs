@@ -108,9 +108,10 @@ impl Published {
             };
             *count += 1;
             let then = then.copied().unwrap_or(*load);
-            sessions.operations += load.operations.saturating_sub(then.operations);
-            sessions.bytes += load.bytes.saturating_sub(then.bytes);
-            sessions.unknown += load.unknown;
+            sessions.operations =
+                sessions.operations.saturating_add(load.operations.saturating_sub(then.operations));
+            sessions.bytes = sessions.bytes.saturating_add(load.bytes.saturating_sub(then.bytes));
+            sessions.unknown = sessions.unknown.saturating_add(load.unknown);
         }
         sessions
     }
@@ -155,8 +156,10 @@ impl Presence {
                 since: now,
                 published: false,
             });
-            growth.operations += load.operations.saturating_sub(other.load.operations);
-            growth.bytes += load.bytes.saturating_sub(other.load.bytes);
+            growth.operations = growth
+                .operations
+                .saturating_add(load.operations.saturating_sub(other.load.operations));
+            growth.bytes = growth.bytes.saturating_add(load.bytes.saturating_sub(other.load.bytes));
             if *load != other.load {
                 *other = Other { load: *load, since: now, published: true };
             }
@@ -253,6 +256,23 @@ mod tests {
 
     use super::*;
     use crate::{Format, Settings, create};
+
+    #[test]
+    fn rule_09_figures_that_somebody_else_published_add_up_to_no_panic() {
+        let most = Load {
+            operations: u64::MAX,
+            bytes: u64::MAX,
+            unknown: u64::MAX,
+            beat: 1,
+            works: false,
+        };
+        let all = |load: Load| Published((0..2).map(|n| (vec![n], load)).collect());
+        let sessions = all(most).since(&all(Load::default()));
+        assert_eq!((sessions.operations, sessions.unknown), (u64::MAX, u64::MAX));
+        let mut presence = Presence::default();
+        presence.look(Duration::ZERO, &all(Load::default()));
+        assert_eq!(presence.look(Duration::ZERO, &all(most)).bytes, u64::MAX);
+    }
 
     #[test]
     fn the_dead_lose_their_share_and_the_living_keep_it() {

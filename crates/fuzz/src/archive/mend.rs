@@ -63,7 +63,8 @@ fn snapshot(bytes: &mut [u8]) {
     if let Some(header) = bytes.get_mut(..40) {
         seal_end(header);
     }
-    if let Some(work) = length.and_then(|length| bytes.get_mut(40 + length..40 + length + 72)) {
+    let begin = length.and_then(|length| length.checked_add(40));
+    if let Some(work) = begin.and_then(|begin| bytes.get_mut(begin..begin.checked_add(72)?)) {
         seal_end(work);
     }
 }
