@@ -75,10 +75,11 @@ impl Rate {
             let a_second = |count: u64| (count as f64 / passed.as_secs_f64()) as u64;
             self.ratio = self.marks.ratio(a_second(did.operations), a_second(did.bytes));
             if let Some(ratio) = self.ratio {
-                let given = (did.operations * 1000 / ratio / self.workers) as i64;
+                let given = did.operations.saturating_mul(1000) / ratio / self.workers;
+                let given = i64::try_from(given).unwrap_or(i64::MAX);
                 self.most =
                     (given as f64 * (SAVED.as_secs_f64() / passed.as_secs_f64()).max(1.0)) as i64;
-                self.tokens = (self.tokens + given).min(self.most.max(1000));
+                self.tokens = self.tokens.saturating_add(given).min(self.most.max(1000));
             }
         }
         self.looked = Some(now);
@@ -106,7 +107,8 @@ impl Rate {
     /// Counts operations that were done.
     pub fn spent(&mut self, operations: u64) {
         if self.ratio.is_some() {
-            self.tokens -= operations as i64 * 1000;
+            let spent = i64::try_from(operations).unwrap_or(i64::MAX).saturating_mul(1000);
+            self.tokens = self.tokens.saturating_sub(spent);
         }
     }
 }
@@ -123,6 +125,17 @@ mod tests {
         assert_eq!(marks.ratio(0, 10_001), Some(100));
         assert_eq!(marks.ratio(1001, 0), Some(500));
         assert_eq!(Watermarks::NONE.ratio(u64::MAX, u64::MAX), None);
+    }
+
+    #[test]
+    fn rule_09_a_load_that_somebody_else_published_is_no_panic() {
+        let mut rate = Rate::new(Watermarks { operations: (1_000, 10_000), ..Watermarks::NONE });
+        let load = Growth { operations: u64::MAX, bytes: u64::MAX, ..Growth::default() };
+        for second in 0..3 {
+            rate.allowance(Duration::from_secs(second), &load);
+            rate.spent(1000);
+        }
+        assert!(rate.is_limited());
     }
 
     #[test]
