@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    str::FromStr,
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
@@ -14,7 +15,7 @@ use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// The variable by which programs that we start, and theirs, are known: it is our process id.
+/// The variable by which programs that we start, and theirs, are known: it holds [`this_run`].
 pub(crate) const RUN: &str = "ONEFOLD_XTASK_RUN";
 
 type Action = Box<dyn FnOnce() + Send>;
@@ -76,7 +77,7 @@ pub(crate) fn end_left_behind() -> usize {
             .split(|byte| *byte == 0)
             .find_map(|variable| variable.strip_prefix(mark.as_bytes()));
         run.and_then(|run| std::str::from_utf8(run).ok()?.parse().ok())
-            .is_some_and(|run: u32| !is_run(run))
+            .is_some_and(|run: Run| !run.goes_on())
     };
     processes()
         .filter(|pid| left(*pid))
@@ -94,11 +95,51 @@ pub(crate) fn processes() -> impl Iterator<Item = i32> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// True for the process id of a run that goes on. Another program may have got the number of one
-/// that was killed.
+/// A run of this program: its process id, and when that process began, since numbers of processes
+/// come again. The name of the program says nothing: a copy of it may have another one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Run {
+    pid: u32,
+    began: u64,
+}
+
+impl Run {
+    /// The process that has the number now.
+    fn of(pid: u32) -> Option<Run> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // Fields are counted behind the name, which may hold anything; the start is the 22nd.
+        let began = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+        Some(Run { pid, began })
+    }
+
+    fn goes_on(self) -> bool {
+        Run::of(self.pid) == Some(self)
+    }
+}
+
+impl FromStr for Run {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Run> {
+        let (pid, began) = text.split_once('.').context("no run")?;
+        Ok(Run { pid: pid.parse()?, began: began.parse()? })
+    }
+}
+
+/// True for the process id of a run that goes on, of any tree. Another program may have got the
+/// number of one that was killed.
 fn is_run(pid: u32) -> bool {
-    let name = |pid: &str| fs::read(format!("/proc/{pid}/comm")).ok();
-    name(&pid.to_string()).is_some_and(|it| Some(it) == name("self"))
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let program = line.split(|byte| *byte == 0).next().unwrap_or_default();
+    let name = program.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    name.starts_with(b"xtask")
+}
+
+/// What marks the programs of this run.
+pub(crate) fn this_run() -> String {
+    let pid = std::process::id();
+    let began = Run::of(pid).map_or(0, |run| run.began);
+    format!("{pid}.{began}")
 }
 
 /// A directory under `target/` that is removed with all that is in it.
@@ -122,6 +163,7 @@ impl Scratch {
         {
             let _ = fs::remove_dir_all(left);
         }
+        // A short name: paths of sockets have 107 bytes.
         let path = parent.join(format!("{name}-{}", std::process::id()));
         fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
         let removed = path.clone();

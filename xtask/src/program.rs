@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::{
-    cleanup::{Guard, RUN},
+    cleanup::{Guard, RUN, this_run},
     machine,
 };
 
@@ -112,7 +112,7 @@ pub(crate) struct Running {
 pub(crate) fn spawn(command: &mut Command) -> Result<Running> {
     let child = command
         .process_group(0)
-        .env(RUN, std::process::id().to_string())
+        .env(RUN, this_run())
         .spawn()
         .with_context(|| format!("starting {}", describe(command)))?;
     let group = Pid::from_child(&child);
