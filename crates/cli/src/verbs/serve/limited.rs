@@ -46,8 +46,14 @@ impl Exports for Limited {
         self.exports.open(name)
     }
 
+    fn shared_name(&self, name: &str) -> String {
+        self.exports.shared_name(name)
+    }
+
     fn limits(&self, name: &str) -> Option<VolumeLimits> {
-        let chosen = self.chosen.iter().rfind(|limit| limit.volume == name);
+        // Of a volume, or of its snapshots.
+        let names = [Some(name), name.strip_suffix('@')];
+        let chosen = self.chosen.iter().rfind(|limit| names.contains(&Some(&limit.volume)));
         chosen.map_or_else(|| self.exports.limits(name), |limit| Some(limit.limits))
     }
 }
