@@ -1,6 +1,8 @@
 //! Snapshots, clones and rollbacks: requests for acts, which the checkpoint of their moment
 //! performs.
 
+use std::collections::BTreeMap;
+
 use onefold_core::{Error, Kind, Result, Ticket, VolumeId};
 
 use super::admission::{full, wait};
@@ -36,7 +38,8 @@ pub(crate) fn acts_done(kernel: &Kernel) -> u64 {
 /// The snapshots of a volume, by number.
 pub(crate) fn snapshots(kernel: &Kernel, of: VolumeId) -> Vec<(VolumeId, VolumeState)> {
     let state = kernel.state.lock();
-    state.volumes.snapshots(of).map(|(id, snapshot)| (id, snapshot.clone())).collect()
+    let snapshots = state.volumes.snapshots(of).map(|(id, snapshot)| (id, snapshot.clone()));
+    snapshots.collect::<BTreeMap<_, _>>().into_iter().collect()
 }
 
 /// Takes snapshots of volumes, all as of one moment.
