@@ -10,7 +10,7 @@ use std::sync::{Arc, atomic::AtomicBool};
 
 use onefold_core::{Error, Result};
 use signal_hook::{
-    consts::{SIGINT, SIGPIPE, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM},
     flag,
     iterator::Signals,
 };
@@ -21,7 +21,7 @@ const INTERRUPTED_STATUS: i32 = 130;
 /// The signal that came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// SIGTERM: a service manager asks.
+    /// SIGTERM: a service manager asks. Or SIGHUP: the terminal went away.
     Terminate,
     /// SIGINT: somebody pressed Ctrl-C.
     Interrupt,
@@ -41,14 +41,27 @@ impl StopSignals {
     /// # Errors
     /// When the system refuses a handler.
     pub fn install() -> Result<StopSignals> {
+        StopSignals::of(&[SIGTERM, SIGINT])
+    }
+
+    /// The same for a command that must not end in its middle, also when its terminal goes away
+    /// (SIGHUP).
+    ///
+    /// # Errors
+    /// As [`install`](StopSignals::install).
+    pub fn install_with_hangup() -> Result<StopSignals> {
+        StopSignals::of(&[SIGTERM, SIGINT, SIGHUP])
+    }
+
+    fn of(all: &[i32]) -> Result<StopSignals> {
         let install = || {
             // A handler instead of SIG_IGN: programs started from here begin with the default
             // again.
             flag::register(SIGPIPE, Arc::default())?;
-            // One flag for both, in this order: the first signal finds it down and raises it, the
+            // One flag for all, in this order: the first signal finds it down and raises it, the
             // second finds it up.
             let stopping = Arc::new(AtomicBool::new(false));
-            for signal in [SIGTERM, SIGINT] {
+            for &signal in all {
                 flag::register_conditional_shutdown(
                     signal,
                     INTERRUPTED_STATUS,
@@ -56,7 +69,7 @@ impl StopSignals {
                 )?;
                 flag::register(signal, Arc::clone(&stopping))?;
             }
-            Signals::new([SIGTERM, SIGINT])
+            Signals::new(all)
         };
         let signals = install().map_err(|e| Error::from_io("cannot handle signals", e))?;
         Ok(StopSignals { signals })

@@ -293,3 +293,18 @@ fn snapshots_are_named_after_their_volume_and_only_read() {
     }
     assert_eq!(engine.create_volume("x@y", 5).unwrap_err().kind(), Kind::InvalidInput);
 }
+
+#[test]
+fn rule_00_a_volume_has_no_more_snapshots_than_it_may_though_they_are_taken_together() {
+    let disk = formatted();
+    let mut settings = Settings::for_memory(32 << 20);
+    settings.limits.snapshots = 3;
+    let engine = Engine::open(disk, Arc::new(MonotonicClock::new()), settings).unwrap();
+    let (volume, _) = engine.create_volume("vm", 100).unwrap();
+    let wanted = |count: u8| (0..count).map(|n| (volume, n.to_string())).collect::<Vec<_>>();
+    let refused = Acts::of(&engine).snapshot(&wanted(4), 5).unwrap_err();
+    assert!(refused.to_string().contains("at most 3 snapshots"), "{refused}");
+    let (ids, asked) = Acts::of(&engine).snapshot(&wanted(3), 5).unwrap();
+    wait(&engine, asked);
+    assert_eq!(ids.len(), Acts::of(&engine).snapshots(volume).len());
+}

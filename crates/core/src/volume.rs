@@ -150,7 +150,14 @@ pub trait Exports: Send + Sync {
     /// `NotFound` when there is none.
     fn open(&self, name: &str) -> Result<Arc<dyn Volume>>;
 
-    /// How fast clients may use the volume called `name`; nothing when there is none.
+    /// The name under which the clients of the volume called `name` share limits and turns: the
+    /// snapshots of a volume have one together, so that nobody gets more by opening many.
+    fn shared_name(&self, name: &str) -> String {
+        name.to_owned()
+    }
+
+    /// How fast clients may use the volumes of this [shared name](Self::shared_name), all together;
+    /// nothing when there are none.
     fn limits(&self, _name: &str) -> Option<VolumeLimits> {
         Some(VolumeLimits::default())
     }

@@ -267,6 +267,21 @@ fn rule_12_peers_of_one_limited_volume_share_its_pace() {
 }
 
 #[test]
+fn rule_12_volumes_of_one_shared_name_have_its_limits_once() {
+    let names = ["disk", "disk@a", "disk@b", "greedy"];
+    let volumes = names.map(|name| (name.to_owned(), MemoryVolume::new(64 << 20)));
+    let limits = VolumeLimits { bytes: 4 << 20, ..VolumeLimits::default() };
+    let shared = Shared::of(MemoryExports::limited(volumes, "disk@", limits), Limits::default());
+    let began = Instant::now();
+    for name in ["disk@a", "disk@b"] {
+        let mut raw = Raw::go_to(&shared.socket, Mode::Simple, name);
+        assert_eq!(raw.write(0, 0, &vec![5; 4 << 20]), 0);
+    }
+    assert!(began.elapsed() > Duration::from_millis(1500), "{:?}", began.elapsed());
+    shared.end();
+}
+
+#[test]
 fn rule_12_a_connection_that_is_cut_waits_for_nothing() {
     let volumes = ["disk", "greedy"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
     // What it asks for takes a minute.

@@ -83,6 +83,12 @@ impl Checker<'_> {
     fn judge_volumes(&mut self) {
         let (mut ids, mut names) = (BTreeSet::new(), BTreeSet::new());
         let mut snapshots = BTreeSet::new();
+        let origins: BTreeSet<u32> = self
+            .volumes
+            .iter()
+            .filter(|volume| volume.is_named(MapKind::Volume))
+            .map(|volume| volume.id.0)
+            .collect();
         let mut blocks = 0u128;
         for volume in &self.volumes {
             let place = Place::Volume(volume.id);
@@ -99,10 +105,7 @@ impl Checker<'_> {
                 continue;
             }
             if volume.is_snapshot() {
-                let origin = |other: &&Volume| {
-                    other.id.0 == volume.sharing.parent && other.is_named(MapKind::Volume)
-                };
-                if !self.maps_dark && !self.volumes.iter().any(|other| origin(&other)) {
+                if !self.maps_dark && !origins.contains(&volume.sharing.parent) {
                     let what = format!(
                         "it is a snapshot of volume {}, which there is not",
                         volume.sharing.parent

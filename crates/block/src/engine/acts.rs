@@ -1,6 +1,8 @@
 //! Snapshots, clones and rollbacks: requests for acts, which the checkpoint of their moment
 //! performs.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use onefold_core::{Error, Kind, Result, Ticket, VolumeId};
 
 use super::admission::{full, wait};
@@ -36,7 +38,8 @@ pub(crate) fn acts_done(kernel: &Kernel) -> u64 {
 /// The snapshots of a volume, by number.
 pub(crate) fn snapshots(kernel: &Kernel, of: VolumeId) -> Vec<(VolumeId, VolumeState)> {
     let state = kernel.state.lock();
-    state.volumes.snapshots(of).map(|(id, snapshot)| (id, snapshot.clone())).collect()
+    let snapshots = state.volumes.snapshots(of).map(|(id, snapshot)| (id, snapshot.clone()));
+    snapshots.collect::<BTreeMap<_, _>>().into_iter().collect()
 }
 
 /// Takes snapshots of volumes, all as of one moment.
@@ -47,9 +50,11 @@ pub(crate) fn snapshot(
     made_ms: u64,
 ) -> Result<(Vec<VolumeId>, Asked)> {
     let mut state = kernel.state.lock();
-    for (n, (of, name)) in wanted.iter().enumerate() {
-        check_snapshot(kernel, &state, *of, name)?;
-        if wanted[..n].iter().any(|(before, same)| before == of && same == name) {
+    let mut before: BTreeMap<VolumeId, BTreeSet<&str>> = BTreeMap::new();
+    for (of, name) in wanted {
+        let before = before.entry(*of).or_default();
+        check_snapshot(kernel, &state, *of, name, before.len())?;
+        if !before.insert(name) {
             return Err(exists(name));
         }
     }
@@ -104,7 +109,7 @@ pub(crate) fn rollback(
     let blocks = snapshot.blocks;
     state.volumes.check_size(blocks, Some(volume))?;
     if let Some(name) = keep {
-        check_snapshot(kernel, &state, volume, name)?;
+        check_snapshot(kernel, &state, volume, name, 0)?;
     }
     admit(kernel, scheme, &mut state, &[volume, to])?;
     let mut acts = Vec::new();
@@ -118,8 +123,15 @@ pub(crate) fn rollback(
     Ok((kept, ask(kernel, &mut state, acts, &[volume, to])))
 }
 
-/// Fails unless a volume may have a snapshot of this name.
-fn check_snapshot(kernel: &Kernel, state: &State, of: VolumeId, name: &str) -> Result<()> {
+/// Fails unless a volume may have a snapshot of this name, beside so many others that are asked for
+/// with it.
+fn check_snapshot(
+    kernel: &Kernel,
+    state: &State,
+    of: VolumeId,
+    name: &str,
+    beside: usize,
+) -> Result<()> {
     if state.volumes.get(of)?.snapshot.is_some() {
         return Err(Error::new(
             Kind::InvalidInput,
@@ -128,7 +140,7 @@ fn check_snapshot(kernel: &Kernel, state: &State, of: VolumeId, name: &str) -> R
     }
     check_snapshot_name(name)?;
     let most = kernel.settings.limits.snapshots;
-    if state.volumes.snapshots_ahead(of) as u64 >= most {
+    if (state.volumes.snapshots_ahead(of) + beside) as u64 >= most {
         return Err(Error::new(
             Kind::InvalidInput,
             format!("a volume has at most {most} snapshots"),

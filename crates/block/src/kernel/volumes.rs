@@ -38,8 +38,12 @@ pub struct SnapshotOf {
 }
 
 /// The volumes that clients see, and the number of the next one.
+///
+/// Clients ask for names, and how long that takes must not go with how many there are.
 pub(crate) struct Volumes {
     volumes: BTreeMap<VolumeId, VolumeState>,
+    /// Of each: the number of its volume if it is a snapshot, else 0; its name; its number.
+    names: BTreeSet<(u32, String, VolumeId)>,
     next: u32,
     /// What acts that are not durable yet will make, and which volumes they roll back.
     expected: BTreeMap<VolumeId, VolumeState>,
@@ -49,13 +53,31 @@ pub(crate) struct Volumes {
 impl Volumes {
     /// Those of a catalogue; the next one gets the number `next`, or a higher one.
     pub(crate) fn of(catalogue: &BTreeMap<VolumeId, Volume>, next: u32) -> Volumes {
-        let next = catalogue.keys().map(|id| id.0 + 1).chain([next]).max().unwrap_or(1);
-        Volumes {
-            volumes: visible(catalogue),
+        let next =
+            catalogue.keys().map(|id| id.0.saturating_add(1)).chain([next]).max().unwrap_or(1);
+        let mut volumes = Volumes {
+            volumes: BTreeMap::new(),
+            names: BTreeSet::new(),
             next,
             expected: BTreeMap::new(),
             rolled_back: BTreeSet::new(),
+        };
+        for (&id, volume) in catalogue {
+            shown(volume).into_iter().for_each(|volume| volumes.insert(id, volume));
         }
+        volumes
+    }
+
+    fn insert(&mut self, id: VolumeId, volume: VolumeState) {
+        self.names.insert(volume.key(id));
+        self.volumes.insert(id, volume);
+    }
+
+    /// The one of a name, below a volume or, with 0, among the volumes.
+    fn find(&self, below: u32, name: &str) -> Option<VolumeId> {
+        let from = (below, name.to_owned(), VolumeId(0));
+        let (parent, found, id) = self.names.range(from..).next()?;
+        (*parent == below && found == name).then_some(*id)
     }
 
     /// The number of the next volume.
@@ -82,34 +104,33 @@ impl Volumes {
     /// The number of a volume, or of a snapshot as in `vm1@monday`. A volume's whole name wins: older
     /// programs gave names with `@`.
     pub(crate) fn named(&self, name: &str) -> Option<VolumeId> {
-        let volume = |name: &str| {
-            let all = self.volumes.iter().filter(|(_, volume)| volume.snapshot.is_none());
-            all.map(|(&id, volume)| (id, volume)).find(|(_, volume)| volume.name == name)
-        };
-        volume(name).map(|(id, _)| id).or_else(|| {
+        self.find(0, name).or_else(|| {
             let (of, snapshot) = name.rsplit_once('@')?;
-            self.snapshot_named(volume(of)?.0, snapshot)
+            self.find(self.find(0, of)?.0, snapshot)
         })
     }
 
-    /// The number of a snapshot of a volume.
-    pub(crate) fn snapshot_named(&self, of: VolumeId, name: &str) -> Option<VolumeId> {
-        self.snapshots(of).find(|(_, snapshot)| snapshot.name == name).map(|(id, _)| id)
+    /// The snapshots of a volume, by name.
+    pub(crate) fn snapshots(&self, of: VolumeId) -> impl Iterator<Item = (VolumeId, &VolumeState)> {
+        let from = (of.0, String::new(), VolumeId(0));
+        let theirs = self.names.range(from..).take_while(move |(parent, ..)| *parent == of.0);
+        theirs.filter_map(|(.., id)| Some((*id, self.volumes.get(id)?)))
     }
 
-    /// The snapshots of a volume.
-    pub(crate) fn snapshots(&self, of: VolumeId) -> impl Iterator<Item = (VolumeId, &VolumeState)> {
-        snapshots_of(&self.volumes, of)
+    /// Snapshots of a volume that acts will make.
+    fn expected_of(&self, of: VolumeId) -> impl Iterator<Item = &VolumeState> {
+        let all = self.expected.values();
+        all.filter(move |one| one.snapshot.is_some_and(|origin| origin.volume == of))
     }
 
     /// True when a volume has a snapshot of this name, or will have.
     pub(crate) fn snapshot_expected(&self, of: VolumeId, name: &str) -> bool {
-        self.snapshots(of).chain(snapshots_of(&self.expected, of)).any(|(_, one)| one.name == name)
+        self.find(of.0, name).is_some() || self.expected_of(of).any(|one| one.name == name)
     }
 
     /// How many snapshots of a volume there are, or will be.
     pub(crate) fn snapshots_ahead(&self, of: VolumeId) -> usize {
-        self.snapshots(of).count() + snapshots_of(&self.expected, of).count()
+        self.snapshots(of).count() + self.expected_of(of).count()
     }
 
     /// The volume, if clients may change it now.
@@ -129,7 +150,7 @@ impl Volumes {
     /// Gives a number, which is used for what no client sees, or not yet.
     pub(crate) fn give_number(&mut self) -> VolumeId {
         let id = VolumeId(self.next);
-        self.next += 1;
+        self.next = self.next.saturating_add(1);
         id
     }
 
@@ -140,7 +161,9 @@ impl Volumes {
 
     /// A planted bug: clients see what is expected.
     pub(crate) fn show_expected(&mut self) {
-        self.volumes.extend(self.expected.clone());
+        for (id, volume) in self.expected.clone() {
+            self.insert(id, volume);
+        }
     }
 
     /// A volume is being rolled back.
@@ -161,7 +184,7 @@ impl Volumes {
         let expected = self.expected.remove(&act.id());
         let made = catalogue.get(&act.id()).and_then(shown);
         if let Some(made) = made.filter(|_| expected.is_some()) {
-            self.volumes.insert(act.id(), made);
+            self.insert(act.id(), made);
         }
     }
 
@@ -213,20 +236,23 @@ impl Volumes {
     /// Adds a volume whose name and size were checked.
     pub(crate) fn create(&mut self, volume: VolumeState) -> VolumeId {
         let id = self.give_number();
-        self.volumes.insert(id, volume);
+        self.insert(id, volume);
         id
     }
 
     /// Changes a volume, if it exists.
     pub(crate) fn change(&mut self, id: VolumeId, change: impl FnOnce(&mut VolumeState)) {
-        if let Some(volume) = self.volumes.get_mut(&id) {
-            change(volume);
-        }
+        let Some(volume) = self.volumes.get_mut(&id) else { return };
+        self.names.remove(&volume.key(id));
+        change(volume);
+        self.names.insert(volume.key(id));
     }
 
     /// Removes a volume.
     pub(crate) fn remove(&mut self, id: VolumeId) {
-        self.volumes.remove(&id);
+        if let Some(volume) = self.volumes.remove(&id) {
+            self.names.remove(&volume.key(id));
+        }
     }
 }
 
@@ -278,11 +304,6 @@ pub(crate) fn apply_catalogue(
     }
 }
 
-/// Volumes that clients see.
-fn visible(volumes: &BTreeMap<VolumeId, Volume>) -> BTreeMap<VolumeId, VolumeState> {
-    volumes.values().filter_map(|volume| Some((volume.id, shown(volume)?))).collect()
-}
-
 /// A volume or snapshot as clients see it; `None` once it is deleted.
 fn shown(volume: &Volume) -> Option<VolumeState> {
     let origin =
@@ -296,16 +317,12 @@ fn shown(volume: &Volume) -> Option<VolumeState> {
     })
 }
 
-fn snapshots_of(
-    all: &BTreeMap<VolumeId, VolumeState>,
-    of: VolumeId,
-) -> impl Iterator<Item = (VolumeId, &VolumeState)> {
-    all.iter()
-        .filter(move |(_, volume)| volume.snapshot.is_some_and(|origin| origin.volume == of))
-        .map(|(&id, volume)| (id, volume))
-}
-
 impl VolumeState {
+    /// Where its name is found.
+    fn key(&self, id: VolumeId) -> (u32, String, VolumeId) {
+        (self.snapshot.map_or(0, |origin| origin.volume.0), self.name.clone(), id)
+    }
+
     /// True for a volume, and no snapshot, of this name.
     fn is_volume(&self, name: &str) -> bool {
         self.snapshot.is_none() && self.name == name

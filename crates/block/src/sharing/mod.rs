@@ -29,6 +29,7 @@ mod orphans;
 mod rewrite;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::sync::Arc;
 
@@ -38,6 +39,7 @@ pub(crate) use self::{
     accounts::Accounts,
     leaving::Leaving,
     orphans::{Handed, Orphan},
+    waiting::Waiting,
 };
 use crate::{
     format::{
@@ -192,5 +194,9 @@ fn counts_for_child(child: &Pointer, slot: u64, lender: Option<&Page>) -> bool {
 
 /// The child number `slot` of an inner page.
 fn child_id(id: PageId, slot: u64) -> PageId {
-    PageId { level: id.level - 1, index: id.index * FANOUT + slot, ..id }
+    PageId {
+        level: id.level - 1,
+        index: id.index.saturating_mul(FANOUT).saturating_add(slot),
+        ..id
+    }
 }

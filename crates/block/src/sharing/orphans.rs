@@ -54,7 +54,7 @@ impl<S: MapStore> Sharing<'_, S> {
     ) -> Result<Handed> {
         let account = self.accounts.get(self.store, orphan.page.address)?;
         if account.borrowers == 0 || !self.store.keeps(Rule::OrphanWaitsForBorrowers) {
-            return self.let_orphan_go(orphan, account.lender);
+            return self.let_orphan_go(orphan, account.lender, budget);
         }
         let mut borrowers = Vec::new();
         for page in there {
@@ -123,7 +123,13 @@ impl<S: MapStore> Sharing<'_, S> {
     }
 
     /// Nobody borrows from an orphan: its entries count no more.
-    fn let_orphan_go(&mut self, orphan: Orphan, lender: Option<Pointer>) -> Result<Handed> {
+    fn let_orphan_go(
+        &mut self,
+        orphan: Orphan,
+        lender: Option<Pointer>,
+        budget: &mut Budget,
+    ) -> Result<Handed> {
+        budget.spend(1);
         let Orphan { id, page } = orphan;
         let (content, above) = self.read_with_lender(id, &page, lender)?;
         if id.level == 0 {
@@ -141,6 +147,7 @@ impl<S: MapStore> Sharing<'_, S> {
             if self.is_alone(&child)? {
                 page::set_pointer(&mut alone, slot, &child);
             } else {
+                budget.spend(1);
                 self.unname(child_id(id, slot), &child)?;
             }
         }

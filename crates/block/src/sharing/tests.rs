@@ -8,7 +8,7 @@ use std::{
 
 use onefold_core::{Block, Error, Kind, Pba, Result};
 
-use super::{Budget, Leaving, MapStore, Orphan, Sharing, orphans::Handed};
+use super::{Budget, Leaving, MapStore, Orphan, Sharing, Waiting, orphans::Handed};
 use crate::format::{
     Identity,
     page::{self, FANOUT, MapEntry, Page, PageId, Pointer, Root, Table},
@@ -174,35 +174,21 @@ impl World {
             }
         }
         roots.extend(leaving.iter().map(|one| Top { id: one.id, page: one.page }));
-        let mut orphans = std::mem::take(&mut self.orphans);
-        orphans.append(&mut sharing.orphaned);
-        while leaving.is_empty() && budget.0 > 0 && !orphans.is_empty() {
-            orphans.sort_by_key(Orphan::order);
-            let mut at = 0;
-            loop {
-                let lender = orphans[at].page;
-                let mut borrows = None;
-                for (n, other) in orphans.iter().enumerate() {
-                    if sharing.accounts.get(sharing.store, other.page.address)?.lender
-                        == Some(lender)
-                    {
-                        borrows = Some(n);
-                    }
-                }
-                match borrows {
-                    Some(n) => at = n,
-                    None => break,
-                }
-            }
-            let orphan = orphans.remove(at);
+        let mut waiting = Waiting::default();
+        waiting.add(std::mem::take(&mut self.orphans));
+        waiting.add(std::mem::take(&mut sharing.orphaned));
+        while leaving.is_empty() && budget.0 > 0 {
+            let Some(orphan) = waiting.next(&mut sharing)? else { break };
+            waiting.remove(&orphan);
             let there = there(&roots, orphan.id, sharing.store);
             match sharing.hand_over(orphan, &there, budget)? {
                 Handed::Over => {}
                 Handed::Leaves(one) => leaving.push(one),
-                Handed::Partly => orphans.push(orphan),
+                Handed::Partly => waiting.add(vec![orphan]),
             }
-            orphans.append(&mut sharing.orphaned);
+            waiting.add(std::mem::take(&mut sharing.orphaned));
         }
+        let orphans = waiting.into_orphans();
         let changed = sharing_accounts(sharing);
         (self.orphans, self.leaving) = (orphans, leaving);
         self.memory.keep(changed);
@@ -482,5 +468,44 @@ fn all_counts_are_as_the_rule_says_whatever_is_copied_and_deleted() {
         }
         assert!(world.memory.pages.is_empty() && world.memory.shares.is_empty(), "history {seed}");
         assert!(world.memory.blocks.is_empty());
+    }
+}
+
+/// A leaf that nothing counts for, with one block in it.
+fn orphaned_leaf(memory: &mut Memory, index: u64) -> Orphan {
+    let id = PageId { table: Table::Map, volume: FAMILY, level: 0, index };
+    let mut leaf = Block::zeroed();
+    block(index).set(&mut leaf, 0);
+    memory.raise(block(index));
+    let page = memory.write(id, leaf).unwrap();
+    memory.shares.insert(page.address, Share { count: 0, ..Share::default() });
+    Orphan { id, page }
+}
+
+#[test]
+fn rule_00_orphans_that_nobody_borrows_from_go_within_the_budget_of_a_checkpoint() {
+    let mut world = World::new(1);
+    world.orphans = (0..100).map(|n| orphaned_leaf(&mut world.memory, n)).collect();
+    for left in (0..10).rev() {
+        world.background(&mut Budget(10)).unwrap();
+        world.end();
+        assert_eq!(world.orphans.len(), left * 10, "a checkpoint has room for its budget only");
+    }
+    world.check();
+}
+
+#[test]
+fn rule_09_orphans_that_borrow_from_each_other_are_damage() {
+    for size in 1..4 {
+        let mut world = World::new(1);
+        let ring: Vec<Orphan> = (0..size).map(|_| orphaned_leaf(&mut world.memory, 0)).collect();
+        for (n, orphan) in ring.iter().enumerate() {
+            let lender = Some(ring[(n + 1) % size].page);
+            let share = Share { count: 0, borrowers: 1, lender };
+            world.memory.shares.insert(orphan.page.address, share);
+        }
+        world.orphans = ring;
+        let damage = world.background(&mut Budget(10)).unwrap_err();
+        assert_eq!(damage.kind(), Kind::Corrupt, "{damage}");
     }
 }

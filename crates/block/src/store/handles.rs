@@ -1,14 +1,9 @@
 //! Who has which volume open.
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::{Error, Kind, Result, VolumeId};
+use parking_lot::{RwLock, RwLockReadGuard};
 
 /// The volumes that are open.
 #[derive(Default)]
@@ -17,22 +12,42 @@ pub(super) struct Handles(BTreeMap<VolumeId, Open>);
 #[derive(Default)]
 struct Open {
     count: usize,
-    ended: Arc<AtomicBool>,
+    gate: Arc<Gate>,
 }
 
+/// Whether what was open was ended. Held for reading during each step of a request, so that none is
+/// under way when it changes.
+#[derive(Default)]
+struct Gate(RwLock<bool>);
+
 /// Says whether what was open was ended.
-pub(super) struct Handle(Arc<AtomicBool>);
+pub(super) struct Handle(Arc<Gate>);
+
+/// While it lives, what is open is not ended.
+pub(super) struct Inside<'h>(#[allow(dead_code, reason = "held")] RwLockReadGuard<'h, bool>);
 
 impl Handle {
-    /// Fails once the volume was rolled back, or the snapshot deleted, under who has it open.
-    pub(super) fn check(&self) -> Result<()> {
-        if !self.0.load(Ordering::Relaxed) {
-            return Ok(());
+    /// Keeps what is open from being ended for one step that waits for nothing.
+    ///
+    /// # Errors
+    /// `Stopped` once the volume was rolled back, or the snapshot deleted, under who has it open.
+    pub(super) fn enter(&self) -> Result<Inside<'_>> {
+        let ended = self.0.0.read();
+        if !*ended {
+            return Ok(Inside(ended));
         }
         Err(Error::new(
             Kind::Stopped,
             "the volume was rolled back, or its snapshot deleted, while it was open: open it again",
         ))
+    }
+
+    /// Fails once it was ended.
+    ///
+    /// # Errors
+    /// As [`enter`](Self::enter).
+    pub(super) fn check(&self) -> Result<()> {
+        self.enter().map(drop)
     }
 }
 
@@ -41,13 +56,13 @@ impl Handles {
     pub(super) fn open(&mut self, id: VolumeId) -> Handle {
         let open = self.0.entry(id).or_default();
         open.count += 1;
-        Handle(open.ended.clone())
+        Handle(open.gate.clone())
     }
 
     /// Somebody has closed it.
     pub(super) fn close(&mut self, id: VolumeId, handle: &Handle) {
         if let Some(open) = self.0.get_mut(&id)
-            && Arc::ptr_eq(&open.ended, &handle.0)
+            && Arc::ptr_eq(&open.gate, &handle.0)
         {
             open.count -= 1;
             if open.count == 0 {
@@ -56,20 +71,50 @@ impl Handles {
         }
     }
 
-    /// Ends what is open, by `force`.
+    /// Does something to a volume that ends what is open, by `force`. No step of a request is under
+    /// way meanwhile; when `change` fails, everything stays open.
     ///
     /// # Errors
-    /// `Busy` when something is, and it may not be ended.
-    pub(super) fn end(&mut self, id: VolumeId, force: bool) -> Result<()> {
-        let Some(open) = self.0.get(&id) else { return Ok(()) };
+    /// Those of `change`.
+    pub(super) fn end<T>(
+        &mut self,
+        id: VolumeId,
+        force: bool,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<Ended<T>> {
+        let Some(open) = self.0.get(&id) else { return Ok(Ended::Done(change()?)) };
         if !force {
-            return Err(Error::new(
+            return Ok(Ended::IsOpen);
+        }
+        let gate = open.gate.clone();
+        let mut ended = gate.0.write();
+        let done = change()?;
+        *ended = true;
+        self.0.remove(&id);
+        Ok(Ended::Done(done))
+    }
+}
+
+/// What became of a change that ends what is open.
+pub(super) enum Ended<T> {
+    /// It was made.
+    Done(T),
+    /// Somebody has the volume open, and may not be ended.
+    IsOpen,
+}
+
+impl<T> Ended<T> {
+    /// What was made.
+    ///
+    /// # Errors
+    /// `Busy` when somebody has it open.
+    pub(super) fn done(self) -> Result<T> {
+        match self {
+            Ended::Done(done) => Ok(done),
+            Ended::IsOpen => Err(Error::new(
                 Kind::Busy,
                 "somebody has it open: stop that first, or say --force, which makes their requests fail",
-            ));
+            )),
         }
-        open.ended.store(true, Ordering::Relaxed);
-        self.0.remove(&id);
-        Ok(())
     }
 }

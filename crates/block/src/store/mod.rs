@@ -301,11 +301,16 @@ impl Store {
         })
     }
 
-    /// Deletes a volume. Durable on return; its blocks are freed in the background.
+    /// Deletes a volume, or a snapshot that nobody has open. Durable on return; its blocks are freed
+    /// in the background.
     ///
     /// # Errors
-    /// As [`resize_volume`](Self::resize_volume).
+    /// As [`resize_volume`](Self::resize_volume), and
+    /// [`delete_snapshot`](Self::delete_snapshot).
     pub fn delete_volume(&self, name: &str) -> Result<()> {
+        if self.find_snapshot(name).is_ok() {
+            return self.delete_snapshot(name, false);
+        }
         self.catalogue_change(|| {
             let id = self.engine.find_volume(name)?;
             Ok(((), self.engine.delete_volume(id)?))

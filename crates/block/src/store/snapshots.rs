@@ -53,10 +53,11 @@ impl Store {
     pub fn rollback(&self, snapshot: &str, keep: Option<&str>, force: bool) -> Result<()> {
         let to = self.find_snapshot(snapshot)?;
         let volume = self.engine.volume(to)?.snapshot.map_or(to, |origin| origin.volume);
-        // Nobody opens it meanwhile.
-        let mut handles = self.handles.lock();
-        handles.end(volume, force)?;
-        let (_, asked) = self.change(|| self.acts().rollback(volume, to, keep, now_ms()))?;
+        let asked = self.change(|| {
+            let ask = || self.acts().rollback(volume, to, keep, now_ms());
+            self.handles.lock().end(volume, force, ask)
+        });
+        let (_, asked) = asked?.done()?;
         self.perform(asked)
     }
 
@@ -67,9 +68,9 @@ impl Store {
     /// `NotFound`; `Busy` when somebody has it open, unless `force` is true: then they get errors.
     pub fn delete_snapshot(&self, name: &str, force: bool) -> Result<()> {
         let id = self.find_snapshot(name)?;
-        let mut handles = self.handles.lock();
-        handles.end(id, force)?;
-        self.catalogue_change(|| Ok(((), self.engine.delete_volume(id)?)))
+        let deleted =
+            self.change(|| self.handles.lock().end(id, force, || self.engine.delete_volume(id)));
+        self.commit.wait(deleted?.done()?)
     }
 
     /// Gives a snapshot, named like `vm1@monday`, another name; `new_name` is the part behind the
@@ -86,7 +87,7 @@ impl Store {
         Acts::of(&self.engine)
     }
 
-    fn find_snapshot(&self, name: &str) -> Result<VolumeId> {
+    pub(super) fn find_snapshot(&self, name: &str) -> Result<VolumeId> {
         let id = self.engine.find_volume(name)?;
         if self.engine.volume(id)?.snapshot.is_some() {
             return Ok(id);

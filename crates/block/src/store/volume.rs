@@ -1,6 +1,6 @@
 //! A volume of a served store.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use onefold_core::{
     BLOCK_BYTES, BlockRead, Error, Exports, Extent, Kind, Lba, Result, Ticket, Volume, VolumeId,
@@ -8,6 +8,9 @@ use onefold_core::{
 };
 
 use super::{Store, handles::Handle};
+
+/// How long who opens a volume waits for its rollback to end.
+const ROLLBACK_WAIT: Duration = Duration::from_secs(10);
 
 /// One volume; implements the [`Volume`] that servers know.
 pub struct BlockVolume {
@@ -20,9 +23,26 @@ pub struct BlockVolume {
 impl BlockVolume {
     /// The volume, or the snapshot as in `vm1@monday`.
     fn open(store: &Arc<Store>, name: &str) -> Result<BlockVolume> {
+        let until = store.clock.now() + ROLLBACK_WAIT;
+        loop {
+            let seen = store.commit.progress();
+            match BlockVolume::open_now(store, name) {
+                Err(busy) if busy.kind() == Kind::Busy && store.clock.now() < until => {
+                    store.commit.wait_for_progress(seen, super::ROOM_WAIT);
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    /// The same, or `Busy` while the volume is being rolled back.
+    fn open_now(store: &Arc<Store>, name: &str) -> Result<BlockVolume> {
         let mut handles = store.handles.lock();
         let id = store.engine.find_volume(name)?;
-        let read_only = store.engine.volume(id)?.snapshot.is_some();
+        let read_only = match store.engine.kernel.state.lock().volumes.check_writable(id) {
+            Err(error) if error.kind() == Kind::Denied => true,
+            writable => writable.map(|()| false)?,
+        };
         Ok(BlockVolume { store: store.clone(), id, handle: handles.open(id), read_only })
     }
 }
@@ -47,23 +67,31 @@ impl Volume for BlockVolume {
             return reads.iter_mut().for_each(|read| read.result = Err(ended.clone()));
         }
         self.store.engine.read(self.id, reads);
+        // What was rolled back meanwhile is not what was asked for.
+        if let Err(ended) = self.handle.check() {
+            reads.iter_mut().for_each(|read| read.result = Err(ended.clone()));
+        }
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
-        self.handle.check()?;
         let mut taken = 0;
-        self.store.data_change(|| self.store.engine.write_from(self.id, offset, data, &mut taken))
+        self.store.data_change(|| {
+            let _inside = self.handle.enter()?;
+            self.store.engine.write_from(self.id, offset, data, &mut taken)
+        })
     }
 
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {
-        self.handle.check()?;
-        self.store.data_change(|| self.store.engine.trim(self.id, offset, bytes))
+        self.store.data_change(|| {
+            let _inside = self.handle.enter()?;
+            self.store.engine.trim(self.id, offset, bytes)
+        })
     }
 
     fn write_zeroes(&self, offset: u64, bytes: u64, keep: bool) -> Result<Ticket> {
-        self.handle.check()?;
         let mut taken = 0;
         self.store.data_change(|| {
+            let _inside = self.handle.enter()?;
             self.store.engine.write_zeroes(self.id, offset, bytes, keep, &mut taken)
         })
     }
@@ -126,7 +154,16 @@ impl Exports for StoreExports {
         Ok(Arc::new(BlockVolume::open(&self.0, name)?))
     }
 
+    /// Of the snapshots of `vm1` it is `vm1@`, which no volume and no snapshot is called.
+    fn shared_name(&self, name: &str) -> String {
+        match self.0.find_snapshot(name) {
+            Ok(_) => format!("{}@", name.rsplit_once('@').map_or(name, |(volume, _)| volume)),
+            Err(_) => name.to_owned(),
+        }
+    }
+
     fn limits(&self, name: &str) -> Option<VolumeLimits> {
+        let name = name.strip_suffix('@').unwrap_or(name);
         let id = self.0.engine.find_volume(name).ok()?;
         Some(self.0.engine.volume(id).ok()?.limits)
     }

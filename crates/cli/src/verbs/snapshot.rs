@@ -8,6 +8,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use onefold_backend::signals::StopSignals;
 use onefold_block::{MEMORY_MIN, Settings};
 use onefold_core::{Error, Kind, Result};
 
@@ -27,6 +28,9 @@ use onefold_console::{
 
 /// How long guests stay frozen at most.
 const FROZEN_MOST: Duration = Duration::from_secs(10);
+
+/// Exit status after a signal: what a shell shows for a process that SIGINT ended.
+const INTERRUPTED_STATUS: i32 = 130;
 
 /// Takes, lists, deletes and renames snapshots of volumes, and makes volumes of them
 ///
@@ -206,27 +210,53 @@ fn create(file: &StoreFile, request: &Request, begun: &mut dyn FnMut()) -> Resul
     .map_err(Failure::from)
 }
 
+/// A word to the thread that lets guests go on.
+enum Word {
+    /// The moment has begun.
+    Begun,
+    /// A signal asks this process to end.
+    Stop,
+}
+
 /// Runs `snapshot` between two commands: the second one runs when the moment has begun, in any case
-/// after [`FROZEN_MOST`].
+/// [`FROZEN_MOST`] after the first one has ended, also when a signal ends this process.
 fn frozen(
     freeze: &str,
     thaw: String,
     snapshot: impl FnOnce(&mut dyn FnMut()) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
+    let (begun, moment) = mpsc::channel::<Word>();
+    let mut signals = StopSignals::install_with_hangup()?;
+    let stop = begun.clone();
+    // It waits until this process ends.
+    std::thread::spawn(move || {
+        signals.wait();
+        stop.send(Word::Stop).unwrap_or_default();
+        // Kept, so that a second signal ends this process at once.
+        std::thread::park();
+    });
     if let Err(failed) = shell(freeze) {
         // It may have frozen a part.
         let _ = shell(&thaw);
         return Err(Failure::from(failed.context("--freeze")));
     }
-    let (begun, moment) = mpsc::channel::<()>();
     let thawing = std::thread::spawn(move || {
-        let in_time = moment.recv_timeout(FROZEN_MOST).is_ok();
-        (shell(&thaw), in_time)
+        let word = moment.recv_timeout(FROZEN_MOST);
+        let thawed = shell(&thaw);
+        if matches!(word, Ok(Word::Stop)) {
+            // The snapshot may be waiting for a server.
+            let _ =
+                Failure::new("interrupted: --thaw has run, and the snapshots may be there or not")
+                    .tell("onefold");
+            std::process::exit(INTERRUPTED_STATUS);
+        }
+        (thawed, matches!(word, Ok(Word::Begun)))
     });
     // Nobody listens any more after the 10 s.
-    let taken = snapshot(&mut || begun.send(()).unwrap_or_default());
-    // Also when no moment came: then nobody waits for one.
-    drop(begun);
+    let taken = snapshot(&mut || begun.send(Word::Begun).unwrap_or_default());
+    if taken.is_err() {
+        begun.send(Word::Begun).unwrap_or_default();
+    }
     let (thawed, in_time) = thawing
         .join()
         .map_err(|_| Error::new(Kind::Io, "the thread that runs --thaw has failed"))?;

@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::support::{Desk, qemu_io};
 
 fn status(desk: &Desk) -> serde_json::Value {
@@ -148,4 +150,43 @@ fn rule_09_the_name_of_a_store_gives_a_terminal_no_orders() {
             String::from_utf8_lossy(&text).escape_debug()
         );
     }
+}
+
+#[test]
+fn rule_00_promise_a_frozen_guest_goes_on_when_a_signal_ends_the_snapshot() {
+    let desk = Desk::new();
+    desk.store_with_volume("s");
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let (frozen, going) = (desk.path("frozen"), desk.path("going"));
+        let mut child = desk
+            .command("snapshot create s v@a")
+            .args(["--freeze", "touch frozen; sleep 2", "--thaw", "touch going"])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        while !frozen.exists() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "--freeze does not run");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        assert!(!child.wait().unwrap().success());
+        assert!(going.exists(), "{signal:?} left the guest frozen");
+        std::fs::remove_file(frozen).unwrap();
+        std::fs::remove_file(going).unwrap();
+    }
+}
+
+#[test]
+fn rule_00_promise_a_server_lists_all_snapshots_that_it_may_have() {
+    let desk = Desk::new();
+    desk.store_with_volume("s");
+    let _serving = desk.serve("s");
+    // More than 64 KiB of names.
+    for round in 0..3 {
+        let names = (0..200).map(|n| format!(" v@{:0>120}", 200 * round + n));
+        let out = desk.ok(&format!("snapshot create s{}", names.collect::<String>()));
+        assert!(out.starts_with("took snapshots"), "{out}");
+    }
+    assert_eq!(desk.ok("snapshot list s").lines().count(), 600);
 }

@@ -76,8 +76,8 @@ struct Guests {
     past: Statistics,
     /// Threads that have nothing more to do than to end.
     leaving: Vec<(Peer, JoinHandle<()>)>,
-    /// The volumes that clients have open, or had a moment ago, by the names by which they opened
-    /// them: numbers, and limits.
+    /// The volumes that clients have open, or had a moment ago, by the names under which they share
+    /// limits and turns: numbers, and limits.
     volumes: HashMap<String, (u64, Arc<Limited>)>,
     next_volume: u64,
 }
@@ -389,9 +389,10 @@ impl Hall {
     /// The seat of a client whose handshake has succeeded; nothing when there are too many
     /// connections, and none gives way.
     fn seat(&self, id: u64, volume: &str) -> Option<Seat> {
+        let volume = self.exports.shared_name(volume);
         let mut guests = self.guests.lock();
-        let (number, limited) = guests.open(volume, self.since);
-        if let Some(limits) = self.exports.limits(volume) {
+        let (number, limited) = guests.open(&volume, self.since);
+        if let Some(limits) = self.exports.limits(&volume) {
             limited.set(limits);
         }
         let peer = guests.present.get(&id)?.peer;

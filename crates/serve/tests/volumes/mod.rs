@@ -343,6 +343,10 @@ impl Exports for MemoryExports {
         Ok(volume.clone())
     }
 
+    fn shared_name(&self, name: &str) -> String {
+        name.split_inclusive('@').next().unwrap_or(name).to_owned()
+    }
+
     fn limits(&self, name: &str) -> Option<VolumeLimits> {
         Some(self.1.get(name).copied().unwrap_or_default())
     }

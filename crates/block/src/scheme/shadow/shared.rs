@@ -4,7 +4,6 @@
 //! [`sharing`](crate::sharing) has the rules; here it gets the pages and accounts of a checkpoint.
 
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -21,7 +20,6 @@ use crate::{
     format::{
         catalogue::{MapKind, Sharing as Place, VOLUME_BLOCKS_MAX, Volume},
         page::{MapEntry, Page, PageId, Pointer, Table, body, seal},
-        record::WindowNumber,
         share::Share,
         superblock::Root,
     },
@@ -33,7 +31,7 @@ use crate::{
         room::spare,
         verbs::{NewSharing, Scheme},
     },
-    sharing::{Accounts, Budget, Handed, Leaving, MapStore, Orphan, Sharing},
+    sharing::{Accounts, Budget, Handed, Leaving, MapStore, Orphan, Sharing, Waiting},
     table::PageSpace,
     table_build::TableBuild,
     window::ranges::Ranges,
@@ -189,63 +187,7 @@ fn leftovers(
         }
         waiting.add(std::mem::take(&mut sharing.orphaned));
     }
-    Ok(waiting.by_order.into_values().collect())
-}
-
-/// Orphans that wait to be handed over, in their order; and those of one age at one place.
-#[derive(Default)]
-struct Waiting {
-    by_order: BTreeMap<Order, Orphan>,
-    alike: BTreeMap<(WindowNumber, u32, u8, u64), BTreeMap<Pba, Orphan>>,
-}
-
-type Order = (Reverse<WindowNumber>, Reverse<u8>, u64);
-
-impl Waiting {
-    fn add(&mut self, more: Vec<Orphan>) {
-        for orphan in more {
-            self.by_order.insert(orphan.order(), orphan);
-            let alike = self.alike.entry(like(&orphan)).or_default();
-            alike.insert(orphan.page.address, orphan);
-        }
-    }
-
-    fn remove(&mut self, orphan: &Orphan) {
-        self.by_order.remove(&orphan.order());
-        if let Some(alike) = self.alike.get_mut(&like(orphan)) {
-            alike.remove(&orphan.page.address);
-            if alike.is_empty() {
-                self.alike.remove(&like(orphan));
-            }
-        }
-    }
-
-    /// The next one to hand over: the first in the order from which no other one of its age borrows.
-    fn next(&self, sharing: &mut Sharing<'_, SharedPages<'_, '_>>) -> Result<Option<Orphan>> {
-        let mut order = self.by_order.values();
-        let youngest = sharing.store.keeps(Rule::YoungestOrphanFirst);
-        let first = if youngest { order.next() } else { order.next_back() };
-        let Some(mut next) = first.copied() else { return Ok(None) };
-        loop {
-            let mut borrower = None;
-            for other in self.alike.get(&like(&next)).into_iter().flat_map(BTreeMap::values) {
-                let share = sharing.accounts.get(sharing.store, other.page.address)?;
-                if share.lender == Some(next.page) {
-                    borrower = Some(*other);
-                }
-            }
-            match borrower {
-                Some(other) => next = other,
-                None => return Ok(Some(next)),
-            }
-        }
-    }
-}
-
-/// The age and the place of an orphan.
-fn like(orphan: &Orphan) -> (WindowNumber, u32, u8, u64) {
-    let PageId { volume, level, index, .. } = orphan.id;
-    (orphan.page.birth, volume, level, index)
+    Ok(waiting.into_orphans())
 }
 
 /// The place of the top page of a map.

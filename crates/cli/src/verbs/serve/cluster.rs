@@ -180,6 +180,14 @@ impl Exports for Told {
             }
         })
     }
+
+    fn shared_name(&self, name: &str) -> String {
+        self.exports.shared_name(name)
+    }
+
+    fn limits(&self, name: &str) -> Option<onefold_core::VolumeLimits> {
+        self.exports.limits(name)
+    }
 }
 
 /// Where a store is served when nobody says so: beside its folder.

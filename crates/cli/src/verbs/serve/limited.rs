@@ -46,8 +46,14 @@ impl Exports for Limited {
         self.exports.open(name)
     }
 
+    fn shared_name(&self, name: &str) -> String {
+        self.exports.shared_name(name)
+    }
+
     fn limits(&self, name: &str) -> Option<VolumeLimits> {
-        let chosen = self.chosen.iter().rfind(|limit| limit.volume == name);
+        // Of a volume, or of its snapshots.
+        let names = [Some(name), name.strip_suffix('@')];
+        let chosen = self.chosen.iter().rfind(|limit| names.contains(&Some(&limit.volume)));
         chosen.map_or_else(|| self.exports.limits(name), |limit| Some(limit.limits))
     }
 }
@@ -55,6 +61,33 @@ impl Exports for Limited {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nothing but the names.
+    struct Names;
+
+    impl Exports for Names {
+        fn list(&self) -> Vec<VolumeInfo> {
+            Vec::new()
+        }
+
+        fn open(&self, name: &str) -> Result<Arc<dyn Volume>> {
+            Err(Error::new(Kind::NotFound, name.to_owned()))
+        }
+
+        fn shared_name(&self, name: &str) -> String {
+            name.split_inclusive('@').next().unwrap_or(name).to_owned()
+        }
+    }
+
+    #[test]
+    fn rule_12_snapshots_have_the_limits_that_were_chosen_for_their_volume() {
+        let chosen = vec!["vm1=5,0".parse().unwrap()];
+        let limited = Limited { exports: Arc::new(Names), chosen };
+        for (name, iops) in [("vm1", 5), ("vm1@a", 5), ("vm1@b", 5), ("vm2@a", 0)] {
+            let limits = limited.limits(&limited.shared_name(name)).unwrap();
+            assert_eq!(limits.iops, iops, "{name}");
+        }
+    }
 
     #[test]
     fn limits_are_written() {
