@@ -11,6 +11,7 @@ mod clients;
 mod demo;
 mod docs;
 mod fuzz;
+mod guests;
 mod licences;
 mod machine;
 mod man;
@@ -47,6 +48,9 @@ cargo xtask miri                    memory that native code writes to, under an 
 cargo xtask soak [block|archive|cluster] [--minutes N] [--seed N]
                                     everything that clients do, at full size and by chance, twenty \
                      minutes an engine; then check
+cargo xtask guests [--kills N] [--seconds N]
+                                    virtual machines and PostgreSQL on volumes, snapshots and \
+                     clones, with a server that is killed; root
 cargo xtask structure [--all]       circles of files, and what else makes the code hard to read; \
                      --all names them
 cargo xtask ceph start|stop|status|test
@@ -103,6 +107,7 @@ fn run(verb: &str, arguments: &[String]) -> Result<bool> {
         "miri" => threads::miri(),
         "ceph" => ceph::run(arguments),
         "soak" => soak::run(arguments),
+        "guests" => guests::run(arguments),
         "structure" => structure::run(arguments),
         "bench" => bench::run(arguments),
         "paper" => paper::run(arguments),

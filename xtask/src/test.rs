@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::{
     ceph, clients,
     demo::{self, Tools},
-    docs, fuzz, licences, machine, package, packages, pages, paper,
+    docs, fuzz, guests, licences, machine, package, packages, pages, paper,
     product::Build,
     program::{cargo, run as run_program, show},
     sim, structure, threads,
@@ -46,7 +46,7 @@ struct Step {
     run: fn() -> Result<Tally>,
 }
 
-const STEPS: [Step; 27] = [
+const STEPS: [Step; 28] = [
     Step { name: "format", about: "cargo fmt --check", run: format },
     Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
     Step { name: "features", about: "no planted bug can be in the product", run: features },
@@ -145,6 +145,11 @@ const STEPS: [Step; 27] = [
         name: "files",
         about: "ext4 and XFS over nbdfuse and a loop device, server killed",
         run: clients::file_systems,
+    },
+    Step {
+        name: "guests",
+        about: "virtual machines and PostgreSQL on volumes, snapshots and clones, server killed; root only",
+        run: guests::step,
     },
 ];
 

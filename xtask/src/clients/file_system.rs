@@ -59,14 +59,18 @@ pub(super) fn run() -> Result<Tally> {
     Ok(tally)
 }
 
+/// A file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
+    /// ext4.
     Ext4,
+    /// XFS.
     Xfs,
 }
 
 impl Kind {
-    fn make(self, device: &str) -> Result<()> {
+    /// Makes it on a device.
+    pub(crate) fn make(self, device: &str) -> Result<()> {
         match self {
             Kind::Ext4 => root("mkfs.ext4", &["-q", "-E", "nodiscard", device]),
             Kind::Xfs => root("mkfs.xfs", &["-q", "-f", device]),
@@ -74,7 +78,7 @@ impl Kind {
     }
 
     /// Fails unless everything is in order. The journal must have been replayed by a mount before.
-    fn check(self, device: &str) -> Result<()> {
+    pub(crate) fn check(self, device: &str) -> Result<()> {
         match self {
             Kind::Ext4 => root("e2fsck", &["-f", "-n", device]),
             Kind::Xfs => root("xfs_repair", &["-n", device]),
@@ -96,8 +100,9 @@ fn root(name: &str, arguments: &[&str]) -> Result<()> {
 }
 
 /// A volume as a block device. Dropping it takes all of it down, also when the server is gone.
-struct Attached {
-    device: String,
+pub(crate) struct Attached {
+    /// The loop device.
+    pub(crate) device: String,
     // In the order in which they are taken down.
     mount: Option<Guard>,
     _loop: Guard,
@@ -111,7 +116,7 @@ impl Attached {
     }
 
     /// A volume behind a socket; what it needs lies below `place`.
-    fn below(place: &Path, socket: &Path, volume: &str) -> Result<Attached> {
+    pub(crate) fn below(place: &Path, socket: &Path, volume: &str) -> Result<Attached> {
         let point = place.join("fuse");
         fs::create_dir_all(&point)?;
         let mut command = program("nbdfuse");
@@ -143,7 +148,8 @@ impl Attached {
         Ok(Attached { device, mount: None, _loop: detach, _fuse: fuse, _nbdfuse: nbdfuse })
     }
 
-    fn mount(&mut self, kind: Kind, at: &Path) -> Result<()> {
+    /// Mounts it; a file system that was not unmounted is brought in order by its journal.
+    pub(crate) fn mount(&mut self, kind: Kind, at: &Path) -> Result<()> {
         fs::create_dir_all(at)?;
         root("mount", &["-t", kind.name(), &self.device, path(at)])?;
         let point = at.to_path_buf();
@@ -156,7 +162,8 @@ impl Attached {
         Ok(())
     }
 
-    fn unmount(&mut self, at: &Path) -> Result<()> {
+    /// Unmounts it.
+    pub(crate) fn unmount(&mut self, at: &Path) -> Result<()> {
         root("umount", &[path(at)])?;
         self.mount = None;
         Ok(())

@@ -30,7 +30,7 @@ pub(crate) const SCHEMES: [(&str, &[&str]); 4] = [
     ("ordermerge", &["--scheme", "ordermerge"]),
 ];
 
-pub(crate) use file_system::churn as churn_file_system;
+pub(crate) use file_system::{Attached, Kind, churn as churn_file_system};
 
 /// A store of its own for a few checks, served on both kinds of socket.
 pub(crate) struct Served {
@@ -77,10 +77,20 @@ impl Served {
 
     /// Serves the store, which must not be served.
     pub(crate) fn start(&mut self) -> Result<()> {
+        self.start_with(&[])
+    }
+
+    /// The same with more options of `onefold serve`.
+    pub(crate) fn start_with(&mut self, more: &[&str]) -> Result<()> {
         let listeners =
             [format!("unix:{}", self.socket.display()), format!("tcp:{}", self.address)];
-        self.server = Some(self.onefold.serve(&self.store, &listeners, &[])?);
+        self.server = Some(self.onefold.serve(&self.store, &listeners, more)?);
         Ok(())
+    }
+
+    /// Ends the server cleanly.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        self.server.take().context("the server does not run")?.stop()
     }
 
     /// Ends the server with SIGKILL.
@@ -91,7 +101,7 @@ impl Served {
 
     /// Ends the server cleanly, and verifies the whole store.
     pub(crate) fn finish(&mut self) -> Result<()> {
-        self.server.take().context("the server does not run")?.stop()?;
+        self.stop()?;
         ensure!(!self.socket.exists(), "the server left its socket behind");
         self.onefold.check(&self.store).map(|_| ())
     }
