@@ -10,6 +10,24 @@ use crate::{
     program::{program, run},
 };
 
+/// Status requests for a moment in which the server has requests of clients under way.
+const LOOKS: u32 = 50;
+
+/// Ends the server with SIGKILL, as soon as it says that requests of clients are under way. Whether
+/// it said so.
+pub(super) fn kill_at_work(served: &mut Served) -> Result<bool> {
+    let mut at_work = false;
+    for _ in 0..LOOKS {
+        let status = served.onefold.status(&served.store)?;
+        at_work = status["server"]["nbd"]["in_flight"].as_u64().is_some_and(|n| n > 0);
+        if at_work {
+            break;
+        }
+    }
+    served.kill()?;
+    Ok(at_work)
+}
+
 /// Takes a snapshot `volume@name`.
 pub(super) fn snapshot(served: &Served, volume: &str, name: &str) -> Result<String> {
     let snapshot = format!("{volume}@{name}");
@@ -59,9 +77,9 @@ pub(super) fn look_at_clone<T>(
     mount_point: &Path,
     look: impl FnOnce(&Path) -> Result<T>,
 ) -> Result<T> {
-    const CLONE: &str = "look";
-    clone(served, snapshot, CLONE)?;
-    let mut attached = Attached::below(&served.file(CLONE), &served.socket, CLONE)?;
+    let name = snapshot.replace('@', "-");
+    clone(served, snapshot, &name)?;
+    let mut attached = Attached::below(&served.file("look"), &served.socket, &name)?;
     if state == State::AtRest {
         at_rest(&attached.device)?;
     }
@@ -70,8 +88,22 @@ pub(super) fn look_at_clone<T>(
     let found = look(mount_point)?;
     attached.unmount(mount_point)?;
     drop(attached);
-    delete(served, CLONE)?;
+    delete(served, &name)?;
     Ok(found)
+}
+
+/// Looks at a snapshot of a frozen file system itself, which can only be read.
+pub(super) fn look_at_frozen(
+    served: &Served,
+    snapshot: &str,
+    mount_point: &Path,
+    look: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
+    let mut attached = Attached::below(&served.file("look"), &served.socket, snapshot)?;
+    at_rest(&attached.device)?;
+    attached.mount(Kind::Ext4, mount_point)?;
+    look(mount_point)?;
+    attached.unmount(mount_point)
 }
 
 /// Fails when the file system has a journal to be replayed, or is not in order as it is.

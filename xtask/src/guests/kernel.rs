@@ -3,7 +3,8 @@
 
 use std::{
     fs,
-    os::unix::fs::{PermissionsExt, symlink},
+    io::Write,
+    os::unix::fs::{OpenOptionsExt, symlink},
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -133,9 +134,9 @@ fn only(directory: &Path, begin: &str) -> Result<PathBuf> {
 }
 
 fn write_program(file: &Path, script: &str) -> Result<()> {
-    fs::write(file, script)?;
-    fs::set_permissions(file, fs::Permissions::from_mode(0o755))?;
-    Ok(())
+    let mut options = fs::File::options();
+    options.write(true).create_new(true).mode(0o755);
+    options.open(file)?.write_all(script.as_bytes()).context("the program of a guest")
 }
 
 /// Copies a program into `bin` of a tree, and the libraries that it is linked with to where it

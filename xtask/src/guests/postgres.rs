@@ -66,6 +66,23 @@ struct Snapshot {
     to: f64,
 }
 
+impl Snapshot {
+    /// What was written before it without a sync is in it when its file system was frozen.
+    fn has_marker(&self, mount: &Path) -> Result<()> {
+        let found = fs::read_to_string(marker(mount, &self.name)).unwrap_or_default();
+        ensure!(
+            self.state != State::AtRest || found == self.name,
+            "a file that was written before freezing holds '{found}'"
+        );
+        Ok(())
+    }
+}
+
+/// A file that is written before a snapshot, and not synced.
+fn marker(mount: &Path, snapshot: &str) -> PathBuf {
+    mount.join(format!("before-{snapshot}"))
+}
+
 /// The volume's file system, mounted. Dropping it lets a file system go that is frozen, and takes
 /// all down.
 struct Mounted {
@@ -147,7 +164,7 @@ impl<'a> Proof<'a> {
         let database = self.start()?;
         let mut bench = self.bench(&database, run, extent.seconds)?;
         let taken = self.take_snapshots(run, extent);
-        self.served.kill()?;
+        let at_work = disk::kill_at_work(&mut self.served)?;
         let ended = bench.wait(LIMIT)?;
         drop(database);
         drop(mounted);
@@ -162,7 +179,8 @@ impl<'a> Proof<'a> {
         let _mounted = self.mount()?;
         let database = self.start()?;
         let state = self.consistent(&database, f64::INFINITY, f64::INFINITY)?;
-        println!("    kill {run}: {state}");
+        let requests = if at_work { "requests" } else { "no request" };
+        println!("    kill {run}, {requests} under way: {state}");
         database.stop()?;
         self.programs.verify_checksums(&self.data())
     }
@@ -208,6 +226,7 @@ impl<'a> Proof<'a> {
         if state == State::AtRest {
             arguments.extend(["--freeze", &freeze, "--thaw", &thaw]);
         }
+        fs::write(marker(&mount, name), name)?;
         let from = now()?;
         self.served.onefold.verb(arguments)?;
         Ok(Snapshot { name: name.to_owned(), state, from, to: now()? })
@@ -215,6 +234,9 @@ impl<'a> Proof<'a> {
 
     /// pgbench's own log of what was acknowledged to it.
     fn read_log(&mut self, run: u64) -> Result<()> {
+        for client in 0..CLIENTS {
+            self.log.insert((run, client), Vec::new());
+        }
         let begin = format!("run{run}.");
         let files = fs::read_dir(self.place.file("s"))?.flatten();
         for file in files.filter(|entry| entry.file_name().to_string_lossy().starts_with(&begin)) {
@@ -225,10 +247,9 @@ impl<'a> Proof<'a> {
                 self.log.entry((run, fields[0].parse()?)).or_default().push(at);
             }
         }
-        let clients = self.log.range((run, 0)..(run + 1, 0)).count();
         ensure!(
-            clients == CLIENTS as usize,
-            "only {clients} clients of pgbench had a transaction acknowledged:\n{}",
+            self.log.range((run, 0)..).any(|(_, times)| !times.is_empty()),
+            "no transaction was acknowledged to pgbench:\n{}",
             fs::read_to_string(self.place.file("pgbench.log")).unwrap_or_default()
         );
         Ok(())
@@ -237,12 +258,19 @@ impl<'a> Proof<'a> {
     /// A clone of each snapshot recovers, too.
     fn look_at_snapshots(&self) -> Result<()> {
         for snapshot in &self.snapshots {
+            if snapshot.state == State::AtRest {
+                let mount_point = self.place.file("clone");
+                let look = |mount: &Path| snapshot.has_marker(mount);
+                disk::look_at_frozen(&self.served, &snapshot.name, &mount_point, look)
+                    .with_context(|| format!("{} itself", snapshot.name))?;
+            }
             disk::look_at_clone(
                 &self.served,
                 &snapshot.name,
                 snapshot.state,
                 &self.place.file("clone"),
                 |mount| {
+                    snapshot.has_marker(mount)?;
                     let data = mount.join("data");
                     let database =
                         Database::start(self.programs, &data, &self.place.file("clone-s"))?;

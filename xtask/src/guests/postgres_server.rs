@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File},
-    os::unix::{fs::chown, process::CommandExt},
+    os::unix::{fs::fchown, process::CommandExt},
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -62,7 +62,7 @@ impl Programs {
     /// Makes a directory that belongs to its user.
     pub(super) fn directory(&self, at: &Path) -> Result<()> {
         fs::create_dir_all(at)?;
-        chown(at, Some(self.user), Some(self.group)).context("chown")
+        fchown(File::open(at)?, Some(self.user), Some(self.group)).context("fchown")
     }
 
     /// Makes a new database.
@@ -108,12 +108,12 @@ pub(super) struct Database<'a> {
 
 impl<'a> Database<'a> {
     /// Starts a server on a database, which recovers it if need be. `home` is a directory of its
-    /// user for the socket and the log, of this server alone.
+    /// user for the socket of this server alone; the log lies beside it.
     pub(super) fn start(programs: &'a Programs, data: &Path, home: &Path) -> Result<Database<'a>> {
         programs.directory(home)?;
         // The file of a server that was killed, or of the one that the snapshot was taken of.
         let _ = fs::remove_file(data.join("postmaster.pid"));
-        let log = home.join("postgres.log");
+        let log = home.with_extension("log");
         let mut command = programs.command("postgres");
         command.args(["-D", path(data), "-k", path(home), "-c", "listen_addresses="]);
         // Checkpoints come often, so that kills and snapshots fall into them.
