@@ -36,11 +36,12 @@ const WANTED: [(&str, &str); 18] = [
 ];
 
 /// The same for the step `guests`, but for the kernel and PostgreSQL's server.
-const GUESTS: [(&str, &str); 5] = [
+const GUESTS: [(&str, &str); 6] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
     ("nbd-client", "nbd-client"),
     ("nbdfuse", "libnbd-bin"),
+    ("fusermount3", "fuse3"),
     ("mke2fs", "e2fsprogs"),
 ];
 
