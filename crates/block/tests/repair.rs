@@ -14,6 +14,7 @@ use onefold_block::{
         catalogue::Volume,
         geometry::SUPERBLOCKS,
         page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
+        share::Share,
         superblock::Root,
     },
 };
@@ -632,4 +633,57 @@ fn an_interrupted_repair_of_shared_maps_can_be_run_again() {
         }
     }
     panic!("it never ends");
+}
+
+#[test]
+fn a_rotten_page_of_an_old_snapshot_stops_no_write_and_a_repair_counts_anew() {
+    let mut inexact = 0;
+    for waits in [true, false] {
+        let (disk, model) = Subject::with_clone(waits).closed();
+        let live: Vec<Pba> = maps(&disk)
+            .iter()
+            .filter(|map| ["volume 0", "clone"].contains(&map.name.as_str()))
+            .flat_map(|map| pages(&disk, Table::Map, 1, &map.map))
+            .map(|(_, pointer)| pointer.address)
+            .collect();
+        let mut old: Vec<Pba> =
+            shared_pages(&disk).into_iter().map(|((_, pointer), _)| pointer.address).collect();
+        for (id, pointer) in table(&disk, Table::Shares, 0) {
+            let page = get(&disk, pointer.address);
+            let slots = (0..Table::Shares.per_leaf())
+                .filter(|&slot| id.level == 0 && Share::get(&page, slot).is_orphan());
+            old.extend(slots.map(|slot| Pba(id.index * Table::Shares.per_leaf() + slot)));
+        }
+        old.retain(|page| !live.contains(page));
+        assert!(!old.is_empty());
+        for at in old {
+            let (copy, mut model) = (copy(&disk), model.clone());
+            smash(&copy, at);
+            let engine = open(&copy).unwrap();
+            for (name, step) in [("volume 0", 7), ("clone", 11)] {
+                let id = engine.find_volume(name).unwrap();
+                for lba in (0..2000).step_by(step) {
+                    let data = content(50_000 + lba);
+                    persevere(&engine, || engine.write(id, lba * 4096, &data));
+                    model.insert((name.into(), lba), data);
+                }
+                engine.flush().unwrap();
+                engine.checkpoint().unwrap();
+            }
+            let snapshot = engine.find_volume("volume 0@s1").unwrap();
+            persevere(&engine, || engine.delete_volume(snapshot));
+            for _ in 0..10 {
+                engine.flush().unwrap();
+                engine.checkpoint().unwrap();
+            }
+            engine.close().unwrap();
+            inexact += u64::from(superblock(&copy).state.inexact);
+            assert_holds(&copy, &model);
+            let told = repaired(&copy);
+            assert!(told.after.is_well() && told.lost_addresses == 0, "{told:#?}");
+            assert!(!superblock(&copy).state.inexact);
+            assert_holds(&copy, &model);
+        }
+    }
+    assert!(inexact > 0);
 }
