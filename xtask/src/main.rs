@@ -65,6 +65,8 @@ cargo xtask bench engine [--quick] [--only TEXT]
 cargo xtask bench counted [--quick] [PART…]
                                     device bytes, flushes, memory, opening after a kill; 34 GiB of \
                      free space
+cargo xtask bench snapshots [--quick]
+                                    pages and blocks that snapshots and clones cost, counted
 cargo xtask bench archive [--quick] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
                                     an archive's speed and size beside restic, rustic and borg
 cargo xtask bench archive-scale [--quick] [--directory PATH]

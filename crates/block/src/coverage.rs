@@ -59,6 +59,7 @@ branches! {
     ActsPerformed = "checkpoint: acts performed",
     PageShared = "checkpoint: a page that others need lends to its copy",
     MapTakenApart = "checkpoint: a part of a deleted map is taken apart",
+    SharedPageUnread = "checkpoint: a shared page can't be read, and counts become too high",
     OrphanHandedOver = "checkpoint: a page that nothing counts for is handed over",
     RangesCopied = "checkpoint: ranges that wait are copied for a snapshot",
     CutsFull = "limit: a recovery ends with a checkpoint, since the superblock remembers no more of them",

@@ -175,6 +175,9 @@ pub enum Rule {
     /// A page that nothing counts for has an entry in table 8 though nobody borrows from it.
     /// Otherwise it is held for ever.
     OrphansHaveEntries,
+    /// A page whose lender can't be read has none any more, and all its entries count. Otherwise
+    /// blocks become free that it names.
+    UnreadLenderLendsNoMore,
 }
 
 #[cfg(feature = "planted-bugs")]

@@ -50,6 +50,8 @@ pub(crate) struct TableBuild<'a> {
     pub(crate) in_place: Option<u64>,
     pub(crate) mapped: u64,
     pub(crate) live: u64,
+    /// Pages of shared maps could not be read: counts may be too high.
+    pub(crate) inexact: bool,
 }
 
 impl<'a> TableBuild<'a> {
@@ -66,6 +68,7 @@ impl<'a> TableBuild<'a> {
             in_place: None,
             mapped: old.state.mapped_blocks,
             live: old.state.live_blocks,
+            inexact: old.state.inexact,
         }
     }
 

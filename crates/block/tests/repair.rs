@@ -14,6 +14,7 @@ use onefold_block::{
         catalogue::Volume,
         geometry::SUPERBLOCKS,
         page::{self, MapEntry, PageId, Pointer, ReferenceEntry, Table, ZoneEntry},
+        share::Share,
         superblock::Root,
     },
 };
@@ -472,4 +473,217 @@ fn an_interrupted_repair_can_be_run_again() {
         }
         assert!(ended);
     }
+}
+
+/// The maps of [`Subject::with_clone`] that share pages.
+const SHARED: [&str; 3] = ["volume 0", "volume 0@s1", "clone"];
+
+/// All entries of the catalogue of a store with snapshots.
+fn maps(disk: &MemoryDisk) -> Vec<Volume> {
+    let leaves = table(disk, Table::Maps, 0).into_iter().filter(|(id, _)| id.level == 0);
+    let entries = leaves.flat_map(|(_, pointer)| {
+        let page = get(disk, pointer.address);
+        (0..Table::Maps.per_leaf()).map(move |slot| Volume::get_shared(&page, slot).unwrap())
+    });
+    entries.flatten().collect()
+}
+
+/// The pages of the maps that share pages, each once, with how many of the maps name it.
+fn shared_pages(disk: &MemoryDisk) -> Vec<((PageId, Pointer), usize)> {
+    let mut all: Vec<((PageId, Pointer), usize)> = Vec::new();
+    for map in maps(disk).iter().filter(|map| map.family() == 1) {
+        for page in pages(disk, Table::Map, 1, &map.map) {
+            match all.iter_mut().find(|(known, _)| *known == page) {
+                Some((_, names)) => *names += 1,
+                None => all.push((page, 1)),
+            }
+        }
+    }
+    all
+}
+
+fn assert_goes_on(disk: &Arc<MemoryDisk>) {
+    let engine = open(disk).unwrap();
+    for name in ["volume 0", "clone"] {
+        let id = engine.find_volume(name).unwrap();
+        for lba in 0..2000 {
+            persevere(&engine, || engine.write(id, lba * 4096, &content(40_000 + lba)));
+        }
+        engine.flush().unwrap();
+        engine.checkpoint().unwrap();
+    }
+    for name in ["volume 0@s1", "clone", "volume 0"] {
+        let id = engine.find_volume(name).unwrap();
+        persevere(&engine, || engine.delete_volume(id));
+    }
+    for _ in 0..10 {
+        engine.flush().unwrap();
+        engine.checkpoint().unwrap();
+    }
+    engine.close().unwrap();
+    let copied: Arc<dyn Disk> = disk.clone();
+    let report = check(&copied, &mut |_| {}).unwrap();
+    assert!(report.is_well(), "{:#?}", report.problems);
+    assert!(pages(disk, Table::Shares, 0, &root(disk, Table::Shares, 0)).is_empty());
+}
+
+#[test]
+fn counts_of_shared_pages_are_built_anew_and_no_page_borrows_then() {
+    for waits in [true, false] {
+        for (disk, model) in
+            [Subject::with_clone(waits).closed(), Subject::with_clone(waits).killed()]
+        {
+            let before = contents(&disk, &SHARED);
+            for kind in [Table::References, Table::Fingerprints, Table::Zones, Table::Shares] {
+                let (_, pointer) = table(&disk, kind, 0)[0];
+                let copy = copy(&disk);
+                smash(&copy, pointer.address);
+                assert_restored(&copy, &model);
+                assert!(contents(&copy, &SHARED) == before, "{kind:?}");
+                assert_goes_on(&copy);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_shared_page_is_mended_once_for_all_maps_that_name_it() {
+    let (disk, _) = Subject::with_clone(false).closed();
+    let before = contents(&disk, &SHARED);
+    let all = shared_pages(&disk);
+    assert!(all.iter().any(|(page, names)| page.0.level == 0 && *names > 1));
+    assert!(all.iter().any(|(page, names)| page.0.level == 0 && *names == 1));
+    for ((id, pointer), names) in all {
+        let copy = copy(&disk);
+        smash(&copy, pointer.address);
+        let told = repaired(&copy);
+        assert!(told.after.is_well(), "{told:#?}");
+        let after = contents(&copy, &SHARED);
+        let mut lost = vec![0; SHARED.len()];
+        for (n, (before, after)) in before.iter().zip(&after).enumerate() {
+            for (lba, (before, after)) in before.iter().zip(after).enumerate() {
+                assert!(after.is_none() || before == after, "{}, block {lba}", SHARED[n]);
+                lost[n] += u64::from(after.is_none());
+            }
+        }
+        if id.level == 0 {
+            let touched = lost.iter().filter(|lost| **lost > 0).count();
+            assert_eq!(touched, names, "{id:?}: {lost:?}");
+            assert_eq!(told.lost_addresses, lost.iter().sum::<u64>());
+        }
+        assert_goes_on(&copy);
+    }
+}
+
+#[test]
+fn a_lost_child_is_not_taken_from_an_old_version_that_waits() {
+    for (disk, _) in [Subject::with_clone(true).closed(), Subject::with_clone(true).killed()] {
+        let before = contents(&disk, &SHARED);
+        let tops: Vec<_> =
+            shared_pages(&disk).into_iter().filter(|(page, _)| page.0.level > 0).collect();
+        assert!(tops.len() >= 3);
+        // One inner page, and two at once.
+        for first in 0..tops.len() {
+            for second in first..tops.len() {
+                for accounts in [false, true] {
+                    let copy = copy(&disk);
+                    smash(&copy, tops[first].0.1.address);
+                    if second > first {
+                        smash(&copy, tops[second].0.1.address);
+                    }
+                    if accounts {
+                        smash(&copy, table(&disk, Table::Shares, 0)[0].1.address);
+                    }
+                    let told = repaired(&copy);
+                    assert!(told.after.is_well(), "{told:#?}");
+                    for (before, after) in before.iter().zip(contents(&copy, &SHARED)) {
+                        assert!(
+                            before
+                                .iter()
+                                .zip(after)
+                                .all(|(before, after)| after.is_none() || *before == after)
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_interrupted_repair_of_shared_maps_can_be_run_again() {
+    let (disk, model) = Subject::with_clone(true).closed();
+    let before = contents(&disk, &SHARED);
+    smash(&disk, table(&disk, Table::References, 0)[0].1.address);
+    smash(&disk, table(&disk, Table::Shares, 0)[0].1.address);
+    for writes in (0..400).step_by(3) {
+        let copy = copy(&disk);
+        let dying: Arc<dyn Disk> = Arc::new(Dying::new(&copy, writes));
+        let outcome = repair(&dying, Arc::new(MonotonicClock::new()), &settings(), &mut |_| {});
+        let ended = outcome.is_ok_and(|repaired| repaired.after.is_well());
+        let again = repaired(&copy);
+        assert!(
+            again.after.is_well() && again.left.is_empty(),
+            "after {writes} writes: {again:#?}"
+        );
+        assert_holds(&copy, &model);
+        assert!(contents(&copy, &SHARED) == before);
+        if ended {
+            return;
+        }
+    }
+    panic!("it never ends");
+}
+
+#[test]
+fn a_rotten_page_of_an_old_snapshot_stops_no_write_and_a_repair_counts_anew() {
+    let mut inexact = 0;
+    for waits in [true, false] {
+        let (disk, model) = Subject::with_clone(waits).closed();
+        let live: Vec<Pba> = maps(&disk)
+            .iter()
+            .filter(|map| ["volume 0", "clone"].contains(&map.name.as_str()))
+            .flat_map(|map| pages(&disk, Table::Map, 1, &map.map))
+            .map(|(_, pointer)| pointer.address)
+            .collect();
+        let mut old: Vec<Pba> =
+            shared_pages(&disk).into_iter().map(|((_, pointer), _)| pointer.address).collect();
+        for (id, pointer) in table(&disk, Table::Shares, 0) {
+            let page = get(&disk, pointer.address);
+            let slots = (0..Table::Shares.per_leaf())
+                .filter(|&slot| id.level == 0 && Share::get(&page, slot).is_orphan());
+            old.extend(slots.map(|slot| Pba(id.index * Table::Shares.per_leaf() + slot)));
+        }
+        old.retain(|page| !live.contains(page));
+        assert!(!old.is_empty());
+        for at in old {
+            let (copy, mut model) = (copy(&disk), model.clone());
+            smash(&copy, at);
+            let engine = open(&copy).unwrap();
+            for (name, step) in [("volume 0", 7), ("clone", 11)] {
+                let id = engine.find_volume(name).unwrap();
+                for lba in (0..2000).step_by(step) {
+                    let data = content(50_000 + lba);
+                    persevere(&engine, || engine.write(id, lba * 4096, &data));
+                    model.insert((name.into(), lba), data);
+                }
+                engine.flush().unwrap();
+                engine.checkpoint().unwrap();
+            }
+            let snapshot = engine.find_volume("volume 0@s1").unwrap();
+            persevere(&engine, || engine.delete_volume(snapshot));
+            for _ in 0..10 {
+                engine.flush().unwrap();
+                engine.checkpoint().unwrap();
+            }
+            engine.close().unwrap();
+            inexact += u64::from(superblock(&copy).state.inexact);
+            assert_holds(&copy, &model);
+            let told = repaired(&copy);
+            assert!(told.after.is_well() && told.lost_addresses == 0, "{told:#?}");
+            assert!(!superblock(&copy).state.inexact);
+            assert_holds(&copy, &model);
+        }
+    }
+    assert!(inexact > 0);
 }

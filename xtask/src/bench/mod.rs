@@ -29,6 +29,8 @@ cargo xtask bench archive [--quick] [--only stream|tree|image] [--stream OLD,NEW
 cargo xtask bench archive-scale [--quick] [--directory PATH]
                                                   opening, puts, ls and gc with up to a million \
                      containers and streams
+cargo xtask bench snapshots [--quick]             pages and blocks that snapshots and clones cost, \
+                     counted
 cargo xtask bench neighbour [--quick]             a client's rate and delays while another peer \
                      attacks
 cargo xtask bench hot                             the hot parts one by one";
@@ -55,12 +57,22 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "archive-scale" => archive_scale(rest),
         Some((which, rest)) if which == "counted" => counted::run(rest),
         Some((which, rest)) if which == "neighbour" => neighbour::run(rest),
+        Some((which, rest)) if which == "snapshots" => snapshots(rest),
         Some((which, [])) if which == "hot" => {
             println!("{}", machine_facts(&machine::root(), &[]));
             Ok(in_crate("onefold-core", "hot", &[])? & in_crate("onefold-block", "hot", &[])?)
         }
         _ => bail!("which?\n\n{USAGE}"),
     }
+}
+
+/// What snapshots cost, counted in process over a disk that drops data: other work on the machine
+/// changes no figure.
+fn snapshots(arguments: &[String]) -> Result<bool> {
+    ensure!(arguments.iter().all(|one| one == "--quick"), "unknown arguments {arguments:?}");
+    let all: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    println!("{}", machine_facts(&machine::root(), &[]));
+    in_crate("onefold-block", "snapshots", &all)
 }
 
 /// The bench inside the engine's crate, on files of its own.

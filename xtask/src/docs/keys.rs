@@ -41,7 +41,10 @@ fn block(onefold: &Onefold, scratch: &Scratch) -> Result<Value> {
     onefold.create(&store, "64M", &[], &[])?;
     let volume = ["volume", "create", path(&store), "v", "--size", "1M"];
     onefold.verb(volume.into_iter().chain(["--no-dedup", "0-64K", "--limit-iops", "1000"]))?;
+    onefold.verb(["snapshot", "create", path(&store), "v@monday"])?;
     let server = onefold.serve(&store, &[format!("unix:{}", scratch.file("d").display())], &[])?;
+    served(onefold, &store)?;
+    onefold.verb(["snapshot", "list", path(&store), "--space"])?;
     let status = served(onefold, &store)?;
     server.stop()?;
     Ok(status)

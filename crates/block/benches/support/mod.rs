@@ -65,6 +65,11 @@ impl Contents {
         Contents { compressible: noise(3277), random: noise(4096), compressible_from: 0 }
     }
 
+    /// Blocks of which none compresses.
+    pub(crate) fn incompressible() -> Contents {
+        Contents { compressible_from: u64::MAX, ..Contents::new() }
+    }
+
     /// Writes block number `n` into 4096 bytes.
     pub(crate) fn fill(&self, n: u64, into: &mut [u8]) {
         let like = if n < self.compressible_from || mix(n).is_multiple_of(5) {

@@ -48,6 +48,7 @@ impl Checker<'_> {
                     } else if counted < table
                         && table < ReferenceEntry::SATURATED
                         && !self.maps_dark
+                        && !self.counts_too_high()
                     {
                         self.report.problem(
                             place.clone(),
@@ -80,8 +81,9 @@ impl Checker<'_> {
                 && !self.pages_dark
             {
                 self.report.leaked_blocks += leaked.len() as u64;
-                if self.in_place && self.inexact {
-                    // A crash leaves such; the store finds them by itself.
+                if self.in_place && self.inexact || self.counts_too_high() {
+                    // A crash leaves such; the store finds them by itself. Pages that could not be
+                    // read do as well.
                     continue;
                 }
                 let what = format!(

@@ -19,6 +19,7 @@
 mod accounts;
 mod batch;
 mod compare;
+mod exclusive;
 mod inspect;
 mod leaves;
 mod leftover;
@@ -38,6 +39,7 @@ mod walk;
 
 use std::sync::Arc;
 
+pub use exclusive::{Exclusive, exclusive};
 pub use inspect::{What, inspect};
 pub use look::look;
 use onefold_core::{Disk, Result};

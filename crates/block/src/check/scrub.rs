@@ -25,6 +25,7 @@ use crate::{
     engine::{Engine, resolve::entry_in},
     format::{
         carrier::Carrier,
+        catalogue::Volume,
         page::{self, MapEntry, ReferenceEntry, Table},
     },
     kernel::Kernel,
@@ -49,6 +50,9 @@ pub const BAD_BLOCKS_MAX: usize = 1000;
 /// Addresses that are named for each bad block; more are counted.
 pub const NAMES_MAX: usize = 16;
 
+/// Maps that are named for each bad block, once at least; addresses of more are counted.
+const MAPS_MAX: usize = 4096;
+
 /// The result of a scrub.
 #[derive(Clone, Debug, Default)]
 pub struct ScrubReport {
@@ -71,7 +75,8 @@ pub struct BadBlock {
     pub pba: Pba,
     /// The problem with it.
     pub what: String,
-    /// The places that lose data: volume and address, the first [`NAMES_MAX`].
+    /// The places that lose data: volume, or snapshot as in `vm1@monday`, and address. The first
+    /// [`NAMES_MAX`], and the first one of each other map.
     pub names: Vec<(String, Lba)>,
     /// How many do.
     pub names_found: u64,
@@ -236,6 +241,7 @@ fn name_bad(
             else {
                 break;
             };
+            let name = full_name(&tables.volumes, volume);
             let Some(found) = leaves.next(kernel, &volume.map, MAP_LEAVES, &mut report.unread)
             else {
                 break;
@@ -249,14 +255,22 @@ fn name_bad(
                     {
                         let bad = &mut report.bad[n];
                         bad.names_found += 1;
-                        if bad.names.len() < NAMES_MAX {
-                            bad.names.push((volume.name.clone(), lba));
+                        // Every map that is hit is named, however often the others are.
+                        let is_first = bad.names.last().is_none_or(|(last, _)| *last != name);
+                        if bad.names.len() < NAMES_MAX || is_first && bad.names.len() < MAPS_MAX {
+                            bad.names.push((name.clone(), lba));
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// The name of a map as clients use it: of a snapshot `vm1@monday`.
+pub(super) fn full_name(volumes: &BTreeMap<VolumeId, Volume>, map: &Volume) -> String {
+    let origin = volumes.get(&VolumeId(map.sharing.parent)).filter(|_| map.is_snapshot());
+    origin.map_or_else(|| map.name.clone(), |origin| format!("{}@{}", origin.name, map.name))
 }
 
 impl ScrubReport {

@@ -165,6 +165,10 @@ impl<'a> Checker<'a> {
         self.references();
         self.walk(Table::Fingerprints, 0, &self.state.fingerprints, None, &mut |_, _, _, _| {});
         self.stretches = self.zones(self.zones_within(memory));
+        if self.counts_too_high() {
+            let what = "a page of an old snapshot could not be read, so that counts may be too high and some space is held by nothing: onefold repair counts anew";
+            self.report.problem(Place::Store, what);
+        }
         for n in 0..self.stretches.len() {
             self.stretch(self.stretches[n].clone(), n == 0, proven);
         }
@@ -238,6 +242,11 @@ impl<'a> Checker<'a> {
         self.report.problem(place, wrong);
         self.darken(id);
         false
+    }
+
+    /// True when pages of shared maps could not be read, so that counts may be too high.
+    pub(super) fn counts_too_high(&self) -> bool {
+        self.state.inexact && !self.in_place
     }
 
     /// True when a block may hold data.
@@ -521,7 +530,8 @@ impl<'a> Checker<'a> {
             );
         }
         if first {
-            if !self.maps_dark && mapped != self.state.mapped_blocks && !self.in_place {
+            let more = self.counts_too_high() && mapped < self.state.mapped_blocks;
+            if !self.maps_dark && mapped != self.state.mapped_blocks && !self.in_place && !more {
                 let what = format!(
                     "it counts {} mapped blocks, but there are {mapped}",
                     self.state.mapped_blocks

@@ -157,6 +157,7 @@ fn unrecovered(
         moment: None,
         moments: (0, 0),
         leftovers,
+        orphans: 0,
     };
     Ok(Kernel {
         index: Mutex::new(Index::new(settings.index_memory, index_entries)),

@@ -74,6 +74,10 @@ pub struct Status {
     pub snapshots: u64,
     /// True while checkpoints free what deleted volumes and snapshots leave behind.
     pub leftovers: bool,
+    /// Pages of maps that nothing counts for and that wait to be handed over, as far as is known.
+    pub orphan_pages: u64,
+    /// True when a page of an old snapshot could not be read, so that counts may be too high.
+    pub inexact: bool,
     /// The counters since the store was opened.
     pub counts: Counts,
 }
@@ -137,6 +141,8 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         snapshots,
         leftovers: state.leftovers == Leftovers::Some
             || state.overlays.tables().volumes.values().any(Volume::is_leaving),
+        orphan_pages: state.orphans,
+        inexact: tables.inexact,
         counts: kernel.counters.counts(),
     }
 }

@@ -9,7 +9,7 @@ use zerocopy::{
 };
 
 use super::{
-    page::{DISCARD_BYTES, MAP_BYTES, Pointer, Root, VOLUME_BYTES, body, body_mut},
+    page::{DISCARD_BYTES, MAP_BYTES, PageId, Pointer, Root, Table, VOLUME_BYTES, body, body_mut},
     record::WindowNumber,
 };
 
@@ -220,6 +220,14 @@ impl Volume {
     #[must_use]
     pub fn family(&self) -> u32 {
         if self.sharing.family == 0 { self.id.0 } else { self.sharing.family }
+    }
+
+    /// The place of the top page of its map in the family, and that page; `None` for an empty map.
+    #[must_use]
+    pub fn top(&self) -> Option<(PageId, Pointer)> {
+        let level = self.map.height.checked_sub(1)?;
+        let (volume, index) = (self.family(), self.sharing.cursor);
+        Some((PageId { table: Table::Map, volume, level, index }, self.map.page))
     }
 
     /// True for the map of what was deleted.

@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(crate) moments: (u64, u64),
     /// Whether checkpoints have maps to take apart, or pages to hand over.
     pub(crate) leftovers: Leftovers,
+    /// Pages that nothing counts for and that wait to be handed over, as far as is known.
+    pub(crate) orphans: u64,
 }
 
 /// Whether anything is left of maps that were deleted.

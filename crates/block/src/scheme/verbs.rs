@@ -264,6 +264,8 @@ pub(crate) struct NewSharing {
     pub(crate) shares: Root,
     /// Pages that nothing counts for.
     pub(crate) orphans: Vec<Orphan>,
+    /// How many of them no checkpoint can hand over before a repair.
+    pub(crate) stuck: usize,
 }
 
 /// The parts that an opening has read before the scheme takes over.

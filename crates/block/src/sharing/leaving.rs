@@ -2,7 +2,7 @@
 
 use onefold_core::{Block, Result};
 
-use super::{Budget, MapStore, Sharing, child_id, counts_for_child};
+use super::{Budget, MapStore, Sharing, child_id, counts_for_child, is_unread};
 use crate::format::page::{self, FANOUT, PageId, Pointer};
 use crate::rules::Rule;
 
@@ -41,10 +41,16 @@ impl<S: MapStore> Sharing<'_, S> {
             self.unname(id, page)?;
             return Ok(None);
         }
-        let (content, lender) = self.read_with_lender(id, page, account.lender)?;
+        let (content, lender) = match self.read_with_lender(id, page, account.lender) {
+            Ok((content, lender)) if !lender.is_unread() => (content, lender),
+            Ok(_) => return self.give_up(page, account.lender, budget),
+            Err(e) if is_unread(&e) => return self.give_up(page, account.lender, budget),
+            Err(e) => return Err(e),
+        };
+        let lender = lender.page();
         if id.level == 0 {
             budget.spend(1);
-            self.lower_all(&content, lender.as_deref())?;
+            self.lower_all(&content, lender)?;
             self.let_go(page, account.lender)?;
             return Ok(None);
         }
@@ -54,7 +60,7 @@ impl<S: MapStore> Sharing<'_, S> {
             if child.is_none() {
                 continue;
             }
-            let left = if counts_for_child(&child, slot, lender.as_deref()) {
+            let left = if counts_for_child(&child, slot, lender) {
                 self.take(child_id(id, slot), &child, budget)?
             } else if budget.is_spent() {
                 Some(child)
@@ -74,5 +80,19 @@ impl<S: MapStore> Sharing<'_, S> {
         self.let_go(page, None)?;
         self.accounts.begin(new.address, account.lender);
         Ok(Some(new))
+    }
+
+    /// A page of a map that leaves can't be read, or what it borrows from: it is free, and what it
+    /// names stays counted.
+    fn give_up(
+        &mut self,
+        page: &Pointer,
+        lender: Option<Pointer>,
+        budget: &mut Budget,
+    ) -> Result<Option<Pointer>> {
+        budget.spend(1);
+        self.store.inexact();
+        self.let_go(page, lender)?;
+        Ok(None)
     }
 }

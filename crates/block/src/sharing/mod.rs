@@ -20,6 +20,9 @@
 //! | [`leaving`] | takes leaving maps apart, from the left |
 //! | [`rewrite`] | carries changes into the maps of volumes |
 //!
+//! A page of an old snapshot that can't be read makes counts too high, never too low, and stops
+//! nothing: see [`Lender`], and [`MapStore::inexact`]. A repair counts anew.
+//!
 //! Nothing here does I/O: a [`MapStore`] has the pages and the accounts of the last checkpoint. All
 //! work is bounded by a [`Budget`].
 
@@ -74,6 +77,10 @@ pub(crate) trait MapStore {
 
     /// One entry less counts for a block.
     fn lower(&mut self, entry: MapEntry);
+    /// A page can't be read, so that counts may be too high from now on.
+    fn inexact(&mut self);
+    /// True when counts may be too high, because pages could not be read.
+    fn is_inexact(&self) -> bool;
 
     /// True when the steps keep this rule.
     fn keeps(&self, rule: Rule) -> bool {
@@ -142,9 +149,27 @@ impl<'s, S: MapStore> Sharing<'s, S> {
         id: PageId,
         page: &Pointer,
         lender: Option<Pointer>,
-    ) -> Result<(Arc<Page>, Option<Arc<Page>>)> {
-        let lender = lender.map(|lender| self.read(id, &lender)).transpose()?;
+    ) -> Result<(Arc<Page>, Lender<Arc<Page>>)> {
+        let lender = match lender {
+            None => Lender::None,
+            Some(lender) => {
+                let read = self.read(id, &lender);
+                self.lender(read)?
+            }
+        };
         Ok((self.read(id, page)?, lender))
+    }
+
+    /// The lender of a page as it was read.
+    fn lender<P>(&mut self, read: Result<P>) -> Result<Lender<P>> {
+        match read {
+            Ok(page) => Ok(Lender::Known(page)),
+            Err(e) if is_unread(&e) => {
+                self.store.inexact();
+                Ok(Lender::Unread)
+            }
+            Err(e) => Err(e),
+        }
     }
 
     /// True when what happens to a page that is one map's alone may happen to this one.
@@ -175,6 +200,38 @@ impl<'s, S: MapStore> Sharing<'s, S> {
     }
 }
 
+/// The page that a page borrows from.
+///
+/// *A lender that can't be read* counts as equal everywhere before a change, and as different
+/// everywhere after it, and lends no more. So counts become too high at most.
+#[derive(Clone, Copy)]
+enum Lender<P> {
+    /// There is none: all entries count.
+    None,
+    /// Entries count where they differ from its own.
+    Known(P),
+    /// No entry is known to count.
+    Unread,
+}
+
+impl<P: std::ops::Deref<Target = Page>> Lender<P> {
+    fn page(&self) -> Option<&Page> {
+        match self {
+            Lender::Known(page) => Some(page),
+            Lender::None | Lender::Unread => None,
+        }
+    }
+
+    fn is_unread(&self) -> bool {
+        matches!(self, Lender::Unread)
+    }
+}
+
+/// True when an error means that a page can't be read, and not that there is no room or time.
+fn is_unread(error: &onefold_core::Error) -> bool {
+    matches!(error.kind(), onefold_core::Kind::Corrupt | onefold_core::Kind::Io)
+}
+
 /// An entry of a leaf.
 fn entry(page: &Page, slot: u64) -> Result<MapEntry> {
     MapEntry::get(page, slot).ok_or_else(|| {
@@ -183,17 +240,17 @@ fn entry(page: &Page, slot: u64) -> Result<MapEntry> {
 }
 
 /// Whether an entry of a leaf counts for its block, whose lender has another in its place.
-fn counts(entry: MapEntry, lender: Option<MapEntry>) -> bool {
+pub(crate) fn counts(entry: MapEntry, lender: Option<MapEntry>) -> bool {
     matches!(entry, MapEntry::Block { .. }) && lender != Some(entry)
 }
 
 /// Whether pointer number `slot` counts for its child.
-fn counts_for_child(child: &Pointer, slot: u64, lender: Option<&Page>) -> bool {
+pub(crate) fn counts_for_child(child: &Pointer, slot: u64, lender: Option<&Page>) -> bool {
     !child.is_none() && lender.is_none_or(|lender| page::pointer(lender, slot) != *child)
 }
 
 /// The child number `slot` of an inner page.
-fn child_id(id: PageId, slot: u64) -> PageId {
+pub(crate) fn child_id(id: PageId, slot: u64) -> PageId {
     PageId {
         level: id.level - 1,
         index: id.index.saturating_mul(FANOUT).saturating_add(slot),

@@ -4,7 +4,9 @@ use std::{cmp::Reverse, sync::Arc};
 
 use onefold_core::{Block, Error, Kind, Result};
 
-use super::{Budget, Leaving, MapStore, Sharing, child_id, counts, counts_for_child, entry};
+use super::{
+    Budget, Leaving, MapStore, Sharing, child_id, counts, counts_for_child, entry, is_unread,
+};
 use crate::format::{
     page::{self, FANOUT, MapEntry, Page, PageId, Pointer, Table},
     record::WindowNumber,
@@ -38,6 +40,9 @@ pub(crate) enum Handed {
     Leaves(Leaving),
     /// It has more borrowers than the budget allows: the next checkpoint goes on.
     Partly,
+    /// Pages that can't be read hide its borrowers, or neither it nor one of them can be read: it
+    /// waits for a repair.
+    Waits,
 }
 
 impl<S: MapStore> Sharing<'_, S> {
@@ -63,6 +68,9 @@ impl<S: MapStore> Sharing<'_, S> {
             }
         }
         borrowers.sort_by_key(|page| (page.birth, page.address));
+        if borrowers.len() != account.borrowers as usize && self.store.is_inexact() {
+            return Ok(Handed::Waits);
+        }
         if borrowers.len() != account.borrowers as usize {
             let message = format!(
                 "the map page at block {} has {} borrowers, of which {} are found",
@@ -71,6 +79,13 @@ impl<S: MapStore> Sharing<'_, S> {
                 borrowers.len()
             );
             return Err(Error::new(Kind::Corrupt, message));
+        }
+        let unread = self.unread(orphan.id, &[orphan.page])?;
+        // As many as are handed over now.
+        let now = &borrowers[..borrowers.len().min(budget.0.max(2))];
+        let unread = if unread.is_empty() { self.unread(orphan.id, now)? } else { unread };
+        if !unread.is_empty() {
+            return self.hand_over_unread(orphan, borrowers, &unread, budget);
         }
         let heir = borrowers.remove(0);
         let whole = borrowers.len() < budget.0;
@@ -93,6 +108,61 @@ impl<S: MapStore> Sharing<'_, S> {
         Ok(Handed::Over)
     }
 
+    /// The pages among `pages` that can't be read.
+    fn unread(&mut self, id: PageId, pages: &[Pointer]) -> Result<Vec<Pointer>> {
+        let wanted: Vec<(PageId, Pointer)> = pages.iter().map(|page| (id, *page)).collect();
+        let mut unread = Vec::new();
+        for (page, read) in pages.iter().zip(self.store.read(&wanted)) {
+            match read {
+                Ok(_) => {}
+                Err(e) if is_unread(&e) => unread.push(*page),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(unread)
+    }
+
+    /// Hands over an orphan that can't be read, or takes it from the borrowers that can't be: they
+    /// have no lender from now on. All entries of the page of each such pair that can be read
+    /// count once more, which is what the other one may name.
+    fn hand_over_unread(
+        &mut self,
+        orphan: Orphan,
+        borrowers: Vec<Pointer>,
+        unread: &[Pointer],
+        budget: &mut Budget,
+    ) -> Result<Handed> {
+        let Orphan { id, page } = orphan;
+        self.store.inexact();
+        let is_lost = unread.contains(&page);
+        let lost = borrowers.into_iter().filter(|one| is_lost || unread.contains(one));
+        for borrower in lost {
+            let known = if is_lost { borrower } else { page };
+            let content = match self.read(id, &known) {
+                Ok(content) => content,
+                Err(e) if is_unread(&e) => return Ok(Handed::Waits),
+                Err(e) => return Err(e),
+            };
+            if budget.is_spent() {
+                return Ok(Handed::Partly);
+            }
+            budget.spend(1);
+            self.raise_all(id, &content)?;
+            self.accounts.lend(self.store, borrower.address, None)?;
+            self.accounts.give_back(self.store, page.address)?;
+        }
+        if !is_lost {
+            return Ok(Handed::Partly);
+        }
+        let account = self.accounts.get(self.store, page.address)?;
+        self.let_orphan_go(orphan, account.lender, budget)
+    }
+
+    /// One more page has the entries of this one, and they count.
+    fn raise_all(&mut self, id: PageId, page: &Arc<Page>) -> Result<()> {
+        self.difference(id, &[], &[Counted { page, lender: None }])
+    }
+
     /// A borrower gets another lender: its entries count where they differ from that one.
     fn pass_on(
         &mut self,
@@ -113,11 +183,17 @@ impl<S: MapStore> Sharing<'_, S> {
     fn inherit(&mut self, orphan: Orphan, lender: Option<Pointer>, heir: &Pointer) -> Result<()> {
         let (old, above) = self.read_with_lender(orphan.id, &orphan.page, lender)?;
         let new = self.read(orphan.id, heir)?;
-        let before = [
-            Counted { page: &old, lender: above.as_deref() },
-            Counted { page: &new, lender: Some(&old) },
-        ];
-        self.difference(orphan.id, &before, &[Counted { page: &new, lender: above.as_deref() }])?;
+        if above.is_unread() {
+            // The orphan's entries stay counted, and all of the heir's count.
+            let before = [Counted { page: &new, lender: Some(&old) }];
+            self.difference(orphan.id, &before, &[Counted { page: &new, lender: None }])?;
+            self.accounts.lend(self.store, heir.address, None)?;
+            return self.let_go(&orphan.page, lender);
+        }
+        let above = above.page();
+        let before =
+            [Counted { page: &old, lender: above }, Counted { page: &new, lender: Some(&old) }];
+        self.difference(orphan.id, &before, &[Counted { page: &new, lender: above }])?;
         self.accounts.lend(self.store, heir.address, lender)?;
         self.let_go(&orphan.page, None)
     }
@@ -131,9 +207,19 @@ impl<S: MapStore> Sharing<'_, S> {
     ) -> Result<Handed> {
         budget.spend(1);
         let Orphan { id, page } = orphan;
-        let (content, above) = self.read_with_lender(id, &page, lender)?;
+        let (content, above) = match self.read_with_lender(id, &page, lender) {
+            Ok((content, above)) if !above.is_unread() => (content, above),
+            Err(e) if !is_unread(&e) => return Err(e),
+            Ok(_) | Err(_) => {
+                // What it names stays counted.
+                self.store.inexact();
+                self.let_go(&page, lender)?;
+                return Ok(Handed::Over);
+            }
+        };
+        let above = above.page();
         if id.level == 0 {
-            self.lower_all(&content, above.as_deref())?;
+            self.lower_all(&content, above)?;
             self.let_go(&page, lender)?;
             return Ok(Handed::Over);
         }
@@ -141,7 +227,7 @@ impl<S: MapStore> Sharing<'_, S> {
         let mut alone = Block::zeroed();
         for slot in 0..FANOUT {
             let child = page::pointer(&content, slot);
-            if !counts_for_child(&child, slot, above.as_deref()) {
+            if !counts_for_child(&child, slot, above) {
                 continue;
             }
             if self.is_alone(&child)? {

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::{Block, Result};
 
-use super::{MapStore, Sharing, counts, counts_for_child, entry};
+use super::{Lender, MapStore, Sharing, counts, counts_for_child, entry};
 use crate::{
     format::page::{self, FANOUT, MapEntry, Page, PageId, Pointer, Root, Table},
     rules::Rule,
@@ -23,6 +23,8 @@ struct Old {
     goes: bool,
     /// The page that it borrows from.
     lender: Option<Pointer>,
+    /// That page can't be read: all entries of the new version count.
+    is_lender_lost: bool,
 }
 
 /// The inner page on the way to the leaf that is looked for: it stays in memory for its neighbours.
@@ -30,7 +32,7 @@ struct OnTheWay {
     index: u64,
     old: Old,
     page: Arc<Page>,
-    lender: Option<Arc<Page>>,
+    lender: Lender<Arc<Page>>,
 }
 
 /// The old pages of one map.
@@ -85,14 +87,19 @@ impl<S: MapStore> Sharing<'_, S> {
                 })
                 .collect();
             let mut pages = self.store.read(&wanted).into_iter();
-            for (&index, old) in batch.iter().zip(olds) {
-                let (before, lender) = match &old {
+            for (&index, mut old) in batch.iter().zip(olds) {
+                let (before, lender) = match &mut old {
                     Some(old) => {
                         let page = pages.next().transpose()?;
                         let borrows = old.goes && old.lender.is_some();
-                        (page, if borrows { pages.next().transpose()? } else { None })
+                        let lender = match if borrows { pages.next() } else { None } {
+                            Some(read) => self.lender(read)?,
+                            None => Lender::None,
+                        };
+                        old.is_lender_lost = lender.is_unread();
+                        (page, lender)
                     }
-                    None => (None, None),
+                    None => (None, Lender::None),
                 };
                 let mut page = match &before {
                     Some(page) => Box::new(Block(**page)),
@@ -104,7 +111,7 @@ impl<S: MapStore> Sharing<'_, S> {
                 rewritten.mapped += self.count_leaf(
                     before.as_deref(),
                     after.as_deref().map(|page| &page.0),
-                    lender.as_deref(),
+                    &lender,
                     stays,
                 )?;
                 pointers.push((index, self.replace(PageId { index, ..id }, old, after)?));
@@ -163,6 +170,10 @@ impl<S: MapStore> Sharing<'_, S> {
         if ways.current[place].as_ref().is_none_or(|way| way.index != above.index) {
             let lender = parent.lender.filter(|_| parent.goes);
             let (page, lender) = self.read_with_lender(above, &parent.page, lender)?;
+            if lender.is_unread() {
+                let lost = Old { is_lender_lost: true, ..parent };
+                ways.inner.insert((above.level, above.index), Some(lost));
+            }
             ways.current[place] = Some(OnTheWay { index: above.index, old: parent, page, lender });
         }
         let Some(way) = &ways.current[place] else { return Ok(None) };
@@ -171,8 +182,11 @@ impl<S: MapStore> Sharing<'_, S> {
         if child.is_none() {
             return Ok(None);
         }
-        let counted = way.old.goes && counts_for_child(&child, slot, way.lender.as_deref())
-            || !self.store.keeps(Rule::InnerPagesCount);
+        let differs = match &way.lender {
+            Lender::Unread => false,
+            lender => counts_for_child(&child, slot, lender.page()),
+        };
+        let counted = way.old.goes && differs || !self.store.keeps(Rule::InnerPagesCount);
         self.leave(id, child, counted).map(Some)
     }
 
@@ -183,7 +197,7 @@ impl<S: MapStore> Sharing<'_, S> {
         if counted && !goes {
             self.unname(id, &page)?;
         }
-        Ok(Old { page, goes, lender: before.lender })
+        Ok(Old { page, goes, lender: before.lender, is_lender_lost: false })
     }
 
     /// Counts the changes of a leaf. Gives how many more of its addresses have a block.
@@ -191,7 +205,7 @@ impl<S: MapStore> Sharing<'_, S> {
         &mut self,
         before: Option<&Page>,
         after: Option<&Page>,
-        lender: Option<&Page>,
+        lender: &Lender<Arc<Page>>,
         stays: bool,
     ) -> Result<i64> {
         let at =
@@ -199,10 +213,19 @@ impl<S: MapStore> Sharing<'_, S> {
         let mut mapped = 0;
         for slot in 0..Table::Map.per_leaf() {
             let (old, new) = (at(before, slot)?, at(after, slot)?);
+            let is_block = |entry| i64::from(matches!(entry, MapEntry::Block { .. }));
+            mapped += is_block(new) - is_block(old);
+            if lender.is_unread() && self.store.keeps(Rule::UnreadLenderLendsNoMore) {
+                // Nothing was known to count, and all of the new version does.
+                if counts(new, None) {
+                    self.store.raise(new);
+                }
+                continue;
+            }
             if old == new {
                 continue;
             }
-            let lent = lender.map(|lender| entry(lender, slot)).transpose()?;
+            let lent = lender.page().map(|lender| entry(lender, slot)).transpose()?;
             let lent_as_well = self.store.keeps(Rule::LentEntriesNotLowered);
             if !stays && counts(old, lent.filter(|_| lent_as_well)) {
                 self.store.lower(old);
@@ -210,8 +233,6 @@ impl<S: MapStore> Sharing<'_, S> {
             if counts(new, lent) {
                 self.store.raise(new);
             }
-            let is_block = |entry| i64::from(matches!(entry, MapEntry::Block { .. }));
-            mapped += is_block(new) - is_block(old);
         }
         Ok(mapped)
     }
@@ -227,6 +248,15 @@ impl<S: MapStore> Sharing<'_, S> {
             Some(old) => Box::new(Block(*self.read(id, &old.page)?)),
             None => Block::zeroed(),
         };
+        if old.is_some_and(|old| old.is_lender_lost) {
+            let changed = |slot: u64| children.iter().any(|(child, _)| child % FANOUT == slot);
+            for slot in (0..FANOUT).filter(|&slot| !changed(slot)) {
+                let child = page::pointer(&page.0, slot);
+                if !child.is_none() {
+                    self.name(&child)?;
+                }
+            }
+        }
         for (child, pointer) in children {
             page::set_pointer(&mut page, child % FANOUT, pointer);
         }
@@ -248,6 +278,10 @@ impl<S: MapStore> Sharing<'_, S> {
             (None, Some(new)) => self.accounts.begin(new.address, None),
             (Some(old), None) if old.goes => self.let_go(&old.page, old.lender)?,
             (Some(_), None) => {}
+            (Some(old), Some(new)) if old.goes && old.is_lender_lost => {
+                self.let_go(&old.page, old.lender)?;
+                self.accounts.begin(new.address, None);
+            }
             (Some(old), Some(new)) if old.goes => {
                 self.let_go(&old.page, None)?;
                 let inherits = self.store.keeps(Rule::LenderInherited);

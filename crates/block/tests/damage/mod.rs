@@ -218,6 +218,34 @@ impl Subject {
         subject
     }
 
+    /// The same with a clone of the first snapshot, changed since; that snapshot is deleted. With
+    /// `waits` the checkpoints that would hand over what it left behind have not come yet.
+    pub fn with_clone(waits: bool) -> Subject {
+        let mut subject = Subject::with_snapshots();
+        let snapshot = subject.engine.find_volume("volume 0@s0").unwrap();
+        let (_, asked) = Acts::of(&subject.engine).clone_volume(snapshot, "clone", 1).unwrap();
+        while Acts::of(&subject.engine).done() < asked.number {
+            subject.engine.flush().unwrap();
+            subject.engine.checkpoint().unwrap();
+        }
+        let clone = subject.engine.find_volume("clone").unwrap();
+        for lba in 0..2000 {
+            let data = read(&subject.engine, clone, lba).unwrap();
+            subject.model.insert(("clone".into(), lba), data);
+        }
+        for n in 0..30 {
+            subject.write("clone", n * 17 % 300, 900 + n);
+        }
+        subject.engine.flush().unwrap();
+        subject.engine.checkpoint().unwrap();
+        persevere(&subject.engine, || subject.engine.delete_volume(snapshot));
+        for _ in 0..if waits { 1 } else { 5 } {
+            subject.engine.flush().unwrap();
+            subject.engine.checkpoint().unwrap();
+        }
+        subject
+    }
+
     /// Shuts down cleanly.
     pub fn closed(self) -> (Arc<MemoryDisk>, Model) {
         self.engine.close().unwrap();
@@ -238,6 +266,16 @@ pub fn read(engine: &Engine, volume: VolumeId, lba: u64) -> Result<[u8; 4096]> {
     let [read] = reads;
     read.result?;
     Ok(blocks[0].0)
+}
+
+/// The first addresses of the maps of a store with snapshots: `None` where a read fails.
+pub fn contents(disk: &Arc<MemoryDisk>, maps: &[&str]) -> Vec<Vec<Option<[u8; 4096]>>> {
+    let engine = open(&copy(disk)).unwrap();
+    let of = |name: &&str| {
+        let id = engine.find_volume(name).unwrap();
+        (0..2000).map(|lba| read(&engine, id, lba).ok()).collect()
+    };
+    maps.iter().map(of).collect()
 }
 
 /// Asserts that the store holds exactly the model.

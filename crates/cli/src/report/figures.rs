@@ -3,8 +3,6 @@
 //!
 //! `/metrics` and the table of the reference are made from it. A figure that is not in an engine's
 //! report is left out there.
-//!
-//! *Room:* figures of snapshots come here when the report has them, as a row each.
 
 /// An engine, as the report's key `engine` names it.
 pub(crate) type Engine = &'static str;
@@ -73,6 +71,9 @@ pub(crate) enum Read {
     Length,
     /// The number in this field of each volume of a list, by its name.
     OfVolumes(&'static str),
+    /// The same of each snapshot; of more than have labels there is nothing, as sums would mean
+    /// nothing.
+    OfSnapshots(&'static str),
     /// A list of operations with counts, sums and buckets.
     Operations,
     /// A count and a sum in seconds.
@@ -346,6 +347,34 @@ pub(crate) const FIGURES: &[Figure] = &[
         ByOperator,
         "Snapshots of volumes.",
         &[number(BLOCK, "/snapshots")],
+    ),
+    figure(
+        "snapshot_created_timestamp_seconds",
+        (Gauge, Seconds),
+        ByOperator,
+        "When a snapshot was made, since 1970.",
+        &[Source::new(BLOCK, "/maps/snapshots", Read::OfSnapshots("created_seconds"))],
+    ),
+    figure(
+        "snapshot_exclusive_bytes",
+        (Gauge, Bytes),
+        ByOperator,
+        "What deleting a snapshot would free at least, as `snapshot list --space` found it last.",
+        &[Source::new(BLOCK, "/maps/snapshots", Read::OfSnapshots("exclusive_bytes"))],
+    ),
+    figure(
+        "snapshot_space_age_seconds",
+        (Gauge, Seconds),
+        ByOperator,
+        "How long ago `snapshot list --space` looked at the space of snapshots.",
+        &[number(BLOCK, "/maps/space/age_seconds")],
+    ),
+    figure(
+        "orphan_pages",
+        (Gauge, Number),
+        ByOperator,
+        "Pages of maps that deleted snapshots left behind, and that wait to be handed over.",
+        &[number(BLOCK, "/orphan_pages")],
     ),
     figure(
         "volume_size_bytes",

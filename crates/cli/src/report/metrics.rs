@@ -76,6 +76,16 @@ impl Samples {
             Read::IsThere => self.add("", labels, u64::from(!value.is_null()).into()),
             Read::Length => self.add("", labels, value.as_array().map_or(0, Vec::len).into()),
             Read::OfVolumes(field) => self.volumes(field, value),
+            Read::OfSnapshots(field) => {
+                let snapshots = value.as_array().into_iter().flatten().take(VOLUMES_MAX);
+                for snapshot in snapshots {
+                    if let (Some(name), Value::Number(value)) =
+                        (snapshot["name"].as_str(), &snapshot[field])
+                    {
+                        self.add("", &[("snapshot", name)], value.clone());
+                    }
+                }
+            }
             Read::Operations => value.as_array().into_iter().flatten().for_each(|operation| {
                 if let Some(name) = operation["op"].as_str() {
                     self.histogram(name, operation);

@@ -14,7 +14,10 @@ use std::time::Duration;
 use onefold_block::{CheckpointTimes, Counts, Engine, Status};
 use serde::{Deserialize, Serialize};
 
-use onefold::parts::{control::VolumeLine, store_file::StoreFile};
+use onefold::parts::{
+    control::{SnapshotLine, VolumeLine},
+    store_file::StoreFile,
+};
 
 /// Bytes of a block.
 const BLOCK: u64 = onefold_core::BLOCK_BYTES as u64;
@@ -38,6 +41,15 @@ pub(crate) struct Report {
     /// How many snapshots there are.
     #[serde(default)]
     pub(crate) snapshots: u64,
+    /// Each of them, and the space that only they hold.
+    #[serde(default)]
+    pub(crate) maps: Snapshots,
+    /// Pages of maps that deleted snapshots left behind, and that wait to be handed over.
+    #[serde(default)]
+    pub(crate) orphan_pages: u64,
+    /// Whether counts may be too high, because a page of an old snapshot could not be read.
+    #[serde(default)]
+    pub(crate) inexact: bool,
     /// Whether what was deleted is still being freed.
     #[serde(default)]
     pub(crate) freeing: bool,
@@ -68,6 +80,49 @@ pub(crate) struct Created {
     pub(crate) layout: String,
     /// True when the file grows by zones (`--preallocate none`).
     pub(crate) grows: bool,
+}
+
+/// The snapshots of a store.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Snapshots {
+    /// Each of them, by the name of its volume and its age.
+    pub(crate) snapshots: Vec<SnapshotStatus>,
+    /// What deleted maps held when `snapshot list --space` looked last; `null` when nobody has
+    /// asked the server.
+    pub(crate) space: Option<HeldSpace>,
+}
+
+/// A snapshot.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SnapshotStatus {
+    /// Its name, like `vm1@monday`.
+    pub(crate) name: String,
+    /// When it was made, in seconds since 1970.
+    pub(crate) created_seconds: u64,
+    /// What deleting it would free at least, as found last; `null` when nobody has looked.
+    pub(crate) exclusive_bytes: Option<u64>,
+}
+
+/// The space that deleted maps hold, as found last.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct HeldSpace {
+    /// How old this and the snapshots' exclusive space is.
+    pub(crate) age_seconds: u64,
+    /// What maps hold that are being taken apart.
+    pub(crate) leaving_bytes: u64,
+    /// What pages hold that wait to be handed over.
+    pub(crate) orphan_bytes: u64,
+}
+
+impl Snapshots {
+    pub(crate) fn new(lines: Vec<SnapshotLine>, space: Option<HeldSpace>) -> Snapshots {
+        let status = |line: SnapshotLine| SnapshotStatus {
+            name: line.name,
+            created_seconds: line.created_ms / 1000,
+            exclusive_bytes: line.exclusive_bytes,
+        };
+        Snapshots { snapshots: lines.into_iter().map(status).collect(), space }
+    }
 }
 
 /// Space, in bytes. Mapped and stored bytes are as of the last checkpoint.
@@ -288,6 +343,12 @@ impl Report {
             },
             volumes: status.volumes.iter().map(VolumeLine::of).collect(),
             snapshots: status.snapshots,
+            maps: match status.snapshots {
+                0 => Snapshots::default(),
+                _ => Snapshots::new(SnapshotLine::all(engine), None),
+            },
+            orphan_pages: status.orphan_pages,
+            inexact: status.inexact,
             freeing: status.leftovers,
             uncommitted: Uncommitted {
                 records: status.uncommitted_records,

@@ -2,8 +2,8 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::{BLOCK, Report, Server};
-use onefold_console::size::{Size, duration, grouped, share};
+use super::{BLOCK, HeldSpace, Report, Server, Snapshots};
+use onefold_console::size::{Size, counted, duration, grouped, share};
 
 /// Width of the first column.
 const LABEL: usize = 15;
@@ -59,6 +59,7 @@ impl Display for Report {
         }
         if self.snapshots > 0 {
             row(f, "snapshots", grouped(self.snapshots))?;
+            self.maps.rows(f)?;
         }
         match self.volumes.len() {
             0 => row(f, "volumes", "none"),
@@ -144,6 +145,17 @@ impl Report {
                 ),
             )?;
         }
+        if self.inexact {
+            let what = "a page of an old snapshot can't be read, and space stays taken: run onefold repair";
+            row(f, "DAMAGED", what)?;
+        }
+        if self.orphan_pages > 0 {
+            let what = format!(
+                "{} of deleted snapshots wait to be handed over",
+                counted(self.orphan_pages, "map page")
+            );
+            row(f, "to come", what)?;
+        }
         if self.freeing {
             row(f, "to come", "what deleted volumes and snapshots held is being freed")?;
         }
@@ -151,6 +163,27 @@ impl Report {
             row(f, "host", format_args!("{} taken by the file", Size(host)))?;
         }
         Ok(())
+    }
+}
+
+impl Snapshots {
+    /// The space that only snapshots hold, as far as anybody has looked.
+    fn rows(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Some(HeldSpace { age_seconds, leaving_bytes, orphan_bytes }) = self.space.clone()
+        else {
+            return Ok(());
+        };
+        let alone: u64 = self.snapshots.iter().filter_map(|one| one.exclusive_bytes).sum();
+        let age = duration(age_seconds);
+        row(
+            f,
+            "",
+            format_args!(
+                "{} held by one of them alone, {} by deleted ones, as of {age} ago",
+                Size(alone),
+                Size(leaving_bytes.saturating_add(orphan_bytes))
+            ),
+        )
     }
 }
 

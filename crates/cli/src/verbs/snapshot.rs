@@ -17,12 +17,13 @@ use super::{
     volume::{block, done, said},
 };
 use onefold::parts::{
-    control::{Request, SnapshotLine},
+    control::{Request, SnapshotLine, SnapshotSpace},
     store_file::StoreFile,
 };
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
+    progress::Progress,
     size::Size,
 };
 
@@ -78,10 +79,16 @@ enum Verb {
     /// Lists all snapshots with their sizes and when they were made
     #[command(after_help = "Examples:\n  \
                       onefold snapshot list disk.onefold\n  \
-                      onefold snapshot list disk.onefold --json")]
+                      onefold snapshot list disk.onefold --space --json")]
     List {
         /// The store
         store: PathBuf,
+        /// Shows the space that deleting each one would free at least
+        ///
+        /// This reads the maps of all snapshots. While the store is served, it takes a tenth of the
+        /// disk's time at most.
+        #[arg(long)]
+        space: bool,
         #[command(flatten)]
         answer: Answer,
     },
@@ -150,7 +157,8 @@ enum Verb {
 /// Does what was asked for, and says so.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
-        Verb::List { store, answer } => list(&*block_store(&store)?, answer),
+        Verb::List { store, space: true, answer } => list_space(&*block_store(&store)?, answer),
+        Verb::List { store, space: false, answer } => list(&*block_store(&store)?, answer),
         Verb::Create { store, snapshots, freeze, thaw, answer } => {
             let file = block_store(&store)?;
             let request = Request::SnapshotCreate { snapshots };
@@ -305,6 +313,53 @@ fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
                 snapshot.name.escape_debug()
             ));
         }
+    }
+    Ok(())
+}
+
+fn list_space(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
+    let bar = Progress::new("looking through the snapshots");
+    let space: SnapshotSpace = served_or_not(
+        file,
+        |server| {
+            server.ask_long(&Request::SnapshotSpace, &mut |what, done, total| {
+                bar.stage(what);
+                bar.set(done, total);
+            })
+        },
+        || {
+            let engine = StoreFile::look(file.path())?.open_unchanged()?;
+            SnapshotSpace::of(&engine, &mut |_| true)
+                .ok_or_else(|| Error::new(Kind::Io, "nobody waits for the answer any more"))
+        },
+    )?;
+    drop(bar);
+    if answer.json {
+        output::json(&space.snapshots)?;
+        return Ok(());
+    }
+    if space.snapshots.is_empty() {
+        output::line("no snapshots");
+    }
+    for snapshot in &space.snapshots {
+        let alone =
+            snapshot.exclusive_bytes.map_or("?".to_owned(), |bytes| Size(bytes).to_string());
+        output::line(format_args!(
+            "{:>9}  {alone:>9}  {}  {}",
+            Size(snapshot.bytes).to_string(),
+            shown_time(snapshot.created_ms),
+            snapshot.name.escape_debug()
+        ));
+    }
+    let held = space.leaving_bytes + space.orphan_bytes;
+    if held > 0 {
+        output::line(format_args!("deleted volumes and snapshots still hold {}", Size(held)));
+    }
+    if space.unread_pages > 0 {
+        output::line(format_args!(
+            "{} pages of tables can't be read, so that it may be more: run onefold check",
+            space.unread_pages
+        ));
     }
     Ok(())
 }

@@ -15,6 +15,11 @@
 //! 4. *records*: a store that was not shut down cleanly is recovered, checkpointed and closed.
 //!    Windows whose records are missing although they were durable are void; that is told.
 //!
+//! Where maps share pages, a shared page is mended once. No page borrows from another one
+//! afterwards: every entry of a page counts, and pages that nothing but borrowers needed are free. A
+//! page that is found by its header takes the place of a lost child only if no other map has a page
+//! in that place that could be meant.
+//!
 //! With leaves in place (`ordermerge`) new leaves get a new life, counts include the fingerprint's
 //! own reference, and step 4 counts all links, so that counts that a crash left too high fall.
 //! Fingerprints that a crash took are computed again where tables are built anew.
@@ -29,6 +34,7 @@ mod build;
 mod fixed;
 mod maps;
 mod named;
+mod once;
 mod outcome;
 mod references;
 mod restore;
@@ -138,12 +144,9 @@ fn repair_tables(
         return Ok(false);
     }
     let damaged = checker.damaged_carriers.len() as u64;
-    let wrong = checker.report.problems_found > damaged || checker.report.saturated_blocks > 0;
-    if wrong && superblock.state.shares_pages() {
-        let what = "tables are damaged beyond the bits that were flipped back, and this program can't build those of a store with snapshots or clones anew: copy what can be read to another store";
-        repaired.left.push(what.into());
-        return Ok(false);
-    }
+    let inexact = superblock.state.inexact && superblock.state.shares_pages();
+    let wrong =
+        checker.report.problems_found > damaged || checker.report.saturated_blocks > 0 || inexact;
     if wrong {
         checker.stretches = checker.stretches_of_names(memory);
         tables::rebuild(&mut checker, superblock, repaired)?;

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use onefold_core::{Block, Disk, Error, Fingerprint, Kind, Lba, Pba, Result, VolumeId};
+use onefold_core::{Block, Disk, Error, Fingerprint, Kind, Lba, Pba, Result};
 
 use crate::{
     check::{
@@ -29,14 +29,14 @@ const WRONG_MAX: usize = 1 << 20;
 pub(super) struct Named {
     /// Blocks that right entries name.
     pub(super) data: BlockSet,
-    /// Wrong entries, and what they become.
-    pub(super) wrong: BTreeMap<(VolumeId, Lba), MapEntry>,
+    /// Wrong entries, by the leaf and their place in it, and what they become: a hole where they
+    /// are beyond the end of a volume.
+    pub(super) wrong: BTreeMap<(Pba, u64), MapEntry>,
 }
 
 /// An entry that the tables contradict.
 struct Contradiction {
-    volume: VolumeId,
-    lba: Lba,
+    at: (Pba, u64),
     pba: Pba,
     carried: bool,
     prefix: u64,
@@ -49,65 +49,52 @@ pub(super) fn find(checker: &mut Checker<'_>) -> Result<Named> {
         let mut usage = Usage::counting(checker.geometry, stretch, &checker.dark);
         checker.load_blocks(&mut usage, |_, _, _| {});
         let mut contradictions = Vec::new();
-        for v in 0..checker.volumes.len() {
-            let (volume, blocks, map) =
-                (checker.volumes[v].id, checker.volumes[v].blocks, checker.volumes[v].map);
-            checker.walk(
-                Table::Map,
-                volume.0,
-                &map,
-                Some(0..u64::MAX),
-                &mut |checker, id, pointer, page| {
-                    for slot in 0..Table::Map.per_leaf() {
-                        let lba = Lba(id.index * Table::Map.per_leaf() + slot);
-                        let entry = MapEntry::get(page, slot);
-                        let dropped = checker
-                            .discards
-                            .get(volume, lba.0)
-                            .is_some_and(|span| span.window > pointer.birth);
-                        if entry == Some(MapEntry::Hole) {
-                            continue;
-                        }
-                        if lba.0 >= blocks && !dropped {
-                            named.wrong.insert((volume, lba), MapEntry::Hole);
-                            continue;
-                        }
-                        match entry {
-                            None => _ = named.wrong.insert((volume, lba), MapEntry::Lost),
-                            Some(MapEntry::Block { pba, carried, prefix }) => {
-                                if !checker.can_be_data(pba) {
-                                    named.wrong.insert((volume, lba), MapEntry::Lost);
-                                } else if let Verdict::Differs(_) =
-                                    usage.count(&MapEntry::Block { pba, carried, prefix })
-                                {
-                                    contradictions.push(Contradiction {
-                                        volume,
-                                        lba,
-                                        pba,
-                                        carried,
-                                        prefix,
-                                    });
-                                } else {
-                                    named.data.insert(pba);
-                                }
-                            }
-                            Some(_) => {}
+        checker.each_map_leaf(None, &mut |checker, volume, id, pointer, page| {
+            for slot in 0..Table::Map.per_leaf() {
+                let lba = Lba(id.index * Table::Map.per_leaf() + slot);
+                let at = (pointer.address, slot);
+                let entry = MapEntry::get(page, slot);
+                let dropped = checker
+                    .discards
+                    .get(volume.id, lba.0)
+                    .is_some_and(|span| span.window > pointer.birth);
+                if entry == Some(MapEntry::Hole) {
+                    continue;
+                }
+                if lba.0 >= volume.blocks && !dropped && !volume.is_leaving() {
+                    named.wrong.insert(at, MapEntry::Hole);
+                    continue;
+                }
+                match entry {
+                    None => _ = named.wrong.insert(at, MapEntry::Lost),
+                    Some(MapEntry::Block { pba, carried, prefix }) => {
+                        if !checker.can_be_data(pba) {
+                            named.wrong.insert(at, MapEntry::Lost);
+                        } else if let Verdict::Differs(_) =
+                            usage.count(&MapEntry::Block { pba, carried, prefix })
+                        {
+                            contradictions.push(Contradiction { at, pba, carried, prefix });
+                        } else {
+                            named.data.insert(pba);
                         }
                     }
-                },
-            );
-            if named.wrong.len() + contradictions.len() > WRONG_MAX {
-                let message =
-                    format!("more than {WRONG_MAX} map entries are wrong: this can't be repaired");
-                return Err(Error::new(Kind::Corrupt, message));
+                    Some(_) => {}
+                }
             }
+            // What is beyond all memory is told below.
+            contradictions.truncate(WRONG_MAX + 1);
+        });
+        if named.wrong.len() + contradictions.len() > WRONG_MAX {
+            let message =
+                format!("more than {WRONG_MAX} map entries are wrong: this can't be repaired");
+            return Err(Error::new(Kind::Corrupt, message));
         }
-        for Contradiction { volume, lba, pba, carried, prefix } in contradictions {
+        for Contradiction { at, pba, carried, prefix } in contradictions {
             if content(checker.walker.disk, checker.walker.identity, pba, carried, prefix).is_some()
             {
                 named.data.insert(pba);
             } else {
-                named.wrong.insert((volume, lba), MapEntry::Lost);
+                named.wrong.insert(at, MapEntry::Lost);
             }
         }
     }

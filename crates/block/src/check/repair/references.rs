@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use onefold_core::{Block, Fingerprint, Pba, Result};
 
-use super::{build::Builder, named::content};
+use super::{build::Builder, named::content, once::PageNames};
 use crate::{
     check::{
         report::{Phase, Progress},
@@ -25,6 +25,8 @@ const LEAVES: u64 = 64;
 pub(super) struct Rebuilt {
     pub(super) references: Root,
     pub(super) fingerprints: Root,
+    /// The accounts of pages that several maps name.
+    pub(super) shares: Root,
     pub(super) live: u64,
     pub(super) mapped: u64,
     /// Blocks with references.
@@ -36,6 +38,7 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
     let (mut references, mut fingerprints) =
         (Leaves::of(Table::References), Leaves::of(Table::Fingerprints));
     let (mut live, mut mapped) = (0, 0);
+    let mut names = PageNames::new(checker.geometry);
     let mut blocks = BlockSet::new(checker.geometry);
     let per_leaf = Table::Fingerprints.per_leaf();
     let stretches = checker.stretches.clone();
@@ -49,31 +52,25 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
         checker.load_blocks(&mut usage, |_, _, _| {});
         // Blocks of which the maps, proven by content, say something else than the old tables.
         let mut corrected: BTreeMap<Pba, (bool, u64)> = BTreeMap::new();
-        for v in 0..checker.volumes.len() {
-            let (volume, map) = (checker.volumes[v].id, checker.volumes[v].map);
-            checker.walk(
-                Table::Map,
-                volume.0,
-                &map,
-                Some(0..u64::MAX),
-                &mut |checker, _, _, page| {
-                    for slot in 0..Table::Map.per_leaf() {
-                        let Some(entry @ MapEntry::Block { pba, carried, prefix }) =
-                            MapEntry::get(page, slot)
-                        else {
-                            continue;
-                        };
-                        if !checker.may_hold(pba) {
-                            continue;
-                        }
-                        mapped += u64::from(n == 0);
-                        if let Named::Differs(_) = usage.count(&entry) {
-                            corrected.insert(pba, (carried, prefix));
-                        }
-                    }
-                },
-            );
-        }
+        let first = (n == 0).then_some(&mut names);
+        let mut once = PageNames::new(checker.geometry);
+        let counted = first.unwrap_or(&mut once);
+        checker.each_map_leaf(Some(counted), &mut |checker, _, _, _, page| {
+            for slot in 0..Table::Map.per_leaf() {
+                let Some(entry @ MapEntry::Block { pba, carried, prefix }) =
+                    MapEntry::get(page, slot)
+                else {
+                    continue;
+                };
+                if !checker.may_hold(pba) {
+                    continue;
+                }
+                mapped += u64::from(n == 0);
+                if let Named::Differs(_) = usage.count(&entry) {
+                    corrected.insert(pba, (carried, prefix));
+                }
+            }
+        });
         let starts =
             usage.zones.iter().map(|(&zone, facts)| (zone * checker.geometry.zone_blocks, facts));
         let named: Vec<(Pba, u32)> = starts
@@ -136,7 +133,11 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
     }
     let (references, fingerprints) =
         (references.tree(builder, checker)?, fingerprints.tree(builder, checker)?);
-    Ok(Rebuilt { references, fingerprints, live, mapped, blocks })
+    let shares = match checker.state.shares_pages() {
+        true => names.write(builder, checker.state.committed)?,
+        false => Root::default(),
+    };
+    Ok(Rebuilt { references, fingerprints, shares, live, mapped, blocks })
 }
 
 /// The known part of the fingerprint of a block whose content is damaged. No block that is written

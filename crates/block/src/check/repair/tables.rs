@@ -1,10 +1,12 @@
 //! New tables, step by step; they become true with one superblock.
 
+use std::collections::BTreeMap;
+
 use onefold_core::{Block, Result, ZoneId};
 
 use super::{
-    build::Builder, maps::Mend, named, outcome::Repaired, references, restore, room::Room,
-    salvage::Salvage, zones,
+    build::Builder, maps::Mend, named, once::in_order, outcome::Repaired, references, restore,
+    room::Room, salvage::Salvage, zones,
 };
 use crate::{
     check::{tables::Checker, usage::BlockSet, walk::Visit},
@@ -88,10 +90,19 @@ pub(super) fn rebuild(
         repaired,
         salvage: Salvage::default(),
         lost_leaves: 0,
+        mended: BTreeMap::new(),
+        lost_log: Vec::new(),
     };
-    for volume in &mut volumes {
-        volume.map = mend.map(volume)?;
+    for n in in_order(&volumes) {
+        let volume = &mut volumes[n];
+        let map = mend.map(volume)?;
+        if map != volume.map {
+            // Nobody has counted what it still holds.
+            volume.sharing.mapped = None;
+        }
+        volume.map = map;
     }
+    volumes.retain(|volume| !volume.is_leaving() || volume.map.height > 0);
     builder.writer.finish()?;
     checker.volumes = volumes;
     let blocks = references::build(checker, &mut builder)?;
@@ -116,6 +127,9 @@ pub(super) fn rebuild(
         discards: checker.discards.len() as u32,
         references: blocks.references,
         fingerprints: blocks.fingerprints,
+        shares: blocks.shares,
+        // Where maps share pages, what can't be read makes counts too high; now they are exact.
+        inexact: old.inexact && checker.in_place,
         zones,
         catalogue,
         ..old
@@ -139,17 +153,21 @@ pub(super) fn rebuild(
 /// All volumes, in the order of their numbers.
 fn catalogue(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Result<Root> {
     checker.volumes.sort_by_key(|volume| volume.id);
+    let shared = checker.state.shares_pages();
+    let table = if shared { Table::Maps } else { Table::Catalogue };
     let mut leaves = Vec::new();
-    for (index, volumes) in (0..).zip(checker.volumes.chunks(Table::Catalogue.per_leaf() as usize))
-    {
+    for (index, volumes) in (0..).zip(checker.volumes.chunks(table.per_leaf() as usize)) {
         let mut page = Block::zeroed();
         for (slot, volume) in (0..).zip(volumes) {
-            volume.set(&mut page, slot);
+            match shared {
+                true => volume.set_shared(&mut page, slot),
+                false => volume.set(&mut page, slot),
+            }
         }
-        let id = PageId { table: Table::Catalogue, volume: 0, level: 0, index };
+        let id = PageId { table, volume: 0, level: 0, index };
         leaves.push((index, builder.page(id, checker.state.committed, page)?));
     }
-    builder.tree(Table::Catalogue, checker.state.committed, leaves)
+    builder.tree(table, checker.state.committed, leaves)
 }
 
 /// Keeps every page of a tree.

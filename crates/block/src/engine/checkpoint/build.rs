@@ -84,9 +84,10 @@ pub(crate) fn build(
     let mut state = kernel.state.lock();
     state.overlays.mark_built();
     let (features, shares) = match sharing {
-        Some(NewSharing { shares, orphans: waiting }) => {
+        Some(NewSharing { shares, orphans: waiting, stuck }) => {
             let leaves = volumes.values().any(Volume::is_leaving);
-            let some = leaves || !waiting.is_empty();
+            let some = leaves || waiting.len() > stuck;
+            state.orphans = waiting.len() as u64;
             state.leftovers = if some { Leftovers::Some } else { Leftovers::None };
             *orphans = Some(waiting);
             (old.state.features | superblock::SHARING, shares)
@@ -152,8 +153,10 @@ fn look_for_leftovers(kernel: &Kernel, checkpointer: &mut Checkpointer) -> Resul
     };
     let orphans = load_orphans(kernel, &tables.state.shares)?;
     let some = !orphans.is_empty() || tables.volumes.values().any(Volume::is_leaving);
+    let mut state = kernel.state.lock();
+    state.orphans = orphans.len() as u64;
     checkpointer.orphans = Some(orphans);
-    kernel.state.lock().leftovers = if some { Leftovers::Some } else { Leftovers::None };
+    state.leftovers = if some { Leftovers::Some } else { Leftovers::None };
     Ok(())
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn checkpoint(
         reclaimed: Reclaimed::default(),
         // Nobody sees what an act made before both superblocks have it.
         superblocks: if job.frozen.moment().is_some() { 2 } else { 1 },
-        inexact: build.old.state.inexact,
+        inexact: build.inexact,
         sharing,
     })
 }

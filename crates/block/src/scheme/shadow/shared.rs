@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use onefold_core::{Block, Pba, Result, VolumeId, checksum};
+use onefold_core::{Block, Kind, Pba, Result, VolumeId, checksum};
 
 use super::{
     deltas::{Delta, Touch},
@@ -61,7 +61,7 @@ impl TableBuild<'_> {
         let mut budget = leftover_budget(kernel, scheme);
         let mut pages = SharedPages { build: self, deltas };
         let mut sharing = Sharing::new(&mut pages);
-        let orphans = leftovers(kernel, &mut sharing, volumes, orphans, &mut budget)?;
+        let (orphans, stuck) = leftovers(kernel, &mut sharing, volumes, orphans, &mut budget)?;
         let changes = Changes { kernel, frozen, discards: &discards };
         #[cfg(feature = "planted-bugs")]
         if !kernel.keeps(Rule::RollbackAfterChanges) {
@@ -103,7 +103,7 @@ impl TableBuild<'_> {
             }
         }
         let root = self.accounts(&shares, &accounts)?;
-        Ok((left, NewSharing { shares: root, orphans: waiting }))
+        Ok((left, NewSharing { shares: root, orphans: waiting, stuck }))
     }
 
     /// Writes the accounts that changed.
@@ -144,14 +144,15 @@ fn leftover_budget(kernel: &Kernel, scheme: &dyn Scheme) -> Budget {
 }
 
 /// Takes deleted maps apart; when none is left, hands over pages that nothing counts for. Returns
-/// the pages that wait.
+/// the pages that wait, and how many of them wait for a repair: what hides their borrowers can't be
+/// read.
 fn leftovers(
     kernel: &Kernel,
     sharing: &mut Sharing<'_, SharedPages<'_, '_>>,
     volumes: &mut BTreeMap<VolumeId, Volume>,
     orphans: Vec<Orphan>,
     budget: &mut Budget,
-) -> Result<Vec<Orphan>> {
+) -> Result<(Vec<Orphan>, usize)> {
     let leaving: Vec<VolumeId> =
         volumes.values().filter(|volume| volume.is_leaving()).map(|volume| volume.id).collect();
     let mut any_left = false;
@@ -168,15 +169,25 @@ fn leftovers(
             }
         }
     }
-    let mut waiting = Waiting::default();
+    let (mut waiting, mut stuck) = (Waiting::default(), Vec::new());
     waiting.add(orphans);
     waiting.add(std::mem::take(&mut sharing.orphaned));
     while !any_left && budget.0 > 0 {
         let Some(orphan) = waiting.next(sharing)? else { break };
         waiting.remove(&orphan);
         kernel.coverage.hit(Mark::OrphanHandedOver);
-        let there = there(kernel, volumes, orphan.id)?;
+        let there = match there(kernel, volumes, orphan.id) {
+            Ok(there) => there,
+            Err(e) if matches!(e.kind(), Kind::Corrupt | Kind::Io) => {
+                // Who borrows is hidden until a repair.
+                sharing.store.inexact();
+                stuck.push(orphan);
+                continue;
+            }
+            Err(e) => return Err(e),
+        };
         match sharing.hand_over(orphan, &there, budget)? {
+            Handed::Waits => stuck.push(orphan),
             Handed::Over => {}
             Handed::Partly => waiting.add(vec![orphan]),
             Handed::Leaves(rest) => {
@@ -187,7 +198,9 @@ fn leftovers(
         }
         waiting.add(std::mem::take(&mut sharing.orphaned));
     }
-    Ok(waiting.into_orphans())
+    let waits_for_repair = stuck.len();
+    stuck.extend(waiting.into_orphans());
+    Ok((stuck, waits_for_repair))
 }
 
 /// The place of the top page of a map.
@@ -343,6 +356,15 @@ impl MapStore for SharedPages<'_, '_> {
             self.deltas.push(Delta::new(pba, Touch::Raise, prefix));
             self.build.mapped += 1;
         }
+    }
+
+    fn inexact(&mut self) {
+        self.build.kernel.coverage.hit(Mark::SharedPageUnread);
+        self.build.inexact = true;
+    }
+
+    fn is_inexact(&self) -> bool {
+        self.build.inexact
     }
 
     fn lower(&mut self, entry: MapEntry) {

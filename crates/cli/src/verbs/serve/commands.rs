@@ -1,6 +1,12 @@
 //! A server's answers to the verbs that reach it through the control socket.
 
-use std::{fs::Metadata, os::unix::fs::MetadataExt, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    fs::Metadata,
+    os::unix::fs::MetadataExt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use onefold_backend::process;
 use onefold_block::Store;
@@ -12,13 +18,20 @@ use serde_json::Value;
 
 use super::options::Options;
 use crate::{
-    report::{Index, Memory, Nbd, PageCache, Reads, Report, Server, Writes},
+    report::{HeldSpace, Index, Memory, Nbd, PageCache, Reads, Report, Server, Snapshots, Writes},
     verbs::{scrub, volume},
 };
 use onefold::parts::{
-    control::{Request, Served, SnapshotLine, Tell, VolumeLine},
+    control::{Request, Served, SnapshotLine, SnapshotSpace, Tell, VolumeLine},
     store_file::StoreFile,
 };
+
+/// How long a walk through snapshots waits after each piece of its work, as a multiple of that: it
+/// has a tenth of the disk's time at most.
+const PAUSE: u32 = 9;
+
+/// The longest of these waits.
+const PAUSE_MOST: Duration = Duration::from_secs(1);
 
 /// A served store, as commands see it.
 pub(super) struct Commands {
@@ -31,6 +44,8 @@ pub(super) struct Commands {
     memory: u64,
     persistence: String,
     begun: Instant,
+    /// The space that only snapshots hold, when somebody asked for it last.
+    space: Mutex<Option<(Instant, SnapshotSpace)>>,
 }
 
 impl Commands {
@@ -49,7 +64,47 @@ impl Commands {
             memory: options.memory.0,
             persistence: format!("{:?}", options.persistence).to_lowercase(),
             begun: Instant::now(),
+            space: Mutex::default(),
         }
+    }
+
+    /// Looks through the snapshots, with a tenth of the time at most, until `tell` fails.
+    fn snapshot_space(&self, tell: &mut Tell<'_>) -> Result<SnapshotSpace> {
+        let mut given_up = None;
+        let found = SnapshotSpace::of(self.store.engine(), &mut |worked| {
+            std::thread::sleep((worked * PAUSE).min(PAUSE_MOST));
+            given_up = tell("looking through the snapshots", 0, 0).err();
+            given_up.is_none()
+        });
+        let Some(found) = found else {
+            let ended = || Error::new(Kind::Io, "nobody waits for the answer any more");
+            return Err(given_up.unwrap_or_else(ended));
+        };
+        *self.space.lock() = Some((Instant::now(), found.clone()));
+        Ok(found)
+    }
+
+    /// The snapshots for a report, with the space that was found last.
+    fn snapshots(&self) -> Snapshots {
+        let mut lines = SnapshotLine::all(self.store.engine());
+        let Some((then, space)) = self.space.lock().clone() else {
+            return Snapshots::new(lines, None);
+        };
+        let known: BTreeMap<(&str, u64), Option<u64>> = space
+            .snapshots
+            .iter()
+            .map(|line| ((line.name.as_str(), line.created_ms), line.exclusive_bytes))
+            .collect();
+        for line in &mut lines {
+            let found = known.get(&(line.name.as_str(), line.created_ms));
+            line.exclusive_bytes = found.copied().flatten();
+        }
+        let held = HeldSpace {
+            age_seconds: then.elapsed().as_secs(),
+            leaving_bytes: space.leaving_bytes,
+            orphan_bytes: space.orphan_bytes,
+        };
+        Snapshots::new(lines, Some(held))
     }
 
     /// The store at this moment, and its file as it is now.
@@ -94,7 +149,8 @@ impl Commands {
             nbd: Nbd::from(statistics),
             cpu_seconds: process::cpu_time().as_secs_f64(),
         };
-        Ok(Report { server: Some(server), ..Report::new(file, self.store.engine(), &status) })
+        let report = Report::new(file, self.store.engine(), &status);
+        Ok(Report { server: Some(server), maps: self.snapshots(), ..report })
     }
 }
 
@@ -108,6 +164,7 @@ impl Served for Commands {
                 json(&volumes.map(|volume| VolumeLine::of(&volume)).collect::<Vec<_>>())
             }
             Request::Scrub => json(&scrub::served(&self.store, progress)?),
+            Request::SnapshotSpace => json(&self.snapshot_space(progress)?),
             Request::SnapshotList => json(&SnapshotLine::all(self.store.engine())),
             Request::SnapshotCreate { ref snapshots } => {
                 self.store.snapshot(snapshots, &mut || drop(progress("the moment", 0, 0)))?;

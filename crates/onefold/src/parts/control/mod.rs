@@ -9,10 +9,10 @@ pub mod places;
 mod server;
 pub mod stream;
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
-use onefold_block::{Acts, Engine, VolumeState, VolumeStatus};
-use onefold_core::{Error, Kind, Result, VolumeId, VolumeLimits};
+use onefold_block::{Acts, Engine, VolumeState, VolumeStatus, check::exclusive};
+use onefold_core::{BLOCK_BYTES, Error, Kind, Result, VolumeId, VolumeLimits};
 use serde::{Deserialize, Serialize};
 
 pub use client::Client;
@@ -58,6 +58,8 @@ pub enum Request {
     SnapshotCreate { snapshots: Vec<String> },
     /// All snapshots.
     SnapshotList,
+    /// The same, with the space that only they hold; ends when the client goes away.
+    SnapshotSpace,
     /// No snapshot any more.
     SnapshotDelete {
         name: String,
@@ -173,6 +175,44 @@ pub struct SnapshotLine {
     pub bytes: u64,
     /// When it was made, in milliseconds since 1970.
     pub created_ms: u64,
+    /// Space that deleting it would free at least, where somebody has asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exclusive_bytes: Option<u64>,
+}
+
+/// The space that only snapshots hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotSpace {
+    /// All snapshots.
+    pub snapshots: Vec<SnapshotLine>,
+    /// What deleted volumes and snapshots hold that are being taken apart.
+    pub leaving_bytes: u64,
+    /// What pages hold that deleted snapshots left to the maps that borrow from them.
+    pub orphan_bytes: u64,
+    /// Pages that could not be read, so that the space is more.
+    pub unread_pages: u64,
+}
+
+impl SnapshotSpace {
+    /// Walks through the maps of all snapshots. `pause` is told after each piece of work how long it
+    /// took, may wait, and ends the walk by returning false: then there is no answer.
+    pub fn of(engine: &Engine, pause: &mut dyn FnMut(Duration) -> bool) -> Option<SnapshotSpace> {
+        let found = exclusive(engine, pause);
+        if found.cancelled {
+            return None;
+        }
+        let mut snapshots = SnapshotLine::all(engine);
+        for line in &mut snapshots {
+            let blocks = found.snapshots.get(&line.name);
+            line.exclusive_bytes = blocks.map(|blocks| blocks * BLOCK_BYTES as u64);
+        }
+        Some(SnapshotSpace {
+            snapshots,
+            leaving_bytes: found.leaving * BLOCK_BYTES as u64,
+            orphan_bytes: found.orphans * BLOCK_BYTES as u64,
+            unread_pages: found.unread,
+        })
+    }
 }
 
 impl SnapshotLine {
@@ -185,6 +225,7 @@ impl SnapshotLine {
                 name: format!("{}@{}", volume.name, snapshot.name),
                 bytes: snapshot.blocks * 4096,
                 created_ms: snapshot.snapshot.map_or(0, |origin| origin.made_ms),
+                exclusive_bytes: None,
             })
         };
         volumes.into_iter().flat_map(of).collect()

@@ -211,7 +211,11 @@ impl Superblock {
                 self.roots.iter().all(|root| root.1 <= 9 && (root.1 == 0) == root.0.is_none()),
                 "a root",
             ),
-            (self.scheme <= 4 && (!self.inexact || self.scheme == IN_PLACE), "its scheme"),
+            (self.scheme <= 4, "its scheme"),
+            (
+                !self.inexact || self.scheme == IN_PLACE || self.sharing,
+                "that its counts may be too high",
+            ),
         ];
         conditions
             .into_iter()

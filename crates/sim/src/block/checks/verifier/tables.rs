@@ -127,7 +127,7 @@ impl Reader<'_> {
 
     /// With leaves in place, some numbers are those of the last checkpoint.
     fn exact(&self) -> bool {
-        self.superblock.scheme != IN_PLACE
+        self.superblock.scheme != IN_PLACE && !self.superblock.inexact
     }
 
     /// A volume; `None` when it is deleted and waits for its blocks to be freed.
@@ -335,6 +335,7 @@ impl Reader<'_> {
             } else if !(known
                 || self.maps_hidden
                 || self.pages_hidden
+                || self.superblock.inexact && self.superblock.sharing
                 || in_place && usage.references.hides(at / 1008))
             {
                 self.problem(format!("block {at} is used, and nothing names it"));
@@ -343,7 +344,8 @@ impl Reader<'_> {
         for (&at, &entry) in &usage.counts {
             let named = self.links.contains_key(&at);
             let page = self.pages.contains_key(&at);
-            if !named && (page || !in_place) && !self.maps_hidden {
+            let held = self.superblock.inexact && self.superblock.sharing;
+            if !named && (page || !in_place && !held) && !self.maps_hidden {
                 self.problem(format!("block {at} counts {}, and no map names it", entry & MANY));
             }
         }
