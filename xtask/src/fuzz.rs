@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 27] = [
+const TARGETS: [&str; 28] = [
     "superblock",
     "zone_list",
     "claim",
@@ -23,6 +23,7 @@ const TARGETS: [&str; 27] = [
     "image",
     "repaired_image",
     "tools",
+    "stream",
     "trace",
     "nbd_session",
     "http_head",

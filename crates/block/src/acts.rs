@@ -2,6 +2,7 @@
 
 use onefold_core::{Result, VolumeId};
 
+pub use crate::moments::Receive;
 use crate::{Asked, Engine, VolumeState, engine::acts};
 
 /// What happens to whole maps of an engine: snapshots, clones, rollbacks.
@@ -62,6 +63,53 @@ impl<'e> Acts<'e> {
         made_ms: u64,
     ) -> Result<(Option<VolumeId>, Asked)> {
         acts::rollback(&self.0.kernel, &*self.0.scheme, volume, to, keep, made_ms)
+    }
+
+    /// The snapshots that are being received, by number.
+    #[must_use]
+    pub fn receiving(&self) -> Vec<(VolumeId, VolumeState)> {
+        acts::receiving(&self.0.kernel)
+    }
+
+    /// Asks that a snapshot begins to be received. Once that is done, the blocks of the snapshot are
+    /// written to the number that is returned, which no name leads to and no client sees.
+    ///
+    /// # Errors
+    /// As [`snapshot`](Self::snapshot).
+    pub fn receive(&self, what: Receive) -> Result<(VolumeId, Asked)> {
+        acts::receive(&self.0.kernel, &*self.0.scheme, what)
+    }
+
+    /// Notes for a receive that goes on after a crash that all blocks before `cursor` were written
+    /// before this call.
+    ///
+    /// # Errors
+    /// As [`snapshot`](Self::snapshot). `Busy` does no harm: a later cursor will do.
+    pub fn cursor(&self, id: VolumeId, cursor: u64) -> Result<Asked> {
+        acts::receive_cursor(&self.0.kernel, &*self.0.scheme, id, cursor)
+    }
+
+    /// Asks that what was received, `blocks` large, becomes the snapshot, and that its volume, a
+    /// replica whose number is returned, holds it. With `rollback` the volume may have been changed since the base.
+    ///
+    /// # Errors
+    /// As [`snapshot`](Self::snapshot).
+    pub fn received(
+        &self,
+        id: VolumeId,
+        blocks: u64,
+        rollback: bool,
+        made_ms: u64,
+    ) -> Result<(VolumeId, Asked)> {
+        acts::received(&self.0.kernel, &*self.0.scheme, id, blocks, rollback, made_ms)
+    }
+
+    /// Asks that a replica becomes an ordinary volume.
+    ///
+    /// # Errors
+    /// As [`snapshot`](Self::snapshot), and `InvalidInput` while a snapshot of it is being received.
+    pub fn promote(&self, id: VolumeId) -> Result<Asked> {
+        acts::promote(&self.0.kernel, &*self.0.scheme, id)
     }
 
     /// The number of the last moment whose acts are durable.

@@ -30,14 +30,24 @@ pub mod space;
 mod store;
 mod table;
 mod table_build;
+mod transfer;
 mod window;
 
-pub use acts::Acts;
+pub use acts::{Acts, Receive};
 pub use counters::Counts;
 pub use coverage::Mark;
-pub use engine::{Asked, CheckpointStep, Engine, Filled, Idleness, SnapshotOf, VolumeState};
-pub use format::catalogue::{NO_DEDUP_MAX, NoDedup};
+pub use engine::{
+    Asked, CheckpointStep, Engine, Filled, Idleness, Receiving, SnapshotOf, VolumeState,
+};
+pub use format::{
+    catalogue::{NO_DEDUP_MAX, NoDedup},
+    stream::{Begin, Content, Frame, Next, StreamReader, StreamWriter, Totals},
+};
 #[cfg(feature = "planted-bugs")]
 pub use rules::Rule;
 pub use settings::{Format, Limits, MEMORY_MIN, Persistence, Settings};
-pub use store::{BlockVolume, CheckpointTimes, Status, Store, StoreExports, VolumeStatus};
+pub use store::{
+    BlockVolume, CheckpointTimes, ReceiveState, Received, SendWhat, Status, Store, StoreExports,
+    VolumeStatus,
+};
+pub use transfer::{Piece, Pieces, Token, Transfers};

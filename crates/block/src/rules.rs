@@ -178,12 +178,27 @@ pub enum Rule {
     /// A page whose lender can't be read has none any more, and all its entries count. Otherwise
     /// blocks become free that it names.
     UnreadLenderLendsNoMore,
+    /// The cursor of a receive rises with the checkpoint that carries all blocks before it. Otherwise
+    /// a receive that goes on after a crash leaves out blocks that were lost.
+    CursorBehindData,
+    /// What was received becomes a snapshot after the windows of its last frames. Otherwise the
+    /// snapshot lacks them.
+    ReceivedAfterData,
+    /// A stream of changes is applied to the snapshot that it was made from. Otherwise what did not
+    /// change is that of another snapshot.
+    BaseCompared,
+    /// Frames of a stream are applied as they were sent: none is missing, none comes before its
+    /// turn. Otherwise a snapshot lacks blocks, or a cursor passes some.
+    FramesInOrder,
+    /// A page that two snapshots share is compared entry by entry while a range waits for either of
+    /// them. Otherwise a trim is not sent.
+    RangesCompared,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 56] = [
+    pub const BUGS: [(&'static str, Rule); 61] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -240,5 +255,10 @@ impl Rule {
         ("moment-commits-all", Rule::MomentCommitsNoMore),
         ("oldest-orphan-first", Rule::YoungestOrphanFirst),
         ("orphan-without-entry", Rule::OrphansHaveEntries),
+        ("cursor-ahead", Rule::CursorBehindData),
+        ("received-early", Rule::ReceivedAfterData),
+        ("base-not-compared", Rule::BaseCompared),
+        ("frames-out-of-order", Rule::FramesInOrder),
+        ("ranges-not-compared", Rule::RangesCompared),
     ];
 }

@@ -20,6 +20,7 @@ mod nbd;
 mod objects;
 pub mod reach;
 pub mod runner;
+mod stream;
 mod tools;
 mod trace;
 
@@ -36,6 +37,7 @@ pub use http::http_head;
 pub use image::{image, repaired_image};
 pub use nbd::nbd_session;
 pub use objects::objects;
+pub use stream::stream;
 pub use tools::tools;
 pub use trace::trace;
 
@@ -50,7 +52,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 27] = [
+pub const TARGETS: [Target; 28] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
@@ -59,6 +61,7 @@ pub const TARGETS: [Target; 27] = [
     Target { name: "image", body: image, examples: corrupt::examples },
     Target { name: "repaired_image", body: repaired_image, examples: corrupt::examples },
     Target { name: "tools", body: tools, examples: corrupt::examples },
+    Target { name: "stream", body: stream, examples: stream::examples },
     Target { name: "trace", body: trace, examples: trace::examples },
     Target { name: "nbd_session", body: nbd_session, examples: nbd::examples },
     Target { name: "http_head", body: http_head, examples: http::examples },

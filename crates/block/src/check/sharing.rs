@@ -93,8 +93,7 @@ impl Checker<'_> {
             mapped: 0,
         };
         for volume in maps {
-            let (level, index, top) =
-                (volume.map.height - 1, volume.sharing.cursor, volume.map.page);
+            let (level, index, top) = (volume.map.height - 1, volume.top_index(), volume.map.page);
             let id = PageId { table: Table::Map, volume: volume.family(), level, index };
             let orphan = std::mem::replace(&mut pass.volume, volume);
             pass.count(id, &top);

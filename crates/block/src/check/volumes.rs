@@ -90,7 +90,7 @@ impl Checker<'_> {
             .map(|volume| volume.id.0)
             .collect();
         let mut blocks = 0u128;
-        for volume in &self.volumes {
+        for volume in &self.volumes.clone() {
             let place = Place::Volume(volume.id);
             if !ids.insert(volume.id) {
                 self.report.problem(place.clone(), "it is in the catalogue twice");
@@ -102,6 +102,10 @@ impl Checker<'_> {
                 if self.discards.meeting(volume.id, 0, u64::MAX).next().is_some() {
                     self.report.problem(place, "it was deleted, but has ranges that wait");
                 }
+                continue;
+            }
+            if volume.sharing.kind == MapKind::Receiving {
+                self.judge_receiving(volume, &place);
                 continue;
             }
             if volume.is_snapshot() {
@@ -141,6 +145,19 @@ impl Checker<'_> {
         }
         if blocks > u128::from(VOLUME_BLOCKS_MAX) {
             self.report.problem(Place::Store, "the volumes together are larger than 1 EiB");
+        }
+    }
+
+    /// A snapshot that is being received: how far it is, and what it is based on.
+    fn judge_receiving(&mut self, receive: &Volume, place: &Place) {
+        if receive.sharing.cursor > receive.blocks {
+            self.report.problem(place.clone(), "it has been received beyond its end");
+        }
+        let base = receive.sharing.parent;
+        let has_base = self.volumes.iter().any(|other| other.id.0 == base && other.is_snapshot());
+        if base != 0 && !has_base && !self.maps_dark {
+            let what = format!("it is to be applied to snapshot {base}, which there is not");
+            self.report.problem(place.clone(), what);
         }
     }
 

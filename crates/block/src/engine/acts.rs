@@ -1,15 +1,16 @@
-//! Snapshots, clones and rollbacks: requests for acts, which the checkpoint of their moment
+//! Snapshots, clones, rollbacks and receives: requests for acts, which the checkpoint of their moment
 //! performs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use onefold_core::{Error, Kind, Result, Ticket, VolumeId};
+use onefold_core::{Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 
 use super::admission::{full, wait};
 use crate::{
     coverage::Mark,
-    kernel::{Kernel, SnapshotOf, State, VolumeState},
-    moments::{Act, Moment},
+    format::catalogue::NAME_MAX,
+    kernel::{Kernel, Receiving, SnapshotOf, State, VolumeState},
+    moments::{Act, Moment, Receive},
     overlay::Overlay,
     rules::Rule,
     scheme::{
@@ -59,7 +60,7 @@ pub(crate) fn snapshot(
         }
     }
     let of: Vec<VolumeId> = wanted.iter().map(|(of, _)| *of).collect();
-    admit(kernel, scheme, &mut state, &of)?;
+    admit(kernel, scheme, &mut state, &of, wanted.len())?;
     let mut acts = Vec::with_capacity(wanted.len());
     for (of, name) in wanted {
         acts.push(expect_snapshot(&mut state, *of, name, made_ms)?);
@@ -80,13 +81,13 @@ pub(crate) fn clone_volume(
     let origin = state.volumes.get(of)?.clone();
     state.volumes.check_new_name(name)?;
     state.volumes.check_size(origin.blocks, None)?;
-    admit(kernel, scheme, &mut state, &[of])?;
+    admit(kernel, scheme, &mut state, &[of], 1)?;
     let id = state.volumes.give_number();
-    state.volumes.expect(id, VolumeState { name: name.to_owned(), snapshot: None, ..origin });
+    state.volumes.expect(id, VolumeState::volume(name, origin));
     if !kernel.keeps(Rule::ActsSeenWhenTold) {
         state.volumes.show_expected();
     }
-    let act = Act::Clone { id, of, name: name.to_owned(), made_ms };
+    let act = Act::Clone { id, of, name: name.to_owned(), made_ms, replica: false };
     Ok((id, ask(kernel, &mut state, vec![act], &[of])))
 }
 
@@ -111,7 +112,7 @@ pub(crate) fn rollback(
     if let Some(name) = keep {
         check_snapshot(kernel, &state, volume, name, 0)?;
     }
-    admit(kernel, scheme, &mut state, &[volume, to])?;
+    admit(kernel, scheme, &mut state, &[volume, to], 2)?;
     let mut acts = Vec::new();
     if let Some(name) = keep {
         acts.push(expect_snapshot(&mut state, volume, name, made_ms)?);
@@ -119,8 +120,167 @@ pub(crate) fn rollback(
     let kept = acts.first().map(Act::id);
     let id = state.volumes.give_number();
     state.volumes.roll_back(volume);
-    acts.push(Act::Rollback { id, volume, to });
+    acts.push(Act::Rollback { id, volume, to, replica: false });
     Ok((kept, ask(kernel, &mut state, acts, &[volume, to])))
+}
+
+/// The snapshots that are being received.
+pub(crate) fn receiving(kernel: &Kernel) -> Vec<(VolumeId, VolumeState)> {
+    let state = kernel.state.lock();
+    state.volumes.receiving().map(|(id, receive)| (id, receive.clone())).collect()
+}
+
+/// A snapshot begins to be received.
+pub(crate) fn receive(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    what: Receive,
+) -> Result<(VolumeId, Asked)> {
+    let mut state = kernel.state.lock();
+    check_snapshot_name(&what.snapshot)?;
+    if what.name().len() > NAME_MAX {
+        let message = "the names of the volume and the snapshot are longer than 254 bytes together";
+        return Err(Error::new(Kind::InvalidInput, message));
+    }
+    match what.base {
+        None => state.volumes.check_new_name(&what.volume).map_err(|taken| match taken.kind() {
+            Kind::Exists => Error::new(
+                Kind::Exists,
+                format!(
+                    "there is a volume '{}' already: send what changed since a snapshot that both \
+                     have, or receive under another name",
+                    what.volume
+                ),
+            ),
+            _ => taken,
+        })?,
+        Some(base) => check_base(kernel, &state, base, &what)?,
+    }
+    state.volumes.check_size(what.blocks, None)?;
+    let origins: Vec<VolumeId> = what.base.into_iter().collect();
+    admit(kernel, scheme, &mut state, &origins, 1)?;
+    let id = state.volumes.give_number();
+    let blocks = match what.base {
+        Some(base) => state.volumes.get(base)?.blocks.max(what.blocks),
+        None => what.blocks,
+    };
+    let expected = VolumeState {
+        name: what.name(),
+        blocks,
+        no_dedup: what.no_dedup.clone(),
+        limits: VolumeLimits::default(),
+        snapshot: None,
+        receiving: Some(Receiving { guid: what.guid, base: what.base, cursor: 0 }),
+        replica_of: None,
+    };
+    state.volumes.expect(id, expected);
+    let asked = ask(kernel, &mut state, vec![Act::Receive { id, what }], &origins);
+    Ok((id, asked))
+}
+
+/// Fails unless a volume has the base, and still holds it.
+fn check_base(kernel: &Kernel, state: &State, base: VolumeId, what: &Receive) -> Result<()> {
+    let origin = state.volumes.get(base)?.snapshot;
+    let origin = origin.ok_or_else(|| Error::new(Kind::InvalidInput, "the base is no snapshot"))?;
+    if origin.guid != what.base_guid && kernel.keeps(Rule::BaseCompared) {
+        let message = "the stream is to be applied to another snapshot than this one";
+        return Err(Error::new(Kind::InvalidInput, message));
+    }
+    let volume = state.volumes.get(origin.volume)?;
+    if volume.replica_of != Some(base) && !what.rollback {
+        let message = format!(
+            "the volume '{}' holds something else than its snapshot '{}', to which the stream is to \
+             be applied: with --rollback it is given up",
+            volume.name,
+            state.volumes.get(base)?.name
+        );
+        return Err(Error::new(Kind::InvalidInput, message));
+    }
+    check_snapshot(kernel, state, origin.volume, &what.snapshot, 0)
+}
+
+/// Notes that all blocks before `cursor` were written to what is being received.
+pub(crate) fn receive_cursor(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    id: VolumeId,
+    cursor: u64,
+) -> Result<Asked> {
+    let mut state = kernel.state.lock();
+    check_receiving(&state, id)?;
+    admit(kernel, scheme, &mut state, &[], 0)?;
+    Ok(ask(kernel, &mut state, vec![Act::Cursor { id, cursor }], &[]))
+}
+
+/// What was received, of so many blocks, becomes a snapshot, and its volume, whose number is returned,
+/// holds it. With `rollback` the volume may have been changed meanwhile.
+pub(crate) fn received(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    id: VolumeId,
+    blocks: u64,
+    rollback: bool,
+    made_ms: u64,
+) -> Result<(VolumeId, Asked)> {
+    let mut state = kernel.state.lock();
+    let receive = check_receiving(&state, id)?;
+    let (volume, name) = receive.received_name();
+    let (volume, name) = (volume.to_owned(), name.to_owned());
+    let into = state.volumes.receives_into(&receive);
+    let base = receive.receiving.and_then(|receiving| receiving.base);
+    if let Some(into) = into {
+        let now = state.volumes.get(into)?;
+        if now.replica_of.is_none() || now.replica_of != base {
+            if !rollback {
+                let message = "the volume was changed while its snapshot was being received";
+                return Err(Error::new(Kind::InvalidInput, message));
+            }
+            if now.replica_of.is_none() {
+                state.volumes.check_writable(into)?;
+            }
+        }
+    }
+    let origins: Vec<VolumeId> = into.into_iter().chain([id]).collect();
+    admit(kernel, scheme, &mut state, &origins, 2)?;
+    let other = state.volumes.give_number();
+    let mut acts = vec![Act::Received { id, volume: into.unwrap_or(other), name, blocks }];
+    match into {
+        Some(into) => {
+            state.volumes.roll_back(into);
+            acts.push(Act::Rollback { id: other, volume: into, to: id, replica: true });
+        }
+        None => {
+            let made = VolumeState { blocks, replica_of: Some(id), ..receive };
+            state.volumes.expect(other, VolumeState::volume(&volume, made));
+            acts.push(Act::Clone { id: other, of: id, name: volume, made_ms, replica: true });
+        }
+    }
+    Ok((into.unwrap_or(other), ask(kernel, &mut state, acts, &origins)))
+}
+
+fn check_receiving(state: &State, id: VolumeId) -> Result<VolumeState> {
+    let receive = state.volumes.get(id)?;
+    if receive.receiving.is_some() {
+        return Ok(receive.clone());
+    }
+    Err(Error::new(Kind::InvalidInput, "the snapshot was received already"))
+}
+
+/// Makes a replica a volume that clients may change.
+pub(crate) fn promote(kernel: &Kernel, scheme: &dyn Scheme, id: VolumeId) -> Result<Asked> {
+    let mut state = kernel.state.lock();
+    if state.volumes.get(id)?.replica_of.is_none() {
+        return Err(Error::new(Kind::InvalidInput, "the volume is no replica"));
+    }
+    if state.volumes.received_for(id) {
+        return Err(Error::new(
+            Kind::InvalidInput,
+            "a snapshot of the volume is being received: go on with that, or give it up by \
+             `onefold receive --abort`",
+        ));
+    }
+    admit(kernel, scheme, &mut state, &[], 0)?;
+    Ok(ask(kernel, &mut state, vec![Act::Promote { id }], &[]))
 }
 
 /// Fails unless a volume may have a snapshot of this name, beside so many others that are asked for
@@ -175,28 +335,31 @@ pub(crate) fn check_snapshot_name(name: &str) -> Result<()> {
 fn expect_snapshot(state: &mut State, of: VolumeId, name: &str, made_ms: u64) -> Result<Act> {
     let origin = state.volumes.get(of)?.clone();
     let id = state.volumes.give_number();
-    let snapshot = Some(SnapshotOf { volume: of, made_ms });
-    state.volumes.expect(id, VolumeState { name: name.to_owned(), snapshot, ..origin });
+    let snapshot = Some(SnapshotOf { volume: of, made_ms, guid: [0; 16] });
+    let expected = VolumeState { snapshot, ..VolumeState::volume(name, origin) };
+    state.volumes.expect(id, expected);
     Ok(Act::Snapshot { id, of, name: name.to_owned(), made_ms })
 }
 
-/// Admits a moment with as many acts as `origins`: few wait, the tables of bounded size have room
-/// for what they add, and the checkpoint of the moment has room for its pages.
+/// Admits a moment whose acts copy the maps `origins` and make so many entries at most: few wait,
+/// the tables of bounded size have room for what they add, and the checkpoint of the moment has room
+/// for its pages.
 fn admit(
     kernel: &Kernel,
     scheme: &dyn Scheme,
     state: &mut State,
     origins: &[VolumeId],
+    entries: usize,
 ) -> Result<()> {
     state.check_running()?;
     scheme.begin_moment()?;
     let limits = kernel.settings.limits;
-    let acts = origins.len() as u64;
-    if state.volumes.next().saturating_add(origins.len() as u32) > limits.volume_number {
+    let acts = entries as u64;
+    if state.volumes.next().saturating_add(entries as u32) > limits.volume_number {
         let message = "this store has given all numbers of volumes, and makes no more";
         return Err(Error::new(Kind::InvalidInput, message));
     }
-    if (state.volumes.count() as u64 + acts) > limits.volumes / 2 {
+    if acts > 0 && (state.volumes.count() as u64 + acts) > limits.volumes / 2 {
         return Err(Error::new(
             Kind::InvalidInput,
             format!("a store holds at most {} volumes and snapshots", limits.volumes / 2),
@@ -219,7 +382,7 @@ fn admit(
     }
     let needed = to_place(kernel, state, 0)
         + pages_ahead(kernel, scheme, state, 1)
-        + scheme.reserve(kernel, state, &Overlay::default(), acts)
+        + scheme.reserve(kernel, state, &Overlay::default(), acts.max(1))
         + reserve(&kernel.fixed.geometry) / 2;
     let zones = kernel.zones(state.releases.zone_table());
     if state.allocator.free() < needed {
@@ -250,7 +413,14 @@ fn copied_ranges(state: &State, origins: &[VolumeId]) -> u64 {
 /// The moment begins: the open window closes, and the acts see the windows up to it.
 fn ask(kernel: &Kernel, state: &mut State, acts: Vec<Act>, origins: &[VolumeId]) -> Asked {
     let ranges = copied_ranges(state, origins);
-    state.windows.close();
+    let early = |act: &Act| match act {
+        Act::Cursor { .. } => !kernel.keeps(Rule::CursorBehindData),
+        Act::Received { .. } => !kernel.keeps(Rule::ReceivedAfterData),
+        _ => false,
+    };
+    if !acts.iter().any(early) {
+        state.windows.close();
+    }
     let window = state.windows.last_closed();
     state.moments.0 += 1;
     let number = state.moments.0;

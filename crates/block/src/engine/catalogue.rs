@@ -22,7 +22,7 @@ use crate::{
 /// The volumes and their numbers.
 pub(crate) fn volumes(kernel: &Kernel) -> Vec<(VolumeId, VolumeState)> {
     let state = kernel.state.lock();
-    let volumes = state.volumes.iter().filter(|(_, volume)| volume.snapshot.is_none());
+    let volumes = state.volumes.iter().filter(|(_, volume)| volume.is_any_volume());
     volumes.map(|(&id, volume)| (id, volume.clone())).collect()
 }
 
@@ -91,6 +91,8 @@ pub(crate) fn create_volume_with(
         no_dedup: no_dedup.clone(),
         limits,
         snapshot: None,
+        receiving: None,
+        replica_of: None,
     };
     let id = state.volumes.create(volume);
     let ticket = record(
@@ -213,6 +215,13 @@ pub(crate) fn delete_volume(kernel: &Kernel, scheme: &dyn Scheme, id: VolumeId) 
         let message =
             format!("the volume has {many}: delete what `onefold snapshot list` shows of it first");
         return Err(Error::new(Kind::InvalidInput, message));
+    }
+    if state.volumes.received_for(id) {
+        return Err(Error::new(
+            Kind::InvalidInput,
+            "a snapshot is being received that needs this: go on with that, or give it up by \
+             `onefold receive --abort`",
+        ));
     }
     if state.acts_ahead().any(|act| act.concerns(id)) {
         state.checkpoint_wanted = true;

@@ -59,7 +59,7 @@ use crate::{
 };
 pub use crate::{
     idleness::Idleness,
-    kernel::{SnapshotOf, VolumeState},
+    kernel::{Receiving, SnapshotOf, VolumeState},
 };
 
 /// The block engine over a disk.

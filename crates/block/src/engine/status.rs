@@ -20,6 +20,8 @@ pub struct VolumeStatus {
     pub no_dedup: NoDedup,
     /// How fast clients may use it.
     pub limits: VolumeLimits,
+    /// True when only a receive changes it.
+    pub replica: bool,
 }
 
 /// A store at one moment. Sizes are in blocks of 4096 bytes unless they say otherwise.
@@ -100,14 +102,16 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         bytes: volume.blocks * 4096,
         no_dedup: volume.no_dedup.clone(),
         limits: volume.limits,
+        replica: volume.replica_of.is_some(),
     };
     let mut volumes: Vec<VolumeStatus> = state
         .volumes
         .iter()
-        .filter(|(_, volume)| volume.snapshot.is_none())
+        .filter(|(_, volume)| volume.is_any_volume())
         .map(|(_, volume)| status_of(volume))
         .collect();
-    let snapshots = state.volumes.count() as u64 - volumes.len() as u64;
+    let receiving = state.volumes.receiving().count() as u64;
+    let snapshots = state.volumes.count() as u64 - volumes.len() as u64 - receiving;
     volumes.sort_by(|a, b| a.name.cmp(&b.name));
     Status {
         id: kernel.identity.id,

@@ -135,6 +135,9 @@ pub enum MapKind {
     Snapshot,
     /// The map of what was deleted, taken apart in the background. It has no name.
     Leaving,
+    /// A snapshot that is being received. It is called as its volume and the snapshot will be, like
+    /// `vm1@monday`, and no client sees it.
+    Receiving,
 }
 
 /// How a map shares pages with others. Stores that share none have the default alone.
@@ -142,7 +145,8 @@ pub enum MapKind {
 pub struct Sharing {
     /// The number that its pages bear, if not its own: that of the volume where its family began.
     pub family: u32,
-    /// Of a snapshot or a clone: the number of the map that it was made from.
+    /// Of a snapshot or a clone: the number of the map that it was made from. Of what is being
+    /// received: the snapshot that it is based on, or 0. Of a replica: the snapshot that it holds.
     pub parent: u32,
     /// Addresses that have a block; `None` when nobody has counted them since the store began to
     /// share pages.
@@ -155,9 +159,15 @@ pub struct Sharing {
     pub guid: [u8; 16],
     /// The kind.
     pub kind: MapKind,
-    /// Of a leaving map: the number of its top page on its level.
+    /// True for a volume that only a receive changes.
+    pub replica: bool,
+    /// Of a leaving map: the number of its top page on its level. Of what is being received: all
+    /// blocks before this one are there.
     pub cursor: u64,
 }
+
+/// In [`RawSharing::flags`]: a replica.
+const REPLICA: u8 = 1;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned, Clone, Copy)]
 #[repr(C)]
@@ -236,6 +246,12 @@ impl Volume {
         self.sharing.kind == MapKind::Leaving
     }
 
+    /// The number of the top page of its map on its level.
+    #[must_use]
+    pub fn top_index(&self) -> u64 {
+        if self.is_leaving() { self.sharing.cursor } else { 0 }
+    }
+
     /// True for a map of this kind that was not deleted.
     #[must_use]
     pub fn is_named(&self, kind: MapKind) -> bool {
@@ -261,8 +277,9 @@ impl Volume {
                 MapKind::Volume => 0,
                 MapKind::Snapshot => 1,
                 MapKind::Leaving => 2,
+                MapKind::Receiving => 3,
             },
-            flags: 0,
+            flags: if self.sharing.replica { REPLICA } else { 0 },
             zero: [0; 6],
             cursor: U64::new(self.sharing.cursor),
             reserved: [0; 8],
@@ -290,14 +307,16 @@ impl Volume {
             0 => MapKind::Volume,
             1 => MapKind::Snapshot,
             2 => MapKind::Leaving,
+            3 => MapKind::Receiving,
             _ => return None,
         };
         let named = !volume.name.is_empty();
         let sound = volume.id.0 != 0
             && named == (kind != MapKind::Leaving)
             && raw.moment.get() <= WindowNumber::MAX.0
-            && (raw.cursor.get() == 0 || kind == MapKind::Leaving)
-            && raw.cursor.get() <= VOLUME_BLOCKS_MAX;
+            && (raw.cursor.get() == 0 || matches!(kind, MapKind::Leaving | MapKind::Receiving))
+            && raw.cursor.get() <= VOLUME_BLOCKS_MAX
+            && (raw.flags == 0 || raw.flags == REPLICA && kind == MapKind::Volume);
         let mapped = Some(raw.mapped.get()).filter(|&mapped| mapped != UNCOUNTED);
         volume.sharing = Sharing {
             family: raw.family.get(),
@@ -307,6 +326,7 @@ impl Volume {
             moment: WindowNumber(raw.moment.get()),
             guid: raw.guid,
             kind,
+            replica: raw.flags == REPLICA,
             cursor: raw.cursor.get(),
         };
         sound.then_some(Some(volume))

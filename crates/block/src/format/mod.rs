@@ -14,6 +14,7 @@ pub mod leftover;
 pub mod page;
 pub mod record;
 pub mod share;
+pub(crate) mod stream;
 pub mod superblock;
 pub mod zone_bitmap;
 pub mod zone_list;

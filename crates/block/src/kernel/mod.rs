@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 pub(crate) use ration::Ration;
 pub(crate) use state::{Leftovers, State, Where};
 pub(crate) use superblocks::{replace_damaged_superblock, write_next_epoch, write_superblock};
-pub use volumes::{SnapshotOf, VolumeState};
+pub use volumes::{Receiving, SnapshotOf, VolumeState};
 pub(crate) use volumes::{Volumes, apply_catalogue};
 
 use crate::{

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use onefold_core::{Error, Kind, Lba, Result, VolumeId, VolumeLimits};
 
 use crate::format::{
-    catalogue::{CatalogueChange, NoDedup, Sharing, VOLUME_BLOCKS_MAX, Volume, check_name},
+    catalogue::{
+        CatalogueChange, MapKind, NoDedup, Sharing, VOLUME_BLOCKS_MAX, Volume, check_name,
+    },
     superblock::Root,
 };
 use crate::moments::Act;
@@ -26,6 +28,10 @@ pub struct VolumeState {
     pub limits: VolumeLimits,
     /// Of a snapshot: what it is a snapshot of, and since when. It can only be read.
     pub snapshot: Option<SnapshotOf>,
+    /// Of a snapshot that is being received: how far it is. No name leads to it.
+    pub receiving: Option<Receiving>,
+    /// Of a volume: the snapshot that it holds, if only a receive changes it.
+    pub replica_of: Option<VolumeId>,
 }
 
 /// The origin of a snapshot.
@@ -35,14 +41,32 @@ pub struct SnapshotOf {
     pub volume: VolumeId,
     /// When it was made, in milliseconds since 1970.
     pub made_ms: u64,
+    /// Tells it from any other snapshot, also of another store that it was received from.
+    pub guid: [u8; 16],
 }
+
+/// A snapshot that is being received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receiving {
+    /// The sender's number for the snapshot.
+    pub guid: [u8; 16],
+    /// The snapshot here that it is based on.
+    pub base: Option<VolumeId>,
+    /// All blocks before this one are there.
+    pub cursor: u64,
+}
+
+/// In [`Volumes::names`]: below this number are the snapshots that are being received. It is no
+/// volume's.
+const RECEIVING: u32 = u32::MAX;
 
 /// The volumes that clients see, and the number of the next one.
 ///
 /// Clients ask for names, and how long that takes must not go with how many there are.
 pub(crate) struct Volumes {
     volumes: BTreeMap<VolumeId, VolumeState>,
-    /// Of each: the number of its volume if it is a snapshot, else 0; its name; its number.
+    /// Of each: the number of its volume if it is a snapshot, [`RECEIVING`] if it is being received,
+    /// else 0; its name; its number.
     names: BTreeSet<(u32, String, VolumeId)>,
     next: u32,
     /// What acts that are not durable yet will make, and which volumes they roll back.
@@ -125,7 +149,40 @@ impl Volumes {
 
     /// True when a volume has a snapshot of this name, or will have.
     pub(crate) fn snapshot_expected(&self, of: VolumeId, name: &str) -> bool {
-        self.find(of.0, name).is_some() || self.expected_of(of).any(|one| one.name == name)
+        self.find(of.0, name).is_some()
+            || self.expected_of(of).any(|one| one.name == name)
+            || self.receives(of).any(|receive| receive.received_name().1 == name)
+    }
+
+    /// What is being received, or will be, to become a snapshot of a volume that is there.
+    fn receives(&self, into: VolumeId) -> impl Iterator<Item = &VolumeState> {
+        self.all_receives().filter(move |receive| self.receives_into(receive) == Some(into))
+    }
+
+    fn all_receives(&self) -> impl Iterator<Item = &VolumeState> {
+        let coming = self.expected.values().filter(|volume| volume.receiving.is_some());
+        self.receiving().map(|(_, receive)| receive).chain(coming)
+    }
+
+    /// The volume that will get what is being received, if it is there.
+    pub(crate) fn receives_into(&self, receive: &VolumeState) -> Option<VolumeId> {
+        let base = receive.receiving?.base?;
+        Some(self.volumes.get(&base)?.snapshot?.volume)
+    }
+
+    /// True when something is being received that needs a volume or a snapshot.
+    pub(crate) fn received_for(&self, id: VolumeId) -> bool {
+        self.all_receives().any(|receive| {
+            receive.receiving.is_some_and(|receiving| receiving.base == Some(id))
+                || self.receives_into(receive) == Some(id)
+        })
+    }
+
+    /// The snapshots that are being received.
+    pub(crate) fn receiving(&self) -> impl Iterator<Item = (VolumeId, &VolumeState)> {
+        let from = (RECEIVING, String::new(), VolumeId(0));
+        let all = self.names.range(from..);
+        all.filter_map(|(.., id)| Some((*id, self.volumes.get(id)?)))
     }
 
     /// How many snapshots of a volume there are, or will be.
@@ -143,6 +200,13 @@ impl Volumes {
         }
         if self.rolled_back.contains(&id) {
             return Err(Error::new(Kind::Busy, "the volume is being rolled back"));
+        }
+        if self.get(id)?.replica_of.is_some() {
+            return Err(Error::new(
+                Kind::Denied,
+                "the volume is a replica, which only `onefold receive` changes: `onefold volume \
+                 promote` makes it an ordinary one",
+            ));
         }
         Ok(())
     }
@@ -173,13 +237,24 @@ impl Volumes {
 
     /// An act is durable: `made` is what it made, as the catalogue has it.
     pub(crate) fn performed(&mut self, act: &Act, catalogue: &BTreeMap<VolumeId, Volume>) {
-        if let Act::Rollback { volume, .. } = act {
-            self.rolled_back.remove(volume);
-            if let (Some(now), Some(volume)) = (self.volumes.get_mut(volume), catalogue.get(volume))
-            {
-                (now.blocks, now.no_dedup) = (volume.blocks, volume.no_dedup.clone());
+        match act {
+            Act::Rollback { volume, .. } | Act::Promote { id: volume } => {
+                self.rolled_back.remove(volume);
+                if let Some((now, volume)) =
+                    self.volumes.get_mut(volume).zip(catalogue.get(volume).and_then(shown))
+                {
+                    (now.blocks, now.no_dedup) = (volume.blocks, volume.no_dedup);
+                    now.replica_of = volume.replica_of;
+                }
+                return;
             }
-            return;
+            Act::Cursor { id, .. } | Act::Received { id, .. } => {
+                if let Some(made) = catalogue.get(id).and_then(shown) {
+                    self.change(*id, |now| *now = made);
+                }
+                return;
+            }
+            Act::Snapshot { .. } | Act::Clone { .. } | Act::Receive { .. } => {}
         }
         let expected = self.expected.remove(&act.id());
         let made = catalogue.get(&act.id()).and_then(shown);
@@ -202,7 +277,13 @@ impl Volumes {
                 format!("the name '{name}' has an '@', which stands before the name of a snapshot"),
             ));
         }
-        let expected = || self.expected.values().any(|volume| volume.is_volume(name));
+        let expected = || {
+            self.expected.values().any(|volume| volume.is_volume(name))
+                || self.all_receives().any(|receive| {
+                    let to_be_made = self.receives_into(receive).is_none();
+                    to_be_made && receive.received_name().0 == name
+                })
+        };
         match self.named(name).map(drop).or_else(|| expected().then_some(())) {
             Some(()) => {
                 Err(Error::new(Kind::Exists, format!("there is a volume '{name}' already")))
@@ -306,25 +387,58 @@ pub(crate) fn apply_catalogue(
 
 /// A volume or snapshot as clients see it; `None` once it is deleted.
 fn shown(volume: &Volume) -> Option<VolumeState> {
-    let origin =
-        || SnapshotOf { volume: VolumeId(volume.sharing.parent), made_ms: volume.sharing.made_ms };
+    let origin = || SnapshotOf {
+        volume: VolumeId(volume.sharing.parent),
+        made_ms: volume.sharing.made_ms,
+        guid: volume.sharing.guid,
+    };
+    let parent = (volume.sharing.parent != 0).then_some(VolumeId(volume.sharing.parent));
+    let receiving =
+        Receiving { guid: volume.sharing.guid, base: parent, cursor: volume.sharing.cursor };
     (!volume.name.is_empty()).then(|| VolumeState {
         name: volume.name.clone(),
         blocks: volume.blocks,
         no_dedup: volume.no_dedup.clone(),
         limits: volume.limits,
         snapshot: volume.is_snapshot().then(origin),
+        receiving: (volume.sharing.kind == MapKind::Receiving).then_some(receiving),
+        replica_of: parent.filter(|_| volume.sharing.replica),
     })
 }
 
 impl VolumeState {
     /// Where its name is found.
     fn key(&self, id: VolumeId) -> (u32, String, VolumeId) {
-        (self.snapshot.map_or(0, |origin| origin.volume.0), self.name.clone(), id)
+        let below = self.snapshot.map_or(0, |origin| origin.volume.0);
+        let below = if self.receiving.is_some() { RECEIVING } else { below };
+        (below, self.name.clone(), id)
     }
 
-    /// True for a volume, and no snapshot, of this name.
+    /// An ordinary volume with what another one, or a snapshot, holds.
+    pub(crate) fn volume(name: &str, origin: VolumeState) -> VolumeState {
+        VolumeState {
+            name: name.to_owned(),
+            snapshot: None,
+            receiving: None,
+            replica_of: None,
+            ..origin
+        }
+    }
+
+    /// True for a volume, and neither a snapshot nor something that is being received.
+    pub(crate) fn is_any_volume(&self) -> bool {
+        self.snapshot.is_none() && self.receiving.is_none()
+    }
+
+    /// True for a volume of this name.
     fn is_volume(&self, name: &str) -> bool {
-        self.snapshot.is_none() && self.name == name
+        self.is_any_volume() && self.name == name
+    }
+
+    /// Of what is being received: the names that the volume and the snapshot will have. The volume
+    /// may have another one by now, if it was there before.
+    #[must_use]
+    pub fn received_name(&self) -> (&str, &str) {
+        self.name.rsplit_once('@').unwrap_or((&self.name, ""))
     }
 }

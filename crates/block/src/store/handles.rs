@@ -38,7 +38,8 @@ impl Handle {
         }
         Err(Error::new(
             Kind::Stopped,
-            "the volume was rolled back, or its snapshot deleted, while it was open: open it again",
+            "the volume was rolled back or received anew, or its snapshot deleted, while it was open: \
+             open it again",
         ))
     }
 
@@ -57,6 +58,11 @@ impl Handles {
         let open = self.0.entry(id).or_default();
         open.count += 1;
         Handle(open.gate.clone())
+    }
+
+    /// True when somebody has it open.
+    pub(super) fn is_open(&self, id: VolumeId) -> bool {
+        self.0.contains_key(&id)
     }
 
     /// Somebody has closed it.

@@ -12,6 +12,9 @@
 mod background;
 mod commit;
 mod handles;
+mod images;
+mod receive;
+mod send;
 mod snapshots;
 mod volume;
 
@@ -27,6 +30,8 @@ use commit::GroupCommit;
 use handles::Handles;
 use onefold_core::{Clock, Disk, Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 use parking_lot::{Condvar, Mutex};
+pub use receive::{ReceiveState, Received};
+pub use send::SendWhat;
 pub use volume::{BlockVolume, StoreExports};
 
 pub use crate::engine::{Status, VolumeStatus};

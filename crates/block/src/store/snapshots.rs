@@ -83,7 +83,7 @@ impl Store {
         self.catalogue_change(|| Ok(((), self.engine.rename_volume(id, new_name)?)))
     }
 
-    fn acts(&self) -> Acts<'_> {
+    pub(super) fn acts(&self) -> Acts<'_> {
         Acts::of(&self.engine)
     }
 
@@ -99,7 +99,7 @@ impl Store {
     }
 
     /// Runs checkpoints until acts are durable. The background thread may run them as well.
-    fn perform(&self, asked: Asked) -> Result<()> {
+    pub(super) fn perform(&self, asked: Asked) -> Result<()> {
         self.commit.wait(asked.moment)?;
         while self.acts().done() < asked.number {
             let seen = self.commit.progress();
@@ -114,7 +114,7 @@ impl Store {
     }
 }
 
-fn now_ms() -> u64 {
+pub(super) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -22,7 +22,7 @@ pub struct BlockVolume {
 
 impl BlockVolume {
     /// The volume, or the snapshot as in `vm1@monday`.
-    fn open(store: &Arc<Store>, name: &str) -> Result<BlockVolume> {
+    pub(super) fn open(store: &Arc<Store>, name: &str) -> Result<BlockVolume> {
         let until = store.clock.now() + ROLLBACK_WAIT;
         loop {
             let seen = store.commit.progress();
@@ -44,6 +44,17 @@ impl BlockVolume {
             writable => writable.map(|()| false)?,
         };
         Ok(BlockVolume { store: store.clone(), id, handle: handles.open(id), read_only })
+    }
+}
+
+impl BlockVolume {
+    pub(super) fn id(&self) -> VolumeId {
+        self.id
+    }
+
+    /// Fails once it may not be used any more.
+    pub(super) fn check(&self) -> Result<()> {
+        self.handle.check()
     }
 }
 

@@ -185,7 +185,8 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
     }
 }
 
-fn block_store(store: &Path) -> Result<Box<StoreFile>, Failure> {
+/// The block store at a path, for verbs that no other engine has.
+pub(super) fn block_store(store: &Path) -> Result<Box<StoreFile>, Failure> {
     match Found::at(store)? {
         Found::Block(file) => Ok(file),
         other => Err(refused(store, &other, "it has no snapshots of volumes")),

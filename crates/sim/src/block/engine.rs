@@ -1,9 +1,10 @@
 //! The block engine under simulation.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, io::Cursor, sync::Arc, time::Duration};
 
 use onefold_block::{
-    Acts, CheckpointStep, Engine, Format, Limits, Mark, NoDedup, Persistence, Rule, Settings,
+    Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Limits, Mark, NoDedup,
+    Persistence, Receive, Rule, Settings, StreamReader, StreamWriter, Transfers,
     check::Place,
     format::{
         Identity,
@@ -17,8 +18,8 @@ use onefold_block::{
     schedule::{Facts, Next, Unflushed},
 };
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Extent, Fingerprinter, Lba, Pba, Result, Ticket,
-    VolumeId, VolumeInfo, VolumeLimits, ZoneId,
+    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Extent, ExtentKind, Fingerprinter, Lba, Pba,
+    Result, Ticket, VolumeId, VolumeInfo, VolumeLimits, ZoneId,
 };
 use onefold_testbed::{Rng, VirtualDisk, disk::Image};
 
@@ -170,18 +171,19 @@ const fn bug_names() -> [&'static str; Rule::BUGS.len()] {
 /// with leaves in place.
 const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
     use Rule::{
-        AcknowledgedByCheckpoint, ActsSeenWhenTold, ActsToldWhenDurable, BorrowersKeepPage,
-        CarriersLimited, CarriersProven, CommittedWhenDurable, CountBeforeLink, CutsLimited,
-        DataBeforeLink, DiscardsLimited, DroppedRecordsVoid, DuplicatesHaveReferences,
-        FailedFlushStopsWrites, FingerprintGoesWithBlock, FlushBeforeRecovery, HeirLends,
-        InnerPagesCount, LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
-        LeftoverWaitsForFlush, LenderInherited, LentEntriesNotLowered, ListedInBothCopies,
-        MomentCommitsNoMore, MomentSealsOverlay, NewerRecordsVerified, OrphanWaitsForBorrowers,
-        OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart,
-        PinnedNotReclaimed, RangesCopied, RecountSeesPendingLinks, ReuseAfterRelease,
-        RollbackAfterChanges, SealedRecordsPin, SharedPagesNotEntered, StayingPageLends,
-        UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored, WindowsInOrder,
-        YoungestOrphanFirst, ZoneListedBeforeUse,
+        AcknowledgedByCheckpoint, ActsSeenWhenTold, ActsToldWhenDurable, BaseCompared,
+        BorrowersKeepPage, CarriersLimited, CarriersProven, CommittedWhenDurable, CountBeforeLink,
+        CursorBehindData, CutsLimited, DataBeforeLink, DiscardsLimited, DroppedRecordsVoid,
+        DuplicatesHaveReferences, FailedFlushStopsWrites, FingerprintGoesWithBlock,
+        FlushBeforeRecovery, FramesInOrder, HeirLends, InnerPagesCount, LaterWriteOverRange,
+        LeftoverOfVoidIgnored, LeftoverVersionsAlternate, LeftoverWaitsForFlush, LenderInherited,
+        LentEntriesNotLowered, ListedInBothCopies, MomentCommitsNoMore, MomentSealsOverlay,
+        NewerRecordsVerified, OrphanWaitsForBorrowers, OrphansHaveEntries, OverwriteLowersOnce,
+        PageChecksumsCompared, PagesCountApart, PinnedNotReclaimed, RangesCompared, RangesCopied,
+        ReceivedAfterData, RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges,
+        SealedRecordsPin, SharedPagesNotEntered, StayingPageLends, UnlinkBeforeDecrement,
+        VolumesLimited, WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst,
+        ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -239,6 +241,11 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
                 MomentCommitsNoMore,
                 YoungestOrphanFirst,
                 OrphansHaveEntries,
+                CursorBehindData,
+                ReceivedAfterData,
+                BaseCompared,
+                FramesInOrder,
+                RangesCompared,
             ],
             &["thin", "ordered", "cow"],
         ),
@@ -316,6 +323,117 @@ impl Subject for Thin {
 
     fn acts_done(&self) -> u64 {
         Acts::of(&self.0).done()
+    }
+
+    fn stream(&self, of: VolumeId, base: Option<VolumeId>, start: u64) -> Result<Vec<u8>> {
+        let guid = |id: VolumeId| -> Result<[u8; 16]> {
+            Ok(self.0.volume(id)?.snapshot.map_or([0; 16], |origin| origin.guid))
+        };
+        let volume = self.0.volume(of)?;
+        let begin = Begin {
+            guid: guid(of)?,
+            base: base.map_or(Ok([0; 16]), guid)?,
+            blocks: volume.blocks,
+            start,
+            no_dedup: volume.no_dedup,
+            ..Begin::default()
+        };
+        let mut bytes = Vec::new();
+        let mut writer = StreamWriter::begin(&mut bytes, &begin, false)?;
+        let (mut sent, mut at) = (BTreeMap::new(), start);
+        while at < begin.blocks {
+            let found = Transfers::of(&self.0).pieces(base, of, at)?;
+            for piece in found.pieces {
+                for lba in piece.first..piece.first + piece.blocks {
+                    if piece.kind != ExtentKind::Data {
+                        writer.empty(lba, 1, piece.kind == ExtentKind::Zero)?;
+                        continue;
+                    }
+                    let mut blocks = Block::zeroed_vec(1);
+                    let mut reads =
+                        [BlockRead { first: Lba(lba), into: &mut blocks, result: Ok(()) }];
+                    self.0.read(of, &mut reads);
+                    let [read] = reads;
+                    read.result?;
+                    match sent.get(&blocks[0].0) {
+                        Some(&as_at) => writer.repeat(lba, 1, as_at)?,
+                        None => {
+                            writer.data(lba, &blocks)?;
+                            sent.insert(blocks[0].0, lba);
+                        }
+                    }
+                }
+            }
+            at = found.next.max(at + 1);
+        }
+        writer.end(begin.blocks)?;
+        Ok(bytes)
+    }
+
+    fn read_stream(&self, bytes: Vec<u8>) -> Result<StreamReader<Cursor<Vec<u8>>>> {
+        let mut reader = StreamReader::begin(Cursor::new(bytes))?;
+        if self.0.settings().broken == Some(Rule::FramesInOrder) {
+            reader.in_any_order();
+        }
+        Ok(reader)
+    }
+
+    fn receive(
+        &self,
+        about: &Begin,
+        base: Option<VolumeId>,
+        volume: &str,
+        name: &str,
+    ) -> Result<(VolumeId, u64)> {
+        let what = Receive {
+            volume: volume.to_owned(),
+            snapshot: name.to_owned(),
+            guid: about.guid,
+            base,
+            base_guid: about.base,
+            blocks: about.blocks,
+            no_dedup: about.no_dedup.clone(),
+            made_ms: about.made_ms,
+            rollback: false,
+        };
+        Acts::of(&self.0).receive(what).map(|(id, asked)| (id, asked.number))
+    }
+
+    fn receiving(&self) -> Vec<(VolumeId, u64)> {
+        let all = Acts::of(&self.0).receiving().into_iter();
+        all.map(|(id, one)| (id, one.receiving.map_or(0, |receiving| receiving.cursor))).collect()
+    }
+
+    fn apply(&self, id: VolumeId, frame: &Frame, taken: &mut u64) -> Result<()> {
+        let (offset, bytes) = (frame.first * BLOCK, frame.blocks * BLOCK);
+        match &frame.content {
+            Content::Hole => self.0.trim(id, offset, bytes),
+            Content::Zeroes => self.0.write_zeroes(id, offset, bytes, true, taken),
+            Content::Data(data) => self.0.write_from(id, offset, data, taken),
+            Content::Repeat(as_at) => {
+                let mut blocks = Block::zeroed_vec(frame.blocks as usize);
+                let mut reads =
+                    [BlockRead { first: Lba(*as_at), into: &mut blocks, result: Ok(()) }];
+                self.0.read(id, &mut reads);
+                let [read] = reads;
+                read.result?;
+                self.0.write_from(id, offset, onefold_core::block::bytes(&blocks), taken)
+            }
+        }
+        .map(drop)
+    }
+
+    fn note_cursor(&self, id: VolumeId, cursor: u64) -> Result<()> {
+        Acts::of(&self.0).cursor(id, cursor).map(drop)
+    }
+
+    fn received(&self, id: VolumeId, blocks: u64) -> Result<(VolumeId, u64)> {
+        let before = self.0.volume(id)?.blocks;
+        if before > blocks {
+            self.0.trim(id, blocks * BLOCK, (before - blocks) * BLOCK)?;
+        }
+        let asked = Acts::of(&self.0).received(id, blocks, false, 1)?;
+        Ok((asked.0, asked.1.number))
     }
 
     fn left(&self) -> (u64, u64, bool) {

@@ -44,6 +44,8 @@ pub struct Volume {
     pub blocks: u64,
     /// Of a snapshot: its volume. It is never written.
     pub of: Option<Key>,
+    /// Only a receive changes it.
+    pub replica: bool,
     cells: BTreeMap<u64, Cell>,
 }
 
@@ -79,7 +81,8 @@ impl Model {
     /// The volumes that can be written.
     #[must_use]
     pub fn writable(&self) -> Vec<Key> {
-        let volumes = self.volumes.iter().filter(|(_, volume)| volume.of.is_none());
+        let volumes =
+            self.volumes.iter().filter(|(_, volume)| volume.of.is_none() && !volume.replica);
         volumes.map(|(key, _)| *key).collect()
     }
 

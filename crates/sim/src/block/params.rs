@@ -162,6 +162,10 @@ impl Params {
         options.near_ends =
             options.tight.volumes.is_none() && Rng::new(seed ^ 0x656e_6473_0000_0d4d).percent(8);
         options.snapshots = sharing(seed, &options);
+        if let Some(sharing) = &mut options.snapshots {
+            sharing.replicates =
+                profile != Profile::Damage && !options.near_ends && replicates(seed);
+        }
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
         let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
         let palette = Palette {
@@ -213,6 +217,10 @@ impl Params {
         };
         weigh(&mut self.mix, Op::Verb, 8);
         self.ops = self.ops.max(30);
+        if sharing.replicates {
+            weigh(&mut self.mix, Op::Verb, 30);
+            self.ops = self.ops.max(50);
+        }
         if sharing.slow_ranges {
             weigh(&mut self.mix, Op::LongTrim, 10);
             self.volume_blocks = self.volume_blocks.max(1200);
@@ -392,6 +400,9 @@ fn limits(rng: &mut Rng, profile: Profile) -> [Option<u64>; 2] {
 /// Behind this line of the list of kept seeds are those whose stores have snapshots.
 const WITH_SNAPSHOTS: &str = "# With snapshots";
 
+/// Behind this one are those that may send and receive snapshots.
+const WITH_REPLICAS: &str = "# With replicas";
+
 /// Whether maps are copied, from a source of its own. The seeds that were kept before there were
 /// snapshots stay what they were.
 fn sharing(seed: u64, options: &StoreOptions) -> Option<Sharing> {
@@ -407,7 +418,20 @@ fn sharing(seed: u64, options: &StoreOptions) -> Option<Sharing> {
         leaving: [0, 0, 2, 4096][rng.below(4) as usize],
         slow_ranges: rng.percent(40),
         few_contents: rng.percent(30),
+        replicates: false,
     })
+}
+
+/// Whether snapshots are sent and received, from a source of its own; all seeds that are kept stay
+/// what they were.
+fn replicates(seed: u64) -> bool {
+    let kept = include_str!("../../seeds/block.txt")
+        .split(WITH_REPLICAS)
+        .next()
+        .unwrap_or("")
+        .lines()
+        .any(|line| line.split_whitespace().next().is_some_and(|first| first.parse() == Ok(seed)));
+    !kept && Rng::new(seed ^ 0x7265_706c_6963_6173).percent(40)
 }
 
 /// More of them, from another source, such that no seed that is kept draws one.

@@ -5,14 +5,15 @@
 //! call to the disk, between two calls, or by a fault that stops the store. The last one ends in an
 //! orderly way, and the verifier finds nothing.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::{Class, Clock, Disk, Error, Kind, VolumeId};
 use onefold_testbed::{Fault, Reach, Rng, VirtualClock, VirtualDisk};
 
 use crate::{
     block::{
-        model::Model,
+        actors::Transfer,
+        model::{Key, Model},
         params::{Op, Params, Profile, churn},
         subject::{Report, Schedules, Step, Subject},
     },
@@ -52,6 +53,10 @@ pub(crate) struct Sim<S: Subject> {
     pub(crate) reach: Reach,
     /// Acts that were asked for: the number that says when they are done, and what they make.
     pub(crate) asked: Option<(u64, Vec<VolumeId>)>,
+    /// The snapshot that is being sent and received.
+    pub(crate) transfer: Option<Transfer>,
+    /// The snapshots that were sent, by the names that they have where they were received.
+    pub(crate) sent: BTreeMap<String, Key>,
     /// Requests so far, of a run that fills, discards and rewrites in turns.
     moments: u64,
     /// Single blocks that could not be read.
@@ -79,6 +84,8 @@ impl<S: Subject> Sim<S> {
             schedules: Schedules::default(),
             reach: Reach::default(),
             asked: None,
+            transfer: None,
+            sent: BTreeMap::new(),
             moments: 0,
             refused_reads: 0,
             loud,
@@ -148,6 +155,9 @@ impl<S: Subject> Sim<S> {
     /// The store is gone; what it reached is counted.
     pub(crate) fn let_go(&mut self) -> Option<S> {
         let store = self.store.take()?;
+        if let Some(transfer) = &mut self.transfer {
+            transfer.cut_off();
+        }
         store.reached().into_iter().for_each(|(what, n)| self.reach.add(what, n));
         Some(store)
     }

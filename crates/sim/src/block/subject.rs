@@ -1,9 +1,12 @@
 //! The store that is simulated, behind a trait, so that the same workloads, crashes and checks
 //! serve every engine.
 
-use std::{sync::Arc, time::Duration};
+use std::{io::Cursor, sync::Arc, time::Duration};
 
-use onefold_block::schedule::{Background, WriteBack};
+use onefold_block::{
+    Begin, Frame, StreamReader,
+    schedule::{Background, WriteBack},
+};
 use onefold_core::{
     Algorithm, Block, BlockRead, Clock, Disk, Error, Extent, Kind, Lba, Pba, Result, Ticket,
     VolumeId, VolumeInfo,
@@ -94,6 +97,8 @@ pub struct Sharing {
     pub slow_ranges: bool,
     /// Few contents, written over and over: records name blocks whose last mapping has just gone.
     pub few_contents: bool,
+    /// Snapshots are sent, and received in the same store as those of a replica.
+    pub replicates: bool,
 }
 
 /// The product's own schedule, which decides the steps in the scheduled profile.
@@ -270,6 +275,73 @@ pub trait Subject: Sized {
     /// The number of the last acts that are durable.
     fn acts_done(&self) -> u64 {
         0
+    }
+
+    /// The snapshot `of`, or what changed since `base`, as a stream that begins at a block. The store
+    /// is looked at in steps, between which nothing happens here.
+    ///
+    /// # Errors
+    /// As a read.
+    fn stream(&self, of: VolumeId, base: Option<VolumeId>, start: u64) -> Result<Vec<u8>> {
+        let _ = (of, base, start);
+        Err(no_copies())
+    }
+
+    /// Reads a stream.
+    ///
+    /// # Errors
+    /// It is damaged.
+    fn read_stream(&self, bytes: Vec<u8>) -> Result<StreamReader<Cursor<Vec<u8>>>> {
+        StreamReader::begin(Cursor::new(bytes))
+    }
+
+    /// Asks that the snapshot of a stream begins to be received as one of the volume `volume`; `base`
+    /// is the snapshot there to which it is to be applied.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Subject::create_volume); `InvalidInput` for another base.
+    fn receive(
+        &self,
+        about: &Begin,
+        base: Option<VolumeId>,
+        volume: &str,
+        name: &str,
+    ) -> Result<(VolumeId, u64)> {
+        let _ = (about, base, volume, name);
+        Err(no_copies())
+    }
+
+    /// What is being received, and up to which block all is there.
+    fn receiving(&self) -> Vec<(VolumeId, u64)> {
+        Vec::new()
+    }
+
+    /// Writes a frame.
+    ///
+    /// # Errors
+    /// As [`write`](Subject::write).
+    fn apply(&self, id: VolumeId, frame: &Frame, taken: &mut u64) -> Result<()> {
+        let _ = (id, frame, taken);
+        Err(no_copies())
+    }
+
+    /// Notes that all blocks before `cursor` were written.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Subject::create_volume).
+    fn note_cursor(&self, id: VolumeId, cursor: u64) -> Result<()> {
+        let _ = (id, cursor);
+        Err(no_copies())
+    }
+
+    /// Asks that what was received, so many blocks large, becomes the snapshot that its volume holds;
+    /// gives the volume's id, and the number of the act.
+    ///
+    /// # Errors
+    /// As [`create_volume`](Subject::create_volume).
+    fn received(&self, id: VolumeId, blocks: u64) -> Result<(VolumeId, u64)> {
+        let _ = (id, blocks);
+        Err(no_copies())
     }
 
     /// Blocks with references, mapped blocks, and whether something is left of deleted maps.

@@ -126,6 +126,7 @@ pub(super) fn show(id: PageId, pointer: &Pointer, current: bool, page: &Block, o
                         MapKind::Volume => "volume",
                         MapKind::Snapshot => "snapshot",
                         MapKind::Leaving => "leaving map",
+                        MapKind::Receiving => "snapshot that is being received",
                     };
                     format!(
                         "{what} {} '{}', {} blocks, pages of {}, map: {map}",

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use onefold_core::{Block, Kind, Pba, Result, VolumeId, checksum};
+use onefold_core::{Block, Kind, Pba, Result, VolumeId, VolumeLimits, checksum};
 
 use super::{
     deltas::{Delta, Touch},
@@ -24,7 +24,7 @@ use crate::{
         superblock::Root,
     },
     kernel::Kernel,
-    moments::{Act, Moment},
+    moments::{Act, Moment, Receive},
     overlay::Overlay,
     rules::Rule,
     scheme::{
@@ -209,7 +209,7 @@ fn top_of(volume: &Volume) -> PageId {
         table: Table::Map,
         volume: volume.family(),
         level: volume.map.height.saturating_sub(1),
-        index: volume.sharing.cursor,
+        index: volume.top_index(),
     }
 }
 
@@ -247,38 +247,40 @@ fn perform(
     volumes: &mut BTreeMap<VolumeId, Volume>,
     left: &mut Ranges,
 ) -> Result<()> {
-    let Some(origin) = volumes.get(&act.origin()).cloned() else { return Ok(()) };
-    if origin.map.height > 0 {
-        sharing.name(&origin.map.page)?;
-        if !kernel.keeps(Rule::PagesCountApart) {
-            let (pba, prefix) = (origin.map.page.address, origin.map.page.checksum);
-            sharing.store.raise(MapEntry::Block { pba, carried: false, prefix });
+    let mut place = Place { moment: moment.window, mapped: Some(0), ..Place::default() };
+    let origin = match act.origin() {
+        None => None,
+        Some(origin) => {
+            let Some(origin) = volumes.get(&origin).cloned() else { return Ok(()) };
+            share(kernel, sharing, &origin)?;
+            place.family = origin.family();
+            place.parent = origin.id.0;
+            place.mapped = origin.sharing.mapped;
+            Some(origin)
         }
-    }
-    let mut place = Place {
-        family: origin.family(),
-        parent: origin.id.0,
-        mapped: origin.sharing.mapped,
-        moment: moment.window,
-        ..Place::default()
     };
-    let made = match act {
-        Act::Snapshot { id, name, made_ms, .. } | Act::Clone { id, name, made_ms, .. } => {
+    let made = match (act, &origin) {
+        (
+            Act::Snapshot { id, name, made_ms, .. } | Act::Clone { id, name, made_ms, .. },
+            Some(origin),
+        ) => {
             if matches!(act, Act::Snapshot { .. }) {
                 place.kind = MapKind::Snapshot;
             }
             place.made_ms = *made_ms;
-            place.guid = guid(kernel, &origin, &place, left);
+            place.guid = guid(kernel, origin, &place, left);
+            place.replica = matches!(act, Act::Clone { replica: true, .. });
             Volume { id: *id, name: name.clone(), sharing: place, ..origin.clone() }
         }
-        Act::Rollback { id, volume, .. } => {
+        (Act::Rollback { id, volume, replica, .. }, Some(origin)) => {
             let Some(old) = volumes.get(volume).cloned() else { return Ok(()) };
             left.cut(*volume, 0, VOLUME_BLOCKS_MAX);
+            let parent = if *replica { origin.id.0 } else { old.sharing.parent };
             let rolled_back = Volume {
                 id: old.id,
                 name: old.name.clone(),
                 limits: old.limits,
-                sharing: Place { parent: old.sharing.parent, ..place },
+                sharing: Place { parent, replica: *replica, ..place },
                 ..origin.clone()
             };
             if old.map.height > 0 {
@@ -286,13 +288,77 @@ fn perform(
             }
             rolled_back
         }
+        (Act::Receive { id, what }, origin) => received_entry(*id, what, origin.as_ref(), place),
+        (act, _) => {
+            change_entry(act, moment, volumes);
+            return Ok(());
+        }
     };
-    let ranges: Vec<_> = left.meeting(origin.id, 0, u64::MAX).collect();
+    let ranges: Vec<_> =
+        origin.iter().flat_map(|origin| left.meeting(origin.id, 0, u64::MAX)).collect();
     kernel.coverage.add(Mark::RangesCopied, ranges.len());
     let copied = ranges.into_iter().filter(|_| kernel.keeps(Rule::RangesCopied));
     copied.for_each(|(start, span)| left.insert(made.id, start, span));
     volumes.insert(made.id, made);
     Ok(())
+}
+
+/// One more map has the pages of `origin`.
+fn share(
+    kernel: &Kernel,
+    sharing: &mut Sharing<'_, SharedPages<'_, '_>>,
+    origin: &Volume,
+) -> Result<()> {
+    if origin.map.height == 0 {
+        return Ok(());
+    }
+    sharing.name(&origin.map.page)?;
+    if !kernel.keeps(Rule::PagesCountApart) {
+        let (pba, prefix) = (origin.map.page.address, origin.map.page.checksum);
+        sharing.store.raise(MapEntry::Block { pba, carried: false, prefix });
+    }
+    Ok(())
+}
+
+/// The entry of a snapshot that begins to be received.
+fn received_entry(id: VolumeId, what: &Receive, base: Option<&Volume>, place: Place) -> Volume {
+    let sharing = Place {
+        kind: MapKind::Receiving,
+        guid: what.guid,
+        made_ms: what.made_ms,
+        family: if base.is_some() { place.family } else { 0 },
+        ..place
+    };
+    Volume {
+        id,
+        name: what.name(),
+        blocks: base.map_or(0, |base| base.blocks).max(what.blocks),
+        map: base.map_or(Root::default(), |base| base.map),
+        no_dedup: what.no_dedup.clone(),
+        limits: VolumeLimits::default(),
+        sharing,
+    }
+}
+
+/// Performs an act that changes one entry and shares no page.
+fn change_entry(act: &Act, moment: &Moment, volumes: &mut BTreeMap<VolumeId, Volume>) {
+    let Some(entry) = volumes.get_mut(&act.id()) else { return };
+    match act {
+        Act::Cursor { cursor, .. } => entry.sharing.cursor = *cursor,
+        Act::Received { volume, name, blocks, .. } => {
+            (entry.name, entry.blocks) = (name.clone(), *blocks);
+            let before = entry.sharing;
+            entry.sharing = Place {
+                kind: MapKind::Snapshot,
+                parent: volume.0,
+                moment: moment.window,
+                cursor: 0,
+                ..before
+            };
+        }
+        Act::Promote { .. } => entry.sharing.replica = false,
+        Act::Snapshot { .. } | Act::Clone { .. } | Act::Rollback { .. } | Act::Receive { .. } => {}
+    }
 }
 
 /// A number that no other snapshot has, also of a store that went back to an older image: it is made

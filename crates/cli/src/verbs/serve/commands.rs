@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs::Metadata,
+    io::{BufReader, Read, Write},
     os::unix::fs::MetadataExt,
     sync::Arc,
     time::{Duration, Instant},
@@ -10,6 +11,7 @@ use std::{
 
 use onefold_backend::process;
 use onefold_block::Store;
+use onefold_console::size::Size;
 use onefold_core::{Error, Kind, Result};
 use onefold_serve::nbd;
 use parking_lot::Mutex;
@@ -19,10 +21,12 @@ use serde_json::Value;
 use super::options::Options;
 use crate::{
     report::{HeldSpace, Index, Memory, Nbd, PageCache, Reads, Report, Server, Snapshots, Writes},
-    verbs::{scrub, volume},
+    verbs::{replicate, scrub, volume},
 };
 use onefold::parts::{
-    control::{Request, Served, SnapshotLine, SnapshotSpace, Tell, VolumeLine},
+    control::{
+        ReceiveLine, Request, Served, SnapshotLine, SnapshotSpace, Tell, VolumeLine, stream,
+    },
     store_file::StoreFile,
 };
 
@@ -165,6 +169,7 @@ impl Served for Commands {
             }
             Request::Scrub => json(&scrub::served(&self.store, progress)?),
             Request::SnapshotSpace => json(&self.snapshot_space(progress)?),
+            Request::ReceiveList => json(&ReceiveLine::all(&self.store)),
             Request::SnapshotList => json(&SnapshotLine::all(self.store.engine())),
             Request::SnapshotCreate { ref snapshots } => {
                 self.store.snapshot(snapshots, &mut || drop(progress("the moment", 0, 0)))?;
@@ -181,7 +186,50 @@ impl Served for Commands {
             }
         }
     }
+
+    fn take(
+        &self,
+        request: Request,
+        input: &mut (dyn Read + Send),
+        progress: &mut Tell<'_>,
+    ) -> Result<Value> {
+        // From now on the client sends.
+        progress("ready", 0, 0)?;
+        let input = BufReader::with_capacity(PIECE_BYTES, stream::Pieces::new(input));
+        match request {
+            Request::Import { name } => {
+                let look = &mut |done| progress("importing", done, 0);
+                let bytes = self.store.import(&name, input, look)?;
+                tracing::info!("imported volume '{}' of {}", name.escape_debug(), Size(bytes));
+                json(&bytes)
+            }
+            Request::Receive { volume, rollback } => {
+                let look = &mut |done| progress("receiving", done, 0);
+                let received = self.store.receive(volume.as_deref(), rollback, input, look)?;
+                tracing::info!("received snapshot '{}'", received.name.escape_debug());
+                json(&replicate::Received::from(&received))
+            }
+            _ => Err(Error::new(Kind::Unsupported, "the server of a block store does not do this")),
+        }
+    }
+
+    fn give(&self, request: Request, output: &mut dyn Write) -> Result<Value> {
+        let totals = match &request {
+            Request::Export { name } => self.store.export(name, output)?,
+            Request::Send { snapshot, from, resume } => {
+                self.store.send(&replicate::what(snapshot, from, resume)?, output)?
+            }
+            _ => {
+                let message = "the server of a block store does not do this";
+                return Err(Error::new(Kind::Unsupported, message));
+            }
+        };
+        json(&replicate::Sent::from(&totals))
+    }
 }
+
+/// Bytes of a stream that are read at once.
+const PIECE_BYTES: usize = 256 << 10;
 
 fn json(value: &impl Serialize) -> Result<Value> {
     serde_json::to_value(value)

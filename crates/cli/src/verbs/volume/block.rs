@@ -49,6 +49,8 @@ pub(crate) fn apply(store: &Store, request: &Request) -> Result<()> {
             store.rollback(name, keep.as_deref(), *force)
         }
         Request::SnapshotClone { of, name } => store.clone_volume(of, name),
+        Request::ReceiveAbort { volume } => store.abort_receive(volume),
+        Request::VolumePromote { name } => store.promote(name),
         _ => Err(Error::new(Kind::Unsupported, "this is no change of volumes")),
     }
 }
@@ -85,8 +87,9 @@ pub(super) fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
             } else {
                 format!("  ({})", speed::shown(&volume.limits))
             };
+            let replica = if volume.replica { "  (replica)" } else { "" };
             output::line(format_args!(
-                "{:>9}  {}{no_dedup}{limits}",
+                "{:>9}  {}{no_dedup}{limits}{replica}",
                 Size(volume.bytes).to_string(),
                 volume.name.escape_debug()
             ));

@@ -134,6 +134,16 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
+    /// Makes a replica, which only `onefold receive` changes, an ordinary volume. Block stores only
+    #[command(after_help = "Examples:\n  onefold volume promote disk.onefold vm1")]
+    Promote {
+        /// The store
+        store: PathBuf,
+        /// The replica
+        name: String,
+        #[command(flatten)]
+        answer: Answer,
+    },
 }
 
 /// How fast clients may use a volume, all its connections together.
@@ -204,6 +214,12 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
         }
         Verb::Delete { store, name, answer } => {
             change(&store, answer, |_| Ok(Request::VolumeDelete { name }))
+        }
+        Verb::Promote { store, name, answer } => {
+            let file = super::snapshot::block_store(&store)?;
+            let request = Request::VolumePromote { name };
+            block::change(&file, &request)?;
+            answer.tell(&done(&request), said(&request))
         }
         Verb::Set { store, name, no_dedup, limit_iops, limit_bytes, answer } => {
             if no_dedup.is_empty() && limit_iops.is_none() && limit_bytes.is_none() {
@@ -347,6 +363,12 @@ pub(crate) fn said(request: &Request) -> String {
         }
         Request::SnapshotClone { of, name } => {
             format!("made volume '{}' of '{}'", name.escape_debug(), of.escape_debug())
+        }
+        Request::ReceiveAbort { volume } => {
+            format!("gave up what was being received for volume '{}'", volume.escape_debug())
+        }
+        Request::VolumePromote { name } => {
+            format!("volume '{}' is an ordinary one from now on", name.escape_debug())
         }
         other => format!("{other:?}"),
     }

@@ -13,7 +13,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{
     LINE_MAX, Request, places,
-    stream::{GONE, Outlet},
+    stream::{GONE, Outlet, Pieces},
     told,
 };
 use crate::parts::store_file::StoreFile;
@@ -175,6 +175,39 @@ impl Client {
         })
     }
 
+    /// Asks for a stream, which `into` reads to its end; then comes the answer.
+    ///
+    /// # Errors
+    /// The server's, or that of `into`, or `Io` when the server goes away.
+    pub fn fetch<T: DeserializeOwned>(
+        &mut self,
+        request: &Request,
+        into: impl FnOnce(&mut dyn Read) -> Result<()>,
+    ) -> Result<T> {
+        self.say(request)?;
+        // The server says nothing while it reads what is a hole, or while nobody takes the stream.
+        self.stream.set_read_timeout(None).map_err(lost)?;
+        let mut answers = BufReader::new(&self.stream);
+        let mut line = String::new();
+        answers.by_ref().take(SHORT_LINE_MAX).read_line(&mut line).map_err(lost)?;
+        let first: Heard<T> = serde_json::from_str(&line).map_err(strange)?;
+        if first.answer != "progress" {
+            return Err(told(&first.kind, first.message));
+        }
+        let mut pieces = Pieces::new(&mut answers);
+        let read = into(&mut pieces);
+        if read.is_ok() {
+            // The end of the pieces.
+            std::io::copy(&mut pieces, &mut std::io::sink()).map_err(lost)?;
+        }
+        if !pieces.has_ended() {
+            return read.and_then(|()| Err(Error::new(Kind::Io, GONE)));
+        }
+        // A server that failed in the middle says why.
+        let answer = hear_from(&mut answers, SHORT_LINE_MAX, &mut |_, _, _| Ok(()));
+        answer.and_then(|value| read.map(|()| value))
+    }
+
     fn say(&self, request: &Request) -> Result<()> {
         let mut line = serde_json::to_vec(request).map_err(strange)?;
         line.push(b'\n');
@@ -187,28 +220,36 @@ impl Client {
         line_max: u64,
         progress: &mut dyn FnMut(&str, u64, u64) -> Result<()>,
     ) -> Result<T> {
-        let mut answers = BufReader::new(&self.stream);
-        loop {
-            let mut line = String::new();
-            answers.by_ref().take(line_max).read_line(&mut line).map_err(lost)?;
-            if line.is_empty() {
-                return Err(Error::new(
-                    Kind::Io,
-                    "the server of the store went away before it answered",
-                ));
+        hear_from(&mut BufReader::new(&self.stream), line_max, progress)
+    }
+}
+
+/// As [`Client::hear`], of somebody who read some of it before.
+fn hear_from<T: DeserializeOwned>(
+    answers: &mut impl BufRead,
+    line_max: u64,
+    progress: &mut dyn FnMut(&str, u64, u64) -> Result<()>,
+) -> Result<T> {
+    loop {
+        let mut line = String::new();
+        answers.by_ref().take(line_max).read_line(&mut line).map_err(lost)?;
+        if line.is_empty() {
+            return Err(Error::new(
+                Kind::Io,
+                "the server of the store went away before it answered",
+            ));
+        }
+        let heard: Heard<T> = serde_json::from_str(&line).map_err(strange)?;
+        match heard.answer.as_str() {
+            "progress" => progress(&heard.what, heard.done, heard.total)?,
+            "done" => {
+                return heard.value.map_or_else(
+                    || serde_json::from_value(serde_json::Value::Null).map_err(strange),
+                    Ok,
+                );
             }
-            let heard: Heard<T> = serde_json::from_str(&line).map_err(strange)?;
-            match heard.answer.as_str() {
-                "progress" => progress(&heard.what, heard.done, heard.total)?,
-                "done" => {
-                    return heard.value.map_or_else(
-                        || serde_json::from_value(serde_json::Value::Null).map_err(strange),
-                        Ok,
-                    );
-                }
-                "failed" => return Err(told(&heard.kind, heard.message)),
-                _ => return Err(strange(serde::de::Error::custom("an answer of another kind"))),
-            }
+            "failed" => return Err(told(&heard.kind, heard.message)),
+            _ => return Err(strange(serde::de::Error::custom("an answer of another kind"))),
         }
     }
 }

@@ -11,7 +11,9 @@ pub mod stream;
 
 use std::{ops::Range, time::Duration};
 
-use onefold_block::{Acts, Engine, VolumeState, VolumeStatus, check::exclusive};
+use onefold_block::{
+    Acts, Engine, ReceiveState, Store, VolumeState, VolumeStatus, check::exclusive,
+};
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, VolumeId, VolumeLimits};
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +80,33 @@ pub enum Request {
     },
     /// A new volume that holds what a snapshot or a volume holds.
     SnapshotClone { of: String, name: String },
+    /// What a volume or a snapshot holds, as a stream of raw data that follows in pieces
+    /// ([`stream`]), before the answer.
+    Export { name: String },
+    /// A new volume of a stream of raw data, which follows in pieces when the answer says that it
+    /// may.
+    Import { name: String },
+    /// A snapshot as a stream, as with an export.
+    Send {
+        snapshot: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        resume: Option<String>,
+    },
+    /// A snapshot from another store, as with an import.
+    Receive {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        volume: Option<String>,
+        #[serde(default)]
+        rollback: bool,
+    },
+    /// All snapshots that are being received.
+    ReceiveList,
+    /// What is being received for a volume is given up.
+    ReceiveAbort { volume: String },
+    /// A replica becomes an ordinary volume.
+    VolumePromote { name: String },
     /// A comparison of all data with its fingerprints, which ends when the client goes away.
     Scrub,
     /// A stream into an archive, which follows when the answer says that it may, in the form of
@@ -147,6 +176,9 @@ pub struct VolumeLine {
     /// How fast clients may use it.
     #[serde(default, skip_serializing_if = "Speed::is_any")]
     pub limits: Speed,
+    /// True when only `onefold receive` changes it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replica: bool,
 }
 
 impl VolumeLine {
@@ -162,6 +194,7 @@ impl VolumeLine {
             bytes: volume.bytes,
             no_dedup,
             limits: volume.limits.into(),
+            replica: volume.replica,
         }
     }
 }
@@ -232,6 +265,32 @@ impl SnapshotLine {
     }
 }
 
+/// A snapshot that is being received, as lists show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReceiveLine {
+    /// The snapshot as it will be called, like `vm1@monday`.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Bytes of it, from the beginning, that are there.
+    pub received_bytes: u64,
+    /// By which `onefold send --resume` goes on.
+    pub token: String,
+}
+
+impl ReceiveLine {
+    /// All of a store.
+    pub fn all(store: &Store) -> Vec<ReceiveLine> {
+        let of = |receive: ReceiveState| ReceiveLine {
+            name: receive.name,
+            bytes: receive.bytes,
+            received_bytes: receive.received_bytes,
+            token: receive.token.to_string(),
+        };
+        store.receives().into_iter().map(of).collect()
+    }
+}
+
 /// The kinds by their names on the wire.
 const KINDS: [(Kind, &str); 11] = [
     (Kind::InvalidInput, "invalid-input"),
@@ -291,6 +350,8 @@ mod tests {
             },
             Request::VolumeRename { name: "a".into(), new_name: "b".into() },
             Request::Put { name: "s".into(), tree: true },
+            Request::Send { snapshot: "a@b".into(), from: Some("a@a".into()), resume: None },
+            Request::Receive { volume: Some("a".into()), rollback: true },
         ];
         let mut state = 1u64;
         let mut below = |n: usize| {

@@ -18,7 +18,7 @@ use std::{
 use onefold_backend::peer::ControlListener;
 use onefold_core::{Error, Kind, Result};
 
-use super::{Answer, REQUEST_MAX, Request, Tell, places};
+use super::{Answer, REQUEST_MAX, Request, Tell, places, stream::Outlet};
 
 /// Connections at once; people and scripts need few.
 const CONNECTIONS_MAX: usize = 16;
@@ -61,6 +61,14 @@ pub trait Served: Send + Sync + 'static {
         _progress: &mut Tell<'_>,
     ) -> Result<serde_json::Value> {
         Err(Error::new(Kind::Unsupported, format!("the server takes no stream for {request:?}")))
+    }
+
+    /// Answers a request with a stream; what is returned follows it.
+    ///
+    /// # Errors
+    /// The answer to the client, to whom the stream does not count then.
+    fn give(&self, request: Request, _output: &mut dyn Write) -> Result<serde_json::Value> {
+        Err(Error::new(Kind::Unsupported, format!("the server gives no stream for {request:?}")))
     }
 }
 
@@ -180,6 +188,18 @@ impl Hall {
         }
     }
 
+    /// A stream, and its end; the answer follows.
+    fn give(&self, request: Request, stream: &UnixStream) -> Result<serde_json::Value> {
+        tell(stream, &Answer::Progress { what: "ready".to_owned(), done: 0, total: 0 })?;
+        // Who takes it may take its time between two pieces.
+        let _ = stream.set_write_timeout(Some(LOOK_EVERY));
+        let mut pieces = Outlet::new(Patient { stream, stopping: &self.stopping });
+        let answer = self.served.give(request, &mut pieces);
+        let ended = pieces.end();
+        let _ = stream.set_write_timeout(Some(PATIENCE));
+        answer.and_then(|value| ended.map(|()| value))
+    }
+
     /// One request and its answer. A client that went away takes its answer with it.
     fn serve(&self, stream: &UnixStream) {
         let _ = stream.set_read_timeout(Some(PATIENCE));
@@ -207,12 +227,13 @@ impl Hall {
             )
         });
         let answered = request.and_then(|request| match request {
-            Request::Put { .. } => {
+            request @ (Request::Export { .. } | Request::Send { .. }) => self.give(request, stream),
+            Request::Put { .. } | Request::Import { .. } | Request::Receive { .. } => {
                 // A source may take its time between two pieces.
                 let _ = stream.set_read_timeout(Some(LOOK_EVERY));
                 self.served.take(
                     request,
-                    &mut Patient { input, stopping: &self.stopping },
+                    &mut Patient { stream: input, stopping: &self.stopping },
                     &mut progress,
                 )
             }
@@ -227,28 +248,46 @@ impl Hall {
 }
 
 /// Waits for a client as long as the server runs.
-struct Patient<'a> {
-    input: BufReader<&'a UnixStream>,
+struct Patient<'a, S> {
+    stream: S,
     stopping: &'a AtomicBool,
 }
 
-impl Read for Patient<'_> {
-    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+impl<S> Patient<'_, S> {
+    fn wait(
+        &mut self,
+        mut step: impl FnMut(&mut S) -> std::io::Result<usize>,
+    ) -> std::io::Result<usize> {
+        use std::io::ErrorKind::{TimedOut, WouldBlock};
         loop {
-            match self.input.read(into) {
-                Err(e)
-                    if matches!(
-                        e.kind(),
-                        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
-                    ) =>
-                {
+            match step(&mut self.stream) {
+                Err(e) if matches!(e.kind(), WouldBlock | TimedOut) => {
                     if self.stopping.load(Ordering::SeqCst) {
                         return Err(std::io::Error::other("the server is stopping"));
                     }
                 }
-                read => return read,
+                done => return done,
             }
         }
+    }
+}
+
+impl<S: Read> Read for Patient<'_, S> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        self.wait(|stream| stream.read(into))
+    }
+}
+
+impl<S: Write> Write for Patient<'_, S> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.stopping.load(Ordering::SeqCst) {
+            return Err(std::io::Error::other("the server is stopping"));
+        }
+        self.wait(|stream| stream.write(bytes))
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.stream.flush()
     }
 }
 

@@ -1,5 +1,5 @@
-//! A stream that goes through the control socket into a served archive: pieces behind their kinds,
-//! until the end is said.
+//! A stream that goes through the control socket, into a served archive, or into or out of a served
+//! block store: pieces behind their kinds, until the end is said.
 //!
 //! | kind | what follows |
 //! |---|---|
@@ -9,6 +9,9 @@
 //! | 4 | the recipe ends, and another one begins |
 //! | 5 | the end; without it nothing is stored |
 //! | 6 | something of the tree could not be read |
+//!
+//! Into and out of a block store go 1 and 5 alone. Behind the end of a stream that comes out follows
+//! the answer, which says whether the stream is whole.
 
 use std::io::{BufWriter, Read, Write};
 
@@ -89,6 +92,65 @@ impl<W: Write> Outlet<W> {
     /// When the server is gone.
     pub fn end(mut self) -> Result<()> {
         self.out.write_all(&[END]).and_then(|()| self.out.flush()).map_err(gone)
+    }
+}
+
+impl<W: Write> Write for Outlet<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let piece = &bytes[..bytes.len().min(PIECE_BYTES)];
+        if !piece.is_empty() {
+            self.out.write_all(&[BYTES])?;
+            self.out.write_all(&(piece.len() as u32).to_le_bytes())?;
+            self.out.write_all(piece)?;
+        }
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// The bytes of a stream that comes in pieces, up to its end.
+pub struct Pieces<R: Read> {
+    input: R,
+    left: usize,
+    ended: bool,
+}
+
+impl<R: Read> Pieces<R> {
+    pub fn new(input: R) -> Pieces<R> {
+        Pieces { input, left: 0, ended: false }
+    }
+
+    /// True when the end was said.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+}
+
+impl<R: Read> Read for Pieces<R> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        while self.left == 0 && !self.ended && !into.is_empty() {
+            let mut kind = [0];
+            self.input.read_exact(&mut kind)?;
+            match kind[0] {
+                BYTES => {
+                    let mut length = [0; 4];
+                    self.input.read_exact(&mut length)?;
+                    self.left = u32::from_le_bytes(length) as usize;
+                }
+                END => self.ended = true,
+                _ => return Err(std::io::Error::other("it is of another version")),
+            }
+        }
+        let most = into.len().min(self.left);
+        let n = if most == 0 { 0 } else { self.input.read(&mut into[..most])? };
+        if n == 0 && most > 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        self.left -= n;
+        Ok(n)
     }
 }
 

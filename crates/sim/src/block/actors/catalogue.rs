@@ -30,6 +30,11 @@ impl<S: Subject> Sim<S> {
     pub(crate) fn verb(&mut self) -> Flow<()> {
         let keys: Vec<Key> = self.model.writable();
         let Some(&key) = self.rng.pick(&keys) else { return self.create_volume() };
+        if self.params.options.snapshots.is_some_and(|sharing| sharing.replicates)
+            && self.rng.percent(60)
+        {
+            return self.replicate(key);
+        }
         if self.params.options.snapshots.is_some() && self.rng.percent(70) {
             return self.act(key);
         }
@@ -98,6 +103,7 @@ impl<S: Subject> Sim<S> {
     pub(crate) fn all_goes(&mut self) -> Flow<()> {
         self.reach.hit("all volumes and snapshots deleted");
         self.drive_acts()?;
+        self.give_up_transfer()?;
         for snapshots in [true, false] {
             let all = self.model.volumes().iter().filter(|(_, one)| one.of.is_some() == snapshots);
             for key in all.map(|(&key, _)| key).collect::<Vec<Key>>() {
@@ -149,9 +155,11 @@ impl<S: Subject> Sim<S> {
         let id =
             |key: &Key| self.model.volumes().get(key).map(|volume| volume.id).unwrap_or_default();
         let id = match &verb {
-            Verb::Create(..) | Verb::Snapshot(_) | Verb::Clone(..) | Verb::Rollback(..) => {
-                VolumeId::default()
-            }
+            Verb::Create(..)
+            | Verb::Snapshot(_)
+            | Verb::Clone(..)
+            | Verb::Rollback(..)
+            | Verb::Received { .. } => VolumeId::default(),
             Verb::Resize(key, _) | Verb::Rename(key, _) | Verb::Delete(key) => id(key),
         };
         self.model.begin(verb.clone());
@@ -165,7 +173,10 @@ impl<S: Subject> Sim<S> {
                 }
                 Verb::Rename(_, name) => store.rename_volume(id, name).map(|ack| (id, ack)),
                 Verb::Delete(_) => store.delete_volume(id).map(|ack| (id, ack)),
-                Verb::Snapshot(_) | Verb::Clone(..) | Verb::Rollback(..) => return Ok(()),
+                Verb::Snapshot(_)
+                | Verb::Clone(..)
+                | Verb::Rollback(..)
+                | Verb::Received { .. } => return Ok(()),
             };
             self.say(|| format!("{verb:?}: {result:?}"));
             match result {

@@ -2,4 +2,7 @@
 
 mod catalogue;
 mod client;
+mod replication;
 mod schedule;
+
+pub(crate) use replication::Transfer;

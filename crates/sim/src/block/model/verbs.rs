@@ -24,13 +24,27 @@ pub enum Verb {
     Clone(Key, String),
     /// A volume holds what its snapshot holds; a snapshot of this name gets what it held.
     Rollback(Key, Key, Option<String>),
+    /// A snapshot was received as one of a replica, with this name, and the replica holds it.
+    Received {
+        /// The snapshot that was sent.
+        of: Key,
+        /// The replica, or the name of the one that is made.
+        into: Result<Key, String>,
+        /// The name of the snapshot that was received.
+        name: String,
+    },
 }
 
 impl Verb {
     /// True for what happens to whole maps at a moment.
     #[must_use]
     pub fn is_act(&self) -> bool {
-        matches!(self, Verb::Snapshot(_) | Verb::Clone(..) | Verb::Rollback(..))
+        match self {
+            Verb::Snapshot(_) | Verb::Clone(..) | Verb::Rollback(..) | Verb::Received { .. } => {
+                true
+            }
+            Verb::Create(..) | Verb::Resize(..) | Verb::Rename(..) | Verb::Delete(_) => false,
+        }
     }
 }
 
@@ -69,6 +83,7 @@ impl Model {
             Verb::Snapshot(wanted) => wanted.iter().map(|(of, _)| self.copy(*of)).collect(),
             Verb::Clone(of, _) => vec![self.copy(*of)],
             Verb::Rollback(volume, to, _) => vec![self.copy(*to), self.copy(*volume)],
+            Verb::Received { of, .. } => vec![self.copy(*of), self.copy(*of)],
             _ => Vec::new(),
         };
         self.doubt = Doubt::Asked(verb, copied);
@@ -119,6 +134,10 @@ impl Model {
             Verb::Create(name, _) | Verb::Clone(_, name) => vec![name.clone()],
             Verb::Snapshot(wanted) => wanted.iter().map(|(of, name)| snapshot(of, name)).collect(),
             Verb::Rollback(volume, _, Some(name)) => vec![snapshot(volume, name)],
+            Verb::Received { into: Ok(into), name, .. } => vec![snapshot(into, name)],
+            Verb::Received { into: Err(volume), name, .. } => {
+                vec![format!("{volume}@{name}"), volume.clone()]
+            }
             _ => Vec::new(),
         }
     }
@@ -184,18 +203,19 @@ impl Model {
                 name,
                 blocks,
                 of: None,
+                replica: false,
                 cells: BTreeMap::new(),
             })?),
             Verb::Snapshot(wanted) => {
                 for ((of, name), &id) in wanted.into_iter().zip(ids) {
                     let (blocks, cells) = next();
-                    self.add(Volume { id, name, blocks, of: Some(of), cells })?;
+                    self.add(Volume { id, name, blocks, of: Some(of), replica: false, cells })?;
                 }
                 Undo::Act
             }
             Verb::Clone(_, name) => {
                 let (blocks, cells) = next();
-                self.add(Volume { id, name, blocks, of: None, cells })?;
+                self.add(Volume { id, name, blocks, of: None, replica: false, cells })?;
                 Undo::Act
             }
             Verb::Rollback(key, _, keep) => {
@@ -204,8 +224,26 @@ impl Model {
                 (volume.blocks, volume.cells) = new;
                 if let Some(name) = keep {
                     let (blocks, cells) = old;
-                    self.add(Volume { id, name, blocks, of: Some(key), cells })?;
+                    self.add(Volume { id, name, blocks, of: Some(key), replica: false, cells })?;
                 }
+                Undo::Act
+            }
+            Verb::Received { into, name, .. } => {
+                let (snapshot, now) = (next(), next());
+                let into = match into {
+                    Ok(into) => {
+                        let volume = self.volumes.get_mut(&into).ok_or_else(|| gone(into))?;
+                        (volume.blocks, volume.cells) = now;
+                        into
+                    }
+                    Err(name) => {
+                        let id = ids.get(1).copied().unwrap_or_default();
+                        let (blocks, cells) = now;
+                        self.add(Volume { id, name, blocks, of: None, replica: true, cells })?
+                    }
+                };
+                let (blocks, cells) = snapshot;
+                self.add(Volume { id, name, blocks, of: Some(into), replica: false, cells })?;
                 Undo::Act
             }
             Verb::Resize(key, blocks) => {
@@ -373,6 +411,7 @@ impl Model {
             name: volume.name.clone(),
             blocks: volume.blocks,
             of: volume.of,
+            replica: volume.replica,
             cells: BTreeMap::new(),
         };
         Model {

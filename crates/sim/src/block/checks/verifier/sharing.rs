@@ -93,7 +93,8 @@ impl Reader<'_> {
             }
         }
         for entry in entries.iter().filter(|entry| entry.top.1 > 0) {
-            let place = Place { family: entry.family, level: entry.top.1 - 1, page: entry.cursor };
+            let place =
+                Place { family: entry.family, level: entry.top.1 - 1, page: entry.top_page() };
             *pages.named.entry(entry.top.0.at).or_default() += 1;
             self.map_page(place, entry.top.0, &mut pages);
         }

@@ -46,7 +46,7 @@ pub(super) struct Entry {
     pub(super) critical: Vec<(u64, u64)>,
     pub(super) family: u64,
     pub(super) parent: u64,
-    /// 0 a volume, 1 a snapshot, 2 leaving.
+    /// 0 a volume, 1 a snapshot, 2 leaving, 3 being received.
     pub(super) kind: u8,
     /// Of a leaving one: the number of its top page.
     pub(super) cursor: u64,
@@ -380,6 +380,11 @@ impl Entry {
             kind: 0,
             cursor: 0,
         }
+    }
+
+    /// The number of the top page on its level.
+    pub(super) fn top_page(&self) -> u64 {
+        if self.kind == 2 { self.cursor } else { 0 }
     }
 
     pub(super) fn decode_shared(bytes: &[u8]) -> Entry {

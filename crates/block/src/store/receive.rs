@@ -1,0 +1,350 @@
+//! Receiving: a stream becomes a snapshot, whole or not at all, and its volume holds it.
+//!
+//! | crash | what is found |
+//! |---|---|
+//! | before the receive begins, or in its checkpoint | nothing of it |
+//! | while frames are written | the volume as before; a receive that nobody sees, whose cursor has all blocks before it |
+//! | in the checkpoint that ends it | either that, or the snapshot, and the volume that holds it |
+
+use std::{io::Read, sync::Arc, time::Duration};
+
+use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
+
+use super::{Store, handles::Handle, send::guid, snapshots::now_ms};
+use crate::{
+    Begin, Content, Frame, Next, Receive, Receiving, StreamReader, Token, Totals, VolumeState,
+    format::stream::DATA_BLOCKS_MAX,
+};
+
+/// Blocks after which the cursor rises: 64 MiB.
+const CURSOR_BLOCKS: u64 = 16_384;
+
+/// Time after which it does.
+const CURSOR_TIME: Duration = Duration::from_secs(10);
+
+/// A receive that was ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The snapshot, like `vm1@monday`.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// What the stream held.
+    pub totals: Totals,
+    /// The block where it went on.
+    pub start: u64,
+}
+
+/// A receive that is under way, or was cut off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReceiveState {
+    /// The snapshot as it will be called, like `vm1@monday`.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Bytes from the beginning that are there.
+    pub received_bytes: u64,
+    /// By which the sender goes on.
+    pub token: Token,
+}
+
+impl Store {
+    /// Receives a snapshot, and gives its volume what it holds: that of the sender, or `into`, which
+    /// is made if it is not there. The volume is a replica from then on, and who has it open gets
+    /// errors. With `rollback` the volume may be one that was changed since. Durable on return.
+    ///
+    /// After an error, and after a crash, a stream that begins at the place of
+    /// [`receives`](Self::receives) goes on. `look` hears of the bytes so far, and gives up when it
+    /// fails.
+    ///
+    /// # Errors
+    /// `Exists`, `InvalidInput`, `NotFound` when the base is missing, `Busy`, `NoSpace`, `Corrupt` for
+    /// a damaged stream, `Io`, `Stopped`, `Unsupported` with leaves in place.
+    pub fn receive(
+        self: &Arc<Store>,
+        into: Option<&str>,
+        rollback: bool,
+        input: impl Read,
+        look: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<Received> {
+        let mut reader = StreamReader::begin(input)?;
+        let about = reader.about().clone();
+        if about.guid == [0; 16] || about.blocks == 0 {
+            let message = "the stream is of no snapshot: `onefold import` takes it";
+            return Err(Error::new(Kind::InvalidInput, message));
+        }
+        let volume = into.unwrap_or(&about.volume);
+        let (id, held) = self.begin_receive(volume, rollback, &about)?;
+        let taken = self.take_stream(id, &held, &mut reader, look);
+        let ended = taken.and_then(|()| {
+            held.check()?;
+            self.end_receive(id, &about, rollback)
+        });
+        self.handles.lock().close(id, &held);
+        let name = ended?;
+        Ok(Received {
+            name,
+            bytes: about.blocks * 4096,
+            totals: reader.totals(),
+            start: about.start,
+        })
+    }
+
+    /// Makes the entry, or finds the one that goes on; nobody else works on it.
+    fn begin_receive(
+        &self,
+        volume: &str,
+        rollback: bool,
+        about: &Begin,
+    ) -> Result<(VolumeId, Handle)> {
+        let base = self.base_of(volume, about)?;
+        let goes_on = self.receive_of(volume, about)?;
+        let id = match goes_on {
+            Some((id, state)) if about.start <= state.cursor => id,
+            None if about.start == 0 => {
+                let what = Receive {
+                    volume: volume.to_owned(),
+                    snapshot: about.snapshot.clone(),
+                    guid: about.guid,
+                    base,
+                    base_guid: about.base,
+                    blocks: about.blocks,
+                    no_dedup: about.no_dedup.clone(),
+                    made_ms: about.made_ms,
+                    rollback,
+                };
+                let (id, asked) = self.change(|| self.acts().receive(what.clone()))?;
+                self.perform(asked)?;
+                id
+            }
+            _ => {
+                let message = "the stream goes on where nothing was received before: use the token \
+                               of `onefold receive --token`, or send it from its beginning";
+                return Err(Error::new(Kind::InvalidInput, message));
+            }
+        };
+        let mut handles = self.handles.lock();
+        if handles.is_open(id) {
+            return Err(Error::new(Kind::Busy, "somebody sends this snapshot here already"));
+        }
+        Ok((id, handles.open(id)))
+    }
+
+    /// The snapshot here to which the stream is to be applied.
+    fn base_of(&self, volume: &str, about: &Begin) -> Result<Option<VolumeId>> {
+        if about.base == [0; 16] {
+            return Ok(None);
+        }
+        let of = self.engine.find_volume(volume)?;
+        let snapshots = self.acts().snapshots(of);
+        let base = snapshots.into_iter().find(|(_, one)| guid(one) == about.base);
+        base.map(|(id, _)| Some(id)).ok_or_else(|| {
+            let message = format!(
+                "the volume '{volume}' has not the snapshot from which the stream was made: send one \
+                 without --from, or from another snapshot"
+            );
+            Error::new(Kind::NotFound, message)
+        })
+    }
+
+    /// The receive of this snapshot that was cut off.
+    fn receive_of(&self, volume: &str, about: &Begin) -> Result<Option<(VolumeId, Receiving)>> {
+        for (id, receive) in self.acts().receiving() {
+            let Some(receiving) = receive.receiving else { continue };
+            let base = receiving.base.map(|base| self.engine.volume(base)).transpose()?;
+            let base = base.as_ref().map_or([0; 16], guid);
+            if self.volume_of(&receive) == volume
+                && receiving.guid == about.guid
+                && base == about.base
+            {
+                return Ok(Some((id, receiving)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The name of the volume that gets what is being received.
+    fn volume_of(&self, receive: &VolumeState) -> String {
+        let base = receive.receiving.and_then(|receiving| receiving.base);
+        let there = || {
+            let origin = self.engine.volume(base?).ok()?.snapshot?;
+            Some(self.engine.volume(origin.volume).ok()?.name)
+        };
+        there().unwrap_or_else(|| receive.received_name().0.to_owned())
+    }
+
+    /// Writes all frames. After an error the cursor rises as far as frames were written.
+    fn take_stream(
+        &self,
+        id: VolumeId,
+        held: &Handle,
+        reader: &mut StreamReader<impl Read>,
+        look: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
+        let mut cursor = Cursor { at: reader.about().start, noted: 0, since: self.clock.now() };
+        cursor.noted = cursor.at;
+        loop {
+            let next = held.check().and_then(|()| reader.next());
+            let frame = match next {
+                Ok(Next::End(_)) => return Ok(()),
+                Ok(Next::Frame(frame)) => frame,
+                Err(error) => {
+                    self.note_rest(id, &cursor);
+                    return Err(error);
+                }
+            };
+            self.apply(id, &frame)?;
+            cursor.at = frame.first + frame.blocks;
+            if let Err(given_up) = look(cursor.at * 4096) {
+                self.note_rest(id, &cursor);
+                return Err(given_up);
+            }
+            self.note(id, &mut cursor)?;
+        }
+    }
+
+    /// Lets the cursor rise when it is time; when too much waits, a later one does.
+    fn note(&self, id: VolumeId, cursor: &mut Cursor) -> Result<()> {
+        let now = self.clock.now();
+        let late = now.saturating_sub(cursor.since) >= CURSOR_TIME;
+        if cursor.at - cursor.noted < CURSOR_BLOCKS && !late {
+            return Ok(());
+        }
+        match self.acts().cursor(id, cursor.at) {
+            Err(later) if matches!(later.kind(), Kind::Busy | Kind::NoSpace) => {}
+            Err(error) => return Err(error),
+            Ok(_) => (cursor.noted, cursor.since) = (cursor.at, now),
+        }
+        self.background.raise();
+        Ok(())
+    }
+
+    /// The stream has ended too early: what it brought need not be sent again.
+    fn note_rest(&self, id: VolumeId, cursor: &Cursor) {
+        if cursor.at > cursor.noted {
+            // If that fails, the cursor is lower, and more is sent again.
+            let asked = self.change(|| self.acts().cursor(id, cursor.at));
+            let _ = asked.and_then(|asked| self.perform(asked));
+        }
+    }
+
+    /// Makes it the snapshot that its volume holds; returns its name.
+    fn end_receive(&self, id: VolumeId, about: &Begin, rollback: bool) -> Result<String> {
+        let before = self.engine.volume(id)?;
+        if before.blocks > about.blocks {
+            let (from, rest) = (about.blocks, before.blocks - about.blocks);
+            self.data_change(|| self.engine.trim(id, from * 4096, rest * 4096))?;
+        }
+        let name = format!("{}@{}", self.volume_of(&before), before.received_name().1);
+        let of = before.receiving.and_then(|receiving| receiving.base);
+        let of = of.map(|base| self.engine.volume(base)).transpose()?;
+        let into = of.and_then(|base| base.snapshot).map(|origin| origin.volume);
+        let asked = self.change(|| {
+            let ask = || self.acts().received(id, about.blocks, rollback, now_ms());
+            match into {
+                Some(into) => self.handles.lock().end(into, true, ask)?.done(),
+                None => ask(),
+            }
+        });
+        let (_, asked) = asked?;
+        self.perform(asked)?;
+        Ok(name)
+    }
+
+    /// Writes a frame as a client would.
+    pub(super) fn apply(&self, id: VolumeId, frame: &Frame) -> Result<()> {
+        let (offset, bytes) = (frame.first * 4096, frame.blocks * 4096);
+        let mut taken = 0;
+        match &frame.content {
+            Content::Hole => self.data_change(|| self.engine.trim(id, offset, bytes)).map(drop),
+            Content::Zeroes => self
+                .data_change(|| self.engine.write_zeroes(id, offset, bytes, true, &mut taken))
+                .map(drop),
+            Content::Data(data) => {
+                self.data_change(|| self.engine.write_from(id, offset, data, &mut taken)).map(drop)
+            }
+            Content::Repeat(as_at) => self.repeat(id, frame, *as_at),
+        }
+    }
+
+    /// Writes what was written elsewhere before.
+    fn repeat(&self, id: VolumeId, frame: &Frame, as_at: u64) -> Result<()> {
+        let mut done = 0;
+        while done < frame.blocks {
+            let count = (frame.blocks - done).min(DATA_BLOCKS_MAX);
+            let mut blocks = Block::zeroed_vec(count as usize);
+            let mut reads =
+                [BlockRead { first: Lba(as_at + done), into: &mut blocks, result: Ok(()) }];
+            self.engine.read(id, &mut reads);
+            let [BlockRead { result, .. }] = reads;
+            result?;
+            let (offset, mut taken) = ((frame.first + done) * 4096, 0);
+            let data = onefold_core::block::bytes(&blocks);
+            self.data_change(|| self.engine.write_from(id, offset, data, &mut taken))?;
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// What is being received, or was cut off.
+    #[must_use]
+    pub fn receives(&self) -> Vec<ReceiveState> {
+        let all = self.acts().receiving().into_iter();
+        let told = all.filter_map(|(_, receive)| {
+            let receiving = receive.receiving?;
+            let base = receiving.base.and_then(|base| self.engine.volume(base).ok());
+            Some(ReceiveState {
+                name: format!("{}@{}", self.volume_of(&receive), receive.received_name().1),
+                bytes: receive.blocks * 4096,
+                received_bytes: receiving.cursor * 4096,
+                token: Token {
+                    guid: receiving.guid,
+                    base: base.as_ref().map_or([0; 16], guid),
+                    cursor: receiving.cursor,
+                },
+            })
+        });
+        told.collect()
+    }
+
+    /// Gives up what is being received for a volume. Durable on return. A sender that is at work gets
+    /// an error.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn abort_receive(&self, volume: &str) -> Result<()> {
+        let mut found = false;
+        for (id, receive) in self.acts().receiving() {
+            if self.volume_of(&receive) == volume {
+                let deleted = self
+                    .change(|| self.handles.lock().end(id, true, || self.engine.delete_volume(id)));
+                self.commit.wait(deleted?.done()?)?;
+                found = true;
+            }
+        }
+        if found {
+            return Ok(());
+        }
+        let message = format!("nothing is being received for a volume '{volume}'");
+        Err(Error::new(Kind::NotFound, message))
+    }
+
+    /// Makes a replica an ordinary volume. Durable on return.
+    ///
+    /// # Errors
+    /// `NotFound`, `InvalidInput` when it is no replica, or while a snapshot of it is received.
+    pub fn promote(&self, volume: &str) -> Result<()> {
+        let id = self.engine.find_volume(volume)?;
+        let asked = self.change(|| self.acts().promote(id))?;
+        self.perform(asked)
+    }
+}
+
+/// How far a receive is.
+struct Cursor {
+    /// The end of the last frame.
+    at: u64,
+    /// What was noted last, and when.
+    noted: u64,
+    since: Duration,
+}

@@ -1,0 +1,293 @@
+//! The difference between two snapshots, for those who send it.
+//!
+//! Both trees are walked together. Pages that both name by one pointer (address, birth, checksum)
+//! are skipped, unless a range waits to be applied in either of them: there a page holds more than
+//! the map shows. What is left is compared entry by entry. Each call looks at the tables once and
+//! holds no version of them afterwards; a long walk goes on by address, and what changes between its
+//! steps are the tables of other maps, as a snapshot holds the same for ever.
+
+use std::{fmt, str::FromStr};
+
+use onefold_core::{Error, ExtentKind, Kind, Lba, Result, VolumeId};
+
+use crate::{
+    Engine,
+    engine::{read, resolve::map_entries},
+    format::{
+        catalogue::Volume,
+        page::{FANOUT, MapEntry, PageId, Pointer, Table, pointer},
+    },
+    kernel::Kernel,
+    overlay::Tables,
+    rules::Rule,
+};
+
+/// Pages of the maps that one step looks at.
+const PAGES_A_STEP: usize = 4096;
+
+/// Extents that one step asks for.
+const EXTENTS_A_STEP: usize = 1024;
+
+/// Blocks next to each other, of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The first block.
+    pub first: u64,
+    /// How many.
+    pub blocks: u64,
+    /// What they hold.
+    pub kind: ExtentKind,
+}
+
+/// Some pieces, and where to go on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pieces {
+    /// In the order of addresses. What lies between them is as in the base, or a hole without one.
+    pub pieces: Vec<Piece>,
+    /// The block from which on nothing was looked at.
+    pub next: u64,
+}
+
+/// The place where a stream goes on that was cut off. It chooses a place, never a snapshot: the
+/// sender still names that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// The snapshot.
+    pub guid: [u8; 16],
+    /// The snapshot that the stream is to be applied to; zero for none.
+    pub base: [u8; 16],
+    /// All blocks before this one are there.
+    pub cursor: u64,
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (guid, base) = (u128::from_be_bytes(self.guid), u128::from_be_bytes(self.base));
+        write!(f, "{guid:032x}-{base:032x}-{:x}", self.cursor)
+    }
+}
+
+impl FromStr for Token {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Token> {
+        let parsed = || {
+            let mut parts = text.split('-');
+            let mut number = |digits: usize| {
+                let part = parts.next().filter(|part| (1..=digits).contains(&part.len()))?;
+                let plain = part.bytes().all(|byte| byte.is_ascii_hexdigit());
+                plain.then(|| u128::from_str_radix(part, 16).ok()).flatten()
+            };
+            let (guid, base, cursor) = (number(32)?, number(32)?, number(16)?);
+            let cursor = u64::try_from(cursor).ok()?;
+            let whole = parts.next().is_none();
+            let (guid, base) = (guid.to_be_bytes(), base.to_be_bytes());
+            whole.then_some(Token { guid, base, cursor })
+        };
+        parsed().ok_or_else(|| {
+            let message = "this is no token of `onefold receive --token`";
+            Error::new(Kind::InvalidInput, message)
+        })
+    }
+}
+
+/// What is to be sent of an engine's snapshots.
+pub struct Transfers<'e>(&'e Engine);
+
+impl<'e> Transfers<'e> {
+    /// Those of an engine.
+    #[must_use]
+    pub fn of(engine: &'e Engine) -> Transfers<'e> {
+        Transfers(engine)
+    }
+
+    /// The pieces of a volume or a snapshot from the block `from` on: all that is no hole, or with
+    /// a `base`, a snapshot like the other, what is not as there. A step of bounded length.
+    ///
+    /// # Errors
+    /// `NotFound`; `Corrupt` and `Io` when a map can't be read.
+    pub fn pieces(&self, base: Option<VolumeId>, of: VolumeId, from: u64) -> Result<Pieces> {
+        let kernel = &self.0.kernel;
+        match base {
+            None => whole(kernel, of, from),
+            Some(base) => changed(kernel, base, of, from),
+        }
+    }
+}
+
+/// What is no hole.
+fn whole(kernel: &Kernel, of: VolumeId, from: u64) -> Result<Pieces> {
+    let end = kernel.state.lock().volumes.get(of)?.blocks;
+    let mut found = Pieces { pieces: Vec::new(), next: from };
+    if from >= end {
+        return Ok(found);
+    }
+    for extent in read::extents(kernel, of, Lba(from), end - from, EXTENTS_A_STEP)? {
+        let blocks = extent.bytes / 4096;
+        if extent.kind != ExtentKind::Hole {
+            found.pieces.push(Piece { first: found.next, blocks, kind: extent.kind });
+        }
+        found.next += blocks;
+    }
+    Ok(found)
+}
+
+/// What is not as in the base. Ends at the end of the snapshot.
+fn changed(kernel: &Kernel, base: VolumeId, of: VolumeId, from: u64) -> Result<Pieces> {
+    let tables = kernel.state.lock().overlays.tables().clone();
+    let map = |id: VolumeId| {
+        let map = tables.volumes.get(&id).filter(|map| map.is_snapshot());
+        map.ok_or_else(|| Error::new(Kind::NotFound, "there is no such snapshot any more"))
+    };
+    let (base, of) = (map(base)?, map(of)?);
+    let mut walk =
+        Walk { kernel, tables: &tables, base, of, left: PAGES_A_STEP, leaves: Vec::new() };
+    let next = walk.leaves(from)?.min(of.blocks);
+    let per_leaf = Table::Map.per_leaf();
+    let mut found = Pieces { pieces: Vec::new(), next };
+    for leaf in std::mem::take(&mut walk.leaves) {
+        let (start, end) = ((leaf * per_leaf).max(from), ((leaf + 1) * per_leaf).min(next));
+        if start < end {
+            walk.compare(start, end, &mut found.pieces)?;
+        }
+    }
+    Ok(found)
+}
+
+/// Two maps that are walked together.
+struct Walk<'a> {
+    kernel: &'a Kernel,
+    tables: &'a Tables,
+    base: &'a Volume,
+    of: &'a Volume,
+    /// Pages that may still be looked at.
+    left: usize,
+    /// Leaves that may differ.
+    leaves: Vec<u64>,
+}
+
+impl Walk<'_> {
+    /// Finds leaves from that of the block `from` on which may differ; returns the block up to which
+    /// all were found.
+    fn leaves(&mut self, from: u64) -> Result<u64> {
+        let height = self.base.map.height.max(self.of.map.height);
+        let first = from / Table::Map.per_leaf();
+        // Ranges that wait where neither map has a page change nothing.
+        let Some(top) = height.checked_sub(1) else { return Ok(u64::MAX) };
+        let at = |map: &Volume| (map.map.height == height).then_some(map.map.page);
+        let (base, of) = (at(self.base), at(self.of));
+        let stopped = self.below(top, 0, base, of, first)?;
+        Ok(stopped.map_or(u64::MAX, |leaf| leaf.saturating_mul(Table::Map.per_leaf())))
+    }
+
+    /// The same below two pages at one place, either of which may be missing; returns the leaf at
+    /// which it stopped, if it did.
+    fn below(
+        &mut self,
+        level: u8,
+        index: u64,
+        base: Option<Pointer>,
+        of: Option<Pointer>,
+        first: u64,
+    ) -> Result<Option<u64>> {
+        let reach = FANOUT.checked_pow(u32::from(level)).unwrap_or(u64::MAX);
+        let begins = index.saturating_mul(reach);
+        if begins.saturating_add(reach) <= first {
+            return Ok(None);
+        }
+        let (base, of) = (
+            self.root_here(self.base, level, index, base),
+            self.root_here(self.of, level, index, of),
+        );
+        if self.alike(level, index, base, of) && !self.ranges_wait(begins, reach) {
+            return Ok(None);
+        }
+        // At least one leaf is found, so that each step goes on.
+        if self.left == 0 && !self.leaves.is_empty() {
+            return Ok(Some(begins.max(first)));
+        }
+        self.left = self.left.saturating_sub(1);
+        if level == 0 {
+            self.leaves.push(index);
+            return Ok(None);
+        }
+        let (base_page, of_page) =
+            (self.page(self.base, level, index, base)?, self.page(self.of, level, index, of)?);
+        for slot in 0..FANOUT {
+            let child = |page: &Option<_>| page.as_deref().map(|page| pointer(page, slot));
+            let some = |child: Option<Pointer>| child.filter(|child| !child.is_none());
+            let (base, of) = (some(child(&base_page)), some(child(&of_page)));
+            if let Some(at) = self.below(level - 1, index * FANOUT + slot, base, of, first)? {
+                return Ok(Some(at));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The page of a map at a place: what its parent says, or the root of the lower one of two
+    /// trees.
+    fn root_here(
+        &self,
+        map: &Volume,
+        level: u8,
+        index: u64,
+        said: Option<Pointer>,
+    ) -> Option<Pointer> {
+        let is_root = map.map.height == level + 1 && index == 0;
+        if is_root { Some(map.map.page) } else { said }
+    }
+
+    /// True when both have the same page, or none, and what lies below is known by that.
+    fn alike(&self, level: u8, index: u64, base: Option<Pointer>, of: Option<Pointer>) -> bool {
+        // The root of a lower tree lies below places where it has no page.
+        let hidden = |map: &Volume| index == 0 && (1..=level).contains(&map.map.height);
+        base == of && !hidden(self.base) && !hidden(self.of)
+    }
+
+    /// True when a range of either waits to be applied to leaves from `begins` on.
+    fn ranges_wait(&self, begins: u64, leaves: u64) -> bool {
+        let per_leaf = Table::Map.per_leaf();
+        let (start, end) = (
+            begins.saturating_mul(per_leaf),
+            begins.saturating_add(leaves).saturating_mul(per_leaf),
+        );
+        let waits =
+            |map: &Volume| self.tables.discards.meeting(map.id, start, end).next().is_some();
+        self.kernel.keeps(Rule::RangesCompared) && (waits(self.base) || waits(self.of))
+    }
+
+    fn page(
+        &self,
+        map: &Volume,
+        level: u8,
+        index: u64,
+        at: Option<Pointer>,
+    ) -> Result<Option<std::sync::Arc<crate::format::page::Page>>> {
+        let id = PageId { table: Table::Map, volume: map.family(), level, index };
+        at.map(|at| self.kernel.pages.get(id, &at)).transpose()
+    }
+
+    /// Compares the entries of some blocks.
+    fn compare(&self, start: u64, end: u64, pieces: &mut Vec<Piece>) -> Result<()> {
+        let lbas: Vec<Lba> = (start..end).map(Lba).collect();
+        let base = map_entries(self.kernel, self.tables, self.base.id, &lbas)?;
+        let of = map_entries(self.kernel, self.tables, self.of.id, &lbas)?;
+        for ((lba, base), of) in lbas.iter().zip(base).zip(of) {
+            if base == of {
+                continue;
+            }
+            let kind = match of {
+                MapEntry::Hole => ExtentKind::Hole,
+                MapEntry::Zero => ExtentKind::Zero,
+                MapEntry::Block { .. } | MapEntry::Lost => ExtentKind::Data,
+            };
+            match pieces.last_mut() {
+                Some(last) if last.kind == kind && last.first + last.blocks == lba.0 => {
+                    last.blocks += 1;
+                }
+                _ => pieces.push(Piece { first: lba.0, blocks: 1, kind }),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,371 @@
+//! `onefold export` and `onefold import`: volumes of a block store as raw images.
+
+use std::{
+    fs::File,
+    io::{BufReader, ErrorKind, Read, Seek, SeekFrom, Write},
+    os::unix::{fs::FileExt, net::UnixStream},
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use onefold_backend::{new_file::NewFile, sparse::next_data};
+use onefold_block::{Begin, Content, MEMORY_MIN, Next, Settings, StreamReader, StreamWriter};
+use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Result, block::bytes_mut};
+use serde_json::json;
+
+use super::{replicate::Sent, served_or_not, snapshot::block_store};
+use onefold::parts::{control::Request, store_file::StoreFile};
+use onefold_console::{failure::Failure, output::Answer, size::Size};
+
+/// Blocks that are read at once.
+const READ_BLOCKS: usize = 256;
+
+/// Writes what a volume, or a snapshot, holds as a raw image
+///
+/// Every block is verified. A file has holes where the volume holds nothing, and its name when it is
+/// whole and durable. A volume that is written meanwhile comes as no single moment had it: export a
+/// snapshot. For qcow2 and other formats give the image to `qemu-img convert`. Block stores only; the
+/// store may be served meanwhile.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+                  onefold export disk.onefold vm1@monday vm1.raw\n  \
+                  onefold export disk.onefold vm1@monday - | zstd > vm1.raw.zst")]
+pub(crate) struct ExportOptions {
+    /// The store
+    store: PathBuf,
+
+    /// The volume, or the snapshot, like vm1@monday
+    name: String,
+
+    /// The new file, or - for standard output
+    file: PathBuf,
+
+    /// Prints JSON, whose keys are stable. Needs a file: standard output has the image otherwise
+    #[arg(long)]
+    json: bool,
+}
+
+/// Makes a volume of a raw image
+///
+/// Holes of a file, and blocks of zeroes, take no space. The volume has its name when it is whole and
+/// durable; until then it is called .NAME.part. For qcow2 and other formats give the volume what
+/// `qemu-img convert -O raw` makes. Block stores only; the store may be served meanwhile.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+                  onefold import disk.onefold vm1 vm1.raw\n  \
+                  zstdcat vm1.raw.zst | onefold import disk.onefold vm1 -")]
+pub(crate) struct ImportOptions {
+    /// The store
+    store: PathBuf,
+
+    /// Name of the new volume
+    name: String,
+
+    /// The image, a file or a device, or - for standard input. Its size is rounded up to 4 KiB
+    file: PathBuf,
+
+    #[command(flatten)]
+    answer: Answer,
+}
+
+/// Exports.
+pub(crate) fn export(options: &ExportOptions) -> Result<(), Failure> {
+    let to_output = options.file == Path::new("-");
+    if options.json && to_output {
+        let message = "standard output has the image: --json needs a file";
+        return Err(Failure::usage(message));
+    }
+    let store = block_store(&options.store)?;
+    let (sent, bytes) = if to_output {
+        let mut out = std::io::stdout().lock();
+        let mut sink = InOrder { out: &mut out, at: 0, gone: false };
+        let exported = fetch(&store, &options.name, &mut sink);
+        if sink.gone {
+            // The reader has seen enough.
+            return Ok(());
+        }
+        exported?
+    } else {
+        let new = NewFile::create(&options.file)?;
+        let exported = fetch(&store, &options.name, &mut Sparse { file: new.file() })
+            .map_err(|e| e.context(options.file.display()))?;
+        new.publish()?;
+        exported
+    };
+    let answer = Answer { json: options.json };
+    if to_output {
+        return Ok(());
+    }
+    let mut report = json!(sent);
+    report["name"] = options.name.clone().into();
+    report["bytes"] = bytes.into();
+    let name = options.name.escape_debug();
+    answer.tell(&report, format_args!("exported '{name}' of {}", Size(bytes)))
+}
+
+/// Where an image goes, from its beginning to its end.
+trait Sink {
+    /// It is so many bytes long.
+    fn size(&mut self, bytes: u64) -> Result<()>;
+
+    /// The bytes at a place; what lies before them and behind the last ones is zeroes.
+    fn data(&mut self, at: u64, bytes: &[u8]) -> Result<()>;
+
+    /// All was told.
+    fn end(&mut self, bytes: u64) -> Result<()>;
+}
+
+/// A file with holes.
+struct Sparse<'a> {
+    file: &'a File,
+}
+
+fn unwritten(error: std::io::Error) -> Error {
+    Error::from_io("the image can't be written", error)
+}
+
+impl Sink for Sparse<'_> {
+    fn size(&mut self, bytes: u64) -> Result<()> {
+        self.file.set_len(bytes).map_err(unwritten)
+    }
+
+    fn data(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.file.write_all_at(bytes, at).map_err(unwritten)
+    }
+
+    fn end(&mut self, _: u64) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A pipe.
+struct InOrder<'a> {
+    out: &'a mut dyn Write,
+    at: u64,
+    gone: bool,
+}
+
+impl InOrder<'_> {
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.at += bytes.len() as u64;
+        self.out.write_all(bytes).map_err(|e| {
+            self.gone = e.kind() == ErrorKind::BrokenPipe;
+            unwritten(e)
+        })
+    }
+}
+
+impl Sink for InOrder<'_> {
+    fn size(&mut self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn data(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.end(at)?;
+        self.put(bytes)
+    }
+
+    fn end(&mut self, bytes: u64) -> Result<()> {
+        let zeroes = vec![0; READ_BLOCKS * BLOCK_BYTES];
+        while self.at < bytes {
+            let part = (bytes - self.at).min(zeroes.len() as u64);
+            self.put(&zeroes[..part as usize])?;
+        }
+        self.out.flush().map_err(unwritten)
+    }
+}
+
+/// Gets an image, of a served store or not, and its size.
+fn fetch(store: &StoreFile, name: &str, sink: &mut dyn Sink) -> Result<(Sent, u64)> {
+    let (mut bytes, sink) = (0, std::cell::RefCell::new(sink));
+    let mut take = |stream: &mut dyn Read| {
+        bytes = unpack(BufReader::with_capacity(1 << 20, stream), &mut **sink.borrow_mut())?;
+        Ok(())
+    };
+    let take = std::cell::RefCell::new(&mut take);
+    let request = Request::Export { name: name.to_owned() };
+    let sent = served_or_not(
+        store,
+        |server| server.fetch(&request, |stream| (take.borrow_mut())(stream)),
+        || {
+            let working = store.work(Settings::for_memory(MEMORY_MIN))?;
+            let (mut give, mut receive) = pair()?;
+            let exported = std::thread::scope(|scope| {
+                let engine = working.store();
+                let exporting = scope.spawn(move || engine.export(name, &mut give));
+                let taken = (take.borrow_mut())(&mut receive);
+                // Who can't take it any more ends the export, whose error is the reason otherwise.
+                drop(receive);
+                let exported =
+                    exporting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                match (exported, taken) {
+                    (Err(error), Err(taken)) => {
+                        Err(if error.kind() == Kind::Io { taken } else { error })
+                    }
+                    (exported, taken) => exported.and_then(|totals| taken.map(|()| totals)),
+                }
+            });
+            let closed = working.close();
+            exported.and_then(|totals| closed.map(|()| Sent::from(&totals)))
+        },
+    )?;
+    Ok((sent, bytes))
+}
+
+fn pair() -> Result<(UnixStream, UnixStream)> {
+    UnixStream::pair().map_err(|e| Error::from_io("a pipe can't be made", e))
+}
+
+/// Gives a sink what a stream holds; returns its size in bytes.
+fn unpack(stream: impl Read, sink: &mut dyn Sink) -> Result<u64> {
+    let block = BLOCK_BYTES as u64;
+    let mut reader = StreamReader::begin(stream)?;
+    sink.size(reader.about().blocks * block)?;
+    loop {
+        match reader.next()? {
+            Next::End(blocks) => {
+                sink.end(blocks * block)?;
+                return Ok(blocks * block);
+            }
+            Next::Frame(frame) => match frame.content {
+                Content::Data(data) => sink.data(frame.first * block, &data)?,
+                Content::Hole | Content::Zeroes => {}
+                Content::Repeat(_) => {
+                    let message = "the server of the store is of another version";
+                    return Err(Error::new(Kind::Unsupported, message));
+                }
+            },
+        }
+    }
+}
+
+/// Imports.
+pub(crate) fn import(options: ImportOptions) -> Result<(), Failure> {
+    let ImportOptions { store, name, file, answer } = options;
+    let store = block_store(&store)?;
+    let image = Image::open(&file)?;
+    let request = Request::Import { name: name.clone() };
+    let bytes: u64 = served_or_not(
+        &store,
+        |server| server.send(&request, &mut |_, _| {}, |outlet| image.pack(outlet)),
+        || {
+            let working = store.work(Settings::for_memory(MEMORY_MIN))?;
+            let (give, receive) = pair()?;
+            let imported = std::thread::scope(|scope| {
+                let (engine, name) = (working.store(), name.as_str());
+                let input = BufReader::with_capacity(1 << 20, receive);
+                let importing = scope.spawn(move || engine.import(name, input, &mut |_| Ok(())));
+                let packed = image.pack(give);
+                let imported =
+                    importing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                match (packed, imported) {
+                    // An engine that has refused the rest says why.
+                    (Err(error), Err(imported)) => {
+                        Err(if error.to_string().starts_with(PACKED) { imported } else { error })
+                    }
+                    (packed, imported) => imported.and_then(|bytes| packed.map(|()| bytes)),
+                }
+            });
+            let closed = working.close();
+            imported.and_then(|bytes| closed.map(|()| bytes))
+        },
+    )?;
+    let report = json!({ "name": name, "bytes": bytes });
+    let shown = name.escape_debug();
+    answer.tell(&report, format_args!("imported volume '{shown}' of {}", Size(bytes)))
+}
+
+/// How the error begins of a stream that nobody takes any more.
+const PACKED: &str = "the stream can't be written";
+
+/// An image that is read.
+enum Image {
+    Input,
+    /// With its length.
+    File(File, u64, PathBuf),
+}
+
+impl Image {
+    fn open(path: &Path) -> Result<Image> {
+        if path == Path::new("-") {
+            return Ok(Image::Input);
+        }
+        let wrong = |e| Error::from_io(path.display(), e);
+        let mut file = File::open(path).map_err(wrong)?;
+        // Devices tell their length by this alone.
+        let length = file.seek(SeekFrom::End(0)).map_err(wrong)?;
+        Ok(Image::File(file, length, path.to_owned()))
+    }
+
+    /// Writes all of it as a stream.
+    fn pack(&self, out: impl Write) -> Result<()> {
+        let block = BLOCK_BYTES as u64;
+        let mut buffer = Block::zeroed_vec(READ_BLOCKS);
+        match self {
+            Image::Input => {
+                let mut writer = StreamWriter::begin(out, &Begin::default(), false)?;
+                let (mut input, mut first) = (std::io::stdin().lock(), 0);
+                loop {
+                    let read = fill(bytes_mut(&mut buffer), |into, _| input.read(into))
+                        .map_err(|e| Error::from_io("standard input can't be read", e))?;
+                    let blocks = read.div_ceil(BLOCK_BYTES);
+                    put(&mut writer, first, &buffer[..blocks])?;
+                    first += blocks as u64;
+                    if read < READ_BLOCKS * BLOCK_BYTES {
+                        return writer.end(first).map(drop);
+                    }
+                }
+            }
+            Image::File(file, length, path) => {
+                let blocks = length.div_ceil(block);
+                let begin = Begin { blocks, ..Begin::default() };
+                let mut writer = StreamWriter::begin(out, &begin, false)?;
+                let mut at = 0;
+                while let Some((start, stop)) = next_data(file, at * block, *length)? {
+                    at = at.max(start / block);
+                    let stop = stop.div_ceil(block);
+                    while at < stop {
+                        let wanted = (stop - at).min(READ_BLOCKS as u64) as usize;
+                        let into = bytes_mut(&mut buffer[..wanted]);
+                        fill(into, |into, done| file.read_at(into, at * block + done as u64))
+                            .map_err(|e| Error::from_io(path.display(), e))?;
+                        put(&mut writer, at, &buffer[..wanted])?;
+                        at += wanted as u64;
+                    }
+                }
+                writer.end(blocks).map(drop)
+            }
+        }
+    }
+}
+
+/// Fills a buffer as far as there is something, and the rest of it with zeroes.
+fn fill(
+    into: &mut [u8],
+    mut read: impl FnMut(&mut [u8], usize) -> std::io::Result<usize>,
+) -> std::io::Result<usize> {
+    let mut done = 0;
+    while done < into.len() {
+        match read(&mut into[done..], done) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    into[done..].fill(0);
+    Ok(done)
+}
+
+/// Writes blocks, but for those of zeroes.
+fn put(writer: &mut StreamWriter<impl Write>, first: u64, blocks: &[Block]) -> Result<()> {
+    let is_zero = |block: &Block| block.0.iter().all(|&byte| byte == 0);
+    let mut at = 0;
+    for run in blocks.chunk_by(|one, other| is_zero(one) == is_zero(other)) {
+        if !is_zero(&run[0]) {
+            writer.data(first + at as u64, run)?;
+        }
+        at += run.len();
+    }
+    Ok(())
+}

@@ -1,0 +1,349 @@
+//! A snapshot is sent, and received in the same store as one of a replica: in parts, between which
+//! all else goes on, over a network that loses and exchanges frames, with crashes anywhere.
+
+use std::io::Cursor;
+
+use onefold_block::{Next, StreamReader};
+use onefold_core::{Error, Kind, VolumeId};
+
+use crate::{
+    block::{
+        model::{Key, Verb},
+        run::{Flow, STEP_LIMIT, Sim},
+        subject::{Ack, Step, Subject},
+    },
+    checker::{Checker, Failure},
+};
+
+/// Bytes before the first frame of a stream, and those around the payload of a frame.
+const MAGIC_BYTES: usize = 16;
+const FRAME_BYTES: usize = 64;
+
+/// A snapshot on its way.
+pub(crate) struct Transfer {
+    id: VolumeId,
+    of: Key,
+    base: Option<Key>,
+    into: Result<Key, String>,
+    name: String,
+    /// The rest of the stream, as long as nothing interrupts it.
+    reader: Option<StreamReader<Cursor<Vec<u8>>>>,
+}
+
+impl Transfer {
+    /// Sender and receiver lose each other.
+    pub(crate) fn cut_off(&mut self) {
+        self.reader = None;
+    }
+}
+
+impl<S: Subject> Sim<S> {
+    /// Begins to send a snapshot of a volume, or goes on with one.
+    pub(crate) fn replicate(&mut self, key: Key) -> Flow<()> {
+        if let Some(ticket) = self.model.pending_verb() {
+            self.drive(ticket)?;
+        }
+        self.drive_acts()?;
+        let Some(store) = &self.store else { return Ok(()) };
+        let receiving = store.receiving();
+        let Some(transfer) = &self.transfer else {
+            return match receiving[..] {
+                [] => self.begin_transfer(key),
+                _ => self.give_up_transfer(),
+            };
+        };
+        let Some(&(_, cursor)) = receiving.iter().find(|(id, _)| *id == transfer.id) else {
+            // The crash took its beginning, or it has ended.
+            self.transfer = None;
+            return self.begin_transfer(key);
+        };
+        let there = |key: &Key| self.model.volumes().contains_key(key);
+        let stays = there(&transfer.of) && transfer.base.as_ref().is_none_or(there);
+        if !stays || self.rng.once_in(25) {
+            return self.give_up_transfer();
+        }
+        self.go_on(cursor)
+    }
+
+    /// Gives up whatever is being received.
+    pub(crate) fn give_up_transfer(&mut self) -> Flow<()> {
+        self.transfer = None;
+        let mut tries = 0;
+        loop {
+            let Some(store) = &self.store else { return Ok(()) };
+            let Some(&(id, _)) = store.receiving().first() else { return Ok(()) };
+            let deleted = store.delete_volume(id);
+            self.say(|| format!("give up receiving {id}: {deleted:?}"));
+            match deleted {
+                Ok(Ack::Durable) => {}
+                Ok(Ack::Later(ticket)) => self.drive(ticket.0)?,
+                Err(error) if error.kind() == Kind::Busy && !self.disk.is_down() => {
+                    tries += 1;
+                    self.make_room(tries)?;
+                }
+                Err(error) => return Err(self.judge("end of a receive", &error)),
+            }
+        }
+    }
+
+    fn id_of(&self, key: Key) -> VolumeId {
+        self.model.volumes().get(&key).map(|volume| volume.id).unwrap_or_default()
+    }
+
+    fn begin_transfer(&mut self, key: Key) -> Flow<()> {
+        let snapshots = self.model.snapshots(key);
+        let Some(&of) = self.rng.pick(&snapshots) else { return Ok(()) };
+        let replicas: Vec<Key> = {
+            let all = self.model.volumes().iter().filter(|(_, volume)| volume.replica);
+            all.map(|(key, _)| *key).collect()
+        };
+        let name = format!("s{:06x}", self.rng.next() & 0xff_ffff);
+        let replica = self.rng.pick(&replicas).copied().filter(|_| self.rng.percent(75));
+        // The last snapshot that a replica got is the one that it holds.
+        let held = replica.and_then(|replica| self.model.snapshots(replica).into_iter().max());
+        let sent = held.and_then(|held| {
+            let name = &self.model.volumes().get(&held)?.name;
+            self.sent.get(name).copied().filter(|key| self.model.volumes().contains_key(key))
+        });
+        let limit = self.params.options.snapshots.map_or(u64::MAX, |sharing| sharing.snapshots);
+        let (base, there, into) = match (replica, held, sent) {
+            (Some(replica), Some(held), Some(sent))
+                if (self.model.snapshots(replica).len() as u64) < limit && sent != of =>
+            {
+                (Some(sent), Some(held), Ok(replica))
+            }
+            _ if replicas.len() < 3 => {
+                (None, None, Err(format!("r{:06x}", self.rng.next() & 0xff_ffff)))
+            }
+            _ => return Ok(()),
+        };
+        // Sometimes from another snapshot than the one that is there.
+        let other = self.rng.pick(&snapshots).copied();
+        let other = other.filter(|other| base.is_some_and(|base| base != *other));
+        let wrong = other.filter(|other| *other != of && self.rng.percent(30));
+        let volume = match &into {
+            Ok(replica) => self.model.volumes().get(replica).map(|one| one.name.clone()),
+            Err(name) => Some(name.clone()),
+        };
+        let Some(volume) = volume else { return Ok(()) };
+        let from = wrong.or(base).map(|base| self.id_of(base));
+        let there = there.map(|held| self.id_of(held));
+        let of_id = self.id_of(of);
+        let mut tries = 0;
+        loop {
+            let Some(store) = &self.store else { return Ok(()) };
+            let about = store
+                .stream(of_id, from, 0)
+                .and_then(|bytes| store.read_stream(bytes))
+                .map(|reader| reader.about().clone());
+            let asked = about.and_then(|about| store.receive(&about, there, &volume, &name));
+            self.say(|| {
+                format!("receive {of} of {key} from {base:?} as {volume}@{name}: {asked:?}")
+            });
+            match asked {
+                Ok(_) if wrong.is_some() => {
+                    let message = "changes were taken that do not fit the snapshot that is there";
+                    return Err(Failure::new(Checker::Volumes, message).into());
+                }
+                Ok((id, number)) => {
+                    self.transfer = Some(Transfer { id, of, base, into, name, reader: None });
+                    return self.drive_number(number);
+                }
+                Err(error) if wrong.is_some() && error.kind() == Kind::InvalidInput => {
+                    self.reach.hit("replication: another base is refused");
+                    return Ok(());
+                }
+                Err(error) if error.kind() == Kind::Busy && !self.disk.is_down() => {
+                    tries += 1;
+                    self.make_room(tries)?;
+                }
+                Err(error) if self.is_full(&error) => return Ok(()),
+                Err(error) => return Err(self.judge("begin of a receive", &error)),
+            }
+        }
+    }
+
+    fn is_full(&self, error: &Error) -> bool {
+        error.kind() == Kind::NoSpace && !self.disk.is_down() && !self.disk.has_failed()
+    }
+
+    /// Steps until an act is done.
+    fn drive_number(&mut self, number: u64) -> Flow<()> {
+        for _ in 0..STEP_LIMIT {
+            if self.store.as_ref().is_none_or(|store| store.acts_done() >= number) {
+                return Ok(());
+            }
+            for step in Step::DURABLE.into_iter().chain([Step::Checkpoint]) {
+                self.step(step)?;
+            }
+        }
+        let message = format!("the act {number} is not durable after {STEP_LIMIT} rounds of steps");
+        Err(Failure::new(Checker::Progress, message).into())
+    }
+
+    /// Some frames of a stream; the rest comes another time, or after a crash again.
+    fn go_on(&mut self, cursor: u64) -> Flow<()> {
+        let Some(mut transfer) = self.transfer.take() else { return Ok(()) };
+        let (of, base) = (self.id_of(transfer.of), transfer.base.map(|base| self.id_of(base)));
+        let mut reader = match transfer.reader.take() {
+            Some(reader) => reader,
+            None => {
+                let Some(store) = &self.store else { return Ok(()) };
+                if cursor > 0 {
+                    self.reach.hit("replication: goes on at a cursor");
+                }
+                let sent = store.stream(of, base, cursor);
+                let sent = match sent {
+                    Ok(sent) => self.network(sent),
+                    Err(error) => {
+                        self.transfer = Some(transfer);
+                        return Err(self.judge("a snapshot that is sent", &error));
+                    }
+                };
+                let Some(store) = &self.store else { return Ok(()) };
+                let Ok(reader) = store.read_stream(sent) else {
+                    self.transfer = Some(transfer);
+                    return Ok(());
+                };
+                reader
+            }
+        };
+        let id = transfer.id;
+        let frames = self.rng.within(1, 12);
+        let (mut at, mut ended) = (None, None);
+        for _ in 0..frames {
+            match reader.next() {
+                Ok(Next::End(blocks)) => {
+                    ended = Some(blocks);
+                    break;
+                }
+                Ok(Next::Frame(frame)) => {
+                    self.transfer = Some(Transfer { reader: None, ..transfer });
+                    if !self.write_frame(id, &frame)? {
+                        return Ok(());
+                    }
+                    let Some(back) = self.transfer.take() else { return Ok(()) };
+                    transfer = back;
+                    at = Some(frame.first + frame.blocks);
+                }
+                Err(error) => {
+                    self.say(|| format!("the stream ends: {error}"));
+                    self.reach.hit("replication: a damaged stream is refused");
+                    self.transfer = Some(transfer);
+                    return Ok(());
+                }
+            }
+        }
+        if let Some(blocks) = ended {
+            self.transfer = Some(transfer);
+            return self.end_transfer(blocks);
+        }
+        transfer.reader = Some(reader);
+        self.transfer = Some(transfer);
+        if let (Some(at), true) = (at, self.rng.percent(60)) {
+            let Some(store) = &self.store else { return Ok(()) };
+            let noted = store.note_cursor(id, at);
+            self.say(|| format!("cursor of {id} at {at}: {noted:?}"));
+            match noted {
+                Ok(()) if self.rng.percent(40) => {
+                    for _ in 0..3 {
+                        self.step(Step::Checkpoint)?;
+                    }
+                }
+                Ok(()) => {}
+                Err(error) if error.kind() == Kind::Busy || self.is_full(&error) => {}
+                Err(error) => return Err(self.judge("cursor", &error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a frame, and lets the store work sometimes; false when the store is full.
+    fn write_frame(&mut self, id: VolumeId, frame: &onefold_block::Frame) -> Flow<bool> {
+        let (mut tries, mut taken) = (0, 0);
+        loop {
+            let Some(store) = &self.store else { return Ok(false) };
+            let written = store.apply(id, frame, &mut taken);
+            self.say(|| {
+                format!("frame of {id} at {}, {} blocks: {written:?}", frame.first, frame.blocks)
+            });
+            match written {
+                Ok(()) => break,
+                Err(error) if error.kind() == Kind::Busy && !self.disk.is_down() => {
+                    tries += 1;
+                    self.make_room(tries)?;
+                }
+                Err(error) if self.is_full(&error) => {
+                    self.give_up_transfer()?;
+                    return Ok(false);
+                }
+                Err(error) => return Err(self.judge("frame", &error)),
+            }
+        }
+        while self.rng.percent(40) {
+            let at = self.rng.below(Step::DURABLE.len() as u64) as usize;
+            self.step(Step::DURABLE[at])?;
+        }
+        Ok(true)
+    }
+
+    /// The snapshot is told, and the replica holds it.
+    fn end_transfer(&mut self, blocks: u64) -> Flow<()> {
+        let Some(transfer) = &self.transfer else { return Ok(()) };
+        let (id, of) = (transfer.id, transfer.of);
+        let verb = Verb::Received { of, into: transfer.into.clone(), name: transfer.name.clone() };
+        self.sent.insert(transfer.name.clone(), of);
+        let mut tries = 0;
+        loop {
+            let Some(store) = &self.store else { return Ok(()) };
+            self.model.begin(verb.clone());
+            let asked = store.received(id, blocks);
+            self.say(|| format!("{verb:?}: {asked:?}"));
+            match asked {
+                Ok((volume, number)) => {
+                    self.reach.hit("replication: a snapshot was received");
+                    self.asked = Some((number, vec![id, volume]));
+                    self.note_durable()?;
+                    return if self.rng.percent(40) { self.drive_acts() } else { Ok(()) };
+                }
+                Err(error) if error.kind() == Kind::Busy && !self.disk.is_down() => {
+                    self.model.refused();
+                    tries += 1;
+                    self.make_room(tries)?;
+                }
+                Err(error) if self.is_full(&error) => {
+                    self.model.refused();
+                    return self.give_up_transfer();
+                }
+                Err(error) => return Err(self.judge("end of a receive", &error)),
+            }
+        }
+    }
+
+    /// Sometimes loses a frame, or exchanges two.
+    fn network(&mut self, stream: Vec<u8>) -> Vec<u8> {
+        if !self.rng.once_in(4) {
+            return stream;
+        }
+        let mut cuts = vec![MAGIC_BYTES];
+        while let Some(length) = cuts.last().and_then(|at| stream.get(at + 4..at + 8)) {
+            let payload = u32::from_le_bytes([length[0], length[1], length[2], length[3]]);
+            cuts.push(cuts[cuts.len() - 1] + payload as usize + FRAME_BYTES);
+        }
+        // Neither the first frame nor the last one.
+        let between = cuts.len().saturating_sub(4) as u64;
+        if between < 2 {
+            return stream;
+        }
+        let n = 1 + self.rng.below(between - 1) as usize;
+        let (first, second) = (&stream[cuts[n]..cuts[n + 1]], &stream[cuts[n + 1]..cuts[n + 2]]);
+        let lost = self.rng.percent(50);
+        let mut other = stream[..cuts[n]].to_vec();
+        other.extend_from_slice(second);
+        if !lost {
+            other.extend_from_slice(first);
+        }
+        other.extend_from_slice(&stream[cuts[n + 2]..]);
+        other
+    }
+}
