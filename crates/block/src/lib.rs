@@ -15,6 +15,7 @@ pub mod engine;
 mod fail_stop;
 mod flushes;
 pub mod format;
+mod growth;
 mod hash;
 mod idleness;
 mod index;
@@ -37,6 +38,7 @@ pub use counters::Counts;
 pub use coverage::Mark;
 pub use engine::{Asked, CheckpointStep, Engine, Filled, Idleness, SnapshotOf, VolumeState};
 pub use format::catalogue::{NO_DEDUP_MAX, NoDedup};
+pub use growth::Growth;
 #[cfg(feature = "planted-bugs")]
 pub use rules::Rule;
 pub use settings::{Format, Limits, MEMORY_MIN, Persistence, Settings};

@@ -178,12 +178,21 @@ pub enum Rule {
     /// A page whose lender can't be read has none any more, and all its entries count. Otherwise
     /// blocks become free that it names.
     UnreadLenderLendsNoMore,
+    /// When the zone list has moved, its pages are written at their new places. Otherwise recovery
+    /// misses zones that have carriers.
+    ListPagesFollowMove,
+    /// The superblock of a store that grew names the place to which the zone list moved. Otherwise
+    /// recovery reads an old list.
+    ListNamedWhereItIs,
+    /// The zones of a zone list that moved hold nothing else. Otherwise data is written over the
+    /// list.
+    ListZonesKept,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 56] = [
+    pub const BUGS: [(&'static str, Rule); 59] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -240,5 +249,8 @@ impl Rule {
         ("moment-commits-all", Rule::MomentCommitsNoMore),
         ("oldest-orphan-first", Rule::YoungestOrphanFirst),
         ("orphan-without-entry", Rule::OrphansHaveEntries),
+        ("list-at-old-place", Rule::ListPagesFollowMove),
+        ("old-list-named", Rule::ListNamedWhereItIs),
+        ("list-zone-handed-out", Rule::ListZonesKept),
     ];
 }

@@ -9,8 +9,8 @@ use onefold_console::{completions, manual};
 use crate::{
     operator,
     verbs::{
-        check, create, estimate, gc, get, inspect, ls, mv, node, put, repair, rm, scrub, serve,
-        snapshot, status, volume, worker,
+        check, create, estimate, gc, get, grow, inspect, ls, mv, node, put, repair, rm, scrub,
+        serve, snapshot, status, volume, worker,
     },
 };
 
@@ -66,6 +66,7 @@ pub(crate) enum Verb {
     Create(create::Options),
     Volume(volume::Options),
     Snapshot(snapshot::Options),
+    Grow(grow::Options),
     Serve(serve::Options),
     Status(status::Options),
     Check(check::Options),

@@ -28,7 +28,7 @@ use onefold_console::{completions, failure::Failure, logging, manual, output};
 
 use arguments::{Arguments, Verb};
 use verbs::{
-    check, create, estimate, gc, get, inspect, ls, mv, node, put, repair, rm, scrub, serve,
+    check, create, estimate, gc, get, grow, inspect, ls, mv, node, put, repair, rm, scrub, serve,
     snapshot, status, volume, worker,
 };
 
@@ -63,6 +63,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Create(options) => create::run(&options),
         Verb::Volume(options) => volume::run(options),
         Verb::Snapshot(options) => snapshot::run(options),
+        Verb::Grow(options) => grow::run(options),
         Verb::Serve(options) => serve::run(&options),
         Verb::Status(options) => status::run(&options),
         Verb::Check(options) => check::run(&options),

@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use onefold_block::{
-    Acts, CheckpointStep, Engine, Format, Limits, Mark, NoDedup, Persistence, Rule, Settings,
+    Acts, CheckpointStep, Engine, Format, Growth, Limits, Mark, NoDedup, Persistence, Rule,
+    Settings,
     check::Place,
     format::{
         Identity,
@@ -267,6 +268,8 @@ impl Subject for Thin {
 
     const COPIES_MAPS: bool = true;
 
+    const GROWS: bool = true;
+
     fn applies(bug: usize, scheme: usize) -> bool {
         let rule = Rule::BUGS[bug].1;
         OF_SCHEMES
@@ -316,6 +319,18 @@ impl Subject for Thin {
 
     fn acts_done(&self) -> u64 {
         Acts::of(&self.0).done()
+    }
+
+    fn grow(&self, blocks: u64) -> Result<u64> {
+        Growth::of(&self.0).ask(Some(blocks))
+    }
+
+    fn grown(&self) -> u64 {
+        Growth::of(&self.0).done()
+    }
+
+    fn size(&self, _: &StoreOptions) -> u64 {
+        Growth::of(&self.0).blocks()
     }
 
     fn left(&self) -> (u64, u64, bool) {
@@ -591,7 +606,8 @@ impl Subject for Thin {
                 && matches!(found(&view)[other], superblock::Found::Good(_));
         }
         let Some(Superblock { fixed, .. }) = superblock_of(&view) else { return false };
-        let pages = 16..16 + 2 * u64::from(fixed.geometry.list_pages);
+        let first = fixed.geometry.list_page(0)[0].0;
+        let pages = first..first + 2 * u64::from(fixed.geometry.list_pages);
         let copies = list_copies(&view, &fixed).into_iter().flatten().flatten();
         pages.contains(&at)
             && copies.into_iter().any(|(other, _)| other.0 == at ^ 1 && whole(other.0))

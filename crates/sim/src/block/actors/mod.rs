@@ -2,4 +2,7 @@
 
 mod catalogue;
 mod client;
+mod growth;
 mod schedule;
+
+pub(super) use growth::Growing;
