@@ -275,10 +275,8 @@ impl Store {
     pub fn grow(&self, bytes: Option<u64>) -> Result<u64> {
         match &self.engine {
             Engine::Block(store) => store.store().grow(bytes),
-            Engine::Archive(_) | Engine::Cluster(_) => Err(Error::new(
-                Kind::Unsupported,
-                "only a block store has a size to grow: this one takes room from its host as it needs it",
-            )),
+            Engine::Archive(_) | Engine::Cluster(_) => Err(self
+                .unsupported("takes room from its host as it needs it, and has no size to grow")),
         }
     }
 

@@ -176,13 +176,13 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
         DataBeforeLink, DiscardsLimited, DroppedRecordsVoid, DuplicatesHaveReferences,
         FailedFlushStopsWrites, FingerprintGoesWithBlock, FlushBeforeRecovery, HeirLends,
         InnerPagesCount, LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
-        LeftoverWaitsForFlush, LenderInherited, LentEntriesNotLowered, ListedInBothCopies,
-        MomentCommitsNoMore, MomentSealsOverlay, NewerRecordsVerified, OrphanWaitsForBorrowers,
-        OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart,
-        PinnedNotReclaimed, RangesCopied, RecountSeesPendingLinks, ReuseAfterRelease,
-        RollbackAfterChanges, SealedRecordsPin, SharedPagesNotEntered, StayingPageLends,
-        UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored, WindowsInOrder,
-        YoungestOrphanFirst, ZoneListedBeforeUse,
+        LeftoverWaitsForFlush, LenderInherited, LentEntriesNotLowered, ListNamedWhereItIs,
+        ListPagesFollowMove, ListedInBothCopies, MomentCommitsNoMore, MomentSealsOverlay,
+        NewerRecordsVerified, OrphanWaitsForBorrowers, OrphansHaveEntries, OverwriteLowersOnce,
+        PageChecksumsCompared, PagesCountApart, PinnedNotReclaimed, RangesCopied,
+        RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges, SealedRecordsPin,
+        SharedPagesNotEntered, StayingPageLends, UnlinkBeforeDecrement, VolumesLimited,
+        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -203,7 +203,13 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
             &["thin", "ordered"],
         ),
         (
-            &[ReuseAfterRelease, ZoneListedBeforeUse, ListedInBothCopies],
+            &[
+                ReuseAfterRelease,
+                ZoneListedBeforeUse,
+                ListedInBothCopies,
+                ListPagesFollowMove,
+                ListNamedWhereItIs,
+            ],
             &["thin", "ordered", "ordermerge"],
         ),
         (
