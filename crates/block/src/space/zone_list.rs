@@ -246,19 +246,14 @@ impl ZoneList {
     }
 
     /// Both copies of each page as they are to lie in the places of `geometry`, in which nothing of
-    /// this store is. The list holds still, and goes on doing so until it has [`moved`](Self::moved).
-    pub(crate) fn copies(
-        &mut self,
-        geometry: &Geometry,
-        identity: &Identity,
-        durable: WindowNumber,
-    ) -> Vec<DuePage> {
+    /// this store is. They tell of the windows that the page told of: which more are durable is the
+    /// scheme's to say. The list holds still, and goes on doing so until it has [`moved`](Self::moved).
+    pub(crate) fn copies(&mut self, geometry: &Geometry, identity: &Identity) -> Vec<DuePage> {
         let more = self.pages.len()..geometry.list_pages as usize;
         self.pages.extend(more.map(|_| ListPage::of(Page::empty())));
         let mut copies = Vec::new();
         for (p, page) in self.pages.iter_mut().enumerate() {
             (page.touched, page.filled) = (false, 0);
-            page.page.durable = durable;
             for _ in 0..2 {
                 page.page.sequence += 1;
                 let at = geometry.list_page(p as u32)[(page.page.sequence % 2) as usize];
