@@ -1,6 +1,8 @@
 //! [`Counted`]: a disk over a place for blocks, which checks ranges and counts requests. Durable
 //! writes, flushes and allocations are the same for every place that ends with the process.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use onefold_core::{Disk, Pba, Read, Result, Run};
 
 use crate::{Counters, range};
@@ -27,13 +29,13 @@ pub trait Place: Send + Sync {
 #[derive(Debug)]
 pub struct Counted<P> {
     pub(crate) place: P,
-    blocks: u64,
+    blocks: AtomicU64,
     counters: Counters,
 }
 
 impl<P: Place> Counted<P> {
     pub(crate) fn over(place: P, blocks: u64) -> Counted<P> {
-        Counted { place, blocks, counters: Counters::default() }
+        Counted { place, blocks: AtomicU64::new(blocks), counters: Counters::default() }
     }
 
     /// Counters of the requests so far.
@@ -43,13 +45,18 @@ impl<P: Place> Counted<P> {
     }
 
     fn check(&self, at: Pba, blocks: u64) -> Result<()> {
-        range::offset(P::NAME, self.blocks, at, blocks).map(|_| ())
+        range::offset(P::NAME, self.blocks(), at, blocks).map(|_| ())
     }
 }
 
 impl<P: Place> Disk for Counted<P> {
     fn blocks(&self) -> u64 {
-        self.blocks
+        self.blocks.load(Ordering::Acquire)
+    }
+
+    fn extend(&self, _: Pba, blocks: Option<u64>, _: bool) -> Result<u64> {
+        self.blocks.fetch_max(blocks.unwrap_or(0), Ordering::AcqRel);
+        Ok(self.blocks())
     }
 
     fn read(&self, reads: &mut [Read<'_>]) {

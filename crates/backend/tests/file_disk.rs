@@ -164,6 +164,32 @@ fn sizes_that_cannot_be_are_refused_and_leave_nothing_behind() {
 }
 
 #[test]
+fn a_file_gets_longer_while_it_is_open_or_stays_as_it_was() {
+    let file = Scratch::new("longer");
+    let disk = create(file.path(), 16, Preallocate::Reserve).unwrap();
+    assert!(write(&disk, 60, &blocks(1, 4)).is_err());
+    assert_eq!(disk.extend(Pba(16), Some(64), true).unwrap(), 64);
+    assert!(taken_bytes(file.path()) >= 64 * 4096);
+    write(&disk, 60, &blocks(1, 4)).unwrap();
+    disk.flush().unwrap();
+    // 1 PiB, beyond what any file system here has.
+    let full = disk.extend(Pba(64), Some(1 << 38), true).unwrap_err();
+    assert_eq!(full.kind(), Kind::NoSpace, "{full}");
+    assert_eq!((disk.blocks(), fs::metadata(file.path()).unwrap().len()), (64, 64 * 4096));
+    assert_eq!(disk.extend(Pba(64), Some(1000), false).unwrap(), 1000);
+    assert!(taken_bytes(file.path()) < 1000 * 4096, "nothing was reserved");
+    // Somebody else makes it longer, and cuts it off.
+    let other = File::options().write(true).open(file.path()).unwrap();
+    other.set_len(2000 * 4096 + 9).unwrap();
+    assert_eq!(disk.extend(Pba(1000), None, false).unwrap(), 2000);
+    assert_eq!(disk.extend(Pba(1000), Some(4), false).unwrap(), 2000, "it never gets shorter");
+    assert_same(&read(&disk, 60, 4).unwrap(), &blocks(1, 4));
+    disk.flush().unwrap();
+    other.set_len(1500 * 4096).unwrap();
+    assert!(disk.flush().is_err(), "what was added is looked after as well");
+}
+
+#[test]
 fn a_full_host_answers_allocation_with_no_space() {
     // A memory file system refuses what is larger than itself at once, and takes nothing.
     let directory = Path::new("/dev/shm");
@@ -322,6 +348,15 @@ fn a_block_device_is_used_whole_and_claimed() {
         let disk = FileDisk::open(path, Access::ReadOnly).unwrap();
         assert_same(&read(&disk, (64 << 8) - 2, 2).unwrap(), &blocks(1, 2));
         assert_same(&read(&disk, 0, 3).unwrap(), &blocks(5, 3));
+        drop(disk);
+        let disk = FileDisk::open(path, Access::ReadWrite).unwrap();
+        let small = disk.extend(Pba(64 << 8), Some(65 << 8), true).unwrap_err();
+        assert!(small.to_string().contains("make the device larger first"), "{small}");
+        File::options().write(true).open(backing.path()).unwrap().set_len(96 << 20).unwrap();
+        losetup(&["--set-capacity", &device]);
+        assert_eq!(disk.extend(Pba(64 << 8), None, true).unwrap(), 96 << 8);
+        write(&disk, (96 << 8) - 1, &blocks(9, 1)).unwrap();
+        disk.flush().unwrap();
     });
     losetup(&["--detach", &device]);
     outcome.unwrap();

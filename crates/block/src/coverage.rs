@@ -23,6 +23,7 @@ macro_rules! branches {
 
 branches! {
     SuperblockDamaged = "recovery: one of two superblocks is damaged",
+    GrownInOneSuperblock = "recovery: the store grew in one of two superblocks",
     ListCopyDamaged = "recovery: one copy of a list page is damaged",
     ListCopyBehind = "recovery: one copy of a list page lacks a zone",
     ZoneScanned = "recovery: zone scanned",
@@ -54,6 +55,9 @@ branches! {
     CatalogueFull = "limit: a new volume waits for room in the catalogue",
     CarriersFull = "limit: a change waits, since as many carriers wait for a checkpoint as may",
     ClosedWindowsFull = "limit: a change waits, since as many windows are on their way as may",
+    StoreGrew = "growth: the store is larger",
+    ListMoved = "growth: the zone list moved",
+    ListMovedAgain = "growth: a zone list that had moved moved again",
     MomentAsked = "moment: asked for",
     MomentWaits = "limit: a moment waits for others, or for room",
     ActsPerformed = "checkpoint: acts performed",

@@ -15,6 +15,7 @@ pub mod engine;
 mod fail_stop;
 mod flushes;
 pub mod format;
+mod growth;
 mod hash;
 mod idleness;
 mod index;
@@ -43,6 +44,7 @@ pub use format::{
     catalogue::{NO_DEDUP_MAX, NoDedup},
     stream::{Begin, Content, Frame, Next, StreamReader, StreamWriter, Totals},
 };
+pub use growth::Growth;
 #[cfg(feature = "planted-bugs")]
 pub use rules::Rule;
 pub use settings::{Format, Limits, MEMORY_MIN, Persistence, Settings};

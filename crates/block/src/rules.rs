@@ -193,12 +193,21 @@ pub enum Rule {
     /// A page that two snapshots share is compared entry by entry while a range waits for either of
     /// them. Otherwise a trim is not sent.
     RangesCompared,
+    /// When the zone list has moved, its pages are written at their new places. Otherwise recovery
+    /// misses zones that have carriers.
+    ListPagesFollowMove,
+    /// The superblock of a store that grew names the place to which the zone list moved. Otherwise
+    /// recovery reads an old list.
+    ListNamedWhereItIs,
+    /// The zones of a zone list that moved hold nothing else. Otherwise data is written over the
+    /// list.
+    ListZonesKept,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 61] = [
+    pub const BUGS: [(&'static str, Rule); 64] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -260,5 +269,8 @@ impl Rule {
         ("base-not-compared", Rule::BaseCompared),
         ("frames-out-of-order", Rule::FramesInOrder),
         ("ranges-not-compared", Rule::RangesCompared),
+        ("list-at-old-place", Rule::ListPagesFollowMove),
+        ("old-list-named", Rule::ListNamedWhereItIs),
+        ("list-zone-handed-out", Rule::ListZonesKept),
     ];
 }

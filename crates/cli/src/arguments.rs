@@ -9,8 +9,8 @@ use onefold_console::{completions, manual};
 use crate::{
     operator,
     verbs::{
-        check, create, estimate, gc, get, image, inspect, ls, mv, node, put, repair, replicate, rm,
-        scrub, serve, snapshot, status, volume, worker,
+        check, create, estimate, gc, get, grow, image, inspect, ls, mv, node, put, repair,
+        replicate, rm, scrub, serve, snapshot, status, volume, worker,
     },
 };
 
@@ -66,6 +66,7 @@ pub(crate) enum Verb {
     Create(create::Options),
     Volume(volume::Options),
     Snapshot(snapshot::Options),
+    Grow(grow::Options),
     Export(image::ExportOptions),
     Import(image::ImportOptions),
     Send(replicate::SendOptions),

@@ -28,8 +28,8 @@ use onefold_console::{completions, failure::Failure, logging, manual, output};
 
 use arguments::{Arguments, Verb};
 use verbs::{
-    check, create, estimate, gc, get, image, inspect, ls, mv, node, put, repair, replicate, rm,
-    scrub, serve, snapshot, status, volume, worker,
+    check, create, estimate, gc, get, grow, image, inspect, ls, mv, node, put, repair, replicate,
+    rm, scrub, serve, snapshot, status, volume, worker,
 };
 
 fn main() -> ExitCode {
@@ -63,6 +63,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Create(options) => create::run(&options),
         Verb::Volume(options) => volume::run(options),
         Verb::Snapshot(options) => snapshot::run(options),
+        Verb::Grow(options) => grow::run(options),
         Verb::Export(options) => image::export(&options),
         Verb::Import(options) => image::import(options),
         Verb::Send(options) => replicate::send(&options),

@@ -1,6 +1,6 @@
 //! The disk, as engines see it: blocks, batches, one flush, and nothing durable without it.
 
-use crate::{Block, Pba, Result};
+use crate::{Block, Error, Kind, Pba, Result};
 
 /// The kind of content of a written block, so that write volume can be counted and device models
 /// can price it.
@@ -59,7 +59,8 @@ impl<'a> Read<'a> {
 /// are lost, and a later flush does not bring them back. All methods may be called from many
 /// threads at once.
 pub trait Disk: Send + Sync {
-    /// Capacity in blocks. Constant while open.
+    /// Capacity in blocks. While the disk is open it rises by [`extend`](Disk::extend) alone, and
+    /// never falls.
     fn blocks(&self) -> u64;
 
     /// Reads a batch; returns when all of it is done, each read with its own `result`.
@@ -90,4 +91,23 @@ pub trait Disk: Send + Sync {
     /// # Errors
     /// [`Kind::NoSpace`](crate::Kind::NoSpace) when the host has none.
     fn allocate(&self, at: Pba, blocks: u64) -> Result<()>;
+
+    /// Lets the capacity rise to `blocks`; without, to what the host gives by now: a device is asked
+    /// for its size again, a file for its length. Gives the capacity, which is durable. With
+    /// `reserve`, writes to the blocks from `from` on do not fail for lack of the host's space
+    /// afterwards.
+    ///
+    /// # Errors
+    /// [`Kind::NoSpace`](crate::Kind::NoSpace) when the host has none, and nothing has changed;
+    /// [`Kind::InvalidInput`](crate::Kind::InvalidInput) beyond the end of a device;
+    /// [`Kind::Unsupported`](crate::Kind::Unsupported) for a disk that has one size for ever.
+    fn extend(&self, from: Pba, blocks: Option<u64>, reserve: bool) -> Result<u64> {
+        let _ = (from, reserve);
+        match blocks {
+            Some(blocks) if blocks > self.blocks() => {
+                Err(Error::new(Kind::Unsupported, "the disk can't be made larger while it is open"))
+            }
+            _ => Ok(self.blocks()),
+        }
+    }
 }

@@ -253,6 +253,33 @@ impl Store {
         }
     }
 
+    /// Makes a block store `bytes` bytes large, rounded down to whole zones of 4 MiB; without, as
+    /// large as its device is by now, or its file, if that was made longer. Who uses its volumes goes
+    /// on meanwhile. Durable on return. Returns the size of the store.
+    ///
+    /// # Errors
+    /// `InvalidInput`: smaller than the store, larger than its device or than 4 PiB, or so little
+    /// more that nothing is gained. `NoSpace`: the host is full, and nothing has changed.
+    /// `Unsupported`: an archive or a store of the cluster engine, which have no size. `Stopped`,
+    /// `Io`: its disk failed.
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let path = folder.path().join("disk");
+    /// # onefold::create_block(&path, &onefold::BlockFormat::of_bytes(64 << 20))?;
+    /// # let store = onefold::Store::open(&path)?;
+    /// assert_eq!(store.grow(Some(128 << 20))?, 128 << 20);
+    /// # store.close()?;
+    /// # Ok::<(), onefold::Error>(())
+    /// ```
+    pub fn grow(&self, bytes: Option<u64>) -> Result<u64> {
+        match &self.engine {
+            Engine::Block(store) => store.store().grow(bytes),
+            Engine::Archive(_) | Engine::Cluster(_) => Err(self
+                .unsupported("takes room from its host as it needs it, and has no size to grow")),
+        }
+    }
+
     /// Gives a volume another name; clients that have it open go on. Durable on return.
     ///
     /// # Errors

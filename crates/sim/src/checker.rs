@@ -37,6 +37,8 @@ pub enum Checker {
     Extents,
     /// The volumes are those that were made.
     Volumes,
+    /// A store has the size that it was told to have, or after a crash that from before.
+    StoreSize,
     /// The whole-store verifier finds nothing.
     StoreCheck,
     /// A second reading of the format, which shares no code with the engine, agrees with the model

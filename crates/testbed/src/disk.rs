@@ -350,4 +350,21 @@ impl Disk for VirtualDisk {
         }
         Ok(())
     }
+
+    fn extend(&self, from: Pba, blocks: Option<u64>, reserve: bool) -> Result<u64> {
+        let mut state = self.state.lock();
+        let Some(blocks) = blocks else { return Ok(state.blocks) };
+        let fault = state.begin(Call::Allocate, &self.clock)?;
+        if state.down {
+            return Err(power_failed());
+        }
+        if reserve && (fault == Some(Fault::NoSpaceAllocate) || state.host_full) {
+            return Err(host_full());
+        }
+        if reserve {
+            state.allocated.push((from.0, blocks));
+        }
+        state.blocks = state.blocks.max(blocks);
+        Ok(state.blocks)
+    }
 }

@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io::IoSlice,
     os::fd::{AsFd, BorrowedFd},
+    sync::atomic::{AtomicU64, Ordering},
     thread,
 };
 
@@ -19,6 +20,7 @@ use rustix::{
 use super::{
     handle::{Access, explain_errno, size},
     locks::Backing,
+    longer,
     ring::{self, Buffer, Transfer},
     standing::Standing,
     transfer::{self, Failure, GATHER_MAX},
@@ -39,7 +41,7 @@ pub struct FileDisk {
     pub(super) file: File,
     /// «store /path», for messages.
     pub(super) name: String,
-    pub(super) blocks: u64,
+    pub(super) blocks: AtomicU64,
     pub(super) standing: Standing,
     /// The files below a loop device.
     pub(super) backing: Vec<Backing>,
@@ -87,7 +89,7 @@ impl FileDisk {
     }
 
     fn offset(&self, at: Pba, blocks: usize) -> Result<u64> {
-        range::offset(&self.name, self.blocks, at, blocks as u64)
+        range::offset(&self.name, self.blocks(), at, blocks as u64)
     }
 
     fn writable(&self) -> Result<()> {
@@ -104,7 +106,7 @@ impl FileDisk {
         let context = format!("{}: {doing} {blocks} blocks at block {at}", self.name);
         match failure {
             Failure::Ended | Failure::Stalled => match size(self.fd()) {
-                Ok(bytes) if bytes / BLOCK_BYTES as u64 >= self.blocks => {
+                Ok(bytes) if bytes / BLOCK_BYTES as u64 >= self.blocks() => {
                     Error::new(Kind::Io, format!("{context} moves only a part of them"))
                 }
                 size => range::smaller(
@@ -204,7 +206,7 @@ impl FileDisk {
 
 impl Disk for FileDisk {
     fn blocks(&self) -> u64 {
-        self.blocks
+        self.blocks.load(Ordering::Acquire)
     }
 
     fn read(&self, reads: &mut [Read<'_>]) {
@@ -276,7 +278,7 @@ impl Disk for FileDisk {
     /// it full.
     fn allocate(&self, at: Pba, blocks: u64) -> Result<()> {
         self.writable()?;
-        let offset = range::offset(&self.name, self.blocks, at, blocks)?;
+        let offset = range::offset(&self.name, self.blocks(), at, blocks)?;
         if self.device || blocks == 0 {
             return Ok(());
         }
@@ -297,6 +299,30 @@ impl Disk for FileDisk {
                 }
             }
         }
+    }
+
+    /// As the trait says. A file gets its new length only with its space; on a file system that
+    /// cannot reserve space it gets the length alone.
+    fn extend(&self, from: Pba, blocks: Option<u64>, reserve: bool) -> Result<u64> {
+        self.writable()?;
+        let there = size(self.fd())
+            .map_err(|e| Error::from_io(format!("{}: looking at its size", self.name), e))?;
+        let wanted = blocks.unwrap_or(there / BLOCK_BYTES as u64).max(self.blocks());
+        let bytes = range::offset(&self.name, wanted, Pba(wanted), 0)?;
+        if self.device && bytes > there {
+            let name = &self.name;
+            let message = format!(
+                "{name}: the device has {there} bytes, and {bytes} were asked for: make the device larger first"
+            );
+            return Err(Error::new(Kind::InvalidInput, message));
+        }
+        if !self.device {
+            let from = from.0 * BLOCK_BYTES as u64;
+            longer::lengthen(&self.file, &self.name, longer::Room { from, bytes, there, reserve })?;
+        }
+        self.standing.rise(bytes);
+        self.blocks.fetch_max(wanted, Ordering::AcqRel);
+        Ok(self.blocks())
     }
 }
 

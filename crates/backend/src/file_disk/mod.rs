@@ -13,7 +13,7 @@
 //!
 //! *Invariants:* the descriptor that does the I/O holds the lock, so that nobody else's lock can be
 //! released by closing another descriptor. No request reaches past the size found when the disk was
-//! opened. A flush or a durable write succeeds only while the file is whole and has its name
+//! opened, or extended (`longer`). A flush or a durable write succeeds only while the file is whole and has its name
 //! (`standing`). A failed flush is never retried: the kernel reports a lost write once and then
 //! calls the pages clean, so a second `fdatasync` would succeed over lost data. Remembering the
 //! first failure is left to the engine, which stops at it.
@@ -23,6 +23,7 @@
 mod disk;
 mod handle;
 mod locks;
+mod longer;
 mod medium;
 mod open;
 mod ring;

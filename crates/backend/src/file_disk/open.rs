@@ -15,7 +15,7 @@ use std::{
     path::Path,
 };
 
-use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Pba, Result, block};
+use onefold_core::{BLOCK_BYTES, Block, Disk, Error, Kind, Pba, Result, block};
 use rustix::{
     fs::{FallocateFlags, FileType, Mode, OFlags},
     io::Errno,
@@ -262,7 +262,7 @@ impl Options {
         Ok(FileDisk {
             file,
             name,
-            blocks,
+            blocks: blocks.into(),
             standing,
             backing,
             device,
@@ -440,7 +440,7 @@ fn take_space(file: &File, path: &Path, blocks: u64, preallocate: Preallocate) -
 /// Writes zeroes over all of `disk`.
 fn fill(disk: &FileDisk, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
     let zeroes = Block::zeroed_vec(FILL_BLOCKS);
-    let total = disk.blocks * BLOCK_BYTES as u64;
+    let total = disk.blocks() * BLOCK_BYTES as u64;
     let mut done = 0;
     progress(done, total);
     while done < total {

@@ -10,6 +10,7 @@
 use std::{
     os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use onefold_core::{Error, Kind, Result};
@@ -21,7 +22,7 @@ use super::handle::{explain_errno, size};
 #[derive(Debug)]
 pub(super) struct Standing {
     /// Bytes that it must go on having.
-    bytes: u64,
+    bytes: AtomicU64,
     kind: Kept,
 }
 
@@ -43,7 +44,12 @@ impl Standing {
             .ok()
             .filter(|found| rustix::fs::stat(&path).is_ok_and(|stat| inode(&stat) == *found));
         let kind = if device { Kept::Device } else { Kept::File(there.map(|inode| (path, inode))) };
-        Standing { bytes, kind }
+        Standing { bytes: AtomicU64::new(bytes), kind }
+    }
+
+    /// From now on it has so many bytes at least.
+    pub(super) fn rise(&self, bytes: u64) {
+        self.bytes.fetch_max(bytes, Ordering::AcqRel);
     }
 
     /// Looks again.
@@ -52,17 +58,17 @@ impl Standing {
     /// `Io`, with what became of the file.
     pub(super) fn look(&self, fd: BorrowedFd<'_>, name: &str) -> Result<()> {
         let gone = |what: String| Err(Error::new(Kind::Io, format!("{name} {what}")));
-        let cut =
-            |bytes: u64| gone(format!("was cut off: it has {bytes} bytes, and had {}", self.bytes));
+        let had = self.bytes.load(Ordering::Acquire);
+        let cut = |bytes: u64| gone(format!("was cut off: it has {bytes} bytes, and had {had}"));
         let Kept::File(kept) = &self.kind else {
             // `stat` shows no size of a device.
             let bytes =
                 size(fd).map_err(|e| Error::from_io(format!("{name}: looking at its size"), e))?;
-            return if bytes < self.bytes { cut(bytes) } else { Ok(()) };
+            return if bytes < had { cut(bytes) } else { Ok(()) };
         };
         let stat = rustix::fs::fstat(fd)
             .map_err(|errno| explain_errno(&format!("{name}: looking at its size"), errno))?;
-        if (stat.st_size as u64) < self.bytes {
+        if (stat.st_size as u64) < had {
             return cut(stat.st_size as u64);
         }
         if stat.st_nlink == 0 {

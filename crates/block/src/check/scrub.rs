@@ -149,7 +149,7 @@ fn expected(
         for slot in 0..Table::References.per_leaf() {
             let (pba, entry) =
                 (Pba(leaf * Table::References.per_leaf() + slot), ReferenceEntry::get(page, slot));
-            if entry.references > 0 && kernel.fixed.geometry.holds(pba) {
+            if entry.references > 0 && kernel.geometry().holds(pba) {
                 carried.insert(pba, entry.carried);
             }
         }

@@ -367,7 +367,7 @@ impl<'a> Checker<'a> {
                 if count == 0 {
                     continue;
                 }
-                if zone < checker.geometry.first_zone() || zone.0 >= checker.state.high_water {
+                if !checker.geometry.has_zone(zone) || zone.0 >= checker.state.high_water {
                     checker.report.problem(
                         Place::Page(id, pointer.address),
                         format!("it has blocks in use in zone {zone}, which has none"),

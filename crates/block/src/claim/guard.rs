@@ -222,6 +222,11 @@ impl Disk for Guard {
         self.check()?;
         self.disk.allocate(at, blocks)
     }
+
+    fn extend(&self, from: Pba, blocks: Option<u64>, reserve: bool) -> Result<u64> {
+        self.check()?;
+        self.disk.extend(from, blocks, reserve)
+    }
 }
 
 /// Zeroes blocks 0 to 15 of a medium that is to hold a store: no superblock and no claim of another

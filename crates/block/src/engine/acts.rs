@@ -383,7 +383,7 @@ fn admit(
     let needed = to_place(kernel, state, 0)
         + pages_ahead(kernel, scheme, state, 1)
         + scheme.reserve(kernel, state, &Overlay::default(), acts.max(1))
-        + reserve(&kernel.fixed.geometry) / 2;
+        + reserve(&kernel.geometry()) / 2;
     let zones = kernel.zones(state.releases.zone_table());
     if state.allocator.free() < needed {
         state.allocator.grow_to(needed, &zones);

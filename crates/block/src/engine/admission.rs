@@ -124,9 +124,9 @@ pub(crate) fn admit(
     }
     let to_place = to_place(kernel, state, blocks);
     let margin = match purpose {
-        Purpose::Data => reserve(&kernel.fixed.geometry),
-        Purpose::Shared { withheld } => reserve(&kernel.fixed.geometry) + withheld,
-        Purpose::Known => reserve(&kernel.fixed.geometry) / 2,
+        Purpose::Data => reserve(&kernel.geometry()),
+        Purpose::Shared { withheld } => reserve(&kernel.geometry()) + withheld,
+        Purpose::Known => reserve(&kernel.geometry()) / 2,
         Purpose::FreesSpace => 0,
     };
     let needed = to_place + pages_ahead(kernel, scheme, state, blocks + 1) + margin;

@@ -29,6 +29,7 @@ pub(crate) mod close;
 pub(crate) mod compact;
 pub(crate) mod create;
 pub(crate) mod gather;
+pub(crate) mod growth;
 pub(crate) mod idle;
 pub(crate) mod opening;
 pub(crate) mod prepare;

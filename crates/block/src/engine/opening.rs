@@ -20,7 +20,7 @@ use crate::{
         zone_list::Entry,
     },
     index::Index,
-    kernel::{Checkpointer, Kernel, Leftovers, Reason, State, Volumes, replace_damaged_superblock},
+    kernel::{Checkpointer, Kernel, Leftovers, Reason, State, Volumes, replace_superblock},
     overlay::{Overlays, Tables},
     rules::Rule,
     scheme::{
@@ -42,8 +42,17 @@ pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Superblock> {
     choose_superblock(disk).map(|(superblock, _)| superblock)
 }
 
-/// As [`read_superblock`]; and whether the other one is damaged.
-fn choose_superblock(disk: &dyn Disk) -> Result<(Superblock, bool)> {
+/// How it stands with the superblock that was not chosen.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Other {
+    Whole,
+    Damaged,
+    /// It is from before the store grew.
+    Smaller,
+}
+
+/// As [`read_superblock`]; and how it stands with the other one.
+fn choose_superblock(disk: &dyn Disk) -> Result<(Superblock, Other)> {
     let mut found = Vec::new();
     let mut failed = None;
     for (place, at) in (0..).zip(SUPERBLOCKS) {
@@ -66,8 +75,15 @@ fn choose_superblock(disk: &dyn Disk) -> Result<(Superblock, bool)> {
     let second = found.pop().unwrap_or(superblock::Found::Foreign);
     let first = found.pop().unwrap_or(superblock::Found::Foreign);
     let unread = failed.clone();
-    let damaged =
-        !matches!((&first, &second), (superblock::Found::Good(_), superblock::Found::Good(_)));
+    let other = match (&first, &second) {
+        (superblock::Found::Good(first), superblock::Found::Good(second))
+            if first.fixed.grew_into(&second.fixed) || second.fixed.grew_into(&first.fixed) =>
+        {
+            Other::Smaller
+        }
+        (superblock::Found::Good(_), superblock::Found::Good(_)) => Other::Whole,
+        _ => Other::Damaged,
+    };
     let chosen = superblock::choose(first, second).map_err(|e| match failed {
         Some(cause) if e.kind() == Kind::Corrupt => e.caused_by(cause),
         _ => e,
@@ -75,7 +91,7 @@ fn choose_superblock(disk: &dyn Disk) -> Result<(Superblock, bool)> {
     if let Some(cause) = unread {
         accept_unread_superblock(chosen.fixed.scheme, cause)?;
     }
-    Ok((chosen, damaged))
+    Ok((chosen, other))
 }
 
 /// Opens the store on a disk, recovering what a crash left. Everything that was acknowledged as
@@ -88,7 +104,7 @@ pub(crate) fn open(
     if settings.keeps(Rule::FlushBeforeRecovery) {
         disk.flush()?;
     }
-    let (superblock, damaged) = choose_superblock(&*disk)?;
+    let (superblock, other) = choose_superblock(&*disk)?;
     superblock.fixed.geometry.checked(disk.blocks()).map_err(|_| {
         let (has, needs) = (disk.blocks(), superblock.fixed.geometry.blocks());
         Error::new(
@@ -98,9 +114,10 @@ pub(crate) fn open(
     })?;
     let scheme = scheme(superblock.fixed.scheme);
     let kernel = unrecovered(disk, clock, settings, superblock)?;
-    kernel.coverage.add(Mark::SuperblockDamaged, usize::from(damaged));
-    if damaged {
-        replace_damaged_superblock(&kernel)?;
+    kernel.coverage.add(Mark::SuperblockDamaged, usize::from(other == Other::Damaged));
+    kernel.coverage.add(Mark::GrownInOneSuperblock, usize::from(other == Other::Smaller));
+    if other != Other::Whole {
+        replace_superblock(&kernel)?;
     }
     let found = find(&kernel)?;
     // As long as it is held, the checkpoint releases nothing: that is a step for later.
@@ -116,7 +133,7 @@ fn find(kernel: &Kernel) -> Result<FoundAtOpening> {
     let tables = kernel.tables();
     let pages = recover_zone_list(kernel)?;
     let oldest = tables.state.oldest_generation;
-    let entries: Vec<Entry> = newest_entries(kernel.fixed.geometry, &pages)?
+    let entries: Vec<Entry> = newest_entries(kernel.geometry(), &pages)?
         .into_iter()
         .filter(|entry| entry.generation >= oldest)
         .collect();
@@ -158,11 +175,14 @@ fn unrecovered(
         moments: (0, 0),
         leftovers,
         orphans: 0,
+        growth: None,
+        growths: (0, 0),
     };
     Ok(Kernel {
         index: Mutex::new(Index::new(settings.index_memory, index_entries)),
         disk,
         clock,
+        sizes: Mutex::new(fixed.geometry),
         fixed,
         identity,
         settings,
@@ -217,5 +237,5 @@ pub(crate) fn load_tables(pages: &Pages, state: superblock::State) -> Result<Tab
             Discard::get(&page, n % per_leaf).ok_or_else(|| damaged("table of discards"))?;
         discards.insert(volume, start, Span { end, keep, window });
     }
-    Ok(Tables { state, volumes, discards, places })
+    Ok(Tables { state, volumes, discards, places, before: None })
 }

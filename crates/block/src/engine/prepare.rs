@@ -177,7 +177,7 @@ fn ready<'k>(
     scheme: &dyn Scheme,
     needed: u64,
 ) -> Result<parking_lot::MutexGuard<'k, State>> {
-    let ahead = ZONES_AHEAD * kernel.fixed.geometry.zone_blocks + needed;
+    let ahead = ZONES_AHEAD * kernel.geometry().zone_blocks + needed;
     let unflushed = kernel.settings.unflushed_blocks as u64;
     loop {
         let mut state = kernel.state.lock();

@@ -94,7 +94,7 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
     let memory_bytes = kernel.memory();
     let index_complete = kernel.index_complete();
     let (reserve, delayed_leaves) =
-        (reserve(&kernel.fixed.geometry), kernel.pages.held().changes() as u64);
+        (reserve(&kernel.geometry()), kernel.pages.held().changes() as u64);
     let state = kernel.state.lock();
     let tables = &state.overlays.tables().state;
     let status_of = |volume: &VolumeState| VolumeStatus {
@@ -115,7 +115,7 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
     volumes.sort_by(|a, b| a.name.cmp(&b.name));
     Status {
         id: kernel.identity.id,
-        usable_blocks: kernel.fixed.geometry.usable_blocks(),
+        usable_blocks: kernel.geometry().usable_blocks(),
         free_blocks: (state.allocator.free() + state.allocator.growable()).saturating_sub(reserve),
         mapped_blocks: tables.mapped_blocks,
         live_blocks: tables.live_blocks,

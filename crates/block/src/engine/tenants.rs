@@ -59,5 +59,5 @@ pub(crate) fn admit_data(
 }
 
 fn withheld_share(kernel: &Kernel) -> u64 {
-    kernel.fixed.geometry.usable_blocks() / WITHHELD_SHARE
+    kernel.geometry().usable_blocks() / WITHHELD_SHARE
 }

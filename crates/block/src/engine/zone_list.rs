@@ -46,7 +46,7 @@ pub(crate) fn recover_zone_list(kernel: &Kernel) -> Result<Vec<Page>> {
                 Mark::ListCopyDamaged
             });
             page.sequence = page.sequence.wrapping_add(1);
-            let at = kernel.fixed.geometry.list_page(number)[(page.sequence % 2) as usize];
+            let at = kernel.geometry().list_page(number)[(page.sequence % 2) as usize];
             let block = page.encode(&kernel.identity, number, at.0);
             kernel
                 .disk
@@ -63,7 +63,7 @@ pub(crate) fn recover_zone_list(kernel: &Kernel) -> Result<Vec<Page>> {
 
 /// Both copies of every page, as far as they are whole; and why one of them can't be read.
 fn read_zone_list(kernel: &Kernel) -> (Vec<[Option<Page>; 2]>, Option<Error>) {
-    let geometry = kernel.fixed.geometry;
+    let geometry = kernel.geometry();
     let first = geometry.list_page(0)[0];
     let mut buffer = Block::zeroed_vec(geometry.list_pages as usize * 2);
     let mut reads: Vec<Read<'_>> =
@@ -96,7 +96,7 @@ fn lists(older: &Page, newer: &Page) -> bool {
 pub(super) fn newest_entries(geometry: Geometry, pages: &[Page]) -> Result<Vec<Entry>> {
     let mut newest: BTreeMap<ZoneId, Entry> = BTreeMap::new();
     for entry in pages.iter().flat_map(|page| page.entries.iter().flatten()) {
-        if !(geometry.first_zone().0..geometry.zones).contains(&entry.zone.0) {
+        if !geometry.has_zone(entry.zone) {
             return Err(Error::new(
                 Kind::Corrupt,
                 format!("the zone list names zone {}, which there is not", entry.zone),

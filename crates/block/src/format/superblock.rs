@@ -8,7 +8,9 @@ use zerocopy::{
 };
 
 use super::{
-    VERSION, VERSION_FEATURES, VERSION_KEYED, geometry::Geometry, page::Pointer,
+    VERSION, VERSION_FEATURES, VERSION_KEYED,
+    geometry::{Geometry, list_pages_for},
+    page::Pointer,
     record::WindowNumber,
 };
 pub use super::{
@@ -21,7 +23,8 @@ const MAGIC: [u8; 8] = *b"ONEFOLD\0";
 /// Recoveries that one superblock remembers; when it is full, recovery ends with a checkpoint.
 pub const CUTS_MAX: usize = 32;
 
-/// The choices of a store's creation, which never change.
+/// The choices of a store's creation, which never change, and its sizes, which change when it
+/// grows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fixed {
     /// Id of the store; not secret.
@@ -65,8 +68,11 @@ impl Fixed {
 /// Maps share pages: table 8 has their accounts, and table 10 is the catalogue.
 pub const SHARING: u64 = 1;
 
+/// The zone list is not where it was when the store was made.
+pub const MOVED_LIST: u64 = 4;
+
 /// The features that this program knows.
-const FEATURES: u64 = SHARING;
+const FEATURES: u64 = SHARING | MOVED_LIST;
 
 /// After this window, records of `epoch` are void: a recovery decided so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -287,7 +293,7 @@ impl Superblock {
             secret: fixed.secret,
             zones: U64::new(fixed.geometry.zones),
             zone_blocks: U32::new(fixed.geometry.zone_blocks as u32),
-            list_pages: U32::new(fixed.geometry.list_pages),
+            list_pages: U32::new(fixed.geometry.first_list_pages),
             algorithm: fixed.algorithm.code(),
             verify_bytes: u8::from(fixed.verify_bytes),
             grow: u8::from(fixed.grow),
@@ -323,7 +329,7 @@ impl Superblock {
             oldest_generation: U64::new(state.oldest_generation),
             inexact: U64::new(u64::from(state.inexact)),
             features: U64::new(state.features),
-            zone_list: U64::new(0),
+            zone_list: U64::new(fixed.geometry.moved_list),
             shares: state.shares.into(),
         };
         let mut block = Block::zeroed();
@@ -365,6 +371,17 @@ impl Superblock {
     }
 }
 
+impl Fixed {
+    /// True when all that never changes agrees with another superblock of the store, and the store
+    /// may have grown from this one to the other.
+    #[must_use]
+    pub(crate) fn grew_into(&self, other: &Fixed) -> bool {
+        let Geometry { zones, list_pages, moved_list, .. } = other.geometry;
+        let geometry = Geometry { zones, list_pages, moved_list, ..self.geometry };
+        zones > self.geometry.zones && Fixed { geometry, ..self.clone() } == *other
+    }
+}
+
 impl Superblock {
     /// True for the same version, which is written twice: all but the number agrees.
     #[must_use]
@@ -381,10 +398,11 @@ impl Superblock {
         use std::mem::offset_of;
         let whole = self.encode(place);
         let same = |from: usize, to: usize| block.0[from..to] == whole.0[from..to];
-        // The version rises when maps begin to share pages.
+        // The version rises when maps begin to share pages, and the zones when the store grows.
         same(0, offset_of!(Raw, version))
             && same(offset_of!(Raw, place), offset_of!(Raw, checksum))
-            && same(offset_of!(Raw, id), offset_of!(Raw, clean))
+            && same(offset_of!(Raw, id), offset_of!(Raw, zones))
+            && same(offset_of!(Raw, zone_blocks), offset_of!(Raw, clean))
             && same(size_of::<Raw>(), block.0.len())
     }
 }
@@ -393,7 +411,7 @@ impl Raw {
     fn superblock(&self) -> Option<Superblock> {
         let flag = |raw: u8| (raw <= 1).then_some(raw == 1);
         let blocks = self.zones.get().checked_mul(u64::from(self.zone_blocks.get()))?;
-        let (zone_blocks, zones, list_pages) =
+        let (zone_blocks, zones, first_list_pages) =
             (u64::from(self.zone_blocks.get()), self.zones.get(), self.list_pages.get());
         let leftover = if flag(self.leftover)? { Leftover::Table } else { Leftover::Log };
         Geometry::new(blocks, self.zone_blocks.get(), leftover).ok()?;
@@ -403,11 +421,23 @@ impl Raw {
         {
             return None;
         }
-        let geometry =
-            Geometry { zone_blocks, zones, list_pages, leftover_pages }.checked(blocks).ok()?;
-        if list_pages == 0
-            || list_pages > super::geometry::LIST_PAGES_MAX
+        let moved_list = self.zone_list.get();
+        let list_pages = if moved_list == 0 { first_list_pages } else { list_pages_for(zones) };
+        let geometry = Geometry {
+            zone_blocks,
+            zones,
+            list_pages,
+            first_list_pages,
+            moved_list,
+            leftover_pages,
+        }
+        .checked(blocks)
+        .ok()?;
+        if first_list_pages == 0
+            || first_list_pages > super::geometry::LIST_PAGES_MAX
             || usize::from(self.cuts.get()) > CUTS_MAX
+            || (moved_list != 0) != (self.features.get() & MOVED_LIST != 0)
+            || moved_list != 0 && !geometry.list_is_within()
         {
             return None;
         }
@@ -440,8 +470,7 @@ impl Raw {
                 next_generation: self.next_generation.get(),
                 oldest_generation: self.oldest_generation.get(),
                 inexact: self.inexact.get() != 0,
-                features: (self.features.get() & !FEATURES == 0 && self.zone_list.get() == 0)
-                    .then_some(self.features.get())?,
+                features: (self.features.get() & !FEATURES == 0).then_some(self.features.get())?,
                 shares: self.shares.root()?,
                 live_blocks: self.live_blocks.get(),
                 mapped_blocks: self.mapped_blocks.get(),
@@ -568,6 +597,37 @@ mod tests {
             );
             block.0[bit / 8] ^= 1 << (bit % 8);
         }
+    }
+
+    #[test]
+    fn a_moved_list_needs_its_feature_and_its_place() {
+        let mut superblock = example();
+        superblock.fixed.geometry = superblock.fixed.geometry.grown(1 << 20).unwrap();
+        assert!(superblock.fixed.geometry.moved_list > 0);
+        assert!(matches!(Superblock::decode(&superblock.encode(1), 1), Found::Damaged));
+        superblock.state.features = MOVED_LIST;
+        let block = superblock.encode(1);
+        assert_eq!(block.0[8], 3, "older programs refuse it");
+        assert!(
+            matches!(Superblock::decode(&block, 1), Found::Good(found) if *found == superblock)
+        );
+        assert!(example().fixed.grew_into(&superblock.fixed));
+        assert!(!superblock.fixed.grew_into(&example().fixed));
+        superblock.fixed.geometry.moved_list += 1;
+        assert!(matches!(Superblock::decode(&superblock.encode(1), 1), Found::Damaged));
+    }
+
+    #[test]
+    fn a_store_that_grew_without_moving_its_list_keeps_its_version() {
+        let mut superblock = example();
+        let zones = superblock.fixed.geometry.zones + 1;
+        superblock.fixed.geometry = superblock.fixed.geometry.grown(zones * 1024).unwrap();
+        let block = superblock.encode(1);
+        assert_eq!(block.0[8], 1);
+        assert!(
+            matches!(Superblock::decode(&block, 1), Found::Good(found) if *found == superblock)
+        );
+        assert!(superblock.explains_tear(&example().encode(1), 1));
     }
 
     #[test]

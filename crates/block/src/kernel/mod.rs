@@ -2,8 +2,8 @@
 //! and of the schemes are functions over it.
 //!
 //! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`,
-//! `making_durable`, a scheme's own, `state`, `index`. `state` is held for memory work and, rarely,
-//! for reading a page of the zone table; never for writes and flushes.
+//! `making_durable`, a scheme's own, `state`, `index`, `sizes`. `state` is held for memory work and,
+//! rarely, for reading a page of the zone table; never for writes and flushes.
 
 mod checkpointer;
 mod compactor;
@@ -20,7 +20,9 @@ use onefold_core::{Clock, Disk, Error, Result, Ticket, ZoneId};
 use parking_lot::Mutex;
 pub(crate) use ration::Ration;
 pub(crate) use state::{Leftovers, State, Where};
-pub(crate) use superblocks::{replace_damaged_superblock, write_next_epoch, write_superblock};
+pub(crate) use superblocks::{
+    replace_superblock, write_next_epoch, write_superblock, write_superblock_of,
+};
 pub use volumes::{Receiving, SnapshotOf, VolumeState};
 pub(crate) use volumes::{Volumes, apply_catalogue};
 
@@ -29,6 +31,7 @@ use crate::{
     coverage::Coverage,
     format::{
         Identity,
+        geometry::Geometry,
         page::{Table, ZoneEntry},
         record::WindowNumber,
         superblock::{Fixed, Root},
@@ -49,7 +52,9 @@ pub(crate) type WindowRange = (WindowNumber, WindowNumber);
 pub(crate) struct Kernel {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) clock: Arc<dyn Clock>,
+    /// As the store was opened; [`geometry`](Kernel::geometry) has its sizes as they are now.
     pub(crate) fixed: Fixed,
+    pub(crate) sizes: Mutex<Geometry>,
     pub(crate) identity: Identity,
     pub(crate) settings: Settings,
     pub(crate) pages: Pages,
@@ -73,6 +78,11 @@ impl Kernel {
     /// True when the steps keep this rule; the constant `true` in a product.
     pub(crate) fn keeps(&self, rule: Rule) -> bool {
         self.settings.keeps(rule)
+    }
+
+    /// The sizes of the store, which rise when it grows.
+    pub(crate) fn geometry(&self) -> Geometry {
+        *self.sizes.lock()
     }
 
     /// Everything with this ticket or a lower one is durable.
@@ -161,7 +171,7 @@ impl ZoneSource for Zones<'_> {
     }
 
     fn grow(&self, zone: ZoneId) -> Result<()> {
-        let geometry = self.kernel.fixed.geometry;
+        let geometry = self.kernel.geometry();
         self.kernel.disk.allocate(geometry.start_of(zone), geometry.zone_blocks)
     }
 }

@@ -8,7 +8,7 @@ use super::{ration::Ration, volumes::Volumes};
 use crate::{
     fail_stop::FailStop,
     flushes::Flushes,
-    format::{catalogue::CatalogueChange, page::MapEntry},
+    format::{catalogue::CatalogueChange, geometry::Geometry, page::MapEntry},
     moments::{Act, Moment},
     overlay::{Overlays, created},
     space::{Allocator, Releases},
@@ -41,6 +41,10 @@ pub(crate) struct State {
     pub(crate) leftovers: Leftovers,
     /// Pages that nothing counts for and that wait to be handed over, as far as is known.
     pub(crate) orphans: u64,
+    /// The sizes that the store is about to get.
+    pub(crate) growth: Option<Geometry>,
+    /// Growths that were asked for, and those that are durable, since the store was opened.
+    pub(crate) growths: (u64, u64),
 }
 
 /// Whether anything is left of maps that were deleted.

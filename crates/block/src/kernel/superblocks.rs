@@ -6,8 +6,8 @@ use super::Kernel;
 use crate::{
     counters::add,
     format::{
-        geometry::SUPERBLOCKS,
-        superblock::{self, Cut, Superblock},
+        geometry::{Geometry, SUPERBLOCKS},
+        superblock::{self, Cut, Fixed, Superblock},
     },
     overlay::Tables,
 };
@@ -16,9 +16,19 @@ use crate::{
 /// its twin. Versions go to the two places by turns, so that none is written over the only
 /// good one.
 pub(crate) fn write_superblock(kernel: &Kernel, tables: &Tables, before: u64) -> Result<()> {
+    write_superblock_of(kernel, kernel.geometry(), tables, before)
+}
+
+/// As [`write_superblock`], of a store with these sizes.
+pub(crate) fn write_superblock_of(
+    kernel: &Kernel,
+    geometry: Geometry,
+    tables: &Tables,
+    before: u64,
+) -> Result<()> {
     let sequence = tables.state.sequence - before;
     let superblock = Superblock {
-        fixed: kernel.fixed.clone(),
+        fixed: Fixed { geometry, ..kernel.fixed.clone() },
         state: superblock::State { sequence, ..tables.state.clone() },
     };
     let place = (sequence % 2) as u32;
@@ -51,6 +61,7 @@ pub(crate) fn write_next_epoch(kernel: &Kernel, tables: &Tables, cuts: Vec<Cut>)
         volumes: tables.volumes.clone(),
         discards: tables.discards.clone(),
         places: tables.places.clone(),
+        before: None,
     };
     for before in [1, 0] {
         write_superblock(kernel, &risen, before)?;
@@ -58,14 +69,15 @@ pub(crate) fn write_next_epoch(kernel: &Kernel, tables: &Tables, cuts: Vec<Cut>)
     }
     let mut state = kernel.state.lock();
     state.epoch = risen.state.epoch;
-    state.overlays.epoch_begun(risen);
+    state.overlays.named_anew(risen);
     Ok(())
 }
 
-/// Writes what was chosen over the superblock that is damaged, before anything else is written.
-/// The damaged superblock may be the newer: a later write over it that is torn could leave it whole
-/// again, and what it names would be overwritten by then.
-pub(crate) fn replace_damaged_superblock(kernel: &Kernel) -> Result<()> {
+/// Writes what was chosen over the other superblock, before anything else is written. That one may
+/// be damaged and the newer: a later write over it that is torn could leave it whole again, and what
+/// it names would be overwritten by then. Or it is whole, and from before the store grew: then it
+/// names a zone list that nobody writes any more.
+pub(crate) fn replace_superblock(kernel: &Kernel) -> Result<()> {
     let tables = kernel.tables();
     if tables.state.sequence > 0 {
         write_superblock(kernel, &tables, 1)?;

@@ -29,6 +29,15 @@ pub(crate) struct Tables {
     pub(crate) discards: Ranges,
     /// Of a store that shares pages: the places of its maps in the catalogue.
     pub(crate) places: BTreeMap<VolumeId, u32>,
+    /// The same tables as they were named before the store grew.
+    pub(crate) before: Option<Arc<Tables>>,
+}
+
+impl Tables {
+    /// True while somebody reads them, besides who holds this.
+    pub(crate) fn has_readers(tables: &Arc<Tables>) -> bool {
+        Arc::strong_count(tables) > 1 || tables.before.as_ref().is_some_and(Tables::has_readers)
+    }
 }
 
 /// What was published, from the newest to the oldest: the active overlay, those that moments
@@ -60,8 +69,8 @@ impl Overlays {
         self.active = active;
     }
 
-    /// The superblock of the next epoch is durable; the tables are as before.
-    pub(crate) fn epoch_begun(&mut self, tables: Tables) {
+    /// The tables are as before, in another superblock: of the next epoch, or of a larger store.
+    pub(crate) fn named_anew(&mut self, tables: Tables) {
         self.tables = Arc::new(tables);
     }
 
@@ -213,6 +222,7 @@ mod tests {
             volumes: BTreeMap::new(),
             discards: Ranges::default(),
             places: BTreeMap::new(),
+            before: None,
         };
         let mut overlays = Overlays::new(tables());
         let mut windows = Windows::after(WindowNumber(2), WindowNumber(2));

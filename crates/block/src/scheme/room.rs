@@ -70,7 +70,7 @@ pub(crate) fn has_spare(kernel: &Kernel, scheme: &dyn Scheme, state: &State, pag
     state.allocator.free()
         >= to_place(kernel, state, 0)
             + pages_ahead(kernel, scheme, state, 0)
-            + 2 * reserve(&kernel.fixed.geometry)
+            + 2 * reserve(&kernel.geometry())
             + pages
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn spare(kernel: &Kernel, scheme: &dyn Scheme, state: &State) -> u64 
 
 /// The work that a checkpoint may do for pending discards when they are many.
 pub(crate) fn discard_room(kernel: &Kernel, scheme: &dyn Scheme) -> DiscardRoom {
-    let references = kernel.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
+    let references = kernel.geometry().blocks().div_ceil(Table::References.per_leaf());
     let blocks_max = kernel.settings.limits.discard_leaves * Table::Map.per_leaf();
     DiscardRoom {
         spare: spare(kernel, scheme, &kernel.state.lock()),
@@ -110,7 +110,7 @@ pub(crate) fn discard_room(kernel: &Kernel, scheme: &dyn Scheme) -> DiscardRoom 
 /// has room.
 pub(crate) fn discard_leaves(kernel: &Kernel, scheme: &dyn Scheme) -> usize {
     let spare = spare(kernel, scheme, &kernel.state.lock());
-    let references = kernel.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
+    let references = kernel.geometry().blocks().div_ceil(Table::References.per_leaf());
     let each = 2 + references.min(Table::Map.per_leaf());
     1 + (spare / each).min(kernel.settings.limits.discard_leaves) as usize
 }

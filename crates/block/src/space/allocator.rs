@@ -143,7 +143,7 @@ impl Allocator {
         let first = geometry.first_zone().0;
         let high_water = high_water.max(first);
         let granted = if grows { high_water } else { geometry.zones };
-        let capacity = (granted - first) * geometry.zone_blocks;
+        let capacity = geometry.usable_within(first, granted);
         Allocator {
             geometry,
             high_water,
@@ -174,10 +174,25 @@ impl Allocator {
 
     /// Blocks that the host may still give.
     pub(crate) fn growable(&self) -> u64 {
-        if self.grows {
-            (self.geometry.zones - self.granted) * self.geometry.zone_blocks
-        } else {
-            0
+        if self.grows { self.geometry.usable_within(self.granted, self.geometry.zones) } else { 0 }
+    }
+
+    /// The store has these sizes from now on, in both superblocks: the new zones are free, and those
+    /// of a zone list that moved on. The list is at its new place.
+    pub(crate) fn grow(&mut self, geometry: Geometry) {
+        let before = std::mem::replace(&mut self.geometry, geometry);
+        self.list.moved(geometry);
+        if !self.grows {
+            self.granted = geometry.zones;
+            self.idle_free += geometry.usable_within(before.zones, geometry.zones);
+        }
+        for zone in before.list_zones().filter(|&zone| geometry.has_zone(ZoneId(zone))) {
+            if zone < self.granted {
+                self.idle_free += geometry.zone_blocks;
+            }
+            if zone < self.high_water {
+                self.set_idle(ZoneId(zone), &ZoneBitmap::default());
+            }
         }
     }
 
@@ -236,6 +251,9 @@ impl Allocator {
 
     fn set_idle(&mut self, zone: ZoneId, used: &ZoneBitmap) {
         self.forget_idle(zone);
+        if !self.geometry.has_zone(zone) {
+            return;
+        }
         let longest = used.longest_clear(self.geometry.zone_blocks as usize) as u16;
         self.longest.set(zone.0, Some(longest));
         if longest > 0 {
@@ -255,10 +273,11 @@ impl Allocator {
         while self.grows
             && self.free() < blocks
             && self.granted < self.geometry.zones
-            && source.grow(ZoneId(self.granted)).is_ok()
+            && (!self.geometry.has_zone(ZoneId(self.granted))
+                || source.grow(ZoneId(self.granted)).is_ok())
         {
+            self.idle_free += self.geometry.usable_within(self.granted, self.granted + 1);
             self.granted += 1;
-            self.idle_free += self.geometry.zone_blocks;
         }
     }
 
@@ -315,10 +334,13 @@ impl Allocator {
             if self.high_water < self.granted {
                 let zone = ZoneId(self.high_water);
                 self.high_water += 1;
-                self.idle_free = self.idle_free.saturating_sub(self.geometry.zone_blocks);
                 if self.loaded == zone.0 {
                     self.loaded += 1;
                 }
+                if !self.geometry.has_zone(zone) {
+                    continue;
+                }
+                self.idle_free = self.idle_free.saturating_sub(self.geometry.zone_blocks);
                 return Ok(Some((zone, ZoneBitmap::default())));
             }
             if !self.load_some(source)? {
@@ -638,9 +660,9 @@ impl Allocator {
             used
         } else {
             self.high_water = zone.0 + 1;
-            let more = self.high_water.saturating_sub(self.granted);
-            self.granted += more;
-            self.idle_free += more * self.geometry.zone_blocks;
+            let granted = self.granted.max(self.high_water);
+            self.idle_free += self.geometry.usable_within(self.granted, granted);
+            self.granted = granted;
             ZoneBitmap::default()
         };
         self.idle_free = self.idle_free.saturating_sub(self.clear(&used));

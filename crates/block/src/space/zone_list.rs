@@ -69,11 +69,25 @@ pub(crate) struct ZoneList {
     /// Places in which an entry must be before its zone is used: both, or none when nothing in the
     /// zones is to be found again. Then no zone is listed, and there is no limit of them.
     places: u64,
+    /// The list is being copied to other places: no page is written meanwhile.
+    moving: bool,
 }
 
 impl ListPage {
+    /// A page that is durable in both places.
+    fn of(page: Page) -> ListPage {
+        let durable = page.sequence;
+        let progress = Progress::Durable;
+        ListPage { page, touched: false, filled: 0, wanted: durable, progress, durable }
+    }
+
     fn is_due(&self) -> bool {
         self.touched || self.page.sequence < self.wanted
+    }
+
+    /// Its last version is durable.
+    fn is_settled(&self) -> bool {
+        self.progress == Progress::Durable
     }
 }
 
@@ -100,24 +114,19 @@ impl ZoneList {
             next_generation,
             recovering: false,
             places: if carriers { 2 } else { 0 },
+            moving: false,
         };
-        for (p, page) in pages.into_iter().enumerate() {
-            let durable = page.sequence;
-            list.pages.push(ListPage {
-                page,
-                touched: false,
-                filled: 0,
-                wanted: durable,
-                progress: Progress::Durable,
-                durable,
-            });
-            for s in (0..PER_PAGE).rev() {
-                list.free.push((p as u32, s as u32));
-            }
-        }
-        // Lower pages are used first, so that few pages change.
-        list.free.sort_by_key(|&(p, s)| std::cmp::Reverse((p, s)));
+        list.pages.extend(pages.into_iter().map(ListPage::of));
+        list.free_slots(0);
         list
+    }
+
+    /// The slots of the pages from `first` on are free.
+    fn free_slots(&mut self, first: usize) {
+        let slots = |page| (0..PER_PAGE).map(move |slot| (page as u32, slot as u32));
+        self.free.extend((first..self.pages.len()).flat_map(slots));
+        // Lower pages are used first, so that few pages change.
+        self.free.sort_by_key(|&place| std::cmp::Reverse(place));
     }
 
     /// Keeps the entry of a zone that recovery still needs; all others are dropped with the next
@@ -227,7 +236,45 @@ impl ZoneList {
     /// True when a page is not durable as it is now: writing and flushing, perhaps twice, makes
     /// more zones usable.
     pub(crate) fn is_pending(&self) -> bool {
-        self.pages.iter().any(|page| page.is_due() || page.progress != Progress::Durable)
+        self.moving || self.pages.iter().any(|page| page.is_due() || !page.is_settled())
+    }
+
+    /// No page is written from now on, so that the list can be copied; true once none is on its way.
+    pub(crate) fn hold_still(&mut self) -> bool {
+        self.moving = true;
+        self.pages.iter().all(ListPage::is_settled)
+    }
+
+    /// Both copies of each page as they are to lie in the places of `geometry`, in which nothing of
+    /// this store is. They tell of the windows that the page told of: which more are durable is the
+    /// scheme's to say. The list holds still, and goes on doing so until it has [`moved`](Self::moved).
+    pub(crate) fn copies(&mut self, geometry: &Geometry, identity: &Identity) -> Vec<DuePage> {
+        let more = self.pages.len()..geometry.list_pages as usize;
+        self.pages.extend(more.map(|_| ListPage::of(Page::empty())));
+        let mut copies = Vec::new();
+        for (p, page) in self.pages.iter_mut().enumerate() {
+            (page.touched, page.filled) = (false, 0);
+            for _ in 0..2 {
+                page.page.sequence += 1;
+                let at = geometry.list_page(p as u32)[(page.page.sequence % 2) as usize];
+                let block = page.page.encode(identity, p as u32, at.0);
+                copies.push(DuePage { page: p, at, block });
+            }
+        }
+        copies
+    }
+
+    /// The store has these sizes from now on; a list that was copied is durable at its new places,
+    /// and both superblocks name them.
+    pub(crate) fn moved(&mut self, geometry: Geometry) {
+        let pages = self.geometry.list_pages as usize;
+        self.geometry = geometry;
+        if std::mem::take(&mut self.moving) {
+            for page in &mut self.pages {
+                page.durable = page.page.sequence;
+            }
+            self.free_slots(pages);
+        }
     }
 
     /// Makes the first page due, so that the durable window in it is written although nothing else
@@ -248,6 +295,9 @@ impl ZoneList {
     /// The pages that are due and may be written now, with their addresses.
     pub(crate) fn take_due(&mut self, identity: &Identity, durable: WindowNumber) -> Vec<DuePage> {
         let mut due = Vec::new();
+        if self.moving {
+            return due;
+        }
         for (p, page) in self.pages.iter_mut().enumerate() {
             if page.is_due() && page.progress == Progress::Durable {
                 (page.touched, page.filled) = (false, 0);

@@ -11,6 +11,7 @@
 
 mod background;
 mod commit;
+mod growth;
 mod handles;
 mod images;
 mod receive;

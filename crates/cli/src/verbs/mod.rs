@@ -7,6 +7,7 @@ pub(crate) mod create;
 pub(crate) mod estimate;
 pub(crate) mod gc;
 pub(crate) mod get;
+pub(crate) mod grow;
 pub(crate) mod image;
 pub(crate) mod inspect;
 pub(crate) mod ls;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, io::Cursor, sync::Arc, time::Duration};
 
 use onefold_block::{
-    Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Limits, Mark, NoDedup,
+    Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Growth, Limits, Mark, NoDedup,
     Persistence, Receive, Rule, Settings, StreamReader, StreamWriter, Transfers,
     check::Place,
     format::{
@@ -177,13 +177,13 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
         DuplicatesHaveReferences, FailedFlushStopsWrites, FingerprintGoesWithBlock,
         FlushBeforeRecovery, FramesInOrder, HeirLends, InnerPagesCount, LaterWriteOverRange,
         LeftoverOfVoidIgnored, LeftoverVersionsAlternate, LeftoverWaitsForFlush, LenderInherited,
-        LentEntriesNotLowered, ListedInBothCopies, MomentCommitsNoMore, MomentSealsOverlay,
-        NewerRecordsVerified, OrphanWaitsForBorrowers, OrphansHaveEntries, OverwriteLowersOnce,
-        PageChecksumsCompared, PagesCountApart, PinnedNotReclaimed, RangesCompared, RangesCopied,
-        ReceivedAfterData, RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges,
-        SealedRecordsPin, SharedPagesNotEntered, StayingPageLends, UnlinkBeforeDecrement,
-        VolumesLimited, WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst,
-        ZoneListedBeforeUse,
+        LentEntriesNotLowered, ListNamedWhereItIs, ListPagesFollowMove, ListedInBothCopies,
+        MomentCommitsNoMore, MomentSealsOverlay, NewerRecordsVerified, OrphanWaitsForBorrowers,
+        OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart,
+        PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
+        RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges, SealedRecordsPin,
+        SharedPagesNotEntered, StayingPageLends, UnlinkBeforeDecrement, VolumesLimited,
+        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -204,7 +204,13 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
             &["thin", "ordered"],
         ),
         (
-            &[ReuseAfterRelease, ZoneListedBeforeUse, ListedInBothCopies],
+            &[
+                ReuseAfterRelease,
+                ZoneListedBeforeUse,
+                ListedInBothCopies,
+                ListPagesFollowMove,
+                ListNamedWhereItIs,
+            ],
             &["thin", "ordered", "ordermerge"],
         ),
         (
@@ -273,6 +279,8 @@ impl Subject for Thin {
     const TRIMS_EDGES: bool = false;
 
     const COPIES_MAPS: bool = true;
+
+    const GROWS: bool = true;
 
     fn applies(bug: usize, scheme: usize) -> bool {
         let rule = Rule::BUGS[bug].1;
@@ -434,6 +442,18 @@ impl Subject for Thin {
         }
         let asked = Acts::of(&self.0).received(id, blocks, false, 1)?;
         Ok((asked.0, asked.1.number))
+    }
+
+    fn grow(&self, blocks: u64) -> Result<u64> {
+        Growth::of(&self.0).ask(Some(blocks))
+    }
+
+    fn grown(&self) -> u64 {
+        Growth::of(&self.0).done()
+    }
+
+    fn size(&self, _: &StoreOptions) -> u64 {
+        Growth::of(&self.0).blocks()
     }
 
     fn left(&self) -> (u64, u64, bool) {
@@ -709,7 +729,8 @@ impl Subject for Thin {
                 && matches!(found(&view)[other], superblock::Found::Good(_));
         }
         let Some(Superblock { fixed, .. }) = superblock_of(&view) else { return false };
-        let pages = 16..16 + 2 * u64::from(fixed.geometry.list_pages);
+        let first = fixed.geometry.list_page(0)[0].0;
+        let pages = first..first + 2 * u64::from(fixed.geometry.list_pages);
         let copies = list_copies(&view, &fixed).into_iter().flatten().flatten();
         pages.contains(&at)
             && copies.into_iter().any(|(other, _)| other.0 == at ^ 1 && whole(other.0))

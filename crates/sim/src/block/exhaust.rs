@@ -228,6 +228,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         near_ends: false,
         tight: crate::block::subject::Tight::default(),
         snapshots: None,
+        grows: false,
         bug: None,
     }
 }

@@ -83,6 +83,7 @@ Deterministic crash and fault simulation. Without arguments: kept seeds, 2,000 s
         if !S::COPIES_MAPS {
             params.options.snapshots = None;
         }
+        params.options.grows &= S::GROWS;
         params.options.bug = bug;
         params.scheduled = self.scheduled;
         params

@@ -166,6 +166,7 @@ impl Params {
             sharing.replicates =
                 profile != Profile::Damage && !options.near_ends && replicates(seed);
         }
+        options.grows = grows(seed);
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
         let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
         let palette = Palette {
@@ -365,6 +366,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         tight: Tight::default(),
         near_ends: false,
         snapshots: None,
+        grows: false,
         bug: None,
     }
 }
@@ -407,9 +409,7 @@ const WITH_REPLICAS: &str = "# With replicas";
 /// snapshots stay what they were.
 fn sharing(seed: u64, options: &StoreOptions) -> Option<Sharing> {
     let before = include_str!("../../seeds/block.txt").split(WITH_SNAPSHOTS).next().unwrap_or("");
-    let kept = before
-        .lines()
-        .any(|line| line.split_whitespace().next().is_some_and(|first| first.parse() == Ok(seed)));
+    let kept = is_kept(before, seed);
     let rng = &mut Rng::new(seed ^ 0x736e_6170_7368_6f74);
     let wanted = rng.percent(30) && options.scheme != 3 && options.tight.volumes.is_none();
     (wanted && !kept).then(|| Sharing {
@@ -422,16 +422,27 @@ fn sharing(seed: u64, options: &StoreOptions) -> Option<Sharing> {
     })
 }
 
-/// Whether snapshots are sent and received, from a source of its own; all seeds that are kept stay
-/// what they were.
+/// Whether snapshots are sent and received, from a source of its own; all seeds that were kept before
+/// stay what they were.
 fn replicates(seed: u64) -> bool {
-    let kept = include_str!("../../seeds/block.txt")
-        .split(WITH_REPLICAS)
-        .next()
-        .unwrap_or("")
-        .lines()
-        .any(|line| line.split_whitespace().next().is_some_and(|first| first.parse() == Ok(seed)));
-    !kept && Rng::new(seed ^ 0x7265_706c_6963_6173).percent(40)
+    let before = include_str!("../../seeds/block.txt").split(WITH_REPLICAS).next().unwrap_or("");
+    Rng::new(seed ^ 0x7265_706c_6963_6173).percent(40) && !is_kept(before, seed)
+}
+
+/// Behind this line of the list of kept seeds are those whose stores grow.
+const WITH_GROWTH: &str = "# With growth";
+
+/// Whether the store grows, from a source of its own. The seeds that were kept before stores grew
+/// stay what they were.
+fn grows(seed: u64) -> bool {
+    let before = include_str!("../../seeds/block.txt").split(WITH_GROWTH).next().unwrap_or("");
+    Rng::new(seed ^ 0x6772_6f77_7468_0c29).percent(20) && !is_kept(before, seed)
+}
+
+/// True when a list of kept seeds has this one.
+fn is_kept(list: &str, seed: u64) -> bool {
+    let mut first = list.lines().filter_map(|line| line.split_whitespace().next());
+    first.any(|first| first.parse() == Ok(seed))
 }
 
 /// More of them, from another source, such that no seed that is kept draws one.

@@ -12,7 +12,7 @@ use onefold_testbed::{Fault, Reach, Rng, VirtualClock, VirtualDisk};
 
 use crate::{
     block::{
-        actors::Transfer,
+        actors::{Growing, Transfer},
         model::{Key, Model},
         params::{Op, Params, Profile, churn},
         subject::{Report, Schedules, Step, Subject},
@@ -57,6 +57,8 @@ pub(crate) struct Sim<S: Subject> {
     pub(crate) transfer: Option<Transfer>,
     /// The snapshots that were sent, by the names that they have where they were received.
     pub(crate) sent: BTreeMap<String, Key>,
+    /// A growth that was asked for.
+    pub(crate) growing: Option<Growing>,
     /// Requests so far, of a run that fills, discards and rewrites in turns.
     moments: u64,
     /// Single blocks that could not be read.
@@ -86,6 +88,7 @@ impl<S: Subject> Sim<S> {
             asked: None,
             transfer: None,
             sent: BTreeMap::new(),
+            growing: None,
             moments: 0,
             refused_reads: 0,
             loud,
@@ -258,6 +261,7 @@ impl<S: Subject> Sim<S> {
     /// Checks the store after recovery. False when damage has cost a change of the catalogue: then
     /// the model can't follow.
     fn recovered(&mut self) -> Result<bool, Failure> {
+        self.resolve_size()?;
         let (read, bound) = (self.disk.blocks_read(), S::recovery_bound(&self.params.options));
         if read > bound {
             return Err(Failure::new(
@@ -296,13 +300,19 @@ impl<S: Subject> Sim<S> {
         }
     }
 
+    /// Blocks that a copy of the disk needs: a growth may have become true.
+    fn blocks_wanted(&self) -> u64 {
+        let now = self.params.options.disk_blocks;
+        self.growing.map_or(now, |growing| growing.blocks.max(now))
+    }
+
     /// On a copy of the crashed disk: what must hold there already; then, now and then, recovery,
     /// close, and the verifier; sometimes on a disk that is smaller than it was.
     fn sideways(&mut self) -> Result<(), Failure> {
         if self.disk.damage() == 0 && S::tables_hold_at_any_time(&self.params.options) {
             let copy = VirtualDisk::from_image(
                 self.disk.view(),
-                self.params.options.disk_blocks,
+                self.blocks_wanted(),
                 Arc::default(),
                 Rng::new(0),
             );
@@ -313,7 +323,7 @@ impl<S: Subject> Sim<S> {
             return Ok(());
         }
         let clock = Arc::new(VirtualClock::default());
-        let blocks = self.params.options.disk_blocks;
+        let blocks = self.blocks_wanted();
         let copy = Arc::new(VirtualDisk::from_image(
             self.disk.view(),
             blocks,
@@ -328,7 +338,7 @@ impl<S: Subject> Sim<S> {
                 &self.params.options,
             )
         };
-        if self.rng.percent(30) {
+        if self.growing.is_none() && self.rng.percent(30) {
             self.reach.hit("fault: device smaller than formatted");
             if open(blocks - self.rng.within(1, blocks / 2)).is_ok() {
                 return Err(Failure::new(
@@ -420,6 +430,9 @@ impl<S: Subject> Sim<S> {
         }
         if self.params.profile == Profile::HostFull && self.rng.once_in(10) {
             self.disk.set_host_full(self.rng.percent(50));
+        }
+        if self.params.options.grows && self.rng.once_in(15) {
+            self.grow()?;
         }
         let mut mix = self.params.mix;
         if self.params.profile == Profile::Churn {

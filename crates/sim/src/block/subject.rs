@@ -66,6 +66,8 @@ pub struct StoreOptions {
     pub near_ends: bool,
     /// Maps are copied as snapshots and clones, with these limits.
     pub snapshots: Option<Sharing>,
+    /// The store grows now and then.
+    pub grows: bool,
     /// The index of the planted bug in [`Subject::BUGS`].
     pub bug: Option<usize>,
 }
@@ -184,6 +186,9 @@ pub trait Subject: Sized {
 
     /// True for a store whose maps are copied: snapshots, clones, rollbacks.
     const COPIES_MAPS: bool = false;
+
+    /// True for a store that can be made larger.
+    const GROWS: bool = false;
 
     /// True when a trim zeroes the blocks that it covers in part, too; false when it leaves them as
     /// they are.
@@ -342,6 +347,26 @@ pub trait Subject: Sized {
     fn received(&self, id: VolumeId, blocks: u64) -> Result<(VolumeId, u64)> {
         let _ = (id, blocks);
         Err(no_copies())
+    }
+
+    /// Asks that the store has so many blocks of the disk, with the number that
+    /// [`grown`](Subject::grown) has when it is so, durably.
+    ///
+    /// # Errors
+    /// `InvalidInput` when it would be smaller, or gain nothing; `NoSpace`, `Busy`, the disk's.
+    fn grow(&self, blocks: u64) -> Result<u64> {
+        let _ = blocks;
+        Err(Error::new(Kind::Unsupported, "this store does not grow"))
+    }
+
+    /// The number of the last growth that is durable.
+    fn grown(&self) -> u64 {
+        0
+    }
+
+    /// Blocks of the store.
+    fn size(&self, options: &StoreOptions) -> u64 {
+        options.disk_blocks
     }
 
     /// Blocks with references, mapped blocks, and whether something is left of deleted maps.

@@ -146,5 +146,5 @@ pub(super) fn show(id: PageId, pointer: &Pointer, current: bool, page: &Block, o
 
 /// The name of a block in the store's fixed part.
 pub(super) fn fixed_name(pba: Pba) -> String {
-    format!("block {pba} lies before the first zone and holds nothing")
+    format!("block {pba} lies in a fixed zone and holds nothing")
 }

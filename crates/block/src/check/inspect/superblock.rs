@@ -61,7 +61,12 @@ fn describe(superblock: &Superblock, out: &mut String) {
     field(
         out,
         "zone list",
-        format_args!("{} pages, {} zones", geometry.list_pages, geometry.list_slots()),
+        format_args!(
+            "{} pages from block {} on, {} zones",
+            geometry.list_pages,
+            geometry.list_page(0)[0],
+            geometry.list_slots()
+        ),
     );
     field(out, "fingerprint", fixed.algorithm);
     field(out, "verify", if fixed.compares_bytes() { "bytes" } else { "hash" });

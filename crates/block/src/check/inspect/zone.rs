@@ -89,6 +89,10 @@ pub(super) fn show(view: &View<'_>, zone: ZoneId, out: &mut String) -> Result<()
         field(out, "purpose", "superblocks and zone list");
         return Ok(());
     }
+    if !geometry.has_zone(zone) {
+        field(out, "purpose", "zone list, which moved here when the store grew");
+        return Ok(());
+    }
     if zone.0 >= view.superblock.state.high_water {
         field(out, "state", "never used");
     }

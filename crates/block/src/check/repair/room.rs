@@ -80,7 +80,7 @@ impl<'a> Room<'a> {
         let geometry = self.superblock.fixed.geometry;
         while self.high_water < geometry.zones {
             let zone = self.high_water;
-            let free = !self.listed.contains(&zone);
+            let free = !self.listed.contains(&zone) && geometry.has_zone(ZoneId(zone));
             if self.superblock.fixed.grow
                 && free
                 && self
@@ -101,7 +101,10 @@ impl<'a> Room<'a> {
             .filter(|&zone| zone < self.superblock.state.high_water)
             .map_or(first, |zone| zone + 1);
         (after..self.superblock.state.high_water)
-            .find(|zone| !self.listed.contains(zone) && self.taken.zone(*zone).count() < geometry.zone_blocks)
+            .find(|zone| {
+                let offered = !self.listed.contains(zone) && geometry.has_zone(ZoneId(*zone));
+                offered && self.taken.zone(*zone).count() < geometry.zone_blocks
+            })
             .ok_or_else(|| Error::new(Kind::NoSpace, "there is no room for new tables: give the store more space, or delete a volume"))
     }
 }

@@ -129,6 +129,7 @@ pub(crate) fn build(
         volumes,
         discards: pending,
         places,
+        before: None,
     };
     Ok(Some(NextCheckpoint {
         tables: Arc::new(tables),

@@ -27,8 +27,6 @@ mod release;
 pub(crate) mod spill;
 pub(crate) mod zones;
 
-use std::sync::Arc;
-
 use onefold_core::Result;
 
 use crate::{
@@ -39,8 +37,10 @@ use crate::{
             release::{make_current, release, tell_of_acts},
             spill::spill,
         },
+        growth,
     },
     kernel::{Kernel, Leftovers, Phase, Reason, write_superblock},
+    overlay::Tables,
     rules::Rule,
     scheme::verbs::Scheme,
 };
@@ -66,6 +66,7 @@ pub(crate) fn checkpoint_due(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
         return false;
     }
     state.checkpoint_wanted
+        || state.growth.is_some()
         || state.overlays.sealed().next().is_some()
         || state.overlays.active().records() >= kernel.settings.records_max / 4 * 3
         || state.overlays.active().carriers() >= kernel.settings.limits.carriers / 4 * 3
@@ -88,6 +89,7 @@ pub(crate) fn checkpoint_needed(kernel: &Kernel, scheme: &dyn Scheme) -> bool {
     !state.overlays.is_empty()
         || !state.overlays.tables().discards.is_empty()
         || state.checkpoint_awaited
+        || state.growth.is_some()
 }
 
 /// True between the steps of a checkpoint.
@@ -118,6 +120,8 @@ fn checkpoint_advance(
     kernel.state.lock().check_running()?;
     let flushed_after = |note: u64| kernel.state.lock().flushes.has_followed(note);
     match std::mem::take(&mut checkpointer.phase) {
+        // Between two checkpoints, so that the pages of none are on their way.
+        Phase::Idle if growth::perform(kernel, scheme)? => {}
         Phase::Idle => {
             let Some(next) =
                 build(kernel, scheme, &mut checkpointer, reason).map_err(|e| kernel.stop(&e))?
@@ -164,7 +168,7 @@ fn checkpoint_advance(
             checkpointer.phase = old.map_or(Phase::Idle, |old| Phase::Releasing(next, old));
         }
         Phase::Releasing(next, old) => {
-            if Arc::strong_count(&old) > 1 {
+            if Tables::has_readers(&old) {
                 checkpointer.phase = Phase::Releasing(next, old);
                 return Ok(CheckpointStep::NeedsReaders);
             }

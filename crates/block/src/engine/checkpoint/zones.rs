@@ -25,7 +25,7 @@ impl TableBuild<'_> {
     /// Writes the zone table. Its own pages change it: places for them are taken first, until that
     /// changes no further page of it.
     pub(super) fn zones(&mut self) -> Result<NewZones> {
-        let geometry = self.kernel.fixed.geometry;
+        let geometry = self.kernel.geometry();
         let per_leaf = Table::Zones.per_leaf();
         let pages = &self.kernel.pages;
         let root = self.old.state.zones;

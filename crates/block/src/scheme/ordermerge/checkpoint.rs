@@ -150,7 +150,7 @@ impl TableBuild<'_> {
                 own.ledger.lock().block_leaves[which],
                 block_leaves_wanted(kernel, &state, table, 0),
             );
-            let all = kernel.fixed.geometry.blocks().div_ceil(table.per_leaf());
+            let all = kernel.geometry().blocks().div_ceil(table.per_leaf());
             let more = (2 * have).clamp(want, all.max(want));
             (
                 have,

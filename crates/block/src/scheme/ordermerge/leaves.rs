@@ -29,13 +29,13 @@ pub(super) fn pages_of(
         + 2 * pages
         + overlay.unlinked().len() as u64
         + state.releases.deferred() as u64;
-    pages + tree_pages(blocks, kernel.fixed.geometry.zones.div_ceil(Table::Zones.per_leaf()))
+    pages + tree_pages(blocks, kernel.geometry().zones.div_ceil(Table::Zones.per_leaf()))
 }
 
 /// Leaves of references and fingerprints that are still to be made for zones in use and those
 /// that are opened next, and the pages above.
 fn block_pages_ahead(own: &OrderMerge, kernel: &Kernel, state: &State) -> u64 {
-    let geometry = &kernel.fixed.geometry;
+    let geometry = &kernel.geometry();
     let ahead = 3 * geometry.zone_blocks + kernel.settings.unflushed_blocks as u64;
     let of_table = |(table, have): (Table, u64)| {
         let missing = block_leaves_wanted(kernel, state, table, ahead).saturating_sub(have);
@@ -50,7 +50,7 @@ fn block_pages_ahead(own: &OrderMerge, kernel: &Kernel, state: &State) -> u64 {
 
 /// Leaves of a table of blocks that all zones in use need, and `ahead` more blocks.
 pub(super) fn block_leaves_wanted(kernel: &Kernel, state: &State, table: Table, ahead: u64) -> u64 {
-    let geometry = kernel.fixed.geometry;
+    let geometry = kernel.geometry();
     let blocks =
         (state.allocator.high_water() * geometry.zone_blocks + ahead).min(geometry.blocks());
     blocks.div_ceil(table.per_leaf())
@@ -58,7 +58,7 @@ pub(super) fn block_leaves_wanted(kernel: &Kernel, state: &State, table: Table, 
 
 /// How many leaves a table of blocks has: they are made from the first on.
 pub(super) fn leaves_in(kernel: &Kernel, table: Table, root: &Root) -> Result<u64> {
-    let (mut some, mut none) = (0, kernel.fixed.geometry.blocks().div_ceil(table.per_leaf()) + 1);
+    let (mut some, mut none) = (0, kernel.geometry().blocks().div_ceil(table.per_leaf()) + 1);
     while none - some > 1 {
         let middle = some + (none - some) / 2;
         let there = kernel.pages.leaf_pointers(table, 0, root, &[middle - 1])?[0].is_some();

@@ -98,7 +98,7 @@ fn compare_counts(
                 .for_each(|(pba, _)| recount.tally(pba).into_iter().for_each(|links| *links += 1));
         }
     }
-    let (per_leaf, geometry) = (Table::References.per_leaf(), kernel.fixed.geometry);
+    let (per_leaf, geometry) = (Table::References.per_leaf(), kernel.geometry());
     let zones = kernel.zones(kernel.state.lock().releases.zone_table());
     let now = kernel.clock.now();
     for (leaf, links) in (recount.first..).zip(recount.tally.chunks(per_leaf as usize)) {

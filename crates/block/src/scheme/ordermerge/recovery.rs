@@ -39,7 +39,7 @@ pub(crate) fn recover_in_place(
         .flat_map(|page| page.entries.iter().flatten())
         .map(|entry| entry.generation + 1);
     let next_generation = next_generation.chain([tables.state.next_generation]).max().unwrap_or(1);
-    let mut list = ZoneList::new(kernel.fixed.geometry, pages, next_generation, true);
+    let mut list = ZoneList::new(kernel.geometry(), pages, next_generation, true);
     #[cfg(feature = "planted-bugs")]
     if !kernel.keeps(crate::rules::Rule::ListedInBothCopies) {
         list.list_once();
@@ -69,6 +69,7 @@ pub(crate) fn recover_in_place(
             volumes: tables.volumes.clone(),
             discards: tables.discards.clone(),
             places: tables.places.clone(),
+            before: None,
         },
         Vec::new(),
     )
@@ -83,7 +84,7 @@ fn recover_zones(
     list: ZoneList,
     window: WindowNumber,
 ) -> Result<Overlay> {
-    let geometry = kernel.fixed.geometry;
+    let geometry = kernel.geometry();
     let source = kernel.zones(tables.state.zones);
     let mut allocator = Allocator::new(geometry, &tables.state, kernel.fixed.grow, list);
     for entry in entries {

@@ -66,7 +66,7 @@ pub(crate) fn append_again(
     {
         let mut state = kernel.state.lock();
         let zones = kernel.zones(state.releases.zone_table());
-        state.allocator.grow_to(reserve(&kernel.fixed.geometry) + carriers, &zones);
+        state.allocator.grow_to(reserve(&kernel.geometry()) + carriers, &zones);
         state.allocator.list.set_recovering(true);
         let opened = state.allocator.open_ahead(carriers, &zones);
         state.allocator.list.set_recovering(false);

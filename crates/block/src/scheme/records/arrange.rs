@@ -140,7 +140,7 @@ impl Records {
             };
             plan.leftover = carriers.leftover.add(
                 &kernel.identity,
-                &kernel.fixed.geometry,
+                &kernel.geometry(),
                 &header,
                 &records,
                 kernel.keeps(Rule::LeftoverVersionsAlternate),
@@ -193,7 +193,7 @@ fn leftover_in_table(
     let addresses: Vec<(VolumeId, Lba)> = blocks.map(|block| (block.volume, block.lba)).collect();
     let durable =
         if kernel.keeps(Rule::LeftoverWaitsForFlush) { durable } else { WindowNumber::MAX };
-    let accepted = leftover.accepts(&kernel.fixed.geometry, durable, &addresses);
+    let accepted = leftover.accepts(&kernel.geometry(), durable, &addresses);
     accepted
         .iter()
         .enumerate()

@@ -193,7 +193,7 @@ pub(crate) fn each_leftover_page(
     kernel: &Kernel,
     each: &mut dyn FnMut(u32, Result<[[Option<Sector>; SECTORS]; 2]>) -> Result<()>,
 ) -> Result<()> {
-    let geometry = kernel.fixed.geometry;
+    let geometry = kernel.geometry();
     let mut buffer = Block::zeroed_vec(2 * PAGES.min(geometry.leftover_pages) as usize);
     for first in (0..geometry.leftover_pages).step_by(PAGES as usize) {
         let pages = PAGES.min(geometry.leftover_pages - first);

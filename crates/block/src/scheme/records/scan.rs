@@ -51,7 +51,7 @@ pub(super) fn scan(
     entries: &[Entry],
     state: &superblock::State,
 ) -> Result<Vec<Found>> {
-    let geometry = kernel.fixed.geometry;
+    let geometry = kernel.geometry();
     // Stretches to read: all of a zone that may still take carriers, the carriers alone of a
     // full one.
     let mut stretches: Vec<(Entry, usize, usize)> = Vec::new();

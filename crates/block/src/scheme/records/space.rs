@@ -31,7 +31,7 @@ pub(super) fn recover_space(
     verified: &[Record],
 ) -> Result<MixSet<Pba>> {
     let FoundAtOpening { tables, pages, entries } = found;
-    let geometry = kernel.fixed.geometry;
+    let geometry = kernel.geometry();
     let mut state = kernel.state.lock();
     let next_generation = pages
         .iter()

@@ -110,7 +110,7 @@ pub(crate) fn verify_newer(kernel: &Kernel, newer: Vec<Record>) -> Result<Vec<Re
     let ranges = good.iter().filter(|good| **good).count();
     let mut named: Vec<Named> =
         (0..).zip(&newer).filter_map(|(n, record)| Named::of(n, record)).collect();
-    named.retain(|named| named.pba.0 < kernel.fixed.geometry.blocks());
+    named.retain(|named| named.pba.0 < kernel.geometry().blocks());
     // Neighbours are read together.
     named.sort_by_key(|named| named.pba);
     for batch in named.chunks(BLOCKS) {

@@ -41,7 +41,7 @@ pub(crate) fn leaf_of_map() -> u64 {
 /// Pages that a checkpoint of `overlay`, and of `more` records that are not published yet, writes
 /// at most.
 pub(crate) fn pages_of(kernel: &Kernel, state: &State, overlay: &Overlay, more: u64) -> u64 {
-    let geometry = &kernel.fixed.geometry;
+    let geometry = &kernel.geometry();
     let mut leaf = leaf_of_map();
     let mut shares = 0;
     if state.shares_pages() {

@@ -138,7 +138,7 @@ fn deleted_leave(volumes: &mut BTreeMap<VolumeId, Volume>, discards: &mut Ranges
 /// How much a checkpoint may do for what deleted maps left behind: one piece always has room.
 fn leftover_budget(kernel: &Kernel, scheme: &dyn Scheme) -> Budget {
     let spare = spare(kernel, scheme, &kernel.state.lock());
-    let references = kernel.fixed.geometry.blocks().div_ceil(Table::References.per_leaf());
+    let references = kernel.geometry().blocks().div_ceil(Table::References.per_leaf());
     let each = 16 + 2 * references.min(LEFTOVER_COUNTS);
     Budget(1 + (spare / 2 / each).min(kernel.settings.limits.leaving) as usize)
 }

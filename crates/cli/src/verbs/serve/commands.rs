@@ -21,7 +21,7 @@ use serde_json::Value;
 use super::options::Options;
 use crate::{
     report::{HeldSpace, Index, Memory, Nbd, PageCache, Reads, Report, Server, Snapshots, Writes},
-    verbs::{replicate, scrub, volume},
+    verbs::{grow, replicate, scrub, volume},
 };
 use onefold::parts::{
     control::{
@@ -166,6 +166,11 @@ impl Served for Commands {
             Request::VolumeList => {
                 let volumes = self.store.status().volumes.into_iter();
                 json(&volumes.map(|volume| VolumeLine::of(&volume)).collect::<Vec<_>>())
+            }
+            Request::Grow { bytes } => {
+                let grown = grow::Grown { bytes: self.store.grow(bytes)? };
+                tracing::info!("{}", grow::said(&grown));
+                json(&grown)
             }
             Request::Scrub => json(&scrub::served(&self.store, progress)?),
             Request::SnapshotSpace => json(&self.snapshot_space(progress)?),

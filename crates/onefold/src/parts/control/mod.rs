@@ -107,6 +107,11 @@ pub enum Request {
     ReceiveAbort { volume: String },
     /// A replica becomes an ordinary volume.
     VolumePromote { name: String },
+    /// A larger store: of so many bytes, or of all that its device or file has.
+    Grow {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bytes: Option<u64>,
+    },
     /// A comparison of all data with its fingerprints, which ends when the client goes away.
     Scrub,
     /// A stream into an archive, which follows when the answer says that it may, in the form of

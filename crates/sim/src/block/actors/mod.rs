@@ -2,7 +2,9 @@
 
 mod catalogue;
 mod client;
+mod growth;
 mod replication;
 mod schedule;
 
+pub(super) use growth::Growing;
 pub(crate) use replication::Transfer;

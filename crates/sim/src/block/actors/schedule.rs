@@ -65,6 +65,7 @@ impl<S: Subject> Sim<S> {
 
     /// Tells the model what the store says is durable.
     pub(crate) fn note_durable(&mut self) -> Flow<()> {
+        self.note_growth()?;
         let Some(store) = &self.store else { return Ok(()) };
         self.model.durable(store.durable().0)?;
         if let Some((_, ids)) = self.asked.take_if(|(number, _)| store.acts_done() >= *number) {

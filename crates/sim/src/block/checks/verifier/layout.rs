@@ -30,7 +30,10 @@ pub(super) struct Superblock {
     pub(super) key: u64,
     pub(super) zones: u64,
     pub(super) zone_blocks: u64,
+    /// As many as the store was made with.
     list_pages: u64,
+    /// Where the zone list begins, if it moved when the store grew; else 0.
+    moved_list: u64,
     pub(super) fingerprint: u8,
     table: bool,
     pub(super) clean: bool,
@@ -99,8 +102,9 @@ impl Superblock {
     }
 
     fn decode(bytes: &[u8], place: u64) -> Result<Superblock, String> {
-        let sharing = number::<8>(bytes, 1192) == 1;
-        let version = if sharing {
+        let features = number::<8>(bytes, 1192);
+        let (sharing, moved) = (features & 1 == 1, features & 4 == 4);
+        let version = if features != 0 {
             3
         } else if bytes[88] == 5 {
             2
@@ -116,8 +120,9 @@ impl Superblock {
         let sequence = number::<8>(bytes, 96);
         if number::<4>(bytes, 12) != place
             || sequence % 2 != place
-            || !zero(&bytes[1200..1208])
-            || !zero(&bytes[if sharing { 1240 } else { 1192 }..])
+            || features & !5 != 0
+            || moved == zero(&bytes[1200..1208])
+            || !zero(&bytes[if sharing { 1240 } else { 1208 }..])
         {
             return Err("it belongs to the other place, or its end is not zero".to_owned());
         }
@@ -130,6 +135,7 @@ impl Superblock {
             zones: number::<8>(bytes, 72),
             zone_blocks: number::<4>(bytes, 80),
             list_pages: number::<4>(bytes, 84),
+            moved_list: number::<8>(bytes, 1200),
             fingerprint: bytes[88],
             table: bytes[91] == 1,
             clean: bytes[93] == 1,
@@ -169,6 +175,27 @@ impl Superblock {
             * self.zone_blocks
     }
 
+    /// Pages of the zone list.
+    fn pages_of_list(&self) -> u64 {
+        if self.moved_list == 0 {
+            self.list_pages
+        } else {
+            (self.zones / 4).div_ceil(28).clamp(1, 74)
+        }
+    }
+
+    /// The first block of the zone list.
+    fn list(&self) -> u64 {
+        if self.moved_list == 0 { LIST } else { self.moved_list }
+    }
+
+    /// True for a block of a zone that holds data, carriers or pages.
+    pub(super) fn is_zone(&self, at: u64) -> bool {
+        let end = (self.moved_list + 2 * self.pages_of_list()).div_ceil(self.zone_blocks);
+        let list = self.moved_list..end * self.zone_blocks;
+        (self.first()..self.end()).contains(&at) && (self.moved_list == 0 || !list.contains(&at))
+    }
+
     /// The end of the zones.
     pub(super) fn end(&self) -> u64 {
         self.zones * self.zone_blocks
@@ -178,17 +205,25 @@ impl Superblock {
     pub(super) fn plausible(&self) -> Vec<String> {
         let least = |pages: u64, most: u64| pages.clamp(1, most);
         // A store has as many leftover pages as its blocks, which may be a few more than those of
-        // its zones, ask for.
-        let leftover =
-            least(self.end() / 64, 16_384)..=least((self.end() + self.zone_blocks) / 64, 16_384);
+        // its zones, asked for when it was made; it may have grown since.
+        let leftover = 1..=least((self.end() + self.zone_blocks) / 64, 16_384);
         let conditions = [
             (
                 (16..=1024).contains(&self.zone_blocks) && self.zone_blocks.is_power_of_two(),
                 "the size of its zones",
             ),
             (
-                self.list_pages == (self.zones / 4).div_ceil(28).clamp(1, 74),
+                self.moved_list == 0
+                    && self.list_pages == (self.zones / 4).div_ceil(28).clamp(1, 74)
+                    || (1..self.pages_of_list()).contains(&self.list_pages),
                 "the pages of the zone list",
+            ),
+            (
+                self.moved_list == 0
+                    || self.moved_list % self.zone_blocks == 0
+                        && self.moved_list >= self.first()
+                        && self.moved_list + 2 * self.pages_of_list() <= self.end(),
+                "the place of the zone list",
             ),
             (
                 if self.table {
@@ -229,10 +264,10 @@ impl Reader<'_> {
     /// The newer copy of each page of the zone list.
     pub(super) fn zone_list(&mut self) -> BTreeMap<u64, Listed> {
         let mut listed = BTreeMap::new();
-        for page in 0..self.superblock.list_pages {
+        for page in 0..self.superblock.pages_of_list() {
             let mut best: Option<(u64, [u8; BLOCK_BYTES])> = None;
             for copy in 0..2 {
-                let at = LIST + 2 * page + copy;
+                let at = self.superblock.list() + 2 * page + copy;
                 let bytes = self.block(at);
                 if !self.is_list_page(&bytes, at, page, copy) {
                     self.wrong(at, || format!("is not a copy of page {page} of the zone list"));
@@ -260,9 +295,9 @@ impl Reader<'_> {
         for entry in bytes[64..].chunks_exact(144).filter(|entry| entry[7] != 0) {
             let (zone, generation) = (number::<7>(entry, 0), number::<8>(entry, 8));
             let marks = (entry[7] == 2).then(|| part(entry, 16));
-            let zones =
-                self.superblock.first() / self.superblock.zone_blocks..self.superblock.zones;
-            if entry[7] > 2 || !zones.contains(&zone) || generation >= self.superblock.generation {
+            let is_zone = zone < self.superblock.zones
+                && self.superblock.is_zone(zone * self.superblock.zone_blocks);
+            if entry[7] > 2 || !is_zone || generation >= self.superblock.generation {
                 self.problem(format!(
                     "the zone list has zone {zone}, generation {generation}, state {}",
                     entry[7]

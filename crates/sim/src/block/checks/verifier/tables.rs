@@ -163,7 +163,7 @@ impl Reader<'_> {
             }
             return None;
         }
-        if kind > 2 || !(self.superblock.first()..self.superblock.end()).contains(&at) {
+        if kind > 2 || !self.superblock.is_zone(at) {
             self.problem(format!("an entry of map {map} is kind {kind} at {at}"));
             return None;
         }
@@ -330,7 +330,7 @@ impl Reader<'_> {
         });
         for &at in &usage.used {
             let known = self.links.contains_key(&at) || self.pages.contains_key(&at) || counts(at);
-            if at < self.superblock.first() || at >= self.superblock.used_zones * zone_blocks {
+            if !self.superblock.is_zone(at) || at >= self.superblock.used_zones * zone_blocks {
                 self.problem(format!("block {at} is used, outside of the zones that were used"));
             } else if !(known
                 || self.maps_hidden

@@ -139,7 +139,7 @@ impl Reader<'_> {
 
     /// A block holds a page: nothing else may be there.
     pub(super) fn take_page(&mut self, at: u64, what: &str) {
-        if !(self.superblock.first()..self.superblock.end()).contains(&at) {
+        if !self.superblock.is_zone(at) {
             self.problem(format!("{what} lies outside of the zones, at {at}"));
         } else if let Some(other) = self.pages.insert(at, what.to_owned()) {
             self.problem(format!("block {at} holds {other} and {what}"));
