@@ -192,7 +192,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 59] = [
+    pub const BUGS: [(&'static str, Rule); 58] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -251,6 +251,5 @@ impl Rule {
         ("orphan-without-entry", Rule::OrphansHaveEntries),
         ("list-at-old-place", Rule::ListPagesFollowMove),
         ("old-list-named", Rule::ListNamedWhereItIs),
-        ("list-zone-handed-out", Rule::ListZonesKept),
     ];
 }
