@@ -1,6 +1,6 @@
 //! `cargo xtask structure`: counts what makes the code hard to read, from its syntax: circles of
-//! files, questions about the scheme, methods of a type, retry loops, public modules. The figures
-//! of [`LIMITS`] may not grow.
+//! files, questions about the scheme, methods of a type and their files, retry loops, public
+//! modules. The figures of [`LIMITS`] may not grow.
 //!
 //! An import is a path in code, outside tests, that leads into another file of the same crate; a
 //! re-export counts as the file that it leads to, and `pub use` itself is no import: it gives
@@ -23,10 +23,16 @@ const CRATES: [&str; 9] =
 /// Longest line of code.
 const WIDTH: usize = 100;
 
+/// A type with so many methods has many.
+const MANY: usize = 30;
+
 /// Figures that may not grow, and how much there is of each.
-const LIMITS: [(&str, usize); 4] = [
+const LIMITS: [(&str, usize); 7] = [
     ("circles of files", 0),
+    ("files in circles", 0),
     ("questions about the scheme", 0),
+    ("methods of the type that has most", 40),
+    ("files with methods of a type that has many", 5),
     ("public modules of the archive engine", 0),
     ("retry loops of the cluster engine", 1),
 ];
@@ -76,8 +82,10 @@ fn risen(crates: &[Crate]) -> Vec<(&'static str, usize, usize)> {
 
 fn figures(crates: &[Crate]) -> Vec<Figure> {
     let of = |name: &'static str| crates.iter().filter(move |one| one.name == name);
-    let most = types(crates).into_iter().max_by_key(|(_, methods)| methods.len());
-    let (methods, spread) = most.map_or((0, 0), |(_, methods)| (methods.len(), files_of(&methods)));
+    let types = types(crates);
+    let methods = types.values().map(Vec::len).max().unwrap_or(0);
+    let many = types.values().filter(|methods| methods.len() >= MANY);
+    let spread = many.map(|methods| files_of(methods)).max().unwrap_or(0);
     vec![
         ("circles of files", crates.iter().map(|one| graph::circles(one).len()).sum()),
         (
@@ -86,7 +94,7 @@ fn figures(crates: &[Crate]) -> Vec<Figure> {
         ),
         ("questions about the scheme", of("block").map(|block| questions(block).len()).sum()),
         ("methods of the type that has most", methods),
-        ("files with methods of that type", spread),
+        ("files with methods of a type that has many", spread),
         (
             "retry loops of the cluster engine",
             of("cluster").map(|cluster| cluster.lines(is_retry, |_| true).len()).sum(),

@@ -8,7 +8,7 @@ use std::{
 use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use crate::{
-    container::{ChunkReader, ContainerReader},
+    container::{ChunkReader, ContainerReader, is_all_there},
     format::{
         Address, ContainerId,
         container::{Metadata, Packer},
@@ -320,7 +320,8 @@ impl Found {
                             &mut self.report,
                         )?;
                         // Columns on absent nodes are not lost.
-                        if !rotten.is_empty() && self.archive.is_all_there(&container.stored.place)
+                        if !rotten.is_empty()
+                            && is_all_there(&self.archive, &container.stored.place)
                         {
                             self.report.rotten.insert(id, bits_of(&rotten, metadata.chunks.len()));
                         }

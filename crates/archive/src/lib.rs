@@ -51,7 +51,7 @@ pub use crate::rules::Rule;
 pub use crate::{
     check::{Progress as CheckProgress, Report as CheckReport, check, check_one},
     chunk_index::{ChunkIndex, PAGE_BYTES as INDEX_PAGE_BYTES, rebuild as rebuild_chunk_index},
-    erasure::{Absent, NodeLabel, Nodes, Spread, View as NodesView},
+    erasure::{Absent, NodeLabel, Nodes, Spread, View as NodesView, seal},
     filter_chain::Counts as FilterCounts,
     format::{
         Address, ContainerId, Identity,

@@ -63,6 +63,10 @@ pub enum Rule {
     /// A directory counts as a node only when it has the node's label. Otherwise an empty mount
     /// point counts as the node that belongs there.
     NodeNeedsItsLabel,
+    /// Nodes that know their lists are changed only by way of a list with the archive's seal.
+    /// Otherwise a list that a stranger wrote changes the archive of whoever copies it. No seed
+    /// meets strangers; a test of the simulator's files finds it.
+    ListHasItsSeal,
     /// A change is made in one copy more than the code has parity. Otherwise no node may have the
     /// change when as many are lost as may be.
     QuorumOfCopies,

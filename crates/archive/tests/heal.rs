@@ -54,7 +54,7 @@ impl Desk {
         // A segment for each stream, on three nodes each.
         let (format, spread) = (
             Format { segment_bytes: 300 << 10, ..Desk::format() },
-            Spread { n: 3, k: 2, ids: (0..6).map(|n| [n; 16]).collect() },
+            Spread { n: 3, k: 2, ids: (0..6).map(|n| [n; 16]).collect(), listed: false },
         );
         Archive::create_on_nodes(
             &Nodes::create(directories, &spread, format.id, format.secret).unwrap(),

@@ -34,7 +34,8 @@ impl Desk {
             .collect();
         let mut format = Format::new([1; 16], [2; 32], [3; 16]);
         format.reserve_bytes = 1 << 20;
-        let spread = Spread { n, k, ids: (0..count).map(|node| [node as u8; 16]).collect() };
+        let spread =
+            Spread { n, k, ids: (0..count).map(|node| [node as u8; 16]).collect(), listed: false };
         let nodes = Nodes::create(directories, &spread, format.id, format.secret).unwrap();
         Archive::create_on_nodes(&nodes, &format).unwrap();
         desk

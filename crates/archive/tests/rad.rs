@@ -44,7 +44,12 @@ impl Desk {
             .collect();
         let mut format = Format::new([1; 16], [2; 32], [3; 16]);
         (format.reserve_bytes, format.late) = (1 << 20, late);
-        let spread = Spread { n: 6, k: 4, ids: (0..6).map(|node| [node as u8; 16]).collect() };
+        let spread = Spread {
+            n: 6,
+            k: 4,
+            ids: (0..6).map(|node| [node as u8; 16]).collect(),
+            listed: false,
+        };
         let nodes = Nodes::create(directories, &spread, format.id, format.secret).unwrap();
         Archive::create_on_nodes(&nodes, &format).unwrap();
         desk

@@ -118,6 +118,14 @@ impl Directory {
         self.own.owner()
     }
 
+    /// The number of its inode: another directory of the same file system has another one.
+    ///
+    /// # Errors
+    /// The errors of the system.
+    pub fn inode(&self) -> Result<u64> {
+        Ok(self.own.stat()?.st_ino)
+    }
+
     /// True when it belongs to the user for whom we write.
     #[must_use]
     pub fn is_ours(&self) -> bool {

@@ -11,11 +11,15 @@ use std::{
     fs,
     io::ErrorKind,
     os::fd::{AsFd, AsRawFd},
+    path::Path,
     time::{Duration, Instant},
 };
 
 use onefold_core::{Error, Hold, Kind, Result};
-use rustix::{fs::FlockOperation, io::Errno};
+use rustix::{
+    fs::{FlockOperation, Stat},
+    io::Errno,
+};
 
 use crate::locality::Locality;
 
@@ -145,16 +149,18 @@ fn others_could_hold(file: &fs::File) -> bool {
     rustix::fs::fstat(file).map_or(true, |stat| stat.st_uid != us || stat.st_mode & 0o066 != 0)
 }
 
+/// True when this process holds a lock on the file at `path`, as far as the system tells.
+#[must_use]
+pub fn is_locked_here(path: &Path) -> bool {
+    rustix::fs::stat(path).ok().and_then(|stat| holding_pid(&stat)) == Some(std::process::id())
+}
+
 /// The process that holds a lock on the file, according to `/proc/locks`.
 fn holder(file: &fs::File) -> Option<String> {
-    let stat = rustix::fs::fstat(file).ok()?;
-    let place = format!(
-        "{:02x}:{:02x}:{}",
-        rustix::fs::major(stat.st_dev),
-        rustix::fs::minor(stat.st_dev),
-        stat.st_ino
-    );
-    let pid = holding(&fs::read_to_string("/proc/locks").ok()?, &place)?;
+    let pid = holding_pid(&rustix::fs::fstat(file).ok()?)?;
+    if pid == std::process::id() {
+        return Some("this process".into());
+    }
     match fs::metadata(format!("/proc/{pid}")) {
         Ok(process) => {
             Some(format!("process {pid} of user {}", std::os::unix::fs::MetadataExt::uid(&process)))
@@ -164,6 +170,17 @@ fn holder(file: &fs::File) -> Option<String> {
         }
         Err(_) => Some(format!("process {pid}")),
     }
+}
+
+/// The process that holds a lock on a file, by its number.
+fn holding_pid(stat: &Stat) -> Option<u32> {
+    let place = format!(
+        "{:02x}:{:02x}:{}",
+        rustix::fs::major(stat.st_dev),
+        rustix::fs::minor(stat.st_dev),
+        stat.st_ino
+    );
+    holding(&fs::read_to_string("/proc/locks").ok()?, &place)
 }
 
 /// The first process in a list of locks that holds one on a place, and does not only wait for it.

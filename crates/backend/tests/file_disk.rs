@@ -35,7 +35,7 @@ fn refused(result: onefold_core::Result<FileDisk>, kind: Kind, says: &str) {
 fn a_store_that_is_open_for_writing_is_refused_to_everybody_else() {
     let file = Scratch::new("locked-by-writer");
     let disk = create(file.path(), 4, Preallocate::None).unwrap();
-    let message = format!("store {} is in use by another process", file.path().display());
+    let message = format!("store {} is in use by", file.path().display());
     refused(FileDisk::open(file.path(), Access::ReadWrite), Kind::Busy, &message);
     refused(FileDisk::open(file.path(), Access::ReadOnly), Kind::Busy, &message);
     refused(create(file.path(), 4, Preallocate::None), Kind::Busy, &message);
@@ -52,11 +52,7 @@ fn readers_share_a_store_and_keep_writers_out() {
         FileDisk::open(file.path(), Access::ReadOnly).unwrap(),
         FileDisk::open(file.path(), Access::ReadOnly).unwrap(),
     ];
-    refused(
-        FileDisk::open(file.path(), Access::ReadWrite),
-        Kind::Busy,
-        "is in use by another process",
-    );
+    refused(FileDisk::open(file.path(), Access::ReadWrite), Kind::Busy, "is in use by");
     drop(readers);
     FileDisk::open(file.path(), Access::ReadWrite).unwrap();
 }
@@ -343,7 +339,7 @@ fn a_block_device_is_used_whole_and_claimed() {
             .unwrap();
         disk.flush().unwrap();
         refused(FileDisk::open(path, Access::ReadWrite), Kind::Busy, "in use by another program");
-        refused(FileDisk::open(path, Access::ReadOnly), Kind::Busy, "in use by another process");
+        refused(FileDisk::open(path, Access::ReadOnly), Kind::Busy, "in use by");
         drop(disk);
         let disk = FileDisk::open(path, Access::ReadOnly).unwrap();
         assert_same(&read(&disk, (64 << 8) - 2, 2).unwrap(), &blocks(1, 2));

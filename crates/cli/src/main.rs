@@ -20,7 +20,7 @@ mod operator;
 mod report;
 mod verbs;
 
-use std::{panic, process::ExitCode};
+use std::{ffi::OsString, panic, process::ExitCode};
 
 use clap::CommandFactory;
 
@@ -48,8 +48,17 @@ fn quiet_guarded_panics() {
 }
 
 fn run() -> Result<(), Failure> {
-    let arguments = configuration::read(std::env::args_os().collect())?;
+    let arguments = configuration::read(as_option(std::env::args_os().collect()))?;
     perform(arguments)
+}
+
+/// `onefold help VERB` is `onefold VERB --help`.
+fn as_option(mut typed: Vec<OsString>) -> Vec<OsString> {
+    if typed.get(1).is_some_and(|word| word == "help") {
+        typed.remove(1);
+        typed.push("--help".into());
+    }
+    typed
 }
 
 /// Does what was asked for.

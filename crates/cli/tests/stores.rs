@@ -324,6 +324,7 @@ fn help_and_version_are_on_standard_output() {
         ["create", "volume", "volume create", "serve", "status", "check", "scrub", "estimate"]
     {
         let help = desk.ok(&format!("{verb} --help"));
+        assert_eq!(desk.ok(&format!("help {verb}")), help);
         assert!(help.contains("Examples:\n  onefold "), "{verb}: {help}");
     }
 }

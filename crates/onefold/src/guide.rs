@@ -185,7 +185,10 @@
 //!         thread::sleep(Duration::from_millis(10));
 //!     }
 //!     putting.cancelled.store(true, Relaxed);
-//!     assert!(put.join().unwrap().is_err());
+//!     // Who cancelled knows it by the flag; the error has what the source said.
+//!     let error = put.join().unwrap().unwrap_err();
+//!     let said = std::error::Error::source(&error).map(ToString::to_string);
+//!     assert_eq!(said.as_deref(), Some("cancelled"));
 //! });
 //! assert!(store.streams()?.is_empty());
 //!

@@ -105,9 +105,13 @@ impl Store {
     /// replaced.
     ///
     /// # Errors
-    /// `Exists`: a volume of a cluster store has the name. `Busy`: another process puts.
-    /// `Unsupported`: a block store holds volumes only. `NoSpace`: the disk is full. `Io`: the
-    /// source or the disk failed.
+    /// `InvalidInput`: no stream can have the name, which has 1 to 4,096 bytes in an archive and 1
+    /// to 255 in a cluster store, and no control characters. `Exists`: a volume of a cluster store
+    /// has the name. `Busy`: another process puts. `Unsupported`: a block store holds volumes only.
+    /// `NoSpace`: the disk is full. `Stopped`: an earlier failure, or another owner, ended all
+    /// changes. `Io`: the disk failed. An error of `source` has the kind that the source's own
+    /// kind means, mostly `Io`, and the source's error as its
+    /// [`source`](std::error::Error::source).
     ///
     /// ```
     /// # let folder = tempfile::tempdir().unwrap();

@@ -62,7 +62,7 @@ impl Appender {
     }
 
     fn needed(&self, packed: &Packed, class: Class) -> u64 {
-        packed.bytes().next_multiple_of(self.archive.place_align(class))
+        packed.bytes().next_multiple_of(place_align(&self.archive, class))
     }
 
     /// Writes a container; durable after [`sync`](Self::sync).
@@ -227,24 +227,22 @@ fn give_ahead_back(archive: &Archive, open: &OpenSegment, taken: u64) -> Result<
     open.file.set_bytes(open.file.bytes()?.min(open.end))
 }
 
-impl Archive {
-    /// Containers begin at multiples of this in segments of a class.
-    pub(crate) fn place_align(&self, class: Class) -> u64 {
-        PLACE_ALIGN * u64::from(self.label.data(class))
-    }
+/// Containers begin at multiples of this in segments of a class.
+fn place_align(archive: &Archive, class: Class) -> u64 {
+    PLACE_ALIGN * u64::from(archive.label().data(class))
+}
 
-    /// The class in which a put writes containers of this kind: recipes are read and changed as a
-    /// whole, and stand encoded from the beginning.
-    pub(crate) fn class_of(&self, kind: ContainerKind) -> Class {
-        if self.label.late.is_some() && kind == ContainerKind::Data {
-            Class::Replicated
-        } else {
-            Class::Plain
-        }
+/// The class in which a put writes containers of this kind: recipes are read and changed as a
+/// whole, and stand encoded from the beginning.
+pub(crate) fn class_of(archive: &Archive, kind: ContainerKind) -> Class {
+    if archive.label().late.is_some() && kind == ContainerKind::Data {
+        Class::Replicated
+    } else {
+        Class::Plain
     }
+}
 
-    /// True when no node is absent that has a part of the container at `place`.
-    pub(crate) fn is_all_there(&self, place: &Place) -> bool {
-        self.files.is_whole(&segment_name(place.segment)).unwrap_or(false)
-    }
+/// True when no node is absent that has a part of the container at `place`.
+pub(crate) fn is_all_there(archive: &Archive, place: &Place) -> bool {
+    archive.files.is_whole(&segment_name(place.segment)).unwrap_or(false)
 }

@@ -18,7 +18,7 @@ mod pack;
 mod rewriter;
 
 pub(crate) use self::{
-    appender::Appender,
+    appender::{Appender, class_of, is_all_there},
     chunk_reader::{ChunkReader, addresses},
     container_reader::ContainerReader,
     ids::Ids,

@@ -57,6 +57,8 @@ pub struct View {
     pub members: u64,
     /// The random id of each node.
     pub ids: Vec<[u8; 16]>,
+    /// Only who names the nodes by a list with the archive's [seal](crate::seal) changes it.
+    pub listed: bool,
 }
 
 /// Why a directory does not count as a node.
@@ -104,7 +106,8 @@ impl NodeLabel {
             .u8(self.n)
             .u8(self.k)
             .u8(u8::from(self.settled))
-            .raw(&[0; 3]);
+            .u8(u8::from(self.view.listed))
+            .raw(&[0; 2]);
         w.u64(self.view.epoch).u64(self.view.members);
         self.view.ids.iter().for_each(|id| {
             w.raw(id);
@@ -137,8 +140,9 @@ impl NodeLabel {
         {
             return Err(corrupt("the label of a node fails its checksum"));
         }
-        let (number, nodes, n, k, settled) = (r.u8()?, r.u8()?, r.u8()?, r.u8()?, r.u8()? == 1);
-        r.take(3)?;
+        let (number, nodes, n, k) = (r.u8()?, r.u8()?, r.u8()?, r.u8()?);
+        let (settled, listed) = (r.u8()? == 1, r.u8()? == 1);
+        r.take(2)?;
         let (epoch, members) = (r.counter()?, r.u64()?);
         if usize::from(nodes) > NODES_MAX || number >= nodes || n > nodes || k == 0 || k > n {
             return Err(corrupt("the label of a node can't be true"));
@@ -150,7 +154,7 @@ impl NodeLabel {
             number,
             n,
             k,
-            view: View { epoch, members, ids },
+            view: View { epoch, members, ids, listed },
             settled,
         }))
     }
@@ -235,7 +239,8 @@ mod tests {
     use super::*;
 
     fn label(number: u8, epoch: u64, members: u64, settled: bool) -> NodeLabel {
-        let view = View { epoch, members, ids: (0..5).map(|n| [n; 16]).collect() };
+        let ids = (0..5).map(|n| [n; 16]).collect();
+        let view = View { epoch, members, ids, listed: number == 3 };
         NodeLabel { archive: [1; 16], secret: [2; 32], number, n: 3, k: 2, view, settled }
     }
 

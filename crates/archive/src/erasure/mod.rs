@@ -22,6 +22,7 @@ mod copies;
 mod label;
 mod nodes;
 mod redundancy;
+mod seal;
 mod shared;
 mod stripe;
 
@@ -34,4 +35,5 @@ pub(crate) use self::{
 pub use self::{
     label::{Absent, NodeLabel, View},
     nodes::{Nodes, Spread},
+    seal::seal,
 };

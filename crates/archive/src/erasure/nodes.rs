@@ -29,6 +29,8 @@ pub struct Spread {
     pub k: usize,
     /// A random id for each node.
     pub ids: Vec<[u8; 16]>,
+    /// Only who names the nodes by a list with the archive's [seal](crate::seal) changes it.
+    pub listed: bool,
 }
 
 impl Nodes {
@@ -43,7 +45,7 @@ impl Nodes {
         archive: [u8; 16],
         secret: [u8; 32],
     ) -> Result<Nodes> {
-        let (nodes, Spread { n, k, ids }) = (directories.len(), spread);
+        let (nodes, Spread { n, k, ids, listed }) = (directories.len(), spread);
         let code = Code::new(*n, *k)?;
         if *n > nodes
             || nodes > NODES_MAX
@@ -66,7 +68,8 @@ impl Nodes {
                 ));
             }
         }
-        let view = View { epoch: 1, members: u64::MAX >> (NODES_MAX - nodes), ids: ids.clone() };
+        let members = u64::MAX >> (NODES_MAX - nodes);
+        let view = View { epoch: 1, members, ids: ids.clone(), listed: *listed };
         for (number, files) in directories.iter().enumerate() {
             let label = NodeLabel {
                 archive,
@@ -133,6 +136,8 @@ impl Nodes {
                 copies: Vec::new(),
                 read_from: 0,
                 absent: Vec::new(),
+                listed: false,
+                sealed: false,
             }),
             settings: settings.clone(),
         };

@@ -41,6 +41,10 @@ pub(crate) struct State {
     /// The copy of which the tables are read, until the copies are level.
     pub(super) read_from: usize,
     pub(super) absent: Vec<(usize, Absent)>,
+    /// A label of the archive, current or not, says that its lists have seals.
+    pub(super) listed: bool,
+    /// The nodes were found by such a list.
+    pub(super) sealed: bool,
 }
 
 /// How far a copy is: the label's generation, and the last change of its log; with the label's
@@ -118,6 +122,7 @@ impl Shared {
         absent.sort_by_key(|(n, _)| *n);
         let mut state = self.state.lock();
         state.missed &= view.members;
+        state.listed |= found.iter().flatten().any(|label| label.view.listed);
         (state.view, state.here, state.absent) = (view, here, absent);
         drop(state);
         self.primary().map(|_| ())
@@ -176,20 +181,19 @@ impl Shared {
         self.state.lock().missed |= 1 << n;
     }
 
-    /// Tells all others that the nodes which missed something are not current any more. The commit
-    /// lock is held.
+    /// Tells all others that the nodes which missed something are not current any more, and all of
+    /// them that the lists of the archive have seals from now on. The commit lock is held.
     pub(super) fn leave_out_missed(&self) -> Result<()> {
-        let (view, missed) = {
+        let (view, missed, becomes_listed) = {
             let state = self.state.lock();
-            (state.view.clone(), state.missed & state.view.members)
+            (state.view.clone(), state.missed & state.view.members, state.becomes_listed())
         };
-        if missed == 0 {
+        if missed == 0 && !becomes_listed {
             return Ok(());
         }
-        self.change_view(
-            View { epoch: view.epoch + 1, members: view.members & !missed, ..view },
-            None,
-        )
+        let members = view.members & !missed;
+        let listed = view.listed || becomes_listed;
+        self.change_view(View { epoch: view.epoch + 1, members, listed, ..view }, None)
     }
 
     /// Writes a new view to all members and to a node that joins them: proposed first, then
@@ -268,6 +272,11 @@ fn view_mask(found: &[Option<NodeLabel>]) -> u64 {
 }
 
 impl State {
+    /// An older archive is changed by way of a list with a seal, and all of its members are there.
+    fn becomes_listed(&self) -> bool {
+        self.sealed && !self.view.listed && self.readable() == self.view.members
+    }
+
     pub(super) fn readable(&self) -> u64 {
         self.here & !self.missed
     }

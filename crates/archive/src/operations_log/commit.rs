@@ -7,6 +7,7 @@ use onefold_core::{Error, Kind, Result};
 use super::{
     archive::Archive,
     frames::{Replayed, changes_lost, fits, later_changes, locks_fail, log_full, replay},
+    label::{make_label_durable, record_synced, recorded_synced},
     position::{LogPosition, occupied},
     snapshot::{write_block_indexes, write_snapshot},
 };
@@ -90,7 +91,7 @@ impl Archive {
             return Err(log_full());
         }
         if !position.label_durable {
-            self.make_label_durable(position)?;
+            make_label_durable(self, position)?;
         }
         self.nothing_follows(position)?;
         // Nodes that lack a unit of a container leave before the frame lists it. A crash may leave
@@ -119,7 +120,7 @@ impl Archive {
         }
         position.end += bytes.len() as u64;
         position.tables = Arc::new(next);
-        self.record_synced(sequence, position.snapshot)
+        record_synced(self, sequence, position.snapshot)
     }
 
     /// Errors when somebody appended since the end was read, although we hold the lock.
@@ -281,36 +282,16 @@ fn read_back(files: &dyn Redundancy, position: &LogPosition, bytes: &[u8]) -> Re
     files.confirm()
 }
 
-/// Reads new frames of the copy of the log that is read now.
-fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
-    let (label, is_damaged) =
-        look_for_label(&*archive.files, archive.keeps(Rule::OneLabelPlaceEnough))?;
-    // First, so that the log has at least this even where locks do not hold.
-    let recorded = archive.recorded_synced()?.0;
-    // A damaged place of the label may have named another log, where what is new is. A later
-    // label names a snapshot and a log that were made anew where the last label was lost with
-    // its own.
-    if label.snapshot != position.snapshot
-        || label.generation > position.generation
-        || is_damaged && recorded > position.tables.sequence
-    {
-        let stopped = position.stopped.take();
-        // Gives the old tables' memory back to the budget; loading draws it again.
-        position.drawn = Drawn::default();
-        *position = LogPosition::load_newest(
-            &archive.files,
-            &archive.identity,
-            &label,
-            &archive.settings,
-            Some(&position.tables),
-            &archive.budget,
-        )?;
-        position.stopped = stopped;
-    }
-    position.generation = position.generation.max(label.generation);
-    if archive.budget.is_bounded() {
-        archive.budget.occupied(occupied(&*archive.files, position.snapshot));
-    }
+/// The log to its end: the tables with its new frames, if there are any.
+struct Reached {
+    tables: Option<Tables>,
+    sequence: u64,
+    end: u64,
+    last: Vec<u8>,
+}
+
+/// Reads the new frames of the log.
+fn read_on(archive: &Archive, position: &LogPosition) -> Result<Reached> {
     let mut replayed = Replayed::of(&position.tables);
     replay(
         &*position.log,
@@ -321,17 +302,73 @@ fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
         &archive.settings,
         u64::MAX,
     )?;
-    if recorded > replayed.tables.sequence && archive.keeps(Rule::LogReachesRecorded) {
-        return Err(changes_lost(replayed.tables.sequence, recorded));
+    let Replayed { tables, end, last } = replayed;
+    let sequence = tables.sequence;
+    let tables = match tables {
+        Cow::Owned(tables) => Some(tables),
+        Cow::Borrowed(_) => None,
+    };
+    Ok(Reached { tables, sequence, end, last })
+}
+
+/// Loads the snapshot that the label names, or the one behind it.
+fn newest(archive: &Archive, position: &mut LogPosition, label: &Label) -> Result<LogPosition> {
+    // Gives the old tables' memory back to the budget; loading draws it again.
+    position.drawn = Drawn::default();
+    let next = LogPosition::load_newest(
+        &archive.files,
+        &archive.identity,
+        label,
+        &archive.settings,
+        Some(&position.tables),
+        &archive.budget,
+    )?;
+    Ok(LogPosition { stopped: position.stopped.take(), ..next })
+}
+
+/// Reads new frames of the copy of the log that is read now.
+fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
+    let (label, is_damaged) =
+        look_for_label(&*archive.files, archive.keeps(Rule::OneLabelPlaceEnough))?;
+    // First, so that the log has at least this even where locks do not hold.
+    let recorded = recorded_synced(archive)?.0;
+    // A damaged place of the label may have named another log, where what is new is. A later
+    // label names a snapshot and a log that were made anew where the last label was lost with
+    // its own.
+    if label.snapshot != position.snapshot
+        || label.generation > position.generation
+        || is_damaged && recorded > position.tables.sequence
+    {
+        *position = newest(archive, position, &label)?;
     }
-    let Replayed { tables: Cow::Owned(tables), end, last } = replayed else { return Ok(()) };
+    position.generation = position.generation.max(label.generation);
+    if archive.budget.is_bounded() {
+        archive.budget.occupied(occupied(&*archive.files, position.snapshot));
+    }
+    let mut reached = read_on(archive, position)?;
+    let is_short =
+        |reached: &Reached| recorded > reached.sequence && archive.keeps(Rule::LogReachesRecorded);
+    if is_short(&reached) {
+        // The changes are in the next log when the write of the label that names it was lost.
+        let known = position.snapshot;
+        let next = newest(archive, position, &label).ok();
+        let Some(next) = next.filter(|next| next.snapshot != known) else {
+            return Err(changes_lost(reached.sequence, recorded));
+        };
+        *position = next;
+        reached = read_on(archive, position)?;
+        if is_short(&reached) {
+            return Err(changes_lost(reached.sequence, recorded));
+        }
+    }
+    let Reached { tables: Some(tables), end, last, .. } = reached else { return Ok(()) };
     let unsure = tables.sequence > recorded && archive.keeps(Rule::FrameDurableBeforeShown);
     if unsure && archive.writes {
         position.log.write_at(end - last.len() as u64, &last)?;
         position.log.sync()?;
         archive.files.confirm()?;
-        archive.make_label_durable(position)?;
-        archive.record_synced(tables.sequence, position.snapshot)?;
+        make_label_durable(archive, position)?;
+        record_synced(archive, tables.sequence, position.snapshot)?;
     } else if unsure && archive.keeps(Rule::TailDurableBeforeRead) {
         return archive.replay_lasting_frames(position, tables, end, recorded);
     }

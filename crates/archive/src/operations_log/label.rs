@@ -9,54 +9,52 @@ use crate::format::{
     names::{LABEL, SYNCED},
 };
 
-impl Archive {
-    /// Writes the label again unless it is known to be durable. A label that a killed process
-    /// wrote may be in memory only, and frames appended to its log must not be lost with it.
-    pub(super) fn make_label_durable(&self, position: &mut LogPosition) -> Result<()> {
-        if position.label_lost || self.recorded_synced()?.1 < position.snapshot {
-            let label = Label {
-                generation: position.generation,
-                snapshot: position.snapshot,
-                ..self.label.clone()
-            };
-            let file = self.files.open(LABEL)?;
-            file.write_at(label.place(), &label.encode())?;
-            file.sync()?;
-        }
-        (position.label_durable, position.label_lost) = (true, false);
-        // A crash may have lost the space that was taken for the log. A disk that is full gives
-        // none.
-        match position.log.reserve(0, self.settings.log_ahead_bytes) {
-            Err(error) if error.kind() != Kind::NoSpace => Err(error),
-            _ => Ok(()),
-        }
+/// Writes the label again unless it is known to be durable. A label that a killed process
+/// wrote may be in memory only, and frames appended to its log must not be lost with it.
+pub(super) fn make_label_durable(archive: &Archive, position: &mut LogPosition) -> Result<()> {
+    if position.label_lost || recorded_synced(archive)?.1 < position.snapshot {
+        let label = Label {
+            generation: position.generation,
+            snapshot: position.snapshot,
+            ..archive.label.clone()
+        };
+        let file = archive.files.open(LABEL)?;
+        file.write_at(label.place(), &label.encode())?;
+        file.sync()?;
     }
+    (position.label_durable, position.label_lost) = (true, false);
+    // A crash may have lost the space that was taken for the log. A disk that is full gives
+    // none.
+    match position.log.reserve(0, archive.settings.log_ahead_bytes) {
+        Err(error) if error.kind() != Kind::NoSpace => Err(error),
+        _ => Ok(()),
+    }
+}
 
-    /// Says that frame and label are durable; said after their syncs, so that it is true whenever
-    /// it is read.
-    pub(super) fn record_synced(&self, sequence: u64, snapshot: u64) -> Result<()> {
-        let mut w = Writer::default();
-        w.u64(sequence).u64(snapshot);
-        let checksum = self.identity.checksum(&w.0);
-        w.u64(checksum);
-        // Only saves the next process a sync.
-        match self.files.open(SYNCED)?.write_at(0, &w.0) {
-            Err(error) if error.kind() != Kind::NoSpace => Err(error),
-            _ => Ok(()),
-        }
+/// Says that frame and label are durable; said after their syncs, so that it is true whenever
+/// it is read.
+pub(super) fn record_synced(archive: &Archive, sequence: u64, snapshot: u64) -> Result<()> {
+    let mut w = Writer::default();
+    w.u64(sequence).u64(snapshot);
+    let checksum = archive.identity.checksum(&w.0);
+    w.u64(checksum);
+    // Only saves the next process a sync.
+    match archive.files.open(SYNCED)?.write_at(0, &w.0) {
+        Err(error) if error.kind() != Kind::NoSpace => Err(error),
+        _ => Ok(()),
     }
+}
 
-    /// The last frame and the label that are known to be durable.
-    pub(super) fn recorded_synced(&self) -> Result<(u64, u64)> {
-        let mut bytes = [0; 24];
-        match self.files.open(SYNCED)?.read_at(0, &mut bytes) {
-            Ok(n) if n == bytes.len() => {}
-            // Without it a sync more is needed.
-            Err(error) if error.kind() != Kind::Io => return Err(error),
-            _ => return Ok((0, 0)),
-        }
-        let mut r = Reader(&bytes, None);
-        let said = (r.u64()?, r.u64()?);
-        Ok(if self.identity.checksum(&bytes[..16]) == r.u64()? { said } else { (0, 0) })
+/// The last frame and the label that are known to be durable.
+pub(super) fn recorded_synced(archive: &Archive) -> Result<(u64, u64)> {
+    let mut bytes = [0; 24];
+    match archive.files.open(SYNCED)?.read_at(0, &mut bytes) {
+        Ok(n) if n == bytes.len() => {}
+        // Without it a sync more is needed.
+        Err(error) if error.kind() != Kind::Io => return Err(error),
+        _ => return Ok((0, 0)),
     }
+    let mut r = Reader(&bytes, None);
+    let said = (r.u64()?, r.u64()?);
+    Ok(if archive.identity.checksum(&bytes[..16]) == r.u64()? { said } else { (0, 0) })
 }

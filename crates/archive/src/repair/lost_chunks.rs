@@ -21,7 +21,7 @@ use std::{
 use onefold_core::{Error, Fingerprint, Hold, Kind, Result};
 
 use crate::{
-    container::{Rewriter, pack},
+    container::{Rewriter, is_all_there, pack},
     format::{
         Address, ContainerId,
         container::{OpenContainer, Packer},
@@ -266,7 +266,7 @@ impl Restoration<'_> {
         };
         if restored == 0
             || all.len() > SLOTS_MAX
-            || !(complete || (certain && self.archive.is_all_there(&old.place)))
+            || !(complete || (certain && is_all_there(self.archive, &old.place)))
         {
             return Ok(0);
         }

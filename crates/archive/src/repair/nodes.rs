@@ -164,11 +164,7 @@ pub fn replace(
         // An absent member that missed nothing so far would stay one only if it got the new view:
         // it can't.
         let here = shared.here();
-        view = View {
-            epoch: view.epoch + 1,
-            members: (view.members & here) | 1 << number,
-            ids: view.ids,
-        };
+        view = View { epoch: view.epoch + 1, members: (view.members & here) | 1 << number, ..view };
         shared.change_view(view, Some((number, &**files)))
     })?;
     files.remove(CURSOR)?;

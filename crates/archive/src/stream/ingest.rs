@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 use crate::{
     chunk_index::{Auxiliary, import, load_recent},
-    container::{Appender, ContainerReader, Ids},
+    container::{Appender, ContainerReader, Ids, class_of},
     filter_chain::FilterChain,
     format::{
         ContainerId,
@@ -189,7 +189,7 @@ impl PendingContainers {
         packed: &Packed,
         now: u64,
     ) -> Result<u64> {
-        let class = ingest.archive.class_of(packed.kind);
+        let class = class_of(&ingest.archive, packed.kind);
         if self.appender.begins_segment(packed, class) {
             self.list(ingest, now)?;
         }

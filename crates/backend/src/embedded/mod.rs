@@ -237,6 +237,11 @@ impl EmbeddedStore {
             false,
         )
         .map_err(|error| match error.kind() {
+            Kind::Busy if lock::is_locked_here(&folder.join(TABLES)) => {
+                let why =
+                    format!("this process has the store in {} open already", folder.display());
+                Error::new(Kind::Busy, why)
+            }
             Kind::Busy => {
                 let why = "another process has the store open; a folder has one owner (workers run \
                            inside onefold serve): stop the process that serves it, then try again";

@@ -73,7 +73,7 @@ enum Verb {
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     match &options.verb {
         Verb::Attach { store, nodes, answer } => {
-            let directory = ArchiveDir::create(store, nodes)?;
+            let directory = ArchiveDir::attach(store, nodes)?;
             directory.open_to_read(onefold_archive::READER_BYTES)?;
             answer.tell(
                 &json!({ "store": store.display().to_string(), "nodes": nodes.len() }),
@@ -124,7 +124,7 @@ fn rebuild(path: &Path, replace: &[(usize, PathBuf)], json: bool) -> Result<(), 
         let replacement = Replacement { number: *number, files, id: random_bytes()? };
         let done =
             replace_nodes(&archive, &nodes, &replacement, &mut |done, total| bar.set(done, total))?;
-        directory.move_node(*number, to)?;
+        directory.move_node(&nodes, *number, to)?;
         all.nodes += done.nodes;
         all.units.units += done.units.units;
     }

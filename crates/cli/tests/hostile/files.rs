@@ -15,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use onefold_archive::NodeLabel;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::{
@@ -398,6 +399,123 @@ fn rule_02_a_list_of_nodes_names_directories_of_its_owner_only() {
         assert!(!said.status.success(), "{verb}: {said:?}");
     }
     assert!(snapshot(&street.path("n0")) == before);
+}
+
+/// Whoever gives away a directory with a list of nodes chooses the names in it. Copied, it belongs
+/// to the user whose own nodes it names.
+#[test]
+fn rule_02_a_strangers_list_of_nodes_changes_nothing_of_the_archive_whose_nodes_it_names() {
+    let desk = Desk::new();
+    desk.ok("create archive mine --nodes n0,n1,n2 --code 3,2");
+    fs::write(desk.path("file"), "content").unwrap();
+    desk.ok("put mine one file");
+    let list = fs::read_to_string(desk.path("mine/nodes")).unwrap();
+    let names: String = list.lines().take(3).map(|line| format!("{line}\n")).collect();
+    let seal = list.lines().last().unwrap();
+    // Of an older form; as the owner's own list was written, which the stranger read; with a seal
+    // of the stranger's own; in another order; and with nodes that are elsewhere.
+    let turned: String = names.lines().rev().map(|line| format!("{line}\n")).collect();
+    let elsewhere = names.replace("n0\n", "gone\n");
+    let traps = [
+        ("bare", names.clone()),
+        ("copied", list.clone()),
+        ("forged", format!("{names}={} 1 /\n", "0".repeat(64))),
+        ("turned", format!("{turned}{seal}\n")),
+        ("elsewhere", format!("{elsewhere}{seal}\n")),
+        ("part", elsewhere.clone()),
+    ];
+    let nodes = || ["n0", "n1", "n2"].map(|node| snapshot(&desk.path(node)));
+    let before = nodes();
+    for (trap, text) in traps {
+        fs::create_dir(desk.path(trap)).unwrap();
+        fs::set_permissions(desk.path(trap), fs::Permissions::from_mode(0o700)).unwrap();
+        fs::write(desk.path(trap).join("nodes"), text).unwrap();
+        let writes = ["put T two file", "rm T one", "mv T one two", "gc T", "repair T"];
+        let nodes_of_it = ["node rebuild T", "node replace T 0 new", "volume create T v --size 1M"];
+        for verb in writes.into_iter().chain(nodes_of_it).chain(["serve T --nbd unix:sock"]) {
+            let verb = verb.replace(" T", &format!(" {trap}"));
+            let said = ends(&mut desk.command(&verb));
+            one_sentence(&verb, &said);
+            assert!(!said.status.success(), "{verb}: {said:?}");
+            assert!(nodes() == before, "{verb} changed the nodes");
+        }
+        for verb in ["ls T", "get T one", "status T", "check T", "scrub T"] {
+            let verb = verb.replace(" T", &format!(" {trap}"));
+            ends(&mut desk.command(&verb));
+            assert!(nodes() == before, "{verb} changed the nodes");
+        }
+    }
+    assert!(fs::read_to_string(desk.path("mine/nodes")).unwrap() == list);
+    desk.ok("put mine three file");
+}
+
+#[test]
+fn rule_02_a_list_of_nodes_stays_its_owners_when_its_directory_moves() {
+    let desk = Desk::new();
+    desk.ok("create archive mine --nodes n0,n1,n2 --code 3,2");
+    fs::write(desk.path("file"), "content").unwrap();
+    // The same directory under another name; and another directory under its old name.
+    fs::rename(desk.path("mine"), desk.path("moved")).unwrap();
+    desk.ok("put moved one file");
+    fs::create_dir(desk.path("mine")).unwrap();
+    fs::set_permissions(desk.path("mine"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::copy(desk.path("moved/nodes"), desk.path("mine/nodes")).unwrap();
+    desk.ok("put mine two file");
+    // The operator's word is a directory that was attached; both count from then on.
+    desk.ok("node attach other --nodes n0,n1,n2");
+    desk.ok("put other three file");
+    desk.ok("put moved four file");
+    // A node that takes the place of a lost one is listed, under the same seal.
+    fs::remove_dir_all(desk.path("n1")).unwrap();
+    desk.ok("node replace moved 1 n3");
+    desk.ok("put moved five file");
+    desk.fails("put other six file", 1, &["--degraded"]);
+}
+
+/// The list of an older program has no seal, and its nodes do not ask for one.
+#[test]
+fn rule_02_an_older_archive_opens_by_its_list_until_one_with_a_seal_is_attached() {
+    let desk = Desk::new();
+    desk.ok("create archive mine --nodes n0,n1,n2 --code 3,2");
+    fs::write(desk.path("file"), "content").unwrap();
+    desk.ok("put mine one file");
+    older(&desk, "mine", &["n0", "n1", "n2"]);
+    let said = desk.command("put mine two file").output().unwrap();
+    assert!(said.status.success(), "{said:?}");
+    assert!(String::from_utf8_lossy(&said.stderr).contains("node attach"), "{said:?}");
+    // Read-only until something is changed.
+    desk.ok("node attach new --nodes n0,n1,n2");
+    let said = desk.command("put mine three file").output().unwrap();
+    assert!(said.status.success(), "{said:?}");
+    // While a node is away, nothing is sealed, since the node would miss it.
+    fs::rename(desk.path("n2"), desk.path("away")).unwrap();
+    desk.ok("ls new");
+    fs::rename(desk.path("away"), desk.path("n2")).unwrap();
+    desk.ok("put new four file");
+    desk.fails("put mine five file", 1, &["node attach"]);
+    desk.ok("get mine one --output out");
+    desk.ok("put new six file");
+}
+
+/// Makes an archive what an older program would have made.
+fn older(desk: &Desk, archive: &str, nodes: &[&str]) {
+    let list = fs::read_to_string(desk.path(archive).join("nodes")).unwrap();
+    let names: String = list
+        .lines()
+        .filter(|line| !line.starts_with('='))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    fs::write(desk.path(archive).join("nodes"), names).unwrap();
+    for node in nodes {
+        let file = desk.path(node).join("node");
+        let mut bytes = fs::read(&file).unwrap();
+        for place in bytes.chunks_exact_mut(4096) {
+            let Ok(Some(mut label)) = NodeLabel::decode(place) else { continue };
+            label.view.listed = false;
+            place.copy_from_slice(&label.encode());
+        }
+        fs::write(&file, bytes).unwrap();
+    }
 }
 
 #[test]

@@ -144,6 +144,8 @@ struct NameChange<'a> {
     wanted: Option<Vec<u8>>,
     /// The value before the change.
     old: Option<&'a Named>,
+    /// A try had no reply, and may be on its way.
+    in_doubt: bool,
 }
 
 /// The value of a name. Where the change was to remove the name, and the name is gone: whether the
@@ -156,6 +158,7 @@ impl Operation<SeenName> for NameChange<'_> {
     }
 
     fn look(&mut self) -> Result<SeenName, Refusal> {
+        self.in_doubt = true;
         let now = name_value(self.kernel, self.name)?;
         let gone = now.is_none() && self.wanted.is_none();
         let recorded = match self.old.filter(|_| gone) {
@@ -444,10 +447,20 @@ impl<'k> Names<'k> {
         let object = shard_of(self.kernel, name);
         let write = Write { object: object.clone(), guards, changes };
         let wanted = new.map(Named::encode);
-        let mut change = NameChange { kernel: self.kernel, object, name, wanted, old };
-        match self.kernel.carry_out_decided(&mut change, write)? {
-            Outcome::Applied | Outcome::Found => Ok(()),
-            Outcome::GivenUp => Err(Refusal::Mismatch),
+        let mut change =
+            NameChange { kernel: self.kernel, object, name, wanted, old, in_doubt: false };
+        match self.kernel.carry_out_decided(&mut change, write) {
+            Ok(Outcome::Applied | Outcome::Found) => Ok(()),
+            Ok(Outcome::GivenUp) => Err(Refusal::Mismatch),
+            // Nothing keeps the other try from the name while nobody changes it.
+            Err(Refusal::Full) if change.in_doubt && new.is_none() => {
+                let why = format!(
+                    "{}; a try before it had no answer, and may still delete it",
+                    Refusal::Full
+                );
+                Err(Refusal::Failed(Error::new(Kind::NoSpace, why)))
+            }
+            Err(refusal) => Err(refusal),
         }
     }
 

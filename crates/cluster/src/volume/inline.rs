@@ -12,6 +12,9 @@
 //! flip leaves the drop of the old chunk in the same object, which is on the dirty list before the
 //! write is acknowledged.
 
+#[cfg(feature = "planted-bugs")]
+mod broken;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
@@ -348,11 +351,11 @@ impl InlineWrites {
             .iter()
             .map(|(n, at, id, reference)| (*id, content(*n, *at), *reference))
             .collect();
-        let late = !self.objects.kernel().keeps(Rule::ReferenceBeforeFlip);
-        let chunks = if late {
-            Ok(wanted.iter().map(|(_, _, id, _)| Chunk { id: *id, copy: 0 }).collect())
-        } else {
-            self.chunk_pool().add_references_at_once(&all)
+        let adds = self.objects.kernel().keeps(Rule::ReferenceBeforeFlip);
+        let first = |(id, _, _): &(ChunkId, &[u8], Reference)| Chunk { id: *id, copy: 0 };
+        let chunks = match adds {
+            true => self.chunk_pool().add_references_at_once(&all),
+            false => Ok(all.iter().map(first).collect()),
         };
         match chunks {
             Ok(chunks) => {
@@ -420,11 +423,8 @@ impl InlineWrites {
     /// Sends the drafts. For each, false means that it must be decided again, and that nothing of
     /// it will ever be applied.
     fn send_inline_drafts(&self, drafts: &[Draft]) -> Vec<Result<bool, Refusal>> {
-        if !self.objects.kernel().keeps(Rule::FlipBeforeDrop) {
-            for draft in drafts {
-                let _ = self.chunk_pool().drop_references(&draft.dropped);
-            }
-        }
+        #[cfg(feature = "planted-bugs")]
+        self.drop_early(drafts);
         let write = |draft| InlineWrite { session: self.objects.session(), draft, looked: false };
         let batch = drafts.iter().map(|draft| (write(draft), draft.op.clone()));
         let mut ends = Vec::new();
@@ -450,25 +450,8 @@ impl InlineWrites {
     /// Step (c): drops the old references. Workers find by the dirty list those that can't be
     /// dropped now.
     fn finish(&self, drafts: &[Draft]) {
-        if !self.objects.kernel().keeps(Rule::ReferenceBeforeFlip) {
-            for draft in drafts {
-                let content = |reference: &Reference| {
-                    draft
-                        .parts
-                        .iter()
-                        .find(|part| part.offset == reference.offset)
-                        .map(|part| &part.content[..])
-                };
-                let wanted: Vec<_> = draft
-                    .added
-                    .iter()
-                    .filter_map(|(chunk, reference)| {
-                        Some((chunk.id, content(reference)?, *reference))
-                    })
-                    .collect();
-                let _ = self.chunk_pool().add_references(&wanted);
-            }
-        }
+        #[cfg(feature = "planted-bugs")]
+        self.add_late(drafts);
         let all: Vec<(Chunk, Reference)> =
             drafts.iter().flat_map(|draft| draft.dropped.iter().copied()).collect();
         let _ = self

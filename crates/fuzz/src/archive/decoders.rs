@@ -77,6 +77,7 @@ pub(crate) fn node_label_examples() -> Vec<Vec<u8>> {
         epoch: 5,
         members: 0b1011,
         ids: (0..5).map(|n| [n; 16]).collect(),
+        listed: true,
     };
     vec![
         NodeLabel { archive: [1; 16], secret: [2; 32], number: 3, n: 3, k: 2, view, settled: true }

@@ -65,7 +65,7 @@ pub(super) fn nodes() -> &'static Vec<BTreeMap<String, Vec<u8>>> {
 
 fn try_nodes() -> Result<Vec<BTreeMap<String, Vec<u8>>>> {
     let directories: Vec<Arc<MemoryFiles>> = (0..3).map(|_| Arc::default()).collect();
-    let spread = Spread { n: 3, k: 2, ids: (0..3).map(|node| [node; 16]).collect() };
+    let spread = Spread { n: 3, k: 2, ids: (0..3).map(|node| [node; 16]).collect(), listed: false };
     let files = directories.iter().map(|files| files.clone() as Arc<dyn Files>).collect();
     fill(&Arc::new(Nodes::create(files, &spread, ID, SECRET)?), Compression::Lz4, 6000)?;
     Ok(directories.iter().map(|files| files.all()).collect())

@@ -4,53 +4,33 @@
 //! which says where they are; it holds nothing else, and can be made again from the nodes.
 
 use std::{
-    ffi::OsString,
     fs,
-    os::unix::{
-        ffi::{OsStrExt, OsStringExt},
-        fs::MetadataExt,
-    },
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use onefold_archive::{Archive, Nodes, Settings, find_label};
+use onefold_archive::{Archive, Nodes, Settings, find_label, seal};
 use onefold_backend::{Directory, Stands};
 use onefold_core::{Error, Files, Kind, Result};
 
 use super::{
     control::{Client, places},
     keeper::{self, Keeper},
+    node_list::{NODES, NodeList},
     operator::{warn, word},
 };
 
-/// Names the directories of an archive's nodes, a line each, the first that of node 0.
-const NODES: &str = "nodes";
-
-/// Most nodes of an archive.
-const NODES_MAX: usize = 64;
-
 /// The label of an archive on one node.
 const LABEL: &str = "label";
-
-/// Bytes of that list at most.
-const LIST_BYTES_MAX: u64 = 64 << 10;
 
 /// The directory of an archive.
 #[derive(Clone)]
 pub struct ArchiveDir {
     path: PathBuf,
     /// The list of its nodes, when there are several.
-    nodes: Option<List>,
-}
-
-/// Where the nodes are.
-#[derive(Clone)]
-struct List {
-    paths: Vec<PathBuf>,
-    /// To whom the list belongs; directories of others are no nodes of it.
-    owner: u32,
+    nodes: Option<NodeList>,
 }
 
 impl ArchiveDir {
@@ -65,7 +45,7 @@ impl ArchiveDir {
     /// One sentence for what is missing or no archive.
     pub fn look(path: &Path) -> Result<ArchiveDir> {
         let files = Directory::open(path, false)?;
-        let directory = ArchiveDir { path: path.to_owned(), nodes: read_nodes(&files)? };
+        let directory = ArchiveDir { path: path.to_owned(), nodes: NodeList::read(&files)? };
         if directory.nodes.is_some() {
             directory.nodes(false, false)?;
         } else {
@@ -86,26 +66,32 @@ impl ArchiveDir {
         files.exposed().into_iter().chain(nodes).for_each(|sentence| warn(&sentence));
     }
 
-    /// Makes the directory of an archive whose nodes are elsewhere; durable on return.
+    /// Makes the directory of an archive whose nodes are elsewhere, by the archive's id and secret;
+    /// durable on return.
     ///
     /// # Errors
     /// `Exists` when something is in it, and those of the system.
-    pub fn create(path: &Path, nodes: &[PathBuf]) -> Result<ArchiveDir> {
-        let own = Directory::create_as(path, word())?;
-        let whole = |node: &PathBuf| {
-            let whole = std::path::absolute(node).map_err(|e| Error::from_io(node.display(), e))?;
-            match whole.to_str() {
-                Some(text) if !text.contains('\n') => Ok(whole),
-                _ => Err(Error::new(
-                    Kind::InvalidInput,
-                    format!("{} can't be written into a list", whole.display()),
-                )),
-            }
-        };
-        let list =
-            List { paths: nodes.iter().map(whole).collect::<Result<_>>()?, owner: own.owner()? };
-        let directory = ArchiveDir { path: path.to_owned(), nodes: Some(list) };
-        directory.write_nodes()?;
+    pub fn create(
+        path: &Path,
+        nodes: &[PathBuf],
+        (id, secret): (&[u8; 16], &[u8; 32]),
+    ) -> Result<ArchiveDir> {
+        let mut list = NodeList::new(nodes, &Directory::create_as(path, word())?)?;
+        list.write_sealed(path, &|list| seal(id, secret, list))?;
+        Ok(ArchiveDir { path: path.to_owned(), nodes: Some(list) })
+    }
+
+    /// Makes another directory of the archive that has these nodes; durable on return.
+    ///
+    /// # Errors
+    /// `Exists` when something is in it, those of looking at the nodes and those of the system.
+    pub fn attach(path: &Path, nodes: &[PathBuf]) -> Result<ArchiveDir> {
+        let list = NodeList::new(nodes, &Directory::create_as(path, word())?)?;
+        let mut directory = ArchiveDir { path: path.to_owned(), nodes: Some(list) };
+        let found = directory.nodes(false, false)?;
+        if let (Some(list), Some(found)) = (&mut directory.nodes, found) {
+            list.write_sealed(path, &|list| found.seal(list))?;
+        }
         Ok(directory)
     }
 
@@ -113,27 +99,9 @@ impl ArchiveDir {
     ///
     /// # Errors
     /// `Io`: the system failed.
-    pub fn move_node(&mut self, number: usize, to: &Path) -> Result<()> {
-        let to = std::path::absolute(to).map_err(|e| Error::from_io(to.display(), e))?;
-        if let Some(place) = self.nodes.as_mut().and_then(|list| list.paths.get_mut(number)) {
-            *place = to;
-        }
-        self.write_nodes()
-    }
-
-    fn write_nodes(&self) -> Result<()> {
-        let mut text = Vec::new();
-        for node in self.nodes.iter().flat_map(|list| &list.paths) {
-            text.extend_from_slice(node.as_os_str().as_bytes());
-            text.push(b'\n');
-        }
-        if text.len() as u64 > LIST_BYTES_MAX {
-            return Err(Error::new(
-                Kind::InvalidInput,
-                format!("the paths of the nodes have more than {} KiB", LIST_BYTES_MAX >> 10),
-            ));
-        }
-        Directory::open_as(&self.path, true, word())?.replace(NODES, &text)
+    pub fn move_node(&mut self, nodes: &Nodes, number: usize, to: &Path) -> Result<()> {
+        let list = self.nodes.as_mut();
+        list.map_or(Ok(()), |list| list.move_node(&self.path, nodes, number, to))
     }
 
     pub fn path(&self) -> &Path {
@@ -245,11 +213,14 @@ impl ArchiveDir {
                 format!("none of the nodes of {} is there", self.path.display()),
             )
         };
-        let nodes = Nodes::open(directories, degraded);
-        nodes.map(|nodes| Some(Arc::new(nodes))).map_err(|error| match error.kind() {
+        let nodes = Nodes::open(directories, degraded).map_err(|error| match error.kind() {
             Kind::NotFound => refused.unwrap_or_else(none),
             _ => name_archive(&self.path, error),
-        })
+        })?;
+        if writes {
+            list.may_change(&nodes, &self.path)?;
+        }
+        Ok(Some(Arc::new(nodes)))
     }
 
     /// Opens it for changes.
@@ -328,36 +299,6 @@ fn watched(files: Directory, stands: Option<&Stands>) -> Arc<dyn Files> {
         Some(stands) => files.while_stands(stands.clone()),
         None => files,
     })
-}
-
-impl List {
-    /// Opens the directory of a node.
-    fn open(&self, path: &Path, writes: bool) -> Result<Directory> {
-        let files = Directory::open_as(path, writes, word())?;
-        let owner = files.owner()?;
-        if owner == self.owner {
-            return Ok(files);
-        }
-        let why = format!(
-            "{} belongs to user {owner}, and the list that names it as a node to user {}",
-            path.display(),
-            self.owner
-        );
-        Err(Error::new(Kind::Denied, why))
-    }
-}
-
-/// The list of nodes in a directory, if there is one.
-fn read_nodes(files: &Directory) -> Result<Option<List>> {
-    let Some((bytes, owner)) = files.small(NODES, LIST_BYTES_MAX)? else { return Ok(None) };
-    let lines = bytes.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
-    let paths: Vec<_> =
-        lines.map(|line| PathBuf::from(OsString::from_vec(line.to_vec()))).collect();
-    if paths.len() > NODES_MAX {
-        let why = format!("the list names {} nodes, and an archive has {NODES_MAX}", paths.len());
-        return Err(Error::new(Kind::InvalidInput, why));
-    }
-    Ok(Some(List { paths, owner }))
 }
 
 /// Seconds since 1970.

@@ -8,6 +8,7 @@ pub mod cluster_store;
 pub mod cluster_work;
 pub mod control;
 pub mod keeper;
+mod node_list;
 pub mod operator;
 pub mod store_file;
 

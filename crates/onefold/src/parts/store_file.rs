@@ -9,7 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_backend::{Access, FileDisk, MonotonicClock, peek, peer::own_uid};
+use onefold_backend::{
+    Access, FileDisk, MonotonicClock, lock::is_locked_here, peek, peer::own_uid,
+};
 use onefold_block::{
     Engine, Settings, Store,
     check::look,
@@ -119,6 +121,9 @@ impl StoreFile {
                     self.path.display()
                 );
                 return Err(Error::new(Kind::Busy, message));
+            }
+            if begun.elapsed() > LOCK_WAIT && is_locked_here(&self.path) {
+                return Err(error);
             }
             if begun.elapsed() > LOCK_WAIT {
                 return Err(unreachable_server(error, self.owner()));

@@ -263,8 +263,12 @@ impl Sim {
                     .iter()
                     .map(|mount| Arc::new(mount.clone()) as Arc<dyn Files>)
                     .collect();
-                let spread =
-                    Spread { n, k, ids: (0..count).map(|node| [node as u8 + 1; 16]).collect() };
+                let spread = Spread {
+                    n,
+                    k,
+                    ids: (0..count).map(|node| [node as u8 + 1; 16]).collect(),
+                    listed: false,
+                };
                 Nodes::create(mounts, &spread, format.id, format.secret)
                     .and_then(|nodes| Archive::create_on_nodes(&nodes, &format))
             }

@@ -144,6 +144,8 @@ pub(super) struct Inner {
     slow: BTreeMap<Reference, usize>,
     /// Slow references whose session ended before it dropped them: they are left to a scrub.
     pub(super) slow_left: BTreeSet<Reference>,
+    /// The steward's volume may be deleted yet: nobody knows what became of a try.
+    pub(super) may_delete: bool,
     /// An object that the store can't read.
     pub(super) unreadable: Option<ObjectName>,
     /// Actors are to end soon.
@@ -189,6 +191,7 @@ impl World {
             noted: BTreeMap::new(),
             slow: BTreeMap::new(),
             slow_left: BTreeSet::new(),
+            may_delete: false,
             unreadable: None,
             stopping: false,
             calm: true,

@@ -108,8 +108,9 @@ fn create_on(
         .collect::<Result<Vec<_>>>()?;
     let ids = nodes.iter().map(|_| random_bytes()).collect::<Result<_>>()?;
     // Its own directory comes first: what fails below it leaves nothing that looks like an archive.
-    ArchiveDir::create(archive, nodes)?;
-    let files = Nodes::create(directories, &Spread { n, k, ids }, format.id, format.secret)?;
+    ArchiveDir::create(archive, nodes, (&format.id, &format.secret))?;
+    let spread = Spread { n, k, ids, listed: true };
+    let files = Nodes::create(directories, &spread, format.id, format.secret)?;
     Archive::create_on_nodes(&files, format).map_err(|e| name_archive(archive, e))?;
     Ok(format!(", on {} of which {} may be lost", counted(nodes.len() as u64, "node"), n - k))
 }

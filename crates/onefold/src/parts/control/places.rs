@@ -80,7 +80,9 @@ pub(super) fn all(owner: u32) -> Vec<PathBuf> {
     places.extend(
         services
             .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-            .map(|entry| entry.path()),
+            .map(|entry| entry.path())
+            // The superuser's own place lies there too.
+            .filter(|path| own().ok().as_ref() != Some(path)),
     );
     places
 }

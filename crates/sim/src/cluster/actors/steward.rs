@@ -31,7 +31,13 @@ pub(crate) fn steward(world: &Arc<World>, store: SimStore, actor: usize, at: usi
 }
 
 fn make_anew(world: &Arc<World>, session: &Session, name: &str) -> Result<(), Error> {
-    match session.delete(name, What::Volume) {
+    // Who is killed in it, or gets no answer, may have a copy of it on its way.
+    let before = std::mem::replace(&mut world.inner().may_delete, true);
+    let deleted = session.delete(name, What::Volume);
+    if deleted.as_ref().map_or_else(|error| error.kind() == Kind::NotFound, |()| true) {
+        world.inner().may_delete = before;
+    }
+    match deleted {
         Ok(()) => world.inner().reach.hit("a volume is deleted"),
         // By the one before us.
         Err(error) if error.kind() == Kind::NotFound => {}

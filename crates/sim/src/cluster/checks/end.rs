@@ -73,6 +73,14 @@ fn finish(world: &Arc<World>, store: SimStore) -> Result<(), Error> {
     }
     work(world, &session, &mut worker)?;
     world.come_late(100);
+    let may_delete = world.inner().may_delete;
+    if may_delete
+        && let Some(last) = volumes.pop_if(|volume| is_nameless(&world.inner(), volume.name()))
+    {
+        world.inner().reach.hit("a late copy deletes a volume that is in use");
+        drop(last);
+        work(world, &session, &mut worker)?;
+    }
     if params.set_back {
         decay::of_a_clock(world, &volumes, actor)?;
         work(world, &session, &mut worker)?;
@@ -158,6 +166,13 @@ fn scrub(world: &Arc<World>, session: &Arc<Session>, quiet: bool) -> Result<(), 
         world.inner().fail(Failure::new(Checker::ScrubQuiet, format!("{report:?}")));
     }
     Ok(())
+}
+
+/// True when nothing has this name.
+fn is_nameless(inner: &world::Inner, name: &str) -> bool {
+    let key = [b"n", name.as_bytes()].concat();
+    let shards = inner.objects.all().filter(|(shard, _)| shard.name.starts_with("n."));
+    shards.into_iter().all(|(_, shard)| !shard.omap.contains_key(&key))
 }
 
 /// Reads a volume and compares it with what it may hold.
