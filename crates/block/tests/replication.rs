@@ -79,7 +79,7 @@ impl Site {
                         let (byte, kind) = (dice.roll(250) as u8, dice.roll(3));
                         data.extend((0..4096u32).map(|n| match kind {
                             0 => byte,
-                            1 => byte ^ (n * n >> 7) as u8,
+                            1 => byte ^ ((n * n) >> 7) as u8,
                             _ => dice.roll(256) as u8,
                         }));
                     }

@@ -22,7 +22,7 @@ fn look(bytes: &[u8]) {
     let mut at = reader.about().start;
     assert!(at <= size, "it goes on beyond its end");
     loop {
-        match reader.next() {
+        match reader.next_frame() {
             Err(_) => return,
             Ok(Next::End(blocks)) => {
                 assert!(blocks >= at && (size == 0 || size == blocks), "it ends elsewhere");

@@ -313,7 +313,7 @@ impl<R: Read> StreamReader<R> {
     ///
     /// # Errors
     /// `Corrupt` for a frame that is damaged, out of order, or cut off.
-    pub fn next(&mut self) -> Result<Next> {
+    pub fn next_frame(&mut self) -> Result<Next> {
         let (header, payload) = self.raw()?;
         if header.kind == Of::End {
             let size = [0, header.blocks].contains(&self.begin.blocks);

@@ -35,7 +35,7 @@ fn read(bytes: &[u8]) -> Result<Vec<Frame>> {
     let mut reader = StreamReader::begin(bytes)?;
     let mut frames = Vec::new();
     loop {
-        match reader.next()? {
+        match reader.next_frame()? {
             Next::Frame(frame) => frames.push(frame),
             Next::End(_) => return Ok(frames),
         }

@@ -69,7 +69,7 @@ impl Store {
         look: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<u64> {
         loop {
-            let frame: Frame = match reader.next()? {
+            let frame: Frame = match reader.next_frame()? {
                 Next::End(blocks) => return Ok(blocks),
                 Next::Frame(frame) => frame,
             };

@@ -184,7 +184,7 @@ impl Store {
         let mut cursor = Cursor { at: reader.about().start, noted: 0, since: self.clock.now() };
         cursor.noted = cursor.at;
         loop {
-            let next = held.check().and_then(|()| reader.next());
+            let next = held.check().and_then(|()| reader.next_frame());
             let frame = match next {
                 Ok(Next::End(_)) => return Ok(()),
                 Ok(Next::Frame(frame)) => frame,

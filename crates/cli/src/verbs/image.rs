@@ -222,7 +222,7 @@ fn unpack(stream: impl Read, sink: &mut dyn Sink) -> Result<u64> {
     let mut reader = StreamReader::begin(stream)?;
     sink.size(reader.about().blocks * block)?;
     loop {
-        match reader.next()? {
+        match reader.next_frame()? {
             Next::End(blocks) => {
                 sink.end(blocks * block)?;
                 return Ok(blocks * block);

@@ -165,7 +165,7 @@ pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
         None => send_to(&file, options, &mut std::io::stdout().lock())?,
         Some(path) => {
             let new = NewFile::create(path)?;
-            let sent = send_to(&file, options, &mut &*new.file())?;
+            let sent = send_to(&file, options, &mut new.file())?;
             new.publish()?;
             sent
         }

@@ -212,7 +212,7 @@ impl<S: Subject> Sim<S> {
         let frames = self.rng.within(1, 12);
         let (mut at, mut ended) = (None, None);
         for _ in 0..frames {
-            match reader.next() {
+            match reader.next_frame() {
                 Ok(Next::End(blocks)) => {
                     ended = Some(blocks);
                     break;

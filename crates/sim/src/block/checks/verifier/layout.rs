@@ -220,7 +220,7 @@ impl Superblock {
             ),
             (
                 self.moved_list == 0
-                    || self.moved_list % self.zone_blocks == 0
+                    || self.moved_list.is_multiple_of(self.zone_blocks)
                         && self.moved_list >= self.first()
                         && self.moved_list + 2 * self.pages_of_list() <= self.end(),
                 "the place of the zone list",
