@@ -49,7 +49,7 @@ pub use growth::Growth;
 pub use rules::Rule;
 pub use settings::{Format, Limits, MEMORY_MIN, Persistence, Settings};
 pub use store::{
-    BlockVolume, CheckpointTimes, ReceiveState, Received, SendWhat, Status, Store, StoreExports,
-    VolumeStatus,
+    BlockVolume, CheckpointTimes, Copies, ReceiveState, Received, SendWhat, Status, Store,
+    StoreExports, VolumeStatus,
 };
 pub use transfer::{Piece, Pieces, Token, Transfers};

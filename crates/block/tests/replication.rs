@@ -10,8 +10,8 @@ use std::{
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Begin, Engine, Format, Received, SendWhat, Settings, Store, StoreExports, StreamWriter, Token,
-    check::check,
+    Begin, Copies, Engine, Format, Received, SendWhat, Settings, Store, StoreExports, StreamWriter,
+    Token, check::check,
 };
 use onefold_core::{Block, BlockRead, Disk, Exports, Kind, Lba, Result};
 
@@ -91,12 +91,12 @@ impl Site {
 
     fn send(&self, what: &SendWhat) -> Vec<u8> {
         let mut bytes = Vec::new();
-        self.store.send(what, &mut bytes).unwrap();
+        Copies::of(&self.store).send(what, &mut bytes).unwrap();
         bytes
     }
 
     fn receive(&self, bytes: &[u8]) -> Result<Received> {
-        self.store.receive(None, false, bytes, &mut |_| Ok(()))
+        Copies::of(&self.store).receive(None, false, bytes, &mut |_| Ok(()))
     }
 
     fn snapshot(&self, name: &str) {
@@ -155,7 +155,7 @@ fn a_chain_of_snapshots_comes_over_and_the_replica_is_the_last_one() {
         assert!(volume.is_read_only());
         assert_eq!(volume.write(0, &[1; 4096]).unwrap_err().kind(), Kind::Denied);
         drop(volume);
-        there.store.promote("vm1").unwrap();
+        Copies::of(&there.store).promote("vm1").unwrap();
         there.change("vm1", dice, 3);
         here.end();
         there.end();
@@ -189,7 +189,7 @@ fn a_stream_that_is_cut_off_anywhere_shows_nothing_and_goes_on() {
             let seen = StoreExports(there.store.clone()).list();
             assert_eq!(seen.len(), n);
             assert!(there.store.engine().find_volume(&what.snapshot).is_err());
-            match &there.store.receives()[..] {
+            match &Copies::of(&there.store).receives()[..] {
                 // The beginning itself was cut off.
                 [] => {}
                 [state] => {
@@ -202,7 +202,7 @@ fn a_stream_that_is_cut_off_anywhere_shows_nothing_and_goes_on() {
                         let names = ["vm1@b".to_owned()];
                         let taken = there.store.snapshot(&names, &mut || {}).unwrap_err();
                         assert_eq!(taken.kind(), Kind::Exists);
-                        assert!(there.store.promote("vm1").is_err());
+                        assert!(Copies::of(&there.store).promote("vm1").is_err());
                         assert!(there.store.delete_snapshot("vm1@a", true).is_err());
                         same(&there.read("vm1"), &here.read("vm1@a"));
                     }
@@ -211,7 +211,7 @@ fn a_stream_that_is_cut_off_anywhere_shows_nothing_and_goes_on() {
             }
         }
         assert!(cuts >= 3, "{cuts}");
-        assert_eq!(there.store.receives(), []);
+        assert_eq!(Copies::of(&there.store).receives(), []);
         same(&there.read(&what.snapshot), &here.read(&what.snapshot));
     }
     same(&there.read("vm1"), &here.read("vm1@b"));
@@ -228,18 +228,18 @@ fn a_receive_that_was_cut_off_is_there_when_the_store_is_opened_again_and_can_be
     here.snapshot("vm1@a");
     let stream = here.send(&whole("vm1@a"));
     there.receive(&stream[..stream.len() / 2]).unwrap_err();
-    let before = there.store.receives();
+    let before = Copies::of(&there.store).receives();
     assert!(before[0].received_bytes > 0);
     let disk = there.disk.clone();
     there.end();
     let there = open(disk);
-    assert_eq!(there.store.receives(), before);
+    assert_eq!(Copies::of(&there.store).receives(), before);
     let rest = here.send(&SendWhat { resume: Some(before[0].token), ..whole("vm1@a") });
     assert!(rest.len() < stream.len());
     there.receive(&rest[..rest.len() / 2]).unwrap_err();
-    there.store.abort_receive("vm1").unwrap();
-    assert_eq!(there.store.receives(), []);
-    assert_eq!(there.store.abort_receive("vm1").unwrap_err().kind(), Kind::NotFound);
+    Copies::of(&there.store).abort_receive("vm1").unwrap();
+    assert_eq!(Copies::of(&there.store).receives(), []);
+    assert_eq!(Copies::of(&there.store).abort_receive("vm1").unwrap_err().kind(), Kind::NotFound);
     // What goes on where nothing is, is refused; from its beginning it is taken.
     assert_eq!(there.receive(&rest).unwrap_err().kind(), Kind::InvalidInput);
     there.receive(&stream).unwrap();
@@ -268,23 +268,26 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(kind(&here.send(&changes("vm1@a", "vm1@b"))), Kind::InvalidInput);
     assert_eq!(kind(&here.send(&changes("vm1@a", "vm1@c"))), Kind::InvalidInput);
     // A volume that was changed is given up only when that is said.
-    there.store.promote("vm1").unwrap();
+    Copies::of(&there.store).promote("vm1").unwrap();
     let stream = here.send(&changes("vm1@b", "vm1@c"));
     assert_eq!(kind(&stream), Kind::InvalidInput);
-    there.store.receive(None, true, &stream[..], &mut |_| Ok(())).unwrap();
+    Copies::of(&there.store).receive(None, true, &stream[..], &mut |_| Ok(())).unwrap();
     same(&there.read("vm1"), &here.read("vm1@c"));
     // Another name, and raw data.
     let stream = here.send(&whole("vm1@a"));
-    there.store.receive(Some("other"), false, &stream[..], &mut |_| Ok(())).unwrap();
+    Copies::of(&there.store).receive(Some("other"), false, &stream[..], &mut |_| Ok(())).unwrap();
     same(&there.read("other"), &here.read("vm1@a"));
     let mut raw = Vec::new();
-    here.store.export("vm1", &mut raw).unwrap();
+    Copies::of(&here.store).export("vm1", &mut raw).unwrap();
     assert_eq!(kind(&raw), Kind::InvalidInput);
-    there.store.import("raw", &raw[..], &mut |_| Ok(())).unwrap();
+    Copies::of(&there.store).import("raw", &raw[..], &mut |_| Ok(())).unwrap();
     same(&there.read("raw"), &here.read("vm1"));
     let token = Token { guid: [1; 16], base: [0; 16], cursor: 5 };
     let wrong = SendWhat { resume: Some(token), ..whole("vm1@a") };
-    assert_eq!(here.store.send(&wrong, &mut Vec::new()).unwrap_err().kind(), Kind::InvalidInput);
+    assert_eq!(
+        Copies::of(&here.store).send(&wrong, &mut Vec::new()).unwrap_err().kind(),
+        Kind::InvalidInput
+    );
     here.end();
     there.end();
 }
@@ -327,14 +330,20 @@ fn an_import_of_unknown_size_grows_and_one_that_fails_leaves_nothing() {
         writer.data(at, &block).unwrap();
     }
     writer.end(2600).unwrap();
-    assert_eq!(there.store.import("raw", &stream[..], &mut |_| Ok(())).unwrap(), 2600 * 4096);
+    assert_eq!(
+        Copies::of(&there.store).import("raw", &stream[..], &mut |_| Ok(())).unwrap(),
+        2600 * 4096
+    );
     let blocks = there.read("raw");
     let full = blocks.iter().enumerate().filter(|(_, block)| block.0 == [7; 4096]);
     assert_eq!(full.map(|(n, _)| n).collect::<Vec<_>>(), [0, 1, 5, 700, 2500]);
-    let again = there.store.import("raw", &stream[..], &mut |_| Ok(()));
+    let again = Copies::of(&there.store).import("raw", &stream[..], &mut |_| Ok(()));
     assert_eq!(again.unwrap_err().kind(), Kind::Exists);
     let cut = &stream[..stream.len() - 40];
-    assert_eq!(there.store.import("cut", cut, &mut |_| Ok(())).unwrap_err().kind(), Kind::Io);
+    assert_eq!(
+        Copies::of(&there.store).import("cut", cut, &mut |_| Ok(())).unwrap_err().kind(),
+        Kind::Io
+    );
     assert_eq!(there.store.engine().volumes().len(), 1);
     there.end();
 }
@@ -364,7 +373,9 @@ fn clients_write_while_a_snapshot_is_sent_and_another_is_received() {
         for round in 0..4 {
             let stream = here.send(&whole("vm1@a"));
             let name = format!("copy{round}");
-            there.store.receive(Some(&name), false, &stream[..], &mut |_| Ok(())).unwrap();
+            Copies::of(&there.store)
+                .receive(Some(&name), false, &stream[..], &mut |_| Ok(()))
+                .unwrap();
             same(&there.read(&name), &here.read("vm1@a"));
         }
         *failed.lock().unwrap_or_else(PoisonError::into_inner) = true;

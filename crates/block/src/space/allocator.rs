@@ -46,6 +46,13 @@ pub(crate) struct ActiveZone {
     purpose: Purpose,
 }
 
+impl ActiveZone {
+    /// Blocks that can still be handed out.
+    fn left(&self, geometry: &Geometry) -> u64 {
+        self.used.clear_from(self.cursor, geometry.zone_blocks as usize) as u64
+    }
+}
+
 /// Blocks that are placed together with `layout = split`: ThinDedup's C-zones and U-zones. A
 /// preference: when space is short, any zone will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -298,10 +305,10 @@ impl Allocator {
                 }
             }
         }
-        let (ready, full): (VecDeque<ZoneId>, VecDeque<ZoneId>) = self
-            .ready
-            .iter()
-            .partition(|zone| self.active.get(zone).is_some_and(|active| self.left(active) > 0));
+        let (ready, full): (VecDeque<ZoneId>, VecDeque<ZoneId>) =
+            self.ready.iter().partition(|zone| {
+                self.active.get(zone).is_some_and(|active| active.left(&self.geometry) > 0)
+            });
         self.ready = ready;
         self.full.extend(full);
         self.count_ready();
@@ -360,7 +367,7 @@ impl Allocator {
         let mut zones = self.ready.iter().take_while(|zone| self.list.is_durable(**zone));
         while found < blocks {
             let Some(zone) = zones.next() else { return false };
-            found += self.active.get(zone).map_or(0, |zone| self.left(zone));
+            found += self.active.get(zone).map_or(0, |zone| zone.left(&self.geometry));
         }
         true
     }
@@ -372,17 +379,13 @@ impl Allocator {
             .ready
             .iter()
             .filter_map(|zone| self.active.get(zone))
-            .map(|zone| self.left(zone))
+            .map(|zone| zone.left(&self.geometry))
             .sum();
     }
 
     fn clear(&self, used: &ZoneBitmap) -> u64 {
         // A hostile bitmap may have bits behind the end of a small zone.
         used.clear_from(0, self.geometry.zone_blocks as usize) as u64
-    }
-
-    fn left(&self, zone: &ActiveZone) -> u64 {
-        zone.used.clear_from(zone.cursor, self.geometry.zone_blocks as usize) as u64
     }
 
     /// Opens data zones until `blocks` can be placed, as far as there is space and room in the
@@ -410,7 +413,7 @@ impl Allocator {
                 cursor: 0,
                 purpose: Purpose::Data(Box::new(DataZone::new(generation))),
             };
-            self.ready_left += self.left(&active);
+            self.ready_left += active.left(&self.geometry);
             self.active.insert(zone, active);
             self.ready.push_back(zone);
         }

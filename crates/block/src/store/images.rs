@@ -1,13 +1,13 @@
 //! Importing: a stream of raw data becomes a volume, whole or not at all.
 
-use std::{io::Read, sync::Arc};
+use std::io::Read;
 
 use onefold_core::{Error, Kind, Result, VolumeId};
 
-use super::Store;
+use super::Copies;
 use crate::{Frame, Next, StreamReader, format::catalogue::VOLUME_BLOCKS_MAX};
 
-impl Store {
+impl Copies<'_> {
     /// Makes a volume of a stream of raw data; returns its size in bytes. It has its name when all
     /// its data is durable. Until then it is called `.NAME.part`, and goes again after an error; a
     /// crash leaves it. `look` hears of the bytes so far, and gives the import up when it fails.
@@ -15,12 +15,12 @@ impl Store {
     /// # Errors
     /// `Exists`, `InvalidInput`, `NoSpace`, `Corrupt` for a damaged stream, `Io`, `Stopped`.
     pub fn import(
-        self: &Arc<Store>,
+        &self,
         name: &str,
         input: impl Read,
         look: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<u64> {
-        if self.engine.find_volume(name).is_ok() {
+        if self.0.engine.find_volume(name).is_ok() {
             return Err(Error::new(Kind::Exists, format!("there is a volume '{name}' already")));
         }
         let mut reader = StreamReader::begin(input)?;
@@ -30,7 +30,7 @@ impl Store {
             return Err(Error::new(Kind::InvalidInput, message));
         }
         let part = format!(".{name}.part");
-        let made = self.create_volume_with(&part, about.blocks.max(1) * 4096, &about.no_dedup);
+        let made = self.0.create_volume_with(&part, about.blocks.max(1) * 4096, &about.no_dedup);
         let id = made.map_err(|error| match error.kind() {
             Kind::Exists => Error::new(
                 Kind::Exists,
@@ -47,15 +47,15 @@ impl Store {
                 return Err(Error::new(Kind::InvalidInput, "there is nothing to import"));
             }
             if blocks != size {
-                self.resize_volume(&part, blocks * 4096)?;
+                self.0.resize_volume(&part, blocks * 4096)?;
             }
-            self.flush()?;
-            self.rename_volume(&part, name)?;
+            self.0.flush()?;
+            self.0.rename_volume(&part, name)?;
             Ok(blocks * 4096)
         });
         if taken.is_err() {
             // A store that can't even do that keeps it, with a name that says what it is.
-            let _ = self.delete_volume(&part);
+            let _ = self.0.delete_volume(&part);
         }
         taken
     }
@@ -76,7 +76,7 @@ impl Store {
             let end = frame.first + frame.blocks;
             if end > *size {
                 *size = end.max(*size * 2).min(VOLUME_BLOCKS_MAX);
-                self.catalogue_change(|| Ok(((), self.engine.resize_volume(id, *size)?)))?;
+                self.0.catalogue_change(|| Ok(((), self.0.engine.resize_volume(id, *size)?)))?;
             }
             self.apply(id, &frame)?;
             look(end * 4096)?;

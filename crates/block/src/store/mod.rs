@@ -61,6 +61,17 @@ pub struct Store {
     stopping: AtomicBool,
 }
 
+/// What leaves a store and comes into one: snapshots as streams, volumes as raw data.
+pub struct Copies<'s>(&'s Arc<Store>);
+
+impl<'s> Copies<'s> {
+    /// Those of a store.
+    #[must_use]
+    pub fn of(store: &'s Arc<Store>) -> Copies<'s> {
+        Copies(store)
+    }
+}
+
 /// Checkpoints of the background thread, from freezing the overlay until the new tables are durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointTimes {

@@ -6,11 +6,11 @@
 //! | while frames are written | the volume as before; a receive that nobody sees, whose cursor has all blocks before it |
 //! | in the checkpoint that ends it | either that, or the snapshot, and the volume that holds it |
 
-use std::{io::Read, sync::Arc, time::Duration};
+use std::{io::Read, time::Duration};
 
 use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
 
-use super::{Store, handles::Handle, send::guid, snapshots::now_ms};
+use super::{Copies, handles::Handle, send::guid, snapshots::now_ms};
 use crate::{
     Begin, Content, Frame, Next, Receive, Receiving, StreamReader, Token, Totals, VolumeState,
     format::stream::DATA_BLOCKS_MAX,
@@ -48,7 +48,7 @@ pub struct ReceiveState {
     pub token: Token,
 }
 
-impl Store {
+impl Copies<'_> {
     /// Receives a snapshot, and gives its volume what it holds: that of the sender, or `into`, which
     /// is made if it is not there. The volume is a replica from then on, and who has it open gets
     /// errors. With `rollback` the volume may be one that was changed since. Durable on return.
@@ -61,7 +61,7 @@ impl Store {
     /// `Exists`, `InvalidInput`, `NotFound` when the base is missing, `Busy`, `NoSpace`, `Corrupt` for
     /// a damaged stream, `Io`, `Stopped`, `Unsupported` with leaves in place.
     pub fn receive(
-        self: &Arc<Store>,
+        &self,
         into: Option<&str>,
         rollback: bool,
         input: impl Read,
@@ -80,7 +80,7 @@ impl Store {
             held.check()?;
             self.end_receive(id, &about, rollback)
         });
-        self.handles.lock().close(id, &held);
+        self.0.handles.lock().close(id, &held);
         let name = ended?;
         Ok(Received {
             name,
@@ -113,8 +113,8 @@ impl Store {
                     made_ms: about.made_ms,
                     rollback,
                 };
-                let (id, asked) = self.change(|| self.acts().receive(what.clone()))?;
-                self.perform(asked)?;
+                let (id, asked) = self.0.change(|| self.0.acts().receive(what.clone()))?;
+                self.0.perform(asked)?;
                 id
             }
             _ => {
@@ -123,7 +123,7 @@ impl Store {
                 return Err(Error::new(Kind::InvalidInput, message));
             }
         };
-        let mut handles = self.handles.lock();
+        let mut handles = self.0.handles.lock();
         if handles.is_open(id) {
             return Err(Error::new(Kind::Busy, "somebody sends this snapshot here already"));
         }
@@ -135,8 +135,8 @@ impl Store {
         if about.base == [0; 16] {
             return Ok(None);
         }
-        let of = self.engine.find_volume(volume)?;
-        let snapshots = self.acts().snapshots(of);
+        let of = self.0.engine.find_volume(volume)?;
+        let snapshots = self.0.acts().snapshots(of);
         let base = snapshots.into_iter().find(|(_, one)| guid(one) == about.base);
         base.map(|(id, _)| Some(id)).ok_or_else(|| {
             let message = format!(
@@ -149,9 +149,9 @@ impl Store {
 
     /// The receive of this snapshot that was cut off.
     fn receive_of(&self, volume: &str, about: &Begin) -> Result<Option<(VolumeId, Receiving)>> {
-        for (id, receive) in self.acts().receiving() {
+        for (id, receive) in self.0.acts().receiving() {
             let Some(receiving) = receive.receiving else { continue };
-            let base = receiving.base.map(|base| self.engine.volume(base)).transpose()?;
+            let base = receiving.base.map(|base| self.0.engine.volume(base)).transpose()?;
             let base = base.as_ref().map_or([0; 16], guid);
             if self.volume_of(&receive) == volume
                 && receiving.guid == about.guid
@@ -167,8 +167,8 @@ impl Store {
     fn volume_of(&self, receive: &VolumeState) -> String {
         let base = receive.receiving.and_then(|receiving| receiving.base);
         let there = || {
-            let origin = self.engine.volume(base?).ok()?.snapshot?;
-            Some(self.engine.volume(origin.volume).ok()?.name)
+            let origin = self.0.engine.volume(base?).ok()?.snapshot?;
+            Some(self.0.engine.volume(origin.volume).ok()?.name)
         };
         there().unwrap_or_else(|| receive.received_name().0.to_owned())
     }
@@ -181,7 +181,7 @@ impl Store {
         reader: &mut StreamReader<impl Read>,
         look: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
-        let mut cursor = Cursor { at: reader.about().start, noted: 0, since: self.clock.now() };
+        let mut cursor = Cursor { at: reader.about().start, noted: 0, since: self.0.clock.now() };
         cursor.noted = cursor.at;
         loop {
             let next = held.check().and_then(|()| reader.next_frame());
@@ -205,17 +205,17 @@ impl Store {
 
     /// Lets the cursor rise when it is time; when too much waits, a later one does.
     fn note(&self, id: VolumeId, cursor: &mut Cursor) -> Result<()> {
-        let now = self.clock.now();
+        let now = self.0.clock.now();
         let late = now.saturating_sub(cursor.since) >= CURSOR_TIME;
         if cursor.at - cursor.noted < CURSOR_BLOCKS && !late {
             return Ok(());
         }
-        match self.acts().cursor(id, cursor.at) {
+        match self.0.acts().cursor(id, cursor.at) {
             Err(later) if matches!(later.kind(), Kind::Busy | Kind::NoSpace) => {}
             Err(error) => return Err(error),
             Ok(_) => (cursor.noted, cursor.since) = (cursor.at, now),
         }
-        self.background.raise();
+        self.0.background.raise();
         Ok(())
     }
 
@@ -223,31 +223,31 @@ impl Store {
     fn note_rest(&self, id: VolumeId, cursor: &Cursor) {
         if cursor.at > cursor.noted {
             // If that fails, the cursor is lower, and more is sent again.
-            let asked = self.change(|| self.acts().cursor(id, cursor.at));
-            let _ = asked.and_then(|asked| self.perform(asked));
+            let asked = self.0.change(|| self.0.acts().cursor(id, cursor.at));
+            let _ = asked.and_then(|asked| self.0.perform(asked));
         }
     }
 
     /// Makes it the snapshot that its volume holds; returns its name.
     fn end_receive(&self, id: VolumeId, about: &Begin, rollback: bool) -> Result<String> {
-        let before = self.engine.volume(id)?;
+        let before = self.0.engine.volume(id)?;
         if before.blocks > about.blocks {
             let (from, rest) = (about.blocks, before.blocks - about.blocks);
-            self.data_change(|| self.engine.trim(id, from * 4096, rest * 4096))?;
+            self.0.data_change(|| self.0.engine.trim(id, from * 4096, rest * 4096))?;
         }
         let name = format!("{}@{}", self.volume_of(&before), before.received_name().1);
         let of = before.receiving.and_then(|receiving| receiving.base);
-        let of = of.map(|base| self.engine.volume(base)).transpose()?;
+        let of = of.map(|base| self.0.engine.volume(base)).transpose()?;
         let into = of.and_then(|base| base.snapshot).map(|origin| origin.volume);
-        let asked = self.change(|| {
-            let ask = || self.acts().received(id, about.blocks, rollback, now_ms());
+        let asked = self.0.change(|| {
+            let ask = || self.0.acts().received(id, about.blocks, rollback, now_ms());
             match into {
-                Some(into) => self.handles.lock().end(into, true, ask)?.done(),
+                Some(into) => self.0.handles.lock().end(into, true, ask)?.done(),
                 None => ask(),
             }
         });
         let (_, asked) = asked?;
-        self.perform(asked)?;
+        self.0.perform(asked)?;
         Ok(name)
     }
 
@@ -256,13 +256,15 @@ impl Store {
         let (offset, bytes) = (frame.first * 4096, frame.blocks * 4096);
         let mut taken = 0;
         match &frame.content {
-            Content::Hole => self.data_change(|| self.engine.trim(id, offset, bytes)).map(drop),
+            Content::Hole => self.0.data_change(|| self.0.engine.trim(id, offset, bytes)).map(drop),
             Content::Zeroes => self
-                .data_change(|| self.engine.write_zeroes(id, offset, bytes, true, &mut taken))
+                .0
+                .data_change(|| self.0.engine.write_zeroes(id, offset, bytes, true, &mut taken))
                 .map(drop),
-            Content::Data(data) => {
-                self.data_change(|| self.engine.write_from(id, offset, data, &mut taken)).map(drop)
-            }
+            Content::Data(data) => self
+                .0
+                .data_change(|| self.0.engine.write_from(id, offset, data, &mut taken))
+                .map(drop),
             Content::Repeat(as_at) => self.repeat(id, frame, *as_at),
         }
     }
@@ -275,12 +277,12 @@ impl Store {
             let mut blocks = Block::zeroed_vec(count as usize);
             let mut reads =
                 [BlockRead { first: Lba(as_at + done), into: &mut blocks, result: Ok(()) }];
-            self.engine.read(id, &mut reads);
+            self.0.engine.read(id, &mut reads);
             let [BlockRead { result, .. }] = reads;
             result?;
             let (offset, mut taken) = ((frame.first + done) * 4096, 0);
             let data = onefold_core::block::bytes(&blocks);
-            self.data_change(|| self.engine.write_from(id, offset, data, &mut taken))?;
+            self.0.data_change(|| self.0.engine.write_from(id, offset, data, &mut taken))?;
             done += count;
         }
         Ok(())
@@ -289,10 +291,10 @@ impl Store {
     /// What is being received, or was cut off.
     #[must_use]
     pub fn receives(&self) -> Vec<ReceiveState> {
-        let all = self.acts().receiving().into_iter();
+        let all = self.0.acts().receiving().into_iter();
         let told = all.filter_map(|(_, receive)| {
             let receiving = receive.receiving?;
-            let base = receiving.base.and_then(|base| self.engine.volume(base).ok());
+            let base = receiving.base.and_then(|base| self.0.engine.volume(base).ok());
             Some(ReceiveState {
                 name: format!("{}@{}", self.volume_of(&receive), receive.received_name().1),
                 bytes: receive.blocks * 4096,
@@ -314,11 +316,12 @@ impl Store {
     /// `NotFound`.
     pub fn abort_receive(&self, volume: &str) -> Result<()> {
         let mut found = false;
-        for (id, receive) in self.acts().receiving() {
+        for (id, receive) in self.0.acts().receiving() {
             if self.volume_of(&receive) == volume {
-                let deleted = self
-                    .change(|| self.handles.lock().end(id, true, || self.engine.delete_volume(id)));
-                self.commit.wait(deleted?.done()?)?;
+                let deleted = self.0.change(|| {
+                    self.0.handles.lock().end(id, true, || self.0.engine.delete_volume(id))
+                });
+                self.0.commit.wait(deleted?.done()?)?;
                 found = true;
             }
         }
@@ -334,9 +337,9 @@ impl Store {
     /// # Errors
     /// `NotFound`, `InvalidInput` when it is no replica, or while a snapshot of it is received.
     pub fn promote(&self, volume: &str) -> Result<()> {
-        let id = self.engine.find_volume(volume)?;
-        let asked = self.change(|| self.acts().promote(id))?;
-        self.perform(asked)
+        let id = self.0.engine.find_volume(volume)?;
+        let asked = self.0.change(|| self.0.acts().promote(id))?;
+        self.0.perform(asked)
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! Every block is read as a client reads it, and so verified; damage ends the stream.
 
-use std::{collections::HashMap, io::Write, sync::Arc};
+use std::{collections::HashMap, io::Write};
 
 use onefold_core::{Block, BlockRead, Error, ExtentKind, Kind, Lba, Result, Volume, checksum};
 
-use super::{BlockVolume, Store};
+use super::{BlockVolume, Copies};
 use crate::{
     Begin, Piece, StreamWriter, Token, Totals, Transfers, VolumeState,
     format::stream::DATA_BLOCKS_MAX,
@@ -29,25 +29,25 @@ pub struct SendWhat {
     pub plain: bool,
 }
 
-impl Store {
+impl Copies<'_> {
     /// Sends a snapshot.
     ///
     /// # Errors
     /// `NotFound`; `InvalidInput` for a token of another snapshot; `Corrupt` when data is damaged;
     /// `Stopped` when a snapshot is deleted meanwhile; those of `out`.
-    pub fn send(self: &Arc<Store>, what: &SendWhat, out: &mut dyn Write) -> Result<Totals> {
-        self.find_snapshot(&what.snapshot)?;
-        let volume = BlockVolume::open(self, &what.snapshot)?;
+    pub fn send(&self, what: &SendWhat, out: &mut dyn Write) -> Result<Totals> {
+        self.0.find_snapshot(&what.snapshot)?;
+        let volume = BlockVolume::open(self.0, &what.snapshot)?;
         // Nobody deletes it meanwhile, unless by force.
         let base = what.from.as_ref().map(|from| {
-            self.find_snapshot(from)?;
-            BlockVolume::open(self, from)
+            self.0.find_snapshot(from)?;
+            BlockVolume::open(self.0, from)
         });
         let base = base.transpose()?;
-        let of = self.engine.volume(volume.id())?;
+        let of = self.0.engine.volume(volume.id())?;
         let mut begin = self.about(&of)?;
         if let Some(base) = &base {
-            begin.base = guid(&self.engine.volume(base.id())?);
+            begin.base = guid(&self.0.engine.volume(base.id())?);
         }
         if let Some(token) = what.resume {
             let own = token.guid == begin.guid && token.base == begin.base;
@@ -62,14 +62,14 @@ impl Store {
         let mut sender = Sender {
             volume: &volume,
             writer: StreamWriter::begin(out, &begin, !what.plain)?,
-            sent: Some(Sent::new(self.engine.kernel.identity.secret)),
+            sent: Some(Sent::new(self.0.engine.kernel.identity.secret)),
             buffer: Vec::new(),
         };
         while at < blocks {
             base.as_ref().map_or(Ok(()), BlockVolume::check)?;
             volume.check()?;
             let base = base.as_ref().map(BlockVolume::id);
-            let found = Transfers::of(&self.engine).pieces(base, volume.id(), at)?;
+            let found = Transfers::of(&self.0.engine).pieces(base, volume.id(), at)?;
             found.pieces.iter().try_for_each(|piece| sender.piece(piece))?;
             at = found.next.max(at + 1);
         }
@@ -81,16 +81,16 @@ impl Store {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub fn export(self: &Arc<Store>, name: &str, out: &mut dyn Write) -> Result<Totals> {
-        let volume = BlockVolume::open(self, name)?;
-        let of = self.engine.volume(volume.id())?;
+    pub fn export(&self, name: &str, out: &mut dyn Write) -> Result<Totals> {
+        let volume = BlockVolume::open(self.0, name)?;
+        let of = self.0.engine.volume(volume.id())?;
         let begin = Begin { blocks: of.blocks, ..Begin::default() };
         let writer = StreamWriter::begin(out, &begin, false)?;
         let mut sender = Sender { volume: &volume, writer, sent: None, buffer: Vec::new() };
         let mut at = 0;
         while at < of.blocks {
             volume.check()?;
-            let found = Transfers::of(&self.engine).pieces(None, volume.id(), at)?;
+            let found = Transfers::of(&self.0.engine).pieces(None, volume.id(), at)?;
             for piece in found.pieces {
                 // It may have grown.
                 let blocks = piece.blocks.min(of.blocks.saturating_sub(piece.first));
@@ -110,7 +110,7 @@ impl Store {
             guid: origin.guid,
             base: [0; 16],
             made_ms: origin.made_ms,
-            volume: self.engine.volume(origin.volume)?.name,
+            volume: self.0.engine.volume(origin.volume)?.name,
             snapshot: of.name.clone(),
             blocks: of.blocks,
             start: 0,

@@ -9,11 +9,13 @@ use std::{
 
 use clap::Args;
 use onefold_backend::{new_file::NewFile, sparse::next_data};
-use onefold_block::{Begin, Content, MEMORY_MIN, Next, Settings, StreamReader, StreamWriter};
+use onefold_block::{
+    Begin, Content, Copies, MEMORY_MIN, Next, Settings, StreamReader, StreamWriter,
+};
 use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Result, block::bytes_mut};
 use serde_json::json;
 
-use super::{replicate::Sent, served_or_not, snapshot::block_store};
+use super::{block_store, replicate::Sent, served_or_not};
 use onefold::parts::{control::Request, store_file::StoreFile};
 use onefold_console::{failure::Failure, output::Answer, size::Size};
 
@@ -192,7 +194,7 @@ fn fetch(store: &StoreFile, name: &str, sink: &mut dyn Sink) -> Result<(Sent, u6
             let (mut give, mut receive) = pair()?;
             let exported = std::thread::scope(|scope| {
                 let engine = working.store();
-                let exporting = scope.spawn(move || engine.export(name, &mut give));
+                let exporting = scope.spawn(move || Copies::of(engine).export(name, &mut give));
                 let taken = (take.borrow_mut())(&mut receive);
                 // Who can't take it any more ends the export, whose error is the reason otherwise.
                 drop(receive);
@@ -254,7 +256,8 @@ pub(crate) fn import(options: ImportOptions) -> Result<(), Failure> {
             let imported = std::thread::scope(|scope| {
                 let (engine, name) = (working.store(), name.as_str());
                 let input = BufReader::with_capacity(1 << 20, receive);
-                let importing = scope.spawn(move || engine.import(name, input, &mut |_| Ok(())));
+                let importing =
+                    scope.spawn(move || Copies::of(engine).import(name, input, &mut |_| Ok(())));
                 let packed = image.pack(give);
                 let imported =
                     importing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

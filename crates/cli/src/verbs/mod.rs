@@ -56,6 +56,14 @@ fn archive_at(store: &Path, why_not: &str) -> Result<ArchiveDir, Failure> {
     }
 }
 
+/// The block store at a path, for verbs about snapshots, which no other engine has.
+fn block_store(store: &Path) -> Result<Box<StoreFile>, Failure> {
+    match Found::at(store)? {
+        Found::Block(file) => Ok(file),
+        other => Err(refused(store, &other, "it has no snapshots of volumes")),
+    }
+}
+
 /// Why a block store has no streams.
 const VOLUMES_ONLY: &str = "it holds volumes only, which `onefold serve` offers over NBD";
 

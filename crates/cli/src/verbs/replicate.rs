@@ -7,11 +7,11 @@ use std::{
 
 use clap::Args;
 use onefold_backend::new_file::NewFile;
-use onefold_block::{MEMORY_MIN, SendWhat, Settings, Totals};
+use onefold_block::{Copies, MEMORY_MIN, SendWhat, Settings, Totals};
 use onefold_core::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{served_or_not, snapshot::block_store, volume::block};
+use super::{block_store, served_or_not, volume::block};
 use onefold::parts::{
     control::{ReceiveLine, Request},
     store_file::StoreFile,
@@ -187,7 +187,7 @@ fn send_to(file: &StoreFile, options: &SendOptions, out: &mut dyn Write) -> Resu
         |server| server.fetch(&request, |stream| copy(stream, &mut **out.borrow_mut())),
         || {
             let working = file.work(Settings::for_memory(MEMORY_MIN))?;
-            let sent = working.store().send(&wanted, &mut **out.borrow_mut());
+            let sent = Copies::of(working.store()).send(&wanted, &mut **out.borrow_mut());
             let closed = working.close();
             Ok(Sent::from(&sent.and_then(|totals| closed.map(|()| totals))?))
         },
@@ -236,7 +236,8 @@ pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
             let working = file.work(Settings::for_memory(MEMORY_MIN))?;
             let input = BufReader::with_capacity(COPY_BYTES, std::io::stdin().lock());
             let look = &mut |_| Ok(());
-            let received = working.store().receive(volume.as_deref(), rollback, input, look);
+            let received =
+                Copies::of(working.store()).receive(volume.as_deref(), rollback, input, look);
             let closed = working.close();
             let received = received.and_then(|received| closed.map(|()| received))?;
             Ok(Received::from(&received))

@@ -13,7 +13,7 @@ use onefold_block::{MEMORY_MIN, Settings};
 use onefold_core::{Error, Kind, Result};
 
 use super::{
-    Found, refused, served_or_not,
+    block_store, served_or_not,
     volume::{block, done, said},
 };
 use onefold::parts::{
@@ -182,14 +182,6 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
         Verb::Clone { store, of, name, answer } => {
             change(&store, answer, Request::SnapshotClone { of, name })
         }
-    }
-}
-
-/// The block store at a path, for verbs that no other engine has.
-pub(super) fn block_store(store: &Path) -> Result<Box<StoreFile>, Failure> {
-    match Found::at(store)? {
-        Found::Block(file) => Ok(file),
-        other => Err(refused(store, &other, "it has no snapshots of volumes")),
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use onefold_backend::process;
-use onefold_block::Store;
+use onefold_block::{Copies, Store};
 use onefold_console::size::Size;
 use onefold_core::{Error, Kind, Result};
 use onefold_serve::nbd;
@@ -204,13 +204,14 @@ impl Served for Commands {
         match request {
             Request::Import { name } => {
                 let look = &mut |done| progress("importing", done, 0);
-                let bytes = self.store.import(&name, input, look)?;
+                let bytes = Copies::of(&self.store).import(&name, input, look)?;
                 tracing::info!("imported volume '{}' of {}", name.escape_debug(), Size(bytes));
                 json(&bytes)
             }
             Request::Receive { volume, rollback } => {
                 let look = &mut |done| progress("receiving", done, 0);
-                let received = self.store.receive(volume.as_deref(), rollback, input, look)?;
+                let received =
+                    Copies::of(&self.store).receive(volume.as_deref(), rollback, input, look)?;
                 tracing::info!("received snapshot '{}'", received.name.escape_debug());
                 json(&replicate::Received::from(&received))
             }
@@ -220,9 +221,9 @@ impl Served for Commands {
 
     fn give(&self, request: Request, output: &mut dyn Write) -> Result<Value> {
         let totals = match &request {
-            Request::Export { name } => self.store.export(name, output)?,
+            Request::Export { name } => Copies::of(&self.store).export(name, output)?,
             Request::Send { snapshot, from, resume } => {
-                self.store.send(&replicate::what(snapshot, from, resume)?, output)?
+                Copies::of(&self.store).send(&replicate::what(snapshot, from, resume)?, output)?
             }
             _ => {
                 let message = "the server of a block store does not do this";

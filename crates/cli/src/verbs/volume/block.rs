@@ -1,6 +1,8 @@
 //! `onefold volume` of a block store, served or not.
 
-use onefold_block::{MEMORY_MIN, NoDedup, Settings, Store};
+use std::sync::Arc;
+
+use onefold_block::{Copies, MEMORY_MIN, NoDedup, Settings, Store};
 use onefold_core::{Error, Kind, Result};
 
 use super::{super::served_or_not, speed};
@@ -31,7 +33,7 @@ pub(crate) fn change(file: &StoreFile, request: &Request) -> Result<(), Failure>
 }
 
 /// A change of the catalogue; durable on return.
-pub(crate) fn apply(store: &Store, request: &Request) -> Result<()> {
+pub(crate) fn apply(store: &Arc<Store>, request: &Request) -> Result<()> {
     match request {
         Request::VolumeCreate { name, bytes, no_dedup, limits } => store
             .create_volume_limited(name, *bytes, &NoDedup::new(no_dedup.clone())?, (*limits).into())
@@ -49,8 +51,8 @@ pub(crate) fn apply(store: &Store, request: &Request) -> Result<()> {
             store.rollback(name, keep.as_deref(), *force)
         }
         Request::SnapshotClone { of, name } => store.clone_volume(of, name),
-        Request::ReceiveAbort { volume } => store.abort_receive(volume),
-        Request::VolumePromote { name } => store.promote(name),
+        Request::ReceiveAbort { volume } => Copies::of(store).abort_receive(volume),
+        Request::VolumePromote { name } => Copies::of(store).promote(name),
         _ => Err(Error::new(Kind::Unsupported, "this is no change of volumes")),
     }
 }

@@ -216,7 +216,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             change(&store, answer, |_| Ok(Request::VolumeDelete { name }))
         }
         Verb::Promote { store, name, answer } => {
-            let file = super::snapshot::block_store(&store)?;
+            let file = super::block_store(&store)?;
             let request = Request::VolumePromote { name };
             block::change(&file, &request)?;
             answer.tell(&done(&request), said(&request))

@@ -9,10 +9,10 @@ pub mod places;
 mod server;
 pub mod stream;
 
-use std::{ops::Range, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use onefold_block::{
-    Acts, Engine, ReceiveState, Store, VolumeState, VolumeStatus, check::exclusive,
+    Acts, Copies, Engine, ReceiveState, Store, VolumeState, VolumeStatus, check::exclusive,
 };
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, VolumeId, VolumeLimits};
 use serde::{Deserialize, Serialize};
@@ -285,14 +285,14 @@ pub struct ReceiveLine {
 
 impl ReceiveLine {
     /// All of a store.
-    pub fn all(store: &Store) -> Vec<ReceiveLine> {
+    pub fn all(store: &Arc<Store>) -> Vec<ReceiveLine> {
         let of = |receive: ReceiveState| ReceiveLine {
             name: receive.name,
             bytes: receive.bytes,
             received_bytes: receive.received_bytes,
             token: receive.token.to_string(),
         };
-        store.receives().into_iter().map(of).collect()
+        Copies::of(store).receives().into_iter().map(of).collect()
     }
 }
 
