@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use onefold_core::{Block, Disk, Error, Fingerprint, Kind, Lba, Pba, Result};
 
+use super::once::each_map_leaf;
 use crate::{
     check::{
         batch::read_one,
@@ -49,7 +50,7 @@ pub(super) fn find(checker: &mut Checker<'_>) -> Result<Named> {
         let mut usage = Usage::counting(checker.geometry, stretch, &checker.dark);
         checker.load_blocks(&mut usage, |_, _, _| {});
         let mut contradictions = Vec::new();
-        checker.each_map_leaf(None, &mut |checker, volume, id, pointer, page| {
+        each_map_leaf(checker, None, &mut |checker, volume, id, pointer, page| {
             for slot in 0..Table::Map.per_leaf() {
                 let lba = Lba(id.index * Table::Map.per_leaf() + slot);
                 let at = (pointer.address, slot);

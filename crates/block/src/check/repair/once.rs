@@ -74,32 +74,33 @@ impl PageNames {
     }
 }
 
-impl<'a> Checker<'a> {
-    /// Walks the maps of all volumes quietly. Where maps share pages each page is seen once, and
-    /// `names` counts who names it; without `names` a page that lies across the end of a volume is
-    /// seen for each volume, as its entries may be right for one and wrong for another.
-    pub(super) fn each_map_leaf(&mut self, names: Option<&mut PageNames>, leaf: MapLeaf<'_, 'a>) {
-        let volumes = self.volumes.clone();
-        if !self.state.shares_pages() {
-            for volume in &volumes {
-                let mut each = |checker: &mut Checker<'a>, id, pointer: &Pointer, page: &Block| {
-                    leaf(checker, volume, id, pointer, page);
-                };
-                let all = Some(0..u64::MAX);
-                self.walk(Table::Map, volume.id.0, &volume.map, all, &mut each);
-            }
-            return;
+/// Walks the maps of all volumes quietly. Where maps share pages each page is seen once, and
+/// `names` counts who names it; without `names` a page that lies across the end of a volume is
+/// seen for each volume, as its entries may be right for one and wrong for another.
+pub(super) fn each_map_leaf<'a>(
+    checker: &mut Checker<'a>,
+    names: Option<&mut PageNames>,
+    leaf: MapLeaf<'_, 'a>,
+) {
+    let volumes = checker.volumes.clone();
+    if !checker.state.shares_pages() {
+        for volume in &volumes {
+            let mut each = |checker: &mut Checker<'a>, id, pointer: &Pointer, page: &Block| {
+                leaf(checker, volume, id, pointer, page);
+            };
+            let all = Some(0..u64::MAX);
+            checker.walk(Table::Map, volume.id.0, &volume.map, all, &mut each);
         }
-        let (walker, geometry) = (self.walker, self.geometry);
-        let mut pass =
-            Once { checker: self, seen: BlockSet::new(geometry), names, volume: None, leaf };
-        for n in in_order(&volumes) {
-            let volume = &volumes[n];
-            let Some((id, top)) = volume.top() else { continue };
-            pass.volume = Some(volume);
-            if pass.named(id, &top, WindowNumber::MAX) {
-                walker.walk_from(id, &top, &mut pass);
-            }
+        return;
+    }
+    let (walker, geometry) = (checker.walker, checker.geometry);
+    let mut pass = Once { checker, seen: BlockSet::new(geometry), names, volume: None, leaf };
+    for n in in_order(&volumes) {
+        let volume = &volumes[n];
+        let Some((id, top)) = volume.top() else { continue };
+        pass.volume = Some(volume);
+        if pass.named(id, &top, WindowNumber::MAX) {
+            walker.walk_from(id, &top, &mut pass);
         }
     }
 }

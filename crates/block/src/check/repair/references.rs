@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 
 use onefold_core::{Block, Fingerprint, Pba, Result};
 
-use super::{build::Builder, named::content, once::PageNames};
+use super::{
+    build::Builder,
+    named::content,
+    once::{PageNames, each_map_leaf},
+};
 use crate::{
     check::{
         report::{Phase, Progress},
@@ -55,7 +59,7 @@ pub(super) fn build(checker: &mut Checker<'_>, builder: &mut Builder<'_>) -> Res
         let first = (n == 0).then_some(&mut names);
         let mut once = PageNames::new(checker.geometry);
         let counted = first.unwrap_or(&mut once);
-        checker.each_map_leaf(Some(counted), &mut |checker, _, _, _, page| {
+        each_map_leaf(checker, Some(counted), &mut |checker, _, _, _, page| {
             for slot in 0..Table::Map.per_leaf() {
                 let Some(entry @ MapEntry::Block { pba, carried, prefix }) =
                     MapEntry::get(page, slot)
