@@ -16,7 +16,10 @@ use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Result, block::bytes_mut};
 use serde_json::json;
 
 use super::{block_store, replicate::Sent, served_or_not};
-use onefold::parts::{control::Request, store_file::StoreFile};
+use onefold::parts::{
+    control::{Request, stream::UNWRITTEN},
+    store_file::StoreFile,
+};
 use onefold_console::{failure::Failure, output::Answer, size::Size};
 
 /// Blocks that are read at once.
@@ -264,7 +267,7 @@ pub(crate) fn import(options: ImportOptions) -> Result<(), Failure> {
                 match (packed, imported) {
                     // An engine that has refused the rest says why.
                     (Err(error), Err(imported)) => {
-                        Err(if error.to_string().starts_with(PACKED) { imported } else { error })
+                        Err(if error.to_string().starts_with(UNWRITTEN) { imported } else { error })
                     }
                     (packed, imported) => imported.and_then(|bytes| packed.map(|()| bytes)),
                 }
@@ -277,9 +280,6 @@ pub(crate) fn import(options: ImportOptions) -> Result<(), Failure> {
     let shown = name.escape_debug();
     answer.tell(&report, format_args!("imported volume '{shown}' of {}", Size(bytes)))
 }
-
-/// How the error begins of a stream that nobody takes any more.
-const PACKED: &str = "the stream can't be written";
 
 /// An image that is read.
 enum Image {

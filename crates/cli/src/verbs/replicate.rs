@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{block_store, served_or_not, volume::block};
 use onefold::parts::{
-    control::{ReceiveLine, Request},
+    control::{ReceiveLine, Request, stream::UNWRITTEN},
     store_file::StoreFile,
 };
 use onefold_console::{
@@ -203,7 +203,7 @@ fn copy(from: &mut dyn Read, to: &mut dyn Write) -> Result<()> {
             read => read.map_err(|e| Error::from_io("the stream can't be read", e))?,
         };
         let written = if n == 0 { to.flush() } else { to.write_all(&buffer[..n]) };
-        written.map_err(|e| Error::from_io("the stream can't be written", e))?;
+        written.map_err(|e| Error::from_io(UNWRITTEN, e))?;
         if n == 0 {
             return Ok(());
         }
@@ -226,11 +226,8 @@ pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
     let received: Received = served_or_not(
         &file,
         |server| {
-            server.send(&request, &mut |_, _| {}, |outlet| {
-                let gone = copy(&mut std::io::stdin().lock(), outlet);
-                // A server that has refused the stream says why.
-                gone
-            })
+            server
+                .send(&request, &mut |_, _| {}, |outlet| copy(&mut std::io::stdin().lock(), outlet))
         },
         || {
             let working = file.work(Settings::for_memory(MEMORY_MIN))?;

@@ -13,7 +13,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{
     LINE_MAX, Request, places,
-    stream::{GONE, Outlet, Pieces},
+    stream::{GONE, Outlet, Pieces, UNWRITTEN},
     told,
 };
 use crate::parts::store_file::StoreFile;
@@ -167,9 +167,7 @@ impl Client {
             let heard = hearing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             match (sent, heard) {
                 // A source that failed is the reason; a server that went away said why.
-                (Err(error), heard) if !error.to_string().starts_with(GONE) || heard.is_ok() => {
-                    Err(error)
-                }
+                (Err(error), heard) if !is_gone(&error) || heard.is_ok() => Err(error),
                 (_, heard) => heard,
             }
         })
@@ -266,6 +264,12 @@ fn look(name: &str, owner: u32) -> Result<UnixStream> {
         }
     }
     Err(wrong)
+}
+
+/// True when a source could not pass its stream on, as the server takes no more of it.
+fn is_gone(error: &Error) -> bool {
+    let error = error.to_string();
+    error.starts_with(GONE) || error.starts_with(UNWRITTEN)
 }
 
 fn lost(error: std::io::Error) -> Error {

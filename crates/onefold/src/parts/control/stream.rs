@@ -31,6 +31,9 @@ const INCOMPLETE: u8 = 6;
 /// How the error begins that says so.
 pub(super) const GONE: &str = "the server of the archive went away";
 
+/// How the error begins of a stream of a block store that can't be passed on.
+pub const UNWRITTEN: &str = "the stream can't be written";
+
 /// Where a source gives its bytes: to the engine, or to the server of the archive.
 pub trait Intake {
     /// Lets `read` fill a buffer, which says how many bytes it was; `0` is the end.
