@@ -158,9 +158,6 @@ pub fn is_locked_here(path: &Path) -> bool {
 /// The process that holds a lock on the file, according to `/proc/locks`.
 fn holder(file: &fs::File) -> Option<String> {
     let pid = holding_pid(&rustix::fs::fstat(file).ok()?)?;
-    if pid == std::process::id() {
-        return Some("this process".into());
-    }
     match fs::metadata(format!("/proc/{pid}")) {
         Ok(process) => {
             Some(format!("process {pid} of user {}", std::os::unix::fs::MetadataExt::uid(&process)))

@@ -147,7 +147,7 @@ fn carriers_addresses_zones_and_data_are_shown() {
     );
     assert!(inspect(&*disk, &What::Zone(ZoneId(ZONES))).is_err());
     assert!(inspect(&*disk, &What::Block(Pba(1 << 50))).is_err());
-    assert_says(&shown(&disk, What::Block(Pba(3))), &["before the first zone"]);
+    assert_says(&shown(&disk, What::Block(Pba(3))), &["lies in a fixed zone"]);
     assert_says(&shown(&disk, What::Physical(Pba(300))), &["physical block 300", "zone table"]);
 
     // Damage on the way is part of the answer.

@@ -52,8 +52,7 @@ fn take(file: &File, path: &Path, access: Access, by_range: bool) -> Result<()> 
 }
 
 fn busy(path: &Path) -> Error {
-    let by = if lock::is_locked_here(path) { "this process already" } else { "another process" };
-    Error::new(Kind::Busy, format!("store {} is in use by {by}", path.display()))
+    Error::new(Kind::Busy, format!("store {} is in use by another process", path.display()))
 }
 
 fn refused(path: &Path, errno: Errno) -> Error {
