@@ -132,7 +132,7 @@ mod tests {
                     path.split_whitespace().all(|verb| words.any(|word| word == verb)),
                     "{path}: {example}"
                 );
-                let command = example.split(['>', '|']).next().unwrap_or_default();
+                let command = example.split(['<', '>', '|']).next().unwrap_or_default();
                 let typed = command.split_whitespace().map(std::ffi::OsString::from).collect();
                 crate::configuration::read(typed).unwrap_or_else(|e| panic!("{example}: {e:?}"));
             }
