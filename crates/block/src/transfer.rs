@@ -35,7 +35,7 @@ pub struct Piece {
     pub first: u64,
     /// How many.
     pub blocks: u64,
-    /// What they hold.
+    /// The kind of their content.
     pub kind: ExtentKind,
 }
 
@@ -91,11 +91,11 @@ impl FromStr for Token {
     }
 }
 
-/// What is to be sent of an engine's snapshots.
+/// The pieces of an engine's snapshots that are to be sent.
 pub struct Transfers<'e>(&'e Engine);
 
 impl<'e> Transfers<'e> {
-    /// Those of an engine.
+    /// The transfers of an engine.
     #[must_use]
     pub fn of(engine: &'e Engine) -> Transfers<'e> {
         Transfers(engine)
@@ -115,7 +115,7 @@ impl<'e> Transfers<'e> {
     }
 }
 
-/// What is no hole.
+/// All pieces that are no holes.
 fn whole(kernel: &Kernel, of: VolumeId, from: u64) -> Result<Pieces> {
     let end = kernel.state.lock().volumes.get(of)?.blocks;
     let mut found = Pieces { pieces: Vec::new(), next: from };
@@ -132,7 +132,7 @@ fn whole(kernel: &Kernel, of: VolumeId, from: u64) -> Result<Pieces> {
     Ok(found)
 }
 
-/// What is not as in the base. Ends at the end of the snapshot.
+/// The pieces that are not as in the base, up to the end of the snapshot.
 fn changed(kernel: &Kernel, base: VolumeId, of: VolumeId, from: u64) -> Result<Pieces> {
     let tables = kernel.state.lock().overlays.tables().clone();
     let map = |id: VolumeId| {

@@ -301,7 +301,7 @@ impl Disk for FileDisk {
         }
     }
 
-    /// As the trait says. A file gets its new length only with its space; on a file system that
+    /// A file gets its new length only with its space; on a file system that
     /// cannot reserve space it gets the length alone.
     fn extend(&self, from: Pba, blocks: Option<u64>, reserve: bool) -> Result<u64> {
         self.writable()?;

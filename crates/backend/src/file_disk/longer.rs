@@ -27,7 +27,7 @@ pub(super) fn lengthen(file: &File, name: &str, room: Room) -> Result<()> {
     if room.reserve
         && let Err(error) = reserve(file, name, room)
     {
-        // What comes of this is in the error already.
+        // The caller hears of the first failure; this one changes nothing of it.
         let _ = give_back(file, room);
         return Err(error);
     }

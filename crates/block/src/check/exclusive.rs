@@ -37,15 +37,15 @@ const PAGES: usize = 4;
 /// Leaves of table 8 that are read together.
 const SHARES: usize = 16;
 
-/// What snapshots hold alone, and what deleted maps still hold. Sizes are in blocks of 4096 bytes,
+/// The space that snapshots hold alone, and that deleted maps still hold, in blocks of 4096 bytes,
 /// pages of maps included.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exclusive {
-    /// What deleting each snapshot, as in `vm1@monday`, would free at least.
+    /// The space that deleting each snapshot, as in `vm1@monday`, would free at least.
     pub snapshots: BTreeMap<String, u64>,
-    /// What maps that are being taken apart hold.
+    /// The space of maps that are being taken apart.
     pub leaving: u64,
-    /// What pages hold that nothing counts for and that wait to be handed over.
+    /// The space of pages that nothing counts for and that wait to be handed over.
     pub orphans: u64,
     /// Pages that could not be read.
     pub unread: u64,

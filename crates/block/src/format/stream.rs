@@ -194,7 +194,7 @@ impl<W: Write> StreamWriter<W> {
         self.put(Of::Data, 0, first, blocks, &plain)
     }
 
-    /// Writes blocks that hold what was sent for those from `as_at` on.
+    /// Writes blocks that hold what was sent for those from `as_at` on, at most [`DATA_BLOCKS_MAX`].
     ///
     /// # Errors
     /// Those of the output.
@@ -297,13 +297,13 @@ impl<R: Read> StreamReader<R> {
         self.keeps_order = false;
     }
 
-    /// What the stream says of itself.
+    /// The beginning of the stream: its snapshot and size.
     #[must_use]
     pub fn about(&self) -> &Begin {
         &self.begin
     }
 
-    /// What came so far.
+    /// The sums of the blocks that came so far.
     #[must_use]
     pub fn totals(&self) -> Totals {
         self.totals
@@ -357,7 +357,7 @@ impl<R: Read> StreamReader<R> {
                 }
                 (Content::Data(data), &mut self.totals.data)
             }
-            Of::Repeat if payload.len() == 8 => {
+            Of::Repeat if payload.len() == 8 && header.blocks <= DATA_BLOCKS_MAX => {
                 let as_at: u64 = from_low_bytes(&payload);
                 let end = as_at.checked_add(header.blocks);
                 // Blocks before the start were sent by the stream that this one goes on with.

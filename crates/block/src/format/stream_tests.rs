@@ -115,6 +115,15 @@ fn frames_that_a_sender_proved_may_still_be_nonsense() {
     for (first, blocks, as_at) in [(10, 2, 9), (10, 1, 10), (10, 1, 20), (10, 3, u64::MAX)] {
         assert!(with(&|writer| writer.repeat(first, blocks, as_at).unwrap()).is_err());
     }
+    // One that is longer than any data: no frame keeps who takes it from looking up.
+    let again = |blocks| {
+        with(&|writer| {
+            writer.empty(3, 500, true).unwrap();
+            writer.repeat(600, blocks, 10).unwrap();
+        })
+    };
+    assert!(again(DATA_BLOCKS_MAX).is_ok());
+    assert!(again(DATA_BLOCKS_MAX + 1).is_err());
     assert!(with(&|writer| writer.put(Of::Data, 0, 3, 2, &[0; 4096]).unwrap()).is_err());
     assert!(with(&|writer| writer.put(Of::Hole, 0, 3, 2, &[0]).unwrap()).is_err());
     assert!(with(&|writer| writer.put(Of::Begin, 0, 3, 2, &[]).unwrap()).is_err());

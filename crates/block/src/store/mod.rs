@@ -61,11 +61,11 @@ pub struct Store {
     stopping: AtomicBool,
 }
 
-/// What leaves a store and comes into one: snapshots as streams, volumes as raw data.
+/// Snapshots that leave a store or come into one as streams, and volumes that do as raw data.
 pub struct Copies<'s>(&'s Arc<Store>);
 
 impl<'s> Copies<'s> {
-    /// Those of a store.
+    /// The copies of a store.
     #[must_use]
     pub fn of(store: &'s Arc<Store>) -> Copies<'s> {
         Copies(store)

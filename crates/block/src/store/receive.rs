@@ -13,7 +13,6 @@ use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
 use super::{Copies, handles::Handle, send::guid, snapshots::now_ms};
 use crate::{
     Begin, Content, Frame, Next, Receive, Receiving, StreamReader, Token, Totals, VolumeState,
-    format::stream::DATA_BLOCKS_MAX,
 };
 
 /// Blocks after which the cursor rises: 64 MiB.
@@ -269,26 +268,19 @@ impl Copies<'_> {
         }
     }
 
-    /// Writes what was written elsewhere before.
+    /// Writes again the blocks that were written from `as_at` on.
     fn repeat(&self, id: VolumeId, frame: &Frame, as_at: u64) -> Result<()> {
-        let mut done = 0;
-        while done < frame.blocks {
-            let count = (frame.blocks - done).min(DATA_BLOCKS_MAX);
-            let mut blocks = Block::zeroed_vec(count as usize);
-            let mut reads =
-                [BlockRead { first: Lba(as_at + done), into: &mut blocks, result: Ok(()) }];
-            self.0.engine.read(id, &mut reads);
-            let [BlockRead { result, .. }] = reads;
-            result?;
-            let (offset, mut taken) = ((frame.first + done) * 4096, 0);
-            let data = onefold_core::block::bytes(&blocks);
-            self.0.data_change(|| self.0.engine.write_from(id, offset, data, &mut taken))?;
-            done += count;
-        }
-        Ok(())
+        let mut blocks = Block::zeroed_vec(frame.blocks as usize);
+        let mut reads = [BlockRead { first: Lba(as_at), into: &mut blocks, result: Ok(()) }];
+        self.0.engine.read(id, &mut reads);
+        let [BlockRead { result, .. }] = reads;
+        result?;
+        let (offset, mut taken) = (frame.first * 4096, 0);
+        let data = onefold_core::block::bytes(&blocks);
+        self.0.data_change(|| self.0.engine.write_from(id, offset, data, &mut taken)).map(drop)
     }
 
-    /// What is being received, or was cut off.
+    /// The receives that are under way or were cut off.
     #[must_use]
     pub fn receives(&self) -> Vec<ReceiveState> {
         let all = self.0.acts().receiving().into_iter();
@@ -347,7 +339,7 @@ impl Copies<'_> {
 struct Cursor {
     /// The end of the last frame.
     at: u64,
-    /// What was noted last, and when.
+    /// The block up to which the cursor was noted last, and the time of that.
     noted: u64,
     since: Duration,
 }

@@ -92,7 +92,7 @@ impl Copies<'_> {
             volume.check()?;
             let found = Transfers::of(&self.0.engine).pieces(None, volume.id(), at)?;
             for piece in found.pieces {
-                // It may have grown.
+                // The volume may have grown since the export began.
                 let blocks = piece.blocks.min(of.blocks.saturating_sub(piece.first));
                 if blocks > 0 {
                     sender.piece(&Piece { blocks, ..piece })?;
@@ -127,12 +127,12 @@ pub(super) fn guid(snapshot: &VolumeState) -> [u8; 16] {
 struct Sender<'a, W: Write> {
     volume: &'a BlockVolume,
     writer: StreamWriter<W>,
-    /// What was sent; `None` where each block is sent for itself.
+    /// The contents that were sent; `None` where each block is sent for itself.
     sent: Option<Sent>,
     buffer: Vec<Block>,
 }
 
-/// What a block is sent as.
+/// The form in which a block is sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum As {
     Zeroes,
