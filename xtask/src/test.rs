@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::{
     ceph, clients,
@@ -47,7 +47,7 @@ struct Step {
 }
 
 const STEPS: [Step; 28] = [
-    Step { name: "format", about: "cargo fmt --check", run: format },
+    Step { name: "format", about: "cargo fmt --check; lock files are whole", run: format },
     Step { name: "clippy", about: "clippy, warnings as errors", run: clippy },
     Step { name: "features", about: "no planted bug can be in the product", run: features },
     Step {
@@ -198,6 +198,12 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
 
 fn format() -> Result<Tally> {
     run_program(cargo(["fmt", "--all", "--check"]), LIMIT)?;
+    // Crates outside of the workspace have lock files of their own.
+    for folder in [".", "threads", "fuzz"] {
+        let mut command = cargo(["metadata", "--format-version", "1", "--locked", "--quiet"]);
+        command.current_dir(machine::root().join(folder));
+        run_program(command, LIMIT).with_context(|| format!("Cargo.lock of {folder}"))?;
+    }
     Ok(Tally::pass(""))
 }
 

@@ -207,7 +207,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 61] = [
+    pub const BUGS: [(&'static str, Rule); 62] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -264,6 +264,7 @@ impl Rule {
         ("moment-commits-all", Rule::MomentCommitsNoMore),
         ("oldest-orphan-first", Rule::YoungestOrphanFirst),
         ("orphan-without-entry", Rule::OrphansHaveEntries),
+        ("cursor-ahead", Rule::CursorBehindData),
         ("received-early", Rule::ReceivedAfterData),
         ("base-not-compared", Rule::BaseCompared),
         ("frames-out-of-order", Rule::FramesInOrder),

@@ -111,6 +111,8 @@ impl TableBuild<'_> {
         let per_leaf = Table::Shares.per_leaf();
         let has_entries = self.kernel.keeps(Rule::OrphansHaveEntries);
         let changed = accounts.changed();
+        let lending = changed.values().filter(|share| share.borrowers > 0).count();
+        self.kernel.coverage.add(Mark::PageShared, lending);
         let leaves: BTreeSet<u64> = changed.keys().map(|page| page.0 / per_leaf).collect();
         let leaves: Vec<u64> = leaves.into_iter().collect();
         self.rebuild(Table::Shares, 0, root, &leaves, &mut |leaf, _, page| {

@@ -9,7 +9,7 @@ use onefold_core::{Error, Kind, VolumeId};
 use crate::{
     block::{
         model::{Key, Verb},
-        run::{Flow, STEP_LIMIT, Sim},
+        run::{Flow, STEP_LIMIT, Sim, Stop},
         subject::{Ack, Step, Subject},
     },
     checker::{Checker, Failure},
@@ -245,6 +245,7 @@ impl<S: Subject> Sim<S> {
             let noted = store.note_cursor(id, at);
             self.say(|| format!("cursor of {id} at {at}: {noted:?}"));
             match noted {
+                Ok(()) if self.rng.percent(15) => return self.lose_power_behind_cursor(),
                 Ok(()) if self.rng.percent(40) => {
                     for _ in 0..3 {
                         self.step(Step::Checkpoint)?;
@@ -256,6 +257,18 @@ impl<S: Subject> Sim<S> {
             }
         }
         Ok(())
+    }
+
+    /// The power fails when the cursor is durable, and nothing that was open when it was noted became so
+    /// by itself: blocks before the cursor must be there.
+    fn lose_power_behind_cursor(&mut self) -> Flow<()> {
+        for _ in 0..8 {
+            for step in [Step::Prepare, Step::Write, Step::Settle, Step::Checkpoint] {
+                self.step(step)?;
+            }
+        }
+        self.reach.hit("replication: power lost behind a cursor");
+        Err(Stop::Down)
     }
 
     /// Writes a frame, and lets the store work sometimes; false when the store is full.
