@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use onefold_core::{Error, Kind, Result};
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Stat, chownat, fchmod, flock, fstat,
-    mkdirat, open, openat, renameat, statat, unlinkat,
+    AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, Stat, chownat, fchmod, flock,
+    fremovexattr, fstat, mkdirat, open, openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{
@@ -203,18 +203,22 @@ impl PrivateDirectory<'_> {
                     let inside = openat(
                         parent,
                         &name,
-                        OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+                        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
                         Mode::empty(),
                     )?;
                     let found = fstat(&inside)?;
                     // A user who may write to the parent could have replaced the directory.
                     let ours = found.st_uid == rustix::process::geteuid().as_raw()
                         && found.st_mode & 0o077 == 0;
-                    return if ours {
-                        Ok(PrivateDirectory { parent, name, inside })
-                    } else {
-                        Err(Errno::PERM)
-                    };
+                    if !ours {
+                        return Err(Errno::PERM);
+                    }
+                    // The list of rights that the parent hands down would be the socket's too.
+                    match fremovexattr(&inside, "system.posix_acl_default") {
+                        Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
+                        Err(error) => return Err(error),
+                    }
+                    return Ok(PrivateDirectory { parent, name, inside });
                 }
                 Err(Errno::EXIST) if attempt < 64 => {}
                 Err(error) => return Err(error),

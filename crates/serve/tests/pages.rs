@@ -150,7 +150,17 @@ fn rule_10_a_socket_is_never_open_to_every_user() {
         server.add_tcp("127.0.0.1:0".parse().unwrap(), false).unwrap_err().kind(),
         Kind::Denied
     );
+    // Nor to those to whom its directory hands rights down.
+    let set = std::process::Command::new("setfacl")
+        .args(["-d", "-m", "u::rwx,u:daemon:rwx,g::rwx,o::rwx"])
+        .arg(dir.path())
+        .status();
+    if !set.is_ok_and(|set| set.success()) {
+        println!("no default ACLs here: the mode alone is tried");
+    }
     server.add_unix(&socket, Reach { mode: 0o660, group: None }).unwrap();
+    let list = rustix::fs::lgetxattr(&socket, "system.posix_acl_access", &mut [0; 64][..]);
+    assert!(list.is_err(), "the socket has a list of rights");
     let mode = std::fs::symlink_metadata(&socket).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o660);
 }

@@ -2,15 +2,17 @@
 //!
 //! Every entry is created anew, below the descriptor of its directory, and finished through a
 //! descriptor of its own. Other users can't enter a directory until all of its entries are there.
-//! Names can be exchanged only in a directory to which others can write. The files made under such
-//! names are remembered and compared.
+//! The lists of access rights that a directory hands down to what is made in it (default ACLs)
+//! count for nothing: an entry has the rights that were stored, also below a directory of another
+//! user. Names can be exchanged only in a directory to which others can write. The files made under
+//! such names are remembered and compared.
 
 use std::{
     collections::{HashMap, HashSet},
     ffi::OsString,
     fs::{DirBuilder, File},
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::{
             ffi::OsStringExt,
             fs::{DirBuilderExt, FileExt},
@@ -35,6 +37,12 @@ const HELD_BYTES: usize = 64 << 20;
 
 /// Permission bits that anybody may have restored.
 const PLAIN_BITS: u32 = 0o777;
+
+/// The list of who may use a file, beyond its mode.
+const ACCESS_LIST: &str = "system.posix_acl_access";
+
+/// The list that a directory hands down to what is made in it.
+const DEFAULT_LIST: &str = "system.posix_acl_default";
 
 /// Choices for restoring a tree.
 #[derive(Clone, Copy, Debug, Default)]
@@ -192,7 +200,7 @@ impl Restorer {
                 self.clear(&entry.path, name)?;
                 let (directory, _) = self.parent(&entry.path)?;
                 let made = rustix::fs::symlinkat(&target[..], directory, name);
-                self.made(entry, name, made)?;
+                self.made(entry, name, made, None)?;
             }
             What::Fifo => self.make_node(entry, name, FileType::Fifo, 0)?,
             What::CharacterDevice(device) => {
@@ -217,6 +225,7 @@ impl Restorer {
         let (opened, stat) = opened.map_err(|errno| self.no_directory(&entry.path, errno))?;
         if is_new {
             self.is_ours(entry, &stat)?;
+            drop_list(&opened, DEFAULT_LIST).map_err(|errno| self.wrong(&entry.path, errno))?;
             let (_, place) = self.parent(&entry.path)?;
             // In other directories no user could have put another directory there.
             if place.is_shared && !is_empty(&opened) {
@@ -242,16 +251,20 @@ impl Restorer {
     }
 
     /// A pipe or a device, with its mode: it can't be changed later without naming a path again.
+    /// Where its directory hands a list of rights down, or another user may have it do so at any
+    /// moment, it is made closed to all, and gets its mode when that list is gone.
     fn make_node(&mut self, entry: &Entry, name: &[u8], kind: FileType, device: u64) -> Result<()> {
         self.clear(&entry.path, name)?;
         let mode = self.mode(entry);
-        let (directory, _) = self.parent(&entry.path)?;
-        match rustix::fs::mknodat(directory, name, kind, mode, device) {
+        let (directory, place) = self.parent(&entry.path)?;
+        let hands_down = place.is_shared || has_list(directory, DEFAULT_LIST);
+        let (first, later) = if hands_down { (Mode::empty(), Some(mode)) } else { (mode, None) };
+        match rustix::fs::mknodat(directory, name, kind, first, device) {
             Err(Errno::PERM) if kind != FileType::Fifo => {
                 self.left_out.devices += 1;
                 Ok(())
             }
-            made => self.made(entry, name, made),
+            made => self.made(entry, name, made, later),
         }
     }
 
@@ -313,8 +326,15 @@ impl Restorer {
         }
     }
 
-    /// Finishes a link, pipe or device that was just made, through a descriptor of its own.
-    fn made(&mut self, entry: &Entry, name: &[u8], made: Result<(), Errno>) -> Result<()> {
+    /// Finishes a link, pipe or device that was just made, through a descriptor of its own; with
+    /// `mode`, it loses the list of rights that it got from its directory, and gets this mode.
+    fn made(
+        &mut self,
+        entry: &Entry,
+        name: &[u8],
+        made: Result<(), Errno>,
+        mode: Option<Mode>,
+    ) -> Result<()> {
         made.map_err(|errno| self.not_made(entry, errno))?;
         let (directory, _) = self.parent(&entry.path)?;
         let (place, stat) =
@@ -338,6 +358,11 @@ impl Restorer {
         if self.owners(entry) {
             let owned = chown_place(&place, entry);
             self.owned(owned).map_err(|errno| self.wrong(&entry.path, errno))?;
+        }
+        match mode.map_or(Ok(()), |mode| open_place(&place, mode)) {
+            // Without /proc it stays closed.
+            Err(Errno::NOENT | Errno::NOTDIR) => self.left_out.attributes += 1,
+            opened => opened.map_err(|errno| self.wrong(&entry.path, errno))?,
         }
         touch_place(&place, entry).map_err(|errno| self.wrong(&entry.path, errno))
     }
@@ -569,6 +594,12 @@ impl Restorer {
                 Err(errno) => return Err(errno),
             }
         }
+        let is_directory = entry.what == What::Directory;
+        for list in [ACCESS_LIST, DEFAULT_LIST].into_iter().take(1 + usize::from(is_directory)) {
+            if !entry.attributes.iter().any(|(name, _)| name == list.as_bytes()) {
+                drop_list(fd, list)?;
+            }
+        }
         let mode = self.mode(entry);
         rustix::fs::fchmod(fd, mode)?;
         rustix::fs::futimens(fd, &times(entry))
@@ -577,9 +608,34 @@ impl Restorer {
 
 /// True for attributes that give no user a privilege: those of users, and POSIX ACLs.
 fn is_plain(name: &[u8]) -> bool {
-    name.starts_with(b"user.")
-        || name == b"system.posix_acl_access"
-        || name == b"system.posix_acl_default"
+    name.starts_with(b"user.") || name == ACCESS_LIST.as_bytes() || name == DEFAULT_LIST.as_bytes()
+}
+
+/// True when something has a list of access rights.
+fn has_list(fd: &impl AsFd, list: &str) -> bool {
+    rustix::fs::fgetxattr(fd, list, &mut [0; 0]).is_ok()
+}
+
+/// Removes a list of access rights, if there is one.
+fn drop_list(fd: &impl AsFd, list: &str) -> Result<(), Errno> {
+    no_list(rustix::fs::fremovexattr(fd, list))
+}
+
+/// There may be no list, or none on the file system.
+fn no_list(removed: Result<(), Errno>) -> Result<(), Errno> {
+    match removed {
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Removes the list of access rights of a pipe or a device, and sets its mode. The place names it,
+/// and so can't be used for that itself: `/proc` leads from the place to what it names.
+#[allow(clippy::disallowed_methods, reason = "the path is the descriptor's own")]
+fn open_place(place: &OwnedFd, mode: Mode) -> Result<(), Errno> {
+    let path = format!("/proc/self/fd/{}", place.as_raw_fd());
+    no_list(rustix::fs::removexattr(&path, ACCESS_LIST))?;
+    rustix::fs::chmod(&path, mode)
 }
 
 fn weight(entry: &Entry) -> usize {

@@ -275,6 +275,89 @@ fn rule_06_privileges_are_restored_only_when_asked_for() {
     assert!(attribute(&desk.path("all/plain"), "trusted.theirs"));
 }
 
+/// Lets a directory hand rights down to what is made in it; false where there are no such lists.
+fn hands_rights_down(directory: &Path, user: u32) -> bool {
+    let set = Command::new("setfacl")
+        .args(["-d", "-m", &format!("u::rwx,u:{user}:rwx,g::rwx,o::rwx")])
+        .arg(directory)
+        .status();
+    set.is_ok_and(|set| set.success())
+}
+
+/// A tree whose files others may not use, one of them with a list of rights of its own.
+fn closed_tree(tree: &Path) {
+    fs::create_dir_all(tree.join("d")).unwrap();
+    for (name, mode) in [("f", 0o640), ("d/g", 0o660), ("listed", 0o640), ("d", 0o770)] {
+        if name != "d" {
+            fs::write(tree.join(name), "not for others").unwrap();
+        }
+        fs::set_permissions(tree.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let made = Command::new("mkfifo").args(["-m", "660"]).arg(tree.join("pipe")).status().unwrap();
+    assert!(made.success());
+    let set = Command::new("setfacl").args(["-m", "u:daemon:r"]).arg(tree.join("listed")).status();
+    assert!(set.unwrap().success());
+}
+
+/// What is restored has the rights that were stored, and none that a directory hands down.
+#[track_caller]
+fn has_stored_rights(out: &Path) {
+    for (name, mode) in [("f", 0o640), ("d", 0o770), ("d/g", 0o660), ("pipe", 0o660)] {
+        let path = out.join(name);
+        for list in ["system.posix_acl_access", "system.posix_acl_default"] {
+            assert!(!attribute(&path, list), "{name} has {list}");
+        }
+        assert_eq!(fs::symlink_metadata(&path).unwrap().mode() & 0o7777, mode, "{name}");
+    }
+    assert!(attribute(&out.join("listed"), "system.posix_acl_access"));
+}
+
+#[test]
+fn rule_06_a_directory_hands_no_rights_down_to_what_is_restored() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("out")).unwrap();
+    if !hands_rights_down(&desk.path("out"), STRANGER) {
+        println!("no default ACLs here: nothing to try");
+        return;
+    }
+    closed_tree(&desk.path("tree"));
+    desk.ok("put a t -r tree");
+    desk.ok("get a t -C out");
+    has_stored_rights(&desk.path("out"));
+    // Neither does what was there before.
+    fs::remove_dir_all(desk.path("out/d")).unwrap();
+    fs::create_dir(desk.path("out/d")).unwrap();
+    assert!(attribute(&desk.path("out/d"), "system.posix_acl_default"));
+    desk.ok("get a t -C out --in-place");
+    has_stored_rights(&desk.path("out"));
+    assert!(attribute(&desk.path("out"), "system.posix_acl_default"), "the destination is its own");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_06_no_user_reads_what_root_restores_below_a_directory_of_that_user() {
+    let street = Street::new();
+    let home = street.home("home", STRANGER);
+    let run = |arguments: &str| {
+        let said = street.onefold(0, arguments).output().unwrap();
+        assert!(said.status.success(), "{said:?}");
+    };
+    run("create archive a");
+    if !hands_rights_down(&home, STRANGER) {
+        println!("no default ACLs here: nothing to try");
+        return;
+    }
+    closed_tree(&street.path("tree"));
+    run("put a t -r tree");
+    run("get a t -C home");
+    has_stored_rights(&home);
+    for name in ["home/f", "home/d/g"] {
+        let read = street.program(STRANGER, Path::new("cat")).arg(street.path(name)).output();
+        assert!(!read.unwrap().status.success(), "{name}");
+    }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn rule_06_a_user_gets_what_a_user_may_have() {
