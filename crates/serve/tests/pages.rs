@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -26,17 +28,17 @@ struct Gated {
 
 impl Site for Gated {
     fn answer(&self, path: &str, audience: Audience) -> Answer {
-        assert_eq!(audience, Audience::Operator);
+        assert_eq!(audience == Audience::Anybody, path == "/anybody");
         match path {
             "/slow" => {
                 self.begun.lock().send(()).unwrap();
                 self.go.lock().recv_timeout(PATIENCE).unwrap();
             }
             "/panic" => panic!("a page panics, as this test wants it"),
-            "/fast" => {}
+            "/fast" | "/anybody" => {}
             _ => return Answer::Missing,
         }
-        let body = vec![b'x'; 1 << 20];
+        let body = vec![b'x'; if path == "/anybody" { 16 << 20 } else { 1 << 20 }];
         Answer::Page(Page { content_type: "text/plain", policy: "default-src 'none'".into(), body })
     }
 }
@@ -44,6 +46,7 @@ impl Site for Gated {
 struct Bench {
     server: Server,
     socket: PathBuf,
+    address: SocketAddr,
     begun: Receiver<()>,
     go: Sender<()>,
     _dir: tempfile::TempDir,
@@ -56,8 +59,9 @@ fn bench() -> Bench {
     let mut server = Server::new(Arc::new(Gated { begun: Mutex::new(tell), go: Mutex::new(wait) }));
     let socket = dir.path().join("http.sock");
     server.add_unix(&socket, Reach::default()).unwrap();
+    let address = server.add_tcp("127.0.0.1:0".parse().unwrap(), true).unwrap();
     server.start().unwrap();
-    Bench { server, socket, begun, go, _dir: dir }
+    Bench { server, socket, address, begun, go, _dir: dir }
 }
 
 fn connect(socket: &Path) -> UnixStream {
@@ -122,6 +126,66 @@ fn clients_that_wait_for_a_page_are_not_cut_off_by_newcomers() {
     assert!(cut > CONNECTIONS, "{cut} were cut off");
     bench.go.send(()).unwrap();
     assert_eq!(first.join().unwrap(), ("HTTP/1.1 200 OK".to_owned(), 1 << 20));
+}
+
+#[test]
+fn rule_12_clients_that_read_no_answers_keep_no_other_peer_out() {
+    let bench = bench();
+    // Their answers are larger than the buffers of their sockets: all of them are being answered.
+    let deaf: Vec<TcpStream> = (0..CONNECTIONS)
+        .map(|_| {
+            let mut stream = TcpStream::connect(bench.address).unwrap();
+            stream.write_all(b"GET /anybody HTTP/1.0\r\n\r\n").unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.read_exact(&mut [0; 8]).unwrap();
+            stream
+        })
+        .collect();
+    for _ in 0..4 {
+        assert_eq!(get(&bench.socket, "/fast"), ("HTTP/1.1 200 OK".to_owned(), 1 << 20));
+    }
+    // Those who keep others out have no more than before, and the client that came last is not cut
+    // off for them before it has asked.
+    let mut own = connect(&bench.socket);
+    let more: Vec<TcpStream> =
+        (0..3 * CONNECTIONS).map(|_| TcpStream::connect(bench.address).unwrap()).collect();
+    std::thread::sleep(Duration::from_millis(200));
+    own.write_all(b"GET /fast HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    own.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    drop((deaf, more));
+}
+
+/// Takes a while for each page, and counts that.
+struct Slow(AtomicU64);
+
+impl Site for Slow {
+    fn answer(&self, _: &str, _: Audience) -> Answer {
+        let begun = Instant::now();
+        std::thread::sleep(Duration::from_millis(20));
+        self.0.fetch_add(begun.elapsed().as_micros() as u64, SeqCst);
+        Answer::Page(Page { content_type: "text/plain", policy: "x".into(), body: b"x".into() })
+    }
+}
+
+#[test]
+fn rule_12_strangers_who_ask_all_the_time_take_a_fifth_of_a_processor() {
+    let slow = Arc::new(Slow(AtomicU64::new(0)));
+    let mut server = Server::new(slow.clone());
+    let address = server.add_tcp("127.0.0.1:0".parse().unwrap(), true).unwrap();
+    server.start().unwrap();
+    let begun = Instant::now();
+    let mut answers = 0;
+    while begun.elapsed() < Duration::from_secs(2) {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET /a HTTP/1.0\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        answers += u32::from(text.ends_with("\r\n\r\nx"));
+    }
+    let (worked, whole) = (slow.0.load(SeqCst), begun.elapsed().as_micros() as u64);
+    assert!(answers > 10 && worked < whole / 3, "{answers} answers: {worked} of {whole} us");
 }
 
 #[test]

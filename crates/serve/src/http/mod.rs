@@ -5,7 +5,8 @@
 //!
 //! *Invariants.* A client can change nothing. It costs a head of at most 8 KiB, one page, and a
 //! thread for a few seconds; there are at most [`CONNECTIONS`] of them. Only one page is made at a
-//! time, so that clients here leave the processors to those of volumes.
+//! time, and those of strangers for a fifth of the time, so that clients here leave the processors
+//! to those of volumes.
 
 mod answer;
 mod head;

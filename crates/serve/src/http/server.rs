@@ -1,8 +1,11 @@
 //! Clients: each has a thread, one request and a few seconds.
 //!
-//! *Invariants.* No client keeps others out: when all connections are taken, the oldest of those
-//! that have not sent their request, or have their answer already, gives way. A page that panics
-//! ends its connection alone.
+//! *Invariants.* No peer keeps another one out, and nobody the operator: when all connections are
+//! taken, one of a peer gives way that has more than half of them, or more than the newcomer's.
+//! Where nobody has too many, the oldest gives way of those that have not sent their request, or
+//! have their answer already, and one of the newcomer's own peer if it has any. None of the
+//! operator's gives way to a stranger, and one of a stranger does to the operator, whatever it is
+//! at. A page that panics ends its connection alone.
 
 use std::{
     net::SocketAddr,
@@ -32,7 +35,7 @@ use super::{
 };
 use crate::{
     listener::{Listener, Reach},
-    nbd::Peer,
+    nbd::{Peer, too_many},
 };
 
 /// Connections at once.
@@ -42,6 +45,11 @@ const REQUEST: Duration = Duration::from_secs(5);
 /// Bytes behind a request that are thrown away. Otherwise the system would throw away the answer
 /// when it closes the connection.
 const BEHIND_BYTES: usize = 64 << 10;
+/// How much longer than it took to make a page strangers get it again: however many ask, a fifth of
+/// a processor is enough for them.
+const KEPT: u32 = 4;
+/// Pages that are kept at most.
+const KEPT_PAGES: usize = 4;
 /// Pause after the system refused a new connection: the reason will not go away at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -71,18 +79,27 @@ struct Door {
 /// The state that all threads share.
 struct Hall {
     site: Arc<dyn Site>,
-    /// Held while a page is made.
-    making: Mutex<()>,
+    /// Held while a page is made: the pages that strangers saw last.
+    making: Mutex<Vec<Kept>>,
     guests: Mutex<Vec<Guest>>,
+}
+
+/// A page that strangers get until a time.
+struct Kept {
+    path: String,
+    until: Instant,
+    answer: Answer,
 }
 
 /// A connection, in order of arrival.
 struct Guest {
     socket: Arc<OwnedFd>,
+    peer: Peer,
+    audience: Audience,
     /// The request has arrived, and the answer is not sent yet.
     at_work: Arc<AtomicBool>,
     /// It gave way, and its thread is about to end.
-    cut: bool,
+    cut: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
@@ -90,7 +107,7 @@ impl Server {
     /// A server that listens nowhere yet.
     #[must_use]
     pub fn new(site: Arc<dyn Site>) -> Server {
-        let hall = Hall { site, making: Mutex::new(()), guests: Mutex::default() };
+        let hall = Hall { site, making: Mutex::default(), guests: Mutex::default() };
         Server { hall: Arc::new(hall), doors: Vec::new(), acceptor: None }
     }
 
@@ -191,26 +208,35 @@ impl Hall {
 
     /// Gives a client a thread, or closes its connection.
     fn welcome(self: &Arc<Hall>, door: &Door, socket: OwnedFd) {
-        if door.own && !is_own(Peer::of(&socket)) {
+        let peer = Peer::of(&socket);
+        if door.own && !is_own(peer) {
             return;
         }
         let mut guests = self.guests.lock();
         for gone in guests.extract_if(.., |guest| guest.thread.is_finished()) {
             let _ = gone.thread.join();
         }
-        if guests.iter().filter(|guest| !guest.cut).count() >= CONNECTIONS {
-            let gives_way =
-                guests.iter_mut().find(|guest| !guest.cut && !guest.at_work.load(Relaxed));
+        let leaving = guests.iter().filter(|guest| guest.is_cut() && guest.peer == peer);
+        if leaving.count() >= CONNECTIONS {
+            // So many of this peer were cut and wait for the page that is being made.
+            return;
+        }
+        let present: Vec<&Guest> = guests.iter().filter(|guest| !guest.is_cut()).collect();
+        if present.len() >= CONNECTIONS {
+            let held: Vec<Held> = present.iter().map(|guest| guest.held()).collect();
+            let newcomer = Held { peer, audience: door.audience, at_work: false };
             // All of them receive their answers: the newcomer has to try again.
-            let Some(guest) = gives_way else { return };
-            guest.cut = true;
-            hang_up(&guest.socket);
+            let Some(n) = who_gives_way(&held, newcomer) else { return };
+            present[n].cut.store(true, Relaxed);
+            hang_up(&present[n].socket);
         }
         let (socket, at_work) = (Arc::new(socket), Arc::new(AtomicBool::new(false)));
+        let cut = Arc::new(AtomicBool::new(false));
         let visit = Visit {
             hall: self.clone(),
             socket: socket.clone(),
             at_work: at_work.clone(),
+            cut: cut.clone(),
             audience: door.audience,
             local: door.local,
             end: Instant::now() + REQUEST,
@@ -219,9 +245,49 @@ impl Hall {
         if let Ok(thread) =
             std::thread::Builder::new().name("http".into()).spawn(move || visit.attend())
         {
-            guests.push(Guest { socket, at_work, cut: false, thread });
+            guests.push(Guest { socket, peer, audience: door.audience, at_work, cut, thread });
         }
     }
+}
+
+impl Guest {
+    fn is_cut(&self) -> bool {
+        self.cut.load(Relaxed)
+    }
+
+    fn held(&self) -> Held {
+        let at_work = self.at_work.load(Relaxed);
+        Held { peer: self.peer, audience: self.audience, at_work }
+    }
+}
+
+/// A connection, as far as it matters for who gives way.
+#[derive(Clone, Copy)]
+struct Held {
+    peer: Peer,
+    audience: Audience,
+    at_work: bool,
+}
+
+/// The number of the connection that gives way to a newcomer when all are taken. They are in order
+/// of arrival.
+fn who_gives_way(held: &[Held], newcomer: Held) -> Option<usize> {
+    let is_operator = newcomer.audience == Audience::Operator;
+    let is_below = |one: &Held| is_operator || one.audience == Audience::Anybody;
+    let below: Vec<(usize, &Held)> =
+        held.iter().enumerate().filter(|(_, one)| is_below(one)).collect();
+    let peers = below.iter().map(|(_, one)| one.peer);
+    if let Some(greedy) = too_many(peers, newcomer.peer, CONNECTIONS / 2) {
+        let of_greedy = below.iter().filter(|(_, one)| one.peer == greedy);
+        return of_greedy.min_by_key(|(_, one)| one.at_work).map(|(n, _)| *n);
+    }
+    let has_some = below.iter().any(|(_, one)| one.peer == newcomer.peer);
+    let rests = |one: &Held| !one.at_work && (one.peer == newcomer.peer || !has_some);
+    let stranger = |one: &Held| is_operator && !has_some && one.audience == Audience::Anybody;
+    let first = |gives_way: &dyn Fn(&Held) -> bool| {
+        below.iter().find(|(_, one)| gives_way(one)).map(|(n, _)| *n)
+    };
+    first(&rests).or_else(|| first(&stranger))
 }
 
 /// The user of the server, or root.
@@ -240,6 +306,8 @@ struct Visit {
     hall: Arc<Hall>,
     socket: Arc<OwnedFd>,
     at_work: Arc<AtomicBool>,
+    /// It gave way to others.
+    cut: Arc<AtomicBool>,
     audience: Audience,
     local: bool,
     /// When it is over, however far it is.
@@ -287,9 +355,29 @@ impl Visit {
                     .to_owned(),
             );
         }
-        let _making = self.hall.making.lock();
-        catch_unwind(AssertUnwindSafe(|| self.hall.site.answer(head.path, self.audience)))
-            .unwrap_or_else(|_| Answer::Failed("The server failed to make this page.".to_owned()))
+        let mut kept = self.hall.making.lock();
+        if self.cut.load(Relaxed) {
+            // Nobody hears it.
+            return Answer::Missing;
+        }
+        let begun = Instant::now();
+        kept.retain(|page| page.until > begun);
+        let is_kept = |page: &&Kept| page.path == head.path && self.audience == Audience::Anybody;
+        if let Some(page) = kept.iter().find(is_kept) {
+            return page.answer.clone();
+        }
+        let site = &self.hall.site;
+        let made = catch_unwind(AssertUnwindSafe(|| site.answer(head.path, self.audience)));
+        let answer = made
+            .unwrap_or_else(|_| Answer::Failed("The server failed to make this page.".to_owned()));
+        if self.audience == Audience::Anybody
+            && matches!(answer, Answer::Page(_))
+            && kept.len() < KEPT_PAGES
+        {
+            let until = begun + begun.elapsed() * (1 + KEPT);
+            kept.push(Kept { path: head.path.to_owned(), until, answer: answer.clone() });
+        }
+        answer
     }
 
     /// Receives more bytes, up to a head at most; false when nothing comes any more.
@@ -327,5 +415,44 @@ impl Visit {
         let Ok(timeout) = Timespec::try_from(left) else { return false };
         let mut waited = [PollFd::new(&*self.socket, what)];
         !left.is_zero() && matches!(poll(&mut waited, Some(&timeout)), Ok(1..) | Err(Errno::INTR))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(user: u32, audience: Audience, at_work: bool) -> Held {
+        Held { peer: Peer::User(user), audience, at_work }
+    }
+
+    #[test]
+    fn rule_12_no_peer_keeps_another_one_out_and_nobody_the_operator() {
+        use Audience::{Anybody, Operator};
+        let newcomer = |user, audience| held(user, audience, false);
+        // One peer has all of them, at work or not.
+        let mut all = vec![held(1, Anybody, true); CONNECTIONS];
+        assert_eq!(who_gives_way(&all, newcomer(2, Anybody)), Some(0));
+        assert_eq!(who_gives_way(&all, newcomer(1, Anybody)), None);
+        all[7].at_work = false;
+        assert_eq!(who_gives_way(&all, newcomer(2, Anybody)), Some(7));
+        assert_eq!(who_gives_way(&all, newcomer(1, Anybody)), Some(7));
+        // Nor do those who come again and again end what another one has.
+        all[3] = held(2, Anybody, false);
+        assert_eq!(who_gives_way(&all, newcomer(1, Anybody)), Some(7));
+        all[7].at_work = true;
+        assert_eq!(who_gives_way(&all, newcomer(1, Anybody)), None);
+        // Many peers with one each have it against each other only.
+        let mut many: Vec<Held> =
+            (0..CONNECTIONS).map(|n| held(100 + n as u32, Anybody, true)).collect();
+        assert_eq!(who_gives_way(&many, newcomer(1, Anybody)), None);
+        assert_eq!(who_gives_way(&many, newcomer(1, Operator)), Some(0));
+        many[5] = held(1, Operator, false);
+        assert_eq!(who_gives_way(&many, newcomer(200, Anybody)), None);
+        many[6].at_work = false;
+        assert_eq!(who_gives_way(&many, newcomer(200, Anybody)), Some(6));
+        let own = vec![held(1, Operator, false); CONNECTIONS];
+        assert_eq!(who_gives_way(&own, newcomer(2, Anybody)), None);
+        assert_eq!(who_gives_way(&own, newcomer(1, Operator)), Some(0));
     }
 }

@@ -38,6 +38,7 @@ pub use ending::Ending;
 pub use limits::Limits;
 pub use rights::{Peer, Right, Rights};
 pub use server::Server;
+pub(crate) use server::too_many;
 pub use session::session_over;
 pub use statistics::Statistics;
 

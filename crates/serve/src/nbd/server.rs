@@ -575,7 +575,7 @@ impl Guests {
 /// Who has too many connections for `newcomer` to be kept out: of all others the one that has most,
 /// if these are more than `half`, or more than the newcomer has with the one that comes. So several
 /// can't keep another one out together, and those who have equally many cut off nobody.
-fn too_many<K: Copy + Eq + Hash>(
+pub(crate) fn too_many<K: Copy + Eq + Hash>(
     connections: impl Iterator<Item = K>,
     newcomer: K,
     half: usize,
