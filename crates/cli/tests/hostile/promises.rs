@@ -2,7 +2,8 @@
 
 use std::{
     io::Write as _,
-    process::{Child, Command, Stdio},
+    path::Path,
+    process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
@@ -189,4 +190,58 @@ fn rule_00_promise_a_server_lists_all_snapshots_that_it_may_have() {
         assert!(out.starts_with("took snapshots"), "{out}");
     }
     assert_eq!(desk.ok("snapshot list s").lines().count(), 600);
+}
+
+/// Runs `onefold-nightly` for volumes of the store `a`.
+fn nightly(desk: &Desk, volumes: &str) -> Output {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/onefold-nightly");
+    let command = Path::new(env!("CARGO_BIN_EXE_onefold")).parent().unwrap().to_owned();
+    let path = format!("{}:{}", command.display(), std::env::var("PATH").unwrap());
+    let mut nightly = Command::new("sh");
+    nightly.arg(script).arg("a").args(volumes.split_whitespace()).env("PATH", path);
+    nightly.current_dir(desk.path(".")).env("RUNTIME_DIRECTORY", desk.runtime());
+    nightly.output().unwrap()
+}
+
+/// A client may keep a snapshot of its own volume open for as long as it likes.
+#[test]
+fn rule_12_who_keeps_a_snapshot_open_keeps_no_other_volume_from_its_nightly_one() {
+    let desk = Desk::new();
+    desk.ok("create block a --size 64M --preallocate none");
+    for name in ["v1", "v2"] {
+        desk.ok(&format!("volume create a {name} --size 8M"));
+    }
+    let _serving = desk.serve("a");
+    assert!(nightly(&desk, "v1 v2").status.success());
+    let before = desk.ok("snapshot list a --json");
+    assert!(nightly(&desk, "v1 v2").status.success(), "that of last week goes before");
+    let list: serde_json::Value = serde_json::from_str(&before).unwrap();
+    let day = list[0]["name"].as_str().unwrap().split_once('@').unwrap().1.to_owned();
+    let uri = desk.uri("a", &format!("v1@{day}"));
+    let mut client = Command::new("qemu-io")
+        .args(["-r", "-f", "raw", &uri])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let is_open = || desk.status("a")["server"]["nbd"]["connections"] == 1;
+    let begun = Instant::now();
+    while !is_open() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "the client does not come");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let made = |name: &str| {
+        let list: serde_json::Value =
+            serde_json::from_str(&desk.ok("snapshot list a --json")).unwrap();
+        let all = list.as_array().unwrap();
+        all.iter().find(|one| one["name"] == name).unwrap()["created_ms"].as_u64().unwrap()
+    };
+    let [one, two] = [made(&format!("v1@{day}")), made(&format!("v2@{day}"))];
+    let said = nightly(&desk, "v1 v2");
+    let err = String::from_utf8_lossy(&said.stderr);
+    assert!(!said.status.success() && err.contains("v1"), "it is told: {err}");
+    assert_eq!(made(&format!("v1@{day}")), one);
+    assert!(made(&format!("v2@{day}")) > two, "{err}");
+    drop(client.stdin.take());
+    client.wait().unwrap();
 }
