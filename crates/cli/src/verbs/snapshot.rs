@@ -357,10 +357,12 @@ fn list_space(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A time in UTC, like 2026-11-24T15:40:05Z.
+/// The last second that has a time of four digits for its year: the end of 9999.
+const LAST_SECOND: u64 = 253_402_300_799;
+
+/// A time in UTC, like 2026-11-24T15:40:05Z. A later one than the last of the year 9999 is shown as
+/// that: whoever sent a snapshot says when it was made.
 fn shown_time(ms: u64) -> String {
-    let since = Duration::from_secs(ms / 1000);
-    UNIX_EPOCH
-        .checked_add(since)
-        .map_or("?".to_owned(), |time| humantime::format_rfc3339_seconds(time).to_string())
+    let since = Duration::from_secs((ms / 1000).min(LAST_SECOND));
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string()
 }

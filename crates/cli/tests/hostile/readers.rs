@@ -2,13 +2,19 @@
 //!
 //! Each is read by the command in a process that may have 512 MiB of memory and 30 seconds.
 
-use std::{fs, os::unix::fs::FileExt, path::PathBuf, process::Command};
+use std::{
+    fs,
+    os::unix::fs::FileExt,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
 
 use onefold_archive::{
     Address, Class, ContainerId, ContainerKind, FoundLabel as Found, Identity, IndexFile, Label,
     Owner, Pieces, Place, RecipeWriter, Record, Shape, Stored, Stream, decode_frame, encode_entry,
     encode_frame,
 };
+use onefold_block::{Begin, StreamWriter};
 use onefold_core::{
     Fingerprint,
     tree::{Entry, What},
@@ -657,4 +663,37 @@ fn rule_09_a_data_file_of_holes_takes_no_memory() {
         assert!(said.status.success(), "{verb}: {said:?}");
     }
     assert_eq!(fs::read(tables.desk.path("got")).unwrap(), block);
+}
+
+/// Who sends a snapshot says when it was made, and may say anything.
+#[test]
+fn rule_09_the_time_of_a_strangers_snapshot_stops_no_list() {
+    let desk = Desk::new();
+    desk.ok("create block a --size 64M --preallocate none");
+    for (name, made_ms) in [("late", u64::MAX), ("later", 253_402_300_800_000), ("early", 0)] {
+        let begin = Begin {
+            guid: [made_ms as u8 | 1; 16],
+            made_ms,
+            volume: name.to_owned(),
+            snapshot: "Mon".to_owned(),
+            blocks: 16,
+            ..Begin::default()
+        };
+        let mut receive = desk.command("receive a");
+        let mut receive = receive.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let writer = StreamWriter::begin(receive.stdin.take().unwrap(), &begin, false).unwrap();
+        writer.end(16).unwrap();
+        assert!(receive.wait().unwrap().success());
+    }
+    for serving in [false, true] {
+        let _serving = serving.then(|| desk.serve("a"));
+        for verb in ["snapshot list a", "snapshot list a --space"] {
+            let list = desk.ok(verb);
+            assert!(list.contains("  9999-12-31T23:59:59Z  late@Mon\n"), "{list}");
+            assert!(list.contains("  9999-12-31T23:59:59Z  later@Mon\n"), "{list}");
+            assert!(list.contains("  1970-01-01T00:00:00Z  early@Mon\n"), "{list}");
+        }
+        desk.ok("snapshot list a --json");
+        desk.ok("status a");
+    }
 }
