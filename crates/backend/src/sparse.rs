@@ -1,9 +1,30 @@
 //! Sparse files: where there is data, so that holes need not be read.
 
-use std::fs::File;
+use std::{fs::File, path::Path};
 
-use onefold_core::{Error, Result};
-use rustix::{fs::SeekFrom, io::Errno};
+use onefold_core::{Error, Kind, Result};
+use rustix::{
+    fs::{OFlags, SeekFrom},
+    io::Errno,
+};
+
+use crate::beneath;
+
+/// Opens the file or block device at a path for reading, following links. What is neither, as a
+/// pipe, is not opened: it could keep us waiting, or begin something.
+///
+/// # Errors
+/// `InvalidInput` when it is neither, `Busy` while another process has a lease on it, and those of
+/// the system.
+pub fn open(path: &Path) -> Result<File> {
+    let wrong = |kind, why: &str| Error::new(kind, format!("{} {why}", path.display()));
+    match beneath::file_or_block_device(path, OFlags::RDONLY) {
+        Ok((file, _)) => Ok(file),
+        Err(Errno::INVAL) => Err(wrong(Kind::InvalidInput, "is neither a file nor a block device")),
+        Err(Errno::AGAIN) => Err(wrong(Kind::Busy, "is held by a lease of another process")),
+        Err(errno) => Err(Error::from_io(path.display(), errno.into())),
+    }
+}
 
 /// The first stretch of data at or after byte `from` that begins before `end`, as its first byte
 /// and the one after its last, cut at `end`. `None` when the rest up to `end` is a hole. A file

@@ -8,7 +8,10 @@ use std::{
 };
 
 use clap::Args;
-use onefold_backend::{new_file::NewFile, sparse::next_data};
+use onefold_backend::{
+    new_file::NewFile,
+    sparse::{self, next_data},
+};
 use onefold_block::{
     Begin, Content, Copies, MEMORY_MIN, Next, Settings, StreamReader, StreamWriter,
 };
@@ -294,7 +297,7 @@ impl Image {
             return Ok(Image::Input);
         }
         let wrong = |e| Error::from_io(path.display(), e);
-        let mut file = File::open(path).map_err(wrong)?;
+        let mut file = sparse::open(path)?;
         // Devices tell their length by this alone.
         let length = file.seek(SeekFrom::End(0)).map_err(wrong)?;
         Ok(Image::File(file, length, path.to_owned()))

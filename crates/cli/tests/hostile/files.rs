@@ -797,3 +797,17 @@ fn rule_02_what_was_swapped_since_it_was_looked_at_is_not_written() {
     }
     assert_eq!(fs::read_dir(desk.path("home")).unwrap().count(), 0);
 }
+
+/// Whoever owns the directory of an image may put a pipe, or a link to one, in its place.
+#[test]
+fn rule_02_an_image_that_is_no_file_is_neither_opened_nor_waited_for() {
+    let desk = Desk::new();
+    desk.ok("create block a --size 64M --preallocate none");
+    assert!(Command::new("mkfifo").arg(desk.path("pipe")).status().unwrap().success());
+    symlink(desk.path("pipe"), desk.path("link")).unwrap();
+    for name in ["pipe", "link", "/dev/null", "."] {
+        let said = ends(&mut desk.command(&format!("import a v {name}")));
+        let told = said.err.contains("neither a file nor a block device");
+        assert!(said.status.code() == Some(1) && told, "{name}: {said:?}");
+    }
+}
