@@ -3,9 +3,15 @@
 
 mod damage;
 
+use std::sync::Arc;
+
 use damage::*;
-use onefold_block::{Acts, check::exclusive};
-use onefold_core::Kind;
+use onefold_block::{
+    Acts,
+    check::{self, exclusive},
+    format::superblock::Root,
+};
+use onefold_core::{Disk, Kind};
 
 /// Runs checkpoints until nothing is left of what was deleted.
 fn settle(subject: &Subject) {
@@ -17,7 +23,11 @@ fn settle(subject: &Subject) {
 }
 
 fn snapshot(subject: &Subject, name: &str) {
-    let volume = subject.engine.find_volume("volume 0").unwrap();
+    snapshot_of(subject, "volume 0", name);
+}
+
+fn snapshot_of(subject: &Subject, volume: &str, name: &str) {
+    let volume = subject.engine.find_volume(volume).unwrap();
     let acts = Acts::of(&subject.engine);
     let (_, asked) = acts.snapshot(&[(volume, name.to_owned())], 1).unwrap();
     while acts.done() < asked.number {
@@ -73,4 +83,30 @@ fn a_walk_ends_when_nobody_waits_and_passes_over_what_is_rotten() {
     assert!(told.snapshots["volume 0@s0"] > 0 && told.snapshots.len() == 2);
     let missing = subject.engine.find_volume("volume 0@s9").unwrap_err();
     assert_eq!(missing.kind(), Kind::NotFound);
+}
+
+/// Accounts may say of pages that all snapshots name that each is one snapshot's alone.
+#[test]
+fn rule_09_pages_that_many_snapshots_name_alone_are_not_read_for_each_of_them() {
+    let mut subject = Subject::new();
+    subject.create("sparse", 288 * 1500);
+    for leaf in 0..1500 {
+        subject.write("sparse", leaf * 288, leaf % 20);
+    }
+    for n in 0..40 {
+        snapshot_of(&subject, "sparse", &format!("s{n}"));
+    }
+    let (disk, _) = subject.closed();
+    forge_superblock(&disk, |superblock| superblock.state.shares = Root::default());
+    let disk: Arc<dyn Disk> = disk;
+    let engine = check::look(&disk).unwrap();
+    let status = engine.status();
+    let used = status.live_blocks + status.table_blocks;
+    let mut pieces = 0;
+    let found = exclusive(&engine, &mut |_| {
+        pieces += 1;
+        true
+    });
+    assert!(pieces < 2 * used, "{pieces} pieces of work for {used} blocks");
+    assert!(found.unread > 0 && !found.cancelled, "it is told: {}", found.unread);
 }

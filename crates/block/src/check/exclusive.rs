@@ -8,9 +8,13 @@
 //! for a few pages only, so that a checkpoint waits for these at most. What changes during the walk
 //! may be counted as before or as after.
 //!
+//! A page that counts 1 lies below one other only, and borrows from one. So the walk reads no page
+//! more than a few times; accounts that say so of pages which many name are damage, and end it.
+//!
 //! Memory: about 100 bytes for each page that borrows. Threads: the caller's.
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
@@ -37,6 +41,10 @@ const PAGES: usize = 4;
 /// Leaves of table 8 that are read together.
 const SHARES: usize = 16;
 
+/// How often a page is read at most, on the average: below the page that names it, as a lender, and
+/// as one that borrows.
+const TIMES: u64 = 4;
+
 /// The space that snapshots hold alone, and that deleted maps still hold, in blocks of 4096 bytes,
 /// pages of maps included.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,7 +55,8 @@ pub struct Exclusive {
     pub leaving: u64,
     /// The space of pages that nothing counts for and that wait to be handed over.
     pub orphans: u64,
-    /// Pages that could not be read.
+    /// Pages that could not be read; one more when the walk ended because accounts are wrong, so
+    /// that snapshots are missing.
     pub unread: u64,
     /// True when it was given up before its end.
     pub cancelled: bool,
@@ -61,6 +70,7 @@ pub fn exclusive(engine: &Engine, pause: &mut dyn FnMut(Duration) -> bool) -> Ex
         kernel,
         borrowers: BTreeMap::new(),
         orphans: Vec::new(),
+        read: Cell::new(0),
         found: Exclusive::default(),
         pause,
     };
@@ -69,9 +79,15 @@ pub fn exclusive(engine: &Engine, pause: &mut dyn FnMut(Duration) -> bool) -> Ex
     }
     let maps: Vec<VolumeId> = kernel.tables().volumes.keys().copied().collect();
     for id in maps {
+        if walk.has_read_too_much() {
+            break;
+        }
         walk.map(id);
     }
     for at in std::mem::take(&mut walk.orphans) {
+        if walk.has_read_too_much() {
+            break;
+        }
         let Ok((id, pointer)) = kernel.pages.header_at(at) else { continue };
         let is_there = |tables: &Tables| {
             share_of(kernel, &tables.state.shares, at).is_ok_and(|share| share.is_orphan())
@@ -81,6 +97,7 @@ pub fn exclusive(engine: &Engine, pause: &mut dyn FnMut(Duration) -> bool) -> Ex
             walk.found.orphans += blocks.unwrap_or(0);
         }
     }
+    walk.found.unread += u64::from(walk.has_read_too_much());
     walk.found
 }
 
@@ -89,6 +106,8 @@ struct Walk<'k, 'p> {
     /// The pages that borrow from a page.
     borrowers: BTreeMap<Pba, Vec<Pba>>,
     orphans: Vec<Pba>,
+    /// Pages of maps that were read.
+    read: Cell<u64>,
     found: Exclusive,
     pause: &'p mut dyn FnMut(Duration) -> bool,
 }
@@ -100,6 +119,11 @@ impl Walk<'_, '_> {
             self.found.cancelled = true;
         }
         !self.found.cancelled
+    }
+
+    /// True once more pages were read than a store with good accounts has.
+    fn has_read_too_much(&self) -> bool {
+        self.read.get() > TIMES * self.kernel.tables().state.used_blocks
     }
 
     /// Reads table 8.
@@ -166,7 +190,7 @@ impl Walk<'_, '_> {
                 }
             }
             drop(tables);
-            if !self.goes_on(begun) {
+            if !self.goes_on(begun) || self.has_read_too_much() {
                 return None;
             }
         }
@@ -186,60 +210,71 @@ impl Walk<'_, '_> {
         if account.count > 1 {
             return Ok(0);
         }
-        let page = kernel.pages.get(id, pointer)?;
-        let lender = account.lender.map(|lender| kernel.pages.get(id, &lender)).transpose()?;
+        let page = self.get(id, pointer)?;
+        let lender = account.lender.map(|lender| self.get(id, &lender)).transpose()?;
         let lender = lender.as_deref();
-        let borrowers = self.borrowers_of(tables, id, pointer)?;
-        if borrowers.len() != account.borrowers as usize {
+        let Some(borrowed) = self.borrowed(tables, id, pointer, &page, account.borrowers)? else {
             // They changed meanwhile.
             return Ok(0);
-        }
+        };
         let mut blocks = 1;
         if id.level > 0 {
-            for slot in 0..FANOUT {
+            for (slot, borrowed) in (0..FANOUT).zip(borrowed) {
                 let child = page::pointer(&page, slot);
-                let has = |borrower: &Arc<Page>| page::pointer(borrower, slot) == child;
-                if counts_for_child(&child, slot, lender) && !borrowers.iter().any(has) {
+                if counts_for_child(&child, slot, lender) && !borrowed {
                     rest.push((child_id(id, slot), child));
                 }
             }
             return Ok(blocks);
         }
-        for slot in 0..Table::Map.per_leaf() {
+        for (slot, borrowed) in (0..Table::Map.per_leaf()).zip(borrowed) {
             let Some(entry @ MapEntry::Block { pba, .. }) = MapEntry::get(&page, slot) else {
                 continue;
             };
-            let has = |borrower: &Arc<Page>| MapEntry::get(borrower, slot) == Some(entry);
             let lent = lender.and_then(|lender| MapEntry::get(lender, slot));
-            if counts(entry, lent)
-                && !borrowers.iter().any(has)
-                && references(kernel, tables, pba)? == 1
-            {
+            if counts(entry, lent) && !borrowed && references(kernel, tables, pba)? == 1 {
                 blocks += 1;
             }
         }
         Ok(blocks)
     }
 
-    /// The pages that borrow from a page.
-    fn borrowers_of(
+    fn get(&self, id: PageId, pointer: &Pointer) -> Result<Arc<Page>> {
+        self.read.set(self.read.get() + 1);
+        self.kernel.pages.get(id, pointer)
+    }
+
+    /// Which entries of a page its borrowers have too; `None` unless there are so many borrowers.
+    fn borrowed(
         &self,
         tables: &Tables,
         id: PageId,
         pointer: &Pointer,
-    ) -> Result<Vec<Arc<Page>>> {
-        let mut found = Vec::new();
+        page: &Page,
+        borrowers: u32,
+    ) -> Result<Option<Vec<bool>>> {
+        let slots = if id.level > 0 { FANOUT } else { Table::Map.per_leaf() };
+        let (mut found, mut all) = (vec![false; slots as usize], 0);
         for &at in self.borrowers.get(&pointer.address).into_iter().flatten() {
             let share = share_of(self.kernel, &tables.state.shares, at)?;
             if share.lender != Some(*pointer) {
                 continue;
             }
             let (named, borrower) = self.kernel.pages.header_at(at)?;
-            if named == id && borrower.address == at {
-                found.push(self.kernel.pages.get(id, &borrower)?);
+            if named != id || borrower.address != at {
+                continue;
             }
+            let borrower = self.get(id, &borrower)?;
+            for (slot, found) in (0..slots).zip(&mut found) {
+                *found |= if id.level > 0 {
+                    page::pointer(&borrower, slot) == page::pointer(page, slot)
+                } else {
+                    MapEntry::get(&borrower, slot) == MapEntry::get(page, slot)
+                };
+            }
+            all += 1;
         }
-        Ok(found)
+        Ok((all == borrowers).then_some(found))
     }
 }
 
