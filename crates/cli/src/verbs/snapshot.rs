@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::mpsc,
-    time::{Duration, UNIX_EPOCH},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use clap::{Args, Subcommand};
@@ -29,6 +29,13 @@ use onefold_console::{
 
 /// How long guests stay frozen at most.
 const FROZEN_MOST: Duration = Duration::from_secs(10);
+
+/// How long the command that freezes guests may take: guests that froze must not wait for another
+/// one that never answers.
+const FREEZING_MOST: Duration = Duration::from_secs(120);
+
+/// Time between two looks whether it has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Exit status after a signal: what a shell shows for a process that SIGINT ended.
 const INTERRUPTED_STATUS: i32 = 130;
@@ -55,7 +62,8 @@ enum Verb {
     ///
     /// With --freeze and --thaw, commands that stop the writing of guests and let it go on, the
     /// snapshots hold file systems as their guests have them at rest: --freeze runs before the
-    /// moment, and --thaw as soon as the moment has begun, after a failure, or after 10 s.
+    /// moment, and --thaw as soon as the moment has begun, after a failure, or after 10 s. A
+    /// --freeze that has not ended after 2 minutes is given up.
     #[command(after_help = "Examples:\n  \
                       onefold snapshot create disk.onefold vm1@monday\n  \
                       onefold snapshot create disk.onefold db@noon logs@noon\n  \
@@ -236,9 +244,17 @@ fn frozen(
         // Kept, so that a second signal ends this process at once.
         std::thread::park();
     });
-    if let Err(failed) = shell(freeze) {
+    let mut stopped = false;
+    let frozen = shell_within(freeze, FREEZING_MOST, &mut || {
+        stopped |= moment.try_recv().is_ok();
+        stopped
+    });
+    if let Err(failed) = frozen {
         // It may have frozen a part.
         let _ = shell(&thaw);
+        if stopped {
+            end_interrupted();
+        }
         return Err(Failure::from(failed.context("--freeze")));
     }
     let thawing = std::thread::spawn(move || {
@@ -246,10 +262,7 @@ fn frozen(
         let thawed = shell(&thaw);
         if matches!(word, Ok(Word::Stop)) {
             // The snapshot may be waiting for a server.
-            let _ =
-                Failure::new("interrupted: --thaw has run, and the snapshots may be there or not")
-                    .tell("onefold");
-            std::process::exit(INTERRUPTED_STATUS);
+            end_interrupted();
         }
         (thawed, matches!(word, Ok(Word::Begun)))
     });
@@ -272,16 +285,45 @@ fn frozen(
     }
 }
 
+/// Ends this process after a signal.
+fn end_interrupted() -> ! {
+    let _ = Failure::new("interrupted: --thaw has run, and the snapshots may be there or not")
+        .tell("onefold");
+    std::process::exit(INTERRUPTED_STATUS);
+}
+
 /// Runs a command of the user's.
 fn shell(command: &str) -> Result<()> {
-    let status = Command::new("sh")
-        .args(["-c", command])
-        .status()
-        .map_err(|e| Error::new(Kind::Io, "sh can't be run").caused_by(e))?;
-    if status.success() {
-        return Ok(());
+    shell_within(command, Duration::MAX, &mut || false)
+}
+
+/// The same, for so long at most and until `stops`: then the command is killed.
+fn shell_within(command: &str, most: Duration, stops: &mut dyn FnMut() -> bool) -> Result<()> {
+    let not_run = |e| Error::new(Kind::Io, "sh can't be run").caused_by(e);
+    let mut child = Command::new("sh").args(["-c", command]).spawn().map_err(not_run)?;
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().map_err(not_run)? {
+            if status.success() {
+                return Ok(());
+            }
+            let why = format!("the command '{command}' ended with {status}");
+            return Err(Error::new(Kind::Io, why));
+        }
+        let stopped = stops();
+        if stopped || begun.elapsed() > most {
+            // It may have ended meanwhile.
+            let _ = child.kill();
+            let _ = child.wait();
+            let why = if stopped {
+                format!("the command '{command}' was interrupted")
+            } else {
+                format!("the command '{command}' did not end within {} s", most.as_secs())
+            };
+            return Err(Error::new(Kind::Io, why));
+        }
+        std::thread::sleep(LOOK_EVERY);
     }
-    Err(Error::new(Kind::Io, format!("the command '{command}' ended with {status}")))
 }
 
 fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
@@ -365,4 +407,26 @@ const LAST_SECOND: u64 = 253_402_300_799;
 fn shown_time(ms: u64) -> String {
     let since = Duration::from_secs((ms / 1000).min(LAST_SECOND));
     humantime::format_rfc3339_seconds(UNIX_EPOCH + since).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_12_a_guest_that_never_freezes_keeps_no_other_one_frozen() {
+        let begun = Instant::now();
+        let most = Duration::from_millis(300);
+        let error = shell_within("exec sleep 600", most, &mut || false).unwrap_err().to_string();
+        assert!(error.contains("did not end within"), "{error}");
+        let mut looks = 0;
+        let stopped = shell_within("exec sleep 600", Duration::MAX, &mut || {
+            looks += 1;
+            looks > 3
+        });
+        assert!(stopped.unwrap_err().to_string().contains("interrupted"));
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        assert!(shell("exit 3").unwrap_err().to_string().contains("exit status: 3"));
+        assert!(shell("exit 0").is_ok());
+    }
 }

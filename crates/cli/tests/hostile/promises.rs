@@ -178,6 +178,36 @@ fn rule_00_promise_a_frozen_guest_goes_on_when_a_signal_ends_the_snapshot() {
     }
 }
 
+/// The agent of a guest may never answer, while others are frozen already.
+#[test]
+fn rule_12_a_freeze_that_never_ends_is_given_up_after_a_signal() {
+    let desk = Desk::new();
+    desk.store_with_volume("s");
+    let (frozen, going) = (desk.path("frozen"), desk.path("going"));
+    let mut child = desk
+        .command("snapshot create s v@a")
+        .args(["--freeze", "touch frozen; exec sleep 600", "--thaw", "touch going"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let begun = Instant::now();
+    let in_time = || begun.elapsed() < Duration::from_secs(30);
+    while !frozen.exists() && in_time() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    while !going.exists() && in_time() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let thawed = going.exists();
+    while thawed && child.try_wait().unwrap().is_none() && in_time() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let ended = child.try_wait().unwrap();
+    let _ = child.kill();
+    assert!(thawed && ended.is_some_and(|status| status.code() == Some(130)), "{ended:?}");
+}
+
 #[test]
 fn rule_00_promise_a_server_lists_all_snapshots_that_it_may_have() {
     let desk = Desk::new();
