@@ -72,6 +72,7 @@ impl Archive {
             snapshot: 1,
             spread,
             late: format.late,
+            trees: format.trees,
         };
         for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
             fresh(files, name)?;
@@ -87,7 +88,7 @@ impl Archive {
                 next_id: 1,
                 next_segment: 1,
                 epoch: 1,
-                ..Tables::new(spread, format.late.is_some())
+                ..Tables::new(spread, label.kinds())
             },
         )?;
         fresh(files, &log_name(1))?.sync()?;

@@ -95,6 +95,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let collect = Collect {
         now: now(),
         keep_partial: options.keep_partial.saturating_mul(3600),
+        trash: options.trash.saturating_mul(3600),
         wait: !options.no_wait,
         reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
         encode_all: options.encode,
@@ -105,11 +106,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         ));
     }
     let mut steps = 0;
-    let done = Collection::begin(&archive, collect)?.run(&mut |doing| {
+    let mut collection = Collection::begin(&archive, collect)?;
+    bar.stage(collection.doing());
+    while collection.step()? {
+        collection.tick(now());
         steps += 1;
-        bar.stage(doing);
+        bar.stage(collection.doing());
         bar.set(steps, 0);
-    })?;
+    }
+    let done = collection.done;
     drop(bar);
     let done = Done {
         dropped_containers: done.dropped,
