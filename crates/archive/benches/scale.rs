@@ -115,8 +115,12 @@ fn make(path: &Path, containers: u64) {
 
 /// The tables of such an archive.
 fn filled(containers: u64) -> Tables {
-    let mut tables =
-        Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], Kinds::default()) };
+    let mut tables = Tables {
+        next_id: 1,
+        next_segment: 1,
+        epoch: 1,
+        ..Tables::new([1, 1, 0], Kinds::default())
+    };
     for n in 0..containers {
         let id = ContainerId(n + 1);
         let (segment, at) = ((n / IN_SEGMENT) as u32 + 1, n % IN_SEGMENT);

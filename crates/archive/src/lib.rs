@@ -66,7 +66,10 @@ pub use crate::{
             ENTRY_BYTES_MAX, LEVELS_MAX, Links, Order, decode as decode_listing,
             encode as encode_entry,
         },
-        node::{ATTRIBUTES_INLINE, Attributes, FileMap, Node, NodeEntry, NodeRef, NodeWhat, Root, Stat, Top},
+        node::{
+            ATTRIBUTES_INLINE, Attributes, FileMap, Node, NodeEntry, NodeRef, NodeWhat, Root, Stat,
+            Top,
+        },
         parameters::{Chunking, Compression, VOLUME_BLOCK_BYTES},
         recipe::{Part, RecipeWriter, Summary, parts as recipe_parts},
         record::{IndexFile, Owner, Pieces, Place, Record, Shape, Stored, Stream},
@@ -84,8 +87,8 @@ pub use crate::{
     },
     tables::{Container, PLACES_MAX, Tables, Volume, WriteCost, valid_name},
     tree::{
-        BackupReport, BackupRequest, Built, Entries, Event, FoundInParent, Known, Parent, TreeBuilder,
-        TreeFeeder, TreeReader, attributes_of, backup, backup_on, encode_attributes,
+        BackupReport, BackupRequest, Built, Entries, Event, FoundInParent, Known, Parent,
+        TreeBuilder, TreeFeeder, TreeReader, attributes_of, backup, backup_on, encode_attributes,
     },
     volume::{ArchiveExports, VolumeCounts, Volumes, volume_bytes},
 };

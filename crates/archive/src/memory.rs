@@ -146,8 +146,12 @@ mod tests {
     /// The tables of an archive with a thousand million chunks, half of whose containers were
     /// merged from others.
     fn large() -> Tables {
-        let mut tables =
-            Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], Kinds::default()) };
+        let mut tables = Tables {
+            next_id: 1,
+            next_segment: 1,
+            epoch: 1,
+            ..Tables::new([1, 1, 0], Kinds::default())
+        };
         let class = (Class::Plain, 0);
         let reserved = Record::Reserved {
             owner: Owner::Ingest,

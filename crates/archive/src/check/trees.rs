@@ -193,10 +193,7 @@ fn judge(identity: &Identity, node: &Node, children: &[Known]) -> Result<Known> 
 }
 
 /// Compares an index page with the pages below it.
-fn index<'a>(
-    entries: &[IndexEntry],
-    children: impl Iterator<Item = &'a Known>,
-) -> Result<Known> {
+fn index<'a>(entries: &[IndexEntry], children: impl Iterator<Item = &'a Known>) -> Result<Known> {
     let mut known = Known::default();
     for (n, (entry, child)) in entries.iter().zip(children).enumerate() {
         match (&entry.key, &child.names) {

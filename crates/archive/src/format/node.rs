@@ -670,10 +670,8 @@ mod tests {
         let (all, mut named) = (all(), Vec::new());
         all.iter().for_each(|node| node.named(&mut |what| named.push(what)));
         let nodes = named.iter().filter(|what| matches!(what, Named::Node(_))).count();
-        let chunks: usize = named
-            .iter()
-            .map(|what| if let Named::Chunks(_, n) = what { n.len() } else { 0 })
-            .sum();
+        let chunks: usize =
+            named.iter().map(|what| if let Named::Chunks(_, n) = what { n.len() } else { 0 }).sum();
         assert_eq!((nodes, chunks), (2 + 1 + 2 + 1, 2 * (2 + 1 + 1)));
     }
 

@@ -550,9 +550,7 @@ pub(crate) fn addresses(w: &mut Writer, all: &[Address]) {
 
 pub(crate) fn addresses_of(r: &mut Reader<'_>) -> Result<Vec<Address>> {
     let n = r.count(8, ID_MEMORY)?;
-    (0..n)
-        .map(|_| unpacked_of(r)?.ok_or_else(|| corrupt("an address can't be none")))
-        .collect()
+    (0..n).map(|_| unpacked_of(r)?.ok_or_else(|| corrupt("an address can't be none"))).collect()
 }
 
 fn stored(w: &mut Writer, all: &[Stored]) {

@@ -196,7 +196,8 @@ impl Collection {
             },
             Step::Count => {
                 if self.archive.tables().trees {
-                    self.done.expired += self.archive.expire(self.options.now, self.options.trash)?;
+                    self.done.expired +=
+                        self.archive.expire(self.options.now, self.options.trash)?;
                 }
                 if let Some(counts) = self.rewriter.count(rad::changed)? {
                     self.in_memory = Some(counts);

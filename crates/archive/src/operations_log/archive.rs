@@ -84,12 +84,7 @@ impl Archive {
             files,
             &label.identity(),
             1,
-            &Tables {
-                next_id: 1,
-                next_segment: 1,
-                epoch: 1,
-                ..Tables::new(spread, label.kinds())
-            },
+            &Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new(spread, label.kinds()) },
         )?;
         fresh(files, &log_name(1))?.sync()?;
         files.sync_names()?;

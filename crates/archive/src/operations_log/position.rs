@@ -135,7 +135,8 @@ impl LogPosition {
             budget.occupied(occupied(&**files, label.snapshot));
         }
         let mut drawn = Drawn::from(budget);
-        let tables = match read_snapshot(&**files, identity, label.snapshot, kinds, before, &drawn) {
+        let tables = match read_snapshot(&**files, identity, label.snapshot, kinds, before, &drawn)
+        {
             Ok(tables) => tables,
             // The one before, and all of its log, say the same.
             Err(error) if is_damage(&error) && label.snapshot > 1 => {

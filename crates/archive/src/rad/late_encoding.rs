@@ -413,8 +413,8 @@ pub(crate) fn changed(
     rewriter.named_by(tables, &nodes.rises, &mut |first, _| touch(first, tables.versions))?;
     rewriter.named_by(tables, &nodes.falls, &mut |first, _| touch(first, tables.versions))?;
     for difference in tables.differences.iter().filter(|difference| !difference.nodes) {
-        let walked = rewriter
-            .walk(tables, &difference.recipe, &mut |first, _| touch(first, difference.at));
+        let walked =
+            rewriter.walk(tables, &difference.recipe, &mut |first, _| touch(first, difference.at));
         match walked {
             Err(error) if error.kind() == Kind::Corrupt => {}
             other => other?,

@@ -153,10 +153,9 @@ impl Reader {
             }
             Part::Zeroes(bytes) => each(Content::Zeroes(bytes)),
             Part::End(_) => Ok(()),
-            Part::Slice { .. } | Part::Hole(_) => Err(Error::new(
-                Kind::Corrupt,
-                "the recipe has a part that streams don't have",
-            )),
+            Part::Slice { .. } | Part::Hole(_) => {
+                Err(Error::new(Kind::Corrupt, "the recipe has a part that streams don't have"))
+            }
         })
     }
 

@@ -14,9 +14,7 @@ use crate::{
     format::{
         Address, Identity,
         bytes::Writer,
-        node::{
-            Attributes, FileMap, Key, Node, NodeEntry, NodeRef, NodeWhat, Root, Stat, Top,
-        },
+        node::{Attributes, FileMap, Key, Node, NodeEntry, NodeRef, NodeWhat, Root, Stat, Top},
     },
     operations_log::Archive,
     rules::Rule,
@@ -36,6 +34,8 @@ pub enum Event {
     Leave(bool),
     /// The pages that the parent has of the content that comes now.
     Known(Known),
+    /// The content that was given so far is forgotten: it is read again.
+    Discard,
     /// Attributes of the next entry end here.
     Attributes,
     /// A file, the content of which ends here, or which is taken over from the parent.
@@ -155,6 +155,10 @@ impl TreeBuilder {
             }
             Event::Known(known) => {
                 self.known = known;
+                Ok(())
+            }
+            Event::Discard => {
+                self.content = FileMapWriter::default();
                 Ok(())
             }
             Event::Attributes => {

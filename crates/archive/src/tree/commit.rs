@@ -53,9 +53,8 @@ impl BackupRequest {
     /// Texts that a snapshot can have.
     fn check(&self) -> Result<()> {
         let texts = [&self.set, &self.host].into_iter().chain(&self.tags);
-        let mut bad = texts.filter(|text| {
-            text.len() > TEXT_MAX || text.chars().any(char::is_control)
-        });
+        let mut bad =
+            texts.filter(|text| text.len() > TEXT_MAX || text.chars().any(char::is_control));
         if self.set.is_empty() || bad.next().is_some() {
             return Err(Error::new(
                 Kind::InvalidInput,

@@ -65,8 +65,7 @@ impl Rewriter {
         let (differences, upto) = (tables.differences.len() as u64, tables.sequence);
         let made = tables.counts + 1;
         let containers = changed(self, &tables, &changes)?;
-        let due = tables.trees
-            && (!changes.due.is_empty() || !tables.counts_due.is_empty());
+        let due = tables.trees && (!changes.due.is_empty() || !tables.counts_due.is_empty());
         self.archive.commit(true, |_| {
             let counted = Record::Counted { file: made, differences, upto };
             let changed = (!containers.is_empty()).then_some(Record::Changed { containers });

@@ -34,6 +34,10 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 24, value_name = "HOURS")]
     keep_partial: u64,
 
+    /// Hours for which forgotten snapshots are kept, from the first gc that saw them
+    #[arg(long, default_value_t = 168, value_name = "HOURS")]
+    trash: u64,
+
     /// With --placement rad: encodes all replicated containers, whatever --delay and --batch say;
     /// for archives that get no more versions
     #[arg(long)]
@@ -56,6 +60,8 @@ pub(crate) struct Options {
 /// The outcome.
 #[derive(Debug, Serialize)]
 struct Done {
+    /// Forgotten snapshots that are gone.
+    expired_snapshots: u64,
     dropped_containers: u64,
     merged_containers: u64,
     new_containers: u64,
@@ -117,6 +123,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let done = collection.done;
     drop(bar);
     let done = Done {
+        expired_snapshots: done.expired,
         dropped_containers: done.dropped,
         merged_containers: done.merged,
         new_containers: done.into,

@@ -107,8 +107,12 @@ fn records_of(payload: &[u8]) {
         let again = Record::decode_all(&Record::encode_all(&records));
         assert!(again.is_ok_and(|again| again == records), "records change by being written");
         // Applying any records gives tables or an error.
-        let mut tables =
-            Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], Kinds::default()) };
+        let mut tables = Tables {
+            next_id: 1,
+            next_segment: 1,
+            epoch: 1,
+            ..Tables::new([1, 1, 0], Kinds::default())
+        };
         let _ = reach::noted(tables.apply(1, records));
     }
 }
@@ -153,8 +157,13 @@ pub(crate) fn snapshot_examples() -> Vec<Vec<u8>> {
         .filter_map(|bytes| bytes.get(40..bytes.len().checked_sub(72)?))
         .map(<[u8]>::to_vec);
     bodies
-        .chain([Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([6, 4, 2], Kinds { late: true, ..Kinds::default() }) }
-            .encode()])
+        .chain([Tables {
+            next_id: 1,
+            next_segment: 1,
+            epoch: 1,
+            ..Tables::new([6, 4, 2], Kinds { late: true, ..Kinds::default() })
+        }
+        .encode()])
         .collect()
 }
 

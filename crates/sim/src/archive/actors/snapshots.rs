@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_archive::{
-    Archive, Attributes, BackupRequest, Content, Cutting, Entries, Event, FileMap, NodeEntry, NodeWhat, Parent, Session, Snapshot, SnapshotId, Stat, StreamWriter, TreeBuilder,
+    Archive, Attributes, BackupRequest, Content, Cutting, Entries, Event, FileMap, NodeEntry,
+    NodeWhat, Parent, Part, Session, Snapshot, SnapshotId, Stat, StreamWriter, TreeBuilder,
     TreeReader, Verify, encode_attributes,
 };
 use onefold_core::{Error, Kind};
@@ -164,14 +165,20 @@ impl Backing {
         {
             taken = None;
         }
+        if let Some((_, map)) = &taken
+            && self.is_noted(map)
+        {
+            let what = "content that is noted as damaged was taken over";
+            return Err(Error::new(Kind::InvalidInput, what));
+        }
         if taken.is_none() {
             let map = before.map_or_else(FileMap::default, |(_, map)| map);
             let known = self.parent.pages_of(&map)?;
             self.event(Event::Known(known))?;
             // The middle of a long file is a hole.
             let third = content.len() / 3;
-            let is_hole = content.len() > 3000
-                && content[third..2 * third].iter().all(|&byte| byte == 0);
+            let is_hole =
+                content.len() > 3000 && content[third..2 * third].iter().all(|&byte| byte == 0);
             if is_hole {
                 self.content(&content[..third])?;
                 self.cutting.hole(third as u64);
@@ -182,6 +189,20 @@ impl Backing {
         }
         let file = entry(name, NodeWhat::File(0, FileMap::default()), changed);
         self.event(Event::File(file, stat, taken))
+    }
+}
+
+impl Backing {
+    /// Something of a short file is noted as damaged.
+    fn is_noted(&self, map: &FileMap) -> bool {
+        let tables = self.session.tables();
+        let FileMap::Inline(parts) = map else { return false };
+        parts.iter().any(|part| match part {
+            Part::Run { first, .. } => tables
+                .places(first.container)
+                .any(|home| tables.damaged.contains_key(&home.stored.id)),
+            _ => false,
+        })
     }
 }
 
@@ -291,7 +312,16 @@ impl Sim {
         let visits = visits(&tree).into_iter();
         let parent = beside;
         let mut backing = Backing {
-            archive, session, writer, cutting, builder, parent, request, tree, visits, unchanged,
+            archive,
+            session,
+            writer,
+            cutting,
+            builder,
+            parent,
+            request,
+            tree,
+            visits,
+            unchanged,
             served: is_served,
         };
         let root = entry(b"", NodeWhat::Directory(None), 1);
@@ -344,7 +374,8 @@ impl Sim {
             Err(error) => return self.backup_failed(backing, &error, false),
         };
         if backing.unchanged && built.pages > 0 {
-            let message = format!("{} pages of a tree that did not change were written", built.pages);
+            let message =
+                format!("{} pages of a tree that did not change were written", built.pages);
             return Err(Failure::new(Checker::DuplicatesFound, message).into());
         }
         let id = backing.request.id;
@@ -446,8 +477,7 @@ impl Sim {
         if !self.params.trees {
             return Ok(());
         }
-        let mut reader =
-            TreeReader::new(archive).map_err(|error| self.judge("reader", &error))?;
+        let mut reader = TreeReader::new(archive).map_err(|error| self.judge("reader", &error))?;
         let known = |snapshot: &Snapshot| self.kept.contains_key(&snapshot.id.0);
         let tables = reader.tables().clone();
         if let Some(unknown) = tables.snapshots.values().find(|snapshot| !known(snapshot)) {
@@ -468,7 +498,11 @@ impl Sim {
             Err(_) => return self.may_be_gone(id),
         };
         if snapshot.forgotten.is_some() != kept.forgotten.is_some() {
-            let message = format!("snapshot {} is forgotten or not: {kept:?}", snapshot.id, kept = kept.forgotten);
+            let message = format!(
+                "snapshot {} is forgotten or not: {kept:?}",
+                snapshot.id,
+                kept = kept.forgotten
+            );
             return Err(Failure::new(Checker::DurableSurvives, message).into());
         }
         match read_tree(reader, snapshot) {

@@ -91,7 +91,9 @@ impl Sim {
                         let read = reader.read(&stream.recipe, Verify::Groups, &mut |part| {
                             match part {
                                 Content::Bytes(part) => bytes.extend_from_slice(part),
-                                Content::Zeroes(n) | Content::Hole(n) => bytes.resize(bytes.len() + n as usize, 0),
+                                Content::Zeroes(n) | Content::Hole(n) => {
+                                    bytes.resize(bytes.len() + n as usize, 0)
+                                }
                             }
                             Ok(())
                         });
