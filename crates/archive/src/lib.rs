@@ -67,8 +67,8 @@ pub use crate::{
             encode as encode_entry,
         },
         node::{
-            ATTRIBUTES_INLINE, Attributes, FileMap, Node, NodeEntry, NodeRef, NodeWhat, Root, Stat,
-            Top,
+            ATTRIBUTES_INLINE, Attributes, FileMap, IndexEntry, Key, Named, Node, NodeEntry,
+            NodeRef, NodeWhat, Root, Stat, Top,
         },
         parameters::{Chunking, Compression, VOLUME_BLOCK_BYTES},
         recipe::{Part, RecipeWriter, Summary, parts as recipe_parts},
