@@ -43,6 +43,8 @@ struct Frame {
     node: Node,
     children: Vec<NodeRef>,
     known: Vec<Known>,
+    /// 1 when the node itself is noted as damaged.
+    lost: u64,
 }
 
 /// What is known of the nodes that were looked at.
@@ -112,9 +114,8 @@ impl Checking {
 
     /// Reads a node; `None` when it is lost.
     fn frame(&mut self, at: NodeRef) -> Result<Option<Frame>> {
-        if !self.found.has(at.address, &at.fingerprint)? {
-            return Ok(None);
-        }
+        // What is noted as damaged may be readable, and then names what else is.
+        let lost = u64::from(!self.found.has(at.address, &at.fingerprint)?);
         let node = match self.trees.node(&at) {
             Err(error) if is_damage(&error) => return Ok(None),
             node => node?,
@@ -125,15 +126,16 @@ impl Checking {
                 children.push(child);
             }
         });
-        Ok(Some(Frame { at, node, children, known: Vec::new() }))
+        Ok(Some(Frame { at, node, children, known: Vec::new(), lost }))
     }
 
     /// Judges the node whose children are all known.
     fn finish(&mut self, trees: &mut Trees, frames: &mut Vec<Frame>) -> Result<Known> {
-        let Some(Frame { at, node, known, .. }) = frames.pop() else {
+        let Some(Frame { at, node, known, lost: own, .. }) = frames.pop() else {
             return Err(corrupt("a tree has no node"));
         };
-        let (mut lost, mut looked) = (known.iter().map(|child| child.lost).sum(), Ok(()));
+        let (mut lost, mut looked) =
+            (own + known.iter().map(|child| child.lost).sum::<u64>(), Ok(()));
         node.named(&mut |named| {
             let Named::Chunks(first, fingerprints) = named else { return };
             for (n, fingerprint) in fingerprints.iter().enumerate() {
