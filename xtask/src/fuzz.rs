@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 28] = [
+const TARGETS: [&str; 29] = [
     "superblock",
     "zone_list",
     "claim",
@@ -37,6 +37,7 @@ const TARGETS: [&str; 28] = [
     "log",
     "record",
     "snapshot",
+    "node",
     "container",
     "recipe",
     "listing",

@@ -115,8 +115,12 @@ fn make(path: &Path, containers: u64) {
 
 /// The tables of such an archive.
 fn filled(containers: u64) -> Tables {
-    let mut tables =
-        Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], false) };
+    let mut tables = Tables {
+        next_id: 1,
+        next_segment: 1,
+        epoch: 1,
+        ..Tables::new([1, 1, 0], Kinds::default())
+    };
     for n in 0..containers {
         let id = ContainerId(n + 1);
         let (segment, at) = ((n / IN_SEGMENT) as u32 + 1, n % IN_SEGMENT);
@@ -244,6 +248,7 @@ fn measure(verb: &str, path: &Path) {
             let options = CollectionOptions {
                 now: 2_000_000_000,
                 keep_partial: 0,
+                trash: 0,
                 wait: true,
                 reserve_bytes: 1 << 20,
                 encode_all: false,

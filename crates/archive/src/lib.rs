@@ -15,6 +15,7 @@
 //! | `chunk_index` | the auxiliary index in memory, the paged hash table with its runs and filters on the disk |
 //! | `filter_chain` | is this chunk stored already? |
 //! | `stream` | streams on their way in and out |
+//! | `tree` | snapshots of directories: trees of nodes |
 //! | `usage_counts` | how often each chunk is named |
 //! | `volume` | backup volumes: writes in memory, written back into containers, and reads |
 //! | `rad` | late encoding by reference counts |
@@ -43,6 +44,7 @@ mod rules;
 mod settings;
 mod stream;
 mod tables;
+mod tree;
 mod usage_counts;
 mod volume;
 
@@ -55,13 +57,18 @@ pub use crate::{
     filter_chain::Counts as FilterCounts,
     format::{
         Address, ContainerId, Identity,
+        backup::{Completeness, Snapshot, SnapshotId},
         class::{Class, Placement, Rad},
         container::{Chunk, ContainerKind, Metadata, Packer},
         frame::{decode as decode_frame, encode as encode_frame},
-        label::{Found as FoundLabel, Label, find_label},
+        label::{Found as FoundLabel, Kinds, Label, find_label},
         listing::{
             ENTRY_BYTES_MAX, LEVELS_MAX, Links, Order, decode as decode_listing,
             encode as encode_entry,
+        },
+        node::{
+            ATTRIBUTES_INLINE, Attributes, FileMap, IndexEntry, Key, Named, Node, NodeEntry,
+            NodeRef, NodeWhat, Root, Stat, Top,
         },
         parameters::{Chunking, Compression, VOLUME_BLOCK_BYTES},
         recipe::{Part, RecipeWriter, Summary, parts as recipe_parts},
@@ -79,5 +86,9 @@ pub use crate::{
         Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,
     },
     tables::{Container, PLACES_MAX, Tables, Volume, WriteCost, valid_name},
+    tree::{
+        BackupReport, BackupRequest, Built, Entries, Event, FoundInParent, Known, Parent,
+        TreeBuilder, TreeFeeder, TreeReader, attributes_of, backup, backup_on, encode_attributes,
+    },
     volume::{ArchiveExports, VolumeCounts, Volumes, volume_bytes},
 };

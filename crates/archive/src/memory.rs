@@ -146,8 +146,12 @@ mod tests {
     /// The tables of an archive with a thousand million chunks, half of whose containers were
     /// merged from others.
     fn large() -> Tables {
-        let mut tables =
-            Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], false) };
+        let mut tables = Tables {
+            next_id: 1,
+            next_segment: 1,
+            epoch: 1,
+            ..Tables::new([1, 1, 0], Kinds::default())
+        };
         let class = (Class::Plain, 0);
         let reserved = Record::Reserved {
             owner: Owner::Ingest,
@@ -198,7 +202,7 @@ mod tests {
             budget.occupied(occupied);
             let drawn = Drawn::from(&budget);
             drawn.more(bytes.len() as u64).unwrap();
-            Tables::decode_within(&bytes, [1, 1, 0], false, &drawn)
+            Tables::decode_within(&bytes, [1, 1, 0], Kinds::default(), &drawn)
                 .map(|tables| tables.containers.len())
                 .map_err(|e| e.kind())
         };

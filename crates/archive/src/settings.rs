@@ -32,6 +32,8 @@ pub struct Format {
     pub reserve_bytes: u64,
     /// Late encoding by reference counts; without, containers are encoded as they arrive.
     pub late: Option<Rad>,
+    /// There may be snapshots of directories; programs from before them refuse the archive.
+    pub trees: bool,
 }
 
 impl Format {
@@ -47,6 +49,7 @@ impl Format {
             segment_bytes: 1 << 30,
             reserve_bytes: 12 << 20,
             late: None,
+            trees: false,
         }
     }
 }

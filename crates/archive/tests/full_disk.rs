@@ -90,6 +90,7 @@ fn collect(archive: &Arc<Archive>) -> Result<()> {
     let options = Options {
         now: 1000,
         keep_partial: 0,
+        trash: 0,
         wait: true,
         encode_all: false,
         reserve_bytes: RESERVE,

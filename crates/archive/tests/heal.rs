@@ -110,6 +110,7 @@ impl Desk {
         let options = Options {
             now: 5_000,
             keep_partial: 86_400,
+            trash: 0,
             wait: false,
             reserve_bytes: 1 << 20,
             encode_all: false,

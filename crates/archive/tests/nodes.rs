@@ -389,6 +389,7 @@ fn nodes_that_are_written_are_not_blamed_for_one_that_can_not_be_read() {
         let options = CollectionOptions {
             now: 1000,
             keep_partial: 0,
+            trash: 0,
             wait: true,
             encode_all: false,
             reserve_bytes: 1 << 20,

@@ -98,8 +98,14 @@ impl Desk {
 }
 
 fn collect(archive: &Arc<Archive>, encode_all: bool) -> Result<Collected> {
-    let options =
-        Options { now: 5_000, keep_partial: 0, wait: false, reserve_bytes: 1 << 20, encode_all };
+    let options = Options {
+        now: 5_000,
+        keep_partial: 0,
+        trash: 0,
+        wait: false,
+        reserve_bytes: 1 << 20,
+        encode_all,
+    };
     Collection::begin(archive, options)?.run(&mut |_| {})
 }
 

@@ -148,6 +148,7 @@ fn merged_containers_are_counted_too_when_counts_are_lost() {
         let options = Options {
             now: 5_000,
             keep_partial: 86_400,
+            trash: 0,
             wait: false,
             reserve_bytes: 1 << 20,
             encode_all: false,
@@ -198,6 +199,7 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
         let options = Options {
             now: 5_000,
             keep_partial: 86_400,
+            trash: 0,
             wait: false,
             reserve_bytes: 1 << 20,
             encode_all: false,
@@ -259,6 +261,7 @@ fn many_tiny_files_are_merged_into_containers_that_can_be_read() {
     let options = Options {
         now: 5_000,
         keep_partial: 0,
+        trash: 0,
         wait: false,
         reserve_bytes: 1 << 20,
         encode_all: false,

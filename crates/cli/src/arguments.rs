@@ -9,8 +9,8 @@ use onefold_console::{completions, manual};
 use crate::{
     operator,
     verbs::{
-        check, create, estimate, gc, get, grow, image, inspect, ls, mv, node, put, repair,
-        replicate, rm, scrub, serve, snapshot, status, volume, worker,
+        backup, check, create, estimate, forget, gc, get, grow, image, inspect, ls, mv, node, put,
+        repair, replicate, restore, rm, scrub, serve, snapshot, snapshots, status, volume, worker,
     },
 };
 
@@ -76,6 +76,11 @@ pub(crate) enum Verb {
     Check(check::Options),
     Scrub(scrub::Options),
     Repair(repair::Options),
+    Backup(backup::Options),
+    Snapshots(snapshots::Options),
+    Restore(restore::Options),
+    Forget(forget::Options),
+    Undelete(forget::UndeleteOptions),
     Put(put::Options),
     Get(get::Options),
     Ls(ls::Options),

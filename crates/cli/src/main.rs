@@ -28,8 +28,8 @@ use onefold_console::{completions, failure::Failure, logging, manual, output};
 
 use arguments::{Arguments, Verb};
 use verbs::{
-    check, create, estimate, gc, get, grow, image, inspect, ls, mv, node, put, repair, replicate,
-    rm, scrub, serve, snapshot, status, volume, worker,
+    backup, check, create, estimate, forget, gc, get, grow, image, inspect, ls, mv, node, put,
+    repair, replicate, restore, rm, scrub, serve, snapshot, snapshots, status, volume, worker,
 };
 
 fn main() -> ExitCode {
@@ -84,6 +84,11 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Inspect(options) => inspect::run(&options),
         Verb::Estimate(options) => estimate::run(&options),
         Verb::Repair(options) => repair::run(&options),
+        Verb::Backup(options) => backup::run(&options),
+        Verb::Snapshots(options) => snapshots::run(&options),
+        Verb::Restore(options) => restore::run(&options),
+        Verb::Forget(options) => forget::run(&options),
+        Verb::Undelete(options) => forget::undelete(&options),
         Verb::Put(options) => put::run(&options),
         Verb::Get(options) => get::run(&options),
         Verb::Ls(options) => ls::run(&options),

@@ -13,6 +13,9 @@ use crate::{
 };
 
 /// Seconds for which chunks of puts that ended early are kept, so that a repeat finds them: those
+/// Seconds that forgotten snapshots are kept.
+const TRASH: u64 = 7 * 86_400;
+
 /// of the command.
 const KEEP_PARTIAL: u64 = 24 * 3600;
 
@@ -213,6 +216,7 @@ impl OpenArchive {
         let options = CollectionOptions {
             now: now(),
             keep_partial: KEEP_PARTIAL,
+            trash: TRASH,
             wait: false,
             reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
             encode_all: false,

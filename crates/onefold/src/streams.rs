@@ -241,7 +241,7 @@ impl OpenArchive {
             |bytes: &[u8]| sink.write_all(bytes).map_err(|e| Error::from_io("the sink", e));
         reader.read(&stream.recipe, Verify::Groups, &mut |content| match content {
             Content::Bytes(bytes) => write(bytes),
-            Content::Zeroes(mut left) => {
+            Content::Zeroes(mut left) | Content::Hole(mut left) => {
                 while left > 0 {
                     let now = left.min(ZEROES.len() as u64);
                     write(&ZEROES[..now as usize])?;

@@ -22,6 +22,18 @@ const VERSION: u32 = 1;
 /// The version of an archive with late encoding: programs that do not know it must not open it.
 const VERSION_LATE: u32 = 2;
 
+/// The version of an archive whose label says by bits what a program must know.
+const VERSION_FEATURES: u32 = 3;
+
+/// Where the three sets of feature bits are: needed to read, needed to write, safe to ignore.
+const FEATURES_AT: usize = 136;
+
+/// Needed to read: chunks are encoded late.
+const FEATURE_LATE: u64 = 1;
+
+/// Needed to read: there may be snapshots of directories.
+const FEATURE_TREES: u64 = 2;
+
 /// The fields of an archive's label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
@@ -45,6 +57,17 @@ pub struct Label {
     pub spread: [u8; 3],
     /// Late encoding by reference counts, if that is how chunks are placed.
     pub late: Option<Rad>,
+    /// There may be snapshots of directories.
+    pub trees: bool,
+}
+
+/// What an archive's label says of its tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kinds {
+    /// Chunks are encoded late.
+    pub late: bool,
+    /// There may be snapshots of directories.
+    pub trees: bool,
 }
 
 /// The content of one of the label's places.
@@ -76,11 +99,21 @@ impl Label {
         self.late.and_then(|rad| rad.data(class)).unwrap_or(self.spread[1])
     }
 
+    /// What it says of the archive's tables.
+    #[must_use]
+    pub fn kinds(&self) -> Kinds {
+        Kinds { late: self.late.is_some(), trees: self.trees }
+    }
+
     /// The bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
-        let version = if self.late.is_some() { VERSION_LATE } else { VERSION };
+        let version = match (self.trees, self.late.is_some()) {
+            (true, _) => VERSION_FEATURES,
+            (false, true) => VERSION_LATE,
+            (false, false) => VERSION,
+        };
         w.raw(MAGIC).u32(version).u32(0).raw(&self.id).raw(&self.secret).raw(&self.node);
         let (kind, mean) = self.chunking.code();
         let [nodes, data, parity] = self.spread;
@@ -96,6 +129,11 @@ impl Label {
         w.u64(self.segment_bytes).u64(self.generation).u64(self.snapshot);
         if let Some(Rad { delay, batch, classes }) = self.late {
             w.u32(delay).u32(batch).raw(&classes);
+        }
+        if self.trees {
+            w.0.resize(FEATURES_AT, 0);
+            let late = if self.late.is_some() { FEATURE_LATE } else { 0 };
+            w.u64(FEATURE_TREES | late).u64(0).u64(0);
         }
         w.0.resize(LABEL_BYTES - 8, 0);
         let checksum = self.identity().checksum(&w.0);
@@ -115,11 +153,11 @@ impl Label {
     fn decode_whole(bytes: &[u8]) -> Result<Label> {
         let mut r = Reader(&bytes[8..], None);
         let version = r.u32()?;
-        if ![VERSION, VERSION_LATE].contains(&version) {
+        if !(VERSION..=VERSION_FEATURES).contains(&version) {
             return Err(Error::new(
                 Kind::Unsupported,
                 format!(
-                    "the archive has format {version}; this program knows {VERSION} and {VERSION_LATE}"
+                    "the archive has format {version}; this program knows {VERSION} to {VERSION_FEATURES}"
                 ),
             ));
         }
@@ -151,14 +189,38 @@ impl Label {
             snapshot: r.counter()?,
             spread: [nodes, data, parity],
             late: None,
+            trees: false,
         };
-        if version == VERSION_LATE {
+        let features = if version == VERSION_FEATURES { features(bytes)? } else { 0 };
+        label.trees = features & FEATURE_TREES != 0;
+        if version == VERSION_LATE || features & FEATURE_LATE != 0 {
             let rad = Rad { delay: r.u32()?, batch: r.u32()?, classes: r.array()? };
             rad.check(label.spread).map_err(|_| corrupt("the label's codes can't be true"))?;
             label.late = Some(rad);
         }
         Ok(label)
     }
+}
+
+/// The bits that a program must know to read; one that this program does not know is named.
+fn features(bytes: &[u8]) -> Result<u64> {
+    let mut r = Reader(&bytes[FEATURES_AT..], None);
+    let (read, write) = (r.u64()?, r.u64()?);
+    let unknown = |bits: u64, known: u64, what: &str| match bits & !known {
+        0 => Ok(()),
+        unknown => Err(Error::new(
+            Kind::Unsupported,
+            format!(
+                "the archive has feature {} of those that are needed {what}, which this program \
+                 does not know: use a newer one",
+                unknown.trailing_zeros()
+            ),
+        )),
+    };
+    unknown(read, FEATURE_LATE | FEATURE_TREES, "to read it")?;
+    // Nothing is known that only writers must know.
+    unknown(write, 0, "to change it")?;
+    Ok(read)
 }
 
 /// The label that counts of the two places.

@@ -3,6 +3,7 @@
 //! *Invariant:* a decoder takes hostile bytes and returns a typed value or `Corrupt`; it never
 //! panics and takes no memory that the bytes do not justify.
 
+pub(crate) mod backup;
 pub(crate) mod bytes;
 pub(crate) mod class;
 pub(crate) mod container;
@@ -12,6 +13,7 @@ pub(crate) mod label;
 pub(crate) mod listing;
 pub(crate) mod log_reader;
 pub(crate) mod names;
+pub(crate) mod node;
 pub(crate) mod parameters;
 pub(crate) mod recipe;
 pub(crate) mod record;

@@ -20,6 +20,8 @@ const END: u8 = 3;
 
 const SLICE: u8 = 4;
 
+const HOLE: u8 = 5;
+
 const RUN_HEADER_BYTES: usize = 14;
 
 /// A part of a recipe.
@@ -36,6 +38,8 @@ pub enum Part {
     },
     /// So many zero bytes.
     Zeroes(u64),
+    /// A hole of so many bytes, which the file had: only file maps have them.
+    Hole(u64),
     /// The end.
     End(End),
     /// A part of one chunk: of a block of a volume, where chunks go on from block to block.
@@ -94,7 +98,8 @@ impl Summary {
                 self.bytes = self.bytes.wrapping_add(u64::from(*bytes));
                 self.chunks += 1;
             }
-            Part::End(_) => {}
+            // No recipe has holes.
+            Part::End(_) | Part::Hole(_) => {}
         }
     }
 
@@ -215,6 +220,9 @@ pub(crate) fn encode(part: &Part, w: &mut Writer) {
         Part::Zeroes(bytes) => {
             w.u8(ZEROES).u64(*bytes);
         }
+        Part::Hole(bytes) => {
+            w.u8(HOLE).u64(*bytes);
+        }
         Part::End(end) => {
             w.u8(END).u64(end.bytes).u64(end.chunks).raw(&end.digest);
         }
@@ -235,36 +243,45 @@ pub fn parts(piece: &[u8]) -> Result<Vec<Part>> {
     }
     let mut r = Reader(piece, None);
     let mut parts = Vec::new();
+    while !r.0.is_empty() {
+        match next_part(&mut r)? {
+            Part::Hole(_) => return Err(corrupt("a recipe has a part that only files have")),
+            part => parts.push(part),
+        }
+    }
+    Ok(parts)
+}
+
+/// The next part.
+pub(crate) fn next_part(r: &mut Reader<'_>) -> Result<Part> {
     let address = |r: &mut Reader<'_>| -> Result<Address> {
         let mut number = [0; 8];
         number[..5].copy_from_slice(r.take(5)?);
         Ok(Address { container: ContainerId(u64::from_le_bytes(number)), slot: r.u16()? })
     };
-    while !r.0.is_empty() {
-        parts.push(match r.u8()? {
-            RUN => {
-                let first = address(&mut r)?;
-                let (count, bytes) = (r.u16()?, r.u32()?);
-                if u32::from(first.slot) + u32::from(count) > 1 << 16 {
-                    return Err(corrupt("a run of chunks is too long"));
-                }
-                let (fingerprints, _) = r.take(16 * usize::from(count))?.as_chunks::<16>();
-                Part::Run {
-                    first,
-                    bytes,
-                    fingerprints: fingerprints.iter().map(|bytes| Fingerprint(*bytes)).collect(),
-                }
+    Ok(match r.u8()? {
+        RUN => {
+            let first = address(r)?;
+            let (count, bytes) = (r.u16()?, r.u32()?);
+            if u32::from(first.slot) + u32::from(count) > 1 << 16 {
+                return Err(corrupt("a run of chunks is too long"));
             }
-            SLICE => {
-                let (chunk, skip, bytes) = (address(&mut r)?, r.u32()?, r.u32()?);
-                Part::Slice { chunk, fingerprint: Fingerprint(r.array()?), skip, bytes }
+            let (fingerprints, _) = r.take(16 * usize::from(count))?.as_chunks::<16>();
+            Part::Run {
+                first,
+                bytes,
+                fingerprints: fingerprints.iter().map(|bytes| Fingerprint(*bytes)).collect(),
             }
-            ZEROES => Part::Zeroes(r.u64()?),
-            END => Part::End(End { bytes: r.u64()?, chunks: r.u64()?, digest: r.array()? }),
-            other => return Err(corrupt(format!("a recipe has a part of unknown kind {other}"))),
-        });
-    }
-    Ok(parts)
+        }
+        SLICE => {
+            let (chunk, skip, bytes) = (address(r)?, r.u32()?, r.u32()?);
+            Part::Slice { chunk, fingerprint: Fingerprint(r.array()?), skip, bytes }
+        }
+        ZEROES => Part::Zeroes(r.u64()?),
+        HOLE => Part::Hole(r.u64()?),
+        END => Part::End(End { bytes: r.u64()?, chunks: r.u64()?, digest: r.array()? }),
+        other => return Err(corrupt(format!("a recipe has a part of unknown kind {other}"))),
+    })
 }
 
 #[cfg(test)]
@@ -307,7 +324,7 @@ mod tests {
                         .enumerate()
                         .map(|(n, f)| (Address { slot: first.slot + n as u16, ..first }, f)),
                 ),
-                Part::Zeroes(_) | Part::Slice { .. } => {}
+                Part::Zeroes(_) | Part::Hole(_) | Part::Slice { .. } => {}
                 Part::End(end) => ended = Some(end),
             }
         }

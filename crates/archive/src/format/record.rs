@@ -3,6 +3,7 @@
 use onefold_core::Result;
 
 use super::{
+    backup::{Snapshot, SnapshotId},
     bytes::{Reader, Writer, corrupt},
     class::{COLUMNS_MAX, Class},
     container::{ContainerKind, META_BYTES_MAX, RAW_BYTES_MAX},
@@ -272,6 +273,44 @@ pub enum Record {
         /// Each block, once.
         changes: Vec<Remapped>,
     },
+    /// A snapshot of directories is there.
+    SnapshotMade {
+        /// The snapshot.
+        snapshot: Box<Snapshot>,
+        /// Its last containers.
+        containers: Vec<Stored>,
+        /// Containers that were listed as unfinished before.
+        finished: Vec<ContainerId>,
+    },
+    /// Snapshots are out of lists, and still counted.
+    Forgotten {
+        /// The snapshots.
+        ids: Vec<SnapshotId>,
+        /// Seconds since 1970, by the clock of the process that forgot them.
+        at: u64,
+    },
+    /// Snapshots are in lists again.
+    Undeleted {
+        /// The snapshots.
+        ids: Vec<SnapshotId>,
+    },
+    /// A collection saw that these snapshots were forgotten.
+    ForgottenSeen {
+        /// The snapshots.
+        ids: Vec<SnapshotId>,
+        /// Seconds since 1970, by the clock of the collection.
+        at: u64,
+    },
+    /// Forgotten snapshots are gone.
+    Expired {
+        /// The snapshots.
+        ids: Vec<SnapshotId>,
+    },
+    /// Nodes whose children are to be counted when they can be read again; all that are due now.
+    CountsDue {
+        /// The nodes.
+        nodes: Vec<Address>,
+    },
     /// Containers that mappings of the same frame name.
     Finished {
         /// New ones.
@@ -489,6 +528,31 @@ fn ids_of(r: &mut Reader<'_>) -> Result<Vec<ContainerId>> {
     (0..n).map(|_| id(r)).collect()
 }
 
+fn snapshot_ids(w: &mut Writer, all: &[SnapshotId]) {
+    w.u32(all.len() as u32);
+    all.iter().for_each(|id| {
+        w.raw(&id.0);
+    });
+}
+
+fn snapshot_ids_of(r: &mut Reader<'_>) -> Result<Vec<SnapshotId>> {
+    let n = r.count(16, ID_MEMORY)?;
+    (0..n).map(|_| Ok(SnapshotId(r.array()?))).collect()
+}
+
+/// Addresses, each as one number.
+pub(crate) fn addresses(w: &mut Writer, all: &[Address]) {
+    w.u32(all.len() as u32);
+    all.iter().for_each(|&address| {
+        w.u64(packed(Some(address)));
+    });
+}
+
+pub(crate) fn addresses_of(r: &mut Reader<'_>) -> Result<Vec<Address>> {
+    let n = r.count(8, ID_MEMORY)?;
+    (0..n).map(|_| unpacked_of(r)?.ok_or_else(|| corrupt("an address can't be none"))).collect()
+}
+
 fn stored(w: &mut Writer, all: &[Stored]) {
     w.u32(all.len() as u32);
     all.iter().for_each(|stored| stored.encode(w));
@@ -620,6 +684,16 @@ impl Record {
                 stored(w.u8(20), containers);
                 ids(w, finished);
             }
+            Record::SnapshotMade { snapshot, containers, finished } => {
+                snapshot.encode(w.u8(25));
+                stored(w, containers);
+                ids(w, finished);
+            }
+            Record::Forgotten { ids, at } => snapshot_ids(w.u8(26).u64(*at), ids),
+            Record::Undeleted { ids } => snapshot_ids(w.u8(27), ids),
+            Record::ForgottenSeen { ids, at } => snapshot_ids(w.u8(28).u64(*at), ids),
+            Record::Expired { ids } => snapshot_ids(w.u8(29), ids),
+            Record::CountsDue { nodes } => addresses(w.u8(30), nodes),
         }
     }
 
@@ -687,6 +761,22 @@ impl Record {
                 }
             }
             20 => Record::Finished { containers: stored_of(r)?, finished: ids_of(r)? },
+            25 => {
+                let snapshot = Box::new(Snapshot::decode(r)?);
+                let (containers, finished) = (stored_of(r)?, ids_of(r)?);
+                Record::SnapshotMade { snapshot, containers, finished }
+            }
+            26 => {
+                let at = r.u64()?;
+                Record::Forgotten { ids: snapshot_ids_of(r)?, at }
+            }
+            27 => Record::Undeleted { ids: snapshot_ids_of(r)? },
+            28 => {
+                let at = r.u64()?;
+                Record::ForgottenSeen { ids: snapshot_ids_of(r)?, at }
+            }
+            29 => Record::Expired { ids: snapshot_ids_of(r)? },
+            30 => Record::CountsDue { nodes: addresses_of(r)? },
             other => return Err(corrupt(format!("a record of unknown kind {other}"))),
         })
     }

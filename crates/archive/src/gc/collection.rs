@@ -28,6 +28,8 @@ pub struct Options {
     /// Waits for puts and readers that began before; without, what they hold back is left to the
     /// next collection.
     pub wait: bool,
+    /// Seconds that forgotten snapshots are kept, from the first collection that saw them.
+    pub trash: u64,
     /// Bytes of the reserve when all is done.
     pub reserve_bytes: u64,
     /// Where encoding is late: encodes all that stands replicated, whatever delay and batch say.
@@ -37,6 +39,8 @@ pub struct Options {
 /// Counts of a collection's work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
+    /// Forgotten snapshots that are gone for good.
+    pub expired: u64,
     /// Containers without a live chunk that were dropped.
     pub dropped: u64,
     /// Containers whose live chunks were copied together.
@@ -160,6 +164,11 @@ impl Collection {
         }
     }
 
+    /// The time goes on: seconds since 1970. Forgotten snapshots stay from the step that sees them.
+    pub fn tick(&mut self, now: u64) {
+        self.options.now = self.options.now.max(now);
+    }
+
     /// Does the next step; false when there is none.
     ///
     /// # Errors
@@ -186,6 +195,10 @@ impl Collection {
                 (false, false) => Step::Count,
             },
             Step::Count => {
+                if self.archive.tables().trees {
+                    self.done.expired +=
+                        self.archive.expire(self.options.now, self.options.trash)?;
+                }
                 if let Some(counts) = self.rewriter.count(rad::changed)? {
                     self.in_memory = Some(counts);
                     self.late_encoding.no_room();

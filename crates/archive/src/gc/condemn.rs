@@ -150,9 +150,13 @@ impl Collection {
                 tables.differences.iter().filter(|difference| difference.added && looks)
             {
                 let mut runs = Vec::new();
-                self.rewriter.walk(&tables, &difference.recipe, &mut |first, count| {
-                    runs.push((first, count))
-                })?;
+                let each = &mut |first, count| runs.push((first, count));
+                if difference.nodes {
+                    // All the way down: what it shares with one that went since may be dead.
+                    self.rewriter.walk_tree(&tables, &difference.recipe, each)?;
+                } else {
+                    self.rewriter.walk(&tables, &difference.recipe, each)?;
+                }
                 self.spare(&tables, &runs, &mut spared)?;
             }
             // A stream that was removed since the counts on the disk were made was subtracted in
@@ -165,7 +169,12 @@ impl Collection {
                         usize::from(pieces.count),
                     )
                 };
-                let runs: Vec<_> = difference.recipe.iter().map(own).collect();
+                let mut runs: Vec<_> = difference.recipe.iter().map(own).collect();
+                if difference.nodes {
+                    self.rewriter.walk_tree(&tables, &difference.recipe, &mut |first, count| {
+                        runs.push((first, count))
+                    })?;
+                }
                 match self.spare(&tables, &runs, &mut spared) {
                     // A recipe that can't be read can't be counted later either.
                     Err(error) if error.kind() == Kind::Corrupt => {}

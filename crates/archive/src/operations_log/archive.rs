@@ -72,6 +72,7 @@ impl Archive {
             snapshot: 1,
             spread,
             late: format.late,
+            trees: format.trees,
         };
         for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
             fresh(files, name)?;
@@ -83,12 +84,7 @@ impl Archive {
             files,
             &label.identity(),
             1,
-            &Tables {
-                next_id: 1,
-                next_segment: 1,
-                epoch: 1,
-                ..Tables::new(spread, format.late.is_some())
-            },
+            &Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new(spread, label.kinds()) },
         )?;
         fresh(files, &log_name(1))?.sync()?;
         files.sync_names()?;

@@ -130,18 +130,19 @@ impl LogPosition {
         budget: &Arc<Budget>,
     ) -> Result<LogPosition> {
         let open = |number| files.open(&log_name(number));
-        let late = label.late.is_some();
+        let kinds = label.kinds();
         if budget.is_bounded() {
             budget.occupied(occupied(&**files, label.snapshot));
         }
         let mut drawn = Drawn::from(budget);
-        let tables = match read_snapshot(&**files, identity, label.snapshot, late, before, &drawn) {
+        let tables = match read_snapshot(&**files, identity, label.snapshot, kinds, before, &drawn)
+        {
             Ok(tables) => tables,
             // The one before, and all of its log, say the same.
             Err(error) if is_damage(&error) && label.snapshot > 1 => {
                 drawn = Drawn::from(budget);
                 let tables =
-                    read_snapshot(&**files, identity, label.snapshot - 1, late, None, &drawn)
+                    read_snapshot(&**files, identity, label.snapshot - 1, kinds, None, &drawn)
                         .map_err(|_| error.clone())?;
                 let mut replayed = Replayed::of(&tables);
                 replay(

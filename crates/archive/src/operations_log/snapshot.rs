@@ -8,6 +8,7 @@ use crate::{
     format::{
         Identity,
         bytes::{Reader, Writer, corrupt},
+        label::Kinds,
         log_reader::PIECE_BYTES,
         names::{fresh, snapshot_name},
     },
@@ -47,7 +48,7 @@ pub(crate) fn read_snapshot(
     files: &dyn Redundancy,
     identity: &Identity,
     number: u64,
-    late: bool,
+    kinds: Kinds,
     before: Option<&Tables>,
     drawn: &Drawn,
 ) -> Result<Tables> {
@@ -78,7 +79,7 @@ pub(crate) fn read_snapshot(
     if identity.checksum(&body) != sum {
         return Err(damaged("it fails its checksum"));
     }
-    let read = Tables::decode_within(&body, files.spread(), late, drawn).and_then(|mut tables| {
+    let read = Tables::decode_within(&body, files.spread(), kinds, drawn).and_then(|mut tables| {
         drop(body);
         tables.write_cost = read_write_cost(&*file, identity, end)?;
         load_block_indexes(files, identity, &mut tables, before, drawn)?;

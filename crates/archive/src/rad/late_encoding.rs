@@ -30,7 +30,7 @@ use crate::{
     operations_log::Archive,
     rules::Rule,
     tables::{PLACES_MAX, Tables},
-    usage_counts::CountsReader,
+    usage_counts::{CountsReader, NodeChanges},
 };
 
 /// Containers that are encoded late together: 64 MiB of chunks in memory.
@@ -394,16 +394,27 @@ impl LateEncoding {
 
 /// When the counts of containers that stand replicated changed last, as the differences say
 /// that are about to be counted.
-pub(crate) fn changed(rewriter: &mut Rewriter, tables: &Tables) -> Result<Vec<(ContainerId, u64)>> {
+pub(crate) fn changed(
+    rewriter: &mut Rewriter,
+    tables: &Tables,
+    nodes: &NodeChanges,
+) -> Result<Vec<(ContainerId, u64)>> {
     let mut changed = BTreeMap::new();
-    for difference in tables.differences.iter().filter(|_| tables.late) {
-        let walked = rewriter.walk(tables, &difference.recipe, &mut |first, _| {
-            for home in tables.places(first.container).filter(|home| home.changed < difference.at) {
-                if tables.class(&home.stored.place).0 == Class::Replicated {
-                    changed.insert(home.stored.id, difference.at);
-                }
+    if !tables.late {
+        return Ok(Vec::new());
+    }
+    let mut touch = |first: Address, at: u64| {
+        for home in tables.places(first.container).filter(|home| home.changed < at) {
+            if tables.class(&home.stored.place).0 == Class::Replicated {
+                changed.insert(home.stored.id, at);
             }
-        });
+        }
+    };
+    rewriter.named_by(tables, &nodes.rises, &mut |first, _| touch(first, tables.versions))?;
+    rewriter.named_by(tables, &nodes.falls, &mut |first, _| touch(first, tables.versions))?;
+    for difference in tables.differences.iter().filter(|difference| !difference.nodes) {
+        let walked =
+            rewriter.walk(tables, &difference.recipe, &mut |first, _| touch(first, difference.at));
         match walked {
             Err(error) if error.kind() == Kind::Corrupt => {}
             other => other?,

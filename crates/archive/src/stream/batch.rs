@@ -35,6 +35,10 @@ impl Drop for Batch {
 pub(crate) enum Next {
     Chunk(usize),
     Zeroes(u64),
+    /// A hole that nobody read.
+    Hole(u64),
+    /// The source says something here.
+    Mark,
 }
 
 /// Cuts a stream into batches.
@@ -88,6 +92,22 @@ impl Cutting {
         if bytes > 0 {
             self.pieces.push(Next::Zeroes(bytes));
         }
+        (self.pieces.len() >= BATCH_CHUNKS).then(|| self.take())
+    }
+
+    /// Adds a hole that stays one. It ends a chunk, as a border does.
+    pub fn hole(&mut self, bytes: u64) -> Option<Batch> {
+        self.border();
+        if bytes > 0 {
+            self.pieces.push(Next::Hole(bytes));
+        }
+        (self.pieces.len() >= BATCH_CHUNKS).then(|| self.take())
+    }
+
+    /// Ends a chunk, and marks the place for what the source says of it.
+    pub fn mark(&mut self) -> Option<Batch> {
+        self.border();
+        self.pieces.push(Next::Mark);
         (self.pieces.len() >= BATCH_CHUNKS).then(|| self.take())
     }
 
@@ -161,7 +181,7 @@ impl Batch {
     pub(super) fn lengths(&self) -> impl Iterator<Item = usize> {
         self.pieces.iter().filter_map(|piece| match piece {
             Next::Chunk(n) => Some(*n),
-            Next::Zeroes(_) => None,
+            Next::Zeroes(_) | Next::Hole(_) | Next::Mark => None,
         })
     }
 }

@@ -36,6 +36,8 @@ pub enum Content<'a> {
     Bytes(&'a [u8]),
     /// So many zeroes.
     Zeroes(u64),
+    /// A hole of so many bytes, of a file that had it.
+    Hole(u64),
 }
 
 /// Reads streams. Containers that it reads are not freed as long as this value lives.
@@ -73,6 +75,16 @@ impl Reader {
     /// `NotFound`.
     pub fn stream(&self, name: &str) -> Result<Stream> {
         self.guard.tables.streams.get(name).cloned().ok_or_else(|| no_stream(name))
+    }
+
+    /// The bytes of a piece, or of a node.
+    pub(crate) fn piece(&mut self, address: Address) -> Result<&[u8]> {
+        self.reader.chunk(&self.guard.tables, &self.container_reader, address)
+    }
+
+    /// The archive that it reads.
+    pub(crate) fn archive(&self) -> &Archive {
+        &self.archive
     }
 
     /// The pieces of a recipe, one after the other.
@@ -141,15 +153,14 @@ impl Reader {
             }
             Part::Zeroes(bytes) => each(Content::Zeroes(bytes)),
             Part::End(_) => Ok(()),
-            Part::Slice { .. } => Err(Error::new(
-                Kind::Corrupt,
-                "the recipe has a part that only mappings of volumes have",
-            )),
+            Part::Slice { .. } | Part::Hole(_) => {
+                Err(Error::new(Kind::Corrupt, "the recipe has a part that streams don't have"))
+            }
         })
     }
 
     /// Gives the chunks of a run, slot after slot; they must have `bytes` bytes in sum.
-    fn run(
+    pub(crate) fn run(
         &mut self,
         first: Address,
         bytes: u32,

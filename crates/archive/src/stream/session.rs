@@ -49,6 +49,16 @@ pub(crate) trait Target {
 
     /// The next zeroes.
     fn zeroes(&mut self, bytes: u64, write_piece: &mut PieceWriter<'_>) -> Result<()>;
+
+    /// The next hole; zeroes where holes are nothing of their own.
+    fn hole(&mut self, bytes: u64, write_piece: &mut PieceWriter<'_>) -> Result<()> {
+        self.zeroes(bytes, write_piece)
+    }
+
+    /// A place that the source marked.
+    fn mark(&mut self, _: &mut PieceWriter<'_>) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl Target for Writing {
@@ -196,6 +206,11 @@ impl Session {
                     self.bytes += bytes;
                     target.zeroes(*bytes, &mut |piece| self.piece(lookup, &piece, sink))?;
                 }
+                Next::Hole(bytes) => {
+                    self.bytes += bytes;
+                    target.hole(*bytes, &mut |piece| self.piece(lookup, &piece, sink))?;
+                }
+                Next::Mark => target.mark(&mut |piece| self.piece(lookup, &piece, sink))?,
                 Next::Chunk(_) => {
                     let Some(query) = queries.next() else { break };
                     self.bytes += query.bytes.len() as u64;

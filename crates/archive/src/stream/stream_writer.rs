@@ -12,7 +12,7 @@ use crate::{
         Address, ContainerId,
         container::{OpenContainer, Packed, Packer},
         recipe::End,
-        record::{Pieces, Record, Remapped, Shape, Stream},
+        record::{Pieces, Record, Remapped, Shape, Stored, Stream},
     },
     rules::Rule,
     tables::{Tables, Volume, valid_name},
@@ -101,9 +101,6 @@ impl StreamWriter {
     /// `InvalidInput` for the name, `NoSpace`, and those of the system.
     pub fn commit(&mut self, ended: Ended) -> Result<Stream> {
         valid_name(&ended.name)?;
-        let mut pending = self.ingest.pending.lock();
-        pending.since(self.failures)?;
-        pending.sync(&self.ingest)?;
         let (recipe, end) = ended.data;
         let stream = Stream {
             shape: ended.shape,
@@ -114,7 +111,7 @@ impl StreamWriter {
             recipe,
             listing: ended.listing,
         };
-        pending.commit(&self.ingest, self.session, self.now, &mut |_, own, finished| {
+        self.commit_with(&mut |_, own, finished| {
             let put = Record::Put {
                 name: ended.name.clone(),
                 stream: stream.clone(),
@@ -123,8 +120,22 @@ impl StreamWriter {
             };
             Ok(vec![put])
         })?;
-        self.added = 0;
         Ok(stream)
+    }
+
+    /// Makes what `decide` returns durable, one frame behind all containers, and forgets how much
+    /// was added. The session has been sealed and all containers written.
+    #[allow(clippy::type_complexity)]
+    pub(crate) fn commit_with(
+        &mut self,
+        decide: &mut dyn FnMut(&Tables, &[Stored], &[ContainerId]) -> Result<Vec<Record>>,
+    ) -> Result<()> {
+        let mut pending = self.ingest.pending.lock();
+        pending.since(self.failures)?;
+        pending.sync(&self.ingest)?;
+        pending.commit(&self.ingest, self.session, self.now, decide)?;
+        self.added = 0;
+        Ok(())
     }
 
     /// Makes mappings durable, all of them at once: they count when this returns. The session has

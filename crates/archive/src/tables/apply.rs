@@ -59,6 +59,7 @@ impl Tables {
                     added: true,
                     recipe: recipe.clone(),
                     at,
+                    nodes: false,
                 }));
                 if let Some(old) = self.streams.insert(name, stream) {
                     self.gone(&old);
@@ -185,6 +186,16 @@ impl Tables {
                     }
                 }
             }
+            Record::SnapshotMade { snapshot, containers, finished } => {
+                self.versions = self.versions.saturating_add(u64::from(self.late));
+                self.finish(containers, &finished, sequence)?;
+                self.snapshot_made(*snapshot)?;
+            }
+            of_snapshot @ (Record::Forgotten { .. }
+            | Record::Undeleted { .. }
+            | Record::ForgottenSeen { .. }
+            | Record::Expired { .. }
+            | Record::CountsDue { .. }) => self.apply_snapshot(of_snapshot)?,
             of_volume => self.apply_volume(sequence, of_volume)?,
         }
         Ok(())
@@ -335,6 +346,7 @@ impl Tables {
             added: false,
             recipe: recipe.clone(),
             at,
+            nodes: false,
         }));
     }
 }

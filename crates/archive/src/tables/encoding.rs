@@ -7,6 +7,7 @@ use crate::{
     format::{
         bytes::{Reader, Writer, corrupt},
         class::Class,
+        label::Kinds,
         record::{
             CONTAINER_MEMORY, ENTRY_MEMORY, ID_MEMORY, Owner, Place, Stored, Stream, id,
             index_files, index_files_of, pieces, pieces_of,
@@ -71,11 +72,12 @@ impl Tables {
         w.u64(self.index.upto).u64(self.counts).u64(self.counted);
         w.u32(self.differences.len() as u32);
         for difference in self.differences.iter() {
-            w.u8(u8::from(difference.added));
+            w.u8(u8::from(difference.added) | u8::from(difference.nodes) << 1);
             pieces(&mut w, &difference.recipe);
         }
         self.encode_volumes(&mut w);
         self.encode_late(&mut w);
+        self.encode_snapshots(&mut w);
         // A program that does not know of damage must not put: it would take damaged chunks for
         // duplicates.
         if !self.damaged.is_empty() {
@@ -91,15 +93,15 @@ impl Tables {
     ///
     /// # Errors
     /// `Corrupt`.
-    pub fn decode(bytes: &[u8], spread: [u8; 3], late: bool) -> Result<Tables> {
-        Tables::decode_within(bytes, spread, late, Drawn::free())
+    pub fn decode(bytes: &[u8], spread: [u8; 3], kinds: Kinds) -> Result<Tables> {
+        Tables::decode_within(bytes, spread, kinds, Drawn::free())
     }
 
     /// The same within a budget.
     pub(crate) fn decode_within(
         bytes: &[u8],
         spread: [u8; 3],
-        late: bool,
+        kinds: Kinds,
         drawn: &Drawn,
     ) -> Result<Tables> {
         let r = &mut Reader(bytes, Some(drawn));
@@ -109,7 +111,7 @@ impl Tables {
             epoch: r.u32()?,
             next_id: r.u64()?,
             next_segment: r.u32()?,
-            ..Tables::new(spread, late)
+            ..Tables::new(spread, kinds)
         };
         for _ in 0..r.count(45, STREAM_MEMORY)? {
             let name = r.text()?;
@@ -150,14 +152,13 @@ impl Tables {
         tables.index = IndexState { files: index_files_of(r)?, upto: r.u64()? };
         (tables.counts, tables.counted) = (r.counter()?, r.u64()?);
         for _ in 0..r.count(5, size_of::<Difference>())? {
-            tables.differences.push(Difference {
-                added: r.u8()? == 1,
-                recipe: pieces_of(r)?,
-                at: 0,
-            });
+            let kind = r.u8()?;
+            let (added, nodes) = (kind & 1 == 1, kind & 2 == 2);
+            tables.differences.push(Difference { added, recipe: pieces_of(r)?, at: 0, nodes });
         }
         tables.decode_volumes(r)?;
         tables.decode_late(r)?;
+        tables.decode_snapshots(r)?;
         if !r.0.is_empty() {
             for _ in 0..r.count(12, ENTRY_MEMORY)? {
                 tables.damaged.insert(id(r)?, r.bytes()?.to_vec());

@@ -149,8 +149,12 @@ mod tests {
 
     /// Two containers that stand replicated, in segment 1; segment 2 is for cold chunks.
     fn replicated() -> Tables {
-        let mut tables =
-            Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([6, 4, 2], true) };
+        let mut tables = Tables {
+            next_id: 1,
+            next_segment: 1,
+            epoch: 1,
+            ..Tables::new([6, 4, 2], Kinds { late: true, ..Kinds::default() })
+        };
         let reserved = |segment, class| Record::Reserved {
             owner: Owner::Ingest,
             first: ContainerId(1),
@@ -201,11 +205,21 @@ mod tests {
             (tables.write_cost.encode_bytes, tables.replicated(), tables.waiting_to_be_freed.len()),
             (2 * 6 * 4096, (0, 0), 2)
         );
-        let read = Tables::decode(&tables.encode(), [6, 4, 2], true).unwrap();
+        let read =
+            Tables::decode(&tables.encode(), [6, 4, 2], Kinds { late: true, ..Kinds::default() })
+                .unwrap();
         assert_eq!(Tables { write_cost: tables.write_cost, ..read }, tables);
-        assert!(Tables::decode(&tables.encode(), [6, 4, 2], false).is_err());
+        assert!(Tables::decode(&tables.encode(), [6, 4, 2], Kinds::default()).is_err());
         for end in 0..tables.encode().len() {
-            assert!(Tables::decode(&tables.encode()[..end], [6, 4, 2], true).is_err(), "{end}");
+            assert!(
+                Tables::decode(
+                    &tables.encode()[..end],
+                    [6, 4, 2],
+                    Kinds { late: true, ..Kinds::default() }
+                )
+                .is_err(),
+                "{end}"
+            );
         }
         // A merge brings both places together, and what goes is gone.
         tables
@@ -251,7 +265,7 @@ mod tests {
             segment: Some(1),
             class,
         }];
-        assert!(Tables::new([6, 4, 2], false).apply(1, reserved).is_err());
+        assert!(Tables::new([6, 4, 2], Kinds::default()).apply(1, reserved).is_err());
         for bytes in [
             &[21, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 9, 2][..],
             &[22, 255, 255, 255, 255],

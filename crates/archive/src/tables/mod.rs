@@ -6,6 +6,7 @@
 //! | [`state`] | the tables, and what they are asked |
 //! | [`apply`] | records of the log, applied |
 //! | [`volumes`], [`volume_records`] | volumes, and the records that change them |
+//! | [`snapshot_records`] | snapshots of directories |
 //! | [`late_encoding`] | what is known for late encoding |
 //! | [`write_cost`] | what writing cost |
 //! | [`damage`] | which chunks are known to be damaged |
@@ -17,6 +18,7 @@ mod damage;
 mod encoding;
 mod late_encoding;
 mod persistent;
+mod snapshot_records;
 mod state;
 mod volume_records;
 mod volumes;

@@ -16,8 +16,10 @@ use super::{
 use crate::{
     block_index::Pages,
     format::{
-        ContainerId,
+        Address, ContainerId,
+        backup::{Snapshot, SnapshotId},
         class::Class,
+        label::Kinds,
         record::{IndexFile, Owner, Pieces, Place, Stored, Stream},
     },
 };
@@ -75,6 +77,8 @@ pub struct Difference {
     pub recipe: Vec<Pieces>,
     /// With which version; where encoding is late.
     pub at: u64,
+    /// The pieces are roots of nodes, and no recipe.
+    pub nodes: bool,
 }
 
 /// The archive as of one place in the log.
@@ -127,6 +131,14 @@ pub struct Tables {
     pub versions: u64,
     /// Bytes and chunks written since the archive was made.
     pub write_cost: WriteCost,
+    /// The archive can have snapshots of directories.
+    pub trees: bool,
+    /// The snapshots, in the order in which they were made.
+    pub snapshots: Map<u64, Snapshot>,
+    /// The number of the next one.
+    pub next_snapshot: u64,
+    /// Nodes that are named, and whose children are not counted: they could not be read.
+    pub counts_due: Map<Address, ()>,
     /// The volumes by their numbers.
     pub volumes: Map<u64, Volume>,
     /// The next number that no volume had.
@@ -180,8 +192,8 @@ pub(crate) const PLACE_ALIGN: u64 = 4096;
 impl Tables {
     /// Empty ones of an archive that spreads so.
     #[must_use]
-    pub fn new([_, data, parity]: [u8; 3], late: bool) -> Tables {
-        Tables { align: PLACE_ALIGN * u64::from(data), parity, late, ..Tables::default() }
+    pub fn new([_, data, parity]: [u8; 3], Kinds { late, trees }: Kinds) -> Tables {
+        Tables { align: PLACE_ALIGN * u64::from(data), parity, late, trees, ..Tables::default() }
     }
 
     /// Containers that were listed since the last import, in no order.
@@ -263,6 +275,22 @@ impl Tables {
     pub(crate) fn numbers_of(container: &Container) -> BTreeSet<ContainerId> {
         let own = container.merged.is_empty().then_some(container.stored.id);
         own.into_iter().chain(container.merged.iter().copied()).collect()
+    }
+
+    /// The snapshot with this id, and its number.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn snapshot(&self, id: SnapshotId) -> Result<(u64, &Snapshot)> {
+        let found = self.snapshots.iter().find(|(_, snapshot)| snapshot.id == id);
+        found
+            .map(|(&number, snapshot)| (number, snapshot))
+            .ok_or_else(|| Error::new(Kind::NotFound, format!("there is no snapshot {id}")))
+    }
+
+    /// The snapshots that lists show, the oldest first.
+    pub fn listed(&self) -> impl DoubleEndedIterator<Item = &Snapshot> {
+        self.snapshots.values().filter(|snapshot| snapshot.forgotten.is_none())
     }
 
     /// The volume called `name`, and its number.

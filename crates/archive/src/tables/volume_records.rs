@@ -55,7 +55,12 @@ impl Tables {
         }
         for (added, recipe) in [(true, changed.came), (false, changed.went)] {
             if !recipe.is_empty() {
-                self.differences.push(Difference { added, recipe, at: self.versions });
+                self.differences.push(Difference {
+                    added,
+                    recipe,
+                    at: self.versions,
+                    nodes: false,
+                });
             }
         }
         Ok(())
@@ -86,7 +91,7 @@ impl Tables {
 
     /// Nothing where there never was a volume.
     pub(crate) fn encode_volumes(&self, w: &mut Writer) {
-        if self.next_volume == 0 && !self.late && self.damaged.is_empty() {
+        if self.next_volume == 0 && !self.late && !self.trees && self.damaged.is_empty() {
             return;
         }
         w.u64(self.next_volume).u32(self.volumes.len() as u32);

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::{File, Kind, Result};
 
-use super::counts_file::{CountsReader, CountsWriter, MOST, MemoryFile, counts_name};
+use super::{
+    counts_file::{CountsReader, CountsWriter, MOST, MemoryFile, counts_name},
+    nodes::NodeChanges,
+};
 use crate::{
     container::{Rewriter, addresses},
     format::{
@@ -27,7 +30,7 @@ impl Rewriter {
     /// `changed` tells of which containers the counts change, and with which version.
     pub(crate) fn count(
         &mut self,
-        changed: impl FnOnce(&mut Rewriter, &Tables) -> Result<Vec<(ContainerId, u64)>>,
+        changed: impl FnOnce(&mut Rewriter, &Tables, &NodeChanges) -> Result<Vec<(ContainerId, u64)>>,
     ) -> Result<Option<InMemory>> {
         let tables = self.archive.refresh()?;
         let old = match tables.counts {
@@ -39,10 +42,10 @@ impl Rewriter {
                 Err(error) => return Err(error),
             },
         };
-        if old.is_some() && tables.differences.is_empty() {
+        if old.is_some() && tables.differences.is_empty() && tables.counts_due.is_empty() {
             return Ok(None);
         }
-        let made = loop {
+        let changes = loop {
             match CountsWriter::create(&self.archive, tables.counts + 1)
                 .and_then(|writer| self.write_counts(&tables, old.is_some(), writer))
             {
@@ -56,15 +59,18 @@ impl Rewriter {
                         return Ok(Some((file, tables.sequence)));
                     }
                 }
-                made => break made.map(|()| tables.counts + 1)?,
+                made => break made?,
             }
         };
         let (differences, upto) = (tables.differences.len() as u64, tables.sequence);
-        let containers = changed(self, &tables)?;
+        let made = tables.counts + 1;
+        let containers = changed(self, &tables, &changes)?;
+        let due = tables.trees && (!changes.due.is_empty() || !tables.counts_due.is_empty());
         self.archive.commit(true, |_| {
             let counted = Record::Counted { file: made, differences, upto };
             let changed = (!containers.is_empty()).then_some(Record::Changed { containers });
-            Ok([counted].into_iter().chain(changed).collect())
+            let due = due.then_some(Record::CountsDue { nodes: changes.due });
+            Ok([counted].into_iter().chain(changed).chain(due).collect())
         })?;
         match self.archive.files.remove(&counts_name(tables.counts)) {
             Err(error) if error.kind() != Kind::NotFound => Err(error),
@@ -74,7 +80,13 @@ impl Rewriter {
 
     /// Writes new counts, durable on return. `on` goes on from the counts there are; else all
     /// streams are counted.
-    fn write_counts(&mut self, tables: &Tables, on: bool, mut writer: CountsWriter) -> Result<()> {
+    fn write_counts(
+        &mut self,
+        tables: &Tables,
+        on: bool,
+        mut writer: CountsWriter,
+    ) -> Result<NodeChanges> {
+        let changes = self.node_changes(tables, on)?;
         let mut old =
             if on { Some(CountsReader::open(&self.archive, tables.counts)?) } else { None };
         let mut fresh = numbers(tables).into_iter().peekable();
@@ -108,10 +120,11 @@ impl Rewriter {
             if range.is_empty() {
                 break;
             }
-            self.add_up(tables, on, &mut range)?;
+            self.add_up(tables, on, &changes, &mut range)?;
             range.iter().try_for_each(|(id, counts)| writer.push(*id, counts))?;
         }
-        writer.finish()
+        writer.finish()?;
+        Ok(changes)
     }
 
     /// Slots of a container that has no counts yet: where it was merged, up to the last one that
@@ -141,6 +154,7 @@ impl Rewriter {
         &mut self,
         tables: &Tables,
         on: bool,
+        changes: &NodeChanges,
         range: &mut BTreeMap<ContainerId, Vec<u16>>,
     ) -> Result<()> {
         let (mut added, mut removed): (Vec<&Vec<Pieces>>, Vec<&Vec<Pieces>>) =
@@ -149,7 +163,7 @@ impl Rewriter {
             if on { Vec::new() } else { tables.volumes.values().map(Volume::recipe).collect() };
         if on {
             // Additions are counted first, so that no count falls below zero on the way.
-            for difference in tables.differences.iter() {
+            for difference in tables.differences.iter().filter(|difference| !difference.nodes) {
                 if difference.added {
                     added.push(&difference.recipe)
                 } else {
@@ -165,6 +179,12 @@ impl Rewriter {
                 change(range, first, count, |n| n.saturating_add(1));
             })?;
         }
+        for &root in &changes.added {
+            change(range, root, 1, |n| n.saturating_add(1));
+        }
+        self.named_by(tables, &changes.rises, &mut |first, count| {
+            change(range, first, count, |n| n.saturating_add(1));
+        })?;
         let lowered = if self.archive.keeps(Rule::RemovedCountedOnce) { 1 } else { 2 };
         for recipe in removed {
             let walked =
@@ -180,7 +200,14 @@ impl Rewriter {
                 other => other?,
             }
         }
-        Ok(())
+        // A saturated count may stand for more references, so it stays.
+        let lower = |n: u16| if n == MOST { n } else { n.saturating_sub(lowered) };
+        for &root in &changes.removed {
+            change(range, root, 1, lower);
+        }
+        self.named_by(tables, &changes.falls, &mut |first, count| {
+            change(range, first, count, lower);
+        })
     }
 
     /// Tells of all that a recipe names: its own pieces, and its chunks.

@@ -2,5 +2,6 @@
 
 mod counting;
 mod counts_file;
+mod nodes;
 
-pub(crate) use self::{counting::InMemory, counts_file::CountsReader};
+pub(crate) use self::{counting::InMemory, counts_file::CountsReader, nodes::NodeChanges};

@@ -108,7 +108,7 @@ impl Mapped<'_> {
                     Ok(())
                 })
             }
-            Part::Zeroes(_) | Part::End(_) => Ok(()),
+            Part::Zeroes(_) | Part::Hole(_) | Part::End(_) => Ok(()),
         }
     }
 }
@@ -117,7 +117,7 @@ impl Mapped<'_> {
 pub(super) fn length(part: &Part) -> u64 {
     match part {
         Part::Run { bytes, .. } | Part::Slice { bytes, .. } => u64::from(*bytes),
-        Part::Zeroes(bytes) => *bytes,
+        Part::Zeroes(bytes) | Part::Hole(bytes) => *bytes,
         Part::End(_) => 0,
     }
 }

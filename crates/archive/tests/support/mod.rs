@@ -38,7 +38,7 @@ pub(crate) fn get(archive: &Arc<Archive>, name: &str) -> Result<Vec<u8>> {
     reader.read(&stream.recipe, Verify::Chunks, &mut |content| {
         match content {
             Content::Bytes(part) => bytes.extend_from_slice(part),
-            Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
+            Content::Zeroes(n) | Content::Hole(n) => bytes.resize(bytes.len() + n as usize, 0),
         }
         Ok(())
     })?;

@@ -14,7 +14,7 @@ use std::{
     os::{
         fd::{AsFd, AsRawFd, OwnedFd},
         unix::{
-            ffi::OsStringExt,
+            ffi::{OsStrExt, OsStringExt},
             fs::{DirBuilderExt, FileExt},
         },
     },
@@ -467,6 +467,36 @@ impl Restorer {
     /// The errors of the system.
     pub fn finish_file(&mut self, entry: &Entry, file: &File) -> Result<()> {
         self.finish_fd(entry, file).map_err(|errno| self.wrong(&entry.path, errno))
+    }
+
+    /// Gives a file that could not be restored whole the name with `.damaged` behind it, if that is
+    /// free, else with a number. Gives the path.
+    ///
+    /// # Errors
+    /// The errors of the system.
+    pub fn damaged(&mut self, entry: &Entry) -> Result<Vec<u8>> {
+        const NAMES: u32 = 1000;
+        let old = last_part(&entry.path).to_vec();
+        let (directory, _) = self.parent(&entry.path)?;
+        let mut renamed = Err(Errno::EXIST);
+        let mut new = Vec::new();
+        for n in 0..NAMES {
+            let mark = if n == 0 { ".damaged".into() } else { format!(".damaged-{n}") };
+            new = [&old[..], mark.as_bytes()].concat();
+            renamed = rustix::fs::renameat_with(
+                directory,
+                std::ffi::OsStr::from_bytes(&old),
+                directory,
+                std::ffi::OsStr::from_bytes(&new),
+                rustix::fs::RenameFlags::NOREPLACE,
+            );
+            if renamed != Err(Errno::EXIST) {
+                break;
+            }
+        }
+        renamed.map_err(|errno| self.wrong(&entry.path, errno))?;
+        let above = entry.path.len() - old.len();
+        Ok([&entry.path[..above], &new].concat())
     }
 
     /// Ends the making of entries; after it the caller may only [`finish`](Self::finish) them.

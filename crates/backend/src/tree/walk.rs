@@ -92,6 +92,10 @@ pub struct Found {
     pub file: Option<File>,
     /// Device and inode of what has several names and is no directory.
     pub linked: Option<(u64, u64)>,
+    /// The inode number.
+    pub inode: u64,
+    /// When the entry, or what is told of it, was changed last: seconds since 1970, nanoseconds.
+    pub changed: (i64, u32),
     /// The reason why the entry lacks some of its extended attributes. All else is there.
     pub lacks: Option<Error>,
 }
@@ -126,6 +130,11 @@ impl Seen {
         parts.reverse();
         Some(parts.join(&b'/'))
     }
+}
+
+/// When an entry, or what is told of it, was changed last.
+fn changed(stat: &Stat) -> (i64, u32) {
+    (stat.st_ctime, stat.st_ctime_nsec as u32)
 }
 
 /// Iterates over everything below a directory: the directory itself first, parents before their
@@ -286,7 +295,8 @@ impl Walk {
             None => self.attributes(&Holder::Path(at)),
         };
         let linked = (stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
-        Ok(Found { entry: self.entry(stat, what, attributes), file, linked, lacks })
+        let (inode, changed) = (stat.st_ino, changed(stat));
+        Ok(Found { entry: self.entry(stat, what, attributes), file, linked, inode, changed, lacks })
     }
 
     /// Forgets a name that could not be read: no later name links to it.
@@ -330,7 +340,8 @@ impl Walk {
     fn directory(&mut self, at: &OwnedFd, stat: &Stat) -> Result<Found> {
         let (attributes, lacks) = self.attributes(&Holder::Path(at));
         let entry = self.entry(stat, What::Directory, attributes);
-        let found = Found { entry, file: None, linked: None, lacks };
+        let (inode, changed) = (stat.st_ino, changed(stat));
+        let found = Found { entry, file: None, linked: None, inode, changed, lacks };
         if !(self.options.one_file_system && stat.st_dev != self.device) {
             match self.enter(at) {
                 Ok((directory, names)) => {

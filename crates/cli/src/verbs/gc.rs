@@ -34,6 +34,10 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 24, value_name = "HOURS")]
     keep_partial: u64,
 
+    /// Hours for which forgotten snapshots are kept, from the first gc that saw them
+    #[arg(long, default_value_t = 168, value_name = "HOURS")]
+    trash: u64,
+
     /// With --placement rad: encodes all replicated containers, whatever --delay and --batch say;
     /// for archives that get no more versions
     #[arg(long)]
@@ -56,6 +60,8 @@ pub(crate) struct Options {
 /// The outcome.
 #[derive(Debug, Serialize)]
 struct Done {
+    /// Forgotten snapshots that are gone.
+    expired_snapshots: u64,
     dropped_containers: u64,
     merged_containers: u64,
     new_containers: u64,
@@ -95,6 +101,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let collect = Collect {
         now: now(),
         keep_partial: options.keep_partial.saturating_mul(3600),
+        trash: options.trash.saturating_mul(3600),
         wait: !options.no_wait,
         reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
         encode_all: options.encode,
@@ -105,13 +112,18 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         ));
     }
     let mut steps = 0;
-    let done = Collection::begin(&archive, collect)?.run(&mut |doing| {
+    let mut collection = Collection::begin(&archive, collect)?;
+    bar.stage(collection.doing());
+    while collection.step()? {
+        collection.tick(now());
         steps += 1;
-        bar.stage(doing);
+        bar.stage(collection.doing());
         bar.set(steps, 0);
-    })?;
+    }
+    let done = collection.done;
     drop(bar);
     let done = Done {
+        expired_snapshots: done.expired,
         dropped_containers: done.dropped,
         merged_containers: done.merged,
         new_containers: done.into,

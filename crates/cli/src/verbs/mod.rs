@@ -1,10 +1,13 @@
 //! The verbs, one file or folder each. A verb finds out which engine made the store, and refuses
 //! what the engine lacks.
 
+pub(crate) mod backup;
 pub(crate) mod check;
 pub(crate) mod cluster;
 pub(crate) mod create;
 pub(crate) mod estimate;
+mod exclude;
+pub(crate) mod forget;
 pub(crate) mod gc;
 pub(crate) mod get;
 pub(crate) mod grow;
@@ -16,10 +19,12 @@ pub(crate) mod node;
 pub(crate) mod put;
 pub(crate) mod repair;
 pub(crate) mod replicate;
+pub(crate) mod restore;
 pub(crate) mod rm;
 pub(crate) mod scrub;
 pub(crate) mod serve;
 pub(crate) mod snapshot;
+pub(crate) mod snapshots;
 pub(crate) mod status;
 pub(crate) mod volume;
 pub(crate) mod worker;

@@ -2,9 +2,12 @@
 //! decoder may accept only what the engine would write.
 
 use onefold_archive::{
-    ContainerId, FoundLabel as Found, Label, Links, Metadata, NodeLabel, Order, Packer, Record,
-    Summary, Tables, decode_frame, decode_listing, encode_entry, recipe_parts,
+    Address, Attributes, Completeness, ContainerId, FileMap, FoundLabel as Found, IndexEntry, Key,
+    Kinds, Label, Links, Metadata, Node, NodeEntry, NodeLabel, NodeRef, NodeWhat, Order, Packer,
+    Part, Record, Root, Snapshot, SnapshotId, Stat, Summary, Tables, Top, decode_frame,
+    decode_listing, encode_entry, recipe_parts,
 };
+use onefold_core::Fingerprint;
 
 use super::{
     good::{archives, identity, tree},
@@ -14,6 +17,114 @@ use crate::reach;
 
 /// Most bytes that an example of a part of a file has.
 const PART_BYTES: usize = 32 << 10;
+
+/// Archives with late encoding, and with snapshots of directories.
+const LATE: Kinds = Kinds { late: true, trees: false };
+const TREES: Kinds = Kinds { late: false, trees: true };
+
+fn node_ref(n: u8) -> NodeRef {
+    let address = Address { container: ContainerId(u64::from(n)), slot: u16::from(n) };
+    NodeRef { address, fingerprint: Fingerprint([n; 16]) }
+}
+
+/// Records about snapshots of directories.
+fn of_snapshots() -> Vec<Record> {
+    let id = SnapshotId([5; 16]);
+    let snapshot = Snapshot {
+        id,
+        set: "web1".into(),
+        host: "web1".into(),
+        machine: [6; 16],
+        paths: vec![b"/etc".to_vec(), b"/home".to_vec()],
+        tags: vec!["nightly".into()],
+        began: 7,
+        ended: 8,
+        parent: Some(SnapshotId([4; 16])),
+        root: node_ref(1),
+        stats: Some(Top { levels: 1, node: node_ref(2) }),
+        entries: 9,
+        bytes: 10,
+        added: 11,
+        left_out: 1,
+        completeness: Completeness::Partial,
+        forgotten: None,
+    };
+    let made = Record::SnapshotMade {
+        snapshot: Box::new(snapshot),
+        containers: Vec::new(),
+        finished: Vec::new(),
+    };
+    vec![
+        made,
+        Record::Forgotten { ids: vec![id], at: 12 },
+        Record::ForgottenSeen { ids: vec![id], at: 13 },
+        Record::CountsDue { nodes: vec![node_ref(3).address] },
+    ]
+}
+
+fn with_snapshots() -> Tables {
+    let mut tables =
+        Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], TREES) };
+    // Good records change good tables.
+    let _ = tables.apply(1, of_snapshots());
+    tables
+}
+
+/// A node of a snapshot's tree.
+pub fn node(data: &[u8]) {
+    if let Some(node) = reach::noted(Node::decode(data)) {
+        let again = Node::decode(&node.encode());
+        assert!(again.is_ok_and(|again| again == node), "a node changes by being written");
+        node.named(&mut |_| {});
+    }
+}
+
+pub(crate) fn node_examples() -> Vec<Vec<u8>> {
+    let parts = vec![
+        Part::Run {
+            first: node_ref(1).address,
+            bytes: 700,
+            fingerprints: vec![Fingerprint([4; 16]), Fingerprint([5; 16])],
+        },
+        Part::Hole(9),
+        Part::Zeroes(1 << 40),
+    ];
+    let top = Top { levels: 2, node: node_ref(3) };
+    let entry = |name: &str, what: NodeWhat| NodeEntry {
+        name: name.into(),
+        what,
+        mode: 0o644,
+        uid: 1,
+        gid: 2,
+        seconds: 3,
+        nanoseconds: 4,
+        link: 5,
+        is_in_part: false,
+        attributes: Attributes::Inline(vec![(b"user.a".to_vec(), vec![1])]),
+    };
+    let root = Root {
+        directory: entry("", NodeWhat::Directory(Some(top))),
+        entries: 3,
+        bytes: 4,
+        left_out: 5,
+        list: (6, FileMap::Inline(parts.clone())),
+    };
+    let key = |key| IndexEntry { node: node_ref(6), key };
+    let nodes = [
+        Node::Directory(vec![
+            entry("a", NodeWhat::Directory(Some(top))),
+            entry("b", NodeWhat::File(5, FileMap::Inline(parts.clone()))),
+            entry("c", NodeWhat::File(5, FileMap::Pages(top))),
+            entry("d", NodeWhat::Symlink(b"x".to_vec())),
+            entry("e", NodeWhat::BlockDevice(7)),
+        ]),
+        Node::FileMap(parts),
+        Node::Stats(vec![Stat { pages: Some(top), ..Stat::default() }]),
+        Node::Index(1, vec![key(Key::Name(b"a".to_vec())), key(Key::Sum(7))]),
+        Node::Root(Box::new(root)),
+    ];
+    nodes.iter().map(Node::encode).collect()
+}
 
 fn files(prefix: &'static str) -> impl Iterator<Item = &'static Vec<u8>> {
     archives()
@@ -108,7 +219,7 @@ fn records_of(payload: &[u8]) {
         assert!(again.is_ok_and(|again| again == records), "records change by being written");
         // Applying any records gives tables or an error.
         let mut tables =
-            Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], false) };
+            Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], TREES) };
         let _ = reach::noted(tables.apply(1, records));
     }
 }
@@ -135,14 +246,15 @@ pub(crate) fn record_examples() -> Vec<Vec<u8>> {
             .concat(),
     );
     examples.push([&[23, 1, 0, 0, 0][..], &5u64.to_le_bytes(), &7u64.to_le_bytes()].concat());
+    examples.push(Record::encode_all(&of_snapshots()));
     examples
 }
 
-/// The tables of a snapshot, without and with late encoding.
+/// The tables of a snapshot: plain ones, with late encoding, with snapshots of directories.
 pub fn snapshot(data: &[u8]) {
-    for (spread, late) in [([1, 1, 0], false), ([6, 4, 2], true)] {
-        if let Some(tables) = reach::noted(Tables::decode(data, spread, late)) {
-            let again = Tables::decode(&tables.encode(), spread, late);
+    for (spread, kinds) in [([1, 1, 0], Kinds::default()), ([6, 4, 2], LATE), ([1, 1, 0], TREES)] {
+        if let Some(tables) = reach::noted(Tables::decode(data, spread, kinds)) {
+            let again = Tables::decode(&tables.encode(), spread, kinds);
             assert!(again.is_ok(), "tables that were read can't be written");
         }
     }
@@ -153,8 +265,9 @@ pub(crate) fn snapshot_examples() -> Vec<Vec<u8>> {
         .filter_map(|bytes| bytes.get(40..bytes.len().checked_sub(72)?))
         .map(<[u8]>::to_vec);
     bodies
-        .chain([Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([6, 4, 2], true) }
+        .chain([Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([6, 4, 2], LATE) }
             .encode()])
+        .chain([with_snapshots().encode()])
         .collect()
 }
 

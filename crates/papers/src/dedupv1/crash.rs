@@ -97,6 +97,7 @@ fn collect(files: &MemoryFiles) -> Result<()> {
     let options = Options {
         now: 10,
         keep_partial: 0,
+        trash: 0,
         wait: false,
         reserve_bytes: 64 << 10,
         encode_all: false,
@@ -119,7 +120,7 @@ fn is(archive: &Arc<Archive>, wanted: &Catalogue) -> Result<bool> {
         reader.read(&stored.recipe, Verify::Chunks, &mut |content| {
             match content {
                 Content::Bytes(part) => bytes.extend_from_slice(part),
-                Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
+                Content::Zeroes(n) | Content::Hole(n) => bytes.resize(bytes.len() + n as usize, 0),
             }
             Ok(())
         })?;

@@ -8,11 +8,17 @@ use std::{
 
 use onefold_archive::VOLUME_BLOCK_BYTES;
 
+use super::actors::snapshots::{Kept, Tree};
+
 /// Bytes of a block of a volume.
 pub(super) const BLOCK: usize = VOLUME_BLOCK_BYTES as usize;
 
-/// Streams, and volumes with their blocks.
-pub(super) type Known = (BTreeMap<String, Arc<Vec<u8>>>, Vec<(String, usize)>);
+/// Streams, volumes with their blocks, and snapshots, each with whether it is forgotten.
+pub(super) type Known =
+    (BTreeMap<String, Arc<Vec<u8>>>, Vec<(String, usize)>, Vec<([u8; 16], bool)>);
+
+/// Snapshots by id.
+pub(super) type Snapshots = BTreeMap<[u8; 16], Kept>;
 
 /// Volumes by name.
 pub(super) type Disks = BTreeMap<String, Disk>;
@@ -22,6 +28,9 @@ pub(super) type Disks = BTreeMap<String, Disk>;
 pub(super) enum Unsure {
     Put(String, Arc<Vec<u8>>),
     Remove(String),
+    Backup([u8; 16], Arc<Tree>),
+    /// The snapshot is forgotten, or in lists again.
+    Forget([u8; 16], bool),
     Rename(String, String),
     /// Its blocks afterwards.
     VolumeSize(String, usize),

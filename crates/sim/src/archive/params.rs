@@ -99,6 +99,10 @@ pub struct Params {
     pub crash_within: u64,
     /// The share of crashes that are kills, in percent.
     pub kills: u64,
+    /// There are snapshots of directories; drawn from a source of its own.
+    pub trees: bool,
+    /// Seconds that forgotten snapshots are kept.
+    pub trash: u64,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
     /// Late encoding.
@@ -115,6 +119,15 @@ impl Params {
     fn moved_max(seed: u64) -> u64 {
         let rng = &mut Rng::new(seed ^ 0x6d65_7267_6573_5f2e);
         if rng.percent(25) { MOVED_FEW } else { 2 << 20 }
+    }
+
+    /// One archive in three has snapshots; none of the kept seeds, which are older.
+    fn trees(seed: u64) -> (bool, u64) {
+        let rng = &mut Rng::new(seed ^ 0x7472_6565_735f_2e2e);
+        let kept = include_str!("../../seeds/archive.txt").lines();
+        let mut kept = kept.filter_map(|line| line.split('#').next()?.trim().parse().ok());
+        let trees = rng.percent(35) && !kept.any(|kept: u64| kept == seed);
+        (trees, [0, 5, 50][rng.below(3) as usize])
     }
 
     /// Parameters that are smaller in one respect each.
@@ -137,6 +150,9 @@ impl Params {
         if self.serves {
             all.push(with(&|params| params.serves = false));
         }
+        if self.trees {
+            all.push(with(&|params| params.trees = false));
+        }
         if self.collects {
             all.push(with(&|params| params.collects = false));
         }
@@ -149,6 +165,7 @@ impl Params {
         let rng = &mut Rng::new(seed ^ 0x6172_6368_6976_6500);
         let choose =
             |rng: &mut Rng, choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
+        let (trees, trash) = Params::trees(seed);
         let profile = [Profile::Crashes, Profile::Damage, Profile::FullDisk, Profile::StopFaults]
             [rng.weighted(&[12, 2, 2, 1])];
         let params = Params {
@@ -177,6 +194,8 @@ impl Params {
                 .unwrap_or(Medium::Good),
             bug: None,
             serves: rng.percent(40),
+            trees,
+            trash,
         };
         if profile == Profile::Crashes && rng.percent(35) {
             let spread = [(3, 3, 2), (4, 3, 2), (5, 5, 3), (6, 5, 3)][rng.below(4) as usize];

@@ -13,9 +13,12 @@ use onefold_core::{Error, Files, Kind};
 use onefold_testbed::{Reach, Rng, VirtualFiles, files::Mount};
 
 use super::{
-    actors::server::Serving,
+    actors::{
+        server::Serving,
+        snapshots::{Backing, Tree},
+    },
     checks::damage::LAYOUT,
-    model::{Disk, Unsure},
+    model::{Disk, Snapshots, Unsure},
     params::{Medium, Params, Profile},
 };
 use crate::checker::{Checker, Failure};
@@ -59,6 +62,7 @@ pub(super) struct Reading {
 #[derive(Default)]
 pub(super) struct Actors {
     pub(super) putting: Option<Box<Putting>>,
+    pub(super) backing: Option<Box<Backing>>,
     pub(super) serving: Option<Serving>,
     pub(super) readings: Vec<Reading>,
     pub(super) collection: Option<(Arc<Archive>, Box<Collection>)>,
@@ -74,6 +78,9 @@ pub(super) struct Sim {
     pub(super) streams: BTreeMap<String, Arc<Vec<u8>>>,
     /// The volumes of the model, and how many changes of them there were.
     pub(super) disks: BTreeMap<String, Disk>,
+    /// The snapshots of the model, and the tree of which the next one is made.
+    pub(super) kept: Snapshots,
+    pub(super) tree: Tree,
     pub(super) changes: u64,
     pub(super) unsure: Option<Unsure>,
     pub(super) now: u64,
@@ -94,6 +101,8 @@ pub(super) struct Sim {
     pub(super) gone: Option<Arc<Vec<u8>>>,
     /// For moves that leave the draws of all others as they are.
     pub(super) aside: Rng,
+    /// For snapshots, likewise.
+    pub(super) trees_rng: Rng,
     /// For what the medium does, likewise.
     pub(super) faults: Rng,
     /// A process was told that a sync failed.
@@ -109,6 +118,7 @@ impl Sim {
         let files = VirtualFiles::new(LAYOUT, rng.fork());
         let aside = Rng::new(params.seed ^ 0x6e6f_7465_645f_726f);
         let faults = Rng::new(params.seed ^ 0x6661_756c_745f_6d65);
+        let trees_rng = Rng::new(params.seed ^ 0x736e_6170_7368_6f74);
         let mut pool = Vec::new();
         for _ in 0..12 {
             let mut piece = vec![0; rng.within(1_000, 9_000) as usize];
@@ -125,6 +135,9 @@ impl Sim {
             actors: Actors::default(),
             streams: BTreeMap::new(),
             disks: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            tree: Tree::new(),
+            trees_rng,
             changes: 0,
             unsure: None,
             now: 1_000,
@@ -251,6 +264,7 @@ impl Sim {
     pub(super) fn run(&mut self) -> Result<(), Failure> {
         let mut format = Format::new([7; 16], [8; 32], [9; 16]);
         (format.chunking, format.compression) = (self.params.chunking, self.params.compression);
+        format.trees = self.params.trees;
         (format.segment_bytes, format.reserve_bytes, format.late) =
             (self.params.segment_bytes, 256 << 10, self.params.late);
         let created = match self.params.spread {
@@ -389,6 +403,9 @@ impl Sim {
     }
 
     pub(super) fn one_move(&mut self) -> Flow {
+        if self.params.trees && self.trees_rng.percent(40) {
+            return self.tree_move();
+        }
         let collects = u32::from(self.params.collects);
         let rots = if self.params.profile == Profile::Damage { 4 } else { 0 };
         let nodes = if self.params.spread.is_some() { 4 } else { 0 };
@@ -458,6 +475,9 @@ impl Sim {
             archive.delete_volume(&name).map_err(|e| self.judge("delete", &e))?;
             self.disks.remove(&name);
         }
+        if self.params.trees {
+            self.forget_all()?;
+        }
         for name in self.streams.keys().cloned().collect::<Vec<_>>() {
             let archive = self.admin()?;
             archive.remove(&name).map_err(|e| self.judge("remove", &e))?;
@@ -470,6 +490,7 @@ impl Sim {
             let options = Options {
                 now: self.now,
                 keep_partial: 0,
+                trash: 0,
                 wait: false,
                 reserve_bytes: 256 << 10,
                 encode_all: false,

@@ -20,6 +20,7 @@ use onefold_console::{
 #[derive(Debug, Serialize)]
 struct Found {
     streams: u64,
+    snapshots: u64,
     containers: u64,
     chunks: u64,
     /// Bytes of data read and verified; a check reads none.
@@ -28,6 +29,8 @@ struct Found {
     problems_found: u64,
     /// Streams that lost something.
     damaged_streams: Vec<String>,
+    /// Ids of snapshots of directories that lost something.
+    damaged_snapshots: Vec<String>,
     volumes: u64,
     /// Blocks of 128 KiB of volumes that are no zeroes.
     blocks: u64,
@@ -115,12 +118,14 @@ fn found(made: &Outcome) -> Found {
         |blocks: &Vec<u64>| blocks.iter().map(|block| block * VOLUME_BLOCK_BYTES).collect();
     Found {
         streams: report.streams,
+        snapshots: report.snapshots,
         containers: report.containers,
         chunks: report.chunks,
         bytes: report.bytes,
         problems: report.problems.clone(),
         problems_found: report.problems_found,
         damaged_streams: report.hit.iter().cloned().collect(),
+        damaged_snapshots: report.hit_snapshots.iter().cloned().collect(),
         volumes: report.volumes,
         blocks: report.blocks,
         damaged_volumes: report
@@ -147,6 +152,9 @@ fn tell(made: &Outcome, data: bool) {
         "{streams} with {chunks} in {}",
         counted(report.containers, "container")
     ));
+    if report.snapshots > 0 {
+        output::line(counted(report.snapshots, "snapshot"));
+    }
     if report.volumes > 0 {
         let volumes = counted(report.volumes, "volume");
         output::line(format_args!("{volumes} with {} of 128 KiB", counted(report.blocks, "block")));

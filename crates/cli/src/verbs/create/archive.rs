@@ -69,6 +69,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let format = Format {
         chunking: *chunking,
         compression: options.compress,
+        trees: true,
         late: options.placement.late(nodes.len(), *code)?,
         ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?)
     };

@@ -29,7 +29,7 @@ pub(crate) fn pass(
     reader.read(&stream.listing, Verify::Groups, &mut |content| {
         match content {
             Content::Bytes(bytes) => held.extend_from_slice(bytes),
-            Content::Zeroes(n) => {
+            Content::Zeroes(n) | Content::Hole(n) => {
                 let n = usize::try_from(n).ok().filter(|&n| n <= ENTRY_BYTES_MAX);
                 let n = n.ok_or_else(|| {
                     Error::new(Kind::Corrupt, "the listing of a tree can't be zeroes")

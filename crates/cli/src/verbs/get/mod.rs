@@ -1,7 +1,7 @@
 //! `onefold get`: a stream out of a store, to standard output, a file or a directory.
 
 pub(super) mod listing;
-mod space;
+pub(super) mod space;
 mod tree;
 
 use std::{
@@ -157,7 +157,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
 }
 
-fn left_out(counts: &LeftOut) -> serde_json::Value {
+pub(super) fn left_out(counts: &LeftOut) -> serde_json::Value {
     json!({
         "owners": counts.owners,
         "special_bits": counts.special_bits,
@@ -168,7 +168,7 @@ fn left_out(counts: &LeftOut) -> serde_json::Value {
 }
 
 /// Says in one line what was not restored.
-fn tell(counts: &LeftOut) {
+pub(super) fn tell(counts: &LeftOut) {
     let all = [
         (counts.owners, "owners"),
         (counts.special_bits, "set-id or sticky bits"),
@@ -204,7 +204,7 @@ fn to_output(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()>
     let mut read = reader.read(&stream.recipe, verify, &mut |content| {
         match content {
             Content::Bytes(bytes) => held.extend_from_slice(bytes),
-            Content::Zeroes(mut n) => {
+            Content::Zeroes(mut n) | Content::Hole(mut n) => {
                 write(&held)?;
                 held.clear();
                 while n > 0 {
@@ -238,7 +238,7 @@ fn to_file(reader: &mut Reader, stream: &Stream, path: &Path, verify: Verify) ->
                 write_part(new.file(), at, bytes)?;
                 at += bytes.len() as u64;
             }
-            Content::Zeroes(n) => at += n,
+            Content::Zeroes(n) | Content::Hole(n) => at += n,
         }
         bar.set(at, stream.bytes);
         Ok(())

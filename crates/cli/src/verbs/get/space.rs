@@ -7,7 +7,7 @@ use onefold_console::size::Size;
 use onefold_core::{Error, Kind, Result};
 
 /// Refuses what can't fit where it shall go.
-pub(super) fn fits(path: &Path, bytes: u64, files: u64) -> Result<()> {
+pub(in crate::verbs) fn fits(path: &Path, bytes: u64, files: u64) -> Result<()> {
     let room = room(path)?;
     let full = |what: String| Err(Error::new(Kind::NoSpace, format!("{}: {what}", path.display())));
     if bytes > room.bytes {

@@ -89,11 +89,11 @@ fn fill(
         reader.read(&stream.recipe, verify, &mut |content| {
             match content {
                 Content::Bytes(bytes) => filling.bytes(bytes)?,
-                Content::Zeroes(n) => filling.zeroes(n)?,
+                Content::Zeroes(n) | Content::Hole(n) => filling.zeroes(n)?,
             }
             done += match content {
                 Content::Bytes(bytes) => bytes.len() as u64,
-                Content::Zeroes(n) => n,
+                Content::Zeroes(n) | Content::Hole(n) => n,
             };
             bar.set(done, stream.bytes);
             Ok(())

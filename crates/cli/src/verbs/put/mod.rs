@@ -1,7 +1,6 @@
 //! `onefold put`: a stream, a file or a directory into an archive; a stream or a file into a store
 //! of the cluster engine.
 
-mod exclude;
 mod source;
 
 use std::{
@@ -20,12 +19,9 @@ use onefold_archive::{
 use onefold_core::{Kind, Result};
 use serde::{Deserialize, Serialize};
 
-use self::{
-    exclude::Exclude,
-    source::{Source, Tree},
-};
+use self::source::{Source, Tree};
 
-use super::{Found, VOLUMES_ONLY, cluster, refused};
+use super::{Found, VOLUMES_ONLY, cluster, exclude::Exclude, refused};
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
     control::{self, Client},

@@ -23,7 +23,7 @@ use onefold_core::{
     tree::{Entry, IN_PART, What},
 };
 
-use super::exclude::Exclude;
+use crate::verbs::exclude::Exclude;
 use onefold::parts::control::stream::Intake;
 
 /// Longest path below the root, in bytes: four times what a system call takes. Whoever nests long

@@ -16,6 +16,7 @@ impl Sim {
                 let options = Options {
                     now: self.now,
                     keep_partial: self.params.keep_partial,
+                    trash: self.params.trash,
                     wait: false,
                     reserve_bytes: 256 << 10,
                     encode_all: self.params.late.is_some() && self.rng.percent(20),
@@ -31,6 +32,7 @@ impl Sim {
             return Ok(());
         }
         let before = collection.done.encoded;
+        collection.tick(self.now);
         let stepped = collection.step();
         if collection.done.encoded > before {
             self.reach.hit("containers settled");
@@ -74,6 +76,7 @@ impl Sim {
             let options = Options {
                 now: self.now,
                 keep_partial: 0,
+                trash: self.params.trash,
                 wait: false,
                 reserve_bytes: 256 << 10,
                 encode_all: true,

@@ -5,4 +5,5 @@ mod names;
 mod nodes;
 pub(super) mod repair;
 pub(super) mod server;
+pub(crate) mod snapshots;
 mod streams;

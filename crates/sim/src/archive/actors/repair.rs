@@ -177,7 +177,7 @@ fn read(archive: &Arc<Archive>, name: &str) -> Result<Vec<u8>, Error> {
     reader.read(&stream.recipe, Verify::Chunks, &mut |part| {
         match part {
             Content::Bytes(part) => bytes.extend_from_slice(part),
-            Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
+            Content::Zeroes(n) | Content::Hole(n) => bytes.resize(bytes.len() + n as usize, 0),
         }
         Ok(())
     })?;

@@ -64,7 +64,7 @@ impl Sim {
     fn serve(&mut self) -> Flow {
         let archive = self.open(true)?;
         let ingest = match Ingest::begin(&archive, false, true) {
-            Err(error) if error.kind() == Kind::Busy && self.actors.putting.is_some() => {
+            Err(error) if error.kind() == Kind::Busy && self.is_putting() => {
                 self.reach.hit("a server waits for a put");
                 return Ok(());
             }
@@ -465,6 +465,9 @@ impl Sim {
 
     fn end_server(&mut self) -> Flow {
         // Streams are of the same process.
+        if self.actors.backing.as_ref().is_some_and(|backing| backing.served) {
+            self.actors.backing = None;
+        }
         if self.actors.putting.as_ref().is_some_and(|putting| putting.served) {
             self.actors.putting = None;
         }

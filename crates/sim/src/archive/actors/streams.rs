@@ -126,6 +126,10 @@ impl Sim {
             }
         };
         let session = match session {
+            Err(error) if error.kind() == Kind::Busy && self.actors.backing.is_some() => {
+                self.reach.hit("a put waits for a backup");
+                return Ok(());
+            }
             Err(error) => return Err(self.judge("begin", &error)),
             Ok(session) => session,
         };
@@ -292,7 +296,7 @@ fn read(reader: &mut Reader, name: &str) -> (Vec<u8>, Result<(), Error>) {
         reader.read(&stream.recipe, Verify::Groups, &mut |part| {
             match part {
                 Content::Bytes(part) => bytes.extend_from_slice(part),
-                Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
+                Content::Zeroes(n) | Content::Hole(n) => bytes.resize(bytes.len() + n as usize, 0),
             }
             Ok(())
         })

@@ -3,10 +3,11 @@
 pub(super) mod damage;
 mod places;
 
-use onefold_archive::{Content, Reader, Verify, check};
+use onefold_archive::{Content, Reader, SnapshotId, Verify, check};
 use onefold_core::Kind;
 
 use super::{
+    actors::snapshots::Kept,
     model::{Disk, Known, Unsure},
     run::{Flow, Sim},
 };
@@ -34,6 +35,7 @@ impl Sim {
         (
             self.streams.clone(),
             self.disks.iter().map(|(name, disk)| (name.clone(), disk.cells.len())).collect(),
+            self.kept.iter().map(|(&id, kept)| (id, kept.forgotten.is_some())).collect(),
         )
     }
 
@@ -58,6 +60,7 @@ impl Sim {
             self.compare(&mut reader, &name, &content)?;
         }
         self.look_at_volumes(&archive)?;
+        self.look_at_snapshots(&archive)?;
         places::look_at_places(&archive.tables(), self.params.late.is_some())?;
         if !self.damaged {
             self.restore_recorded(&archive)?;
@@ -88,7 +91,9 @@ impl Sim {
                         let read = reader.read(&stream.recipe, Verify::Groups, &mut |part| {
                             match part {
                                 Content::Bytes(part) => bytes.extend_from_slice(part),
-                                Content::Zeroes(n) => bytes.resize(bytes.len() + n as usize, 0),
+                                Content::Zeroes(n) | Content::Hole(n) => {
+                                    bytes.resize(bytes.len() + n as usize, 0)
+                                }
                             }
                             Ok(())
                         });
@@ -112,6 +117,18 @@ impl Sim {
                 if is_new {
                     self.reach.hit("a put was there without its acknowledgement");
                     self.streams.insert(name.clone(), content.clone());
+                }
+            }
+            Unsure::Backup(id, tree) => {
+                if tables.snapshot(SnapshotId(*id)).is_ok() {
+                    self.reach.hit("a backup was there without its acknowledgement");
+                    self.kept.insert(*id, Kept { tree: tree.clone(), forgotten: None });
+                }
+            }
+            Unsure::Forget(id, is) => {
+                let now = tables.snapshot(SnapshotId(*id));
+                if now.is_ok_and(|(_, snapshot)| snapshot.forgotten.is_some() == *is) {
+                    self.forgotten(*id, *is);
                 }
             }
             Unsure::Remove(name) => {

@@ -18,7 +18,7 @@ use onefold_console::failure::Failure;
 use onefold_core::Error;
 
 /// The patterns of paths that are left out of a tree.
-pub(super) struct Exclude {
+pub(crate) struct Exclude {
     /// The tree's root from the root of the system, without the first `/`.
     root: PathBuf,
     all: GlobSet,
@@ -28,7 +28,7 @@ pub(super) struct Exclude {
 impl Exclude {
     /// Patterns of the command line, and those of files: one a line, without empty lines and those
     /// that begin with `#`.
-    pub(super) fn new(
+    pub(crate) fn new(
         root: &Path,
         patterns: &[String],
         files: &[PathBuf],
@@ -59,7 +59,7 @@ impl Exclude {
     }
 
     /// True when what is at a path below the root is left out.
-    pub(super) fn takes(&self, path: &[u8], is_directory: bool) -> bool {
+    pub(crate) fn takes(&self, path: &[u8], is_directory: bool) -> bool {
         if self.all.is_empty() && self.directories.is_empty() {
             return false;
         }

@@ -1,5 +1,7 @@
 //! Is all there, and whole? `check` looks at metadata, `scrub` at all data. Nothing here writes.
 
+mod trees;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -18,6 +20,7 @@ use crate::{
     operations_log::Archive,
     stream::Reader,
     tables::{Container, Tables, Volume},
+    tree::TreeReader,
     volume::{Mapped, chunks_of},
 };
 
@@ -41,6 +44,10 @@ pub struct Report {
     pub problems_found: u64,
     /// Streams that lost something.
     pub hit: BTreeSet<String>,
+    /// Snapshots looked at.
+    pub snapshots: u64,
+    /// The ids of those that lost something.
+    pub hit_snapshots: BTreeSet<String>,
     /// Volumes looked at.
     pub volumes: u64,
     /// Their blocks that are no zeroes.
@@ -81,6 +88,7 @@ pub fn check(archive: &Arc<Archive>, data: bool, progress: &mut Progress<'_>) ->
     let mut checking = Checking::new(archive)?;
     checking.found.containers(None, data, progress)?;
     checking.streams(None, progress)?;
+    checking.snapshots(progress)?;
     checking.volumes(None, progress)?;
     Ok(checking.found.report)
 }
@@ -147,6 +155,7 @@ struct Found {
 /// Looks at containers first, then at the streams and volumes that name their chunks.
 struct Checking {
     reader: Reader,
+    trees: TreeReader,
     chunks: ChunkReader,
     found: Found,
 }
@@ -165,7 +174,8 @@ impl Checking {
             ),
             report: Report::default(),
         };
-        Ok(Checking { reader, chunks: ChunkReader::default(), found })
+        let trees = TreeReader::new(archive)?;
+        Ok(Checking { reader, trees, chunks: ChunkReader::default(), found })
     }
 
     /// The containers that a stream and a volume need. Recipes that can't be read now are found
@@ -175,7 +185,7 @@ impl Checking {
         stream: Option<&Stream>,
         volume: Option<&Volume>,
     ) -> Result<BTreeSet<ContainerId>> {
-        let Checking { reader, chunks, found: Found { tables, container_reader, .. } } = self;
+        let Checking { reader, chunks, found: Found { tables, container_reader, .. }, .. } = self;
         let mut needed = BTreeSet::new();
         let mut need =
             |id: ContainerId| needed.extend(tables.places(id).map(|container| container.stored.id));

@@ -1,0 +1,201 @@
+//! Snapshots of directories in the catalogue.
+
+use std::fmt;
+
+use onefold_core::Result;
+
+use super::{
+    bytes::{Reader, Writer, corrupt},
+    node::{NodeRef, Top},
+    record::Pieces,
+};
+
+/// Bytes of a text of a snapshot at most.
+pub(crate) const TEXT_MAX: usize = 4096;
+
+/// Paths and tags of a snapshot at most.
+pub(crate) const TEXTS_MAX: usize = 1024;
+
+/// The id of a snapshot, drawn by chance.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct SnapshotId(pub [u8; 16]);
+
+impl fmt::Display for SnapshotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for SnapshotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SnapshotId({self})")
+    }
+}
+
+/// How much of what it should have a snapshot has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Completeness {
+    /// All of it.
+    Whole,
+    /// Something could not be read, and was left out.
+    Partial,
+    /// It has less than half of the files or bytes of the last whole one of its set.
+    Shrunk,
+}
+
+/// A snapshot in the catalogue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its id.
+    pub id: SnapshotId,
+    /// The set that it belongs to: snapshots of the same directories, one after the other.
+    pub set: String,
+    /// The name of the host.
+    pub host: String,
+    /// The id of the machine; zero for none.
+    pub machine: [u8; 16],
+    /// The directories and files that were asked for.
+    pub paths: Vec<Vec<u8>>,
+    /// Words by which it is found.
+    pub tags: Vec<String>,
+    /// When it began, in seconds since 1970.
+    pub began: u64,
+    /// When it was committed, by the clock of the process that appended it.
+    pub ended: u64,
+    /// The snapshot from which unchanged pages and files were taken over.
+    pub parent: Option<SnapshotId>,
+    /// Its root.
+    pub root: NodeRef,
+    /// The stat pages of the root directory.
+    pub stats: Option<Top>,
+    /// Entries of all directories.
+    pub entries: u64,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Bytes of containers that it added to the archive.
+    pub added: u64,
+    /// How much could not be read and was left out.
+    pub left_out: u64,
+    /// How much it has.
+    pub completeness: Completeness,
+    /// It was forgotten: when, by the clock of the process that forgot it, and when a collection
+    /// saw that first.
+    pub forgotten: Option<(u64, Option<u64>)>,
+}
+
+impl Snapshot {
+    /// The nodes that it names, as a recipe of one piece each.
+    pub(crate) fn roots(&self) -> Vec<Pieces> {
+        let piece = |node: &NodeRef| Pieces {
+            container: node.address.container,
+            first: node.address.slot,
+            count: 1,
+        };
+        [piece(&self.root)].into_iter().chain(self.stats.map(|top| piece(&top.node))).collect()
+    }
+
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        w.raw(&self.id.0).bytes(self.set.as_bytes()).bytes(self.host.as_bytes());
+        w.raw(&self.machine).u32(self.paths.len() as u32);
+        self.paths.iter().for_each(|path| {
+            w.bytes(path);
+        });
+        w.u32(self.tags.len() as u32);
+        self.tags.iter().for_each(|tag| {
+            w.bytes(tag.as_bytes());
+        });
+        w.u64(self.began).u64(self.ended);
+        w.u8(u8::from(self.parent.is_some())).raw(&self.parent.unwrap_or_default().0);
+        self.root.encode(w);
+        match &self.stats {
+            Some(top) => top.node.encode(w.u8(1).u8(top.levels)),
+            None => {
+                w.u8(0);
+            }
+        }
+        w.u64(self.entries).u64(self.bytes).u64(self.added).u64(self.left_out);
+        w.u8(match self.completeness {
+            Completeness::Whole => 0,
+            Completeness::Partial => 1,
+            Completeness::Shrunk => 2,
+        });
+        match self.forgotten {
+            None => w.u8(0),
+            Some((at, None)) => w.u8(1).u64(at),
+            Some((at, Some(seen))) => w.u8(2).u64(at).u64(seen),
+        };
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Snapshot> {
+        let id = SnapshotId(r.array()?);
+        let (set, host, machine) = (text(r)?, text(r)?, r.array()?);
+        let count = texts(r)?;
+        let paths = (0..count)
+            .map(|_| {
+                let path = r.bytes()?;
+                if path.len() > 4 * TEXT_MAX {
+                    return Err(corrupt("a path of a snapshot can't be so long"));
+                }
+                Ok(path.to_vec())
+            })
+            .collect::<Result<_>>()?;
+        let count = texts(r)?;
+        let tags = (0..count).map(|_| text(r)).collect::<Result<_>>()?;
+        let (began, ended) = (r.u64()?, r.u64()?);
+        let (has_parent, parent) = (r.u8()?, SnapshotId(r.array()?));
+        let root = NodeRef::decode(r)?;
+        let stats = match r.u8()? {
+            0 => None,
+            1 => Some(Top { levels: r.u8()?, node: NodeRef::decode(r)? }),
+            _ => return Err(corrupt("a snapshot has stat pages of an unknown form")),
+        };
+        let (entries, bytes, added, left_out) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
+        let completeness = match r.u8()? {
+            0 => Completeness::Whole,
+            1 => Completeness::Partial,
+            2 => Completeness::Shrunk,
+            _ => return Err(corrupt("a snapshot has a state that this version does not know")),
+        };
+        let forgotten = match r.u8()? {
+            0 => None,
+            1 => Some((r.u64()?, None)),
+            2 => Some((r.u64()?, Some(r.u64()?))),
+            _ => return Err(corrupt("a snapshot was forgotten in an unknown form")),
+        };
+        Ok(Snapshot {
+            id,
+            set,
+            host,
+            machine,
+            paths,
+            tags,
+            began,
+            ended,
+            parent: (has_parent == 1).then_some(parent),
+            root,
+            stats,
+            entries,
+            bytes,
+            added,
+            left_out,
+            completeness,
+            forgotten,
+        })
+    }
+}
+
+fn texts(r: &mut Reader<'_>) -> Result<usize> {
+    let count = r.count(4, 64)?;
+    if count > TEXTS_MAX {
+        return Err(corrupt("a snapshot can't have so many paths or tags"));
+    }
+    Ok(count)
+}
+
+fn text(r: &mut Reader<'_>) -> Result<String> {
+    let text = r.text()?;
+    if text.len() > TEXT_MAX || text.chars().any(char::is_control) {
+        return Err(corrupt("a snapshot has a text that can't be true"));
+    }
+    Ok(text)
+}

@@ -1,0 +1,689 @@
+//! Nodes: the pages that a snapshot's tree is made of. Each is a piece in a container of recipes,
+//! and names its children by address and fingerprint.
+//!
+//! | node | what |
+//! |---|---|
+//! | directory page | entries of one directory, in the order of their names |
+//! | file map page | the chunks, zeroes and holes of one file, in their order |
+//! | stat page | inode numbers and change times of the entries of one directory, in their order |
+//! | index page | pages below it, or index pages, each with what comes first in it |
+//! | root | the root directory, and totals |
+
+use onefold_core::{Fingerprint, Result};
+
+use super::{
+    bytes::{Reader, Writer, corrupt},
+    recipe::{Part, encode as encode_part, next_part},
+};
+use crate::format::{Address, ContainerId};
+
+/// Bytes of a node at most.
+pub(crate) const NODE_BYTES: usize = 64 << 10;
+
+/// Levels of index pages at most: each has at least two children.
+pub(crate) const INDEX_LEVELS_MAX: u8 = 40;
+
+/// Bytes of an entry's attributes that stand in the directory page; more are content of their own.
+pub const ATTRIBUTES_INLINE: usize = 1 << 10;
+
+/// Chunks of a file that stand in the directory page at most.
+pub(crate) const INLINE_CHUNKS: usize = 16;
+
+/// Chunks, runs of zeroes and holes of a file that stand in the directory page at most.
+pub(crate) const INLINE_PARTS: usize = 48;
+
+/// Bytes of a name.
+const NAME_MAX: usize = 255;
+
+/// Bytes of the target of a symbolic link.
+const TARGET_MAX: usize = 16 << 10;
+
+const DIRECTORY: u8 = 1;
+const FILE_MAP: u8 = 2;
+const STATS: u8 = 3;
+const INDEX: u8 = 4;
+const ROOT: u8 = 5;
+
+/// Where a node lies, and what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NodeRef {
+    /// Its address.
+    pub address: Address,
+    /// Its fingerprint.
+    pub fingerprint: Fingerprint,
+}
+
+impl NodeRef {
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        w.raw(&self.address.container.0.to_le_bytes()[..5])
+            .u16(self.address.slot)
+            .raw(&self.fingerprint.0);
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<NodeRef> {
+        let mut number = [0; 8];
+        number[..5].copy_from_slice(r.take(5)?);
+        let container = ContainerId(u64::from_le_bytes(number));
+        let address = Address { container, slot: r.u16()? };
+        Ok(NodeRef { address, fingerprint: Fingerprint(r.array()?) })
+    }
+}
+
+/// The top of pages of one kind: a page, or index pages above many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Top {
+    /// Levels of index pages; 0 when the node is a page itself.
+    pub levels: u8,
+    /// The node.
+    pub node: NodeRef,
+}
+
+impl Top {
+    fn encode(&self, w: &mut Writer) {
+        self.node.encode(w.u8(self.levels));
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Top> {
+        let levels = r.u8()?;
+        if levels > INDEX_LEVELS_MAX {
+            return Err(corrupt("a tree of index pages can't be so deep"));
+        }
+        Ok(Top { levels, node: NodeRef::decode(r)? })
+    }
+}
+
+/// The content of a file: what it has one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileMap {
+    /// Few parts, which stand where the map stands.
+    Inline(Vec<Part>),
+    /// Pages of them.
+    Pages(Top),
+}
+
+impl Default for FileMap {
+    fn default() -> FileMap {
+        FileMap::Inline(Vec::new())
+    }
+}
+
+impl FileMap {
+    fn encode(&self, w: &mut Writer) {
+        match self {
+            FileMap::Inline(parts) => {
+                let mut inline = Writer::default();
+                parts.iter().for_each(|part| encode_part(part, &mut inline));
+                w.u8(1).u16(inline.0.len() as u16).raw(&inline.0);
+            }
+            FileMap::Pages(top) => top.encode(w.u8(2)),
+        }
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<FileMap> {
+        match r.u8()? {
+            1 => {
+                let bytes = usize::from(r.u16()?);
+                Ok(FileMap::Inline(file_parts(r.take(bytes)?)?))
+            }
+            2 => Ok(FileMap::Pages(Top::decode(r)?)),
+            _ => Err(corrupt("a file has content of an unknown form")),
+        }
+    }
+}
+
+/// Extended attributes of an entry: encoded names and values, where they stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attributes {
+    /// Names and values.
+    Inline(Vec<(Vec<u8>, Vec<u8>)>),
+    /// Many: so many bytes, which are stored as those of a file are.
+    Stored(u64, FileMap),
+}
+
+impl Default for Attributes {
+    fn default() -> Attributes {
+        Attributes::Inline(Vec::new())
+    }
+}
+
+/// Something in a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeEntry {
+    /// Its name: no empty one, no `.` or `..`, no slash and no zero byte. The root has none.
+    pub name: Vec<u8>,
+    /// The kind of the entry.
+    pub what: NodeWhat,
+    /// Permission bits, with set-id and sticky bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Time of the last change of its content, in seconds since 1970.
+    pub seconds: i64,
+    /// And nanoseconds.
+    pub nanoseconds: u32,
+    /// The number of the file of which this is one of several names; 0 for none.
+    pub link: u64,
+    /// Something of it was left out: bytes of a file that could not be read, or entries of a
+    /// directory, unreadable ones and those that were excluded.
+    pub is_in_part: bool,
+    /// Its extended attributes.
+    pub attributes: Attributes,
+}
+
+/// Kinds of entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeWhat {
+    /// A directory, and the pages of its entries; `None` when it is empty.
+    Directory(Option<Top>),
+    /// A file: its length, and its content.
+    File(u64, FileMap),
+    /// A symbolic link, and its target.
+    Symlink(Vec<u8>),
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character device.
+    CharacterDevice(u64),
+    /// A block device.
+    BlockDevice(u64),
+}
+
+/// What tells that a file did not change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Stat {
+    /// The inode number.
+    pub inode: u64,
+    /// Time of the last change of the file or of what is told of it, in seconds since 1970.
+    pub changed_seconds: i64,
+    /// And nanoseconds.
+    pub changed_nanoseconds: u32,
+    /// False when the time may not have moved with the last change: it was too fresh when the file
+    /// was read.
+    pub is_settled: bool,
+    /// Of a directory: the stat pages of its entries.
+    pub pages: Option<Top>,
+}
+
+/// A page below an index page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexEntry {
+    /// The page.
+    pub node: NodeRef,
+    /// Of directory pages the first name; of others the sum of what is in it: bytes of a file,
+    /// entries of a stat page.
+    pub key: Key,
+}
+
+/// See [`IndexEntry`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// The first name.
+    Name(Vec<u8>),
+    /// How much.
+    Sum(u64),
+}
+
+/// The root of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root {
+    /// The root directory; its name is empty.
+    pub directory: NodeEntry,
+    /// Entries in all directories, the root too.
+    pub entries: u64,
+    /// Bytes of all files; one with several names counts once for each.
+    pub bytes: u64,
+    /// How much was left out since it could not be read.
+    pub left_out: u64,
+    /// Bytes of the list of what was left out, and where it is stored: a line each.
+    pub list: (u64, FileMap),
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Node {
+    /// Entries of one directory, in strictly ascending order of their names.
+    Directory(Vec<NodeEntry>),
+    /// Content of one file.
+    FileMap(Vec<Part>),
+    /// Entries of one directory, in the order of their names.
+    Stats(Vec<Stat>),
+    /// Pages below, and on which level it is: 1 above pages.
+    Index(u8, Vec<IndexEntry>),
+    /// The root.
+    Root(Box<Root>),
+}
+
+/// What a node names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named<'a> {
+    /// A node.
+    Node(NodeRef),
+    /// Chunks of one container, slot after slot, by their fingerprints.
+    Chunks(Address, &'a [Fingerprint]),
+}
+
+impl Node {
+    /// The bytes; [`NODE_BYTES`] at most when the caller cut pages so.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        match self {
+            Node::Directory(entries) => {
+                w.u8(DIRECTORY);
+                entries.iter().for_each(|entry| entry.encode(&mut w));
+            }
+            Node::FileMap(parts) => {
+                w.u8(FILE_MAP);
+                parts.iter().for_each(|part| encode_part(part, &mut w));
+            }
+            Node::Stats(stats) => {
+                w.u8(STATS);
+                stats.iter().for_each(|stat| stat.encode(&mut w));
+            }
+            Node::Index(level, entries) => {
+                w.u8(INDEX).u8(*level);
+                entries.iter().for_each(|entry| entry.encode(&mut w));
+            }
+            Node::Root(root) => {
+                w.u8(ROOT);
+                root.directory.encode(&mut w);
+                w.u64(root.entries).u64(root.bytes).u64(root.left_out).u64(root.list.0);
+                root.list.1.encode(&mut w);
+            }
+        }
+        w.0
+    }
+
+    /// Reads a node, whoever wrote it.
+    ///
+    /// # Errors
+    /// `Corrupt`.
+    pub fn decode(bytes: &[u8]) -> Result<Node> {
+        if bytes.len() > NODE_BYTES {
+            return Err(corrupt("a node can't be so long"));
+        }
+        let r = &mut Reader(bytes, None);
+        Ok(match r.u8()? {
+            DIRECTORY => {
+                let mut entries: Vec<NodeEntry> = Vec::new();
+                while !r.0.is_empty() {
+                    let entry = NodeEntry::decode(r)?;
+                    if !is_name(&entry.name)
+                        || entries.last().is_some_and(|last| last.name >= entry.name)
+                    {
+                        return Err(corrupt("a directory has names that can't be true"));
+                    }
+                    entries.push(entry);
+                }
+                Node::Directory(entries)
+            }
+            FILE_MAP => Node::FileMap(file_parts(std::mem::take(&mut r.0))?),
+            STATS => {
+                let mut stats = Vec::new();
+                while !r.0.is_empty() {
+                    stats.push(Stat::decode(r)?);
+                }
+                Node::Stats(stats)
+            }
+            INDEX => {
+                let level = r.u8()?;
+                if level == 0 || level > INDEX_LEVELS_MAX {
+                    return Err(corrupt("an index page has a level that can't be true"));
+                }
+                let mut entries = Vec::new();
+                while !r.0.is_empty() {
+                    entries.push(IndexEntry::decode(r)?);
+                }
+                Node::Index(level, entries)
+            }
+            ROOT => {
+                let directory = NodeEntry::decode(r)?;
+                if !directory.name.is_empty() || !matches!(directory.what, NodeWhat::Directory(_)) {
+                    return Err(corrupt("the root of a snapshot is no directory"));
+                }
+                let (entries, bytes, left_out) = (r.u64()?, r.u64()?, r.u64()?);
+                let list = (r.u64()?, FileMap::decode(r)?);
+                r.end()?;
+                Node::Root(Box::new(Root { directory, entries, bytes, left_out, list }))
+            }
+            other => return Err(corrupt(format!("a node of unknown kind {other}"))),
+        })
+    }
+
+    /// Tells of all that it names, in order.
+    pub fn named<'a>(&'a self, each: &mut dyn FnMut(Named<'a>)) {
+        match self {
+            Node::Directory(entries) => entries.iter().for_each(|entry| entry.named(each)),
+            Node::FileMap(parts) => chunks(parts, each),
+            Node::Stats(stats) => {
+                stats.iter().filter_map(|stat| stat.pages).for_each(|top| each(top.into()));
+            }
+            Node::Index(_, entries) => {
+                entries.iter().for_each(|entry| each(Named::Node(entry.node)));
+            }
+            Node::Root(root) => {
+                root.directory.named(each);
+                map(&root.list.1, each);
+            }
+        }
+    }
+}
+
+impl From<Top> for Named<'_> {
+    fn from(top: Top) -> Self {
+        Named::Node(top.node)
+    }
+}
+
+fn chunks<'a>(parts: &'a [Part], each: &mut dyn FnMut(Named<'a>)) {
+    for part in parts {
+        if let Part::Run { first, fingerprints, .. } = part {
+            each(Named::Chunks(*first, fingerprints));
+        }
+    }
+}
+
+fn map<'a>(map: &'a FileMap, each: &mut dyn FnMut(Named<'a>)) {
+    match map {
+        FileMap::Inline(parts) => chunks(parts, each),
+        FileMap::Pages(top) => each((*top).into()),
+    }
+}
+
+impl NodeEntry {
+    fn named<'a>(&'a self, each: &mut dyn FnMut(Named<'a>)) {
+        if let Attributes::Stored(_, stored) = &self.attributes {
+            map(stored, each);
+        }
+        match &self.what {
+            NodeWhat::Directory(Some(top)) => each((*top).into()),
+            NodeWhat::File(_, content) => map(content, each),
+            _ => {}
+        }
+    }
+
+    /// Appends the bytes.
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        w.u16(self.name.len() as u16).raw(&self.name);
+        w.u8(self.what.code()).u8(u8::from(self.is_in_part));
+        w.u32(self.mode)
+            .u32(self.uid)
+            .u32(self.gid)
+            .u64(self.seconds as u64)
+            .u32(self.nanoseconds)
+            .u64(self.link);
+        match &self.attributes {
+            Attributes::Inline(all) => {
+                w.u8(1).u16(all.len() as u16);
+                for (name, value) in all {
+                    w.u16(name.len() as u16).raw(name).u16(value.len() as u16).raw(value);
+                }
+            }
+            Attributes::Stored(bytes, content) => content.encode(w.u8(2).u64(*bytes)),
+        }
+        match &self.what {
+            NodeWhat::Directory(top) => match top {
+                Some(top) => top.encode(w.u8(1)),
+                None => {
+                    w.u8(0);
+                }
+            },
+            NodeWhat::File(bytes, content) => content.encode(w.u64(*bytes)),
+            NodeWhat::Symlink(target) => {
+                w.bytes(target);
+            }
+            NodeWhat::Fifo | NodeWhat::Socket => {}
+            NodeWhat::CharacterDevice(device) | NodeWhat::BlockDevice(device) => {
+                w.u64(*device);
+            }
+        }
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<NodeEntry> {
+        let length = usize::from(r.u16()?);
+        let name = r.take(length)?.to_vec();
+        let (code, flags) = (r.u8()?, r.u8()?);
+        let (mode, uid, gid) = (r.u32()?, r.u32()?, r.u32()?);
+        let (seconds, nanoseconds, link) = (r.u64()? as i64, r.u32()?, r.u64()?);
+        if flags > 1 || mode > 0o7777 || nanoseconds >= 1_000_000_000 {
+            return Err(corrupt("an entry of a directory has marks that can't be true"));
+        }
+        let attributes = match r.u8()? {
+            1 => {
+                let count = r.u16()?;
+                let mut all = Vec::new();
+                for _ in 0..count {
+                    let length = usize::from(r.u16()?);
+                    let name = r.take(length)?.to_vec();
+                    let length = usize::from(r.u16()?);
+                    all.push((name, r.take(length)?.to_vec()));
+                }
+                Attributes::Inline(all)
+            }
+            2 => Attributes::Stored(r.u64()?, FileMap::decode(r)?),
+            _ => return Err(corrupt("an entry has attributes of an unknown form")),
+        };
+        let what = match code {
+            1 => NodeWhat::Directory(match r.u8()? {
+                0 => None,
+                1 => Some(Top::decode(r)?),
+                _ => return Err(corrupt("a directory has pages of an unknown form")),
+            }),
+            2 => NodeWhat::File(r.u64()?, FileMap::decode(r)?),
+            3 => {
+                let target = r.bytes()?;
+                if target.is_empty() || target.len() > TARGET_MAX || target.contains(&0) {
+                    return Err(corrupt("a symbolic link has a target that can't be true"));
+                }
+                NodeWhat::Symlink(target.to_vec())
+            }
+            5 => NodeWhat::Fifo,
+            6 => NodeWhat::Socket,
+            7 => NodeWhat::CharacterDevice(r.u64()?),
+            8 => NodeWhat::BlockDevice(r.u64()?),
+            other => return Err(corrupt(format!("an entry of unknown kind {other}"))),
+        };
+        let is_in_part = flags == 1;
+        Ok(NodeEntry {
+            name,
+            what,
+            mode,
+            uid,
+            gid,
+            seconds,
+            nanoseconds,
+            link,
+            is_in_part,
+            attributes,
+        })
+    }
+}
+
+impl NodeWhat {
+    fn code(&self) -> u8 {
+        match self {
+            NodeWhat::Directory(_) => 1,
+            NodeWhat::File(..) => 2,
+            NodeWhat::Symlink(_) => 3,
+            NodeWhat::Fifo => 5,
+            NodeWhat::Socket => 6,
+            NodeWhat::CharacterDevice(_) => 7,
+            NodeWhat::BlockDevice(_) => 8,
+        }
+    }
+}
+
+impl Stat {
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        w.u8(u8::from(self.is_settled) | u8::from(self.pages.is_some()) << 1)
+            .u64(self.inode)
+            .u64(self.changed_seconds as u64)
+            .u32(self.changed_nanoseconds);
+        if let Some(top) = &self.pages {
+            top.encode(w);
+        }
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Stat> {
+        let flags = r.u8()?;
+        if flags > 3 {
+            return Err(corrupt("a stat page has marks that can't be true"));
+        }
+        Ok(Stat {
+            inode: r.u64()?,
+            changed_seconds: r.u64()? as i64,
+            changed_nanoseconds: r.u32()?,
+            is_settled: flags & 1 != 0,
+            pages: if flags & 2 != 0 { Some(Top::decode(r)?) } else { None },
+        })
+    }
+}
+
+impl IndexEntry {
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        self.node.encode(w);
+        match &self.key {
+            Key::Name(name) => w.u8(1).u16(name.len() as u16).raw(name),
+            Key::Sum(sum) => w.u8(2).u64(*sum),
+        };
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<IndexEntry> {
+        let node = NodeRef::decode(r)?;
+        let key = match r.u8()? {
+            1 => {
+                let length = usize::from(r.u16()?);
+                Key::Name(r.take(length)?.to_vec())
+            }
+            2 => Key::Sum(r.u64()?),
+            _ => return Err(corrupt("an index page has an entry of an unknown form")),
+        };
+        Ok(IndexEntry { node, key })
+    }
+}
+
+/// The parts of a file map: chunks, zeroes, holes.
+fn file_parts(bytes: &[u8]) -> Result<Vec<Part>> {
+    let r = &mut Reader(bytes, None);
+    let mut parts = Vec::new();
+    while !r.0.is_empty() {
+        let part = next_part(r)?;
+        if !matches!(part, Part::Run { .. } | Part::Zeroes(_) | Part::Hole(_)) {
+            return Err(corrupt("a file has a part that no file has"));
+        }
+        parts.push(part);
+    }
+    Ok(parts)
+}
+
+/// A name that an entry can have.
+pub(crate) fn is_name(name: &[u8]) -> bool {
+    !name.is_empty()
+        && name.len() <= NAME_MAX
+        && name != b"."
+        && name != b".."
+        && !name.iter().any(|byte| matches!(byte, 0 | b'/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node_ref(n: u8) -> NodeRef {
+        let address = Address { container: ContainerId(u64::from(n) << 30), slot: u16::from(n) };
+        NodeRef { address, fingerprint: Fingerprint([n; 16]) }
+    }
+
+    fn entry(name: &str, what: NodeWhat) -> NodeEntry {
+        NodeEntry {
+            name: name.into(),
+            what,
+            mode: 0o4755,
+            uid: 1,
+            gid: 2,
+            seconds: -7,
+            nanoseconds: 8,
+            link: 9,
+            is_in_part: true,
+            attributes: Attributes::Inline(vec![(b"user.a".to_vec(), vec![0, 1])]),
+        }
+    }
+
+    fn all() -> Vec<Node> {
+        let top = Top { levels: 2, node: node_ref(3) };
+        let run = Part::Run {
+            first: node_ref(1).address,
+            bytes: 700,
+            fingerprints: vec![Fingerprint([4; 16]), Fingerprint([5; 16])],
+        };
+        let parts = vec![run, Part::Hole(9), Part::Zeroes(1 << 40)];
+        let mut stored = entry("b", NodeWhat::Directory(None));
+        stored.attributes = Attributes::Stored(5000, FileMap::Inline(parts.clone()));
+        let mut root = entry("", NodeWhat::Directory(Some(top)));
+        root.is_in_part = false;
+        let key = |key| IndexEntry { node: node_ref(6), key };
+        vec![
+            Node::Directory(vec![
+                entry("a", NodeWhat::Directory(Some(top))),
+                stored,
+                entry("c", NodeWhat::File(5, FileMap::Inline(parts.clone()))),
+                entry("d", NodeWhat::File(1 << 40, FileMap::Pages(top))),
+                entry("e", NodeWhat::Symlink(b"/x".to_vec())),
+                entry("f", NodeWhat::Fifo),
+                entry("g", NodeWhat::Socket),
+                entry("h", NodeWhat::CharacterDevice(7)),
+                entry("i", NodeWhat::BlockDevice(8)),
+            ]),
+            Node::FileMap(parts.clone()),
+            Node::Stats(vec![
+                Stat::default(),
+                Stat { inode: 5, is_settled: true, pages: Some(top), ..Stat::default() },
+            ]),
+            Node::Index(3, vec![key(Key::Name(b"a".to_vec())), key(Key::Sum(70))]),
+            Node::Root(Box::new(Root {
+                directory: root,
+                entries: 3,
+                bytes: 4,
+                left_out: 5,
+                list: (6, FileMap::Inline(parts)),
+            })),
+        ]
+    }
+
+    #[test]
+    fn nodes_are_read_as_they_were_written() {
+        for node in all() {
+            let bytes = node.encode();
+            assert_eq!(Node::decode(&bytes).unwrap(), node);
+            for n in 0..bytes.len() {
+                // A cut may fall between two entries; it never reads beyond.
+                let _ = Node::decode(&bytes[..n]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_node_tells_of_all_that_it_names() {
+        let (all, mut named) = (all(), Vec::new());
+        all.iter().for_each(|node| node.named(&mut |what| named.push(what)));
+        let nodes = named.iter().filter(|what| matches!(what, Named::Node(_))).count();
+        let chunks: usize =
+            named.iter().map(|what| if let Named::Chunks(_, n) = what { n.len() } else { 0 }).sum();
+        assert_eq!((nodes, chunks), (2 + 1 + 2 + 1, 2 * (2 + 1 + 1)));
+    }
+
+    #[test]
+    fn rule_05_no_name_leads_out_of_its_directory() {
+        for bad in ["", ".", "..", "a/b", "/", "a\0"] {
+            let node = Node::Directory(vec![entry(bad, NodeWhat::Fifo)]);
+            assert!(Node::decode(&node.encode()).is_err(), "{bad:?}");
+        }
+        for twice in [["a", "a"], ["b", "a"]] {
+            let node = Node::Directory(twice.map(|name| entry(name, NodeWhat::Fifo)).to_vec());
+            assert!(Node::decode(&node.encode()).is_err(), "{twice:?}");
+        }
+    }
+}

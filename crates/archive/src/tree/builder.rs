@@ -1,0 +1,400 @@
+//! The tree of a snapshot, built from what a walk says and from the places of chunks, in their
+//! order.
+
+use std::collections::{HashMap, VecDeque};
+
+use onefold_core::{Error, Fingerprint, Fingerprinter, Kind, Result};
+
+use super::{
+    borders,
+    file_map::FileMapWriter,
+    levels::{Levels, Store},
+};
+use crate::{
+    format::{
+        Address, Identity,
+        bytes::Writer,
+        node::{Attributes, FileMap, Key, Node, NodeEntry, NodeRef, NodeWhat, Root, Stat, Top},
+    },
+    operations_log::Archive,
+    rules::Rule,
+    stream::{PieceWriter, Target},
+};
+
+/// Pages of the parent snapshot that a page may be equal to, and where they lie.
+pub type Known = HashMap<Fingerprint, Address>;
+
+/// What a walk says, behind the chunks that belong to it.
+#[derive(Debug)]
+pub enum Event {
+    /// A directory, which comes with its entries. Chunks before it are its attributes, when these
+    /// are [stored](Attributes::Stored); its pages are filled in when it is left.
+    Enter(NodeEntry, Stat, Known),
+    /// The end of the directory that was entered last. True when something in it was left out.
+    Leave(bool),
+    /// The pages that the parent has of the content that comes now.
+    Known(Known),
+    /// The content that was given so far is forgotten: it is read again.
+    Discard,
+    /// Attributes of the next entry end here.
+    Attributes,
+    /// A file, the content of which ends here, or which is taken over from the parent.
+    File(NodeEntry, Stat, Option<(u64, FileMap)>),
+    /// An entry without content.
+    Other(NodeEntry, Stat),
+    /// Another name of the entry with the same link number, which came before.
+    Link(NodeEntry, Stat),
+    /// The end. The content before it is the list of what was left out: so many entries.
+    End(u64),
+}
+
+/// A finished tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Built {
+    /// Its root.
+    pub root: NodeRef,
+    /// The stat pages of the root directory.
+    pub stats: Option<Top>,
+    /// Entries of all directories.
+    pub entries: u64,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// How much was left out.
+    pub left_out: u64,
+    /// Pages that were written.
+    pub pages: u64,
+    /// Pages that the parent had.
+    pub pages_taken: u64,
+}
+
+/// A directory that was entered and not left.
+struct Open {
+    entry: NodeEntry,
+    stat: Stat,
+    known: Known,
+    page: Writer,
+    stats: Writer,
+    entries: u64,
+    /// The first name of the page, with its hash.
+    first: Option<(Vec<u8>, u64)>,
+    last: Vec<u8>,
+    levels: Levels,
+    stat_levels: Levels,
+}
+
+/// Builds the tree. Feed it with chunks as a target of a session, and with an event for each mark.
+pub struct TreeBuilder {
+    identity: Identity,
+    fingerprinter: Fingerprinter,
+    by_content: bool,
+    events: VecDeque<Event>,
+    open: Vec<Open>,
+    content: FileMapWriter,
+    /// Those of the next entry, when they are stored.
+    attributes: Option<(u64, FileMap)>,
+    links: HashMap<u64, NodeWhat>,
+    entries: u64,
+    bytes: u64,
+    pages: u64,
+    pages_taken: u64,
+    built: Option<Built>,
+    /// What the parent had of the content that comes now.
+    known: Known,
+}
+
+impl TreeBuilder {
+    /// A builder for a tree of this archive.
+    #[must_use]
+    pub fn new(archive: &Archive) -> TreeBuilder {
+        TreeBuilder {
+            identity: archive.identity,
+            fingerprinter: archive.fingerprinter.clone(),
+            by_content: archive.keeps(Rule::PagesEndByContent),
+            events: VecDeque::new(),
+            open: Vec::new(),
+            content: FileMapWriter::default(),
+            attributes: None,
+            links: HashMap::new(),
+            entries: 0,
+            bytes: 0,
+            pages: 0,
+            pages_taken: 0,
+            built: None,
+            known: Known::new(),
+        }
+    }
+
+    /// What belongs to the next mark.
+    pub fn expect(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    /// The finished tree.
+    ///
+    /// # Errors
+    /// `InvalidInput` when the last event was not the end.
+    pub fn built(&self) -> Result<Built> {
+        self.built.ok_or_else(|| misplaced("a snapshot ends before its end"))
+    }
+
+    fn apply(&mut self, event: Event, write_piece: &mut PieceWriter<'_>) -> Result<()> {
+        match event {
+            Event::Enter(mut entry, stat, known) => {
+                self.take_attributes(&mut entry);
+                self.entries += u64::from(!self.open.is_empty());
+                self.open.push(Open::new(entry, stat, known));
+                Ok(())
+            }
+            Event::Leave(is_in_part) => {
+                // The root is left by the end.
+                let Some(open) = self.open.pop().filter(|_| !self.open.is_empty()) else {
+                    return Err(misplaced("the root of a snapshot is left"));
+                };
+                let (entry, stat) = self.close(open, is_in_part, write_piece)?;
+                self.push(&entry, &stat, write_piece)
+            }
+            Event::Known(known) => {
+                self.known = known;
+                Ok(())
+            }
+            Event::Discard => {
+                self.content = FileMapWriter::default();
+                Ok(())
+            }
+            Event::Attributes => {
+                self.attributes = Some(self.end_content(write_piece)?);
+                Ok(())
+            }
+            Event::File(mut entry, stat, taken) => {
+                let content = match taken {
+                    Some(taken) => taken,
+                    None => self.end_content(write_piece)?,
+                };
+                self.bytes = self.bytes.saturating_add(content.0);
+                entry.what = NodeWhat::File(content.0, content.1);
+                self.entry(entry, &stat, write_piece)
+            }
+            Event::Other(entry, stat) => self.entry(entry, &stat, write_piece),
+            Event::Link(mut entry, stat) => {
+                let first = self.links.get(&entry.link);
+                entry.what =
+                    first.cloned().ok_or_else(|| misplaced("a link comes before its file"))?;
+                if let NodeWhat::File(bytes, _) = &entry.what {
+                    self.bytes = self.bytes.saturating_add(*bytes);
+                }
+                self.entry(entry, &stat, write_piece)
+            }
+            Event::End(left_out) => self.end(left_out, write_piece),
+        }
+    }
+
+    fn entry(
+        &mut self,
+        mut entry: NodeEntry,
+        stat: &Stat,
+        write_piece: &mut PieceWriter<'_>,
+    ) -> Result<()> {
+        self.take_attributes(&mut entry);
+        if entry.link != 0 {
+            self.links.entry(entry.link).or_insert_with(|| entry.what.clone());
+        }
+        self.entries += 1;
+        self.push(&entry, stat, write_piece)
+    }
+
+    fn take_attributes(&mut self, entry: &mut NodeEntry) {
+        if let Some((bytes, content)) = self.attributes.take() {
+            entry.attributes = Attributes::Stored(bytes, content);
+        }
+    }
+
+    /// Ends the content that was fed.
+    fn end_content(&mut self, write_piece: &mut PieceWriter<'_>) -> Result<(u64, FileMap)> {
+        let content = std::mem::take(&mut self.content);
+        let known = std::mem::take(&mut self.known);
+        content.end(&mut |page| self.store(page, &known, write_piece))
+    }
+
+    /// Appends an entry to the directory that is open.
+    fn push(
+        &mut self,
+        entry: &NodeEntry,
+        stat: &Stat,
+        write_piece: &mut PieceWriter<'_>,
+    ) -> Result<()> {
+        let Some(mut open) = self.open.pop() else {
+            return Err(misplaced("an entry comes before its directory"));
+        };
+        let pushed = self.push_to(&mut open, entry, stat, write_piece);
+        self.open.push(open);
+        pushed
+    }
+
+    fn push_to(
+        &mut self,
+        open: &mut Open,
+        entry: &NodeEntry,
+        stat: &Stat,
+        write_piece: &mut PieceWriter<'_>,
+    ) -> Result<()> {
+        if open.last >= entry.name && open.first.is_some() || entry.name.is_empty() {
+            return Err(misplaced("entries of a directory come out of order"));
+        }
+        let mut bytes = Writer::default();
+        entry.encode(&mut bytes);
+        let mut stat_bytes = Writer::default();
+        stat.encode(&mut stat_bytes);
+        let is_full = borders::is_full(open.page.0.len(), bytes.0.len())
+            || borders::is_full(open.stats.0.len(), stat_bytes.0.len());
+        if is_full {
+            self.close_page(open, write_piece)?;
+        }
+        let hash = borders::of_name(&self.identity, &entry.name);
+        open.first.get_or_insert_with(|| (entry.name.clone(), hash));
+        open.last.clone_from(&entry.name);
+        open.page.raw(&bytes.0);
+        open.stats.raw(&stat_bytes.0);
+        open.entries += 1;
+        let ends = match self.by_content {
+            true => borders::ends(hash, 0),
+            false => open.entries == 3,
+        };
+        if ends { self.close_page(open, write_piece) } else { Ok(()) }
+    }
+
+    fn close_page(&mut self, open: &mut Open, write_piece: &mut PieceWriter<'_>) -> Result<()> {
+        if open.entries == 0 {
+            return Ok(());
+        }
+        let Some((name, hash)) = open.first.take() else { return Ok(()) };
+        let (page, stats) = (open.page.take(DIRECTORY), open.stats.take(STATS));
+        let entries = std::mem::take(&mut open.entries);
+        let Open { known, levels, stat_levels, .. } = open;
+        let store: &mut Store<'_> = &mut |page| self.store(page, known, write_piece);
+        let node = store(page)?;
+        levels.push(node, Key::Name(name), hash, store)?;
+        let node = store(stats)?;
+        stat_levels.push(node, Key::Sum(entries), hash, store)?;
+        open.first = None;
+        Ok(())
+    }
+
+    /// Writes the last pages of a directory; gives its entry, and its stat.
+    fn close(
+        &mut self,
+        mut open: Open,
+        is_in_part: bool,
+        write_piece: &mut PieceWriter<'_>,
+    ) -> Result<(NodeEntry, Stat)> {
+        self.close_page(&mut open, write_piece)?;
+        let Open { mut entry, mut stat, known, levels, stat_levels, .. } = open;
+        let store: &mut Store<'_> = &mut |page| self.store(page, &known, write_piece);
+        entry.what = NodeWhat::Directory(levels.end(store)?);
+        stat.pages = stat_levels.end(store)?;
+        entry.is_in_part |= is_in_part;
+        Ok((entry, stat))
+    }
+
+    fn end(&mut self, left_out: u64, write_piece: &mut PieceWriter<'_>) -> Result<()> {
+        let list = self.end_content(write_piece)?;
+        let root = self.open.pop().filter(|_| self.open.is_empty());
+        let root = root.ok_or_else(|| misplaced("a snapshot ends within a directory"))?;
+        let root_known = root.known.clone();
+        let (directory, stat) = self.close(root, false, write_piece)?;
+        let entries = self.entries + 1;
+        let root = Root { directory, entries, bytes: self.bytes, left_out, list };
+        let root = Node::Root(Box::new(root)).encode();
+        let root = self.store(root, &root_known, write_piece)?;
+        let (pages, pages_taken) = (self.pages, self.pages_taken);
+        let (stats, bytes) = (stat.pages, self.bytes);
+        self.built = Some(Built { root, stats, entries, bytes, left_out, pages, pages_taken });
+        Ok(())
+    }
+
+    /// Names the page of the parent that is equal, or writes one.
+    fn store(
+        &mut self,
+        page: Vec<u8>,
+        known: &Known,
+        write_piece: &mut PieceWriter<'_>,
+    ) -> Result<NodeRef> {
+        let fingerprint = self.fingerprinter.bytes(&page);
+        if let Some(&address) = known.get(&fingerprint) {
+            self.pages_taken += 1;
+            return Ok(NodeRef { address, fingerprint });
+        }
+        self.pages += 1;
+        Ok(NodeRef { address: write_piece(page)?, fingerprint })
+    }
+
+    fn with_content(
+        &mut self,
+        write_piece: &mut PieceWriter<'_>,
+        add: impl FnOnce(&mut FileMapWriter, &mut Store<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut content = std::mem::take(&mut self.content);
+        let known = std::mem::take(&mut self.known);
+        let done = add(&mut content, &mut |page| self.store(page, &known, write_piece));
+        (self.content, self.known) = (content, known);
+        done
+    }
+}
+
+/// The kinds of the pages, which come first in them.
+const DIRECTORY: u8 = 1;
+const STATS: u8 = 3;
+
+impl Open {
+    fn new(entry: NodeEntry, stat: Stat, known: Known) -> Open {
+        Open {
+            entry,
+            stat,
+            known,
+            page: Writer(vec![DIRECTORY]),
+            stats: Writer(vec![STATS]),
+            entries: 0,
+            first: None,
+            last: Vec::new(),
+            levels: Levels::default(),
+            stat_levels: Levels::default(),
+        }
+    }
+}
+
+impl Writer {
+    /// Takes a page, and begins the next one.
+    fn take(&mut self, kind: u8) -> Vec<u8> {
+        std::mem::replace(&mut self.0, vec![kind])
+    }
+}
+
+fn misplaced(what: &str) -> Error {
+    Error::new(Kind::InvalidInput, what)
+}
+
+impl Target for TreeBuilder {
+    fn chunk(
+        &mut self,
+        address: Address,
+        fingerprint: Fingerprint,
+        bytes: u32,
+        write_piece: &mut PieceWriter<'_>,
+    ) -> Result<()> {
+        self.with_content(write_piece, |content, store| {
+            content.chunk(address, fingerprint, bytes, store)
+        })
+    }
+
+    fn zeroes(&mut self, bytes: u64, write_piece: &mut PieceWriter<'_>) -> Result<()> {
+        self.with_content(write_piece, |content, store| content.zeroes(bytes, store))
+    }
+
+    fn hole(&mut self, bytes: u64, write_piece: &mut PieceWriter<'_>) -> Result<()> {
+        self.with_content(write_piece, |content, store| content.hole(bytes, store))
+    }
+
+    fn mark(&mut self, write_piece: &mut PieceWriter<'_>) -> Result<()> {
+        let event = self.events.pop_front();
+        self.apply(event.ok_or_else(|| misplaced("a mark says nothing"))?, write_piece)
+    }
+}

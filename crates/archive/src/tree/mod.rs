@@ -1,0 +1,35 @@
+//! Snapshots of directories: trees of nodes, built from what a walk finds, and read again.
+//!
+//! *Invariant:* the same input gives the same tree, whatever was stored before and however many
+//! threads work. A page that is equal to one of the parent snapshot is named, not written; only the
+//! parent's tree is searched for it.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`borders`] | where pages end |
+//! | [`levels`] | index pages above pages |
+//! | [`file_map`] | the content of one file, as parts and pages |
+//! | [`builder`] | the tree, from events and chunks in their order |
+//! | [`reader`] | entries and content of a tree |
+//! | [`parent`] | the parent's tree, beside a walk |
+//! | [`backup`] | a snapshot on its way in, with threads |
+//! | [`commit`] | its record |
+//! | [`catalogue`] | forgotten, undeleted, expired |
+
+mod backup;
+mod borders;
+mod builder;
+mod catalogue;
+mod commit;
+mod file_map;
+mod levels;
+mod parent;
+mod reader;
+
+pub(crate) use self::borders::{ends_page, of_name as hash_of_name};
+pub use self::{
+    backup::{BackupReport, BackupRequest, TreeFeeder, backup, backup_on},
+    builder::{Built, Event, Known, TreeBuilder},
+    parent::{Found as FoundInParent, Parent},
+    reader::{Entries, TreeReader, attributes_of, encode_attributes},
+};

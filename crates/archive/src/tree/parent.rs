@@ -1,0 +1,237 @@
+//! The parent's tree, read beside a walk: which entries and pages it has where the walk is.
+
+use std::sync::Arc;
+
+use onefold_core::{Kind, Result};
+
+use super::{
+    builder::Known,
+    reader::{Entries, Pages, TreeReader},
+};
+use crate::{
+    format::{
+        ContainerId,
+        backup::{Snapshot, SnapshotId},
+        damage::is_damage,
+        node::{FileMap, Node, NodeEntry, NodeRef, NodeWhat, Stat, Top},
+        recipe::Part,
+    },
+    operations_log::Archive,
+    rules::Rule,
+};
+
+/// An entry of the parent's, at the same path.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// The entry.
+    pub entry: Option<NodeEntry>,
+    /// Its stat.
+    pub stat: Option<Stat>,
+}
+
+/// A directory of the parent's tree.
+#[derive(Default)]
+struct Level {
+    entries: Entries,
+    next: Option<(NodeEntry, Option<Stat>)>,
+    /// Nothing is known of the rest: the parent has no such directory, or it can't be read.
+    is_over: bool,
+}
+
+/// Follows a walk through the parent's tree. What can't be read there is not known: everything is
+/// read and written anew, which is always right.
+pub struct Parent {
+    reader: TreeReader,
+    levels: Vec<Level>,
+    root: Option<(Found, Known)>,
+    /// The id of the parent; `None` when there is none.
+    pub id: Option<SnapshotId>,
+}
+
+impl Parent {
+    /// Follows a walk through this snapshot, or through nothing.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn new(archive: &Arc<Archive>, snapshot: Option<&Snapshot>) -> Result<Parent> {
+        let mut parent = Parent {
+            reader: TreeReader::new(archive)?,
+            levels: Vec::new(),
+            root: None,
+            id: snapshot.map(|snapshot| snapshot.id),
+        };
+        let Some(snapshot) = snapshot else { return Ok(parent) };
+        // Whoever collected it since it was chosen took its pages.
+        if parent.reader.tables().snapshot(snapshot.id).is_err() {
+            return Ok(parent);
+        }
+        match parent.reader.root(snapshot) {
+            Ok(root) => {
+                let stat = Stat { pages: snapshot.stats, ..Stat::default() };
+                let found = Found { entry: Some(root.directory), stat: Some(stat) };
+                let known = parent.known([snapshot.root].iter());
+                parent.root = Some((found, known));
+            }
+            Err(error) if is_damage(&error) || error.kind() == Kind::Corrupt => {}
+            Err(error) => return Err(error),
+        }
+        Ok(parent)
+    }
+
+    /// The root directory, and the root.
+    pub fn take_root(&mut self) -> (Found, Known) {
+        self.root.take().unwrap_or_default()
+    }
+
+    /// The walk enters a directory; `found` is what the parent has of it. Gives the pages that the
+    /// parent has of it.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn enter(&mut self, found: &Found) -> Result<Known> {
+        let top = match &found.entry {
+            Some(NodeEntry { what: NodeWhat::Directory(top), .. }) => *top,
+            _ => None,
+        };
+        let stats = found.stat.and_then(|stat| stat.pages);
+        let mut known = Known::new();
+        // Its pages are read twice: now, to know that they are whole, and again beside the walk.
+        for pages in [top, stats] {
+            self.know_pages(pages, &mut known)?;
+        }
+        let is_over = top.is_none();
+        self.levels.push(Level { entries: Entries::new(top, stats), next: None, is_over });
+        Ok(known)
+    }
+
+    /// The walk leaves the directory that it entered last.
+    pub fn leave(&mut self) {
+        self.levels.pop();
+    }
+
+    /// What the parent has of this name in the directory; names come in their order.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn find(&mut self, name: &[u8]) -> Result<Found> {
+        let Parent { reader, levels, .. } = self;
+        let Some(level) = levels.last_mut().filter(|level| !level.is_over) else {
+            return Ok(Found::default());
+        };
+        loop {
+            if level.next.is_none() {
+                level.next = match level.entries.next(reader) {
+                    Ok(next) => next,
+                    Err(error) if is_damage(&error) => None,
+                    Err(error) => return Err(error),
+                };
+                level.is_over = level.next.is_none();
+            }
+            let Some((entry, _)) = &level.next else { return Ok(Found::default()) };
+            match entry.name.as_slice().cmp(name) {
+                std::cmp::Ordering::Less => level.next = None,
+                std::cmp::Ordering::Greater => return Ok(Found::default()),
+                std::cmp::Ordering::Equal => {
+                    let (entry, stat) = level.next.take().unzip();
+                    return Ok(Found { entry, stat: stat.flatten() });
+                }
+            }
+        }
+    }
+
+    /// The pages that the parent has of a file's content.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn pages_of(&mut self, map: &FileMap) -> Result<Known> {
+        let mut known = Known::new();
+        if let FileMap::Pages(top) = map {
+            self.know_pages(Some(*top), &mut known)?;
+        }
+        Ok(known)
+    }
+
+    /// Adds the pages below `top` that can be read, and index pages.
+    fn know_pages(&mut self, top: Option<Top>, known: &mut Known) -> Result<()> {
+        let mut pages = Pages::new(top);
+        loop {
+            let read = pages.next(&mut self.reader);
+            let read = read.and_then(|next| match next {
+                Some(node) => self.reader.node(&node).map(|_| Some(node)),
+                None => Ok(None),
+            });
+            match read {
+                Ok(Some(node)) => pages.met.push(node),
+                Ok(None) => break,
+                Err(error) if is_damage(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        known.extend(self.known(pages.met.iter()));
+        Ok(())
+    }
+
+    /// True when all of a file's content can be taken over unread: nothing of it is noted as
+    /// damaged, and all of its containers are there.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn is_sound(&mut self, map: &FileMap) -> Result<bool> {
+        match map {
+            FileMap::Inline(parts) => Ok(self.are_sound(parts)),
+            FileMap::Pages(top) => {
+                let mut pages = Pages::new(Some(*top));
+                loop {
+                    let node = match pages.next(&mut self.reader) {
+                        Ok(Some(node)) => node,
+                        Ok(None) => return Ok(true),
+                        Err(error) if is_damage(&error) => return Ok(false),
+                        Err(error) => return Err(error),
+                    };
+                    match self.reader.node(&node) {
+                        Ok(Node::FileMap(parts)) => {
+                            if !self.are_sound(&parts) || !self.is_whole(&node) {
+                                return Ok(false);
+                            }
+                        }
+                        Ok(_) => return Ok(false),
+                        Err(error) if is_damage(&error) => return Ok(false),
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+        }
+    }
+
+    fn are_sound(&self, parts: &[Part]) -> bool {
+        parts.iter().all(|part| match part {
+            Part::Run { first, .. } => self.is_noted_whole(first.container),
+            _ => true,
+        })
+    }
+
+    /// No chunk of the containers that answer to this number is noted as damaged, or as dead.
+    fn is_noted_whole(&self, id: ContainerId) -> bool {
+        let tables = self.reader.tables();
+        let mut places = tables.places(id).peekable();
+        places.peek().is_some()
+            && places.all(|home| {
+                let id = home.stored.id;
+                if !self.reader.archive().keeps(Rule::DamagedNotTakenOver) {
+                    return true;
+                }
+                !tables.damaged.contains_key(&id) && !tables.condemned.contains_key(&id)
+            })
+    }
+
+    fn is_whole(&self, node: &NodeRef) -> bool {
+        self.is_noted_whole(node.address.container)
+    }
+
+    fn known<'a>(&self, nodes: impl Iterator<Item = &'a NodeRef>) -> Known {
+        nodes
+            .filter(|node| self.is_whole(node))
+            .map(|node| (node.fingerprint, node.address))
+            .collect()
+    }
+}

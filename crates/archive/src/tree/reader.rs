@@ -1,0 +1,332 @@
+//! Trees of snapshots, read: entries by path, directories in order, content of files.
+//!
+//! Each node is compared with the fingerprint by which its parent names it, so that no node is its
+//! own child, whoever wrote it.
+
+use std::sync::Arc;
+
+use onefold_core::{Error, Kind, Result};
+
+use crate::{
+    format::{
+        backup::Snapshot,
+        bytes::{Reader as Fields, Writer, corrupt},
+        node::{
+            Attributes, FileMap, IndexEntry, Key, Node, NodeEntry, NodeRef, NodeWhat, Root, Stat,
+            Top,
+        },
+        recipe::Part,
+    },
+    operations_log::Archive,
+    stream::{Content, Reader, Verify},
+    tables::Tables,
+};
+
+/// Bytes of an entry's attributes at most, and how many there are.
+const ATTRIBUTES_BYTES: u64 = 8 << 20;
+const ATTRIBUTES_MAX: usize = 32 << 10;
+
+/// Names and values of extended attributes.
+type Named = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// Reads trees. What it reads is not freed as long as this value lives.
+pub struct TreeReader {
+    reader: Reader,
+}
+
+impl TreeReader {
+    /// A reader of the archive as of now.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn new(archive: &Arc<Archive>) -> Result<TreeReader> {
+        Ok(TreeReader { reader: Reader::new(archive)? })
+    }
+
+    /// The archive as of the beginning.
+    #[must_use]
+    pub fn tables(&self) -> &Arc<Tables> {
+        self.reader.tables()
+    }
+
+    /// A node, verified.
+    ///
+    /// # Errors
+    /// `Corrupt`, and errors of the system.
+    pub fn node(&mut self, node: &NodeRef) -> Result<Node> {
+        let fingerprinter = self.reader.archive().fingerprinter.clone();
+        let bytes = self.reader.piece(node.address)?;
+        if fingerprinter.bytes(bytes) != node.fingerprint {
+            let (slot, container) = (node.address.slot, node.address.container);
+            return Err(corrupt(format!(
+                "node {slot} of container {container} is not the one that was stored"
+            )));
+        }
+        Node::decode(bytes)
+    }
+
+    /// The archive that it reads.
+    pub(super) fn archive(&self) -> &Archive {
+        self.reader.archive()
+    }
+
+    /// The root of a snapshot.
+    ///
+    /// # Errors
+    /// As [`node`](Self::node).
+    pub fn root(&mut self, snapshot: &Snapshot) -> Result<Root> {
+        match self.node(&snapshot.root)? {
+            Node::Root(root) => Ok(*root),
+            _ => Err(corrupt("the root of a snapshot is none")),
+        }
+    }
+
+    /// The entry at a path, with `/` between the parts; the root directory for an empty one.
+    ///
+    /// # Errors
+    /// `NotFound`, and as [`node`](Self::node).
+    pub fn find(&mut self, snapshot: &Snapshot, path: &[u8]) -> Result<NodeEntry> {
+        let mut entry = self.root(snapshot)?.directory;
+        for part in path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
+            let found = match entry.what {
+                NodeWhat::Directory(Some(top)) => self.find_in(&top, part)?,
+                _ => None,
+            };
+            entry = found.ok_or_else(|| {
+                let path = String::from_utf8_lossy(path);
+                Error::new(Kind::NotFound, format!("there is no '{}'", path.escape_debug()))
+            })?;
+        }
+        Ok(entry)
+    }
+
+    /// The entry of this name in a directory.
+    fn find_in(&mut self, top: &Top, name: &[u8]) -> Result<Option<NodeEntry>> {
+        let (mut level, mut at) = (top.levels, top.node);
+        while level > 0 {
+            let entries = self.index(level, &at)?;
+            let before = |entry: &IndexEntry| match &entry.key {
+                Key::Name(first) => first.as_slice() <= name,
+                Key::Sum(_) => false,
+            };
+            let n = entries.partition_point(before);
+            let Some(entry) = n.checked_sub(1).and_then(|n| entries.get(n)) else {
+                return Ok(None);
+            };
+            (level, at) = (level - 1, entry.node);
+        }
+        let entries = self.directory(&at)?;
+        let found = entries.binary_search_by(|entry| entry.name.as_slice().cmp(name));
+        Ok(found.ok().and_then(|n| entries.into_iter().nth(n)))
+    }
+
+    pub(super) fn index(&mut self, level: u8, node: &NodeRef) -> Result<Vec<IndexEntry>> {
+        match self.node(node)? {
+            Node::Index(found, entries) if found == level => Ok(entries),
+            _ => Err(corrupt("an index page is none")),
+        }
+    }
+
+    fn directory(&mut self, node: &NodeRef) -> Result<Vec<NodeEntry>> {
+        match self.node(node)? {
+            Node::Directory(entries) => Ok(entries),
+            _ => Err(corrupt("a page of a directory is none")),
+        }
+    }
+
+    fn stats(&mut self, node: &NodeRef) -> Result<Vec<Stat>> {
+        match self.node(node)? {
+            Node::Stats(stats) => Ok(stats),
+            _ => Err(corrupt("a stat page is none")),
+        }
+    }
+
+    /// The content of a file from its beginning, in order; `bytes` of it, or it is damaged.
+    ///
+    /// # Errors
+    /// `Corrupt` where data is damaged, and those of `each` and the system.
+    pub fn read(
+        &mut self,
+        bytes: u64,
+        map: &FileMap,
+        verify: Verify,
+        each: &mut dyn FnMut(Content<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut left = bytes;
+        let mut counted = |content: Content<'_>| {
+            let n = match content {
+                Content::Bytes(bytes) => bytes.len() as u64,
+                Content::Zeroes(n) | Content::Hole(n) => n,
+            };
+            left = left
+                .checked_sub(n)
+                .ok_or_else(|| corrupt("a file has more content than its length"))?;
+            each(content)
+        };
+        match map {
+            FileMap::Inline(parts) => self.parts(parts, verify, &mut counted)?,
+            FileMap::Pages(top) => {
+                let mut pages = Pages::new(Some(*top));
+                while let Some(node) = pages.next(self)? {
+                    match self.node(&node)? {
+                        Node::FileMap(parts) => self.parts(&parts, verify, &mut counted)?,
+                        _ => return Err(corrupt("a page of a file map is none")),
+                    }
+                }
+            }
+        }
+        match left {
+            0 => Ok(()),
+            _ => Err(corrupt("a file has less content than its length")),
+        }
+    }
+
+    fn parts(
+        &mut self,
+        parts: &[Part],
+        verify: Verify,
+        each: &mut dyn FnMut(Content<'_>) -> Result<()>,
+    ) -> Result<()> {
+        for part in parts {
+            match part {
+                Part::Run { first, bytes, fingerprints } => {
+                    self.reader.run(*first, *bytes, fingerprints, verify, each)?;
+                }
+                Part::Zeroes(bytes) => each(Content::Zeroes(*bytes))?,
+                Part::Hole(bytes) => each(Content::Hole(*bytes))?,
+                Part::End(_) | Part::Slice { .. } => {
+                    return Err(corrupt("a file has a part that no file has"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The attributes of an entry.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn attributes(&mut self, entry: &NodeEntry) -> Result<Named> {
+        match &entry.attributes {
+            Attributes::Inline(all) => Ok(all.clone()),
+            Attributes::Stored(bytes, map) => {
+                if *bytes > ATTRIBUTES_BYTES {
+                    return Err(corrupt("an entry can't have so many attributes"));
+                }
+                let mut all = Vec::new();
+                self.read(*bytes, map, Verify::Chunks, &mut |content| {
+                    match content {
+                        Content::Bytes(bytes) => all.extend_from_slice(bytes),
+                        Content::Zeroes(n) | Content::Hole(n) => {
+                            all.resize(all.len() + n as usize, 0);
+                        }
+                    }
+                    Ok(())
+                })?;
+                attributes_of(&all)
+            }
+        }
+    }
+}
+
+/// The bytes of stored attributes.
+#[must_use]
+pub fn encode_attributes(all: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
+    let mut w = Writer::default();
+    w.u32(all.len() as u32);
+    for (name, value) in all {
+        w.bytes(name).bytes(value);
+    }
+    w.0
+}
+
+/// The attributes that bytes stand for.
+///
+/// # Errors
+/// `Corrupt`.
+pub fn attributes_of(bytes: &[u8]) -> Result<Named> {
+    let r = &mut Fields(bytes, None);
+    let count = r.count(8, 0)?;
+    if count > ATTRIBUTES_MAX {
+        return Err(corrupt("an entry can't have so many attributes"));
+    }
+    let all = (0..count)
+        .map(|_| Ok((r.bytes()?.to_vec(), r.bytes()?.to_vec())))
+        .collect::<Result<_>>()?;
+    r.end()?;
+    Ok(all)
+}
+
+/// The pages below a top, in order; index pages are read as they are met.
+#[derive(Default)]
+pub(super) struct Pages {
+    wanted: Vec<(u8, NodeRef)>,
+    /// The index pages that were met.
+    pub(super) met: Vec<NodeRef>,
+}
+
+impl Pages {
+    pub(super) fn new(top: Option<Top>) -> Pages {
+        Pages { wanted: top.iter().map(|top| (top.levels, top.node)).collect(), met: Vec::new() }
+    }
+
+    pub(super) fn next(&mut self, reader: &mut TreeReader) -> Result<Option<NodeRef>> {
+        while let Some((level, node)) = self.wanted.pop() {
+            if level == 0 {
+                return Ok(Some(node));
+            }
+            let entries = reader.index(level, &node)?;
+            self.met.push(node);
+            self.wanted.extend(entries.iter().rev().map(|entry| (level - 1, entry.node)));
+        }
+        Ok(None)
+    }
+}
+
+/// The entries of a directory in the order of their names, with their stats where there are stat
+/// pages.
+#[derive(Default)]
+pub struct Entries {
+    pages: Pages,
+    stat_pages: Pages,
+    entries: std::vec::IntoIter<NodeEntry>,
+    stats: std::vec::IntoIter<Stat>,
+    last: Vec<u8>,
+}
+
+impl Entries {
+    /// Those below `top`.
+    #[must_use]
+    pub fn new(top: Option<Top>, stats: Option<Top>) -> Entries {
+        let (pages, stat_pages) = (Pages::new(top), Pages::new(stats));
+        Entries { pages, stat_pages, ..Entries::default() }
+    }
+
+    /// The next one.
+    ///
+    /// # Errors
+    /// As [`TreeReader::node`].
+    pub fn next(&mut self, reader: &mut TreeReader) -> Result<Option<(NodeEntry, Option<Stat>)>> {
+        loop {
+            if let Some(entry) = self.entries.next() {
+                if entry.name <= self.last {
+                    return Err(corrupt("the names of a directory are out of order"));
+                }
+                self.last.clone_from(&entry.name);
+                return Ok(Some((entry, self.stat(reader)?)));
+            }
+            let Some(node) = self.pages.next(reader)? else { return Ok(None) };
+            self.entries = reader.directory(&node)?.into_iter();
+        }
+    }
+
+    fn stat(&mut self, reader: &mut TreeReader) -> Result<Option<Stat>> {
+        loop {
+            if let Some(stat) = self.stats.next() {
+                return Ok(Some(stat));
+            }
+            let Some(node) = self.stat_pages.next(reader)? else { return Ok(None) };
+            self.stats = reader.stats(&node)?.into_iter();
+        }
+    }
+}

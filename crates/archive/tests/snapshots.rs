@@ -1,0 +1,165 @@
+//! Snapshots of directories on real files: what the simulator's seeds do not meet.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+mod support;
+
+use std::{fs, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
+
+use onefold_archive::{
+    Archive, Attributes, BackupRequest, Collection, CollectionOptions, Compression, Content, Event,
+    FileMap, Format, Gauge, Known, NodeEntry, NodeWhat, Settings, SnapshotId, Stat, TreeReader,
+    Verify, backup, check,
+};
+use onefold_backend::Directory;
+use onefold_core::{Kind, Result};
+use support::noise;
+
+struct Desk(tempfile::TempDir);
+
+impl Desk {
+    fn new(trees: bool) -> Desk {
+        let dir = tempfile::Builder::new()
+            .prefix("archive")
+            .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+            .unwrap();
+        let mut format = Format::new([1; 16], [2; 32], [3; 16]);
+        (format.reserve_bytes, format.compression, format.trees) =
+            (1 << 20, Compression::None, trees);
+        Archive::create(&Directory::create(&dir.path().join("a")).unwrap(), &format).unwrap();
+        Desk(dir)
+    }
+
+    fn archive(&self) -> Arc<Archive> {
+        let files = Directory::open(&self.0.path().join("a"), true).unwrap();
+        Arc::new(Archive::open(Arc::new(files), true, Settings::default()).unwrap())
+    }
+
+    /// A snapshot of files in one directory.
+    fn backup(&self, id: u8, all: &[(&str, &[u8])]) -> Result<()> {
+        let request = BackupRequest {
+            id: SnapshotId([id; 16]),
+            set: "s".into(),
+            now: 1_000,
+            ..BackupRequest::default()
+        };
+        let told = backup(&self.archive(), &request, false, &Gauge::default(), |feeder| {
+            let root = entry("", NodeWhat::Directory(None));
+            feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
+            for (name, content) in all {
+                feeder.bytes(content)?;
+                let file = entry(name, NodeWhat::File(0, FileMap::default()));
+                feeder.event(Event::File(file, Stat::default(), None))?;
+            }
+            feeder.event(Event::End(0))
+        });
+        told.map(drop)
+    }
+
+    fn read(&self, id: u8, name: &str) -> Result<Vec<u8>> {
+        let mut reader = TreeReader::new(&self.archive())?;
+        let tables = reader.tables().clone();
+        let (_, snapshot) = tables.snapshot(SnapshotId([id; 16]))?;
+        let NodeWhat::File(bytes, map) = reader.find(snapshot, name.as_bytes())?.what else {
+            panic!("{name} is no file");
+        };
+        let mut content = Vec::new();
+        reader.read(bytes, &map, Verify::Chunks, &mut |part| {
+            match part {
+                Content::Bytes(part) => content.extend_from_slice(part),
+                Content::Zeroes(n) | Content::Hole(n) => {
+                    content.resize(content.len() + n as usize, 0);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(content)
+    }
+
+    fn gc(&self) {
+        let options = CollectionOptions {
+            now: 2_000_000,
+            keep_partial: 0,
+            trash: 0,
+            wait: false,
+            reserve_bytes: 1 << 20,
+            encode_all: false,
+        };
+        for _ in 0..2 {
+            Collection::begin(&self.archive(), options).unwrap().run(&mut |_| {}).unwrap();
+        }
+    }
+
+    /// Flips a bit of the directory page that has this name.
+    fn flip(&self, name: &str) {
+        let names = fs::read_dir(self.0.path().join("a")).unwrap();
+        let segments: Vec<PathBuf> = names
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.to_str().unwrap().contains("segment-"))
+            .collect();
+        let found = segments.iter().find_map(|path| {
+            let bytes = fs::read(path).unwrap();
+            let at = bytes.windows(name.len()).position(|part| part == name.as_bytes())?;
+            Some((path, at, bytes[at]))
+        });
+        let (path, at, byte) = found.unwrap();
+        let file = fs::File::options().write(true).open(path).unwrap();
+        // Upper case, and back.
+        file.write_all_at(&[byte ^ 0x20], at as u64).unwrap();
+    }
+}
+
+fn entry(name: &str, what: NodeWhat) -> NodeEntry {
+    NodeEntry {
+        name: name.into(),
+        what,
+        mode: 0o600,
+        uid: 1,
+        gid: 2,
+        seconds: 3,
+        nanoseconds: 4,
+        link: 0,
+        is_in_part: false,
+        attributes: Attributes::default(),
+    }
+}
+
+#[test]
+fn a_page_that_was_damaged_when_it_came_is_counted_when_it_is_whole() {
+    let desk = Desk::new(true);
+    let content = noise(1, 3_000_000);
+    support::put(&desk.archive(), "stream", &content).unwrap();
+    desk.backup(1, &[("a-rather-long-name", &content)]).unwrap();
+    desk.flip("a-rather-long-name");
+    assert_eq!(desk.read(1, "a-rather-long-name").unwrap_err().kind(), Kind::Corrupt);
+    // Nothing waits for it.
+    desk.gc();
+    desk.flip("A-rather-long-name");
+    assert!(desk.read(1, "a-rather-long-name").unwrap() == content);
+    desk.gc();
+    // Now the snapshot holds the chunks alone.
+    desk.archive().remove("stream").unwrap();
+    desk.gc();
+    assert!(desk.read(1, "a-rather-long-name").unwrap() == content);
+    assert!(check(&desk.archive(), true, &mut |_, _, _| {}).unwrap().is_well());
+    // Damaged when it goes: its chunks stay counted, and nothing else is harmed.
+    desk.backup(2, &[("b", &content[..1_000_000])]).unwrap();
+    desk.flip("a-rather-long-name");
+    desk.archive().forget(&[SnapshotId([1; 16])], 5).unwrap();
+    desk.gc();
+    assert!(desk.read(2, "b").unwrap() == content[..1_000_000]);
+    let report = check(&desk.archive(), true, &mut |_, _, _| {}).unwrap();
+    assert!(report.hit_snapshots.is_empty(), "{:?}", report.problems);
+}
+
+#[test]
+fn an_archive_without_snapshots_takes_none() {
+    let desk = Desk::new(false);
+    assert_eq!(desk.backup(1, &[("a", b"1")]).unwrap_err().kind(), Kind::Unsupported);
+    support::put(&desk.archive(), "stream", b"1").unwrap();
+    assert!(desk.archive().tables().snapshots.is_empty());
+    let desk = Desk::new(true);
+    assert_eq!(desk.backup(1, &[("b", b"1"), ("a", b"1")]).unwrap_err().kind(), Kind::InvalidInput);
+    assert_eq!(desk.backup(1, &[("a/b", b"1")]).unwrap_err().kind(), Kind::InvalidInput);
+    desk.backup(1, &[("a", b"1")]).unwrap();
+    assert_eq!(desk.backup(1, &[("a", b"1")]).unwrap_err().kind(), Kind::Exists);
+}

@@ -1,0 +1,52 @@
+//! When the time of a file's last change says that it is the same file.
+//!
+//! A change within the time's smallest step leaves the time as it is, and a mapped page that stays
+//! dirty moves it only when the system writes the page back. So a time counts only when it was
+//! older than both when the reading *began*, and is the same at its end.
+
+use std::{collections::HashMap, fs::File, time::Duration};
+
+/// A time younger than this may have missed a change.
+const SETTLED: Duration = Duration::from_secs(60);
+
+/// The same by the clock of a server.
+const SETTLED_REMOTE: Duration = Duration::from_secs(24 * 3600);
+
+/// Magic numbers of file systems.
+const NFS: u64 = 0x6969;
+const NOT_TRUSTED: [u64; 6] = [
+    0x0102_1994, // tmpfs
+    0x6573_5546, // FUSE
+    0x4d44,      // FAT
+    0x2011_BAB0, // exFAT
+    0xff53_4d42, // CIFS
+    0xfe53_4d42, // SMB 2
+];
+
+/// What each file system's times are worth, by its magic number.
+#[derive(Default)]
+pub(super) struct Settled {
+    dirty: Option<Duration>,
+    known: HashMap<u64, Option<Duration>>,
+}
+
+impl Settled {
+    /// How old the time of a file's last change must be to count; `None` where it never counts.
+    pub(super) fn age(&mut self, file: &File) -> Option<Duration> {
+        let magic = rustix::fs::fstatfs(file).map(|stat| stat.f_type as u64).ok()?;
+        let dirty = *self.dirty.get_or_insert_with(dirty_expire);
+        *self.known.entry(magic).or_insert_with(|| match magic {
+            NFS => Some(SETTLED_REMOTE),
+            magic if NOT_TRUSTED.contains(&magic) => None,
+            _ => Some(SETTLED.max(2 * dirty)),
+        })
+    }
+}
+
+/// How long a page stays dirty.
+fn dirty_expire() -> Duration {
+    let text = std::fs::read_to_string("/proc/sys/vm/dirty_expire_centisecs");
+    let centiseconds = text.ok().and_then(|text| text.trim().parse().ok());
+    // The system's default, where it can't be asked.
+    Duration::from_millis(10 * centiseconds.unwrap_or(3000))
+}

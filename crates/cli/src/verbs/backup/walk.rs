@@ -1,0 +1,457 @@
+//! What is below the roots, told to a snapshot that is made: entries in order, content of files
+//! that changed, and what the parent has of the others.
+
+use std::{
+    collections::HashSet,
+    ffi::OsStr,
+    fs::File,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use onefold_archive::{
+    ATTRIBUTES_INLINE, Attributes, Event, FileMap, FoundInParent, Identity, LEVELS_MAX, NodeEntry,
+    NodeWhat, Stat, TreeFeeder, encode_attributes,
+};
+use onefold_backend::{
+    sparse::next_data,
+    tree::{Found, Options, Walk},
+};
+use onefold_core::{Error, Result, tree::What};
+use parking_lot::Mutex;
+
+use super::{roots, settled::Settled};
+use crate::verbs::exclude::Exclude;
+
+/// Longest path below a root, in bytes.
+const PATH_MAX: usize = 16 << 10;
+
+/// Most files with several names that are remembered; of more, each name counts as a file.
+const LINKED_MAX: usize = 1 << 20;
+
+/// Bytes of the list of what was left out.
+const LIST_MAX: usize = 1 << 20;
+
+/// How often a file is read again that changed while it was read.
+const READ_AGAIN: u32 = 2;
+
+/// The rules of a walk.
+pub(super) struct Rules {
+    pub(super) roots: Vec<PathBuf>,
+    pub(super) excludes: Vec<Arc<Exclude>>,
+    pub(super) without_caches: bool,
+    pub(super) one_file_system: bool,
+    /// Files are read although their times say that they are the parent's.
+    pub(super) read_all: bool,
+    /// Each file is read again after so many days; 0 for never.
+    pub(super) reread_days: u64,
+}
+
+/// Counts of a walk.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    /// Files taken over from the parent, unread.
+    pub(super) unchanged: u64,
+    /// Files that were read.
+    pub(super) read: u64,
+    /// Paths that could not be read, whole or in part.
+    pub(super) left_out: u64,
+    /// Files that changed each time while they were read.
+    pub(super) restless: u64,
+    /// Paths that a rule left out.
+    pub(super) excluded: u64,
+}
+
+/// Directories from which something was left out by a rule, and how much.
+type InPart = Arc<Mutex<(HashSet<Vec<u8>>, u64)>>;
+
+pub(super) struct Teller<'a, 'f> {
+    rules: &'a Rules,
+    feeder: &'a mut TreeFeeder<'f>,
+    identity: Identity,
+    settled: Settled,
+    /// Paths of the directories that are open, from the root of the system, and whether something
+    /// of them was left out.
+    open: Vec<(Vec<u8>, bool)>,
+    list: Vec<u8>,
+    now: Duration,
+    pub(super) counts: Counts,
+}
+
+impl<'a, 'f> Teller<'a, 'f> {
+    pub(super) fn new(
+        rules: &'a Rules,
+        feeder: &'a mut TreeFeeder<'f>,
+        identity: Identity,
+    ) -> Teller<'a, 'f> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (settled, open, list) = (Settled::default(), Vec::new(), Vec::new());
+        Teller { rules, feeder, identity, settled, open, list, now, counts: Counts::default() }
+    }
+
+    /// Tells of all roots, and of what was left out.
+    pub(super) fn all(&mut self) -> Result<()> {
+        self.root()?;
+        for (root, exclude) in self.rules.roots.iter().zip(&self.rules.excludes) {
+            self.below(root, exclude)?;
+        }
+        self.leave_to(1)?;
+        self.feeder.bytes(&std::mem::take(&mut self.list))?;
+        self.feeder.event(Event::End(self.counts.left_out))
+    }
+
+    /// Enters the root of the system, which has nothing but what leads to the roots.
+    fn root(&mut self) -> Result<()> {
+        let (found, mut known) = self.feeder.parent.take_root();
+        known.extend(self.feeder.parent.enter(&found)?);
+        let mut entry = roots::on_the_way(Path::new("/"))?;
+        // A backup of the whole system tells it again, with its attributes.
+        entry.name.clear();
+        entry.is_in_part = !self.rules.roots.iter().any(|root| root == Path::new("/"));
+        self.open.push((Vec::new(), false));
+        self.feeder.event(Event::Enter(entry, Stat::default(), known))
+    }
+
+    /// Goes to the directory above `root`, then tells of `root` and all below it.
+    fn below(&mut self, root: &Path, exclude: &Arc<Exclude>) -> Result<()> {
+        let parts: Vec<&[u8]> = root.iter().skip(1).map(|part| part.as_bytes()).collect();
+        let above = parts.len().saturating_sub(1);
+        let shared = self.shared(&parts[..above]);
+        self.leave_to(1 + shared)?;
+        for n in shared..above {
+            let path: PathBuf = Path::new("/").join(OsStr::from_bytes(&parts[..=n].join(&b'/')));
+            let entry = roots::on_the_way(&path)?;
+            self.enter(entry, Stat::default())?;
+        }
+        let in_part = InPart::default();
+        let is_directory = std::fs::symlink_metadata(root).is_ok_and(|data| data.is_dir());
+        let (at, only) = match is_directory {
+            true => (root, None),
+            // A single file is looked at by its directory.
+            false => (root.parent().unwrap_or(root), root.file_name().map(OsStr::as_bytes)),
+        };
+        let depth = self.open.len();
+        for found in Walk::new(at, self.options(at, exclude, only, &in_part))? {
+            match found {
+                Ok(found) if only.is_some() && found.entry.path.is_empty() => {}
+                Ok(found) if only.is_some() => self.entry(root.parent(), found)?,
+                Ok(found) => {
+                    // What is in a directory comes directly behind it.
+                    let levels = match found.entry.path.is_empty() {
+                        true => 0,
+                        false => found.entry.path.split(|&byte| byte == b'/').count(),
+                    };
+                    self.mark(&in_part);
+                    // The root of the system was entered before.
+                    let base = if parts.is_empty() { 0 } else { depth };
+                    if !(parts.is_empty() && levels == 0) {
+                        self.leave_to(base + levels)?;
+                        self.entry(Some(at), found)?;
+                    }
+                }
+                Err(error) => self.left_out(&error),
+            }
+        }
+        self.mark(&in_part);
+        self.leave_to(depth.max(1))
+    }
+
+    /// How many of the directories that are open lead to this path.
+    fn shared(&self, parts: &[&[u8]]) -> usize {
+        let open = self.open.iter().skip(1);
+        open.zip(parts)
+            .take_while(|((path, _), part)| {
+                path.rsplit(|&byte| byte == b'/').next() == Some(**part)
+            })
+            .count()
+    }
+
+    fn options(
+        &self,
+        at: &Path,
+        exclude: &Arc<Exclude>,
+        only: Option<&[u8]>,
+        in_part: &InPart,
+    ) -> Options {
+        let (exclude, in_part) = (exclude.clone(), in_part.clone());
+        let only = only.map(<[u8]>::to_vec);
+        let base = match at.as_os_str().as_bytes() {
+            b"/" => Vec::new(),
+            at => at.to_vec(),
+        };
+        Options {
+            one_file_system: self.rules.one_file_system,
+            without_caches: self.rules.without_caches,
+            levels_max: LEVELS_MAX,
+            path_max: PATH_MAX,
+            linked_max: LINKED_MAX,
+            wanted: Some(Box::new(move |path, is_directory| match &only {
+                Some(only) => path == &only[..],
+                None if exclude.takes(path, is_directory) => {
+                    let above = path.iter().rposition(|&byte| byte == b'/');
+                    let above = above.map_or_else(Vec::new, |at| [b"/", &path[..at]].concat());
+                    let (paths, count) = &mut *in_part.lock();
+                    paths.insert([&base[..], &above].concat());
+                    *count += 1;
+                    false
+                }
+                None => true,
+            })),
+            ..Options::default()
+        }
+    }
+
+    /// Marks the directories that are open, and from which a rule left something out.
+    fn mark(&mut self, in_part: &InPart) {
+        let (paths, count) = &mut *in_part.lock();
+        self.counts.excluded += std::mem::take(count);
+        if paths.is_empty() {
+            return;
+        }
+        for (open, is_in_part) in &mut self.open {
+            *is_in_part |= paths.contains(open);
+        }
+        paths.clear();
+    }
+
+    fn left_out(&mut self, error: &Error) {
+        tracing::warn!("left out: {error}");
+        self.counts.left_out += 1;
+        let line = error.to_string();
+        if self.list.len() + line.len() < LIST_MAX {
+            self.list.extend_from_slice(line.as_bytes());
+            self.list.push(b'\n');
+        }
+        if let Some((_, is_in_part)) = self.open.last_mut() {
+            *is_in_part = true;
+        }
+    }
+
+    /// Leaves directories until so many are open.
+    fn leave_to(&mut self, depth: usize) -> Result<()> {
+        while self.open.len() > depth.max(1)
+            && let Some((_, is_in_part)) = self.open.pop()
+        {
+            self.feeder.parent.leave();
+            self.feeder.event(Event::Leave(is_in_part))?;
+        }
+        Ok(())
+    }
+
+    fn enter(&mut self, entry: NodeEntry, stat: Stat) -> Result<()> {
+        let found = self.feeder.parent.find(&entry.name)?;
+        let known = self.feeder.parent.enter(&found)?;
+        let above = self.open.last().map(|(path, _)| path.clone()).unwrap_or_default();
+        self.open.push(([&above[..], b"/", &entry.name].concat(), false));
+        self.feeder.event(Event::Enter(entry, stat, known))
+    }
+
+    /// Tells of an entry in the directory that is open.
+    fn entry(&mut self, root: Option<&Path>, mut found: Found) -> Result<()> {
+        let root = root.unwrap_or(Path::new("/"));
+        let path = root.join(OsStr::from_bytes(&found.entry.path));
+        if let Some(error) = found.lacks.take() {
+            self.left_out(&error);
+        }
+        let name = path.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
+        let entry = &mut found.entry;
+        let mut node = NodeEntry {
+            name,
+            what: NodeWhat::Fifo,
+            mode: entry.mode & 0o7777,
+            uid: entry.uid,
+            gid: entry.gid,
+            seconds: entry.seconds,
+            nanoseconds: entry.nanoseconds,
+            link: 0,
+            is_in_part: false,
+            attributes: Attributes::default(),
+        };
+        self.attributes(&mut node, std::mem::take(&mut entry.attributes))?;
+        if found.linked.is_some() {
+            node.link = self.link(&path);
+        }
+        let stat = Stat {
+            inode: found.inode,
+            changed_seconds: found.changed.0,
+            changed_nanoseconds: found.changed.1,
+            ..Stat::default()
+        };
+        node.what = match std::mem::replace(&mut entry.what, What::Fifo) {
+            What::Directory => {
+                node.what = NodeWhat::Directory(None);
+                return self.enter(node, stat);
+            }
+            What::HardLink { target } => {
+                node.link = self.link(&root.join(OsStr::from_bytes(&target)));
+                self.feeder.parent.find(&node.name)?;
+                return self.feeder.event(Event::Link(node, stat));
+            }
+            What::File { bytes, .. } => {
+                let Some(file) = found.file else { return Ok(()) };
+                return self.file(node, stat, &path, &file, bytes);
+            }
+            What::Symlink { target } => NodeWhat::Symlink(target),
+            What::Fifo => NodeWhat::Fifo,
+            What::Socket => NodeWhat::Socket,
+            What::CharacterDevice(device) => NodeWhat::CharacterDevice(device),
+            What::BlockDevice(device) => NodeWhat::BlockDevice(device),
+        };
+        self.feeder.parent.find(&node.name)?;
+        self.feeder.event(Event::Other(node, stat))
+    }
+
+    /// A number for all names of a file, from the first one. Nobody who lacks the archive's secret
+    /// chooses names that have one number.
+    fn link(&self, first: &Path) -> u64 {
+        self.identity.checksum(first.as_os_str().as_bytes()).max(1)
+    }
+
+    fn attributes(&mut self, node: &mut NodeEntry, all: Vec<(Vec<u8>, Vec<u8>)>) -> Result<()> {
+        let encoded = encode_attributes(&all);
+        if encoded.len() <= ATTRIBUTES_INLINE {
+            node.attributes = Attributes::Inline(all);
+            return Ok(());
+        }
+        self.feeder.bytes(&encoded)?;
+        self.feeder.event(Event::Attributes)
+    }
+
+    /// Takes a file over from the parent, or reads it.
+    fn file(
+        &mut self,
+        mut node: NodeEntry,
+        mut stat: Stat,
+        path: &Path,
+        file: &File,
+        bytes: u64,
+    ) -> Result<()> {
+        let before = self.feeder.parent.find(&node.name)?;
+        node.what = NodeWhat::File(0, FileMap::default());
+        if let Some(map) = self.unchanged(&before, &node, &stat, path, bytes)? {
+            self.counts.unchanged += 1;
+            stat.is_settled = true;
+            return self.feeder.event(Event::File(node, stat, Some((bytes, map))));
+        }
+        self.counts.read += 1;
+        if let Some(NodeEntry { what: NodeWhat::File(_, map), .. }) = &before.entry {
+            let known = self.feeder.parent.pages_of(map)?;
+            if !known.is_empty() {
+                self.feeder.event(Event::Known(known))?;
+            }
+        }
+        let age = self.settled.age(file);
+        let mut tries = 0;
+        loop {
+            let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let read = self.read(file)?;
+            let after = file.metadata().map_err(|e| Error::from_io(path.display(), e))?;
+            let time = (after.ctime(), after.ctime_nsec() as u32);
+            let same = time == (stat.changed_seconds, stat.changed_nanoseconds);
+            (stat.changed_seconds, stat.changed_nanoseconds) = time;
+            (node.seconds, node.nanoseconds) = (after.mtime(), after.mtime_nsec() as u32);
+            match read {
+                Some(error) => {
+                    node.is_in_part = true;
+                    self.left_out(&error.context(path.display()));
+                }
+                None if !same && tries < READ_AGAIN => {
+                    tries += 1;
+                    self.feeder.event(Event::Discard)?;
+                    continue;
+                }
+                None if !same => {
+                    self.counts.restless += 1;
+                    tracing::warn!("{}: it changed each time while it was read", path.display());
+                }
+                None => {
+                    let since = Duration::new(time.0.max(0) as u64, time.1);
+                    stat.is_settled = age.is_some_and(|age| since + age < began);
+                }
+            }
+            return self.feeder.event(Event::File(node, stat, None));
+        }
+    }
+
+    /// The parent's content of a file, when it is the same and whole.
+    fn unchanged(
+        &mut self,
+        before: &FoundInParent,
+        node: &NodeEntry,
+        stat: &Stat,
+        path: &Path,
+        bytes: u64,
+    ) -> Result<Option<FileMap>> {
+        let (Some(entry), Some(known)) = (&before.entry, &before.stat) else { return Ok(None) };
+        let NodeWhat::File(length, map) = &entry.what else { return Ok(None) };
+        let same = known.is_settled
+            && !entry.is_in_part
+            && *length == bytes
+            && (entry.seconds, entry.nanoseconds) == (node.seconds, node.nanoseconds)
+            && known.inode == stat.inode
+            && (known.changed_seconds, known.changed_nanoseconds)
+                == (stat.changed_seconds, stat.changed_nanoseconds);
+        if !same || self.rules.read_all || self.is_due(path) {
+            return Ok(None);
+        }
+        Ok(self.feeder.parent.is_sound(map)?.then(|| map.clone()))
+    }
+
+    /// True on the day on which a file is read again, although nothing changed: a different one for
+    /// each path.
+    fn is_due(&self, path: &Path) -> bool {
+        let (days, today) = (self.rules.reread_days, self.now.as_secs() / 86_400);
+        let of_path = self.identity.checksum(path.as_os_str().as_bytes());
+        days > 0 && of_path.checked_rem(days) == today.checked_rem(days)
+    }
+
+    /// Gives all of a file, its holes without reading them; an error is one of reading it.
+    fn read(&mut self, file: &File) -> Result<Option<Error>> {
+        use std::os::unix::fs::FileExt;
+        let bytes = match file.metadata() {
+            Ok(metadata) => metadata.len(),
+            Err(error) => return Ok(Some(Error::from_io("it can't be looked at", error))),
+        };
+        let mut at = 0;
+        loop {
+            let (start, end) = match next_data(file, at, bytes) {
+                Ok(Some(range)) => range,
+                Ok(None) => (bytes, bytes),
+                Err(error) => return Ok(Some(error)),
+            };
+            if start > at {
+                self.feeder.hole(start - at)?;
+            }
+            at = start;
+            if at >= bytes {
+                return Ok(None);
+            }
+            while at < end {
+                let mut failed = None;
+                let n = self.feeder.fill(|room| {
+                    let most = room.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
+                    loop {
+                        match file.read_at(&mut room[..most], at) {
+                            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                            Err(e) => {
+                                failed = Some(Error::from_io("it can't be read", e));
+                                return Ok(0);
+                            }
+                            Ok(n) => return Ok(n),
+                        }
+                    }
+                })?;
+                if failed.is_some() {
+                    return Ok(failed);
+                }
+                if n == 0 {
+                    // It was cut off meanwhile: its length is what was read.
+                    return Ok(None);
+                }
+                at += n as u64;
+            }
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Which snapshots of a set are kept: the newest of each period, and guards that no rule empties a
+//! set.
+//!
+//! In each period the newest *whole* snapshot counts. Partial ones count apart, so that a path that
+//! can never be read is not without snapshots. Shrunk ones, those that are dated in the future, and
+//! those that are dated before an older one of their set neither count nor go.
+
+use std::collections::BTreeMap;
+
+use jiff::{ToSpan, Zoned};
+use onefold_archive::{Completeness, Snapshot, SnapshotId};
+
+use crate::verbs::snapshots::zoned;
+
+/// How many periods of each kind are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Policy {
+    pub(super) last: u64,
+    pub(super) hourly: u64,
+    pub(super) daily: u64,
+    pub(super) weekly: u64,
+    pub(super) monthly: u64,
+    pub(super) yearly: u64,
+    /// Seconds within which all are kept.
+    pub(super) within: u64,
+    /// Snapshots with one of these words are kept.
+    pub(super) tags: Vec<String>,
+}
+
+/// What a policy says of a snapshot, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is kept, for these reasons.
+    Kept(Vec<String>),
+    /// It neither counts nor goes.
+    LeftAlone(&'static str),
+    /// It goes.
+    Goes,
+}
+
+impl Policy {
+    /// True when it keeps nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        *self == Policy::default()
+    }
+
+    /// Judges the snapshots of one set, in the order in which they were made.
+    pub(super) fn judge(&self, set: &[&Snapshot], now: u64) -> BTreeMap<SnapshotId, Verdict> {
+        let mut verdicts = BTreeMap::new();
+        let mut counting = Vec::new();
+        let mut newest = 0;
+        for snapshot in set {
+            let alone = if snapshot.completeness == Completeness::Shrunk {
+                Some("it is shrunk")
+            } else if snapshot.ended > now {
+                Some("it is dated in the future")
+            } else if snapshot.ended < newest {
+                Some("it is dated before an older one")
+            } else {
+                None
+            };
+            match alone {
+                Some(why) => drop(verdicts.insert(snapshot.id, Verdict::LeftAlone(why))),
+                None => {
+                    newest = snapshot.ended;
+                    counting.push(*snapshot);
+                }
+            }
+        }
+        for is_whole in [true, false] {
+            let of_kind = counting
+                .iter()
+                .copied()
+                .filter(|snapshot| (snapshot.completeness == Completeness::Whole) == is_whole);
+            self.judge_some(&of_kind.collect::<Vec<_>>(), now, &mut verdicts);
+        }
+        verdicts
+    }
+
+    /// Judges whole ones, or partial ones.
+    fn judge_some(
+        &self,
+        some: &[&Snapshot],
+        now: u64,
+        verdicts: &mut BTreeMap<SnapshotId, Verdict>,
+    ) {
+        let mut kept: BTreeMap<SnapshotId, Vec<String>> = BTreeMap::new();
+        let mut keep = |snapshot: &Snapshot, why: String| {
+            kept.entry(snapshot.id).or_default().push(why);
+        };
+        let newest_first = || some.iter().rev().copied();
+        newest_first()
+            .take(usize::try_from(self.last).unwrap_or(usize::MAX))
+            .for_each(|snapshot| keep(snapshot, "last".into()));
+        type Period = fn(&Zoned) -> String;
+        let periods: [(u64, &str, Period); 5] = [
+            (self.hourly, "hourly", |at| at.strftime("%Y-%m-%d %H %z").to_string()),
+            (self.daily, "daily", |at| at.strftime("%Y-%m-%d").to_string()),
+            (self.weekly, "weekly", |at| {
+                let week = at.date().iso_week_date();
+                format!("{}-W{:02}", week.year(), week.week())
+            }),
+            (self.monthly, "monthly", |at| at.strftime("%Y-%m").to_string()),
+            (self.yearly, "yearly", |at| at.strftime("%Y").to_string()),
+        ];
+        for (count, name, period) in periods {
+            let (mut last, mut left) = (None, count);
+            for snapshot in newest_first() {
+                let Some(at) = zoned(snapshot.ended) else { continue };
+                let this = Some(period(&at));
+                if left == 0 || last == this {
+                    continue;
+                }
+                keep(snapshot, format!("{name} {}", this.as_deref().unwrap_or_default()));
+                (last, left) = (this, left - 1);
+            }
+        }
+        for snapshot in some {
+            if self.within > 0 && snapshot.ended.saturating_add(self.within) > now {
+                keep(snapshot, "within".into());
+            }
+            if let Some(tag) = self.tags.iter().find(|tag| snapshot.tags.contains(tag)) {
+                keep(snapshot, format!("tag {tag}"));
+            }
+        }
+        for snapshot in some {
+            let verdict = kept.remove(&snapshot.id).map_or(Verdict::Goes, Verdict::Kept);
+            verdicts.insert(snapshot.id, verdict);
+        }
+    }
+}
+
+/// Refuses what would empty a set, or remove more than half of it, or trusts a clock that is far
+/// ahead. `force` allows the last two.
+pub(super) fn guard(
+    set: &[&Snapshot],
+    verdicts: &BTreeMap<SnapshotId, Verdict>,
+    now: u64,
+    force: bool,
+) -> Result<(), String> {
+    let goes = |snapshot: &&&Snapshot| verdicts.get(&snapshot.id) == Some(&Verdict::Goes);
+    let gone = set.iter().filter(goes).count();
+    let whole = |snapshot: &&&Snapshot| snapshot.completeness == Completeness::Whole;
+    if set.iter().any(|snapshot| whole(&snapshot)) && set.iter().filter(whole).all(|s| goes(&s)) {
+        return Err("it would lose its last whole snapshot".into());
+    }
+    if force {
+        return Ok(());
+    }
+    if gone > 1 && gone * 2 > set.len() {
+        return Err(format!("{gone} of its {} snapshots would go; --force lets them", set.len()));
+    }
+    let newest = set.iter().map(|snapshot| snapshot.ended).max().unwrap_or(now);
+    let ahead = zoned(newest).and_then(|at| at.checked_add(30.days()).ok());
+    let is_ahead = ahead.is_some_and(|limit| {
+        i64::try_from(now).is_ok_and(|now| now > limit.timestamp().as_second())
+    });
+    if gone > 0 && is_ahead {
+        return Err(
+            "its newest snapshot is more than 30 days old by this host's clock; --force trusts the \
+             clock"
+                .into(),
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_archive::{Address, ContainerId, NodeRef};
+    use onefold_core::Fingerprint;
+
+    use super::*;
+
+    const DAY: u64 = 86_400;
+    /// Noon of a day that is no day of a change of clocks anywhere.
+    const NOW: u64 = 1_795_608_000;
+
+    fn snapshot(n: u8, ended: u64) -> Snapshot {
+        let address = Address { container: ContainerId(1), slot: 0 };
+        Snapshot {
+            id: SnapshotId([n; 16]),
+            set: "s".into(),
+            host: String::new(),
+            machine: [0; 16],
+            paths: Vec::new(),
+            tags: Vec::new(),
+            began: ended,
+            ended,
+            parent: None,
+            root: NodeRef { address, fingerprint: Fingerprint([0; 16]) },
+            stats: None,
+            entries: 1,
+            bytes: 0,
+            added: 0,
+            left_out: 0,
+            completeness: Completeness::Whole,
+            forgotten: None,
+        }
+    }
+
+    fn kept(policy: &Policy, all: &[Snapshot]) -> Vec<u8> {
+        let all: Vec<&Snapshot> = all.iter().collect();
+        let verdicts = policy.judge(&all, NOW);
+        let kept = |id: &SnapshotId| matches!(verdicts[id], Verdict::Kept(_));
+        all.iter().map(|snapshot| snapshot.id).filter(kept).map(|id| id.0[0]).collect()
+    }
+
+    #[test]
+    fn the_newest_of_each_period_is_kept() {
+        // Two a day for ten days, the oldest first.
+        let all: Vec<Snapshot> =
+            (0..20u8).map(|n| snapshot(n, NOW - (19 - u64::from(n)) * DAY / 2)).collect();
+        assert_eq!(kept(&Policy { last: 3, ..Policy::default() }, &all), [17, 18, 19]);
+        assert_eq!(kept(&Policy { daily: 3, ..Policy::default() }, &all).len(), 3);
+        assert!(kept(&Policy { daily: 3, ..Policy::default() }, &all).contains(&19));
+        let weekly = kept(&Policy { weekly: 5, ..Policy::default() }, &all);
+        assert!((2..=3).contains(&weekly.len()), "{weekly:?}");
+        let within = Policy { within: DAY, ..Policy::default() };
+        assert_eq!(kept(&within, &all), [18, 19]);
+        let mut tagged = all;
+        tagged[4].tags.push("audit".into());
+        let tags = Policy { tags: vec!["audit".into()], ..Policy::default() };
+        assert_eq!(kept(&tags, &tagged), [4]);
+    }
+
+    #[test]
+    fn a_partial_snapshot_takes_no_whole_ones_place() {
+        let mut all = vec![snapshot(1, NOW - 20), snapshot(2, NOW - 10)];
+        all[1].completeness = Completeness::Partial;
+        assert_eq!(kept(&Policy { daily: 1, ..Policy::default() }, &all), [1, 2]);
+    }
+
+    #[test]
+    fn what_no_clock_can_judge_is_left_alone() {
+        let mut all = vec![
+            snapshot(1, NOW - 100),
+            snapshot(2, NOW - 50),
+            snapshot(3, NOW + 5),
+            snapshot(4, NOW - 70),
+        ];
+        all[1].completeness = Completeness::Shrunk;
+        let all: Vec<&Snapshot> = all.iter().collect();
+        let verdicts = Policy { last: 1, ..Policy::default() }.judge(&all, NOW);
+        assert!(matches!(verdicts[&all[1].id], Verdict::LeftAlone(_)));
+        assert!(matches!(verdicts[&all[2].id], Verdict::LeftAlone(_)));
+        assert!(matches!(verdicts[&all[3].id], Verdict::Kept(_)));
+        assert!(matches!(verdicts[&all[0].id], Verdict::Goes));
+    }
+
+    #[test]
+    fn no_policy_empties_a_set() {
+        let all = [snapshot(1, NOW - 30), snapshot(2, NOW - 20), snapshot(3, NOW - 10)];
+        let all: Vec<&Snapshot> = all.iter().collect();
+        let gone = |ids: &[usize]| {
+            ids.iter().map(|&n| (all[n].id, Verdict::Goes)).collect::<BTreeMap<_, _>>()
+        };
+        assert!(guard(&all, &gone(&[0]), NOW, false).is_ok());
+        assert!(guard(&all, &gone(&[0, 1]), NOW, false).is_err());
+        assert!(guard(&all, &gone(&[0, 1]), NOW, true).is_ok());
+        assert!(guard(&all, &gone(&[0, 1, 2]), NOW, true).is_err());
+        assert!(guard(&all, &gone(&[0]), NOW + 40 * DAY, false).is_err());
+        assert!(guard(&all, &gone(&[0]), NOW + 40 * DAY, true).is_ok());
+    }
+}

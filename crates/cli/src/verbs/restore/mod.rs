@@ -1,0 +1,340 @@
+//! `onefold restore`: files and directories out of a snapshot.
+
+mod wanted;
+
+use std::{collections::HashMap, path::PathBuf};
+
+use clap::Args;
+use onefold_archive::{Content, Entries, NodeEntry, NodeWhat, Snapshot, TreeReader, Verify};
+use onefold_backend::tree::{Choices, Restorer, write_part};
+use onefold_core::{
+    Error, Kind, Result,
+    tree::{Entry, IN_PART, What},
+};
+use serde_json::json;
+
+use self::wanted::{Takes, Wanted};
+use super::{
+    archive_at,
+    get::{left_out, space::fits, tell},
+    snapshots,
+};
+use onefold_console::{
+    failure::Failure,
+    output,
+    progress::Progress,
+    size::{Size, counted, grouped},
+};
+
+/// Restores files and directories of a snapshot below a directory
+///
+/// Paths are those in the snapshot, and patterns with *, ?, [a-z] and **; without one, all of it is
+/// restored. Each file comes back below DIR with its whole path. Each chunk is compared with its
+/// fingerprint. A file of which a chunk is lost gets the end `.damaged`, the rest is restored, and
+/// the exit status is 3. The verb writes nothing outside DIR, and goes through no symbolic link.
+/// When it ends, everything that it restored is durable.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+                  onefold restore backups web1 -C out\n  \
+                  onefold restore backups web1~1 /etc/fstab '/home/**/*.odt' -C out\n  \
+                  onefold restore backups web1@2026-11-22 / -C /mnt/new --preserve-privileged")]
+pub(crate) struct Options {
+    /// The archive
+    store: PathBuf,
+
+    /// The snapshot: SET, SET~N for the Nth before the newest, SET@DATE, or digits of its id
+    snapshot: String,
+
+    /// Paths and patterns
+    paths: Vec<String>,
+
+    /// The directory below which they are restored
+    #[arg(short = 'C', long, value_name = "DIR")]
+    directory: PathBuf,
+
+    /// Replaces files that have the name of a restored one, and restores into directories that
+    /// exist. Without it, a name that exists is an error
+    #[arg(long)]
+    in_place: bool,
+
+    /// Restores set-id and sticky bits, devices, and the attributes of the system (security.*,
+    /// trusted.*) too
+    #[arg(long)]
+    preserve_privileged: bool,
+
+    /// Compares groups of chunks with their checksums only
+    #[arg(long)]
+    no_verify: bool,
+
+    /// Memory for the archive's tables, besides an allowance that grows with the bytes that they
+    /// occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
+    /// Prints JSON, whose keys are stable
+    #[arg(long)]
+    json: bool,
+}
+
+/// Restores them.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let archive = archive_at(&options.store, snapshots::NONE)?.open_to_read(options.memory.0)?;
+    let mut reader = TreeReader::new(&archive)?;
+    let tables = reader.tables().clone();
+    let snapshot = snapshots::named(&tables, &options.snapshot)?;
+    let wanted = Wanted::new(&options.paths)?;
+    let mut sizes = Sizes::default();
+    walk(&mut reader, snapshot, &wanted, &mut sizes)?;
+    wanted.all_found()?;
+    fits(&options.directory, sizes.bytes, sizes.entries)?;
+    let choices = Choices { in_place: options.in_place, privileged: options.preserve_privileged };
+    let mut writing = Writing {
+        restorer: Restorer::new(&options.directory, choices)?,
+        directories: Vec::new(),
+        pending: Vec::new(),
+        first: HashMap::new(),
+        verify: if options.no_verify { Verify::Groups } else { Verify::Chunks },
+        bar: Progress::new("restoring"),
+        total: sizes.bytes,
+        bytes: 0,
+        entries: 0,
+        damaged: 0,
+        in_part: 0,
+    };
+    walk(&mut reader, snapshot, &wanted, &mut writing)?;
+    let done = writing.end()?;
+    tell(&done.left_out);
+    if options.json {
+        output::json(&json!({
+            "snapshot": snapshot.id.to_string(),
+            "entries": done.entries,
+            "bytes": done.bytes,
+            "damaged": done.damaged,
+            "in_part": done.in_part,
+            "left_out": left_out(&done.left_out),
+        }))?;
+    } else {
+        output::line(format_args!(
+            "restored {} entries, {}, of snapshot {}",
+            grouped(done.entries),
+            Size(done.bytes),
+            snapshots::short(snapshot.id)
+        ));
+    }
+    match (done.damaged, done.in_part) {
+        (0, 0) => Ok(()),
+        (0, n) => Err(Failure::in_part(format!(
+            "{} restored in part only: more was not stored",
+            counted(n, "file")
+        ))),
+        (n, _) => Err(Failure::in_part(format!(
+            "{} could not be restored whole, and ends with .damaged",
+            counted(n, "file")
+        ))),
+    }
+}
+
+/// Takes the entries of a walk through a snapshot.
+trait Visitor {
+    /// An entry, at this path. Directories come before what is in them.
+    fn entry(&mut self, reader: &mut TreeReader, path: &[u8], entry: &NodeEntry) -> Result<()>;
+
+    /// A directory that only leads to what is wanted; what is in it comes, or nothing of it.
+    fn way(&mut self, _: &mut TreeReader, _: &[u8], _: &NodeEntry) {}
+}
+
+/// Walks through what is wanted of a snapshot, in order; only nodes on the way there are read.
+fn walk(
+    reader: &mut TreeReader,
+    snapshot: &Snapshot,
+    wanted: &Wanted,
+    visitor: &mut dyn Visitor,
+) -> Result<()> {
+    struct Open {
+        path: Vec<u8>,
+        entries: Entries,
+        all: bool,
+    }
+    let root = reader.root(snapshot)?;
+    let NodeWhat::Directory(top) = root.directory.what else { return Ok(()) };
+    let all = wanted.takes(b"") == Takes::All;
+    let mut open = vec![Open { path: Vec::new(), entries: Entries::new(top, None), all }];
+    let mut seen = 1u64;
+    while let Some(level) = open.last_mut() {
+        let Some((entry, _)) = level.entries.next(reader)? else {
+            open.pop();
+            continue;
+        };
+        let mut path = level.path.clone();
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(&entry.name);
+        let takes = if level.all { Takes::All } else { wanted.takes(&path) };
+        // A tree that doubles at each level has more entries than its root says.
+        seen += 1;
+        if seen > snapshot.entries || open.len() > onefold_archive::LEVELS_MAX {
+            return Err(Error::new(Kind::Corrupt, "the snapshot has more than its root says"));
+        }
+        match takes {
+            Takes::Nothing => continue,
+            Takes::All => visitor.entry(reader, &path, &entry)?,
+            Takes::Below => visitor.way(reader, &path, &entry),
+        }
+        if let NodeWhat::Directory(top) = entry.what {
+            let all = takes == Takes::All;
+            open.push(Open { path, entries: Entries::new(top, None), all });
+        }
+    }
+    Ok(())
+}
+
+/// How much is wanted.
+#[derive(Default)]
+struct Sizes {
+    entries: u64,
+    bytes: u64,
+}
+
+impl Visitor for Sizes {
+    fn entry(&mut self, _: &mut TreeReader, _: &[u8], entry: &NodeEntry) -> Result<()> {
+        self.entries += 1;
+        if let NodeWhat::File(bytes, _) = entry.what {
+            self.bytes = self.bytes.saturating_add(bytes);
+        }
+        Ok(())
+    }
+}
+
+/// Writes what is wanted.
+struct Writing {
+    restorer: Restorer,
+    /// The directories, which are finished in the end.
+    directories: Vec<Entry>,
+    /// Directories that lead to what is wanted, and are not made yet.
+    pending: Vec<Entry>,
+    /// The path of the first restored name of a file with several.
+    first: HashMap<u64, Vec<u8>>,
+    verify: Verify,
+    bar: Progress,
+    total: u64,
+    bytes: u64,
+    entries: u64,
+    damaged: u64,
+    in_part: u64,
+}
+
+/// What was restored.
+struct Done {
+    left_out: onefold_backend::tree::LeftOut,
+    entries: u64,
+    bytes: u64,
+    damaged: u64,
+    in_part: u64,
+}
+
+impl Visitor for Writing {
+    fn way(&mut self, reader: &mut TreeReader, path: &[u8], entry: &NodeEntry) {
+        if let (NodeWhat::Directory(_), Ok(entry)) = (&entry.what, plain(reader, path, entry)) {
+            self.pending.push(entry);
+        }
+    }
+
+    fn entry(&mut self, reader: &mut TreeReader, path: &[u8], node: &NodeEntry) -> Result<()> {
+        for above in std::mem::take(&mut self.pending) {
+            let leads = path.strip_prefix(&above.path[..]).is_some_and(|rest| rest[0] == b'/');
+            if leads {
+                self.restorer.make(&above)?;
+                self.directories.push(above);
+            }
+        }
+        let mut entry = plain(reader, path, node)?;
+        if node.link != 0 {
+            match self.first.get(&node.link) {
+                Some(first) => entry.what = What::HardLink { target: first.clone() },
+                None => drop(self.first.insert(node.link, path.to_vec())),
+            }
+        }
+        self.entries += 1;
+        let Some(file) = self.restorer.make(&entry)? else {
+            if entry.what == What::Directory {
+                self.directories.push(entry);
+            }
+            return Ok(());
+        };
+        let NodeWhat::File(bytes, map) = &node.what else { return Ok(()) };
+        let mut at = 0;
+        let Writing { bar, bytes: done, total, verify, .. } = self;
+        let read = reader.read(*bytes, map, *verify, &mut |content| {
+            let n = match content {
+                Content::Bytes(part) => {
+                    write_part(&file, at, part)?;
+                    part.len() as u64
+                }
+                // The file has a hole there already.
+                Content::Zeroes(n) | Content::Hole(n) => n,
+            };
+            at += n;
+            *done += n;
+            bar.set(*done, *total);
+            Ok(())
+        });
+        match read {
+            Ok(()) => {
+                if node.is_in_part {
+                    let path = String::from_utf8_lossy(path);
+                    tracing::warn!("'{path}' could not be read to its end when it was stored");
+                    self.in_part += 1;
+                }
+                self.restorer.finish_file(&entry, &file)
+            }
+            Err(error) if error.kind() == Kind::Corrupt => {
+                let named = self.restorer.damaged(&entry)?;
+                let shown = String::from_utf8_lossy(&named);
+                tracing::warn!("'{shown}' lacks what is lost: {error}");
+                self.damaged += 1;
+                // Further names of it would be names of nothing whole.
+                self.first.retain(|_, first| first[..] != *path);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Writing {
+    /// Finishes directories, and makes all of it durable.
+    fn end(mut self) -> Result<Done> {
+        self.restorer.made_all()?;
+        for directory in &self.directories {
+            self.restorer.finish(directory)?;
+        }
+        let (entries, bytes) = (self.entries, self.bytes);
+        let (damaged, in_part) = (self.damaged, self.in_part);
+        Ok(Done { left_out: self.restorer.end()?, entries, bytes, damaged, in_part })
+    }
+}
+
+/// An entry as the restorer wants it.
+pub(super) fn plain(reader: &mut TreeReader, path: &[u8], node: &NodeEntry) -> Result<Entry> {
+    let what = match &node.what {
+        NodeWhat::Directory(_) => What::Directory,
+        NodeWhat::File(bytes, _) => What::File { bytes: *bytes, data: Vec::new() },
+        NodeWhat::Symlink(target) => What::Symlink { target: target.clone() },
+        NodeWhat::Fifo => What::Fifo,
+        NodeWhat::Socket => What::Socket,
+        NodeWhat::CharacterDevice(device) => What::CharacterDevice(*device),
+        NodeWhat::BlockDevice(device) => What::BlockDevice(*device),
+    };
+    let in_part = node.is_in_part && matches!(what, What::File { .. });
+    Ok(Entry {
+        path: path.to_vec(),
+        what,
+        mode: node.mode | if in_part { IN_PART } else { 0 },
+        uid: node.uid,
+        gid: node.gid,
+        seconds: node.seconds,
+        nanoseconds: node.nanoseconds,
+        attributes: reader.attributes(node)?,
+    })
+}

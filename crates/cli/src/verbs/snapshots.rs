@@ -1,0 +1,205 @@
+//! `onefold snapshots`: the snapshots of an archive; and how they are named.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+use jiff::{Timestamp, ToSpan, Zoned, civil::Date, tz::TimeZone};
+use onefold_archive::{Completeness, Snapshot, SnapshotId, Tables};
+use onefold_core::{Error, Kind, Result};
+use serde_json::{Value, json};
+
+use super::archive_at;
+use onefold::parts::archive_dir::now;
+use onefold_console::{
+    failure::Failure,
+    output,
+    size::{Size, duration},
+};
+
+/// Digits of an id that are shown, and that name a snapshot at least.
+const SHOWN_DIGITS: usize = 8;
+const LEAST_DIGITS: usize = 4;
+
+/// Lists the snapshots of an archive, the oldest first
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+                  onefold snapshots backups\n  \
+                  onefold snapshots backups --set web1 --json\n  \
+                  onefold snapshots backups --forgotten")]
+pub(crate) struct Options {
+    /// The archive
+    store: PathBuf,
+
+    /// Only those of this set
+    #[arg(long, value_name = "NAME")]
+    set: Option<String>,
+
+    /// Only those of this host
+    #[arg(long, value_name = "NAME")]
+    host: Option<String>,
+
+    /// Only those with this word
+    #[arg(long, value_name = "WORD")]
+    tag: Option<String>,
+
+    /// Those that were forgotten and are kept for a while
+    #[arg(long)]
+    forgotten: bool,
+
+    /// Memory for the archive's tables, besides an allowance that grows with the bytes that they
+    /// occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
+    /// Prints JSON, whose keys are stable
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists them.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let archive = archive_at(&options.store, NONE)?.open_to_read(options.memory.0)?;
+    let tables = archive.tables();
+    let is = |wanted: &Option<String>, has: &str| wanted.as_deref().is_none_or(|name| name == has);
+    let all: Vec<&Snapshot> = tables
+        .snapshots
+        .values()
+        .filter(|snapshot| snapshot.forgotten.is_some() == options.forgotten)
+        .filter(|snapshot| is(&options.set, &snapshot.set) && is(&options.host, &snapshot.host))
+        .filter(|snapshot| options.tag.as_ref().is_none_or(|tag| snapshot.tags.contains(tag)))
+        .collect();
+    if options.json {
+        return Ok(output::json(&all.iter().copied().map(json).collect::<Vec<_>>())?);
+    }
+    if all.is_empty() {
+        output::line("no snapshots");
+    }
+    for snapshot in all {
+        let age = duration(now().saturating_sub(snapshot.ended));
+        let mark = match snapshot.completeness {
+            Completeness::Whole => "",
+            Completeness::Partial => "  partial",
+            Completeness::Shrunk => "  shrunk",
+        };
+        output::line(format_args!(
+            "{}  {}  {age:>8} ago  {:>9}  {:>9} added  {}  {}{}{mark}",
+            short(snapshot.id),
+            shown(snapshot.ended),
+            Size(snapshot.bytes).to_string(),
+            Size(snapshot.added).to_string(),
+            snapshot.host.escape_debug(),
+            snapshot.set.escape_debug(),
+            snapshot
+                .tags
+                .iter()
+                .map(|tag| format!("  #{}", tag.escape_debug()))
+                .collect::<String>(),
+        ));
+    }
+    Ok(())
+}
+
+/// Why a store of another engine has none.
+pub(super) const NONE: &str = "it has no snapshots of directories";
+
+/// The beginning of an id.
+pub(super) fn short(id: SnapshotId) -> String {
+    id.to_string()[..SHOWN_DIGITS].to_owned()
+}
+
+/// A time in the zone of this host.
+pub(super) fn shown(seconds: u64) -> String {
+    zoned(seconds).map_or_else(
+        || Duration::from_secs(seconds).as_secs().to_string(),
+        |time| time.strftime("%Y-%m-%d %H:%M").to_string(),
+    )
+}
+
+/// A time in the zone of this host.
+pub(super) fn zoned(seconds: u64) -> Option<Zoned> {
+    let seconds = i64::try_from(seconds).ok()?;
+    Some(Timestamp::from_second(seconds).ok()?.to_zoned(TimeZone::system()))
+}
+
+/// A snapshot, as programs get it.
+pub(super) fn json(snapshot: &Snapshot) -> Value {
+    let path = |path: &Vec<u8>| String::from_utf8_lossy(path).into_owned();
+    json!({
+        "id": snapshot.id.to_string(),
+        "set": snapshot.set,
+        "host": snapshot.host,
+        "paths": snapshot.paths.iter().map(path).collect::<Vec<_>>(),
+        "tags": snapshot.tags,
+        "began": snapshot.began,
+        "ended": snapshot.ended,
+        "parent": snapshot.parent.map(|id| id.to_string()),
+        "entries": snapshot.entries,
+        "bytes": snapshot.bytes,
+        "added_bytes": snapshot.added,
+        "left_out": snapshot.left_out,
+        "state": match snapshot.completeness {
+            Completeness::Whole => "whole",
+            Completeness::Partial => "partial",
+            Completeness::Shrunk => "shrunk",
+        },
+        "forgotten": snapshot.forgotten.map(|(at, _)| at),
+    })
+}
+
+/// The listed snapshot that a text names: `SET`, the newest of a set; `SET~2`, the second before
+/// it; `SET@2026-11-22`, the newest that was there at the end of that day; or four digits or more
+/// of an id. A set of that name comes first.
+///
+/// # Errors
+/// `NotFound`; `InvalidInput` when several ids begin so.
+pub(super) fn named<'a>(tables: &'a Tables, text: &str) -> Result<&'a Snapshot> {
+    let of_set = |set: &str| -> Vec<&Snapshot> {
+        tables.listed().filter(|snapshot| snapshot.set == set).collect()
+    };
+    if let Some(newest) = of_set(text).last() {
+        return Ok(newest);
+    }
+    let none = || {
+        let text = text.escape_debug();
+        let what = format!(
+            "there is no snapshot '{text}': name a set, SET~N, SET@DATE, or {LEAST_DIGITS} digits \
+             or more of an id; `onefold snapshots` lists them"
+        );
+        Error::new(Kind::NotFound, what)
+    };
+    if let Some((set, before)) = text.rsplit_once('~')
+        && let (of_set, Ok(before)) = (of_set(set), before.parse::<usize>())
+        && !of_set.is_empty()
+    {
+        return of_set.iter().rev().nth(before).copied().ok_or_else(none);
+    }
+    if let Some((set, day)) = text.rsplit_once('@')
+        && let (of_set, Ok(day)) = (of_set(set), day.parse::<Date>())
+        && !of_set.is_empty()
+    {
+        let next = day.checked_add(1.day()).map_err(|_| none())?;
+        let end = next.to_zoned(TimeZone::system()).map_err(|_| none())?.timestamp().as_second();
+        let before = |snapshot: &&&Snapshot| i64::try_from(snapshot.ended).is_ok_and(|at| at < end);
+        return of_set.iter().rfind(before).copied().ok_or_else(none);
+    }
+    by_id(tables.listed(), text).unwrap_or_else(|| Err(none()))
+}
+
+/// The only one of some snapshots whose id begins so; `None` when there is none.
+pub(super) fn by_id<'a>(
+    all: impl Iterator<Item = &'a Snapshot>,
+    text: &str,
+) -> Option<Result<&'a Snapshot>> {
+    if text.len() < LEAST_DIGITS {
+        return None;
+    }
+    let mut found = all.filter(|snapshot| snapshot.id.to_string().starts_with(text));
+    let first = found.next()?;
+    Some(match found.next() {
+        None => Ok(first),
+        Some(_) => Err(Error::new(
+            Kind::InvalidInput,
+            format!("several ids begin with '{}': type more of it", text.escape_debug()),
+        )),
+    })
+}

@@ -1,0 +1,282 @@
+//! Snapshots of directories in archives, through the command: in, out, forgotten, killed, damaged.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
+
+mod support;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink},
+    path::Path,
+    process::Stdio,
+    time::{Duration, SystemTime},
+};
+
+use serde_json::Value;
+use support::{Desk, noise};
+
+/// What a tree has, by path: mode, owner, time, target or content.
+type Listed = BTreeMap<String, (u32, u32, i64, Vec<u8>)>;
+
+fn listed(root: &Path) -> Listed {
+    let (mut all, mut wanted) = (Listed::new(), vec![root.to_owned()]);
+    while let Some(path) = wanted.pop() {
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        let content = if metadata.is_dir() {
+            wanted.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            Vec::new()
+        } else if metadata.is_symlink() {
+            fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes()
+        } else if metadata.is_file() {
+            fs::read(&path).unwrap()
+        } else {
+            Vec::new()
+        };
+        let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+        let told = (metadata.mode(), metadata.uid(), metadata.mtime_nsec(), content);
+        all.insert(name, told);
+    }
+    all
+}
+
+/// Where a restore below `out` puts what lay at `path`.
+fn restored(desk: &Desk, out: &str, path: &str) -> std::path::PathBuf {
+    desk.path(out).join(desk.path(path).strip_prefix("/").unwrap())
+}
+
+/// A tree with some of everything.
+fn plant(root: &Path) {
+    fs::create_dir_all(root.join("sub/deep")).unwrap();
+    fs::create_dir(root.join("empty")).unwrap();
+    fs::write(root.join("a"), b"hello").unwrap();
+    fs::write(root.join("big"), noise(3, 2_000_000)).unwrap();
+    fs::hard_link(root.join("a"), root.join("sub/again")).unwrap();
+    symlink("../a", root.join("sub/link")).unwrap();
+    let sparse = fs::File::create(root.join("sparse")).unwrap();
+    sparse.set_len(20 << 20).unwrap();
+    sparse.write_all_at(b"x", 7 << 20).unwrap();
+    for n in 0..700 {
+        fs::write(root.join(format!("sub/deep/{n:03}")), format!("file {n}")).unwrap();
+    }
+    fs::set_permissions(root.join("big"), fs::Permissions::from_mode(0o640)).unwrap();
+    let file = fs::File::options().write(true).open(root.join("big")).unwrap();
+    file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000)).unwrap();
+}
+
+fn backup(desk: &Desk, arguments: &str) -> Value {
+    serde_json::from_str(&desk.ok(&format!("backup a {arguments} --json"))).unwrap()
+}
+
+fn snapshots(desk: &Desk, arguments: &str) -> Vec<String> {
+    let said: Value =
+        serde_json::from_str(&desk.ok(&format!("snapshots a --json {arguments}"))).unwrap();
+    let ids = said.as_array().unwrap().iter();
+    ids.map(|snapshot| snapshot["id"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_tree_comes_back_as_it_was() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let tree = desk.path("tree");
+    plant(&tree);
+    let first = backup(&desk, "tree --set t");
+    assert_eq!((first["state"].as_str(), first["left_out"].as_u64()), (Some("whole"), Some(0)));
+    desk.ok("restore a t -C out");
+    let out = restored(&desk, "out", "tree");
+    assert_eq!(listed(&tree), listed(&out));
+    let inode = |name: &str| fs::metadata(out.join(name)).unwrap().ino();
+    assert_eq!(inode("a"), inode("sub/again"));
+    assert!(fs::metadata(out.join("sparse")).unwrap().blocks() < 100, "holes stay holes");
+
+    // Nothing changed: no page is written, and nothing is new.
+    let second = backup(&desk, "tree --set t");
+    assert_eq!(
+        (second["new_bytes"].as_u64(), second["entries"].as_u64()),
+        (Some(0), first["entries"].as_u64())
+    );
+    // One new name rewrites the way to it, and not the seven hundred beside it.
+    fs::write(tree.join("sub/deep/new"), b"new").unwrap();
+    let third = backup(&desk, "tree --set t");
+    assert!(third["added_bytes"].as_u64().unwrap() < 20_000, "{third}");
+    assert!(third["pages_taken_over"].as_u64().unwrap() > 5, "{third}");
+    desk.ok("check a");
+    desk.ok("scrub a");
+    desk.ok("restore a t -C out3");
+    assert_eq!(listed(&tree), listed(&restored(&desk, "out3", "tree")));
+    // The older ones are as they were.
+    let whole = tree.join("sub/deep/new");
+    desk.ok("restore a t~2 -C out1");
+    assert!(!restored(&desk, "out1", "tree/sub/deep/new").exists() && whole.exists());
+}
+
+#[test]
+fn files_that_did_not_change_are_not_read() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    // Sources are older than what was built of them.
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/src/verbs");
+    let file = fs::File::open(sources).unwrap();
+    const TMPFS: u64 = 0x0102_1994;
+    if rustix::fs::fstatfs(&file).unwrap().f_type as u64 == TMPFS {
+        println!("NOT TESTED: times of tmpfs say nothing");
+        return;
+    }
+    let first = backup(&desk, &format!("{sources} --set s --reread 0"));
+    let second = backup(&desk, &format!("{sources} --set s --reread 0"));
+    assert_eq!(second["files_read"].as_u64(), Some(0), "{second}");
+    assert_eq!(second["files_unchanged"], first["files_read"]);
+    assert_eq!(second["pages_written"].as_u64(), Some(0));
+    assert_eq!(
+        backup(&desk, &format!("{sources} --set s --read-all"))["files_read"],
+        first["files_read"]
+    );
+    desk.ok("restore a s -C out");
+    let out = desk.path("out").join(sources.strip_prefix('/').unwrap());
+    assert_eq!(listed(Path::new(sources)), listed(&out));
+}
+
+#[test]
+fn single_files_and_patterns_come_back() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    plant(&desk.path("tree"));
+    fs::write(desk.path("single"), b"alone").unwrap();
+    backup(&desk, "single tree --set t --exclude empty --exclude *7");
+    let at = |name: &str| desk.path(name).display().to_string();
+    desk.ok(&format!("restore a t {} {}/sub/deep/*1 -C out", at("single"), at("tree")));
+    let out = restored(&desk, "out", "tree");
+    assert_eq!(fs::read(restored(&desk, "out", "single")).unwrap(), b"alone");
+    let deep = listed(&out.join("sub/deep"));
+    assert_eq!(deep.len(), 1 + 70);
+    assert!(!out.join("a").exists() && !out.join("empty").exists());
+    desk.fails("restore a t /none -C out2", 1, &["nothing at '/none'"]);
+    desk.fails("restore a other -C out2", 1, &["no snapshot 'other'"]);
+    desk.fails(&format!("restore a t {} -C out", at("single")), 1, &["there already"]);
+    desk.ok(&format!("restore a t {} -C out --in-place", at("single")));
+    desk.fails("backup a none --set t", 1, &["none"]);
+    assert_eq!(snapshots(&desk, "").len(), 1);
+}
+
+#[test]
+fn a_snapshot_that_is_much_smaller_is_marked() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    plant(&desk.path("tree"));
+    backup(&desk, "tree --set t");
+    fs::remove_dir_all(desk.path("tree")).unwrap();
+    fs::create_dir(desk.path("tree")).unwrap();
+    desk.fails("backup a tree --set t", 3, &["less than half"]);
+    let said: Value = serde_json::from_str(&desk.ok("snapshots a --json")).unwrap();
+    assert_eq!(said[1]["state"].as_str(), Some("shrunk"));
+    // It counts for no retention, and does not go.
+    let said: Value = serde_json::from_str(&desk.ok("forget a --keep-last 1 --json")).unwrap();
+    assert_eq!(
+        (said[0]["verdict"].as_str(), said[1]["verdict"].as_str()),
+        (Some("kept"), Some("left_alone"))
+    );
+}
+
+#[test]
+fn what_was_forgotten_comes_back_until_a_collection_removed_it() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    for n in 0..4 {
+        fs::create_dir_all(desk.path("tree")).unwrap();
+        fs::write(desk.path("tree").join(format!("{n}")), noise(n, 300_000)).unwrap();
+        backup(&desk, "tree --set t");
+    }
+    let all = snapshots(&desk, "");
+    desk.fails("forget a", 2, &["--keep-"]);
+    desk.fails("forget a --keep-last 1", 1, &["3 of its 4", "--force"]);
+    desk.ok("forget a --keep-last 2 --dry-run");
+    assert_eq!(snapshots(&desk, ""), all);
+    desk.ok("forget a --keep-last 2");
+    assert_eq!(snapshots(&desk, ""), all[2..]);
+    assert_eq!(snapshots(&desk, "--forgotten"), all[..2]);
+    // A collection sees them, and they stay for the time of the trash.
+    desk.ok("gc a");
+    desk.ok(&format!("undelete a {}", &all[0][..8]));
+    assert_eq!(snapshots(&desk, "").len(), 3);
+    desk.ok(&format!("restore a {} -C out", &all[0][..8]));
+    assert_eq!(fs::read(restored(&desk, "out", "tree/0")).unwrap(), noise(0, 300_000));
+    desk.ok(&format!("forget a {}", &all[3]));
+    desk.ok("gc a --trash 0");
+    assert!(snapshots(&desk, "--forgotten").is_empty());
+    desk.fails(&format!("undelete a {}", &all[3]), 1, &["no forgotten snapshot"]);
+    // The newest had a file of its own, and its space is free again.
+    desk.ok("gc a --trash 0 --keep-partial 0");
+    let stored = desk.status("a")["stored_bytes"].as_u64().unwrap();
+    assert!((900_000..1_100_000).contains(&stored), "{stored}");
+    desk.ok("check a");
+    desk.fails("forget a t~1 t~0 --keep-last 1", 2, &["not both"]);
+}
+
+#[test]
+fn a_killed_backup_leaves_what_was_there() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("tree")).unwrap();
+    fs::write(desk.path("tree/one"), b"one").unwrap();
+    backup(&desk, "tree --set t");
+    fs::write(desk.path("tree/two"), noise(9, 60_000_000)).unwrap();
+    for milliseconds in [5, 20, 60, 120, 250] {
+        let mut killed = desk.command("backup a tree --set t");
+        let mut killed = killed.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        desk.ok("check a");
+    }
+    let made = backup(&desk, "tree --set t");
+    assert_eq!(made["state"].as_str(), Some("whole"));
+    desk.ok("restore a t -C out");
+    assert_eq!(listed(&desk.path("tree")), listed(&restored(&desk, "out", "tree")));
+    desk.ok("gc a --keep-partial 0");
+    desk.ok("check a");
+    desk.ok("scrub a");
+}
+
+#[test]
+fn a_lost_chunk_costs_one_file() {
+    let desk = Desk::new();
+    desk.ok("create archive a --compress none");
+    fs::create_dir(desk.path("tree")).unwrap();
+    for name in ["a", "b", "c"] {
+        let seed = u64::from(name.as_bytes()[0]);
+        fs::write(desk.path("tree").join(name), noise(seed, 3_000_000)).unwrap();
+    }
+    backup(&desk, "tree --set t");
+    // A byte in the middle of b.
+    let wanted = &noise(u64::from(b'b'), 3_000_000)[1_500_000..1_500_016];
+    let segment = desk.path("a/segment-1");
+    let segment = if segment.exists() {
+        segment
+    } else {
+        let names = fs::read_dir(desk.path("a")).unwrap().map(|entry| entry.unwrap().path());
+        names.filter(|path| path.to_str().unwrap().contains("segment-")).min().unwrap()
+    };
+    let bytes = fs::read(&segment).unwrap();
+    let at = bytes.windows(16).position(|window| window == wanted).unwrap();
+    let file = fs::File::options().write(true).open(&segment).unwrap();
+    file.write_all_at(&[!bytes[at]], at as u64).unwrap();
+    let said = desk.run("restore a t -C out");
+    assert_eq!(said.status.code(), Some(3), "{said:?}");
+    assert!(said.err.contains("b.damaged"), "{said:?}");
+    let out = restored(&desk, "out", "tree");
+    for name in ["a", "c"] {
+        assert_eq!(
+            fs::read(out.join(name)).unwrap(),
+            fs::read(desk.path("tree").join(name)).unwrap()
+        );
+    }
+    assert!(out.join("b.damaged").exists() && !out.join("b").exists());
+    // Scrub notes it; the next backup reads the file again, which heals it.
+    let said = desk.run("scrub a");
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    let made = backup(&desk, "tree --set t");
+    assert!(made["new_bytes"].as_u64().unwrap() > 0, "{made}");
+    desk.ok("restore a t -C out2");
+    assert_eq!(listed(&desk.path("tree")), listed(&restored(&desk, "out2", "tree")));
+}
