@@ -30,7 +30,11 @@ echo "==> installed: user, manual, completions, units"
 getent passwd onefold
 zcat -f /usr/share/man/man1/onefold-serve.1* | grep -q onefold
 bash -n /usr/share/bash-completion/completions/onefold
-grep -q 'ExecStart=/usr/bin/onefold' /usr/lib/systemd/system/onefold@.service
+for unit in onefold onefold-nightly; do
+    program=$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "/usr/lib/systemd/system/$unit@.service")
+    test -x "$program"
+done
+test -e /usr/lib/systemd/system/onefold-nightly@.timer
 echo "==> used: an archive, and a block store that is served"
 onefold create archive backups
 onefold put backups docs -r /usr/share/doc/onefold
@@ -42,13 +46,19 @@ onefold volume create disk v --size 1G
 onefold serve disk --nbd unix:/root/socket &
 for n in $(seq 100); do [ -S /root/socket ] && break; sleep 0.1; done
 onefold status disk
+echo "==> the snapshots of two nights, of the served store"
+onefold-nightly disk v
+onefold-nightly disk v
+onefold snapshot list disk | grep -c " v@$(LC_ALL=C date +%a)$" | grep -qx 1
 kill -TERM %1
 wait %1
+onefold-nightly disk v
 onefold check disk
 echo "==> removed; the user stays, since stores belong to it"
 apt-get remove --yes onefold
 test ! -e /usr/bin/onefold
 test ! -e /usr/lib/systemd/system/onefold@.service
+test ! -e /usr/lib/systemd/system/onefold-nightly@.timer
 getent passwd onefold
 "#;
 

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use onefold_core::{BLOCK_BYTES, BlockRef, Class, Error, Pba, Read, Result, Run, block};
 use rustix::{
     fs::{FallocateFlags, MemfdFlags},
-    io::{Errno, ReadWriteFlags},
+    io::Errno,
 };
 
 use crate::{
@@ -81,8 +81,7 @@ impl Place for Kept {
                     .map_err(|errno| failed(transfer::Failure::System(errno)))?;
             } else {
                 let slices = crate::file_disk::gather(same);
-                transfer::write(self.0.as_fd(), offset, &slices, 0, ReadWriteFlags::empty())
-                    .map_err(failed)?;
+                transfer::write(self.0.as_fd(), offset, &slices, 0).map_err(failed)?;
             }
             offset += bytes;
         }

@@ -143,7 +143,14 @@ impl VirtualDisk {
         state.rot();
     }
 
-    /// The same of one block, of which another place has a copy: it excuses nothing.
+    /// The same of a block that the caller chooses.
+    pub fn rot_block(&self, at: Pba) {
+        let mut state = self.state.lock();
+        state.damage += 1;
+        state.rot_at(at.0);
+    }
+
+    /// The same of one of which another place has a copy: it excuses nothing.
     pub fn rot_copy(&self, at: Pba) {
         self.state.lock().rot_at(at.0);
     }

@@ -58,6 +58,8 @@ pub(super) struct Measured {
     /// Microseconds within which 99 of 100 requests were answered, flushes not counted; of the
     /// slowest client.
     pub(super) p99_us: f64,
+    /// Microseconds that the request or flush took that took longest.
+    pub(super) longest_us: f64,
 }
 
 /// Runs the pattern on `mebibytes` of an export.
@@ -119,7 +121,7 @@ pub(super) fn run(
         serde_json::from_str(report.get(report.find('{').unwrap_or(0)..).unwrap_or_default())
             .context("fio's report")?;
     let direction = if writes { "write" } else { "read" };
-    let mut measured = Measured { per_second: 0.0, bytes: 0, p99_us: 0.0 };
+    let mut measured = Measured { per_second: 0.0, bytes: 0, p99_us: 0.0, longest_us: 0.0 };
     for job in report["jobs"].as_array().into_iter().flatten() {
         ensure!(job["error"] == 0, "fio met error {}", job["error"]);
         let part = &job[direction];
@@ -130,6 +132,10 @@ pub(super) fn run(
         measured.bytes += bytes;
         let p99 = part["clat_ns"]["percentile"]["99.000000"].as_f64().unwrap_or(0.0);
         measured.p99_us = measured.p99_us.max(p99 / 1000.0);
+        for longest in [&part["clat_ns"]["max"], &job["sync"]["lat_ns"]["max"]] {
+            let longest = longest.as_f64().unwrap_or(0.0);
+            measured.longest_us = measured.longest_us.max(longest / 1000.0);
+        }
     }
     Ok(measured)
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: measurements, side by side in one run.
 
 mod archive;
+mod beside;
 mod block;
 mod counted;
 mod fio;
@@ -30,7 +31,9 @@ cargo xtask bench archive-scale [--quick] [--directory PATH]
                                                   opening, puts, ls and gc with up to a million \
                      containers and streams
 cargo xtask bench snapshots [--quick]             pages and blocks that snapshots and clones cost, \
-                     counted
+                     counted; writes between snapshots
+cargo xtask bench growth [--quick]                writes while a store grows, and afterwards
+cargo xtask bench metrics [--quick]               writes while metrics are read once a second
 cargo xtask bench neighbour [--quick]             a client's rate and delays while another peer \
                      attacks
 cargo xtask bench hot                             the hot parts one by one";
@@ -58,6 +61,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "counted" => counted::run(rest),
         Some((which, rest)) if which == "neighbour" => neighbour::run(rest),
         Some((which, rest)) if which == "snapshots" => snapshots(rest),
+        Some((which, rest)) if which == "growth" => beside::growth(rest),
+        Some((which, rest)) if which == "metrics" => beside::metrics(rest),
         Some((which, [])) if which == "hot" => {
             println!("{}", machine_facts(&machine::root(), &[]));
             Ok(in_crate("onefold-core", "hot", &[])? & in_crate("onefold-block", "hot", &[])?)
@@ -66,13 +71,15 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
     }
 }
 
-/// What snapshots cost, counted in process over a disk that drops data: other work on the machine
-/// changes no figure.
+/// What snapshots cost: counted in process over a disk that drops data, where other work on the
+/// machine changes no figure, and then timed through NBD.
 fn snapshots(arguments: &[String]) -> Result<bool> {
     ensure!(arguments.iter().all(|one| one == "--quick"), "unknown arguments {arguments:?}");
     let all: Vec<&str> = arguments.iter().map(String::as_str).collect();
     println!("{}", machine_facts(&machine::root(), &[]));
-    in_crate("onefold-block", "snapshots", &all)
+    let counted = in_crate("onefold-block", "snapshots", &all)?;
+    println!();
+    Ok(beside::snapshots(arguments)? & counted)
 }
 
 /// The bench inside the engine's crate, on files of its own.

@@ -14,7 +14,9 @@ use crate::{
     format::{
         Address, Identity,
         bytes::Writer,
-        node::{Attributes, FileMap, Key, Node, NodeEntry, NodeRef, NodeWhat, Root, Stat, Top},
+        node::{
+            Attributes, FileMap, Key, Node, NodeEntry, NodeRef, NodeWhat, Root, Stat, Top, is_name,
+        },
     },
     operations_log::Archive,
     rules::Rule,
@@ -237,8 +239,8 @@ impl TreeBuilder {
         stat: &Stat,
         write_piece: &mut PieceWriter<'_>,
     ) -> Result<()> {
-        if open.last >= entry.name && open.first.is_some() || entry.name.is_empty() {
-            return Err(misplaced("entries of a directory come out of order"));
+        if open.last >= entry.name || !is_name(&entry.name) {
+            return Err(misplaced("entries of a directory come out of order, or have no names"));
         }
         let mut bytes = Writer::default();
         entry.encode(&mut bytes);

@@ -82,9 +82,9 @@ impl Rewriter {
         added.reverse();
         while let Some(node) = added.pop() {
             let count = count(&mut counts, node);
-            let is_first = *count == 0 && self.archive.keeps(Rule::RevivedNodesCounted)
-                || *count == 0 && !on
-                || !self.archive.keeps(Rule::NodesCountedOnce);
+            let counts_again = !on || self.archive.keeps(Rule::RevivedNodesCounted);
+            let is_first =
+                *count == 0 && counts_again || !self.archive.keeps(Rule::NodesCountedOnce);
             *count = count.saturating_add(1);
             if is_first {
                 self.rise(tables, node, &mut changes, &mut due, &mut added)?;

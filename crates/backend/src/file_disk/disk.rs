@@ -159,8 +159,27 @@ impl FileDisk {
 
     fn write_one(&self, run: &Run<'_>) -> Result<()> {
         let offset = self.offset(run.at, run.blocks.len())?;
-        transfer::write(self.fd(), offset, &gather(run.blocks), 0, ReadWriteFlags::empty())
+        transfer::write(self.fd(), offset, &gather(run.blocks), 0)
             .map_err(|failure| self.explain("writing", run.at, run.blocks.len(), failure))
+    }
+
+    /// Writes a run durably by one system call. False when the call did not do all of it: the run is
+    /// then written again as any other, and flushed.
+    fn write_at_once(&self, run: &Run<'_>) -> Result<bool> {
+        let offset = self.offset(run.at, run.blocks.len())?;
+        if run.blocks.len() > GATHER_MAX {
+            return Ok(false);
+        }
+        let slices = gather(run.blocks);
+        match rustix::io::pwritev2(self.fd(), &slices, offset, ReadWriteFlags::DSYNC) {
+            Ok(bytes) => Ok(bytes == run.blocks.len() * BLOCK_BYTES),
+            // Some sandboxes' kernels know no flags of single writes.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INTR | Errno::AGAIN) => Ok(false),
+            Err(errno) => {
+                let failure = Failure::System(errno);
+                Err(self.explain("writing", run.at, run.blocks.len(), failure))
+            }
+        }
     }
 
     fn write_batch(&self, runs: &[Run<'_>]) -> Result<()> {
@@ -246,19 +265,8 @@ impl Disk for FileDisk {
     fn write_durable(&self, run: &Run<'_>) -> Result<()> {
         self.writable()?;
         self.counters.durable_write(run.blocks);
-        if run.blocks.len() <= GATHER_MAX {
-            let offset = self.offset(run.at, run.blocks.len())?;
-            match transfer::write(self.fd(), offset, &gather(run.blocks), 0, ReadWriteFlags::DSYNC)
-            {
-                // Some sandboxes' kernels know no flags of single writes.
-                Err(Failure::System(Errno::OPNOTSUPP | Errno::NOSYS)) => {}
-                end => {
-                    end.map_err(|failure| {
-                        self.explain("writing", run.at, run.blocks.len(), failure)
-                    })?;
-                    return self.look_around();
-                }
-            }
+        if self.write_at_once(run)? {
+            return self.look_around();
         }
         self.write_one(run)?;
         self.sync()
@@ -342,6 +350,6 @@ fn finish(fd: BorrowedFd<'_>, transfer: &mut Transfer<'_>) -> Result<(), Failure
     };
     match &mut transfer.buffer {
         Buffer::Into(into) => transfer::read(fd, transfer.at, into, done),
-        Buffer::From(from) => transfer::write(fd, transfer.at, from, done, ReadWriteFlags::empty()),
+        Buffer::From(from) => transfer::write(fd, transfer.at, from, done),
     }
 }

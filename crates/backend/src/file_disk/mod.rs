@@ -8,7 +8,7 @@
 //! | one read | `pread` |
 //! | one run | `pwritev`, in pieces of `IOV_MAX` blocks |
 //! | a batch of either | io_uring, each request on its own; where the kernel refuses io_uring, system calls on a few threads |
-//! | a durable run | `pwritev2` with `RWF_DSYNC`; more than `IOV_MAX` blocks are written, then `fdatasync` |
+//! | a durable run | `pwritev2` with `RWF_DSYNC`, once; a run that it does not write whole, or of more than `IOV_MAX` blocks, is written as one run, then `fdatasync` |
 //! | a flush | `fdatasync`, once |
 //!
 //! *Invariants:* the descriptor that does the I/O holds the lock, so that nobody else's lock can be

@@ -6,7 +6,7 @@
 use std::{io::IoSlice, os::fd::BorrowedFd, thread, time::Duration};
 
 use onefold_core::BLOCK_BYTES;
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 
 /// Blocks gathered into one write by the kernel (`IOV_MAX`).
 pub(crate) const GATHER_MAX: usize = 1024;
@@ -50,18 +50,11 @@ pub(crate) fn write(
     at: u64,
     from: &[IoSlice<'_>],
     done: usize,
-    flags: ReadWriteFlags,
 ) -> Result<(), Failure> {
     complete(from.len() * BLOCK_BYTES, done, |done| {
         let rest = &from[done / BLOCK_BYTES..];
         let rest = &rest[..rest.len().min(GATHER_MAX)];
-        let offset = at + done as u64;
-        let result = if flags.is_empty() {
-            rustix::io::pwritev(fd, rest, offset)
-        } else {
-            rustix::io::pwritev2(fd, rest, offset, flags)
-        };
-        result.map_err(Failure::System)
+        rustix::io::pwritev(fd, rest, at + done as u64).map_err(Failure::System)
     })
 }
 
@@ -169,7 +162,7 @@ mod tests {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let block = [0; BLOCK];
         let from = [IoSlice::new(&block)];
-        let failure = write(full.as_fd(), 0, &from, 0, ReadWriteFlags::empty()).unwrap_err();
+        let failure = write(full.as_fd(), 0, &from, 0).unwrap_err();
         assert_eq!(failure, Failure::System(Errno::NOSPC));
         assert_eq!(
             super::super::explain_errno("writing", Errno::NOSPC).kind(),

@@ -150,14 +150,15 @@ impl<'s, S: MapStore> Sharing<'s, S> {
         page: &Pointer,
         lender: Option<Pointer>,
     ) -> Result<(Arc<Page>, Lender<Arc<Page>>)> {
-        let lender = match lender {
-            None => Lender::None,
-            Some(lender) => {
-                let read = self.read(id, &lender);
-                self.lender(read)?
-            }
-        };
+        let lender = self.read_lender(id, lender)?;
         Ok((self.read(id, page)?, lender))
+    }
+
+    /// The page that a page at this place borrows from.
+    fn read_lender(&mut self, id: PageId, lender: Option<Pointer>) -> Result<Lender<Arc<Page>>> {
+        let Some(lender) = lender else { return Ok(Lender::None) };
+        let read = self.read(id, &lender);
+        self.lender(read)
     }
 
     /// The lender of a page as it was read.

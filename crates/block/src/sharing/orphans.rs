@@ -45,6 +45,12 @@ pub(crate) enum Handed {
     Waits,
 }
 
+/// The content of an orphan, and of its borrowers.
+type Known = (Arc<Page>, Vec<Arc<Page>>);
+
+/// Pages that can't be read.
+type Unread = Vec<Pointer>;
+
 impl<S: MapStore> Sharing<'_, S> {
     /// Hands an orphan over to its borrowers: pages among `there`, which are those of its family at
     /// its place.
@@ -80,23 +86,24 @@ impl<S: MapStore> Sharing<'_, S> {
             );
             return Err(Error::new(Kind::Corrupt, message));
         }
-        let unread = self.unread(orphan.id, &[orphan.page])?;
         // As many as are handed over now.
         let now = &borrowers[..borrowers.len().min(budget.0.max(2))];
-        let unread = if unread.is_empty() { self.unread(orphan.id, now)? } else { unread };
-        if !unread.is_empty() {
-            return self.hand_over_unread(orphan, borrowers, &unread, budget);
-        }
-        let heir = borrowers.remove(0);
-        let whole = borrowers.len() < budget.0;
-        borrowers.truncate(budget.0.saturating_sub(1).max(1));
-        budget.spend(1 + borrowers.len());
-        for other in &borrowers {
+        let (old, pages) = match self.read_all(&orphan, now)? {
+            Ok(known) => known,
+            Err(unread) => return self.hand_over_unread(orphan, borrowers, &unread, budget),
+        };
+        let mut known = borrowers.iter().zip(&pages);
+        let Some(heir) = known.next() else { return Ok(Handed::Partly) };
+        let others = borrowers.len() - 1;
+        let whole = others < budget.0;
+        let others = others.min(budget.0.saturating_sub(1).max(1));
+        budget.spend(1 + others);
+        for other in known.take(others) {
             if !self.store.keeps(Rule::HeirLends) {
                 continue;
             }
-            self.pass_on(orphan.id, other, &orphan.page, Some(heir))?;
-            self.accounts.borrow(self.store, heir.address)?;
+            self.pass_on(orphan.id, other, &old, heir)?;
+            self.accounts.borrow(self.store, heir.0.address)?;
             self.accounts.give_back(self.store, orphan.page.address)?;
         }
         if !whole {
@@ -104,22 +111,40 @@ impl<S: MapStore> Sharing<'_, S> {
         }
         // The last borrower takes the orphan's place: what the orphan's entries counted for is
         // the heir's to count.
-        self.inherit(orphan, account.lender, &heir)?;
+        self.inherit((orphan, &old), account.lender, heir)?;
         Ok(Handed::Over)
     }
 
-    /// The pages among `pages` that can't be read.
-    fn unread(&mut self, id: PageId, pages: &[Pointer]) -> Result<Vec<Pointer>> {
+    /// An orphan and borrowers of it, each read once; or those of them that can't be read.
+    fn read_all(
+        &mut self,
+        orphan: &Orphan,
+        borrowers: &[Pointer],
+    ) -> Result<Result<Known, Unread>> {
+        let old = match self.read_each(orphan.id, &[orphan.page])? {
+            Ok(mut read) => read.pop(),
+            Err(unread) => return Ok(Err(unread)),
+        };
+        let old = old.ok_or_else(|| Error::new(Kind::Io, "a page of a map vanished"))?;
+        Ok(self.read_each(orphan.id, borrowers)?.map(|pages| (old, pages)))
+    }
+
+    /// The pages at these addresses, or those that can't be read.
+    fn read_each(
+        &mut self,
+        id: PageId,
+        pages: &[Pointer],
+    ) -> Result<Result<Vec<Arc<Page>>, Unread>> {
         let wanted: Vec<(PageId, Pointer)> = pages.iter().map(|page| (id, *page)).collect();
-        let mut unread = Vec::new();
+        let (mut known, mut unread) = (Vec::with_capacity(pages.len()), Vec::new());
         for (page, read) in pages.iter().zip(self.store.read(&wanted)) {
             match read {
-                Ok(_) => {}
+                Ok(content) => known.push(content),
                 Err(e) if is_unread(&e) => unread.push(*page),
                 Err(e) => return Err(e),
             }
         }
-        Ok(unread)
+        Ok(if unread.is_empty() { Ok(known) } else { Err(unread) })
     }
 
     /// Hands over an orphan that can't be read, or takes it from the borrowers that can't be: they
@@ -163,37 +188,39 @@ impl<S: MapStore> Sharing<'_, S> {
         self.difference(id, &[], &[Counted { page, lender: None }])
     }
 
-    /// A borrower gets another lender: its entries count where they differ from that one.
+    /// A borrower gets another lender than the orphan: its entries count where they differ from
+    /// that one.
     fn pass_on(
         &mut self,
         id: PageId,
-        borrower: &Pointer,
-        from: &Pointer,
-        to: Option<Pointer>,
+        (borrower, page): (&Pointer, &Arc<Page>),
+        orphan: &Page,
+        (heir, to): (&Pointer, &Arc<Page>),
     ) -> Result<()> {
-        let page = self.read(id, borrower)?;
-        let before = self.read(id, from)?;
-        let after = to.map(|to| self.read(id, &to)).transpose()?;
-        let before = Counted { page: &page, lender: Some(&before) };
-        self.difference(id, &[before], &[Counted { page: &page, lender: after.as_deref() }])?;
-        self.accounts.lend(self.store, borrower.address, to).map(drop)
+        let before = Counted { page, lender: Some(orphan) };
+        self.difference(id, &[before], &[Counted { page, lender: Some(to) }])?;
+        self.accounts.lend(self.store, borrower.address, Some(*heir)).map(drop)
     }
 
     /// The heir borrows from the orphan's lender from now on, and the orphan is free.
-    fn inherit(&mut self, orphan: Orphan, lender: Option<Pointer>, heir: &Pointer) -> Result<()> {
-        let (old, above) = self.read_with_lender(orphan.id, &orphan.page, lender)?;
-        let new = self.read(orphan.id, heir)?;
+    fn inherit(
+        &mut self,
+        (orphan, old): (Orphan, &Arc<Page>),
+        lender: Option<Pointer>,
+        (heir, new): (&Pointer, &Arc<Page>),
+    ) -> Result<()> {
+        let above = self.read_lender(orphan.id, lender)?;
         if above.is_unread() {
             // The orphan's entries stay counted, and all of the heir's count.
-            let before = [Counted { page: &new, lender: Some(&old) }];
-            self.difference(orphan.id, &before, &[Counted { page: &new, lender: None }])?;
+            let before = [Counted { page: new, lender: Some(old) }];
+            self.difference(orphan.id, &before, &[Counted { page: new, lender: None }])?;
             self.accounts.lend(self.store, heir.address, None)?;
             return self.let_go(&orphan.page, lender);
         }
         let above = above.page();
         let before =
-            [Counted { page: &old, lender: above }, Counted { page: &new, lender: Some(&old) }];
-        self.difference(orphan.id, &before, &[Counted { page: &new, lender: above }])?;
+            [Counted { page: old, lender: above }, Counted { page: new, lender: Some(old) }];
+        self.difference(orphan.id, &before, &[Counted { page: new, lender: above }])?;
         self.accounts.lend(self.store, heir.address, lender)?;
         self.let_go(&orphan.page, None)
     }

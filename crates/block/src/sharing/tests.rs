@@ -26,6 +26,8 @@ struct Memory {
     birth: WindowNumber,
     next: u64,
     released: Vec<Pba>,
+    /// Pages that were asked for since an orphan was begun.
+    asked: Vec<Pba>,
     /// Pages that can't be read.
     rotten: BTreeSet<Pba>,
     inexact: bool,
@@ -42,10 +44,17 @@ impl Memory {
             birth: WindowNumber(1),
             next: 1000,
             released: Vec::new(),
+            asked: Vec::new(),
             rotten: BTreeSet::new(),
             inexact: false,
             broken: None,
         }
+    }
+
+    /// No page was read twice for one orphan; those beside what can't be read may be.
+    fn each_was_asked_for_once(&self) {
+        let once: BTreeSet<&Pba> = self.asked.iter().collect();
+        assert!(once.len() == self.asked.len() || !self.rotten.is_empty(), "{:?}", self.asked);
     }
 
     /// The accounts that a step changed.
@@ -62,6 +71,7 @@ impl Memory {
 
 impl MapStore for Memory {
     fn read(&mut self, pages: &[(PageId, Pointer)]) -> Vec<Result<Arc<Page>>> {
+        self.asked.extend(pages.iter().map(|(_, page)| page.address));
         let missing = || Error::new(Kind::Corrupt, "a page is read that is free");
         let read = |(id, pointer): &(PageId, Pointer)| {
             let (found, page) = self.pages.get(&pointer.address).ok_or_else(missing)?;
@@ -208,7 +218,10 @@ impl World {
                 stuck.push(orphan);
                 continue;
             };
-            match sharing.hand_over(orphan, &there, budget)? {
+            sharing.store.asked.clear();
+            let handed = sharing.hand_over(orphan, &there, budget)?;
+            sharing.store.each_was_asked_for_once();
+            match handed {
                 Handed::Waits => stuck.push(orphan),
                 Handed::Over => {}
                 Handed::Leaves(one) => leaving.push(one),

@@ -25,6 +25,7 @@ use onefold_testbed::{Rng, VirtualDisk, disk::Image};
 
 use crate::block::{
     checks::verifier::{self, Reading},
+    live,
     subject::{Ack, Report, Schedules, Step, StoreOptions, Subject},
 };
 
@@ -710,6 +711,11 @@ impl Subject for Thin {
             }
         }
         copies
+    }
+
+    fn shared_pages(disk: &VirtualDisk) -> Vec<(Pba, &'static str)> {
+        let view = disk.view();
+        superblock_of(&view).map_or_else(Vec::new, |found| live::shared_pages(&view, &found))
     }
 
     fn read_again(disk: &VirtualDisk, options: &StoreOptions) -> Option<Reading> {

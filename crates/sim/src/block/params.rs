@@ -165,6 +165,9 @@ impl Params {
         if let Some(sharing) = &mut options.snapshots {
             sharing.replicates =
                 profile != Profile::Damage && !options.near_ends && replicates(seed);
+            sharing.rots = profile == Profile::Damage && rots(seed);
+            // More ranges wait for it.
+            sharing.slow_ranges |= sharing.rots;
         }
         options.grows = grows(seed);
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
@@ -419,6 +422,7 @@ fn sharing(seed: u64, options: &StoreOptions) -> Option<Sharing> {
         slow_ranges: rng.percent(40),
         few_contents: rng.percent(30),
         replicates: false,
+        rots: false,
     })
 }
 
@@ -427,6 +431,16 @@ fn sharing(seed: u64, options: &StoreOptions) -> Option<Sharing> {
 fn replicates(seed: u64) -> bool {
     let before = include_str!("../../seeds/block.txt").split(WITH_REPLICAS).next().unwrap_or("");
     Rng::new(seed ^ 0x7265_706c_6963_6173).percent(40) && !is_kept(before, seed)
+}
+
+/// Behind this line of the list of kept seeds are those in which what maps share rots.
+const WITH_SHARED_ROT: &str = "# With rot of what is shared";
+
+/// Whether what maps share rots, from a source of its own. The seeds that were kept before stay what
+/// they were.
+fn rots(seed: u64) -> bool {
+    let before = include_str!("../../seeds/block.txt").split(WITH_SHARED_ROT).next().unwrap_or("");
+    Rng::new(seed ^ 0x726f_7473_0000_0008).percent(90) && !is_kept(before, seed)
 }
 
 /// Behind this line of the list of kept seeds are those whose stores grow.

@@ -59,6 +59,8 @@ pub(crate) struct Sim<S: Subject> {
     pub(crate) sent: BTreeMap<String, Key>,
     /// A growth that was asked for.
     pub(crate) growing: Option<Growing>,
+    /// Where the rot of what maps share is drawn from, which no other draw comes from.
+    rot: Rng,
     /// Requests so far, of a run that fills, discards and rewrites in turns.
     moments: u64,
     /// Single blocks that could not be read.
@@ -73,6 +75,7 @@ impl<S: Subject> Sim<S> {
     /// The run that `params` describe; `loud` prints what happens.
     pub(crate) fn new(params: Params, loud: bool) -> Sim<S> {
         let mut rng = Rng::new(params.seed);
+        let rot = Rng::new(params.seed ^ 0x726f_7473_0000_0115);
         let clock = Arc::new(VirtualClock::default());
         let disk =
             Arc::new(VirtualDisk::new(params.options.disk_blocks, Arc::clone(&clock), rng.fork()));
@@ -89,6 +92,7 @@ impl<S: Subject> Sim<S> {
             transfer: None,
             sent: BTreeMap::new(),
             growing: None,
+            rot,
             moments: 0,
             refused_reads: 0,
             loud,
@@ -180,6 +184,7 @@ impl<S: Subject> Sim<S> {
         }
         self.sideways()?;
         self.rot_copy();
+        self.rot_shared();
         let mut depth = 0;
         loop {
             if self.rng.once_in(3) {
@@ -377,6 +382,26 @@ impl<S: Subject> Sim<S> {
             self.reach.hit(what);
             self.say(|| format!("{what}: block {at}"));
             self.disk.rot_copy(at);
+        }
+    }
+
+    /// Some of what maps share rots: counts may become too high, and writes may stop, but nothing
+    /// else may be lost.
+    fn rot_shared(&mut self) {
+        let rots = self.params.options.snapshots.is_some_and(|sharing| sharing.rots);
+        if !rots || !self.disk.unflushed().is_empty() || !self.rot.percent(80) {
+            return;
+        }
+        let mut pages = S::shared_pages(&self.disk);
+        let mut kinds: Vec<&str> = pages.iter().map(|(_, what)| *what).collect();
+        kinds.sort_unstable();
+        kinds.dedup();
+        let kind = self.rot.pick(&kinds).copied();
+        pages.retain(|(_, what)| Some(*what) == kind);
+        if let Some(&(at, what)) = self.rot.pick(&pages) {
+            self.reach.hit(what);
+            self.say(|| format!("{what}: block {at}"));
+            self.disk.rot_block(at);
         }
     }
 

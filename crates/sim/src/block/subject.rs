@@ -101,6 +101,8 @@ pub struct Sharing {
     pub few_contents: bool,
     /// Snapshots are sent, and received in the same store as those of a replica.
     pub replicates: bool,
+    /// What maps share rots while the power is off.
+    pub rots: bool,
 }
 
 /// The product's own schedule, which decides the steps in the scheduled profile.
@@ -502,6 +504,12 @@ pub trait Subject: Sized {
     /// cost nothing. With what they are.
     fn copies(disk: &Arc<VirtualDisk>, options: &StoreOptions) -> Vec<(Pba, &'static str)> {
         let _ = (disk, options);
+        Vec::new()
+    }
+
+    /// Live pages that only a store has whose maps share pages, with what they are.
+    fn shared_pages(disk: &VirtualDisk) -> Vec<(Pba, &'static str)> {
+        let _ = disk;
         Vec::new()
     }
 

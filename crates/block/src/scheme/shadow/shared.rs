@@ -390,7 +390,9 @@ impl MapStore for SharedPages<'_, '_> {
     fn read(&mut self, pages: &[(PageId, Pointer)]) -> Vec<Result<Arc<Page>>> {
         let cache = &self.build.kernel.pages;
         let mut wanted: Vec<_> = pages.iter().map(|&(id, page)| (id, page, None)).collect();
-        if cache.load(&mut wanted, false).is_ok() {
+        // Inner pages are few, and lead to more than one of the leaves of a step.
+        let keep = pages.iter().all(|(id, _)| id.level > 0);
+        if cache.load(&mut wanted, keep).is_ok() {
             return wanted.into_iter().filter_map(|(.., page)| page.map(Ok)).collect();
         }
         pages.iter().map(|(id, page)| cache.get(*id, page)).collect()
