@@ -22,8 +22,8 @@ use std::{
 
 use onefold_archive::{
     Archive, Class, Collection, CollectionOptions, ContainerId, ContainerKind, Feeder, Format,
-    Gauge, Identity, Ingest, Owner, Pieces, Place, PutRequest, READER_BYTES, Record, Settings,
-    Shape, Stored, Stream, Tables, find_label, put, put_on,
+    Gauge, Identity, Ingest, Kinds, Owner, Pieces, Place, PutRequest, READER_BYTES, Record,
+    Settings, Shape, Stored, Stream, Tables, find_label, put, put_on,
 };
 use onefold_backend::{
     Directory,

@@ -131,6 +131,7 @@ impl BufferPool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::label::Kinds;
     use crate::{
         format::{
             ContainerId,

@@ -134,6 +134,7 @@ impl Tables {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::label::Kinds;
     use crate::format::record::{Owner, Place, Record};
 
     fn stored(id: u64, segment: u32) -> Stored {

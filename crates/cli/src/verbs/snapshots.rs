@@ -69,7 +69,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         .filter(|snapshot| options.tag.as_ref().is_none_or(|tag| snapshot.tags.contains(tag)))
         .collect();
     if options.json {
-        return Ok(output::json(&all.iter().copied().map(json).collect::<Vec<_>>())?);
+        return output::json(&all.iter().copied().map(json).collect::<Vec<_>>());
     }
     if all.is_empty() {
         output::line("no snapshots");

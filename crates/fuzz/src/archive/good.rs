@@ -110,6 +110,7 @@ fn fill(place: &impl Place, compression: Compression, log_bytes: u64) -> Result<
     let options = Options {
         now: 5_000,
         keep_partial: 0,
+        trash: 0,
         wait: false,
         reserve_bytes: 4096,
         encode_all: false,

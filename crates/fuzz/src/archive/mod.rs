@@ -153,6 +153,7 @@ fn collected(files: &impl Place) -> Result<()> {
     let options = Options {
         now: 5_000_000,
         keep_partial: 0,
+        trash: 0,
         wait: false,
         reserve_bytes: 4096,
         encode_all: false,

@@ -195,7 +195,7 @@ fn tell(
             json!({ "id": snapshot.id.to_string(), "set": snapshot.set, "host": snapshot.host,
                     "verdict": verdict.replace(' ', "_"), "reasons": why })
         };
-        return Ok(output::json(&listed.map(line).collect::<Vec<_>>())?);
+        return output::json(&listed.map(line).collect::<Vec<_>>());
     }
     let mut gone = 0;
     for (snapshot, (verdict, why)) in listed {

@@ -226,14 +226,14 @@ mod tests {
 
     #[test]
     fn a_partial_snapshot_takes_no_whole_ones_place() {
-        let mut all = vec![snapshot(1, NOW - 20), snapshot(2, NOW - 10)];
+        let mut all = [snapshot(1, NOW - 20), snapshot(2, NOW - 10)];
         all[1].completeness = Completeness::Partial;
         assert_eq!(kept(&Policy { daily: 1, ..Policy::default() }, &all), [1, 2]);
     }
 
     #[test]
     fn what_no_clock_can_judge_is_left_alone() {
-        let mut all = vec![
+        let mut all = [
             snapshot(1, NOW - 100),
             snapshot(2, NOW - 50),
             snapshot(3, NOW + 5),

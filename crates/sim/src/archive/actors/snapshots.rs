@@ -508,7 +508,7 @@ impl Sim {
         match read_tree(reader, snapshot) {
             Ok(found) => {
                 let expected = kept.tree.iter().map(|(path, (_, content))| (path, content));
-                if found.iter().map(|(path, content)| (path, content)).eq(expected) {
+                if found.iter().eq(expected) {
                     return Ok(());
                 }
                 let message = format!("snapshot {} has other files", snapshot.id);
