@@ -85,7 +85,7 @@ pub use crate::{
         Batch, Content, Cutting, Ended, Feeder, Gauge, Ingest, Reader, Report as PutReport,
         Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,
     },
-    tables::{Container, PLACES_MAX, Tables, Volume, WriteCost, valid_name},
+    tables::{Container, PLACES_MAX, Snapshots, Tables, Volume, WriteCost, valid_name},
     tree::{
         BackupReport, BackupRequest, Built, Entries, Event, FoundInParent, Known, Parent,
         TreeBuilder, TreeFeeder, TreeReader, attributes_of, backup, backup_on, encode_attributes,

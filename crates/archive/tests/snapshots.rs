@@ -58,7 +58,7 @@ impl Desk {
     fn read(&self, id: u8, name: &str) -> Result<Vec<u8>> {
         let mut reader = TreeReader::new(&self.archive())?;
         let tables = reader.tables().clone();
-        let (_, snapshot) = tables.snapshot(SnapshotId([id; 16]))?;
+        let snapshot = tables.snapshots.get(SnapshotId([id; 16]))?;
         let NodeWhat::File(bytes, map) = reader.find(snapshot, name.as_bytes())?.what else {
             panic!("{name} is no file");
         };

@@ -7,7 +7,6 @@ use onefold_core::Result;
 use super::{
     bytes::{Reader, Writer, corrupt},
     node::{NodeRef, Top},
-    record::Pieces,
 };
 
 /// Bytes of a text of a snapshot at most.
@@ -84,16 +83,6 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The nodes that it names, as a recipe of one piece each.
-    pub(crate) fn roots(&self) -> Vec<Pieces> {
-        let piece = |node: &NodeRef| Pieces {
-            container: node.address.container,
-            first: node.address.slot,
-            count: 1,
-        };
-        [piece(&self.root)].into_iter().chain(self.stats.map(|top| piece(&top.node))).collect()
-    }
-
     pub(crate) fn encode(&self, w: &mut Writer) {
         w.raw(&self.id.0).bytes(self.set.as_bytes()).bytes(self.host.as_bytes());
         w.raw(&self.machine).u32(self.paths.len() as u32);

@@ -2,9 +2,13 @@
 
 use onefold_core::Result;
 
-use super::state::{Container, Difference, IndexState, PLACE_ALIGN, Segment, Tables};
+use super::{
+    snapshots::roots,
+    state::{Container, Difference, IndexState, PLACE_ALIGN, Segment, Tables},
+};
 use crate::format::{
     ContainerId,
+    backup::Snapshot,
     bytes::corrupt,
     class::Class,
     record::{Record, Stored, Stream},
@@ -189,13 +193,20 @@ impl Tables {
             Record::SnapshotMade { snapshot, containers, finished } => {
                 self.versions = self.versions.saturating_add(u64::from(self.late));
                 self.finish(containers, &finished, sequence)?;
-                self.snapshot_made(*snapshot)?;
+                if !self.trees {
+                    return Err(corrupt("the log has a snapshot, and the archive has none"));
+                }
+                self.tree_root(true, &snapshot);
+                self.snapshots.made(*snapshot)?;
             }
             of_snapshot @ (Record::Forgotten { .. }
             | Record::Undeleted { .. }
             | Record::ForgottenSeen { .. }
             | Record::Expired { .. }
-            | Record::CountsDue { .. }) => self.apply_snapshot(of_snapshot)?,
+            | Record::CountsDue { .. }) => {
+                let gone = self.snapshots.apply(of_snapshot)?;
+                gone.iter().for_each(|gone| self.tree_root(false, gone));
+            }
             of_volume => self.apply_volume(sequence, of_volume)?,
         }
         Ok(())
@@ -338,6 +349,12 @@ impl Tables {
         }
         self.waiting_to_be_freed.insert(gone.stored.place, epoch);
         Ok(())
+    }
+
+    /// The roots of a snapshot came or went.
+    fn tree_root(&mut self, added: bool, snapshot: &Snapshot) {
+        let (recipe, at) = (roots(snapshot), self.versions);
+        self.differences.push(Difference { added, recipe, at, nodes: true });
     }
 
     pub(crate) fn gone(&mut self, stream: &Stream) {

@@ -2,7 +2,10 @@
 
 use onefold_core::Result;
 
-use super::state::{Container, Difference, IndexState, Segment, Tables};
+use super::{
+    snapshots::Snapshots,
+    state::{Container, Difference, IndexState, Segment, Tables},
+};
 use crate::{
     format::{
         bytes::{Reader, Writer, corrupt},
@@ -77,7 +80,9 @@ impl Tables {
         }
         self.encode_volumes(&mut w);
         self.encode_late(&mut w);
-        self.encode_snapshots(&mut w);
+        if self.trees {
+            self.snapshots.encode(&mut w);
+        }
         // A program that does not know of damage must not put: it would take damaged chunks for
         // duplicates.
         if !self.damaged.is_empty() {
@@ -158,7 +163,9 @@ impl Tables {
         }
         tables.decode_volumes(r)?;
         tables.decode_late(r)?;
-        tables.decode_snapshots(r)?;
+        if tables.trees {
+            tables.snapshots = Snapshots::decode(r)?;
+        }
         if !r.0.is_empty() {
             for _ in 0..r.count(12, ENTRY_MEMORY)? {
                 tables.damaged.insert(id(r)?, r.bytes()?.to_vec());

@@ -6,7 +6,7 @@
 //! | [`state`] | the tables, and what they are asked |
 //! | [`apply`] | records of the log, applied |
 //! | [`volumes`], [`volume_records`] | volumes, and the records that change them |
-//! | [`snapshot_records`] | snapshots of directories |
+//! | [`snapshots`] | snapshots of directories, and the records that change them |
 //! | [`late_encoding`] | what is known for late encoding |
 //! | [`write_cost`] | what writing cost |
 //! | [`damage`] | which chunks are known to be damaged |
@@ -18,7 +18,7 @@ mod damage;
 mod encoding;
 mod late_encoding;
 mod persistent;
-mod snapshot_records;
+mod snapshots;
 mod state;
 mod volume_records;
 mod volumes;
@@ -27,11 +27,13 @@ mod write_cost;
 pub(crate) use self::{
     damage::is_damaged,
     persistent::Map,
+    snapshots::roots,
     state::{IndexState, PLACE_ALIGN},
     volumes::{VOLUME_BYTES_MAX, VOLUME_NAME_BYTES_MAX},
 };
 pub use self::{
     late_encoding::PLACES_MAX,
+    snapshots::Snapshots,
     state::{Container, Tables, valid_name},
     volumes::Volume,
     write_cost::WriteCost,

@@ -10,14 +10,14 @@ use onefold_core::{Error, Kind, Result};
 
 use super::{
     persistent::{List, Map},
+    snapshots::Snapshots,
     volumes::Volume,
     write_cost::WriteCost,
 };
 use crate::{
     block_index::Pages,
     format::{
-        Address, ContainerId,
-        backup::{Snapshot, SnapshotId},
+        ContainerId,
         class::Class,
         label::Kinds,
         record::{IndexFile, Owner, Pieces, Place, Stored, Stream},
@@ -133,12 +133,8 @@ pub struct Tables {
     pub write_cost: WriteCost,
     /// The archive can have snapshots of directories.
     pub trees: bool,
-    /// The snapshots, in the order in which they were made.
-    pub snapshots: Map<u64, Snapshot>,
-    /// The number of the next one.
-    pub next_snapshot: u64,
-    /// Nodes that are named, and whose children are not counted: they could not be read.
-    pub counts_due: Map<Address, ()>,
+    /// The snapshots of directories.
+    pub snapshots: Snapshots,
     /// The volumes by their numbers.
     pub volumes: Map<u64, Volume>,
     /// The next number that no volume had.
@@ -275,22 +271,6 @@ impl Tables {
     pub(crate) fn numbers_of(container: &Container) -> BTreeSet<ContainerId> {
         let own = container.merged.is_empty().then_some(container.stored.id);
         own.into_iter().chain(container.merged.iter().copied()).collect()
-    }
-
-    /// The snapshot with this id, and its number.
-    ///
-    /// # Errors
-    /// `NotFound`.
-    pub fn snapshot(&self, id: SnapshotId) -> Result<(u64, &Snapshot)> {
-        let found = self.snapshots.iter().find(|(_, snapshot)| snapshot.id == id);
-        found
-            .map(|(&number, snapshot)| (number, snapshot))
-            .ok_or_else(|| Error::new(Kind::NotFound, format!("there is no snapshot {id}")))
-    }
-
-    /// The snapshots that lists show, the oldest first.
-    pub fn listed(&self) -> impl DoubleEndedIterator<Item = &Snapshot> {
-        self.snapshots.values().filter(|snapshot| snapshot.forgotten.is_none())
     }
 
     /// The volume called `name`, and its number.

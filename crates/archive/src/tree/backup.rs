@@ -156,8 +156,8 @@ pub fn backup_on(
 ) -> Result<BackupReport> {
     let mut session = Session::on(ingest)?;
     let mut writer = StreamWriter::new(&session, request.now);
-    let parent = request.parent.and_then(|id| session.tables().snapshot(id).ok());
-    let parent = parent.map(|(_, snapshot)| snapshot.clone());
+    let parent = request.parent.and_then(|id| session.tables().snapshots.get(id).ok());
+    let parent = parent.cloned();
     // Opened by the session's epoch: what the parent names is not freed before the session ends.
     let parent = Parent::new(&ingest.archive, parent.as_ref())?;
     let archive = &*ingest.archive;
@@ -224,6 +224,7 @@ impl BackupRequest {
     /// The snapshot of a finished tree, beside those that are there.
     pub(crate) fn snapshot(&self, built: &Built, added: u64, tables: &Tables) -> Snapshot {
         let mut earlier = tables
+            .snapshots
             .listed()
             .rev()
             .filter(|earlier| earlier.set == self.set && earlier.host == self.host);

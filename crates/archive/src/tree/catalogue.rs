@@ -65,7 +65,7 @@ impl Archive {
     ) -> Result<()> {
         let decide = |tables: &Tables| {
             for &id in ids {
-                tables.snapshot(id)?;
+                tables.snapshots.get(id)?;
             }
             match ids.is_empty() {
                 true => Err(Error::new(Kind::InvalidInput, "no snapshot is named")),

@@ -33,7 +33,7 @@ impl StreamWriter {
                     "the archive is of a format without snapshots",
                 ));
             }
-            if tables.snapshot(request.id).is_ok() {
+            if tables.snapshots.get(request.id).is_ok() {
                 return Err(Error::new(Kind::Exists, "there is a snapshot with this id"));
             }
             let snapshot = request.snapshot(built, added, tables);

@@ -62,7 +62,7 @@ impl Parent {
         };
         let Some(snapshot) = snapshot else { return Ok(parent) };
         // Whoever collected it since it was chosen took its pages.
-        if parent.reader.tables().snapshot(snapshot.id).is_err() {
+        if parent.reader.tables().snapshots.get(snapshot.id).is_err() {
             return Ok(parent);
         }
         match parent.reader.root(snapshot) {

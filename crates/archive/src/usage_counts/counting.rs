@@ -42,7 +42,8 @@ impl Rewriter {
                 Err(error) => return Err(error),
             },
         };
-        if old.is_some() && tables.differences.is_empty() && tables.counts_due.is_empty() {
+        if old.is_some() && tables.differences.is_empty() && tables.snapshots.due().next().is_none()
+        {
             return Ok(None);
         }
         let changes = loop {
@@ -65,7 +66,8 @@ impl Rewriter {
         let (differences, upto) = (tables.differences.len() as u64, tables.sequence);
         let made = tables.counts + 1;
         let containers = changed(self, &tables, &changes)?;
-        let due = tables.trees && (!changes.due.is_empty() || !tables.counts_due.is_empty());
+        let due =
+            tables.trees && (!changes.due.is_empty() || tables.snapshots.due().next().is_some());
         self.archive.commit(true, |_| {
             let counted = Record::Counted { file: made, differences, upto };
             let changed = (!containers.is_empty()).then_some(Record::Changed { containers });

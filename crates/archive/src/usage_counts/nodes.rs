@@ -23,7 +23,7 @@ use crate::{
         record::Pieces,
     },
     rules::Rule,
-    tables::Tables,
+    tables::{Tables, roots},
 };
 
 /// What snapshots that came and went change.
@@ -64,10 +64,10 @@ impl Rewriter {
                 }
             }
             if self.archive.keeps(Rule::DueCountsKept) {
-                changes.due.extend(tables.counts_due.keys());
+                changes.due.extend(tables.snapshots.due());
             }
         } else {
-            let all = tables.snapshots.values().flat_map(|snapshot| snapshot.roots());
+            let all = tables.snapshots.values().flat_map(roots);
             changes.added.extend(all.map(|pieces| root(&pieces)));
         }
         if changes.is_empty() {

@@ -154,7 +154,7 @@ pub(super) fn json(snapshot: &Snapshot) -> Value {
 /// `NotFound`; `InvalidInput` when several ids begin so.
 pub(super) fn named<'a>(tables: &'a Tables, text: &str) -> Result<&'a Snapshot> {
     let of_set = |set: &str| -> Vec<&Snapshot> {
-        tables.listed().filter(|snapshot| snapshot.set == set).collect()
+        tables.snapshots.listed().filter(|snapshot| snapshot.set == set).collect()
     };
     if let Some(newest) = of_set(text).last() {
         return Ok(newest);
@@ -182,7 +182,7 @@ pub(super) fn named<'a>(tables: &'a Tables, text: &str) -> Result<&'a Snapshot> 
         let before = |snapshot: &&&Snapshot| i64::try_from(snapshot.ended).is_ok_and(|at| at < end);
         return of_set.iter().rfind(before).copied().ok_or_else(none);
     }
-    by_id(tables.listed(), text).unwrap_or_else(|| Err(none()))
+    by_id(tables.snapshots.listed(), text).unwrap_or_else(|| Err(none()))
 }
 
 /// The only one of some snapshots whose id begins so; `None` when there is none.

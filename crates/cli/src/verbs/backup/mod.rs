@@ -213,7 +213,7 @@ fn machine() -> [u8; 16] {
 
 /// The newest snapshot of the set on this host, or else of the set.
 fn parent<'a>(tables: &'a Tables, request: &BackupRequest) -> Option<&'a Snapshot> {
-    let of_set = || tables.listed().rev().filter(|snapshot| snapshot.set == request.set);
+    let of_set = || tables.snapshots.listed().rev().filter(|snapshot| snapshot.set == request.set);
     of_set().find(|snapshot| snapshot.host == request.host).or_else(|| of_set().next())
 }
 

@@ -156,7 +156,7 @@ fn judged(
 ) -> (BTreeMap<SnapshotId, Verdict>, Vec<String>) {
     let is = |wanted: &Option<String>, has: &str| wanted.as_deref().is_none_or(|name| name == has);
     let mut sets: BTreeMap<(&str, &str), Vec<&Snapshot>> = BTreeMap::new();
-    for snapshot in tables.listed() {
+    for snapshot in tables.snapshots.listed() {
         if is(&options.set, &snapshot.set) && is(&options.host, &snapshot.host) {
             sets.entry((&snapshot.host, &snapshot.set)).or_default().push(snapshot);
         }
@@ -188,6 +188,7 @@ fn tell(
         Verdict::Goes => ("forgotten", String::new()),
     };
     let listed = tables
+        .snapshots
         .listed()
         .filter_map(|snapshot| verdicts.get(&snapshot.id).map(|verdict| (snapshot, of(verdict))));
     if options.answer.json {

@@ -279,7 +279,7 @@ impl Sim {
         };
         let mut id = [0; 16];
         self.trees_rng.fill(&mut id);
-        let listed: Vec<Snapshot> = session.tables().listed().cloned().collect();
+        let listed: Vec<Snapshot> = session.tables().snapshots.listed().cloned().collect();
         let parent = match self.trees_rng.percent(85) {
             true => self.trees_rng.pick(&listed[listed.len().saturating_sub(3)..]).cloned(),
             false => None,
@@ -493,8 +493,8 @@ impl Sim {
     fn compare_snapshot(&mut self, reader: &mut TreeReader, id: [u8; 16]) -> Flow {
         let Some(kept) = self.kept.get(&id).cloned() else { return Ok(()) };
         let tables = reader.tables().clone();
-        let snapshot = match tables.snapshot(SnapshotId(id)) {
-            Ok((_, snapshot)) => snapshot,
+        let snapshot = match tables.snapshots.get(SnapshotId(id)) {
+            Ok(snapshot) => snapshot,
             Err(_) => return self.may_be_gone(id),
         };
         if snapshot.forgotten.is_some() != kept.forgotten.is_some() {
@@ -531,6 +531,7 @@ impl Sim {
         let ids: Vec<SnapshotId> = archive
             .refresh()
             .map_err(|e| self.judge("forget", &e))?
+            .snapshots
             .listed()
             .map(|snapshot| snapshot.id)
             .collect();

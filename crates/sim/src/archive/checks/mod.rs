@@ -120,14 +120,14 @@ impl Sim {
                 }
             }
             Unsure::Backup(id, tree) => {
-                if tables.snapshot(SnapshotId(*id)).is_ok() {
+                if tables.snapshots.get(SnapshotId(*id)).is_ok() {
                     self.reach.hit("a backup was there without its acknowledgement");
                     self.kept.insert(*id, Kept { tree: tree.clone(), forgotten: None });
                 }
             }
             Unsure::Forget(id, is) => {
-                let now = tables.snapshot(SnapshotId(*id));
-                if now.is_ok_and(|(_, snapshot)| snapshot.forgotten.is_some() == *is) {
+                let now = tables.snapshots.get(SnapshotId(*id));
+                if now.is_ok_and(|snapshot| snapshot.forgotten.is_some() == *is) {
                     self.forgotten(*id, *is);
                 }
             }

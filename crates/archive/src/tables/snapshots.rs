@@ -1,0 +1,153 @@
+//! The snapshots of directories, and the records that change them.
+
+use onefold_core::{Error, Kind, Result};
+
+use super::persistent::Map;
+use crate::format::{
+    Address,
+    backup::{Snapshot, SnapshotId},
+    bytes::{Reader, Writer, corrupt},
+    node::NodeRef,
+    record::{Pieces, Record, addresses, addresses_of},
+};
+
+/// Memory that a snapshot takes without its texts.
+const SNAPSHOT_MEMORY: usize = 512;
+
+/// Bytes of a snapshot at least.
+const SNAPSHOT_BYTES: usize = 147;
+
+/// The snapshots of an archive, in the order in which they were made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshots {
+    all: Map<u64, Snapshot>,
+    next: u64,
+    /// Nodes that are named, and whose children are not counted: they were damaged.
+    due: Map<Address, ()>,
+}
+
+impl Snapshots {
+    /// True when there are none, listed or forgotten.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// How many there are, forgotten ones too.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// All of them, forgotten ones too, the oldest first.
+    pub fn values(&self) -> impl DoubleEndedIterator<Item = &Snapshot> {
+        self.all.values()
+    }
+
+    /// Those that lists show, the oldest first.
+    pub fn listed(&self) -> impl DoubleEndedIterator<Item = &Snapshot> {
+        self.all.values().filter(|snapshot| snapshot.forgotten.is_none())
+    }
+
+    /// The one with this id.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn get(&self, id: SnapshotId) -> Result<&Snapshot> {
+        let found = self.all.values().find(|snapshot| snapshot.id == id);
+        found.ok_or_else(|| Error::new(Kind::NotFound, format!("there is no snapshot {id}")))
+    }
+
+    /// Nodes whose children are to be counted when they are whole.
+    pub(crate) fn due(&self) -> impl Iterator<Item = &Address> {
+        self.due.keys()
+    }
+
+    pub(super) fn made(&mut self, snapshot: Snapshot) -> Result<()> {
+        if self.get(snapshot.id).is_ok() {
+            return Err(corrupt(format!("the log makes snapshot {} twice", snapshot.id)));
+        }
+        self.all.insert(self.next, snapshot);
+        self.next = self.next.saturating_add(1);
+        Ok(())
+    }
+
+    /// Applies a record; gives the snapshots that are gone.
+    pub(super) fn apply(&mut self, record: Record) -> Result<Vec<Snapshot>> {
+        let mut gone = Vec::new();
+        match record {
+            Record::Forgotten { ids, at } => self.change_all(&ids, |snapshot| {
+                snapshot.forgotten = snapshot.forgotten.or(Some((at, None)));
+            })?,
+            Record::Undeleted { ids } => {
+                self.change_all(&ids, |snapshot| snapshot.forgotten = None)?;
+            }
+            Record::ForgottenSeen { ids, at } => self.change_all(&ids, |snapshot| {
+                if let Some((_, seen @ None)) = &mut snapshot.forgotten {
+                    *seen = Some(at);
+                }
+            })?,
+            Record::Expired { ids } => {
+                for id in ids {
+                    let number = self.number(id)?;
+                    gone.extend(self.all.remove(&number));
+                }
+            }
+            Record::CountsDue { nodes } => {
+                self.due = Map::default();
+                self.due.extend(nodes.into_iter().map(|node| (node, ())));
+            }
+            _ => {}
+        }
+        Ok(gone)
+    }
+
+    fn number(&self, id: SnapshotId) -> Result<u64> {
+        let found = self.all.iter().find(|(_, snapshot)| snapshot.id == id);
+        found
+            .map(|(&number, _)| number)
+            .ok_or_else(|| corrupt(format!("the log changes snapshot {id}, which is not there")))
+    }
+
+    fn change_all(
+        &mut self,
+        ids: &[SnapshotId],
+        mut change: impl FnMut(&mut Snapshot),
+    ) -> Result<()> {
+        ids.iter().try_for_each(|&id| {
+            let number = self.number(id)?;
+            self.all.get_mut(&number).map(&mut change);
+            Ok(())
+        })
+    }
+
+    pub(super) fn encode(&self, w: &mut Writer) {
+        w.u64(self.next).u32(self.all.len() as u32);
+        for (&number, snapshot) in &self.all {
+            snapshot.encode(w.u64(number));
+        }
+        let due: Vec<_> = self.due.keys().copied().collect();
+        addresses(w, &due);
+    }
+
+    pub(super) fn decode(r: &mut Reader<'_>) -> Result<Snapshots> {
+        let mut snapshots = Snapshots { next: r.counter()?, ..Snapshots::default() };
+        for _ in 0..r.count(SNAPSHOT_BYTES, SNAPSHOT_MEMORY)? {
+            let number = r.counter()?;
+            snapshots.all.insert(number, Snapshot::decode(r)?);
+        }
+        snapshots.due.extend(addresses_of(r)?.into_iter().map(|node| (node, ())));
+        Ok(snapshots)
+    }
+}
+
+/// The nodes that a snapshot names, as a recipe of one piece each.
+pub(crate) fn roots(snapshot: &Snapshot) -> Vec<Pieces> {
+    let piece = |node: &NodeRef| Pieces {
+        container: node.address.container,
+        first: node.address.slot,
+        count: 1,
+    };
+    let stats = snapshot.stats.map(|top| piece(&top.node));
+    [piece(&snapshot.root)].into_iter().chain(stats).collect()
+}
