@@ -89,6 +89,7 @@ pub use crate::{
     tree::{
         BackupReport, BackupRequest, Built, Entries, Event, FoundInParent, Known, Parent,
         TreeBuilder, TreeFeeder, TreeReader, attributes_of, backup, backup_on, encode_attributes,
+        forget, undelete,
     },
     volume::{ArchiveExports, VolumeCounts, Volumes, volume_bytes},
 };

@@ -144,7 +144,7 @@ fn a_page_that_was_damaged_when_it_came_is_counted_when_it_is_whole() {
     // Damaged when it goes: its chunks stay counted, and nothing else is harmed.
     desk.backup(2, &[("b", &content[..1_000_000])]).unwrap();
     desk.flip("a-rather-long-name");
-    desk.archive().forget(&[SnapshotId([1; 16])], 5).unwrap();
+    onefold_archive::forget(&desk.archive(), &[SnapshotId([1; 16])], 5).unwrap();
     desk.gc();
     assert!(desk.read(2, "b").unwrap() == content[..1_000_000]);
     let report = check(&desk.archive(), true, &mut |_, _, _| {}).unwrap();

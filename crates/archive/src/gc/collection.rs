@@ -15,6 +15,7 @@ use crate::{
     rad::{self, LateEncoding},
     rules::Rule,
     tables::{Tables, WriteCost},
+    tree::expire,
     usage_counts::InMemory,
 };
 
@@ -197,7 +198,7 @@ impl Collection {
             Step::Count => {
                 if self.archive.tables().trees {
                     self.done.expired +=
-                        self.archive.expire(self.options.now, self.options.trash)?;
+                        expire(&self.archive, self.options.now, self.options.trash)?;
                 }
                 if let Some(counts) = self.rewriter.count(rad::changed)? {
                     self.in_memory = Some(counts);

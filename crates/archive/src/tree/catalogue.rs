@@ -12,66 +12,64 @@ use crate::{
     tables::Tables,
 };
 
-impl Archive {
-    /// Takes snapshots out of lists; durable on return. They stay counted until a collection finds
-    /// that the time of the trash is over. Those that were forgotten before stay so.
-    ///
-    /// # Errors
-    /// `NotFound`, and as for every change.
-    pub fn forget(&self, ids: &[SnapshotId], now: u64) -> Result<()> {
-        self.change_snapshots(ids, |ids| Record::Forgotten { ids, at: now })
-    }
+/// Takes snapshots out of lists; durable on return. They stay counted until a collection finds
+/// that the time of the trash is over. Those that were forgotten before stay so.
+///
+/// # Errors
+/// `NotFound`, and as for every change.
+pub fn forget(archive: &Archive, ids: &[SnapshotId], now: u64) -> Result<()> {
+    change_snapshots(archive, ids, |ids| Record::Forgotten { ids, at: now })
+}
 
-    /// Puts forgotten snapshots into lists again; durable on return.
-    ///
-    /// # Errors
-    /// `NotFound`: a collection has removed it, or there never was one. As for every change.
-    pub fn undelete(&self, ids: &[SnapshotId]) -> Result<()> {
-        self.change_snapshots(ids, |ids| Record::Undeleted { ids })
-    }
+/// Puts forgotten snapshots into lists again; durable on return.
+///
+/// # Errors
+/// `NotFound`: a collection has removed it, or there never was one. As for every change.
+pub fn undelete(archive: &Archive, ids: &[SnapshotId]) -> Result<()> {
+    change_snapshots(archive, ids, |ids| Record::Undeleted { ids })
+}
 
-    /// Takes note that a collection saw forgotten snapshots, and removes those whose time of
-    /// `trash` seconds is over by the clock of collections: no clock of another process counts.
-    /// Gives how many are gone.
-    ///
-    /// # Errors
-    /// As for every change.
-    pub(crate) fn expire(&self, now: u64, trash: u64) -> Result<u64> {
-        let mut gone = 0;
-        let by_collection = self.keeps(Rule::TrashFromCollection);
-        self.commit(true, |tables| {
-            let forgotten = |snapshot: &&Snapshot| snapshot.forgotten.is_some();
-            let (mut seen, mut expired) = (Vec::new(), Vec::new());
-            for snapshot in tables.snapshots.values().filter(forgotten) {
-                match snapshot.forgotten {
-                    Some((at, _)) if !by_collection && at.saturating_add(trash) > now => {}
-                    Some((_, None)) if trash > 0 && by_collection => seen.push(snapshot.id),
-                    Some((_, Some(at))) if at.saturating_add(trash) > now => {}
-                    _ => expired.push(snapshot.id),
-                }
+/// Takes note that a collection saw forgotten snapshots, and removes those whose time of
+/// `trash` seconds is over by the clock of collections: no clock of another process counts.
+/// Gives how many are gone.
+///
+/// # Errors
+/// As for every change.
+pub(crate) fn expire(archive: &Archive, now: u64, trash: u64) -> Result<u64> {
+    let mut gone = 0;
+    let by_collection = archive.keeps(Rule::TrashFromCollection);
+    archive.commit(true, |tables| {
+        let forgotten = |snapshot: &&Snapshot| snapshot.forgotten.is_some();
+        let (mut seen, mut expired) = (Vec::new(), Vec::new());
+        for snapshot in tables.snapshots.values().filter(forgotten) {
+            match snapshot.forgotten {
+                Some((at, _)) if !by_collection && at.saturating_add(trash) > now => {}
+                Some((_, None)) if trash > 0 && by_collection => seen.push(snapshot.id),
+                Some((_, Some(at))) if at.saturating_add(trash) > now => {}
+                _ => expired.push(snapshot.id),
             }
-            gone = expired.len() as u64;
-            let seen = (!seen.is_empty()).then_some(Record::ForgottenSeen { ids: seen, at: now });
-            let expired = (!expired.is_empty()).then_some(Record::Expired { ids: expired });
-            Ok(seen.into_iter().chain(expired).collect())
-        })?;
-        Ok(gone)
-    }
+        }
+        gone = expired.len() as u64;
+        let seen = (!seen.is_empty()).then_some(Record::ForgottenSeen { ids: seen, at: now });
+        let expired = (!expired.is_empty()).then_some(Record::Expired { ids: expired });
+        Ok(seen.into_iter().chain(expired).collect())
+    })?;
+    Ok(gone)
+}
 
-    fn change_snapshots(
-        &self,
-        ids: &[SnapshotId],
-        record: impl FnOnce(Vec<SnapshotId>) -> Record,
-    ) -> Result<()> {
-        let decide = |tables: &Tables| {
-            for &id in ids {
-                tables.snapshots.get(id)?;
-            }
-            match ids.is_empty() {
-                true => Err(Error::new(Kind::InvalidInput, "no snapshot is named")),
-                false => Ok(vec![record(ids.to_vec())]),
-            }
-        };
-        self.commit(true, decide).map(|_| ())
-    }
+fn change_snapshots(
+    archive: &Archive,
+    ids: &[SnapshotId],
+    record: impl FnOnce(Vec<SnapshotId>) -> Record,
+) -> Result<()> {
+    let decide = |tables: &Tables| {
+        for &id in ids {
+            tables.snapshots.get(id)?;
+        }
+        match ids.is_empty() {
+            true => Err(Error::new(Kind::InvalidInput, "no snapshot is named")),
+            false => Ok(vec![record(ids.to_vec())]),
+        }
+    };
+    archive.commit(true, decide).map(|_| ())
 }

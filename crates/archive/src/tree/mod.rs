@@ -27,9 +27,11 @@ mod parent;
 mod reader;
 
 pub(crate) use self::borders::{ends_page, of_name as hash_of_name};
+pub(crate) use self::catalogue::expire;
 pub use self::{
     backup::{BackupReport, BackupRequest, TreeFeeder, backup, backup_on},
     builder::{Built, Event, Known, TreeBuilder},
+    catalogue::{forget, undelete},
     parent::{Found as FoundInParent, Parent},
     reader::{Entries, TreeReader, attributes_of, encode_attributes},
 };

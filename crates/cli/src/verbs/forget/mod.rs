@@ -135,7 +135,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         .collect();
     tell(options, &tables, &verdicts)?;
     if !options.dry_run && !gone.is_empty() {
-        archive.forget(&gone, now())?;
+        onefold_archive::forget(&archive, &gone, now())?;
     }
     match wrong.first() {
         None => Ok(()),
@@ -246,7 +246,7 @@ pub(crate) fn undelete(options: &UndeleteOptions) -> Result<(), Failure> {
         snapshots::by_id(forgotten(), text).unwrap_or_else(none).map(|snapshot| snapshot.id)
     };
     let ids: Vec<SnapshotId> = options.snapshots.iter().map(find).collect::<Result<_, _>>()?;
-    archive.undelete(&ids)?;
+    onefold_archive::undelete(&archive, &ids)?;
     let shown: Vec<String> = ids.iter().map(ToString::to_string).collect();
     options.answer.tell(
         &json!({ "undeleted": shown }),

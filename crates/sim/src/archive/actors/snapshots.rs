@@ -406,7 +406,7 @@ impl Sim {
         self.unsure = Some(Unsure::Forget(id, true));
         // The clock of this process may be wrong.
         let at = [0, self.now, 10 * self.now][self.trees_rng.below(3) as usize];
-        match archive.forget(&[SnapshotId(id)], at) {
+        match onefold_archive::forget(&archive, &[SnapshotId(id)], at) {
             Ok(()) => {
                 self.say(|| format!("forgot {}", SnapshotId(id)));
                 self.forgotten(id, true);
@@ -434,7 +434,7 @@ impl Sim {
         let Some(&id) = self.trees_rng.pick(&forgotten) else { return Ok(()) };
         let archive = self.admin()?;
         self.unsure = Some(Unsure::Forget(id, false));
-        match archive.undelete(&[SnapshotId(id)]) {
+        match onefold_archive::undelete(&archive, &[SnapshotId(id)]) {
             Ok(()) => {
                 self.reach.hit("a snapshot was undeleted");
                 self.forgotten(id, false);
@@ -536,7 +536,8 @@ impl Sim {
             .map(|snapshot| snapshot.id)
             .collect();
         if !ids.is_empty() {
-            archive.forget(&ids, self.now).map_err(|e| self.judge("forget", &e))?;
+            onefold_archive::forget(&archive, &ids, self.now)
+                .map_err(|e| self.judge("forget", &e))?;
         }
         self.kept.clear();
         Ok(())
