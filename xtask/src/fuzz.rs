@@ -37,7 +37,7 @@ const TARGETS: [&str; 29] = [
     "log",
     "record",
     "snapshot",
-    "node",
+    "tree_node",
     "container",
     "recipe",
     "listing",

@@ -66,13 +66,13 @@ pub use crate::{
             ENTRY_BYTES_MAX, LEVELS_MAX, Links, Order, decode as decode_listing,
             encode as encode_entry,
         },
-        node::{
-            ATTRIBUTES_INLINE, Attributes, FileMap, IndexEntry, Key, Named, Node, NodeEntry,
-            NodeRef, NodeWhat, Root, Stat, Top,
-        },
         parameters::{Chunking, Compression, VOLUME_BLOCK_BYTES},
         recipe::{Part, RecipeWriter, Summary, parts as recipe_parts},
         record::{IndexFile, Owner, Pieces, Place, Record, Shape, Stored, Stream},
+        tree_node::{
+            ATTRIBUTES_INLINE, Attributes, FileMap, IndexEntry, Key, Named, Root, Stat, Top,
+            TreeEntry, TreeNode, TreeNodeRef, TreeWhat,
+        },
     },
     gc::{Collected, Collection, Options as CollectionOptions},
     operations_log::{Archive, EpochGuard},

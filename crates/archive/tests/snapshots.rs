@@ -7,7 +7,7 @@ use std::{fs, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
 
 use onefold_archive::{
     Archive, Attributes, BackupRequest, Collection, CollectionOptions, Compression, Content, Event,
-    FileMap, Format, Gauge, Known, NodeEntry, NodeWhat, Settings, SnapshotId, Stat, TreeReader,
+    FileMap, Format, Gauge, Known, Settings, SnapshotId, Stat, TreeEntry, TreeReader, TreeWhat,
     Verify, backup, check,
 };
 use onefold_backend::Directory;
@@ -43,11 +43,11 @@ impl Desk {
             ..BackupRequest::default()
         };
         let told = backup(&self.archive(), &request, false, &Gauge::default(), |feeder| {
-            let root = entry("", NodeWhat::Directory(None));
+            let root = entry("", TreeWhat::Directory(None));
             feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
             for (name, content) in all {
                 feeder.bytes(content)?;
-                let file = entry(name, NodeWhat::File(0, FileMap::default()));
+                let file = entry(name, TreeWhat::File(0, FileMap::default()));
                 feeder.event(Event::File(file, Stat::default(), None))?;
             }
             feeder.event(Event::End(0))
@@ -59,7 +59,7 @@ impl Desk {
         let mut reader = TreeReader::new(&self.archive())?;
         let tables = reader.tables().clone();
         let snapshot = tables.snapshots.get(SnapshotId([id; 16]))?;
-        let NodeWhat::File(bytes, map) = reader.find(snapshot, name.as_bytes())?.what else {
+        let TreeWhat::File(bytes, map) = reader.find(snapshot, name.as_bytes())?.what else {
             panic!("{name} is no file");
         };
         let mut content = Vec::new();
@@ -108,8 +108,8 @@ impl Desk {
     }
 }
 
-fn entry(name: &str, what: NodeWhat) -> NodeEntry {
-    NodeEntry {
+fn entry(name: &str, what: TreeWhat) -> TreeEntry {
+    TreeEntry {
         name: name.into(),
         what,
         mode: 0o600,

@@ -26,7 +26,7 @@ mod trace;
 
 pub use archive::{
     archive,
-    decoders::{container, label, listing, log, node, node_label, recipe, record, snapshot},
+    decoders::{container, label, listing, log, node_label, recipe, record, snapshot, tree_node},
     nodes::nodes,
     parts::{counts, index, maps},
 };
@@ -81,7 +81,7 @@ pub const TARGETS: [Target; 29] = [
     Target { name: "snapshot", body: snapshot, examples: archive::decoders::snapshot_examples },
     Target { name: "container", body: container, examples: archive::decoders::container_examples },
     Target { name: "recipe", body: recipe, examples: archive::decoders::recipe_examples },
-    Target { name: "node", body: node, examples: archive::decoders::node_examples },
+    Target { name: "tree_node", body: tree_node, examples: archive::decoders::tree_node_examples },
     Target { name: "listing", body: listing, examples: archive::decoders::listing_examples },
     Target { name: "cluster", body: cluster, examples: cluster::examples },
     Target { name: "objects", body: objects, examples: objects::examples },

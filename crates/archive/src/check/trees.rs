@@ -10,11 +10,11 @@ use crate::{
         Identity,
         bytes::corrupt,
         damage::is_damage,
-        node::{
-            Attributes, FileMap, IndexEntry, Key, NODE_BYTES, Named, Node, NodeEntry, NodeRef,
-            NodeWhat, Root,
-        },
         recipe::Part,
+        tree_node::{
+            Attributes, FileMap, IndexEntry, Key, NODE_BYTES, Named, Root, TreeEntry, TreeNode,
+            TreeNodeRef, TreeWhat,
+        },
     },
     tree::{ends_page, hash_of_name},
 };
@@ -39,9 +39,9 @@ struct Known {
 
 /// A node whose children are looked at.
 struct Frame {
-    at: NodeRef,
-    node: Node,
-    children: Vec<NodeRef>,
+    at: TreeNodeRef,
+    node: TreeNode,
+    children: Vec<TreeNodeRef>,
     known: Vec<Known>,
     /// 1 when the node itself is noted as damaged.
     lost: u64,
@@ -49,7 +49,7 @@ struct Frame {
 
 /// What is known of the nodes that were looked at.
 #[derive(Default)]
-pub(super) struct Trees(HashMap<NodeRef, Known>);
+pub(super) struct Trees(HashMap<TreeNodeRef, Known>);
 
 impl Checking {
     /// Looks at the trees of all snapshots, listed and forgotten.
@@ -88,7 +88,7 @@ impl Checking {
     }
 
     /// Looks at a node and all below it.
-    fn tree(&mut self, trees: &mut Trees, top: NodeRef) -> Result<Known> {
+    fn tree(&mut self, trees: &mut Trees, top: TreeNodeRef) -> Result<Known> {
         let mut frames: Vec<Frame> = Vec::new();
         let mut next = Some(top);
         loop {
@@ -113,7 +113,7 @@ impl Checking {
     }
 
     /// Reads a node; `None` when it is lost.
-    fn frame(&mut self, at: NodeRef) -> Result<Option<Frame>> {
+    fn frame(&mut self, at: TreeNodeRef) -> Result<Option<Frame>> {
         // What is noted as damaged may be readable, and then names what else is.
         let lost = u64::from(!self.found.has(at.address, &at.fingerprint)?);
         let node = match self.trees.node(&at) {
@@ -122,7 +122,7 @@ impl Checking {
         };
         let mut children = Vec::new();
         node.named(&mut |named| {
-            if let Named::Node(child) = named {
+            if let Named::TreeNode(child) = named {
                 children.push(child);
             }
         });
@@ -160,15 +160,15 @@ impl Checking {
 }
 
 /// The child of the last frame that comes next.
-fn descend(frames: &[Frame]) -> Option<NodeRef> {
+fn descend(frames: &[Frame]) -> Option<TreeNodeRef> {
     frames.last().and_then(|frame| frame.children.get(frame.known.len()).copied())
 }
 
 /// Compares a node with what is known of its children.
-fn judge(identity: &Identity, node: &Node, children: &[Known]) -> Result<Known> {
+fn judge(identity: &Identity, node: &TreeNode, children: &[Known]) -> Result<Known> {
     let mut children = children.iter();
     match node {
-        Node::Directory(entries) => {
+        TreeNode::Directory(entries) => {
             let mut known = Known::default();
             for (n, entry) in entries.iter().enumerate() {
                 let (inner, bytes) = of_entry(entry, &mut children)?;
@@ -185,12 +185,12 @@ fn judge(identity: &Identity, node: &Node, children: &[Known]) -> Result<Known> 
             known.names = names.map(|(first, last)| (first.name.clone(), last.name.clone()));
             Ok(known)
         }
-        Node::FileMap(parts) => Ok(Known { bytes: sum(parts), ends: true, ..Known::default() }),
-        Node::Stats(stats) => {
+        TreeNode::FileMap(parts) => Ok(Known { bytes: sum(parts), ends: true, ..Known::default() }),
+        TreeNode::Stats(stats) => {
             Ok(Known { entries: stats.len() as u64, ends: true, ..Known::default() })
         }
-        Node::Index(_, entries) => index(entries, children),
-        Node::Root(root) => of_root(root, &mut children),
+        TreeNode::Index(_, entries) => index(entries, children),
+        TreeNode::Root(root) => of_root(root, &mut children),
     }
 }
 
@@ -226,18 +226,18 @@ fn index<'a>(entries: &[IndexEntry], children: impl Iterator<Item = &'a Known>) 
 
 /// Entries below an entry, and bytes of it and of all below.
 fn of_entry<'a>(
-    entry: &NodeEntry,
+    entry: &TreeEntry,
     children: &mut impl Iterator<Item = &'a Known>,
 ) -> Result<(u64, u64)> {
     if let Attributes::Stored(bytes, map) = &entry.attributes {
         of_map(*bytes, map, children)?;
     }
     match &entry.what {
-        NodeWhat::Directory(Some(_)) => {
+        TreeWhat::Directory(Some(_)) => {
             let child = children.next().ok_or_else(missing)?;
             Ok((child.entries, child.bytes))
         }
-        NodeWhat::File(bytes, map) => Ok((0, of_map(*bytes, map, children)?)),
+        TreeWhat::File(bytes, map) => Ok((0, of_map(*bytes, map, children)?)),
         _ => Ok((0, 0)),
     }
 }

@@ -6,7 +6,7 @@ use onefold_core::Result;
 
 use super::{
     bytes::{Reader, Writer, corrupt},
-    node::{NodeRef, Top},
+    tree_node::{Top, TreeNodeRef},
 };
 
 /// Bytes of a text of a snapshot at most.
@@ -64,7 +64,7 @@ pub struct Snapshot {
     /// The snapshot from which unchanged pages and files were taken over.
     pub parent: Option<SnapshotId>,
     /// Its root.
-    pub root: NodeRef,
+    pub root: TreeNodeRef,
     /// The stat pages of the root directory.
     pub stats: Option<Top>,
     /// Entries of all directories.
@@ -132,10 +132,10 @@ impl Snapshot {
         let tags = (0..count).map(|_| text(r)).collect::<Result<_>>()?;
         let (began, ended) = (r.u64()?, r.u64()?);
         let (has_parent, parent) = (r.u8()?, SnapshotId(r.array()?));
-        let root = NodeRef::decode(r)?;
+        let root = TreeNodeRef::decode(r)?;
         let stats = match r.u8()? {
             0 => None,
-            1 => Some(Top { levels: r.u8()?, node: NodeRef::decode(r)? }),
+            1 => Some(Top { levels: r.u8()?, node: TreeNodeRef::decode(r)? }),
             _ => return Err(corrupt("a snapshot has stat pages of an unknown form")),
         };
         let (entries, bytes, added, left_out) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);

@@ -13,10 +13,10 @@ pub(crate) mod label;
 pub(crate) mod listing;
 pub(crate) mod log_reader;
 pub(crate) mod names;
-pub(crate) mod node;
 pub(crate) mod parameters;
 pub(crate) mod recipe;
 pub(crate) mod record;
+pub(crate) mod tree_node;
 
 use std::fmt;
 

@@ -7,8 +7,8 @@ use crate::format::{
     Address,
     backup::{Snapshot, SnapshotId},
     bytes::{Reader, Writer, corrupt},
-    node::NodeRef,
     record::{Pieces, Record, addresses, addresses_of},
+    tree_node::TreeNodeRef,
 };
 
 /// Memory that a snapshot takes without its texts.
@@ -143,7 +143,7 @@ impl Snapshots {
 
 /// The nodes that a snapshot names, as a recipe of one piece each.
 pub(crate) fn roots(snapshot: &Snapshot) -> Vec<Pieces> {
-    let piece = |node: &NodeRef| Pieces {
+    let piece = |node: &TreeNodeRef| Pieces {
         container: node.address.container,
         first: node.address.slot,
         count: 1,

@@ -7,7 +7,7 @@
 
 use onefold_core::Fingerprint;
 
-use crate::format::{Identity, node::NODE_BYTES};
+use crate::format::{Identity, tree_node::NODE_BYTES};
 
 /// Bits of a hash that are zero at a border: pages have 128 entries in the mean.
 const BITS: u32 = 7;

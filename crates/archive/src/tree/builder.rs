@@ -14,8 +14,9 @@ use crate::{
     format::{
         Address, Identity,
         bytes::Writer,
-        node::{
-            Attributes, FileMap, Key, Node, NodeEntry, NodeRef, NodeWhat, Root, Stat, Top, is_name,
+        tree_node::{
+            Attributes, FileMap, Key, Root, Stat, Top, TreeEntry, TreeNode, TreeNodeRef, TreeWhat,
+            is_name,
         },
     },
     operations_log::Archive,
@@ -31,7 +32,7 @@ pub type Known = HashMap<Fingerprint, Address>;
 pub enum Event {
     /// A directory, which comes with its entries. Chunks before it are its attributes, when these
     /// are [stored](Attributes::Stored); its pages are filled in when it is left.
-    Enter(NodeEntry, Stat, Known),
+    Enter(TreeEntry, Stat, Known),
     /// The end of the directory that was entered last. True when something in it was left out.
     Leave(bool),
     /// The pages that the parent has of the content that comes now.
@@ -41,11 +42,11 @@ pub enum Event {
     /// Attributes of the next entry end here.
     Attributes,
     /// A file, the content of which ends here, or which is taken over from the parent.
-    File(NodeEntry, Stat, Option<(u64, FileMap)>),
+    File(TreeEntry, Stat, Option<(u64, FileMap)>),
     /// An entry without content.
-    Other(NodeEntry, Stat),
+    Other(TreeEntry, Stat),
     /// Another name of the entry with the same link number, which came before.
-    Link(NodeEntry, Stat),
+    Link(TreeEntry, Stat),
     /// The end. The content before it is the list of what was left out: so many entries.
     End(u64),
 }
@@ -54,7 +55,7 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Built {
     /// Its root.
-    pub root: NodeRef,
+    pub root: TreeNodeRef,
     /// The stat pages of the root directory.
     pub stats: Option<Top>,
     /// Entries of all directories.
@@ -71,7 +72,7 @@ pub struct Built {
 
 /// A directory that was entered and not left.
 struct Open {
-    entry: NodeEntry,
+    entry: TreeEntry,
     stat: Stat,
     known: Known,
     page: Writer,
@@ -94,7 +95,7 @@ pub struct TreeBuilder {
     content: FileMapWriter,
     /// Those of the next entry, when they are stored.
     attributes: Option<(u64, FileMap)>,
-    links: HashMap<u64, NodeWhat>,
+    links: HashMap<u64, TreeWhat>,
     entries: u64,
     bytes: u64,
     pages: u64,
@@ -173,7 +174,7 @@ impl TreeBuilder {
                     None => self.end_content(write_piece)?,
                 };
                 self.bytes = self.bytes.saturating_add(content.0);
-                entry.what = NodeWhat::File(content.0, content.1);
+                entry.what = TreeWhat::File(content.0, content.1);
                 self.entry(entry, &stat, write_piece)
             }
             Event::Other(entry, stat) => self.entry(entry, &stat, write_piece),
@@ -181,7 +182,7 @@ impl TreeBuilder {
                 let first = self.links.get(&entry.link);
                 entry.what =
                     first.cloned().ok_or_else(|| misplaced("a link comes before its file"))?;
-                if let NodeWhat::File(bytes, _) = &entry.what {
+                if let TreeWhat::File(bytes, _) = &entry.what {
                     self.bytes = self.bytes.saturating_add(*bytes);
                 }
                 self.entry(entry, &stat, write_piece)
@@ -192,7 +193,7 @@ impl TreeBuilder {
 
     fn entry(
         &mut self,
-        mut entry: NodeEntry,
+        mut entry: TreeEntry,
         stat: &Stat,
         write_piece: &mut PieceWriter<'_>,
     ) -> Result<()> {
@@ -204,7 +205,7 @@ impl TreeBuilder {
         self.push(&entry, stat, write_piece)
     }
 
-    fn take_attributes(&mut self, entry: &mut NodeEntry) {
+    fn take_attributes(&mut self, entry: &mut TreeEntry) {
         if let Some((bytes, content)) = self.attributes.take() {
             entry.attributes = Attributes::Stored(bytes, content);
         }
@@ -220,7 +221,7 @@ impl TreeBuilder {
     /// Appends an entry to the directory that is open.
     fn push(
         &mut self,
-        entry: &NodeEntry,
+        entry: &TreeEntry,
         stat: &Stat,
         write_piece: &mut PieceWriter<'_>,
     ) -> Result<()> {
@@ -235,7 +236,7 @@ impl TreeBuilder {
     fn push_to(
         &mut self,
         open: &mut Open,
-        entry: &NodeEntry,
+        entry: &TreeEntry,
         stat: &Stat,
         write_piece: &mut PieceWriter<'_>,
     ) -> Result<()> {
@@ -287,11 +288,11 @@ impl TreeBuilder {
         mut open: Open,
         is_in_part: bool,
         write_piece: &mut PieceWriter<'_>,
-    ) -> Result<(NodeEntry, Stat)> {
+    ) -> Result<(TreeEntry, Stat)> {
         self.close_page(&mut open, write_piece)?;
         let Open { mut entry, mut stat, known, levels, stat_levels, .. } = open;
         let store: &mut Store<'_> = &mut |page| self.store(page, &known, write_piece);
-        entry.what = NodeWhat::Directory(levels.end(store)?);
+        entry.what = TreeWhat::Directory(levels.end(store)?);
         stat.pages = stat_levels.end(store)?;
         entry.is_in_part |= is_in_part;
         Ok((entry, stat))
@@ -305,7 +306,7 @@ impl TreeBuilder {
         let (directory, stat) = self.close(root, false, write_piece)?;
         let entries = self.entries + 1;
         let root = Root { directory, entries, bytes: self.bytes, left_out, list };
-        let root = Node::Root(Box::new(root)).encode();
+        let root = TreeNode::Root(Box::new(root)).encode();
         let root = self.store(root, &root_known, write_piece)?;
         let (pages, pages_taken) = (self.pages, self.pages_taken);
         let (stats, bytes) = (stat.pages, self.bytes);
@@ -319,14 +320,14 @@ impl TreeBuilder {
         page: Vec<u8>,
         known: &Known,
         write_piece: &mut PieceWriter<'_>,
-    ) -> Result<NodeRef> {
+    ) -> Result<TreeNodeRef> {
         let fingerprint = self.fingerprinter.bytes(&page);
         if let Some(&address) = known.get(&fingerprint) {
             self.pages_taken += 1;
-            return Ok(NodeRef { address, fingerprint });
+            return Ok(TreeNodeRef { address, fingerprint });
         }
         self.pages += 1;
-        Ok(NodeRef { address: write_piece(page)?, fingerprint })
+        Ok(TreeNodeRef { address: write_piece(page)?, fingerprint })
     }
 
     fn with_content(
@@ -347,7 +348,7 @@ const DIRECTORY: u8 = 1;
 const STATS: u8 = 3;
 
 impl Open {
-    fn new(entry: NodeEntry, stat: Stat, known: Known) -> Open {
+    fn new(entry: TreeEntry, stat: Stat, known: Known) -> Open {
         Open {
             entry,
             stat,

@@ -9,8 +9,8 @@ use super::{
 };
 use crate::format::{
     Address,
-    node::{FileMap, INLINE_CHUNKS, INLINE_PARTS, Key, Node},
     recipe::Part,
+    tree_node::{FileMap, INLINE_CHUNKS, INLINE_PARTS, Key, TreeNode},
 };
 
 /// Bytes of a part that is no run, or of a run's beginning.
@@ -156,7 +156,7 @@ impl MapPages {
         if self.parts.is_empty() {
             return Ok(());
         }
-        let node = store(Node::FileMap(std::mem::take(&mut self.parts)).encode())?;
+        let node = store(TreeNode::FileMap(std::mem::take(&mut self.parts)).encode())?;
         let (bytes, hash) = (std::mem::take(&mut self.bytes), self.hash.take());
         self.encoded = 0;
         // A page of holes alone begins with no chunk: it ends no index page.

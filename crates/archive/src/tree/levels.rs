@@ -5,11 +5,11 @@ use onefold_core::Result;
 use super::borders;
 use crate::format::{
     bytes::Writer,
-    node::{IndexEntry, Key, Node, NodeRef, Top},
+    tree_node::{IndexEntry, Key, Top, TreeNode, TreeNodeRef},
 };
 
 /// Stores a node; gives its place.
-pub(super) type Store<'a> = dyn FnMut(Vec<u8>) -> Result<NodeRef> + 'a;
+pub(super) type Store<'a> = dyn FnMut(Vec<u8>) -> Result<TreeNodeRef> + 'a;
 
 /// Pages below one index page that is being filled.
 #[derive(Default)]
@@ -31,7 +31,7 @@ impl Levels {
     /// A page is written; `hash` is that of what comes first in it.
     pub(super) fn push(
         &mut self,
-        node: NodeRef,
+        node: TreeNodeRef,
         key: Key,
         hash: u64,
         store: &mut Store<'_>,
@@ -72,7 +72,7 @@ impl Levels {
             Some(_) => Key::Sum(entries.iter().map(|entry| sum(&entry.key)).sum()),
             None => return Ok(()),
         };
-        let node = store(Node::Index(level as u8 + 1, entries).encode())?;
+        let node = store(TreeNode::Index(level as u8 + 1, entries).encode())?;
         self.push_at(level + 1, IndexEntry { node, key }, hash, store)
     }
 

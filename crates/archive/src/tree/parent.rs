@@ -13,8 +13,8 @@ use crate::{
         ContainerId,
         backup::{Snapshot, SnapshotId},
         damage::is_damage,
-        node::{FileMap, Node, NodeEntry, NodeRef, NodeWhat, Stat, Top},
         recipe::Part,
+        tree_node::{FileMap, Stat, Top, TreeEntry, TreeNode, TreeNodeRef, TreeWhat},
     },
     operations_log::Archive,
     rules::Rule,
@@ -24,7 +24,7 @@ use crate::{
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     /// The entry.
-    pub entry: Option<NodeEntry>,
+    pub entry: Option<TreeEntry>,
     /// Its stat.
     pub stat: Option<Stat>,
 }
@@ -33,7 +33,7 @@ pub struct Found {
 #[derive(Default)]
 struct Level {
     entries: Entries,
-    next: Option<(NodeEntry, Option<Stat>)>,
+    next: Option<(TreeEntry, Option<Stat>)>,
     /// Nothing is known of the rest: the parent has no such directory, or it can't be read.
     is_over: bool,
 }
@@ -90,7 +90,7 @@ impl Parent {
     /// Errors of the system.
     pub fn enter(&mut self, found: &Found) -> Result<Known> {
         let top = match &found.entry {
-            Some(NodeEntry { what: NodeWhat::Directory(top), .. }) => *top,
+            Some(TreeEntry { what: TreeWhat::Directory(top), .. }) => *top,
             _ => None,
         };
         let stats = found.stat.and_then(|stat| stat.pages);
@@ -189,7 +189,7 @@ impl Parent {
                         Err(error) => return Err(error),
                     };
                     match self.reader.node(&node) {
-                        Ok(Node::FileMap(parts)) => {
+                        Ok(TreeNode::FileMap(parts)) => {
                             if !self.are_sound(&parts) || !self.is_whole(&node) {
                                 return Ok(false);
                             }
@@ -224,11 +224,11 @@ impl Parent {
             })
     }
 
-    fn is_whole(&self, node: &NodeRef) -> bool {
+    fn is_whole(&self, node: &TreeNodeRef) -> bool {
         self.is_noted_whole(node.address.container)
     }
 
-    fn known<'a>(&self, nodes: impl Iterator<Item = &'a NodeRef>) -> Known {
+    fn known<'a>(&self, nodes: impl Iterator<Item = &'a TreeNodeRef>) -> Known {
         nodes
             .filter(|node| self.is_whole(node))
             .map(|node| (node.fingerprint, node.address))

@@ -11,11 +11,11 @@ use crate::{
     format::{
         backup::Snapshot,
         bytes::{Reader as Fields, Writer, corrupt},
-        node::{
-            Attributes, FileMap, IndexEntry, Key, Node, NodeEntry, NodeRef, NodeWhat, Root, Stat,
-            Top,
-        },
         recipe::Part,
+        tree_node::{
+            Attributes, FileMap, IndexEntry, Key, Root, Stat, Top, TreeEntry, TreeNode,
+            TreeNodeRef, TreeWhat,
+        },
     },
     operations_log::Archive,
     stream::{Content, Reader, Verify},
@@ -53,7 +53,7 @@ impl TreeReader {
     ///
     /// # Errors
     /// `Corrupt`, and errors of the system.
-    pub fn node(&mut self, node: &NodeRef) -> Result<Node> {
+    pub fn node(&mut self, node: &TreeNodeRef) -> Result<TreeNode> {
         let fingerprinter = self.reader.archive().fingerprinter.clone();
         let bytes = self.reader.piece(node.address)?;
         if fingerprinter.bytes(bytes) != node.fingerprint {
@@ -62,7 +62,7 @@ impl TreeReader {
                 "node {slot} of container {container} is not the one that was stored"
             )));
         }
-        Node::decode(bytes)
+        TreeNode::decode(bytes)
     }
 
     /// The archive that it reads.
@@ -76,7 +76,7 @@ impl TreeReader {
     /// As [`node`](Self::node).
     pub fn root(&mut self, snapshot: &Snapshot) -> Result<Root> {
         match self.node(&snapshot.root)? {
-            Node::Root(root) => Ok(*root),
+            TreeNode::Root(root) => Ok(*root),
             _ => Err(corrupt("the root of a snapshot is none")),
         }
     }
@@ -85,11 +85,11 @@ impl TreeReader {
     ///
     /// # Errors
     /// `NotFound`, and as [`node`](Self::node).
-    pub fn find(&mut self, snapshot: &Snapshot, path: &[u8]) -> Result<NodeEntry> {
+    pub fn find(&mut self, snapshot: &Snapshot, path: &[u8]) -> Result<TreeEntry> {
         let mut entry = self.root(snapshot)?.directory;
         for part in path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
             let found = match entry.what {
-                NodeWhat::Directory(Some(top)) => self.find_in(&top, part)?,
+                TreeWhat::Directory(Some(top)) => self.find_in(&top, part)?,
                 _ => None,
             };
             entry = found.ok_or_else(|| {
@@ -101,7 +101,7 @@ impl TreeReader {
     }
 
     /// The entry of this name in a directory.
-    fn find_in(&mut self, top: &Top, name: &[u8]) -> Result<Option<NodeEntry>> {
+    fn find_in(&mut self, top: &Top, name: &[u8]) -> Result<Option<TreeEntry>> {
         let (mut level, mut at) = (top.levels, top.node);
         while level > 0 {
             let entries = self.index(level, &at)?;
@@ -120,23 +120,23 @@ impl TreeReader {
         Ok(found.ok().and_then(|n| entries.into_iter().nth(n)))
     }
 
-    pub(super) fn index(&mut self, level: u8, node: &NodeRef) -> Result<Vec<IndexEntry>> {
+    pub(super) fn index(&mut self, level: u8, node: &TreeNodeRef) -> Result<Vec<IndexEntry>> {
         match self.node(node)? {
-            Node::Index(found, entries) if found == level => Ok(entries),
+            TreeNode::Index(found, entries) if found == level => Ok(entries),
             _ => Err(corrupt("an index page is none")),
         }
     }
 
-    fn directory(&mut self, node: &NodeRef) -> Result<Vec<NodeEntry>> {
+    fn directory(&mut self, node: &TreeNodeRef) -> Result<Vec<TreeEntry>> {
         match self.node(node)? {
-            Node::Directory(entries) => Ok(entries),
+            TreeNode::Directory(entries) => Ok(entries),
             _ => Err(corrupt("a page of a directory is none")),
         }
     }
 
-    fn stats(&mut self, node: &NodeRef) -> Result<Vec<Stat>> {
+    fn stats(&mut self, node: &TreeNodeRef) -> Result<Vec<Stat>> {
         match self.node(node)? {
-            Node::Stats(stats) => Ok(stats),
+            TreeNode::Stats(stats) => Ok(stats),
             _ => Err(corrupt("a stat page is none")),
         }
     }
@@ -169,7 +169,7 @@ impl TreeReader {
                 let mut pages = Pages::new(Some(*top));
                 while let Some(node) = pages.next(self)? {
                     match self.node(&node)? {
-                        Node::FileMap(parts) => self.parts(&parts, verify, &mut counted)?,
+                        TreeNode::FileMap(parts) => self.parts(&parts, verify, &mut counted)?,
                         _ => return Err(corrupt("a page of a file map is none")),
                     }
                 }
@@ -206,7 +206,7 @@ impl TreeReader {
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn attributes(&mut self, entry: &NodeEntry) -> Result<Named> {
+    pub fn attributes(&mut self, entry: &TreeEntry) -> Result<Named> {
         match &entry.attributes {
             Attributes::Inline(all) => Ok(all.clone()),
             Attributes::Stored(bytes, map) => {
@@ -260,9 +260,9 @@ pub fn attributes_of(bytes: &[u8]) -> Result<Named> {
 /// The pages below a top, in order; index pages are read as they are met.
 #[derive(Default)]
 pub(super) struct Pages {
-    wanted: Vec<(u8, NodeRef)>,
+    wanted: Vec<(u8, TreeNodeRef)>,
     /// The index pages that were met.
-    pub(super) met: Vec<NodeRef>,
+    pub(super) met: Vec<TreeNodeRef>,
 }
 
 impl Pages {
@@ -270,7 +270,7 @@ impl Pages {
         Pages { wanted: top.iter().map(|top| (top.levels, top.node)).collect(), met: Vec::new() }
     }
 
-    pub(super) fn next(&mut self, reader: &mut TreeReader) -> Result<Option<NodeRef>> {
+    pub(super) fn next(&mut self, reader: &mut TreeReader) -> Result<Option<TreeNodeRef>> {
         while let Some((level, node)) = self.wanted.pop() {
             if level == 0 {
                 return Ok(Some(node));
@@ -289,7 +289,7 @@ impl Pages {
 pub struct Entries {
     pages: Pages,
     stat_pages: Pages,
-    entries: std::vec::IntoIter<NodeEntry>,
+    entries: std::vec::IntoIter<TreeEntry>,
     stats: std::vec::IntoIter<Stat>,
     last: Vec<u8>,
 }
@@ -306,7 +306,7 @@ impl Entries {
     ///
     /// # Errors
     /// As [`TreeReader::node`].
-    pub fn next(&mut self, reader: &mut TreeReader) -> Result<Option<(NodeEntry, Option<Stat>)>> {
+    pub fn next(&mut self, reader: &mut TreeReader) -> Result<Option<(TreeEntry, Option<Stat>)>> {
         loop {
             if let Some(entry) = self.entries.next() {
                 if entry.name <= self.last {

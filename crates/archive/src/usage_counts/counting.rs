@@ -7,7 +7,7 @@ use onefold_core::{File, Kind, Result};
 
 use super::{
     counts_file::{CountsReader, CountsWriter, MOST, MemoryFile, counts_name},
-    nodes::NodeChanges,
+    tree_nodes::NodeChanges,
 };
 use crate::{
     container::{Rewriter, addresses},

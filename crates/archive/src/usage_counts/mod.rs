@@ -2,6 +2,6 @@
 
 mod counting;
 mod counts_file;
-mod nodes;
+mod tree_nodes;
 
-pub(crate) use self::{counting::InMemory, counts_file::CountsReader, nodes::NodeChanges};
+pub(crate) use self::{counting::InMemory, counts_file::CountsReader, tree_nodes::NodeChanges};

@@ -3,9 +3,9 @@
 
 use onefold_archive::{
     Address, Attributes, Completeness, ContainerId, FileMap, FoundLabel as Found, IndexEntry, Key,
-    Kinds, Label, Links, Metadata, Node, NodeEntry, NodeLabel, NodeRef, NodeWhat, Order, Packer,
-    Part, Record, Root, Snapshot, SnapshotId, Stat, Summary, Tables, Top, decode_frame,
-    decode_listing, encode_entry, recipe_parts,
+    Kinds, Label, Links, Metadata, NodeLabel, Order, Packer, Part, Record, Root, Snapshot,
+    SnapshotId, Stat, Summary, Tables, Top, TreeEntry, TreeNode, TreeNodeRef, TreeWhat,
+    decode_frame, decode_listing, encode_entry, recipe_parts,
 };
 use onefold_core::Fingerprint;
 
@@ -22,9 +22,9 @@ const PART_BYTES: usize = 32 << 10;
 const LATE: Kinds = Kinds { late: true, trees: false };
 const TREES: Kinds = Kinds { late: false, trees: true };
 
-fn node_ref(n: u8) -> NodeRef {
+fn node_ref(n: u8) -> TreeNodeRef {
     let address = Address { container: ContainerId(u64::from(n)), slot: u16::from(n) };
-    NodeRef { address, fingerprint: Fingerprint([n; 16]) }
+    TreeNodeRef { address, fingerprint: Fingerprint([n; 16]) }
 }
 
 /// Records about snapshots of directories.
@@ -71,15 +71,15 @@ fn with_snapshots() -> Tables {
 }
 
 /// A node of a snapshot's tree.
-pub fn node(data: &[u8]) {
-    if let Some(node) = reach::noted(Node::decode(data)) {
-        let again = Node::decode(&node.encode());
+pub fn tree_node(data: &[u8]) {
+    if let Some(node) = reach::noted(TreeNode::decode(data)) {
+        let again = TreeNode::decode(&node.encode());
         assert!(again.is_ok_and(|again| again == node), "a node changes by being written");
         node.named(&mut |_| {});
     }
 }
 
-pub(crate) fn node_examples() -> Vec<Vec<u8>> {
+pub(crate) fn tree_node_examples() -> Vec<Vec<u8>> {
     let parts = vec![
         Part::Run {
             first: node_ref(1).address,
@@ -90,7 +90,7 @@ pub(crate) fn node_examples() -> Vec<Vec<u8>> {
         Part::Zeroes(1 << 40),
     ];
     let top = Top { levels: 2, node: node_ref(3) };
-    let entry = |name: &str, what: NodeWhat| NodeEntry {
+    let entry = |name: &str, what: TreeWhat| TreeEntry {
         name: name.into(),
         what,
         mode: 0o644,
@@ -103,7 +103,7 @@ pub(crate) fn node_examples() -> Vec<Vec<u8>> {
         attributes: Attributes::Inline(vec![(b"user.a".to_vec(), vec![1])]),
     };
     let root = Root {
-        directory: entry("", NodeWhat::Directory(Some(top))),
+        directory: entry("", TreeWhat::Directory(Some(top))),
         entries: 3,
         bytes: 4,
         left_out: 5,
@@ -111,19 +111,19 @@ pub(crate) fn node_examples() -> Vec<Vec<u8>> {
     };
     let key = |key| IndexEntry { node: node_ref(6), key };
     let nodes = [
-        Node::Directory(vec![
-            entry("a", NodeWhat::Directory(Some(top))),
-            entry("b", NodeWhat::File(5, FileMap::Inline(parts.clone()))),
-            entry("c", NodeWhat::File(5, FileMap::Pages(top))),
-            entry("d", NodeWhat::Symlink(b"x".to_vec())),
-            entry("e", NodeWhat::BlockDevice(7)),
+        TreeNode::Directory(vec![
+            entry("a", TreeWhat::Directory(Some(top))),
+            entry("b", TreeWhat::File(5, FileMap::Inline(parts.clone()))),
+            entry("c", TreeWhat::File(5, FileMap::Pages(top))),
+            entry("d", TreeWhat::Symlink(b"x".to_vec())),
+            entry("e", TreeWhat::BlockDevice(7)),
         ]),
-        Node::FileMap(parts),
-        Node::Stats(vec![Stat { pages: Some(top), ..Stat::default() }]),
-        Node::Index(1, vec![key(Key::Name(b"a".to_vec())), key(Key::Sum(7))]),
-        Node::Root(Box::new(root)),
+        TreeNode::FileMap(parts),
+        TreeNode::Stats(vec![Stat { pages: Some(top), ..Stat::default() }]),
+        TreeNode::Index(1, vec![key(Key::Name(b"a".to_vec())), key(Key::Sum(7))]),
+        TreeNode::Root(Box::new(root)),
     ];
-    nodes.iter().map(Node::encode).collect()
+    nodes.iter().map(TreeNode::encode).collect()
 }
 
 fn files(prefix: &'static str) -> impl Iterator<Item = &'static Vec<u8>> {

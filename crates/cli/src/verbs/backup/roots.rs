@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use onefold_archive::{Attributes, NodeEntry, NodeWhat};
+use onefold_archive::{Attributes, TreeEntry, TreeWhat};
 use onefold_console::failure::Failure;
 use onefold_core::{Error, Result};
 
@@ -38,12 +38,12 @@ fn parts(path: &Path) -> impl Iterator<Item = &[u8]> {
 }
 
 /// The entry of a directory on the way to a root: only what leads there is in it.
-pub(super) fn on_the_way(path: &Path) -> Result<NodeEntry> {
+pub(super) fn on_the_way(path: &Path) -> Result<TreeEntry> {
     let wrong = |e| Error::from_io(path.display(), e);
     let metadata = std::fs::metadata(path).map_err(wrong)?;
-    Ok(NodeEntry {
+    Ok(TreeEntry {
         name: path.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default(),
-        what: NodeWhat::Directory(None),
+        what: TreeWhat::Directory(None),
         mode: metadata.mode() & 0o7777,
         uid: metadata.uid(),
         gid: metadata.gid(),

@@ -12,8 +12,8 @@ use std::{
 };
 
 use onefold_archive::{
-    ATTRIBUTES_INLINE, Attributes, Event, FileMap, FoundInParent, Identity, LEVELS_MAX, NodeEntry,
-    NodeWhat, Stat, TreeFeeder, encode_attributes,
+    ATTRIBUTES_INLINE, Attributes, Event, FileMap, FoundInParent, Identity, LEVELS_MAX, Stat,
+    TreeEntry, TreeFeeder, TreeWhat, encode_attributes,
 };
 use onefold_backend::{
     sparse::next_data,
@@ -240,7 +240,7 @@ impl<'a, 'f> Teller<'a, 'f> {
         Ok(())
     }
 
-    fn enter(&mut self, entry: NodeEntry, stat: Stat) -> Result<()> {
+    fn enter(&mut self, entry: TreeEntry, stat: Stat) -> Result<()> {
         let found = self.feeder.parent.find(&entry.name)?;
         let known = self.feeder.parent.enter(&found)?;
         let above = self.open.last().map(|(path, _)| path.clone()).unwrap_or_default();
@@ -257,9 +257,9 @@ impl<'a, 'f> Teller<'a, 'f> {
         }
         let name = path.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
         let entry = &mut found.entry;
-        let mut node = NodeEntry {
+        let mut node = TreeEntry {
             name,
-            what: NodeWhat::Fifo,
+            what: TreeWhat::Fifo,
             mode: entry.mode & 0o7777,
             uid: entry.uid,
             gid: entry.gid,
@@ -281,7 +281,7 @@ impl<'a, 'f> Teller<'a, 'f> {
         };
         node.what = match std::mem::replace(&mut entry.what, What::Fifo) {
             What::Directory => {
-                node.what = NodeWhat::Directory(None);
+                node.what = TreeWhat::Directory(None);
                 return self.enter(node, stat);
             }
             What::HardLink { target } => {
@@ -293,11 +293,11 @@ impl<'a, 'f> Teller<'a, 'f> {
                 let Some(file) = found.file else { return Ok(()) };
                 return self.file(node, stat, &path, &file, bytes);
             }
-            What::Symlink { target } => NodeWhat::Symlink(target),
-            What::Fifo => NodeWhat::Fifo,
-            What::Socket => NodeWhat::Socket,
-            What::CharacterDevice(device) => NodeWhat::CharacterDevice(device),
-            What::BlockDevice(device) => NodeWhat::BlockDevice(device),
+            What::Symlink { target } => TreeWhat::Symlink(target),
+            What::Fifo => TreeWhat::Fifo,
+            What::Socket => TreeWhat::Socket,
+            What::CharacterDevice(device) => TreeWhat::CharacterDevice(device),
+            What::BlockDevice(device) => TreeWhat::BlockDevice(device),
         };
         self.feeder.parent.find(&node.name)?;
         self.feeder.event(Event::Other(node, stat))
@@ -309,7 +309,7 @@ impl<'a, 'f> Teller<'a, 'f> {
         self.identity.checksum(first.as_os_str().as_bytes()).max(1)
     }
 
-    fn attributes(&mut self, node: &mut NodeEntry, all: Vec<(Vec<u8>, Vec<u8>)>) -> Result<()> {
+    fn attributes(&mut self, node: &mut TreeEntry, all: Vec<(Vec<u8>, Vec<u8>)>) -> Result<()> {
         let encoded = encode_attributes(&all);
         if encoded.len() <= ATTRIBUTES_INLINE {
             node.attributes = Attributes::Inline(all);
@@ -322,21 +322,21 @@ impl<'a, 'f> Teller<'a, 'f> {
     /// Takes a file over from the parent, or reads it.
     fn file(
         &mut self,
-        mut node: NodeEntry,
+        mut node: TreeEntry,
         mut stat: Stat,
         path: &Path,
         file: &File,
         bytes: u64,
     ) -> Result<()> {
         let before = self.feeder.parent.find(&node.name)?;
-        node.what = NodeWhat::File(0, FileMap::default());
+        node.what = TreeWhat::File(0, FileMap::default());
         if let Some(map) = self.unchanged(&before, &node, &stat, path, bytes)? {
             self.counts.unchanged += 1;
             stat.is_settled = true;
             return self.feeder.event(Event::File(node, stat, Some((bytes, map))));
         }
         self.counts.read += 1;
-        if let Some(NodeEntry { what: NodeWhat::File(_, map), .. }) = &before.entry {
+        if let Some(TreeEntry { what: TreeWhat::File(_, map), .. }) = &before.entry {
             let known = self.feeder.parent.pages_of(map)?;
             if !known.is_empty() {
                 self.feeder.event(Event::Known(known))?;
@@ -379,13 +379,13 @@ impl<'a, 'f> Teller<'a, 'f> {
     fn unchanged(
         &mut self,
         before: &FoundInParent,
-        node: &NodeEntry,
+        node: &TreeEntry,
         stat: &Stat,
         path: &Path,
         bytes: u64,
     ) -> Result<Option<FileMap>> {
         let (Some(entry), Some(known)) = (&before.entry, &before.stat) else { return Ok(None) };
-        let NodeWhat::File(length, map) = &entry.what else { return Ok(None) };
+        let TreeWhat::File(length, map) = &entry.what else { return Ok(None) };
         let same = known.is_settled
             && !entry.is_in_part
             && *length == bytes

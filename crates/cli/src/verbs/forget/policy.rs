@@ -167,7 +167,7 @@ pub(super) fn guard(
 
 #[cfg(test)]
 mod tests {
-    use onefold_archive::{Address, ContainerId, NodeRef};
+    use onefold_archive::{Address, ContainerId, TreeNodeRef};
     use onefold_core::Fingerprint;
 
     use super::*;
@@ -188,7 +188,7 @@ mod tests {
             began: ended,
             ended,
             parent: None,
-            root: NodeRef { address, fingerprint: Fingerprint([0; 16]) },
+            root: TreeNodeRef { address, fingerprint: Fingerprint([0; 16]) },
             stats: None,
             entries: 1,
             bytes: 0,

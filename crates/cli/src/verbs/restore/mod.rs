@@ -2,11 +2,17 @@
 
 mod wanted;
 
-use std::{collections::HashMap, path::PathBuf};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
 
 use clap::Args;
-use onefold_archive::{Content, Entries, NodeEntry, NodeWhat, Snapshot, TreeReader, Verify};
-use onefold_backend::tree::{Choices, Restorer, write_part};
+use onefold_archive::{Content, Entries, Snapshot, TreeEntry, TreeReader, TreeWhat, Verify};
+use onefold_backend::{
+    room::room,
+    tree::{Choices, Restorer, write_part},
+};
 use onefold_core::{
     Error, Kind, Result,
     tree::{Entry, IN_PART, What},
@@ -76,6 +82,9 @@ pub(crate) struct Options {
     json: bool,
 }
 
+/// Most files with several names that are remembered.
+const LINKED_MAX: usize = 1 << 20;
+
 /// Restores them.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let archive = archive_at(&options.store, snapshots::NONE)?.open_to_read(options.memory.0)?;
@@ -83,14 +92,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let tables = reader.tables().clone();
     let snapshot = snapshots::named(&tables, &options.snapshot)?;
     let wanted = Wanted::new(&options.paths)?;
-    let mut sizes = Sizes::default();
+    let mut sizes = Sizes { directory: &options.directory, entries: 0, bytes: 0, most: None };
     walk(&mut reader, snapshot, &wanted, &mut sizes)?;
     wanted.all_found()?;
-    fits(&options.directory, sizes.bytes, sizes.entries)?;
+    sizes.fit()?;
     let choices = Choices { in_place: options.in_place, privileged: options.preserve_privileged };
     let mut writing = Writing {
         restorer: Restorer::new(&options.directory, choices)?,
-        directories: Vec::new(),
         pending: Vec::new(),
         first: HashMap::new(),
         verify: if options.no_verify { Verify::Groups } else { Verify::Chunks },
@@ -102,7 +110,17 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         in_part: 0,
     };
     walk(&mut reader, snapshot, &wanted, &mut writing)?;
-    let done = writing.end()?;
+    writing.restorer.made_all()?;
+    // The directories may be more than memory holds: they are looked at once more.
+    let mut finishing = Finishing { restorer: writing.restorer, pending: Vec::new() };
+    walk(&mut reader, snapshot, &wanted, &mut finishing)?;
+    let done = Done {
+        left_out: finishing.restorer.end()?,
+        entries: writing.entries,
+        bytes: writing.bytes,
+        damaged: writing.damaged,
+        in_part: writing.in_part,
+    };
     tell(&done.left_out);
     if options.json {
         output::json(&json!({
@@ -137,10 +155,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 /// Takes the entries of a walk through a snapshot.
 trait Visitor {
     /// An entry, at this path. Directories come before what is in them.
-    fn entry(&mut self, reader: &mut TreeReader, path: &[u8], entry: &NodeEntry) -> Result<()>;
+    fn entry(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) -> Result<()>;
 
     /// A directory that only leads to what is wanted; what is in it comes, or nothing of it.
-    fn way(&mut self, _: &mut TreeReader, _: &[u8], _: &NodeEntry) {}
+    fn way(&mut self, _: &mut TreeReader, _: &[u8], _: &TreeEntry) {}
 }
 
 /// Walks through what is wanted of a snapshot, in order; only nodes on the way there are read.
@@ -156,7 +174,7 @@ fn walk(
         all: bool,
     }
     let root = reader.root(snapshot)?;
-    let NodeWhat::Directory(top) = root.directory.what else { return Ok(()) };
+    let TreeWhat::Directory(top) = root.directory.what else { return Ok(()) };
     let all = wanted.takes(b"") == Takes::All;
     let mut open = vec![Open { path: Vec::new(), entries: Entries::new(top, None), all }];
     let mut seen = 1u64;
@@ -181,7 +199,7 @@ fn walk(
             Takes::All => visitor.entry(reader, &path, &entry)?,
             Takes::Below => visitor.way(reader, &path, &entry),
         }
-        if let NodeWhat::Directory(top) = entry.what {
+        if let TreeWhat::Directory(top) = entry.what {
             let all = takes == Takes::All;
             open.push(Open { path, entries: Entries::new(top, None), all });
         }
@@ -190,27 +208,38 @@ fn walk(
 }
 
 /// How much is wanted.
-#[derive(Default)]
-struct Sizes {
+struct Sizes<'a> {
+    directory: &'a Path,
     entries: u64,
     bytes: u64,
+    /// The most entries that there is room for.
+    most: Option<u64>,
 }
 
-impl Visitor for Sizes {
-    fn entry(&mut self, _: &mut TreeReader, _: &[u8], entry: &NodeEntry) -> Result<()> {
+impl Sizes<'_> {
+    fn fit(&self) -> Result<()> {
+        fits(self.directory, self.bytes, self.entries)
+    }
+}
+
+impl Visitor for Sizes<'_> {
+    fn entry(&mut self, _: &mut TreeReader, _: &[u8], entry: &TreeEntry) -> Result<()> {
         self.entries += 1;
-        if let NodeWhat::File(bytes, _) = entry.what {
+        if let TreeWhat::File(bytes, _) = entry.what {
             self.bytes = self.bytes.saturating_add(bytes);
         }
-        Ok(())
+        // Few pages may stand for more entries than any disk has room for.
+        let most = match self.most {
+            Some(most) => most,
+            None => *self.most.insert(room(self.directory)?.files.unwrap_or(u64::MAX)),
+        };
+        if self.entries > most { self.fit() } else { Ok(()) }
     }
 }
 
 /// Writes what is wanted.
 struct Writing {
     restorer: Restorer,
-    /// The directories, which are finished in the end.
-    directories: Vec<Entry>,
     /// Directories that lead to what is wanted, and are not made yet.
     pending: Vec<Entry>,
     /// The path of the first restored name of a file with several.
@@ -234,35 +263,28 @@ struct Done {
 }
 
 impl Visitor for Writing {
-    fn way(&mut self, reader: &mut TreeReader, path: &[u8], entry: &NodeEntry) {
-        if let (NodeWhat::Directory(_), Ok(entry)) = (&entry.what, plain(reader, path, entry)) {
-            self.pending.push(entry);
-        }
+    fn way(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) {
+        pend(&mut self.pending, reader, path, entry);
     }
 
-    fn entry(&mut self, reader: &mut TreeReader, path: &[u8], node: &NodeEntry) -> Result<()> {
-        for above in std::mem::take(&mut self.pending) {
-            let leads = path.strip_prefix(&above.path[..]).is_some_and(|rest| rest[0] == b'/');
-            if leads {
-                self.restorer.make(&above)?;
-                self.directories.push(above);
-            }
+    fn entry(&mut self, reader: &mut TreeReader, path: &[u8], node: &TreeEntry) -> Result<()> {
+        for above in leading(&mut self.pending, path) {
+            self.restorer.make(&above)?;
         }
         let mut entry = plain(reader, path, node)?;
         if node.link != 0 {
             match self.first.get(&node.link) {
                 Some(first) => entry.what = What::HardLink { target: first.clone() },
-                None => drop(self.first.insert(node.link, path.to_vec())),
+                None if self.first.len() < LINKED_MAX => {
+                    self.first.insert(node.link, path.to_vec());
+                }
+                // Further names are files of their own.
+                None => {}
             }
         }
         self.entries += 1;
-        let Some(file) = self.restorer.make(&entry)? else {
-            if entry.what == What::Directory {
-                self.directories.push(entry);
-            }
-            return Ok(());
-        };
-        let NodeWhat::File(bytes, map) = &node.what else { return Ok(()) };
+        let Some(file) = self.restorer.make(&entry)? else { return Ok(()) };
+        let TreeWhat::File(bytes, map) = &node.what else { return Ok(()) };
         let mut at = 0;
         let Writing { bar, bytes: done, total, verify, .. } = self;
         let read = reader.read(*bytes, map, *verify, &mut |content| {
@@ -302,29 +324,54 @@ impl Visitor for Writing {
     }
 }
 
-impl Writing {
-    /// Finishes directories, and makes all of it durable.
-    fn end(mut self) -> Result<Done> {
-        self.restorer.made_all()?;
-        for directory in &self.directories {
-            self.restorer.finish(directory)?;
+/// Finishes the directories of what was restored.
+struct Finishing {
+    restorer: Restorer,
+    pending: Vec<Entry>,
+}
+
+impl Visitor for Finishing {
+    fn way(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) {
+        pend(&mut self.pending, reader, path, entry);
+    }
+
+    fn entry(&mut self, reader: &mut TreeReader, path: &[u8], node: &TreeEntry) -> Result<()> {
+        for above in leading(&mut self.pending, path) {
+            self.restorer.finish(&above)?;
         }
-        let (entries, bytes) = (self.entries, self.bytes);
-        let (damaged, in_part) = (self.damaged, self.in_part);
-        Ok(Done { left_out: self.restorer.end()?, entries, bytes, damaged, in_part })
+        match node.what {
+            TreeWhat::Directory(_) => self.restorer.finish(&plain(reader, path, node)?),
+            _ => Ok(()),
+        }
     }
 }
 
+/// Adds a directory to those that wait for something to be wanted below them.
+fn pend(pending: &mut Vec<Entry>, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) {
+    *pending = leading(pending, path);
+    if let (TreeWhat::Directory(_), Ok(entry)) = (&entry.what, plain(reader, path, entry)) {
+        pending.push(entry);
+    }
+}
+
+/// Those of the pending directories that lead to a path; the others lead to nothing.
+fn leading(pending: &mut Vec<Entry>, path: &[u8]) -> Vec<Entry> {
+    let leads = |above: &Entry| {
+        path.strip_prefix(&above.path[..]).is_some_and(|rest| rest.first() == Some(&b'/'))
+    };
+    std::mem::take(pending).into_iter().filter(leads).collect()
+}
+
 /// An entry as the restorer wants it.
-pub(super) fn plain(reader: &mut TreeReader, path: &[u8], node: &NodeEntry) -> Result<Entry> {
+pub(super) fn plain(reader: &mut TreeReader, path: &[u8], node: &TreeEntry) -> Result<Entry> {
     let what = match &node.what {
-        NodeWhat::Directory(_) => What::Directory,
-        NodeWhat::File(bytes, _) => What::File { bytes: *bytes, data: Vec::new() },
-        NodeWhat::Symlink(target) => What::Symlink { target: target.clone() },
-        NodeWhat::Fifo => What::Fifo,
-        NodeWhat::Socket => What::Socket,
-        NodeWhat::CharacterDevice(device) => What::CharacterDevice(*device),
-        NodeWhat::BlockDevice(device) => What::BlockDevice(*device),
+        TreeWhat::Directory(_) => What::Directory,
+        TreeWhat::File(bytes, _) => What::File { bytes: *bytes, data: Vec::new() },
+        TreeWhat::Symlink(target) => What::Symlink { target: target.clone() },
+        TreeWhat::Fifo => What::Fifo,
+        TreeWhat::Socket => What::Socket,
+        TreeWhat::CharacterDevice(device) => What::CharacterDevice(*device),
+        TreeWhat::BlockDevice(device) => What::BlockDevice(*device),
     };
     let in_part = node.is_in_part && matches!(what, What::File { .. });
     Ok(Entry {

@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_archive::{
-    Archive, Attributes, BackupRequest, Content, Cutting, Entries, Event, FileMap, NodeEntry,
-    NodeWhat, Parent, Part, Session, Snapshot, SnapshotId, Stat, StreamWriter, TreeBuilder,
-    TreeReader, Verify, encode_attributes,
+    Archive, Attributes, BackupRequest, Content, Cutting, Entries, Event, FileMap, Parent, Part,
+    Session, Snapshot, SnapshotId, Stat, StreamWriter, TreeBuilder, TreeEntry, TreeReader,
+    TreeWhat, Verify, encode_attributes,
 };
 use onefold_core::{Error, Kind};
 
@@ -59,8 +59,8 @@ fn attributes(path: &[u8]) -> Option<Vec<u8>> {
     path.ends_with(b"7").then(|| encode_attributes(&[(b"user.a".to_vec(), value)]))
 }
 
-fn entry(name: &[u8], what: NodeWhat, changed: u64) -> NodeEntry {
-    NodeEntry {
+fn entry(name: &[u8], what: TreeWhat, changed: u64) -> TreeEntry {
+    TreeEntry {
         name: name.to_vec(),
         what,
         mode: 0o644,
@@ -139,7 +139,7 @@ impl Backing {
             Some(Visit::Enter(name)) => {
                 let found = self.parent.find(&name)?;
                 let known = self.parent.enter(&found)?;
-                let directory = entry(&name, NodeWhat::Directory(None), 1);
+                let directory = entry(&name, TreeWhat::Directory(None), 1);
                 self.event(Event::Enter(directory, Stat::default(), known))?;
             }
             Some(Visit::File(name, changed, content)) => self.file(&name, changed, &content)?,
@@ -156,7 +156,7 @@ impl Backing {
         let stat =
             Stat { inode: 7, changed_seconds: changed as i64, is_settled: true, ..Stat::default() };
         let before = found.entry.and_then(|entry| match entry.what {
-            NodeWhat::File(bytes, map) => Some((bytes, map)),
+            TreeWhat::File(bytes, map) => Some((bytes, map)),
             _ => None,
         });
         let mut taken = before.clone().filter(|_| found.stat == Some(stat));
@@ -187,7 +187,7 @@ impl Backing {
                 self.content(content)?;
             }
         }
-        let file = entry(name, NodeWhat::File(0, FileMap::default()), changed);
+        let file = entry(name, TreeWhat::File(0, FileMap::default()), changed);
         self.event(Event::File(file, stat, taken))
     }
 }
@@ -324,7 +324,7 @@ impl Sim {
             unchanged,
             served: is_served,
         };
-        let root = entry(b"", NodeWhat::Directory(None), 1);
+        let root = entry(b"", TreeWhat::Directory(None), 1);
         self.say(|| format!("backup {} begins", backing.request.id));
         match backing.event(Event::Enter(root, Stat::default(), known)) {
             Ok(()) => {
@@ -553,7 +553,7 @@ fn read_tree(
     let mut files = BTreeMap::new();
     let mut wanted = vec![(Vec::new(), root.directory, snapshot.stats)];
     while let Some((path, directory, stats)) = wanted.pop() {
-        let NodeWhat::Directory(top) = directory.what else { continue };
+        let TreeWhat::Directory(top) = directory.what else { continue };
         let mut entries = Entries::new(top, stats);
         while let Some((entry, stat)) = entries.next(reader)? {
             let mut path = path.clone();
@@ -562,13 +562,13 @@ fn read_tree(
             }
             path.extend_from_slice(&entry.name);
             if let Some(expected) = attributes(&entry.name)
-                && matches!(entry.what, NodeWhat::File(..))
+                && matches!(entry.what, TreeWhat::File(..))
                 && encode_attributes(&reader.attributes(&entry)?) != expected
             {
                 return Err(Error::new(Kind::InvalidInput, "other attributes"));
             }
             match &entry.what {
-                NodeWhat::File(bytes, map) => {
+                TreeWhat::File(bytes, map) => {
                     let mut content = Vec::new();
                     reader.read(*bytes, map, Verify::Chunks, &mut |part| {
                         match part {

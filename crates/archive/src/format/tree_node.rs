@@ -46,26 +46,26 @@ const ROOT: u8 = 5;
 
 /// Where a node lies, and what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct NodeRef {
+pub struct TreeNodeRef {
     /// Its address.
     pub address: Address,
     /// Its fingerprint.
     pub fingerprint: Fingerprint,
 }
 
-impl NodeRef {
+impl TreeNodeRef {
     pub(crate) fn encode(&self, w: &mut Writer) {
         w.raw(&self.address.container.0.to_le_bytes()[..5])
             .u16(self.address.slot)
             .raw(&self.fingerprint.0);
     }
 
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<NodeRef> {
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<TreeNodeRef> {
         let mut number = [0; 8];
         number[..5].copy_from_slice(r.take(5)?);
         let container = ContainerId(u64::from_le_bytes(number));
         let address = Address { container, slot: r.u16()? };
-        Ok(NodeRef { address, fingerprint: Fingerprint(r.array()?) })
+        Ok(TreeNodeRef { address, fingerprint: Fingerprint(r.array()?) })
     }
 }
 
@@ -75,7 +75,7 @@ pub struct Top {
     /// Levels of index pages; 0 when the node is a page itself.
     pub levels: u8,
     /// The node.
-    pub node: NodeRef,
+    pub node: TreeNodeRef,
 }
 
 impl Top {
@@ -88,7 +88,7 @@ impl Top {
         if levels > INDEX_LEVELS_MAX {
             return Err(corrupt("a tree of index pages can't be so deep"));
         }
-        Ok(Top { levels, node: NodeRef::decode(r)? })
+        Ok(Top { levels, node: TreeNodeRef::decode(r)? })
     }
 }
 
@@ -148,11 +148,11 @@ impl Default for Attributes {
 
 /// Something in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeEntry {
+pub struct TreeEntry {
     /// Its name: no empty one, no `.` or `..`, no slash and no zero byte. The root has none.
     pub name: Vec<u8>,
     /// The kind of the entry.
-    pub what: NodeWhat,
+    pub what: TreeWhat,
     /// Permission bits, with set-id and sticky bits.
     pub mode: u32,
     /// Owner.
@@ -174,7 +174,7 @@ pub struct NodeEntry {
 
 /// Kinds of entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodeWhat {
+pub enum TreeWhat {
     /// A directory, and the pages of its entries; `None` when it is empty.
     Directory(Option<Top>),
     /// A file: its length, and its content.
@@ -211,7 +211,7 @@ pub struct Stat {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexEntry {
     /// The page.
-    pub node: NodeRef,
+    pub node: TreeNodeRef,
     /// Of directory pages the first name; of others the sum of what is in it: bytes of a file,
     /// entries of a stat page.
     pub key: Key,
@@ -230,7 +230,7 @@ pub enum Key {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
     /// The root directory; its name is empty.
-    pub directory: NodeEntry,
+    pub directory: TreeEntry,
     /// Entries in all directories, the root too.
     pub entries: u64,
     /// Bytes of all files; one with several names counts once for each.
@@ -243,9 +243,9 @@ pub struct Root {
 
 /// A node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Node {
+pub enum TreeNode {
     /// Entries of one directory, in strictly ascending order of their names.
-    Directory(Vec<NodeEntry>),
+    Directory(Vec<TreeEntry>),
     /// Content of one file.
     FileMap(Vec<Part>),
     /// Entries of one directory, in the order of their names.
@@ -260,34 +260,34 @@ pub enum Node {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named<'a> {
     /// A node.
-    Node(NodeRef),
+    TreeNode(TreeNodeRef),
     /// Chunks of one container, slot after slot, by their fingerprints.
     Chunks(Address, &'a [Fingerprint]),
 }
 
-impl Node {
+impl TreeNode {
     /// The bytes; [`NODE_BYTES`] at most when the caller cut pages so.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         match self {
-            Node::Directory(entries) => {
+            TreeNode::Directory(entries) => {
                 w.u8(DIRECTORY);
                 entries.iter().for_each(|entry| entry.encode(&mut w));
             }
-            Node::FileMap(parts) => {
+            TreeNode::FileMap(parts) => {
                 w.u8(FILE_MAP);
                 parts.iter().for_each(|part| encode_part(part, &mut w));
             }
-            Node::Stats(stats) => {
+            TreeNode::Stats(stats) => {
                 w.u8(STATS);
                 stats.iter().for_each(|stat| stat.encode(&mut w));
             }
-            Node::Index(level, entries) => {
+            TreeNode::Index(level, entries) => {
                 w.u8(INDEX).u8(*level);
                 entries.iter().for_each(|entry| entry.encode(&mut w));
             }
-            Node::Root(root) => {
+            TreeNode::Root(root) => {
                 w.u8(ROOT);
                 root.directory.encode(&mut w);
                 w.u64(root.entries).u64(root.bytes).u64(root.left_out).u64(root.list.0);
@@ -301,16 +301,16 @@ impl Node {
     ///
     /// # Errors
     /// `Corrupt`.
-    pub fn decode(bytes: &[u8]) -> Result<Node> {
+    pub fn decode(bytes: &[u8]) -> Result<TreeNode> {
         if bytes.len() > NODE_BYTES {
             return Err(corrupt("a node can't be so long"));
         }
         let r = &mut Reader(bytes, None);
         Ok(match r.u8()? {
             DIRECTORY => {
-                let mut entries: Vec<NodeEntry> = Vec::new();
+                let mut entries: Vec<TreeEntry> = Vec::new();
                 while !r.0.is_empty() {
-                    let entry = NodeEntry::decode(r)?;
+                    let entry = TreeEntry::decode(r)?;
                     if !is_name(&entry.name)
                         || entries.last().is_some_and(|last| last.name >= entry.name)
                     {
@@ -318,15 +318,15 @@ impl Node {
                     }
                     entries.push(entry);
                 }
-                Node::Directory(entries)
+                TreeNode::Directory(entries)
             }
-            FILE_MAP => Node::FileMap(file_parts(std::mem::take(&mut r.0))?),
+            FILE_MAP => TreeNode::FileMap(file_parts(std::mem::take(&mut r.0))?),
             STATS => {
                 let mut stats = Vec::new();
                 while !r.0.is_empty() {
                     stats.push(Stat::decode(r)?);
                 }
-                Node::Stats(stats)
+                TreeNode::Stats(stats)
             }
             INDEX => {
                 let level = r.u8()?;
@@ -337,17 +337,17 @@ impl Node {
                 while !r.0.is_empty() {
                     entries.push(IndexEntry::decode(r)?);
                 }
-                Node::Index(level, entries)
+                TreeNode::Index(level, entries)
             }
             ROOT => {
-                let directory = NodeEntry::decode(r)?;
-                if !directory.name.is_empty() || !matches!(directory.what, NodeWhat::Directory(_)) {
+                let directory = TreeEntry::decode(r)?;
+                if !directory.name.is_empty() || !matches!(directory.what, TreeWhat::Directory(_)) {
                     return Err(corrupt("the root of a snapshot is no directory"));
                 }
                 let (entries, bytes, left_out) = (r.u64()?, r.u64()?, r.u64()?);
                 let list = (r.u64()?, FileMap::decode(r)?);
                 r.end()?;
-                Node::Root(Box::new(Root { directory, entries, bytes, left_out, list }))
+                TreeNode::Root(Box::new(Root { directory, entries, bytes, left_out, list }))
             }
             other => return Err(corrupt(format!("a node of unknown kind {other}"))),
         })
@@ -356,15 +356,15 @@ impl Node {
     /// Tells of all that it names, in order.
     pub fn named<'a>(&'a self, each: &mut dyn FnMut(Named<'a>)) {
         match self {
-            Node::Directory(entries) => entries.iter().for_each(|entry| entry.named(each)),
-            Node::FileMap(parts) => chunks(parts, each),
-            Node::Stats(stats) => {
+            TreeNode::Directory(entries) => entries.iter().for_each(|entry| entry.named(each)),
+            TreeNode::FileMap(parts) => chunks(parts, each),
+            TreeNode::Stats(stats) => {
                 stats.iter().filter_map(|stat| stat.pages).for_each(|top| each(top.into()));
             }
-            Node::Index(_, entries) => {
-                entries.iter().for_each(|entry| each(Named::Node(entry.node)));
+            TreeNode::Index(_, entries) => {
+                entries.iter().for_each(|entry| each(Named::TreeNode(entry.node)));
             }
-            Node::Root(root) => {
+            TreeNode::Root(root) => {
                 root.directory.named(each);
                 map(&root.list.1, each);
             }
@@ -374,7 +374,7 @@ impl Node {
 
 impl From<Top> for Named<'_> {
     fn from(top: Top) -> Self {
-        Named::Node(top.node)
+        Named::TreeNode(top.node)
     }
 }
 
@@ -393,14 +393,14 @@ fn map<'a>(map: &'a FileMap, each: &mut dyn FnMut(Named<'a>)) {
     }
 }
 
-impl NodeEntry {
+impl TreeEntry {
     fn named<'a>(&'a self, each: &mut dyn FnMut(Named<'a>)) {
         if let Attributes::Stored(_, stored) = &self.attributes {
             map(stored, each);
         }
         match &self.what {
-            NodeWhat::Directory(Some(top)) => each((*top).into()),
-            NodeWhat::File(_, content) => map(content, each),
+            TreeWhat::Directory(Some(top)) => each((*top).into()),
+            TreeWhat::File(_, content) => map(content, each),
             _ => {}
         }
     }
@@ -425,24 +425,24 @@ impl NodeEntry {
             Attributes::Stored(bytes, content) => content.encode(w.u8(2).u64(*bytes)),
         }
         match &self.what {
-            NodeWhat::Directory(top) => match top {
+            TreeWhat::Directory(top) => match top {
                 Some(top) => top.encode(w.u8(1)),
                 None => {
                     w.u8(0);
                 }
             },
-            NodeWhat::File(bytes, content) => content.encode(w.u64(*bytes)),
-            NodeWhat::Symlink(target) => {
+            TreeWhat::File(bytes, content) => content.encode(w.u64(*bytes)),
+            TreeWhat::Symlink(target) => {
                 w.bytes(target);
             }
-            NodeWhat::Fifo | NodeWhat::Socket => {}
-            NodeWhat::CharacterDevice(device) | NodeWhat::BlockDevice(device) => {
+            TreeWhat::Fifo | TreeWhat::Socket => {}
+            TreeWhat::CharacterDevice(device) | TreeWhat::BlockDevice(device) => {
                 w.u64(*device);
             }
         }
     }
 
-    fn decode(r: &mut Reader<'_>) -> Result<NodeEntry> {
+    fn decode(r: &mut Reader<'_>) -> Result<TreeEntry> {
         let length = usize::from(r.u16()?);
         let name = r.take(length)?.to_vec();
         let (code, flags) = (r.u8()?, r.u8()?);
@@ -467,27 +467,27 @@ impl NodeEntry {
             _ => return Err(corrupt("an entry has attributes of an unknown form")),
         };
         let what = match code {
-            1 => NodeWhat::Directory(match r.u8()? {
+            1 => TreeWhat::Directory(match r.u8()? {
                 0 => None,
                 1 => Some(Top::decode(r)?),
                 _ => return Err(corrupt("a directory has pages of an unknown form")),
             }),
-            2 => NodeWhat::File(r.u64()?, FileMap::decode(r)?),
+            2 => TreeWhat::File(r.u64()?, FileMap::decode(r)?),
             3 => {
                 let target = r.bytes()?;
                 if target.is_empty() || target.len() > TARGET_MAX || target.contains(&0) {
                     return Err(corrupt("a symbolic link has a target that can't be true"));
                 }
-                NodeWhat::Symlink(target.to_vec())
+                TreeWhat::Symlink(target.to_vec())
             }
-            5 => NodeWhat::Fifo,
-            6 => NodeWhat::Socket,
-            7 => NodeWhat::CharacterDevice(r.u64()?),
-            8 => NodeWhat::BlockDevice(r.u64()?),
+            5 => TreeWhat::Fifo,
+            6 => TreeWhat::Socket,
+            7 => TreeWhat::CharacterDevice(r.u64()?),
+            8 => TreeWhat::BlockDevice(r.u64()?),
             other => return Err(corrupt(format!("an entry of unknown kind {other}"))),
         };
         let is_in_part = flags == 1;
-        Ok(NodeEntry {
+        Ok(TreeEntry {
             name,
             what,
             mode,
@@ -502,16 +502,16 @@ impl NodeEntry {
     }
 }
 
-impl NodeWhat {
+impl TreeWhat {
     fn code(&self) -> u8 {
         match self {
-            NodeWhat::Directory(_) => 1,
-            NodeWhat::File(..) => 2,
-            NodeWhat::Symlink(_) => 3,
-            NodeWhat::Fifo => 5,
-            NodeWhat::Socket => 6,
-            NodeWhat::CharacterDevice(_) => 7,
-            NodeWhat::BlockDevice(_) => 8,
+            TreeWhat::Directory(_) => 1,
+            TreeWhat::File(..) => 2,
+            TreeWhat::Symlink(_) => 3,
+            TreeWhat::Fifo => 5,
+            TreeWhat::Socket => 6,
+            TreeWhat::CharacterDevice(_) => 7,
+            TreeWhat::BlockDevice(_) => 8,
         }
     }
 }
@@ -552,7 +552,7 @@ impl IndexEntry {
     }
 
     fn decode(r: &mut Reader<'_>) -> Result<IndexEntry> {
-        let node = NodeRef::decode(r)?;
+        let node = TreeNodeRef::decode(r)?;
         let key = match r.u8()? {
             1 => {
                 let length = usize::from(r.u16()?);
@@ -592,13 +592,13 @@ pub(crate) fn is_name(name: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn node_ref(n: u8) -> NodeRef {
+    fn node_ref(n: u8) -> TreeNodeRef {
         let address = Address { container: ContainerId(u64::from(n) << 30), slot: u16::from(n) };
-        NodeRef { address, fingerprint: Fingerprint([n; 16]) }
+        TreeNodeRef { address, fingerprint: Fingerprint([n; 16]) }
     }
 
-    fn entry(name: &str, what: NodeWhat) -> NodeEntry {
-        NodeEntry {
+    fn entry(name: &str, what: TreeWhat) -> TreeEntry {
+        TreeEntry {
             name: name.into(),
             what,
             mode: 0o4755,
@@ -612,7 +612,7 @@ mod tests {
         }
     }
 
-    fn all() -> Vec<Node> {
+    fn all() -> Vec<TreeNode> {
         let top = Top { levels: 2, node: node_ref(3) };
         let run = Part::Run {
             first: node_ref(1).address,
@@ -620,30 +620,30 @@ mod tests {
             fingerprints: vec![Fingerprint([4; 16]), Fingerprint([5; 16])],
         };
         let parts = vec![run, Part::Hole(9), Part::Zeroes(1 << 40)];
-        let mut stored = entry("b", NodeWhat::Directory(None));
+        let mut stored = entry("b", TreeWhat::Directory(None));
         stored.attributes = Attributes::Stored(5000, FileMap::Inline(parts.clone()));
-        let mut root = entry("", NodeWhat::Directory(Some(top)));
+        let mut root = entry("", TreeWhat::Directory(Some(top)));
         root.is_in_part = false;
         let key = |key| IndexEntry { node: node_ref(6), key };
         vec![
-            Node::Directory(vec![
-                entry("a", NodeWhat::Directory(Some(top))),
+            TreeNode::Directory(vec![
+                entry("a", TreeWhat::Directory(Some(top))),
                 stored,
-                entry("c", NodeWhat::File(5, FileMap::Inline(parts.clone()))),
-                entry("d", NodeWhat::File(1 << 40, FileMap::Pages(top))),
-                entry("e", NodeWhat::Symlink(b"/x".to_vec())),
-                entry("f", NodeWhat::Fifo),
-                entry("g", NodeWhat::Socket),
-                entry("h", NodeWhat::CharacterDevice(7)),
-                entry("i", NodeWhat::BlockDevice(8)),
+                entry("c", TreeWhat::File(5, FileMap::Inline(parts.clone()))),
+                entry("d", TreeWhat::File(1 << 40, FileMap::Pages(top))),
+                entry("e", TreeWhat::Symlink(b"/x".to_vec())),
+                entry("f", TreeWhat::Fifo),
+                entry("g", TreeWhat::Socket),
+                entry("h", TreeWhat::CharacterDevice(7)),
+                entry("i", TreeWhat::BlockDevice(8)),
             ]),
-            Node::FileMap(parts.clone()),
-            Node::Stats(vec![
+            TreeNode::FileMap(parts.clone()),
+            TreeNode::Stats(vec![
                 Stat::default(),
                 Stat { inode: 5, is_settled: true, pages: Some(top), ..Stat::default() },
             ]),
-            Node::Index(3, vec![key(Key::Name(b"a".to_vec())), key(Key::Sum(70))]),
-            Node::Root(Box::new(Root {
+            TreeNode::Index(3, vec![key(Key::Name(b"a".to_vec())), key(Key::Sum(70))]),
+            TreeNode::Root(Box::new(Root {
                 directory: root,
                 entries: 3,
                 bytes: 4,
@@ -657,10 +657,10 @@ mod tests {
     fn nodes_are_read_as_they_were_written() {
         for node in all() {
             let bytes = node.encode();
-            assert_eq!(Node::decode(&bytes).unwrap(), node);
+            assert_eq!(TreeNode::decode(&bytes).unwrap(), node);
             for n in 0..bytes.len() {
                 // A cut may fall between two entries; it never reads beyond.
-                let _ = Node::decode(&bytes[..n]);
+                let _ = TreeNode::decode(&bytes[..n]);
             }
         }
     }
@@ -669,7 +669,7 @@ mod tests {
     fn a_node_tells_of_all_that_it_names() {
         let (all, mut named) = (all(), Vec::new());
         all.iter().for_each(|node| node.named(&mut |what| named.push(what)));
-        let nodes = named.iter().filter(|what| matches!(what, Named::Node(_))).count();
+        let nodes = named.iter().filter(|what| matches!(what, Named::TreeNode(_))).count();
         let chunks: usize =
             named.iter().map(|what| if let Named::Chunks(_, n) = what { n.len() } else { 0 }).sum();
         assert_eq!((nodes, chunks), (2 + 1 + 2 + 1, 2 * (2 + 1 + 1)));
@@ -678,12 +678,12 @@ mod tests {
     #[test]
     fn rule_05_no_name_leads_out_of_its_directory() {
         for bad in ["", ".", "..", "a/b", "/", "a\0"] {
-            let node = Node::Directory(vec![entry(bad, NodeWhat::Fifo)]);
-            assert!(Node::decode(&node.encode()).is_err(), "{bad:?}");
+            let node = TreeNode::Directory(vec![entry(bad, TreeWhat::Fifo)]);
+            assert!(TreeNode::decode(&node.encode()).is_err(), "{bad:?}");
         }
         for twice in [["a", "a"], ["b", "a"]] {
-            let node = Node::Directory(twice.map(|name| entry(name, NodeWhat::Fifo)).to_vec());
-            assert!(Node::decode(&node.encode()).is_err(), "{twice:?}");
+            let node = TreeNode::Directory(twice.map(|name| entry(name, TreeWhat::Fifo)).to_vec());
+            assert!(TreeNode::decode(&node.encode()).is_err(), "{twice:?}");
         }
     }
 }

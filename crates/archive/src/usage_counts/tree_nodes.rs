@@ -19,8 +19,8 @@ use crate::{
     format::{
         Address, ContainerId,
         container::ContainerKind,
-        node::{Named, Node},
         record::Pieces,
+        tree_node::{Named, TreeNode},
     },
     rules::Rule,
     tables::{Tables, roots},
@@ -169,15 +169,15 @@ impl Rewriter {
     fn children(&mut self, tables: &Tables, node: Address) -> Result<Vec<Address>> {
         let mut children = Vec::new();
         self.node(tables, node)?.named(&mut |named| {
-            if let Named::Node(child) = named {
+            if let Named::TreeNode(child) = named {
                 children.push(child.address);
             }
         });
         Ok(children)
     }
 
-    fn node(&mut self, tables: &Tables, node: Address) -> Result<Node> {
-        Node::decode(self.chunk_reader.chunk(tables, &self.container_reader, node)?)
+    fn node(&mut self, tables: &Tables, node: Address) -> Result<TreeNode> {
+        TreeNode::decode(self.chunk_reader.chunk(tables, &self.container_reader, node)?)
     }
 
     /// Tells of all that nodes name: each run of chunks, and each node.
@@ -189,7 +189,7 @@ impl Rewriter {
     ) -> Result<()> {
         for &node in nodes {
             self.node(tables, node)?.named(&mut |named| match named {
-                Named::Node(child) => each(child.address, 1),
+                Named::TreeNode(child) => each(child.address, 1),
                 Named::Chunks(first, all) => each(first, all.len()),
             });
         }
@@ -216,7 +216,7 @@ impl Rewriter {
                 read => read?,
             };
             read.named(&mut |named| match named {
-                Named::Node(child) => wanted.push(child.address),
+                Named::TreeNode(child) => wanted.push(child.address),
                 Named::Chunks(first, all) => each(first, all.len()),
             });
         }
