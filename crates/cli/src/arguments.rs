@@ -9,8 +9,9 @@ use onefold_console::{completions, manual};
 use crate::{
     operator,
     verbs::{
-        backup, check, create, estimate, forget, gc, get, grow, image, inspect, ls, mv, node, put,
-        repair, replicate, restore, rm, scrub, serve, snapshot, snapshots, status, volume, worker,
+        backup, cat, check, create, estimate, forget, gc, get, grow, image, inspect, ls, mv, node,
+        put, repair, replicate, restore, rm, scrub, serve, snapshot, snapshots, status, volume,
+        worker,
     },
 };
 
@@ -79,6 +80,7 @@ pub(crate) enum Verb {
     Backup(backup::Options),
     Snapshots(snapshots::Options),
     Restore(restore::Options),
+    Cat(cat::Options),
     Forget(forget::Options),
     Undelete(forget::UndeleteOptions),
     Put(put::Options),
@@ -146,8 +148,10 @@ mod tests {
 
     #[test]
     fn every_verb_that_ends_answers_in_json() {
-        // These run until they are stopped, or write what shells and readers of manuals need.
-        const OTHERS: [&str; 3] = ["onefold serve", "onefold completions", "onefold man"];
+        // These run until they are stopped, or write what was stored, or what shells and readers of
+        // manuals need.
+        const OTHERS: [&str; 4] =
+            ["onefold serve", "onefold completions", "onefold man", "onefold cat"];
         let mut all = Vec::new();
         verbs(&Arguments::command(), "onefold", &mut all);
         let mut global = Vec::new();

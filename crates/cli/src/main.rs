@@ -28,7 +28,7 @@ use onefold_console::{completions, failure::Failure, logging, manual, output};
 
 use arguments::{Arguments, Verb};
 use verbs::{
-    backup, check, create, estimate, forget, gc, get, grow, image, inspect, ls, mv, node, put,
+    backup, cat, check, create, estimate, forget, gc, get, grow, image, inspect, ls, mv, node, put,
     repair, replicate, restore, rm, scrub, serve, snapshot, snapshots, status, volume, worker,
 };
 
@@ -87,6 +87,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Backup(options) => backup::run(&options),
         Verb::Snapshots(options) => snapshots::run(&options),
         Verb::Restore(options) => restore::run(&options),
+        Verb::Cat(options) => cat::run(&options),
         Verb::Forget(options) => forget::run(&options),
         Verb::Undelete(options) => forget::undelete(&options),
         Verb::Put(options) => put::run(&options),

@@ -151,6 +151,10 @@ fn single_files_and_patterns_come_back() {
     let deep = listed(&out.join("sub/deep"));
     assert_eq!(deep.len(), 1 + 70);
     assert!(!out.join("a").exists() && !out.join("empty").exists());
+    assert_eq!(desk.ok(&format!("cat a t {}", at("single"))), "alone");
+    desk.fails(&format!("cat a t {}", at("tree")), 2, &["no file"]);
+    assert_eq!(desk.ok(&format!("ls a t {}", at("tree"))).lines().count(), 4);
+    assert!(desk.ok("ls a t").lines().count() > 600);
     desk.fails("restore a t /none -C out2", 1, &["nothing at '/none'"]);
     desk.fails("restore a other -C out2", 1, &["no snapshot 'other'"]);
     desk.fails(&format!("restore a t {} -C out", at("single")), 1, &["there already"]);

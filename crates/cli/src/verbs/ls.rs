@@ -7,7 +7,7 @@ use onefold_archive::{Reader, Shape};
 use onefold_cluster::What;
 use serde::Serialize;
 
-use super::{Found, VOLUMES_ONLY, cluster, get::listing, refused};
+use super::{Found, VOLUMES_ONLY, cluster, get::listing, refused, restore};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -19,13 +19,18 @@ use onefold_console::{
 #[command(after_help = "Examples:\n  \
                   onefold ls backups\n  \
                   onefold ls backups etc-monday\n  \
+                  onefold ls backups web1~1 /etc\n  \
                   onefold ls backups --json")]
 pub(crate) struct Options {
     /// The store: an archive, or a store of the cluster engine
     store: PathBuf,
 
-    /// A stored directory, whose entries are listed
+    /// A stored directory, or a snapshot (SET, SET~N, SET@DATE, or digits of its id), whose entries
+    /// are listed
     name: Option<String>,
+
+    /// A directory of the snapshot; without it, all of the snapshot
+    path: Option<String>,
 
     /// Memory for an archive's tables, besides an allowance that grows with the bytes that they
     /// occupy
@@ -66,6 +71,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let archive = directory.open_to_read(options.memory.0)?;
     let mut reader = Reader::new(&archive)?;
     if let Some(name) = &options.name {
+        let is_stream = reader.tables().streams.contains_key(name);
+        if !is_stream && reader.tables().trees {
+            return restore::list(&archive, name, options.path.as_deref());
+        }
         let stream = reader.stream(name)?;
         if stream.shape != Shape::Tree {
             return Err(Failure::usage(format!("'{name}' is no directory")));

@@ -2,6 +2,7 @@
 //! what the engine lacks.
 
 pub(crate) mod backup;
+pub(crate) mod cat;
 pub(crate) mod check;
 pub(crate) mod cluster;
 pub(crate) mod create;

@@ -5,10 +5,13 @@ mod wanted;
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use clap::Args;
-use onefold_archive::{Content, Entries, Snapshot, TreeEntry, TreeReader, TreeWhat, Verify};
+use onefold_archive::{
+    Archive, Content, Entries, Snapshot, TreeEntry, TreeReader, TreeWhat, Verify,
+};
 use onefold_backend::{
     room::room,
     tree::{Choices, Restorer, write_part},
@@ -22,7 +25,7 @@ use serde_json::json;
 use self::wanted::{Takes, Wanted};
 use super::{
     archive_at,
-    get::{left_out, space::fits, tell},
+    get::{left_out, listing, space::fits, tell},
     snapshots,
 };
 use onefold_console::{
@@ -360,6 +363,36 @@ fn leading(pending: &mut Vec<Entry>, path: &[u8]) -> Vec<Entry> {
         path.strip_prefix(&above.path[..]).is_some_and(|rest| rest.first() == Some(&b'/'))
     };
     std::mem::take(pending).into_iter().filter(leads).collect()
+}
+
+/// Lists what is in a directory of a snapshot, or all of the snapshot.
+pub(super) fn list(archive: &Arc<Archive>, text: &str, path: Option<&str>) -> Result<(), Failure> {
+    let mut reader = TreeReader::new(archive)?;
+    let tables = reader.tables().clone();
+    let snapshot = snapshots::named(&tables, text)?;
+    let Some(path) = path else {
+        return Ok(walk(&mut reader, snapshot, &Wanted::new(&[])?, &mut Listing)?);
+    };
+    let entry = reader.find(snapshot, path.as_bytes())?;
+    let TreeWhat::Directory(top) = entry.what else {
+        listing::show(&plain(&mut reader, &entry.name, &entry)?);
+        return Ok(());
+    };
+    let mut entries = Entries::new(top, None);
+    while let Some((entry, _)) = entries.next(&mut reader)? {
+        listing::show(&plain(&mut reader, &entry.name, &entry)?);
+    }
+    Ok(())
+}
+
+/// Shows all entries.
+struct Listing;
+
+impl Visitor for Listing {
+    fn entry(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) -> Result<()> {
+        listing::show(&plain(reader, path, entry)?);
+        Ok(())
+    }
 }
 
 /// An entry as the restorer wants it.

@@ -1,0 +1,80 @@
+//! `onefold cat`: one file of a snapshot, on standard output.
+
+use std::{
+    io::{ErrorKind, Write},
+    path::PathBuf,
+};
+
+use clap::Args;
+use onefold_archive::{Content, TreeReader, TreeWhat, Verify};
+use onefold_core::{Error, Kind, Result};
+
+use super::{archive_at, snapshots};
+use onefold_console::{failure::Failure, size::Size};
+
+/// Zeroes that are written at once.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Writes a file of a snapshot to standard output
+///
+/// Only the pages on the way to the file are read, and each chunk is compared with its fingerprint.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  onefold cat backups web1@2026-11-22 /etc/fstab")]
+pub(crate) struct Options {
+    /// The archive
+    store: PathBuf,
+
+    /// The snapshot: SET, SET~N for the Nth before the newest, SET@DATE, or digits of its id
+    snapshot: String,
+
+    /// The path of the file
+    path: String,
+
+    /// Memory for the archive's tables, besides an allowance that grows with the bytes that they
+    /// occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+}
+
+/// Writes it.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let archive = archive_at(&options.store, snapshots::NONE)?.open_to_read(options.memory.0)?;
+    let mut reader = TreeReader::new(&archive)?;
+    let tables = reader.tables().clone();
+    let snapshot = snapshots::named(&tables, &options.snapshot)?;
+    let entry = reader.find(snapshot, options.path.as_bytes())?;
+    let TreeWhat::File(bytes, map) = &entry.what else {
+        return Err(Failure::usage(format!("'{}' is no file", options.path.escape_debug())));
+    };
+    if entry.is_in_part {
+        tracing::warn!("it could not be read to its end when it was stored");
+    }
+    let mut out = std::io::stdout().lock();
+    let read = reader.read(*bytes, map, Verify::Chunks, &mut |content| match content {
+        Content::Bytes(bytes) => write(&mut out, bytes),
+        Content::Zeroes(mut n) | Content::Hole(mut n) => {
+            while n > 0 {
+                let now = n.min(ZEROES.len() as u64);
+                write(&mut out, &ZEROES[..now as usize])?;
+                n -= now;
+            }
+            Ok(())
+        }
+    });
+    match read.and_then(|()| out.flush().map_err(|e| failed(&e))) {
+        // The reader has seen enough.
+        Err(error) if error.kind() == Kind::Stopped => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+fn write(out: &mut impl Write, bytes: &[u8]) -> Result<()> {
+    out.write_all(bytes).map_err(|e| failed(&e))
+}
+
+fn failed(error: &std::io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::BrokenPipe => Error::new(Kind::Stopped, "the reader is gone"),
+        kind => Error::from_io("the output can't be written", std::io::Error::from(kind)),
+    }
+}
