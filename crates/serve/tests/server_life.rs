@@ -201,7 +201,18 @@ fn newcomers_are_refused_at_the_limit_and_stalled_handshakes_keep_nobody_out() {
     let dir = tempfile::tempdir().unwrap();
     let (server, _, socket) = started(Limits { connections: 4, ..Limits::default() }, dir.path());
     let mut guests: Vec<Raw> = (0..3).map(|_| Raw::go(&socket, Mode::Simple)).collect();
-    let mut stalled: Vec<Raw> = (0..20).map(|_| Raw::connect(&socket).unwrap()).collect();
+    let (mut stalled, mut again) = (Vec::new(), 0);
+    while stalled.len() < 20 {
+        match Raw::connect(&socket) {
+            Ok(raw) => stalled.push(raw),
+            // On a busy machine those that gave way have not left yet.
+            Err(_) => {
+                again += 1;
+                assert!(again < 1000, "nobody is let in any more");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
     guests.push(Raw::go(&socket, Mode::Simple));
     assert!(stalled[0].closed(), "the oldest handshake gave way");
     let mut late = Raw::connect(&socket).unwrap();
@@ -215,7 +226,7 @@ fn newcomers_are_refused_at_the_limit_and_stalled_handshakes_keep_nobody_out() {
     Raw::go(&socket, Mode::Simple);
     // Each handshake beyond the twelve connections that there may be ended another one, and the one
     // that came late was refused.
-    assert_eq!(server.statistics().refused, (3 + 20 - 12) + 1 + 1 + 1);
+    assert_eq!(server.statistics().refused, (3 + 20 - 12) + 1 + 1 + 1 + again);
     server.stop(GRACE).unwrap();
 }
 
