@@ -102,7 +102,7 @@ pub enum Rule {
     /// A node counts for its children once, however often it is named. Otherwise children of what
     /// went keep a count, and those of what is left lose one too many when it goes.
     NodesCountedOnce,
-    /// What came is counted before what went. Otherwise pages that both share are descended into
+    /// Snapshots that came are counted before those that went. Otherwise pages that both share are descended into
     /// twice.
     AdditionsCountedFirst,
     /// Nodes that were damaged when they came are counted when they are whole. Otherwise what they

@@ -16,7 +16,7 @@ use std::{
 use serde_json::Value;
 use support::{Desk, noise};
 
-/// What a tree has, by path: mode, owner, time, target or content.
+/// The entries of a tree, by path: mode, owner, time, target or content.
 type Listed = BTreeMap<String, (u32, u32, i64, Vec<u8>)>;
 
 fn listed(root: &Path) -> Listed {

@@ -22,7 +22,7 @@ use crate::{
 /// Bytes of a directory page's entry at most: a page with less room than this may end.
 const ENTRY_BYTES: usize = 24 << 10;
 
-/// What is known of a node and all below it.
+/// The findings about a tree node and all below it.
 #[derive(Clone, Debug, Default)]
 struct Known {
     /// Entries of directories.
@@ -47,7 +47,7 @@ struct Frame {
     lost: u64,
 }
 
-/// What is known of the nodes that were looked at.
+/// The findings about the tree nodes that were looked at.
 #[derive(Default)]
 pub(super) struct Trees(HashMap<TreeNodeRef, Known>);
 
@@ -61,7 +61,7 @@ impl Checking {
             let name = format!("snapshot {} of set '{}'", snapshot.id, snapshot.set.escape_debug());
             match self.tree(&mut trees, snapshot.root).and_then(|known| {
                 if let Some(stats) = &snapshot.stats {
-                    // What it lost is read again from the files: no content is lost with it.
+                    // Lost stat pages cost no content: the next backup reads the files again.
                     let stats = self.tree(&mut trees, stats.node)?;
                     return Ok(Known { lost: known.lost + stats.lost, ..known });
                 }
@@ -114,7 +114,7 @@ impl Checking {
 
     /// Reads a node; `None` when it is lost.
     fn frame(&mut self, at: TreeNodeRef) -> Result<Option<Frame>> {
-        // What is noted as damaged may be readable, and then names what else is.
+        // A node that is noted as damaged may be readable, and then its children are looked at.
         let lost = u64::from(!self.found.has(at.address, &at.fingerprint)?);
         let node = match self.trees.node(&at) {
             Err(error) if is_damage(&error) => return Ok(None),

@@ -38,7 +38,7 @@ pub enum Completeness {
     Whole,
     /// Something could not be read, and was left out.
     Partial,
-    /// It has less than half of the files or bytes of the last whole one of its set.
+    /// Less than half of the entries or bytes of the last whole one of its set.
     Shrunk,
 }
 
@@ -77,8 +77,8 @@ pub struct Snapshot {
     pub left_out: u64,
     /// How much it has.
     pub completeness: Completeness,
-    /// It was forgotten: when, by the clock of the process that forgot it, and when a collection
-    /// saw that first.
+    /// Set when it was forgotten: the time by the clock of the process that forgot it, and the time
+    /// when a collection saw that first.
     pub forgotten: Option<(u64, Option<u64>)>,
 }
 

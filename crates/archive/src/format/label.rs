@@ -61,7 +61,7 @@ pub struct Label {
     pub trees: bool,
 }
 
-/// What an archive's label says of its tables.
+/// The kinds of tables that an archive has, by its label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds {
     /// Chunks are encoded late.
@@ -99,7 +99,7 @@ impl Label {
         self.late.and_then(|rad| rad.data(class)).unwrap_or(self.spread[1])
     }
 
-    /// What it says of the archive's tables.
+    /// The kinds of tables that the archive has.
     #[must_use]
     pub fn kinds(&self) -> Kinds {
         Kinds { late: self.late.is_some(), trees: self.trees }

@@ -191,7 +191,7 @@ pub enum TreeWhat {
     BlockDevice(u64),
 }
 
-/// What tells that a file did not change.
+/// The facts by which a file is known to be unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Stat {
     /// The inode number.
@@ -256,7 +256,7 @@ pub enum TreeNode {
     Root(Box<Root>),
 }
 
-/// What a node names.
+/// Something that a tree node names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named<'a> {
     /// A node.

@@ -44,7 +44,7 @@ impl Snapshots {
         self.all.values()
     }
 
-    /// Those that lists show, the oldest first.
+    /// The snapshots that lists show, the oldest first.
     pub fn listed(&self) -> impl DoubleEndedIterator<Item = &Snapshot> {
         self.all.values().filter(|snapshot| snapshot.forgotten.is_none())
     }

@@ -27,7 +27,7 @@ use crate::{
 /// Pages of the parent snapshot that a page may be equal to, and where they lie.
 pub type Known = HashMap<Fingerprint, Address>;
 
-/// What a walk says, behind the chunks that belong to it.
+/// A message of a walk, behind the chunks that belong to it.
 #[derive(Debug)]
 pub enum Event {
     /// A directory, which comes with its entries. Chunks before it are its attributes, when these
@@ -93,7 +93,7 @@ pub struct TreeBuilder {
     events: VecDeque<Event>,
     open: Vec<Open>,
     content: FileMapWriter,
-    /// Those of the next entry, when they are stored.
+    /// Stored attributes of the next entry.
     attributes: Option<(u64, FileMap)>,
     links: HashMap<u64, TreeWhat>,
     entries: u64,
@@ -101,7 +101,7 @@ pub struct TreeBuilder {
     pages: u64,
     pages_taken: u64,
     built: Option<Built>,
-    /// What the parent had of the content that comes now.
+    /// The parent's pages of the content that comes now.
     known: Known,
 }
 
@@ -127,7 +127,7 @@ impl TreeBuilder {
         }
     }
 
-    /// What belongs to the next mark.
+    /// The event of the next mark.
     pub fn expect(&mut self, event: Event) {
         self.events.push_back(event);
     }

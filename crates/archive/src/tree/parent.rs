@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Kind, Result};
+use onefold_core::Result;
 
 use super::{
     builder::Known,
@@ -72,7 +72,7 @@ impl Parent {
                 let known = parent.known([snapshot.root].iter());
                 parent.root = Some((found, known));
             }
-            Err(error) if is_damage(&error) || error.kind() == Kind::Corrupt => {}
+            Err(error) if is_damage(&error) => {}
             Err(error) => return Err(error),
         }
         Ok(parent)
@@ -109,7 +109,7 @@ impl Parent {
         self.levels.pop();
     }
 
-    /// What the parent has of this name in the directory; names come in their order.
+    /// The parent's entry of this name in the directory; names come in their order.
     ///
     /// # Errors
     /// Errors of the system.

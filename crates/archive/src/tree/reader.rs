@@ -295,7 +295,7 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// Those below `top`.
+    /// The entries below `top`.
     #[must_use]
     pub fn new(top: Option<Top>, stats: Option<Top>) -> Entries {
         let (pages, stat_pages) = (Pages::new(top), Pages::new(stats));

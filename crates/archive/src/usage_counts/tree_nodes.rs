@@ -26,7 +26,7 @@ use crate::{
     tables::{Tables, roots},
 };
 
-/// What snapshots that came and went change.
+/// The changes by snapshots that came and went.
 #[derive(Debug, Default)]
 pub(crate) struct NodeChanges {
     /// Nodes that one snapshot more names.
@@ -91,7 +91,7 @@ impl Rewriter {
             }
         }
         for node in std::mem::take(&mut due) {
-            // Who goes while it is due has counted for nothing.
+            // A node that went while it was due has counted for nothing.
             if *count(&mut counts, node) > 0 {
                 let mut children = Vec::new();
                 self.rise(tables, node, &mut changes, &mut due, &mut children)?;

@@ -42,7 +42,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "WORD")]
     tag: Option<String>,
 
-    /// Those that were forgotten and are kept for a while
+    /// Lists snapshots that were forgotten and are kept for a while
     #[arg(long)]
     forgotten: bool,
 

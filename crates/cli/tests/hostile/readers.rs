@@ -665,7 +665,7 @@ fn rule_09_a_data_file_of_holes_takes_no_memory() {
     assert_eq!(fs::read(tables.desk.path("got")).unwrap(), block);
 }
 
-/// Who sends a snapshot says when it was made, and may say anything.
+/// The sender of a snapshot says when it was made, and may say anything.
 #[test]
 fn rule_09_the_time_of_a_strangers_snapshot_stops_no_list() {
     let desk = Desk::new();

@@ -299,7 +299,7 @@ fn closed_tree(tree: &Path) {
     assert!(set.unwrap().success());
 }
 
-/// What is restored has the rights that were stored, and none that a directory hands down.
+/// Restored files have the rights that were stored, and none that a directory hands down.
 #[track_caller]
 fn has_stored_rights(out: &Path) {
     for (name, mode) in [("f", 0o640), ("d", 0o770), ("d/g", 0o660), ("pipe", 0o660)] {

@@ -23,7 +23,7 @@ const NOT_TRUSTED: [u64; 6] = [
     0xfe53_4d42, // SMB 2
 ];
 
-/// What each file system's times are worth, by its magic number.
+/// The worth of each file system's times, by its magic number.
 #[derive(Default)]
 pub(super) struct Settled {
     dirty: Option<Duration>,

@@ -1,4 +1,4 @@
-//! What is below the roots, told to a snapshot that is made: entries in order, content of files
+//! A walk below the roots, told to a snapshot that is made: entries in order, content of files
 //! that changed, and what the parent has of the others.
 
 use std::{
@@ -138,7 +138,7 @@ impl<'a, 'f> Teller<'a, 'f> {
                 Ok(found) if only.is_some() && found.entry.path.is_empty() => {}
                 Ok(found) if only.is_some() => self.entry(root.parent(), found)?,
                 Ok(found) => {
-                    // What is in a directory comes directly behind it.
+                    // The content of a directory comes directly behind it.
                     let levels = match found.entry.path.is_empty() {
                         true => 0,
                         false => found.entry.path.split(|&byte| byte == b'/').count(),
@@ -447,7 +447,7 @@ impl<'a, 'f> Teller<'a, 'f> {
                     return Ok(failed);
                 }
                 if n == 0 {
-                    // It was cut off meanwhile: its length is what was read.
+                    // The file was cut off meanwhile: its length is what was read.
                     return Ok(None);
                 }
                 at += n as u64;

@@ -62,7 +62,7 @@ pub(crate) struct Options {
     answer: Answer,
 }
 
-/// What a policy keeps.
+/// The snapshots that a policy keeps.
 #[derive(Clone, Debug, Args)]
 struct Keep {
     /// Keeps the last N
@@ -148,7 +148,7 @@ fn named(tables: &Tables, texts: &[String]) -> Result<BTreeMap<SnapshotId, Verdi
     texts.iter().map(id).collect()
 }
 
-/// What the policy says of each set, and of which sets nothing is taken.
+/// The policy's verdicts on each set, and the sets from which it takes nothing.
 fn judged(
     tables: &Tables,
     options: &Options,

@@ -27,7 +27,7 @@ pub(super) struct Policy {
     pub(super) tags: Vec<String>,
 }
 
-/// What a policy says of a snapshot, and why.
+/// A policy's verdict on a snapshot, with its reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is kept, for these reasons.

@@ -256,7 +256,7 @@ struct Writing {
     in_part: u64,
 }
 
-/// What was restored.
+/// The outcome of a restore.
 struct Done {
     left_out: onefold_backend::tree::LeftOut,
     entries: u64,
@@ -357,7 +357,7 @@ fn pend(pending: &mut Vec<Entry>, reader: &mut TreeReader, path: &[u8], entry: &
     }
 }
 
-/// Those of the pending directories that lead to a path; the others lead to nothing.
+/// The pending directories that lead to a path; the others lead to nothing.
 fn leading(pending: &mut Vec<Entry>, path: &[u8]) -> Vec<Entry> {
     let leads = |above: &Entry| {
         path.strip_prefix(&above.path[..]).is_some_and(|rest| rest.first() == Some(&b'/'))

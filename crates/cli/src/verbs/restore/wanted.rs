@@ -19,7 +19,7 @@ pub(super) enum Takes {
 /// One path or pattern.
 struct One {
     text: String,
-    /// What comes before the first character of a pattern, up to a slash.
+    /// The part before the first character of a pattern, up to a slash.
     begins: Vec<u8>,
     pattern: Option<GlobMatcher>,
     found: Cell<bool>,
@@ -29,7 +29,7 @@ struct One {
 pub(super) struct Wanted(Vec<One>);
 
 impl Wanted {
-    /// Those of the command line; none of them want everything.
+    /// The paths of the command line; without one, everything is wanted.
     pub(super) fn new(texts: &[String]) -> Result<Wanted, Failure> {
         let everything = ["/".to_owned()];
         let texts = if texts.is_empty() { &everything } else { texts };

@@ -29,7 +29,7 @@ pub(crate) struct Kept {
     pub(crate) forgotten: Option<u64>,
 }
 
-/// What a walk does next.
+/// The next step of a walk.
 enum Visit {
     Enter(Vec<u8>),
     File(Vec<u8>, u64, Arc<Vec<u8>>),
