@@ -444,27 +444,27 @@ impl Hall {
     /// Cuts a client off that keeps a working place for which `holder` has waited so long, and
     /// stands still in the middle of a request: one that holds one of too many, or has stood
     /// still for longer than any may rest. One of too many that sends a byte now and then is cut
-    /// off when the wait has been as long, and one of not too many when it has kept the place twice
-    /// as long, and `holder` has waited for that time too: otherwise several could keep all places
+    /// off when `holder` has waited as long, and one of not too many when its connection has waited
+    /// for it twice as long, and `holder` for the place: otherwise several could keep all places
     /// together.
     fn make_way(&self, holder: Holder, waited: Duration) {
         let Limits { patience, rest, .. } = self.limits;
         if waited < patience {
             return;
         }
-        let (long, now) = (rest.max(2 * patience), self.since.elapsed());
+        let (long, now) = (rest.max(2 * patience), Instant::now());
         let guests = self.guests.lock();
         let in_the_way = guests.present.values().filter(|guest| {
             let Some((volume, _)) = &guest.volume else { return false };
             let of = Holder { peer: guest.peer, volume: *volume };
-            let still = now.saturating_sub(Duration::from_millis(guest.activity.heard()));
-            let too_many =
-                || self.shares.places.holds_too_many(of) && (still >= patience || waited >= long);
-            let kept = now.saturating_sub(Duration::from_millis(guest.activity.works_since()));
+            let Some(kept) = guest.activity.kept_by_its_client(now) else { return false };
+            let too_many = || {
+                self.shares.places.holds_too_many(of)
+                    && (kept.still >= patience || waited >= long && kept.waited >= patience)
+            };
             of != holder
-                && guest.activity.is_kept_by_its_client()
-                && (waited >= long && still >= long
-                    || waited >= 2 * long && kept >= 2 * long
+                && (waited >= long && kept.still >= long
+                    || waited >= 2 * long && kept.waited >= 2 * long
                     || too_many())
         });
         if let Some(guest) = in_the_way.min_by_key(|guest| guest.activity.heard()) {

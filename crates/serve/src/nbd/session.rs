@@ -316,7 +316,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
                 Err(ending) => break ending,
             }
         };
-        self.seat.activity.works(false);
+        self.seat.activity.rests();
         if let Some(place) = &mut self.place {
             place.cost = self.cost;
         }
@@ -375,7 +375,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             self.seat.activity.is_cut()
         });
         self.place = Some(place.ok_or_else(was_cut)?);
-        self.seat.activity.works(true);
+        self.seat.activity.works(Instant::now());
         inbox.reader().looks_around(true);
         let (sure, large) = (self.limits.receive_sure(), self.limits.receive_bytes);
         // As much as unread bytes take when the place is given back in the middle of a batch.
@@ -399,7 +399,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         self.reads.release();
         self.replies.release();
         inbox.resize(idle);
-        self.seat.activity.works(false);
+        self.seat.activity.rests();
         if let Some(mut place) = self.place.take() {
             place.cost = std::mem::take(&mut self.cost);
         }

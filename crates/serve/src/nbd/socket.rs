@@ -4,10 +4,11 @@
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use onefold_core::CpuContention;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sendmsg, shutdown};
@@ -49,62 +50,81 @@ pub(crate) struct Receiver<'a> {
     activity: Arc<Activity>,
 }
 
-/// The state of a connection, for other threads to look at.
+/// The state of a connection, for other threads to look at. Times are in milliseconds since the
+/// server was made.
 pub(crate) struct Activity {
     since: Instant,
-    /// When the client was last heard, in milliseconds since the server was made.
+    /// When the client was last heard.
     heard: AtomicU64,
-    /// True while the connection has a working place.
-    works: AtomicBool,
-    /// When it got that, in milliseconds since the server was made.
-    works_since: AtomicU64,
-    /// How many of its threads wait for the client to send or to receive.
-    waits: AtomicUsize,
+    work: Mutex<Work>,
     /// The server ended the connection.
     cut: AtomicBool,
+}
+
+/// What a connection does with its working place.
+#[derive(Default)]
+struct Work {
+    /// True while the connection has a working place.
+    works: bool,
+    /// When the server last did something that the client waited for: gave it the place, or began
+    /// to send a reply.
+    served: u64,
+    /// How many of the connection's threads wait for the client to send or to receive.
+    waits: usize,
+    /// When the first of these began to wait.
+    waits_since: u64,
+    /// For how long the place was kept for nothing but the client, up to `waits_since`.
+    kept: u64,
+}
+
+/// How a client keeps a working place with which the connection does nothing but wait for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// Time since the client or the server last did something.
+    pub(crate) still: Duration,
+    /// Time that the connection has waited for its client since it got the place.
+    pub(crate) waited: Duration,
 }
 
 impl Activity {
     pub(crate) fn new(since: Instant) -> Activity {
         let heard = AtomicU64::new(since.elapsed().as_millis() as u64);
-        Activity {
-            since,
-            heard,
-            works: AtomicBool::new(false),
-            works_since: AtomicU64::new(0),
-            waits: AtomicUsize::new(0),
-            cut: AtomicBool::new(false),
-        }
+        Activity { since, heard, work: Mutex::default(), cut: AtomicBool::new(false) }
+    }
+
+    fn time(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.since).as_millis() as u64
     }
 
     fn heard_at(&self, now: Instant) {
-        self.heard.store(now.saturating_duration_since(self.since).as_millis() as u64, Relaxed);
+        self.heard.store(self.time(now), Relaxed);
     }
 
-    /// When the client was last heard, in milliseconds since the server was made.
+    /// When the client was last heard.
     pub(crate) fn heard(&self) -> u64 {
         self.heard.load(Relaxed)
     }
 
-    /// Says whether the connection has a working place.
-    pub(crate) fn works(&self, works: bool) {
-        self.works_since.store(self.since.elapsed().as_millis() as u64, Relaxed);
-        self.works.store(works, Relaxed);
+    /// Says that the connection has a working place from `now` on.
+    pub(crate) fn works(&self, now: Instant) {
+        let now = self.time(now);
+        let mut work = self.work.lock();
+        *work = Work { works: true, served: now, waits_since: now, kept: 0, waits: work.waits };
     }
 
-    /// When it got its working place, in milliseconds since the server was made.
-    pub(crate) fn works_since(&self) -> u64 {
-        self.works_since.load(Relaxed)
+    /// Says that the connection has no working place.
+    pub(crate) fn rests(&self) {
+        self.work.lock().works = false;
     }
 
     /// True when it has a working place.
     pub(crate) fn is_at_work(&self) -> bool {
-        self.works.load(Relaxed)
+        self.work.lock().works
     }
 
     /// The server ends the connection: its threads wait for nothing any more.
     pub(crate) fn cut(&self) {
-        self.works(false);
+        self.rests();
         self.cut.store(true, Relaxed);
     }
 
@@ -113,9 +133,37 @@ impl Activity {
         self.cut.load(Relaxed)
     }
 
-    /// True when it has a working place, and does nothing with it but to wait for its client.
-    pub(crate) fn is_kept_by_its_client(&self) -> bool {
-        self.works.load(Relaxed) && self.waits.load(Relaxed) > 0
+    /// A thread of the connection begins to wait for the client; with `sends`, to take a reply.
+    fn wait_begins(&self, now: Instant, sends: bool) {
+        let now = self.time(now);
+        let mut work = self.work.lock();
+        if sends {
+            work.served = now;
+        }
+        if work.waits == 0 {
+            work.waits_since = now;
+        }
+        work.waits += 1;
+    }
+
+    fn wait_ends(&self, now: Instant) {
+        let now = self.time(now);
+        let mut work = self.work.lock();
+        work.waits -= 1;
+        if work.waits == 0 {
+            work.kept += now.saturating_sub(work.waits_since);
+        }
+    }
+
+    /// How the client keeps a working place at `now`; `None` when the connection has none, or works
+    /// with it. A client is not blamed for the time that it waited for the server.
+    pub(crate) fn kept_by_its_client(&self, now: Instant) -> Option<Kept> {
+        let now = self.time(now);
+        let work = self.work.lock();
+        (work.works && work.waits > 0).then(|| Kept {
+            still: Duration::from_millis(now.saturating_sub(self.heard().max(work.served))),
+            waited: Duration::from_millis(work.kept + now.saturating_sub(work.waits_since)),
+        })
     }
 }
 
@@ -183,10 +231,10 @@ impl<'a> Receiver<'a> {
             std::thread::yield_now();
             self.crowd.yielded(before, self.born.elapsed());
         }
-        self.activity.waits.fetch_add(1, Relaxed);
+        self.activity.wait_begins(Instant::now(), false);
         let received = recv(&*self.socket, buffer, RecvFlags::empty());
-        self.activity.waits.fetch_sub(1, Relaxed);
         let now = Instant::now();
+        self.activity.wait_ends(now);
         self.brisk = now - began < self.awake;
         match received {
             Ok((received, _)) => {
@@ -264,14 +312,14 @@ impl Transmitter {
     }
 
     fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.activity.waits.fetch_add(1, Relaxed);
+        self.activity.wait_begins(Instant::now(), true);
         let sent = sendmsg(
             &*self.socket,
             slices,
             &mut SendAncillaryBuffer::default(),
             SendFlags::NOSIGNAL,
         );
-        self.activity.waits.fetch_sub(1, Relaxed);
+        self.activity.wait_ends(Instant::now());
         let sent = match sent {
             Ok(sent) => sent,
             Err(Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
@@ -302,5 +350,43 @@ impl Write for Transmitter {
     fn flush(&mut self) -> io::Result<()> {
         self.waiting_since = None;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_12_no_client_is_blamed_for_time_that_it_waited_for_the_server() {
+        let since = Instant::now();
+        let at = |seconds| since + Duration::from_secs(seconds);
+        let activity = Activity::new(since);
+        let kept = |now| activity.kept_by_its_client(at(now)).map(|kept| (kept.still, kept.waited));
+        let seconds =
+            |still, waited| Some((Duration::from_secs(still), Duration::from_secs(waited)));
+        // It asks at once, has a place after 5 s, and its answer after 9.
+        activity.heard_at(at(0));
+        activity.wait_begins(at(1), false);
+        assert_eq!(kept(3), None, "it has no place");
+        activity.wait_ends(at(3));
+        activity.works(at(5));
+        assert_eq!(kept(6), None, "the server works");
+        activity.wait_begins(at(9), true);
+        assert_eq!(kept(9), seconds(0, 0));
+        assert_eq!(kept(11), seconds(2, 2), "it does not take its answer");
+        activity.wait_begins(at(12), false);
+        activity.wait_ends(at(13));
+        assert_eq!(kept(14), seconds(5, 5));
+        activity.wait_ends(at(14));
+        assert_eq!(kept(15), None);
+        // It sends a byte now and then.
+        activity.wait_begins(at(16), false);
+        activity.heard_at(at(20));
+        assert_eq!(kept(21), seconds(1, 10));
+        activity.rests();
+        assert_eq!(kept(22), None);
+        activity.works(at(23));
+        assert_eq!(kept(24), seconds(1, 1), "the place is another one");
     }
 }
