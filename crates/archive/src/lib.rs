@@ -87,9 +87,9 @@ pub use crate::{
     },
     tables::{Container, PLACES_MAX, Snapshots, Tables, Volume, WriteCost, valid_name},
     tree::{
-        BackupReport, BackupRequest, Built, Entries, Event, FoundInParent, Known, Parent,
-        TreeBuilder, TreeFeeder, TreeReader, attributes_of, backup, backup_on, encode_attributes,
-        forget, undelete,
+        BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,
+        Known, Parents, TreeBuilder, TreeFeeder, TreeReader, TreeSink, attributes_of, backup,
+        backup_elsewhere, backup_on, diff, encode_attributes, forget, undelete,
     },
     volume::{ArchiveExports, VolumeCounts, Volumes, volume_bytes},
 };

@@ -111,6 +111,9 @@ pub enum Rule {
     /// A forgotten snapshot is kept for a time from when a collection saw it. Otherwise the clock of
     /// the process that forgot it empties the trash.
     TrashFromCollection,
+    /// What a backup has so far is no snapshot. Otherwise a list shows, and a restore takes, half of
+    /// one for all of it.
+    CheckpointsUnlisted,
     /// No page or content is taken over from a parent whose chunks are known to be damaged.
     /// Otherwise a new snapshot can't be read.
     DamagedNotTakenOver,
@@ -125,7 +128,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 35] = [
+    pub const BUGS: [(&'static str, Rule); 36] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -159,6 +162,7 @@ impl Rule {
         ("node-counted-twice", Rule::NodesCountedOnce),
         ("removals-first", Rule::AdditionsCountedFirst),
         ("trash-by-client", Rule::TrashFromCollection),
+        ("checkpoint-listed", Rule::CheckpointsUnlisted),
         ("damaged-taken-over", Rule::DamagedNotTakenOver),
         ("border-by-page", Rule::PagesEndByContent),
     ];

@@ -11,7 +11,7 @@ use onefold_archive::{
     Verify, backup, check,
 };
 use onefold_backend::Directory;
-use onefold_core::{Kind, Result};
+use onefold_core::{Error, Kind, Result};
 use support::noise;
 
 struct Desk(tempfile::TempDir);
@@ -162,4 +162,65 @@ fn an_archive_without_snapshots_takes_none() {
     assert_eq!(desk.backup(1, &[("a/b", b"1")]).unwrap_err().kind(), Kind::InvalidInput);
     desk.backup(1, &[("a", b"1")]).unwrap();
     assert_eq!(desk.backup(1, &[("a", b"1")]).unwrap_err().kind(), Kind::Exists);
+}
+
+#[test]
+fn a_backup_that_was_cut_off_goes_on_from_its_checkpoint() {
+    let desk = Desk::new(true);
+    let content = noise(2, 3_000_000);
+    let stat = Stat { inode: 7, is_settled: true, ..Stat::default() };
+    let request = |id: u8, checkpoint: Option<u8>| BackupRequest {
+        id: SnapshotId([id; 16]),
+        set: "s".into(),
+        now: 1_000,
+        checkpoint: checkpoint.map(|id| SnapshotId([id; 16])),
+        ..BackupRequest::default()
+    };
+    let cut_off = backup(&desk.archive(), &request(1, None), false, &Gauge::default(), |feeder| {
+        feeder.event(Event::Enter(
+            entry("", TreeWhat::Directory(None)),
+            Stat::default(),
+            Known::new(),
+        ))?;
+        feeder.bytes(&content)?;
+        let file = entry("one", TreeWhat::File(0, FileMap::default()));
+        feeder.event(Event::File(file, stat, None))?;
+        feeder.checkpoint(SnapshotId([9; 16]))?;
+        // It is there once another thread has written all of it.
+        while desk.archive().tables().snapshots.checkpoints().next().is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        Err(Error::new(Kind::Stopped, "cut off"))
+    });
+    assert_eq!(cut_off.unwrap_err().kind(), Kind::Stopped);
+    // It is no snapshot, and nobody makes one of it.
+    let tables = desk.archive().tables();
+    assert_eq!((tables.snapshots.listed().count(), tables.snapshots.forgotten().count()), (0, 0));
+    let undeleted = onefold_archive::undelete(&desk.archive(), &[SnapshotId([9; 16])]);
+    assert_eq!(undeleted.unwrap_err().kind(), Kind::NotFound);
+    assert!(check(&desk.archive(), true, &mut |_, _, _| {}).unwrap().is_well());
+
+    let made = backup(&desk.archive(), &request(1, Some(9)), false, &Gauge::default(), |feeder| {
+        let (root, _) = feeder.parents.take_root();
+        let known = feeder.parents.enter(&root)?;
+        feeder.event(Event::Enter(entry("", TreeWhat::Directory(None)), Stat::default(), known))?;
+        let found = feeder.parents.find(b"one")?;
+        let taken = feeder.parents.first_sound(&found, |_, before| *before == stat)?;
+        let Some(TreeEntry { what: TreeWhat::File(bytes, map), .. }) = taken else {
+            panic!("the checkpoint has the file")
+        };
+        let file = entry("one", TreeWhat::File(0, FileMap::default()));
+        feeder.event(Event::File(file, stat, Some((bytes, map))))?;
+        feeder.bytes(b"two")?;
+        let file = entry("two", TreeWhat::File(0, FileMap::default()));
+        feeder.event(Event::File(file, stat, None))?;
+        feeder.event(Event::End(0))
+    });
+    assert_eq!(made.unwrap().new_bytes, 3);
+    assert!(desk.read(1, "one").unwrap() == content && desk.read(1, "two").unwrap() == b"two");
+    // The checkpoint is gone with it.
+    assert!(desk.archive().tables().snapshots.checkpoints().next().is_none());
+    desk.gc();
+    assert!(desk.read(1, "one").unwrap() == content);
+    assert!(check(&desk.archive(), true, &mut |_, _, _| {}).unwrap().is_well());
 }

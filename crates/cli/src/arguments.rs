@@ -9,9 +9,9 @@ use onefold_console::{completions, manual};
 use crate::{
     operator,
     verbs::{
-        backup, cat, check, create, estimate, forget, gc, get, grow, image, inspect, ls, mv, node,
-        put, repair, replicate, restore, rm, scrub, serve, snapshot, snapshots, status, volume,
-        worker,
+        backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, inspect,
+        ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot,
+        snapshots, status, volume, worker,
     },
 };
 
@@ -81,6 +81,9 @@ pub(crate) enum Verb {
     Snapshots(snapshots::Options),
     Restore(restore::Options),
     Cat(cat::Options),
+    Mount(mount::Options),
+    Diff(diff::Options),
+    Find(find::Options),
     Forget(forget::Options),
     Undelete(forget::UndeleteOptions),
     Put(put::Options),
@@ -150,8 +153,8 @@ mod tests {
     fn every_verb_that_ends_answers_in_json() {
         // These run until they are stopped, or write what was stored, or what shells and readers of
         // manuals need.
-        const OTHERS: [&str; 4] =
-            ["onefold serve", "onefold completions", "onefold man", "onefold cat"];
+        const OTHERS: [&str; 5] =
+            ["onefold serve", "onefold mount", "onefold completions", "onefold man", "onefold cat"];
         let mut all = Vec::new();
         verbs(&Arguments::command(), "onefold", &mut all);
         let mut global = Vec::new();

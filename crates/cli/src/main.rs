@@ -28,8 +28,9 @@ use onefold_console::{completions, failure::Failure, logging, manual, output};
 
 use arguments::{Arguments, Verb};
 use verbs::{
-    backup, cat, check, create, estimate, forget, gc, get, grow, image, inspect, ls, mv, node, put,
-    repair, replicate, restore, rm, scrub, serve, snapshot, snapshots, status, volume, worker,
+    backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, inspect, ls,
+    mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot, snapshots,
+    status, volume, worker,
 };
 
 fn main() -> ExitCode {
@@ -88,6 +89,9 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Snapshots(options) => snapshots::run(&options),
         Verb::Restore(options) => restore::run(&options),
         Verb::Cat(options) => cat::run(&options),
+        Verb::Mount(options) => mount::run(&options),
+        Verb::Diff(options) => diff::run(&options),
+        Verb::Find(options) => find::run(&options),
         Verb::Forget(options) => forget::run(&options),
         Verb::Undelete(options) => forget::undelete(&options),
         Verb::Put(options) => put::run(&options),

@@ -171,7 +171,7 @@ fn a_snapshot_that_is_much_smaller_is_marked() {
     backup(&desk, "tree --set t");
     fs::remove_dir_all(desk.path("tree")).unwrap();
     fs::create_dir(desk.path("tree")).unwrap();
-    desk.fails("backup a tree --set t", 3, &["less than half"]);
+    desk.fails("backup a tree --set t", 3, &["less than half", "--accept"]);
     let said: Value = serde_json::from_str(&desk.ok("snapshots a --json")).unwrap();
     assert_eq!(said[1]["state"].as_str(), Some("shrunk"));
     // It counts for no retention, and does not go.
@@ -180,6 +180,8 @@ fn a_snapshot_that_is_much_smaller_is_marked() {
         (said[0]["verdict"].as_str(), said[1]["verdict"].as_str()),
         (Some("kept"), Some("left_alone"))
     );
+    // It is so small on purpose.
+    assert_eq!(backup(&desk, "tree --set t --accept")["state"].as_str(), Some("whole"));
 }
 
 #[test]
@@ -206,6 +208,9 @@ fn what_was_forgotten_comes_back_until_a_collection_removed_it() {
     desk.ok(&format!("restore a {} -C out", &all[0][..8]));
     assert_eq!(fs::read(restored(&desk, "out", "tree/0")).unwrap(), noise(0, 300_000));
     desk.ok(&format!("forget a {}", &all[3]));
+    // A budget of nothing does nothing, and says so.
+    let said: Value = serde_json::from_str(&desk.ok("gc a --trash 0 --for 0s --json")).unwrap();
+    assert_eq!((said["cut_short"].as_bool(), said["in_trash"].as_u64()), (Some(true), Some(2)));
     desk.ok("gc a --trash 0");
     assert!(snapshots(&desk, "--forgotten").is_empty());
     desk.fails(&format!("undelete a {}", &all[3]), 1, &["no forgotten snapshot"]);
@@ -283,4 +288,165 @@ fn a_lost_chunk_costs_one_file() {
     assert!(made["new_bytes"].as_u64().unwrap() > 0, "{made}");
     desk.ok("restore a t -C out2");
     assert_eq!(listed(&desk.path("tree")), listed(&restored(&desk, "out2", "tree")));
+}
+
+/// Lines of JSON.
+fn lines(said: &str) -> Vec<Value> {
+    said.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn what_a_command_writes_is_a_snapshot_unless_it_fails() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let script = desk.path("dump");
+    fs::write(&script, "#!/bin/sh\nseq 1 200000\nexit $1\n").unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = script.display();
+    desk.ok(&format!("backup a --set shop --stdin shop.sql -- {script} 0"));
+    desk.fails(
+        &format!("backup a --set shop --stdin shop.sql -- {script} 5"),
+        1,
+        &["dump failed", "5", "no snapshot"],
+    );
+    assert_eq!(snapshots(&desk, "--set shop").len(), 1);
+    let expected: String = (1..=200_000).map(|n| format!("{n}\n")).collect();
+    assert_eq!(desk.ok("cat a shop shop.sql"), expected);
+    desk.fails("backup a --stdin a/b -- true", 1, &["can't be a file's name"]);
+    desk.fails("backup a tree -- true", 2, &["--stdin"]);
+}
+
+#[test]
+fn a_served_archive_takes_snapshots() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    plant(&desk.path("tree"));
+    backup(&desk, "tree --set t");
+    let server = desk.serve("a");
+    fs::write(desk.path("tree/new"), noise(8, 700_000)).unwrap();
+    let made = backup(&desk, "tree --set t");
+    assert_eq!((made["state"].as_str(), made["parent"].is_string()), (Some("whole"), true));
+    let new = made["new_bytes"].as_u64().unwrap();
+    assert!((700_000..800_000).contains(&new), "{made}");
+    assert!(made["pages_taken_over"].as_u64().unwrap() > 5, "{made}");
+    desk.fails("backup a --set d --stdin x -- false", 1, &["false failed"]);
+    assert_eq!(snapshots(&desk, "").len(), 2);
+    desk.ok("restore a t -C out");
+    assert_eq!(listed(&desk.path("tree")), listed(&restored(&desk, "out", "tree")));
+    drop(server);
+    desk.ok("check a");
+}
+
+#[test]
+fn a_dry_run_tells_what_would_be_read_and_stores_nothing() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    plant(&desk.path("tree"));
+    let before = desk.status("a")["stored_bytes"].clone();
+    let said = backup(&desk, "tree --set t --dry-run");
+    let made = backup(&desk, "tree --set t");
+    for key in ["entries", "bytes", "left_out"] {
+        // Each name of a file counts, and a dry run looks at the first one only.
+        let (said, made) = (said[key].as_u64().unwrap(), made[key].as_u64().unwrap());
+        assert!(said.abs_diff(made) <= 5, "{key}: {said} and {made}");
+    }
+    assert_eq!(said["files_to_read"], made["files_read"]);
+    assert_eq!(snapshots(&desk, "").len(), 1);
+    assert!(before.as_u64() < desk.status("a")["stored_bytes"].as_u64());
+}
+
+#[test]
+fn differences_and_versions_are_found() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    plant(&desk.path("tree"));
+    backup(&desk, "tree --set t");
+    fs::write(desk.path("tree/a"), b"other").unwrap();
+    fs::write(desk.path("tree/sub/deep/350"), b"changed").unwrap();
+    fs::write(desk.path("tree/sub/deep/new"), b"12345").unwrap();
+    fs::remove_dir(desk.path("tree/empty")).unwrap();
+    fs::set_permissions(desk.path("tree/big"), fs::Permissions::from_mode(0o600)).unwrap();
+    backup(&desk, "tree --set t");
+    let mut said = lines(&desk.ok("diff a t~1 t --json"));
+    let sums = said.pop().unwrap();
+    let tree = desk.path("tree");
+    let tree = tree.strip_prefix("/").unwrap().to_str().unwrap();
+    let found: Vec<(String, String)> = said
+        .iter()
+        .map(|line| {
+            let path = line["path"].as_str().unwrap();
+            (line["change"].as_str().unwrap().into(), path.replace(tree, "T"))
+        })
+        .collect();
+    let has = |change: &str, path: &str| {
+        assert!(found.contains(&(change.into(), path.into())), "{change} {path}: {found:?}");
+    };
+    has("content", "T/a");
+    has("content", "T/sub/again");
+    has("told", "T/big");
+    has("removed", "T/empty");
+    has("content", "T/sub/deep/350");
+    has("added", "T/sub/deep/new");
+    has("told", "T/sub/deep");
+    assert_eq!(found.len(), 8, "and the directory itself: {found:?}");
+    assert_eq!((sums["added"].as_u64(), sums["added_bytes"].as_u64()), (Some(1), Some(5)));
+    assert!(lines(&desk.ok("diff a t t --json")).len() == 1, "nothing differs");
+
+    let found = lines(&desk.ok("find a 350 deep/351 --json"));
+    let versions: Vec<u64> = found.iter().map(|line| line["bytes"].as_u64().unwrap()).collect();
+    assert_eq!(versions, [7, 8, 8], "the newest first, and what did not change once");
+    assert_eq!(lines(&desk.ok("find a empty/ --json")).len(), 1);
+    desk.fails("find a nothing", 1, &["no snapshot has it"]);
+}
+
+#[test]
+fn snapshots_are_mounted() {
+    if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+        println!("NOT TESTED: mounting needs /dev/fuse and root");
+        return;
+    }
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    plant(&desk.path("tree"));
+    backup(&desk, "tree --set t");
+    fs::write(desk.path("tree/a"), b"other").unwrap();
+    backup(&desk, "tree --set t");
+    backup(&desk, "tree/sub --set un/usual");
+    fs::create_dir(desk.path("m")).unwrap();
+    let mut mount = desk.command("mount a m").stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut said = std::io::BufReader::new(mount.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+    assert!(line.contains("mounted at"), "{line}");
+    let at = |set: &str, path: &str| {
+        let tree = desk.path(path);
+        desk.path("m").join(set).join("latest").join(tree.strip_prefix("/").unwrap())
+    };
+    assert_eq!(listed(&desk.path("tree")), listed(&at("t", "tree")));
+    assert_eq!(listed(&desk.path("tree/sub")), listed(&at("un_usual", "tree/sub")));
+    let metadata = |name: &str| fs::metadata(at("t", "tree").join(name)).unwrap();
+    assert_eq!(metadata("a").ino(), metadata("sub/again").ino());
+    assert_eq!(metadata("big").mode() & 0o7777, 0o640);
+    let mut sets: Vec<String> = fs::read_dir(desk.path("m"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    sets.sort();
+    assert_eq!(sets, ["t", "un_usual"]);
+    assert_eq!(fs::read_dir(desk.path("m/t")).unwrap().count(), 3, "two, and the link");
+    assert!(fs::write(at("t", "tree").join("x"), b"x").is_err());
+    // A part of a file.
+    let mut part = [0; 1000];
+    let file = fs::File::open(at("t", "tree").join("big")).unwrap();
+    file.read_exact_at(&mut part, 1_234_567).unwrap();
+    assert_eq!(part[..], noise(3, 2_000_000)[1_234_567..][..1000]);
+    drop(file);
+    // Collections don't wait for it, and what they removed is gone.
+    desk.ok("forget a t --force");
+    desk.ok("forget a t --force");
+    desk.ok("gc a --trash 0");
+    assert!(fs::read_dir(desk.path("m/t")).is_err() || !at("t", "tree").exists());
+    let killed = std::process::Command::new("umount").arg(desk.path("m")).status().unwrap();
+    assert!(killed.success());
+    assert!(mount.wait().unwrap().success());
 }

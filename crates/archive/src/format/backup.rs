@@ -40,6 +40,9 @@ pub enum Completeness {
     Partial,
     /// Less than half of the entries or bytes of the last whole one of its set.
     Shrunk,
+    /// No snapshot: what a backup that is under way, or was killed, has so far. No list shows it;
+    /// the next backup of its set takes over from it, and it goes when that one is whole.
+    Checkpoint,
 }
 
 /// A snapshot in the catalogue.
@@ -107,6 +110,7 @@ impl Snapshot {
             Completeness::Whole => 0,
             Completeness::Partial => 1,
             Completeness::Shrunk => 2,
+            Completeness::Checkpoint => 3,
         });
         match self.forgotten {
             None => w.u8(0),
@@ -143,6 +147,7 @@ impl Snapshot {
             0 => Completeness::Whole,
             1 => Completeness::Partial,
             2 => Completeness::Shrunk,
+            3 => Completeness::Checkpoint,
             _ => return Err(corrupt("a snapshot has a state that this version does not know")),
         };
         let forgotten = match r.u8()? {
@@ -151,6 +156,10 @@ impl Snapshot {
             2 => Some((r.u64()?, Some(r.u64()?))),
             _ => return Err(corrupt("a snapshot was forgotten in an unknown form")),
         };
+        // Nobody undeletes it.
+        if completeness == Completeness::Checkpoint && forgotten.is_none() {
+            return Err(corrupt("a checkpoint of a backup is listed"));
+        }
         Ok(Snapshot {
             id,
             set,

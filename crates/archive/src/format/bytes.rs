@@ -5,7 +5,7 @@ use onefold_core::{Error, Kind, Result};
 use crate::memory::Drawn;
 
 /// Appends fields.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Writer(pub(crate) Vec<u8>);
 
 impl Writer {

@@ -108,7 +108,7 @@ impl Default for FileMap {
 }
 
 impl FileMap {
-    fn encode(&self, w: &mut Writer) {
+    pub(crate) fn encode(&self, w: &mut Writer) {
         match self {
             FileMap::Inline(parts) => {
                 let mut inline = Writer::default();
@@ -119,7 +119,7 @@ impl FileMap {
         }
     }
 
-    fn decode(r: &mut Reader<'_>) -> Result<FileMap> {
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<FileMap> {
         match r.u8()? {
             1 => {
                 let bytes = usize::from(r.u16()?);
@@ -442,7 +442,7 @@ impl TreeEntry {
         }
     }
 
-    fn decode(r: &mut Reader<'_>) -> Result<TreeEntry> {
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<TreeEntry> {
         let length = usize::from(r.u16()?);
         let name = r.take(length)?.to_vec();
         let (code, flags) = (r.u8()?, r.u8()?);
@@ -527,7 +527,7 @@ impl Stat {
         }
     }
 
-    fn decode(r: &mut Reader<'_>) -> Result<Stat> {
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Stat> {
         let flags = r.u8()?;
         if flags > 3 {
             return Err(corrupt("a stat page has marks that can't be true"));

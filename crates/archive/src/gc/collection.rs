@@ -72,6 +72,8 @@ pub struct Collected {
     pub held_back: u64,
     /// Puts that began before hold the rest back.
     pub waits: bool,
+    /// Its budget ended before it was through; the next collection goes on.
+    pub cut_short: bool,
 }
 
 /// Places that one frame of the log frees, at most: 25 bytes each.
@@ -170,6 +172,23 @@ impl Collection {
         self.options.now = self.options.now.max(now);
     }
 
+    /// Bytes that merging and encoding have written so far.
+    #[must_use]
+    pub fn written(&self) -> u64 {
+        let now = self.archive.tables().write_cost;
+        let merged = now.merge_bytes.saturating_sub(self.before.merge_bytes);
+        merged + now.encode_bytes.saturating_sub(self.before.encode_bytes)
+    }
+
+    /// The budget is spent: only what can be freed at once is freed yet. What was condemned and not
+    /// looked at again is looked at by the next collection.
+    pub fn cut_short(&mut self) {
+        if !matches!(self.step, Step::Last | Step::Over) {
+            self.done.cut_short = true;
+            self.step = Step::Last;
+        }
+    }
+
     /// Does the next step; false when there is none.
     ///
     /// # Errors
@@ -197,8 +216,8 @@ impl Collection {
             },
             Step::Count => {
                 if self.archive.tables().trees {
-                    self.done.expired +=
-                        expire(&self.archive, self.options.now, self.options.trash)?;
+                    let Options { now, trash, keep_partial, .. } = self.options;
+                    self.done.expired += expire(&self.archive, now, trash, keep_partial)?;
                 }
                 if let Some(counts) = self.rewriter.count(rad::changed)? {
                     self.in_memory = Some(counts);

@@ -233,16 +233,18 @@ fn run(
         source(&mut feeder)?;
         feeder.end_recipe()
     };
-    staged(ingest, writer, feed, |items, sink| place(session, items, sink, gauge))
+    let nothing = |_: &mut StreamWriter| Ok(());
+    staged(ingest, writer, feed, |items, sink| place(session, items, sink, gauge), nothing)
 }
 
 /// Runs `source` on a thread, which gives items; `place` on this one, which makes containers of
-/// them; packing and writing on others. To the end.
+/// them; packing and writing on others, with `written` after each container. To the end.
 pub(crate) fn staged<I: Send, T>(
     ingest: &Arc<Ingest>,
     writer: &mut StreamWriter,
     source: impl FnOnce(SyncSender<I>) -> Result<()> + Send,
     place: impl FnOnce(Receiver<I>, &mut Sink<'_>) -> Result<T>,
+    mut written: impl FnMut(&mut StreamWriter) -> Result<()> + Send,
 ) -> Result<T> {
     let archive = &ingest.archive;
     let (items_in, items) = sync_channel(QUEUE);
@@ -262,6 +264,7 @@ pub(crate) fn staged<I: Send, T>(
             for packed in packed {
                 writer.write(&packed)?;
                 archive.buffers.give(packed.body);
+                written(writer)?;
                 if ingest.must_import() {
                     ingest.import(true)?;
                 }
@@ -270,8 +273,8 @@ pub(crate) fn staged<I: Send, T>(
         });
         let placed = place(items, &mut |open| opens_in.send(open).map_err(|_| stopped()));
         drop(opens_in);
-        let (read, written) = (joined(reading.join()), joined(writing.join()));
-        let all = [written.as_ref().err(), placed.as_ref().err(), read.as_ref().err()];
+        let (read, wrote) = (joined(reading.join()), joined(writing.join()));
+        let all = [wrote.as_ref().err(), placed.as_ref().err(), read.as_ref().err()];
         // A stage that only says that its successor is gone does not know the reason.
         let reason = all
             .into_iter()

@@ -335,7 +335,12 @@ impl Session {
         Ok((pieces, end))
     }
 
-    /// Seals the open containers, short as they are: a stream ends.
+    /// How many containers [`seal`](Self::seal) would seal.
+    pub(crate) fn open_containers(&self) -> u64 {
+        u64::from(self.data.is_some()) + u64::from(self.recipes.is_some())
+    }
+
+    /// Seals the open containers, short as they are: a stream ends, or what there is of it counts.
     ///
     /// # Errors
     /// The errors of the sink.

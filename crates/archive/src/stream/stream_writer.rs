@@ -14,6 +14,7 @@ use crate::{
         recipe::End,
         record::{Pieces, Record, Remapped, Shape, Stored, Stream},
     },
+    operations_log::Archive,
     rules::Rule,
     tables::{Tables, Volume, valid_name},
 };
@@ -92,6 +93,16 @@ impl StreamWriter {
     /// Bytes of the containers written so far.
     pub(crate) fn added(&self) -> u64 {
         self.added
+    }
+
+    /// The archive that is written to.
+    pub(crate) fn archive(&self) -> &Archive {
+        &self.ingest.archive
+    }
+
+    /// A commit forgot how much was added, and the stream goes on.
+    pub(crate) fn count_again(&mut self, added: u64) {
+        self.added = added;
     }
 
     /// Makes the stream durable, with its record: it is there when this returns. The session has

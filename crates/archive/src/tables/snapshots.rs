@@ -5,7 +5,7 @@ use onefold_core::{Error, Kind, Result};
 use super::persistent::Map;
 use crate::format::{
     Address,
-    backup::{Snapshot, SnapshotId},
+    backup::{Completeness, Snapshot, SnapshotId},
     bytes::{Reader, Writer, corrupt},
     record::{Pieces, Record, addresses, addresses_of},
     tree_node::TreeNodeRef,
@@ -49,6 +49,18 @@ impl Snapshots {
         self.all.values().filter(|snapshot| snapshot.forgotten.is_none())
     }
 
+    /// The snapshots that were forgotten and are not gone yet, the oldest first.
+    pub fn forgotten(&self) -> impl DoubleEndedIterator<Item = &Snapshot> {
+        self.all
+            .values()
+            .filter(|snapshot| snapshot.forgotten.is_some() && !is_checkpoint(snapshot))
+    }
+
+    /// What backups that did not end have so far, the oldest first.
+    pub fn checkpoints(&self) -> impl DoubleEndedIterator<Item = &Snapshot> {
+        self.all.values().filter(|snapshot| is_checkpoint(snapshot))
+    }
+
     /// The one with this id.
     ///
     /// # Errors
@@ -79,9 +91,9 @@ impl Snapshots {
             Record::Forgotten { ids, at } => self.change_all(&ids, |snapshot| {
                 snapshot.forgotten = snapshot.forgotten.or(Some((at, None)));
             })?,
-            Record::Undeleted { ids } => {
-                self.change_all(&ids, |snapshot| snapshot.forgotten = None)?;
-            }
+            Record::Undeleted { ids } => self.change_all(&ids, |snapshot| {
+                snapshot.forgotten = snapshot.forgotten.filter(|_| is_checkpoint(snapshot));
+            })?,
             Record::ForgottenSeen { ids, at } => self.change_all(&ids, |snapshot| {
                 if let Some((_, seen @ None)) = &mut snapshot.forgotten {
                     *seen = Some(at);
@@ -139,6 +151,10 @@ impl Snapshots {
         snapshots.due.extend(addresses_of(r)?.into_iter().map(|node| (node, ())));
         Ok(snapshots)
     }
+}
+
+fn is_checkpoint(snapshot: &Snapshot) -> bool {
+    snapshot.completeness == Completeness::Checkpoint
 }
 
 /// The nodes that a snapshot names, as a recipe of one piece each.

@@ -1,5 +1,8 @@
 //! A snapshot on its way in: a walk gives events and bytes on one thread; chunks are placed, packed
 //! and written on others, as for a put.
+//!
+//! Now and then what there is so far becomes a *checkpoint*: a tree of its own, durable, that no
+//! list shows. A backup that was killed is repeated with it as a parent, and reads the rest only.
 
 use std::sync::{
     Arc,
@@ -8,10 +11,11 @@ use std::sync::{
 };
 
 use onefold_core::Result;
+use parking_lot::Mutex;
 
 use super::{
     builder::{Built, Event, TreeBuilder},
-    parent::Parent,
+    parent::Parents,
 };
 use crate::{
     chunk_index::ByFingerprint,
@@ -40,6 +44,10 @@ pub struct BackupRequest {
     pub now: u64,
     /// The snapshot from which unchanged pages are taken over.
     pub parent: Option<SnapshotId>,
+    /// A checkpoint of a backup that was killed: what it has is taken over first.
+    pub checkpoint: Option<SnapshotId>,
+    /// The set is as small as it is on purpose: it is not called shrunk.
+    pub accept: bool,
 }
 
 /// The result of a backup.
@@ -53,19 +61,52 @@ pub struct BackupReport {
     pub pages: (u64, u64),
 }
 
-enum Item {
-    Batch(Batch),
-    Event(Box<Event>),
+/// Chunks, and the events of the marks among them.
+struct Item {
+    batch: Batch,
+    events: Vec<Event>,
+}
+
+/// Takes in another process what a walk finds.
+pub trait TreeSink {
+    /// Content.
+    ///
+    /// # Errors
+    /// The other process is gone.
+    fn bytes(&mut self, bytes: &[u8]) -> Result<()>;
+
+    /// A hole of the file at hand.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes).
+    fn hole(&mut self, bytes: u64) -> Result<()>;
+
+    /// An event.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes).
+    fn event(&mut self, event: &Event) -> Result<()>;
+}
+
+/// Where what was found goes.
+enum Out<'a> {
+    /// To the threads of this process.
+    Here(SyncSender<Item>),
+    /// To another process.
+    Elsewhere(&'a mut dyn TreeSink),
+    /// Nowhere: it is only compared with the parents.
+    Nowhere,
 }
 
 /// Where a walk gives what it finds.
 pub struct TreeFeeder<'a> {
     archive: &'a Archive,
     cutting: Cutting,
-    out: SyncSender<Item>,
+    events: Vec<Event>,
+    out: Out<'a>,
     gauge: &'a Gauge,
-    /// The parent's tree beside the walk.
-    pub parent: Parent,
+    /// The trees of the checkpoint and of the parent, beside the walk.
+    pub parents: Parents,
 }
 
 impl TreeFeeder<'_> {
@@ -76,6 +117,9 @@ impl TreeFeeder<'_> {
     pub fn fill(&mut self, read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Result<usize> {
         let n = read(self.cutting.room())?;
         self.gauge.read.fetch_add(n as u64, Relaxed);
+        if let Out::Elsewhere(sink) = &mut self.out {
+            return sink.bytes(&self.cutting.room()[..n]).map(|()| n);
+        }
         let batch = self.cutting.advance(n);
         self.send(batch).map(|()| n)
     }
@@ -102,8 +146,16 @@ impl TreeFeeder<'_> {
     /// `Stopped` when a later stage failed.
     pub fn hole(&mut self, bytes: u64) -> Result<()> {
         self.gauge.read.fetch_add(bytes, Relaxed);
+        if let Out::Elsewhere(sink) = &mut self.out {
+            return sink.hole(bytes);
+        }
         let batch = self.cutting.hole(bytes);
         self.send(batch)
+    }
+
+    /// Content of a file that is taken over unread.
+    pub fn skip(&self, bytes: u64) {
+        self.gauge.read.fetch_add(bytes, Relaxed);
     }
 
     /// An event, behind the content that was given so far.
@@ -111,9 +163,24 @@ impl TreeFeeder<'_> {
     /// # Errors
     /// `Stopped` when a later stage failed.
     pub fn event(&mut self, event: Event) -> Result<()> {
-        self.out.send(Item::Event(Box::new(event))).map_err(|_| stopped())?;
+        match &mut self.out {
+            Out::Here(_) => self.events.push(event),
+            Out::Elsewhere(sink) => return sink.event(&event),
+            Out::Nowhere => return Ok(()),
+        }
         let batch = self.cutting.mark();
         self.send(batch)
+    }
+
+    /// Between two entries: makes what there is so far a checkpoint of this id.
+    ///
+    /// # Errors
+    /// `Stopped` when a later stage failed.
+    pub fn checkpoint(&mut self, id: SnapshotId) -> Result<()> {
+        self.event(Event::Checkpoint(id))?;
+        // It does not wait for the next batch.
+        let batch = self.cutting.some();
+        self.send(Some(batch))
     }
 
     fn end(&mut self) -> Result<()> {
@@ -123,8 +190,10 @@ impl TreeFeeder<'_> {
 
     fn send(&mut self, batch: Option<Batch>) -> Result<()> {
         let Some(mut batch) = batch else { return Ok(()) };
+        let events = std::mem::take(&mut self.events);
+        let Out::Here(out) = &self.out else { return Ok(()) };
         batch.fingerprint(self.archive);
-        self.out.send(Item::Batch(batch)).map_err(|_| stopped())
+        out.send(Item { batch, events }).map_err(|_| stopped())
     }
 }
 
@@ -156,20 +225,30 @@ pub fn backup_on(
 ) -> Result<BackupReport> {
     let mut session = Session::on(ingest)?;
     let mut writer = StreamWriter::new(&session, request.now);
-    let parent = request.parent.and_then(|id| session.tables().snapshots.get(id).ok());
-    let parent = parent.cloned();
-    // Opened by the session's epoch: what the parent names is not freed before the session ends.
-    let parent = Parent::new(&ingest.archive, parent.as_ref())?;
+    let of = |id: Option<SnapshotId>| session.tables().snapshots.get(id?).ok();
+    let parents: Vec<_> = [request.checkpoint, request.parent].into_iter().filter_map(of).collect();
+    // Opened by the session's epoch: what the parents name is not freed before the session ends.
+    let parents = Parents::new(&ingest.archive, &parents)?;
     let archive = &*ingest.archive;
     let feed = |out| {
         let cutting = Cutting::new(archive.label().chunking);
-        let mut feeder = TreeFeeder { archive, cutting, out, gauge, parent };
+        let (out, events) = (Out::Here(out), Vec::new());
+        let mut feeder = TreeFeeder { archive, cutting, events, out, gauge, parents };
         source(&mut feeder)?;
         feeder.end()
     };
-    let built =
-        staged(ingest, &mut writer, feed, |items, sink| place(&mut session, items, sink, gauge));
-    match built.and_then(|built| writer.commit_snapshot(request, &built)) {
+    let (so_far, mut written) = (SoFar::default(), 0);
+    let built = staged(
+        ingest,
+        &mut writer,
+        feed,
+        |items, sink| place(&mut session, items, sink, gauge, &so_far),
+        |writer| {
+            written += 1;
+            so_far.commit(written, writer, request)
+        },
+    );
+    match built.and_then(|built| Ok((writer.commit_snapshot(request, &built)?, built))) {
         Ok((snapshot, built)) => {
             writer.close()?;
             ingest.import(false)?;
@@ -185,20 +264,68 @@ pub fn backup_on(
     }
 }
 
+/// Lets `source` compare what it finds with the parents, for an archive that another process writes;
+/// without a sink nothing is stored. No lock of a writer is taken. What the parents name is not
+/// freed before this returns.
+///
+/// # Errors
+/// The errors of the source, of the sink, and of the system.
+pub fn backup_elsewhere<'a>(
+    archive: &'a Arc<Archive>,
+    parents: &[&Snapshot],
+    gauge: &'a Gauge,
+    sink: Option<&'a mut dyn TreeSink>,
+    source: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()>,
+) -> Result<()> {
+    let parents = Parents::new(archive, parents)?;
+    let cutting = Cutting::new(archive.label().chunking);
+    let (archive, events) = (&**archive, Vec::new());
+    let out = sink.map_or(Out::Nowhere, Out::Elsewhere);
+    source(&mut TreeFeeder { archive, cutting, events, out, gauge, parents })
+}
+
+/// A checkpoint on its way: it is committed by the thread that writes, once it has written all
+/// containers that were sealed for it.
+#[derive(Default)]
+struct SoFar(Mutex<Option<(u64, SnapshotId, Built)>>);
+
+impl SoFar {
+    fn commit(
+        &self,
+        written: u64,
+        writer: &mut StreamWriter,
+        request: &BackupRequest,
+    ) -> Result<()> {
+        let is_written = |(sealed, ..): &mut (u64, SnapshotId, Built)| *sealed <= written;
+        let Some((_, id, so_far)) = self.0.lock().take_if(is_written) else { return Ok(()) };
+        writer.commit_checkpoint(request, id, &so_far).map(|_| ())
+    }
+}
+
 fn place(
     session: &mut Session,
     items: Receiver<Item>,
     sink: &mut Sink<'_>,
     gauge: &Gauge,
+    so_far: &SoFar,
 ) -> Result<Built> {
     let mut builder = TreeBuilder::new(&session.ingest.archive.clone());
+    let mut sealed = 0;
     for item in items {
-        match item {
-            Item::Event(event) => builder.expect(*event),
-            Item::Batch(batch) => {
-                session.add_to(&batch, &mut builder, sink)?;
-                gauge.new.store(session.new_bytes, Relaxed);
-            }
+        let mut counted = |open| {
+            sealed += 1;
+            sink(open)
+        };
+        item.events.into_iter().for_each(|event| builder.expect(event));
+        session.add_to(&item.batch, &mut builder, &mut counted)?;
+        gauge.new.store(session.new_bytes, Relaxed);
+        if let Some((id, built)) = builder.take_checkpoint() {
+            // Said before the last container is on its way: its writer looks here.
+            *so_far.0.lock() = Some((sealed + session.open_containers(), id, built));
+            session.seal(&mut |open| {
+                sealed += 1;
+                sink(open)
+            })?;
         }
     }
     session.seal(sink)?;
@@ -234,9 +361,9 @@ impl BackupRequest {
             halved(built.entries, last.entries) || halved(built.bytes, last.bytes)
         });
         let completeness = match (shrunk, built.left_out > 0) {
-            (true, _) => Completeness::Shrunk,
-            (false, true) => Completeness::Partial,
-            (false, false) => Completeness::Whole,
+            (true, _) if !self.accept => Completeness::Shrunk,
+            (_, true) => Completeness::Partial,
+            (_, false) => Completeness::Whole,
         };
         Snapshot {
             id: self.id,

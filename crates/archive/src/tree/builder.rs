@@ -13,6 +13,7 @@ use super::{
 use crate::{
     format::{
         Address, Identity,
+        backup::SnapshotId,
         bytes::Writer,
         tree_node::{
             Attributes, FileMap, Key, Root, Stat, Top, TreeEntry, TreeNode, TreeNodeRef, TreeWhat,
@@ -47,6 +48,9 @@ pub enum Event {
     Other(TreeEntry, Stat),
     /// Another name of the entry with the same link number, which came before.
     Link(TreeEntry, Stat),
+    /// Between two entries: what there is so far becomes a tree, the checkpoint of this id, for
+    /// [`TreeBuilder::take_checkpoint`].
+    Checkpoint(SnapshotId),
     /// The end. The content before it is the list of what was left out: so many entries.
     End(u64),
 }
@@ -71,6 +75,7 @@ pub struct Built {
 }
 
 /// A directory that was entered and not left.
+#[derive(Clone)]
 struct Open {
     entry: TreeEntry,
     stat: Stat,
@@ -101,6 +106,7 @@ pub struct TreeBuilder {
     pages: u64,
     pages_taken: u64,
     built: Option<Built>,
+    checkpoint: Option<(SnapshotId, Built)>,
     /// The parent's pages of the content that comes now.
     known: Known,
 }
@@ -123,6 +129,7 @@ impl TreeBuilder {
             pages: 0,
             pages_taken: 0,
             built: None,
+            checkpoint: None,
             known: Known::new(),
         }
     }
@@ -135,9 +142,14 @@ impl TreeBuilder {
     /// The finished tree.
     ///
     /// # Errors
-    /// `InvalidInput` when the last event was not the end.
+    /// `Stopped` when the last event was not the end: the walk failed, and has the reason.
     pub fn built(&self) -> Result<Built> {
-        self.built.ok_or_else(|| misplaced("a snapshot ends before its end"))
+        self.built.ok_or_else(|| Error::new(Kind::Stopped, "a snapshot ends before its end"))
+    }
+
+    /// The tree of the last checkpoint, once.
+    pub fn take_checkpoint(&mut self) -> Option<(SnapshotId, Built)> {
+        self.checkpoint.take()
     }
 
     fn apply(&mut self, event: Event, write_piece: &mut PieceWriter<'_>) -> Result<()> {
@@ -187,6 +199,7 @@ impl TreeBuilder {
                 }
                 self.entry(entry, &stat, write_piece)
             }
+            Event::Checkpoint(id) => self.so_far(id, write_piece),
             Event::End(left_out) => self.end(left_out, write_piece),
         }
     }
@@ -302,6 +315,33 @@ impl TreeBuilder {
         let list = self.end_content(write_piece)?;
         let root = self.open.pop().filter(|_| self.open.is_empty());
         let root = root.ok_or_else(|| misplaced("a snapshot ends within a directory"))?;
+        self.built = Some(self.close_root(root, left_out, list, write_piece)?);
+        Ok(())
+    }
+
+    /// Makes a tree of what there is so far, as if all open directories ended here.
+    fn so_far(&mut self, id: SnapshotId, write_piece: &mut PieceWriter<'_>) -> Result<()> {
+        let mut open = self.open.clone();
+        while let Some(last) = open.pop() {
+            if let Some(above) = open.last_mut() {
+                let (entry, stat) = self.close(last, true, write_piece)?;
+                self.push_to(above, &entry, &stat, write_piece)?;
+            } else {
+                let none = (0, FileMap::default());
+                let built = self.close_root(last, 0, none, write_piece)?;
+                self.checkpoint = Some((id, built));
+            }
+        }
+        Ok(())
+    }
+
+    fn close_root(
+        &mut self,
+        root: Open,
+        left_out: u64,
+        list: (u64, FileMap),
+        write_piece: &mut PieceWriter<'_>,
+    ) -> Result<Built> {
         let root_known = root.known.clone();
         let (directory, stat) = self.close(root, false, write_piece)?;
         let entries = self.entries + 1;
@@ -310,8 +350,7 @@ impl TreeBuilder {
         let root = self.store(root, &root_known, write_piece)?;
         let (pages, pages_taken) = (self.pages, self.pages_taken);
         let (stats, bytes) = (stat.pages, self.bytes);
-        self.built = Some(Built { root, stats, entries, bytes, left_out, pages, pages_taken });
-        Ok(())
+        Ok(Built { root, stats, entries, bytes, left_out, pages, pages_taken })
     }
 
     /// Names the page of the parent that is equal, or writes one.

@@ -5,10 +5,12 @@ use onefold_core::{Error, Kind, Result};
 use super::{backup::BackupRequest, builder::Built};
 use crate::{
     format::{
-        backup::{Snapshot, TEXT_MAX, TEXTS_MAX},
+        backup::{Completeness, Snapshot, SnapshotId, TEXT_MAX, TEXTS_MAX},
         record::Record,
     },
+    rules::Rule,
     stream::StreamWriter,
+    tables::Tables,
 };
 
 impl StreamWriter {
@@ -18,13 +20,41 @@ impl StreamWriter {
     /// # Errors
     /// `InvalidInput` for a text, `Unsupported` when the archive can't have snapshots, `NoSpace`,
     /// and those of the system.
-    pub fn commit_snapshot(
+    pub fn commit_snapshot(&mut self, request: &BackupRequest, built: &Built) -> Result<Snapshot> {
+        let added = self.added();
+        self.commit_tree(request, &|tables| request.snapshot(built, added, tables))
+    }
+
+    /// Makes durable what a backup has so far, so that a repeat does not begin anew when it is
+    /// killed; the id is one of its own. The session has been sealed and all containers written.
+    ///
+    /// # Errors
+    /// As [`commit_snapshot`](Self::commit_snapshot).
+    pub fn commit_checkpoint(
         &mut self,
         request: &BackupRequest,
-        built: &Built,
-    ) -> Result<(Snapshot, Built)> {
-        request.check()?;
+        id: SnapshotId,
+        so_far: &Built,
+    ) -> Result<Snapshot> {
         let added = self.added();
+        let listed = !self.archive().keeps(Rule::CheckpointsUnlisted);
+        let made = self.commit_tree(request, &|tables| Snapshot {
+            id,
+            completeness: if listed { Completeness::Whole } else { Completeness::Checkpoint },
+            forgotten: (!listed).then_some((request.now, None)),
+            ..request.snapshot(so_far, added, tables)
+        })?;
+        self.count_again(added);
+        Ok(made)
+    }
+
+    /// Commits what `decide` makes; earlier checkpoints of the same set and host are gone with it.
+    fn commit_tree(
+        &mut self,
+        request: &BackupRequest,
+        decide: &dyn Fn(&Tables) -> Snapshot,
+    ) -> Result<Snapshot> {
+        request.check()?;
         let mut made = None;
         self.commit_with(&mut |tables, own, finished| {
             if !tables.trees {
@@ -33,23 +63,32 @@ impl StreamWriter {
                     "the archive is of a format without snapshots",
                 ));
             }
-            if tables.snapshots.get(request.id).is_ok() {
+            let snapshot = decide(tables);
+            if tables.snapshots.get(snapshot.id).is_ok() {
                 return Err(Error::new(Kind::Exists, "there is a snapshot with this id"));
             }
-            let snapshot = request.snapshot(built, added, tables);
             made = Some(snapshot.clone());
-            Ok(vec![Record::SnapshotMade {
+            let earlier = tables.snapshots.checkpoints().filter(|one| request.goes_on_from(one));
+            let ids: Vec<SnapshotId> = earlier.map(|earlier| earlier.id).collect();
+            let made = Record::SnapshotMade {
                 snapshot: Box::new(snapshot),
                 containers: own.to_vec(),
                 finished: finished.to_vec(),
-            }])
+            };
+            let expired = (!ids.is_empty()).then_some(Record::Expired { ids });
+            Ok([made].into_iter().chain(expired).collect())
         })?;
-        let made = made.ok_or_else(|| Error::new(Kind::Stopped, "no snapshot was made"))?;
-        Ok((made, *built))
+        made.ok_or_else(|| Error::new(Kind::Stopped, "no snapshot was made"))
     }
 }
 
 impl BackupRequest {
+    /// True for a checkpoint of the same set on the same host.
+    #[must_use]
+    pub fn goes_on_from(&self, checkpoint: &Snapshot) -> bool {
+        checkpoint.set == self.set && checkpoint.host == self.host
+    }
+
     /// Texts that a snapshot can have.
     fn check(&self) -> Result<()> {
         let texts = [&self.set, &self.host].into_iter().chain(&self.tags);

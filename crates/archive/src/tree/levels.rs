@@ -12,7 +12,7 @@ use crate::format::{
 pub(super) type Store<'a> = dyn FnMut(Vec<u8>) -> Result<TreeNodeRef> + 'a;
 
 /// Pages below one index page that is being filled.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Open {
     entries: Vec<IndexEntry>,
     bytes: usize,
@@ -21,7 +21,7 @@ struct Open {
 }
 
 /// Gathers pages into index pages, and these into higher ones.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Levels {
     /// The lowest first.
     open: Vec<Open>,

@@ -14,24 +14,31 @@
 //! | [`parent`] | the parent's tree, beside a walk |
 //! | [`backup`] | a snapshot on its way in, with threads |
 //! | [`commit`] | its record |
+//! | [`diff`] | what differs between two trees |
 //! | [`catalogue`] | forgotten, undeleted, expired |
+//! | [`wire`] | events between two processes |
 
 mod backup;
 mod borders;
 mod builder;
 mod catalogue;
 mod commit;
+mod diff;
 mod file_map;
 mod levels;
 mod parent;
 mod reader;
+mod wire;
 
 pub(crate) use self::borders::{ends_page, of_name as hash_of_name};
 pub(crate) use self::catalogue::expire;
 pub use self::{
-    backup::{BackupReport, BackupRequest, TreeFeeder, backup, backup_on},
+    backup::{
+        BackupReport, BackupRequest, TreeFeeder, TreeSink, backup, backup_elsewhere, backup_on,
+    },
     builder::{Built, Event, Known, TreeBuilder},
     catalogue::{forget, undelete},
-    parent::{Found as FoundInParent, Parent},
-    reader::{Entries, TreeReader, attributes_of, encode_attributes},
+    diff::{Change, diff},
+    parent::{Found as FoundInParent, Parents},
+    reader::{DirectoryPages, Entries, TreeReader, attributes_of, encode_attributes},
 };

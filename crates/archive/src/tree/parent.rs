@@ -11,10 +11,10 @@ use super::{
 use crate::{
     format::{
         ContainerId,
-        backup::{Snapshot, SnapshotId},
+        backup::Snapshot,
         damage::is_damage,
         recipe::Part,
-        tree_node::{FileMap, Stat, Top, TreeEntry, TreeNode, TreeNodeRef, TreeWhat},
+        tree_node::{Attributes, FileMap, Stat, Top, TreeEntry, TreeNode, TreeNodeRef, TreeWhat},
     },
     operations_log::Archive,
     rules::Rule,
@@ -38,29 +38,114 @@ struct Level {
     is_over: bool,
 }
 
-/// Follows a walk through the parent's tree. What can't be read there is not known: everything is
-/// read and written anew, which is always right.
-pub struct Parent {
-    reader: TreeReader,
-    levels: Vec<Level>,
-    root: Option<(Found, Known)>,
-    /// The id of the parent; `None` when there is none.
-    pub id: Option<SnapshotId>,
-}
+/// Follows a walk through several trees: that of a checkpoint, and that of the last snapshot for the
+/// rest.
+pub struct Parents(Vec<Parent>);
 
-impl Parent {
-    /// Follows a walk through this snapshot, or through nothing.
+impl Parents {
+    /// Follows a walk through these, the first one before the others.
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn new(archive: &Arc<Archive>, snapshot: Option<&Snapshot>) -> Result<Parent> {
-        let mut parent = Parent {
-            reader: TreeReader::new(archive)?,
-            levels: Vec::new(),
-            root: None,
-            id: snapshot.map(|snapshot| snapshot.id),
-        };
-        let Some(snapshot) = snapshot else { return Ok(parent) };
+    pub fn new(archive: &Arc<Archive>, snapshots: &[&Snapshot]) -> Result<Parents> {
+        snapshots
+            .iter()
+            .map(|snapshot| Parent::new(archive, snapshot))
+            .collect::<Result<_>>()
+            .map(Parents)
+    }
+
+    /// What they have of the root directory, and the pages of the roots.
+    pub fn take_root(&mut self) -> (Vec<Found>, Known) {
+        let (mut all, mut pages) = (Vec::new(), Known::new());
+        for parent in &mut self.0 {
+            let (found, known) = parent.take_root();
+            all.push(found);
+            pages.extend(known);
+        }
+        (all, pages)
+    }
+
+    /// The walk enters a directory; `found` is what they have of it. Gives the pages that they have
+    /// of it.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn enter(&mut self, found: &[Found]) -> Result<Known> {
+        let mut known = Known::new();
+        for (parent, found) in self.0.iter_mut().zip(found) {
+            known.extend(parent.enter(found)?);
+        }
+        Ok(known)
+    }
+
+    /// The walk leaves the directory that it entered last.
+    pub fn leave(&mut self) {
+        self.0.iter_mut().for_each(Parent::leave);
+    }
+
+    /// Their entries of this name in the directory; names come in their order.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn find(&mut self, name: &[u8]) -> Result<Vec<Found>> {
+        self.0.iter_mut().map(|parent| parent.find(name)).collect()
+    }
+
+    /// The pages that they have of a file's content.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn pages_of(&mut self, found: &[Found]) -> Result<Known> {
+        let mut known = Known::new();
+        for (parent, found) in self.0.iter_mut().zip(found) {
+            if let Some(TreeEntry { what: TreeWhat::File(_, map), .. }) = &found.entry {
+                known.extend(parent.pages_of(map)?);
+            }
+        }
+        Ok(known)
+    }
+
+    /// The first entry that `is` the same, and of which all can be taken over unread: its content,
+    /// and its attributes.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn first_sound(
+        &mut self,
+        found: &[Found],
+        is: impl Fn(&TreeEntry, &Stat) -> bool,
+    ) -> Result<Option<TreeEntry>> {
+        for (parent, found) in self.0.iter_mut().zip(found) {
+            let Found { entry: Some(entry), stat: Some(stat) } = found else { continue };
+            let TreeWhat::File(_, map) = &entry.what else { continue };
+            if !is(entry, stat) || !parent.is_sound(map)? {
+                continue;
+            }
+            let attributes_are = match &entry.attributes {
+                Attributes::Inline(_) => true,
+                Attributes::Stored(_, map) => parent.is_sound(map)?,
+            };
+            if attributes_are {
+                return Ok(Some(entry.clone()));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Follows a walk through the parent's tree. What can't be read there is not known: everything is
+/// read and written anew, which is always right.
+struct Parent {
+    reader: TreeReader,
+    levels: Vec<Level>,
+    root: Option<(Found, Known)>,
+}
+
+impl Parent {
+    fn new(archive: &Arc<Archive>, snapshot: &Snapshot) -> Result<Parent> {
+        let mut parent =
+            Parent { reader: TreeReader::new(archive)?, levels: Vec::new(), root: None };
         // Whoever collected it since it was chosen took its pages.
         if parent.reader.tables().snapshots.get(snapshot.id).is_err() {
             return Ok(parent);
@@ -79,16 +164,13 @@ impl Parent {
     }
 
     /// The root directory, and the root.
-    pub fn take_root(&mut self) -> (Found, Known) {
+    fn take_root(&mut self) -> (Found, Known) {
         self.root.take().unwrap_or_default()
     }
 
     /// The walk enters a directory; `found` is what the parent has of it. Gives the pages that the
     /// parent has of it.
-    ///
-    /// # Errors
-    /// Errors of the system.
-    pub fn enter(&mut self, found: &Found) -> Result<Known> {
+    fn enter(&mut self, found: &Found) -> Result<Known> {
         let top = match &found.entry {
             Some(TreeEntry { what: TreeWhat::Directory(top), .. }) => *top,
             _ => None,
@@ -104,16 +186,12 @@ impl Parent {
         Ok(known)
     }
 
-    /// The walk leaves the directory that it entered last.
-    pub fn leave(&mut self) {
+    fn leave(&mut self) {
         self.levels.pop();
     }
 
     /// The parent's entry of this name in the directory; names come in their order.
-    ///
-    /// # Errors
-    /// Errors of the system.
-    pub fn find(&mut self, name: &[u8]) -> Result<Found> {
+    fn find(&mut self, name: &[u8]) -> Result<Found> {
         let Parent { reader, levels, .. } = self;
         let Some(level) = levels.last_mut().filter(|level| !level.is_over) else {
             return Ok(Found::default());
@@ -140,10 +218,7 @@ impl Parent {
     }
 
     /// The pages that the parent has of a file's content.
-    ///
-    /// # Errors
-    /// Errors of the system.
-    pub fn pages_of(&mut self, map: &FileMap) -> Result<Known> {
+    fn pages_of(&mut self, map: &FileMap) -> Result<Known> {
         let mut known = Known::new();
         if let FileMap::Pages(top) = map {
             self.know_pages(Some(*top), &mut known)?;
@@ -173,10 +248,7 @@ impl Parent {
 
     /// True when all of a file's content can be taken over unread: nothing of it is noted as
     /// damaged, and all of its containers are there.
-    ///
-    /// # Errors
-    /// Errors of the system.
-    pub fn is_sound(&mut self, map: &FileMap) -> Result<bool> {
+    fn is_sound(&mut self, map: &FileMap) -> Result<bool> {
         match map {
             FileMap::Inline(parts) => Ok(self.are_sound(parts)),
             FileMap::Pages(top) => {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use crate::{
     format::{
@@ -141,6 +141,56 @@ impl TreeReader {
         }
     }
 
+    /// A fingerprint of a file's content, wherever its chunks lie.
+    ///
+    /// # Errors
+    /// As [`node`](Self::node).
+    pub(super) fn content_id(&mut self, map: &FileMap) -> Result<Fingerprint> {
+        let mut id = Fingerprint::default();
+        let mut run = (0u8, 0u64);
+        match map {
+            FileMap::Inline(parts) => self.fold(parts, &mut id, &mut run),
+            FileMap::Pages(top) => {
+                let mut pages = Pages::new(Some(*top));
+                while let Some(node) = pages.next(self)? {
+                    match self.node(&node)? {
+                        TreeNode::FileMap(parts) => self.fold(&parts, &mut id, &mut run),
+                        _ => return Err(corrupt("a page of a file map is none")),
+                    }
+                }
+            }
+        }
+        self.fold(&[], &mut id, &mut run);
+        Ok(id)
+    }
+
+    /// Adds parts to a content's fingerprint. `run` is the stretch of zeroes or of a hole before
+    /// them, which may go on in another page; no parts are the end.
+    fn fold(&self, parts: &[Part], id: &mut Fingerprint, run: &mut (u8, u64)) {
+        let fingerprinter = &self.reader.archive().fingerprinter;
+        let mut add = |kind: u8, bytes: &[u8]| {
+            *id = fingerprinter.bytes(&[&id.0[..], &[kind], bytes].concat());
+        };
+        for part in parts {
+            let (kind, more) = match part {
+                Part::Zeroes(bytes) => (1, *bytes),
+                Part::Hole(bytes) => (2, *bytes),
+                _ => (0, 0),
+            };
+            if kind != run.0 && run.1 > 0 {
+                add(run.0, &run.1.to_le_bytes());
+                run.1 = 0;
+            }
+            *run = (kind, run.1 + more);
+            if let Part::Run { fingerprints, .. } = part {
+                fingerprints.iter().for_each(|fingerprint| add(0, &fingerprint.0));
+            }
+        }
+        if parts.is_empty() && run.1 > 0 {
+            add(run.0, &run.1.to_le_bytes());
+        }
+    }
+
     /// The content of a file from its beginning, in order; `bytes` of it, or it is damaged.
     ///
     /// # Errors
@@ -257,6 +307,39 @@ pub fn attributes_of(bytes: &[u8]) -> Result<Named> {
     Ok(all)
 }
 
+/// The pages of one directory, without those that are not wanted, nor index pages that lead to none.
+pub struct DirectoryPages(Pages);
+
+impl DirectoryPages {
+    /// The pages below `top`.
+    #[must_use]
+    pub fn new(top: Option<Top>) -> DirectoryPages {
+        DirectoryPages(Pages::new(top))
+    }
+
+    /// The entries of the next page of which `wants` says so, by its fingerprint; it is asked for
+    /// index pages too.
+    ///
+    /// # Errors
+    /// As [`TreeReader::node`].
+    pub fn next(
+        &mut self,
+        reader: &mut TreeReader,
+        wants: &mut dyn FnMut(&Fingerprint) -> bool,
+    ) -> Result<Option<Vec<TreeEntry>>> {
+        while let Some((level, node)) = self.0.wanted.pop() {
+            if !wants(&node.fingerprint) {
+                continue;
+            }
+            if level == 0 {
+                return reader.directory(&node).map(Some);
+            }
+            self.0.expand(level, &node, reader)?;
+        }
+        Ok(None)
+    }
+}
+
 /// The pages below a top, in order; index pages are read as they are met.
 #[derive(Default)]
 pub(super) struct Pages {
@@ -275,11 +358,37 @@ impl Pages {
             if level == 0 {
                 return Ok(Some(node));
             }
-            let entries = reader.index(level, &node)?;
-            self.met.push(node);
-            self.wanted.extend(entries.iter().rev().map(|entry| (level - 1, entry.node)));
+            self.expand(level, &node, reader)?;
         }
         Ok(None)
+    }
+
+    fn expand(&mut self, level: u8, node: &TreeNodeRef, reader: &mut TreeReader) -> Result<()> {
+        let entries = reader.index(level, node)?;
+        self.met.push(*node);
+        self.wanted.extend(entries.iter().rev().map(|entry| (level - 1, entry.node)));
+        Ok(())
+    }
+
+    /// Passes over the pages that come next in both.
+    fn pass_equal(&mut self, other: &mut Pages, reader: &mut TreeReader) -> Result<()> {
+        while let (Some(&(level, node)), Some(&(of_other, in_other))) =
+            (self.wanted.last(), other.wanted.last())
+        {
+            if level == of_other && node.fingerprint == in_other.fingerprint {
+                self.wanted.pop();
+                other.wanted.pop();
+            } else if level > 0 && level >= of_other {
+                self.wanted.pop();
+                self.expand(level, &node, reader)?;
+            } else if of_other > 0 {
+                other.wanted.pop();
+                other.expand(of_other, &in_other, reader)?;
+            } else {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -317,6 +426,19 @@ impl Entries {
             }
             let Some(node) = self.pages.next(reader)? else { return Ok(None) };
             self.entries = reader.directory(&node)?.into_iter();
+        }
+    }
+
+    /// Passes over entries that come next in both, as far as whole pages are equal; only for
+    /// entries without stat pages.
+    pub(super) fn pass_equal(
+        &mut self,
+        other: &mut Entries,
+        reader: &mut TreeReader,
+    ) -> Result<()> {
+        match self.entries.len() + other.entries.len() {
+            0 => self.pages.pass_equal(&mut other.pages, reader),
+            _ => Ok(()),
         }
     }
 

@@ -16,7 +16,11 @@
 
 use std::{
     ops::Range,
-    sync::{Arc, atomic::Ordering::Relaxed, mpsc::SyncSender},
+    sync::{
+        Arc,
+        atomic::Ordering::Relaxed,
+        mpsc::{Receiver, SyncSender},
+    },
 };
 
 use onefold_core::{Error, Fingerprint, Kind, Result, Ticket};
@@ -235,9 +239,10 @@ impl Volumes {
         } else {
             let source =
                 move |out: SyncSender<Item>| cut(&mut |item| out.send(item).map_err(|_| stopped()));
-            staged(&self.ingest, writer, source, |items, sink| {
+            let place = |items: Receiver<_>, sink: &mut Sink<'_>| {
                 placing.all(session, sink, |emit| items.into_iter().try_for_each(emit))
-            })?;
+            };
+            staged(&self.ingest, writer, source, place, |_| Ok(()))?;
         }
         writer.remap(&placing.done)?;
         Ok(lost)

@@ -21,7 +21,7 @@ use onefold_core::{
     tree::{Entry, What},
 };
 use rustix::{
-    fs::{FileType, Mode, OFlags, Stat},
+    fs::{AtFlags, FileType, Mode, OFlags, Stat},
     io::Errno,
 };
 
@@ -59,6 +59,8 @@ pub struct Options {
     pub without_caches: bool,
     /// Looks at names and sizes only: opens no file, and reads no attributes.
     pub only_sizes: bool,
+    /// Opens a file, and reads its attributes, only when [`Walk::open`] is called for it.
+    pub opens_late: bool,
     /// How deep things may lie below the root.
     pub levels_max: usize,
     /// Longest path below the root, in bytes. What lies deeper is an error, and not entered.
@@ -76,6 +78,7 @@ impl Default for Options {
             one_file_system: false,
             without_caches: false,
             only_sizes: false,
+            opens_late: false,
             levels_max: usize::MAX,
             path_max: usize::MAX,
             linked_max: usize::MAX,
@@ -90,6 +93,8 @@ pub struct Found {
     pub entry: Entry,
     /// A file, open for reading.
     pub file: Option<File>,
+    /// The name of what is opened late, and what is known of it.
+    late: Option<(OsString, Stat)>,
     /// Device and inode of what has several names and is no directory.
     pub linked: Option<(u64, u64)>,
     /// The inode number.
@@ -216,20 +221,27 @@ impl Walk {
             rest.names = Vec::new().into_iter();
             return Some(Some(Err(self.changed())));
         };
-        let at = open_path(directory, &name);
+        let opened = match self.options.opens_late {
+            true => look_first(directory, &name),
+            false => open_path(directory, &name).and_then(opened),
+        };
         if !self.path.is_empty() {
             self.path.push(b'/');
         }
         self.path.extend_from_slice(name.as_bytes());
-        Some(match at {
+        Some(match opened {
             Err(Errno::NOENT) => None,
             Err(errno) => Some(Err(self.wrong(errno))),
-            Ok(at) => self.look(&at, &name).transpose(),
+            Ok((at, stat)) => self.look(at.as_ref(), &stat, &name).transpose(),
         })
     }
 
-    fn look(&mut self, at: &OwnedFd, name: &OsString) -> Result<Option<Found>> {
-        let stat = rustix::fs::fstat(at).map_err(|errno| self.wrong(errno))?;
+    fn look(
+        &mut self,
+        at: Option<&OwnedFd>,
+        stat: &Stat,
+        name: &OsString,
+    ) -> Result<Option<Found>> {
         let kind = FileType::from_raw_mode(stat.st_mode);
         let is_directory = kind == FileType::Directory;
         if self.options.wanted.as_mut().is_some_and(|wanted| !wanted(&self.path, is_directory)) {
@@ -251,12 +263,14 @@ impl Walk {
             );
             return Err(Error::new(Kind::Unsupported, sentence));
         }
-        if is_directory {
-            return self.directory(at, &stat).map(Some);
+        if let Some(at) = at
+            && is_directory
+        {
+            return self.directory(at, stat).map(Some);
         }
-        let mut what = what(&stat);
+        let mut what = what(stat);
         if stat.st_nlink > 1 {
-            let identity = Identity::of(&stat);
+            let identity = Identity::of(stat);
             if let Some(target) = self.seen.path(identity) {
                 what = What::HardLink { target };
             } else if self.seen.files.len() < self.options.linked_max {
@@ -264,11 +278,58 @@ impl Walk {
                 self.seen.files.insert(identity, (directory, name.as_bytes().into()));
             }
         }
-        let found = self.read(at, name, &stat, what);
+        let Some(at) = at else {
+            return Ok(Some(self.found(stat, what, Some((name.clone(), *stat)))));
+        };
+        let found = self.read(at, name, stat, what);
         if found.is_err() {
-            self.forget(&stat);
+            self.forget(stat);
         }
         found.map(Some)
+    }
+
+    /// Opens the entry that the walk gave last, and reads its attributes, when that was put off:
+    /// what is told of it then is what it was when it was opened.
+    ///
+    /// # Errors
+    /// `Busy` when it was replaced since, and those of the system.
+    pub fn open(&mut self, found: &mut Found) -> Result<()> {
+        let Some((name, before)) = found.late.take() else { return Ok(()) };
+        let opened = self.open_late(&name, &before, found);
+        if opened.is_err() {
+            self.forget(&before);
+        }
+        opened
+    }
+
+    fn open_late(&mut self, name: &OsString, before: &Stat, found: &mut Found) -> Result<()> {
+        let Some((Some(directory), _)) = self.levels.last() else { return Err(self.changed()) };
+        let opened = open_path(directory, name).and_then(opened);
+        let (at, stat) = match opened {
+            Ok((Some(at), stat)) if Identity::of(&stat) == Identity::of(before) => (at, stat),
+            Err(errno) if errno != Errno::NOENT => return Err(self.wrong(errno)),
+            _ => return Err(self.changed()),
+        };
+        let what = match std::mem::replace(&mut found.entry.what, What::Fifo) {
+            What::HardLink { target } => What::HardLink { target },
+            _ => what(&stat),
+        };
+        *found = self.read(&at, name, &stat, what)?;
+        Ok(())
+    }
+
+    /// An entry of which nothing was read but what the system tells of its name.
+    fn found(&self, stat: &Stat, what: What, late: Option<(OsString, Stat)>) -> Found {
+        let linked = (stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
+        Found {
+            entry: self.entry(stat, what, Attributes::new()),
+            file: None,
+            late,
+            linked,
+            inode: stat.st_ino,
+            changed: changed(stat),
+            lacks: None,
+        }
     }
 
     /// Reads what else belongs to an entry that is no directory.
@@ -282,7 +343,7 @@ impl Walk {
         let mut file = None;
         match &mut what {
             What::File { .. } if !self.options.only_sizes => {
-                file = Some(self.open(at, name, stat)?);
+                file = Some(self.open_file(at, name, stat)?);
             }
             What::Symlink { target } => {
                 let read = rustix::fs::readlinkat(at, "", Vec::new());
@@ -294,9 +355,9 @@ impl Walk {
             Some(file) => self.attributes(&Holder::Open(file)),
             None => self.attributes(&Holder::Path(at)),
         };
-        let linked = (stat.st_nlink > 1).then_some((stat.st_dev, stat.st_ino));
-        let (inode, changed) = (stat.st_ino, changed(stat));
-        Ok(Found { entry: self.entry(stat, what, attributes), file, linked, inode, changed, lacks })
+        let mut found = self.found(stat, what, None);
+        found.entry.attributes = attributes;
+        Ok(Found { file, lacks, ..found })
     }
 
     /// Forgets a name that could not be read: no later name links to it.
@@ -339,9 +400,9 @@ impl Walk {
     /// A directory, which is entered. When it can't be, the error comes behind it.
     fn directory(&mut self, at: &OwnedFd, stat: &Stat) -> Result<Found> {
         let (attributes, lacks) = self.attributes(&Holder::Path(at));
-        let entry = self.entry(stat, What::Directory, attributes);
-        let (inode, changed) = (stat.st_ino, changed(stat));
-        let found = Found { entry, file: None, linked: None, inode, changed, lacks };
+        let mut found = self.found(stat, What::Directory, None);
+        found.entry.attributes = attributes;
+        (found.linked, found.lacks) = (None, lacks);
         if !(self.options.one_file_system && stat.st_dev != self.device) {
             match self.enter(at) {
                 Ok((directory, names)) => {
@@ -390,7 +451,7 @@ impl Walk {
     }
 
     /// Opens a regular file that was looked at; a lease on it is waited for a while.
-    fn open(&mut self, at: &OwnedFd, name: &OsString, stat: &Stat) -> Result<File> {
+    fn open_file(&mut self, at: &OwnedFd, name: &OsString, stat: &Stat) -> Result<File> {
         loop {
             let opened = match self.levels.last() {
                 Some((Some(directory), _)) => reopen(self.has_proc, directory, name, at, stat),
@@ -539,6 +600,21 @@ fn open_path(directory: &OwnedFd, name: &OsString) -> Result<OwnedFd, Errno> {
         OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
         Mode::empty(),
     )
+}
+
+/// What is open as a place, and what is known of it.
+fn opened(at: OwnedFd) -> Result<(Option<OwnedFd>, Stat), Errno> {
+    let stat = rustix::fs::fstat(&at)?;
+    Ok((Some(at), stat))
+}
+
+/// Looks at a name, and opens what is there as a place unless it is a regular file.
+fn look_first(directory: &OwnedFd, name: &OsString) -> Result<(Option<OwnedFd>, Stat), Errno> {
+    let stat = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok((None, stat)),
+        _ => open_path(directory, name).and_then(opened),
+    }
 }
 
 /// Opens the regular file that `at` stands for. Without `/proc` by its name again: `STALE` when

@@ -1,4 +1,4 @@
-//! Patterns of what a put leaves out.
+//! Patterns of what a put or a backup leaves out.
 //!
 //! A pattern names a file or directory by the end of its path: `*.o`, `node_modules`,
 //! `target/debug`. One that begins with `/` counts from the directory that is stored, or is a path
@@ -70,7 +70,7 @@ impl Exclude {
     }
 }
 
-fn glob(pattern: &str) -> Result<globset::Glob, Failure> {
+pub(super) fn glob(pattern: &str) -> Result<globset::Glob, Failure> {
     let wrong = |why: &dyn std::fmt::Display| {
         Failure::usage(format!("the pattern '{pattern}' can't be used: {why}"))
     };

@@ -1,6 +1,9 @@
 //! `onefold gc`: frees what no stream or volume needs.
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use clap::Args;
 use onefold_archive::{Collection, CollectionOptions as Collect, Format, Settings};
@@ -9,6 +12,7 @@ use serde_json::json;
 
 use super::{Found, cluster, refused};
 use onefold::parts::{archive_dir::now, cluster_store::Url};
+use onefold_backend::room::room;
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -24,7 +28,8 @@ use onefold_console::{
 /// their counts no longer change.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  onefold gc backups\n  onefold gc backups --keep-partial 0 --no-wait"
+    after_help = "Examples:\n  onefold gc backups\n  onefold gc backups --for 10m --write 50G\n  \
+                  onefold gc backups --keep-partial 0 --no-wait"
 )]
 pub(crate) struct Options {
     /// The store: an archive, or a store of the cluster engine, where gc only finishes deletions
@@ -42,6 +47,14 @@ pub(crate) struct Options {
     /// for archives that get no more versions
     #[arg(long)]
     encode: bool,
+
+    /// Ends after so long, like 10m; the next gc goes on. The step at hand is finished first
+    #[arg(long = "for", value_name = "TIME", value_parser = humantime::parse_duration)]
+    time: Option<Duration>,
+
+    /// Ends when merging and encoding have written so much; the next gc goes on
+    #[arg(long, value_name = "SIZE")]
+    write: Option<Size>,
 
     /// Does not wait for running puts and readers; the next gc frees what they hold back
     #[arg(long)]
@@ -84,6 +97,13 @@ struct Done {
     damaged_containers: u64,
     /// True when running puts or readers hold something back.
     held_back: bool,
+    /// True when the budget ended before all was done.
+    cut_short: bool,
+    /// Forgotten snapshots whose time is not over.
+    in_trash: u64,
+    /// Free bytes of the file system, before and after.
+    free_bytes_before: u64,
+    free_bytes_after: u64,
 }
 
 /// Collects, and tells what was freed.
@@ -111,11 +131,17 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             "--encode is for archives with --placement rad: in others nothing stands replicated",
         ));
     }
-    let mut steps = 0;
+    let (mut steps, begun) = (0, Instant::now());
+    let free = || room(directory.path()).map(|room| room.bytes);
+    let free_before = free()?;
     let mut collection = Collection::begin(&archive, collect)?;
     bar.stage(collection.doing());
     while collection.step()? {
         collection.tick(now());
+        let over = options.time.is_some_and(|time| begun.elapsed() >= time);
+        if over || options.write.is_some_and(|most| collection.written() >= most.0) {
+            collection.cut_short();
+        }
         steps += 1;
         bar.stage(collection.doing());
         bar.set(steps, 0);
@@ -139,6 +165,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         freed_bytes: done.freed_bytes,
         damaged_containers: done.damaged,
         held_back: done.waits || done.held_back > 0,
+        cut_short: done.cut_short,
+        in_trash: archive.tables().snapshots.forgotten().count() as u64,
+        free_bytes_before: free_before,
+        free_bytes_after: free()?,
     };
     if options.json {
         output::json(&done)?;
@@ -164,6 +194,17 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             Size(done.encode_written_bytes),
             Size(done.replicated_bytes)
         ));
+    }
+    if done.in_trash > 0 {
+        output::line(format_args!(
+            "note: {} kept for {} hours from when a gc saw them, with all that they alone name; \
+             --trash 0 frees it",
+            counted(done.in_trash, "forgotten snapshot"),
+            options.trash
+        ));
+    }
+    if done.cut_short {
+        output::line("note: the budget ended before all was done; another gc goes on");
     }
     if done.held_back {
         output::line(

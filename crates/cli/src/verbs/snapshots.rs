@@ -17,7 +17,7 @@ use onefold_console::{
 };
 
 /// Digits of an id that are shown, and that name a snapshot at least.
-const SHOWN_DIGITS: usize = 8;
+pub(super) const SHOWN_DIGITS: usize = 8;
 const LEAST_DIGITS: usize = 4;
 
 /// Lists the snapshots of an archive, the oldest first
@@ -64,6 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let all: Vec<&Snapshot> = tables
         .snapshots
         .values()
+        .filter(|snapshot| snapshot.completeness != Completeness::Checkpoint)
         .filter(|snapshot| snapshot.forgotten.is_some() == options.forgotten)
         .filter(|snapshot| is(&options.set, &snapshot.set) && is(&options.host, &snapshot.host))
         .filter(|snapshot| options.tag.as_ref().is_none_or(|tag| snapshot.tags.contains(tag)))
@@ -80,6 +81,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             Completeness::Whole => "",
             Completeness::Partial => "  partial",
             Completeness::Shrunk => "  shrunk",
+            Completeness::Checkpoint => "  unfinished",
         };
         output::line(format_args!(
             "{}  {}  {age:>8} ago  {:>9}  {:>9} added  {}  {}{}{mark}",
@@ -141,6 +143,7 @@ pub(super) fn json(snapshot: &Snapshot) -> Value {
             Completeness::Whole => "whole",
             Completeness::Partial => "partial",
             Completeness::Shrunk => "shrunk",
+            Completeness::Checkpoint => "unfinished",
         },
         "forgotten": snapshot.forgotten.map(|(at, _)| at),
     })

@@ -80,6 +80,8 @@ pub(super) struct Sim {
     pub(super) disks: BTreeMap<String, Disk>,
     /// The snapshots of the model, and the tree of which the next one is made.
     pub(super) kept: Snapshots,
+    /// Checkpoints of backups, and the trees that these were of.
+    pub(super) checkpoints: BTreeMap<[u8; 16], Arc<Tree>>,
     pub(super) tree: Tree,
     pub(super) changes: u64,
     pub(super) unsure: Option<Unsure>,
@@ -136,6 +138,7 @@ impl Sim {
             streams: BTreeMap::new(),
             disks: BTreeMap::new(),
             kept: BTreeMap::new(),
+            checkpoints: BTreeMap::new(),
             tree: Tree::new(),
             trees_rng,
             changes: 0,

@@ -1,10 +1,13 @@
 //! `onefold backup`: a snapshot of directories into an archive.
 
 mod roots;
+pub(super) mod served;
 mod settled;
+mod stdin;
 mod walk;
 
 use std::{
+    ffi::OsString,
     path::PathBuf,
     sync::{
         Arc,
@@ -15,16 +18,23 @@ use std::{
 
 use clap::Args;
 use onefold_archive::{
-    Archive, BackupReport, BackupRequest, Completeness, Gauge, Ingest, Settings, Snapshot,
-    SnapshotId, Tables, backup_on,
+    Archive, BackupReport, BackupRequest, Gauge, Ingest, Settings, Snapshot, SnapshotId, Tables,
+    TreeFeeder, TreeReader, backup_elsewhere, backup_on,
 };
 use onefold_backend::random::random_bytes;
 use onefold_core::Kind;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::walk::{Counts, Rules, Teller};
-use super::{archive_at, exclude::Exclude, snapshots};
-use onefold::parts::archive_dir::{ArchiveDir, now};
+use super::{
+    archive_at,
+    exclude::Exclude,
+    snapshots::{self, SHOWN_DIGITS},
+};
+use onefold::parts::{
+    archive_dir::{ArchiveDir, now},
+    control::{self, Client},
+};
 use onefold_console::{
     failure::Failure,
     output,
@@ -41,19 +51,29 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// contents. Files whose size, times and inode number are those of the set's last snapshot are
 /// taken over from it unread. What can't be read is left out and named, the snapshot is marked as
 /// partial, and the exit status is 3. When the command succeeds, the snapshot is durable; a
-/// repeated backup finds the chunks again that a killed one had stored.
+/// repeated backup goes on from the last checkpoint of a killed one.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                   onefold backup backups /etc /home --set web1\n  \
                   onefold backup backups / --set web1 --one-file-system \
-                  --exclude-from /etc/onefold/ignore --tag nightly")]
+                  --exclude-from /etc/onefold/ignore --tag nightly\n  \
+                  onefold backup backups --set shop --stdin shop.sql -- pg_dump shop")]
 pub(crate) struct Options {
     /// The archive
     store: PathBuf,
 
     /// Directories and files
-    #[arg(required = true)]
+    #[arg(required_unless_present = "stdin")]
     paths: Vec<PathBuf>,
+
+    /// Stores what a command writes to its standard output as a file of this name, or else what
+    /// comes on standard input. When the command fails there is no snapshot
+    #[arg(long, value_name = "NAME", conflicts_with = "paths")]
+    stdin: Option<String>,
+
+    /// The command of --stdin, with its arguments
+    #[arg(last = true, requires = "stdin", value_name = "COMMAND")]
+    command: Vec<OsString>,
 
     /// The set that the snapshot belongs to, which is how it is called; without it, the paths
     #[arg(long, value_name = "NAME")]
@@ -94,6 +114,19 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 90, value_name = "DAYS")]
     reread: u64,
 
+    /// Says that the set is smaller than half of the last snapshot on purpose: the new one is not
+    /// marked as shrunk
+    #[arg(long)]
+    accept: bool,
+
+    /// Minutes between two checkpoints: a backup that was killed is repeated from the last one
+    #[arg(long, default_value_t = 10, value_name = "MINUTES")]
+    checkpoint: u64,
+
+    /// Stores nothing and reads no file: says how much would be read
+    #[arg(long, conflicts_with = "stdin")]
+    dry_run: bool,
+
     /// Continues when nodes are absent, as long as one more is present than the data needs.
     /// Archives on several nodes only
     #[arg(long)]
@@ -119,102 +152,230 @@ pub(crate) struct Options {
 
 /// Makes the snapshot, and says what it took.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    if options.stdin.is_none() && !options.command.is_empty() {
+        return Err(Failure::usage("a command is stored with --stdin NAME -- COMMAND"));
+    }
     let directory = archive_at(&options.store, "it holds no directories")?;
+    let rules = rules(options)?;
+    if options.dry_run {
+        let archive = directory.open_to_read(Settings::default().memory)?;
+        return dry(options, &archive, &rules);
+    }
+    let (begun, mut counts) = (Instant::now(), Counts::default());
+    let made = match directory.server()? {
+        Some(server) => send(server, &directory, options, &rules, &mut counts)?,
+        None => store(&directory, options, &rules, &mut counts)?,
+    };
+    tell(options, &made, &counts, begun.elapsed())?;
+    judge(&made)
+}
+
+/// Makes it here; waits for another ingesting process, or hands it to one that begins to serve
+/// meanwhile.
+fn store(
+    directory: &ArchiveDir,
+    options: &Options,
+    rules: &Rules,
+    counts: &mut Counts,
+) -> Result<Value, Failure> {
+    let settings = Settings { level: options.level, ..Settings::default() };
+    let (archive, _) = directory.open_nodes(settings, options.degraded)?;
+    takes_snapshots(options, &archive)?;
+    let ingest = loop {
+        match Ingest::begin(&archive, false, false) {
+            Err(error) if error.kind() == Kind::Busy && !options.no_wait => {}
+            begun => break begun?,
+        }
+        if let Some(server) = directory.server()? {
+            return send(server, directory, options, rules, counts);
+        }
+        std::thread::sleep(LOOK_EVERY);
+    };
+    let tables = archive.refresh()?;
+    let request = request(options, rules, &tables)?;
+    let total = parents(&tables, &request).map(|parent| parent.bytes).max().unwrap_or(0);
+    let made = shown(total, |gauge| {
+        backup_on(&ingest, &request, gauge, |feeder| feed(options, rules, &archive, feeder, counts))
+    })?;
+    Ok(report(&made))
+}
+
+/// Lets the server of the archive store what is found here.
+fn send(
+    mut server: Client,
+    directory: &ArchiveDir,
+    options: &Options,
+    rules: &Rules,
+    counts: &mut Counts,
+) -> Result<Value, Failure> {
+    let archive = directory.open_to_read(Settings::default().memory)?;
+    takes_snapshots(options, &archive)?;
+    // What the parents name is not freed before the server has named it.
+    let kept = TreeReader::new(&archive)?;
+    let tables = kept.tables().clone();
+    let request = request(options, rules, &tables)?;
+    let parents: Vec<&Snapshot> = parents(&tables, &request).collect();
+    let total = parents.iter().map(|parent| parent.bytes).max().unwrap_or(0);
+    let asked = control::Request::Backup(Box::new(served::asked(&request)));
+    let made = shown(total, |gauge| {
+        server.send(&asked, &mut |new, _| gauge.new.store(new, Relaxed), |outlet| {
+            backup_elsewhere(&archive, &parents, gauge, Some(outlet), |feeder| {
+                feed(options, rules, &archive, feeder, counts)
+            })
+        })
+    })?;
+    drop(kept);
+    Ok(made)
+}
+
+/// Refuses an archive that was made before there were snapshots.
+fn takes_snapshots(options: &Options, archive: &Archive) -> Result<(), Failure> {
+    match archive.tables().trees {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "{}: it was made by a version without snapshots, and takes none; `onefold put -r` \
+             stores directories in it",
+            options.store.display()
+        ))),
+    }
+}
+
+/// Tells of what is asked for.
+fn feed(
+    options: &Options,
+    rules: &Rules,
+    archive: &Archive,
+    feeder: &mut TreeFeeder<'_>,
+    counts: &mut Counts,
+) -> onefold_core::Result<()> {
+    match &options.stdin {
+        Some(name) => stdin::tell(name, &options.command, feeder, counts),
+        None => walk(rules, archive, feeder, counts),
+    }
+}
+
+fn rules(options: &Options) -> Result<Rules, Failure> {
     let roots = roots::sorted(&options.paths)?;
     let exclude =
         |root: &PathBuf| Exclude::new(root, &options.exclude, &options.exclude_from).map(Arc::new);
     let excludes = roots.iter().map(exclude).collect::<Result<_, _>>()?;
-    let rules = Rules {
+    Ok(Rules {
         roots,
         excludes,
         without_caches: options.exclude_caches,
         one_file_system: options.one_file_system,
         read_all: options.read_all,
         reread_days: options.reread,
-    };
-    let settings = Settings { level: options.level, ..Settings::default() };
-    let (archive, _) = directory.open_nodes(settings, options.degraded)?;
-    let ingest = begin(&directory, &archive, options)?;
-    let begun = Instant::now();
-    let mut request = request(options, &rules)?;
-    let tables = archive.refresh()?;
-    let parent = parent(&tables, &request).cloned();
-    request.parent = parent.as_ref().map(|parent| parent.id);
-    let gauge = Gauge::default();
-    let total = parent.as_ref().map_or(0, |parent| parent.bytes);
-    let ended = AtomicBool::new(false);
+        checkpoint_every: Duration::from_secs(options.checkpoint.saturating_mul(60)),
+        dry: options.dry_run,
+    })
+}
+
+fn walk(
+    rules: &Rules,
+    archive: &Archive,
+    feeder: &mut TreeFeeder<'_>,
+    counts: &mut Counts,
+) -> onefold_core::Result<()> {
+    let mut teller = Teller::new(rules, feeder, archive.label().identity());
+    let told = teller.all();
+    *counts = teller.counts;
+    told
+}
+
+/// Says what a backup would read.
+fn dry(options: &Options, archive: &Arc<Archive>, rules: &Rules) -> Result<(), Failure> {
+    let tables = archive.tables();
+    let request = request(options, rules, &tables)?;
+    let parents: Vec<&Snapshot> = parents(&tables, &request).collect();
     let mut counts = Counts::default();
-    let made = std::thread::scope(|scope| {
+    let total = parents.iter().map(|parent| parent.bytes).max().unwrap_or(0);
+    shown(total, |gauge| {
+        backup_elsewhere(archive, &parents, gauge, None, |feeder| {
+            walk(rules, archive, feeder, &mut counts)
+        })
+    })?;
+    if options.json {
+        return output::json(&json!({
+            "entries": counts.entries,
+            "bytes": counts.bytes,
+            "files_to_read": counts.read,
+            "bytes_to_read": counts.read_bytes,
+            "files_unchanged": counts.unchanged,
+            "excluded": counts.excluded,
+            "left_out": counts.left_out,
+        }));
+    }
+    output::line(format_args!(
+        "a backup would have {}, {}; it would read {} of {}, and take {} over unread; nothing was \
+         stored",
+        format_args!("{} entries", grouped(counts.entries)),
+        Size(counts.bytes),
+        counted(counts.read, "file"),
+        Size(counts.read_bytes),
+        grouped(counts.unchanged),
+    ));
+    match counts.left_out {
+        0 => Ok(()),
+        n => Err(Failure::in_part(format!("{} could not be read", counted(n, "path")))),
+    }
+}
+
+/// Shows how far `work` is while it works.
+fn shown<T>(
+    total: u64,
+    work: impl FnOnce(&Gauge) -> onefold_core::Result<T>,
+) -> onefold_core::Result<T> {
+    let (gauge, ended) = (Gauge::default(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
         let shown = scope.spawn(|| show(&gauge, total, &ended));
-        let made = backup_on(&ingest, &request, &gauge, |feeder| {
-            let mut teller = Teller::new(&rules, feeder, archive.label().identity());
-            let told = teller.all();
-            counts = teller.counts;
-            told
-        });
+        let done = work(&gauge);
         ended.store(true, Relaxed);
         shown.thread().unpark();
-        made
-    })?;
-    tell(options, &made, &counts, begun.elapsed())?;
-    judge(&made.snapshot)
+        done
+    })
 }
 
-/// Becomes the ingesting process, and waits for another one.
-fn begin(
-    directory: &ArchiveDir,
-    archive: &Arc<Archive>,
-    options: &Options,
-) -> Result<Arc<Ingest>, Failure> {
-    if !archive.tables().trees {
-        return Err(Failure::new(format!(
-            "{}: it was made by a version without snapshots, and takes none; `onefold put -r` \
-             stores directories in it",
-            options.store.display()
-        )));
-    }
-    loop {
-        match Ingest::begin(archive, false, false) {
-            Err(error) if error.kind() == Kind::Busy && !options.no_wait => {}
-            begun => return Ok(begun?),
-        }
-        if directory.server()?.is_some() {
-            return Err(Failure::new(format!(
-                "{} is served: stop its server for the time of the backup",
-                options.store.display()
-            )));
-        }
-        std::thread::sleep(LOOK_EVERY);
-    }
-}
-
-fn request(options: &Options, rules: &Rules) -> Result<BackupRequest, Failure> {
+fn request(options: &Options, rules: &Rules, tables: &Tables) -> Result<BackupRequest, Failure> {
     let paths: Vec<Vec<u8>> =
         rules.roots.iter().map(|root| root.as_os_str().as_encoded_bytes().to_vec()).collect();
-    let shown: Vec<String> = rules.roots.iter().map(|root| root.display().to_string()).collect();
+    let of_paths = || {
+        let shown = rules.roots.iter().map(|root| root.display().to_string());
+        shown.collect::<Vec<_>>().join(",")
+    };
+    let set = options.set.clone().or_else(|| options.stdin.clone()).unwrap_or_else(of_paths);
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    Ok(BackupRequest {
+    let mut request = BackupRequest {
         id: SnapshotId(random_bytes()?),
-        set: options.set.clone().unwrap_or_else(|| shown.join(",")),
+        set,
         host: options.host.clone().unwrap_or(host),
         machine: machine(),
         paths,
         tags: options.tags.clone(),
         now: now(),
         parent: None,
-    })
+        checkpoint: None,
+        accept: options.accept,
+    };
+    let of_set = || tables.snapshots.listed().rev().filter(|snapshot| snapshot.set == request.set);
+    let of_host = of_set().find(|snapshot| snapshot.host == request.host);
+    let parent = of_host.or_else(|| of_set().next()).map(|snapshot| snapshot.id);
+    let mut checkpoints = tables.snapshots.checkpoints().rev();
+    let checkpoint = checkpoints.find(|one| request.goes_on_from(one)).map(|one| one.id);
+    (request.parent, request.checkpoint) = (parent, checkpoint);
+    Ok(request)
+}
+
+/// What the snapshot takes over from: a checkpoint before the last snapshot.
+fn parents<'a>(tables: &'a Tables, request: &BackupRequest) -> impl Iterator<Item = &'a Snapshot> {
+    let both = [request.checkpoint, request.parent];
+    both.into_iter().flatten().filter_map(|id| tables.snapshots.get(id).ok())
 }
 
 /// The id of this machine; zero when it has none.
 fn machine() -> [u8; 16] {
     let text = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     u128::from_str_radix(text.trim(), 16).unwrap_or_default().to_be_bytes()
-}
-
-/// The newest snapshot of the set on this host, or else of the set.
-fn parent<'a>(tables: &'a Tables, request: &BackupRequest) -> Option<&'a Snapshot> {
-    let of_set = || tables.snapshots.listed().rev().filter(|snapshot| snapshot.set == request.set);
-    of_set().find(|snapshot| snapshot.host == request.host).or_else(|| of_set().next())
 }
 
 /// Shows how far it is until it ends; who ends it wakes this thread.
@@ -230,50 +391,55 @@ fn show(gauge: &Gauge, total: u64, ended: &AtomicBool) {
     }
 }
 
-fn tell(
-    options: &Options,
-    made: &BackupReport,
-    counts: &Counts,
-    took: Duration,
-) -> Result<(), Failure> {
-    let snapshot = &made.snapshot;
+/// What programs are told of a snapshot that was made.
+pub(super) fn report(made: &BackupReport) -> Value {
+    let mut report = snapshots::json(&made.snapshot);
+    report["new_bytes"] = made.new_bytes.into();
+    report["pages_written"] = made.pages.0.into();
+    report["pages_taken_over"] = made.pages.1.into();
+    report
+}
+
+fn tell(options: &Options, made: &Value, counts: &Counts, took: Duration) -> Result<(), Failure> {
     if options.json {
-        let mut report = snapshots::json(snapshot);
-        report["new_bytes"] = made.new_bytes.into();
-        report["pages_written"] = made.pages.0.into();
-        report["pages_taken_over"] = made.pages.1.into();
+        let mut report = made.clone();
         report["files_read"] = counts.read.into();
+        report["bytes_read"] = counts.read_bytes.into();
         report["files_unchanged"] = counts.unchanged.into();
         report["excluded"] = counts.excluded.into();
         report["restless"] = counts.restless.into();
         report["seconds"] = json!(took.as_secs_f64());
-        output::json(&report)?;
-        return Ok(());
+        return output::json(&report);
     }
+    let (text, number) = (
+        |key: &str| made[key].as_str().unwrap_or_default(),
+        |key: &str| made[key].as_u64().unwrap_or_default(),
+    );
     output::line(format_args!(
         "snapshot {} of '{}': {}, {}; {} read, {} unchanged; the archive grew by {}",
-        snapshots::short(snapshot.id),
-        snapshot.set.escape_debug(),
-        format_args!("{} entries", grouped(snapshot.entries)),
-        Size(snapshot.bytes),
+        &text("id")[..SHOWN_DIGITS.min(text("id").len())],
+        text("set").escape_debug(),
+        format_args!("{} entries", grouped(number("entries"))),
+        Size(number("bytes")),
         counted(counts.read, "file"),
         grouped(counts.unchanged),
-        Size(snapshot.added)
+        Size(number("added_bytes"))
     ));
     Ok(())
 }
 
 /// The exit status.
-fn judge(snapshot: &Snapshot) -> Result<(), Failure> {
-    match snapshot.completeness {
-        Completeness::Whole => Ok(()),
-        Completeness::Partial => Err(Failure::in_part(format!(
+fn judge(made: &Value) -> Result<(), Failure> {
+    match made["state"].as_str() {
+        Some("partial") => Err(Failure::in_part(format!(
             "the snapshot is partial: the messages above name {} that could not be read",
-            counted(snapshot.left_out, "path")
+            counted(made["left_out"].as_u64().unwrap_or_default(), "path")
         ))),
-        Completeness::Shrunk => Err(Failure::in_part(
+        Some("shrunk") => Err(Failure::in_part(
             "the snapshot has less than half of what the last whole one of its set has: is \
-             everything mounted? It is marked as shrunk, and counts for no retention",
+             everything mounted? It is marked as shrunk, and counts for no retention; a set that is \
+             smaller on purpose is told so by --accept",
         )),
+        _ => Ok(()),
     }
 }

@@ -8,14 +8,15 @@ use std::{
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use onefold_archive::{
-    ATTRIBUTES_INLINE, Attributes, Event, FileMap, FoundInParent, Identity, LEVELS_MAX, Stat,
-    TreeEntry, TreeFeeder, TreeWhat, encode_attributes,
+    ATTRIBUTES_INLINE, Attributes, Event, FileMap, FoundInParent, Identity, LEVELS_MAX, SnapshotId,
+    Stat, TreeEntry, TreeFeeder, TreeWhat, encode_attributes,
 };
 use onefold_backend::{
+    random::random_bytes,
     sparse::next_data,
     tree::{Found, Options, Walk},
 };
@@ -47,6 +48,10 @@ pub(super) struct Rules {
     pub(super) read_all: bool,
     /// Each file is read again after so many days; 0 for never.
     pub(super) reread_days: u64,
+    /// The time between two checkpoints.
+    pub(super) checkpoint_every: Duration,
+    /// Nothing is read or stored: what would be is counted.
+    pub(super) dry: bool,
 }
 
 /// Counts of a walk.
@@ -54,8 +59,12 @@ pub(super) struct Rules {
 pub(super) struct Counts {
     /// Files taken over from the parent, unread.
     pub(super) unchanged: u64,
-    /// Files that were read.
+    /// Files that were read, and their bytes.
     pub(super) read: u64,
+    pub(super) read_bytes: u64,
+    /// Entries, and the bytes of all files.
+    pub(super) entries: u64,
+    pub(super) bytes: u64,
     /// Paths that could not be read, whole or in part.
     pub(super) left_out: u64,
     /// Files that changed each time while they were read.
@@ -77,6 +86,7 @@ pub(super) struct Teller<'a, 'f> {
     open: Vec<(Vec<u8>, bool)>,
     list: Vec<u8>,
     now: Duration,
+    checkpoint_due: Instant,
     pub(super) counts: Counts,
 }
 
@@ -87,8 +97,17 @@ impl<'a, 'f> Teller<'a, 'f> {
         identity: Identity,
     ) -> Teller<'a, 'f> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let (settled, open, list) = (Settled::default(), Vec::new(), Vec::new());
-        Teller { rules, feeder, identity, settled, open, list, now, counts: Counts::default() }
+        Teller {
+            rules,
+            feeder,
+            identity,
+            settled: Settled::default(),
+            open: Vec::new(),
+            list: Vec::new(),
+            now,
+            checkpoint_due: Instant::now() + rules.checkpoint_every,
+            counts: Counts::default(),
+        }
     }
 
     /// Tells of all roots, and of what was left out.
@@ -104,8 +123,8 @@ impl<'a, 'f> Teller<'a, 'f> {
 
     /// Enters the root of the system, which has nothing but what leads to the roots.
     fn root(&mut self) -> Result<()> {
-        let (found, mut known) = self.feeder.parent.take_root();
-        known.extend(self.feeder.parent.enter(&found)?);
+        let (found, mut known) = self.feeder.parents.take_root();
+        known.extend(self.feeder.parents.enter(&found)?);
         let mut entry = roots::on_the_way(Path::new("/"))?;
         // A backup of the whole system tells it again, with its attributes.
         entry.name.clear();
@@ -133,10 +152,11 @@ impl<'a, 'f> Teller<'a, 'f> {
             false => (root.parent().unwrap_or(root), root.file_name().map(OsStr::as_bytes)),
         };
         let depth = self.open.len();
-        for found in Walk::new(at, self.options(at, exclude, only, &in_part))? {
+        let mut walk = Walk::new(at, self.options(at, exclude, only, &in_part))?;
+        while let Some(found) = walk.next() {
             match found {
                 Ok(found) if only.is_some() && found.entry.path.is_empty() => {}
-                Ok(found) if only.is_some() => self.entry(root.parent(), found)?,
+                Ok(found) if only.is_some() => self.entry(root.parent(), found, &mut walk)?,
                 Ok(found) => {
                     // The content of a directory comes directly behind it.
                     let levels = match found.entry.path.is_empty() {
@@ -148,14 +168,24 @@ impl<'a, 'f> Teller<'a, 'f> {
                     let base = if parts.is_empty() { 0 } else { depth };
                     if !(parts.is_empty() && levels == 0) {
                         self.leave_to(base + levels)?;
-                        self.entry(Some(at), found)?;
+                        self.entry(Some(at), found, &mut walk)?;
                     }
                 }
                 Err(error) => self.left_out(&error),
             }
+            self.checkpoint()?;
         }
         self.mark(&in_part);
         self.leave_to(depth.max(1))
+    }
+
+    /// Makes what there is so far a checkpoint, when it is time.
+    fn checkpoint(&mut self) -> Result<()> {
+        if Instant::now() < self.checkpoint_due || self.rules.dry {
+            return Ok(());
+        }
+        self.checkpoint_due = Instant::now() + self.rules.checkpoint_every;
+        self.feeder.checkpoint(SnapshotId(random_bytes()?))
     }
 
     /// How many of the directories that are open lead to this path.
@@ -187,6 +217,7 @@ impl<'a, 'f> Teller<'a, 'f> {
             levels_max: LEVELS_MAX,
             path_max: PATH_MAX,
             linked_max: LINKED_MAX,
+            opens_late: true,
             wanted: Some(Box::new(move |path, is_directory| match &only {
                 Some(only) => path == &only[..],
                 None if exclude.takes(path, is_directory) => {
@@ -234,28 +265,70 @@ impl<'a, 'f> Teller<'a, 'f> {
         while self.open.len() > depth.max(1)
             && let Some((_, is_in_part)) = self.open.pop()
         {
-            self.feeder.parent.leave();
+            self.feeder.parents.leave();
             self.feeder.event(Event::Leave(is_in_part))?;
         }
         Ok(())
     }
 
     fn enter(&mut self, entry: TreeEntry, stat: Stat) -> Result<()> {
-        let found = self.feeder.parent.find(&entry.name)?;
-        let known = self.feeder.parent.enter(&found)?;
+        let found = self.feeder.parents.find(&entry.name)?;
+        let known = self.feeder.parents.enter(&found)?;
+        self.counts.entries += 1;
         let above = self.open.last().map(|(path, _)| path.clone()).unwrap_or_default();
         self.open.push(([&above[..], b"/", &entry.name].concat(), false));
         self.feeder.event(Event::Enter(entry, stat, known))
     }
 
-    /// Tells of an entry in the directory that is open.
-    fn entry(&mut self, root: Option<&Path>, mut found: Found) -> Result<()> {
+    /// Tells of an entry in the directory that is open; the walk gave it last.
+    fn entry(&mut self, root: Option<&Path>, mut found: Found, walk: &mut Walk) -> Result<()> {
         let root = root.unwrap_or(Path::new("/"));
         let path = root.join(OsStr::from_bytes(&found.entry.path));
+        let name = path.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
+        if let What::File { bytes, .. } = found.entry.what {
+            let before = self.feeder.parents.find(&name)?;
+            if let Some(known) = self.unchanged(&before, &found, &path, bytes)? {
+                return self.taken_over(known, &found, bytes, &path);
+            }
+            if let Err(error) = walk.open(&mut found) {
+                self.left_out(&error);
+                return Ok(());
+            }
+            return self.file(found, name, &path, &before);
+        }
+        if let Err(error) = walk.open(&mut found) {
+            self.left_out(&error);
+            return Ok(());
+        }
+        let (mut node, stat) = self.told(&mut found, name, &path)?;
+        node.what = match std::mem::replace(&mut found.entry.what, What::Fifo) {
+            What::Directory => {
+                node.what = TreeWhat::Directory(None);
+                return self.enter(node, stat);
+            }
+            What::HardLink { target } => {
+                node.link = self.link(&root.join(OsStr::from_bytes(&target)));
+                self.feeder.parents.find(&node.name)?;
+                self.counts.entries += 1;
+                return self.feeder.event(Event::Link(node, stat));
+            }
+            What::File { .. } => return Ok(()),
+            What::Symlink { target } => TreeWhat::Symlink(target),
+            What::Fifo => TreeWhat::Fifo,
+            What::Socket => TreeWhat::Socket,
+            What::CharacterDevice(device) => TreeWhat::CharacterDevice(device),
+            What::BlockDevice(device) => TreeWhat::BlockDevice(device),
+        };
+        self.feeder.parents.find(&node.name)?;
+        self.counts.entries += 1;
+        self.feeder.event(Event::Other(node, stat))
+    }
+
+    /// What is told of any entry. Its attributes are told first, when they are many.
+    fn told(&mut self, found: &mut Found, name: Vec<u8>, path: &Path) -> Result<(TreeEntry, Stat)> {
         if let Some(error) = found.lacks.take() {
             self.left_out(&error);
         }
-        let name = path.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
         let entry = &mut found.entry;
         let mut node = TreeEntry {
             name,
@@ -271,36 +344,35 @@ impl<'a, 'f> Teller<'a, 'f> {
         };
         self.attributes(&mut node, std::mem::take(&mut entry.attributes))?;
         if found.linked.is_some() {
-            node.link = self.link(&path);
+            node.link = self.link(path);
         }
-        let stat = Stat {
-            inode: found.inode,
-            changed_seconds: found.changed.0,
-            changed_nanoseconds: found.changed.1,
-            ..Stat::default()
+        Ok((node, stat_of(found)))
+    }
+
+    /// A file that the parent has, unread.
+    fn taken_over(
+        &mut self,
+        known: TreeEntry,
+        found: &Found,
+        bytes: u64,
+        path: &Path,
+    ) -> Result<()> {
+        let TreeWhat::File(_, map) = known.what else { return Ok(()) };
+        let (entry, stat) = (&found.entry, Stat { is_settled: true, ..stat_of(found) });
+        let link = if found.linked.is_some() { self.link(path) } else { 0 };
+        let node = TreeEntry {
+            what: TreeWhat::File(0, FileMap::default()),
+            mode: entry.mode & 0o7777,
+            uid: entry.uid,
+            gid: entry.gid,
+            link,
+            ..known
         };
-        node.what = match std::mem::replace(&mut entry.what, What::Fifo) {
-            What::Directory => {
-                node.what = TreeWhat::Directory(None);
-                return self.enter(node, stat);
-            }
-            What::HardLink { target } => {
-                node.link = self.link(&root.join(OsStr::from_bytes(&target)));
-                self.feeder.parent.find(&node.name)?;
-                return self.feeder.event(Event::Link(node, stat));
-            }
-            What::File { bytes, .. } => {
-                let Some(file) = found.file else { return Ok(()) };
-                return self.file(node, stat, &path, &file, bytes);
-            }
-            What::Symlink { target } => TreeWhat::Symlink(target),
-            What::Fifo => TreeWhat::Fifo,
-            What::Socket => TreeWhat::Socket,
-            What::CharacterDevice(device) => TreeWhat::CharacterDevice(device),
-            What::BlockDevice(device) => TreeWhat::BlockDevice(device),
-        };
-        self.feeder.parent.find(&node.name)?;
-        self.feeder.event(Event::Other(node, stat))
+        self.counts.unchanged += 1;
+        self.counts.entries += 1;
+        self.counts.bytes += bytes;
+        self.feeder.skip(bytes);
+        self.feeder.event(Event::File(node, stat, Some((bytes, map))))
     }
 
     /// A number for all names of a file, from the first one. Nobody who lacks the archive's secret
@@ -319,34 +391,34 @@ impl<'a, 'f> Teller<'a, 'f> {
         self.feeder.event(Event::Attributes)
     }
 
-    /// Takes a file over from the parent, or reads it.
+    /// Reads a file.
     fn file(
         &mut self,
-        mut node: TreeEntry,
-        mut stat: Stat,
+        mut found: Found,
+        name: Vec<u8>,
         path: &Path,
-        file: &File,
-        bytes: u64,
+        before: &[FoundInParent],
     ) -> Result<()> {
-        let before = self.feeder.parent.find(&node.name)?;
+        let Some(file) = found.file.take() else { return Ok(()) };
+        let (mut node, mut stat) = self.told(&mut found, name, path)?;
         node.what = TreeWhat::File(0, FileMap::default());
-        if let Some(map) = self.unchanged(&before, &node, &stat, path, bytes)? {
-            self.counts.unchanged += 1;
-            stat.is_settled = true;
-            return self.feeder.event(Event::File(node, stat, Some((bytes, map))));
-        }
         self.counts.read += 1;
-        if let Some(TreeEntry { what: TreeWhat::File(_, map), .. }) = &before.entry {
-            let known = self.feeder.parent.pages_of(map)?;
-            if !known.is_empty() {
-                self.feeder.event(Event::Known(known))?;
-            }
+        self.counts.entries += 1;
+        if self.rules.dry {
+            let bytes = file.metadata().map_err(|e| Error::from_io(path.display(), e))?.len();
+            self.counts.read_bytes += bytes;
+            self.counts.bytes += bytes;
+            return Ok(());
         }
-        let age = self.settled.age(file);
+        let known = self.feeder.parents.pages_of(before)?;
+        if !known.is_empty() {
+            self.feeder.event(Event::Known(known))?;
+        }
+        let age = self.settled.age(&file);
         let mut tries = 0;
         loop {
             let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let read = self.read(file)?;
+            let read = self.read(&file)?;
             let after = file.metadata().map_err(|e| Error::from_io(path.display(), e))?;
             let time = (after.ctime(), after.ctime_nsec() as u32);
             let same = time == (stat.changed_seconds, stat.changed_nanoseconds);
@@ -371,32 +443,34 @@ impl<'a, 'f> Teller<'a, 'f> {
                     stat.is_settled = age.is_some_and(|age| since + age < began);
                 }
             }
+            self.counts.read_bytes += after.len();
+            self.counts.bytes += after.len();
             return self.feeder.event(Event::File(node, stat, None));
         }
     }
 
-    /// The parent's content of a file, when it is the same and whole.
+    /// What a parent has of a file, when it is the same and whole.
     fn unchanged(
         &mut self,
-        before: &FoundInParent,
-        node: &TreeEntry,
-        stat: &Stat,
+        before: &[FoundInParent],
+        found: &Found,
         path: &Path,
         bytes: u64,
-    ) -> Result<Option<FileMap>> {
-        let (Some(entry), Some(known)) = (&before.entry, &before.stat) else { return Ok(None) };
-        let TreeWhat::File(length, map) = &entry.what else { return Ok(None) };
-        let same = known.is_settled
-            && !entry.is_in_part
-            && *length == bytes
-            && (entry.seconds, entry.nanoseconds) == (node.seconds, node.nanoseconds)
-            && known.inode == stat.inode
-            && (known.changed_seconds, known.changed_nanoseconds)
-                == (stat.changed_seconds, stat.changed_nanoseconds);
-        if !same || self.rules.read_all || self.is_due(path) {
+    ) -> Result<Option<TreeEntry>> {
+        if self.rules.read_all || self.is_due(path) {
             return Ok(None);
         }
-        Ok(self.feeder.parent.is_sound(map)?.then(|| map.clone()))
+        let (now, stat) = (&found.entry, stat_of(found));
+        self.feeder.parents.first_sound(before, |entry, known| {
+            let same_length = matches!(entry.what, TreeWhat::File(length, _) if length == bytes);
+            known.is_settled
+                && !entry.is_in_part
+                && same_length
+                && (entry.seconds, entry.nanoseconds) == (now.seconds, now.nanoseconds)
+                && known.inode == stat.inode
+                && (known.changed_seconds, known.changed_nanoseconds)
+                    == (stat.changed_seconds, stat.changed_nanoseconds)
+        })
     }
 
     /// True on the day on which a file is read again, although nothing changed: a different one for
@@ -453,5 +527,15 @@ impl<'a, 'f> Teller<'a, 'f> {
                 at += n as u64;
             }
         }
+    }
+}
+
+/// What is compared, beside an entry, to know that a file did not change.
+fn stat_of(found: &Found) -> Stat {
+    Stat {
+        inode: found.inode,
+        changed_seconds: found.changed.0,
+        changed_nanoseconds: found.changed.1,
+        ..Stat::default()
     }
 }

@@ -233,7 +233,7 @@ pub(crate) struct UndeleteOptions {
 pub(crate) fn undelete(options: &UndeleteOptions) -> Result<(), Failure> {
     let archive = archive_at(&options.store, snapshots::NONE)?.open(Settings::default())?;
     let tables = archive.refresh()?;
-    let forgotten = || tables.snapshots.values().filter(|snapshot| snapshot.forgotten.is_some());
+    let forgotten = || tables.snapshots.forgotten();
     let find = |text: &String| {
         let none = || {
             let text = text.escape_debug();

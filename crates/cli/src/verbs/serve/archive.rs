@@ -16,7 +16,7 @@ use std::{
 };
 
 use onefold_archive::{
-    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Volumes, put_on,
+    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Volumes, backup_on, put_on,
 };
 use onefold_backend::{process, signals::StopSignals, systemd::Service};
 use onefold_core::{Error, Exports, Kind, Result};
@@ -31,12 +31,12 @@ use super::{
 };
 use crate::{
     report::archive::ArchiveServer,
-    verbs::{put, status::Stats, volume},
+    verbs::{backup, put, status::Stats, volume},
 };
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
     archive_work::ArchiveWork,
-    control::{self, Request, Served, Tell, stream},
+    control::{self, Backup, Request, Served, Tell, stream},
 };
 use onefold_console::{address::uri, failure::Failure, size::counted};
 
@@ -243,6 +243,10 @@ impl Served for Commands {
         input: &mut (dyn Read + Send),
         progress: &mut Tell<'_>,
     ) -> Result<Value> {
+        let request = match request {
+            Request::Backup(request) => return self.take_backup(&request, input, progress),
+            request => request,
+        };
         let Request::Put { name, tree } = request else {
             return Err(Error::new(Kind::Unsupported, "the server of an archive does not do this"));
         };
@@ -261,6 +265,30 @@ impl Served for Commands {
         })?;
         tracing::info!("stored {name:?}");
         json(&put::Stored::new(&name, &report))
+    }
+}
+
+impl Commands {
+    /// A snapshot of directories, by the clock of the server.
+    fn take_backup(
+        &self,
+        request: &Backup,
+        input: &mut (dyn Read + Send),
+        progress: &mut Tell<'_>,
+    ) -> Result<Value> {
+        let request = backup::served::request(request, now())?;
+        // From now on the client sends.
+        progress("ready", 0, 0)?;
+        let gauge = Gauge::default();
+        let looked = &gauge;
+        let made = backup_on(self.volumes.ingest(), &request, &gauge, |feeder| {
+            stream::take_tree(input, feeder, &mut || {
+                use std::sync::atomic::Ordering::Relaxed;
+                progress("storing", looked.new.load(Relaxed), looked.read.load(Relaxed))
+            })
+        })?;
+        tracing::info!("stored snapshot {} of {:?}", request.id, request.set);
+        Ok(backup::report(&made))
     }
 }
 

@@ -122,6 +122,25 @@ pub enum Request {
         #[serde(default)]
         tree: bool,
     },
+    /// A snapshot of directories into an archive, which follows as with a put.
+    Backup(Box<Backup>),
+}
+
+/// The snapshot that a backup makes; ids are in hexadecimal digits.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Backup {
+    pub id: String,
+    pub set: String,
+    pub host: String,
+    pub machine: String,
+    pub paths: Vec<Vec<u8>>,
+    pub tags: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
+    #[serde(default)]
+    pub accept: bool,
 }
 
 /// How fast clients may use a volume; zero sets no limit.
@@ -355,6 +374,7 @@ mod tests {
             },
             Request::VolumeRename { name: "a".into(), new_name: "b".into() },
             Request::Put { name: "s".into(), tree: true },
+            Request::Backup(Box::new(Backup { set: "s".into(), ..Backup::default() })),
             Request::Send { snapshot: "a@b".into(), from: Some("a@a".into()), resume: None },
             Request::Receive { volume: Some("a".into()), rollback: true },
         ];

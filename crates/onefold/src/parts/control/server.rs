@@ -228,7 +228,10 @@ impl Hall {
         });
         let answered = request.and_then(|request| match request {
             request @ (Request::Export { .. } | Request::Send { .. }) => self.give(request, stream),
-            Request::Put { .. } | Request::Import { .. } | Request::Receive { .. } => {
+            Request::Put { .. }
+            | Request::Backup(_)
+            | Request::Import { .. }
+            | Request::Receive { .. } => {
                 // A source may take its time between two pieces.
                 let _ = stream.set_read_timeout(Some(LOOK_EVERY));
                 self.served.take(

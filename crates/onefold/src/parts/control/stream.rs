@@ -9,13 +9,15 @@
 //! | 4 | the recipe ends, and another one begins |
 //! | 5 | the end; without it nothing is stored |
 //! | 6 | something of the tree could not be read |
+//! | 7 | of a snapshot: a hole: how many bytes (8) |
+//! | 8 | of a snapshot: an event of the walk: bytes (4), and they |
 //!
 //! Into and out of a block store go 1 and 5 alone. Behind the end of a stream that comes out follows
 //! the answer, which says whether the stream is whole.
 
 use std::io::{BufWriter, Read, Write};
 
-use onefold_archive::Feeder;
+use onefold_archive::{Event, Feeder, TreeFeeder, TreeSink};
 use onefold_core::{Error, Kind, Result};
 
 /// Bytes of a piece at most.
@@ -27,6 +29,11 @@ const BORDER: u8 = 3;
 const RECIPE: u8 = 4;
 const END: u8 = 5;
 const INCOMPLETE: u8 = 6;
+const HOLE: u8 = 7;
+const EVENT: u8 = 8;
+
+/// Bytes of an event at most: it has the pages of a large file, 23 bytes each.
+const EVENT_BYTES: usize = 256 << 20;
 
 /// How the error begins that says so.
 pub(super) const GONE: &str = "the server of the archive went away";
@@ -188,6 +195,30 @@ impl<W: Write> Intake for Outlet<W> {
     }
 }
 
+impl<W: Write> TreeSink for Outlet<W> {
+    fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        bytes.chunks(PIECE_BYTES).try_for_each(|piece| self.piece(BYTES, piece))
+    }
+
+    fn hole(&mut self, bytes: u64) -> Result<()> {
+        let written = self.out.write_all(&[HOLE]);
+        written.and_then(|()| self.out.write_all(&bytes.to_le_bytes())).map_err(gone)
+    }
+
+    fn event(&mut self, event: &Event) -> Result<()> {
+        self.piece(EVENT, &event.encode())
+    }
+}
+
+impl<W: Write> Outlet<W> {
+    fn piece(&mut self, kind: u8, bytes: &[u8]) -> Result<()> {
+        let head = self.out.write_all(&[kind]);
+        let length = (bytes.len() as u32).to_le_bytes();
+        let head = head.and_then(|()| self.out.write_all(&length));
+        head.and_then(|()| self.out.write_all(bytes)).map_err(gone)
+    }
+}
+
 fn gone(error: std::io::Error) -> Error {
     Error::from_io(GONE, error)
 }
@@ -201,24 +232,13 @@ pub fn take(
     feeder: &mut Feeder<'_>,
     look: &mut dyn FnMut() -> Result<()>,
 ) -> Result<()> {
-    let went = |e: std::io::Error| match e.kind() {
-        std::io::ErrorKind::UnexpectedEof => {
-            Error::new(Kind::Io, "the client went away before the end of the stream")
-        }
-        _ => Error::from_io("the stream can't be read on", e),
-    };
     loop {
         look()?;
         let mut kind = [0];
         input.read_exact(&mut kind).map_err(went)?;
         match kind[0] {
             BYTES => {
-                let mut length = [0; 4];
-                input.read_exact(&mut length).map_err(went)?;
-                let mut left = u32::from_le_bytes(length) as usize;
-                if left > PIECE_BYTES {
-                    return Err(strange());
-                }
+                let mut left = length(input, PIECE_BYTES)?;
                 while left > 0 {
                     left -= Feeder::fill(feeder, |room| {
                         let n = room.len().min(left);
@@ -238,6 +258,71 @@ pub fn take(
             END => return Ok(()),
             _ => return Err(strange()),
         }
+    }
+}
+
+/// The same for a snapshot of directories.
+///
+/// # Errors
+/// As [`take`].
+pub fn take_tree(
+    input: &mut dyn Read,
+    feeder: &mut TreeFeeder<'_>,
+    look: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
+    loop {
+        look()?;
+        let mut kind = [0];
+        input.read_exact(&mut kind).map_err(went)?;
+        match kind[0] {
+            BYTES => {
+                let mut left = length(input, PIECE_BYTES)?;
+                while left > 0 {
+                    left -= feeder.fill(|room| {
+                        let n = room.len().min(left);
+                        input.read_exact(&mut room[..n]).map_err(went)?;
+                        Ok(n)
+                    })?;
+                }
+            }
+            HOLE => {
+                let mut bytes = [0; 8];
+                input.read_exact(&mut bytes).map_err(went)?;
+                feeder.hole(u64::from_le_bytes(bytes))?;
+            }
+            EVENT => {
+                let length = length(input, EVENT_BYTES)?;
+                // Memory follows what comes, not what is promised.
+                let mut bytes = Vec::new();
+                let came = input.take(length as u64).read_to_end(&mut bytes).map_err(went)?;
+                if came < length {
+                    return Err(went(std::io::ErrorKind::UnexpectedEof.into()));
+                }
+                match Event::decode(&bytes)? {
+                    Event::Checkpoint(id) => feeder.checkpoint(id)?,
+                    event => feeder.event(event)?,
+                }
+            }
+            END => return Ok(()),
+            _ => return Err(strange()),
+        }
+    }
+}
+
+/// The length of what follows.
+fn length(input: &mut dyn Read, most: usize) -> Result<usize> {
+    let mut length = [0; 4];
+    input.read_exact(&mut length).map_err(went)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > most { Err(strange()) } else { Ok(length) }
+}
+
+fn went(error: std::io::Error) -> Error {
+    match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => {
+            Error::new(Kind::Io, "the client went away before the end of the stream")
+        }
+        _ => Error::from_io("the stream can't be read on", error),
     }
 }
 

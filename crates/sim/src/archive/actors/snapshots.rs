@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_archive::{
-    Archive, Attributes, BackupRequest, Content, Cutting, Entries, Event, FileMap, Parent, Part,
+    Archive, Attributes, BackupRequest, Content, Cutting, Entries, Event, FileMap, Parents, Part,
     Session, Snapshot, SnapshotId, Stat, StreamWriter, TreeBuilder, TreeEntry, TreeReader,
     TreeWhat, Verify, encode_attributes,
 };
@@ -43,7 +43,7 @@ pub(crate) struct Backing {
     writer: StreamWriter,
     cutting: Cutting,
     builder: TreeBuilder,
-    parent: Parent,
+    parents: Parents,
     request: BackupRequest,
     tree: Arc<Tree>,
     visits: std::vec::IntoIter<Visit>,
@@ -133,12 +133,12 @@ impl Backing {
         match self.visits.next() {
             None => return Ok(false),
             Some(Visit::Leave) => {
-                self.parent.leave();
+                self.parents.leave();
                 self.event(Event::Leave(false))?;
             }
             Some(Visit::Enter(name)) => {
-                let found = self.parent.find(&name)?;
-                let known = self.parent.enter(&found)?;
+                let found = self.parents.find(&name)?;
+                let known = self.parents.enter(&found)?;
                 let directory = entry(&name, TreeWhat::Directory(None), 1);
                 self.event(Event::Enter(directory, Stat::default(), known))?;
             }
@@ -148,23 +148,18 @@ impl Backing {
     }
 
     fn file(&mut self, name: &[u8], changed: u64, content: &[u8]) -> Result<(), Error> {
-        let found = self.parent.find(name)?;
+        let found = self.parents.find(name)?;
         if let Some(attributes) = attributes(name) {
             self.content(&attributes)?;
             self.event(Event::Attributes)?;
         }
         let stat =
             Stat { inode: 7, changed_seconds: changed as i64, is_settled: true, ..Stat::default() };
-        let before = found.entry.and_then(|entry| match entry.what {
+        let taken = self.parents.first_sound(&found, |_, before| *before == stat)?;
+        let taken = taken.and_then(|entry| match entry.what {
             TreeWhat::File(bytes, map) => Some((bytes, map)),
             _ => None,
         });
-        let mut taken = before.clone().filter(|_| found.stat == Some(stat));
-        if let Some((_, map)) = &taken
-            && !self.parent.is_sound(map)?
-        {
-            taken = None;
-        }
         if let Some((_, map)) = &taken
             && self.is_noted(map)
         {
@@ -172,8 +167,7 @@ impl Backing {
             return Err(Error::new(Kind::InvalidInput, what));
         }
         if taken.is_none() {
-            let map = before.map_or_else(FileMap::default, |(_, map)| map);
-            let known = self.parent.pages_of(&map)?;
+            let known = self.parents.pages_of(&found)?;
             self.event(Event::Known(known))?;
             // The middle of a long file is a hole.
             let third = content.len() / 3;
@@ -228,6 +222,11 @@ impl Sim {
             self.reach.hit("a backup killed");
             return Ok(());
         }
+        if self.trees_rng.percent(10)
+            && let Err(error) = self.checkpoint(&mut backing)
+        {
+            return self.backup_failed(*backing, &error, false);
+        }
         for _ in 0..self.trees_rng.within(1, 8) {
             match backing.step() {
                 Ok(true) => {}
@@ -236,6 +235,24 @@ impl Sim {
             }
         }
         self.actors.backing = Some(backing);
+        Ok(())
+    }
+
+    /// What the backup has so far becomes durable.
+    fn checkpoint(&mut self, backing: &mut Backing) -> Result<(), Error> {
+        let mut id = [0; 16];
+        self.trees_rng.fill(&mut id);
+        let id = SnapshotId(id);
+        backing.event(Event::Checkpoint(id))?;
+        let Backing { session, writer, builder, request, tree, unchanged, .. } = backing;
+        let Some((id, so_far)) = builder.take_checkpoint() else { return Ok(()) };
+        // Directories that are open end earlier in it.
+        *unchanged = false;
+        session.seal(&mut |open| writer.pack_and_write(open))?;
+        self.checkpoints.insert(id.0, tree.clone());
+        writer.commit_checkpoint(request, id, &so_far)?;
+        self.reach.hit("a checkpoint of a backup");
+        self.say(|| format!("checkpoint {id}: {so_far:?}"));
         Ok(())
     }
 
@@ -284,11 +301,16 @@ impl Sim {
             true => self.trees_rng.pick(&listed[listed.len().saturating_sub(3)..]).cloned(),
             false => None,
         };
+        let checkpoint = match self.trees_rng.percent(80) {
+            true => session.tables().snapshots.checkpoints().next_back().cloned(),
+            false => None,
+        };
         let request = BackupRequest {
             id: SnapshotId(id),
             set: "s".into(),
             now: self.now,
             parent: parent.as_ref().map(|parent| parent.id),
+            checkpoint: checkpoint.as_ref().map(|checkpoint| checkpoint.id),
             ..BackupRequest::default()
         };
         let same = parent.as_ref().and_then(|parent| self.kept.get(&parent.id.0));
@@ -296,7 +318,8 @@ impl Sim {
             && !self.params.medium.damages()
             && self.params.spread.is_none();
         let unchanged = simple && same.is_some_and(|kept| *kept.tree == self.tree);
-        let mut beside = match Parent::new(&archive, parent.as_ref()) {
+        let parents: Vec<&Snapshot> = checkpoint.iter().chain(&parent).collect();
+        let mut beside = match Parents::new(&archive, &parents) {
             Err(error) => return Err(self.judge("put", &error)),
             Ok(beside) => beside,
         };
@@ -310,14 +333,14 @@ impl Sim {
         }
         let tree = Arc::new(self.tree.clone());
         let visits = visits(&tree).into_iter();
-        let parent = beside;
+        let parents = beside;
         let mut backing = Backing {
             archive,
             session,
             writer,
             cutting,
             builder,
-            parent,
+            parents,
             request,
             tree,
             visits,
@@ -373,7 +396,10 @@ impl Sim {
             Ok(built) => built,
             Err(error) => return self.backup_failed(backing, &error, false),
         };
-        if backing.unchanged && built.pages > 0 {
+        // What is noted as damaged, rightly or not, is written anew.
+        let noted = [backing.session.tables().clone(), backing.archive.tables()];
+        let is_noted = noted.iter().any(|tables| tables.damaged.iter().next().is_some());
+        if backing.unchanged && !is_noted && built.pages > 0 {
             let message =
                 format!("{} pages of a tree that did not change were written", built.pages);
             return Err(Failure::new(Checker::DuplicatesFound, message).into());
@@ -478,16 +504,47 @@ impl Sim {
             return Ok(());
         }
         let mut reader = TreeReader::new(archive).map_err(|error| self.judge("reader", &error))?;
-        let known = |snapshot: &Snapshot| self.kept.contains_key(&snapshot.id.0);
+        let known = |snapshot: &&Snapshot| self.kept.contains_key(&snapshot.id.0);
         let tables = reader.tables().clone();
-        if let Some(unknown) = tables.snapshots.values().find(|snapshot| !known(snapshot)) {
+        let mut shown = tables.snapshots.listed().chain(tables.snapshots.forgotten());
+        if let Some(unknown) = shown.find(|snapshot| !known(snapshot)) {
             let message = format!("snapshot {} is there, and nobody made it", unknown.id);
             return Err(Failure::new(Checker::DurableSurvives, message).into());
+        }
+        for checkpoint in tables.snapshots.checkpoints() {
+            self.compare_checkpoint(&mut reader, checkpoint)?;
         }
         for id in self.kept.keys().copied().collect::<Vec<_>>() {
             self.compare_snapshot(&mut reader, id)?;
         }
         Ok(())
+    }
+
+    /// What a checkpoint has is what the backup found.
+    fn compare_checkpoint(&mut self, reader: &mut TreeReader, checkpoint: &Snapshot) -> Flow {
+        let Some(tree) = self.checkpoints.get(&checkpoint.id.0).cloned() else {
+            let message = format!("checkpoint {} is there, and nobody made it", checkpoint.id);
+            return Err(Failure::new(Checker::DurableSurvives, message).into());
+        };
+        match read_tree(reader, checkpoint) {
+            Ok(found) => {
+                let is = |(path, content): (&Vec<u8>, &Arc<Vec<u8>>)| {
+                    tree.get(path).is_some_and(|(_, expected)| expected == content)
+                };
+                if found.iter().all(is) {
+                    self.reach.hit("a checkpoint was read after a crash");
+                    return Ok(());
+                }
+                let message = format!("checkpoint {} has other files", checkpoint.id);
+                Err(Failure::new(Checker::NeverWrong, message).into())
+            }
+            Err(error) if error.kind() == Kind::Corrupt && self.damaged => Ok(()),
+            Err(error) if self.files.is_down() => Err(self.judge("read", &error)),
+            Err(error) => {
+                let message = format!("checkpoint {}: {error:?}", checkpoint.id);
+                Err(Failure::new(Checker::DurableSurvives, message).into())
+            }
+        }
     }
 
     fn compare_snapshot(&mut self, reader: &mut TreeReader, id: [u8; 16]) -> Flow {

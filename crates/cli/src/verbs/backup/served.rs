@@ -1,0 +1,48 @@
+//! A backup into an archive that is served: this process walks and compares, and the server, which
+//! has the archive, stores.
+
+use onefold::parts::control::Backup;
+use onefold_archive::{BackupRequest, SnapshotId};
+use onefold_core::{Error, Kind, Result};
+
+/// The request as it goes to a server.
+pub(super) fn asked(request: &BackupRequest) -> Backup {
+    Backup {
+        id: request.id.to_string(),
+        set: request.set.clone(),
+        host: request.host.clone(),
+        machine: SnapshotId(request.machine).to_string(),
+        paths: request.paths.clone(),
+        tags: request.tags.clone(),
+        parent: request.parent.map(|id| id.to_string()),
+        checkpoint: request.checkpoint.map(|id| id.to_string()),
+        accept: request.accept,
+    }
+}
+
+/// The request that came to a server, whose clock counts.
+///
+/// # Errors
+/// `InvalidInput` when an id is none.
+pub(crate) fn request(asked: &Backup, now: u64) -> Result<BackupRequest> {
+    let maybe = |text: &Option<String>| text.as_deref().map(id).transpose();
+    Ok(BackupRequest {
+        id: id(&asked.id)?,
+        set: asked.set.clone(),
+        host: asked.host.clone(),
+        machine: id(&asked.machine)?.0,
+        paths: asked.paths.clone(),
+        tags: asked.tags.clone(),
+        now,
+        parent: maybe(&asked.parent)?,
+        checkpoint: maybe(&asked.checkpoint)?,
+        accept: asked.accept,
+    })
+}
+
+fn id(text: &str) -> Result<SnapshotId> {
+    match u128::from_str_radix(text, 16) {
+        Ok(number) if text.len() == 32 => Ok(SnapshotId(number.to_be_bytes())),
+        _ => Err(Error::new(Kind::InvalidInput, "the id of a snapshot has 32 digits")),
+    }
+}

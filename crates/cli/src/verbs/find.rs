@@ -1,0 +1,179 @@
+//! `onefold find`: in which snapshots a file is.
+
+use std::{collections::HashSet, ffi::OsStr, os::unix::ffi::OsStrExt, path::Path, path::PathBuf};
+
+use clap::Args;
+use globset::{GlobSet, GlobSetBuilder};
+use onefold_archive::{
+    DirectoryPages, Identity, LEVELS_MAX, Snapshot, Top, TreeEntry, TreeReader, TreeWhat,
+};
+use onefold_core::{Error, Fingerprint, Kind, Result};
+use serde_json::json;
+
+use super::{archive_at, exclude, snapshots};
+use onefold_console::{failure::Failure, output, size::Size};
+
+/// Finds files and directories in all snapshots of an archive
+///
+/// Each version of what is found is shown once, with the newest snapshot that has it. A page that
+/// several snapshots share is read once.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+                  onefold find backups fstab\n  \
+                  onefold find backups '*.key' /home/ann/notes.txt --set web1")]
+pub(crate) struct Options {
+    /// The archive
+    store: PathBuf,
+
+    /// A name or the end of a path; with a first / a whole path; with a last / directories only.
+    /// Patterns may have *, ?, [a-z] and **
+    #[arg(required = true)]
+    patterns: Vec<String>,
+
+    /// Only in snapshots of this set
+    #[arg(long, value_name = "NAME")]
+    set: Option<String>,
+
+    /// Only in snapshots of this host
+    #[arg(long, value_name = "NAME")]
+    host: Option<String>,
+
+    /// Memory for the archive's tables, besides an allowance that grows with the bytes that they
+    /// occupy
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    memory: Size,
+
+    /// Prints a line of JSON for each, whose keys are stable
+    #[arg(long)]
+    json: bool,
+}
+
+/// Finds them.
+pub(crate) fn run(options: &Options) -> Result<(), Failure> {
+    let (mut all, mut directories) = (GlobSetBuilder::new(), GlobSetBuilder::new());
+    for pattern in &options.patterns {
+        let set = if pattern.ends_with('/') { &mut directories } else { &mut all };
+        set.add(exclude::glob(pattern)?);
+    }
+    let built =
+        |set: GlobSetBuilder| set.build().map_err(|e| Failure::usage(format!("the patterns: {e}")));
+    let (all, directories) = (built(all)?, built(directories)?);
+    let archive = archive_at(&options.store, snapshots::NONE)?.open_to_read(options.memory.0)?;
+    let mut reader = TreeReader::new(&archive)?;
+    let tables = reader.tables().clone();
+    let is = |wanted: &Option<String>, has: &str| wanted.as_deref().is_none_or(|name| name == has);
+    let mut finding = Finding {
+        all,
+        directories,
+        identity: archive.label().identity(),
+        seen: HashSet::new(),
+        shown: HashSet::new(),
+        json: options.json,
+    };
+    for snapshot in tables.snapshots.listed().rev() {
+        if is(&options.set, &snapshot.set) && is(&options.host, &snapshot.host) {
+            finding.look(&mut reader, snapshot)?;
+        }
+    }
+    if finding.shown.is_empty() {
+        return Err(Failure::new("no snapshot has it"));
+    }
+    Ok(())
+}
+
+struct Finding {
+    all: GlobSet,
+    directories: GlobSet,
+    identity: Identity,
+    /// Pages that were looked at, with the path of their directory.
+    seen: HashSet<(Fingerprint, u64)>,
+    /// Versions of entries that were shown.
+    shown: HashSet<u64>,
+    json: bool,
+}
+
+impl Finding {
+    fn look(&mut self, reader: &mut TreeReader, snapshot: &Snapshot) -> Result<()> {
+        let TreeWhat::Directory(top) = reader.root(snapshot)?.directory.what else { return Ok(()) };
+        let mut wanted: Vec<(Vec<u8>, usize, Option<Top>)> = vec![(Vec::new(), 0, top)];
+        let mut left = snapshot.entries;
+        while let Some((directory, depth, top)) = wanted.pop() {
+            if depth > LEVELS_MAX {
+                return Err(Error::new(Kind::Corrupt, "a snapshot has too many levels"));
+            }
+            let at = self.identity.checksum(&directory);
+            let mut pages = DirectoryPages::new(top);
+            let mut below = Vec::new();
+            loop {
+                let seen = &mut self.seen;
+                let next = pages.next(reader, &mut |page| seen.insert((*page, at)))?;
+                let Some(entries) = next else { break };
+                // A tree that doubles at each level has more entries than its root says.
+                left = left.checked_sub(entries.len() as u64).ok_or_else(|| {
+                    Error::new(Kind::Corrupt, "a snapshot has more than its root says")
+                })?;
+                for entry in entries {
+                    let slash: &[u8] = if directory.is_empty() { b"" } else { b"/" };
+                    let path = [&directory, slash, &entry.name].concat();
+                    if self.hits(&path, &entry) {
+                        self.show(snapshot, &path, &entry);
+                    }
+                    if let TreeWhat::Directory(top) = entry.what {
+                        below.push((path, depth + 1, top));
+                    }
+                }
+            }
+            wanted.extend(below.into_iter().rev());
+        }
+        Ok(())
+    }
+
+    fn hits(&self, path: &[u8], entry: &TreeEntry) -> bool {
+        let path = Path::new(OsStr::from_bytes(path));
+        let is_directory = matches!(entry.what, TreeWhat::Directory(_));
+        self.all.is_match(path) || is_directory && self.directories.is_match(path)
+    }
+
+    fn show(&mut self, snapshot: &Snapshot, path: &[u8], entry: &TreeEntry) {
+        let (bytes, what) = match &entry.what {
+            TreeWhat::File(bytes, _) => (*bytes, "file"),
+            TreeWhat::Directory(_) => (0, "directory"),
+            TreeWhat::Symlink(_) => (0, "link"),
+            _ => (0, "other"),
+        };
+        // A directory is one version as long as what is told of itself is the same.
+        let version = match &entry.what {
+            TreeWhat::Directory(_) => format!("{path:?} {} {}", entry.seconds, entry.nanoseconds),
+            _ => format!("{path:?} {entry:?}"),
+        };
+        if !self.shown.insert(self.identity.checksum(version.as_bytes())) {
+            return;
+        }
+        let path = String::from_utf8_lossy(path);
+        if self.json {
+            output::line(json!({
+                "path": path,
+                "snapshot": snapshot.id.to_string(),
+                "set": snapshot.set,
+                "host": snapshot.host,
+                "kind": what,
+                "bytes": bytes,
+                "changed": entry.seconds,
+            }));
+            return;
+        }
+        let changed = u64::try_from(entry.seconds)
+            .map_or_else(|_| entry.seconds.to_string(), snapshots::shown);
+        let size = match entry.what {
+            TreeWhat::File(..) => Size(bytes).to_string(),
+            _ => String::new(),
+        };
+        output::line(format_args!(
+            "{}  {}  {}  {changed}  {size:>9}  /{}",
+            snapshots::short(snapshot.id),
+            snapshots::shown(snapshot.ended),
+            snapshot.set.escape_debug(),
+            path.escape_debug(),
+        ));
+    }
+}

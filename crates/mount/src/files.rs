@@ -1,0 +1,520 @@
+//! The answers to the kernel.
+
+use std::{
+    collections::HashMap,
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use fuser::{
+    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+};
+use onefold_archive::{Snapshot, SnapshotId, Top, TreeEntry, TreeWhat};
+use onefold_core::{Error, Kind, Result};
+use parking_lot::Mutex;
+
+use super::{
+    inodes::{Inodes, Is, Node},
+    names,
+    trees::{Trees, Walk},
+};
+
+/// How long the kernel may keep what never changes, and what does.
+const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
+const A_SECOND: Duration = Duration::from_secs(1);
+
+/// The file system.
+pub(crate) struct Files {
+    trees: Arc<Trees>,
+    inodes: Mutex<Inodes>,
+    /// Directories that are being listed, by their handles.
+    listings: Mutex<HashMap<u64, Listing>>,
+    next_handle: AtomicU64,
+    began: SystemTime,
+}
+
+/// A directory that is being listed.
+enum Listing {
+    /// Names of sets or snapshots, as they were when it was opened.
+    Names(Vec<(String, Node)>),
+    /// Entries of a snapshot.
+    Entries(Box<Entries>),
+}
+
+/// The walk through the entries of a directory of a snapshot, its position, and what was read and
+/// did not fit.
+struct Entries {
+    snapshot: SnapshotId,
+    top: Option<Top>,
+    walk: Walk,
+    at: u64,
+    left: Option<One>,
+}
+
+type One = (super::trees::Place, TreeEntry);
+
+/// What is told of an inode, and for how long that is true.
+type Told = (FileAttr, Duration);
+
+impl Files {
+    pub(crate) fn new(trees: Arc<Trees>, only: Option<SnapshotId>) -> Result<Files> {
+        let root = match only {
+            None => Node::Sets,
+            Some(id) => {
+                trees.tables()?.snapshots.get(id)?;
+                Node::Snapshot(id)
+            }
+        };
+        Ok(Files {
+            trees,
+            inodes: Mutex::new(Inodes::new(root)),
+            listings: Mutex::default(),
+            next_handle: AtomicU64::new(1),
+            began: SystemTime::now(),
+        })
+    }
+
+    fn node(&self, number: INodeNo) -> Result<Node, Errno> {
+        self.inodes.lock().node(number.0).ok_or(Errno::ESTALE)
+    }
+
+    fn snapshot(&self, id: SnapshotId) -> Result<Snapshot> {
+        let tables = self.trees.tables()?;
+        let gone = |_| Error::new(Kind::Stopped, "the snapshot is gone");
+        tables.snapshots.get(id).cloned().map_err(gone)
+    }
+
+    /// What an inode is in its snapshot; `None` for directories of names, and links to them.
+    fn entry(&self, node: &Node) -> Result<Option<(SnapshotId, TreeEntry)>> {
+        Ok(match node {
+            Node::Sets | Node::Set(_) | Node::Latest(_) => None,
+            Node::Snapshot(id) => Some((*id, self.trees.root(&self.snapshot(*id)?.root)?)),
+            Node::Entry(id, place) => Some((*id, self.trees.entry(place)?)),
+        })
+    }
+
+    fn attr(&self, number: u64, node: &Node) -> Result<Told> {
+        match self.entry(node)? {
+            Some((_, entry)) => Ok((attr(number, &entry), FOR_EVER)),
+            None => {
+                let kind = match node {
+                    Node::Latest(_) => FileType::Symlink,
+                    _ => FileType::Directory,
+                };
+                Ok((self.plain(number, kind), A_SECOND))
+            }
+        }
+    }
+
+    /// A directory, or a link, that no snapshot has.
+    fn plain(&self, number: u64, kind: FileType) -> FileAttr {
+        FileAttr {
+            ino: INodeNo(number),
+            size: 0,
+            blocks: 0,
+            atime: self.began,
+            mtime: self.began,
+            ctime: self.began,
+            crtime: self.began,
+            kind,
+            perm: 0o555,
+            nlink: if kind == FileType::Directory { 2 } else { 1 },
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            blksize: 4096,
+            flags: 0,
+        }
+    }
+
+    fn find(&self, above: u64, node: &Node, name: &OsStr) -> Result<Option<Told>> {
+        let bytes = name.as_bytes();
+        let text = || String::from_utf8_lossy(bytes).into_owned();
+        let found = match node {
+            Node::Sets => names::sets(&*self.trees.tables()?).remove(&text()).map(Node::Set),
+            Node::Set(set) if bytes == names::LATEST.as_bytes() => Some(Node::Latest(set.clone())),
+            Node::Set(set) => {
+                let tables = self.trees.tables()?;
+                names::snapshots(&tables, set).remove(&text()).map(Node::Snapshot)
+            }
+            Node::Latest(_) => None,
+            Node::Snapshot(_) | Node::Entry(..) => return self.find_entry(above, node, bytes),
+        };
+        let Some(found) = found else { return Ok(None) };
+        let number = self.inodes.lock().tell(found.clone());
+        self.attr(number, &found).map(Some)
+    }
+
+    fn find_entry(&self, above: u64, node: &Node, name: &[u8]) -> Result<Option<Told>> {
+        let Some((snapshot, directory)) = self.entry(node)? else { return Ok(None) };
+        let TreeWhat::Directory(Some(top)) = directory.what else { return Ok(None) };
+        let Some((place, entry)) = self.trees.find(&top, name)? else { return Ok(None) };
+        let number = self.inodes.lock().tell_entry(above, snapshot, place, is(&entry));
+        Ok(Some((attr(number, &entry), FOR_EVER)))
+    }
+
+    fn file(&self, number: INodeNo) -> Result<TreeEntry, Errno> {
+        let node = self.node(number)?;
+        let entry = self.entry(&node).map_err(|error| errno(&error))?;
+        entry.map(|(_, entry)| entry).ok_or(Errno::EINVAL)
+    }
+
+    fn listing(&self, node: Node) -> Result<Listing, Errno> {
+        let listing = || -> Result<Listing> {
+            Ok(match &node {
+                Node::Sets => {
+                    let sets = names::sets(&*self.trees.tables()?);
+                    Listing::Names(
+                        sets.into_iter().map(|(name, set)| (name, Node::Set(set))).collect(),
+                    )
+                }
+                Node::Set(set) => {
+                    let all = names::snapshots(&*self.trees.tables()?, set);
+                    let all = all.into_iter().map(|(name, id)| (name, Node::Snapshot(id)));
+                    let latest = (names::LATEST.to_owned(), Node::Latest(set.clone()));
+                    Listing::Names(all.chain([latest]).collect())
+                }
+                _ => match self.entry(&node)? {
+                    Some((snapshot, TreeEntry { what: TreeWhat::Directory(top), .. })) => {
+                        let walk = Walk::new(top);
+                        Listing::Entries(Box::new(Entries {
+                            snapshot,
+                            top,
+                            walk,
+                            at: 0,
+                            left: None,
+                        }))
+                    }
+                    _ => return Err(Error::new(Kind::InvalidInput, "it is no directory")),
+                },
+            })
+        };
+        listing().map_err(|error| errno(&error))
+    }
+
+    /// Gives the entries from `offset` on to `add`, with the offset behind each, until that is full.
+    fn list(
+        &self,
+        above: u64,
+        handle: u64,
+        offset: u64,
+        add: &mut dyn FnMut(u64, &[u8], &dyn Fn() -> Result<Told>) -> Result<bool>,
+    ) -> Result<()> {
+        let Some(mut listing) = self.listings.lock().remove(&handle) else { return Ok(()) };
+        let listed = self.list_on(above, &mut listing, offset, add);
+        self.listings.lock().insert(handle, listing);
+        listed
+    }
+
+    fn list_on(
+        &self,
+        above: u64,
+        listing: &mut Listing,
+        offset: u64,
+        add: &mut dyn FnMut(u64, &[u8], &dyn Fn() -> Result<Told>) -> Result<bool>,
+    ) -> Result<()> {
+        match listing {
+            Listing::Names(names) => {
+                for (n, (name, node)) in (1..).zip(names.iter()).skip(offset as usize) {
+                    let told = || {
+                        let number = self.inodes.lock().tell(node.clone());
+                        self.attr(number, node)
+                    };
+                    if add(n, name.as_bytes(), &told)? {
+                        break;
+                    }
+                }
+                Ok(())
+            }
+            Listing::Entries(entries) => {
+                let Entries { snapshot, top, walk, at, left } = &mut **entries;
+                if *at != offset {
+                    (*walk, *at, *left) = (Walk::new(*top), 0, None);
+                }
+                loop {
+                    let next = match left.take() {
+                        Some(left) => Some(left),
+                        None => walk.next(&self.trees)?,
+                    };
+                    let Some((place, entry)) = next else { return Ok(()) };
+                    if *at >= offset {
+                        let told = || {
+                            let is = is(&entry);
+                            let number = self.inodes.lock().tell_entry(above, *snapshot, place, is);
+                            Ok((attr(number, &entry), FOR_EVER))
+                        };
+                        if add(*at + 1, &entry.name, &told)? {
+                            *left = Some((place, entry));
+                            return Ok(());
+                        }
+                    }
+                    *at += 1;
+                }
+            }
+        }
+    }
+
+    fn attributes(&self, number: INodeNo) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Errno> {
+        let node = self.node(number)?;
+        let all = self.entry(&node).and_then(|entry| match entry {
+            None => Ok(Vec::new()),
+            Some((_, entry)) => self.trees.attributes(&entry),
+        });
+        all.map_err(|error| errno(&error))
+    }
+}
+
+fn is(entry: &TreeEntry) -> Is {
+    match (&entry.what, entry.link) {
+        (TreeWhat::Directory(_), _) => Is::Directory,
+        (_, 0) => Is::File,
+        (_, link) => Is::Link(link),
+    }
+}
+
+fn attr(number: u64, entry: &TreeEntry) -> FileAttr {
+    let (kind, size, rdev) = match &entry.what {
+        TreeWhat::Directory(_) => (FileType::Directory, 0, 0),
+        TreeWhat::File(bytes, _) => (FileType::RegularFile, *bytes, 0),
+        TreeWhat::Symlink(target) => (FileType::Symlink, target.len() as u64, 0),
+        TreeWhat::Fifo => (FileType::NamedPipe, 0, 0),
+        TreeWhat::Socket => (FileType::Socket, 0, 0),
+        TreeWhat::CharacterDevice(device) => (FileType::CharDevice, 0, *device),
+        TreeWhat::BlockDevice(device) => (FileType::BlockDevice, 0, *device),
+    };
+    let since = Duration::new(entry.seconds.unsigned_abs(), 0);
+    let whole = match entry.seconds < 0 {
+        true => UNIX_EPOCH.checked_sub(since),
+        false => UNIX_EPOCH.checked_add(since),
+    };
+    let nanoseconds = Duration::from_nanos(u64::from(entry.nanoseconds));
+    let time = whole.and_then(|time| time.checked_add(nanoseconds)).unwrap_or(UNIX_EPOCH);
+    let nlink = match (kind, entry.link) {
+        (FileType::Directory, _) => 2,
+        (_, 0) => 1,
+        // How many there are is not known; programs look for others when there is more than one.
+        _ => 2,
+    };
+    FileAttr {
+        ino: INodeNo(number),
+        size,
+        blocks: size.div_ceil(512),
+        atime: time,
+        mtime: time,
+        ctime: time,
+        crtime: time,
+        kind,
+        perm: (entry.mode & 0o7777) as u16,
+        nlink,
+        uid: entry.uid,
+        gid: entry.gid,
+        rdev: rdev as u32,
+        blksize: 4096,
+        flags: 0,
+    }
+}
+
+/// What the kernel is told of an error; a person sees the rest in the log.
+fn errno(error: &Error) -> Errno {
+    match error.kind() {
+        Kind::Stopped => Errno::ESTALE,
+        Kind::NotFound => Errno::ENOENT,
+        Kind::InvalidInput => Errno::ENOTDIR,
+        _ => {
+            tracing::warn!("{error}");
+            Errno::EIO
+        }
+    }
+}
+
+/// Answers a question about extended attributes: with their length, or with themselves.
+fn answer(reply: ReplyXattr, size: u32, bytes: &[u8]) {
+    match size {
+        0 => reply.size(bytes.len() as u32),
+        size if bytes.len() > size as usize => reply.error(Errno::ERANGE),
+        _ => reply.data(bytes),
+    }
+}
+
+impl Filesystem for Files {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // A kernel that lacks one works without it.
+        for flag in [InitFlags::FUSE_DO_READDIRPLUS, InitFlags::FUSE_PARALLEL_DIROPS] {
+            let _ = config.add_capabilities(flag);
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let node = match self.node(parent) {
+            Ok(node) => node,
+            Err(errno) => return reply.error(errno),
+        };
+        match self.find(parent.0, &node, name) {
+            Ok(Some((attr, ttl))) => reply.entry(&ttl, &attr, Generation(0)),
+            Ok(None) => reply.error(Errno::ENOENT),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn forget(&self, _: &Request, number: INodeNo, lookups: u64) {
+        self.inodes.lock().forget(number.0, lookups);
+    }
+
+    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        let told = self
+            .node(number)
+            .and_then(|node| self.attr(number.0, &node).map_err(|error| errno(&error)));
+        match told {
+            Ok((attr, ttl)) => reply.attr(&ttl, &attr),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
+        let target = self.node(number).and_then(|node| match &node {
+            Node::Latest(set) => {
+                let tables = self.trees.tables().map_err(|error| errno(&error))?;
+                names::latest(&tables, set).map(String::into_bytes).ok_or(Errno::ENOENT)
+            }
+            _ => match self.file(number)?.what {
+                TreeWhat::Symlink(target) => Ok(target),
+                _ => Err(Errno::EINVAL),
+            },
+        });
+        match target {
+            Ok(target) => reply.data(&target),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn open(&self, _: &Request, _: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        match flags.acc_mode() {
+            fuser::OpenAccMode::O_RDONLY => {
+                reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+            }
+            _ => reply.error(Errno::EROFS),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let read = self.file(number).and_then(|entry| match &entry.what {
+            TreeWhat::File(bytes, map) => {
+                self.trees.read(*bytes, map, offset, u64::from(size)).map_err(|error| errno(&error))
+            }
+            _ => Err(Errno::EINVAL),
+        });
+        match read {
+            Ok(bytes) => reply.data(&bytes),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn opendir(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        match self.node(number).and_then(|node| self.listing(node)) {
+            Ok(listing) => {
+                let handle = self.next_handle.fetch_add(1, Relaxed);
+                self.listings.lock().insert(handle, listing);
+                reply.opened(FileHandle(handle), FopenFlags::empty());
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let listed = self.list(number.0, handle.0, offset, &mut |at, name, told| {
+            let (attr, _) = told()?;
+            // The kernel is told of the name alone.
+            self.inodes.lock().forget(attr.ino.0, 1);
+            Ok(reply.add(attr.ino, at, attr.kind, OsStr::from_bytes(name)))
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        number: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let listed = self.list(number.0, handle.0, offset, &mut |at, name, told| {
+            let (attr, ttl) = told()?;
+            let name = OsStr::from_bytes(name);
+            let full = reply.add(attr.ino, at, name, &ttl, &attr, Generation(0));
+            if full {
+                self.inodes.lock().forget(attr.ino.0, 1);
+            }
+            Ok(full)
+        });
+        match listed {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn releasedir(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        handle: FileHandle,
+        _: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.listings.lock().remove(&handle.0);
+        reply.ok();
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        reply.statfs(0, 0, 0, 0, 0, 4096, 255, 4096);
+    }
+
+    fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        match self.attributes(number) {
+            Ok(all) => match all.iter().find(|(known, _)| known == name.as_bytes()) {
+                Some((_, value)) => answer(reply, size, value),
+                None => reply.error(Errno::ENODATA),
+            },
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn listxattr(&self, _: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        match self.attributes(number) {
+            Ok(all) => {
+                let names: Vec<u8> =
+                    all.iter().flat_map(|(name, _)| name.iter().copied().chain([0])).collect();
+                answer(reply, size, &names);
+            }
+            Err(errno) => reply.error(errno),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The snapshots of an archive as a read-only file system, by FUSE.
+//!
+//! The root has a directory for each set, and this one for each snapshot, by its time; `latest` is
+//! a link to the newest. Lists are as the archive is now; what is in a snapshot never changes, so
+//! that the kernel keeps it as long as it likes.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`trees`] | pages and content, cached, for several threads |
+//! | [`inodes`] | numbers of what the kernel knows |
+//! | [`names`] | directories of sets and snapshots |
+//! | [`files`] | the answers to the kernel |
+//!
+//! *Invariants.* No reader stays in an epoch for longer than two seconds, so that no mount keeps a
+//! collection waiting; what a collection has removed since is answered with `ESTALE`. An inode
+//! number is never used for anything else. Memory is bounded by [`CACHE_BYTES`] and by what the
+//! kernel remembers.
+
+mod files;
+mod inodes;
+mod names;
+mod trees;
+
+use std::{io, path::Path, sync::Arc, time::Duration};
+
+use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
+use onefold_archive::{Archive, SnapshotId};
+use onefold_core::{Error, Result};
+
+use self::{files::Files, trees::Trees};
+
+/// Bytes of pages, and of content, that are cached, half each.
+pub const CACHE_BYTES: u64 = 64 << 20;
+
+/// How often readers that rest are let go.
+const REST: Duration = Duration::from_secs(1);
+
+/// The choices of a mount.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Choices {
+    /// Only this snapshot, as the root.
+    pub only: Option<SnapshotId>,
+    /// Other users may enter; the system compares owners and modes.
+    pub allow_other: bool,
+}
+
+/// A mounted file system.
+pub struct Mounted {
+    session: Session<Files>,
+    trees: Arc<Trees>,
+}
+
+/// Ends a mount from another thread.
+pub struct Ender(SessionUnmounter);
+
+impl Ender {
+    /// Unmounts, so that [`Mounted::serve`] returns.
+    ///
+    /// # Errors
+    /// Those of the system: somebody works in it.
+    pub fn end(&mut self) -> Result<()> {
+        self.0.unmount().map_err(|error| Error::from_io("it can't be unmounted", error))
+    }
+}
+
+impl Mounted {
+    /// Mounts the snapshots of an archive at a directory.
+    ///
+    /// # Errors
+    /// `NotFound` for a snapshot; those of the system: there is no FUSE, or it refuses the directory.
+    pub fn new(archive: &Arc<Archive>, at: &Path, choices: Choices) -> Result<Mounted> {
+        let trees = Arc::new(Trees::new(archive));
+        let files = Files::new(trees.clone(), choices.only)?;
+        let mut config = Config::default();
+        config.mount_options = vec![
+            MountOption::RO,
+            MountOption::NoDev,
+            MountOption::NoSuid,
+            MountOption::FSName("onefold".into()),
+            MountOption::Subtype("onefold".into()),
+        ];
+        if choices.allow_other {
+            config.mount_options.push(MountOption::DefaultPermissions);
+            config.acl = SessionACL::All;
+        }
+        config.n_threads = std::thread::available_parallelism().map(std::num::NonZero::get).ok();
+        let session = Session::new(files, at, &config).map_err(|error| {
+            let missing =
+                error.kind() == io::ErrorKind::NotFound && !Path::new("/dev/fuse").exists();
+            let why = if missing { ": the system has no /dev/fuse" } else { "" };
+            Error::from_io(format!("{} can't be mounted{why}", at.display()), error)
+        })?;
+        Ok(Mounted { session, trees })
+    }
+
+    /// Who ends it.
+    pub fn ender(&mut self) -> Ender {
+        Ender(self.session.unmount_callable())
+    }
+
+    /// Answers until it is unmounted.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn serve(self) -> Result<()> {
+        let Mounted { session, trees } = self;
+        let (alive, ended) = std::sync::mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while ended.recv_timeout(REST) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                    trees.rest();
+                }
+            });
+            let served = session.run();
+            drop(alive);
+            served.map_err(|error| Error::from_io("the mount ended", error))
+        })
+    }
+}

@@ -1,0 +1,64 @@
+//! The names of sets and snapshots as directories.
+
+use std::collections::BTreeMap;
+
+use jiff::{Timestamp, tz::TimeZone};
+use onefold_archive::{Snapshot, SnapshotId, Tables};
+
+/// The link to the newest snapshot of a set.
+pub(crate) const LATEST: &str = "latest";
+
+/// The sets, by the names of their directories: a set that is called like a path has `_` for each
+/// slash, and a number where two would have the same name.
+pub(crate) fn sets(tables: &Tables) -> BTreeMap<String, String> {
+    let mut names: BTreeMap<String, String> = BTreeMap::new();
+    let mut sets: Vec<&str> = tables.snapshots.listed().map(|one| one.set.as_str()).collect();
+    sets.sort_unstable();
+    sets.dedup();
+    for set in sets {
+        let plain = match set {
+            "." | ".." => set.replace('.', "_"),
+            set => set.replace('/', "_"),
+        };
+        let plain: String = plain.chars().take(200).collect();
+        let mut others = (2..).map(|n| format!("{plain}-{n}"));
+        let mut name = plain.clone();
+        while names.contains_key(&name)
+            && let Some(other) = others.next()
+        {
+            name = other;
+        }
+        names.insert(name, set.to_owned());
+    }
+    names
+}
+
+/// The snapshots of a set by the names of their directories: their times, and the beginning of the
+/// id where two are of the same second.
+pub(crate) fn snapshots(tables: &Tables, set: &str) -> BTreeMap<String, SnapshotId> {
+    let mut names = BTreeMap::new();
+    for snapshot in tables.snapshots.listed().filter(|snapshot| snapshot.set == set) {
+        let name = time(snapshot);
+        let name = match names.contains_key(&name) {
+            true => format!("{name}_{}", snapshot.id),
+            false => name,
+        };
+        names.insert(name, snapshot.id);
+    }
+    names
+}
+
+/// The name of the newest snapshot of a set.
+pub(crate) fn latest(tables: &Tables, set: &str) -> Option<String> {
+    let newest = tables.snapshots.listed().rfind(|snapshot| snapshot.set == set)?.id;
+    snapshots(tables, set).into_iter().find(|(_, id)| *id == newest).map(|(name, _)| name)
+}
+
+fn time(snapshot: &Snapshot) -> String {
+    let seconds = i64::try_from(snapshot.ended).ok();
+    let time = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
+    time.map_or_else(
+        || snapshot.id.to_string(),
+        |time| time.to_zoned(TimeZone::system()).strftime("%Y-%m-%d_%H-%M-%S").to_string(),
+    )
+}

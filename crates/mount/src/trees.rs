@@ -1,0 +1,311 @@
+//! Pages and content of trees, cached, for several threads.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use onefold_archive::{
+    Address, Archive, Content, FileMap, IndexEntry, Key, Part, Tables, Top, TreeEntry, TreeNode,
+    TreeNodeRef, TreeReader, Verify,
+};
+use onefold_core::{Error, Kind, Result};
+use parking_lot::Mutex;
+use quick_cache::{Weighter, sync::Cache};
+
+/// How long a reader stays in its epoch.
+const STAYS: Duration = Duration::from_secs(1);
+
+/// Most bytes of the chunks of one run: no container has more.
+const RUN_BYTES: u32 = 16 << 20;
+
+/// Reads trees.
+pub(crate) struct Trees {
+    archive: Arc<Archive>,
+    /// Readers that nobody uses at the moment, and when they were made.
+    idle: Mutex<Vec<(Instant, TreeReader)>>,
+    nodes: Cache<TreeNodeRef, Arc<TreeNode>, Pages>,
+    /// Chunks that lie one behind the other, by the first one's address.
+    runs: Cache<(Address, u32), Arc<Vec<u8>>, Bytes>,
+}
+
+#[derive(Clone)]
+struct Pages;
+
+impl Weighter<TreeNodeRef, Arc<TreeNode>> for Pages {
+    fn weight(&self, _: &TreeNodeRef, node: &Arc<TreeNode>) -> u64 {
+        // What an entry takes in memory, with its name and a few chunks.
+        match &**node {
+            TreeNode::Directory(entries) => 256 + 400 * entries.len() as u64,
+            TreeNode::Index(_, entries) => 256 + 100 * entries.len() as u64,
+            TreeNode::FileMap(parts) => 256 + parts.iter().map(part_bytes).sum::<u64>(),
+            TreeNode::Stats(_) | TreeNode::Root(_) => 1024,
+        }
+    }
+}
+
+fn part_bytes(part: &Part) -> u64 {
+    match part {
+        Part::Run { fingerprints, .. } => 64 + 16 * fingerprints.len() as u64,
+        _ => 64,
+    }
+}
+
+#[derive(Clone)]
+struct Bytes;
+
+impl Weighter<(Address, u32), Arc<Vec<u8>>> for Bytes {
+    fn weight(&self, _: &(Address, u32), bytes: &Arc<Vec<u8>>) -> u64 {
+        256 + bytes.len() as u64
+    }
+}
+
+/// A page, and where in it an entry stands.
+pub(crate) type Place = (TreeNodeRef, u32);
+
+/// The entries of a directory from one on.
+pub(crate) struct Walk {
+    wanted: Vec<(u8, TreeNodeRef)>,
+    page: Option<(TreeNodeRef, Arc<TreeNode>)>,
+    next: usize,
+}
+
+impl Trees {
+    pub(crate) fn new(archive: &Arc<Archive>) -> Trees {
+        let half = super::CACHE_BYTES / 2;
+        Trees {
+            archive: archive.clone(),
+            idle: Mutex::default(),
+            nodes: Cache::with_weighter(4096, half, Pages),
+            runs: Cache::with_weighter(64, half, Bytes),
+        }
+    }
+
+    /// The archive as it is now, or was a second ago.
+    pub(crate) fn tables(&self) -> Result<Arc<Tables>> {
+        self.with(|reader| Ok(reader.tables().clone()))
+    }
+
+    /// Lets readers go that nobody has used for a while.
+    pub(crate) fn rest(&self) {
+        self.idle.lock().retain(|(made, _)| made.elapsed() < STAYS);
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut TreeReader) -> Result<T>) -> Result<T> {
+        self.rest();
+        let idle = self.idle.lock().pop();
+        let (made, mut reader) = match idle {
+            Some(idle) => idle,
+            None => (Instant::now(), TreeReader::new(&self.archive)?),
+        };
+        let done = work(&mut reader);
+        self.idle.lock().push((made, reader));
+        done
+    }
+
+    /// Does `work` with what lies at an address; `Stale` when a collection has removed that.
+    fn at<T>(
+        &self,
+        address: Address,
+        work: impl FnOnce(&mut TreeReader) -> Result<T>,
+    ) -> Result<T> {
+        self.with(|reader| {
+            let tables = reader.tables().clone();
+            work(reader).map_err(|error| match tables.places(address.container).next() {
+                None => Error::new(Kind::Stopped, "the snapshot is gone"),
+                Some(_) => error,
+            })
+        })
+    }
+
+    /// The root directory of a snapshot, and a number that no other one has.
+    pub(crate) fn root(&self, root: &TreeNodeRef) -> Result<TreeEntry> {
+        match &*self.node(root)? {
+            TreeNode::Root(root) => Ok(root.directory.clone()),
+            _ => Err(Error::new(Kind::Corrupt, "the root of a snapshot is none")),
+        }
+    }
+
+    fn node(&self, node: &TreeNodeRef) -> Result<Arc<TreeNode>> {
+        if let Some(found) = self.nodes.get(node) {
+            return Ok(found);
+        }
+        let read = self.at(node.address, |reader| reader.node(node))?;
+        let read = Arc::new(read);
+        self.nodes.insert(*node, read.clone());
+        Ok(read)
+    }
+
+    /// The entry at a place.
+    pub(crate) fn entry(&self, (page, index): &Place) -> Result<TreeEntry> {
+        match &*self.node(page)? {
+            TreeNode::Directory(entries) => entries.get(*index as usize).cloned(),
+            _ => None,
+        }
+        .ok_or_else(|| Error::new(Kind::Corrupt, "a page of a directory is none"))
+    }
+
+    /// The entry of this name in a directory.
+    pub(crate) fn find(&self, top: &Top, name: &[u8]) -> Result<Option<(Place, TreeEntry)>> {
+        let (mut level, mut at) = (top.levels, top.node);
+        while level > 0 {
+            let node = self.node(&at)?;
+            let entries = index(&node, level)?;
+            let before = |entry: &IndexEntry| match &entry.key {
+                Key::Name(first) => first.as_slice() <= name,
+                Key::Sum(_) => false,
+            };
+            let Some(n) = entries.partition_point(before).checked_sub(1) else { return Ok(None) };
+            let Some(entry) = entries.get(n) else { return Ok(None) };
+            (level, at) = (level - 1, entry.node);
+        }
+        let node = self.node(&at)?;
+        let TreeNode::Directory(entries) = &*node else {
+            return Err(Error::new(Kind::Corrupt, "a page of a directory is none"));
+        };
+        let found = entries.binary_search_by(|entry| entry.name.as_slice().cmp(name));
+        Ok(found.ok().map(|n| ((at, n as u32), entries[n].clone())))
+    }
+
+    /// Bytes of a file from `offset` on; fewer at its end.
+    pub(crate) fn read(
+        &self,
+        bytes: u64,
+        map: &FileMap,
+        offset: u64,
+        size: u64,
+    ) -> Result<Vec<u8>> {
+        let end = bytes.min(offset.saturating_add(size));
+        let mut out = Vec::with_capacity(end.saturating_sub(offset) as usize);
+        match map {
+            FileMap::Inline(parts) => self.copy(parts, 0, offset, end, &mut out)?,
+            FileMap::Pages(top) => self.copy_pages(top, offset, end, &mut out)?,
+        }
+        if out.len() as u64 != end.saturating_sub(offset) {
+            return Err(Error::new(Kind::Corrupt, "a file has less content than its length"));
+        }
+        Ok(out)
+    }
+
+    /// Copies what is between `from` and `end` of a file, the pages of which are below `top`.
+    fn copy_pages(&self, top: &Top, from: u64, end: u64, out: &mut Vec<u8>) -> Result<()> {
+        let mut wanted = vec![(top.levels, top.node, 0)];
+        while let Some((level, node, mut begins)) = wanted.pop() {
+            let node = self.node(&node)?;
+            if level == 0 {
+                let TreeNode::FileMap(parts) = &*node else {
+                    return Err(Error::new(Kind::Corrupt, "a page of a file map is none"));
+                };
+                self.copy(parts, begins, from, end, out)?;
+                continue;
+            }
+            let mut hit = Vec::new();
+            for entry in index(&node, level)? {
+                let Key::Sum(bytes) = entry.key else { continue };
+                let ends: u64 = bytes.saturating_add(begins);
+                if ends > from && begins < end {
+                    hit.push((level - 1, entry.node, begins));
+                }
+                begins = ends;
+            }
+            wanted.extend(hit.into_iter().rev());
+        }
+        Ok(())
+    }
+
+    /// Copies what is between `from` and `end` of the parts, the first of which begins at `at`.
+    fn copy(
+        &self,
+        parts: &[Part],
+        mut at: u64,
+        from: u64,
+        end: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        for part in parts {
+            let bytes = match part {
+                Part::Run { bytes, .. } => u64::from(*bytes),
+                Part::Zeroes(bytes) | Part::Hole(bytes) => *bytes,
+                _ => 0,
+            };
+            let ends = at.saturating_add(bytes);
+            let (first, last) = (at.max(from), ends.min(end));
+            if first < last {
+                match part {
+                    Part::Run { .. } => {
+                        let run = self.run(part)?;
+                        let range = (first - at) as usize..(last - at) as usize;
+                        out.extend_from_slice(run.get(range).unwrap_or_default());
+                    }
+                    _ => out.resize(out.len() + (last - first) as usize, 0),
+                }
+            }
+            at = ends;
+        }
+        Ok(())
+    }
+
+    /// The bytes of a run, verified.
+    fn run(&self, part: &Part) -> Result<Arc<Vec<u8>>> {
+        let Part::Run { first, bytes, .. } = part else { return Ok(Arc::default()) };
+        if let Some(found) = self.runs.get(&(*first, *bytes)) {
+            return Ok(found);
+        }
+        if *bytes > RUN_BYTES {
+            return Err(Error::new(Kind::Corrupt, "a run of chunks can't be so long"));
+        }
+        let map = FileMap::Inline(vec![part.clone()]);
+        let mut run = Vec::with_capacity(*bytes as usize);
+        self.at(*first, |reader| {
+            reader.read(u64::from(*bytes), &map, Verify::Chunks, &mut |content| {
+                if let Content::Bytes(bytes) = content {
+                    run.extend_from_slice(bytes);
+                }
+                Ok(())
+            })
+        })?;
+        let run = Arc::new(run);
+        self.runs.insert((*first, *bytes), run.clone());
+        Ok(run)
+    }
+
+    /// The attributes of an entry.
+    pub(crate) fn attributes(&self, entry: &TreeEntry) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        self.with(|reader| reader.attributes(entry))
+    }
+}
+
+fn index(node: &TreeNode, level: u8) -> Result<&[IndexEntry]> {
+    match node {
+        TreeNode::Index(found, entries) if *found == level => Ok(entries),
+        _ => Err(Error::new(Kind::Corrupt, "an index page is none")),
+    }
+}
+
+impl Walk {
+    pub(crate) fn new(top: Option<Top>) -> Walk {
+        let wanted = top.iter().map(|top| (top.levels, top.node)).collect();
+        Walk { wanted, page: None, next: 0 }
+    }
+
+    /// The next entry.
+    pub(crate) fn next(&mut self, trees: &Trees) -> Result<Option<(Place, TreeEntry)>> {
+        loop {
+            if let Some((place, page)) = &self.page
+                && let TreeNode::Directory(entries) = &**page
+                && let Some(entry) = entries.get(self.next)
+            {
+                self.next += 1;
+                return Ok(Some(((*place, self.next as u32 - 1), entry.clone())));
+            }
+            let Some((level, node)) = self.wanted.pop() else { return Ok(None) };
+            let page = trees.node(&node)?;
+            if level > 0 {
+                let below = index(&page, level)?;
+                self.wanted.extend(below.iter().rev().map(|entry| (level - 1, entry.node)));
+                continue;
+            }
+            (self.page, self.next) = (Some((node, page)), 0);
+        }
+    }
+}
