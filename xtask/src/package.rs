@@ -25,22 +25,31 @@ const TRIAL: &str = r#"set -euo pipefail
 export HOME=/root DEBIAN_FRONTEND=noninteractive
 cd /root
 apt-get update
-apt-get install --yes --no-install-recommends /root/onefold.deb
+apt-get install --yes --no-install-recommends /root/onefold.deb rsync
 echo "==> installed: user, manual, completions, units"
 getent passwd onefold
 zcat -f /usr/share/man/man1/onefold-serve.1* | grep -q onefold
 bash -n /usr/share/bash-completion/completions/onefold
-for unit in onefold onefold-nightly; do
+for unit in onefold onefold-nightly onefold-backup; do
     program=$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "/usr/lib/systemd/system/$unit@.service")
     test -x "$program"
 done
 test -e /usr/lib/systemd/system/onefold-nightly@.timer
+test -e /usr/lib/systemd/system/onefold-backup@.timer
 echo "==> used: an archive, and a block store that is served"
 onefold create archive backups
 onefold put backups docs -r /usr/share/doc/onefold
 onefold get backups docs -C out
 diff -r /usr/share/doc/onefold out
 onefold check backups
+for night in 1 2; do SET=host onefold-backup backups /usr/share/doc/onefold /etc; done
+onefold restore backups host /etc/debian_version -C out2
+cmp /etc/debian_version out2/etc/debian_version
+echo "==> the whole system: rsync finds no difference in what comes back"
+onefold backup backups / --set root --one-file-system --exclude /root
+mkdir out3
+onefold restore backups root -C out3 --preserve-privileged
+test -z "$(rsync -aHAXni --delete --one-file-system --exclude=/root / out3/ | tee /dev/stderr)"
 onefold create block disk --size 64M
 onefold volume create disk v --size 1G
 onefold serve disk --nbd unix:/root/socket &

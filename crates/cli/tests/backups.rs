@@ -180,6 +180,10 @@ fn a_snapshot_that_is_much_smaller_is_marked() {
         (said[0]["verdict"].as_str(), said[1]["verdict"].as_str()),
         (Some("kept"), Some("left_alone"))
     );
+    // The whole one is young, and for how long is the operator's word.
+    desk.ok("status a --check --max-age 1h");
+    std::thread::sleep(Duration::from_millis(2100));
+    desk.fails("status a --check --max-age 1s", 1, &["1 thing needs an operator"]);
     // It is so small on purpose.
     assert_eq!(backup(&desk, "tree --set t --accept")["state"].as_str(), Some("whole"));
 }
@@ -449,4 +453,45 @@ fn snapshots_are_mounted() {
     let killed = std::process::Command::new("umount").arg(desk.path("m")).status().unwrap();
     assert!(killed.success());
     assert!(mount.wait().unwrap().success());
+}
+
+#[test]
+fn thirty_nights_come_back_and_those_that_a_policy_keeps() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let tree = desk.path("tree");
+    for n in 0..300u64 {
+        let file = tree.join(format!("{}/{n}", n % 7));
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, noise(n, 2_000 + 40 * n as usize)).unwrap();
+    }
+    let mut nights: Vec<(String, Listed)> = Vec::new();
+    for night in 0..30u64 {
+        // One file in a hundred changes, one comes, and one goes.
+        for n in (0..3).map(|n| (night * 37 + n * 100) % 300) {
+            let _ = fs::write(
+                tree.join(format!("{}/{n}", n % 7)),
+                noise(1_000 + night * 10 + n, 9_000),
+            );
+        }
+        fs::write(tree.join(format!("3/new-{night}")), noise(5_000 + night, 4_000)).unwrap();
+        let _ = fs::remove_file(tree.join(format!("{}/{}", night * 11 % 7, night * 11)));
+        let made = backup(&desk, "tree --set t");
+        nights.push((made["id"].as_str().unwrap().to_owned(), listed(&tree)));
+    }
+    let all_come_back = |nights: &[(String, Listed)]| {
+        for (id, expected) in nights {
+            desk.ok(&format!("restore a {id} -C out"));
+            assert!(listed(&restored(&desk, "out", "tree")) == *expected, "{id}");
+            fs::remove_dir_all(desk.path("out")).unwrap();
+        }
+    };
+    all_come_back(&nights);
+    desk.ok("forget a --keep-last 5 --force");
+    desk.ok("gc a --trash 0 --keep-partial 0");
+    desk.ok("gc a --trash 0 --keep-partial 0");
+    all_come_back(&nights[25..]);
+    desk.fails(&format!("restore a {} -C out", nights[0].0), 1, &["no snapshot"]);
+    desk.ok("check a");
+    desk.ok("scrub a");
 }

@@ -26,7 +26,9 @@ mod trace;
 
 pub use archive::{
     archive,
-    decoders::{container, label, listing, log, node_label, recipe, record, snapshot, tree_node},
+    decoders::{
+        container, event, label, listing, log, node_label, recipe, record, snapshot, tree_node,
+    },
     nodes::nodes,
     parts::{counts, index, maps},
 };
@@ -52,7 +54,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 29] = [
+pub const TARGETS: [Target; 30] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
@@ -81,6 +83,7 @@ pub const TARGETS: [Target; 29] = [
     Target { name: "snapshot", body: snapshot, examples: archive::decoders::snapshot_examples },
     Target { name: "container", body: container, examples: archive::decoders::container_examples },
     Target { name: "recipe", body: recipe, examples: archive::decoders::recipe_examples },
+    Target { name: "event", body: event, examples: archive::decoders::event_examples },
     Target { name: "tree_node", body: tree_node, examples: archive::decoders::tree_node_examples },
     Target { name: "listing", body: listing, examples: archive::decoders::listing_examples },
     Target { name: "cluster", body: cluster, examples: cluster::examples },

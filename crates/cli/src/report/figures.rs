@@ -401,6 +401,20 @@ pub(crate) const FIGURES: &[Figure] = &[
         &[number(ARCHIVE, "/streams")],
     ),
     figure(
+        "directory_snapshots",
+        (Gauge, Number),
+        ByOperator,
+        "Snapshots of directories that the archive lists.",
+        &[number(ARCHIVE, "/snapshots")],
+    ),
+    figure(
+        "damaged_chunks",
+        (Gauge, Number),
+        ByOperator,
+        "Chunks of the archive that are known to be damaged.",
+        &[number(ARCHIVE, "/damaged_chunks")],
+    ),
+    figure(
         "absent_nodes",
         (Gauge, Number),
         ByOperator,

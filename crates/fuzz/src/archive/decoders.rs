@@ -1,11 +1,13 @@
 //! Each decoder of the archive engine: bytes as they come, and with their checksums mended. A
 //! decoder may accept only what the engine would write.
 
+use std::collections::BTreeMap;
+
 use onefold_archive::{
-    Address, Attributes, Completeness, ContainerId, FileMap, FoundLabel as Found, IndexEntry, Key,
-    Kinds, Label, Links, Metadata, NodeLabel, Order, Packer, Part, Record, Root, Snapshot,
-    SnapshotId, Stat, Summary, Tables, Top, TreeEntry, TreeNode, TreeNodeRef, TreeWhat,
-    decode_frame, decode_listing, encode_entry, recipe_parts,
+    Address, Attributes, Completeness, ContainerId, Event, FileMap, FoundLabel as Found,
+    IndexEntry, Key, Kinds, Known, Label, Links, Metadata, NodeLabel, Order, Packer, Part, Record,
+    Root, Snapshot, SnapshotId, Stat, Summary, Tables, Top, TreeEntry, TreeNode, TreeNodeRef,
+    TreeWhat, decode_frame, decode_listing, encode_entry, recipe_parts,
 };
 use onefold_core::Fingerprint;
 
@@ -77,6 +79,56 @@ pub fn tree_node(data: &[u8]) {
         assert!(again.is_ok_and(|again| again == node), "a node changes by being written");
         node.named(&mut |_| {});
     }
+}
+
+/// An event of a walk, from another process.
+pub fn event(data: &[u8]) {
+    if let Some(event) = reach::noted(Event::decode(data)) {
+        let again = Event::decode(&event.encode());
+        let same = again.is_ok_and(|again| told(&again) == told(&event));
+        assert!(same, "an event changes by being written");
+    }
+}
+
+/// An event as text; the order of the pages that it knows is nothing of it.
+fn told(event: &Event) -> String {
+    let sorted = |known: &Known| format!("{:?}", known.iter().collect::<BTreeMap<_, _>>());
+    match event {
+        Event::Enter(entry, stat, known) => format!("{entry:?} {stat:?} {}", sorted(known)),
+        Event::Known(known) => sorted(known),
+        event => format!("{event:?}"),
+    }
+}
+
+pub(crate) fn event_examples() -> Vec<Vec<u8>> {
+    let entry = |what| TreeEntry {
+        name: b"a".to_vec(),
+        what,
+        mode: 0o644,
+        uid: 1,
+        gid: 2,
+        seconds: 3,
+        nanoseconds: 4,
+        link: 5,
+        is_in_part: false,
+        attributes: Attributes::default(),
+    };
+    let known = || Known::from([1, 2].map(|n| (Fingerprint([n; 16]), node_ref(n).address)));
+    let file = || entry(TreeWhat::File(0, FileMap::default()));
+    let events = [
+        Event::Enter(entry(TreeWhat::Directory(None)), Stat::default(), known()),
+        Event::Leave(true),
+        Event::Known(known()),
+        Event::Discard,
+        Event::Attributes,
+        Event::File(file(), Stat::default(), None),
+        Event::File(file(), Stat::default(), Some((7, FileMap::Inline(vec![Part::Hole(7)])))),
+        Event::Other(entry(TreeWhat::Fifo), Stat::default()),
+        Event::Link(file(), Stat::default()),
+        Event::Checkpoint(SnapshotId([5; 16])),
+        Event::End(3),
+    ];
+    events.iter().map(Event::encode).collect()
 }
 
 pub(crate) fn tree_node_examples() -> Vec<Vec<u8>> {

@@ -1,6 +1,8 @@
 //! `onefold status` of an archive: what it holds and what it saved.
 
-use onefold_archive::{Archive, Class, Container, Nodes, Tables, WriteCost};
+use std::collections::BTreeMap;
+
+use onefold_archive::{Archive, Class, Completeness, Container, Nodes, Tables, WriteCost};
 use onefold_backend::room::room;
 use onefold_core::Result;
 use serde::Serialize;
@@ -9,11 +11,14 @@ use crate::{
     report::archive::ArchiveServer,
     verbs::volume::archive::{self as archive_volume, Line},
 };
-use onefold::parts::{archive_dir::ArchiveDir, control::Request};
+use onefold::parts::{
+    archive_dir::{ArchiveDir, now},
+    control::Request,
+};
 use onefold_console::{
     failure::Failure,
     output,
-    size::{Size, counted, grouped},
+    size::{Size, counted, duration, grouped},
 };
 
 /// The figures.
@@ -27,9 +32,19 @@ pub(in crate::verbs) struct Stats {
     streams: u64,
     /// Content of all streams.
     bytes: u64,
+    /// Snapshots of directories that are listed, their content together, and those that were
+    /// forgotten and are not gone.
+    snapshots: u64,
+    snapshot_bytes: u64,
+    forgotten_snapshots: u64,
+    /// The sets of snapshots.
+    sets: Vec<SetLine>,
+    /// Chunks that are known to be damaged.
+    damaged_chunks: u64,
     /// Containers as stored.
     stored_bytes: u64,
-    /// Content of streams, and blocks of volumes that are no zeroes, for each byte stored.
+    /// Content of streams and snapshots, and blocks of volumes that are no zeroes, for each byte
+    /// stored.
     ratio: Option<f64>,
     containers: u64,
     chunks: u64,
@@ -64,6 +79,34 @@ pub(in crate::verbs) struct Stats {
     volumes: Vec<Line>,
     /// The server, when there is one.
     server: Option<ArchiveServer>,
+}
+
+/// The snapshots of a set on one host.
+#[derive(Debug, Serialize)]
+struct SetLine {
+    set: String,
+    host: String,
+    snapshots: u64,
+    /// When the newest whole one was made, in seconds since 1970.
+    newest_whole: Option<u64>,
+}
+
+fn sets(tables: &Tables) -> Vec<SetLine> {
+    let mut sets: BTreeMap<(&str, &str), (u64, Option<u64>)> = BTreeMap::new();
+    for snapshot in tables.snapshots.listed() {
+        let (count, newest) = sets.entry((&snapshot.set, &snapshot.host)).or_default();
+        *count += 1;
+        if snapshot.completeness == Completeness::Whole {
+            *newest = (*newest).max(Some(snapshot.ended));
+        }
+    }
+    let line = |((set, host), (snapshots, newest_whole)): ((&str, &str), _)| SetLine {
+        set: set.to_owned(),
+        host: host.to_owned(),
+        snapshots,
+        newest_whole,
+    };
+    sets.into_iter().map(line).collect()
 }
 
 /// The containers of a class.
@@ -145,6 +188,8 @@ impl Stats {
         let code = nodes.map_or([1, 1], |nodes| [nodes.code().0 as u64, nodes.code().1 as u64]);
         let late = archive.label().late;
         let bytes = tables.streams.values().map(|stream| stream.bytes).sum::<u64>();
+        let snapshot_bytes = tables.snapshots.listed().map(|one| one.bytes).sum::<u64>();
+        let damaged = tables.damaged.values().flatten();
         let stored_bytes = tables.stored_bytes();
         let volumes = archive_volume::lines(tables);
         let mapped = volumes.iter().map(|volume| volume.mapped_bytes).sum::<u64>();
@@ -158,8 +203,14 @@ impl Stats {
             compression: archive.label().compression.to_string(),
             streams: tables.streams.len() as u64,
             bytes,
+            snapshots: tables.snapshots.listed().count() as u64,
+            snapshot_bytes,
+            forgotten_snapshots: tables.snapshots.forgotten().count() as u64,
+            sets: sets(tables),
+            damaged_chunks: damaged.map(|bits| u64::from(bits.count_ones())).sum(),
             stored_bytes,
-            ratio: (stored_bytes > 0).then(|| (bytes + mapped) as f64 / stored_bytes as f64),
+            ratio: (stored_bytes > 0)
+                .then(|| (bytes + snapshot_bytes + mapped) as f64 / stored_bytes as f64),
             containers: tables.containers.len() as u64,
             chunks: of_containers(|container| container.stored.chunks),
             chunk_bytes: of_containers(|container| container.stored.raw_bytes),
@@ -206,8 +257,45 @@ impl From<&WriteCost> for WorkLine {
     }
 }
 
+impl Stats {
+    /// What needs an operator, a sentence each; snapshots may be as old as `max_age` seconds.
+    fn problems(&self, max_age: Option<u64>) -> Vec<String> {
+        let mut all = Vec::new();
+        if let Some(reason) = self.server.as_ref().and_then(|server| server.stopped.as_ref()) {
+            all.push(format!("its server only reads: {reason}"));
+        }
+        for absent in &self.absent {
+            all.push(format!(
+                "node {} ({}) does not count: {}",
+                absent.node, absent.directory, absent.why
+            ));
+        }
+        if self.damaged_chunks > 0 {
+            all.push(format!("{} damaged", counted(self.damaged_chunks, "chunk")));
+        }
+        for set in &self.sets {
+            let age = set.newest_whole.map(|at| now().saturating_sub(at));
+            let late = match (age, max_age) {
+                (Some(age), Some(most)) => age > most,
+                (None, Some(_)) => true,
+                (_, None) => false,
+            };
+            if late {
+                let age =
+                    age.map_or_else(|| "never".to_owned(), |age| format!("{} ago", duration(age)));
+                let (name, host) = (set.set.escape_debug(), set.host.escape_debug());
+                all.push(format!(
+                    "the last whole snapshot of set '{name}' of {host} was made {age}"
+                ));
+            }
+        }
+        all
+    }
+}
+
 /// Tells about an archive.
-pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<(), Failure> {
+pub(super) fn show(directory: &ArchiveDir, options: &super::Options) -> Result<(), Failure> {
+    let (memory, json) = (options.memory.0, options.json);
     let archive = directory.open_to_read(memory)?;
     let nodes = directory.nodes(false, false)?;
     let tables = archive.tables();
@@ -215,6 +303,10 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     let server =
         directory.server().ok().flatten().and_then(|mut server| server.ask(&Request::Status).ok());
     let stats = Stats::new(directory, &archive, &tables, nodes.as_deref(), server)?;
+    if options.check {
+        let problems = stats.problems(options.max_age.map(|age| age.as_secs()));
+        return super::judge(json, &problems);
+    }
     if json {
         output::json(&stats)?;
         return Ok(());
@@ -274,6 +366,24 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
         row("volume", format!("{} of {bytes}, {mapped} written", volume.name.escape_debug()));
     }
     row("streams", format!("{} with {}", grouped(stats.streams), Size(stats.bytes)));
+    if stats.snapshots > 0 {
+        let all = counted(stats.snapshots, "snapshot");
+        row("snapshots", format!("{all} with {} together", Size(stats.snapshot_bytes)));
+    }
+    for set in &stats.sets {
+        let newest = set.newest_whole.map_or_else(
+            || "none is whole".to_owned(),
+            |at| format!("the newest whole one {} ago", duration(now().saturating_sub(at))),
+        );
+        let (name, host) = (set.set.escape_debug(), set.host.escape_debug());
+        row("set", format!("{name} of {host}: {}, {newest}", grouped(set.snapshots)));
+    }
+    if stats.forgotten_snapshots > 0 {
+        row("in the trash", counted(stats.forgotten_snapshots, "forgotten snapshot"));
+    }
+    if stats.damaged_chunks > 0 {
+        row("DAMAGED", counted(stats.damaged_chunks, "chunk"));
+    }
     let ratio = stats.ratio.map_or_else(String::new, |ratio| format!(", {ratio:.2} times less"));
     row(
         "stored",

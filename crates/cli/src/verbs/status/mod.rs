@@ -5,10 +5,14 @@ mod cluster;
 
 pub(in crate::verbs) use self::archive::Stats;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::Args;
 use onefold_core::Result;
+use serde_json::json;
 
 use super::{Found, served_or_not};
 use crate::report::Report;
@@ -21,7 +25,8 @@ use onefold_console::{failure::Failure, output, size::Size};
 /// engine may not.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  onefold status disk.onefold\n  onefold status disk.onefold --json"
+    after_help = "Examples:\n  onefold status disk.onefold\n  onefold status disk.onefold --json\n  \
+                  onefold status backups --check --max-age 26h"
 )]
 pub(crate) struct Options {
     /// The store, of any engine
@@ -32,9 +37,40 @@ pub(crate) struct Options {
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     memory: Size,
 
+    /// For monitoring: says only what needs an operator, and exits with 1 when something does. A
+    /// store that writes no more, nodes that do not count, damaged chunks, sets without a recent
+    /// snapshot
+    #[arg(long)]
+    check: bool,
+
+    /// With --check: how old the newest whole snapshot of each set of an archive may be, like 26h
+    #[arg(long, requires = "check", value_name = "TIME", value_parser = humantime::parse_duration)]
+    max_age: Option<Duration>,
+
     /// Prints JSON, whose keys are stable
     #[arg(long)]
     json: bool,
+}
+
+/// Says what needs an operator.
+fn judge(json: bool, problems: &[String]) -> Result<(), Failure> {
+    if json {
+        output::json(&json!({ "problems": problems }))?;
+    } else {
+        problems.iter().for_each(output::line);
+    }
+    match problems.len() {
+        0 if json => Ok(()),
+        0 => {
+            output::line("nothing needs you");
+            Ok(())
+        }
+        n => Err(Failure::new(format!("{} an operator", needs(n)))),
+    }
+}
+
+fn needs(n: usize) -> String {
+    if n == 1 { "1 thing needs".to_owned() } else { format!("{n} things need") }
 }
 
 /// Prints the report.
@@ -42,12 +78,19 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let file = match Found::at(&options.store)? {
         Found::Block(file) => file,
         Found::Archive(directory) => {
-            return archive::show(&directory, options.memory.0, options.json);
+            return archive::show(&directory, options);
+        }
+        Found::Cluster(_) if options.check => {
+            return Err(Failure::usage("--check is for block stores and archives"));
         }
         Found::Cluster(url) => return cluster::show(&url, options.json),
     };
     let report =
         served_or_not(&file, |server| server.ask(&Request::Status), || offline(&options.store))?;
+    if options.check {
+        let stopped = report.stopped.iter().map(|reason| format!("it only reads: {reason}"));
+        return judge(options.json, &stopped.collect::<Vec<_>>());
+    }
     if options.json {
         output::json(&report)?;
     } else {
