@@ -70,6 +70,7 @@ fn archive(onefold: &Onefold, scratch: &Scratch) -> Result<Value> {
     let create = ["create", "archive", path(&store), "--nodes", &nodes.join(","), "--code", "3,2"];
     onefold.verb(create)?;
     onefold.verb(["put", path(&store), "passwd", "/etc/passwd"])?;
+    onefold.verb(["backup", path(&store), "/etc/passwd", "--set", "passwd"])?;
     onefold.verb(["volume", "create", path(&store), "v", "--size", "1M"])?;
     std::fs::remove_dir_all(lost)?;
     let server = onefold.serve(&store, &[format!("unix:{}", scratch.file("s").display())], &[])?;
