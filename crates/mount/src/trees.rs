@@ -71,8 +71,9 @@ pub(crate) struct Walk {
 }
 
 impl Trees {
-    pub(crate) fn new(archive: &Arc<Archive>) -> Trees {
-        let half = super::CACHE_BYTES / 2;
+    /// With caches of so many bytes together.
+    pub(crate) fn new(archive: &Arc<Archive>, cached: u64) -> Trees {
+        let half = cached / 2;
         Trees {
             archive: archive.clone(),
             idle: Mutex::default(),

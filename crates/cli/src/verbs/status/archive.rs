@@ -1,6 +1,6 @@
 //! `onefold status` of an archive: what it holds and what it saved.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use onefold_archive::{Archive, Class, Completeness, Container, Nodes, Tables, WriteCost};
 use onefold_backend::room::room;
@@ -293,20 +293,30 @@ impl Stats {
     }
 }
 
-/// Tells about an archive.
-pub(super) fn show(directory: &ArchiveDir, options: &super::Options) -> Result<(), Failure> {
-    let (memory, json) = (options.memory.0, options.json);
+/// The figures of an archive, served or not.
+fn look(directory: &ArchiveDir, memory: u64) -> Result<(Arc<Archive>, Stats)> {
     let archive = directory.open_to_read(memory)?;
     let nodes = directory.nodes(false, false)?;
-    let tables = archive.tables();
-    let (late, work) = (archive.label().late, tables.write_cost);
     let server =
         directory.server().ok().flatten().and_then(|mut server| server.ask(&Request::Status).ok());
-    let stats = Stats::new(directory, &archive, &tables, nodes.as_deref(), server)?;
-    if options.check {
-        let problems = stats.problems(options.max_age.map(|age| age.as_secs()));
-        return super::judge(json, &problems);
-    }
+    let stats = Stats::new(directory, &archive, &archive.tables(), nodes.as_deref(), server)?;
+    Ok((archive, stats))
+}
+
+/// What needs an operator, a sentence each; snapshots may be as old as `max_age`.
+pub(super) fn problems(
+    directory: &ArchiveDir,
+    memory: u64,
+    max_age: Option<Duration>,
+) -> Result<Vec<String>> {
+    let (_, stats) = look(directory, memory)?;
+    Ok(stats.problems(max_age.map(|age| age.as_secs())))
+}
+
+/// Tells about an archive.
+pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<(), Failure> {
+    let (archive, stats) = look(directory, memory)?;
+    let (late, work) = (archive.label().late, archive.tables().write_cost);
     if json {
         output::json(&stats)?;
         return Ok(());

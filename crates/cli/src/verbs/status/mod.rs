@@ -78,7 +78,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let file = match Found::at(&options.store)? {
         Found::Block(file) => file,
         Found::Archive(directory) => {
-            return archive::show(&directory, options);
+            let memory = options.memory.0;
+            return match options.check {
+                true => {
+                    judge(options.json, &archive::problems(&directory, memory, options.max_age)?)
+                }
+                false => archive::show(&directory, memory, options.json),
+            };
         }
         Found::Cluster(_) if options.check => {
             return Err(Failure::usage("--check is for block stores and archives"));
