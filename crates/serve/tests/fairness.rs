@@ -419,6 +419,45 @@ fn rule_12_two_volumes_that_send_requests_byte_by_byte_keep_no_third_from_workin
 }
 
 #[test]
+fn rule_12_a_client_that_pauses_between_requests_is_not_cut_for_those_that_send_byte_by_byte() {
+    let shared = shared_by_three(Limits {
+        places: 4,
+        patience: Duration::from_millis(300),
+        rest: Duration::from_millis(200),
+        ..Limits::default()
+    });
+    let mut slow: Vec<Raw> = (0..8)
+        .map(|n| Raw::go_to(&shared.socket, Mode::Simple, ["greedy", "other"][n % 2]))
+        .collect();
+    for raw in &mut slow {
+        raw.request(0, WRITE, 0, 4 << 20, &[1; 100]);
+    }
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for raw in &slow {
+            let (mut sends, ended) = (raw.stream.try_clone().unwrap(), &ended);
+            scope.spawn(move || {
+                while !ended.load(SeqCst) && sends.write_all(&[1]).is_ok() {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            });
+        }
+        let works = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let mut raw = Raw::go(&shared.socket, Mode::Structured);
+            // Longer than anybody may keep a place for nothing.
+            for round in 0..12u8 {
+                assert_eq!(raw.write(FUA, u64::from(round) << 12, &[round; 4096]), 0);
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        }));
+        ended.store(true, SeqCst);
+        assert!(works.is_ok(), "an honest client was cut");
+    });
+    drop(slow);
+    shared.end();
+}
+
+#[test]
 fn rule_12_a_client_that_comes_again_has_not_paid_for_what_it_asked_before() {
     let volumes = ["disk", "greedy"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
     let limits = VolumeLimits { iops: 20, ..VolumeLimits::default() };

@@ -8,6 +8,9 @@ pub(crate) trait Source: Read {
     /// `looks`, so that the reader can look around; else it waits as long as the client may be
     /// silent.
     fn looks_around(&mut self, looks: bool);
+
+    /// Says whether the next bytes begin a request, or belong to one that has begun.
+    fn between(&mut self, between: bool);
 }
 
 /// Bytes that come without being waited for.
@@ -21,6 +24,8 @@ impl<R: Read> Read for Plain<R> {
 
 impl<R: Read> Source for Plain<R> {
     fn looks_around(&mut self, _: bool) {}
+
+    fn between(&mut self, _: bool) {}
 }
 
 /// Bytes received and not yet used.

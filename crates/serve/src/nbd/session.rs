@@ -345,9 +345,14 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             }
             self.finish_batch()?;
         }
+        let part_since = Instant::now();
         loop {
-            let most = self.rest(inbox);
-            match inbox.receive(most) {
+            let most = self.rest(inbox, part_since);
+            let between = inbox.unread().is_empty();
+            inbox.reader().between(between);
+            let received = inbox.receive(most);
+            inbox.reader().between(false);
+            match received {
                 Ok(0) if inbox.unread().is_empty() => return Err(Ending::Closed),
                 Ok(0) => return Err(Ending::Broken(io::ErrorKind::UnexpectedEof.into())),
                 Ok(_) => break,
@@ -423,9 +428,9 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
 
     /// Gives the working place back when another connection wants it, or when the client sends
     /// nothing. A request that has arrived in part is finished first, but none behind it. If the
-    /// client stops and the small buffer holds that part, the place is given back at once. Returns
-    /// how much to receive at most.
-    fn rest<R: Source>(&mut self, inbox: &mut Inbox<R>) -> usize {
+    /// rest of it does not come at once, and the small buffer holds the part, the place is given
+    /// back. Returns how much to receive at most.
+    fn rest<R: Source>(&mut self, inbox: &mut Inbox<R>, part_since: Instant) -> usize {
         if self.place.is_none() {
             return usize::MAX;
         }
@@ -434,7 +439,8 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             return self.most(inbox);
         }
         let part = inbox.unread().len();
-        if part > self.limits.receive_idle() / 2 || (part > 0 && self.silent.is_zero()) {
+        let soon = self.silent.is_zero() && part_since.elapsed() < LOOK;
+        if part > self.limits.receive_idle() / 2 || (part > 0 && soon) {
             return missing(inbox.unread(), self.agreed.dialect);
         }
         self.leave_place(inbox);
@@ -750,15 +756,17 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         self.finish_batch()?;
         self.batch = 1;
         let (mut offset, end) = (request.offset, request.offset + request.length);
-        let piece = inbox.capacity() as u64 / 2;
         let late = self.volume().acknowledges_late();
         let mut result = Ok(Ticket(0));
         while result.is_ok() && offset < end {
             // Pieces end where blocks end, so that no block is written twice.
+            let piece = inbox.capacity() as u64 / 2;
             let next =
                 ((offset + piece) & !(onefold_core::BLOCK_BYTES as u64 - 1)).clamp(offset + 1, end);
             let bytes = (next - offset) as usize;
-            inbox.need(bytes)?;
+            if !self.need(bytes, inbox)? {
+                continue;
+            }
             let turn = self.turn_to_write(bytes as u64)?;
             result = self.volume().write(offset, &inbox.unread()[..bytes]);
             drop(turn);
@@ -778,6 +786,26 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             other => self.answer(request.into(), other.map(drop)),
         }
         Ok(())
+    }
+
+    /// Receives until so many bytes of a payload are unread. While they are slow to come, others have
+    /// the working place, and the client fills the small buffer; then the buffer may be another one,
+    /// and this returns false.
+    fn need<R: Source>(&mut self, bytes: usize, inbox: &mut Inbox<R>) -> Result<bool, Ending> {
+        let (since, idle) = (Instant::now(), self.limits.receive_idle());
+        while inbox.unread().len() < bytes {
+            let slow = since.elapsed() >= LOOK && inbox.unread().len() <= idle / 2;
+            if slow && self.is_wanted() && self.leave_place(inbox) {
+                let enough = bytes.min(idle);
+                while inbox.unread().len() < enough {
+                    receive_some(inbox, enough - inbox.unread().len())?;
+                }
+                self.work(inbox)?;
+                return Ok(false);
+            }
+            receive_some(inbox, usize::MAX)?;
+        }
+        Ok(true)
     }
 
     /// Answers a change, with FUA when it is durable.
@@ -847,6 +875,16 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
 }
 
 /// The server ended the connection.
+/// Receives some bytes of a payload, if any come before it is time to look around.
+fn receive_some<R: Source>(inbox: &mut Inbox<R>, most: usize) -> Result<(), Ending> {
+    match inbox.receive(most) {
+        Ok(0) => Err(Ending::Broken(io::ErrorKind::UnexpectedEof.into())),
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn was_cut() -> Ending {
     Ending::Broken(io::ErrorKind::ConnectionAborted.into())
 }

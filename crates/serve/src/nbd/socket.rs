@@ -47,6 +47,8 @@ pub(crate) struct Receiver<'a> {
     idle: Option<Duration>,
     /// When something last came.
     heard: Instant,
+    /// The next bytes begin a request.
+    between: bool,
     activity: Arc<Activity>,
 }
 
@@ -73,7 +75,8 @@ struct Work {
     waits: usize,
     /// When the first of these began to wait.
     waits_since: u64,
-    /// For how long the place was kept for nothing but the client, up to `waits_since`.
+    /// For how long the place was kept for nothing but the client, up to `waits_since`, since the
+    /// last request came as a whole.
     kept: u64,
 }
 
@@ -82,7 +85,7 @@ struct Work {
 pub(crate) struct Kept {
     /// Time since the client or the server last did something.
     pub(crate) still: Duration,
-    /// Time that the connection has waited for its client since it got the place.
+    /// Time that the connection has waited for its client in the request at hand.
     pub(crate) waited: Duration,
 }
 
@@ -146,6 +149,15 @@ impl Activity {
         work.waits += 1;
     }
 
+    /// The client is between two requests. It may be: a connection that others want gives its place
+    /// back by itself.
+    fn is_between(&self) {
+        let mut work = self.work.lock();
+        if work.waits == 0 {
+            work.kept = 0;
+        }
+    }
+
     fn wait_ends(&self, now: Instant) {
         let now = self.time(now);
         let mut work = self.work.lock();
@@ -188,6 +200,7 @@ impl<'a> Receiver<'a> {
             born,
             idle: limits.idle,
             heard: born,
+            between: false,
             activity,
         }
     }
@@ -231,10 +244,16 @@ impl<'a> Receiver<'a> {
             std::thread::yield_now();
             self.crowd.yielded(before, self.born.elapsed());
         }
-        self.activity.wait_begins(Instant::now(), false);
+        if self.between {
+            self.activity.is_between();
+        } else {
+            self.activity.wait_begins(Instant::now(), false);
+        }
         let received = recv(&*self.socket, buffer, RecvFlags::empty());
         let now = Instant::now();
-        self.activity.wait_ends(now);
+        if !self.between {
+            self.activity.wait_ends(now);
+        }
         self.brisk = now - began < self.awake;
         match received {
             Ok((received, _)) => {
@@ -254,6 +273,10 @@ impl<'a> Receiver<'a> {
 }
 
 impl Source for Receiver<'_> {
+    fn between(&mut self, between: bool) {
+        self.between = between;
+    }
+
     fn looks_around(&mut self, looks: bool) {
         let left = self
             .idle
@@ -380,10 +403,13 @@ mod tests {
         assert_eq!(kept(14), seconds(5, 5));
         activity.wait_ends(at(14));
         assert_eq!(kept(15), None);
+        // Its request came as a whole, and it may pause.
+        activity.is_between();
+        assert_eq!(kept(16), None);
         // It sends a byte now and then.
         activity.wait_begins(at(16), false);
         activity.heard_at(at(20));
-        assert_eq!(kept(21), seconds(1, 10));
+        assert_eq!(kept(21), seconds(1, 5));
         activity.rests();
         assert_eq!(kept(22), None);
         activity.works(at(23));
