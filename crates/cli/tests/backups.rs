@@ -495,3 +495,127 @@ fn thirty_nights_come_back_and_those_that_a_policy_keeps() {
     desk.ok("check a");
     desk.ok("scrub a");
 }
+
+/// A list of access rights (POSIX ACL) of entries: tag, permissions, id.
+fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+    let mut bytes = vec![2, 0, 0, 0];
+    for (tag, may, id) in entries {
+        bytes.extend(tag.to_le_bytes());
+        bytes.extend(may.to_le_bytes());
+        bytes.extend(id.to_le_bytes());
+    }
+    bytes
+}
+
+/// Gives a path such a list: its owner and one user may do all, the owning group nothing.
+fn give_list(path: &Path) -> bool {
+    let none = u32::MAX;
+    let list =
+        list(&[(1, 7, none), (2, 7, 12_346), (4, 0, none), (0x10, 7, none), (0x20, 0, none)]);
+    let set = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(path, "system.posix_acl_access", &list, set).is_ok()
+}
+
+#[test]
+fn rule_06_nobody_gets_more_by_a_restore_or_a_mount_than_a_list_of_rights_gave() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir_all(desk.path("way/root")).unwrap();
+    fs::write(desk.path("way/root/file"), b"1").unwrap();
+    let fifo = desk.path("way/root/fifo");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
+    assert!(made.success());
+    let all = [desk.path("way"), desk.path("way/root/file"), fifo];
+    if !all.iter().all(|path| give_list(path)) {
+        println!("NOT TESTED: the file system has no lists of access rights");
+        return;
+    }
+    let mode = |path: &Path| fs::symlink_metadata(path).unwrap().mode() & 0o777;
+    assert_eq!(mode(&all[2]), 0o770, "the bits of the group are the mask");
+    backup(&desk, "way/root --set t");
+    // That of the pipe is left out, and said so.
+    assert_eq!(desk.run("restore a t -C out").status.code(), Some(0));
+    let out = |path: &str| restored(&desk, "out", path);
+    assert_eq!(mode(&out("way/root/fifo")), 0o700, "it has no list");
+    for path in ["way", "way/root/file"] {
+        let mut room = [0; 100];
+        let found = rustix::fs::getxattr(out(path), "system.posix_acl_access", &mut room);
+        assert!(found.is_ok(), "{path} has its list");
+    }
+    if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+        println!("NOT TESTED: mounting needs /dev/fuse and root");
+        return;
+    }
+    fs::create_dir(desk.path("m")).unwrap();
+    let mut mount = desk
+        .command("mount a m --snapshot t --allow-other")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = std::io::BufReader::new(mount.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut said, &mut String::new()).unwrap();
+    for path in ["way", "way/root/file", "way/root/fifo"] {
+        let inside = desk.path("m").join(desk.path(path).strip_prefix("/").unwrap());
+        assert_eq!(mode(&inside), 0o700, "{path}");
+    }
+    assert!(std::process::Command::new("umount").arg(desk.path("m")).status().unwrap().success());
+    assert!(mount.wait().unwrap().success());
+}
+
+#[test]
+fn rule_09_what_one_user_makes_keeps_no_other_from_a_restore() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("home")).unwrap();
+    fs::write(desk.path("home/letter"), b"dear").unwrap();
+    // More levels than a snapshot has.
+    let mut at = rustix::fs::openat(
+        rustix::fs::CWD,
+        desk.path("home"),
+        rustix::fs::OFlags::DIRECTORY,
+        rustix::fs::Mode::empty(),
+    )
+    .unwrap();
+    for _ in 0..4_200 {
+        rustix::fs::mkdirat(&at, "d", 0o700.into()).unwrap();
+        at = rustix::fs::openat(&at, "d", rustix::fs::OFlags::DIRECTORY, rustix::fs::Mode::empty())
+            .unwrap();
+    }
+    // And more bytes than any disk.
+    let huge = fs::File::create(desk.path("home/huge")).unwrap();
+    let is_huge = huge.set_len(15 << 40).is_ok();
+    let said = desk.run("backup a home --set t");
+    assert_eq!(said.status.code(), Some(3), "{said:?}");
+    assert!(desk.ok("ls a t").contains("letter"));
+    desk.ok("find a letter");
+    desk.ok("diff a t t");
+    let said = desk.run("restore a t -C out");
+    assert_eq!(said.status.code(), Some(0), "{said:?}");
+    assert_eq!(fs::read(restored(&desk, "out", "home/letter")).unwrap(), b"dear");
+    let length = fs::metadata(restored(&desk, "out", "home/huge")).unwrap().len();
+    assert_eq!(length, if is_huge { 15 << 40 } else { 0 });
+}
+
+#[test]
+fn rule_12_files_of_holes_end_no_backup() {
+    let Ok(shared) = tempfile::tempdir_in("/dev/shm") else {
+        println!("NOT TESTED: there is no /dev/shm");
+        return;
+    };
+    for name in ["a", "b", "c"] {
+        let file = fs::File::create(shared.path().join(name)).unwrap();
+        if file.set_len(i64::MAX as u64).is_err() {
+            println!("NOT TESTED: no file can be so long");
+            return;
+        }
+    }
+    fs::write(shared.path().join("d"), b"1234").unwrap();
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let tree = shared.path().display();
+    desk.ok(&format!("backup a {tree} --set t --dry-run"));
+    desk.ok(&format!("backup a {tree} --set t"));
+    desk.ok(&format!("cat a t {tree}/d"));
+    desk.status("a");
+    desk.ok("check a");
+}

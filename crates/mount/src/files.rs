@@ -16,11 +16,15 @@ use fuser::{
     KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
     ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
-use onefold_archive::{Snapshot, SnapshotId, Top, TreeEntry, TreeWhat};
-use onefold_core::{Error, Kind, Result};
+use onefold_archive::{Attributes, Snapshot, SnapshotId, TreeEntry, TreeWhat};
+use onefold_core::{
+    Error, Kind, Result,
+    tree::{ACCESS_LIST, mode_without_list},
+};
 use parking_lot::Mutex;
 
 use super::{
+    Choices,
     inodes::{Inodes, Is, Node},
     names,
     trees::{Trees, Walk},
@@ -38,6 +42,8 @@ pub(crate) struct Files {
     listings: Mutex<HashMap<u64, Listing>>,
     next_handle: AtomicU64,
     began: SystemTime,
+    /// The system compares owners and modes, and knows no lists of access rights.
+    by_modes: bool,
 }
 
 /// A directory that is being listed.
@@ -48,24 +54,18 @@ enum Listing {
     Entries(Box<Entries>),
 }
 
-/// The walk through the entries of a directory of a snapshot, its position, and what was read and
-/// did not fit.
+/// The walk through the entries of a directory of a snapshot.
 struct Entries {
     snapshot: SnapshotId,
-    top: Option<Top>,
     walk: Walk,
-    at: u64,
-    left: Option<One>,
 }
-
-type One = (super::trees::Place, TreeEntry);
 
 /// What is told of an inode, and for how long that is true.
 type Told = (FileAttr, Duration);
 
 impl Files {
-    pub(crate) fn new(trees: Arc<Trees>, only: Option<SnapshotId>) -> Result<Files> {
-        let root = match only {
+    pub(crate) fn new(trees: Arc<Trees>, choices: Choices) -> Result<Files> {
+        let root = match choices.only {
             None => Node::Sets,
             Some(id) => {
                 trees.tables()?.snapshots.get(id)?;
@@ -78,6 +78,7 @@ impl Files {
             listings: Mutex::default(),
             next_handle: AtomicU64::new(1),
             began: SystemTime::now(),
+            by_modes: choices.allow_other,
         })
     }
 
@@ -100,9 +101,22 @@ impl Files {
         })
     }
 
+    /// What is told of an entry. Where modes decide, one with a list of access rights gives nobody
+    /// more than the list.
+    fn of_entry(&self, number: u64, entry: &TreeEntry) -> Result<FileAttr> {
+        let mut attr = attr(number, entry);
+        if self.by_modes && entry.attributes != Attributes::default() {
+            let all = self.trees.attributes(entry)?;
+            if let Some((_, list)) = all.iter().find(|(name, _)| name == ACCESS_LIST) {
+                attr.perm = mode_without_list(u32::from(attr.perm), list) as u16;
+            }
+        }
+        Ok(attr)
+    }
+
     fn attr(&self, number: u64, node: &Node) -> Result<Told> {
         match self.entry(node)? {
-            Some((_, entry)) => Ok((attr(number, &entry), FOR_EVER)),
+            Some((_, entry)) => Ok((self.of_entry(number, &entry)?, FOR_EVER)),
             None => {
                 let kind = match node {
                     Node::Latest(_) => FileType::Symlink,
@@ -157,7 +171,7 @@ impl Files {
         let TreeWhat::Directory(Some(top)) = directory.what else { return Ok(None) };
         let Some((place, entry)) = self.trees.find(&top, name)? else { return Ok(None) };
         let number = self.inodes.lock().tell_entry(above, snapshot, place, is(&entry));
-        Ok(Some((attr(number, &entry), FOR_EVER)))
+        Ok(Some((self.of_entry(number, &entry)?, FOR_EVER)))
     }
 
     fn file(&self, number: INodeNo) -> Result<TreeEntry, Errno> {
@@ -183,14 +197,7 @@ impl Files {
                 }
                 _ => match self.entry(&node)? {
                     Some((snapshot, TreeEntry { what: TreeWhat::Directory(top), .. })) => {
-                        let walk = Walk::new(top);
-                        Listing::Entries(Box::new(Entries {
-                            snapshot,
-                            top,
-                            walk,
-                            at: 0,
-                            left: None,
-                        }))
+                        Listing::Entries(Box::new(Entries { snapshot, walk: Walk::new(top) }))
                     }
                     _ => return Err(Error::new(Kind::InvalidInput, "it is no directory")),
                 },
@@ -234,29 +241,21 @@ impl Files {
                 Ok(())
             }
             Listing::Entries(entries) => {
-                let Entries { snapshot, top, walk, at, left } = &mut **entries;
-                if *at != offset {
-                    (*walk, *at, *left) = (Walk::new(*top), 0, None);
-                }
-                loop {
-                    let next = match left.take() {
-                        Some(left) => Some(left),
-                        None => walk.next(&self.trees)?,
+                let Entries { snapshot, walk } = &mut **entries;
+                walk.seek(offset);
+                while let Some((place, entry)) = walk.next(&self.trees)? {
+                    let told = || {
+                        let is = is(&entry);
+                        let number = self.inodes.lock().tell_entry(above, *snapshot, place, is);
+                        Ok((self.of_entry(number, &entry)?, FOR_EVER))
                     };
-                    let Some((place, entry)) = next else { return Ok(()) };
-                    if *at >= offset {
-                        let told = || {
-                            let is = is(&entry);
-                            let number = self.inodes.lock().tell_entry(above, *snapshot, place, is);
-                            Ok((attr(number, &entry), FOR_EVER))
-                        };
-                        if add(*at + 1, &entry.name, &told)? {
-                            *left = Some((place, entry));
-                            return Ok(());
-                        }
+                    let at = walk.at();
+                    if add(at, &entry.name, &told)? {
+                        walk.seek(at - 1);
+                        break;
                     }
-                    *at += 1;
                 }
+                Ok(())
             }
         }
     }

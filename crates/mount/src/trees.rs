@@ -63,11 +63,17 @@ impl Weighter<(Address, u32), Arc<Vec<u8>>> for Bytes {
 /// A page, and where in it an entry stands.
 pub(crate) type Place = (TreeNodeRef, u32);
 
-/// The entries of a directory from one on.
+/// The entries of a directory, one after the other, and again from any that was given before.
 pub(crate) struct Walk {
     wanted: Vec<(u8, TreeNodeRef)>,
-    page: Option<(TreeNodeRef, Arc<TreeNode>)>,
-    next: usize,
+    /// The pages that were met, and the number of the first entry of each.
+    met: Vec<(u64, TreeNodeRef)>,
+    /// How many entries these have.
+    known: u64,
+    /// The number of the next entry.
+    next: u64,
+    /// The page of the last one, with its place among those that were met.
+    page: Option<(usize, Arc<TreeNode>)>,
 }
 
 impl Trees {
@@ -286,27 +292,65 @@ fn index(node: &TreeNode, level: u8) -> Result<&[IndexEntry]> {
 impl Walk {
     pub(crate) fn new(top: Option<Top>) -> Walk {
         let wanted = top.iter().map(|top| (top.levels, top.node)).collect();
-        Walk { wanted, page: None, next: 0 }
+        Walk { wanted, met: Vec::new(), known: 0, next: 0, page: None }
+    }
+
+    /// The number of the next entry.
+    pub(crate) fn at(&self) -> u64 {
+        self.next
+    }
+
+    /// Goes on at an entry that was given before. Behind them all nobody was told of a place: that
+    /// is the end.
+    pub(crate) fn seek(&mut self, at: u64) {
+        if at > self.known {
+            self.wanted.clear();
+        }
+        self.next = at;
     }
 
     /// The next entry.
     pub(crate) fn next(&mut self, trees: &Trees) -> Result<Option<(Place, TreeEntry)>> {
-        loop {
-            if let Some((place, page)) = &self.page
-                && let TreeNode::Directory(entries) = &**page
-                && let Some(entry) = entries.get(self.next)
-            {
-                self.next += 1;
-                return Ok(Some(((*place, self.next as u32 - 1), entry.clone())));
+        while self.next >= self.known {
+            if !self.meet(trees)? {
+                return Ok(None);
             }
-            let Some((level, node)) = self.wanted.pop() else { return Ok(None) };
-            let page = trees.node(&node)?;
-            if level > 0 {
-                let below = index(&page, level)?;
-                self.wanted.extend(below.iter().rev().map(|entry| (level - 1, entry.node)));
-                continue;
-            }
-            (self.page, self.next) = (Some((node, page)), 0);
         }
+        let n = self.met.partition_point(|(first, _)| *first <= self.next) - 1;
+        let (first, node) = self.met[n];
+        let page = match &self.page {
+            Some((of, page)) if *of == n => page.clone(),
+            _ => trees.node(&node)?,
+        };
+        let index = self.next - first;
+        let entry = match &*page {
+            TreeNode::Directory(entries) => entries.get(index as usize).cloned(),
+            _ => None,
+        };
+        let entry =
+            entry.ok_or_else(|| Error::new(Kind::Corrupt, "a page of a directory is none"))?;
+        self.page = Some((n, page));
+        self.next += 1;
+        Ok(Some(((node, index as u32), entry)))
+    }
+
+    /// Meets the next page; false behind the last one.
+    fn meet(&mut self, trees: &Trees) -> Result<bool> {
+        while let Some((level, node)) = self.wanted.pop() {
+            let page = trees.node(&node)?;
+            match &*page {
+                TreeNode::Directory(entries) if level == 0 && !entries.is_empty() => {
+                    self.met.push((self.known, node));
+                    self.known += entries.len() as u64;
+                    return Ok(true);
+                }
+                TreeNode::Directory(_) if level == 0 => {}
+                _ => {
+                    let below = index(&page, level)?;
+                    self.wanted.extend(below.iter().rev().map(|entry| (level - 1, entry.node)));
+                }
+            }
+        }
+        Ok(false)
     }
 }

@@ -29,7 +29,7 @@ const PLACE_WAIT: Duration = Duration::from_secs(5);
 /// The longest path that the address of a UNIX socket holds.
 const SOCKET_PATH_BYTES: usize = 107;
 /// Connections that wait to be accepted.
-const BACKLOG: i32 = 128;
+const BACKLOG: i32 = 4096;
 
 /// The users who may connect to a UNIX socket, set on the socket's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -172,8 +172,8 @@ fn judge(identity: &Identity, node: &TreeNode, children: &[Known]) -> Result<Kno
             let mut known = Known::default();
             for (n, entry) in entries.iter().enumerate() {
                 let (inner, bytes) = of_entry(entry, &mut children)?;
-                known.entries += 1 + inner;
-                known.bytes += bytes;
+                known.entries = known.entries.saturating_add(inner).saturating_add(1);
+                known.bytes = known.bytes.saturating_add(bytes);
                 let ends = ends_page(hash_of_name(identity, &entry.name));
                 if ends && n + 1 < entries.len() {
                     return Err(corrupt("a page of a directory goes on behind its border"));
@@ -218,8 +218,8 @@ fn index<'a>(entries: &[IndexEntry], children: impl Iterator<Item = &'a Known>) 
             }
             _ => return Err(corrupt("an index page has a sum that is not that of its page")),
         }
-        known.entries += child.entries;
-        known.bytes += child.bytes;
+        known.entries = known.entries.saturating_add(child.entries);
+        known.bytes = known.bytes.saturating_add(child.bytes);
     }
     Ok(known)
 }
@@ -262,7 +262,7 @@ fn of_map<'a>(
 fn of_root<'a>(root: &Root, children: &mut impl Iterator<Item = &'a Known>) -> Result<Known> {
     let (entries, bytes) = of_entry(&root.directory, children)?;
     of_map(root.list.0, &root.list.1, children)?;
-    if (entries + 1, bytes) != (root.entries, root.bytes) {
+    if (entries.saturating_add(1), bytes) != (root.entries, root.bytes) {
         return Err(corrupt("a snapshot has other totals than its tree"));
     }
     Ok(Known { entries: root.entries, bytes: root.bytes, ends: true, ..Known::default() })

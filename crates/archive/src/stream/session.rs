@@ -203,17 +203,17 @@ impl Session {
         for piece in &batch.pieces {
             match piece {
                 Next::Zeroes(bytes) => {
-                    self.bytes += bytes;
+                    self.bytes = self.bytes.saturating_add(*bytes);
                     target.zeroes(*bytes, &mut |piece| self.piece(lookup, &piece, sink))?;
                 }
                 Next::Hole(bytes) => {
-                    self.bytes += bytes;
+                    self.bytes = self.bytes.saturating_add(*bytes);
                     target.hole(*bytes, &mut |piece| self.piece(lookup, &piece, sink))?;
                 }
                 Next::Mark => target.mark(&mut |piece| self.piece(lookup, &piece, sink))?,
                 Next::Chunk(_) => {
                     let Some(query) = queries.next() else { break };
-                    self.bytes += query.bytes.len() as u64;
+                    self.bytes = self.bytes.saturating_add(query.bytes.len() as u64);
                     let address = match address_of(query.answer).or_else(|| self.earlier(query)) {
                         Some(address) => {
                             self.ingest.auxiliary.lock().name(address.container, self.number);

@@ -69,7 +69,7 @@ impl FileMapWriter {
     }
 
     fn item(&mut self, item: Item, store: &mut Store<'_>) -> Result<()> {
-        self.bytes += item.bytes();
+        self.bytes = self.bytes.saturating_add(item.bytes());
         if let Some(pages) = &mut self.pages {
             return pages.item(item, store);
         }
@@ -125,7 +125,7 @@ impl Item {
                 parts.push(Part::Run { first, bytes, fingerprints: vec![fingerprint] });
             }
             (Item::Zeroes(more), Some(Part::Zeroes(bytes)))
-            | (Item::Hole(more), Some(Part::Hole(bytes))) => *bytes += more,
+            | (Item::Hole(more), Some(Part::Hole(bytes))) => *bytes = bytes.saturating_add(more),
             (Item::Zeroes(bytes), _) => parts.push(Part::Zeroes(bytes)),
             (Item::Hole(bytes), _) => parts.push(Part::Hole(bytes)),
         }
@@ -140,7 +140,7 @@ impl MapPages {
             self.close(store)?;
         }
         let parts = self.parts.len();
-        self.bytes += item.bytes();
+        self.bytes = self.bytes.saturating_add(item.bytes());
         item.push_to(&mut self.parts);
         self.encoded += match item {
             Item::Chunk(..) if self.parts.len() == parts => 16,

@@ -69,7 +69,9 @@ impl Levels {
         let sum = |key: &Key| if let Key::Sum(sum) = key { *sum } else { 0 };
         let key = match entries.first() {
             Some(IndexEntry { key: Key::Name(name), .. }) => Key::Name(name.clone()),
-            Some(_) => Key::Sum(entries.iter().map(|entry| sum(&entry.key)).sum()),
+            Some(_) => Key::Sum(
+                entries.iter().fold(0, |all: u64, entry| all.saturating_add(sum(&entry.key))),
+            ),
             None => return Ok(()),
         };
         let node = store(TreeNode::Index(level as u8 + 1, entries).encode())?;

@@ -141,6 +141,30 @@ impl TreeReader {
         }
     }
 
+    /// Bytes of a file's content that are no zeroes and no holes.
+    ///
+    /// # Errors
+    /// As [`node`](Self::node).
+    pub fn data_bytes(&mut self, map: &FileMap) -> Result<u64> {
+        fn data(parts: &[Part]) -> u64 {
+            parts.iter().fold(0, |sum: u64, part| match part {
+                Part::Run { bytes, .. } => sum.saturating_add(u64::from(*bytes)),
+                _ => sum,
+            })
+        }
+        let FileMap::Pages(top) = map else {
+            return Ok(if let FileMap::Inline(parts) = map { data(parts) } else { 0 });
+        };
+        let (mut pages, mut sum) = (Pages::new(Some(*top)), 0u64);
+        while let Some(node) = pages.next(self)? {
+            match self.node(&node)? {
+                TreeNode::FileMap(parts) => sum = sum.saturating_add(data(&parts)),
+                _ => return Err(corrupt("a page of a file map is none")),
+            }
+        }
+        Ok(sum)
+    }
+
     /// A fingerprint of a file's content, wherever its chunks lie.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ use std::{
 
 use onefold_core::{
     Error, Kind, Result,
-    tree::{Entry, What},
+    tree::{Entry, What, mode_without_list},
 };
 use rustix::{
     fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, XattrFlags},
@@ -255,7 +255,8 @@ impl Restorer {
     /// moment, it is made closed to all, and gets its mode when that list is gone.
     fn make_node(&mut self, entry: &Entry, name: &[u8], kind: FileType, device: u64) -> Result<()> {
         self.clear(&entry.path, name)?;
-        let mode = self.mode(entry);
+        // Its list of access rights is not restored.
+        let mode = without_list(entry, self.mode(entry));
         let (directory, place) = self.parent(&entry.path)?;
         let hands_down = place.is_shared || has_list(directory, DEFAULT_LIST);
         let (first, later) = if hands_down { (Mode::empty(), Some(mode)) } else { (mode, None) };
@@ -603,6 +604,7 @@ impl Restorer {
             );
             self.owned(owned)?;
         }
+        let mut has_its_list = true;
         for (name, value) in &entry.attributes {
             if !self.choices.privileged && !is_plain(name) {
                 self.left_out.attributes += 1;
@@ -620,6 +622,7 @@ impl Restorer {
                     | Errno::TOOBIG,
                 ) => {
                     self.left_out.attributes += 1;
+                    has_its_list &= name != ACCESS_LIST.as_bytes();
                 }
                 Err(errno) => return Err(errno),
             }
@@ -631,9 +634,16 @@ impl Restorer {
             }
         }
         let mode = self.mode(entry);
+        let mode = if has_its_list { mode } else { without_list(entry, mode) };
         rustix::fs::fchmod(fd, mode)?;
         rustix::fs::futimens(fd, &times(entry))
     }
+}
+
+/// The mode of an entry that lacks its list of access rights.
+fn without_list(entry: &Entry, mode: Mode) -> Mode {
+    let list = entry.attributes.iter().find(|(name, _)| name == ACCESS_LIST.as_bytes());
+    list.map_or(mode, |(_, list)| Mode::from_raw_mode(mode_without_list(mode.as_raw_mode(), list)))
 }
 
 /// True for attributes that give no user a privilege: those of users, and POSIX ACLs.

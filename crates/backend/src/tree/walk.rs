@@ -97,7 +97,9 @@ pub struct Found {
     late: Option<(OsString, Stat)>,
     /// Device and inode of what has several names and is no directory.
     pub linked: Option<(u64, u64)>,
-    /// The inode number.
+    /// The device that it is on.
+    pub device: u64,
+    /// Its inode number there.
     pub inode: u64,
     /// When the entry, or what is told of it, was changed last: seconds since 1970, nanoseconds.
     pub changed: (i64, u32),
@@ -326,6 +328,7 @@ impl Walk {
             file: None,
             late,
             linked,
+            device: stat.st_dev,
             inode: stat.st_ino,
             changed: changed(stat),
             lacks: None,
@@ -437,10 +440,13 @@ impl Walk {
         let Some(tag) = names.iter().find(|name| name.as_bytes() == CACHE_TAG) else {
             return false;
         };
+        let Ok(owner) = rustix::fs::fstat(directory).map(|stat| stat.st_uid) else { return false };
         let mut begin = Vec::new();
         let read = open_path(directory, tag).and_then(|at| {
             let stat = rustix::fs::fstat(&at)?;
-            if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            // In a directory of several users one would leave out what others have.
+            let is_owners = stat.st_uid == owner || stat.st_uid == 0;
+            if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_owners {
                 return Err(Errno::INVAL);
             }
             let file = self.reopen(directory, tag, &at, &stat)?;

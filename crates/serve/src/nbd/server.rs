@@ -306,6 +306,11 @@ impl Hall {
         guests.join_ended();
         guests.past.accepted += 1;
         let peer = Peer::of(&socket);
+        // Who has no right to any volume costs no thread.
+        if !self.rights.knows(peer) {
+            guests.past.refused += 1;
+            return;
+        }
         if guests.too_many_leave(peer, self.limits.connections) {
             guests.past.refused += 1;
             return;

@@ -326,13 +326,19 @@ fn shown<T>(
     total: u64,
     work: impl FnOnce(&Gauge) -> onefold_core::Result<T>,
 ) -> onefold_core::Result<T> {
+    /// Ends the showing, also when the work panics.
+    struct Ends<'a>(&'a AtomicBool, std::thread::Thread);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Relaxed);
+            self.1.unpark();
+        }
+    }
     let (gauge, ended) = (Gauge::default(), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let shown = scope.spawn(|| show(&gauge, total, &ended));
-        let done = work(&gauge);
-        ended.store(true, Relaxed);
-        shown.thread().unpark();
-        done
+        let _ends = Ends(&ended, shown.thread().clone());
+        work(&gauge)
     })
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use onefold_archive::{Attributes, TreeEntry, TreeWhat};
 use onefold_console::failure::Failure;
-use onefold_core::{Error, Result};
+use onefold_core::{Error, Result, tree::ACCESS_LIST};
 
 /// Paths from the root of the system, without those that lie below others, in the order of their
 /// parts.
@@ -51,8 +51,19 @@ pub(super) fn on_the_way(path: &Path) -> Result<TreeEntry> {
         nanoseconds: metadata.mtime_nsec() as u32,
         link: 0,
         is_in_part: true,
-        attributes: Attributes::default(),
+        attributes: Attributes::Inline(lists(path)),
     })
+}
+
+/// The lists of access rights of a directory: without them its mode gives more.
+fn lists(path: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let names: [&[u8]; 2] = [ACCESS_LIST, b"system.posix_acl_default"];
+    let read = |name: &[u8]| {
+        let mut room = vec![0; 64 << 10];
+        let bytes = rustix::fs::getxattr(path, name, &mut room).ok()?;
+        Some((name.to_vec(), room[..bytes].to_vec()))
+    };
+    names.into_iter().filter_map(read).filter(|(_, list)| list.len() <= 512).collect()
 }
 
 #[cfg(test)]

@@ -28,11 +28,32 @@ const NOT_TRUSTED: [u64; 6] = [
 pub(super) struct Settled {
     dirty: Option<Duration>,
     known: HashMap<u64, Option<Duration>>,
+    /// Devices whose files were asked about, and whether their times count.
+    devices: HashMap<u64, bool>,
 }
 
 impl Settled {
+    /// True when no file of the device was asked about.
+    pub(super) fn is_new(&self, device: u64) -> bool {
+        !self.devices.contains_key(&device)
+    }
+
+    /// True when the times of the device are known to count: one of its files was asked about. Who
+    /// mounts a file system of his own says of its files what he likes.
+    pub(super) fn is_trusted(&self, device: u64) -> bool {
+        self.devices.get(&device).copied().unwrap_or(false)
+    }
+
     /// How old the time of a file's last change must be to count; `None` where it never counts.
     pub(super) fn age(&mut self, file: &File) -> Option<Duration> {
+        let age = self.of_file_system(file);
+        if let Ok(stat) = rustix::fs::fstat(file) {
+            self.devices.insert(stat.st_dev, age.is_some());
+        }
+        age
+    }
+
+    fn of_file_system(&mut self, file: &File) -> Option<Duration> {
         let magic = rustix::fs::fstatfs(file).map(|stat| stat.f_type as u64).ok()?;
         let dirty = *self.dirty.get_or_insert_with(dirty_expire);
         *self.known.entry(magic).or_insert_with(|| match magic {
@@ -49,4 +70,26 @@ fn dirty_expire() -> Duration {
     let centiseconds = text.ok().and_then(|text| text.trim().parse().ok());
     // The system's default, where it can't be asked.
     Duration::from_millis(10 * centiseconds.unwrap_or(3000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_trusted_when_its_file_system_is() {
+        let mut settled = Settled::default();
+        let (unknown, file) = (1 << 40, tempfile::tempfile().unwrap());
+        assert!(settled.is_new(unknown) && !settled.is_trusted(unknown));
+        let age = settled.age(&file);
+        let device = rustix::fs::fstat(&file).unwrap().st_dev;
+        assert_eq!((settled.is_new(device), settled.is_trusted(device)), (false, age.is_some()));
+        // What the system makes up has no times that count.
+        if let Ok(file) = File::open("/dev/shm/.").or_else(|_| File::open("/run/.")) {
+            settled.age(&file);
+            let device = rustix::fs::fstat(&file).unwrap().st_dev;
+            let magic = rustix::fs::fstatfs(&file).unwrap().f_type as u64;
+            assert_eq!(settled.is_trusted(device), !NOT_TRUSTED.contains(&magic));
+        }
+    }
 }

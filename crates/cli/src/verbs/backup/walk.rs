@@ -73,6 +73,14 @@ pub(super) struct Counts {
     pub(super) excluded: u64,
 }
 
+impl Counts {
+    /// A file of so many bytes was read. Holes make their sum as large as anybody likes.
+    fn add(&mut self, bytes: u64) {
+        self.read_bytes = self.read_bytes.saturating_add(bytes);
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+}
+
 /// Directories from which something was left out by a rule, and how much.
 type InPart = Arc<Mutex<(HashSet<Vec<u8>>, u64)>>;
 
@@ -214,7 +222,8 @@ impl<'a, 'f> Teller<'a, 'f> {
         Options {
             one_file_system: self.rules.one_file_system,
             without_caches: self.rules.without_caches,
-            levels_max: LEVELS_MAX,
+            // Readers count levels from the root of the system.
+            levels_max: LEVELS_MAX.saturating_sub(at.iter().count()),
             path_max: PATH_MAX,
             linked_max: LINKED_MAX,
             opens_late: true,
@@ -287,6 +296,15 @@ impl<'a, 'f> Teller<'a, 'f> {
         let name = path.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
         if let What::File { bytes, .. } = found.entry.what {
             let before = self.feeder.parents.find(&name)?;
+            if self.settled.is_new(found.device) {
+                if let Err(error) = walk.open(&mut found) {
+                    self.left_out(&error);
+                    return Ok(());
+                }
+                if let Some(file) = &found.file {
+                    self.settled.age(file);
+                }
+            }
             if let Some(known) = self.unchanged(&before, &found, &path, bytes)? {
                 return self.taken_over(known, &found, bytes, &path);
             }
@@ -370,7 +388,7 @@ impl<'a, 'f> Teller<'a, 'f> {
         };
         self.counts.unchanged += 1;
         self.counts.entries += 1;
-        self.counts.bytes += bytes;
+        self.counts.bytes = self.counts.bytes.saturating_add(bytes);
         self.feeder.skip(bytes);
         self.feeder.event(Event::File(node, stat, Some((bytes, map))))
     }
@@ -406,8 +424,7 @@ impl<'a, 'f> Teller<'a, 'f> {
         self.counts.entries += 1;
         if self.rules.dry {
             let bytes = file.metadata().map_err(|e| Error::from_io(path.display(), e))?.len();
-            self.counts.read_bytes += bytes;
-            self.counts.bytes += bytes;
+            self.counts.add(bytes);
             return Ok(());
         }
         let known = self.feeder.parents.pages_of(before)?;
@@ -443,8 +460,7 @@ impl<'a, 'f> Teller<'a, 'f> {
                     stat.is_settled = age.is_some_and(|age| since + age < began);
                 }
             }
-            self.counts.read_bytes += after.len();
-            self.counts.bytes += after.len();
+            self.counts.add(after.len());
             return self.feeder.event(Event::File(node, stat, None));
         }
     }
@@ -457,7 +473,7 @@ impl<'a, 'f> Teller<'a, 'f> {
         path: &Path,
         bytes: u64,
     ) -> Result<Option<TreeEntry>> {
-        if self.rules.read_all || self.is_due(path) {
+        if self.rules.read_all || self.is_due(path) || !self.settled.is_trusted(found.device) {
             return Ok(None);
         }
         let (now, stat) = (&found.entry, stat_of(found));
@@ -467,6 +483,8 @@ impl<'a, 'f> Teller<'a, 'f> {
                 && !entry.is_in_part
                 && same_length
                 && (entry.seconds, entry.nanoseconds) == (now.seconds, now.nanoseconds)
+                // A changed owner or mode moves the time of change, on a file system that is honest.
+                && (entry.uid, entry.gid, entry.mode) == (now.uid, now.gid, now.mode & 0o7777)
                 && known.inode == stat.inode
                 && (known.changed_seconds, known.changed_nanoseconds)
                     == (stat.changed_seconds, stat.changed_nanoseconds)

@@ -138,7 +138,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 
 fn estimate(options: &Options) -> Result<Estimate, Failure> {
     // Once for the sizes, once for the content.
-    let bytes: u64 = Walk::new(&options.paths, true).flatten().map(|found| found.bytes).sum();
+    let bytes: u64 = Walk::new(&options.paths, true)
+        .flatten()
+        .fold(0, |sum: u64, found| sum.saturating_add(found.bytes));
     let pieces = Pieces::new(Walk::new(&options.paths, false));
     let tally = Mutex::new(Tally::new(options.memory.0));
     let sums = Sums::default();

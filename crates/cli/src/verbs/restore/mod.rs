@@ -95,10 +95,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let tables = reader.tables().clone();
     let snapshot = snapshots::named(&tables, &options.snapshot)?;
     let wanted = Wanted::new(&options.paths)?;
-    let mut sizes = Sizes { directory: &options.directory, entries: 0, bytes: 0, most: None };
+    let mut sizes = Sizes::new(&options.directory, false);
     walk(&mut reader, snapshot, &wanted, &mut sizes)?;
     wanted.all_found()?;
-    sizes.fit()?;
+    if sizes.fit().is_err() {
+        // Holes take no space; to leave them out, the maps of long files are read.
+        let mut exact = Sizes::new(&options.directory, true);
+        walk(&mut reader, snapshot, &wanted, &mut exact)?;
+        exact.fit()?;
+    }
     let choices = Choices { in_place: options.in_place, privileged: options.preserve_privileged };
     let mut writing = Writing {
         restorer: Restorer::new(&options.directory, choices)?,
@@ -217,18 +222,25 @@ struct Sizes<'a> {
     bytes: u64,
     /// The most entries that there is room for.
     most: Option<u64>,
+    /// Zeroes and holes of files do not count.
+    exact: bool,
 }
 
 impl Sizes<'_> {
+    fn new(directory: &Path, exact: bool) -> Sizes<'_> {
+        Sizes { directory, entries: 0, bytes: 0, most: None, exact }
+    }
+
     fn fit(&self) -> Result<()> {
         fits(self.directory, self.bytes, self.entries)
     }
 }
 
 impl Visitor for Sizes<'_> {
-    fn entry(&mut self, _: &mut TreeReader, _: &[u8], entry: &TreeEntry) -> Result<()> {
+    fn entry(&mut self, reader: &mut TreeReader, _: &[u8], entry: &TreeEntry) -> Result<()> {
         self.entries += 1;
-        if let TreeWhat::File(bytes, _) = entry.what {
+        if let TreeWhat::File(bytes, map) = &entry.what {
+            let bytes = if self.exact { reader.data_bytes(map)? } else { *bytes };
             self.bytes = self.bytes.saturating_add(bytes);
         }
         // Few pages may stand for more entries than any disk has room for.

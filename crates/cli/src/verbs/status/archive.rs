@@ -188,7 +188,9 @@ impl Stats {
         let code = nodes.map_or([1, 1], |nodes| [nodes.code().0 as u64, nodes.code().1 as u64]);
         let late = archive.label().late;
         let bytes = tables.streams.values().map(|stream| stream.bytes).sum::<u64>();
-        let snapshot_bytes = tables.snapshots.listed().map(|one| one.bytes).sum::<u64>();
+        let snapshot_bytes = tables.snapshots.listed();
+        // Holes make the sum as large as anybody likes.
+        let snapshot_bytes = snapshot_bytes.fold(0, |sum: u64, one| sum.saturating_add(one.bytes));
         let damaged = tables.damaged.values().flatten();
         let stored_bytes = tables.stored_bytes();
         let volumes = archive_volume::lines(tables);
@@ -209,8 +211,9 @@ impl Stats {
             sets: sets(tables),
             damaged_chunks: damaged.map(|bits| u64::from(bits.count_ones())).sum(),
             stored_bytes,
-            ratio: (stored_bytes > 0)
-                .then(|| (bytes + snapshot_bytes + mapped) as f64 / stored_bytes as f64),
+            ratio: (stored_bytes > 0).then(|| {
+                (bytes as f64 + snapshot_bytes as f64 + mapped as f64) / stored_bytes as f64
+            }),
             containers: tables.containers.len() as u64,
             chunks: of_containers(|container| container.stored.chunks),
             chunk_bytes: of_containers(|container| container.stored.raw_bytes),
