@@ -24,7 +24,6 @@ use onefold_core::{
 use parking_lot::Mutex;
 
 use super::{
-    Choices,
     inodes::{Inodes, Is, Node},
     names,
     trees::{Trees, Walk},
@@ -64,8 +63,13 @@ struct Entries {
 type Told = (FileAttr, Duration);
 
 impl Files {
-    pub(crate) fn new(trees: Arc<Trees>, choices: Choices) -> Result<Files> {
-        let root = match choices.only {
+    /// All snapshots, or `only` one; with `by_modes` the system compares owners and modes.
+    pub(crate) fn new(
+        trees: Arc<Trees>,
+        only: Option<SnapshotId>,
+        by_modes: bool,
+    ) -> Result<Files> {
+        let root = match only {
             None => Node::Sets,
             Some(id) => {
                 trees.tables()?.snapshots.get(id)?;
@@ -78,7 +82,7 @@ impl Files {
             listings: Mutex::default(),
             next_handle: AtomicU64::new(1),
             began: SystemTime::now(),
-            by_modes: choices.allow_other,
+            by_modes,
         })
     }
 

@@ -70,7 +70,7 @@ impl Mounted {
     /// `NotFound` for a snapshot; those of the system: there is no FUSE, or it refuses the directory.
     pub fn new(archive: &Arc<Archive>, at: &Path, choices: Choices) -> Result<Mounted> {
         let trees = Arc::new(Trees::new(archive, CACHE_BYTES));
-        let files = Files::new(trees.clone(), choices)?;
+        let files = Files::new(trees.clone(), choices.only, choices.allow_other)?;
         let mut config = Config::default();
         config.mount_options = vec![
             MountOption::RO,
