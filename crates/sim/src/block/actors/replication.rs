@@ -306,11 +306,15 @@ impl<S: Subject> Sim<S> {
         let (id, of) = (transfer.id, transfer.of);
         let verb = Verb::Received { of, into: transfer.into.clone(), name: transfer.name.clone() };
         self.sent.insert(transfer.name.clone(), of);
-        let mut tries = 0;
+        let (mut tries, mut cut) = (0, false);
         loop {
             let Some(store) = &self.store else { return Ok(()) };
             self.model.begin(verb.clone());
-            let asked = store.received(id, blocks);
+            // As the product's receiver does, once: a trim with each try would take, as often as a
+            // checkpoint gives it back, the room that the end waits for.
+            let ready = if cut { Ok(()) } else { store.cut_received(id, blocks) };
+            cut = ready.is_ok();
+            let asked = ready.and_then(|()| store.received(id, blocks));
             self.say(|| format!("{verb:?}: {asked:?}"));
             match asked {
                 Ok((volume, number)) => {
