@@ -293,6 +293,28 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
+fn snapshots_of_one_moment_have_numbers_of_their_own() {
+    let dice = &mut Dice(11);
+    let (here, there) = (site(1), site(2));
+    here.store.create_volume("vm1", BLOCKS * 4096).unwrap();
+    here.change("vm1", dice, 20);
+    // The same millisecond, and the same content.
+    let names = ["vm1@a".to_owned(), "vm1@b".to_owned()];
+    here.store.snapshot(&names, &mut || {}).unwrap();
+    here.change("vm1", dice, 5);
+    here.snapshot("vm1@c");
+    there.receive(&here.send(&whole("vm1@a"))).unwrap();
+    // The replica holds another snapshot, though one with the same content.
+    let last = here.send(&changes("vm1@b", "vm1@c"));
+    assert_eq!(there.receive(&last).unwrap_err().kind(), Kind::NotFound);
+    there.receive(&here.send(&changes("vm1@a", "vm1@b"))).unwrap();
+    there.receive(&last).unwrap();
+    same(&there.read("vm1"), &here.read("vm1@c"));
+    here.end();
+    there.end();
+}
+
+#[test]
 fn changes_cost_what_changed_and_like_blocks_are_sent_once() {
     let (here, there) = (site(1), site(2));
     here.store.create_volume("vm1", BLOCKS * 4096).unwrap();

@@ -436,11 +436,15 @@ impl Subject for Thin {
         Acts::of(&self.0).cursor(id, cursor).map(drop)
     }
 
-    fn received(&self, id: VolumeId, blocks: u64) -> Result<(VolumeId, u64)> {
+    fn cut_received(&self, id: VolumeId, blocks: u64) -> Result<()> {
         let before = self.0.volume(id)?.blocks;
         if before > blocks {
             self.0.trim(id, blocks * BLOCK, (before - blocks) * BLOCK)?;
         }
+        Ok(())
+    }
+
+    fn received(&self, id: VolumeId, blocks: u64) -> Result<(VolumeId, u64)> {
         let asked = Acts::of(&self.0).received(id, blocks, false, 1)?;
         Ok((asked.0, asked.1.number))
     }

@@ -63,6 +63,8 @@ pub struct Model {
     durable: Option<u64>,
     highest: u64,
     settles: u64,
+    /// Rollbacks that were performed.
+    rollbacks: u64,
     /// Faults so far that may have cost data.
     pub damage: u64,
 }
@@ -97,6 +99,13 @@ impl Model {
     #[must_use]
     pub fn highest_ticket(&self) -> u64 {
         self.highest
+    }
+
+    /// Rollbacks so far: when one has happened, what is known of a volume's blocks is that of
+    /// another map.
+    #[must_use]
+    pub fn rollbacks(&self) -> u64 {
+        self.rollbacks
     }
 
     /// The blocks of a volume that were ever touched.

@@ -341,6 +341,16 @@ pub trait Subject: Sized {
         Err(no_copies())
     }
 
+    /// Drops what the base of a receive has behind so many blocks, before
+    /// [`received`](Subject::received) is asked for.
+    ///
+    /// # Errors
+    /// As a trim.
+    fn cut_received(&self, id: VolumeId, blocks: u64) -> Result<()> {
+        let _ = (id, blocks);
+        Err(no_copies())
+    }
+
     /// Asks that what was received, so many blocks large, becomes the snapshot that its volume holds;
     /// gives the volume's id, and the number of the act.
     ///

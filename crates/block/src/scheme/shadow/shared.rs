@@ -270,7 +270,11 @@ fn perform(
                 place.kind = MapKind::Snapshot;
             }
             place.made_ms = *made_ms;
-            place.guid = guid(kernel, origin, &place, left);
+            place.guid = guid(kernel, origin, &place, left, None);
+            let taken = |other: &Volume| other.is_snapshot() && other.sharing.guid == place.guid;
+            if place.kind == MapKind::Snapshot && volumes.values().any(taken) {
+                place.guid = guid(kernel, origin, &place, left, Some(*id));
+            }
             place.replica = matches!(act, Act::Clone { replica: true, .. });
             Volume { id: *id, name: name.clone(), sharing: place, ..origin.clone() }
         }
@@ -364,8 +368,15 @@ fn change_entry(act: &Act, moment: &Moment, volumes: &mut BTreeMap<VolumeId, Vol
 }
 
 /// A number that no other snapshot has, also of a store that went back to an older image: it is made
-/// from all that the snapshot is.
-fn guid(kernel: &Kernel, origin: &Volume, place: &Place, left: &Ranges) -> [u8; 16] {
+/// from all that the snapshot is. Two that a user takes in one millisecond, or by one request, with
+/// no write between them are the same in all that; the later one's `id` tells it from the earlier.
+fn guid(
+    kernel: &Kernel,
+    origin: &Volume,
+    place: &Place,
+    left: &Ranges,
+    id: Option<VolumeId>,
+) -> [u8; 16] {
     let mut all = Vec::new();
     all.extend_from_slice(&origin.id.0.to_le_bytes());
     all.extend_from_slice(&place.moment.0.to_le_bytes());
@@ -376,6 +387,9 @@ fn guid(kernel: &Kernel, origin: &Volume, place: &Place, left: &Ranges) -> [u8; 
         for number in [start, span.end, span.window.0, u64::from(span.keep)] {
             all.extend_from_slice(&number.to_le_bytes());
         }
+    }
+    if let Some(id) = id {
+        all.extend_from_slice(&id.0.to_le_bytes());
     }
     checksum::forgery_proof(&kernel.identity.secret, &all)
 }

@@ -5,7 +5,7 @@ use onefold_core::{BLOCK_BYTES, Kind, Result, VolumeId};
 use super::client::Change;
 use crate::{
     block::{
-        model::{Key, Verb},
+        model::{Key, Verb, Volume},
         run::{Flow, STEP_LIMIT, Sim, Stop},
         subject::{Ack, Step, Subject},
     },
@@ -17,13 +17,21 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 impl<S: Subject> Sim<S> {
     /// Makes one more volume.
     pub(crate) fn create_volume(&mut self) -> Flow<()> {
-        let name = self.free_name();
+        let name = self.free_name('v');
         let blocks = self.params.volume_blocks;
         self.apply(Verb::Create(name, blocks))
     }
 
-    fn free_name(&mut self) -> String {
-        format!("v{:06x}", self.rng.next() & 0xff_ffff)
+    /// A name that neither a volume nor a snapshot has, nor had when it was sent: of so many names
+    /// that are drawn, some are drawn twice.
+    pub(crate) fn free_name(&mut self, kind: char) -> String {
+        loop {
+            let name = format!("{kind}{:06x}", self.rng.next() & 0xff_ffff);
+            let has = |volume: &Volume| volume.name == name;
+            if !self.sent.contains_key(&name) && !self.model.volumes().values().any(has) {
+                return name;
+            }
+        }
     }
 
     /// Any change of the catalogue.
@@ -43,7 +51,7 @@ impl<S: Subject> Sim<S> {
         let verb = match self.rng.below(8) {
             0..=3 if crowded => Verb::Delete(key),
             _ if crowded => return self.create_volume(),
-            0 | 1 => Verb::Rename(key, self.free_name()),
+            0 | 1 => Verb::Rename(key, self.free_name('v')),
             2 if !self.model.snapshots(key).is_empty() => return self.refused_delete(key),
             2 => Verb::Delete(key),
             3 if keys.len() < 6 => return self.create_volume(),
@@ -61,24 +69,24 @@ impl<S: Subject> Sim<S> {
         let snapshot = self.rng.pick(&snapshots).copied();
         let verb = match (self.rng.below(12), snapshot) {
             (0..=3, _) => {
-                let mut wanted = vec![(key, self.free_name())];
+                let mut wanted = vec![(key, self.free_name('v'))];
                 if self.rng.once_in(3) {
                     let others: Vec<Key> =
                         volumes.into_iter().filter(|&other| other != key).collect();
-                    wanted.extend(others.into_iter().map(|other| (other, self.free_name())));
+                    wanted.extend(others.into_iter().map(|other| (other, self.free_name('v'))));
                 }
                 Verb::Snapshot(wanted)
             }
             (4 | 5, _) if volumes.len() < 6 => {
-                Verb::Clone(snapshot.unwrap_or(key), self.free_name())
+                Verb::Clone(snapshot.unwrap_or(key), self.free_name('v'))
             }
             (6 | 7, Some(to)) => {
-                let keep = self.rng.percent(70).then(|| self.free_name());
+                let keep = self.rng.percent(70).then(|| self.free_name('v'));
                 Verb::Rollback(key, to, keep)
             }
-            (8, Some(snapshot)) => Verb::Rename(snapshot, self.free_name()),
+            (8, Some(snapshot)) => Verb::Rename(snapshot, self.free_name('v')),
             (_, Some(snapshot)) => Verb::Delete(snapshot),
-            (_, None) => Verb::Snapshot(vec![(key, self.free_name())]),
+            (_, None) => Verb::Snapshot(vec![(key, self.free_name('v'))]),
         };
         self.apply(verb)
     }

@@ -171,8 +171,15 @@ impl<S: Subject> Sim<S> {
         if !self.pin_edges(key, offset, change.bytes())? {
             return Ok(None);
         }
-        let (mut tries, mut taken) = (0, 0);
+        let (mut tries, mut taken, mut rollbacks) = (0, 0, self.model.rollbacks());
         loop {
+            // While it waited, a rollback may have put blocks below its edges of which the model
+            // does not know what they hold: the snapshot was made of blocks in doubt.
+            if self.model.rollbacks() != std::mem::replace(&mut rollbacks, self.model.rollbacks())
+                && !self.pin_edges(key, offset, change.bytes())?
+            {
+                return Ok(None);
+            }
             // While it waited, the volume may have been rolled back to a smaller size.
             let reaches = |blocks: u64| offset + change.bytes() <= blocks * BLOCK;
             let volume = self.model.volumes().get(&key);
@@ -281,8 +288,12 @@ impl<S: Subject> Sim<S> {
             let host = self.params.profile == Profile::HostFull;
             let nearly_empty = self.model.distinct() + n < S::roomy(&self.params.options);
             if nearly_empty && !host {
+                let rollbacks = self.model.rollbacks();
                 self.idle()?;
-                self.must_fit(key, offset, data)?;
+                // A rollback that was performed meanwhile has put another map below it.
+                if self.model.rollbacks() == rollbacks {
+                    self.must_fit(key, offset, data)?;
+                }
             } else if matches!(self.params.profile, Profile::FullStore | Profile::Churn)
                 && self.rng.percent(30)
             {

@@ -97,7 +97,7 @@ impl<S: Subject> Sim<S> {
             let all = self.model.volumes().iter().filter(|(_, volume)| volume.replica);
             all.map(|(key, _)| *key).collect()
         };
-        let name = format!("s{:06x}", self.rng.next() & 0xff_ffff);
+        let name = self.free_name('s');
         let replica = self.rng.pick(&replicas).copied().filter(|_| self.rng.percent(75));
         // The last snapshot that a replica got is the one that it holds.
         let held = replica.and_then(|replica| self.model.snapshots(replica).into_iter().max());
@@ -112,9 +112,7 @@ impl<S: Subject> Sim<S> {
             {
                 (Some(sent), Some(held), Ok(replica))
             }
-            _ if replicas.len() < 3 => {
-                (None, None, Err(format!("r{:06x}", self.rng.next() & 0xff_ffff)))
-            }
+            _ if replicas.len() < 3 => (None, None, Err(self.free_name('r'))),
             _ => return Ok(()),
         };
         // Sometimes from another snapshot than the one that is there.
@@ -306,11 +304,15 @@ impl<S: Subject> Sim<S> {
         let (id, of) = (transfer.id, transfer.of);
         let verb = Verb::Received { of, into: transfer.into.clone(), name: transfer.name.clone() };
         self.sent.insert(transfer.name.clone(), of);
-        let mut tries = 0;
+        let (mut tries, mut cut) = (0, false);
         loop {
             let Some(store) = &self.store else { return Ok(()) };
             self.model.begin(verb.clone());
-            let asked = store.received(id, blocks);
+            // As the product's receiver does, once: a trim with each try would take, as often as a
+            // checkpoint gives it back, the room that the end waits for.
+            let ready = if cut { Ok(()) } else { store.cut_received(id, blocks) };
+            cut = ready.is_ok();
+            let asked = ready.and_then(|()| store.received(id, blocks));
             self.say(|| format!("{verb:?}: {asked:?}"));
             match asked {
                 Ok((volume, number)) => {

@@ -222,6 +222,7 @@ impl Model {
                 let (new, old) = (next(), next());
                 let volume = self.volumes.get_mut(&key).ok_or_else(|| gone(key))?;
                 (volume.blocks, volume.cells) = new;
+                self.rollbacks += 1;
                 if let Some(name) = keep {
                     let (blocks, cells) = old;
                     self.add(Volume { id, name, blocks, of: Some(key), replica: false, cells })?;

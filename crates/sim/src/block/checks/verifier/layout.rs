@@ -261,7 +261,9 @@ impl Superblock {
 }
 
 impl Reader<'_> {
-    /// The newer copy of each page of the zone list.
+    /// The newer copy of each page of the zone list. A zone that the store lists anew may be in two
+    /// pages, since the one that had it before is not written for that: then their generations
+    /// differ, and the higher one counts. No page has a zone twice.
     pub(super) fn zone_list(&mut self) -> BTreeMap<u64, Listed> {
         let mut listed = BTreeMap::new();
         for page in 0..self.superblock.pages_of_list() {
@@ -292,6 +294,7 @@ impl Reader<'_> {
     }
 
     fn list_page(&mut self, bytes: &[u8], listed: &mut BTreeMap<u64, Listed>) {
+        let mut here = BTreeSet::new();
         for entry in bytes[64..].chunks_exact(144).filter(|entry| entry[7] != 0) {
             let (zone, generation) = (number::<7>(entry, 0), number::<8>(entry, 8));
             let marks = (entry[7] == 2).then(|| part(entry, 16));
@@ -302,8 +305,13 @@ impl Reader<'_> {
                     "the zone list has zone {zone}, generation {generation}, state {}",
                     entry[7]
                 ));
-            } else if listed.insert(zone, Listed { generation, marks }).is_some() {
+                continue;
+            }
+            let known = listed.get(&zone).map(|known| known.generation);
+            if !here.insert(zone) || known == Some(generation) {
                 self.problem(format!("the zone list has zone {zone} twice"));
+            } else if known.is_none_or(|known| known < generation) {
+                listed.insert(zone, Listed { generation, marks });
             }
         }
     }
