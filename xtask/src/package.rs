@@ -49,7 +49,9 @@ echo "==> the whole system: rsync finds no difference in what comes back"
 onefold backup backups / --set root --one-file-system --exclude /root
 mkdir out3
 onefold restore backups root -C out3 --preserve-privileged
-test -z "$(rsync -aHAXni --delete --one-file-system --exclude=/root / out3/ | tee /dev/stderr)"
+# The destination keeps its own time, and those of mount points are of what is mounted there.
+rsync -aHAXni --delete --one-file-system --exclude=/root --exclude=/sys --exclude=/proc --exclude=/dev / out3/ >differs
+test -z "$(grep -v ' \./$' differs | tee /dev/stderr)"
 onefold create block disk --size 64M
 onefold volume create disk v --size 1G
 onefold serve disk --nbd unix:/root/socket &

@@ -222,7 +222,7 @@ impl Sim {
             self.reach.hit("a backup killed");
             return Ok(());
         }
-        if self.trees_rng.percent(10)
+        if self.trees_rng.percent(6)
             && let Err(error) = self.checkpoint(&mut backing)
         {
             return self.backup_failed(*backing, &error, false);
