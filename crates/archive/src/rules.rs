@@ -111,7 +111,7 @@ pub enum Rule {
     /// A forgotten snapshot is kept for a time from when a collection saw it. Otherwise the clock of
     /// the process that forgot it empties the trash.
     TrashFromCollection,
-    /// What a backup has so far is no snapshot. Otherwise a list shows, and a restore takes, half of
+    /// A checkpoint of a backup is no snapshot. Otherwise a list shows, and a restore takes, half of
     /// one for all of it.
     CheckpointsUnlisted,
     /// No page or content is taken over from a parent whose chunks are known to be damaged.

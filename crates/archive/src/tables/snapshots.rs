@@ -56,7 +56,7 @@ impl Snapshots {
             .filter(|snapshot| snapshot.forgotten.is_some() && !is_checkpoint(snapshot))
     }
 
-    /// What backups that did not end have so far, the oldest first.
+    /// The checkpoints of backups that did not end, the oldest first.
     pub fn checkpoints(&self) -> impl DoubleEndedIterator<Item = &Snapshot> {
         self.all.values().filter(|snapshot| is_checkpoint(snapshot))
     }

@@ -55,7 +55,7 @@ impl Parents {
             .map(Parents)
     }
 
-    /// What they have of the root directory, and the pages of the roots.
+    /// The root directory as each of them has it, and the pages of the roots.
     pub fn take_root(&mut self) -> (Vec<Found>, Known) {
         let (mut all, mut pages) = (Vec::new(), Known::new());
         for parent in &mut self.0 {

@@ -874,7 +874,6 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
     }
 }
 
-/// The server ended the connection.
 /// Receives some bytes of a payload, if any come before it is time to look around.
 fn receive_some<R: Source>(inbox: &mut Inbox<R>, most: usize) -> Result<(), Ending> {
     match inbox.receive(most) {
@@ -885,6 +884,7 @@ fn receive_some<R: Source>(inbox: &mut Inbox<R>, most: usize) -> Result<(), Endi
     }
 }
 
+/// The server ended the connection.
 fn was_cut() -> Ending {
     Ending::Broken(io::ErrorKind::ConnectionAborted.into())
 }

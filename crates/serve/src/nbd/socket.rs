@@ -232,6 +232,9 @@ impl<'a> Receiver<'a> {
     /// others run meanwhile, unless the processor is crowded.
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let began = Instant::now();
+        if self.between {
+            self.activity.is_between();
+        }
         while self.brisk
             && !self.crowd.is_there(self.born.elapsed())
             && began.elapsed() < self.awake
@@ -244,9 +247,7 @@ impl<'a> Receiver<'a> {
             std::thread::yield_now();
             self.crowd.yielded(before, self.born.elapsed());
         }
-        if self.between {
-            self.activity.is_between();
-        } else {
+        if !self.between {
             self.activity.wait_begins(Instant::now(), false);
         }
         let received = recv(&*self.socket, buffer, RecvFlags::empty());
