@@ -421,7 +421,8 @@ fn rule_12_two_volumes_that_send_requests_byte_by_byte_keep_no_third_from_workin
 #[test]
 fn rule_12_a_client_that_pauses_between_requests_is_not_cut_for_those_that_send_byte_by_byte() {
     let shared = shared_by_three(Limits {
-        places: 4,
+        // Each volume has half of them, and the fifth is that of the client which pauses.
+        places: 5,
         patience: Duration::from_millis(300),
         rest: Duration::from_millis(200),
         ..Limits::default()
