@@ -51,13 +51,18 @@ mod volume;
 #[cfg(feature = "planted-bugs")]
 pub use crate::rules::Rule;
 pub use crate::{
-    check::{Progress as CheckProgress, Report as CheckReport, check, check_one},
+    check::{
+        Portion, Progress as CheckProgress, Report as CheckReport, ScrubRound, check, check_one,
+        note_scrubbed,
+    },
     chunk_index::{ChunkIndex, PAGE_BYTES as INDEX_PAGE_BYTES, rebuild as rebuild_chunk_index},
+    container::Pace,
     erasure::{Absent, NodeLabel, Nodes, Spread, View as NodesView, seal},
     filter_chain::Counts as FilterCounts,
     format::{
         Address, ContainerId, Identity,
         backup::{Completeness, Snapshot, SnapshotId},
+        care::CareNote,
         class::{Class, Placement, Rad},
         container::{Chunk, ContainerKind, Metadata, Packer},
         frame::{decode as decode_frame, encode as encode_frame},
@@ -74,7 +79,7 @@ pub use crate::{
             TreeEntry, TreeNode, TreeNodeRef, TreeWhat,
         },
     },
-    gc::{Collected, Collection, Options as CollectionOptions},
+    gc::{Collected, Collection, Options as CollectionOptions, Survey, Trash, survey},
     operations_log::{Archive, EpochGuard},
     repair::{
         Rebuilt, Replacement, Restored, record_damage, repair as repair_units,
@@ -85,7 +90,7 @@ pub use crate::{
         Batch, Content, Cutting, Ended, Feeder, Gauge, Ingest, Reader, Report as PutReport,
         Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,
     },
-    tables::{Container, PLACES_MAX, Snapshots, Tables, Volume, WriteCost, valid_name},
+    tables::{Care, Container, PLACES_MAX, Snapshots, Tables, Volume, WriteCost, valid_name},
     tree::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,
         Known, Parents, TreeBuilder, TreeFeeder, TreeReader, TreeSink, attributes_of, backup,

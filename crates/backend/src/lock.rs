@@ -11,7 +11,7 @@ use std::{
     fs,
     io::ErrorKind,
     os::fd::{AsFd, AsRawFd},
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -28,6 +28,9 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// Characters of a command line that are shown.
+const COMMAND_SHOWN: usize = 60;
 
 /// How a lock is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +152,32 @@ fn others_could_hold(file: &fs::File) -> bool {
     rustix::fs::fstat(file).map_or(true, |stat| stat.st_uid != us || stat.st_mode & 0o066 != 0)
 }
 
+/// Other processes that hold a lock on one of the files, as far as the system tells: each with its
+/// number, and the first words of its command line.
+#[must_use]
+pub fn holders(paths: &[PathBuf]) -> Vec<(u32, String)> {
+    let Ok(locks) = fs::read_to_string("/proc/locks") else { return Vec::new() };
+    let places =
+        paths.iter().filter_map(|path| rustix::fs::stat(path).ok()).map(|stat| place(&stat));
+    let mut pids: Vec<u32> =
+        places.flat_map(|place| all_holding(&locks, &place).collect::<Vec<_>>()).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    pids.retain(|pid| *pid != std::process::id());
+    pids.into_iter().map(|pid| (pid, command(pid))).collect()
+}
+
+/// The program of a process and its first argument.
+fn command(pid: u32) -> String {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    let program = words.next().unwrap_or_default();
+    let program = program.rsplit('/').next().unwrap_or_default();
+    let verb = words.next().filter(|word| !word.is_empty() && !word.starts_with('-'));
+    let verb = verb.map_or_else(String::new, |verb| format!(" {verb}"));
+    format!("{program}{verb}").escape_debug().take(COMMAND_SHOWN).collect()
+}
+
 /// True when this process holds a lock on the file at `path`, as far as the system tells.
 #[must_use]
 pub fn is_locked_here(path: &Path) -> bool {
@@ -171,18 +200,22 @@ fn holder(file: &fs::File) -> Option<String> {
 
 /// The process that holds a lock on a file, by its number.
 fn holding_pid(stat: &Stat) -> Option<u32> {
-    let place = format!(
-        "{:02x}:{:02x}:{}",
-        rustix::fs::major(stat.st_dev),
-        rustix::fs::minor(stat.st_dev),
-        stat.st_ino
-    );
-    holding(&fs::read_to_string("/proc/locks").ok()?, &place)
+    holding(&fs::read_to_string("/proc/locks").ok()?, &place(stat))
+}
+
+/// A file, as a list of locks names it.
+fn place(stat: &Stat) -> String {
+    let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    format!("{major:02x}:{minor:02x}:{}", stat.st_ino)
 }
 
 /// The first process in a list of locks that holds one on a place, and does not only wait for it.
 fn holding(locks: &str, place: &str) -> Option<u32> {
-    locks.lines().find_map(|line| {
+    all_holding(locks, place).next()
+}
+
+fn all_holding(locks: &str, place: &str) -> impl Iterator<Item = u32> {
+    locks.lines().filter_map(move |line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let &[_, _, _, _, pid, at, ..] = words.as_slice() else { return None };
         if words.contains(&"->") || at != place {
@@ -245,5 +278,31 @@ mod tests {
         assert_eq!(holding(list, "08:01:42"), Some(100));
         assert_eq!(holding(list, "08:01:43"), Some(300));
         assert_eq!(holding(list, "08:01:44"), None);
+    }
+
+    #[test]
+    fn other_processes_that_hold_a_lock_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let own = open(&path);
+        take(&own, Hold::Shared, Ask::Once, false).unwrap();
+        let mut other = std::process::Command::new("flock")
+            .args(["--shared", "--no-fork"])
+            .arg(&path)
+            .args(["sleep", "60"])
+            .spawn()
+            .unwrap();
+        let begun = Instant::now();
+        let mut found = Vec::new();
+        let is_there =
+            |found: &[(u32, String)]| found.iter().any(|(_, command)| command == "sleep 60");
+        while !is_there(&found) && begun.elapsed() < PATIENCE {
+            found = holders(std::slice::from_ref(&path));
+            std::thread::sleep(PAUSE);
+        }
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(found.iter().any(|(pid, command)| *pid == other.id() && command == "sleep 60"));
+        assert!(found.iter().all(|(pid, _)| *pid != std::process::id()));
     }
 }

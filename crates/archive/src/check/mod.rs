@@ -1,6 +1,9 @@
 //! Is all there, and whole? `check` looks at metadata, `scrub` at all data. Nothing here writes.
 
+mod round;
 mod trees;
+
+pub use self::round::{Portion, ScrubRound, note_scrubbed};
 
 use std::{
     collections::{BTreeMap, BTreeSet},

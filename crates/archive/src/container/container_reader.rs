@@ -5,6 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use onefold_core::{Error, File, Kind, Result};
 use parking_lot::Mutex;
 
+use super::pace::Pace;
 use crate::{
     format::{
         Identity,
@@ -20,11 +21,17 @@ use crate::{
 pub(crate) struct ContainerReader {
     archive: Arc<Archive>,
     open: Mutex<HashMap<u32, Arc<dyn File>>>,
+    pace: Pace,
 }
 
 impl ContainerReader {
     pub(crate) fn new(archive: Arc<Archive>) -> ContainerReader {
-        ContainerReader { archive, open: Mutex::default() }
+        ContainerReader::paced(archive, Pace::default())
+    }
+
+    /// The same for background work.
+    pub(crate) fn paced(archive: Arc<Archive>, pace: Pace) -> ContainerReader {
+        ContainerReader { archive, open: Mutex::default(), pace }
     }
 
     fn file(&self, segment: u32) -> Result<Arc<dyn File>> {
@@ -55,6 +62,7 @@ impl ContainerReader {
                 format!("container {}: its metadata can't be so long", stored.id),
             ));
         }
+        self.pace.ask(u64::from(stored.place.meta_bytes))?;
         let mut bytes = vec![0; stored.place.meta_bytes as usize];
         let n = self.file(stored.place.segment)?.read_at(stored.place.at, &mut bytes)?;
         let metadata = Metadata::decode(&self.archive.identity, stored.id, &bytes[..n])?;
@@ -73,6 +81,7 @@ impl ContainerReader {
     pub(crate) fn groups(&self, place: &Place, groups: &[Group], into: &mut Vec<u8>) -> Result<()> {
         let (Some(first), Some(last)) = (groups.first(), groups.last()) else { return Ok(()) };
         let bytes = (last.at + last.stored).saturating_sub(first.at) as usize;
+        self.pace.ask(bytes as u64)?;
         into.resize(bytes, 0);
         let n = self.file(place.segment)?.read_at(place.at + u64::from(first.at), into)?;
         if n < bytes {

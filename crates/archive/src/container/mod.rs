@@ -4,6 +4,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`ids`] | numbers, from ranges that the log reserves |
+//! | [`pace`] | how fast background work may read |
 //! | [`pack`](mod@pack) | packing: groups, compression, checksums |
 //! | [`appender`] | segments that one owner fills |
 //! | [`container_reader`] | metadata and groups, read and freed |
@@ -14,9 +15,11 @@ mod appender;
 mod chunk_reader;
 mod container_reader;
 mod ids;
+mod pace;
 mod pack;
 mod rewriter;
 
+pub use self::pace::Pace;
 pub(crate) use self::{
     appender::{Appender, class_of, is_all_there},
     chunk_reader::{ChunkReader, addresses},

@@ -6,6 +6,7 @@ use onefold_core::Result;
 
 use super::{
     appender::Appender, chunk_reader::ChunkReader, container_reader::ContainerReader, ids::Ids,
+    pace::Pace,
 };
 use crate::{
     format::{bytes::corrupt, container::Chunk, damage::is_condemned, record::Owner},
@@ -21,17 +22,24 @@ pub(crate) struct Rewriter {
     pub(crate) chunk_reader: ChunkReader,
     pub(crate) ids: Ids,
     pub(crate) appender: Appender,
+    pub(crate) pace: Pace,
 }
 
 impl Rewriter {
     /// The caller holds the collector's lock.
     pub(crate) fn new(archive: &Arc<Archive>) -> Rewriter {
+        Rewriter::paced(archive, Pace::default())
+    }
+
+    /// The same for background work.
+    pub(crate) fn paced(archive: &Arc<Archive>, pace: Pace) -> Rewriter {
         Rewriter {
-            container_reader: ContainerReader::new(archive.clone()),
+            container_reader: ContainerReader::paced(archive.clone(), pace.clone()),
             chunk_reader: ChunkReader::default(),
             ids: Ids::new(archive.clone(), Owner::Collector),
             appender: Appender::new(archive.clone(), Owner::Collector),
             archive: archive.clone(),
+            pace,
         }
     }
 

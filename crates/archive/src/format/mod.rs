@@ -5,6 +5,7 @@
 
 pub(crate) mod backup;
 pub(crate) mod bytes;
+pub(crate) mod care;
 pub(crate) mod class;
 pub(crate) mod container;
 pub(crate) mod damage;

@@ -5,6 +5,7 @@ use onefold_core::Result;
 use super::{
     backup::{Snapshot, SnapshotId},
     bytes::{Reader, Writer, corrupt},
+    care::CareNote,
     class::{COLUMNS_MAX, Class},
     container::{ContainerKind, META_BYTES_MAX, RAW_BYTES_MAX},
     parameters::SLOTS_MAX,
@@ -138,6 +139,9 @@ pub enum Record {
         /// When, in seconds since 1970.
         at: u64,
     },
+    /// What was done to keep the archive well. Programs that do not know it read it as containers
+    /// that no recipe names yet, of which there are none.
+    CareNoted(CareNote),
     /// A stream is there, in place of one of the same name.
     Put {
         /// Its name.
@@ -608,6 +612,9 @@ impl Record {
                 w.u8(2).u64(*at);
                 stored(w, containers);
             }
+            Record::CareNoted(note) => {
+                w.u8(2).u64(note.encode()).u32(0);
+            }
             Record::Put { name, stream, containers, finished } => {
                 w.u8(3).bytes(name.as_bytes());
                 stream.encode(w);
@@ -709,8 +716,11 @@ impl Record {
                 Record::Reserved { owner, first, count, segment, class }
             }
             2 => {
-                let at = r.u64()?;
-                Record::Unfinished { containers: stored_of(r)?, at }
+                let (at, containers) = (r.u64()?, stored_of(r)?);
+                match CareNote::decode(at).filter(|_| containers.is_empty()) {
+                    Some(note) => Record::CareNoted(note),
+                    None => Record::Unfinished { containers, at },
+                }
             }
             3 => {
                 let name = r.text()?;

@@ -5,9 +5,10 @@ use std::{collections::BTreeSet, sync::Arc};
 use onefold_core::{Error, Hold, Kind, Lock, Result};
 
 use crate::{
-    container::Rewriter,
+    container::{Pace, Rewriter},
     format::{
         ContainerId,
+        care::CareNote,
         names::{COLLECTOR, segment_name},
         record::Record,
     },
@@ -44,10 +45,14 @@ pub struct Collected {
     pub expired: u64,
     /// Containers without a live chunk that were dropped.
     pub dropped: u64,
+    /// Bytes of space that they took.
+    pub dropped_bytes: u64,
     /// Containers whose live chunks were copied together.
     pub merged: u64,
     /// Containers that they became.
     pub into: u64,
+    /// Bytes of space that they took more than what they became.
+    pub merged_bytes: u64,
     /// Chunks copied: encoded again.
     pub copied_chunks: u64,
     /// Their bytes, before compression.
@@ -116,6 +121,14 @@ impl Collection {
     /// # Errors
     /// `Busy` when another one is at work, and those of the system.
     pub fn begin(archive: &Arc<Archive>, options: Options) -> Result<Collection> {
+        Collection::begin_paced(archive, options, Pace::default())
+    }
+
+    /// The same for work in the background, which gives way before each read, also within a step.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub fn begin_paced(archive: &Arc<Archive>, options: Options, pace: Pace) -> Result<Collection> {
         let lock =
             archive.files.lock(COLLECTOR, Hold::Alone, false).map_err(|error| {
                 match error.kind() {
@@ -124,7 +137,7 @@ impl Collection {
                 }
             })?;
         let collection = Collection {
-            rewriter: Rewriter::new(archive),
+            rewriter: Rewriter::paced(archive, pace),
             late_encoding: LateEncoding::new(
                 options.encode_all,
                 options.now.saturating_sub(options.keep_partial),
@@ -304,6 +317,7 @@ impl Collection {
         }
         self.free()?;
         self.rewriter.appender.trim()?;
+        self.note()?;
         let (now, before) = (self.archive.tables().write_cost, self.before);
         self.done.merge_bytes = now.merge_bytes.saturating_sub(before.merge_bytes);
         self.done.copied_chunk_bytes =
@@ -314,6 +328,19 @@ impl Collection {
         self.done.encode_bytes = now.encode_bytes.saturating_sub(before.encode_bytes);
         self.done.held_back = self.archive.tables().waiting_to_be_freed.len() as u64;
         self.archive.restore_reserve(self.options.reserve_bytes)
+    }
+
+    /// Takes note that a collection went through, for who watches over the archive.
+    fn note(&self) -> Result<()> {
+        if self.done.cut_short || self.done.waits {
+            return Ok(());
+        }
+        let note = Record::CareNoted(CareNote::Collected(self.options.now));
+        match self.archive.commit(true, |_| Ok(vec![note])) {
+            // What was freed is freed; a note is no reason to fail.
+            Err(error) if error.kind() == Kind::NoSpace => Ok(()),
+            noted => noted.map(drop),
+        }
     }
 
     /// Removes files that nothing names.

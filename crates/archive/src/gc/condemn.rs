@@ -1,11 +1,9 @@
 //! Condemns chunks that no recipe names, checks them again when older puts have ended, and drops
 //! them.
 
-use std::collections::BTreeMap;
-
 use onefold_core::{Kind, Result};
 
-use super::collection::Collection;
+use super::{collection::Collection, dead_chunks::DeadChunks};
 use crate::{
     format::{
         Address, ContainerId,
@@ -13,7 +11,7 @@ use crate::{
         record::{Pieces, Record},
     },
     rules::Rule,
-    tables::{Container, Tables},
+    tables::Tables,
     usage_counts::CountsReader,
 };
 
@@ -31,29 +29,12 @@ impl Collection {
             }
             None => (CountsReader::open(&self.archive, tables.counts)?, tables.counted),
         };
-        // Dead chunks as bits, by home; merged containers have several ids.
-        let mut dead: BTreeMap<ContainerId, (u32, Vec<u8>)> = BTreeMap::new();
+        let mut found =
+            DeadChunks::new(&self.archive, &tables, self.options, self.rewriter.pace.clone());
         while let Some((id, counts)) = counts.next()? {
-            if !counts.contains(&0) {
-                continue;
-            }
-            for home in tables.places(id) {
-                let spared = tables.unfinished.get(&home.stored.id).is_some_and(|at| {
-                    at.saturating_add(self.options.keep_partial) > self.options.now
-                });
-                if spared {
-                    continue;
-                }
-                let chunks = home.stored.chunks;
-                let (number, bits) = dead
-                    .entry(home.stored.id)
-                    .or_insert_with(|| (0, vec![0; (chunks as usize).div_ceil(8)]));
-                for n in self.unused(home, id, &counts)? {
-                    bits[n / 8] |= 1 << (n % 8);
-                    *number += 1;
-                }
-            }
+            found.look(id, &counts)?;
         }
+        let mut dead = found.dead;
         // Unfinished containers that were listed after the counts were made, and are old enough to
         // be a killed put's: no count is known, so all their chunks are condemned.
         for (id, at) in &tables.unfinished {
@@ -99,33 +80,6 @@ impl Collection {
         }
         self.archive.commit(true, |_| Ok(vec![Record::Condemned { containers }]))?;
         Ok(true)
-    }
-
-    /// The places in their container of the chunks of `id` without references.
-    pub(super) fn unused(
-        &mut self,
-        home: &Container,
-        id: ContainerId,
-        counts: &[u16],
-    ) -> Result<Vec<usize>> {
-        let unused = |slot: u16| counts.get(usize::from(slot)).is_some_and(|&count| count == 0);
-        if home.merged.is_empty() {
-            return Ok((0..counts.len().min(home.stored.chunks as usize))
-                .filter(|&slot| unused(slot as u16))
-                .collect());
-        }
-        match self.rewriter.chunk_reader.metadata(&self.rewriter.container_reader, home) {
-            Ok(metadata) => {
-                let chunks = metadata.chunks.iter().enumerate();
-                Ok(chunks
-                    .filter(|(_, chunk)| chunk.first.container == id && unused(chunk.first.slot))
-                    .map(|(n, _)| n)
-                    .collect())
-            }
-            // Its chunks are unknown, so none is condemned.
-            Err(error) if error.kind() == Kind::Corrupt => Ok(Vec::new()),
-            Err(error) => Err(error),
-        }
     }
 
     /// True when nobody is in an earlier epoch any more; waits for that if the options say so.
@@ -195,6 +149,11 @@ impl Collection {
                 return Ok(true);
             }
             let (dropped, looked_at) = (containers.len() as u64, tables.differences.len());
+            let bytes: u64 = containers
+                .iter()
+                .filter_map(|id| tables.containers.get(id))
+                .map(|container| tables.taken(&container.stored.place))
+                .sum();
             let mut again = false;
             self.archive.commit(true, |now| {
                 // Streams came or went meanwhile, or a put gave up containers that it had listed.
@@ -204,6 +163,7 @@ impl Collection {
             })?;
             if !again {
                 self.done.dropped += dropped;
+                self.done.dropped_bytes += bytes;
                 return Ok(true);
             }
         }

@@ -86,6 +86,9 @@ impl Collection {
         };
         self.rewriter.appender.sync()?;
         let (merged, copied) = (from.len() as u64, chunks.len() as u64);
+        let taken = from.iter().filter_map(|id| tables.containers.get(id));
+        let taken: u64 = taken.map(|container| tables.taken(&container.stored.place)).sum();
+        let freed = taken.saturating_sub(u64::from(stored.place.bytes));
         let mut gone = false;
         let committed = self.archive.commit(true, |now| {
             // A put may have given up containers that it had listed: then the copy is garbage
@@ -102,6 +105,7 @@ impl Collection {
             return Ok(true);
         }
         self.done.merged += merged;
+        self.done.merged_bytes += freed;
         self.done.into += 1;
         self.done.copied_chunks += copied;
         Ok(true)

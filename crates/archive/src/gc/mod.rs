@@ -14,6 +14,11 @@
 
 mod collection;
 mod condemn;
+mod dead_chunks;
 mod merge;
+mod survey;
 
-pub use self::collection::{Collected, Collection, Options};
+pub use self::{
+    collection::{Collected, Collection, Options},
+    survey::{Survey, Trash, survey},
+};

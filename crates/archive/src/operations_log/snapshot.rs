@@ -13,12 +13,14 @@ use crate::{
         names::{fresh, snapshot_name},
     },
     memory::Drawn,
-    tables::{Tables, WriteCost},
+    tables::{Care, Tables, WriteCost},
 };
 
 const SNAPSHOT_MAGIC: &[u8; 8] = b"ONEFSNAP";
 
 const WRITE_COST_MAGIC: &[u8; 8] = b"ONEFWORK";
+
+const CARE_MAGIC: &[u8; 8] = b"ONEFCARE";
 
 const SNAPSHOT_HEADER_BYTES: usize = 40;
 
@@ -37,6 +39,10 @@ pub(crate) fn write_snapshot(
     let at = w.0.len();
     w.raw(WRITE_COST_MAGIC);
     tables.write_cost.encode(&mut w);
+    let checksum = identity.checksum(&w.0[at..]);
+    w.u64(checksum);
+    let at = w.0.len();
+    tables.care.encode(w.raw(CARE_MAGIC));
     let checksum = identity.checksum(&w.0[at..]);
     w.u64(checksum);
     let file = fresh(files, &snapshot_name(number))?;
@@ -81,7 +87,14 @@ pub(crate) fn read_snapshot(
     }
     let read = Tables::decode_within(&body, files.spread(), kinds, drawn).and_then(|mut tables| {
         drop(body);
-        tables.write_cost = read_write_cost(&*file, identity, end)?;
+        let cost = (end, WriteCost::BYTES);
+        if let Some(bytes) = behind(&*file, identity, cost, WRITE_COST_MAGIC)? {
+            tables.write_cost = WriteCost::decode(&mut Reader(&bytes, None))?;
+        }
+        let care = (end.saturating_add(16 + WriteCost::BYTES as u64), Care::BYTES);
+        if let Some(bytes) = behind(&*file, identity, care, CARE_MAGIC)? {
+            tables.care = Care::decode(&mut Reader(&bytes, None))?;
+        }
         load_block_indexes(files, identity, &mut tables, before, drawn)?;
         Ok(tables)
     });
@@ -144,16 +157,19 @@ fn read_body(file: &dyn File, length: u64, drawn: &Drawn) -> Result<Vec<u8>> {
     Ok(body)
 }
 
-/// Reads the write cost behind a snapshot; zero when it is missing or damaged.
-fn read_write_cost(file: &dyn File, identity: &Identity, at: u64) -> Result<WriteCost> {
-    let mut bytes = [0; 16 + WriteCost::BYTES];
-    let n = file.read_at(at, &mut bytes)?;
-    let (body, checksum) = bytes.split_at(8 + WriteCost::BYTES);
-    if n < bytes.len()
-        || !body.starts_with(WRITE_COST_MAGIC)
-        || identity.checksum(body).to_le_bytes() != *checksum
-    {
-        return Ok(WriteCost::default());
-    }
-    WriteCost::decode(&mut Reader(&body[8..], None))
+/// Reads what lies behind the tables of a snapshot: its name, `n` bytes, and their checksum.
+/// `None` when it is missing or damaged.
+fn behind(
+    file: &dyn File,
+    identity: &Identity,
+    (at, n): (u64, usize),
+    magic: &[u8; 8],
+) -> Result<Option<Vec<u8>>> {
+    let mut bytes = vec![0; 16 + n];
+    let found = file.read_at(at, &mut bytes)?;
+    let (body, checksum) = bytes.split_at(8 + n);
+    let is_whole = found == bytes.len()
+        && body.starts_with(magic)
+        && identity.checksum(body).to_le_bytes() == *checksum;
+    Ok(is_whole.then(|| body[8..].to_vec()))
 }

@@ -55,6 +55,7 @@ impl Tables {
                     self.upload(stored, sequence, born)?;
                 }
             }
+            Record::CareNoted(note) => self.care.note(note),
             Record::Put { name, stream, containers, finished } => {
                 self.versions = self.versions.saturating_add(u64::from(self.late));
                 self.finish(containers, &finished, sequence)?;

@@ -9,11 +9,13 @@
 //! | [`snapshots`] | snapshots of directories, and the records that change them |
 //! | [`late_encoding`] | what is known for late encoding |
 //! | [`write_cost`] | what writing cost |
+//! | [`care`] | when it was collected and scrubbed |
 //! | [`damage`] | which chunks are known to be damaged |
 //! | [`encoding`] | the bytes of a snapshot |
 //! | [`persistent`] | maps and lists whose clones share what they have in common |
 
 mod apply;
+mod care;
 mod damage;
 mod encoding;
 mod late_encoding;
@@ -24,17 +26,18 @@ mod volume_records;
 mod volumes;
 mod write_cost;
 
+pub use self::{
+    care::Care,
+    late_encoding::PLACES_MAX,
+    snapshots::Snapshots,
+    state::{Container, Tables, valid_name},
+    volumes::Volume,
+    write_cost::WriteCost,
+};
 pub(crate) use self::{
     damage::is_damaged,
     persistent::Map,
     snapshots::roots,
     state::{IndexState, PLACE_ALIGN},
     volumes::{VOLUME_BYTES_MAX, VOLUME_NAME_BYTES_MAX},
-};
-pub use self::{
-    late_encoding::PLACES_MAX,
-    snapshots::Snapshots,
-    state::{Container, Tables, valid_name},
-    volumes::Volume,
-    write_cost::WriteCost,
 };

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use onefold_core::{Error, Kind, Result};
 
 use super::{
+    care::Care,
     persistent::{List, Map},
     snapshots::Snapshots,
     volumes::Volume,
@@ -131,6 +132,8 @@ pub struct Tables {
     pub versions: u64,
     /// Bytes and chunks written since the archive was made.
     pub write_cost: WriteCost,
+    /// The care that the archive got.
+    pub care: Care,
     /// The archive can have snapshots of directories.
     pub trees: bool,
     /// The snapshots of directories.

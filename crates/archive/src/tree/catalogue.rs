@@ -4,7 +4,7 @@ use onefold_core::{Error, Kind, Result};
 
 use crate::{
     format::{
-        backup::{Completeness, Snapshot, SnapshotId},
+        backup::{Completeness, SnapshotId},
         record::Record,
     },
     operations_log::Archive,
@@ -39,27 +39,56 @@ pub(crate) fn expire(archive: &Archive, now: u64, trash: u64, keep_partial: u64)
     let mut gone = 0;
     let by_collection = archive.keeps(Rule::TrashFromCollection);
     archive.commit(true, |tables| {
-        let forgotten = |snapshot: &&Snapshot| snapshot.forgotten.is_some();
-        let (mut seen, mut expired) = (Vec::new(), Vec::new());
-        gone = 0;
-        for snapshot in tables.snapshots.values().filter(forgotten) {
-            let is_checkpoint = snapshot.completeness == Completeness::Checkpoint;
-            let kept = if is_checkpoint { keep_partial } else { trash };
-            match snapshot.forgotten {
-                Some((at, _)) if !by_collection && at.saturating_add(kept) > now => {}
-                Some((_, None)) if kept > 0 && by_collection => seen.push(snapshot.id),
-                Some((_, Some(at))) if at.saturating_add(kept) > now => {}
-                _ => {
-                    gone += u64::from(!is_checkpoint);
-                    expired.push(snapshot.id);
-                }
-            }
-        }
+        let found = judge(tables, now, trash, keep_partial, by_collection);
+        let Expiry { seen, expired, .. } = found;
+        let is_snapshot = |id: &&SnapshotId| {
+            tables.snapshots.get(**id).is_ok_and(|one| one.completeness != Completeness::Checkpoint)
+        };
+        gone = expired.iter().filter(is_snapshot).count() as u64;
         let seen = (!seen.is_empty()).then_some(Record::ForgottenSeen { ids: seen, at: now });
         let expired = (!expired.is_empty()).then_some(Record::Expired { ids: expired });
         Ok(seen.into_iter().chain(expired).collect())
     })?;
     Ok(gone)
+}
+
+/// What a collection does with forgotten snapshots and checkpoints.
+#[derive(Debug, Default)]
+pub(crate) struct Expiry {
+    /// Those that it sees for the first time, and keeps.
+    seen: Vec<SnapshotId>,
+    /// Those whose time is over.
+    pub(crate) expired: Vec<SnapshotId>,
+    /// Snapshots that it keeps, and until when.
+    pub(crate) kept: Vec<(u64, SnapshotId)>,
+}
+
+/// Finds out what a collection would do at `now`.
+pub(crate) fn expiry(tables: &Tables, now: u64, trash: u64, keep_partial: u64) -> Expiry {
+    judge(tables, now, trash, keep_partial, true)
+}
+
+fn judge(tables: &Tables, now: u64, trash: u64, keep_partial: u64, by_collection: bool) -> Expiry {
+    let mut found = Expiry::default();
+    for snapshot in tables.snapshots.values() {
+        let Some((at, seen)) = snapshot.forgotten else { continue };
+        let is_checkpoint = snapshot.completeness == Completeness::Checkpoint;
+        let time = if is_checkpoint { keep_partial } else { trash };
+        // Nobody else's clock counts.
+        let since = if by_collection { seen.unwrap_or(now) } else { at };
+        let until = since.saturating_add(time);
+        if until <= now {
+            found.expired.push(snapshot.id);
+            continue;
+        }
+        if seen.is_none() && by_collection {
+            found.seen.push(snapshot.id);
+        }
+        if !is_checkpoint {
+            found.kept.push((until, snapshot.id));
+        }
+    }
+    found
 }
 
 fn change_snapshots(

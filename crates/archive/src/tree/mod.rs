@@ -31,7 +31,7 @@ mod reader;
 mod wire;
 
 pub(crate) use self::borders::{ends_page, of_name as hash_of_name};
-pub(crate) use self::catalogue::expire;
+pub(crate) use self::catalogue::{Expiry, expire, expiry};
 pub use self::{
     backup::{
         BackupReport, BackupRequest, TreeFeeder, TreeSink, backup, backup_elsewhere, backup_on,

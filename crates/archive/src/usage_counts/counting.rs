@@ -33,22 +33,13 @@ impl Rewriter {
         changed: impl FnOnce(&mut Rewriter, &Tables, &NodeChanges) -> Result<Vec<(ContainerId, u64)>>,
     ) -> Result<Option<InMemory>> {
         let tables = self.archive.refresh()?;
-        let old = match tables.counts {
-            0 => None,
-            number => match CountsReader::open(&self.archive, number) {
-                Ok(reader) => Some(reader),
-                // A lost or damaged file of counts is made again, from all recipes.
-                Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => None,
-                Err(error) => return Err(error),
-            },
-        };
-        if old.is_some() && tables.differences.is_empty() && tables.snapshots.due().next().is_none()
-        {
+        let goes_on = self.has_counts(&tables)?;
+        if goes_on && tables.differences.is_empty() && tables.snapshots.due().next().is_none() {
             return Ok(None);
         }
         let changes = loop {
             match CountsWriter::create(&self.archive, tables.counts + 1)
-                .and_then(|writer| self.write_counts(&tables, old.is_some(), writer))
+                .and_then(|writer| self.write_counts(&tables, goes_on, writer))
             {
                 Err(error) if error.kind() == Kind::NoSpace => {
                     if !self.archive.spend_reserve()? {
@@ -56,7 +47,7 @@ impl Rewriter {
                         let file: Arc<dyn File> = Arc::new(MemoryFile::default());
                         let writer =
                             CountsWriter::over(&self.archive, file.clone(), tables.counts + 1)?;
-                        self.write_counts(&tables, old.is_some(), writer)?;
+                        self.write_counts(&tables, goes_on, writer)?;
                         return Ok(Some((file, tables.sequence)));
                     }
                 }
@@ -80,6 +71,19 @@ impl Rewriter {
         }
     }
 
+    /// True when there are counts to go on from. A lost or damaged file of counts is made again, from
+    /// all recipes.
+    fn has_counts(&self, tables: &Tables) -> Result<bool> {
+        match tables.counts {
+            0 => Ok(false),
+            number => match CountsReader::open(&self.archive, number) {
+                Ok(_) => Ok(true),
+                Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(false),
+                Err(error) => Err(error),
+            },
+        }
+    }
+
     /// Writes new counts, durable on return. `on` goes on from the counts there are; else all
     /// streams are counted.
     fn write_counts(
@@ -87,6 +91,28 @@ impl Rewriter {
         tables: &Tables,
         on: bool,
         mut writer: CountsWriter,
+    ) -> Result<NodeChanges> {
+        let changes = self.each_count(tables, on, &mut |id, counts| writer.push(id, counts))?;
+        writer.finish()?;
+        Ok(changes)
+    }
+
+    /// Tells the counts that these tables make, of containers in the order of their numbers; writes
+    /// nothing.
+    pub(crate) fn counts(
+        &mut self,
+        tables: &Tables,
+        each: &mut dyn FnMut(ContainerId, &[u16]) -> Result<()>,
+    ) -> Result<()> {
+        let goes_on = self.has_counts(tables)?;
+        self.each_count(tables, goes_on, each).map(drop)
+    }
+
+    fn each_count(
+        &mut self,
+        tables: &Tables,
+        on: bool,
+        each: &mut dyn FnMut(ContainerId, &[u16]) -> Result<()>,
     ) -> Result<NodeChanges> {
         let changes = self.node_changes(tables, on)?;
         let mut old =
@@ -122,10 +148,11 @@ impl Rewriter {
             if range.is_empty() {
                 break;
             }
+            // The old counts of the range and the new ones.
+            self.pace.ask(4 * slots as u64)?;
             self.add_up(tables, on, &changes, &mut range)?;
-            range.iter().try_for_each(|(id, counts)| writer.push(*id, counts))?;
+            range.iter().try_for_each(|(id, counts)| each(*id, counts))?;
         }
-        writer.finish()?;
         Ok(changes)
     }
 

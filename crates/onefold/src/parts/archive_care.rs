@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, CheckReport, Rebuilt, Restored, Settings, check, check_one, rebuild_chunk_index,
-    record_damage, repair_units, restore_chunks,
+    Archive, CheckReport, Rebuilt, Restored, Settings, check, check_one, note_scrubbed,
+    rebuild_chunk_index, record_damage, repair_units, restore_chunks,
 };
 use onefold_core::Result;
 
-use super::archive_dir::ArchiveDir;
+use super::archive_dir::{ArchiveDir, now};
 
 /// How far it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +103,9 @@ pub fn run(
     }
     if !outcome.report.rotten.is_empty() {
         record_damage(&archive, &outcome.report.rotten)?;
+    }
+    if extent.only.is_none() {
+        note_scrubbed(&archive, now())?;
     }
     if repairs {
         let mut told = |done, total| progress("restoring", done, total);

@@ -12,7 +12,7 @@ use std::{
 };
 
 use onefold_archive::{Archive, Nodes, Settings, find_label, seal};
-use onefold_backend::{Directory, Stands};
+use onefold_backend::{Directory, Stands, lock};
 use onefold_core::{Error, Files, Kind, Result};
 
 use super::{
@@ -24,6 +24,9 @@ use super::{
 
 /// The label of an archive on one node.
 const LABEL: &str = "label";
+
+/// Locks that readers and puts hold.
+const USED: [&str; 3] = ["epoch-0", "epoch-1", "lock-writer"];
 
 /// The directory of an archive.
 #[derive(Clone)]
@@ -170,6 +173,18 @@ impl ArchiveDir {
             format!("node {number} ({}) does not count: {why}", self.node(number).display())
         };
         nodes.absent().into_iter().map(note).collect()
+    }
+
+    /// Other processes that read or put now: what they may need is freed when they have ended. Each
+    /// with its number and the first words of its command line, as far as this system tells.
+    #[must_use]
+    pub fn users(&self) -> Vec<(u32, String)> {
+        let directories = self
+            .nodes
+            .as_ref()
+            .map_or_else(|| std::slice::from_ref(&self.path), |list| list.paths.as_slice());
+        let locks = USED.iter().flat_map(|name| directories.iter().map(move |at| at.join(name)));
+        lock::holders(&locks.collect::<Vec<_>>())
     }
 
     /// The directory of a node.

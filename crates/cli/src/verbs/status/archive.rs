@@ -1,8 +1,8 @@
 //! `onefold status` of an archive: what it holds and what it saved.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_archive::{Archive, Class, Completeness, Container, Nodes, Tables, WriteCost};
+use onefold_archive::{Archive, Care, Class, Completeness, Container, Nodes, Tables, WriteCost};
 use onefold_backend::room::room;
 use onefold_core::Result;
 use serde::Serialize;
@@ -41,6 +41,8 @@ pub(in crate::verbs) struct Stats {
     sets: Vec<SetLine>,
     /// Chunks that are known to be damaged.
     damaged_chunks: u64,
+    /// When gc and scrub were done last.
+    care: CareLine,
     /// Containers as stored.
     stored_bytes: u64,
     /// Content of streams and snapshots, and blocks of volumes that are no zeroes, for each byte
@@ -89,6 +91,43 @@ struct SetLine {
     snapshots: u64,
     /// When the newest whole one was made, in seconds since 1970.
     newest_whole: Option<u64>,
+}
+
+/// When gc and scrub were done last, in seconds since 1970.
+#[derive(Debug, Serialize)]
+struct CareLine {
+    /// When a gc went through to its end last.
+    gc_ended: Option<u64>,
+    /// When all data had been read last.
+    scrub_ended: Option<u64>,
+    /// When the reading of all data began that is under way, and the share of it that is done.
+    scrub_began: Option<u64>,
+    scrubbed_bytes: u64,
+}
+
+impl CareLine {
+    fn of(tables: &Tables) -> CareLine {
+        let Care { collected, scrub_began, scrubbed, scrub_ended } = tables.care;
+        let at = |at: u64| (at > 0).then_some(at);
+        let read = tables.containers.iter().take_while(|(id, _)| **id <= scrubbed);
+        CareLine {
+            gc_ended: at(collected),
+            scrub_ended: at(scrub_ended),
+            scrub_began: at(scrub_began),
+            scrubbed_bytes: read.map(|(_, read)| u64::from(read.stored.place.bytes)).sum(),
+        }
+    }
+}
+
+/// How old things may be before an operator is needed, in seconds; nothing is not looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Limits {
+    /// The newest whole snapshot of each set.
+    pub(super) snapshot: Option<u64>,
+    /// The last gc that went through to its end.
+    pub(super) gc: Option<u64>,
+    /// The last time that all data had been read.
+    pub(super) scrub: Option<u64>,
 }
 
 fn sets(tables: &Tables) -> Vec<SetLine> {
@@ -210,6 +249,7 @@ impl Stats {
             forgotten_snapshots: tables.snapshots.forgotten().count() as u64,
             sets: sets(tables),
             damaged_chunks: damaged.map(|bits| u64::from(bits.count_ones())).sum(),
+            care: CareLine::of(tables),
             stored_bytes,
             ratio: (stored_bytes > 0).then(|| {
                 (bytes as f64 + snapshot_bytes as f64 + mapped as f64) / stored_bytes as f64
@@ -261,8 +301,8 @@ impl From<&WriteCost> for WorkLine {
 }
 
 impl Stats {
-    /// What needs an operator, a sentence each; snapshots may be as old as `max_age` seconds.
-    fn problems(&self, max_age: Option<u64>) -> Vec<String> {
+    /// What needs an operator, a sentence each.
+    fn problems(&self, limits: Limits) -> Vec<String> {
         let mut all = Vec::new();
         if let Some(reason) = self.server.as_ref().and_then(|server| server.stopped.as_ref()) {
             all.push(format!("its server only reads: {reason}"));
@@ -278,22 +318,33 @@ impl Stats {
         }
         for set in &self.sets {
             let age = set.newest_whole.map(|at| now().saturating_sub(at));
-            let late = match (age, max_age) {
-                (Some(age), Some(most)) => age > most,
-                (None, Some(_)) => true,
-                (_, None) => false,
-            };
-            if late {
-                let age =
-                    age.map_or_else(|| "never".to_owned(), |age| format!("{} ago", duration(age)));
+            if is_late(age, limits.snapshot) {
+                let age = ago(age);
                 let (name, host) = (set.set.escape_debug(), set.host.escape_debug());
                 all.push(format!(
                     "the last whole snapshot of set '{name}' of {host} was made {age}"
                 ));
             }
         }
+        let since = |at: Option<u64>| at.map(|at| now().saturating_sub(at));
+        let (gc, scrub) = (since(self.care.gc_ended), since(self.care.scrub_ended));
+        if is_late(gc, limits.gc) {
+            all.push(format!("gc is overdue: one went through to its end {}", ago(gc)));
+        }
+        if is_late(scrub, limits.scrub) {
+            all.push(format!("scrub is overdue: all data had been read {}", ago(scrub)));
+        }
         all
     }
+}
+
+/// True when something is older than it may be, or never was.
+fn is_late(age: Option<u64>, most: Option<u64>) -> bool {
+    most.is_some_and(|most| age.is_none_or(|age| age > most))
+}
+
+fn ago(age: Option<u64>) -> String {
+    age.map_or_else(|| "never".to_owned(), |age| format!("{} ago", duration(age)))
 }
 
 /// The figures of an archive, served or not.
@@ -306,14 +357,10 @@ fn look(directory: &ArchiveDir, memory: u64) -> Result<(Arc<Archive>, Stats)> {
     Ok((archive, stats))
 }
 
-/// What needs an operator, a sentence each; snapshots may be as old as `max_age`.
-pub(super) fn problems(
-    directory: &ArchiveDir,
-    memory: u64,
-    max_age: Option<Duration>,
-) -> Result<Vec<String>> {
+/// What needs an operator, a sentence each.
+pub(super) fn problems(directory: &ArchiveDir, memory: u64, limits: Limits) -> Result<Vec<String>> {
     let (_, stats) = look(directory, memory)?;
-    Ok(stats.problems(max_age.map(|age| age.as_secs())))
+    Ok(stats.problems(limits))
 }
 
 /// Tells about an archive.
@@ -394,6 +441,14 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     if stats.forgotten_snapshots > 0 {
         row("in the trash", counted(stats.forgotten_snapshots, "forgotten snapshot"));
     }
+    let ended = |at: Option<u64>| ago(at.map(|at| now().saturating_sub(at)));
+    row("gc", format!("went through to its end {}", ended(stats.care.gc_ended)));
+    let round = stats.care.scrub_began.map_or_else(String::new, |began| {
+        let done = stats.care.scrubbed_bytes as f64 / stats.stored_bytes.max(1) as f64;
+        let began = ended(Some(began));
+        format!("; {:.0} % of a round that began {began}", (done * 100.0).min(100.0))
+    });
+    row("scrub", format!("had read all data {}{round}", ended(stats.care.scrub_ended)));
     if stats.damaged_chunks > 0 {
         row("DAMAGED", counted(stats.damaged_chunks, "chunk"));
     }

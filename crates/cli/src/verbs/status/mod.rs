@@ -5,6 +5,8 @@ mod cluster;
 
 pub(in crate::verbs) use self::archive::Stats;
 
+use self::archive::Limits;
+
 use std::{
     path::{Path, PathBuf},
     time::Duration,
@@ -26,7 +28,8 @@ use onefold_console::{failure::Failure, output, size::Size};
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold status disk.onefold\n  onefold status disk.onefold --json\n  \
-                  onefold status backups --check --max-age 26h"
+                  onefold status backups --check --max-age 26h --max-gc-age 8d \
+                  --max-scrub-age 40d"
 )]
 pub(crate) struct Options {
     /// The store, of any engine
@@ -39,7 +42,7 @@ pub(crate) struct Options {
 
     /// For monitoring: says only what needs an operator, and exits with 1 when something does. A
     /// store that writes no more, nodes that do not count, damaged chunks, sets without a recent
-    /// snapshot
+    /// snapshot, an overdue gc or scrub
     #[arg(long)]
     check: bool,
 
@@ -47,9 +50,28 @@ pub(crate) struct Options {
     #[arg(long, requires = "check", value_name = "TIME", value_parser = humantime::parse_duration)]
     max_age: Option<Duration>,
 
+    /// With --check: how long ago a gc of an archive may have gone through to its end, like 8d
+    #[arg(long, requires = "check", value_name = "TIME", value_parser = humantime::parse_duration)]
+    max_gc_age: Option<Duration>,
+
+    /// With --check: how long ago all data of an archive may have been read by scrubs, like 40d
+    #[arg(long, requires = "check", value_name = "TIME", value_parser = humantime::parse_duration)]
+    max_scrub_age: Option<Duration>,
+
     /// Prints JSON, whose keys are stable
     #[arg(long)]
     json: bool,
+}
+
+impl Options {
+    fn limits(&self) -> Limits {
+        let seconds = |age: Option<Duration>| age.map(|age| age.as_secs());
+        Limits {
+            snapshot: seconds(self.max_age),
+            gc: seconds(self.max_gc_age),
+            scrub: seconds(self.max_scrub_age),
+        }
+    }
 }
 
 /// Says what needs an operator.
@@ -81,7 +103,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             let memory = options.memory.0;
             return match options.check {
                 true => {
-                    judge(options.json, &archive::problems(&directory, memory, options.max_age)?)
+                    judge(options.json, &archive::problems(&directory, memory, options.limits())?)
                 }
                 false => archive::show(&directory, memory, options.json),
             };

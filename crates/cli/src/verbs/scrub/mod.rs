@@ -1,6 +1,8 @@
 //! `onefold scrub`: does all data still have the fingerprints that it had when it was written?
 
-use std::path::PathBuf;
+mod round;
+
+use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 use onefold_block::{
@@ -13,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Found,
     check::{archive, cluster, found_for, show},
-    served_or_not,
+    refused, served_or_not,
 };
 use onefold::parts::archive_care::{Depth, Extent};
 use onefold::parts::{
@@ -35,7 +37,8 @@ use onefold_console::{
 /// not be served meanwhile.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  onefold scrub disk.onefold\n  onefold scrub disk.onefold --json"
+    after_help = "Examples:\n  onefold scrub disk.onefold\n  onefold scrub disk.onefold --json\n  \
+                  onefold scrub backups --round 30d --for 2h"
 )]
 pub(crate) struct Options {
     /// The store, of any engine
@@ -44,6 +47,15 @@ pub(crate) struct Options {
     /// Only this stream or volume of an archive
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
+
+    /// Reads only what is due, so that all data of an archive is read once in this time, like 30d.
+    /// Goes on where the last scrub ended, and reads at least a day's share ahead
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, conflicts_with = "only")]
+    round: Option<Duration>,
+
+    /// With --round: ends after so long, like 2h; the next scrub goes on
+    #[arg(long = "for", value_name = "TIME", requires = "round", value_parser = humantime::parse_duration)]
+    time: Option<Duration>,
 
     /// Memory for an archive's tables, besides an allowance that grows with the bytes that they
     /// occupy
@@ -112,7 +124,15 @@ impl From<ScrubReport> for Scrubbed {
 /// Scrubs, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let only = options.only.as_deref();
-    let file = match found_for(&options.store, only)? {
+    let found = found_for(&options.store, only)?;
+    if let Some(round) = options.round {
+        let Found::Archive(directory) = found else {
+            return Err(refused(&options.store, &found, "--round is for archives"));
+        };
+        let times = (round, options.time);
+        return round::run(&directory, options.memory.0, times, options.answer.json);
+    }
+    let file = match found {
         Found::Block(file) => file,
         Found::Archive(directory) => {
             let extent = Extent { depth: Depth::Scrub, only, memory: options.memory.0 };

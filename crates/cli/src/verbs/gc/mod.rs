@@ -1,7 +1,9 @@
 //! `onefold gc`: frees what no stream or volume needs.
 
+mod left;
+
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -10,8 +12,12 @@ use onefold_archive::{Collection, CollectionOptions as Collect, Format, Settings
 use serde::Serialize;
 use serde_json::json;
 
+use self::left::Left;
 use super::{Found, cluster, refused};
-use onefold::parts::{archive_dir::now, cluster_store::Url};
+use onefold::parts::{
+    archive_dir::{ArchiveDir, now},
+    cluster_store::Url,
+};
 use onefold_backend::room::room;
 use onefold_console::{
     failure::Failure,
@@ -28,7 +34,7 @@ use onefold_console::{
 /// their counts no longer change.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  onefold gc backups\n  onefold gc backups --for 10m --write 50G\n  \
+    after_help = "Examples:\n  onefold gc backups\n  onefold gc backups --dry-run\n  onefold gc backups --for 10m --write 50G\n  \
                   onefold gc backups --keep-partial 0 --no-wait"
 )]
 pub(crate) struct Options {
@@ -55,6 +61,10 @@ pub(crate) struct Options {
     /// Ends when merging and encoding have written so much; the next gc goes on
     #[arg(long, value_name = "SIZE")]
     write: Option<Size>,
+
+    /// Says what would be freed, and what stays and why, and changes nothing
+    #[arg(long, conflicts_with_all = ["time", "write", "encode", "no_wait"])]
+    dry_run: bool,
 
     /// Does not wait for running puts and readers; the next gc frees what they hold back
     #[arg(long)]
@@ -92,6 +102,10 @@ struct Done {
     /// Bytes that stand replicated now, with their copies.
     replicated_bytes: u64,
     freed_bytes: u64,
+    /// Space of the containers that were dropped, and space that merging gained; what is held back
+    /// counts, and is freed later.
+    dropped_bytes: u64,
+    merged_bytes: u64,
     /// Containers that stay although they are less than half full, because a chunk of theirs is
     /// damaged.
     damaged_containers: u64,
@@ -104,6 +118,17 @@ struct Done {
     /// Free bytes of the file system, before and after.
     free_bytes_before: u64,
     free_bytes_after: u64,
+    /// What nothing needs and is not freed; nothing when the budget ended before that was counted.
+    left: Option<Left>,
+}
+
+/// What a collection would do.
+#[derive(Debug, Serialize)]
+struct Plan {
+    /// Free bytes of the file system.
+    free_bytes: u64,
+    #[serde(flatten)]
+    left: Left,
 }
 
 /// Collects, and tells what was freed.
@@ -116,8 +141,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             return Err(refused(&options.store, &other, why));
         }
     };
-    let archive = directory.open(Settings { memory: options.memory.0, ..Settings::default() })?;
-    let bar = Progress::of("gc", "steps");
     let collect = Collect {
         now: now(),
         keep_partial: options.keep_partial.saturating_mul(3600),
@@ -126,13 +149,18 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
         encode_all: options.encode,
     };
+    let free = || room(directory.path()).map(|room| room.bytes);
+    if options.dry_run {
+        return plan(&directory, collect, options, free()?);
+    }
+    let archive = directory.open(Settings { memory: options.memory.0, ..Settings::default() })?;
     if options.encode && archive.label().late.is_none() {
         return Err(Failure::new(
             "--encode is for archives with --placement rad: in others nothing stands replicated",
         ));
     }
     let (mut steps, begun) = (0, Instant::now());
-    let free = || room(directory.path()).map(|room| room.bytes);
+    let bar = Progress::of("gc", "steps");
     let free_before = free()?;
     let mut collection = Collection::begin(&archive, collect)?;
     bar.stage(collection.doing());
@@ -147,6 +175,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         bar.set(steps, 0);
     }
     let done = collection.done;
+    // What a budget cut short is not counted beyond it, unless the counts are there.
+    let left = if done.cut_short && !archive.tables().differences.is_empty() {
+        None
+    } else {
+        bar.stage("counting what is left");
+        Some(Left::in_archive(&directory, &archive, Collect { now: now(), ..collect })?)
+    };
     drop(bar);
     let done = Done {
         expired_snapshots: done.expired,
@@ -163,64 +198,98 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         encode_written_bytes: done.encode_bytes,
         replicated_bytes: archive.refresh()?.replicated().0,
         freed_bytes: done.freed_bytes,
+        dropped_bytes: done.dropped_bytes,
+        merged_bytes: done.merged_bytes,
         damaged_containers: done.damaged,
         held_back: done.waits || done.held_back > 0,
         cut_short: done.cut_short,
         in_trash: archive.tables().snapshots.forgotten().count() as u64,
         free_bytes_before: free_before,
         free_bytes_after: free()?,
+        left,
     };
     if options.json {
         output::json(&done)?;
         return Ok(());
     }
-    output::line(format_args!(
-        "freed {}: {} dropped, {} merged into {}",
-        Size(done.freed_bytes),
-        counted(done.dropped_containers, "container"),
-        done.merged_containers,
-        done.new_containers
-    ));
-    if done.copied_chunks > 0 {
-        let (chunks, written) =
-            (counted(done.copied_chunks, "chunk"), Size(done.merge_written_bytes));
-        output::line(format_args!("merging encoded {chunks} again, and wrote {written}"));
-    }
-    if archive.label().late.is_some() {
-        output::line(format_args!(
-            "encoded {} with {}, and wrote {}; {} remain replicated",
-            counted(done.encoded_containers, "container"),
-            counted(done.encoded_chunks, "chunk"),
-            Size(done.encode_written_bytes),
-            Size(done.replicated_bytes)
-        ));
-    }
-    if done.in_trash > 0 {
-        output::line(format_args!(
-            "note: {} kept for {} hours from when a gc saw them, with all that they alone name; \
-             --trash 0 frees it",
-            counted(done.in_trash, "forgotten snapshot"),
-            options.trash
-        ));
-    }
-    if done.cut_short {
-        output::line("note: the budget ended before all was done; another gc goes on");
-    }
-    if done.held_back {
-        output::line(
-            "note: running puts or readers hold more back; another gc frees it when they have \
-             ended",
-        );
-    }
-    if done.damaged_containers > 0 {
-        let shown = directory.path().display();
-        output::line(format_args!(
-            "note: {} not merged, because data in it is damaged; `onefold scrub {shown}` tells \
-             which streams it hits",
-            counted(done.damaged_containers, "container")
-        ));
-    }
+    done.tell(options, archive.label().late.is_some(), directory.path());
     Ok(())
+}
+
+/// Says what a collection would do, and changes nothing.
+fn plan(
+    directory: &ArchiveDir,
+    collect: Collect,
+    options: &Options,
+    free_bytes: u64,
+) -> Result<(), Failure> {
+    let archive = directory.open_to_read(options.memory.0)?;
+    let plan = Plan { free_bytes, left: Left::in_archive(directory, &archive, collect)? };
+    if options.json {
+        return output::json(&plan);
+    }
+    plan.left.tell_plan();
+    output::line(format_args!("free on the disk: {}", Size(free_bytes)));
+    Ok(())
+}
+
+impl Done {
+    fn tell(&self, options: &Options, late: bool, path: &Path) {
+        let done = self;
+        output::line(format_args!(
+            "freed {}: {} dropped, {} merged into {}",
+            Size(done.freed_bytes),
+            counted(done.dropped_containers, "container"),
+            done.merged_containers,
+            done.new_containers
+        ));
+        if done.copied_chunks > 0 {
+            let (chunks, written) =
+                (counted(done.copied_chunks, "chunk"), Size(done.merge_written_bytes));
+            output::line(format_args!("merging encoded {chunks} again, and wrote {written}"));
+        }
+        if late {
+            output::line(format_args!(
+                "encoded {} with {}, and wrote {}; {} remain replicated",
+                counted(done.encoded_containers, "container"),
+                counted(done.encoded_chunks, "chunk"),
+                Size(done.encode_written_bytes),
+                Size(done.replicated_bytes)
+            ));
+        }
+        match &done.left {
+            Some(left) => left.tell(),
+            None if done.in_trash > 0 => output::line(format_args!(
+                "note: {} kept for {} hours from when a gc saw them, with all that they alone name; \
+             --trash 0 frees it",
+                counted(done.in_trash, "forgotten snapshot"),
+                options.trash
+            )),
+            None => {}
+        }
+        output::line(format_args!(
+            "free on the disk: {}, before {}",
+            Size(done.free_bytes_after),
+            Size(done.free_bytes_before)
+        ));
+        if done.cut_short {
+            output::line("note: the budget ended before all was done; another gc goes on");
+        }
+        if done.held_back {
+            output::line(
+                "note: running puts or readers hold more back; another gc frees it when they have \
+             ended",
+            );
+        }
+        if done.damaged_containers > 0 {
+            let shown = path.display();
+            output::line(format_args!(
+                "note: {} not merged, because data in it is damaged; `onefold scrub {shown}` tells \
+             which streams it hits",
+                counted(done.damaged_containers, "container")
+            ));
+        }
+    }
 }
 
 /// A store of the cluster engine frees what nothing names by its workers; deletions that a killed
