@@ -129,6 +129,10 @@ pub struct Settings {
     /// log with more is refused like damage by readers with a limit of memory; a writer takes a
     /// snapshot at a sixteenth of it.
     pub moved_max: u64,
+    /// Streams and snapshots are only added: a put under a name that is there fails, and a snapshot
+    /// leaves earlier checkpoints of its set to collection. All else can be done as before; who lets
+    /// others in refuses it.
+    pub append_only: bool,
     /// The rule that the steps break; the simulator must find that out.
     #[cfg(feature = "planted-bugs")]
     pub broken: Option<Rule>,
@@ -158,6 +162,7 @@ impl Default for Settings {
             zeroed_ranges: 64 << 10,
             frame_bytes: FRAME_PAYLOAD_MAX,
             moved_max: 2 << 20,
+            append_only: false,
             #[cfg(feature = "planted-bugs")]
             broken: None,
         }

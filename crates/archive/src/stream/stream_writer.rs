@@ -3,7 +3,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use onefold_core::Result;
+use onefold_core::{Error, Kind, Result};
 
 use super::{ingest::Ingest, session::Session};
 use crate::{
@@ -109,7 +109,8 @@ impl StreamWriter {
     /// been sealed and all containers written.
     ///
     /// # Errors
-    /// `InvalidInput` for the name, `NoSpace`, and those of the system.
+    /// `InvalidInput` for the name; `Exists` where streams are only added; `NoSpace`, and those of
+    /// the system.
     pub fn commit(&mut self, ended: Ended) -> Result<Stream> {
         valid_name(&ended.name)?;
         let (recipe, end) = ended.data;
@@ -122,7 +123,17 @@ impl StreamWriter {
             recipe,
             listing: ended.listing,
         };
-        self.commit_with(&mut |_, own, finished| {
+        let only_adds = self.archive().settings.append_only;
+        self.commit_with(&mut |tables, own, finished| {
+            if only_adds && tables.streams.contains_key(&ended.name) {
+                return Err(Error::new(
+                    Kind::Exists,
+                    format!(
+                        "there is a stream '{}' already, and the archive takes new ones only",
+                        ended.name.escape_debug()
+                    ),
+                ));
+            }
             let put = Record::Put {
                 name: ended.name.clone(),
                 stream: stream.clone(),

@@ -56,6 +56,7 @@ impl StreamWriter {
     ) -> Result<Snapshot> {
         request.check()?;
         let mut made = None;
+        let only_adds = self.archive().settings.append_only;
         self.commit_with(&mut |tables, own, finished| {
             if !tables.trees {
                 return Err(Error::new(
@@ -69,6 +70,7 @@ impl StreamWriter {
             }
             made = Some(snapshot.clone());
             let earlier = tables.snapshots.checkpoints().filter(|one| request.goes_on_from(one));
+            let earlier = earlier.filter(|_| !only_adds);
             let ids: Vec<SnapshotId> = earlier.map(|earlier| earlier.id).collect();
             let made = Record::SnapshotMade {
                 snapshot: Box::new(snapshot),

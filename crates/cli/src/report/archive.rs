@@ -29,4 +29,10 @@ pub(crate) struct ArchiveServer {
     #[serde(default)]
     pub(crate) nbd: Option<Nbd>,
     pub(crate) cpu_seconds: f64,
+    /// It takes new streams and snapshots, and nothing else.
+    #[serde(default)]
+    pub(crate) append_only: bool,
+    /// The work in the background, when there is some: what it does, or what it waits for.
+    #[serde(default)]
+    pub(crate) maintenance: Option<String>,
 }

@@ -16,6 +16,7 @@ pub(crate) mod get;
 pub(crate) mod grow;
 pub(crate) mod image;
 pub(crate) mod inspect;
+mod keeping;
 pub(crate) mod ls;
 pub(crate) mod mount;
 pub(crate) mod mv;

@@ -11,7 +11,11 @@
 use std::{
     io::Read,
     path::Path,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc,
+    },
     time::{Duration, Instant},
 };
 
@@ -26,12 +30,14 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
+    append_only,
+    maintenance::{Activity, Maintenance, Working},
     options::{CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX, listen, note, show},
     site::Reporter,
 };
 use crate::{
     report::archive::ArchiveServer,
-    verbs::{backup, put, status::Stats, volume},
+    verbs::{backup, keeping::file::PolicyFile, put, status::Stats, volume},
 };
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
@@ -51,13 +57,18 @@ pub(super) fn run(
 ) -> Result<(), Failure> {
     let limits = options.limits()?;
     put::valid_filters(&options.filters)?;
+    let policies = options.maintenance.as_deref().map(PolicyFile::read).transpose()?;
     let shown = directory.path().display();
     if let Some(pid) = directory.server()?.and_then(|mut server| server.pid().ok()) {
         return Err(Failure::new(format!("{shown} is served by process {pid} already")));
     }
     note(service.notifier.status("opening the archive"));
-    let settings =
-        Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
+    let settings = Settings {
+        filters: options.filters.clone(),
+        level: options.level,
+        append_only: options.append_only,
+        ..Settings::default()
+    };
     // Given up last, when nobody writes any more.
     let keeper = directory.claim()?;
     let (archive, nodes) =
@@ -81,11 +92,22 @@ pub(super) fn run(
     let mut server = options.server(exports.clone(), limits)?;
     let listeners = listen(options, Some(socket(directory.path())), service.sockets, &mut server)?;
     let server = Arc::new(Mutex::new(Some(server)));
+    let activity = Activity::new(moves(server.clone(), volumes.clone()));
+    let maintained = match policies {
+        Some(policies) => {
+            Some(Maintenance::start(&archive, policies, options.append_only, activity.clone())?)
+        }
+        None => None,
+    };
+    let maintenance = Arc::new(Mutex::new(maintained));
     let commands = Commands {
         volumes: volumes.clone(),
         server: server.clone(),
         listeners: listeners.clone(),
+        activity,
+        maintenance: maintenance.clone(),
         begun: Instant::now(),
+        append_only: options.append_only,
     };
     let mut pages = show(options, reporter(directory.clone(), nodes.clone(), commands.clone()))?;
     let control = control::Server::start(&directory.control_name()?, commands)?;
@@ -130,6 +152,8 @@ pub(super) fn run(
     tracing::info!("stopping");
     note(service.notifier.stopping());
     drop(pages);
+    let maintenance = maintenance.lock().take();
+    drop(maintenance);
     let server = server.lock().take();
     let quiet = server.map_or(Ok(()), |server| server.stop(CLIENT_GRACE));
     let commands = control.stop();
@@ -139,6 +163,33 @@ pub(super) fn run(
     }
     tracing::info!("closed {shown}");
     Ok(())
+}
+
+/// A number that moves when clients of volumes are at work.
+fn moves(
+    server: Arc<Mutex<Option<nbd::Server>>>,
+    volumes: Arc<Volumes>,
+) -> impl Fn() -> u64 + Send + Sync + 'static {
+    let at_work = AtomicU64::new(0);
+    move || {
+        let statistics = server.lock().as_ref().map(nbd::Server::statistics);
+        let seen = statistics.unwrap_or_default();
+        let requests = [
+            seen.reads,
+            seen.writes,
+            seen.flushes,
+            seen.trims,
+            seen.zeroes,
+            seen.caches,
+            seen.statuses,
+        ];
+        let (working, requests) = (seen.working, requests.into_iter().fold(0, u64::wrapping_add));
+        // A client at work counts at each look, as its request may take long.
+        let looks =
+            if working > 0 { at_work.fetch_add(1, Relaxed) + 1 } else { at_work.load(Relaxed) };
+        let write_backs = volumes.counts().write_backs;
+        requests.wrapping_add(looks).wrapping_add(write_backs)
+    }
 }
 
 /// Makes reports from what the server has in memory.
@@ -198,6 +249,10 @@ struct Commands {
     server: Arc<Mutex<Option<nbd::Server>>>,
     listeners: Vec<String>,
     begun: Instant,
+    append_only: bool,
+    activity: Arc<Activity>,
+    /// Gone while the server stops.
+    maintenance: Arc<Mutex<Option<Maintenance>>>,
 }
 
 impl Commands {
@@ -220,12 +275,15 @@ impl Commands {
             stopped: self.volumes.stopped().map(|reason| reason.to_string()),
             nbd,
             cpu_seconds: process::cpu_time().as_secs_f64(),
+            append_only: self.append_only,
+            maintenance: self.maintenance.lock().as_ref().map(Maintenance::doing),
         }
     }
 }
 
 impl Served for Commands {
     fn answer(&self, request: Request, _progress: &mut Tell<'_>) -> Result<Value> {
+        self.allow(&request)?;
         match request {
             Request::Pid => json(&std::process::id()),
             Request::Status => json(&self.report()),
@@ -243,6 +301,8 @@ impl Served for Commands {
         input: &mut (dyn Read + Send),
         progress: &mut Tell<'_>,
     ) -> Result<Value> {
+        self.allow(&request)?;
+        let _working: Working = self.activity.work();
         let request = match request {
             Request::Backup(request) => return self.take_backup(&request, input, progress),
             request => request,
@@ -251,6 +311,17 @@ impl Served for Commands {
             return Err(Error::new(Kind::Unsupported, "the server of an archive does not do this"));
         };
         onefold_archive::valid_name(&name)?;
+        // Looked at again when the stream is committed; this one spares the client its way.
+        if self.append_only && self.volumes.archive().refresh()?.streams.contains_key(&name) {
+            return Err(Error::new(
+                Kind::Exists,
+                format!(
+                    "there is a stream '{}' already, and the server of the archive, with \
+                     --append-only, replaces none",
+                    name.escape_debug()
+                ),
+            ));
+        }
         // From now on the client sends.
         progress("ready", 0, 0)?;
         let shape = if tree { Shape::Tree } else { Shape::Bytes };
@@ -259,7 +330,6 @@ impl Served for Commands {
         let looked = &gauge;
         let report = put_on(self.volumes.ingest(), stream_of, &gauge, |feeder| {
             stream::take(input, feeder, &mut || {
-                use std::sync::atomic::Ordering::Relaxed;
                 progress("storing", looked.new.load(Relaxed), looked.read.load(Relaxed))
             })
         })?;
@@ -269,6 +339,10 @@ impl Served for Commands {
 }
 
 impl Commands {
+    fn allow(&self, request: &Request) -> Result<()> {
+        if self.append_only { append_only::allow(request) } else { Ok(()) }
+    }
+
     /// A snapshot of directories, by the clock of the server.
     fn take_backup(
         &self,
@@ -283,7 +357,6 @@ impl Commands {
         let looked = &gauge;
         let made = backup_on(self.volumes.ingest(), &request, &gauge, |feeder| {
             stream::take_tree(input, feeder, &mut || {
-                use std::sync::atomic::Ordering::Relaxed;
                 progress("storing", looked.new.load(Relaxed), looked.read.load(Relaxed))
             })
         })?;

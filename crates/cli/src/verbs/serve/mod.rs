@@ -8,11 +8,13 @@
 //! when it is opened again.
 
 mod access;
+mod append_only;
 mod archive;
 mod cluster;
 mod commands;
 mod limited;
 mod looked;
+mod maintenance;
 mod options;
 mod site;
 
@@ -59,9 +61,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     address::let_in(&options.nbd, &service.sockets, options.insecure)?;
     address::let_in(&options.http, &[], options.insecure)?;
     let file = match Found::at(&options.store)? {
-        Found::Block(file) => file,
         Found::Archive(directory) => return archive::run(options, &directory, service),
-        Found::Cluster(url) => return cluster::run(options, &url, service),
+        Found::Block(file) => {
+            options.not_of_archives()?;
+            file
+        }
+        Found::Cluster(url) => {
+            options.not_of_archives()?;
+            return cluster::run(options, &url, service);
+        }
     };
 
     note(service.notifier.status("opening the store"));

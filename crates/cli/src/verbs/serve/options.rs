@@ -19,6 +19,7 @@ use onefold_serve::{
 
 use super::{
     access::{Access, Usual},
+    append_only::ReadOnly,
     limited::{Limit, Limited},
     site::{Pages, Reporter},
 };
@@ -45,6 +46,8 @@ pub(super) const URIS_MAX: usize = 16;
                         unix:/run/onefold.sock,mode=0660,group=kvm\n  \
                         onefold serve /dev/sdb --persistence strong --memory 2G\n  \
                         onefold serve backups --no-wait\n  \
+                        onefold serve backups --append-only --maintenance \
+                        /etc/onefold/policy.toml\n  \
                         onefold serve pool --workers 2\n  \
                         onefold serve rados: --nbd unix:/run/onefold.sock")]
 pub(crate) struct Options {
@@ -140,6 +143,17 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) degraded: bool,
 
+    /// Takes new streams and snapshots, stamped by this clock, and nothing else: clients can't
+    /// remove, replace, rename or overwrite anything, and read volumes only. Whoever can write to
+    /// the archive's directory still can. Archives only
+    #[arg(long)]
+    pub(crate) append_only: bool,
+
+    /// Looks after the archive by the policies of this TOML file when nobody asks for anything:
+    /// forgets, frees space, and reads all data once in a while. Archives only
+    #[arg(long, value_name = "FILE")]
+    pub(crate) maintenance: Option<PathBuf>,
+
     /// The filter chain, in order: block-index, container-cache, bloom, chunk-index, byte-compare.
     /// Archives only
     #[arg(
@@ -216,6 +230,15 @@ impl From<DedupName> for Dedup {
 }
 
 impl Options {
+    /// Refuses options of archives for a store of another engine: it would not keep what they
+    /// promise.
+    pub(super) fn not_of_archives(&self) -> Result<(), Failure> {
+        match (self.append_only, &self.maintenance) {
+            (false, None) => Ok(()),
+            _ => Err(Failure::usage("--append-only and --maintenance are for archives")),
+        }
+    }
+
     pub(super) fn settings(&self) -> Result<Settings, Failure> {
         if self.memory.0 < MEMORY_MIN {
             return Err(Failure::usage(format!(
@@ -240,6 +263,10 @@ impl Options {
         let rights: Arc<dyn Rights> = match &self.access {
             Some(file) => Arc::new(Access::read(file)?),
             None => Arc::new(Usual::new()),
+        };
+        let rights = match self.append_only {
+            true => Arc::new(ReadOnly(rights)),
+            false => rights,
         };
         let exports: Arc<dyn Exports> = match &self.limit[..] {
             [] => exports,

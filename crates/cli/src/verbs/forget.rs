@@ -1,18 +1,28 @@
 //! `onefold forget` and `onefold undelete`: snapshots out of lists, by name or by a policy, and
 //! back.
 
-mod policy;
-
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
+use jiff::tz::TimeZone;
 use onefold_archive::{Settings, Snapshot, SnapshotId, Tables};
 use onefold_core::{Error, Kind};
 use serde_json::json;
 
-use self::policy::{Policy, Verdict, guard};
-use super::{archive_at, snapshots};
-use onefold::parts::archive_dir::now;
+use super::{
+    archive_at,
+    keeping::{
+        file::PolicyFile,
+        policy::{Policy, Terms, Verdict},
+        retention::Judged,
+    },
+    snapshots,
+};
+use crate::report::archive::ArchiveServer;
+use onefold::parts::{
+    archive_dir::{ArchiveDir, now},
+    control::Request,
+};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
@@ -30,6 +40,7 @@ use onefold_console::{
 #[command(after_help = "Examples:\n  \
                   onefold forget backups --keep-daily 7 --keep-weekly 5 --keep-yearly 10 --dry-run\n  \
                   onefold forget backups --set web1 --keep-last 30 --keep-tag audit\n  \
+                  onefold forget backups --policy /etc/onefold/policy.toml\n  \
                   onefold forget backups 3fa94c11")]
 pub(crate) struct Options {
     /// The archive
@@ -49,6 +60,16 @@ pub(crate) struct Options {
 
     #[command(flatten)]
     keep: Keep,
+
+    /// Policies for sets by their names, from a TOML file, as `serve --maintenance` has them. A set
+    /// that none fits stays, and is named
+    #[arg(long, value_name = "FILE", conflicts_with = "snapshots")]
+    policy: Option<PathBuf>,
+
+    /// For archives that clients can only add to: the first snapshot of each period counts, too,
+    /// beside the last, and --keep-last is refused. Chosen by itself while the archive is served so
+    #[arg(long)]
+    append_only: bool,
 
     /// Lets a policy take more than half of a set, or trust a clock that is 30 days ahead
     #[arg(long)]
@@ -115,72 +136,78 @@ impl Keep {
 
 /// Forgets them.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let archive = archive_at(&options.store, snapshots::NONE)?.open(Settings::default())?;
+    let directory = archive_at(&options.store, snapshots::NONE)?;
+    let archive = directory.open(Settings::default())?;
     let tables = archive.refresh()?;
     let policy = options.keep.policy();
-    let (verdicts, wrong) = match (options.snapshots.is_empty(), policy.is_empty()) {
-        (true, true) => {
+    let by_policy = options.policy.is_some() || !policy.is_empty();
+    let judged = match (options.snapshots.is_empty(), by_policy) {
+        (true, false) => {
             return Err(Failure::usage("name snapshots, or say with --keep-… what is kept"));
         }
-        (false, false) => {
+        (false, true) => {
             return Err(Failure::usage("name snapshots, or give a policy, and not both"));
         }
-        (false, true) => (named(&tables, &options.snapshots)?, Vec::new()),
-        (true, false) => judged(&tables, options, &policy),
+        (false, false) => named(&tables, &options.snapshots)?,
+        (true, true) => by_policies(options, &directory, &tables, &policy)?,
     };
-    let gone: Vec<SnapshotId> = verdicts
-        .iter()
-        .filter(|(_, verdict)| **verdict == Verdict::Goes)
-        .map(|(id, _)| *id)
-        .collect();
-    tell(options, &tables, &verdicts)?;
+    let gone = judged.gone();
+    tell(options, &tables, &judged)?;
     if !options.dry_run && !gone.is_empty() {
         onefold_archive::forget(&archive, &gone, now())?;
     }
-    match wrong.first() {
+    match judged.guarded.first() {
         None => Ok(()),
         Some(first) => Err(Failure::new(first.clone())),
     }
 }
 
-fn named(tables: &Tables, texts: &[String]) -> Result<BTreeMap<SnapshotId, Verdict>, Failure> {
-    let id = |text: &String| Ok((snapshots::named(tables, text)?.id, Verdict::Goes));
-    texts.iter().map(id).collect()
+fn named(tables: &Tables, texts: &[String]) -> Result<Judged, Failure> {
+    let id = |text: &String| Ok::<_, Error>((snapshots::named(tables, text)?.id, Verdict::Goes));
+    let verdicts = texts.iter().map(id).collect::<Result<_, _>>()?;
+    Ok(Judged { verdicts, ..Judged::default() })
 }
 
-/// The policy's verdicts on each set, and the sets from which it takes nothing.
-fn judged(
-    tables: &Tables,
+/// What the policy of the command line says, or those of a file.
+fn by_policies(
     options: &Options,
+    directory: &ArchiveDir,
+    tables: &Tables,
     policy: &Policy,
-) -> (BTreeMap<SnapshotId, Verdict>, Vec<String>) {
+) -> Result<Judged, Failure> {
+    let file = options.policy.as_deref().map(PolicyFile::read).transpose()?;
+    if file.is_some() && !policy.is_empty() {
+        return Err(Failure::usage("give --policy, or --keep-…, and not both"));
+    }
+    let append_only = options.append_only
+        || file.as_ref().is_some_and(|file| file.append_only)
+        || is_served_append_only(directory);
+    let zone = file.as_ref().map_or_else(TimeZone::system, |file| file.zone.clone());
+    let terms = Terms { now: now(), zone, append_only };
+    let policy_of = |host: &str, set: &str| match &file {
+        Some(file) => file.policy(host, set),
+        None => Some(policy.clone()),
+    };
     let is = |wanted: &Option<String>, has: &str| wanted.as_deref().is_none_or(|name| name == has);
-    let mut sets: BTreeMap<(&str, &str), Vec<&Snapshot>> = BTreeMap::new();
-    for snapshot in tables.snapshots.listed() {
-        if is(&options.set, &snapshot.set) && is(&options.host, &snapshot.host) {
-            sets.entry((&snapshot.host, &snapshot.set)).or_default().push(snapshot);
-        }
+    let wanted =
+        |snapshot: &Snapshot| is(&options.set, &snapshot.set) && is(&options.host, &snapshot.host);
+    if append_only {
+        let of = |snapshot: &Snapshot| policy_of(&snapshot.host, &snapshot.set);
+        let mut all = tables.snapshots.listed().filter(|snapshot| wanted(snapshot)).filter_map(of);
+        all.try_for_each(|policy| policy.check_append_only())?;
     }
-    let (mut all, mut wrong) = (BTreeMap::new(), Vec::new());
-    for ((host, set), snapshots) in sets {
-        let verdicts = policy.judge(&snapshots, now());
-        match guard(&snapshots, &verdicts, now(), options.force) {
-            Ok(()) => all.extend(verdicts),
-            Err(why) => wrong.push(format!(
-                "set '{}' of {} stays as it is: {why}",
-                set.escape_debug(),
-                host.escape_debug()
-            )),
-        }
-    }
-    (all, wrong)
+    Ok(Judged::new(tables, &wanted, &policy_of, &terms, options.force))
 }
 
-fn tell(
-    options: &Options,
-    tables: &Tables,
-    verdicts: &BTreeMap<SnapshotId, Verdict>,
-) -> Result<(), Failure> {
+/// True when a server that takes additions alone says so.
+fn is_served_append_only(directory: &ArchiveDir) -> bool {
+    let server = directory.server().ok().flatten();
+    let status = server.and_then(|mut server| server.ask::<ArchiveServer>(&Request::Status).ok());
+    status.is_some_and(|status| status.append_only)
+}
+
+fn tell(options: &Options, tables: &Tables, judged: &Judged) -> Result<(), Failure> {
+    let verdicts = &judged.verdicts;
     let of = |verdict: &Verdict| match verdict {
         Verdict::Kept(why) => ("kept", why.join(", ")),
         Verdict::LeftAlone(why) => ("left alone", (*why).to_owned()),
@@ -208,6 +235,9 @@ fn tell(
             snapshots::shown(snapshot.ended),
             snapshot.set.escape_debug()
         ));
+    }
+    for set in &judged.unmatched {
+        output::line(format_args!("{set}: kept, no policy fits it"));
     }
     let done = if options.dry_run { "would be forgotten" } else { "forgotten" };
     output::line(format_args!("{} {done}", counted(gone, "snapshot")));

@@ -7,29 +7,47 @@
 
 use std::collections::BTreeMap;
 
-use jiff::{ToSpan, Zoned};
+use jiff::{Timestamp, ToSpan, Zoned, tz::TimeZone};
 use onefold_archive::{Completeness, Snapshot, SnapshotId};
-
-use crate::verbs::snapshots::zoned;
+use onefold_core::{Error, Kind, Result};
 
 /// How many periods of each kind are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Policy {
-    pub(super) last: u64,
-    pub(super) hourly: u64,
-    pub(super) daily: u64,
-    pub(super) weekly: u64,
-    pub(super) monthly: u64,
-    pub(super) yearly: u64,
+pub(in crate::verbs) struct Policy {
+    pub(in crate::verbs) last: u64,
+    pub(in crate::verbs) hourly: u64,
+    pub(in crate::verbs) daily: u64,
+    pub(in crate::verbs) weekly: u64,
+    pub(in crate::verbs) monthly: u64,
+    pub(in crate::verbs) yearly: u64,
     /// Seconds within which all are kept.
-    pub(super) within: u64,
+    pub(in crate::verbs) within: u64,
     /// Snapshots with one of these words are kept.
-    pub(super) tags: Vec<String>,
+    pub(in crate::verbs) tags: Vec<String>,
+}
+
+/// By which clock a policy counts, and whom it trusts.
+#[derive(Clone, Debug)]
+pub(in crate::verbs) struct Terms {
+    /// Seconds since 1970.
+    pub(in crate::verbs) now: u64,
+    /// By which days begin.
+    pub(in crate::verbs) zone: TimeZone,
+    /// Clients add snapshots that nobody else looked at: the first of each period counts too, as
+    /// who stole a client's key may spoil all that come after it.
+    pub(in crate::verbs) append_only: bool,
+}
+
+impl Terms {
+    fn zoned(&self, seconds: u64) -> Option<Zoned> {
+        let seconds = i64::try_from(seconds).ok()?;
+        Some(Timestamp::from_second(seconds).ok()?.to_zoned(self.zone.clone()))
+    }
 }
 
 /// A policy's verdict on a snapshot, with its reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(in crate::verbs) enum Verdict {
     /// It is kept, for these reasons.
     Kept(Vec<String>),
     /// It neither counts nor goes.
@@ -40,19 +58,35 @@ pub(super) enum Verdict {
 
 impl Policy {
     /// True when it keeps nothing.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::verbs) fn is_empty(&self) -> bool {
         *self == Policy::default()
     }
 
+    /// Refuses what lets clients push good snapshots out by adding more.
+    pub(in crate::verbs) fn check_append_only(&self) -> Result<()> {
+        match self.last {
+            0 => Ok(()),
+            _ => Err(Error::new(
+                Kind::InvalidInput,
+                "the last N are no policy where clients can only add: a stolen key adds N bad ones; \
+                 keep hourly to yearly ones, or all within a time",
+            )),
+        }
+    }
+
     /// Judges the snapshots of one set, in the order in which they were made.
-    pub(super) fn judge(&self, set: &[&Snapshot], now: u64) -> BTreeMap<SnapshotId, Verdict> {
+    pub(in crate::verbs) fn judge(
+        &self,
+        set: &[&Snapshot],
+        terms: &Terms,
+    ) -> BTreeMap<SnapshotId, Verdict> {
         let mut verdicts = BTreeMap::new();
         let mut counting = Vec::new();
         let mut newest = 0;
         for snapshot in set {
             let alone = if snapshot.completeness == Completeness::Shrunk {
                 Some("it is shrunk")
-            } else if snapshot.ended > now {
+            } else if snapshot.ended > terms.now {
                 Some("it is dated in the future")
             } else if snapshot.ended < newest {
                 Some("it is dated before an older one")
@@ -72,7 +106,7 @@ impl Policy {
                 .iter()
                 .copied()
                 .filter(|snapshot| (snapshot.completeness == Completeness::Whole) == is_whole);
-            self.judge_some(&of_kind.collect::<Vec<_>>(), now, &mut verdicts);
+            self.judge_some(&of_kind.collect::<Vec<_>>(), terms, &mut verdicts);
         }
         verdicts
     }
@@ -81,7 +115,7 @@ impl Policy {
     fn judge_some(
         &self,
         some: &[&Snapshot],
-        now: u64,
+        terms: &Terms,
         verdicts: &mut BTreeMap<SnapshotId, Verdict>,
     ) {
         let mut kept: BTreeMap<SnapshotId, Vec<String>> = BTreeMap::new();
@@ -104,19 +138,46 @@ impl Policy {
             (self.yearly, "yearly", |at| at.strftime("%Y").to_string()),
         ];
         for (count, name, period) in periods {
-            let (mut last, mut left) = (None, count);
-            for snapshot in newest_first() {
-                let Some(at) = zoned(snapshot.ended) else { continue };
+            let (mut kept, mut left) = (None, count);
+            for (snapshot, at) in
+                newest_first().filter_map(|one| Some((one, terms.zoned(one.ended)?)))
+            {
                 let this = Some(period(&at));
-                if left == 0 || last == this {
+                if kept == this {
                     continue;
                 }
+                if left == 0 {
+                    break;
+                }
                 keep(snapshot, format!("{name} {}", this.as_deref().unwrap_or_default()));
-                (last, left) = (this, left - 1);
+                (kept, left) = (this, left - 1);
+            }
+            if !terms.append_only {
+                continue;
+            }
+            // As many periods again, each by its first snapshot.
+            let (mut open, mut left): (Option<(String, &Snapshot)>, u64) = (None, count);
+            for (snapshot, at) in
+                newest_first().filter_map(|one| Some((one, terms.zoned(one.ended)?)))
+            {
+                let this = period(&at);
+                if open.as_ref().is_some_and(|(of, _)| *of != this) {
+                    left = left.saturating_sub(1);
+                    if let Some((of, first)) = open.take() {
+                        keep(first, format!("first of {name} {of}"));
+                    }
+                }
+                if left == 0 {
+                    break;
+                }
+                open = Some((this, snapshot));
+            }
+            if let Some((of, first)) = open {
+                keep(first, format!("first of {name} {of}"));
             }
         }
         for snapshot in some {
-            if self.within > 0 && snapshot.ended.saturating_add(self.within) > now {
+            if self.within > 0 && snapshot.ended.saturating_add(self.within) > terms.now {
                 keep(snapshot, "within".into());
             }
             if let Some(tag) = self.tags.iter().find(|tag| snapshot.tags.contains(tag)) {
@@ -132,12 +193,13 @@ impl Policy {
 
 /// Refuses what would empty a set, or remove more than half of it, or trusts a clock that is far
 /// ahead. `force` allows the last two.
-pub(super) fn guard(
+pub(in crate::verbs) fn guard(
     set: &[&Snapshot],
     verdicts: &BTreeMap<SnapshotId, Verdict>,
-    now: u64,
+    terms: &Terms,
     force: bool,
 ) -> Result<(), String> {
+    let now = terms.now;
     let goes = |snapshot: &&&Snapshot| verdicts.get(&snapshot.id) == Some(&Verdict::Goes);
     let gone = set.iter().filter(goes).count();
     let whole = |snapshot: &&&Snapshot| snapshot.completeness == Completeness::Whole;
@@ -151,7 +213,7 @@ pub(super) fn guard(
         return Err(format!("{gone} of its {} snapshots would go; --force lets them", set.len()));
     }
     let newest = set.iter().map(|snapshot| snapshot.ended).max().unwrap_or(now);
-    let ahead = zoned(newest).and_then(|at| at.checked_add(30.days()).ok());
+    let ahead = terms.zoned(newest).and_then(|at| at.checked_add(30.days()).ok());
     let is_ahead = ahead.is_some_and(|limit| {
         i64::try_from(now).is_ok_and(|now| now > limit.timestamp().as_second())
     });
@@ -199,9 +261,17 @@ mod tests {
         }
     }
 
+    fn terms(now: u64, append_only: bool) -> Terms {
+        Terms { now, zone: TimeZone::UTC, append_only }
+    }
+
     fn kept(policy: &Policy, all: &[Snapshot]) -> Vec<u8> {
+        kept_on(policy, all, &terms(NOW, false))
+    }
+
+    fn kept_on(policy: &Policy, all: &[Snapshot], terms: &Terms) -> Vec<u8> {
         let all: Vec<&Snapshot> = all.iter().collect();
-        let verdicts = policy.judge(&all, NOW);
+        let verdicts = policy.judge(&all, terms);
         let kept = |id: &SnapshotId| matches!(verdicts[id], Verdict::Kept(_));
         all.iter().map(|snapshot| snapshot.id).filter(kept).map(|id| id.0[0]).collect()
     }
@@ -225,6 +295,34 @@ mod tests {
     }
 
     #[test]
+    fn a_stolen_key_takes_no_snapshots_place() {
+        // One in each of nine nights, then a hundred bad ones in one hour of the tenth day.
+        let mut all: Vec<Snapshot> =
+            (0..10u8).map(|n| snapshot(n, NOW - (9 - u64::from(n)) * DAY - 12 * 3600)).collect();
+        all.extend((100..200u8).map(|n| snapshot(n, NOW - 3600 + u64::from(n))));
+        let policy = Policy { daily: 5, ..Policy::default() };
+        let trusting = kept(&policy, &all);
+        let wary = kept_on(&policy, &all, &terms(NOW, true));
+        // The last day has its bad one, and its first one too.
+        assert!(wary.contains(&9) && wary.contains(&199), "{wary:?}");
+        assert!(!trusting.contains(&9) && trusting.contains(&199), "{trusting:?}");
+        assert!([5, 6, 7, 8].iter().all(|n| wary.contains(n)), "{wary:?}");
+        assert!(Policy { last: 1, ..Policy::default() }.check_append_only().is_err());
+        assert!(policy.check_append_only().is_ok());
+    }
+
+    #[test]
+    fn days_begin_by_the_zone_of_the_policy() {
+        // Half an hour before and after midnight in Berlin, which is one day in UTC.
+        let midnight = 1_795_561_200;
+        let all = [snapshot(1, midnight - 1800), snapshot(2, midnight + 1800)];
+        let policy = Policy { daily: 2, ..Policy::default() };
+        let berlin = Terms { zone: TimeZone::get("Europe/Berlin").unwrap(), ..terms(NOW, false) };
+        assert_eq!(kept_on(&policy, &all, &berlin), [1, 2]);
+        assert_eq!(kept_on(&policy, &all, &terms(NOW, false)), [2]);
+    }
+
+    #[test]
     fn a_partial_snapshot_takes_no_whole_ones_place() {
         let mut all = [snapshot(1, NOW - 20), snapshot(2, NOW - 10)];
         all[1].completeness = Completeness::Partial;
@@ -241,7 +339,7 @@ mod tests {
         ];
         all[1].completeness = Completeness::Shrunk;
         let all: Vec<&Snapshot> = all.iter().collect();
-        let verdicts = Policy { last: 1, ..Policy::default() }.judge(&all, NOW);
+        let verdicts = Policy { last: 1, ..Policy::default() }.judge(&all, &terms(NOW, false));
         assert!(matches!(verdicts[&all[1].id], Verdict::LeftAlone(_)));
         assert!(matches!(verdicts[&all[2].id], Verdict::LeftAlone(_)));
         assert!(matches!(verdicts[&all[3].id], Verdict::Kept(_)));
@@ -255,11 +353,11 @@ mod tests {
         let gone = |ids: &[usize]| {
             ids.iter().map(|&n| (all[n].id, Verdict::Goes)).collect::<BTreeMap<_, _>>()
         };
-        assert!(guard(&all, &gone(&[0]), NOW, false).is_ok());
-        assert!(guard(&all, &gone(&[0, 1]), NOW, false).is_err());
-        assert!(guard(&all, &gone(&[0, 1]), NOW, true).is_ok());
-        assert!(guard(&all, &gone(&[0, 1, 2]), NOW, true).is_err());
-        assert!(guard(&all, &gone(&[0]), NOW + 40 * DAY, false).is_err());
-        assert!(guard(&all, &gone(&[0]), NOW + 40 * DAY, true).is_ok());
+        assert!(guard(&all, &gone(&[0]), &terms(NOW, false), false).is_ok());
+        assert!(guard(&all, &gone(&[0, 1]), &terms(NOW, false), false).is_err());
+        assert!(guard(&all, &gone(&[0, 1]), &terms(NOW, false), true).is_ok());
+        assert!(guard(&all, &gone(&[0, 1, 2]), &terms(NOW, false), true).is_err());
+        assert!(guard(&all, &gone(&[0]), &terms(NOW + 40 * DAY, false), false).is_err());
+        assert!(guard(&all, &gone(&[0]), &terms(NOW + 40 * DAY, false), true).is_ok());
     }
 }

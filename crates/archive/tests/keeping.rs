@@ -1,0 +1,251 @@
+//! What a collection tells, notes of the care that an archive got, and scrubs in rounds, on real
+//! files.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+mod support;
+
+use std::{fs, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
+
+use onefold_archive::{
+    Archive, Attributes, BackupRequest, Collection, CollectionOptions, Compression, Event, FileMap,
+    Format, Gauge, Known, Pace, ScrubRound, Settings, SnapshotId, Stat, Survey, TreeEntry,
+    TreeWhat, backup, forget, survey,
+};
+use onefold_backend::Directory;
+use onefold_core::{Error, Kind};
+use support::{get, noise, put};
+
+struct Desk(tempfile::TempDir);
+
+const NOW: u64 = 2_000_000;
+
+impl Desk {
+    fn new() -> Desk {
+        let dir = tempfile::Builder::new()
+            .prefix("keeping")
+            .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+            .unwrap();
+        let mut format = Format::new([1; 16], [2; 32], [3; 16]);
+        (format.reserve_bytes, format.compression, format.trees) =
+            (1 << 20, Compression::None, true);
+        Archive::create(&Directory::create(&dir.path().join("a")).unwrap(), &format).unwrap();
+        Desk(dir)
+    }
+
+    fn archive(&self) -> Arc<Archive> {
+        let files = Directory::open(&self.0.path().join("a"), true).unwrap();
+        // Small containers, so that there are several.
+        let settings = Settings { container_bytes: 256 << 10, ..Settings::default() };
+        Arc::new(Archive::open(Arc::new(files), true, settings).unwrap())
+    }
+
+    fn backup(&self, id: u8, content: &[u8]) {
+        let request = BackupRequest {
+            id: SnapshotId([id; 16]),
+            set: "s".into(),
+            now: 1_000,
+            ..BackupRequest::default()
+        };
+        let root = TreeEntry {
+            name: Vec::new(),
+            what: TreeWhat::Directory(None),
+            mode: 0o700,
+            uid: 1,
+            gid: 2,
+            seconds: 3,
+            nanoseconds: 4,
+            link: 0,
+            is_in_part: false,
+            attributes: Attributes::default(),
+        };
+        let file = TreeEntry {
+            name: b"file".to_vec(),
+            what: TreeWhat::File(0, FileMap::default()),
+            ..root.clone()
+        };
+        let told = backup(&self.archive(), &request, false, &Gauge::default(), |feeder| {
+            feeder.event(Event::Enter(root.clone(), Stat::default(), Known::new()))?;
+            feeder.bytes(content)?;
+            feeder.event(Event::File(file.clone(), Stat::default(), None))?;
+            feeder.event(Event::End(0))
+        });
+        told.unwrap();
+    }
+
+    fn gc(&self, options: CollectionOptions) -> onefold_archive::Collected {
+        Collection::begin(&self.archive(), options).unwrap().run(&mut |_| {}).unwrap()
+    }
+
+    fn survey(&self, options: CollectionOptions) -> Survey {
+        let sequence = self.archive().tables().sequence;
+        let found = survey(&self.archive(), options).unwrap();
+        assert_eq!(self.archive().tables().sequence, sequence, "a survey changed something");
+        found
+    }
+
+    fn segments(&self) -> Vec<PathBuf> {
+        let names = fs::read_dir(self.0.path().join("a")).unwrap();
+        let all = names.map(|entry| entry.unwrap().path());
+        all.filter(|path| path.to_str().unwrap().contains("segment-")).collect()
+    }
+}
+
+fn options(now: u64, trash: u64) -> CollectionOptions {
+    CollectionOptions {
+        now,
+        keep_partial: 0,
+        trash,
+        wait: false,
+        reserve_bytes: 1 << 20,
+        encode_all: false,
+    }
+}
+
+#[test]
+fn a_survey_says_what_a_collection_then_frees() {
+    let desk = Desk::new();
+    let content = noise(1, 4 << 20);
+    put(&desk.archive(), "gone", &content).unwrap();
+    put(&desk.archive(), "kept", &noise(2, 1 << 20)).unwrap();
+    // Of the last stream a quarter stays.
+    put(&desk.archive(), "quarter", &noise(3, 4 << 20)).unwrap();
+    let quarter: Vec<u8> =
+        noise(3, 4 << 20).chunks(256 << 10).flat_map(|part| part[..64 << 10].to_vec()).collect();
+    put(&desk.archive(), "of it", &quarter).unwrap();
+    assert_eq!(desk.survey(options(NOW, 0)).dead_bytes, 0);
+    desk.archive().remove("gone").unwrap();
+    desk.archive().remove("quarter").unwrap();
+    let plan = desk.survey(options(NOW, 0));
+    assert!(plan.droppable_bytes > 3 << 20, "{plan:?}");
+    assert!(plan.mergeable_bytes > 1 << 20 && plan.merge_writes_bytes > 0, "{plan:?}");
+    assert!(plan.dead_bytes >= plan.droppable_bytes + plan.mergeable_bytes, "{plan:?}");
+    let done = desk.gc(options(NOW, 0));
+    assert_eq!(done.dropped_bytes, plan.droppable_bytes);
+    let near = |one: u64, other: u64| one.abs_diff(other) * 5 <= one.max(other);
+    assert!(near(done.merged_bytes, plan.mergeable_bytes), "{done:?} {plan:?}");
+    assert!(near(done.merge_bytes, plan.merge_writes_bytes), "{done:?} {plan:?}");
+    let left = desk.survey(options(NOW, 0));
+    assert_eq!((left.droppable_bytes, left.mergeable_bytes, left.waiting_bytes), (0, 0, 0));
+    assert!(get(&desk.archive(), "of it").unwrap() == quarter);
+}
+
+#[test]
+fn the_trash_is_told_apart_and_until_when() {
+    let desk = Desk::new();
+    desk.backup(1, &noise(1, 2 << 20));
+    desk.backup(2, &noise(2, 1 << 20));
+    forget(&desk.archive(), &[SnapshotId([1; 16])], 5).unwrap();
+    // Nobody saw it yet: its time begins now.
+    let found = desk.survey(options(NOW, 100));
+    assert_eq!((found.dead_bytes, found.trash.snapshots), (0, 1));
+    assert_eq!(found.trash.until, (NOW + 100, NOW + 100));
+    assert!(((2 << 20)..(3 << 20)).contains(&found.trash.bytes), "{found:?}");
+    desk.gc(options(NOW, 100));
+    assert_eq!(desk.survey(options(NOW + 50, 100)).trash.until, (NOW + 100, NOW + 100));
+    // Its time is over: it is dead, and no trash.
+    let over = desk.survey(options(NOW + 100, 100));
+    assert_eq!(over.trash.snapshots, 0);
+    assert!(over.dead_bytes.abs_diff(found.trash.bytes) < 64 << 10, "{over:?} {found:?}");
+    assert!(desk.gc(options(NOW + 100, 100)).freed_bytes >= over.droppable_bytes);
+}
+
+#[test]
+fn notes_of_care_outlive_logs_and_snapshots() {
+    let desk = Desk::new();
+    assert_eq!(desk.archive().tables().care, onefold_archive::Care::default());
+    desk.gc(options(NOW, 0));
+    assert_eq!(desk.archive().tables().care.collected, NOW);
+    // A reader is in the way of the next one, which is not through then.
+    put(&desk.archive(), "a", &noise(1, 1 << 20)).unwrap();
+    desk.archive().remove("a").unwrap();
+    let reader = desk.archive().guard_epoch().unwrap();
+    let held = desk.gc(options(NOW + 5, 0));
+    assert!(held.waits);
+    assert_eq!(desk.archive().tables().care.collected, NOW);
+    drop(reader);
+    desk.gc(options(NOW + 6, 0));
+    assert_eq!(desk.archive().tables().care.collected, NOW + 6);
+    // Each change begins a new log with a snapshot.
+    let files = Directory::open(&desk.0.path().join("a"), true).unwrap();
+    let settings = Settings { log_bytes: 1, ..Settings::default() };
+    let archive = Arc::new(Archive::open(Arc::new(files), true, settings).unwrap());
+    let mut round = ScrubRound::begin(&archive, NOW + 7).unwrap();
+    assert!(round.step(NOW + 7).unwrap().is_none());
+    let care = desk.archive().tables().care;
+    assert_eq!((care.collected, care.scrub_ended, care.scrub_began), (NOW + 6, NOW + 7, 0));
+}
+
+#[test]
+fn a_round_goes_on_where_the_last_process_ended_and_notes_damage() {
+    const DAYS: u64 = 30 * 86_400;
+    let desk = Desk::new();
+    put(&desk.archive(), "a", &noise(1, 3 << 20)).unwrap();
+    let archive = desk.archive();
+    let all = archive.tables().containers.len() as u64;
+    assert!(all > 8);
+    let mut round = ScrubRound::begin(&archive, NOW).unwrap();
+    let due = round.due_bytes(NOW, DAYS);
+    let stored = archive.tables().stored_bytes();
+    assert!(due >= stored / 30 - 1 && due <= stored / 29, "{due} of {stored}");
+    for _ in 0..3 {
+        assert!(round.step(NOW).unwrap().is_some());
+    }
+    assert_eq!(round.end(NOW).unwrap().containers, 3);
+    // One that was killed costs a second look at what it read.
+    let mut killed = ScrubRound::begin(&archive, NOW).unwrap();
+    killed.step(NOW).unwrap();
+    drop(killed);
+    // The last container rots.
+    let last = *archive.tables().containers.keys().next_back().unwrap();
+    let place = archive.tables().containers.get(&last).unwrap().stored.place;
+    let file = fs::File::options().read(true).write(true).open(&desk.segments()[0]).unwrap();
+    let at = place.at + u64::from(place.bytes) - 9;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[!byte[0]], at).unwrap();
+    let archive = desk.archive();
+    let mut round = ScrubRound::begin(&archive, NOW + DAYS).unwrap();
+    assert!(round.due_bytes(NOW + DAYS, DAYS) < stored);
+    while round.step(NOW + DAYS).unwrap().is_some() {}
+    let read = round.end(NOW + DAYS).unwrap();
+    assert_eq!((read.containers, read.ended, read.problems_found), (all - 3, true, 1));
+    let tables = desk.archive().tables();
+    assert!(tables.damaged.contains_key(&last));
+    assert_eq!((tables.care.scrub_ended, tables.care.scrub_began), (NOW + DAYS, 0));
+}
+
+#[test]
+fn a_round_that_another_process_ended_moves_nobodys_place() {
+    let desk = Desk::new();
+    put(&desk.archive(), "a", &noise(1, 3 << 20)).unwrap();
+    let [one, other] = [desk.archive(), desk.archive()];
+    let mut slow = ScrubRound::begin(&one, NOW).unwrap();
+    slow.step(NOW).unwrap();
+    onefold_archive::note_scrubbed(&other, NOW + 1).unwrap();
+    let begun = ScrubRound::begin(&other, NOW + 2).unwrap();
+    slow.step(NOW).unwrap();
+    slow.end(NOW + 3).unwrap();
+    let care = desk.archive().tables().care;
+    assert_eq!((care.scrub_began, care.scrubbed.0, care.scrub_ended), (NOW + 2, 0, NOW + 1));
+    drop(begun);
+}
+
+#[test]
+fn counting_in_the_background_asks_before_each_read_and_can_be_ended() {
+    let desk = Desk::new();
+    put(&desk.archive(), "a", &noise(1, 3 << 20)).unwrap();
+    desk.backup(1, &noise(2, 1 << 20));
+    let asked = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let count = asked.clone();
+    let pace = Pace::new(move |_| match count.fetch_add(1, std::sync::atomic::Ordering::SeqCst) {
+        0 => Ok(()),
+        _ => Err(Error::new(Kind::Stopped, "the server stops")),
+    });
+    let archive = desk.archive();
+    let collection = Collection::begin_paced(&archive, options(NOW, 0), pace).unwrap();
+    assert_eq!(collection.run(&mut |_| {}).unwrap_err().kind(), Kind::Stopped);
+    assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 2);
+    // The next one does all.
+    desk.gc(options(NOW, 0));
+    assert_eq!(desk.archive().tables().care.collected, NOW);
+}

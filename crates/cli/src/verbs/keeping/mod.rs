@@ -1,0 +1,12 @@
+//! What is kept of an archive, and how it is looked after: the rules of `forget` and of `serve
+//! --maintenance`.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`policy`] | which snapshots of one set are kept |
+//! | [`retention`] | the verdicts on all sets |
+//! | [`file`](mod@file) | the file of policies |
+
+pub(super) mod file;
+pub(super) mod policy;
+pub(super) mod retention;

@@ -1,0 +1,234 @@
+//! `serve --maintenance FILE`: the server looks after its archive when nobody asks for anything. It
+//! forgets snapshots by policies, frees space, and reads all data once in a while.
+//!
+//! One thread does one thing at a time. Whatever it does, a crash leaves it as the commands `forget`,
+//! `gc` and `scrub` leave it: each step begins from what the log says.
+
+mod gate;
+
+use std::{
+    sync::Arc,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use onefold_archive::{
+    Archive, Collection, CollectionOptions, Format, Pace, Portion, ScrubRound, forget,
+};
+use onefold_core::{Error, Kind, Result};
+use parking_lot::Mutex;
+
+use self::gate::Gate;
+pub(super) use self::gate::{Activity, Working};
+use crate::verbs::keeping::{file::PolicyFile, policy::Terms, retention::Judged};
+use onefold::parts::archive_dir::now;
+use onefold_console::size::{Size, counted};
+
+/// Between two looks for work that is due.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Until work that failed, or that was held back, is tried again.
+const AGAIN: Duration = Duration::from_secs(600);
+
+/// Until a collection that waited for puts and readers goes on.
+const HELD_BACK: Duration = Duration::from_secs(60);
+
+/// Between two portions of a round of scrubs.
+const PORTIONS: Duration = Duration::from_secs(3600);
+
+/// The thread that looks after an archive.
+pub(super) struct Maintenance {
+    gate: Arc<Gate>,
+    doing: Arc<Mutex<String>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Maintenance {
+    /// Begins to look after the archive.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a policy that `append_only` refuses; `Io` when no thread can be started.
+    pub(super) fn start(
+        archive: &Arc<Archive>,
+        policies: PolicyFile,
+        append_only: bool,
+        activity: Arc<Activity>,
+    ) -> Result<Maintenance> {
+        let append_only = append_only || policies.append_only;
+        if append_only {
+            policies.check_append_only()?;
+        }
+        let gate = Arc::new(Gate::new(activity, policies.load.idle, policies.load.limit));
+        let doing = Arc::new(Mutex::new("nothing is due".to_owned()));
+        let keeper = Keeper {
+            archive: archive.clone(),
+            policies,
+            append_only,
+            gate: gate.clone(),
+            doing: doing.clone(),
+        };
+        let thread = std::thread::Builder::new().name("maintenance".into());
+        let thread = thread
+            .spawn(move || keeper.run())
+            .map_err(|e| Error::from_io("cannot start a thread for maintenance", e))?;
+        Ok(Maintenance { gate, doing, thread: Some(thread) })
+    }
+
+    /// What it does, or that nothing is due.
+    pub(super) fn doing(&self) -> String {
+        self.doing.lock().clone()
+    }
+
+    /// Ends the work at hand, which goes on when the archive is served again.
+    pub(super) fn stop(&mut self) {
+        self.gate.end();
+        // Its panic, if any, was printed.
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+impl Drop for Maintenance {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+struct Keeper {
+    archive: Arc<Archive>,
+    policies: PolicyFile,
+    append_only: bool,
+    gate: Arc<Gate>,
+    doing: Arc<Mutex<String>>,
+}
+
+impl Keeper {
+    fn run(&self) {
+        let begun = Instant::now();
+        let (mut next_gc, mut next_scrub) = (begun, begun);
+        while !self.gate.has_ended() {
+            std::thread::sleep(LOOK_EVERY);
+            if Instant::now() >= next_gc && self.gc_is_due() {
+                next_gc = Instant::now() + self.told("gc", self.keep());
+            } else if Instant::now() >= next_scrub {
+                next_scrub = Instant::now() + self.told("scrub", self.scrub());
+            }
+            self.say("nothing is due");
+        }
+    }
+
+    fn say(&self, what: &str) {
+        let mut doing = self.doing.lock();
+        if *doing != what {
+            what.clone_into(&mut doing);
+        }
+    }
+
+    /// Tells why something failed; gives when to try again.
+    fn told(&self, what: &str, done: Result<Duration>) -> Duration {
+        match done {
+            Ok(again) => again,
+            Err(_) if self.gate.has_ended() => AGAIN,
+            // Somebody collects by hand.
+            Err(error) if error.kind() == Kind::Busy => AGAIN,
+            Err(error) => {
+                tracing::warn!("maintenance, {what}: {error}");
+                AGAIN
+            }
+        }
+    }
+
+    fn gc_is_due(&self) -> bool {
+        let last = self.archive.tables().care.collected;
+        now().saturating_sub(last) >= self.policies.gc.every.as_secs()
+    }
+
+    /// Forgets by the policies, and frees space.
+    fn keep(&self) -> Result<Duration> {
+        self.say("forgetting snapshots");
+        self.gate.pass(0)?;
+        self.forget()?;
+        let options = CollectionOptions {
+            now: now(),
+            keep_partial: self.policies.gc.keep_partial.as_secs(),
+            trash: self.policies.gc.trash.as_secs(),
+            // Who puts or reads is not waited for: the server may have to stop before they end.
+            wait: false,
+            reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
+            encode_all: false,
+        };
+        let gate = self.gate.clone();
+        let pace = Pace::new(move |bytes| gate.pass(bytes));
+        let mut collection = Collection::begin_paced(&self.archive, options, pace)?;
+        let mut written = 0;
+        loop {
+            self.say(&format!("gc: {}", collection.doing()));
+            let more = collection.step()?;
+            collection.tick(now());
+            // Reads asked before; this is for what merging wrote.
+            self.gate.pass(collection.written().saturating_sub(written))?;
+            written = collection.written();
+            if !more {
+                break;
+            }
+        }
+        let done = collection.done;
+        tracing::info!(
+            "gc freed {}: {} dropped, {} merged into {}",
+            Size(done.freed_bytes),
+            counted(done.dropped, "container"),
+            done.merged,
+            done.into
+        );
+        Ok(if done.waits { HELD_BACK } else { Duration::ZERO })
+    }
+
+    fn forget(&self) -> Result<()> {
+        let tables = self.archive.refresh()?;
+        let zone = self.policies.zone.clone();
+        let terms = Terms { now: now(), zone, append_only: self.append_only };
+        let policy_of = |host: &str, set: &str| self.policies.policy(host, set);
+        let judged = Judged::new(&tables, &|_| true, &policy_of, &terms, false);
+        judged.guarded.iter().for_each(|why| tracing::warn!("{why}"));
+        let gone = judged.gone();
+        if !gone.is_empty() {
+            forget(&self.archive, &gone, now())?;
+            tracing::info!("forgot {}", counted(gone.len() as u64, "snapshot"));
+        }
+        Ok(())
+    }
+
+    /// Reads what is due of the round.
+    fn scrub(&self) -> Result<Duration> {
+        let round = self.policies.scrub.round.as_secs();
+        if round == 0 {
+            return Ok(PORTIONS);
+        }
+        self.gate.pass(0)?;
+        self.say("scrub");
+        let mut scrub = ScrubRound::begin(&self.archive, now())?;
+        let (due, mut read) = (scrub.due_bytes(now(), round), 0);
+        let mut last = 0;
+        while read < due {
+            if !self.gate.is_open() {
+                scrub.rest();
+            }
+            if self.gate.pass(last).is_err() {
+                break;
+            }
+            let Some(bytes) = scrub.step(now())? else { break };
+            (read, last) = (read + bytes, bytes);
+        }
+        let Portion { problems, problems_found, ended, bytes, .. } = scrub.end(now())?;
+        problems.iter().for_each(|problem| tracing::warn!("scrub: {problem}"));
+        if problems_found > 0 {
+            tracing::warn!("scrub found {}", counted(problems_found, "problem"));
+        }
+        tracing::debug!("scrub read {}", Size(bytes));
+        if ended {
+            tracing::info!("all data has been read in this round of scrubs");
+        }
+        Ok(PORTIONS)
+    }
+}
