@@ -105,6 +105,12 @@ pub enum Rule {
     /// Snapshots that came are counted before those that went. Otherwise pages that both share are descended into
     /// twice.
     AdditionsCountedFirst,
+    /// Differences that a portion counted are no differences any more. Otherwise they are counted
+    /// twice.
+    PortionCountedOnce,
+    /// Nothing is condemned before all that came is counted, down to the last node. Otherwise a
+    /// collection frees what a tree names whose counting was cut.
+    AllCountedFirst,
     /// Nodes that were damaged when they came are counted when they are whole. Otherwise what they
     /// name is freed. No seed found it broken; a test of snapshots asks for it.
     DueCountsKept,
@@ -128,7 +134,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 36] = [
+    pub const BUGS: [(&'static str, Rule); 38] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -161,6 +167,8 @@ impl Rule {
         ("revived-uncounted", Rule::RevivedNodesCounted),
         ("node-counted-twice", Rule::NodesCountedOnce),
         ("removals-first", Rule::AdditionsCountedFirst),
+        ("portion-counted-twice", Rule::PortionCountedOnce),
+        ("condemned-uncounted", Rule::AllCountedFirst),
         ("trash-by-client", Rule::TrashFromCollection),
         ("checkpoint-listed", Rule::CheckpointsUnlisted),
         ("damaged-taken-over", Rule::DamagedNotTakenOver),

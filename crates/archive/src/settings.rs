@@ -112,6 +112,8 @@ pub struct Settings {
     pub log_ahead_bytes: u64,
     /// Slots whose counts collection holds at once.
     pub count_slots: usize,
+    /// Pieces of recipes, or nodes of trees that came, that collection counts at once.
+    pub count_portion: usize,
     /// Bytes taken ahead of the last container.
     pub ahead_bytes: u64,
     /// Bytes of volumes' writes in memory.
@@ -156,6 +158,7 @@ impl Default for Settings {
             log_bytes: 12 << 20,
             log_ahead_bytes: 16 << 20,
             count_slots: 32 << 20,
+            count_portion: 64 << 10,
             ahead_bytes: 64 << 20,
             dirty_bytes: DIRTY_BYTES,
             memory: u64::MAX,

@@ -17,7 +17,7 @@ use crate::{
     rules::Rule,
     tables::{Tables, WriteCost},
     tree::expire,
-    usage_counts::InMemory,
+    usage_counts::{Counted, InMemory},
 };
 
 /// How collection is done.
@@ -96,6 +96,8 @@ pub struct Collection {
     pub(super) in_memory: Option<InMemory>,
     /// The write cost before this collection.
     before: WriteCost,
+    /// Snapshots whose time was over are gone.
+    has_expired: bool,
     /// Dead chunks were looked for in this collection, not only taken over.
     looked: bool,
     /// Counts of the work so far.
@@ -148,6 +150,7 @@ impl Collection {
             step: Step::Free,
             in_memory: None,
             before: archive.refresh()?.write_cost,
+            has_expired: false,
             looked: false,
             done: Collected::default(),
         };
@@ -228,15 +231,19 @@ impl Collection {
                 (false, false) => Step::Count,
             },
             Step::Count => {
-                if self.archive.tables().trees {
+                if self.archive.tables().trees && !std::mem::replace(&mut self.has_expired, true) {
                     let Options { now, trash, keep_partial, .. } = self.options;
                     self.done.expired += expire(&self.archive, now, trash, keep_partial)?;
                 }
-                if let Some(counts) = self.rewriter.count(rad::changed)? {
-                    self.in_memory = Some(counts);
-                    self.late_encoding.no_room();
+                match self.rewriter.count(rad::changed)? {
+                    Counted::Portion if self.archive.keeps(Rule::AllCountedFirst) => Step::Count,
+                    Counted::All | Counted::Portion => Step::Condemn,
+                    Counted::InMemory(counts) => {
+                        self.in_memory = Some(counts);
+                        self.late_encoding.no_room();
+                        Step::Condemn
+                    }
                 }
-                Step::Condemn
             }
             Step::Condemn => {
                 self.looked = true;

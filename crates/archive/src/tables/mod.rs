@@ -38,6 +38,6 @@ pub(crate) use self::{
     damage::is_damaged,
     persistent::Map,
     snapshots::roots,
-    state::{IndexState, PLACE_ALIGN},
+    state::{Difference, IndexState, PLACE_ALIGN},
     volumes::{VOLUME_BYTES_MAX, VOLUME_NAME_BYTES_MAX},
 };

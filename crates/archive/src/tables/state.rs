@@ -224,6 +224,14 @@ impl Tables {
         self.derived = derived;
     }
 
+    /// The same with the oldest differences only.
+    pub(crate) fn with_differences(&self, n: usize) -> Tables {
+        let mut tables = self.clone();
+        tables.differences = List::default();
+        tables.differences.extend(self.differences.iter().take(n).cloned());
+        tables
+    }
+
     /// Bytes of a segment that a place takes.
     #[must_use]
     pub fn taken(&self, place: &Place) -> u64 {

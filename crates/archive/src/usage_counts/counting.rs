@@ -18,45 +18,59 @@ use crate::{
         record::{Pieces, Record},
     },
     rules::Rule,
-    tables::{Tables, Volume},
+    tables::{Difference, Tables, Volume},
 };
 
 /// Counts that found no room on the disk, and the place in the log up to which they count.
 pub(crate) type InMemory = (Arc<dyn File>, u64);
 
+/// How far counting came.
+pub(crate) enum Counted {
+    /// All that came and went is counted, but for nodes that are damaged.
+    All,
+    /// There is more: nothing may be condemned yet.
+    Portion,
+    /// The disk has no room: all is counted, in memory.
+    InMemory(InMemory),
+}
+
 /// The rewriter counts, since it reads recipes.
 impl Rewriter {
-    /// Brings the counts up to the log's end; gives them when the disk has no room for them.
-    /// `changed` tells of which containers the counts change, and with which version.
+    /// Brings the counts a portion nearer to the log's end. `changed` tells of which containers the
+    /// counts change, and with which version.
     pub(crate) fn count(
         &mut self,
         changed: impl FnOnce(&mut Rewriter, &Tables, &NodeChanges) -> Result<Vec<(ContainerId, u64)>>,
-    ) -> Result<Option<InMemory>> {
+    ) -> Result<Counted> {
         let tables = self.archive.refresh()?;
         let goes_on = self.has_counts(&tables)?;
         if goes_on && tables.differences.is_empty() && tables.snapshots.due().next().is_none() {
-            return Ok(None);
+            return Ok(Counted::All);
         }
-        let changes = loop {
+        let limit = self.archive.settings.count_portion;
+        let (portion, changes) = self.portion(&tables, goes_on, limit)?;
+        loop {
             match CountsWriter::create(&self.archive, tables.counts + 1)
-                .and_then(|writer| self.write_counts(&tables, goes_on, writer))
+                .and_then(|writer| self.write_counts(&portion, goes_on, &changes, writer))
             {
                 Err(error) if error.kind() == Kind::NoSpace => {
                     if !self.archive.spend_reserve()? {
-                        // Not even the reserve is left: counted in memory, for this time.
-                        let file: Arc<dyn File> = Arc::new(MemoryFile::default());
-                        let writer =
-                            CountsWriter::over(&self.archive, file.clone(), tables.counts + 1)?;
-                        self.write_counts(&tables, goes_on, writer)?;
-                        return Ok(Some((file, tables.sequence)));
+                        return self.count_in_memory(&tables, goes_on);
                     }
                 }
                 made => break made?,
             }
+        }
+        let (differences, upto) = (portion.differences.len() as u64, tables.sequence);
+        // A portion is counted once: what is counted is no difference any more.
+        let differences = if self.archive.keeps(Rule::PortionCountedOnce) {
+            differences
+        } else {
+            differences / 2
         };
-        let (differences, upto) = (tables.differences.len() as u64, tables.sequence);
         let made = tables.counts + 1;
-        let containers = changed(self, &tables, &changes)?;
+        let containers = changed(self, &portion, &changes)?;
+        let all = portion.differences.len() == tables.differences.len() && !changes.is_cut;
         let due =
             tables.trees && (!changes.due.is_empty() || tables.snapshots.due().next().is_some());
         self.archive.commit(true, |_| {
@@ -67,8 +81,52 @@ impl Rewriter {
         })?;
         match self.archive.files.remove(&counts_name(tables.counts)) {
             Err(error) if error.kind() != Kind::NotFound => Err(error),
-            _ => Ok(None),
+            _ if all => Ok(Counted::All),
+            _ => Ok(Counted::Portion),
         }
+    }
+
+    /// Counts everything in memory, for this time: not even the reserve is left.
+    fn count_in_memory(&mut self, tables: &Tables, goes_on: bool) -> Result<Counted> {
+        let file: Arc<dyn File> = Arc::new(MemoryFile::default());
+        let writer = CountsWriter::over(&self.archive, file.clone(), tables.counts + 1)?;
+        let (all, changes) = self.portion(tables, goes_on, usize::MAX)?;
+        self.write_counts(&all, goes_on, &changes, writer)?;
+        Ok(Counted::InMemory((file, tables.sequence)))
+    }
+
+    /// The tables with the differences that are counted next, and what these change in trees. They
+    /// are the oldest ones: first all that came, then all that went, until one that came again. Those
+    /// that went wait while a descent of those that came is cut.
+    fn portion(
+        &mut self,
+        tables: &Tables,
+        goes_on: bool,
+        limit: usize,
+    ) -> Result<(Tables, NodeChanges)> {
+        // Without counts all that is there is counted, and no difference is left.
+        if !goes_on {
+            let changes = self.node_changes(tables, false, limit)?;
+            return Ok((tables.clone(), changes));
+        }
+        let weight = |difference: &Difference| {
+            difference.recipe.iter().map(|pieces| usize::from(pieces.count)).sum::<usize>().max(1)
+        };
+        let (mut n, mut came, mut weighs) = (0, 0, 0usize);
+        for difference in tables.differences.iter() {
+            weighs = weighs.saturating_add(weight(difference));
+            if n > 0 && (weighs > limit || difference.added && came < n) && limit < usize::MAX {
+                break;
+            }
+            n += 1;
+            came += usize::from(difference.added);
+        }
+        let mut portion = tables.with_differences(n);
+        let changes = self.node_changes(&portion, true, limit)?;
+        if changes.is_cut {
+            portion = tables.with_differences(came);
+        }
+        Ok((portion, changes))
     }
 
     /// True when there are counts to go on from. A lost or damaged file of counts is made again, from
@@ -90,11 +148,11 @@ impl Rewriter {
         &mut self,
         tables: &Tables,
         on: bool,
+        changes: &NodeChanges,
         mut writer: CountsWriter,
-    ) -> Result<NodeChanges> {
-        let changes = self.each_count(tables, on, &mut |id, counts| writer.push(id, counts))?;
-        writer.finish()?;
-        Ok(changes)
+    ) -> Result<()> {
+        self.each_count(tables, on, changes, &mut |id, counts| writer.push(id, counts))?;
+        writer.finish()
     }
 
     /// Tells the counts that these tables make, of containers in the order of their numbers; writes
@@ -105,16 +163,17 @@ impl Rewriter {
         each: &mut dyn FnMut(ContainerId, &[u16]) -> Result<()>,
     ) -> Result<()> {
         let goes_on = self.has_counts(tables)?;
-        self.each_count(tables, goes_on, each).map(drop)
+        let (all, changes) = self.portion(tables, goes_on, usize::MAX)?;
+        self.each_count(&all, goes_on, &changes, each)
     }
 
     fn each_count(
         &mut self,
         tables: &Tables,
         on: bool,
+        changes: &NodeChanges,
         each: &mut dyn FnMut(ContainerId, &[u16]) -> Result<()>,
-    ) -> Result<NodeChanges> {
-        let changes = self.node_changes(tables, on)?;
+    ) -> Result<()> {
         let mut old =
             if on { Some(CountsReader::open(&self.archive, tables.counts)?) } else { None };
         let mut fresh = numbers(tables).into_iter().peekable();
@@ -150,10 +209,10 @@ impl Rewriter {
             }
             // The old counts of the range and the new ones.
             self.pace.ask(4 * slots as u64)?;
-            self.add_up(tables, on, &changes, &mut range)?;
+            self.add_up(tables, on, changes, &mut range)?;
             range.iter().try_for_each(|(id, counts)| each(*id, counts))?;
         }
-        Ok(changes)
+        Ok(())
     }
 
     /// Slots of a container that has no counts yet: where it was merged, up to the last one that

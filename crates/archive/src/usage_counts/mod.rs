@@ -4,4 +4,8 @@ mod counting;
 mod counts_file;
 mod tree_nodes;
 
-pub(crate) use self::{counting::InMemory, counts_file::CountsReader, tree_nodes::NodeChanges};
+pub(crate) use self::{
+    counting::{Counted, InMemory},
+    counts_file::CountsReader,
+    tree_nodes::NodeChanges,
+};

@@ -5,6 +5,9 @@
 //! never the number of snapshots. Additions are counted first, so that what a new snapshot shares
 //! with one that goes is not descended into twice.
 //!
+//! Counting goes in portions: a portion that has no room for more nodes leaves those that it did not
+//! descend into *due*, and the next one goes on there. Nothing is condemned before none is left.
+//!
 //! A node that is damaged when it is named for the first time is *due*: its children are counted
 //! when it is whole again, and it holds nothing up. An error of the disk ends the counting. Nothing is counted for one that goes while
 //! it is due. One that can't be read when it goes leaves its children counted for good.
@@ -37,8 +40,12 @@ pub(crate) struct NodeChanges {
     pub(crate) rises: Vec<Address>,
     /// Nodes that no longer do.
     pub(crate) falls: Vec<Address>,
-    /// Nodes that are named and can't be read.
+    /// Nodes that are named and can't be read, or that the portion has no room for.
     pub(super) due: Vec<Address>,
+    /// The portion has no room for more: what went is not looked at yet.
+    pub(super) is_cut: bool,
+    /// Nodes that the portion has room for.
+    room: usize,
 }
 
 /// The counts of nodes, as far as they are known.
@@ -52,9 +59,15 @@ impl NodeChanges {
 }
 
 impl Rewriter {
-    /// Finds out what snapshots that came and went change; without `on` from all snapshots.
-    pub(super) fn node_changes(&mut self, tables: &Tables, on: bool) -> Result<NodeChanges> {
-        let mut changes = NodeChanges::default();
+    /// Finds out what snapshots that came and went change; without `on` from all snapshots. Nodes
+    /// that came beyond `room` are due. Of one snapshot that went all is looked at.
+    pub(super) fn node_changes(
+        &mut self,
+        tables: &Tables,
+        on: bool,
+        room: usize,
+    ) -> Result<NodeChanges> {
+        let mut changes = NodeChanges { room, ..NodeChanges::default() };
         if on {
             for difference in tables.differences.iter().filter(|difference| difference.nodes) {
                 let roots = difference.recipe.iter().map(root);
@@ -105,7 +118,9 @@ impl Rewriter {
             }
         }
         changes.due = due;
-        if first {
+        if changes.is_cut {
+            changes.removed.clear();
+        } else if first {
             self.remove(tables, &mut changes, &mut counts)?;
         }
         Ok(changes)
@@ -120,6 +135,11 @@ impl Rewriter {
         due: &mut Vec<Address>,
         children: &mut Vec<Address>,
     ) -> Result<()> {
+        if changes.rises.len() >= changes.room {
+            changes.is_cut = true;
+            due.push(node);
+            return Ok(());
+        }
         match self.children(tables, node) {
             Ok(found) => {
                 changes.rises.push(node);
