@@ -30,12 +30,13 @@ echo "==> installed: user, manual, completions, units"
 getent passwd onefold
 zcat -f /usr/share/man/man1/onefold-serve.1* | grep -q onefold
 bash -n /usr/share/bash-completion/completions/onefold
-for unit in onefold onefold-nightly onefold-backup; do
+for unit in onefold onefold-nightly onefold-backup onefold-keep; do
     program=$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "/usr/lib/systemd/system/$unit@.service")
     test -x "$program"
 done
 test -e /usr/lib/systemd/system/onefold-nightly@.timer
 test -e /usr/lib/systemd/system/onefold-backup@.timer
+test -e /usr/lib/systemd/system/onefold-keep@.timer
 echo "==> used: an archive, and a block store that is served"
 onefold create archive backups
 onefold put backups docs -r /usr/share/doc/onefold
@@ -43,6 +44,7 @@ onefold get backups docs -C out
 diff -r /usr/share/doc/onefold out
 onefold check backups
 for night in 1 2; do SET=host onefold-backup backups /usr/share/doc/onefold /etc; done
+onefold-keep backups
 onefold restore backups host /etc/debian_version -C out2
 cmp /etc/debian_version out2/etc/debian_version
 echo "==> the whole system: rsync finds no difference in what comes back"

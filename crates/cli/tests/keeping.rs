@@ -1,0 +1,237 @@
+//! Archives that are looked after: what gc tells, what monitoring hears, servers that take additions
+//! alone, and servers that keep the archive well by themselves.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
+
+mod support;
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use support::{Desk, noise, qemu_io, try_qemu_io};
+
+fn json(desk: &Desk, arguments: &str) -> Value {
+    serde_json::from_str(&desk.ok(&format!("{arguments} --json"))).unwrap()
+}
+
+fn number(value: &Value, key: &str) -> u64 {
+    value[key].as_u64().unwrap_or_else(|| panic!("no {key} in {value}"))
+}
+
+/// A snapshot of a file of 300,000 new bytes.
+fn backup(desk: &Desk, n: u64) {
+    fs::create_dir_all(desk.path("tree")).unwrap();
+    fs::write(desk.path("tree/file"), noise(n, 300_000)).unwrap();
+    desk.ok("backup a tree --set t --json");
+}
+
+fn snapshots(desk: &Desk) -> usize {
+    json(desk, "snapshots a").as_array().unwrap().len()
+}
+
+/// Waits until something is so.
+#[track_caller]
+fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what} takes too long");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn gc_says_what_it_would_free_and_what_it_leaves() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::write(desk.path("one"), noise(1, 6_000_000)).unwrap();
+    desk.ok("put a one one --json");
+    desk.ok("rm a one");
+    for n in 0..2 {
+        backup(&desk, n);
+    }
+    desk.ok("forget a t~1");
+    let plan = json(&desk, "gc a --dry-run");
+    assert!(number(&plan, "dead_bytes") > 5_900_000, "{plan}");
+    assert!(number(&plan, "droppable_bytes") > 3_000_000, "{plan}");
+    assert!((300_000..350_000).contains(&number(&plan, "trash_bytes")), "{plan}");
+    assert_eq!(number(&plan, "trash_snapshots"), 1);
+    assert!(number(&plan, "trash_until") > 1_700_000_000 && number(&plan, "free_bytes") > 0);
+    let text = desk.ok("gc a --dry-run");
+    for says in ["would free", "in the trash", "free on the disk"] {
+        assert!(text.contains(says), "{text}");
+    }
+    // It changed nothing.
+    assert_eq!(json(&desk, "gc a --dry-run")["dead_bytes"], plan["dead_bytes"]);
+    let done = json(&desk, "gc a");
+    assert_eq!(done["dropped_bytes"], plan["droppable_bytes"], "{done} {plan}");
+    assert_eq!(number(&done["left"], "droppable_bytes"), 0, "{done}");
+    assert_eq!(done["left"]["trash_bytes"], plan["trash_bytes"], "{done} {plan}");
+    assert!(desk.ok("gc a").contains("in the trash"));
+    desk.fails("gc a --dry-run --for 5m", 2, &["--dry-run"]);
+}
+
+#[test]
+fn gc_names_who_holds_something_back() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let server = desk.serve("a");
+    let plan = json(&desk, "gc a --dry-run");
+    let holders = plan["holders"].as_array().unwrap();
+    let is_server = |holder: &&Value| {
+        holder["pid"] == server.pid() && holder["command"].as_str() == Some("onefold serve")
+    };
+    assert_eq!(holders.iter().filter(is_server).count(), 1, "{plan}");
+    server.terminate();
+    assert_eq!(json(&desk, "gc a --dry-run")["holders"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn monitoring_hears_of_overdue_gc_and_scrub_and_of_damage() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    backup(&desk, 1);
+    let limits = "status a --check --max-gc-age 1d --max-scrub-age 40d";
+    let said = desk.fails(limits, 1, &["2 things need"]);
+    assert!(said.out.contains("gc is overdue") && said.out.contains("scrub is overdue"), "{said:?}");
+    desk.ok("gc a");
+    desk.fails(limits, 1, &["1 thing needs"]);
+    desk.ok("scrub a");
+    desk.ok(limits);
+    std::thread::sleep(Duration::from_millis(2100));
+    desk.fails("status a --check --max-gc-age 1s --max-scrub-age 1s", 1, &["2 things need"]);
+    assert!(desk.ok("status a").contains("scrub"));
+    assert!(number(&desk.status("a")["care"], "gc_ended") > 0);
+    // A round goes on, and ends; a damaged byte is heard of.
+    desk.ok("scrub a --round 1d");
+    desk.fails("scrub a --round 30d --only x", 2, &["--only"]);
+    let segment = fs::read_dir(desk.path("a")).unwrap().find_map(|entry| {
+        let path = entry.unwrap().path();
+        let is_largest = fs::metadata(&path).unwrap().len() > 250_000;
+        (path.to_str().unwrap().contains("segment-") && is_largest).then_some(path)
+    });
+    support::overwrite(&segment.unwrap(), 150_000, &[1, 2, 3, 4]);
+    desk.fails("scrub a --round 1d", 1, &["is damaged", "onefold repair"]);
+    let said = desk.fails("status a --check", 1, &["1 thing needs"]);
+    assert!(said.out.contains("damaged"), "{said:?}");
+}
+
+#[test]
+fn a_server_of_additions_refuses_all_else() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    desk.ok("volume create a disk --size 4M");
+    fs::write(desk.path("one"), noise(1, 100_000)).unwrap();
+    fs::write(desk.path("two"), noise(2, 100_000)).unwrap();
+    let first = desk.serve("a");
+    qemu_io(&desk.uri("a", "disk"), &["write -P 5 0 1M", "flush"]);
+    first.terminate();
+    desk.fails("serve two.onefold --append-only", 1, &["two.onefold"]);
+    let server = desk.serve("a --append-only");
+    assert_eq!(desk.status("a")["server"]["append_only"], true);
+    // New streams and snapshots.
+    desk.ok("put a one one --json");
+    backup(&desk, 1);
+    backup(&desk, 2);
+    assert_eq!(snapshots(&desk), 2);
+    // No stream takes the place of another one.
+    desk.fails("put a one two", 1, &["'one'", "--append-only"]);
+    desk.ok("get a one out");
+    assert!(fs::read(desk.path("out")).unwrap() == noise(1, 100_000));
+    // Nobody says for the operator that a set shrank on purpose.
+    desk.fails("backup a tree --set t --accept", 1, &["--accept"]);
+    for change in [
+        "volume create a other --size 1M",
+        "volume resize a disk --size 8M",
+        "volume rename a disk other",
+        "volume delete a disk",
+    ] {
+        desk.fails(change, 1, &["--append-only"]);
+    }
+    // Volumes are read.
+    qemu_io(&desk.uri("a", "disk"), &["read -P 5 0 1M"]);
+    for change in ["write -P 6 0 4k", "discard 0 1M", "write -z 0 1M"] {
+        let said = try_qemu_io(&desk.uri("a", "disk"), &[change]);
+        let all = format!("{}{}", said.out, said.err);
+        assert!(!all.contains("wrote") && !all.contains("discard 1"), "{change}: {all}");
+    }
+    qemu_io(&desk.uri("a", "disk"), &["read -P 5 0 1M"]);
+    // Who has the directory forgets, by rules that no added snapshot defeats.
+    desk.fails("forget a --keep-last 1", 1, &["stolen key"]);
+    let said = json(&desk, "forget a --keep-daily 1 --dry-run");
+    let verdicts: Vec<&str> =
+        said.as_array().unwrap().iter().map(|one| one["verdict"].as_str().unwrap()).collect();
+    assert_eq!(verdicts, ["kept", "kept"], "the first of the day, and the last");
+    server.terminate();
+    let said = json(&desk, "forget a --keep-daily 1 --dry-run");
+    assert_eq!(said[0]["verdict"], "would_go");
+    let said = json(&desk, "forget a --keep-daily 1 --append-only --dry-run");
+    assert_eq!(said[0]["verdict"], "kept");
+}
+
+#[test]
+fn policies_of_a_file_are_for_sets_by_their_names() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    (0..3).for_each(|n| backup(&desk, n));
+    desk.ok("backup a tree --set other --json");
+    fs::write(desk.path("p.toml"), "[[keep]]\nset = 't'\nlast = 2\n").unwrap();
+    let said = desk.ok("forget a --policy p.toml");
+    assert!(said.contains("'other'") && said.contains("no policy fits"), "{said}");
+    assert_eq!(snapshots(&desk), 3);
+    fs::write(desk.path("p.toml"), "[[keep]]\nset = 't'\n").unwrap();
+    desk.fails("forget a --policy p.toml", 1, &["policy 1 keeps nothing"]);
+    desk.fails("forget a --policy none.toml", 1, &["none.toml"]);
+    fs::write(desk.path("p.toml"), "[[keep]]\nlast = 2\n").unwrap();
+    desk.fails("forget a --policy p.toml --append-only", 1, &["stolen key"]);
+    desk.fails("forget a --policy p.toml --keep-last 1", 2, &["not both"]);
+}
+
+#[test]
+fn a_server_looks_after_its_archive() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    (0..4).for_each(|n| backup(&desk, n));
+    fs::write(
+        desk.path("p.toml"),
+        "[[keep]]\nlast = 2\n[gc]\nevery = '1d'\ntrash = '0s'\n[load]\nidle = '1s'\nlimit = '20M'\n",
+    )
+    .unwrap();
+    let server = desk.serve("a --maintenance p.toml");
+    let care = |desk: &Desk, key: &str| desk.status("a")["care"][key].as_u64().is_some();
+    wait("gc", || care(&desk, "gc_ended"));
+    assert_eq!(snapshots(&desk), 2);
+    let status = desk.status("a");
+    assert_eq!(number(&status, "forgotten_snapshots"), 0, "{status}");
+    assert!(status["server"]["maintenance"].is_string(), "{status}");
+    wait("scrub", || care(&desk, "scrub_ended") || care(&desk, "scrub_began"));
+    desk.ok("restore a t~1 -C out");
+    desk.ok("check a");
+    // It ends at once, whatever it does.
+    let ending = Instant::now();
+    let (status, log) = server.terminate();
+    assert!(status.success() && ending.elapsed() < Duration::from_secs(15), "{log}");
+    assert!(log.contains("forgot 2 snapshots") && log.contains("gc freed"), "{log}");
+    desk.fails("serve a --append-only --maintenance p.toml", 1, &["policy 1", "stolen key"]);
+}
+
+#[test]
+fn work_in_the_background_gives_way_to_clients() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    desk.ok("volume create a disk --size 4M");
+    backup(&desk, 1);
+    fs::write(desk.path("p.toml"), "[[keep]]\nlast = 1\n[load]\nidle = '3s'\n").unwrap();
+    let server = desk.serve("a --maintenance p.toml");
+    // Somebody asks again and again.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(6) {
+        qemu_io(&desk.uri("a", "disk"), &["write -P 5 0 64k", "flush"]);
+        let care = &desk.status("a")["care"];
+        assert!(care["gc_ended"].is_null() && care["scrub_began"].is_null(), "{care}");
+    }
+    wait("gc", || desk.status("a")["care"]["gc_ended"].is_u64());
+    server.terminate();
+}
