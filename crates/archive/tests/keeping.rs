@@ -9,7 +9,7 @@ use std::{fs, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
 use onefold_archive::{
     Archive, Attributes, BackupRequest, Collection, CollectionOptions, Compression, Event, FileMap,
     Format, Gauge, Known, Pace, ScrubRound, Settings, SnapshotId, Stat, Survey, TreeEntry,
-    TreeWhat, backup, forget, survey,
+    TreeWhat, backup, check, forget, survey,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Kind};
@@ -33,9 +33,15 @@ impl Desk {
     }
 
     fn archive(&self) -> Arc<Archive> {
+        self.counting(64 << 10)
+    }
+
+    /// The archive, counting so much at once.
+    fn counting(&self, count_portion: usize) -> Arc<Archive> {
         let files = Directory::open(&self.0.path().join("a"), true).unwrap();
         // Small containers, so that there are several.
-        let settings = Settings { container_bytes: 256 << 10, ..Settings::default() };
+        let settings =
+            Settings { container_bytes: 256 << 10, count_portion, ..Settings::default() };
         Arc::new(Archive::open(Arc::new(files), true, settings).unwrap())
     }
 
@@ -228,6 +234,56 @@ fn a_round_that_another_process_ended_moves_nobodys_place() {
     let care = desk.archive().tables().care;
     assert_eq!((care.scrub_began, care.scrubbed.0, care.scrub_ended), (NOW + 2, 0, NOW + 1));
     drop(begun);
+}
+
+#[test]
+fn a_budget_ends_counting_within_a_portion_and_nothing_is_condemned_before_all_is_counted() {
+    const COUNTS: &str = "counting references";
+    let desk = Desk::new();
+    let content = noise(1, 12 << 20);
+    put(&desk.archive(), "a", &content).unwrap();
+    put(&desk.archive(), "other", &noise(2, 1 << 20)).unwrap();
+    desk.gc(options(NOW, 0));
+    // The snapshot has the chunks of the stream, and soon has them alone.
+    desk.backup(1, &content);
+    desk.archive().remove("a").unwrap();
+    desk.archive().remove("other").unwrap();
+    let mut collections = 0;
+    loop {
+        let archive = desk.counting(1);
+        let mut collection = Collection::begin(&archive, options(NOW, 0)).unwrap();
+        while collection.doing() != COUNTS {
+            assert!(collection.step().unwrap());
+        }
+        assert!(collection.step().unwrap());
+        let is_through = collection.doing() != COUNTS;
+        collection.cut_short();
+        while collection.step().unwrap() {}
+        let tables = desk.archive().tables();
+        assert!(tables.condemned.is_empty() && collection.done.dropped == 0);
+        assert_eq!(tables.care.collected, NOW);
+        collections += 1;
+        if is_through {
+            break;
+        }
+    }
+    // The snapshot's root, its page, and the pages of the file; then the streams.
+    assert!(collections > 4, "{collections}");
+    assert!(desk.archive().tables().differences.is_empty());
+    assert!(desk.gc(options(NOW, 0)).dropped > 0);
+    let report = check(&desk.archive(), true, &mut |_, _, _| {}).unwrap();
+    assert!(report.is_well() && report.snapshots == 1, "{:?}", report.problems);
+    assert_eq!(desk.survey(options(NOW, 0)).droppable_bytes, 0);
+    // Without counts all is counted anew, in portions too.
+    for entry in fs::read_dir(desk.0.path().join("a")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.to_str().unwrap().contains("counts-") {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    let again = Collection::begin(&desk.counting(1), options(NOW, 0)).unwrap();
+    assert_eq!(again.run(&mut |_| {}).unwrap().dropped, 0);
+    assert!(check(&desk.archive(), true, &mut |_, _, _| {}).unwrap().is_well());
 }
 
 #[test]

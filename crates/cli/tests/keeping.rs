@@ -95,7 +95,10 @@ fn monitoring_hears_of_overdue_gc_and_scrub_and_of_damage() {
     backup(&desk, 1);
     let limits = "status a --check --max-gc-age 1d --max-scrub-age 40d";
     let said = desk.fails(limits, 1, &["2 things need"]);
-    assert!(said.out.contains("gc is overdue") && said.out.contains("scrub is overdue"), "{said:?}");
+    assert!(
+        said.out.contains("gc is overdue") && said.out.contains("scrub is overdue"),
+        "{said:?}"
+    );
     desk.ok("gc a");
     desk.fails(limits, 1, &["1 thing needs"]);
     desk.ok("scrub a");

@@ -61,13 +61,11 @@ impl Rewriter {
                 made => break made?,
             }
         }
-        let (differences, upto) = (portion.differences.len() as u64, tables.sequence);
-        // A portion is counted once: what is counted is no difference any more.
-        let differences = if self.archive.keeps(Rule::PortionCountedOnce) {
-            differences
-        } else {
-            differences / 2
-        };
+        let (mut differences, upto) = (portion.differences.len() as u64, tables.sequence);
+        // What is counted is no difference any more.
+        if !self.archive.keeps(Rule::PortionCountedOnce) && differences > 1 {
+            differences -= 1;
+        }
         let made = tables.counts + 1;
         let containers = changed(self, &portion, &changes)?;
         let all = portion.differences.len() == tables.differences.len() && !changes.is_cut;
