@@ -131,7 +131,8 @@ fn a_server_of_additions_refuses_all_else() {
     let first = desk.serve("a");
     qemu_io(&desk.uri("a", "disk"), &["write -P 5 0 1M", "flush"]);
     first.terminate();
-    desk.fails("serve two.onefold --append-only", 1, &["two.onefold"]);
+    desk.store_with_volume("block");
+    desk.fails("serve block --append-only", 2, &["for archives"]);
     let server = desk.serve("a --append-only");
     assert_eq!(desk.status("a")["server"]["append_only"], true);
     // New streams and snapshots.
@@ -226,11 +227,11 @@ fn work_in_the_background_gives_way_to_clients() {
     desk.ok("create archive a");
     desk.ok("volume create a disk --size 4M");
     backup(&desk, 1);
-    fs::write(desk.path("p.toml"), "[[keep]]\nlast = 1\n[load]\nidle = '3s'\n").unwrap();
+    fs::write(desk.path("p.toml"), "[[keep]]\nlast = 1\n[load]\nidle = '8s'\n").unwrap();
     let server = desk.serve("a --maintenance p.toml");
     // Somebody asks again and again.
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(6) {
+    while begun.elapsed() < Duration::from_secs(10) {
         qemu_io(&desk.uri("a", "disk"), &["write -P 5 0 64k", "flush"]);
         let care = &desk.status("a")["care"];
         assert!(care["gc_ended"].is_null() && care["scrub_began"].is_null(), "{care}");

@@ -23,11 +23,12 @@ impl Collection {
     /// False when there are none, and when somebody in an earlier epoch still holds them.
     pub(super) fn condemn(&mut self) -> Result<bool> {
         let tables = self.archive.tables();
+        let pace = &self.rewriter.pace;
         let (mut counts, counted) = match &self.in_memory {
             Some((file, upto)) => {
-                (CountsReader::over(&self.archive, file.clone(), tables.counts + 1)?, *upto)
+                (CountsReader::over(&self.archive, file.clone(), tables.counts + 1, pace)?, *upto)
             }
-            None => (CountsReader::open(&self.archive, tables.counts)?, tables.counted),
+            None => (CountsReader::open(&self.archive, tables.counts, pace)?, tables.counted),
         };
         let mut found =
             DeadChunks::new(&self.archive, &tables, self.options, self.rewriter.pace.clone());

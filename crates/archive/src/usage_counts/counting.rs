@@ -132,7 +132,7 @@ impl Rewriter {
     fn has_counts(&self, tables: &Tables) -> Result<bool> {
         match tables.counts {
             0 => Ok(false),
-            number => match CountsReader::open(&self.archive, number) {
+            number => match CountsReader::open(&self.archive, number, &self.pace) {
                 Ok(_) => Ok(true),
                 Err(error) if is_damage(&error) || error.kind() == Kind::NotFound => Ok(false),
                 Err(error) => Err(error),
@@ -172,8 +172,11 @@ impl Rewriter {
         changes: &NodeChanges,
         each: &mut dyn FnMut(ContainerId, &[u16]) -> Result<()>,
     ) -> Result<()> {
-        let mut old =
-            if on { Some(CountsReader::open(&self.archive, tables.counts)?) } else { None };
+        let mut old = if on {
+            Some(CountsReader::open(&self.archive, tables.counts, &self.pace)?)
+        } else {
+            None
+        };
         let mut fresh = numbers(tables).into_iter().peekable();
         let mut next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
         loop {
@@ -205,8 +208,7 @@ impl Rewriter {
             if range.is_empty() {
                 break;
             }
-            // The old counts of the range and the new ones.
-            self.pace.ask(4 * slots as u64)?;
+            self.pace.ask(2 * slots as u64)?;
             self.add_up(tables, on, changes, &mut range)?;
             range.iter().try_for_each(|(id, counts)| each(*id, counts))?;
         }

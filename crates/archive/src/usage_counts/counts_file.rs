@@ -6,6 +6,7 @@ use std::sync::Arc;
 use onefold_core::Result;
 
 use crate::{
+    container::Pace,
     format::{
         ContainerId,
         bytes::{Reader as Fields, Writer, corrupt},
@@ -92,19 +93,22 @@ pub(crate) struct CountsReader {
     block: Vec<u8>,
     taken: usize,
     ended: bool,
+    /// Asked before each block is read.
+    pace: Pace,
 }
 
 impl CountsReader {
     /// Opens it; all blocks are looked at once, so that damage is known before anything is made of
     /// it.
-    pub(crate) fn open(archive: &Arc<Archive>, number: u64) -> Result<CountsReader> {
-        CountsReader::over(archive, archive.files.open(&counts_name(number))?, number)
+    pub(crate) fn open(archive: &Arc<Archive>, number: u64, pace: &Pace) -> Result<CountsReader> {
+        CountsReader::over(archive, archive.files.open(&counts_name(number))?, number, pace)
     }
 
     pub(crate) fn over(
         archive: &Arc<Archive>,
         file: Arc<dyn onefold_core::File>,
         number: u64,
+        pace: &Pace,
     ) -> Result<CountsReader> {
         let mut header = [0; 16];
         file.read_at(0, &mut header)?;
@@ -118,6 +122,7 @@ impl CountsReader {
             block: Vec::new(),
             taken: 0,
             ended: false,
+            pace: pace.clone(),
         };
         let mut look = reader(file.clone());
         while look.next_block()? {}
@@ -130,6 +135,7 @@ impl CountsReader {
         if self.ended {
             return Ok(false);
         }
+        self.pace.ask(BLOCK_BYTES as u64)?;
         if self.file.read_at(self.at, &mut header)? < header.len() {
             return Err(damaged());
         }

@@ -246,7 +246,7 @@ impl Rewriter {
     /// The counts of all chunks in containers of recipes, where the nodes are.
     fn counts_of_nodes(&mut self, tables: &Tables) -> Result<Counts> {
         let mut counts = Counts::new();
-        let mut reader = CountsReader::open(&self.archive, tables.counts)?;
+        let mut reader = CountsReader::open(&self.archive, tables.counts, &self.pace)?;
         while let Some((id, of)) = reader.next()? {
             let mut homes = tables.places(id);
             if homes.any(|home| home.stored.kind == ContainerKind::Recipes) {
