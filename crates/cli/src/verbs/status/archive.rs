@@ -331,7 +331,8 @@ impl Stats {
         if is_late(gc, limits.gc) {
             all.push(format!("gc is overdue: one went through to its end {}", ago(gc)));
         }
-        if is_late(scrub, limits.scrub) {
+        // The first round of a new archive has its time, too.
+        if is_late(scrub.or(since(self.care.scrub_began)), limits.scrub) {
             all.push(format!("scrub is overdue: all data had been read {}", ago(scrub)));
         }
         all
