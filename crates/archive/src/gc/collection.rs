@@ -236,8 +236,12 @@ impl Collection {
                     self.done.expired += expire(&self.archive, now, trash, keep_partial)?;
                 }
                 match self.rewriter.count(rad::changed)? {
-                    Counted::Portion if self.archive.keeps(Rule::AllCountedFirst) => Step::Count,
-                    Counted::All | Counted::Portion => Step::Condemn,
+                    Counted::Portion if !self.archive.keeps(Rule::AllCountedFirst) => {
+                        self.looked = self.condemn()?;
+                        if self.looked { Step::Recheck } else { Step::Count }
+                    }
+                    Counted::Portion => Step::Count,
+                    Counted::All => Step::Condemn,
                     Counted::InMemory(counts) => {
                         self.in_memory = Some(counts);
                         self.late_encoding.no_room();
