@@ -4,6 +4,9 @@
 //! |---|---|
 //! | `walk` | tells of everything below a directory, in the order of listings |
 //! | `restore` | makes it again, as a listing says |
+//! | `files` | its files, made, filled and finished by several threads in any order |
+//! | `sweep` | removes what directories have beyond what is wanted |
+//! | `shared`, `directories`, `attributes` | what these share |
 //! | `levels` | the directories from the root down to the one at hand, at most 256 of them open |
 //!
 //! *Invariant:* nothing here follows a path: each name is opened below the descriptor of its
@@ -11,13 +14,21 @@
 //! who renames or replaces things meanwhile changes what is found, never where it is looked for or
 //! made.
 
+mod attributes;
+mod directories;
+mod files;
 mod levels;
 mod restore;
+mod shared;
+mod sweep;
 mod walk;
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
 
-pub use restore::{Choices, LeftOut, Restorer, write_part};
+pub use files::{Files, Made, punch};
+pub use restore::{Restorer, write_part};
+pub use shared::{Choices, LeftOut};
+pub use sweep::{Keeps, Sweep, Swept};
 pub use walk::{Found, Options, Reads, Walk, Wanted, read_data};
 
 use rustix::fs::Stat;
