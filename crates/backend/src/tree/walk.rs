@@ -105,6 +105,8 @@ pub struct Found {
     pub changed: (i64, u32),
     /// The reason why the entry lacks some of its extended attributes. All else is there.
     pub lacks: Option<Error>,
+    /// A directory of which the walk tells less than it has: one on another file system, or a cache.
+    pub is_in_part: bool,
 }
 
 /// The entries of a directory that are still to be visited.
@@ -332,6 +334,7 @@ impl Walk {
             inode: stat.st_ino,
             changed: changed(stat),
             lacks: None,
+            is_in_part: false,
         }
     }
 
@@ -406,9 +409,12 @@ impl Walk {
         let mut found = self.found(stat, What::Directory, None);
         found.entry.attributes = attributes;
         (found.linked, found.lacks) = (None, lacks);
-        if !(self.options.one_file_system && stat.st_dev != self.device) {
+        if self.options.one_file_system && stat.st_dev != self.device {
+            found.is_in_part = true;
+        } else {
             match self.enter(at) {
-                Ok((directory, names)) => {
+                Ok((directory, names, is_cache)) => {
+                    found.is_in_part = is_cache;
                     let length = self.path.len();
                     let rest = Rest { names: names.into_iter(), length, kept: None };
                     self.levels.push(directory, Identity::of(stat), rest);
@@ -419,7 +425,8 @@ impl Walk {
         Ok(found)
     }
 
-    fn enter(&mut self, at: &OwnedFd) -> Result<(OwnedFd, Vec<OsString>), Errno> {
+    /// A directory, the names in it, and whether it is a cache of which the rest is left out.
+    fn enter(&mut self, at: &OwnedFd) -> Result<(OwnedFd, Vec<OsString>, bool), Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(at, ".", flags, Mode::empty())?;
         let mut names = Vec::new();
@@ -430,10 +437,11 @@ impl Walk {
             }
         }
         names.sort();
-        if self.options.without_caches && self.is_cache(&directory, &names) {
+        let is_cache = self.options.without_caches && self.is_cache(&directory, &names);
+        if is_cache {
             names.retain(|name| name.as_bytes() == CACHE_TAG);
         }
-        Ok((directory, names))
+        Ok((directory, names, is_cache))
     }
 
     fn is_cache(&mut self, directory: &OwnedFd, names: &[OsString]) -> bool {

@@ -322,7 +322,12 @@ impl<'a, 'f> Teller<'a, 'f> {
         node.what = match std::mem::replace(&mut found.entry.what, What::Fifo) {
             What::Directory => {
                 node.what = TreeWhat::Directory(None);
-                return self.enter(node, stat);
+                self.enter(node, stat)?;
+                // A restore with removals must know that there was more.
+                if let Some((_, is_in_part)) = self.open.last_mut() {
+                    *is_in_part |= found.is_in_part;
+                }
+                return Ok(());
             }
             What::HardLink { target } => {
                 node.link = self.link(&root.join(OsStr::from_bytes(&target)));
