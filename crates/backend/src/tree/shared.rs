@@ -45,7 +45,7 @@ pub struct LeftOut {
     pub special_bits: u64,
     /// Devices, and further names of them.
     pub devices: u64,
-    /// Sockets, which are nothing without the process that made them, and further names of them.
+    /// Sockets that the file system does not take, and further names of them.
     pub sockets: u64,
     /// Extended attributes.
     pub attributes: u64,
