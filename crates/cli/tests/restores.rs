@@ -160,7 +160,14 @@ fn a_killed_restore_in_place_goes_on() {
         }
         let mut killed = desk.command("restore a t -C out --in-place --window 40K");
         let mut killed = killed.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        std::thread::sleep(Duration::from_millis(4 + round * round * 3));
+        // Some time after the first file is written to.
+        let is_written = |n: u32| {
+            fs::metadata(out.join(format!("large{n:02}"))).is_ok_and(|file| file.mtime() == 0)
+        };
+        while killed.try_wait().unwrap().is_none() && !(0..20).any(is_written) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(round * round / 2));
         let _ = killed.kill();
         let ended = killed.wait().unwrap();
         for (name, (mode, _, time, content)) in listed(&out) {

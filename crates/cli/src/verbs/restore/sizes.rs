@@ -50,6 +50,9 @@ impl Visitor for Sizes<'_> {
             self.named += 1;
             self.names.entry(entry.link).or_default().push(path.to_vec());
         }
+        if self.in_place {
+            return Ok(());
+        }
         // Few pages may stand for more entries than any disk has room for.
         let most = match self.most {
             Some(most) => most,
