@@ -153,7 +153,7 @@ impl Shared {
     }
 
     pub(super) fn finish_fd(&self, entry: &Entry, fd: &impl AsFd) -> Result<(), Errno> {
-        if self.owners(entry) {
+        if self.owners(entry) && !has_owner(fd, entry) {
             let owned = rustix::fs::fchown(
                 fd,
                 Some(Uid::from_raw(entry.uid)),
@@ -372,6 +372,11 @@ impl Shared {
         let above = entry.path.len() - old.len();
         Ok([&entry.path[..above], &new].concat())
     }
+}
+
+/// True when something belongs to whom it shall already, as files of root do that root makes.
+fn has_owner(fd: &impl AsFd, entry: &Entry) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|stat| (stat.st_uid, stat.st_gid) == (entry.uid, entry.gid))
 }
 
 pub(super) fn last_part(path: &[u8]) -> &[u8] {

@@ -5,7 +5,6 @@ mod names;
 mod nodes;
 pub(super) mod repair;
 mod restores;
-mod restores;
 pub(super) mod server;
 pub(crate) mod snapshots;
 mod streams;
