@@ -19,6 +19,7 @@ use onefold_archive::{Archive, Snapshot, Tables, TreeReader, Verify};
 use onefold_backend::tree::{Choices, LeftOut, Restorer, Sweep, Swept};
 use serde_json::json;
 
+pub(super) use self::listing::list;
 use self::{
     finishing::{Finishing, Surplus},
     sizes::Sizes,
@@ -26,7 +27,6 @@ use self::{
     wanted::{Takes, Wanted},
     writing::{Manner, Writing},
 };
-pub(super) use self::listing::list;
 use super::{
     archive_at,
     get::{left_out, tell},
