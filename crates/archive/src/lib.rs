@@ -24,7 +24,7 @@
 //! | `check` | is all there, and whole? |
 //!
 //! *Invariant:* no file, clock or randomness but through the traits; no thread but in
-//! `stream::pipeline`. A process may end at any point, as after a power cut, and what was
+//! `stream::pipeline` and `tree::restore::threads`. A process may end at any point, as after a power cut, and what was
 //! acknowledged is there.
 
 mod block_index;
@@ -93,8 +93,9 @@ pub use crate::{
     tables::{Care, Container, PLACES_MAX, Snapshots, Tables, Volume, WriteCost, valid_name},
     tree::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,
-        Known, Parents, TreeBuilder, TreeFeeder, TreeReader, TreeSink, attributes_of, backup,
-        backup_elsewhere, backup_on, diff, encode_attributes, forget, undelete,
+        Known, Parents, RestoreTarget, RestoreWindow, TreeBuilder, TreeFeeder, TreeReader,
+        TreeSink, attributes_of, backup, backup_elsewhere, backup_on, diff, encode_attributes,
+        forget, undelete,
     },
     volume::{ArchiveExports, VolumeCounts, Volumes, volume_bytes},
 };

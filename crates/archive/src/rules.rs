@@ -125,6 +125,17 @@ pub enum Rule {
     DamagedNotTakenOver,
     /// A page ends at what lies in it. Otherwise a new name moves the borders of all pages behind it.
     PagesEndByContent,
+    /// A restore writes each range to its own file.
+    RangesInTheirFile,
+    /// A restored file is finished after its last range. Otherwise one that looks finished lacks a
+    /// part when the restore is killed.
+    FinishedAfterLastRange,
+    /// Restored in place, a range of the old file stays only when its fingerprint is the stored one.
+    /// Otherwise a changed range of the same length stays.
+    KeptByFingerprint,
+    /// A restore writes a chunk only when it agrees with its fingerprint. Otherwise a damaged one
+    /// gets into a file that looks whole.
+    RestoredVerified,
     /// A log has room for a bounded number of moved containers, and a snapshot comes before the
     /// bound. Otherwise readers with a limit of memory refuse the archive.
     MergesLimited,
@@ -134,7 +145,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 38] = [
+    pub const BUGS: [(&'static str, Rule); 42] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -173,5 +184,9 @@ impl Rule {
         ("checkpoint-listed", Rule::CheckpointsUnlisted),
         ("damaged-taken-over", Rule::DamagedNotTakenOver),
         ("border-by-page", Rule::PagesEndByContent),
+        ("range-in-next-file", Rule::RangesInTheirFile),
+        ("finished-early", Rule::FinishedAfterLastRange),
+        ("kept-by-length", Rule::KeptByFingerprint),
+        ("damaged-restored", Rule::RestoredVerified),
     ];
 }

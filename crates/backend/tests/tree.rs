@@ -291,3 +291,35 @@ fn rule_07_a_name_that_is_too_long_costs_what_it_names() {
     assert_eq!(paths, [&b""[..], b"a", b"a/x", b"z", b"z/x"]);
     assert_eq!(errors.len(), 1);
 }
+
+#[test]
+fn rule_05_a_file_that_is_opened_again_is_the_one_that_was_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let mut restorer = Restorer::new(&out, Choices::default()).unwrap();
+    restorer.make(&entry("d", What::Directory)).unwrap();
+    let files = restorer.files();
+    let file = |name: &str| entry(name, What::File { bytes: 3, data: Vec::new() });
+    let number = restorer.number(&files, &file("d/f")).unwrap();
+    let (_, made) = files.make(number, &file("d/f")).unwrap();
+    let (_, other) = files.make(number, &file("d/g")).unwrap();
+    assert_ne!(made, other);
+    files.open_again(number, &file("d/f"), made).unwrap();
+    // Another file, then a link to one, has the name.
+    fs::rename(out.join("d/f"), out.join("d/was")).unwrap();
+    fs::write(out.join("d/f"), "foreign").unwrap();
+    let error = files.open_again(number, &file("d/f"), made).unwrap_err();
+    assert_eq!(error.kind(), onefold_core::Kind::Busy, "{error}");
+    fs::remove_file(out.join("d/f")).unwrap();
+    symlink(out.join("d/was"), out.join("d/f")).unwrap();
+    let error = files.open_again(number, &file("d/f"), made).unwrap_err();
+    assert_eq!(error.kind(), onefold_core::Kind::Busy, "{error}");
+    // Another directory has the name: it is known by its identity when it is opened anew.
+    files.forget_directories();
+    let number = restorer.number(&files, &file("d/f")).unwrap();
+    fs::rename(out.join("d"), out.join("was")).unwrap();
+    fs::create_dir(out.join("d")).unwrap();
+    let error = files.make(number, &file("d/h")).unwrap_err();
+    assert_eq!(error.kind(), onefold_core::Kind::Busy, "{error}");
+    assert_eq!(fs::read_dir(out.join("d")).unwrap().count(), 0);
+}

@@ -51,7 +51,7 @@ pub enum What {
     },
     /// A named pipe.
     Fifo,
-    /// A socket; nothing is restored for it.
+    /// A socket; it is restored without a listener.
     Socket,
     /// A character device.
     CharacterDevice(u64),

@@ -118,7 +118,7 @@ impl ChunkReader {
     }
 
     /// The container that has the chunk, its metadata, and the chunk's place in it.
-    fn find<'a>(
+    pub(crate) fn find<'a>(
         &mut self,
         tables: &'a Tables,
         container_reader: &ContainerReader,

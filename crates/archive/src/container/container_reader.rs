@@ -93,6 +93,14 @@ impl ContainerReader {
         Ok(())
     }
 
+    /// Bytes of a segment.
+    pub(crate) fn bytes(&self, segment: u32, at: u64, into: &mut [u8]) -> Result<()> {
+        if self.file(segment)?.read_at(at, into)? < into.len() {
+            return Err(Error::new(Kind::Corrupt, format!("segment {segment} ends too early")));
+        }
+        Ok(())
+    }
+
     /// Frees the space of a place.
     pub(crate) fn free(&self, place: &Place) -> Result<()> {
         match self.file(place.segment) {

@@ -166,7 +166,7 @@ pub struct TreeEntry {
     /// The number of the file of which this is one of several names; 0 for none.
     pub link: u64,
     /// Something of it was left out: bytes of a file that could not be read, or entries of a
-    /// directory, unreadable ones and those that were excluded.
+    /// directory: unreadable ones, and those of excluded paths, caches and mount points.
     pub is_in_part: bool,
     /// Its extended attributes.
     pub attributes: Attributes,

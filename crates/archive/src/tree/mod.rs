@@ -11,6 +11,7 @@
 //! | [`file_map`] | the content of one file, as parts and pages |
 //! | [`builder`] | the tree, from events and chunks in their order |
 //! | [`reader`] | entries and content of a tree |
+//! | [`restore`] | content on its way out, in the order of its places |
 //! | [`parent`] | the parent's tree, beside a walk |
 //! | [`backup`] | a snapshot on its way in, with threads |
 //! | [`commit`] | its record |
@@ -28,6 +29,7 @@ mod file_map;
 mod levels;
 mod parent;
 mod reader;
+mod restore;
 mod wire;
 
 pub(crate) use self::borders::{ends_page, of_name as hash_of_name};
@@ -41,4 +43,5 @@ pub use self::{
     diff::{Change, diff},
     parent::{Found as FoundInParent, Parents},
     reader::{DirectoryPages, Entries, TreeReader, attributes_of, encode_attributes},
+    restore::{RestoreTarget, RestoreWindow},
 };

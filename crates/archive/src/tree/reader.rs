@@ -255,6 +255,54 @@ impl TreeReader {
         }
     }
 
+    /// The parts of a file's content, page by page, each with its first byte in the file; they must
+    /// have `bytes` bytes in sum. `each` is told when a page ends, too.
+    ///
+    /// # Errors
+    /// As [`node`](Self::node), and those of `each`.
+    pub fn map_pages(
+        &mut self,
+        bytes: u64,
+        map: &FileMap,
+        each: &mut dyn FnMut(&mut TreeReader, Vec<(u64, Part)>) -> Result<()>,
+    ) -> Result<()> {
+        let mut at = 0u64;
+        let mut page = |reader: &mut TreeReader, parts: Vec<Part>| {
+            let mut all = Vec::with_capacity(parts.len());
+            for part in parts {
+                let n = match &part {
+                    Part::Run { bytes, .. } => u64::from(*bytes),
+                    Part::Zeroes(bytes) | Part::Hole(bytes) => *bytes,
+                    Part::End(_) | Part::Slice { .. } => {
+                        return Err(corrupt("a file has a part that no file has"));
+                    }
+                };
+                all.push((at, part));
+                at = at
+                    .checked_add(n)
+                    .filter(|&end| end <= bytes)
+                    .ok_or_else(|| corrupt("a file has more content than its length"))?;
+            }
+            each(reader, all)
+        };
+        match map {
+            FileMap::Inline(parts) => page(self, parts.clone())?,
+            FileMap::Pages(top) => {
+                let mut pages = Pages::new(Some(*top));
+                while let Some(node) = pages.next(self)? {
+                    match self.node(&node)? {
+                        TreeNode::FileMap(parts) => page(self, parts)?,
+                        _ => return Err(corrupt("a page of a file map is none")),
+                    }
+                }
+            }
+        }
+        match at == bytes {
+            true => Ok(()),
+            false => Err(corrupt("a file has less content than its length")),
+        }
+    }
+
     fn parts(
         &mut self,
         parts: &[Part],

@@ -6,6 +6,9 @@
 //! | `restore` | makes it again, as a listing says |
 //! | `mounts` | what is mounted where a walk comes by |
 //! | `names` | the names of a directory in order, in memory or in a file |
+//! | `files` | its files, made, filled and finished by several threads in any order |
+//! | `sweep` | removes what directories have beyond what is wanted |
+//! | `shared`, `directories`, `attributes` | what these share |
 //! | `levels` | the directories from the root down to the one at hand, at most 256 of them open |
 //!
 //! *Invariant:* nothing here follows a path: each name is opened below the descriptor of its
@@ -13,16 +16,24 @@
 //! who renames or replaces things meanwhile changes what is found, never where it is looked for or
 //! made.
 
+mod attributes;
+mod directories;
+mod files;
 mod levels;
 mod mounts;
 mod names;
 mod restore;
+mod shared;
+mod sweep;
 mod walk;
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
 
+pub use files::{Files, Made, punch};
 pub use names::NamesMemory;
-pub use restore::{Choices, LeftOut, Restorer, write_part};
+pub use restore::{Restorer, write_part};
+pub use shared::{Choices, LeftOut};
+pub use sweep::{Keeps, Sweep, Swept};
 pub use walk::{Found, Looked, Options, Reads, Selection, Walk, read_data};
 
 use rustix::fs::Stat;

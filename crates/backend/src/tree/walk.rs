@@ -143,12 +143,12 @@ pub struct Found {
     pub inode: u64,
     /// When the entry, or what is told of it, was changed last: seconds since 1970, nanoseconds.
     pub changed: (i64, u32),
-    /// A directory that is not entered, since something else is mounted there.
-    pub is_closed: bool,
-    /// The user who mounted it, when that is why it is not entered.
+    /// The user who mounted a file system of his own there, when it is not entered for that.
     pub mounted_by: Option<u32>,
     /// The reason why the entry lacks some of its extended attributes. All else is there.
     pub lacks: Option<Error>,
+    /// A directory of which the walk tells less than it has: one on another file system, or a cache.
+    pub is_in_part: bool,
 }
 
 /// The entries of a directory that are still to be visited.
@@ -438,9 +438,9 @@ impl Walk {
             device: stat.st_dev,
             inode: stat.st_ino,
             changed: changed(stat),
-            is_closed: false,
             mounted_by: None,
             lacks: None,
+            is_in_part: false,
         }
     }
 
@@ -516,7 +516,7 @@ impl Walk {
     /// A directory that is not entered, since something is mounted there.
     fn closed(&mut self, name: &OsString, closed: &Closed) -> Result<Found> {
         let mut found = self.found(&closed.stat, What::Directory, None);
-        (found.linked, found.is_closed, found.mounted_by) = (None, true, closed.of_user);
+        (found.linked, found.is_in_part, found.mounted_by) = (None, true, closed.of_user);
         if closed.is_local
             && let Some((Some(directory), _)) = self.levels.last()
             && let Ok(at) = open_path(directory, name)
@@ -532,10 +532,11 @@ impl Walk {
         let mut found = self.found(stat, What::Directory, None);
         found.entry.attributes = attributes;
         (found.linked, found.lacks) = (None, lacks);
-        found.is_closed = self.options.one_file_system && Mount::of(at, stat) != self.mount;
-        if !found.is_closed {
+        found.is_in_part = self.options.one_file_system && Mount::of(at, stat) != self.mount;
+        if !found.is_in_part {
             match self.enter(at) {
-                Ok((directory, names)) => {
+                Ok((directory, names, is_in_part)) => {
+                    found.is_in_part = is_in_part;
                     let length = self.path.len();
                     let rest = Rest { names, length, kept: None };
                     self.levels.push(directory, Identity::of(stat), rest);
@@ -546,7 +547,8 @@ impl Walk {
         Ok(found)
     }
 
-    fn enter(&mut self, at: &OwnedFd) -> Result<(OwnedFd, Names)> {
+    /// A directory, the names in it, and whether more of it is left out.
+    fn enter(&mut self, at: &OwnedFd) -> Result<(OwnedFd, Names, bool)> {
         let wrong = |errno: Errno| Error::from_io(shown(&self.root, &self.path), errno.into());
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(at, ".", flags, Mode::empty()).map_err(wrong)?;
@@ -566,21 +568,25 @@ impl Walk {
             }
         };
         let mut names = self.space.collect(each)?;
-        self.select(&directory, &marks, &mut names);
-        Ok((directory, names))
+        let is_in_part = self.select(&directory, &marks, &mut names);
+        Ok((directory, names, is_in_part))
     }
 
-    /// Takes account of what the owner of a directory says of it by files in it.
-    fn select(&mut self, directory: &OwnedFd, marks: &Marks, names: &mut Names) {
+    /// Takes account of what the owner of a directory says of it by files in it. True when most of it
+    /// is left out.
+    fn select(&mut self, directory: &OwnedFd, marks: &Marks, names: &mut Names) -> bool {
+        let mut is_in_part = false;
         if marks.has_cache_tag
             && self.owners_file(directory, CACHE_TAG, CACHE_SIGNATURE.len()).as_deref()
                 == Ok(CACHE_SIGNATURE)
         {
             names.only(CACHE_TAG);
+            is_in_part = true;
         }
         let is_owners = |tag: &&OsString| self.owners_file(directory, tag.as_bytes(), 0).is_ok();
         if let Some(tag) = marks.tags.iter().find(is_owners) {
             names.only(tag.as_bytes());
+            is_in_part = true;
         }
         if let Some((name, most)) = &marks.rules
             && let Ok(text) = self.owners_file(directory, name.as_bytes(), most + 1)
@@ -588,6 +594,7 @@ impl Walk {
         {
             selection.add_rules(&self.path, (text.len() <= *most).then_some(text));
         }
+        is_in_part
     }
 
     /// The first bytes of a regular file in a directory, which belongs to the directory's owner or to

@@ -19,7 +19,7 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 48] = [
+const MARKS: [&str; 51] = [
     "a collector killed",
     "a damaged container stayed",
     "a put killed",
@@ -62,6 +62,9 @@ const MARKS: [&str; 48] = [
     "processes killed, power stays",
     "a put into a served archive",
     "a second ingesting process was sent away",
+    "a restore in place kept what was there",
+    "a restore lost a file",
+    "a restore was killed",
     "a server killed",
     "a server waits for a put",
     "all unflushed writes were there",

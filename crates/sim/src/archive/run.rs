@@ -105,6 +105,8 @@ pub(super) struct Sim {
     pub(super) aside: Rng,
     /// For snapshots, likewise.
     pub(super) trees_rng: Rng,
+    /// Restores, so that all other draws are as without them.
+    pub(super) restores_rng: Rng,
     /// For what the medium does, likewise.
     pub(super) faults: Rng,
     /// A process was told that a sync failed.
@@ -121,6 +123,7 @@ impl Sim {
         let aside = Rng::new(params.seed ^ 0x6e6f_7465_645f_726f);
         let faults = Rng::new(params.seed ^ 0x6661_756c_745f_6d65);
         let trees_rng = Rng::new(params.seed ^ 0x736e_6170_7368_6f74);
+        let restores_rng = Rng::new(params.seed ^ 0x7265_7374_6f72_6573);
         let mut pool = Vec::new();
         for _ in 0..12 {
             let mut piece = vec![0; rng.within(1_000, 9_000) as usize];
@@ -141,6 +144,7 @@ impl Sim {
             checkpoints: BTreeMap::new(),
             tree: Tree::new(),
             trees_rng,
+            restores_rng,
             changes: 0,
             unsure: None,
             now: 1_000,

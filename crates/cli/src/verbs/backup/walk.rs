@@ -349,8 +349,6 @@ impl<'a, 'f> Teller<'a, 'f> {
         node.what = match std::mem::replace(&mut found.entry.what, What::Fifo) {
             What::Directory => {
                 node.what = TreeWhat::Directory(None);
-                // What is mounted there, and not entered, is left out of it.
-                node.is_in_part = found.is_closed;
                 if let Some(user) = found.mounted_by {
                     self.counts.excluded += 1;
                     tracing::warn!(
@@ -359,7 +357,12 @@ impl<'a, 'f> Teller<'a, 'f> {
                         path.display()
                     );
                 }
-                return self.enter(node, stat);
+                self.enter(node, stat)?;
+                // A restore with removals must know that there was more.
+                if let Some((_, is_in_part)) = self.open.last_mut() {
+                    *is_in_part |= found.is_in_part;
+                }
+                return Ok(());
             }
             What::HardLink { target } => {
                 let path = path.as_os_str().as_bytes();

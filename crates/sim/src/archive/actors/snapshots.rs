@@ -493,7 +493,10 @@ impl Sim {
         let Some(&id) = self.trees_rng.pick(&ids) else { return Ok(()) };
         let archive = self.open(false)?;
         match TreeReader::new(&archive) {
-            Ok(mut reader) => self.compare_snapshot(&mut reader, id),
+            Ok(mut reader) => {
+                self.compare_snapshot(&mut reader, id)?;
+                if self.restores_rng.percent(60) { self.restore_move() } else { Ok(()) }
+            }
             Err(error) => Err(self.judge("reader", &error)),
         }
     }

@@ -1,0 +1,108 @@
+//! Owner, attributes, mode and times of restored files, and the lists of access rights that they may
+//! have.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use onefold_core::tree::{ACCESS_LIST as ACCESS, Entry, mode_without_list};
+use rustix::{
+    fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid},
+    io::Errno,
+};
+
+/// Permission bits that anybody may have restored.
+pub(super) const PLAIN_BITS: u32 = 0o777;
+
+/// The list of who may use a file, beyond its mode.
+pub(super) const ACCESS_LIST: &str = "system.posix_acl_access";
+
+/// The list that a directory hands down to what is made in it.
+pub(super) const DEFAULT_LIST: &str = "system.posix_acl_default";
+
+/// Attributes that the system gives to each new file by itself.
+const LABELS: [&[u8]; 3] = [b"security.selinux", b"security.SMACK64", b"security.apparmor"];
+
+/// The mode of an entry that lacks its list of access rights.
+pub(super) fn without_list(entry: &Entry, mode: Mode) -> Mode {
+    let list = entry.attributes.iter().find(|(name, _)| name == ACCESS);
+    list.map_or(mode, |(_, list)| Mode::from_raw_mode(mode_without_list(mode.as_raw_mode(), list)))
+}
+
+/// True for attributes that give no user a privilege: those of users, and POSIX ACLs.
+pub(super) fn is_plain(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || name == ACCESS_LIST.as_bytes() || name == DEFAULT_LIST.as_bytes()
+}
+
+/// True when something has a list of access rights.
+pub(super) fn has_list(fd: &impl AsFd, list: &str) -> bool {
+    rustix::fs::fgetxattr(fd, list, &mut [0; 0]).is_ok()
+}
+
+/// Removes a list of access rights, if there is one.
+pub(super) fn drop_list(fd: &impl AsFd, list: &str) -> Result<(), Errno> {
+    no_list(rustix::fs::fremovexattr(fd, list))
+}
+
+/// There may be no list, or none on the file system.
+fn no_list(removed: Result<(), Errno>) -> Result<(), Errno> {
+    match removed {
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+        removed => removed,
+    }
+}
+
+/// Removes the list of access rights of a pipe or a device, and sets its mode. The place names it,
+/// and so can't be used for that itself: `/proc` leads from the place to what it names.
+#[allow(clippy::disallowed_methods, reason = "the path is the descriptor's own")]
+pub(super) fn open_place(place: &OwnedFd, mode: Mode) -> Result<(), Errno> {
+    let path = format!("/proc/self/fd/{}", place.as_raw_fd());
+    no_list(rustix::fs::removexattr(&path, ACCESS_LIST))?;
+    rustix::fs::chmod(&path, mode)
+}
+
+/// Names and values of the attributes of a file, without those that the system gives by itself.
+pub(super) fn attributes(fd: &impl AsFd) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Errno> {
+    const MOST: usize = 64 << 10;
+    let mut names = vec![0; MOST];
+    let bytes = match rustix::fs::flistxattr(fd, &mut names[..]) {
+        Err(Errno::OPNOTSUPP) => 0,
+        read => read?,
+    };
+    let mut all = Vec::new();
+    for name in names[..bytes].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+        if LABELS.contains(&name) {
+            continue;
+        }
+        let mut value = vec![0; MOST];
+        let bytes = rustix::fs::fgetxattr(fd, name, &mut value[..])?;
+        value.truncate(bytes);
+        all.push((name.to_vec(), value));
+    }
+    Ok(all)
+}
+
+pub(super) fn times(entry: &Entry) -> Timestamps {
+    let time = Timespec { tv_sec: entry.seconds, tv_nsec: i64::from(entry.nanoseconds) };
+    Timestamps { last_access: time, last_modification: time }
+}
+
+/// Owner of a link, pipe or device, through its descriptor.
+#[allow(clippy::disallowed_methods, reason = "the path is empty: it is the descriptor's own")]
+pub(super) fn chown_place(place: &OwnedFd, entry: &Entry) -> Result<(), Errno> {
+    rustix::fs::chownat(
+        place,
+        "",
+        Some(Uid::from_raw(entry.uid)),
+        Some(Gid::from_raw(entry.gid)),
+        AtFlags::EMPTY_PATH,
+    )
+}
+
+/// Sets the time of a place. Before Linux 5.8 this is not possible, and the time stays the current
+/// one.
+#[allow(clippy::disallowed_methods, reason = "the path is empty: it is the descriptor's own")]
+pub(super) fn touch_place(place: &OwnedFd, entry: &Entry) -> Result<(), Errno> {
+    match rustix::fs::utimensat(place, "", &times(entry), AtFlags::EMPTY_PATH) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOENT) => Ok(()),
+        touched => touched,
+    }
+}

@@ -1,0 +1,433 @@
+//! What the threads of a restore share: its choices, what they made, and what they left out.
+
+use std::{
+    collections::{HashMap, HashSet},
+    ffi::OsString,
+    fs::File,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::{OsStrExt, OsStringExt},
+    },
+    path::PathBuf,
+};
+
+use onefold_core::{
+    Error, Kind, Result,
+    tree::{Entry, What},
+};
+use parking_lot::Mutex;
+use rustix::{
+    fs::{AtFlags, Gid, Mode, OFlags, Stat, Uid, XattrFlags},
+    io::Errno,
+};
+
+use super::{
+    Identity,
+    attributes::{ACCESS_LIST, DEFAULT_LIST, PLAIN_BITS, drop_list, is_plain, times, without_list},
+    shown,
+};
+
+/// Choices for restoring a tree.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Choices {
+    /// Replaces existing entries of the same names; existing directories are used.
+    pub in_place: bool,
+    /// Set-id and sticky bits, devices, and the attributes of the system too.
+    pub privileged: bool,
+}
+
+/// Counts of the attributes and entries that were not restored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Owners and groups, which only root restores.
+    pub owners: u64,
+    /// Set-id and sticky bits.
+    pub special_bits: u64,
+    /// Devices, and further names of them.
+    pub devices: u64,
+    /// Sockets that the file system does not take, and further names of them.
+    pub sockets: u64,
+    /// Extended attributes.
+    pub attributes: u64,
+}
+
+/// What is known of a directory that is being filled.
+#[derive(Default)]
+pub(super) struct Filling {
+    /// True when others can write to the directory, and exchange names in it.
+    pub(super) is_shared: bool,
+    /// Identities of the entries made in this directory, where entries may meet.
+    pub(super) made: Mutex<HashSet<Identity>>,
+}
+
+/// See the head of the module.
+pub(super) struct Shared {
+    pub(super) shown: PathBuf,
+    pub(super) root: OwnedFd,
+    pub(super) choices: Choices,
+    pub(super) is_root: bool,
+    pub(super) user: (u32, u32),
+    /// The owner of the destination. On file systems without owners everything belongs to this
+    /// user.
+    pub(super) owner: u32,
+    /// Identities of the files made under names that other users could exchange.
+    pub(super) known: Mutex<HashMap<Vec<u8>, Identity>>,
+    pub(super) left_out: Mutex<LeftOut>,
+}
+
+impl Shared {
+    pub(super) fn wrong(&self, path: &[u8], errno: Errno) -> Error {
+        Error::from_io(shown(&self.shown, path), errno.into())
+    }
+
+    pub(super) fn replaced(&self, path: &[u8]) -> Error {
+        Error::new(
+            Kind::Busy,
+            format!(
+                "{}: somebody replaced it while the tree was restored",
+                shown(&self.shown, path)
+            ),
+        )
+    }
+
+    /// The directory with this identity, as something that is filled.
+    pub(super) fn filling(&self, stat: &Stat) -> Filling {
+        let is_shared = stat.st_uid != self.user.0 || stat.st_mode & 0o022 != 0;
+        Filling { is_shared, ..Filling::default() }
+    }
+
+    /// The directory of an earlier entry, a descriptor of what is there, and which file it is.
+    /// `STALE` when it is not what was made.
+    pub(super) fn find(&self, path: &[u8]) -> Result<(OwnedFd, OwnedFd, Stat), Errno> {
+        let root = &self.root;
+        let mut at =
+            rustix::fs::openat(root, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let mut length = 0;
+        for part in path.split(|&byte| byte == b'/') {
+            length += part.len();
+            if length == path.len() {
+                let (place, stat) = open_path(&at, part)?;
+                self.is_known(path, &stat)?;
+                return Ok((at, place, stat));
+            }
+            let (next, stat) = open_directory(&at, part)?;
+            self.is_known(&path[..length], &stat)?;
+            (at, length) = (next, length + 1);
+        }
+        Err(Errno::NOENT)
+    }
+
+    pub(super) fn is_known(&self, path: &[u8], stat: &Stat) -> Result<(), Errno> {
+        if self.known.lock().get(path).is_none_or(|known| *known == Identity::of(stat)) {
+            Ok(())
+        } else {
+            Err(Errno::STALE)
+        }
+    }
+
+    /// The mode that an entry gets.
+    pub(super) fn mode(&self, entry: &Entry) -> Mode {
+        if self.choices.privileged {
+            return Mode::from_raw_mode(entry.mode & 0o7777);
+        }
+        self.left_out.lock().special_bits += u64::from(entry.mode & 0o7000 != 0);
+        Mode::from_raw_mode(entry.mode & PLAIN_BITS)
+    }
+
+    /// True when the owner is to be set.
+    pub(super) fn owners(&self, entry: &Entry) -> bool {
+        self.left_out.lock().owners +=
+            u64::from(!self.is_root && (entry.uid, entry.gid) != self.user);
+        self.is_root
+    }
+
+    /// Where owners can't be set, they are left out.
+    pub(super) fn owned(&self, owned: Result<(), Errno>) -> Result<(), Errno> {
+        match owned {
+            Err(Errno::PERM | Errno::INVAL) => {
+                self.left_out.lock().owners += 1;
+                Ok(())
+            }
+            owned => owned,
+        }
+    }
+
+    pub(super) fn finish_fd(&self, entry: &Entry, fd: &impl AsFd) -> Result<(), Errno> {
+        if self.owners(entry) && !has_owner(fd, entry) {
+            let owned = rustix::fs::fchown(
+                fd,
+                Some(Uid::from_raw(entry.uid)),
+                Some(Gid::from_raw(entry.gid)),
+            );
+            self.owned(owned)?;
+        }
+        let mut has_its_list = true;
+        for (name, value) in &entry.attributes {
+            if !self.choices.privileged && !is_plain(name) {
+                self.left_out.lock().attributes += 1;
+                continue;
+            }
+            match rustix::fs::fsetxattr(fd, &name[..], value, XattrFlags::empty()) {
+                Ok(()) => {}
+                // Not for us, or not on this file system.
+                Err(
+                    Errno::PERM
+                    | Errno::ACCESS
+                    | Errno::OPNOTSUPP
+                    | Errno::INVAL
+                    | Errno::RANGE
+                    | Errno::TOOBIG,
+                ) => {
+                    self.left_out.lock().attributes += 1;
+                    has_its_list &= name != ACCESS_LIST.as_bytes();
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+        let is_directory = entry.what == What::Directory;
+        for list in [ACCESS_LIST, DEFAULT_LIST].into_iter().take(1 + usize::from(is_directory)) {
+            if !entry.attributes.iter().any(|(name, _)| name == list.as_bytes()) {
+                drop_list(fd, list)?;
+            }
+        }
+        let mode = self.mode(entry);
+        let mode = if has_its_list { mode } else { without_list(entry, mode) };
+        rustix::fs::fchmod(fd, mode)?;
+        rustix::fs::futimens(fd, &times(entry))
+    }
+    /// Checks that this user made the file, as far as the file system knows users.
+    pub(super) fn is_ours(&self, entry: &Entry, stat: &Stat) -> Result<()> {
+        if stat.st_uid == self.user.0 || stat.st_uid == self.owner {
+            Ok(())
+        } else {
+            Err(self.replaced(&entry.path))
+        }
+    }
+
+    /// Remembers a file that others could exchange, or that two entries could share.
+    pub(super) fn note(&self, at: (&OwnedFd, &Filling), entry: &Entry, stat: &Stat) -> Result<()> {
+        let identity = Identity::of(stat);
+        let is_new = !self.choices.in_place || at.1.made.lock().insert(identity);
+        if !is_new && !matches!(entry.what, What::HardLink { .. }) {
+            return Err(self.meets(at.0, &entry.path));
+        }
+        if at.1.is_shared {
+            self.known.lock().insert(entry.path.clone(), identity);
+        }
+        Ok(())
+    }
+
+    /// Removes an existing file of this name that is not a directory, if the choices allow it.
+    pub(super) fn clear(&self, at: (&OwnedFd, &Filling), path: &[u8]) -> Result<()> {
+        if !self.choices.in_place {
+            return Ok(());
+        }
+        let (directory, name) = (at.0, last_part(path));
+        let there = match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(()),
+            there => there,
+        };
+        if there.is_ok_and(|there| at.1.made.lock().contains(&Identity::of(&there))) {
+            return Err(self.meets(directory, path));
+        }
+        match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(self.wrong(path, errno)),
+        }
+    }
+
+    pub(super) fn meets(&self, directory: &OwnedFd, path: &[u8]) -> Error {
+        let there = self.there(directory, path);
+        Error::new(
+            Kind::Exists,
+            format!(
+                "'{}' of the tree and {there}, which it has too, are one file here",
+                text(path)
+            ),
+        )
+    }
+
+    pub(super) fn not_made(&self, directory: &OwnedFd, entry: &Entry, errno: Errno) -> Error {
+        if errno != Errno::EXIST {
+            return self.wrong(&entry.path, errno);
+        }
+        let there = self.there(directory, &entry.path);
+        let sentence = format!(
+            "'{}' of the tree can't be made, because {there} is there already: restore into an \
+             empty directory, or replace what is there with --in-place",
+            text(&entry.path)
+        );
+        Error::new(Kind::Exists, sentence)
+    }
+
+    /// Describes the file under a name, by the name that its directory has: file systems may fold
+    /// names.
+    fn there(&self, directory: &OwnedFd, path: &[u8]) -> String {
+        let name = last_part(path);
+        let mut there = path[..path.len() - name.len()].to_vec();
+        there.extend(twin(directory, name).unwrap_or_else(|| name.to_vec()));
+        shown(&self.shown, &there)
+    }
+
+    /// Makes an empty file of so many bytes, for its user alone.
+    pub(super) fn new_file(
+        &self,
+        at: (&OwnedFd, &Filling),
+        entry: &Entry,
+        bytes: u64,
+    ) -> Result<(File, Identity)> {
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let name = last_part(&entry.path);
+        let made = rustix::fs::openat(at.0, name, flags, Mode::from_raw_mode(0o600));
+        let file = File::from(made.map_err(|errno| self.not_made(at.0, entry, errno))?);
+        let stat = rustix::fs::fstat(&file).map_err(|errno| self.wrong(&entry.path, errno))?;
+        self.note(at, entry, &stat)?;
+        if bytes > 0 {
+            file.set_len(bytes).map_err(|e| Error::from_io(shown(&self.shown, &entry.path), e))?;
+        }
+        Ok((file, Identity::of(&stat)))
+    }
+
+    /// Makes another name of an earlier entry.
+    pub(super) fn link(
+        &self,
+        at: (&OwnedFd, &Filling),
+        entry: &Entry,
+        target: &[u8],
+    ) -> Result<()> {
+        let first = match self.find(target) {
+            // The first name was left out, so this one is too.
+            Err(Errno::NOENT) => {
+                let mut left_out = self.left_out.lock();
+                match left_out.devices > 0 {
+                    true => left_out.devices += 1,
+                    false => left_out.sockets += 1,
+                }
+                drop(left_out);
+                return self.clear(at, &entry.path);
+            }
+            Err(Errno::STALE) => return Err(self.replaced(target)),
+            first => first.map_err(|errno| self.wrong(target, errno))?,
+        };
+        // The first name stays open, so that no other file gets its inode number meanwhile.
+        let (above, _first, stat) = first;
+        let name = last_part(&entry.path);
+        if self.choices.in_place
+            && let Ok(there) = rustix::fs::statat(at.0, name, AtFlags::SYMLINK_NOFOLLOW)
+            && Identity::of(&there) == Identity::of(&stat)
+            && twin(at.0, name).as_deref() == Some(name)
+        {
+            // It is a name of the file already.
+            return self.note(at, entry, &there);
+        }
+        self.clear(at, &entry.path)?;
+        let made = rustix::fs::linkat(&above, last_part(target), at.0, name, AtFlags::empty());
+        made.map_err(|errno| self.not_made(at.0, entry, errno))?;
+        let again = open_path(at.0, name).map_err(|errno| self.wrong(&entry.path, errno))?;
+        if Identity::of(&again.1) != Identity::of(&stat) {
+            return Err(self.replaced(target));
+        }
+        self.note(at, entry, &again.1)
+    }
+
+    pub(super) fn no_directory(&self, path: &[u8], errno: Errno) -> Error {
+        match errno {
+            Errno::LOOP | Errno::NOTDIR => Error::new(
+                Kind::Exists,
+                format!(
+                    "{} is there and no directory; links are not followed",
+                    shown(&self.shown, path)
+                ),
+            ),
+            errno => self.wrong(path, errno),
+        }
+    }
+
+    /// Gives a file that could not be restored whole the name with `.damaged` behind it, if that is
+    /// free, else with a number. Gives the path.
+    ///
+    /// # Errors
+    /// The errors of the system.
+    pub(super) fn damaged(&self, directory: &OwnedFd, entry: &Entry) -> Result<Vec<u8>> {
+        const NAMES: u32 = 1000;
+        let old = last_part(&entry.path).to_vec();
+        let mut renamed = Err(Errno::EXIST);
+        let mut new = Vec::new();
+        for n in 0..NAMES {
+            let mark = if n == 0 { ".damaged".into() } else { format!(".damaged-{n}") };
+            new = [&old[..], mark.as_bytes()].concat();
+            renamed = rustix::fs::renameat_with(
+                directory,
+                std::ffi::OsStr::from_bytes(&old),
+                directory,
+                std::ffi::OsStr::from_bytes(&new),
+                rustix::fs::RenameFlags::NOREPLACE,
+            );
+            if renamed != Err(Errno::EXIST) {
+                break;
+            }
+        }
+        renamed.map_err(|errno| self.wrong(&entry.path, errno))?;
+        let above = entry.path.len() - old.len();
+        Ok([&entry.path[..above], &new].concat())
+    }
+}
+
+/// True when something belongs to whom it shall already, as files of root do that root makes.
+fn has_owner(fd: &impl AsFd, entry: &Entry) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|stat| (stat.st_uid, stat.st_gid) == (entry.uid, entry.gid))
+}
+
+pub(super) fn last_part(path: &[u8]) -> &[u8] {
+    path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
+}
+
+pub(super) fn text(path: &[u8]) -> String {
+    String::from_utf8_lossy(path).into_owned()
+}
+
+pub(super) fn open_directory(above: &OwnedFd, name: &[u8]) -> Result<(OwnedFd, Stat), Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(above, name, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&opened)?;
+    Ok((opened, stat))
+}
+
+pub(super) fn open_path(directory: &OwnedFd, name: &[u8]) -> Result<(OwnedFd, Stat), Errno> {
+    let opened = rustix::fs::openat(
+        directory,
+        name,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let stat = rustix::fs::fstat(&opened)?;
+    Ok((opened, stat))
+}
+
+pub(super) fn is_empty(directory: &OwnedFd) -> bool {
+    rustix::fs::Dir::read_from(directory).is_ok_and(|names| {
+        names.flatten().all(|name| matches!(name.file_name().to_bytes(), b"." | b".."))
+    })
+}
+
+/// The name that a directory has for what is found there under `name`.
+pub(super) fn twin(directory: &OwnedFd, name: &[u8]) -> Option<Vec<u8>> {
+    let stat = |name: &[u8]| {
+        rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
+            .ok()
+            .map(|stat| Identity::of(&stat))
+    };
+    let wanted = stat(name)?;
+    let mut same = None;
+    for other in rustix::fs::Dir::read_from(directory).ok()?.flatten() {
+        let other = other.file_name().to_bytes();
+        if other == name {
+            return Some(name.to_vec());
+        }
+        if same.is_none() && stat(other) == Some(wanted) {
+            same = Some(OsString::from_vec(other.to_vec()).into_vec());
+        }
+    }
+    same
+}

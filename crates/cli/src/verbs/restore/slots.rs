@@ -1,0 +1,337 @@
+//! The files of a window: made when something is to be written to them, and finished when all of it
+//! is there. Few of them are open at a time.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    fs::File,
+    os::unix::fs::{FileExt, MetadataExt},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use onefold_archive::RestoreTarget;
+use onefold_backend::{
+    sparse::next_data,
+    tree::{Files, Made, punch, write_part},
+};
+use onefold_console::progress::Progress;
+use onefold_core::{Error, Kind, Result, tree::Entry};
+use parking_lot::Mutex;
+
+/// Files that stay open. With the directories, there are fewer than the 1,024 that a process may
+/// have.
+const OPEN: usize = 256;
+
+/// Bytes of a hole that are compared at a time.
+const LOOK_BYTES: usize = 256 << 10;
+
+/// A file of a window.
+pub(super) struct Slot {
+    /// The number of its directory.
+    pub(super) directory: usize,
+    pub(super) entry: Entry,
+    pub(super) bytes: u64,
+    /// The number of the file of which it is the first name; 0 for none.
+    pub(super) link: u64,
+    pub(super) is_in_part: bool,
+    /// In place: zeroes and holes, and whether it is a hole.
+    pub(super) gaps: Vec<(u64, u64, bool)>,
+    /// Nothing is written at its end.
+    pub(super) ends_in_gap: bool,
+    pub(super) state: Mutex<State>,
+}
+
+/// What there is of a file.
+#[derive(Default)]
+pub(super) struct State {
+    made: Option<Made>,
+    /// It was looked whether an old file is there.
+    is_looked: bool,
+    /// An old file is there, and stays.
+    is_old: bool,
+    /// Others have no rights to the old file any more.
+    is_shut: bool,
+}
+
+impl Slot {
+    /// Memory that it takes, beside what a window counts.
+    pub(super) fn memory(entry: &Entry) -> usize {
+        let attributes = entry.attributes.iter().map(|(name, value)| name.len() + value.len());
+        size_of::<Slot>() + entry.path.len() + attributes.sum::<usize>()
+    }
+}
+
+/// Files that are open, by their numbers.
+#[derive(Default)]
+struct Open {
+    files: HashMap<usize, Arc<File>>,
+    order: VecDeque<usize>,
+}
+
+/// How many files came back in part only.
+#[derive(Default)]
+pub(super) struct Counts {
+    pub(super) bytes: AtomicU64,
+    /// Bytes that were there already.
+    pub(super) kept: AtomicU64,
+    pub(super) damaged: AtomicU64,
+    pub(super) in_part: AtomicU64,
+}
+
+/// Files by their numbers, from a number on.
+pub(super) struct Slots {
+    pub(super) files: Files,
+    pub(super) counts: Counts,
+    first: usize,
+    slots: Vec<Slot>,
+    open: Mutex<Open>,
+    /// One old file of each file system that is to be written to.
+    unsynced: Mutex<BTreeMap<u64, usize>>,
+    /// In place: all names of files that have several.
+    names: HashMap<u64, Vec<Vec<u8>>>,
+    /// Where files are that could not be restored whole, by the number of their names.
+    pub(super) renamed: Mutex<HashMap<u64, Vec<u8>>>,
+    bar: Progress,
+    total: u64,
+}
+
+impl Slots {
+    pub(super) fn new(files: Files, names: HashMap<u64, Vec<Vec<u8>>>, total: u64) -> Slots {
+        Slots {
+            files,
+            counts: Counts::default(),
+            first: 0,
+            slots: Vec::new(),
+            open: Mutex::default(),
+            unsynced: Mutex::default(),
+            names,
+            renamed: Mutex::default(),
+            bar: Progress::new("restoring"),
+            total,
+        }
+    }
+
+    /// Adds the next file.
+    pub(super) fn push(&mut self, slot: Slot) {
+        self.slots.push(slot);
+    }
+
+    /// The last file.
+    pub(super) fn last(&mut self) -> Option<&mut Slot> {
+        self.slots.last_mut()
+    }
+
+    /// Forgets the files before this number.
+    pub(super) fn forget(&mut self, first: usize) {
+        self.slots.drain(..(first - self.first).min(self.slots.len()));
+        self.first = first;
+    }
+
+    /// Gives the directory of the file that goes on a number among those of the next window.
+    pub(super) fn number_again(
+        &mut self,
+        number: &mut dyn FnMut(&Files, &Entry) -> Result<usize>,
+    ) -> Result<()> {
+        let Slots { slots, files, .. } = self;
+        for slot in slots {
+            slot.directory = number(files, &slot.entry)?;
+        }
+        Ok(())
+    }
+
+    /// So much of what was wanted is there.
+    pub(super) fn went_on(&self, bytes: u64) {
+        let done = self.counts.bytes.fetch_add(bytes, Relaxed) + bytes;
+        self.bar.set(done, self.total);
+    }
+
+    fn slot(&self, number: usize) -> Result<&Slot> {
+        let slot = number.checked_sub(self.first).and_then(|n| self.slots.get(n));
+        slot.ok_or_else(|| Error::new(Kind::InvalidInput, "a range of no file"))
+    }
+
+    fn names(&self, slot: &Slot) -> &[Vec<u8>] {
+        self.names.get(&slot.link).map_or(&[], |names| names)
+    }
+
+    /// Keeps a file open.
+    fn keep(&self, number: usize, file: File) -> Arc<File> {
+        let file = Arc::new(file);
+        let mut open = self.open.lock();
+        open.files.insert(number, file.clone());
+        open.order.push_back(number);
+        while open.order.len() > OPEN
+            && let Some(old) = open.order.pop_front()
+        {
+            open.files.remove(&old);
+        }
+        file
+    }
+
+    /// A file, open for writing; it is made if it isn't there.
+    fn file(&self, number: usize) -> Result<Arc<File>> {
+        let slot = self.slot(number)?;
+        let mut state = slot.state.lock();
+        if let Some(file) = self.open.lock().files.get(&number) {
+            return Ok(file.clone());
+        }
+        let file = match state.made {
+            Some(made) => self.files.open_again(slot.directory, &slot.entry, made)?,
+            None => {
+                let (file, made) = self.files.make(slot.directory, &slot.entry)?;
+                state.made = Some(made);
+                file
+            }
+        };
+        Ok(self.keep(number, file))
+    }
+
+    /// The old file that is there and stays, if there is one.
+    fn old(&self, number: usize) -> Result<Option<Arc<File>>> {
+        let slot = self.slot(number)?;
+        let mut state = slot.state.lock();
+        if !state.is_looked {
+            state.is_looked = true;
+            // One that goes on from the last window was made there.
+            if state.made.is_none()
+                && let Some((file, made)) =
+                    self.files.old(slot.directory, &slot.entry, self.names(slot))?
+            {
+                (state.made, state.is_old) = (Some(made), true);
+                return Ok(Some(self.keep(number, file)));
+            }
+        }
+        let is_old = state.is_old;
+        drop(state);
+        if is_old { self.file(number).map(Some) } else { Ok(None) }
+    }
+}
+
+impl RestoreTarget for Slots {
+    fn read(&self, number: usize, at: u64, into: &mut [u8]) -> Result<usize> {
+        let Some(file) = self.old(number)? else { return Ok(0) };
+        loop {
+            match file.read_at(into, at) {
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                // What can't be read is written.
+                read => return Ok(read.unwrap_or(0)),
+            }
+        }
+    }
+
+    fn stays(&self, _: usize, bytes: u64) {
+        self.counts.kept.fetch_add(bytes, Relaxed);
+        self.went_on(bytes);
+    }
+
+    fn begin(&self, number: usize, is_written: bool) -> Result<()> {
+        let Some(file) = self.old(number)? else { return Ok(()) };
+        let slot = self.slot(number)?;
+        let mut state = slot.state.lock();
+        if state.is_shut {
+            return Ok(());
+        }
+        let metadata = file.metadata().map_err(|e| wrong(&slot.entry, e))?;
+        let mut changes = is_written || metadata.len() != slot.bytes;
+        for gap in &slot.gaps {
+            changes = changes || !is_gap(&file, *gap)?;
+        }
+        if changes {
+            self.files.shut(&slot.entry, &file, self.names(slot))?;
+            state.is_shut = true;
+            self.unsynced.lock().insert(metadata.dev(), number);
+        }
+        Ok(())
+    }
+
+    fn begun(&self) -> Result<()> {
+        // Else a power cut could leave new bytes under the old mode and time.
+        for number in std::mem::take(&mut *self.unsynced.lock()).into_values() {
+            self.files.sync(&self.slot(number)?.entry, &*self.file(number)?)?;
+        }
+        for (n, slot) in self.slots.iter().enumerate() {
+            if !slot.state.lock().is_shut {
+                continue;
+            }
+            let file = self.file(self.first + n)?;
+            let metadata = file.metadata().map_err(|e| wrong(&slot.entry, e))?;
+            if metadata.len() != slot.bytes {
+                file.set_len(slot.bytes).map_err(|e| wrong(&slot.entry, e))?;
+            }
+            for &(at, bytes, is_hole) in &slot.gaps {
+                if !is_gap(&file, (at, bytes, is_hole))? {
+                    punch(&file, at, bytes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, number: usize, at: u64, bytes: &[u8]) -> Result<()> {
+        write_part(&*self.file(number)?, at, bytes)?;
+        self.went_on(bytes.len() as u64);
+        Ok(())
+    }
+
+    fn finish(&self, number: usize, lost: Option<Error>) -> Result<()> {
+        let (slot, file) = (self.slot(number)?, self.file(number)?);
+        let (is_old, is_shut) = {
+            let state = slot.state.lock();
+            (state.is_old, state.is_shut)
+        };
+        if !is_old && (slot.ends_in_gap || lost.is_some()) {
+            file.set_len(slot.bytes).map_err(|e| wrong(&slot.entry, e))?;
+        }
+        let path = String::from_utf8_lossy(&slot.entry.path);
+        match lost {
+            Some(error) => {
+                let named = self.files.damaged(slot.directory, &slot.entry)?;
+                tracing::warn!("'{}' lacks what is lost: {error}", String::from_utf8_lossy(&named));
+                self.counts.damaged.fetch_add(1, Relaxed);
+                self.renamed.lock().insert(slot.link, named);
+            }
+            None => {
+                if slot.is_in_part {
+                    tracing::warn!("'{path}' could not be read to its end when it was stored");
+                    self.counts.in_part.fetch_add(1, Relaxed);
+                }
+                // What is as it was keeps its time of change too.
+                let is_same = is_old && !is_shut && self.files.is_finished(&slot.entry, &file);
+                if !is_same {
+                    self.files.finish(&slot.entry, &file)?;
+                }
+            }
+        }
+        self.open.lock().files.remove(&number);
+        Ok(())
+    }
+}
+
+fn wrong(entry: &Entry, error: std::io::Error) -> Error {
+    Error::from_io(String::from_utf8_lossy(&entry.path).escape_debug(), error)
+}
+
+/// True when a file has zeroes in a range, or no data when it is to be a hole.
+fn is_gap(file: &File, (at, bytes, is_hole): (u64, u64, bool)) -> Result<bool> {
+    let length = file.metadata().map_or(0, |metadata| metadata.len());
+    let end = at.saturating_add(bytes).min(length);
+    let (mut at, mut room) = (at, Vec::new());
+    while let Some((start, stop)) = next_data(file, at, end)? {
+        if is_hole {
+            return Ok(false);
+        }
+        room.resize(LOOK_BYTES, 0);
+        at = start;
+        while at < stop {
+            let most = room.len().min((stop - at) as usize);
+            let n = file.read_at(&mut room[..most], at).unwrap_or(0);
+            if n == 0 || room[..n].iter().any(|&byte| byte != 0) {
+                return Ok(false);
+            }
+            at += n as u64;
+        }
+    }
+    Ok(true)
+}

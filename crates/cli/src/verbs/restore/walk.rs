@@ -1,0 +1,113 @@
+//! A walk through what is wanted of a snapshot.
+
+use onefold_archive::{Entries, LEVELS_MAX, Snapshot, TreeEntry, TreeReader, TreeWhat};
+use onefold_core::{
+    Error, Kind, Result,
+    tree::{Entry, IN_PART, What},
+};
+
+use super::wanted::{Takes, Wanted};
+
+/// Takes the entries of a walk through a snapshot.
+pub(super) trait Visitor {
+    /// An entry, at this path. Directories come before what is in them.
+    fn entry(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) -> Result<()>;
+
+    /// A directory that only leads to what is wanted; what is in it comes, or nothing of it.
+    fn way(&mut self, _: &mut TreeReader, _: &[u8], _: &TreeEntry) {}
+}
+
+/// Walks through what is wanted of a snapshot, in order; only nodes on the way there are read.
+pub(super) fn walk(
+    reader: &mut TreeReader,
+    snapshot: &Snapshot,
+    wanted: &Wanted,
+    visitor: &mut dyn Visitor,
+) -> Result<()> {
+    struct Open {
+        path: Vec<u8>,
+        entries: Entries,
+        all: bool,
+    }
+    let root = reader.root(snapshot)?;
+    let TreeWhat::Directory(top) = root.directory.what else { return Ok(()) };
+    let all = wanted.takes(b"") == Takes::All;
+    let mut open = vec![Open { path: Vec::new(), entries: Entries::new(top, None), all }];
+    let mut seen = 1u64;
+    while let Some(level) = open.last_mut() {
+        let Some((entry, _)) = level.entries.next(reader)? else {
+            open.pop();
+            continue;
+        };
+        let mut path = level.path.clone();
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(&entry.name);
+        let takes = if level.all { Takes::All } else { wanted.takes(&path) };
+        // A tree that doubles at each level has more entries than its root says.
+        seen += 1;
+        if seen > snapshot.entries || open.len() > LEVELS_MAX {
+            return Err(Error::new(Kind::Corrupt, "the snapshot has more than its root says"));
+        }
+        match takes {
+            Takes::Nothing => continue,
+            Takes::All => visitor.entry(reader, &path, &entry)?,
+            Takes::Below => visitor.way(reader, &path, &entry),
+        }
+        if let TreeWhat::Directory(top) = entry.what {
+            let all = takes == Takes::All;
+            open.push(Open { path, entries: Entries::new(top, None), all });
+        }
+    }
+    Ok(())
+}
+
+/// Adds a directory to those that wait for something to be wanted below them.
+pub(super) fn pend(
+    pending: &mut Vec<Entry>,
+    reader: &mut TreeReader,
+    path: &[u8],
+    entry: &TreeEntry,
+) {
+    *pending = leading(pending, path);
+    if let (TreeWhat::Directory(_), Ok(entry)) = (&entry.what, plain(reader, path, entry)) {
+        pending.push(entry);
+    }
+}
+
+/// The pending directories that lead to a path; the others lead to nothing.
+pub(super) fn leading(pending: &mut Vec<Entry>, path: &[u8]) -> Vec<Entry> {
+    let leads = |above: &Entry| {
+        path.strip_prefix(&above.path[..]).is_some_and(|rest| rest.first() == Some(&b'/'))
+    };
+    std::mem::take(pending).into_iter().filter(leads).collect()
+}
+
+/// An entry as the restorer wants it.
+pub(in crate::verbs) fn plain(
+    reader: &mut TreeReader,
+    path: &[u8],
+    node: &TreeEntry,
+) -> Result<Entry> {
+    let what = match &node.what {
+        TreeWhat::Directory(_) => What::Directory,
+        TreeWhat::File(bytes, _) => What::File { bytes: *bytes, data: Vec::new() },
+        TreeWhat::Symlink(target) => What::Symlink { target: target.clone() },
+        TreeWhat::Fifo => What::Fifo,
+        TreeWhat::Socket => What::Socket,
+        TreeWhat::CharacterDevice(device) => What::CharacterDevice(*device),
+        TreeWhat::BlockDevice(device) => What::BlockDevice(*device),
+    };
+    let in_part = node.is_in_part && matches!(what, What::File { .. });
+    Ok(Entry {
+        path: path.to_vec(),
+        what,
+        mode: node.mode | if in_part { IN_PART } else { 0 },
+        uid: node.uid,
+        gid: node.gid,
+        seconds: node.seconds,
+        nanoseconds: node.nanoseconds,
+        attributes: reader.attributes(node)?,
+    })
+}

@@ -1,0 +1,189 @@
+//! Entries on their way out: directories, links and devices are made as the walk meets them, files
+//! by windows.
+
+use std::{collections::HashMap, sync::Arc};
+
+use onefold_archive::{
+    Archive, Part, RestoreTarget, RestoreWindow, Tables, TreeEntry, TreeReader, TreeWhat, Verify,
+};
+use onefold_backend::tree::Restorer;
+use onefold_core::{
+    Error, Kind, Result,
+    tree::{Entry, What},
+};
+
+use super::{
+    LINKED_MAX,
+    slots::{Slot, Slots},
+    walk::{Visitor, leading, pend, plain},
+};
+
+/// Directories that a window remembers at most.
+const DIRECTORIES_MAX: usize = 1 << 16;
+
+/// Memory for a gap between ranges of a file.
+const GAP_BYTES: usize = 24;
+
+/// How files are written.
+#[derive(Clone, Copy)]
+pub(super) struct Manner {
+    pub(super) verify: Verify,
+    pub(super) in_place: bool,
+    /// Memory for a window.
+    pub(super) memory: usize,
+}
+
+/// Writes what is wanted.
+pub(super) struct Writing {
+    pub(super) restorer: Restorer,
+    pub(super) slots: Slots,
+    window: RestoreWindow,
+    in_place: bool,
+    /// Directories that lead to what is wanted, and are not made yet.
+    pending: Vec<Entry>,
+    /// The path of the first restored name of a file with several.
+    first: HashMap<u64, Vec<u8>>,
+    /// Further names that wait for the first one: the directory's number, and the number of the
+    /// file.
+    links: Vec<(usize, u64, Entry)>,
+    pub(super) entries: u64,
+}
+
+impl Writing {
+    pub(super) fn new(
+        (archive, tables): (&Arc<Archive>, &Arc<Tables>),
+        restorer: Restorer,
+        manner: Manner,
+        (names, total): (HashMap<u64, Vec<Vec<u8>>>, u64),
+    ) -> Writing {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let Manner { verify, in_place, memory } = manner;
+        Writing {
+            slots: Slots::new(restorer.files(), names, total),
+            window: RestoreWindow::new(archive, tables, (verify, in_place), memory, threads),
+            restorer,
+            in_place,
+            pending: Vec::new(),
+            first: HashMap::new(),
+            links: Vec::new(),
+            entries: 0,
+        }
+    }
+
+    /// Writes the window, then the further names of its files.
+    pub(super) fn write(&mut self) -> Result<()> {
+        self.window.write(&self.slots as &dyn RestoreTarget)?;
+        for (directory, link, mut entry) in std::mem::take(&mut self.links) {
+            let damaged = self.slots.renamed.lock().get(&link).cloned();
+            if let Some(target) = &damaged {
+                entry.what = What::HardLink { target: target.clone() };
+            }
+            let What::HardLink { target } = &entry.what else { continue };
+            self.slots.files.link(directory, &entry, target)?;
+            if damaged.is_some() {
+                let named = self.slots.files.damaged(directory, &entry)?;
+                let [named, target] = [&named, target].map(|name| String::from_utf8_lossy(name));
+                tracing::warn!("'{named}' lacks what is lost: it is another name of '{target}'");
+                self.slots.counts.damaged.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+        self.slots.files.forget_directories();
+        self.slots.forget(self.window.files().start);
+        let Writing { slots, restorer, .. } = self;
+        slots.number_again(&mut |files, entry| restorer.number(files, entry))
+    }
+
+    fn is_full(&self) -> bool {
+        self.window.is_full() || self.slots.files.directories() >= DIRECTORIES_MAX
+    }
+
+    fn file(&mut self, reader: &mut TreeReader, entry: Entry, node: &TreeEntry) -> Result<()> {
+        let TreeWhat::File(bytes, map) = &node.what else { return Ok(()) };
+        let directory = self.restorer.number(&self.slots.files, &entry)?;
+        self.window.file(Slot::memory(&entry));
+        self.slots.push(Slot {
+            directory,
+            entry,
+            bytes: *bytes,
+            link: node.link,
+            is_in_part: node.is_in_part,
+            gaps: Vec::new(),
+            ends_in_gap: false,
+            state: Default::default(),
+        });
+        let mut failed = None;
+        let read = reader.map_pages(*bytes, map, &mut |_, parts| {
+            parts.into_iter().for_each(|(at, part)| self.part(at, part));
+            if self.is_full()
+                && let Err(error) = self.write()
+            {
+                failed = Some(error);
+                return Err(Error::new(Kind::Stopped, "the window could not be written"));
+            }
+            Ok(())
+        });
+        match (read, failed) {
+            (_, Some(error)) => return Err(error),
+            (Err(error), _) if error.kind() == Kind::Corrupt => self.window.lose(error),
+            (read, _) => read?,
+        }
+        self.window.end_file();
+        if self.is_full() { self.write() } else { Ok(()) }
+    }
+
+    fn part(&mut self, at: u64, part: Part) {
+        let gap = match &part {
+            Part::Zeroes(bytes) => Some((at, *bytes, false)),
+            Part::Hole(bytes) => Some((at, *bytes, true)),
+            _ => None,
+        };
+        if let Some(slot) = self.slots.last() {
+            slot.ends_in_gap = gap.is_some();
+            if self.in_place
+                && let Some(gap) = gap
+            {
+                slot.gaps.push(gap);
+                self.window.hold(GAP_BYTES);
+            }
+        }
+        match gap {
+            // A new file has a hole there already.
+            Some((_, bytes, _)) => self.slots.went_on(bytes),
+            None => self.window.part(at, part),
+        }
+    }
+}
+
+impl Visitor for Writing {
+    fn way(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) {
+        pend(&mut self.pending, reader, path, entry);
+    }
+
+    fn entry(&mut self, reader: &mut TreeReader, path: &[u8], node: &TreeEntry) -> Result<()> {
+        for above in leading(&mut self.pending, path) {
+            self.restorer.make(&above)?;
+        }
+        let mut entry = plain(reader, path, node)?;
+        self.entries += 1;
+        if node.link != 0 {
+            match self.first.get(&node.link) {
+                Some(first) => {
+                    entry.what = What::HardLink { target: first.clone() };
+                    let directory = self.restorer.number(&self.slots.files, &entry)?;
+                    self.window.hold(Slot::memory(&entry));
+                    self.links.push((directory, node.link, entry));
+                    return if self.is_full() { self.write() } else { Ok(()) };
+                }
+                None if self.first.len() < LINKED_MAX => {
+                    self.first.insert(node.link, path.to_vec());
+                }
+                // Further names are files of their own.
+                None => {}
+            }
+        }
+        match node.what {
+            TreeWhat::File(..) => self.file(reader, entry, node),
+            _ => self.restorer.make(&entry).map(|_| ()),
+        }
+    }
+}
