@@ -42,7 +42,9 @@ pub use engine::{
 };
 pub use format::{
     catalogue::{NO_DEDUP_MAX, NoDedup},
-    stream::{Begin, Content, Frame, Next, StreamReader, StreamWriter, Totals},
+    stream::{
+        Begin, Content, Frame, HeldProof, Next, Offer, StreamReader, StreamWriter, Totals, negotiates,
+    },
 };
 pub use growth::Growth;
 #[cfg(feature = "planted-bugs")]

@@ -14,6 +14,7 @@ mod commit;
 mod growth;
 mod handles;
 mod images;
+mod offered;
 mod receive;
 mod send;
 mod snapshots;

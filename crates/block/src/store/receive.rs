@@ -6,13 +6,17 @@
 //! | while frames are written | the volume as before; a receive that nobody sees, whose cursor has all blocks before it |
 //! | in the checkpoint that ends it | either that, or the snapshot, and the volume that holds it |
 
-use std::{io::Read, time::Duration};
+use std::{
+    io::{Read, Write},
+    time::Duration,
+};
 
 use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
 
-use super::{Copies, handles::Handle, send::guid, snapshots::now_ms};
+use super::{Copies, handles::Handle, offered::Offered, send::guid, snapshots::now_ms};
 use crate::{
     Begin, Content, Frame, Next, Receive, Receiving, StreamReader, Token, Totals, VolumeState,
+    format::stream::{MAGIC, negotiates, negotiation::Answering},
 };
 
 /// Blocks after which the cursor rises: 64 MiB.
@@ -32,6 +36,8 @@ pub struct Received {
     pub totals: Totals,
     /// The block where it went on.
     pub start: u64,
+    /// The sender asked what is missing, and was told.
+    pub negotiated: bool,
 }
 
 /// A receive that is under way, or was cut off.
@@ -66,7 +72,45 @@ impl Copies<'_> {
         input: impl Read,
         look: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<Received> {
-        let mut reader = StreamReader::begin(input)?;
+        let reader = StreamReader::begin(input)?;
+        self.take(into, rollback, reader, Offered::new(None), look)
+    }
+
+    /// As [`receive`](Self::receive); a sender that asks which blocks are missing gets its answers by
+    /// `output`. `nonce` is random.
+    ///
+    /// # Errors
+    /// As there; of a sender that asks, `InvalidInput` when its store has another secret, and
+    /// `Unsupported` in a store that compares bytes.
+    pub fn receive_or_negotiate(
+        &self,
+        into: Option<&str>,
+        rollback: bool,
+        mut input: impl Read,
+        output: &mut dyn Write,
+        nonce: &[u8; 32],
+        look: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<Received> {
+        let mut magic = [0; MAGIC.len()];
+        let came = read_up_to(&mut input, &mut magic)?;
+        if !negotiates(&magic) {
+            return self.receive(into, rollback, magic[..came].chain(input), look);
+        }
+        self.must_trust_fingerprints()?;
+        let (secret, algorithm) = self.fingerprints_by();
+        let (answering, key) = Answering::begin(&mut input, output, &secret, algorithm, nonce)?;
+        let reader = StreamReader::negotiated(input, key)?;
+        self.take(into, rollback, reader, Offered::new(Some(answering)), look)
+    }
+
+    fn take(
+        &self,
+        into: Option<&str>,
+        rollback: bool,
+        mut reader: StreamReader<impl Read>,
+        mut offered: Offered<'_>,
+        look: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<Received> {
         let about = reader.about().clone();
         if about.guid == [0; 16] || about.blocks == 0 {
             let message = "the stream is of no snapshot: `onefold import` takes it";
@@ -74,18 +118,21 @@ impl Copies<'_> {
         }
         let volume = into.unwrap_or(&about.volume);
         let (id, held) = self.begin_receive(volume, rollback, &about)?;
-        let taken = self.take_stream(id, &held, &mut reader, look);
+        let taken = self.take_stream(id, &held, &mut reader, &mut offered, look);
         let ended = taken.and_then(|()| {
             held.check()?;
             self.end_receive(id, &about, rollback)
         });
         self.0.handles.lock().close(id, &held);
         let name = ended?;
+        // The snapshot is durable, whether or not the sender still hears of it.
+        let _ = offered.done(about.blocks);
         Ok(Received {
             name,
             bytes: about.blocks * 4096,
             totals: reader.totals(),
             start: about.start,
+            negotiated: offered.is_asked(),
         })
     }
 
@@ -178,15 +225,22 @@ impl Copies<'_> {
         id: VolumeId,
         held: &Handle,
         reader: &mut StreamReader<impl Read>,
+        offered: &mut Offered<'_>,
         look: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         let mut cursor = Cursor { at: reader.about().start, noted: 0, since: self.0.clock.now() };
         cursor.noted = cursor.at;
         loop {
             let next = held.check().and_then(|()| reader.next_frame());
+            let next = next.and_then(|next| match &next {
+                Next::End(_) => offered.nothing_left().map(|()| next),
+                Next::Frame(frame) => offered.frame(frame).map(|()| next),
+                Next::Offer(offer) => offered.answer(self, id, offer).map(|()| next),
+            });
             let frame = match next {
                 Ok(Next::End(_)) => return Ok(()),
                 Ok(Next::Frame(frame)) => frame,
+                Ok(Next::Offer(_)) => continue,
                 Err(error) => {
                     self.note_rest(id, &cursor);
                     return Err(error);
@@ -265,6 +319,7 @@ impl Copies<'_> {
                 .data_change(|| self.0.engine.write_from(id, offset, data, &mut taken))
                 .map(drop),
             Content::Repeat(as_at) => self.repeat(id, frame, *as_at),
+            Content::Held(proof) => self.prove(id, frame, proof),
         }
     }
 
@@ -342,4 +397,18 @@ struct Cursor {
     /// The block up to which the cursor was noted last, and the time of that.
     noted: u64,
     since: Duration,
+}
+
+/// Reads until the buffer is full or the input ends; gives how much came.
+fn read_up_to(input: &mut impl Read, into: &mut [u8]) -> Result<usize> {
+    let mut came = 0;
+    while came < into.len() {
+        match input.read(&mut into[came..]) {
+            Ok(0) => break,
+            Ok(n) => came += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(Error::from_io("the stream can't be read", e)),
+        }
+    }
+    Ok(came)
 }
