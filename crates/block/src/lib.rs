@@ -34,7 +34,7 @@ mod table_build;
 mod transfer;
 mod window;
 
-pub use acts::{Acts, Receive};
+pub use acts::{Acts, Receive, Times};
 pub use counters::Counts;
 pub use coverage::Mark;
 pub use engine::{
@@ -52,6 +52,6 @@ pub use rules::Rule;
 pub use settings::{Format, Limits, MEMORY_MIN, Persistence, Settings};
 pub use store::{
     BlockVolume, CheckpointTimes, Copies, ReceiveState, Received, SendWhat, Status, Store,
-    StoreExports, VolumeStatus,
+    StoreExports, VolumeStatus, receives,
 };
 pub use transfer::{Piece, Pieces, Token, Transfers};

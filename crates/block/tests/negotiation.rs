@@ -5,10 +5,7 @@
 
 use std::{
     io::{PipeReader, Read, Write, pipe},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     thread,
 };
 
@@ -16,7 +13,7 @@ use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
     Copies, Engine, Format, Received, SendWhat, Settings, Store, StoreExports, Totals, check::check,
 };
-use onefold_core::{Algorithm, Block, BlockRead, BlockRef, Disk, Exports, Kind, Lba, Result, Run};
+use onefold_core::{Algorithm, Block, BlockRead, BlockRef, Class, Disk, Exports, Kind, Lba, Result, Run};
 
 const BLOCKS: u64 = 20_000;
 
@@ -98,20 +95,24 @@ fn same(one: &[Block], other: &[Block]) {
 }
 
 /// Passes so many bytes on, and counts them.
-fn wire(mut from: PipeReader, mut to: impl Write + Send + 'static, most: u64) -> Arc<AtomicU64> {
-    let passed = Arc::new(AtomicU64::new(0));
-    let count = passed.clone();
+fn wire(
+    mut from: PipeReader,
+    mut to: impl Write + Send + 'static,
+    most: u64,
+) -> thread::JoinHandle<u64> {
     thread::spawn(move || {
-        let mut buffer = vec![0; 64 << 10];
-        while let Ok(n @ 1..) = from.read(&mut buffer) {
-            let n = n.min((most - count.load(Ordering::SeqCst)) as usize);
-            if n == 0 || to.write_all(&buffer[..n]).is_err() {
-                return;
+        let (mut buffer, mut passed) = (vec![0; 64 << 10], 0);
+        while passed < most
+            && let Ok(n @ 1..) = from.read(&mut buffer)
+        {
+            let n = n.min((most - passed) as usize);
+            if to.write_all(&buffer[..n]).is_err() {
+                break;
             }
-            count.fetch_add(n as u64, Ordering::SeqCst);
+            passed += n as u64;
         }
-    });
-    passed
+        passed
+    })
 }
 
 /// The results of a copy, and the bytes that went to the receiver and back.
@@ -142,8 +143,7 @@ fn copy(here: &Site, there: &Site, what: &SendWhat, most: u64) -> Copied {
     let sent = Copies::of(&here.store).negotiate(what, &[1; 32], &mut stream, answers_in);
     drop(stream);
     let received = receiving.join().unwrap();
-    let (there, back) = (to.load(Ordering::SeqCst), back.load(Ordering::SeqCst));
-    Copied { sent, received, there, back }
+    Copied { sent, received, there: to.join().unwrap(), back: back.join().unwrap() }
 }
 
 fn whole(name: &str) -> SendWhat {
@@ -273,7 +273,7 @@ fn what_is_damaged_there_is_missing() {
         there.disk.read(&mut read);
         if block[0].0[..] == content(77)[..] || block[0].0[..] == content(3333)[..] {
             block[0].0[5] ^= 1;
-            let blocks = [BlockRef::from(&block[0])];
+            let blocks = [BlockRef { block: &block[0], class: Class::Data }];
             let run = Run { at: onefold_core::Pba(at), blocks: &blocks };
             there.disk.write(&[run]).unwrap();
             damaged += 1;

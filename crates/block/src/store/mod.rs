@@ -16,6 +16,7 @@ mod handles;
 mod images;
 mod offered;
 mod receive;
+mod receives;
 mod send;
 mod snapshots;
 mod volume;
@@ -32,7 +33,8 @@ use commit::GroupCommit;
 use handles::Handles;
 use onefold_core::{Clock, Disk, Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 use parking_lot::{Condvar, Mutex};
-pub use receive::{ReceiveState, Received};
+pub use receive::Received;
+pub use receives::{ReceiveState, receives};
 pub use send::SendWhat;
 pub use volume::{BlockVolume, StoreExports};
 

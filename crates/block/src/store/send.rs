@@ -70,7 +70,7 @@ impl Copies<'_> {
         let pair = self.pair(what)?;
         let (secret, algorithm) = self.fingerprints_by();
         let (mut asking, key) = Asking::begin(&mut out, answers, &secret, algorithm, nonce)?;
-        let writer = StreamWriter::negotiated(out, key, &pair.begin, !what.plain)?;
+        let writer = StreamWriter::begin_negotiated(out, key, &pair.begin, !what.plain)?;
         let sender = Sender::of(&pair.volume, writer, Some(self.memory()));
         let mut queue = Queue { sender, pieces: Vec::new(), blocks: 0 };
         let mut settle = |queue: &mut Queue<'_, _>| {

@@ -137,9 +137,9 @@ fn an_answer_without_an_end_costs_a_header() {
 fn offered(offer: &Offer) -> Result<Next> {
     let mut bytes = Vec::new();
     let begin = Begin { guid: [1; 16], blocks: 1 << 20, ..Begin::default() };
-    let mut writer = StreamWriter::negotiated(&mut bytes, [9; 32], &begin, false)?;
+    let mut writer = StreamWriter::begin_negotiated(&mut bytes, [9; 32], &begin, false)?;
     writer.offer(offer)?;
-    StreamReader::negotiated(&bytes[..], [9; 32])?.next_frame()
+    StreamReader::begin_negotiated(&bytes[..], [9; 32])?.next_frame()
 }
 
 #[test]

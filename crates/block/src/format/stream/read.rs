@@ -58,9 +58,12 @@ impl<R: Read> StreamReader<R> {
         Err(Error::new(kind, message))
     }
 
-    /// That of a sender that asks what is missing, behind the [welcome](super::negotiation), with the
-    /// key on which both sides agreed.
-    pub(crate) fn negotiated(input: R, key: [u8; 32]) -> Result<StreamReader<R>> {
+    /// That of a sender that asks what is missing, from its first frame on, with the key on which both
+    /// sides agreed.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Io`.
+    pub fn begin_negotiated(input: R, key: [u8; 32]) -> Result<StreamReader<R>> {
         StreamReader::after(input, key, true)
     }
 

@@ -32,8 +32,11 @@ impl<W: Write> StreamWriter<W> {
         StreamWriter::after(out, first_proof(), false, begin, compress)
     }
 
-    /// One of a sender that asks what is missing, with the key on which both sides agreed.
-    pub(crate) fn negotiated(
+    /// The frames of a sender that asks what is missing, with the key on which both sides agreed.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn begin_negotiated(
         out: W,
         key: [u8; 32],
         begin: &Begin,
@@ -105,7 +108,10 @@ impl<W: Write> StreamWriter<W> {
     }
 
     /// Offers blocks by their fingerprints, and sees to it that they go out: an answer is waited for.
-    pub(crate) fn offer(&mut self, offer: &Offer) -> Result<()> {
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub fn offer(&mut self, offer: &Offer) -> Result<()> {
         let first = offer.runs.first().map_or(0, |run| run.0);
         let payload = offer.encode();
         self.frames.put(Of::Offer, 0, first, offer.fingerprints.len() as u64, &payload)?;
@@ -113,7 +119,10 @@ impl<W: Write> StreamWriter<W> {
     }
 
     /// Writes that blocks hold what was offered for them, which this is.
-    pub(crate) fn held(&mut self, first: u64, data: &[Block]) -> Result<()> {
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub fn held(&mut self, first: u64, data: &[Block]) -> Result<()> {
         let blocks = data.len() as u64;
         self.totals.held += blocks;
         let proof = HeldProof::of(self.frames.proof, onefold_core::block::bytes(data));
