@@ -2,8 +2,8 @@
 
 use onefold_core::{Result, VolumeId};
 
-pub use crate::{engine::acts::Times, moments::Receive};
 use crate::{Asked, Engine, VolumeState, engine::acts};
+pub use crate::{engine::acts::Times, moments::Receive};
 
 /// What happens to whole maps of an engine: snapshots, clones, rollbacks.
 pub struct Acts<'e>(&'e Engine);

@@ -43,7 +43,8 @@ pub use engine::{
 pub use format::{
     catalogue::{NO_DEDUP_MAX, NoDedup},
     stream::{
-        Begin, Content, Frame, HeldProof, Next, Offer, StreamReader, StreamWriter, Totals, negotiates,
+        Begin, Content, Frame, HeldProof, Next, Offer, StreamReader, StreamWriter, Totals,
+        negotiates,
     },
 };
 pub use growth::Growth;

@@ -13,7 +13,9 @@ use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
     Copies, Engine, Format, Received, SendWhat, Settings, Store, StoreExports, Totals, check::check,
 };
-use onefold_core::{Algorithm, Block, BlockRead, BlockRef, Class, Disk, Exports, Kind, Lba, Result, Run};
+use onefold_core::{
+    Algorithm, Block, BlockRead, BlockRef, Class, Disk, Exports, Kind, Lba, Result, Run,
+};
 
 const BLOCKS: u64 = 20_000;
 
@@ -136,7 +138,12 @@ fn copy(here: &Site, there: &Site, what: &SendWhat, most: u64) -> Copied {
         let mut answers = answers;
         let look = &mut |_| Ok(());
         Copies::of(&target).receive_or_negotiate(
-            None, false, stream_in, &mut answers, &[2; 32], look,
+            None,
+            false,
+            stream_in,
+            &mut answers,
+            &[2; 32],
+            look,
         )
     });
     let mut stream = stream;

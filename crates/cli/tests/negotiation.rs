@@ -58,7 +58,10 @@ fn only_what_is_missing_goes_over_served_or_not() {
             .collect();
         let said = send(&desk, "b", "", None);
         let report = sent(&said);
-        assert_eq!((&report["data_bytes"], &report["held_bytes"]), (&(4 * MIB).into(), &(4 * MIB).into()));
+        assert_eq!(
+            (&report["data_bytes"], &report["held_bytes"]),
+            (&(4 * MIB).into(), &(4 * MIB).into())
+        );
         let wire = fs::metadata(desk.path("wire")).unwrap().len() as usize;
         // 16 bytes for each of 2,048 blocks, and some for each frame.
         assert!((4 * MIB..4 * MIB + 48_000).contains(&wire), "{wire}");
@@ -134,7 +137,10 @@ fn a_sender_that_died_keeps_nothing_for_ever() {
         cut_off(&desk, "b", "a");
         for verb in ["volume list", "snapshot list", "status"] {
             let said = desk.ok(&format!("{verb} b"));
-            assert!(said.contains("'vm1@a': ") && said.contains("receive STORE vm1 --abort"), "{said}");
+            assert!(
+                said.contains("'vm1@a': ") && said.contains("receive STORE vm1 --abort"),
+                "{said}"
+            );
         }
         let status = desk.status("b");
         assert_eq!(status["receives"][0]["name"], "vm1@a");

@@ -259,13 +259,7 @@ pub(crate) fn received(
     let origins: Vec<VolumeId> = into.into_iter().chain([id]).collect();
     admit(kernel, scheme, &mut state, &origins, 2)?;
     let other = state.volumes.give_number();
-    let mut acts = vec![Act::Received {
-        id,
-        volume: into.unwrap_or(other),
-        name,
-        blocks,
-        made_ms,
-    }];
+    let mut acts = vec![Act::Received { id, volume: into.unwrap_or(other), name, blocks, made_ms }];
     match into {
         Some(into) => {
             state.volumes.roll_back(into);
@@ -274,7 +268,13 @@ pub(crate) fn received(
         None => {
             let made = VolumeState { blocks, replica_of: Some(id), ..receive };
             state.volumes.expect(other, VolumeState::volume(&volume, made));
-            acts.push(Act::Clone { id: other, of: id, name: volume, made_ms: now_ms, replica: true });
+            acts.push(Act::Clone {
+                id: other,
+                of: id,
+                name: volume,
+                made_ms: now_ms,
+                replica: true,
+            });
         }
     }
     Ok((into.unwrap_or(other), ask(kernel, &mut state, acts, &origins)))

@@ -20,7 +20,9 @@ use crate::{
         zone_list::Entry,
     },
     index::Index,
-    kernel::{ActTurn, Checkpointer, Kernel, Leftovers, Reason, State, Volumes, replace_superblock},
+    kernel::{
+        ActTurn, Checkpointer, Kernel, Leftovers, Reason, State, Volumes, replace_superblock,
+    },
     overlay::{Overlays, Tables},
     rules::Rule,
     scheme::{

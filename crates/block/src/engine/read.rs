@@ -328,11 +328,7 @@ pub(crate) fn read_stored(kernel: &Kernel, stored: &[Option<Wanted>]) -> Vec<Opt
     }
     let mut reads: Vec<BlockRead<'_>> = blocks
         .iter_mut()
-        .map(|block| BlockRead {
-            first: Lba(0),
-            into: std::slice::from_mut(block),
-            result: Ok(()),
-        })
+        .map(|block| BlockRead { first: Lba(0), into: std::slice::from_mut(block), result: Ok(()) })
         .collect();
     read_wanted(kernel, VolumeId(0), &mut reads, &steps);
     let whole: Vec<bool> = reads

@@ -395,13 +395,12 @@ fn shown(volume: &Volume) -> Option<VolumeState> {
         guid: volume.sharing.guid,
     };
     let parent = (volume.sharing.parent != 0).then_some(VolumeId(volume.sharing.parent));
-    let receiving =
-        Receiving {
-            guid: volume.sharing.guid,
-            base: parent,
-            cursor: volume.sharing.cursor,
-            heard_ms: volume.sharing.made_ms,
-        };
+    let receiving = Receiving {
+        guid: volume.sharing.guid,
+        base: parent,
+        cursor: volume.sharing.cursor,
+        heard_ms: volume.sharing.made_ms,
+    };
     (!volume.name.is_empty()).then(|| VolumeState {
         name: volume.name.clone(),
         blocks: volume.blocks,

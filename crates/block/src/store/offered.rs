@@ -8,9 +8,7 @@ use std::{collections::VecDeque, io::Write};
 use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
 
 use super::Copies;
-use crate::{
-    Content, Frame, HeldProof, Offer, Transfers, format::stream::negotiation::Answering,
-};
+use crate::{Content, Frame, HeldProof, Offer, Transfers, format::stream::negotiation::Answering};
 
 /// Offered blocks that are looked for, and written, together.
 const LOOK_BLOCKS: usize = 256;
@@ -34,7 +32,12 @@ impl<'w> Offered<'w> {
     }
 
     /// Answers an offer; what is there becomes part of the receive.
-    pub(super) fn answer(&mut self, copies: &Copies<'_>, id: VolumeId, offer: &Offer) -> Result<()> {
+    pub(super) fn answer(
+        &mut self,
+        copies: &Copies<'_>,
+        id: VolumeId,
+        offer: &Offer,
+    ) -> Result<()> {
         self.nothing_left()?;
         let Some(answering) = &mut self.answering else { return Err(senseless()) };
         let mut missing = Vec::with_capacity(offer.fingerprints.len());

@@ -13,7 +13,9 @@ use std::{
 
 use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
 
-use super::{Copies, handles::Handle, offered::Offered, receives::volume_of, send::guid, snapshots::now_ms};
+use super::{
+    Copies, handles::Handle, offered::Offered, receives::volume_of, send::guid, snapshots::now_ms,
+};
 use crate::{
     Begin, Content, Frame, Next, Receive, Receiving, StreamReader, Times, Totals,
     format::stream::{MAGIC, negotiates, negotiation::Answering},
@@ -174,7 +176,11 @@ impl Copies<'_> {
         // Older programs gave two snapshots one number when nothing was written between them: they hold
         // the same, and that which the replica holds is meant.
         let held = self.0.engine.volume(of)?.replica_of;
-        let mut fitting: Vec<VolumeId> = self.0.acts().snapshots(of).into_iter()
+        let mut fitting: Vec<VolumeId> = self
+            .0
+            .acts()
+            .snapshots(of)
+            .into_iter()
             .filter(|(_, one)| guid(one) == about.base)
             .map(|(id, _)| id)
             .collect();

@@ -121,7 +121,8 @@ impl Copies<'_> {
         }
         for (id, receive) in self.0.acts().receiving() {
             if volume_of(&self.0.engine, &receive) == volume && !self.give_up(id, false)? {
-                let message = format!("somebody sends another snapshot for volume '{volume}' already");
+                let message =
+                    format!("somebody sends another snapshot for volume '{volume}' already");
                 return Err(Error::new(Kind::Busy, message));
             }
         }
@@ -130,9 +131,9 @@ impl Copies<'_> {
 
     /// Drops what was received; without `force` not while somebody sends it. True when it is gone.
     fn give_up(&self, id: VolumeId, force: bool) -> Result<bool> {
-        let deleted = self.0.change(|| {
-            self.0.handles.lock().end(id, force, || self.0.engine.delete_volume(id))
-        });
+        let deleted = self
+            .0
+            .change(|| self.0.handles.lock().end(id, force, || self.0.engine.delete_volume(id)));
         match deleted {
             Ok(Ended::Done(ticket)) => self.0.commit.wait(ticket).map(|()| true),
             Ok(Ended::IsOpen) => Ok(false),

@@ -7,7 +7,9 @@ use std::{
     io::{Read, Write},
 };
 
-use onefold_core::{Algorithm, Block, BlockRead, Error, ExtentKind, Kind, Lba, Result, Volume, VolumeId, checksum};
+use onefold_core::{
+    Algorithm, Block, BlockRead, Error, ExtentKind, Kind, Lba, Result, Volume, VolumeId, checksum,
+};
 
 use super::{BlockVolume, Copies};
 use crate::{

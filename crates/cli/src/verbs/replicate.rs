@@ -179,7 +179,8 @@ pub(crate) fn what(
 /// Sends.
 pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
     if options.json && options.output.is_none() && options.negotiate.is_none() {
-        let message = "standard output has the stream: --json needs --output FILE or --negotiate CMD";
+        let message =
+            "standard output has the stream: --json needs --output FILE or --negotiate CMD";
         return Err(Failure::usage(message));
     }
     let file = block_store(&options.store)?;
@@ -223,13 +224,12 @@ pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
 fn send_to(file: &StoreFile, options: &SendOptions, out: &mut dyn Write) -> Result<Sent> {
     let SendOptions { snapshot, from, resume, .. } = options;
     let wanted = what(snapshot, from, resume)?;
-    let request =
-        Request::Send {
-            snapshot: snapshot.clone(),
-            from: from.clone(),
-            resume: resume.clone(),
-            negotiates: false,
-        };
+    let request = Request::Send {
+        snapshot: snapshot.clone(),
+        from: from.clone(),
+        resume: resume.clone(),
+        negotiates: false,
+    };
     let out = std::cell::RefCell::new(out);
     served_or_not(
         file,

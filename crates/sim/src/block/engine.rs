@@ -4,8 +4,7 @@ use std::{collections::BTreeMap, io::Cursor, sync::Arc, time::Duration};
 
 use onefold_block::{
     Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Growth, Limits, Mark, NoDedup,
-    Persistence, Receive, Rule, Settings, StreamReader, StreamWriter, Times,
-    Transfers,
+    Persistence, Receive, Rule, Settings, StreamReader, StreamWriter, Times, Transfers,
     check::Place,
     format::{
         Identity,

@@ -41,9 +41,7 @@ impl Of {
     ];
 
     fn decode(byte: u8) -> Option<Of> {
-        Of::ALL
-            .into_iter()
-            .find(|&kind| kind as u8 == byte)
+        Of::ALL.into_iter().find(|&kind| kind as u8 == byte)
     }
 }
 
@@ -174,4 +172,3 @@ impl Header {
         (flags && bytes[2..4] == [0, 0] && header.payload <= most).then_some(header)
     }
 }
-

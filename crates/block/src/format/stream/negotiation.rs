@@ -99,7 +99,8 @@ impl<R: Read> Asking<R> {
             return Err(if magic[..15] == ANSWER_MAGIC[..15] {
                 Error::new(Kind::Unsupported, "the answer is of a newer version of onefold receive")
             } else {
-                let message = "what the command of --negotiate writes is no answer of onefold receive";
+                let message =
+                    "what the command of --negotiate writes is no answer of onefold receive";
                 Error::new(Kind::Corrupt, message)
             });
         }

@@ -15,16 +15,12 @@ fn agreed() -> Agreed {
 }
 
 /// What a receiver with this secret writes first, and then.
-fn answers(
-    secret: &[u8; 32],
-    then: impl FnOnce(&mut Answering<&mut Vec<u8>>),
-) -> Vec<u8> {
+fn answers(secret: &[u8; 32], then: impl FnOnce(&mut Answering<&mut Vec<u8>>)) -> Vec<u8> {
     let mut bytes = Vec::new();
     let agreed = Agreed::new(secret, Algorithm::Blake3, &[1; 32], &[2; 32]);
     let mut hello = [1; 64];
     hello[32..].copy_from_slice(&agreed.of("sender"));
-    let begun =
-        Answering::begin(&mut &hello[..], &mut bytes, secret, Algorithm::Blake3, &[2; 32]);
+    let begun = Answering::begin(&mut &hello[..], &mut bytes, secret, Algorithm::Blake3, &[2; 32]);
     then(&mut begun.unwrap().0);
     bytes
 }
@@ -64,13 +60,8 @@ fn a_store_of_another_secret_is_told_nothing_and_asked_nothing() {
         let mut hello = [1; 64];
         hello[32..].copy_from_slice(&proof);
         let mut out = Vec::new();
-        let begun = Answering::begin(
-            &mut &hello[..],
-            &mut out,
-            &SECRET,
-            Algorithm::Blake3,
-            &[2; 32],
-        );
+        let begun =
+            Answering::begin(&mut &hello[..], &mut out, &SECRET, Algorithm::Blake3, &[2; 32]);
         assert!(begun.err().unwrap().to_string().contains("another secret"));
     }
     // The proofs of another day.
@@ -128,8 +119,7 @@ fn an_answer_without_an_end_costs_a_header() {
     let mut bytes = answers(&SECRET, |_| {});
     bytes.extend_from_slice(&[Of::Missing as u8, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
     let mut endless = Endless(Cursor::new(bytes), 0);
-    let begun =
-        Asking::begin(&mut Vec::new(), &mut endless, &SECRET, Algorithm::Blake3, &[1; 32]);
+    let begun = Asking::begin(&mut Vec::new(), &mut endless, &SECRET, Algorithm::Blake3, &[1; 32]);
     assert_eq!(begun.unwrap().0.missing(9).unwrap_err().kind(), Kind::Corrupt);
     assert!(endless.1 < 100, "{}", endless.1);
 }

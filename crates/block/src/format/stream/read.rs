@@ -120,7 +120,8 @@ impl<R: Read> StreamReader<R> {
         if header.kind == Of::End {
             let size = [0, header.blocks].contains(&self.begin.blocks);
             let whole = header.blocks >= self.at && header.blocks <= VOLUME_BLOCKS_MAX && size;
-            let missed = Totals::decode(&payload, self.negotiated) != Some(self.totals) && self.frames.keeps_order;
+            let missed = Totals::decode(&payload, self.negotiated) != Some(self.totals)
+                && self.frames.keeps_order;
             if !whole || header.first != 0 || missed {
                 return Err(bad("end"));
             }
@@ -141,12 +142,7 @@ impl<R: Read> StreamReader<R> {
         if self.begin.blocks == 0 { VOLUME_BLOCKS_MAX } else { self.begin.blocks }
     }
 
-    fn content(
-        &mut self,
-        header: &Header,
-        payload: Vec<u8>,
-        key: [u8; 32],
-    ) -> Result<Content> {
+    fn content(&mut self, header: &Header, payload: Vec<u8>, key: [u8; 32]) -> Result<Content> {
         let bytes =
             usize::try_from(header.blocks).unwrap_or(usize::MAX).saturating_mul(BLOCK_BYTES);
         let (content, total) = match header.kind {

@@ -134,7 +134,9 @@ fn frames_that_a_sender_proved_may_still_be_nonsense() {
     assert!(with(&|writer| writer.frames.put(Of::Hole, 0, 3, 2, &[0]).unwrap()).is_err());
     assert!(with(&|writer| writer.frames.put(Of::Begin, 0, 3, 2, &[]).unwrap()).is_err());
     assert!(with(&|writer| writer.frames.put(Of::Hole, 1, 3, 2, &[]).unwrap()).is_err());
-    assert!(with(&|writer| writer.frames.put(Of::Data, 1, 3, 1, &[0x28, 0xb5, 0x2f]).unwrap()).is_err());
+    assert!(
+        with(&|writer| writer.frames.put(Of::Data, 1, 3, 1, &[0x28, 0xb5, 0x2f]).unwrap()).is_err()
+    );
     // A bomb: more than the frame says.
     let bomb = zstd::bulk::compress(&vec![0; 64 << 20], 1).unwrap();
     assert!(with(&|writer| writer.frames.put(Of::Data, 1, 3, 1, &bomb).unwrap()).is_err());

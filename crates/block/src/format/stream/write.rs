@@ -59,8 +59,7 @@ impl<W: Write> StreamWriter<W> {
             None
         };
         let frames = FrameWriter::new(out, key);
-        let mut writer =
-            StreamWriter { frames, compressor, totals: Totals::default(), negotiated };
+        let mut writer = StreamWriter { frames, compressor, totals: Totals::default(), negotiated };
         let payload = begin.encode();
         writer.frames.put(Of::Begin, 0, begin.start, begin.blocks, &payload)?;
         Ok(writer)

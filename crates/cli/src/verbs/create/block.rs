@@ -329,12 +329,7 @@ fn like(path: &Path) -> Result<Fixed> {
     Ok(chosen.fixed)
 }
 
-fn format(
-    disk: &FileDisk,
-    options: &Options,
-    like: Option<Fixed>,
-    blocks: u64,
-) -> Result<()> {
+fn format(disk: &FileDisk, options: &Options, like: Option<Fixed>, blocks: u64) -> Result<()> {
     let secret = match &like {
         Some(like) => like.secret,
         None => random_bytes()?,
