@@ -25,11 +25,12 @@ fn desk() -> (Desk, Vec<u8>) {
     (desk, image)
 }
 
-/// Sends `vm1@a` to a receive, whose input is kept in the file `wire`, or is cut off after so much.
+/// Sends `vm1@a` to a receive, whose input is kept in the file `wire`, or is cut off after so many
+/// reads of 4 KiB at most.
 fn send(desk: &Desk, store: &str, rest: &str, most: Option<usize>) -> Said {
     let mut command = desk.command(&format!("send a vm1@a --json {rest}"));
     let binary = command.get_program().to_str().unwrap().to_owned();
-    let cut = most.map_or(String::new(), |most| format!("head -c {most} | "));
+    let cut = most.map_or(String::new(), |most| format!("dd bs=4096 count={most} status=none | "));
     command.args(["--negotiate", &format!("{cut}tee wire | {binary} receive {store}")]);
     let output = command.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -77,7 +78,7 @@ fn only_what_is_missing_goes_over_served_or_not() {
 #[test]
 fn a_copy_that_is_cut_off_goes_on_and_other_secrets_are_refused() {
     let (desk, image) = desk();
-    for most in [10, 60, 100, 40_000, MIB, 3 * MIB] {
+    for most in [0, 1, 2, 3, 4, 10, 200, 600] {
         let token = desk.run("receive b vm1 --token").out;
         let resume =
             if token.is_empty() { String::new() } else { format!("--resume {}", token.trim()) };

@@ -23,7 +23,8 @@ impl FromStr for Size {
         };
         // As other programs take it, `lvextend` among them.
         if text.starts_with(['+', '-']) && text.len() > 1 {
-            let message = "a size is the whole size, as it is to be: nothing is added or taken away";
+            let message =
+                "a size is the whole size, as it is to be: nothing is added or taken away";
             return Err(Error::new(Kind::InvalidInput, message));
         }
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
