@@ -178,10 +178,10 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
         DuplicatesHaveReferences, FailedFlushStopsWrites, FingerprintGoesWithBlock,
         FlushBeforeRecovery, FramesInOrder, HeirLends, InnerPagesCount, LaterWriteOverRange,
         LeftoverOfVoidIgnored, LeftoverVersionsAlternate, LeftoverWaitsForFlush, LenderInherited,
-        LentEntriesNotLowered, ListNamedWhereItIs, ListPagesFollowMove, ListedInBothCopies,
-        MomentCommitsNoMore, MomentSealsOverlay, NewerRecordsVerified, OrphanWaitsForBorrowers,
-        OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart,
-        PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
+        LentEntriesNotLowered, ListNamedWhereItIs, ListPagesFollowMove, ListZonesKept,
+        ListedInBothCopies, MomentCommitsNoMore, MomentSealsOverlay, NewerRecordsVerified,
+        OrphanWaitsForBorrowers, OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared,
+        PagesCountApart, PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
         RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges, SealedRecordsPin,
         SharedPagesNotEntered, StayingPageLends, UnlinkBeforeDecrement, VolumesLimited,
         WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
@@ -212,6 +212,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
                 ListedInBothCopies,
                 ListPagesFollowMove,
                 ListNamedWhereItIs,
+                ListZonesKept,
             ],
             &["thin", "ordered", "ordermerge"],
         ),
@@ -419,7 +420,9 @@ impl Subject for Thin {
             Content::Hole => self.0.trim(id, offset, bytes),
             Content::Zeroes => self.0.write_zeroes(id, offset, bytes, true, taken),
             Content::Data(data) => self.0.write_from(id, offset, data, taken),
-            Content::Held(_) => Err(Error::new(Kind::Corrupt, "nobody negotiates")),
+            Content::Held(_) => {
+                Err(onefold_core::Error::new(onefold_core::Kind::Corrupt, "nobody negotiates"))
+            }
             Content::Repeat(as_at) => {
                 let mut blocks = Block::zeroed_vec(frame.blocks as usize);
                 let mut reads =

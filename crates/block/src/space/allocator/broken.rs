@@ -10,7 +10,10 @@ impl Allocator {
     pub(crate) fn hand_out_list(&mut self) {
         let zones = self.geometry.list_zones();
         self.geometry.moved_list = 0;
-        for zone in zones.map(ZoneId).filter(|_| self.list.has_room()) {
+        for zone in zones.map(ZoneId) {
+            if !self.list.has_room() {
+                break;
+            }
             let data = DataZone::new(self.list.add(zone));
             let purpose = Purpose::Data(Box::new(data));
             let active = ActiveZone { used: ZoneBitmap::default(), cursor: 0, purpose };
