@@ -9,7 +9,7 @@ use std::sync::{
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Acts, Engine, Format, Idleness, Limits, Mark, Settings, check,
+    Engine, Format, Idleness, Limits, Mark, Settings, check,
     format::{
         geometry::SUPERBLOCKS,
         superblock::{Found, Superblock},
@@ -136,44 +136,6 @@ fn rule_00_many_separate_trims_wait_and_never_stop_the_store() {
     let waited = engine.reached().iter().any(|(branch, _)| *branch == Mark::RangesWait);
     assert!(waited, "the limit was reached");
     goes_on(&disk, engine, volume);
-}
-
-/// Clients that trim all the time are faster than who asks for a snapshot, after every checkpoint.
-#[test]
-fn rule_04_an_act_gets_its_turn_however_many_trims_wait() {
-    let (disk, volume) = crowded();
-    let engine = open(&disk, discards(64));
-    let mut lbas: Vec<u64> = striped().collect();
-    let (mut trims, mut told) = (0, None);
-    for round in 0..200 {
-        for _ in 0..200 {
-            lbas.rotate_left(1);
-            if engine.trim(volume, lbas[0] * 4096, 4096).is_err() {
-                break;
-            }
-            trims += 1;
-        }
-        match Acts::of(&engine).snapshot(&[(volume, "a".to_owned())], 1) {
-            Ok((_, asked)) => {
-                told = Some((round, asked.number));
-                break;
-            }
-            Err(error) => assert_eq!(error.kind(), Kind::Busy, "{error}"),
-        }
-        engine.flush().unwrap();
-        engine.checkpoint().unwrap();
-    }
-    let (round, number) = told.expect("the snapshot waits for ever");
-    assert!(round > 0 && trims > 30, "it never waited: {round}, {trims}");
-    while Acts::of(&engine).done() < number {
-        engine.flush().unwrap();
-        engine.checkpoint().unwrap();
-    }
-    // Clients go on.
-    persevere(&engine, || engine.trim(volume, lbas[1] * 4096, 4096)).unwrap();
-    engine.close().unwrap();
-    drop(engine);
-    assert_eq!(problems(&disk), Vec::<String>::new());
 }
 
 #[test]

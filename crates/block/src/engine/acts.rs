@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 
-use super::admission::{full, wait, worked_off};
+use super::admission::{full, wait};
 use crate::{
     coverage::Mark,
     format::catalogue::NAME_MAX,
@@ -367,25 +367,6 @@ fn expect_snapshot(state: &mut State, of: VolumeId, name: &str, made_ms: u64) ->
 /// the tables of bounded size have room for what they add, and the checkpoint of the moment has room
 /// for its pages.
 fn admit(
-    kernel: &Kernel,
-    scheme: &dyn Scheme,
-    state: &mut State,
-    origins: &[VolumeId],
-    entries: usize,
-) -> Result<()> {
-    let admitted = admit_now(kernel, scheme, state, origins, entries);
-    let (checkpoints, leaves) = worked_off(kernel);
-    match &admitted {
-        Ok(()) => state.act_turn.act_admitted(),
-        Err(later) if later.kind() == Kind::Busy => {
-            state.act_turn.act_waits(checkpoints, leaves);
-        }
-        Err(_) => {}
-    }
-    admitted
-}
-
-fn admit_now(
     kernel: &Kernel,
     scheme: &dyn Scheme,
     state: &mut State,

@@ -4,8 +4,6 @@
 //! next checkpoint writes because of it. A fixed reserve is left untouched by writes, so that
 //! trims, duplicates, checkpoints and recovery always have room.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use onefold_core::{Error, Kind, Result};
 
 use crate::{
@@ -72,21 +70,6 @@ pub(crate) fn ranges_left(kernel: &Kernel, scheme: &dyn Scheme, state: &State) -
     kernel.settings.limits.discards.saturating_sub(ranges) / 2
 }
 
-/// As [`ranges_left`], for clients: none while an act waits.
-pub(crate) fn client_ranges_left(kernel: &Kernel, scheme: &dyn Scheme, state: &mut State) -> u64 {
-    let (checkpoints, leaves) = worked_off(kernel);
-    if state.act_turn.ranges_wait(checkpoints, leaves) {
-        return 0;
-    }
-    ranges_left(kernel, scheme, state)
-}
-
-/// Checkpoints so far, and the leaves to which they applied ranges.
-pub(crate) fn worked_off(kernel: &Kernel) -> (u64, u64) {
-    let counts = &kernel.counters;
-    (counts.checkpoints.load(Relaxed), counts.discard_leaves.load(Relaxed))
-}
-
 /// True when the table of discards may soon have no room.
 pub(crate) fn discards_crowded(kernel: &Kernel, scheme: &dyn Scheme, state: &State) -> bool {
     let ranges = scheme.count_ahead(state).and_then(|ahead| ahead.ranges);
@@ -96,19 +79,6 @@ pub(crate) fn discards_crowded(kernel: &Kernel, scheme: &dyn Scheme, state: &Sta
 /// Admits one range.
 pub(crate) fn admit_range(kernel: &Kernel, scheme: &dyn Scheme, state: &mut State) -> Result<()> {
     if ranges_left(kernel, scheme, state) > 0 {
-        Ok(())
-    } else {
-        Err(wait_for_ranges(kernel, state))
-    }
-}
-
-/// Admits one range of a client.
-pub(crate) fn admit_client_range(
-    kernel: &Kernel,
-    scheme: &dyn Scheme,
-    state: &mut State,
-) -> Result<()> {
-    if client_ranges_left(kernel, scheme, state) > 0 {
         Ok(())
     } else {
         Err(wait_for_ranges(kernel, state))

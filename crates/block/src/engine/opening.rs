@@ -20,9 +20,7 @@ use crate::{
         zone_list::Entry,
     },
     index::Index,
-    kernel::{
-        ActTurn, Checkpointer, Kernel, Leftovers, Reason, State, Volumes, replace_superblock,
-    },
+    kernel::{Checkpointer, Kernel, Leftovers, Reason, State, Volumes, replace_superblock},
     overlay::{Overlays, Tables},
     rules::Rule,
     scheme::{
@@ -174,7 +172,6 @@ fn unrecovered(
         checkpoint_awaited: false,
         ration: None,
         moment: None,
-        act_turn: ActTurn::default(),
         moments: (0, 0),
         leftovers,
         orphans: 0,

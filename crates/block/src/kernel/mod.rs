@@ -5,7 +5,6 @@
 //! `making_durable`, a scheme's own, `state`, `index`, `sizes`. `state` is held for memory work and,
 //! rarely, for reading a page of the zone table; never for writes and flushes.
 
-mod act_turn;
 mod checkpointer;
 mod compactor;
 mod ration;
@@ -15,7 +14,6 @@ mod volumes;
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-pub(crate) use act_turn::ActTurn;
 pub(crate) use checkpointer::{Checkpointer, NextCheckpoint, Phase, Reason, Reclaimed};
 pub(crate) use compactor::Compactor;
 use onefold_core::{Clock, Disk, Error, Result, Ticket, ZoneId};
