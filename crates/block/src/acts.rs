@@ -2,8 +2,8 @@
 
 use onefold_core::{Result, VolumeId};
 
-pub use crate::moments::Receive;
 use crate::{Asked, Engine, VolumeState, engine::acts};
+pub use crate::{engine::acts::Times, moments::Receive};
 
 /// What happens to whole maps of an engine: snapshots, clones, rollbacks.
 pub struct Acts<'e>(&'e Engine);
@@ -85,8 +85,8 @@ impl<'e> Acts<'e> {
     ///
     /// # Errors
     /// As [`snapshot`](Self::snapshot). `Busy` does no harm: a later cursor will do.
-    pub fn cursor(&self, id: VolumeId, cursor: u64) -> Result<Asked> {
-        acts::receive_cursor(&self.0.kernel, &*self.0.scheme, id, cursor)
+    pub fn cursor(&self, id: VolumeId, cursor: u64, now_ms: u64) -> Result<Asked> {
+        acts::receive_cursor(&self.0.kernel, &*self.0.scheme, id, cursor, now_ms)
     }
 
     /// Asks that what was received, `blocks` large, becomes the snapshot, and that its volume, a
@@ -99,9 +99,9 @@ impl<'e> Acts<'e> {
         id: VolumeId,
         blocks: u64,
         rollback: bool,
-        made_ms: u64,
+        times: Times,
     ) -> Result<(VolumeId, Asked)> {
-        acts::received(&self.0.kernel, &*self.0.scheme, id, blocks, rollback, made_ms)
+        acts::received(&self.0.kernel, &*self.0.scheme, id, blocks, rollback, times)
     }
 
     /// Asks that a replica becomes an ordinary volume.

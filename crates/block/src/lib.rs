@@ -34,7 +34,7 @@ mod table_build;
 mod transfer;
 mod window;
 
-pub use acts::{Acts, Receive};
+pub use acts::{Acts, Receive, Times};
 pub use counters::Counts;
 pub use coverage::Mark;
 pub use engine::{
@@ -42,7 +42,10 @@ pub use engine::{
 };
 pub use format::{
     catalogue::{NO_DEDUP_MAX, NoDedup},
-    stream::{Begin, Content, Frame, Next, StreamReader, StreamWriter, Totals},
+    stream::{
+        Begin, Content, Frame, HeldProof, Next, Offer, StreamReader, StreamWriter, Totals,
+        negotiates,
+    },
 };
 pub use growth::Growth;
 #[cfg(feature = "planted-bugs")]
@@ -50,6 +53,6 @@ pub use rules::Rule;
 pub use settings::{Format, Limits, MEMORY_MIN, Persistence, Settings};
 pub use store::{
     BlockVolume, CheckpointTimes, Copies, ReceiveState, Received, SendWhat, Status, Store,
-    StoreExports, VolumeStatus,
+    StoreExports, VolumeStatus, receives,
 };
 pub use transfer::{Piece, Pieces, Token, Transfers};

@@ -34,10 +34,10 @@ pub(crate) enum Act {
     /// A snapshot begins to be received, which no client sees: empty, or with what its base holds.
     Receive { id: VolumeId, what: Receive },
     /// All blocks before `cursor` of what is being received are in the windows of the moment.
-    Cursor { id: VolumeId, cursor: u64 },
+    Cursor { id: VolumeId, cursor: u64, now_ms: u64 },
     /// What was received becomes a snapshot, called `name`, of a volume. The act that follows gives
     /// the volume what the snapshot holds.
-    Received { id: VolumeId, volume: VolumeId, name: String, blocks: u64 },
+    Received { id: VolumeId, volume: VolumeId, name: String, blocks: u64, made_ms: u64 },
     /// A replica becomes a volume that clients may change.
     Promote { id: VolumeId },
 }
@@ -59,8 +59,8 @@ pub struct Receive {
     pub blocks: u64,
     /// Its blocks that are not deduplicated.
     pub no_dedup: NoDedup,
-    /// When the sender made it, in milliseconds since 1970.
-    pub made_ms: u64,
+    /// The time here, in milliseconds since 1970.
+    pub now_ms: u64,
     /// The volume may be one that was changed since the base, or is no replica: what it holds is
     /// lost.
     pub rollback: bool,

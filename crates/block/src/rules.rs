@@ -207,7 +207,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 62] = [
+    pub const BUGS: [(&'static str, Rule); 63] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -270,5 +270,6 @@ impl Rule {
         ("frames-out-of-order", Rule::FramesInOrder),
         ("list-at-old-place", Rule::ListPagesFollowMove),
         ("old-list-named", Rule::ListNamedWhereItIs),
+        ("list-zones-used", Rule::ListZonesKept),
     ];
 }

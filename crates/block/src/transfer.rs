@@ -8,11 +8,11 @@
 
 use std::{fmt, str::FromStr};
 
-use onefold_core::{Error, ExtentKind, Kind, Lba, Result, VolumeId};
+use onefold_core::{Block, Error, ExtentKind, Fingerprint, Kind, Lba, Result, VolumeId};
 
 use crate::{
     Engine,
-    engine::{read, resolve::map_entries},
+    engine::{offers, read, resolve::map_entries},
     format::{
         catalogue::Volume,
         page::{FANOUT, MapEntry, PageId, Pointer, Table, pointer},
@@ -112,6 +112,28 @@ impl<'e> Transfers<'e> {
             None => whole(kernel, of, from),
             Some(base) => changed(kernel, base, of, from),
         }
+    }
+
+    /// The fingerprints of some blocks of a snapshot; none where nothing is stored, and where its
+    /// tables can't be read. A step as long as the blocks are many.
+    ///
+    /// # Errors
+    /// As [`pieces`](Self::pieces).
+    pub(crate) fn fingerprints(
+        &self,
+        of: VolumeId,
+        first: u64,
+        blocks: u64,
+    ) -> Result<Vec<Option<Fingerprint>>> {
+        offers::fingerprints(&self.0.kernel, of, first, blocks)
+    }
+
+    /// The blocks that the store holds of those that have these fingerprints, read and compared.
+    ///
+    /// # Errors
+    /// `Unsupported` in a store that compares bytes.
+    pub(crate) fn contents(&self, wanted: &[Fingerprint]) -> Result<Vec<Option<Block>>> {
+        offers::contents(&self.0.kernel, wanted)
     }
 }
 

@@ -405,3 +405,41 @@ fn clients_write_while_a_snapshot_is_sent_and_another_is_received() {
     here.end();
     there.end();
 }
+
+/// Programs of before gave snapshots one number between which nothing was written.
+#[test]
+fn snapshots_of_one_number_are_received_as_what_the_replica_holds() {
+    let there = site(2);
+    let stream = |snapshot: &str, guid: u8, base: u8, byte: Option<u8>| {
+        let begin = Begin {
+            guid: [guid; 16],
+            base: [base; 16],
+            volume: "vm1".to_owned(),
+            snapshot: snapshot.to_owned(),
+            blocks: 10,
+            ..Begin::default()
+        };
+        let mut bytes = Vec::new();
+        let mut writer = StreamWriter::begin(&mut bytes, &begin, true).unwrap();
+        if let Some(byte) = byte {
+            let mut blocks = Block::zeroed_vec(2);
+            blocks.iter_mut().for_each(|block| block.0.fill(byte));
+            writer.data(3, &blocks).unwrap();
+        }
+        writer.end(10).unwrap();
+        bytes
+    };
+    there.receive(&stream("a", 1, 0, Some(7))).unwrap();
+    // The same as `a`, with its number; cut off, and then another of that number.
+    let again = stream("b", 1, 1, None);
+    there.receive(&again[..again.len() - 10]).unwrap_err();
+    assert_eq!(there.receive(&stream("c", 1, 1, None)).unwrap().name, "vm1@c");
+    assert_eq!(there.receive(&again).unwrap().name, "vm1@b");
+    // What changed since the later one: both are of that number.
+    assert_eq!(there.receive(&stream("d", 2, 1, Some(9))).unwrap().name, "vm1@d");
+    assert_eq!(there.read("vm1")[3].0[0], 9);
+    for name in ["vm1@a", "vm1@b", "vm1@c"] {
+        assert_eq!(there.read(name)[3].0[0], 7, "{name}");
+    }
+    there.end();
+}

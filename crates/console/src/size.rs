@@ -21,6 +21,12 @@ impl FromStr for Size {
                 "a size is a number of bytes with K, M, G, T, P or E for powers of 1024, like 100G",
             )
         };
+        // As other programs take it, `lvextend` among them.
+        if text.starts_with(['+', '-']) && text.len() > 1 {
+            let message =
+                "a size is the whole size, as it is to be: nothing is added or taken away";
+            return Err(Error::new(Kind::InvalidInput, message));
+        }
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(end);
         // `GiB` says the same as `G`; `GB` means another number to some people.

@@ -33,6 +33,13 @@ pub fn chunk_name(secret: &[u8; 32], bytes: &[u8]) -> [u8; 32] {
     *blake3::keyed_hash(secret, bytes).as_bytes()
 }
 
+/// A key for another purpose, made of a secret: nobody learns one from the other. `purpose` is a
+/// sentence that no other use of this function has.
+#[must_use]
+pub fn derived_key(purpose: &str, secret: &[u8]) -> [u8; 32] {
+    blake3::derive_key(purpose, secret)
+}
+
 /// [`forgery_proof`] of many blocks, in their order; about twice as fast.
 #[must_use]
 pub fn forgery_proofs(secret: &[u8; 32], blocks: &[&Block]) -> Vec<[u8; 16]> {

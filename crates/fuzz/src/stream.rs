@@ -1,8 +1,8 @@
 //! Streams of snapshots, as a stranger may send them: as they come, and with their proofs repaired so
 //! that what the frames say is looked at.
 
-use onefold_block::{Begin, Content, Next, NoDedup, StreamReader, StreamWriter};
-use onefold_core::{BLOCK_BYTES, Block, checksum};
+use onefold_block::{Begin, Content, Next, NoDedup, Offer, StreamReader, StreamWriter};
+use onefold_core::{BLOCK_BYTES, Block, Fingerprint, checksum};
 
 use crate::reach;
 
@@ -12,12 +12,16 @@ const PROOF_BYTES: usize = 32;
 
 /// Frames that are accepted rise, lie within the size, and hold as much as they say.
 pub fn stream(data: &[u8]) {
-    look(data);
-    look(&proven(data));
+    look(StreamReader::begin(data));
+    let proven = proven(data);
+    look(StreamReader::begin(&proven[..]));
+    // The same of a sender that asks, behind the proofs of the secret.
+    let rest = proven.get(MAGIC_BYTES..).unwrap_or_default();
+    look(StreamReader::begin_negotiated(rest, key(&examples()[0])));
 }
 
-fn look(bytes: &[u8]) {
-    let Ok(mut reader) = StreamReader::begin(bytes) else { return };
+fn look(begun: onefold_core::Result<StreamReader<&[u8]>>) {
+    let Ok(mut reader) = begun else { return };
     let size = reader.about().blocks;
     let mut at = reader.about().start;
     assert!(at <= size, "it goes on beyond its end");
@@ -28,6 +32,17 @@ fn look(bytes: &[u8]) {
                 assert!(blocks >= at && (size == 0 || size == blocks), "it ends elsewhere");
                 reach::good();
                 return;
+            }
+            Ok(Next::Offer(offer)) => {
+                let mut next = at;
+                for &(first, blocks) in &offer.runs {
+                    assert!(first >= next && blocks > 0, "runs meet");
+                    next = first + blocks;
+                    assert!(size == 0 || next <= size, "a run lies beyond");
+                }
+                let offered: u64 = offer.runs.iter().map(|run| run.1).sum();
+                assert!(offered == offer.fingerprints.len() as u64 && offered <= 65_536);
+                assert!(!offer.runs.is_empty() && offer.runs.len() <= 4096, "too many runs");
             }
             Ok(Next::Frame(frame)) => {
                 assert!(frame.first >= at && frame.blocks > 0, "frames meet");
@@ -40,6 +55,9 @@ fn look(bytes: &[u8]) {
                     }
                     Content::Repeat(as_at) => {
                         assert!(as_at + frame.blocks <= frame.first, "it repeats what is to come");
+                    }
+                    Content::Held(proof) => {
+                        assert!(frame.blocks <= 256 && !proof.proves(b"something else"));
                     }
                     Content::Hole | Content::Zeroes => {}
                 }
@@ -57,15 +75,13 @@ fn proven(data: &[u8]) -> Vec<u8> {
         return all;
     }
     all[..MAGIC_BYTES].copy_from_slice(&good[..MAGIC_BYTES]);
-    let mut proof = [0; PROOF_BYTES];
-    proof[..16].copy_from_slice(&good[..16]);
-    proof[16..].copy_from_slice(&good[..16]);
+    let mut proof = key(good);
     let mut at = MAGIC_BYTES;
     for sequence in 0u64.. {
         let Some(length) = all.get(at + 4..at + 8) else { break };
         let payload = u32::from_le_bytes([length[0], length[1], length[2], length[3]]) as usize;
         let end = at + HEADER_BYTES + payload;
-        if payload > 1 << 20 || all.len() < end + PROOF_BYTES {
+        if payload > 2 << 20 || all.len() < end + PROOF_BYTES {
             break;
         }
         all[at + 8..at + 16].copy_from_slice(&sequence.to_le_bytes());
@@ -76,12 +92,37 @@ fn proven(data: &[u8]) -> Vec<u8> {
     all
 }
 
+/// The key of the first frame.
+fn key(good: &[u8]) -> [u8; PROOF_BYTES] {
+    let mut key = [0; PROOF_BYTES];
+    key[..16].copy_from_slice(&good[..16]);
+    key[16..].copy_from_slice(&good[..16]);
+    key
+}
+
 pub(crate) fn examples() -> Vec<Vec<u8>> {
     let all = [true, false].map(|compress| {
         let mut bytes = Vec::new();
         example(&mut bytes, compress).map(|()| bytes)
     });
-    all.into_iter().flatten().collect()
+    let mut all: Vec<Vec<u8>> = all.into_iter().flatten().collect();
+    all.extend(negotiated(&all[0]));
+    all
+}
+
+/// One of a sender that asks, with the same key as the others.
+fn negotiated(other: &[u8]) -> onefold_core::Result<Vec<u8>> {
+    let mut bytes = other[..MAGIC_BYTES].to_vec();
+    let begin = Begin { guid: [1; 16], volume: "vm1".to_owned(), blocks: 5000, ..Begin::default() };
+    let mut writer = StreamWriter::begin_negotiated(&mut bytes, key(other), &begin, false)?;
+    writer.offer(&Offer {
+        runs: vec![(5, 2), (9, 1)],
+        fingerprints: vec![Fingerprint([1; 16]), Fingerprint([2; 16]), Fingerprint([0; 16])],
+    })?;
+    writer.held(5, &Block::zeroed_vec(2))?;
+    writer.empty(9, 1, true)?;
+    writer.end(5000)?;
+    Ok(bytes)
 }
 
 fn example(bytes: &mut Vec<u8>, compress: bool) -> onefold_core::Result<()> {

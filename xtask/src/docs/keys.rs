@@ -1,6 +1,13 @@
 //! The keys of `onefold status --json`, compared with their page of the reference.
 
-use std::{collections::BTreeSet, path::Path, thread, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    path::Path,
+    process::Stdio,
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -42,12 +49,25 @@ fn block(onefold: &Onefold, scratch: &Scratch) -> Result<Value> {
     let volume = ["volume", "create", path(&store), "v", "--size", "1M"];
     onefold.verb(volume.into_iter().chain(["--no-dedup", "0-64K", "--limit-iops", "1000"]))?;
     onefold.verb(["snapshot", "create", path(&store), "v@monday"])?;
+    cut_off(onefold, scratch, &store)?;
     let server = onefold.serve(&store, &[format!("unix:{}", scratch.file("d").display())], &[])?;
     served(onefold, &store)?;
     onefold.verb(["snapshot", "list", path(&store), "--space"])?;
     let status = served(onefold, &store)?;
     server.stop()?;
     Ok(status)
+}
+
+/// A snapshot begins to be received, and its stream is cut off.
+fn cut_off(onefold: &Onefold, scratch: &Scratch, store: &Path) -> Result<()> {
+    let stream = scratch.file("stream");
+    onefold.verb(["send", path(store), "v@monday", "--output", path(&stream)])?;
+    let bytes = fs::read(&stream)?;
+    fs::write(&stream, &bytes[..bytes.len() - 10])?;
+    let mut receive = onefold.command(["receive", path(store), "w"]);
+    let ended = receive.stdin(File::open(&stream)?).stderr(Stdio::null()).status()?;
+    ensure!(!ended.success(), "a stream that was cut off was received");
+    Ok(())
 }
 
 /// The status, once the server answers verbs: it takes clients' connections a moment earlier.

@@ -170,7 +170,12 @@ pub(crate) fn receive(
         no_dedup: what.no_dedup.clone(),
         limits: VolumeLimits::default(),
         snapshot: None,
-        receiving: Some(Receiving { guid: what.guid, base: what.base, cursor: 0 }),
+        receiving: Some(Receiving {
+            guid: what.guid,
+            base: what.base,
+            cursor: 0,
+            heard_ms: what.now_ms,
+        }),
         replica_of: None,
     };
     state.volumes.expect(id, expected);
@@ -205,11 +210,21 @@ pub(crate) fn receive_cursor(
     scheme: &dyn Scheme,
     id: VolumeId,
     cursor: u64,
+    now_ms: u64,
 ) -> Result<Asked> {
     let mut state = kernel.state.lock();
     check_receiving(&state, id)?;
     admit(kernel, scheme, &mut state, &[], 0)?;
-    Ok(ask(kernel, &mut state, vec![Act::Cursor { id, cursor }], &[]))
+    Ok(ask(kernel, &mut state, vec![Act::Cursor { id, cursor, now_ms }], &[]))
+}
+
+/// The times at the end of a receive, in milliseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// The time here.
+    pub now_ms: u64,
+    /// When the sender made the snapshot.
+    pub made_ms: u64,
 }
 
 /// What was received, of so many blocks, becomes a snapshot, and its volume, whose number is returned,
@@ -220,8 +235,9 @@ pub(crate) fn received(
     id: VolumeId,
     blocks: u64,
     rollback: bool,
-    made_ms: u64,
+    times: Times,
 ) -> Result<(VolumeId, Asked)> {
+    let Times { now_ms, made_ms } = times;
     let mut state = kernel.state.lock();
     let receive = check_receiving(&state, id)?;
     let (volume, name) = receive.received_name();
@@ -243,7 +259,7 @@ pub(crate) fn received(
     let origins: Vec<VolumeId> = into.into_iter().chain([id]).collect();
     admit(kernel, scheme, &mut state, &origins, 2)?;
     let other = state.volumes.give_number();
-    let mut acts = vec![Act::Received { id, volume: into.unwrap_or(other), name, blocks }];
+    let mut acts = vec![Act::Received { id, volume: into.unwrap_or(other), name, blocks, made_ms }];
     match into {
         Some(into) => {
             state.volumes.roll_back(into);
@@ -252,7 +268,13 @@ pub(crate) fn received(
         None => {
             let made = VolumeState { blocks, replica_of: Some(id), ..receive };
             state.volumes.expect(other, VolumeState::volume(&volume, made));
-            acts.push(Act::Clone { id: other, of: id, name: volume, made_ms, replica: true });
+            acts.push(Act::Clone {
+                id: other,
+                of: id,
+                name: volume,
+                made_ms: now_ms,
+                replica: true,
+            });
         }
     }
     Ok((into.unwrap_or(other), ask(kernel, &mut state, acts, &origins)))

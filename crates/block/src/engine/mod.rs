@@ -31,6 +31,7 @@ pub(crate) mod create;
 pub(crate) mod gather;
 pub(crate) mod growth;
 pub(crate) mod idle;
+pub(crate) mod offers;
 pub(crate) mod opening;
 pub(crate) mod prepare;
 pub(crate) mod read;

@@ -307,6 +307,19 @@ pub(crate) fn stored(
     Ok(look_up(kernel, &tables, &[Some(fingerprint)], &[block])?.pop().flatten())
 }
 
+/// For each fingerprint: the block that has it, if one is stored. Its bytes are not looked at.
+pub(crate) fn find(
+    kernel: &Kernel,
+    tables: &Tables,
+    wanted: &[Fingerprint],
+) -> Result<Vec<Option<Placed>>> {
+    if kernel.fixed.compares_bytes() {
+        return Err(Error::new(Kind::Unsupported, "a fingerprint names no content here"));
+    }
+    let wanted: Vec<_> = wanted.iter().map(Some).collect();
+    look_up(kernel, tables, &wanted, &[])
+}
+
 /// True when a stored block has exactly these bytes. One that can't be read or expanded has
 /// not.
 fn has_bytes(kernel: &Kernel, pba: Pba, carried: bool, block: &Block) -> Result<bool> {

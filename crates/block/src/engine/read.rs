@@ -16,10 +16,10 @@ use crate::{
 
 /// A block that must come from the disk.
 #[derive(Clone, Copy)]
-struct Wanted {
-    pba: Pba,
-    carried: bool,
-    prefix: u64,
+pub(crate) struct Wanted {
+    pub(crate) pba: Pba,
+    pub(crate) carried: bool,
+    pub(crate) prefix: u64,
 }
 
 /// The source of one block of a read.
@@ -301,6 +301,42 @@ pub(crate) fn read_block(
     read.result?;
     into.0 = blocks[0].0;
     Ok(())
+}
+
+/// Reads stored blocks, all together, each for itself: `None` where there is none, or where it can't be
+/// read. The caller holds the tables that name them, and compares what they hold.
+pub(crate) fn read_stored(kernel: &Kernel, stored: &[Option<Wanted>]) -> Vec<Option<Block>> {
+    let mut blocks = Block::zeroed_vec(stored.len());
+    let mut steps: Vec<Vec<Step>> = Vec::new();
+    {
+        let state = kernel.state.lock();
+        for (block, wanted) in blocks.iter_mut().zip(stored) {
+            let Some(wanted) = *wanted else {
+                steps.push(vec![Step::Lost]);
+                continue;
+            };
+            // One that is on its way to the disk.
+            let on_its_way = state.windows.content_of(wanted.pba);
+            steps.push(vec![match on_its_way.filter(|_| !wanted.carried) {
+                Some(found) => {
+                    block.0 = found.0;
+                    Step::Done
+                }
+                None => Step::Disk(wanted),
+            }]);
+        }
+    }
+    let mut reads: Vec<BlockRead<'_>> = blocks
+        .iter_mut()
+        .map(|block| BlockRead { first: Lba(0), into: std::slice::from_mut(block), result: Ok(()) })
+        .collect();
+    read_wanted(kernel, VolumeId(0), &mut reads, &steps);
+    let whole: Vec<bool> = reads
+        .iter()
+        .zip(&steps)
+        .map(|(read, steps)| read.result.is_ok() && !matches!(steps[..], [Step::Lost]))
+        .collect();
+    blocks.into_iter().zip(whole).map(|(block, whole)| whole.then_some(block)).collect()
 }
 
 /// The extents of a range of blocks: at most `limit` of them in bytes, neighbours differing in

@@ -54,6 +54,8 @@ pub struct Receiving {
     pub base: Option<VolumeId>,
     /// All blocks before this one are there.
     pub cursor: u64,
+    /// When it began, or its cursor rose last, in milliseconds since 1970.
+    pub heard_ms: u64,
 }
 
 /// In [`Volumes::names`]: below this number are the snapshots that are being received. It is no
@@ -393,8 +395,12 @@ fn shown(volume: &Volume) -> Option<VolumeState> {
         guid: volume.sharing.guid,
     };
     let parent = (volume.sharing.parent != 0).then_some(VolumeId(volume.sharing.parent));
-    let receiving =
-        Receiving { guid: volume.sharing.guid, base: parent, cursor: volume.sharing.cursor };
+    let receiving = Receiving {
+        guid: volume.sharing.guid,
+        base: parent,
+        cursor: volume.sharing.cursor,
+        heard_ms: volume.sharing.made_ms,
+    };
     (!volume.name.is_empty()).then(|| VolumeState {
         name: volume.name.clone(),
         blocks: volume.blocks,

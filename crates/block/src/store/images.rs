@@ -72,6 +72,7 @@ impl Copies<'_> {
             let frame: Frame = match reader.next_frame()? {
                 Next::End(blocks) => return Ok(blocks),
                 Next::Frame(frame) => frame,
+                Next::Offer(_) => return Err(Error::new(Kind::Corrupt, "nobody negotiates")),
             };
             let end = frame.first + frame.blocks;
             if end > *size {

@@ -6,13 +6,19 @@
 //! | while frames are written | the volume as before; a receive that nobody sees, whose cursor has all blocks before it |
 //! | in the checkpoint that ends it | either that, or the snapshot, and the volume that holds it |
 
-use std::{io::Read, time::Duration};
+use std::{
+    io::{Read, Write},
+    time::Duration,
+};
 
 use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
 
-use super::{Copies, handles::Handle, send::guid, snapshots::now_ms};
+use super::{
+    Copies, handles::Handle, offered::Offered, receives::volume_of, send::guid, snapshots::now_ms,
+};
 use crate::{
-    Begin, Content, Frame, Next, Receive, Receiving, StreamReader, Token, Totals, VolumeState,
+    Begin, Content, Frame, Next, Receive, Receiving, StreamReader, Times, Totals,
+    format::stream::{MAGIC, negotiates, negotiation::Answering},
 };
 
 /// Blocks after which the cursor rises: 64 MiB.
@@ -32,19 +38,8 @@ pub struct Received {
     pub totals: Totals,
     /// The block where it went on.
     pub start: u64,
-}
-
-/// A receive that is under way, or was cut off.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReceiveState {
-    /// The snapshot as it will be called, like `vm1@monday`.
-    pub name: String,
-    /// Its size.
-    pub bytes: u64,
-    /// Bytes from the beginning that are there.
-    pub received_bytes: u64,
-    /// By which the sender goes on.
-    pub token: Token,
+    /// The sender asked what is missing, and was told.
+    pub negotiated: bool,
 }
 
 impl Copies<'_> {
@@ -66,7 +61,45 @@ impl Copies<'_> {
         input: impl Read,
         look: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<Received> {
-        let mut reader = StreamReader::begin(input)?;
+        let reader = StreamReader::begin(input)?;
+        self.take(into, rollback, reader, Offered::new(None), look)
+    }
+
+    /// As [`receive`](Self::receive); a sender that asks which blocks are missing gets its answers by
+    /// `output`. `nonce` is random.
+    ///
+    /// # Errors
+    /// As there; of a sender that asks, `InvalidInput` when its store has another secret, and
+    /// `Unsupported` in a store that compares bytes.
+    pub fn receive_or_negotiate(
+        &self,
+        into: Option<&str>,
+        rollback: bool,
+        mut input: impl Read,
+        output: &mut dyn Write,
+        nonce: &[u8; 32],
+        look: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<Received> {
+        let mut magic = [0; MAGIC.len()];
+        let came = read_up_to(&mut input, &mut magic)?;
+        if !negotiates(&magic) {
+            return self.receive(into, rollback, magic[..came].chain(input), look);
+        }
+        self.must_trust_fingerprints()?;
+        let (secret, algorithm) = self.fingerprints_by();
+        let (answering, key) = Answering::begin(&mut input, output, &secret, algorithm, nonce)?;
+        let reader = StreamReader::begin_negotiated(input, key)?;
+        self.take(into, rollback, reader, Offered::new(Some(answering)), look)
+    }
+
+    fn take(
+        &self,
+        into: Option<&str>,
+        rollback: bool,
+        mut reader: StreamReader<impl Read>,
+        mut offered: Offered<'_>,
+        look: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<Received> {
         let about = reader.about().clone();
         if about.guid == [0; 16] || about.blocks == 0 {
             let message = "the stream is of no snapshot: `onefold import` takes it";
@@ -74,18 +107,21 @@ impl Copies<'_> {
         }
         let volume = into.unwrap_or(&about.volume);
         let (id, held) = self.begin_receive(volume, rollback, &about)?;
-        let taken = self.take_stream(id, &held, &mut reader, look);
+        let taken = self.take_stream(id, &held, &mut reader, &mut offered, look);
         let ended = taken.and_then(|()| {
             held.check()?;
             self.end_receive(id, &about, rollback)
         });
         self.0.handles.lock().close(id, &held);
         let name = ended?;
+        // The snapshot is durable, whether or not the sender still hears of it.
+        let _ = offered.done(about.blocks);
         Ok(Received {
             name,
             bytes: about.blocks * 4096,
             totals: reader.totals(),
             start: about.start,
+            negotiated: offered.is_asked(),
         })
     }
 
@@ -100,7 +136,9 @@ impl Copies<'_> {
         let goes_on = self.receive_of(volume, about)?;
         let id = match goes_on {
             Some((id, state)) if about.start <= state.cursor => id,
+            // Nothing, or another snapshot, was cut off.
             None if about.start == 0 => {
+                self.replace_receive(volume, base)?;
                 let what = Receive {
                     volume: volume.to_owned(),
                     snapshot: about.snapshot.clone(),
@@ -109,7 +147,7 @@ impl Copies<'_> {
                     base_guid: about.base,
                     blocks: about.blocks,
                     no_dedup: about.no_dedup.clone(),
-                    made_ms: about.made_ms,
+                    now_ms: now_ms(),
                     rollback,
                 };
                 let (id, asked) = self.0.change(|| self.0.acts().receive(what.clone()))?;
@@ -135,9 +173,19 @@ impl Copies<'_> {
             return Ok(None);
         }
         let of = self.0.engine.find_volume(volume)?;
-        let snapshots = self.0.acts().snapshots(of);
-        let base = snapshots.into_iter().find(|(_, one)| guid(one) == about.base);
-        base.map(|(id, _)| Some(id)).ok_or_else(|| {
+        // Older programs gave two snapshots one number when nothing was written between them: they hold
+        // the same, and that which the replica holds is meant.
+        let held = self.0.engine.volume(of)?.replica_of;
+        let mut fitting: Vec<VolumeId> = self
+            .0
+            .acts()
+            .snapshots(of)
+            .into_iter()
+            .filter(|(_, one)| guid(one) == about.base)
+            .map(|(id, _)| id)
+            .collect();
+        fitting.sort_by_key(|&id| (Some(id) == held, id));
+        fitting.pop().map(Some).ok_or_else(|| {
             let message = format!(
                 "the volume '{volume}' has not the snapshot from which the stream was made: send one \
                  without --from, or from another snapshot"
@@ -152,7 +200,9 @@ impl Copies<'_> {
             let Some(receiving) = receive.receiving else { continue };
             let base = receiving.base.map(|base| self.0.engine.volume(base)).transpose()?;
             let base = base.as_ref().map_or([0; 16], guid);
-            if self.volume_of(&receive) == volume
+            // The name, too: snapshots of older programs may share a number.
+            if volume_of(&self.0.engine, &receive) == volume
+                && receive.received_name().1 == about.snapshot
                 && receiving.guid == about.guid
                 && base == about.base
             {
@@ -162,31 +212,28 @@ impl Copies<'_> {
         Ok(None)
     }
 
-    /// The name of the volume that gets what is being received.
-    fn volume_of(&self, receive: &VolumeState) -> String {
-        let base = receive.receiving.and_then(|receiving| receiving.base);
-        let there = || {
-            let origin = self.0.engine.volume(base?).ok()?.snapshot?;
-            Some(self.0.engine.volume(origin.volume).ok()?.name)
-        };
-        there().unwrap_or_else(|| receive.received_name().0.to_owned())
-    }
-
     /// Writes all frames. After an error the cursor rises as far as frames were written.
     fn take_stream(
         &self,
         id: VolumeId,
         held: &Handle,
         reader: &mut StreamReader<impl Read>,
+        offered: &mut Offered<'_>,
         look: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         let mut cursor = Cursor { at: reader.about().start, noted: 0, since: self.0.clock.now() };
         cursor.noted = cursor.at;
         loop {
             let next = held.check().and_then(|()| reader.next_frame());
+            let next = next.and_then(|next| match &next {
+                Next::End(_) => offered.nothing_left().map(|()| next),
+                Next::Frame(frame) => offered.frame(frame).map(|()| next),
+                Next::Offer(offer) => offered.answer(self, id, offer).map(|()| next),
+            });
             let frame = match next {
                 Ok(Next::End(_)) => return Ok(()),
                 Ok(Next::Frame(frame)) => frame,
+                Ok(Next::Offer(_)) => continue,
                 Err(error) => {
                     self.note_rest(id, &cursor);
                     return Err(error);
@@ -209,7 +256,7 @@ impl Copies<'_> {
         if cursor.at - cursor.noted < CURSOR_BLOCKS && !late {
             return Ok(());
         }
-        match self.0.acts().cursor(id, cursor.at) {
+        match self.0.acts().cursor(id, cursor.at, now_ms()) {
             Err(later) if matches!(later.kind(), Kind::Busy | Kind::NoSpace) => {}
             Err(error) => return Err(error),
             Ok(_) => (cursor.noted, cursor.since) = (cursor.at, now),
@@ -222,7 +269,7 @@ impl Copies<'_> {
     fn note_rest(&self, id: VolumeId, cursor: &Cursor) {
         if cursor.at > cursor.noted {
             // If that fails, the cursor is lower, and more is sent again.
-            let asked = self.0.change(|| self.0.acts().cursor(id, cursor.at));
+            let asked = self.0.change(|| self.0.acts().cursor(id, cursor.at, now_ms()));
             let _ = asked.and_then(|asked| self.0.perform(asked));
         }
     }
@@ -234,12 +281,13 @@ impl Copies<'_> {
             let (from, rest) = (about.blocks, before.blocks - about.blocks);
             self.0.data_change(|| self.0.engine.trim(id, from * 4096, rest * 4096))?;
         }
-        let name = format!("{}@{}", self.volume_of(&before), before.received_name().1);
+        let name = format!("{}@{}", volume_of(&self.0.engine, &before), before.received_name().1);
         let of = before.receiving.and_then(|receiving| receiving.base);
         let of = of.map(|base| self.0.engine.volume(base)).transpose()?;
         let into = of.and_then(|base| base.snapshot).map(|origin| origin.volume);
+        let times = Times { now_ms: now_ms(), made_ms: about.made_ms };
         let asked = self.0.change(|| {
-            let ask = || self.0.acts().received(id, about.blocks, rollback, now_ms());
+            let ask = || self.0.acts().received(id, about.blocks, rollback, times);
             match into {
                 Some(into) => self.0.handles.lock().end(into, true, ask)?.done(),
                 None => ask(),
@@ -265,6 +313,7 @@ impl Copies<'_> {
                 .data_change(|| self.0.engine.write_from(id, offset, data, &mut taken))
                 .map(drop),
             Content::Repeat(as_at) => self.repeat(id, frame, *as_at),
+            Content::Held(proof) => self.prove(id, frame, proof),
         }
     }
 
@@ -278,50 +327,6 @@ impl Copies<'_> {
         let (offset, mut taken) = (frame.first * 4096, 0);
         let data = onefold_core::block::bytes(&blocks);
         self.0.data_change(|| self.0.engine.write_from(id, offset, data, &mut taken)).map(drop)
-    }
-
-    /// The receives that are under way or were cut off.
-    #[must_use]
-    pub fn receives(&self) -> Vec<ReceiveState> {
-        let all = self.0.acts().receiving().into_iter();
-        let told = all.filter_map(|(_, receive)| {
-            let receiving = receive.receiving?;
-            let base = receiving.base.and_then(|base| self.0.engine.volume(base).ok());
-            Some(ReceiveState {
-                name: format!("{}@{}", self.volume_of(&receive), receive.received_name().1),
-                bytes: receive.blocks * 4096,
-                received_bytes: receiving.cursor * 4096,
-                token: Token {
-                    guid: receiving.guid,
-                    base: base.as_ref().map_or([0; 16], guid),
-                    cursor: receiving.cursor,
-                },
-            })
-        });
-        told.collect()
-    }
-
-    /// Gives up what is being received for a volume. Durable on return. A sender that is at work gets
-    /// an error.
-    ///
-    /// # Errors
-    /// `NotFound`.
-    pub fn abort_receive(&self, volume: &str) -> Result<()> {
-        let mut found = false;
-        for (id, receive) in self.0.acts().receiving() {
-            if self.volume_of(&receive) == volume {
-                let deleted = self.0.change(|| {
-                    self.0.handles.lock().end(id, true, || self.0.engine.delete_volume(id))
-                });
-                self.0.commit.wait(deleted?.done()?)?;
-                found = true;
-            }
-        }
-        if found {
-            return Ok(());
-        }
-        let message = format!("nothing is being received for a volume '{volume}'");
-        Err(Error::new(Kind::NotFound, message))
     }
 
     /// Makes a replica an ordinary volume. Durable on return.
@@ -342,4 +347,18 @@ struct Cursor {
     /// The block up to which the cursor was noted last, and the time of that.
     noted: u64,
     since: Duration,
+}
+
+/// Reads until the buffer is full or the input ends; gives how much came.
+fn read_up_to(input: &mut impl Read, into: &mut [u8]) -> Result<usize> {
+    let mut came = 0;
+    while came < into.len() {
+        match input.read(&mut into[came..]) {
+            Ok(0) => break,
+            Ok(n) => came += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(Error::from_io("the stream can't be read", e)),
+        }
+    }
+    Ok(came)
 }

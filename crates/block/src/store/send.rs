@@ -2,19 +2,31 @@
 //!
 //! Every block is read as a client reads it, and so verified; damage ends the stream.
 
-use std::{collections::HashMap, io::Write};
+use std::{
+    collections::HashMap,
+    io::{Read, Write},
+};
 
-use onefold_core::{Block, BlockRead, Error, ExtentKind, Kind, Lba, Result, Volume, checksum};
+use onefold_core::{
+    Algorithm, Block, BlockRead, Error, ExtentKind, Kind, Lba, Result, Volume, VolumeId, checksum,
+};
 
 use super::{BlockVolume, Copies};
 use crate::{
-    Begin, Piece, StreamWriter, Token, Totals, Transfers, VolumeState,
-    format::stream::DATA_BLOCKS_MAX,
+    Begin, Offer, Piece, StreamWriter, Token, Totals, Transfers, VolumeState,
+    format::stream::{
+        DATA_BLOCKS_MAX,
+        negotiation::Asking,
+        offer::{OFFER_BLOCKS_MAX, OFFER_RUNS_MAX},
+    },
 };
 
 /// Contents that are remembered in one of two halves, so that they are sent once: an entry takes 40
 /// bytes, and a table of this many with its room 32 MiB at most.
 const SENT_MAX: usize = 400_000;
+
+/// Blocks whose fingerprints are looked up at once.
+const LOOK_BLOCKS: u64 = 4096;
 
 /// The choices of a sender.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -36,6 +48,58 @@ impl Copies<'_> {
     /// `NotFound`; `InvalidInput` for a token of another snapshot; `Corrupt` when data is damaged;
     /// `Stopped` when a snapshot is deleted meanwhile; those of `out`.
     pub fn send(&self, what: &SendWhat, out: &mut dyn Write) -> Result<Totals> {
+        let pair = self.pair(what)?;
+        let writer = StreamWriter::begin(out, &pair.begin, !what.plain)?;
+        let mut sender = Sender::of(&pair.volume, writer, Some(self.memory()));
+        self.all(&pair, |piece| sender.piece(&piece, &[]))?;
+        sender.writer.end(pair.begin.blocks)
+    }
+
+    /// Sends to a receiver whose answers say which blocks it has: only the others go out. `nonce` is
+    /// random. On return the snapshot is durable there.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); `InvalidInput` when the other store has another secret; `Unsupported` in
+    /// a store that compares bytes; `Corrupt` for answers without sense; `Io` when no answer comes.
+    pub fn negotiate(
+        &self,
+        what: &SendWhat,
+        nonce: &[u8; 32],
+        mut out: &mut dyn Write,
+        answers: impl Read,
+    ) -> Result<Totals> {
+        self.must_trust_fingerprints()?;
+        let pair = self.pair(what)?;
+        let (secret, algorithm) = self.fingerprints_by();
+        let (mut asking, key) = Asking::begin(&mut out, answers, &secret, algorithm, nonce)?;
+        let writer = StreamWriter::begin_negotiated(out, key, &pair.begin, !what.plain)?;
+        let sender = Sender::of(&pair.volume, writer, Some(self.memory()));
+        let mut queue = Queue { sender, pieces: Vec::new(), blocks: 0 };
+        let mut settle = |queue: &mut Queue<'_, _>| {
+            let Some(offer) = self.offer(pair.volume.id(), &queue.pieces)? else {
+                return queue.settle(&[]);
+            };
+            queue.sender.writer.offer(&offer)?;
+            queue.settle(&asking.missing(offer.fingerprints.len())?)
+        };
+        self.all(&pair, |piece| {
+            let mut rest = piece;
+            while rest.blocks > 0 {
+                queue.take(&mut rest);
+                if queue.is_full() {
+                    settle(&mut queue)?;
+                }
+            }
+            Ok(())
+        })?;
+        settle(&mut queue)?;
+        let totals = queue.sender.writer.end(pair.begin.blocks)?;
+        asking.done()?;
+        Ok(totals)
+    }
+
+    /// The snapshots that a stream is made of, held until it ends, and its beginning.
+    fn pair(&self, what: &SendWhat) -> Result<Pair> {
         self.0.find_snapshot(&what.snapshot)?;
         let volume = BlockVolume::open(self.0, &what.snapshot)?;
         // Nobody deletes it meanwhile, unless by force.
@@ -58,22 +122,57 @@ impl Copies<'_> {
             }
             begin.start = token.cursor;
         }
-        let (blocks, mut at) = (begin.blocks, begin.start);
-        let mut sender = Sender {
-            volume: &volume,
-            writer: StreamWriter::begin(out, &begin, !what.plain)?,
-            sent: Some(Sent::new(self.0.engine.kernel.identity.secret)),
-            buffer: Vec::new(),
-        };
+        Ok(Pair { volume, base, begin })
+    }
+
+    /// Visits all pieces that are to be sent, in steps that hold no version of the tables.
+    fn all(&self, pair: &Pair, mut visit: impl FnMut(Piece) -> Result<()>) -> Result<()> {
+        let (blocks, mut at) = (pair.begin.blocks, pair.begin.start);
         while at < blocks {
-            base.as_ref().map_or(Ok(()), BlockVolume::check)?;
-            volume.check()?;
-            let base = base.as_ref().map(BlockVolume::id);
-            let found = Transfers::of(&self.0.engine).pieces(base, volume.id(), at)?;
-            found.pieces.iter().try_for_each(|piece| sender.piece(piece))?;
+            pair.base.as_ref().map_or(Ok(()), BlockVolume::check)?;
+            pair.volume.check()?;
+            let base = pair.base.as_ref().map(BlockVolume::id);
+            let found = Transfers::of(&self.0.engine).pieces(base, pair.volume.id(), at)?;
+            found.pieces.into_iter().try_for_each(&mut visit)?;
             at = found.next.max(at + 1);
         }
-        sender.writer.end(blocks)
+        Ok(())
+    }
+
+    /// The fingerprints of what some pieces hold; none when that is nothing.
+    fn offer(&self, of: VolumeId, pieces: &[Piece]) -> Result<Option<Offer>> {
+        let mut offer = Offer::default();
+        for piece in pieces.iter().filter(|piece| piece.kind == ExtentKind::Data) {
+            offer.runs.push((piece.first, piece.blocks));
+            let (mut at, end) = (piece.first, piece.first + piece.blocks);
+            while at < end {
+                let count = (end - at).min(LOOK_BLOCKS);
+                let found = Transfers::of(&self.0.engine).fingerprints(of, at, count)?;
+                offer.fingerprints.extend(found.into_iter().map(Option::unwrap_or_default));
+                at += count;
+            }
+        }
+        Ok((!offer.runs.is_empty()).then_some(offer))
+    }
+
+    /// What fingerprints are made by.
+    pub(super) fn fingerprints_by(&self) -> ([u8; 32], Algorithm) {
+        let kernel = &self.0.engine.kernel;
+        (kernel.identity.secret, kernel.fixed.algorithm)
+    }
+
+    /// Refuses to tell or take fingerprints where they alone name no content.
+    pub(super) fn must_trust_fingerprints(&self) -> Result<()> {
+        if !self.0.engine.kernel.fixed.compares_bytes() {
+            return Ok(());
+        }
+        let message = "this store compares the bytes of duplicates (--verify bytes), so a fingerprint \
+                       does not say which block is meant: send without --negotiate";
+        Err(Error::new(Kind::Unsupported, message))
+    }
+
+    fn memory(&self) -> Sent {
+        Sent::new(self.0.engine.kernel.identity.secret)
     }
 
     /// Writes what a volume, or a snapshot like `vm1@monday`, holds as a stream of raw data. A volume
@@ -86,7 +185,7 @@ impl Copies<'_> {
         let of = self.0.engine.volume(volume.id())?;
         let begin = Begin { blocks: of.blocks, ..Begin::default() };
         let writer = StreamWriter::begin(out, &begin, false)?;
-        let mut sender = Sender { volume: &volume, writer, sent: None, buffer: Vec::new() };
+        let mut sender = Sender::of(&volume, writer, None);
         let mut at = 0;
         while at < of.blocks {
             volume.check()?;
@@ -95,7 +194,7 @@ impl Copies<'_> {
                 // The volume may have grown since the export began.
                 let blocks = piece.blocks.min(of.blocks.saturating_sub(piece.first));
                 if blocks > 0 {
-                    sender.piece(&Piece { blocks, ..piece })?;
+                    sender.piece(&Piece { blocks, ..piece }, &[])?;
                 }
             }
             at = found.next.max(at + 1);
@@ -124,6 +223,54 @@ pub(super) fn guid(snapshot: &VolumeState) -> [u8; 16] {
     snapshot.snapshot.map_or([0; 16], |origin| origin.guid)
 }
 
+/// Who is sent.
+struct Pair {
+    volume: BlockVolume,
+    base: Option<BlockVolume>,
+    begin: Begin,
+}
+
+/// Pieces of which the receiver is asked together.
+struct Queue<'a, W: Write> {
+    sender: Sender<'a, W>,
+    pieces: Vec<Piece>,
+    /// Blocks of data among them.
+    blocks: u64,
+}
+
+impl<W: Write> Queue<'_, W> {
+    /// Takes of a piece what has room.
+    fn take(&mut self, rest: &mut Piece) {
+        let room = match rest.kind {
+            ExtentKind::Data => OFFER_BLOCKS_MAX - self.blocks,
+            _ => rest.blocks,
+        };
+        let taken = Piece { blocks: rest.blocks.min(room), ..*rest };
+        if taken.kind == ExtentKind::Data {
+            self.blocks += taken.blocks;
+        }
+        (rest.first, rest.blocks) = (rest.first + taken.blocks, rest.blocks - taken.blocks);
+        self.pieces.push(taken);
+    }
+
+    fn is_full(&self) -> bool {
+        self.blocks >= OFFER_BLOCKS_MAX || self.pieces.len() >= OFFER_RUNS_MAX
+    }
+
+    /// Sends them; of their data in order it is known whether it is missing.
+    fn settle(&mut self, missing: &[bool]) -> Result<()> {
+        let mut rest = missing;
+        for piece in std::mem::take(&mut self.pieces) {
+            let of = if piece.kind == ExtentKind::Data { piece.blocks as usize } else { 0 };
+            let (these, others) = rest.split_at(of);
+            rest = others;
+            self.sender.piece(&piece, these)?;
+        }
+        self.blocks = 0;
+        Ok(())
+    }
+}
+
 struct Sender<'a, W: Write> {
     volume: &'a BlockVolume,
     writer: StreamWriter<W>,
@@ -138,10 +285,17 @@ enum As {
     Zeroes,
     Data,
     Repeat(u64),
+    Held,
 }
 
-impl<W: Write> Sender<'_, W> {
-    fn piece(&mut self, piece: &Piece) -> Result<()> {
+impl<'a, W: Write> Sender<'a, W> {
+    fn of(volume: &'a BlockVolume, writer: StreamWriter<W>, sent: Option<Sent>) -> Sender<'a, W> {
+        Sender { volume, writer, sent, buffer: Vec::new() }
+    }
+
+    /// Sends a piece; `missing` says of its blocks which the receiver does not have, and is empty when
+    /// nobody asked.
+    fn piece(&mut self, piece: &Piece, missing: &[bool]) -> Result<()> {
         match piece.kind {
             ExtentKind::Hole => self.writer.empty(piece.first, piece.blocks, false),
             ExtentKind::Zero => self.writer.empty(piece.first, piece.blocks, true),
@@ -149,7 +303,8 @@ impl<W: Write> Sender<'_, W> {
                 let (mut at, end) = (piece.first, piece.first + piece.blocks);
                 while at < end {
                     let count = (end - at).min(DATA_BLOCKS_MAX);
-                    self.data(at, count)?;
+                    let these = missing.get((at - piece.first) as usize..).unwrap_or_default();
+                    self.data(at, count, these)?;
                     at += count;
                 }
                 Ok(())
@@ -157,7 +312,7 @@ impl<W: Write> Sender<'_, W> {
         }
     }
 
-    fn data(&mut self, first: u64, count: u64) -> Result<()> {
+    fn data(&mut self, first: u64, count: u64, missing: &[bool]) -> Result<()> {
         let mut blocks = std::mem::take(&mut self.buffer);
         if blocks.len() < count as usize {
             blocks = Block::zeroed_vec(DATA_BLOCKS_MAX as usize);
@@ -169,7 +324,10 @@ impl<W: Write> Sender<'_, W> {
         result?;
         let mut run: Option<(usize, As)> = None;
         for n in 0..count as usize {
-            let now = self.how(&blocks[n], first + n as u64);
+            let now = match missing.get(n) {
+                Some(false) => As::Held,
+                _ => self.how(&blocks[n], first + n as u64),
+            };
             let goes_on = match (run, now) {
                 (Some((begun, As::Repeat(x))), As::Repeat(now)) => x + (n - begun) as u64 == now,
                 (Some((_, before)), now) => before == now,
@@ -206,6 +364,7 @@ impl<W: Write> Sender<'_, W> {
             As::Zeroes => self.writer.empty(at, count, true),
             As::Data => self.writer.data(at, &blocks[begun..end]),
             As::Repeat(as_at) => self.writer.repeat(at, count, as_at),
+            As::Held => self.writer.held(at, &blocks[begun..end]),
         }
     }
 }

@@ -6,6 +6,7 @@
 pub(crate) mod archive;
 pub(crate) mod figures;
 pub(crate) mod metrics;
+pub(crate) mod receiving;
 pub(crate) mod reference;
 mod text;
 
@@ -15,7 +16,7 @@ use onefold_block::{CheckpointTimes, Counts, Engine, Status};
 use serde::{Deserialize, Serialize};
 
 use onefold::parts::{
-    control::{SnapshotLine, VolumeLine},
+    control::{ReceiveLine, SnapshotLine, VolumeLine},
     store_file::StoreFile,
 };
 
@@ -44,6 +45,9 @@ pub(crate) struct Report {
     /// Each of them, and the space that only they hold.
     #[serde(default)]
     pub(crate) maps: Snapshots,
+    /// Snapshots that are being received, or were until the stream was cut off.
+    #[serde(default)]
+    pub(crate) receives: Vec<ReceiveLine>,
     /// Pages of maps that deleted snapshots left behind, and that wait to be handed over.
     #[serde(default)]
     pub(crate) orphan_pages: u64,
@@ -347,6 +351,7 @@ impl Report {
                 0 => Snapshots::default(),
                 _ => Snapshots::new(SnapshotLine::all(engine), None),
             },
+            receives: ReceiveLine::of(engine),
             orphan_pages: status.orphan_pages,
             inexact: status.inexact,
             freeing: status.leftovers,

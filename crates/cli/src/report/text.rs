@@ -61,6 +61,9 @@ impl Display for Report {
             row(f, "snapshots", grouped(self.snapshots))?;
             self.maps.rows(f)?;
         }
+        for receive in &self.receives {
+            row(f, "receiving", super::receiving::shown(receive))?;
+        }
         match self.volumes.len() {
             0 => row(f, "volumes", "none"),
             n => {

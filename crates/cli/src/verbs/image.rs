@@ -230,21 +230,24 @@ fn unpack(stream: impl Read, sink: &mut dyn Sink) -> Result<u64> {
     let mut reader = StreamReader::begin(stream)?;
     sink.size(reader.about().blocks * block)?;
     loop {
-        match reader.next_frame()? {
+        let frame = match reader.next_frame()? {
             Next::End(blocks) => {
                 sink.end(blocks * block)?;
                 return Ok(blocks * block);
             }
-            Next::Frame(frame) => match frame.content {
-                Content::Data(data) => sink.data(frame.first * block, &data)?,
-                Content::Hole | Content::Zeroes => {}
-                Content::Repeat(_) => {
-                    let message = "the server of the store is of another version";
-                    return Err(Error::new(Kind::Unsupported, message));
-                }
-            },
+            Next::Frame(frame) => frame,
+            Next::Offer(_) => return Err(other_version()),
+        };
+        match frame.content {
+            Content::Data(data) => sink.data(frame.first * block, &data)?,
+            Content::Hole | Content::Zeroes => {}
+            Content::Repeat(_) | Content::Held(_) => return Err(other_version()),
         }
     }
+}
+
+fn other_version() -> Error {
+    Error::new(Kind::Unsupported, "the server of the store is of another version")
 }
 
 /// Imports.

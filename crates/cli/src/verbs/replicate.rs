@@ -1,19 +1,19 @@
 //! `onefold send` and `onefold receive`: snapshots of a block store, copied to another one.
 
 use std::{
-    io::{BufReader, Read, Write},
+    io::{BufReader, Cursor, Read, Write},
     path::PathBuf,
 };
 
 use clap::Args;
-use onefold_backend::new_file::NewFile;
-use onefold_block::{Copies, MEMORY_MIN, SendWhat, Settings, Totals};
+use onefold_backend::{new_file::NewFile, random::random_bytes};
+use onefold_block::{Copies, MEMORY_MIN, SendWhat, Settings, Totals, negotiates};
 use onefold_core::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{block_store, served_or_not, volume::block};
+use super::{block_store, negotiate, receiving, served_or_not, volume::block};
 use onefold::parts::{
-    control::{ReceiveLine, Request, stream::UNWRITTEN},
+    control::{Request, stream::UNWRITTEN},
     store_file::StoreFile,
 };
 use onefold_console::{
@@ -31,10 +31,16 @@ const COPY_BYTES: usize = 256 << 10;
 /// The stream has the data as it is: encrypt it on its way, as ssh does. Every block is verified
 /// before it is sent, and damage ends the stream. A stream that was cut off goes on with --resume.
 /// Block stores only; the store may be served meanwhile.
+///
+/// With --negotiate, onefold runs the command itself and asks the receive that it starts which blocks
+/// are missing there: others do not go over the wire. Both stores must have one secret, which `onefold
+/// create block --like` gives them, and neither may compare bytes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                   onefold send disk.onefold vm1@monday | ssh host onefold receive /srv/disk.onefold\n  \
-                  onefold send disk.onefold vm1@tuesday --from vm1@monday --output vm1.stream")]
+                  onefold send disk.onefold vm1@tuesday --from vm1@monday --output vm1.stream\n  \
+                  onefold send disk.onefold vm1@monday --negotiate 'ssh host onefold receive \
+                  /srv/disk.onefold'")]
 pub(crate) struct SendOptions {
     /// The store
     store: PathBuf,
@@ -50,11 +56,17 @@ pub(crate) struct SendOptions {
     #[arg(long, value_name = "TOKEN")]
     resume: Option<String>,
 
+    /// Runs this command by the shell, which starts a receive, like 'ssh host onefold receive STORE', and
+    /// sends only the blocks that are missing there
+    #[arg(long, value_name = "CMD", conflicts_with = "output")]
+    negotiate: Option<String>,
+
     /// Writes a new file instead of standard output; it gets its name when it is whole
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Prints JSON, whose keys are stable. Needs --output: standard output has the stream otherwise
+    /// Prints JSON, whose keys are stable. Needs --output or --negotiate: standard output has the stream
+    /// otherwise
     #[arg(long)]
     json: bool,
 }
@@ -63,14 +75,16 @@ pub(crate) struct SendOptions {
 ///
 /// The volume is a replica, which can only be read and which further receives change, until `onefold
 /// volume promote`. Snapshot and volume are there when the whole stream has come. A receive that was
-/// cut off is kept: --token tells how the sender goes on, and --abort gives it up. Block stores only;
-/// the store may be served meanwhile.
+/// cut off is kept until another snapshot is sent to the volume: --token tells how the sender goes on,
+/// --abort and --expire give it up. A sender that asks (`onefold send --negotiate`) gets its answers on
+/// standard output. Block stores only; the store may be served meanwhile.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                   onefold send disk.onefold vm1@monday | ssh host onefold receive /srv/disk.onefold\n  \
                   onefold receive disk.onefold copy-of-vm1 < vm1.stream\n  \
                   onefold receive disk.onefold --token\n  \
-                  onefold receive disk.onefold vm1 --abort")]
+                  onefold receive disk.onefold vm1 --abort\n  \
+                  onefold receive disk.onefold --expire 7")]
 pub(crate) struct ReceiveOptions {
     /// The store
     store: PathBuf,
@@ -91,6 +105,10 @@ pub(crate) struct ReceiveOptions {
     #[arg(long, conflicts_with = "rollback", requires = "volume")]
     abort: bool,
 
+    /// Receives nothing, and gives up what was being received where nothing has come for so many days
+    #[arg(long, value_name = "DAYS", conflicts_with_all = ["rollback", "abort", "token", "volume"])]
+    expire: Option<u32>,
+
     #[command(flatten)]
     answer: Answer,
 }
@@ -106,6 +124,9 @@ pub(crate) struct Sent {
     zero_bytes: u64,
     /// Holes.
     hole_bytes: u64,
+    /// Bytes that the receiver had, of a sender that asked.
+    #[serde(default)]
+    held_bytes: u64,
 }
 
 impl From<&Totals> for Sent {
@@ -115,6 +136,7 @@ impl From<&Totals> for Sent {
             repeated_bytes: totals.repeats * 4096,
             zero_bytes: totals.zeroes * 4096,
             hole_bytes: totals.holes * 4096,
+            held_bytes: totals.held * 4096,
         }
     }
 }
@@ -156,11 +178,34 @@ pub(crate) fn what(
 
 /// Sends.
 pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
-    if options.json && options.output.is_none() {
-        let message = "standard output has the stream: --json needs --output FILE";
+    if options.json && options.output.is_none() && options.negotiate.is_none() {
+        let message =
+            "standard output has the stream: --json needs --output FILE or --negotiate CMD";
         return Err(Failure::usage(message));
     }
     let file = block_store(&options.store)?;
+    if let Some(command) = &options.negotiate {
+        let SendOptions { snapshot, from, resume, .. } = options;
+        let wanted = what(snapshot, from, resume)?;
+        let request = Request::Send {
+            snapshot: snapshot.clone(),
+            from: from.clone(),
+            resume: resume.clone(),
+            negotiates: true,
+        };
+        let sent: Sent = negotiate::send(&file, &wanted, &request, command)?;
+        if options.json {
+            output::json(&sent)?;
+        } else {
+            output::line(format_args!(
+                "sent snapshot '{}': {} of data, and the other store had {}",
+                snapshot.escape_debug(),
+                Size(sent.data_bytes),
+                Size(sent.held_bytes)
+            ));
+        }
+        return Ok(());
+    }
     let sent = match &options.output {
         None => send_to(&file, options, &mut std::io::stdout().lock())?,
         Some(path) => {
@@ -179,8 +224,12 @@ pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
 fn send_to(file: &StoreFile, options: &SendOptions, out: &mut dyn Write) -> Result<Sent> {
     let SendOptions { snapshot, from, resume, .. } = options;
     let wanted = what(snapshot, from, resume)?;
-    let request =
-        Request::Send { snapshot: snapshot.clone(), from: from.clone(), resume: resume.clone() };
+    let request = Request::Send {
+        snapshot: snapshot.clone(),
+        from: from.clone(),
+        resume: resume.clone(),
+        negotiates: false,
+    };
     let out = std::cell::RefCell::new(out);
     served_or_not(
         file,
@@ -212,7 +261,7 @@ fn copy(from: &mut dyn Read, to: &mut dyn Write) -> Result<()> {
 
 /// Receives, or tells or gives up what was being received.
 pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
-    let ReceiveOptions { store, volume, rollback, token, abort, answer } = options;
+    let ReceiveOptions { store, volume, rollback, token, abort, expire, answer } = options;
     let file = block_store(&store)?;
     if token {
         return tokens(&file, volume.as_deref(), answer);
@@ -222,25 +271,38 @@ pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
         block::change(&file, &request)?;
         return answer.tell(&super::volume::done(&request), super::volume::said(&request));
     }
-    let request = Request::Receive { volume: volume.clone(), rollback };
+    if let Some(days) = expire {
+        return expire_all(&file, days, answer);
+    }
+    // Whether the sender asks is known by how its stream begins.
+    let begins = beginning(&mut std::io::stdin().lock())?;
+    let asks = begins.as_slice().try_into().is_ok_and(negotiates);
+    let request = Request::Receive { volume: volume.clone(), rollback, negotiates: asks };
     let received: Received = served_or_not(
         &file,
         |server| {
-            server
-                .send(&request, &mut |_, _| {}, |outlet| copy(&mut std::io::stdin().lock(), outlet))
+            let input = Cursor::new(begins.clone()).chain(std::io::stdin());
+            if asks {
+                return server.talk(&request, input, &mut std::io::stdout().lock());
+            }
+            server.send(&request, &mut |_, _| {}, |outlet| copy(&mut { input }, outlet))
         },
         || {
             let working = file.work(Settings::for_memory(MEMORY_MIN))?;
             let input = BufReader::with_capacity(COPY_BYTES, std::io::stdin().lock());
-            let look = &mut |_| Ok(());
-            let received =
-                Copies::of(working.store()).receive(volume.as_deref(), rollback, input, look);
+            let input = begins.as_slice().chain(input);
+            let (into, look) = (volume.as_deref(), &mut |_| Ok(()));
+            let (nonce, mut out) = (random_bytes()?, std::io::stdout().lock());
+            let received = Copies::of(working.store())
+                .receive_or_negotiate(into, rollback, input, &mut out, &nonce, look);
             let closed = working.close();
             let received = received.and_then(|received| closed.map(|()| received))?;
             Ok(Received::from(&received))
         },
     )?;
-    if answer.json {
+    if asks {
+        // Standard output has the answers for the sender, which says the rest.
+    } else if answer.json {
         output::json(&received)?;
     } else {
         output::line(format_args!(
@@ -254,21 +316,45 @@ pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
     Ok(())
 }
 
-fn tokens(file: &StoreFile, volume: Option<&str>, answer: Answer) -> Result<(), Failure> {
-    let mut receives: Vec<ReceiveLine> = served_or_not(
+/// The first bytes of a stream, as many as tell what it is.
+fn beginning(input: &mut impl Read) -> Result<Vec<u8>> {
+    let mut begins = Vec::new();
+    let read = input.take(16).read_to_end(&mut begins);
+    read.map(|_| begins).map_err(|e| Error::from_io("the stream can't be read", e))
+}
+
+/// Says that a receive was given up because nobody sent any more.
+pub(crate) fn expired(name: &str) -> String {
+    format!("gave up what was being received as '{}'", name.escape_debug())
+}
+
+fn expire_all(file: &StoreFile, days: u32, answer: Answer) -> Result<(), Failure> {
+    let gone: Vec<String> = served_or_not(
         file,
-        |server| server.ask(&Request::ReceiveList),
+        |server| server.ask(&Request::ReceiveExpire { days }),
         || {
+            if receiving::all(file)?.is_empty() {
+                return Ok(Vec::new());
+            }
             let working = file.work(Settings::for_memory(MEMORY_MIN))?;
-            let receives = ReceiveLine::all(working.store());
-            working.close().map(|()| receives)
+            let gone = Copies::of(working.store()).expire_receives(days);
+            let closed = working.close();
+            gone.and_then(|gone| closed.map(|()| gone))
         },
     )?;
-    let of = |receive: &ReceiveLine| {
-        let name = receive.name.rsplit_once('@').map_or("", |(volume, _)| volume);
-        volume.is_none_or(|volume| volume == name)
-    };
-    receives.retain(of);
+    if answer.json {
+        output::json(&gone)?;
+    } else if gone.is_empty() {
+        output::line("nothing was given up");
+    } else {
+        gone.iter().for_each(|name| output::line(expired(name)));
+    }
+    Ok(())
+}
+
+fn tokens(file: &StoreFile, volume: Option<&str>, answer: Answer) -> Result<(), Failure> {
+    let mut receives = receiving::all(file)?;
+    receives.retain(|receive| volume.is_none_or(|volume| volume == receive.volume()));
     if answer.json {
         output::json(&receives)?;
     } else if receives.is_empty() {

@@ -13,7 +13,7 @@ use onefold_block::{MEMORY_MIN, Settings};
 use onefold_core::{Error, Kind, Result};
 
 use super::{
-    block_store, served_or_not,
+    block_store, receiving, served_or_not,
     volume::{block, done, said},
 };
 use onefold::parts::{
@@ -348,6 +348,9 @@ fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
                 snapshot.name.escape_debug()
             ));
         }
+    }
+    if !answer.json {
+        receiving::show(file)?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io::Cursor, sync::Arc, time::Duration};
 
 use onefold_block::{
     Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Growth, Limits, Mark, NoDedup,
-    Persistence, Receive, Rule, Settings, StreamReader, StreamWriter, Transfers,
+    Persistence, Receive, Rule, Settings, StreamReader, StreamWriter, Times, Transfers,
     check::Place,
     format::{
         Identity,
@@ -178,10 +178,10 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
         DuplicatesHaveReferences, FailedFlushStopsWrites, FingerprintGoesWithBlock,
         FlushBeforeRecovery, FramesInOrder, HeirLends, InnerPagesCount, LaterWriteOverRange,
         LeftoverOfVoidIgnored, LeftoverVersionsAlternate, LeftoverWaitsForFlush, LenderInherited,
-        LentEntriesNotLowered, ListNamedWhereItIs, ListPagesFollowMove, ListedInBothCopies,
-        MomentCommitsNoMore, MomentSealsOverlay, NewerRecordsVerified, OrphanWaitsForBorrowers,
-        OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart,
-        PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
+        LentEntriesNotLowered, ListNamedWhereItIs, ListPagesFollowMove, ListZonesKept,
+        ListedInBothCopies, MomentCommitsNoMore, MomentSealsOverlay, NewerRecordsVerified,
+        OrphanWaitsForBorrowers, OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared,
+        PagesCountApart, PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
         RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges, SealedRecordsPin,
         SharedPagesNotEntered, StayingPageLends, UnlinkBeforeDecrement, VolumesLimited,
         WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
@@ -212,6 +212,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
                 ListedInBothCopies,
                 ListPagesFollowMove,
                 ListNamedWhereItIs,
+                ListZonesKept,
             ],
             &["thin", "ordered", "ordermerge"],
         ),
@@ -402,7 +403,7 @@ impl Subject for Thin {
             base_guid: about.base,
             blocks: about.blocks,
             no_dedup: about.no_dedup.clone(),
-            made_ms: about.made_ms,
+            now_ms: 1,
             rollback: false,
         };
         Acts::of(&self.0).receive(what).map(|(id, asked)| (id, asked.number))
@@ -419,6 +420,9 @@ impl Subject for Thin {
             Content::Hole => self.0.trim(id, offset, bytes),
             Content::Zeroes => self.0.write_zeroes(id, offset, bytes, true, taken),
             Content::Data(data) => self.0.write_from(id, offset, data, taken),
+            Content::Held(_) => {
+                Err(onefold_core::Error::new(onefold_core::Kind::Corrupt, "nobody negotiates"))
+            }
             Content::Repeat(as_at) => {
                 let mut blocks = Block::zeroed_vec(frame.blocks as usize);
                 let mut reads =
@@ -433,7 +437,7 @@ impl Subject for Thin {
     }
 
     fn note_cursor(&self, id: VolumeId, cursor: u64) -> Result<()> {
-        Acts::of(&self.0).cursor(id, cursor).map(drop)
+        Acts::of(&self.0).cursor(id, cursor, 1).map(drop)
     }
 
     fn cut_received(&self, id: VolumeId, blocks: u64) -> Result<()> {
@@ -445,7 +449,8 @@ impl Subject for Thin {
     }
 
     fn received(&self, id: VolumeId, blocks: u64) -> Result<(VolumeId, u64)> {
-        let asked = Acts::of(&self.0).received(id, blocks, false, 1)?;
+        let times = Times { now_ms: 1, made_ms: 1 };
+        let asked = Acts::of(&self.0).received(id, blocks, false, times)?;
         Ok((asked.0, asked.1.number))
     }
 

@@ -331,7 +331,7 @@ fn received_entry(id: VolumeId, what: &Receive, base: Option<&Volume>, place: Pl
     let sharing = Place {
         kind: MapKind::Receiving,
         guid: what.guid,
-        made_ms: what.made_ms,
+        made_ms: what.now_ms,
         family: if base.is_some() { place.family } else { 0 },
         ..place
     };
@@ -350,14 +350,17 @@ fn received_entry(id: VolumeId, what: &Receive, base: Option<&Volume>, place: Pl
 fn change_entry(act: &Act, moment: &Moment, volumes: &mut BTreeMap<VolumeId, Volume>) {
     let Some(entry) = volumes.get_mut(&act.id()) else { return };
     match act {
-        Act::Cursor { cursor, .. } => entry.sharing.cursor = *cursor,
-        Act::Received { volume, name, blocks, .. } => {
+        Act::Cursor { cursor, now_ms, .. } => {
+            (entry.sharing.cursor, entry.sharing.made_ms) = (*cursor, *now_ms);
+        }
+        Act::Received { volume, name, blocks, made_ms, .. } => {
             (entry.name, entry.blocks) = (name.clone(), *blocks);
             let before = entry.sharing;
             entry.sharing = Place {
                 kind: MapKind::Snapshot,
                 parent: volume.0,
                 moment: moment.window,
+                made_ms: *made_ms,
                 cursor: 0,
                 ..before
             };

@@ -1,17 +1,26 @@
 //! Steps that break a rule; only the simulator runs them.
 
-use onefold_core::Pba;
+use onefold_core::{Pba, ZoneId};
 
-use super::Allocator;
+use super::{ActiveZone, Allocator, DataZone, Purpose};
+use crate::format::zone_bitmap::ZoneBitmap;
 
 impl Allocator {
-    /// Breaks `ListZonesKept`: hands out the zones of a zone list that moved.
+    /// Breaks `ListZonesKept`: windows go into the zones of a zone list that moved.
     pub(crate) fn hand_out_list(&mut self) {
         let zones = self.geometry.list_zones();
         self.geometry.moved_list = 0;
-        if !self.grows {
-            self.idle_free += (zones.end - zones.start) * self.geometry.zone_blocks;
+        for zone in zones.map(ZoneId) {
+            if !self.list.has_room() {
+                break;
+            }
+            let data = DataZone::new(self.list.add(zone));
+            let purpose = Purpose::Data(Box::new(data));
+            let active = ActiveZone { used: ZoneBitmap::default(), cursor: 0, purpose };
+            self.active.insert(zone, active);
+            self.ready.push_back(zone);
         }
+        self.count_ready();
     }
 
     /// Breaks `ReuseAfterRelease`: hands a block out again although it may be needed.

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read as _,
     os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     sync::{
@@ -21,16 +22,22 @@ use onefold_block::{
     Engine, Format,
     claim::{clear, found},
     format::{
-        geometry::{Geometry, ZONE_BLOCKS_MAX},
-        superblock::{Layout, Leftover, SchemeName},
+        geometry::{Geometry, SUPERBLOCKS, ZONE_BLOCKS_MAX},
+        superblock::{Fixed, Found, Layout, Leftover, SchemeName, Superblock, choose},
     },
 };
-use onefold_core::{Algorithm, BLOCK_BYTES, Disk, Error, Kind, Result};
+use onefold_core::{Algorithm, BLOCK_BYTES, Block, Disk, Error, Kind, Result};
 use serde_json::json;
 
 use super::encryption::NOT_ENCRYPTED;
-use onefold::parts::{keeper::Keeper, store_file::holds_something};
+use onefold::parts::{
+    keeper::Keeper,
+    store_file::{StoreFile, holds_something},
+};
 use onefold_console::{failure::Failure, output::Answer, progress::Progress, size::Size};
+
+/// Bytes of a store that are read for `--like -`.
+const LIKE_BYTES: u64 = 1 << 20;
 
 /// Creates an empty store of block volumes in a new file or on a block device
 ///
@@ -40,6 +47,9 @@ use onefold_console::{failure::Failure, output::Answer, progress::Progress, size
                   onefold create block disk.onefold --size 100G\n  \
                   onefold create block disk.onefold --size 1T --preallocate none\n  \
                   onefold create block /dev/sdb --force --fingerprint sha256\n  \
+                  onefold create block copy.onefold --size 100G --like disk.onefold\n  \
+                  head -c 1M disk.onefold | ssh host onefold create block /srv/copy.onefold --size 100G \
+                  --like -\n  \
                   onefold create block disk.onefold --size 20G --fingerprint md5 --verify bytes \
                   --preallocate full")]
 pub(crate) struct Options {
@@ -58,6 +68,11 @@ pub(crate) struct Options {
     /// When a block counts as a duplicate: its 128-bit fingerprint agrees, or all its bytes
     #[arg(long, value_enum, default_value = "hash")]
     verify: Verify,
+
+    /// Gives the store the secret of this one, so that equal blocks have equal fingerprints in both: for
+    /// `onefold send --negotiate`. `-` reads the first MiB of a store from standard input
+    #[arg(long, value_name = "STORE", conflicts_with_all = ["fingerprint", "verify"])]
+    like: Option<PathBuf>,
 
     /// How a file gets its space: reserve takes it now, full also writes it once (slow to create,
     /// fastest after), none lets it grow
@@ -184,8 +199,9 @@ impl From<LayoutName> for Layout {
 
 /// Creates the store and says what was made.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let algorithm = Algorithm::from(options.fingerprint);
-    if algorithm.needs_bytes() && options.verify == Verify::Hash {
+    let like = options.like.as_deref().map(like).transpose()?;
+    let algorithm = like.as_ref().map_or(options.fingerprint.into(), |like| like.algorithm);
+    if like.is_none() && algorithm.needs_bytes() && options.verify == Verify::Hash {
         return Err(Failure::usage(format!(
             "different blocks with equal {algorithm} fingerprints can be made on purpose: \
              {algorithm} needs --verify bytes"
@@ -220,7 +236,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         bar.set(done, total);
     })?;
     drop(bar);
-    let formatted = format(&disk, options, algorithm, blocks);
+    let formatted = format(&disk, options, like, blocks);
     if formatted.is_err() && !device {
         // The disk still holds the lock, so nobody else took the file meanwhile.
         spot.iter().for_each(|spot| spot.take_back(existed));
@@ -296,15 +312,39 @@ fn blocks(options: &Options, device: bool) -> Result<u64, Failure> {
     Ok(blocks)
 }
 
-fn format(disk: &FileDisk, options: &Options, algorithm: Algorithm, blocks: u64) -> Result<()> {
+/// The choices of a store whose fingerprints another one is to have.
+fn like(path: &Path) -> Result<Fixed> {
+    if path.as_os_str() != "-" {
+        return Ok(StoreFile::look(path)?.superblock().fixed.clone());
+    }
+    let mut begins = Vec::new();
+    let read = std::io::stdin().lock().take(LIKE_BYTES).read_to_end(&mut begins);
+    read.map_err(|e| Error::from_io("standard input can't be read", e))?;
+    let found = |place: u32| {
+        let at = SUPERBLOCKS[place as usize].0 as usize * BLOCK_BYTES;
+        let bytes = begins.get(at..at + BLOCK_BYTES).and_then(|bytes| bytes.try_into().ok());
+        bytes.map_or(Found::Foreign, |bytes| Superblock::decode(&Block(bytes), place))
+    };
+    let chosen = choose(found(0), found(1)).map_err(|e| e.context("standard input"))?;
+    Ok(chosen.fixed)
+}
+
+fn format(disk: &FileDisk, options: &Options, like: Option<Fixed>, blocks: u64) -> Result<()> {
+    let secret = match &like {
+        Some(like) => like.secret,
+        None => random_bytes()?,
+    };
     let format = Format {
-        algorithm,
-        verify_bytes: options.verify == Verify::Bytes,
+        algorithm: like.as_ref().map_or(options.fingerprint.into(), |like| like.algorithm),
+        verify_bytes: match &like {
+            Some(like) => like.verify_bytes,
+            None => options.verify == Verify::Bytes,
+        },
         grow: options.preallocate == Space::None && !disk.is_device(),
         scheme: options.scheme.into(),
         leftover: options.leftover.into(),
         layout: options.layout.into(),
-        ..Format::new(random_bytes()?, random_bytes()?, blocks)
+        ..Format::new(random_bytes()?, secret, blocks)
     };
     if disk.is_device() {
         // A process that works on an older store there stops at its next look.

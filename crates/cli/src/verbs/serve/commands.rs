@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_backend::process;
+use onefold_backend::{process, random::random_bytes};
 use onefold_block::{Copies, Store};
 use onefold_console::size::Size;
 use onefold_core::{Error, Kind, Result};
@@ -154,7 +154,8 @@ impl Commands {
             cpu_seconds: process::cpu_time().as_secs_f64(),
         };
         let report = Report::new(file, self.store.engine(), &status);
-        Ok(Report { server: Some(server), maps: self.snapshots(), ..report })
+        let receives = ReceiveLine::all(&self.store);
+        Ok(Report { server: Some(server), maps: self.snapshots(), receives, ..report })
     }
 }
 
@@ -174,6 +175,11 @@ impl Served for Commands {
             }
             Request::Scrub => json(&scrub::served(&self.store, progress)?),
             Request::SnapshotSpace => json(&self.snapshot_space(progress)?),
+            Request::ReceiveExpire { days } => {
+                let gone = Copies::of(&self.store).expire_receives(days)?;
+                gone.iter().for_each(|name| tracing::info!("{}", replicate::expired(name)));
+                json(&gone)
+            }
             Request::ReceiveList => json(&ReceiveLine::all(&self.store)),
             Request::SnapshotList => json(&SnapshotLine::all(self.store.engine())),
             Request::SnapshotCreate { ref snapshots } => {
@@ -208,7 +214,7 @@ impl Served for Commands {
                 tracing::info!("imported volume '{}' of {}", name.escape_debug(), Size(bytes));
                 json(&bytes)
             }
-            Request::Receive { volume, rollback } => {
+            Request::Receive { volume, rollback, .. } => {
                 let look = &mut |done| progress("receiving", done, 0);
                 let received =
                     Copies::of(&self.store).receive(volume.as_deref(), rollback, input, look)?;
@@ -222,7 +228,7 @@ impl Served for Commands {
     fn give(&self, request: Request, output: &mut dyn Write) -> Result<Value> {
         let totals = match &request {
             Request::Export { name } => Copies::of(&self.store).export(name, output)?,
-            Request::Send { snapshot, from, resume } => {
+            Request::Send { snapshot, from, resume, .. } => {
                 Copies::of(&self.store).send(&replicate::what(snapshot, from, resume)?, output)?
             }
             _ => {
@@ -231,6 +237,31 @@ impl Served for Commands {
             }
         };
         json(&replicate::Sent::from(&totals))
+    }
+
+    fn talk(
+        &self,
+        request: Request,
+        input: &mut (dyn Read + Send),
+        output: &mut dyn Write,
+    ) -> Result<Value> {
+        let (copies, nonce) = (Copies::of(&self.store), random_bytes()?);
+        let input = BufReader::with_capacity(PIECE_BYTES, input);
+        match &request {
+            Request::Send { snapshot, from, resume, .. } => {
+                let what = replicate::what(snapshot, from, resume)?;
+                let totals = copies.negotiate(&what, &nonce, output, input)?;
+                json(&replicate::Sent::from(&totals))
+            }
+            Request::Receive { volume, rollback, .. } => {
+                let (into, look) = (volume.as_deref(), &mut |_| Ok(()));
+                let received =
+                    copies.receive_or_negotiate(into, *rollback, input, output, &nonce, look)?;
+                tracing::info!("received snapshot '{}'", received.name.escape_debug());
+                json(&replicate::Received::from(&received))
+            }
+            _ => Err(Error::new(Kind::Unsupported, "the server of a block store does not do this")),
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use onefold_core::Result;
 use serde_json::json;
 
 use super::{Found, served_or_not};
-use crate::report::Report;
+use crate::report::{Report, receiving};
 use onefold::parts::{control::Request, store_file::StoreFile};
 use onefold_console::{failure::Failure, output, size::Size};
 
@@ -41,8 +41,8 @@ pub(crate) struct Options {
     memory: Size,
 
     /// For monitoring: says only what needs an operator, and exits with 1 when something does. A
-    /// store that writes no more, nodes that do not count, damaged chunks, sets without a recent
-    /// snapshot, an overdue gc or scrub
+    /// store that writes no more, a snapshot that was not received to its end for two days, nodes that
+    /// do not count, damaged chunks, sets without a recent snapshot, an overdue gc or scrub
     #[arg(long)]
     check: bool,
 
@@ -117,7 +117,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         served_or_not(&file, |server| server.ask(&Request::Status), || offline(&options.store))?;
     if options.check {
         let stopped = report.stopped.iter().map(|reason| format!("it only reads: {reason}"));
-        return judge(options.json, &stopped.collect::<Vec<_>>());
+        let cut_off = report.receives.iter().filter_map(receiving::problem);
+        return judge(options.json, &stopped.chain(cut_off).collect::<Vec<_>>());
     }
     if options.json {
         output::json(&report)?;

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use onefold_block::{Copies, MEMORY_MIN, NoDedup, Settings, Store};
 use onefold_core::{Error, Kind, Result};
 
-use super::{super::served_or_not, speed};
+use super::{
+    super::{receiving, served_or_not},
+    speed,
+};
 use onefold::parts::{
     control::{Request, VolumeLine},
     store_file::StoreFile,
@@ -96,6 +99,9 @@ pub(super) fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
                 volume.name.escape_debug()
             ));
         }
+    }
+    if !answer.json {
+        receiving::show(file)?;
     }
     Ok(())
 }

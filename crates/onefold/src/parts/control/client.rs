@@ -28,6 +28,9 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 /// Longest line of an answer but for lists and statuses, in bytes.
 const SHORT_LINE_MAX: u64 = 64 << 10;
 
+/// Bytes of a talk that are passed on at once.
+const TALK_BYTES: usize = 256 << 10;
+
 /// A line of an answer, read into the expected type and nothing else, so that a line costs no more
 /// memory than it may hold.
 #[derive(Deserialize)]
@@ -182,16 +185,7 @@ impl Client {
         request: &Request,
         into: impl FnOnce(&mut dyn Read) -> Result<()>,
     ) -> Result<T> {
-        self.say(request)?;
-        // The server says nothing while it reads what is a hole, or while nobody takes the stream.
-        self.stream.set_read_timeout(None).map_err(lost)?;
-        let mut answers = BufReader::new(&self.stream);
-        let mut line = String::new();
-        answers.by_ref().take(SHORT_LINE_MAX).read_line(&mut line).map_err(lost)?;
-        let first: Heard<T> = serde_json::from_str(&line).map_err(strange)?;
-        if first.answer != "progress" {
-            return Err(told(&first.kind, first.message));
-        }
+        let mut answers = self.begin_stream::<T>(request)?;
         let mut pieces = Pieces::new(&mut answers);
         let read = into(&mut pieces);
         if read.is_ok() {
@@ -204,6 +198,58 @@ impl Client {
         // A server that failed in the middle says why.
         let answer = hear_from(&mut answers, SHORT_LINE_MAX, &mut |_, _, _| Ok(()));
         answer.and_then(|value| read.map(|()| value))
+    }
+
+    /// Asks for a talk: what `source` has goes to the server until it ends, on a thread that is left
+    /// alone when the server has said all; what the server says goes to `into`, each piece at once.
+    /// Then comes the answer.
+    ///
+    /// # Errors
+    /// The server's, or that of `into`, or `Io` when the server goes away.
+    pub fn talk<T: DeserializeOwned>(
+        &mut self,
+        request: &Request,
+        source: impl Read + Send + 'static,
+        into: &mut dyn Write,
+    ) -> Result<T> {
+        let mut answers = self.begin_stream::<T>(request)?;
+        let own = self.stream.try_clone().map_err(lost)?;
+        std::thread::Builder::new()
+            .name("stream".to_owned())
+            .spawn(move || {
+                let mut outlet = Outlet::new(&own);
+                let ended = pass_on(source, &mut outlet).and_then(|()| outlet.end());
+                if ended.is_err() {
+                    // Without its end the stream does not count.
+                    let _ = own.shutdown(std::net::Shutdown::Write);
+                }
+            })
+            .map_err(|e| Error::from_io("cannot start a thread for a stream", e))?;
+        let mut pieces = Pieces::new(&mut answers);
+        let passed = pass_on(&mut pieces, into);
+        if !pieces.has_ended() {
+            return passed.and_then(|()| Err(Error::new(Kind::Io, GONE)));
+        }
+        let answer = hear_from(&mut answers, SHORT_LINE_MAX, &mut |_, _, _| Ok(()));
+        answer.and_then(|value| passed.map(|()| value))
+    }
+
+    /// Asks for a stream, and waits until it begins.
+    fn begin_stream<T: DeserializeOwned>(
+        &self,
+        request: &Request,
+    ) -> Result<BufReader<&UnixStream>> {
+        self.say(request)?;
+        // The server says nothing while it reads what is a hole, or while nobody takes the stream.
+        self.stream.set_read_timeout(None).map_err(lost)?;
+        let mut answers = BufReader::new(&self.stream);
+        let mut line = String::new();
+        answers.by_ref().take(SHORT_LINE_MAX).read_line(&mut line).map_err(lost)?;
+        let first: Heard<T> = serde_json::from_str(&line).map_err(strange)?;
+        if first.answer == "progress" {
+            return Ok(answers);
+        }
+        Err(told(&first.kind, first.message))
     }
 
     fn say(&self, request: &Request) -> Result<()> {
@@ -219,6 +265,22 @@ impl Client {
         progress: &mut dyn FnMut(&str, u64, u64) -> Result<()>,
     ) -> Result<T> {
         hear_from(&mut BufReader::new(&self.stream), line_max, progress)
+    }
+}
+
+/// Passes bytes on as they come, to the end.
+fn pass_on(mut from: impl Read, to: &mut dyn Write) -> Result<()> {
+    let mut buffer = vec![0; TALK_BYTES];
+    loop {
+        let n = match from.read(&mut buffer) {
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+            read => read.map_err(|e| Error::from_io("the stream can't be read", e))?,
+        };
+        if n == 0 {
+            return Ok(());
+        }
+        let passed = to.write_all(&buffer[..n]).and_then(|()| to.flush());
+        passed.map_err(|e| Error::from_io(UNWRITTEN, e))?;
     }
 }
 

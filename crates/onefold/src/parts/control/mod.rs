@@ -13,6 +13,7 @@ use std::{ops::Range, sync::Arc, time::Duration};
 
 use onefold_block::{
     Acts, Copies, Engine, ReceiveState, Store, VolumeState, VolumeStatus, check::exclusive,
+    receives,
 };
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, VolumeId, VolumeLimits};
 use serde::{Deserialize, Serialize};
@@ -93,6 +94,9 @@ pub enum Request {
         from: Option<String>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         resume: Option<String>,
+        /// The receiver's answers follow in pieces, and say what is missing there.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        negotiates: bool,
     },
     /// A snapshot from another store, as with an import.
     Receive {
@@ -100,11 +104,16 @@ pub enum Request {
         volume: Option<String>,
         #[serde(default)]
         rollback: bool,
+        /// Answers for the sender come back in pieces, before the answer.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        negotiates: bool,
     },
     /// All snapshots that are being received.
     ReceiveList,
     /// What is being received for a volume is given up.
     ReceiveAbort { volume: String },
+    /// What was being received is given up where nothing has come for so many days.
+    ReceiveExpire { days: u32 },
     /// A replica becomes an ordinary volume.
     VolumePromote { name: String },
     /// A larger store: of so many bytes, or of all that its device or file has.
@@ -300,18 +309,42 @@ pub struct ReceiveLine {
     pub received_bytes: u64,
     /// By which `onefold send --resume` goes on.
     pub token: String,
+    /// When more of these bytes came last, in milliseconds since 1970; 0 of a server of an older
+    /// version.
+    #[serde(default)]
+    pub heard_ms: u64,
+    /// True when somebody sends it right now.
+    #[serde(default)]
+    pub at_work: bool,
 }
 
 impl ReceiveLine {
     /// All of a store.
     pub fn all(store: &Arc<Store>) -> Vec<ReceiveLine> {
-        let of = |receive: ReceiveState| ReceiveLine {
+        Copies::of(store).receives().into_iter().map(ReceiveLine::from).collect()
+    }
+
+    /// All of a store that nobody serves.
+    pub fn of(engine: &Engine) -> Vec<ReceiveLine> {
+        receives(engine).into_iter().map(ReceiveLine::from).collect()
+    }
+
+    /// The volume that gets it.
+    pub fn volume(&self) -> &str {
+        self.name.rsplit_once('@').map_or("", |(volume, _)| volume)
+    }
+}
+
+impl From<ReceiveState> for ReceiveLine {
+    fn from(receive: ReceiveState) -> ReceiveLine {
+        ReceiveLine {
             name: receive.name,
             bytes: receive.bytes,
             received_bytes: receive.received_bytes,
             token: receive.token.to_string(),
-        };
-        Copies::of(store).receives().into_iter().map(of).collect()
+            heard_ms: receive.heard_ms,
+            at_work: receive.at_work,
+        }
     }
 }
 
@@ -375,8 +408,13 @@ mod tests {
             Request::VolumeRename { name: "a".into(), new_name: "b".into() },
             Request::Put { name: "s".into(), tree: true },
             Request::Backup(Box::new(Backup { set: "s".into(), ..Backup::default() })),
-            Request::Send { snapshot: "a@b".into(), from: Some("a@a".into()), resume: None },
-            Request::Receive { volume: Some("a".into()), rollback: true },
+            Request::Send {
+                snapshot: "a@b".into(),
+                from: Some("a@a".into()),
+                resume: None,
+                negotiates: true,
+            },
+            Request::Receive { volume: Some("a".into()), rollback: true, negotiates: false },
         ];
         let mut state = 1u64;
         let mut below = |n: usize| {

@@ -18,7 +18,10 @@ use std::{
 use onefold_backend::peer::ControlListener;
 use onefold_core::{Error, Kind, Result};
 
-use super::{Answer, REQUEST_MAX, Request, Tell, places, stream::Outlet};
+use super::{
+    Answer, REQUEST_MAX, Request, Tell, places,
+    stream::{Outlet, Pieces},
+};
 
 /// Connections at once; people and scripts need few.
 const CONNECTIONS_MAX: usize = 16;
@@ -69,6 +72,19 @@ pub trait Served: Send + Sync + 'static {
     /// The answer to the client, to whom the stream does not count then.
     fn give(&self, request: Request, _output: &mut dyn Write) -> Result<serde_json::Value> {
         Err(Error::new(Kind::Unsupported, format!("the server gives no stream for {request:?}")))
+    }
+
+    /// Answers a request in which both sides speak; what is returned follows.
+    ///
+    /// # Errors
+    /// The answer to the client.
+    fn talk(
+        &self,
+        request: Request,
+        _input: &mut (dyn Read + Send),
+        _output: &mut dyn Write,
+    ) -> Result<serde_json::Value> {
+        Err(Error::new(Kind::Unsupported, format!("the server takes no {request:?}")))
     }
 }
 
@@ -200,6 +216,25 @@ impl Hall {
         answer.and_then(|value| ended.map(|()| value))
     }
 
+    /// Streams in both directions, and the end of that which goes out; the answer follows.
+    fn talk(
+        &self,
+        request: Request,
+        input: BufReader<&UnixStream>,
+        stream: &UnixStream,
+    ) -> Result<serde_json::Value> {
+        tell(stream, &Answer::Progress { what: "ready".to_owned(), done: 0, total: 0 })?;
+        // The other end of either may take its time.
+        let _ = stream.set_read_timeout(Some(LOOK_EVERY));
+        let _ = stream.set_write_timeout(Some(LOOK_EVERY));
+        let mut input = Pieces::new(Patient { stream: input, stopping: &self.stopping });
+        let mut output = Outlet::new(Patient { stream, stopping: &self.stopping });
+        let answer = self.served.talk(request, &mut input, &mut output);
+        let ended = output.end();
+        let _ = stream.set_write_timeout(Some(PATIENCE));
+        answer.and_then(|value| ended.map(|()| value))
+    }
+
     /// One request and its answer. A client that went away takes its answer with it.
     fn serve(&self, stream: &UnixStream) {
         let _ = stream.set_read_timeout(Some(PATIENCE));
@@ -227,6 +262,8 @@ impl Hall {
             )
         });
         let answered = request.and_then(|request| match request {
+            request @ (Request::Send { negotiates: true, .. }
+            | Request::Receive { negotiates: true, .. }) => self.talk(request, input, stream),
             request @ (Request::Export { .. } | Request::Send { .. }) => self.give(request, stream),
             Request::Put { .. }
             | Request::Backup(_)

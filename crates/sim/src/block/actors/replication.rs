@@ -224,6 +224,10 @@ impl<S: Subject> Sim<S> {
                     transfer = back;
                     at = Some(frame.first + frame.blocks);
                 }
+                Ok(Next::Offer(_)) => {
+                    let message = "a stream that is not negotiated has an offer";
+                    return Err(Failure::new(Checker::Volumes, message).into());
+                }
                 Err(error) => {
                     self.say(|| format!("the stream ends: {error}"));
                     self.reach.hit("replication: a damaged stream is refused");

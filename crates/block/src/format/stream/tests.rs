@@ -1,4 +1,9 @@
-use super::*;
+use onefold_core::{BLOCK_BYTES, Block, Kind, Result};
+
+use super::{
+    frames::{HEADER_BYTES, Of, PROOF_BYTES},
+    *,
+};
 
 fn about() -> Begin {
     Begin {
@@ -37,6 +42,7 @@ fn read(bytes: &[u8]) -> Result<Vec<Frame>> {
     loop {
         match reader.next_frame()? {
             Next::Frame(frame) => frames.push(frame),
+            Next::Offer(_) => unreachable!("nobody negotiates"),
             Next::End(_) => return Ok(frames),
         }
     }
@@ -124,20 +130,22 @@ fn frames_that_a_sender_proved_may_still_be_nonsense() {
     };
     assert!(again(DATA_BLOCKS_MAX).is_ok());
     assert!(again(DATA_BLOCKS_MAX + 1).is_err());
-    assert!(with(&|writer| writer.put(Of::Data, 0, 3, 2, &[0; 4096]).unwrap()).is_err());
-    assert!(with(&|writer| writer.put(Of::Hole, 0, 3, 2, &[0]).unwrap()).is_err());
-    assert!(with(&|writer| writer.put(Of::Begin, 0, 3, 2, &[]).unwrap()).is_err());
-    assert!(with(&|writer| writer.put(Of::Hole, 1, 3, 2, &[]).unwrap()).is_err());
-    assert!(with(&|writer| writer.put(Of::Data, 1, 3, 1, &[0x28, 0xb5, 0x2f]).unwrap()).is_err());
+    assert!(with(&|writer| writer.frames.put(Of::Data, 0, 3, 2, &[0; 4096]).unwrap()).is_err());
+    assert!(with(&|writer| writer.frames.put(Of::Hole, 0, 3, 2, &[0]).unwrap()).is_err());
+    assert!(with(&|writer| writer.frames.put(Of::Begin, 0, 3, 2, &[]).unwrap()).is_err());
+    assert!(with(&|writer| writer.frames.put(Of::Hole, 1, 3, 2, &[]).unwrap()).is_err());
+    assert!(
+        with(&|writer| writer.frames.put(Of::Data, 1, 3, 1, &[0x28, 0xb5, 0x2f]).unwrap()).is_err()
+    );
     // A bomb: more than the frame says.
     let bomb = zstd::bulk::compress(&vec![0; 64 << 20], 1).unwrap();
-    assert!(with(&|writer| writer.put(Of::Data, 1, 3, 1, &bomb).unwrap()).is_err());
+    assert!(with(&|writer| writer.frames.put(Of::Data, 1, 3, 1, &bomb).unwrap()).is_err());
 }
 
 #[test]
 fn what_is_no_stream_is_said() {
     let mut newer = MAGIC;
-    newer[15] = 2;
+    newer[15] = 3;
     assert_eq!(read(&newer).unwrap_err().kind(), Kind::Unsupported);
     assert_eq!(read(b"GIF89a..........").unwrap_err().kind(), Kind::Corrupt);
     assert_eq!(read(b"one").unwrap_err().kind(), Kind::Io);

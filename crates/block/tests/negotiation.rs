@@ -1,0 +1,294 @@
+//! Snapshots sent to a store of the same secret, whose answers say what is missing there: only that goes
+//! over, also when it was cut off anywhere; strangers get nothing.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use std::{
+    io::{PipeReader, Read, Write, pipe},
+    sync::Arc,
+    thread,
+};
+
+use onefold_backend::{MemoryDisk, MonotonicClock};
+use onefold_block::{
+    Copies, Engine, Format, Received, SendWhat, Settings, Store, StoreExports, Totals, check::check,
+};
+use onefold_core::{
+    Algorithm, Block, BlockRead, BlockRef, Class, Disk, Exports, Kind, Lba, Result, Run,
+};
+
+const BLOCKS: u64 = 20_000;
+
+/// A store with its threads.
+struct Site {
+    store: Arc<Store>,
+    disk: Arc<MemoryDisk>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+fn formatted(format: &Format) -> Site {
+    let disk = Arc::new(MemoryDisk::new(format.blocks));
+    Engine::format(&*disk, format).unwrap();
+    let clock = Arc::new(MonotonicClock::new());
+    let store = Store::open(disk.clone(), clock, Settings::for_memory(32 << 20)).unwrap();
+    let (one, other) = (store.clone(), store.clone());
+    let threads = vec![
+        thread::spawn(move || one.run_writer()),
+        thread::spawn(move || other.run_background()),
+    ];
+    Site { store, disk, threads }
+}
+
+fn site(id: u8, secret: u8) -> Site {
+    formatted(&Format::new([id; 16], [secret; 32], 65_536))
+}
+
+impl Site {
+    fn end(self) {
+        self.store.stop();
+        self.threads.into_iter().for_each(|one| one.join().unwrap());
+        self.store.close().unwrap();
+        let disk: Arc<dyn Disk> = self.disk;
+        let report = check(&disk, &mut |_| {}).unwrap();
+        assert_eq!(report.problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
+    }
+
+    fn read(&self, name: &str) -> Vec<Block> {
+        let volume = StoreExports(self.store.clone()).open(name).unwrap();
+        let mut blocks = Block::zeroed_vec((volume.size() / 4096) as usize);
+        let mut reads = [BlockRead { first: Lba(0), into: &mut blocks, result: Ok(()) }];
+        volume.read(&mut reads);
+        let [read] = reads;
+        read.result.unwrap();
+        blocks
+    }
+
+    /// A volume with the contents of these numbers, from the block `first` on.
+    fn fill(&self, name: &str, first: u64, contents: std::ops::Range<u64>) {
+        if self.store.engine().find_volume(name).is_err() {
+            self.store.create_volume(name, BLOCKS * 4096).unwrap();
+        }
+        let volume = StoreExports(self.store.clone()).open(name).unwrap();
+        for n in contents.clone() {
+            volume.write((first + n - contents.start) * 4096, &content(n)).unwrap();
+        }
+    }
+
+    fn snapshot(&self, name: &str) {
+        self.store.snapshot(&[name.to_owned()], &mut || {}).unwrap();
+    }
+}
+
+/// Bytes that nothing compresses much.
+fn content(n: u64) -> Vec<u8> {
+    let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let bytes = (0..4096).map(|_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    });
+    bytes.collect()
+}
+
+fn same(one: &[Block], other: &[Block]) {
+    assert_eq!(one.len(), other.len());
+    assert_eq!(one.iter().zip(other).position(|(one, other)| one.0 != other.0), None);
+}
+
+/// Passes so many bytes on, and counts them.
+fn wire(
+    mut from: PipeReader,
+    mut to: impl Write + Send + 'static,
+    most: u64,
+) -> thread::JoinHandle<u64> {
+    thread::spawn(move || {
+        let (mut buffer, mut passed) = (vec![0; 64 << 10], 0);
+        while passed < most
+            && let Ok(n @ 1..) = from.read(&mut buffer)
+        {
+            let n = n.min((most - passed) as usize);
+            if to.write_all(&buffer[..n]).is_err() {
+                break;
+            }
+            passed += n as u64;
+        }
+        passed
+    })
+}
+
+/// The results of a copy, and the bytes that went to the receiver and back.
+struct Copied {
+    sent: Result<Totals>,
+    received: Result<Received>,
+    there: u64,
+    back: u64,
+}
+
+/// Sends over two pipes, which break after so many bytes to the receiver.
+fn copy(here: &Site, there: &Site, what: &SendWhat, most: u64) -> Copied {
+    let (stream_out, stream) = pipe().unwrap();
+    let (stream_in, passed_on) = pipe().unwrap();
+    let (answers_out, answers) = pipe().unwrap();
+    let (answers_in, passed_back) = pipe().unwrap();
+    let to = wire(stream_out, passed_on, most);
+    let back = wire(answers_out, passed_back, u64::MAX);
+    let target = there.store.clone();
+    let receiving = thread::spawn(move || {
+        let mut answers = answers;
+        let look = &mut |_| Ok(());
+        Copies::of(&target).receive_or_negotiate(
+            None,
+            false,
+            stream_in,
+            &mut answers,
+            &[2; 32],
+            look,
+        )
+    });
+    let mut stream = stream;
+    let sent = Copies::of(&here.store).negotiate(what, &[1; 32], &mut stream, answers_in);
+    drop(stream);
+    let received = receiving.join().unwrap();
+    Copied { sent, received, there: to.join().unwrap(), back: back.join().unwrap() }
+}
+
+fn whole(name: &str) -> SendWhat {
+    SendWhat { snapshot: name.to_owned(), ..SendWhat::default() }
+}
+
+/// The receiver has the first 5,000 contents of 6,000 somewhere else.
+fn pair(secret: u8) -> (Site, Site) {
+    let (here, there) = (site(1, 1), site(2, secret));
+    here.fill("vm1", 100, 0..6000);
+    here.fill("vm1", 9000, 2000..2500);
+    here.snapshot("vm1@a");
+    there.fill("other", 0, 0..5000);
+    there.snapshot("other@kept");
+    (here, there)
+}
+
+#[test]
+fn only_what_is_missing_goes_over_and_all_of_it_is_right() {
+    let (here, there) = pair(1);
+    let done = copy(&here, &there, &whole("vm1@a"), u64::MAX);
+    let totals = done.sent.unwrap();
+    assert_eq!((totals.data, totals.held, totals.repeats), (1000, 5500, 0));
+    // 16 bytes for each offered block, and a few for each run of held ones.
+    let payload = 1000 * 4096 + 6500 * 16;
+    assert!((payload..payload + 16_384).contains(&done.there), "{} of {payload}", done.there);
+    assert!(done.back < 2000, "{}", done.back);
+    let received = done.received.unwrap();
+    assert_eq!((received.totals, received.negotiated), (totals, true));
+    same(&there.read("vm1"), &here.read("vm1@a"));
+    same(&there.read("vm1@a"), &here.read("vm1@a"));
+    // Changes since: with a base, nothing else is offered.
+    here.fill("vm1", 0, 10_000..10_010);
+    here.fill("vm1", 50, 3000..3010);
+    here.snapshot("vm1@b");
+    let what = SendWhat { from: Some("vm1@a".to_owned()), ..whole("vm1@b") };
+    let done = copy(&here, &there, &what, u64::MAX);
+    let totals = done.sent.unwrap();
+    assert_eq!((totals.data, totals.held), (10, 10));
+    assert!(done.there < 10 * 4096 + 4096, "{}", done.there);
+    same(&there.read("vm1"), &here.read("vm1"));
+    here.end();
+    there.end();
+}
+
+#[test]
+fn a_copy_that_is_cut_off_anywhere_goes_on() {
+    let (here, there) = pair(1);
+    let size = 4_300_000;
+    for n in 0..20 {
+        let token = Copies::of(&there.store).receives().first().map(|one| one.token);
+        let what = SendWhat { resume: token, ..whole("vm1@a") };
+        let most = if n % 2 == 0 { n * 5000 } else { n * size / 40 };
+        let cut = copy(&here, &there, &what, most);
+        if let Ok(received) = cut.received {
+            assert!(n > 3, "it was cut off: {received:?}");
+            break;
+        }
+        assert!(cut.sent.is_err());
+        assert!(there.store.engine().find_volume("vm1").is_err(), "nobody sees a part");
+        // Without negotiation, too.
+        if n == 7 {
+            let token = Copies::of(&there.store).receives().first().map(|one| one.token);
+            let mut bytes = Vec::new();
+            let what = SendWhat { resume: token, ..whole("vm1@a") };
+            Copies::of(&here.store).send(&what, &mut bytes).unwrap();
+            let half = &bytes[..bytes.len() / 2];
+            Copies::of(&there.store).receive(None, false, half, &mut |_| Ok(())).unwrap_err();
+        }
+    }
+    if there.store.engine().find_volume("vm1").is_err() {
+        let token = Copies::of(&there.store).receives().first().map(|one| one.token);
+        let done = copy(&here, &there, &SendWhat { resume: token, ..whole("vm1@a") }, u64::MAX);
+        done.sent.unwrap();
+        done.received.unwrap();
+    }
+    same(&there.read("vm1"), &here.read("vm1@a"));
+    here.end();
+    there.end();
+}
+
+#[test]
+fn a_store_of_another_secret_learns_nothing_and_says_so() {
+    let (here, there) = pair(9);
+    let done = copy(&here, &there, &whole("vm1@a"), u64::MAX);
+    let said = done.sent.unwrap_err().to_string();
+    assert!(said.contains("another secret") && said.contains("--like"), "{said}");
+    assert_eq!((done.there, done.back), (48, 80), "magic, nonces and a proof");
+    assert_eq!(done.received.unwrap_err().kind(), Kind::Io);
+    assert!(Copies::of(&there.store).receives().is_empty());
+    here.end();
+    there.end();
+}
+
+#[test]
+fn a_store_that_compares_bytes_does_not_negotiate() {
+    let format = Format {
+        algorithm: Algorithm::Md5,
+        verify_bytes: true,
+        ..Format::new([3; 16], [1; 32], 65_536)
+    };
+    let (here, there) = (formatted(&format), site(2, 1));
+    for (one, other) in [(&here, &there), (&there, &here)] {
+        one.fill("vm1", 0, 0..10);
+        one.snapshot("vm1@a");
+        let done = copy(one, other, &whole("vm1@a"), u64::MAX);
+        assert!(done.sent.is_err() && done.received.is_err());
+        let (sent, received) = (done.sent.unwrap_err(), done.received.unwrap_err());
+        let said = format!("{sent} {received}");
+        assert!(said.contains("--verify bytes"), "{said}");
+        one.store.delete_snapshot("vm1@a", false).unwrap();
+        one.store.delete_volume("vm1").unwrap();
+    }
+    here.end();
+    there.end();
+}
+
+/// Data that the receiver's disk has lost is not there: it is sent.
+#[test]
+fn what_is_damaged_there_is_missing() {
+    let (here, there) = pair(1);
+    there.store.flush().unwrap();
+    let mut damaged = 0;
+    for at in 1000..there.disk.blocks() {
+        let mut block = Block::zeroed_vec(1);
+        let mut read = [onefold_core::Read::new(onefold_core::Pba(at), &mut block)];
+        there.disk.read(&mut read);
+        if block[0].0[..] == content(77)[..] || block[0].0[..] == content(3333)[..] {
+            block[0].0[5] ^= 1;
+            let blocks = [BlockRef { block: &block[0], class: Class::Data }];
+            let run = Run { at: onefold_core::Pba(at), blocks: &blocks };
+            there.disk.write(&[run]).unwrap();
+            damaged += 1;
+        }
+    }
+    assert!(damaged > 0, "no block lies as it is on the disk");
+    let done = copy(&here, &there, &whole("vm1@a"), u64::MAX);
+    let totals = done.sent.unwrap();
+    assert_eq!((totals.data, totals.held), (1000 + damaged, 5500 - damaged));
+    done.received.unwrap();
+}

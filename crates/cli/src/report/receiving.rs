@@ -1,0 +1,44 @@
+//! A snapshot that is being received, for people.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use onefold::parts::control::ReceiveLine;
+use onefold_console::size::{Size, duration};
+
+/// How long nothing may come before an operator is to look, in seconds.
+const QUIET_MOST: u64 = 2 * 24 * 3600;
+
+/// Seconds since something came; `None` while somebody sends, and of a server that does not say.
+fn quiet(receive: &ReceiveLine) -> Option<u64> {
+    if receive.at_work || receive.heard_ms == 0 {
+        return None;
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Some(now.as_secs().saturating_sub(receive.heard_ms / 1000))
+}
+
+/// How far it is, how old, and what an operator can do.
+pub(crate) fn shown(receive: &ReceiveLine) -> String {
+    let so_far = format!(
+        "'{}': {} of {}",
+        receive.name.escape_debug(),
+        Size(receive.received_bytes),
+        Size(receive.bytes)
+    );
+    match quiet(receive) {
+        None => so_far,
+        Some(seconds) => format!(
+            "{so_far}, nothing came for {}: send it again, or give it up by `onefold receive STORE {} \
+             --abort`",
+            duration(seconds),
+            receive.volume().escape_debug()
+        ),
+    }
+}
+
+/// The sentence for an operator when nothing came for long.
+pub(crate) fn problem(receive: &ReceiveLine) -> Option<String> {
+    quiet(receive)
+        .filter(|&seconds| seconds >= QUIET_MOST)
+        .map(|_| format!("a snapshot was not received to its end, {}", shown(receive)))
+}
