@@ -542,6 +542,55 @@ fn snapshots_are_mounted() {
 }
 
 #[test]
+fn a_mount_ends_while_somebody_is_in_it() {
+    if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+        println!("NOT TESTED: mounting needs /dev/fuse and root");
+        return;
+    }
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    plant(&desk.path("tree"));
+    backup(&desk, "tree --set t");
+    fs::create_dir(desk.path("m")).unwrap();
+    let mut mount = desk.command("mount a m").stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = std::io::BufReader::new(mount.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut said, &mut String::new()).unwrap();
+    let held = fs::File::open(desk.path("m/t")).unwrap();
+    let process = rustix::process::Pid::from_child(&mount);
+    rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+    assert!(mount.wait().unwrap().success());
+    drop(held);
+    assert_eq!(fs::read_dir(desk.path("m")).unwrap().count(), 0, "nothing is mounted there");
+}
+
+#[test]
+fn rule_09_find_holds_one_path_whatever_lies_below_it() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    // Directories below 12 KB of path: all paths together have 120 MB.
+    let (top, name) = (desk.path("tree"), "d".repeat(250));
+    fs::create_dir(&top).unwrap();
+    let mut at = rustix::fs::open(&top, rustix::fs::OFlags::PATH, 0.into()).unwrap();
+    for n in 0..10_048 {
+        let inner = if n < 48 { name.clone() } else { n.to_string() };
+        rustix::fs::mkdirat(&at, &inner, 0o700.into()).unwrap();
+        if n < 48 {
+            at = rustix::fs::openat(&at, &inner, rustix::fs::OFlags::PATH, 0.into()).unwrap();
+        }
+    }
+    backup(&desk, "tree --set t");
+    // Data in KiB, the stacks of threads apart.
+    let limited = "ulimit -d 120000; exec \"$0\" find a letter 9999";
+    let found = std::process::Command::new("sh")
+        .args(["-c", limited, env!("CARGO_BIN_EXE_onefold")])
+        .current_dir(desk.path("."))
+        .output()
+        .unwrap();
+    assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+    assert_eq!(String::from_utf8_lossy(&found.stdout).lines().count(), 1);
+}
+
+#[test]
 fn thirty_nights_come_back_and_those_that_a_policy_keeps() {
     let desk = Desk::new();
     desk.ok("create archive a");

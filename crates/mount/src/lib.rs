@@ -21,11 +21,17 @@ mod inodes;
 mod names;
 mod trees;
 
-use std::{io, path::Path, sync::Arc, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
 use onefold_archive::{Archive, SnapshotId};
 use onefold_core::{Error, Result};
+use rustix::mount::{UnmountFlags, unmount};
 
 use self::{files::Files, trees::Trees};
 
@@ -48,18 +54,33 @@ pub struct Choices {
 pub struct Mounted {
     session: Session<Files>,
     trees: Arc<Trees>,
+    at: PathBuf,
 }
 
 /// Ends a mount from another thread.
-pub struct Ender(SessionUnmounter);
+pub struct Ender {
+    session: SessionUnmounter,
+    at: PathBuf,
+}
 
 impl Ender {
-    /// Unmounts, so that [`Mounted::serve`] returns.
+    /// Unmounts, so that [`Mounted::serve`] returns once all requests are answered. While somebody
+    /// is in it, it is taken out of the tree of files only: true then, and [`Mounted::serve`] returns
+    /// when nobody is in it any more.
     ///
     /// # Errors
-    /// Those of the system: somebody works in it.
-    pub fn end(&mut self) -> Result<()> {
-        self.0.unmount().map_err(|error| Error::from_io("it can't be unmounted", error))
+    /// Those of the system.
+    pub fn end(&mut self) -> Result<bool> {
+        match self.session.unmount() {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                unmount(&self.at, UnmountFlags::DETACH)
+                    .map_err(|errno| Error::from_io("it can't be unmounted", errno.into()))?;
+                Ok(true)
+            }
+            ended => ended
+                .map(|()| false)
+                .map_err(|error| Error::from_io("it can't be unmounted", error)),
+        }
     }
 }
 
@@ -69,6 +90,8 @@ impl Mounted {
     /// # Errors
     /// `NotFound` for a snapshot; those of the system: there is no FUSE, or it refuses the directory.
     pub fn new(archive: &Arc<Archive>, at: &Path, choices: Choices) -> Result<Mounted> {
+        // The process may be elsewhere when it ends.
+        let at = at.canonicalize().map_err(|error| Error::from_io(at.display(), error))?;
         let trees = Arc::new(Trees::new(archive, CACHE_BYTES));
         let files = Files::new(trees.clone(), choices.only, choices.allow_other)?;
         let mut config = Config::default();
@@ -84,18 +107,18 @@ impl Mounted {
             config.acl = SessionACL::All;
         }
         config.n_threads = std::thread::available_parallelism().map(std::num::NonZero::get).ok();
-        let session = Session::new(files, at, &config).map_err(|error| {
+        let session = Session::new(files, &at, &config).map_err(|error| {
             let missing =
                 error.kind() == io::ErrorKind::NotFound && !Path::new("/dev/fuse").exists();
             let why = if missing { ": the system has no /dev/fuse" } else { "" };
             Error::from_io(format!("{} can't be mounted{why}", at.display()), error)
         })?;
-        Ok(Mounted { session, trees })
+        Ok(Mounted { session, trees, at })
     }
 
     /// Who ends it.
     pub fn ender(&mut self) -> Ender {
-        Ender(self.session.unmount_callable())
+        Ender { session: self.session.unmount_callable(), at: self.at.clone() }
     }
 
     /// Answers until it is unmounted.
@@ -103,7 +126,7 @@ impl Mounted {
     /// # Errors
     /// Those of the system.
     pub fn serve(self) -> Result<()> {
-        let Mounted { session, trees } = self;
+        let Mounted { session, trees, .. } = self;
         let (alive, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
             scope.spawn(move || {

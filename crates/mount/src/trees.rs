@@ -70,6 +70,8 @@ pub(crate) struct Walk {
     met: Vec<(u64, TreeNodeRef)>,
     /// How many entries these have.
     known: u64,
+    /// The last name of these.
+    last: Vec<u8>,
     /// The number of the next entry.
     next: u64,
     /// The page of the last one, with its place among those that were met.
@@ -186,7 +188,7 @@ impl Trees {
         let mut out = Vec::with_capacity(end.saturating_sub(offset) as usize);
         match map {
             FileMap::Inline(parts) => self.copy(parts, 0, offset, end, &mut out)?,
-            FileMap::Pages(top) => self.copy_pages(top, offset, end, &mut out)?,
+            FileMap::Pages(top) => self.copy_pages(bytes, top, offset, end, &mut out)?,
         }
         if out.len() as u64 != end.saturating_sub(offset) {
             return Err(Error::new(Kind::Corrupt, "a file has less content than its length"));
@@ -194,28 +196,43 @@ impl Trees {
         Ok(out)
     }
 
-    /// Copies what is between `from` and `end` of a file, the pages of which are below `top`.
-    fn copy_pages(&self, top: &Top, from: u64, end: u64, out: &mut Vec<u8>) -> Result<()> {
-        let mut wanted = vec![(top.levels, top.node, 0)];
-        while let Some((level, node, mut begins)) = wanted.pop() {
+    /// Copies what is between `from` and `end` of a file of so many bytes, the pages of which are
+    /// below `top`. Each page has what is said of it above, so that no more pages are read than there
+    /// are bytes to copy, on each level.
+    fn copy_pages(
+        &self,
+        bytes: u64,
+        top: &Top,
+        from: u64,
+        end: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        let mut wanted = vec![(top.levels, top.node, 0u64, bytes)];
+        while let Some((level, node, mut begins, bytes)) = wanted.pop() {
             let node = self.node(&node)?;
+            let said = begins.saturating_add(bytes);
             if level == 0 {
                 let TreeNode::FileMap(parts) = &*node else {
                     return Err(Error::new(Kind::Corrupt, "a page of a file map is none"));
                 };
                 self.copy(parts, begins, from, end, out)?;
-                continue;
-            }
-            let mut hit = Vec::new();
-            for entry in index(&node, level)? {
-                let Key::Sum(bytes) = entry.key else { continue };
-                let ends: u64 = bytes.saturating_add(begins);
-                if ends > from && begins < end {
-                    hit.push((level - 1, entry.node, begins));
+                begins = parts.iter().map(Part::bytes).fold(begins, u64::saturating_add);
+            } else {
+                let mut hit = Vec::new();
+                for entry in index(&node, level)? {
+                    let Key::Sum(bytes) = entry.key else { continue };
+                    let ends: u64 = bytes.saturating_add(begins);
+                    if ends > from && begins < end {
+                        hit.push((level - 1, entry.node, begins, bytes));
+                    }
+                    begins = ends;
                 }
-                begins = ends;
+                wanted.extend(hit.into_iter().rev());
             }
-            wanted.extend(hit.into_iter().rev());
+            if begins != said {
+                let why = "a page of a file map has other bytes than is said of it";
+                return Err(Error::new(Kind::Corrupt, why));
+            }
         }
         Ok(())
     }
@@ -230,12 +247,7 @@ impl Trees {
         out: &mut Vec<u8>,
     ) -> Result<()> {
         for part in parts {
-            let bytes = match part {
-                Part::Run { bytes, .. } => u64::from(*bytes),
-                Part::Zeroes(bytes) | Part::Hole(bytes) => *bytes,
-                _ => 0,
-            };
-            let ends = at.saturating_add(bytes);
+            let ends = at.saturating_add(part.bytes());
             let (first, last) = (at.max(from), ends.min(end));
             if first < last {
                 match part {
@@ -292,7 +304,7 @@ fn index(node: &TreeNode, level: u8) -> Result<&[IndexEntry]> {
 impl Walk {
     pub(crate) fn new(top: Option<Top>) -> Walk {
         let wanted = top.iter().map(|top| (top.levels, top.node)).collect();
-        Walk { wanted, met: Vec::new(), known: 0, next: 0, page: None }
+        Walk { wanted, met: Vec::new(), known: 0, last: Vec::new(), next: 0, page: None }
     }
 
     /// The number of the next entry.
@@ -338,18 +350,21 @@ impl Walk {
     fn meet(&mut self, trees: &Trees) -> Result<bool> {
         while let Some((level, node)) = self.wanted.pop() {
             let page = trees.node(&node)?;
-            match &*page {
-                TreeNode::Directory(entries) if level == 0 && !entries.is_empty() => {
-                    self.met.push((self.known, node));
-                    self.known += entries.len() as u64;
-                    return Ok(true);
-                }
-                TreeNode::Directory(_) if level == 0 => {}
-                _ => {
-                    let below = index(&page, level)?;
-                    self.wanted.extend(below.iter().rev().map(|entry| (level - 1, entry.node)));
-                }
+            let TreeNode::Directory(entries) = &*page else {
+                let below = index(&page, level)?;
+                self.wanted.extend(below.iter().rev().map(|entry| (level - 1, entry.node)));
+                continue;
+            };
+            let (Some(first), Some(last)) = (entries.first(), entries.last()) else { continue };
+            // A few index pages can lead to one page more often than anybody can list it.
+            if level > 0 || first.name <= self.last {
+                let why = "the pages of a directory are out of order";
+                return Err(Error::new(Kind::Corrupt, why));
             }
+            self.last.clone_from(&last.name);
+            self.met.push((self.known, node));
+            self.known += entries.len() as u64;
+            return Ok(true);
         }
         Ok(false)
     }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use onefold_core::VolumeLimits;
-use onefold_serve::nbd::{Limits, Server};
+use onefold_serve::nbd::{Limits, Peer, Right, Rights, Server};
 use raw_client::*;
 use volumes::{MemoryExports, MemoryVolume};
 
@@ -36,9 +36,12 @@ impl Shared {
     }
 
     fn of(exports: Arc<MemoryExports>, limits: Limits) -> Shared {
+        Shared::with(Server::new(exports, limits))
+    }
+
+    fn with(mut server: Server) -> Shared {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("nbd.sock");
-        let mut server = Server::new(exports, limits);
         server.add_unix(&socket).unwrap();
         server.start().unwrap();
         Shared { server, socket, _dir: dir }
@@ -382,6 +385,32 @@ fn rule_12_two_volumes_with_half_of_the_connections_each_keep_no_third_out() {
     shared.end();
 }
 
+/// Eight clients of two volumes.
+fn eight(shared: &Shared) -> Vec<Raw> {
+    (0..8).map(|n| Raw::go_to(&shared.socket, Mode::Simple, ["greedy", "other"][n % 2])).collect()
+}
+
+/// Lets clients send byte after byte while `works` runs, which ends the test when it panics.
+fn byte_by_byte(slow: &[Raw], works: impl FnOnce()) {
+    let ended = AtomicBool::new(false);
+    let worked = std::thread::scope(|scope| {
+        for raw in slow {
+            let (mut sends, ended) = (raw.stream.try_clone().unwrap(), &ended);
+            scope.spawn(move || {
+                while !ended.load(SeqCst) && sends.write_all(&[1]).is_ok() {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            });
+        }
+        let worked = std::panic::catch_unwind(AssertUnwindSafe(works));
+        ended.store(true, SeqCst);
+        worked
+    });
+    if let Err(panic) = worked {
+        std::panic::resume_unwind(panic);
+    }
+}
+
 #[test]
 fn rule_12_two_volumes_that_send_requests_byte_by_byte_keep_no_third_from_working() {
     let shared = shared_by_three(Limits {
@@ -391,31 +420,80 @@ fn rule_12_two_volumes_that_send_requests_byte_by_byte_keep_no_third_from_workin
         rest: Duration::from_millis(200),
         ..Limits::default()
     });
-    let mut slow: Vec<Raw> = (0..8)
-        .map(|n| Raw::go_to(&shared.socket, Mode::Simple, ["greedy", "other"][n % 2]))
-        .collect();
+    let mut slow = eight(&shared);
     for raw in &mut slow {
         raw.request(0, WRITE, 0, 1 << 20, &[1; 60_000]);
     }
     while shared.server.statistics().working < 4 {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let ended = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for raw in &slow {
-            let (mut sends, ended) = (raw.stream.try_clone().unwrap(), &ended);
-            scope.spawn(move || {
-                while !ended.load(SeqCst) && sends.write_all(&[1]).is_ok() {
-                    std::thread::sleep(Duration::from_millis(50));
-                }
-            });
-        }
-        let works = std::panic::catch_unwind(AssertUnwindSafe(|| shared.neighbour_works()));
-        ended.store(true, SeqCst);
-        assert!(works.is_ok(), "the third one waits for a place for ever");
-    });
+    byte_by_byte(&slow, || shared.neighbour_works());
     drop(slow);
     shared.end();
+}
+
+/// Lets the others send writes byte by byte that are refused. None of them is cut: each gives its
+/// place to whoever wants it.
+fn refused_writes_keep_no_place(shared: Shared, mut slow: Vec<Raw>, offset: u64, length: u64) {
+    for raw in &mut slow {
+        raw.request(0, WRITE, offset, length, &[1; 100]);
+    }
+    while shared.server.statistics().working < 4 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    byte_by_byte(&slow, || shared.neighbour_works());
+    assert!(slow.iter_mut().all(|raw| !raw.is_closed_now()), "a client was cut for its place");
+    drop(slow);
+    shared.end();
+}
+
+fn few_places() -> Limits {
+    // Nobody is cut before the test ends.
+    let patience = Duration::from_secs(60);
+    Limits { places: 4, patience, rest: Duration::from_millis(200), ..Limits::default() }
+}
+
+#[test]
+fn rule_12_writes_that_are_refused_and_sent_byte_by_byte_keep_no_place() {
+    let shared = shared_by_three(few_places());
+    let slow = eight(&shared);
+    refused_writes_keep_no_place(shared, slow, SIZE, 4 << 20);
+}
+
+#[test]
+fn rule_12_writes_that_fail_and_are_sent_byte_by_byte_keep_no_place() {
+    let volumes =
+        ["disk", "greedy", "other"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
+    volumes[1..].iter().for_each(|(_, volume)| volume.set_stopped());
+    let shared = Shared::of(MemoryExports::of(volumes), few_places());
+    let mut slow = eight(&shared);
+    for raw in &mut slow {
+        // The first piece fails, and the rest is thrown away.
+        raw.request(0, WRITE, 0, 8 << 20, &vec![1; 5 << 20]);
+    }
+    byte_by_byte(&slow, || shared.neighbour_works());
+    assert!(slow.iter_mut().all(|raw| !raw.is_closed_now()), "a client was cut for its place");
+    drop(slow);
+    shared.end();
+}
+
+/// Clients may change `disk` only.
+struct OneDisk;
+
+impl Rights for OneDisk {
+    fn right(&self, _: Peer, volume: &str) -> Right {
+        if volume == "disk" { Right::Write } else { Right::Read }
+    }
+}
+
+#[test]
+fn rule_12_writes_of_clients_that_may_only_read_keep_no_place() {
+    let volumes =
+        ["disk", "greedy", "other"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
+    let exports = MemoryExports::of(volumes);
+    let shared = Shared::with(Server::with_rights(exports, Arc::new(OneDisk), few_places()));
+    let slow = eight(&shared);
+    refused_writes_keep_no_place(shared, slow, 0, 4 << 20);
 }
 
 #[test]
@@ -427,32 +505,17 @@ fn rule_12_a_client_that_pauses_between_requests_is_not_cut_for_those_that_send_
         rest: Duration::from_millis(200),
         ..Limits::default()
     });
-    let mut slow: Vec<Raw> = (0..8)
-        .map(|n| Raw::go_to(&shared.socket, Mode::Simple, ["greedy", "other"][n % 2]))
-        .collect();
+    let mut slow = eight(&shared);
     for raw in &mut slow {
         raw.request(0, WRITE, 0, 4 << 20, &[1; 100]);
     }
-    let ended = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for raw in &slow {
-            let (mut sends, ended) = (raw.stream.try_clone().unwrap(), &ended);
-            scope.spawn(move || {
-                while !ended.load(SeqCst) && sends.write_all(&[1]).is_ok() {
-                    std::thread::sleep(Duration::from_millis(50));
-                }
-            });
+    byte_by_byte(&slow, || {
+        let mut raw = Raw::go(&shared.socket, Mode::Structured);
+        // Longer than anybody may keep a place for nothing.
+        for round in 0..12u8 {
+            assert_eq!(raw.write(FUA, u64::from(round) << 12, &[round; 4096]), 0);
+            std::thread::sleep(Duration::from_millis(200));
         }
-        let works = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            let mut raw = Raw::go(&shared.socket, Mode::Structured);
-            // Longer than anybody may keep a place for nothing.
-            for round in 0..12u8 {
-                assert_eq!(raw.write(FUA, u64::from(round) << 12, &[round; 4096]), 0);
-                std::thread::sleep(Duration::from_millis(200));
-            }
-        }));
-        ended.store(true, SeqCst);
-        assert!(works.is_ok(), "an honest client was cut");
     });
     drop(slow);
     shared.end();

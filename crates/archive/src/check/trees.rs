@@ -10,10 +10,9 @@ use crate::{
         Identity,
         bytes::corrupt,
         damage::is_damage,
-        recipe::Part,
         tree_node::{
             Attributes, FileMap, IndexEntry, Key, NODE_BYTES, Named, Root, TreeEntry, TreeNode,
-            TreeNodeRef, TreeWhat,
+            TreeNodeRef, TreeWhat, content_bytes,
         },
     },
     tree::{ends_page, hash_of_name},
@@ -63,7 +62,8 @@ impl Checking {
                 if let Some(stats) = &snapshot.stats {
                     // Lost stat pages cost no content: the next backup reads the files again.
                     let stats = self.tree(&mut trees, stats.node)?;
-                    return Ok(Known { lost: known.lost + stats.lost, ..known });
+                    let lost = known.lost.saturating_add(stats.lost);
+                    return Ok(Known { lost, ..known });
                 }
                 Ok(known)
             }) {
@@ -134,14 +134,15 @@ impl Checking {
         let Some(Frame { at, node, known, lost: own, .. }) = frames.pop() else {
             return Err(corrupt("a tree has no node"));
         };
-        let (mut lost, mut looked) =
-            (own + known.iter().map(|child| child.lost).sum::<u64>(), Ok(()));
+        // A tree that doubles at each level names a lost chunk more often than a number says.
+        let below = known.iter().map(|child| child.lost).fold(0, u64::saturating_add);
+        let (mut lost, mut looked) = (below.saturating_add(own), Ok(()));
         node.named(&mut |named| {
             let Named::Chunks(first, fingerprints) = named else { return };
             for (n, fingerprint) in fingerprints.iter().enumerate() {
                 let address = crate::format::Address { slot: first.slot + n as u16, ..first };
                 match self.found.has(address, fingerprint) {
-                    Ok(there) => lost += u64::from(!there),
+                    Ok(there) => lost = lost.saturating_add(u64::from(!there)),
                     Err(error) => looked = Err(error),
                 }
             }
@@ -185,7 +186,9 @@ fn judge(identity: &Identity, node: &TreeNode, children: &[Known]) -> Result<Kno
             known.names = names.map(|(first, last)| (first.name.clone(), last.name.clone()));
             Ok(known)
         }
-        TreeNode::FileMap(parts) => Ok(Known { bytes: sum(parts), ends: true, ..Known::default() }),
+        TreeNode::FileMap(parts) => {
+            Ok(Known { bytes: content_bytes(parts), ends: true, ..Known::default() })
+        }
         TreeNode::Stats(stats) => {
             Ok(Known { entries: stats.len() as u64, ends: true, ..Known::default() })
         }
@@ -249,7 +252,7 @@ fn of_map<'a>(
     children: &mut impl Iterator<Item = &'a Known>,
 ) -> Result<u64> {
     let found = match map {
-        FileMap::Inline(parts) => sum(parts),
+        FileMap::Inline(parts) => content_bytes(parts),
         FileMap::Pages(_) => children.next().ok_or_else(missing)?.bytes,
     };
     if found == bytes {
@@ -266,17 +269,6 @@ fn of_root<'a>(root: &Root, children: &mut impl Iterator<Item = &'a Known>) -> R
         return Err(corrupt("a snapshot has other totals than its tree"));
     }
     Ok(Known { entries: root.entries, bytes: root.bytes, ends: true, ..Known::default() })
-}
-
-fn sum(parts: &[Part]) -> u64 {
-    parts
-        .iter()
-        .map(|part| match part {
-            Part::Run { bytes, .. } => u64::from(*bytes),
-            Part::Zeroes(bytes) | Part::Hole(bytes) => *bytes,
-            Part::End(_) | Part::Slice { .. } => 0,
-        })
-        .fold(0, u64::saturating_add)
 }
 
 fn missing() -> Error {

@@ -55,6 +55,18 @@ pub enum Part {
     },
 }
 
+impl Part {
+    /// Bytes of content that it stands for.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Part::Run { bytes, .. } | Part::Slice { bytes, .. } => u64::from(*bytes),
+            Part::Zeroes(bytes) | Part::Hole(bytes) => *bytes,
+            Part::End(_) => 0,
+        }
+    }
+}
+
 /// The totals and the digest at a recipe's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {

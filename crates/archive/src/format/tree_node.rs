@@ -38,6 +38,9 @@ const NAME_MAX: usize = 255;
 /// Bytes of the target of a symbolic link.
 const TARGET_MAX: usize = 16 << 10;
 
+/// Bytes of an entry's attributes at most.
+pub(crate) const ATTRIBUTES_BYTES: u64 = 8 << 20;
+
 const DIRECTORY: u8 = 1;
 const FILE_MAP: u8 = 2;
 const STATS: u8 = 3;
@@ -297,7 +300,8 @@ impl TreeNode {
         w.0
     }
 
-    /// Reads a node, whoever wrote it.
+    /// Reads a node, whoever wrote it. No page is empty, and pages below an index page are in order,
+    /// each with something in it.
     ///
     /// # Errors
     /// `Corrupt`.
@@ -318,14 +322,20 @@ impl TreeNode {
                     }
                     entries.push(entry);
                 }
+                refuse_empty(entries.is_empty())?;
                 TreeNode::Directory(entries)
             }
-            FILE_MAP => TreeNode::FileMap(file_parts(std::mem::take(&mut r.0))?),
+            FILE_MAP => {
+                let parts = file_parts(std::mem::take(&mut r.0))?;
+                refuse_empty(content_bytes(&parts) == 0)?;
+                TreeNode::FileMap(parts)
+            }
             STATS => {
                 let mut stats = Vec::new();
                 while !r.0.is_empty() {
                     stats.push(Stat::decode(r)?);
                 }
+                refuse_empty(stats.is_empty())?;
                 TreeNode::Stats(stats)
             }
             INDEX => {
@@ -333,10 +343,21 @@ impl TreeNode {
                 if level == 0 || level > INDEX_LEVELS_MAX {
                     return Err(corrupt("an index page has a level that can't be true"));
                 }
-                let mut entries = Vec::new();
+                let mut entries: Vec<IndexEntry> = Vec::new();
                 while !r.0.is_empty() {
-                    entries.push(IndexEntry::decode(r)?);
+                    let entry = IndexEntry::decode(r)?;
+                    let follows = match (entries.last().map(|last| &last.key), &entry.key) {
+                        (None, Key::Name(name)) => is_name(name),
+                        (Some(Key::Name(last)), Key::Name(name)) => last < name && is_name(name),
+                        (None | Some(Key::Sum(_)), Key::Sum(sum)) => *sum > 0,
+                        _ => false,
+                    };
+                    if !follows {
+                        return Err(corrupt("an index page has pages out of order, or empty ones"));
+                    }
+                    entries.push(entry);
                 }
+                refuse_empty(entries.is_empty())?;
                 TreeNode::Index(level, entries)
             }
             ROOT => {
@@ -405,6 +426,43 @@ impl TreeEntry {
         }
     }
 
+    /// The reason why no directory can have this entry; `None` when one can. Whoever makes entries
+    /// asks before a tree is given one, which ends with an error else. Content that is added later
+    /// is not looked at.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&'static str> {
+        if !is_name(&self.name) {
+            return Some("its name is empty, too long, or has bytes that no name has");
+        }
+        let mut w = Writer::default();
+        self.encode(&mut w);
+        self.flaw().or_else(|| (!fits(w.0.len())).then_some(TOO_LONG))
+    }
+
+    /// The reason why an entry with this name, or a root without one, can't be true.
+    pub(crate) fn flaw(&self) -> Option<&'static str> {
+        if self.mode > 0o7777 {
+            return Some("its mode has bits that no mode has");
+        }
+        if self.nanoseconds >= 1_000_000_000 {
+            return Some("its time has more nanoseconds than a second");
+        }
+        match &self.attributes {
+            Attributes::Stored(bytes, _) if *bytes > ATTRIBUTES_BYTES => {
+                return Some("it has too many attributes");
+            }
+            _ => {}
+        }
+        match &self.what {
+            TreeWhat::Symlink(target)
+                if target.is_empty() || target.len() > TARGET_MAX || target.contains(&0) =>
+            {
+                Some("its target is empty, too long, or has a zero byte")
+            }
+            _ => None,
+        }
+    }
+
     /// Appends the bytes.
     pub(crate) fn encode(&self, w: &mut Writer) {
         w.u16(self.name.len() as u16).raw(&self.name);
@@ -424,22 +482,7 @@ impl TreeEntry {
             }
             Attributes::Stored(bytes, content) => content.encode(w.u8(2).u64(*bytes)),
         }
-        match &self.what {
-            TreeWhat::Directory(top) => match top {
-                Some(top) => top.encode(w.u8(1)),
-                None => {
-                    w.u8(0);
-                }
-            },
-            TreeWhat::File(bytes, content) => content.encode(w.u64(*bytes)),
-            TreeWhat::Symlink(target) => {
-                w.bytes(target);
-            }
-            TreeWhat::Fifo | TreeWhat::Socket => {}
-            TreeWhat::CharacterDevice(device) | TreeWhat::BlockDevice(device) => {
-                w.u64(*device);
-            }
-        }
+        self.what.encode_behind_its_kind(w);
     }
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<TreeEntry> {
@@ -448,7 +491,7 @@ impl TreeEntry {
         let (code, flags) = (r.u8()?, r.u8()?);
         let (mode, uid, gid) = (r.u32()?, r.u32()?, r.u32()?);
         let (seconds, nanoseconds, link) = (r.u64()? as i64, r.u32()?, r.u64()?);
-        if flags > 1 || mode > 0o7777 || nanoseconds >= 1_000_000_000 {
+        if flags > 1 {
             return Err(corrupt("an entry of a directory has marks that can't be true"));
         }
         let attributes = match r.u8()? {
@@ -466,28 +509,9 @@ impl TreeEntry {
             2 => Attributes::Stored(r.u64()?, FileMap::decode(r)?),
             _ => return Err(corrupt("an entry has attributes of an unknown form")),
         };
-        let what = match code {
-            1 => TreeWhat::Directory(match r.u8()? {
-                0 => None,
-                1 => Some(Top::decode(r)?),
-                _ => return Err(corrupt("a directory has pages of an unknown form")),
-            }),
-            2 => TreeWhat::File(r.u64()?, FileMap::decode(r)?),
-            3 => {
-                let target = r.bytes()?;
-                if target.is_empty() || target.len() > TARGET_MAX || target.contains(&0) {
-                    return Err(corrupt("a symbolic link has a target that can't be true"));
-                }
-                TreeWhat::Symlink(target.to_vec())
-            }
-            5 => TreeWhat::Fifo,
-            6 => TreeWhat::Socket,
-            7 => TreeWhat::CharacterDevice(r.u64()?),
-            8 => TreeWhat::BlockDevice(r.u64()?),
-            other => return Err(corrupt(format!("an entry of unknown kind {other}"))),
-        };
+        let what = TreeWhat::decode_of(code, r)?;
         let is_in_part = flags == 1;
-        Ok(TreeEntry {
+        let entry = TreeEntry {
             name,
             what,
             mode,
@@ -498,7 +522,11 @@ impl TreeEntry {
             link,
             is_in_part,
             attributes,
-        })
+        };
+        match entry.flaw() {
+            Some(flaw) => Err(corrupt(format!("an entry of a directory can't be true: {flaw}"))),
+            None => Ok(entry),
+        }
     }
 }
 
@@ -513,6 +541,52 @@ impl TreeWhat {
             TreeWhat::CharacterDevice(_) => 7,
             TreeWhat::BlockDevice(_) => 8,
         }
+    }
+
+    /// Appends the bytes, with the kind first.
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        self.encode_behind_its_kind(w.u8(self.code()));
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<TreeWhat> {
+        let code = r.u8()?;
+        TreeWhat::decode_of(code, r)
+    }
+
+    fn encode_behind_its_kind(&self, w: &mut Writer) {
+        match self {
+            TreeWhat::Directory(top) => match top {
+                Some(top) => top.encode(w.u8(1)),
+                None => {
+                    w.u8(0);
+                }
+            },
+            TreeWhat::File(bytes, content) => content.encode(w.u64(*bytes)),
+            TreeWhat::Symlink(target) => {
+                w.bytes(target);
+            }
+            TreeWhat::Fifo | TreeWhat::Socket => {}
+            TreeWhat::CharacterDevice(device) | TreeWhat::BlockDevice(device) => {
+                w.u64(*device);
+            }
+        }
+    }
+
+    fn decode_of(code: u8, r: &mut Reader<'_>) -> Result<TreeWhat> {
+        Ok(match code {
+            1 => TreeWhat::Directory(match r.u8()? {
+                0 => None,
+                1 => Some(Top::decode(r)?),
+                _ => return Err(corrupt("a directory has pages of an unknown form")),
+            }),
+            2 => TreeWhat::File(r.u64()?, FileMap::decode(r)?),
+            3 => TreeWhat::Symlink(r.bytes()?.to_vec()),
+            5 => TreeWhat::Fifo,
+            6 => TreeWhat::Socket,
+            7 => TreeWhat::CharacterDevice(r.u64()?),
+            8 => TreeWhat::BlockDevice(r.u64()?),
+            other => return Err(corrupt(format!("an entry of unknown kind {other}"))),
+        })
     }
 }
 
@@ -565,6 +639,12 @@ impl IndexEntry {
     }
 }
 
+/// Refuses a page without anything in it: what is empty has no pages, and a few index pages could
+/// lead to the same empty page more often than anybody can read it.
+fn refuse_empty(is_empty: bool) -> Result<()> {
+    if is_empty { Err(corrupt("a page is empty")) } else { Ok(()) }
+}
+
 /// The parts of a file map: chunks, zeroes, holes.
 fn file_parts(bytes: &[u8]) -> Result<Vec<Part>> {
     let r = &mut Reader(bytes, None);
@@ -578,6 +658,19 @@ fn file_parts(bytes: &[u8]) -> Result<Vec<Part>> {
     }
     Ok(parts)
 }
+
+/// Bytes that all parts stand for.
+pub(crate) fn content_bytes(parts: &[Part]) -> u64 {
+    parts.iter().map(Part::bytes).fold(0, u64::saturating_add)
+}
+
+/// True when a page has room for an entry of so many bytes, behind its kind.
+pub(crate) fn fits(bytes: usize) -> bool {
+    bytes < NODE_BYTES
+}
+
+/// See [`TreeEntry::refusal`].
+pub(crate) const TOO_LONG: &str = "it has more attributes and content than a page has room for";
 
 /// A name that an entry can have.
 pub(crate) fn is_name(name: &[u8]) -> bool {
@@ -642,7 +735,8 @@ mod tests {
                 Stat::default(),
                 Stat { inode: 5, is_settled: true, pages: Some(top), ..Stat::default() },
             ]),
-            TreeNode::Index(3, vec![key(Key::Name(b"a".to_vec())), key(Key::Sum(70))]),
+            TreeNode::Index(3, vec![key(Key::Name(b"a".to_vec())), key(Key::Name(b"b".to_vec()))]),
+            TreeNode::Index(1, vec![key(Key::Sum(70)), key(Key::Sum(1))]),
             TreeNode::Root(Box::new(Root {
                 directory: root,
                 entries: 3,
@@ -672,7 +766,60 @@ mod tests {
         let nodes = named.iter().filter(|what| matches!(what, Named::TreeNode(_))).count();
         let chunks: usize =
             named.iter().map(|what| if let Named::Chunks(_, n) = what { n.len() } else { 0 }).sum();
-        assert_eq!((nodes, chunks), (2 + 1 + 2 + 1, 2 * (2 + 1 + 1)));
+        assert_eq!((nodes, chunks), (2 + 1 + 4 + 1, 2 * (2 + 1 + 1)));
+    }
+
+    #[test]
+    fn rule_09_no_page_is_empty_and_no_index_page_leads_to_one_page_twice() {
+        let index = |keys: Vec<Key>| {
+            let entry = |key| IndexEntry { node: node_ref(6), key };
+            TreeNode::Index(2, keys.into_iter().map(entry).collect())
+        };
+        let name = |name: &str| Key::Name(name.into());
+        let bad = [
+            TreeNode::Directory(Vec::new()),
+            TreeNode::FileMap(Vec::new()),
+            TreeNode::FileMap(vec![Part::Hole(0), Part::Zeroes(0)]),
+            TreeNode::Stats(Vec::new()),
+            index(Vec::new()),
+            index(vec![name("a"), name("a")]),
+            index(vec![name("b"), name("a")]),
+            index(vec![name("")]),
+            index(vec![Key::Sum(1), Key::Sum(0)]),
+            index(vec![Key::Sum(1), name("a")]),
+            index(vec![name("a"), Key::Sum(1)]),
+        ];
+        for node in bad {
+            assert!(TreeNode::decode(&node.encode()).is_err(), "{node:?}");
+        }
+    }
+
+    #[test]
+    fn rule_07_an_entry_is_refused_before_it_is_written_when_it_would_not_be_read() {
+        let good = entry("a", TreeWhat::Symlink(b"x".to_vec()));
+        assert_eq!(good.refusal(), None);
+        let of = |change: &dyn Fn(&mut TreeEntry)| {
+            let mut entry = good.clone();
+            change(&mut entry);
+            entry
+        };
+        let many = (0..70).map(|_| (vec![b'a'; 255], vec![0; 1000])).collect();
+        let bad = [
+            of(&|entry| entry.name = vec![b'n'; 300]),
+            of(&|entry| entry.name = b"a/b".to_vec()),
+            of(&|entry| entry.nanoseconds = 1_073_741_823),
+            of(&|entry| entry.mode = 0o10_000),
+            of(&|entry| entry.what = TreeWhat::Symlink(Vec::new())),
+            of(&|entry| entry.what = TreeWhat::Symlink(vec![b'x'; TARGET_MAX + 1])),
+            of(&|entry| entry.what = TreeWhat::Symlink(b"a\0".to_vec())),
+            of(&|entry| entry.attributes = Attributes::Stored(9 << 20, FileMap::default())),
+            of(&|entry| entry.attributes = Attributes::Inline(Clone::clone(&many))),
+        ];
+        for entry in bad {
+            assert!(entry.refusal().is_some(), "{entry:?}");
+            let page = TreeNode::Directory(vec![entry]);
+            assert!(TreeNode::decode(&page.encode()).is_err(), "{page:?}");
+        }
     }
 
     #[test]

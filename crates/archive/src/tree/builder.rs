@@ -9,15 +9,17 @@ use super::{
     borders,
     file_map::FileMapWriter,
     levels::{Levels, Store},
+    links::Links,
 };
 use crate::{
     format::{
         Address, Identity,
         backup::SnapshotId,
         bytes::Writer,
+        listing::LEVELS_MAX,
         tree_node::{
-            Attributes, FileMap, Key, Root, Stat, Top, TreeEntry, TreeNode, TreeNodeRef, TreeWhat,
-            is_name,
+            Attributes, FileMap, Key, Root, Stat, TOO_LONG, Top, TreeEntry, TreeNode, TreeNodeRef,
+            TreeWhat, fits, is_name,
         },
     },
     operations_log::Archive,
@@ -100,7 +102,9 @@ pub struct TreeBuilder {
     content: FileMapWriter,
     /// Stored attributes of the next entry.
     attributes: Option<(u64, FileMap)>,
-    links: HashMap<u64, TreeWhat>,
+    links: Links,
+    /// Names that were left out here: their first names are not remembered.
+    left_out: u64,
     entries: u64,
     bytes: u64,
     pages: u64,
@@ -123,7 +127,8 @@ impl TreeBuilder {
             open: Vec::new(),
             content: FileMapWriter::default(),
             attributes: None,
-            links: HashMap::new(),
+            links: Links::default(),
+            left_out: 0,
             entries: 0,
             bytes: 0,
             pages: 0,
@@ -156,6 +161,15 @@ impl TreeBuilder {
         match event {
             Event::Enter(mut entry, stat, known) => {
                 self.take_attributes(&mut entry);
+                if !self.open.is_empty() && !is_name(&entry.name) {
+                    return Err(misplaced("a directory has a name that none has"));
+                }
+                if let Some(why) = entry.flaw() {
+                    return Err(refused(&entry, why));
+                }
+                if self.open.len() > LEVELS_MAX {
+                    return Err(refused(&entry, "it has too many directories above it"));
+                }
                 self.entries += u64::from(!self.open.is_empty());
                 self.open.push(Open::new(entry, stat, known));
                 Ok(())
@@ -191,9 +205,11 @@ impl TreeBuilder {
             }
             Event::Other(entry, stat) => self.entry(entry, &stat, write_piece),
             Event::Link(mut entry, stat) => {
-                let first = self.links.get(&entry.link);
-                entry.what =
-                    first.cloned().ok_or_else(|| misplaced("a link comes before its file"))?;
+                entry.what = match self.links.find(entry.link)? {
+                    Some(what) => what,
+                    None if self.links.is_full => return self.leave_out(),
+                    None => return Err(misplaced("a link comes before its file")),
+                };
                 if let TreeWhat::File(bytes, _) = &entry.what {
                     self.bytes = self.bytes.saturating_add(*bytes);
                 }
@@ -211,11 +227,23 @@ impl TreeBuilder {
         write_piece: &mut PieceWriter<'_>,
     ) -> Result<()> {
         self.take_attributes(&mut entry);
-        if entry.link != 0 {
-            self.links.entry(entry.link).or_insert_with(|| entry.what.clone());
+        if entry.link != 0 && !self.links.keep(entry.link, &entry.what) {
+            entry.link = 0;
         }
         self.entries += 1;
         self.push(&entry, stat, write_piece)
+    }
+
+    /// Leaves out a further name of a file whose first name is not remembered: the directory is there
+    /// in part.
+    fn leave_out(&mut self) -> Result<()> {
+        let Some(open) = self.open.last_mut() else {
+            return Err(misplaced("an entry comes before its directory"));
+        };
+        open.entry.is_in_part = true;
+        self.left_out += 1;
+        self.attributes = None;
+        Ok(())
     }
 
     fn take_attributes(&mut self, entry: &mut TreeEntry) {
@@ -258,6 +286,10 @@ impl TreeBuilder {
         }
         let mut bytes = Writer::default();
         entry.encode(&mut bytes);
+        let too_long = (!fits(bytes.0.len())).then_some(TOO_LONG);
+        if let Some(why) = entry.flaw().or(too_long) {
+            return Err(refused(entry, why));
+        }
         let mut stat_bytes = Writer::default();
         stat.encode(&mut stat_bytes);
         let is_full = borders::is_full(open.page.0.len(), bytes.0.len())
@@ -345,8 +377,14 @@ impl TreeBuilder {
         let root_known = root.known.clone();
         let (directory, stat) = self.close(root, false, write_piece)?;
         let entries = self.entries + 1;
+        let left_out = left_out.saturating_add(self.left_out);
         let root = Root { directory, entries, bytes: self.bytes, left_out, list };
         let root = TreeNode::Root(Box::new(root)).encode();
+        if !fits(root.len()) {
+            return Err(misplaced(
+                "the root of a snapshot has more attributes than a page has room for",
+            ));
+        }
         let root = self.store(root, &root_known, write_piece)?;
         let (pages, pages_taken) = (self.pages, self.pages_taken);
         let (stats, bytes) = (stat.pages, self.bytes);
@@ -408,6 +446,11 @@ impl Writer {
     fn take(&mut self, kind: u8) -> Vec<u8> {
         std::mem::replace(&mut self.0, vec![kind])
     }
+}
+
+fn refused(entry: &TreeEntry, why: &str) -> Error {
+    let name = String::from_utf8_lossy(&entry.name);
+    misplaced(&format!("'{}' can't be stored: {why}", name.escape_debug()))
 }
 
 fn misplaced(what: &str) -> Error {

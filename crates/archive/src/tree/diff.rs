@@ -27,7 +27,8 @@ pub enum Change {
 
 /// A directory that both trees have, or one of them.
 struct Level {
-    path: Vec<u8>,
+    /// Bytes of its path.
+    path: usize,
     sides: [Side; 2],
 }
 
@@ -86,7 +87,8 @@ pub fn diff(
     each: &mut dyn FnMut(&[u8], Change) -> Result<()>,
 ) -> Result<()> {
     let roots = [reader.root(one)?.directory, reader.root(other)?.directory];
-    let mut open = vec![Level { path: Vec::new(), sides: roots.map(|root| Side::new(top(&root))) }];
+    let mut open = vec![Level { path: 0, sides: roots.map(|root| Side::new(top(&root))) }];
+    let mut path = Vec::new();
     // A tree that doubles at each level has more entries than its root says.
     let (mut seen, most) = (0, one.entries.saturating_add(other.entries));
     while let Some(level) = open.last_mut() {
@@ -102,14 +104,17 @@ pub fn diff(
         let Some(name) = before.as_ref().or(after.as_ref()).map(|entry| &entry.name) else {
             continue;
         };
-        let slash: &[u8] = if level.path.is_empty() { b"" } else { b"/" };
-        let path = [&level.path, slash, name].concat();
+        path.truncate(level.path);
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
         let tops = [&before, &after].map(|entry| entry.as_ref().and_then(top));
         if let Some(change) = change(reader, before, after)? {
             each(&path, change)?;
         }
         if tops[0].map(|top| top.node.fingerprint) != tops[1].map(|top| top.node.fingerprint) {
-            open.push(Level { path, sides: tops.map(Side::new) });
+            open.push(Level { path: path.len(), sides: tops.map(Side::new) });
         }
     }
     Ok(())
@@ -147,7 +152,8 @@ fn same_content(reader: &mut TreeReader, one: &TreeWhat, other: &TreeWhat) -> Re
         (TreeWhat::Directory(_), TreeWhat::Directory(_)) => true,
         (TreeWhat::File(bytes, map), TreeWhat::File(of_other, in_other)) => {
             bytes == of_other
-                && (map == in_other || reader.content_id(map)? == reader.content_id(in_other)?)
+                && (map == in_other
+                    || reader.content_id(*bytes, map)? == reader.content_id(*bytes, in_other)?)
         }
         (one, other) => one == other,
     })

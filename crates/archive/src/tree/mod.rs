@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`borders`] | where pages end |
 //! | [`levels`] | index pages above pages |
+//! | [`links`] | first names of files that have several |
 //! | [`file_map`] | the content of one file, as parts and pages |
 //! | [`builder`] | the tree, from events and chunks in their order |
 //! | [`reader`] | entries and content of a tree |
@@ -27,6 +28,7 @@ mod commit;
 mod diff;
 mod file_map;
 mod levels;
+mod links;
 mod parent;
 mod reader;
 mod restore;

@@ -228,22 +228,15 @@ impl Parent {
 
     /// Adds the pages below `top` that can be read, and index pages.
     fn know_pages(&mut self, top: Option<Top>, known: &mut Known) -> Result<()> {
-        let mut pages = Pages::new(top);
+        let mut pages = Pages::once(top);
         loop {
-            let read = pages.next(&mut self.reader);
-            let read = read.and_then(|next| match next {
-                Some(node) => self.reader.node(&node).map(|_| Some(node)),
-                None => Ok(None),
-            });
-            match read {
-                Ok(Some(node)) => pages.met.push(node),
-                Ok(None) => break,
+            match pages.next_readable(&mut self.reader) {
+                Ok(Some(node)) => known.extend(self.known([node].iter())),
+                Ok(None) => return Ok(()),
                 Err(error) if is_damage(&error) => {}
                 Err(error) => return Err(error),
             }
         }
-        known.extend(self.known(pages.met.iter()));
-        Ok(())
     }
 
     /// True when all of a file's content can be taken over unread: nothing of it is noted as
@@ -252,7 +245,7 @@ impl Parent {
         match map {
             FileMap::Inline(parts) => Ok(self.are_sound(parts)),
             FileMap::Pages(top) => {
-                let mut pages = Pages::new(Some(*top));
+                let mut pages = Pages::once(Some(*top));
                 loop {
                     let node = match pages.next(&mut self.reader) {
                         Ok(Some(node)) => node,

@@ -3,7 +3,10 @@
 //! Each node is compared with the fingerprint by which its parent names it, so that no node is its
 //! own child, whoever wrote it.
 
-use std::sync::Arc;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use onefold_core::{Error, Fingerprint, Kind, Result};
 
@@ -13,8 +16,8 @@ use crate::{
         bytes::{Reader as Fields, Writer, corrupt},
         recipe::Part,
         tree_node::{
-            Attributes, FileMap, IndexEntry, Key, Root, Stat, Top, TreeEntry, TreeNode,
-            TreeNodeRef, TreeWhat,
+            ATTRIBUTES_BYTES, Attributes, FileMap, IndexEntry, Key, Root, Stat, Top, TreeEntry,
+            TreeNode, TreeNodeRef, TreeWhat, content_bytes,
         },
     },
     operations_log::Archive,
@@ -22,8 +25,7 @@ use crate::{
     tables::Tables,
 };
 
-/// Bytes of an entry's attributes at most, and how many there are.
-const ATTRIBUTES_BYTES: u64 = 8 << 20;
+/// Attributes of an entry at most.
 const ATTRIBUTES_MAX: usize = 32 << 10;
 
 /// Names and values of extended attributes.
@@ -141,46 +143,62 @@ impl TreeReader {
         }
     }
 
-    /// Bytes of a file's content that are no zeroes and no holes.
+    fn file_map(&mut self, node: &TreeNodeRef) -> Result<Vec<Part>> {
+        match self.node(node)? {
+            TreeNode::FileMap(parts) => Ok(parts),
+            _ => Err(corrupt("a page of a file map is none")),
+        }
+    }
+
+    /// Bytes of a file's content that are no zeroes and no holes. Each index page is read once,
+    /// however often it is named.
     ///
     /// # Errors
     /// As [`node`](Self::node).
     pub fn data_bytes(&mut self, map: &FileMap) -> Result<u64> {
-        fn data(parts: &[Part]) -> u64 {
-            parts.iter().fold(0, |sum: u64, part| match part {
-                Part::Run { bytes, .. } => sum.saturating_add(u64::from(*bytes)),
-                _ => sum,
-            })
+        match map {
+            FileMap::Inline(parts) => Ok(data(parts)),
+            FileMap::Pages(top) => self.data_below(top.levels, &top.node, &mut HashMap::new()),
         }
-        let FileMap::Pages(top) = map else {
-            return Ok(if let FileMap::Inline(parts) = map { data(parts) } else { 0 });
-        };
-        let (mut pages, mut sum) = (Pages::new(Some(*top)), 0u64);
-        while let Some(node) = pages.next(self)? {
-            match self.node(&node)? {
-                TreeNode::FileMap(parts) => sum = sum.saturating_add(data(&parts)),
-                _ => return Err(corrupt("a page of a file map is none")),
-            }
+    }
+
+    /// Those below a page of a file map. Pages lie as many levels deep as a top can say.
+    fn data_below(
+        &mut self,
+        level: u8,
+        node: &TreeNodeRef,
+        known: &mut HashMap<TreeNodeRef, u64>,
+    ) -> Result<u64> {
+        if level == 0 {
+            return self.file_map(node).map(|parts| data(&parts));
         }
+        if let Some(&bytes) = known.get(node) {
+            return Ok(bytes);
+        }
+        let mut sum = 0u64;
+        for entry in self.index(level, node)? {
+            sum = sum.saturating_add(self.data_below(level - 1, &entry.node, known)?);
+        }
+        known.insert(*node, sum);
         Ok(sum)
     }
 
-    /// A fingerprint of a file's content, wherever its chunks lie.
+    /// A fingerprint of a file's content, wherever its chunks lie; `bytes` of it, or it is damaged.
     ///
     /// # Errors
     /// As [`node`](Self::node).
-    pub(super) fn content_id(&mut self, map: &FileMap) -> Result<Fingerprint> {
+    pub(super) fn content_id(&mut self, bytes: u64, map: &FileMap) -> Result<Fingerprint> {
         let mut id = Fingerprint::default();
-        let mut run = (0u8, 0u64);
+        let (mut run, mut left) = ((0u8, 0u64), bytes);
         match map {
             FileMap::Inline(parts) => self.fold(parts, &mut id, &mut run),
             FileMap::Pages(top) => {
                 let mut pages = Pages::new(Some(*top));
                 while let Some(node) = pages.next(self)? {
-                    match self.node(&node)? {
-                        TreeNode::FileMap(parts) => self.fold(&parts, &mut id, &mut run),
-                        _ => return Err(corrupt("a page of a file map is none")),
-                    }
+                    let parts = self.file_map(&node)?;
+                    // Few index pages can lead to more pages than anybody can read.
+                    left = left.checked_sub(content_bytes(&parts)).ok_or_else(too_much)?;
+                    self.fold(&parts, &mut id, &mut run);
                 }
             }
         }
@@ -205,7 +223,8 @@ impl TreeReader {
                 add(run.0, &run.1.to_le_bytes());
                 run.1 = 0;
             }
-            *run = (kind, run.1 + more);
+            // A hostile file may have any number of them.
+            *run = (kind, run.1.saturating_add(more));
             if let Part::Run { fingerprints, .. } = part {
                 fingerprints.iter().for_each(|fingerprint| add(0, &fingerprint.0));
             }
@@ -232,9 +251,7 @@ impl TreeReader {
                 Content::Bytes(bytes) => bytes.len() as u64,
                 Content::Zeroes(n) | Content::Hole(n) => n,
             };
-            left = left
-                .checked_sub(n)
-                .ok_or_else(|| corrupt("a file has more content than its length"))?;
+            left = left.checked_sub(n).ok_or_else(too_much)?;
             each(content)
         };
         match map {
@@ -242,10 +259,8 @@ impl TreeReader {
             FileMap::Pages(top) => {
                 let mut pages = Pages::new(Some(*top));
                 while let Some(node) = pages.next(self)? {
-                    match self.node(&node)? {
-                        TreeNode::FileMap(parts) => self.parts(&parts, verify, &mut counted)?,
-                        _ => return Err(corrupt("a page of a file map is none")),
-                    }
+                    let parts = self.file_map(&node)?;
+                    self.parts(&parts, verify, &mut counted)?;
                 }
             }
         }
@@ -351,6 +366,19 @@ impl TreeReader {
     }
 }
 
+/// Bytes of parts that are no zeroes and no holes.
+fn data(parts: &[Part]) -> u64 {
+    let bytes = parts.iter().map(|part| match part {
+        Part::Run { bytes, .. } => u64::from(*bytes),
+        _ => 0,
+    });
+    bytes.fold(0, u64::saturating_add)
+}
+
+fn too_much() -> Error {
+    corrupt("a file has more content than its length")
+}
+
 /// The bytes of stored attributes.
 #[must_use]
 pub fn encode_attributes(all: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
@@ -380,13 +408,17 @@ pub fn attributes_of(bytes: &[u8]) -> Result<Named> {
 }
 
 /// The pages of one directory, without those that are not wanted, nor index pages that lead to none.
-pub struct DirectoryPages(Pages);
+pub struct DirectoryPages {
+    pages: Pages,
+    /// The last name that was given.
+    last: Vec<u8>,
+}
 
 impl DirectoryPages {
     /// The pages below `top`.
     #[must_use]
     pub fn new(top: Option<Top>) -> DirectoryPages {
-        DirectoryPages(Pages::new(top))
+        DirectoryPages { pages: Pages::new(top), last: Vec::new() }
     }
 
     /// The entries of the next page of which `wants` says so, by its fingerprint; it is asked for
@@ -399,34 +431,55 @@ impl DirectoryPages {
         reader: &mut TreeReader,
         wants: &mut dyn FnMut(&Fingerprint) -> bool,
     ) -> Result<Option<Vec<TreeEntry>>> {
-        while let Some((level, node)) = self.0.wanted.pop() {
+        while let Some((level, node)) = self.pages.wanted.pop() {
             if !wants(&node.fingerprint) {
                 continue;
             }
             if level == 0 {
-                return reader.directory(&node).map(Some);
+                let entries = reader.directory(&node)?;
+                if entries.first().is_some_and(|first| first.name <= self.last) {
+                    return Err(out_of_order());
+                }
+                if let Some(last) = entries.last() {
+                    self.last.clone_from(&last.name);
+                }
+                return Ok(Some(entries));
             }
-            self.0.expand(level, &node, reader)?;
+            self.pages.expand(level, &node, reader)?;
         }
         Ok(None)
     }
+}
+
+fn out_of_order() -> Error {
+    corrupt("the names of a directory are out of order")
 }
 
 /// The pages below a top, in order; index pages are read as they are met.
 #[derive(Default)]
 pub(super) struct Pages {
     wanted: Vec<(u8, TreeNodeRef)>,
-    /// The index pages that were met.
-    pub(super) met: Vec<TreeNodeRef>,
+    /// What is not given again.
+    met: Option<HashSet<TreeNodeRef>>,
 }
 
 impl Pages {
+    /// Each as often as it is named: the caller ends when there are more of them than the root of
+    /// the snapshot or the length of the file says.
     pub(super) fn new(top: Option<Top>) -> Pages {
-        Pages { wanted: top.iter().map(|top| (top.levels, top.node)).collect(), met: Vec::new() }
+        Pages { wanted: top.iter().map(|top| (top.levels, top.node)).collect(), met: None }
+    }
+
+    /// Each once: a few index pages can lead to one page more often than anybody can look at it.
+    pub(super) fn once(top: Option<Top>) -> Pages {
+        Pages { met: Some(HashSet::new()), ..Pages::new(top) }
     }
 
     pub(super) fn next(&mut self, reader: &mut TreeReader) -> Result<Option<TreeNodeRef>> {
         while let Some((level, node)) = self.wanted.pop() {
+            if self.met.as_mut().is_some_and(|met| !met.insert(node)) {
+                continue;
+            }
             if level == 0 {
                 return Ok(Some(node));
             }
@@ -435,9 +488,23 @@ impl Pages {
         Ok(None)
     }
 
+    /// The next page that can be read, index pages too.
+    pub(super) fn next_readable(&mut self, reader: &mut TreeReader) -> Result<Option<TreeNodeRef>> {
+        while let Some((level, node)) = self.wanted.pop() {
+            if self.met.as_mut().is_some_and(|met| !met.insert(node)) {
+                continue;
+            }
+            match level {
+                0 => drop(reader.node(&node)?),
+                _ => self.expand(level, &node, reader)?,
+            }
+            return Ok(Some(node));
+        }
+        Ok(None)
+    }
+
     fn expand(&mut self, level: u8, node: &TreeNodeRef, reader: &mut TreeReader) -> Result<()> {
         let entries = reader.index(level, node)?;
-        self.met.push(*node);
         self.wanted.extend(entries.iter().rev().map(|entry| (level - 1, entry.node)));
         Ok(())
     }
@@ -491,7 +558,7 @@ impl Entries {
         loop {
             if let Some(entry) = self.entries.next() {
                 if entry.name <= self.last {
-                    return Err(corrupt("the names of a directory are out of order"));
+                    return Err(out_of_order());
                 }
                 self.last.clone_from(&entry.name);
                 return Ok(Some((entry, self.stat(reader)?)));

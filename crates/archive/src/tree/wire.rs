@@ -74,13 +74,21 @@ impl Event {
     pub fn decode(bytes: &[u8]) -> Result<Event> {
         let r = &mut Reader(bytes, None);
         let event = match r.u8()? {
-            1 => Event::Enter(TreeEntry::decode(r)?, Stat::decode(r)?, known(r)?),
+            // The root has no name.
+            1 => {
+                let entry = TreeEntry::decode(r)?;
+                Event::Enter(
+                    if entry.name.is_empty() { entry } else { named(entry)? },
+                    Stat::decode(r)?,
+                    known(r)?,
+                )
+            }
             2 => Event::Leave(r.u8()? != 0),
             3 => Event::Known(known(r)?),
             4 => Event::Discard,
             5 => Event::Attributes,
             6 => {
-                let (entry, stat) = (TreeEntry::decode(r)?, Stat::decode(r)?);
+                let (entry, stat) = (named(TreeEntry::decode(r)?)?, Stat::decode(r)?);
                 let taken = match r.u8()? {
                     0 => None,
                     1 => Some((r.u64()?, FileMap::decode(r)?)),
@@ -88,14 +96,22 @@ impl Event {
                 };
                 Event::File(entry, stat, taken)
             }
-            7 => Event::Other(TreeEntry::decode(r)?, Stat::decode(r)?),
-            8 => Event::Link(TreeEntry::decode(r)?, Stat::decode(r)?),
+            7 => Event::Other(named(TreeEntry::decode(r)?)?, Stat::decode(r)?),
+            8 => Event::Link(named(TreeEntry::decode(r)?)?, Stat::decode(r)?),
             9 => Event::Checkpoint(SnapshotId(r.array()?)),
             10 => Event::End(r.u64()?),
             _ => return Err(corrupt("an event of an unknown kind")),
         };
         r.end()?;
         Ok(event)
+    }
+}
+
+/// An entry that a directory can have.
+fn named(entry: TreeEntry) -> Result<TreeEntry> {
+    match entry.refusal() {
+        None => Ok(entry),
+        Some(why) => Err(corrupt(format!("an entry of a walk can't be stored: {why}"))),
     }
 }
 
@@ -128,9 +144,8 @@ mod tests {
         tree_node::{Attributes, TreeWhat},
     };
 
-    #[test]
-    fn events_are_read_as_they_were_written() {
-        let entry = TreeEntry {
+    fn entry() -> TreeEntry {
+        TreeEntry {
             name: b"a".to_vec(),
             what: TreeWhat::File(0, FileMap::default()),
             mode: 0o600,
@@ -141,7 +156,34 @@ mod tests {
             link: 5,
             is_in_part: true,
             attributes: Attributes::default(),
-        };
+        }
+    }
+
+    #[test]
+    fn rule_07_no_client_gives_an_entry_that_can_t_be_stored() {
+        let bad = [
+            TreeEntry { name: b"a/b".to_vec(), ..entry() },
+            TreeEntry { name: Vec::new(), ..entry() },
+            TreeEntry { nanoseconds: 1_073_741_823, ..entry() },
+            TreeEntry { what: TreeWhat::Symlink(Vec::new()), ..entry() },
+        ];
+        for bad in bad {
+            let stat = Stat::default();
+            for event in [
+                Event::Enter(bad.clone(), stat, Known::new()),
+                Event::File(bad.clone(), stat, None),
+                Event::Other(bad.clone(), stat),
+                Event::Link(bad.clone(), stat),
+            ] {
+                let is_root = bad.name.is_empty() && matches!(event, Event::Enter(..));
+                assert_eq!(Event::decode(&event.encode()).is_err(), !is_root, "{event:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn events_are_read_as_they_were_written() {
+        let entry = entry();
         let stat = Stat { inode: 6, ..Stat::default() };
         let address = Address { container: ContainerId(7), slot: 8 };
         let known = Known::from([(Fingerprint([9; 16]), address)]);

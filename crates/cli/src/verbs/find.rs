@@ -1,6 +1,12 @@
 //! `onefold find`: in which snapshots a file is.
 
-use std::{collections::HashSet, ffi::OsStr, os::unix::ffi::OsStrExt, path::Path, path::PathBuf};
+use std::{
+    collections::HashSet,
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+    vec::IntoIter,
+};
 
 use clap::Args;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
@@ -109,40 +115,81 @@ struct Finding {
     json: bool,
 }
 
+/// A directory on the way to where the search is.
+struct Directory {
+    /// Bytes of its path.
+    path: usize,
+    /// The checksum of its path.
+    at: u64,
+    pages: DirectoryPages,
+    /// What is still to be looked at of the page at hand.
+    entries: IntoIter<TreeEntry>,
+}
+
+fn go_into(path: &mut Vec<u8>, name: &[u8]) {
+    if !path.is_empty() {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+}
+
 impl Finding {
+    /// Looks through a snapshot in the order of its paths. Of each directory on the way to where it
+    /// is, it holds one page: a path is held once, however many directories lie below it.
     fn look(&mut self, reader: &mut TreeReader, snapshot: &Snapshot) -> Result<()> {
         let TreeWhat::Directory(top) = reader.root(snapshot)?.directory.what else { return Ok(()) };
-        let mut wanted: Vec<(Vec<u8>, usize, Option<Top>)> = vec![(Vec::new(), 0, top)];
+        let mut path = Vec::new();
+        let mut open = vec![self.directory(&path, top)];
         let mut left = snapshot.entries;
-        while let Some((directory, depth, top)) = wanted.pop() {
-            if depth > LEVELS_MAX {
-                return Err(Error::new(Kind::Corrupt, "a snapshot has too many levels"));
-            }
-            let at = self.identity.checksum(&directory);
-            let mut pages = DirectoryPages::new(top);
-            let mut below = Vec::new();
-            loop {
-                let seen = &mut self.seen;
-                let next = pages.next(reader, &mut |page| seen.insert((*page, at)))?;
-                let Some(entries) = next else { break };
+        while let Some(directory) = open.last_mut() {
+            path.truncate(directory.path);
+            let Some(entry) = directory.entries.next() else {
+                let Directory { pages, at, .. } = directory;
+                let wants = &mut |page: &Fingerprint| self.seen.insert((*page, *at));
+                let Some(entries) = pages.next(reader, wants)? else {
+                    open.pop();
+                    continue;
+                };
                 // A tree that doubles at each level has more entries than its root says.
                 left = left.checked_sub(entries.len() as u64).ok_or_else(|| {
                     Error::new(Kind::Corrupt, "a snapshot has more than its root says")
                 })?;
-                for entry in entries {
-                    let slash: &[u8] = if directory.is_empty() { b"" } else { b"/" };
-                    let path = [&directory, slash, &entry.name].concat();
-                    if self.hits(&path, &entry) {
-                        self.show(snapshot, &path, &entry);
-                    }
-                    if let TreeWhat::Directory(top) = entry.what {
-                        below.push((path, depth + 1, top));
-                    }
-                }
+                directory.entries = self.wanted(&path, entries);
+                continue;
+            };
+            go_into(&mut path, &entry.name);
+            if self.hits(&path, &entry) {
+                self.show(snapshot, &path, &entry);
             }
-            wanted.extend(below.into_iter().rev());
+            if let TreeWhat::Directory(top) = entry.what {
+                if open.len() > LEVELS_MAX {
+                    return Err(Error::new(Kind::Corrupt, "a snapshot has too many levels"));
+                }
+                open.push(self.directory(&path, top));
+            }
         }
         Ok(())
+    }
+
+    fn directory(&self, path: &[u8], top: Option<Top>) -> Directory {
+        Directory {
+            path: path.len(),
+            at: self.identity.checksum(path),
+            pages: DirectoryPages::new(top),
+            entries: Vec::new().into_iter(),
+        }
+    }
+
+    /// Those that are found, and directories.
+    fn wanted(&self, directory: &[u8], mut entries: Vec<TreeEntry>) -> IntoIter<TreeEntry> {
+        let mut path = directory.to_vec();
+        entries.retain(|entry| {
+            path.truncate(directory.len());
+            go_into(&mut path, &entry.name);
+            matches!(entry.what, TreeWhat::Directory(_)) || self.hits(&path, entry)
+        });
+        entries.shrink_to_fit();
+        entries.into_iter()
     }
 
     fn hits(&self, path: &[u8], entry: &TreeEntry) -> bool {

@@ -1,6 +1,6 @@
 //! `onefold mount`: the snapshots of an archive as a file system.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 use onefold_backend::signals::StopSignals;
@@ -8,6 +8,9 @@ use onefold_mount::{Choices, Mounted};
 
 use super::{archive_at, snapshots};
 use onefold_console::{failure::Failure, output, size::Size};
+
+/// How long requests that came before a signal may still take.
+const ENDS: Duration = Duration::from_secs(3);
 
 /// Mounts the snapshots of an archive as a read-only file system
 ///
@@ -56,8 +59,16 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         loop {
             signals.wait();
             match ender.end() {
-                Ok(()) => return,
-                Err(error) => tracing::warn!("{error}: is somebody in it?"),
+                Ok(is_used) => {
+                    if is_used {
+                        tracing::warn!("somebody is in it, and gets errors from now on");
+                    }
+                    // Requests may take long, of a slow disk or of a hostile archive: who asked gets
+                    // an error.
+                    std::thread::sleep(ENDS);
+                    std::process::exit(0);
+                }
+                Err(error) => tracing::warn!("{error}"),
             }
         }
     });

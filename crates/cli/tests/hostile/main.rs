@@ -18,5 +18,6 @@ mod medium;
 mod pages;
 mod promises;
 mod readers;
+mod snapshots;
 mod sockets;
 mod trees;

@@ -28,7 +28,7 @@ const MEMORY_KIB: u32 = 512 << 10;
 const SECONDS: u32 = 30;
 
 /// Runs `onefold` within bounds.
-fn bounded(desk: &Desk, arguments: &str) -> Command {
+pub(super) fn bounded(desk: &Desk, arguments: &str) -> Command {
     let mut command = Command::new("sh");
     let limits =
         format!("ulimit -v {MEMORY_KIB}; exec timeout -s KILL {SECONDS} \"$0\" {arguments}");

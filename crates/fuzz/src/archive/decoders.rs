@@ -172,7 +172,8 @@ pub(crate) fn tree_node_examples() -> Vec<Vec<u8>> {
         ]),
         TreeNode::FileMap(parts),
         TreeNode::Stats(vec![Stat { pages: Some(top), ..Stat::default() }]),
-        TreeNode::Index(1, vec![key(Key::Name(b"a".to_vec())), key(Key::Sum(7))]),
+        TreeNode::Index(1, vec![key(Key::Name(b"a".to_vec())), key(Key::Name(b"b".to_vec()))]),
+        TreeNode::Index(2, vec![key(Key::Sum(7)), key(Key::Sum(1))]),
         TreeNode::Root(Box::new(root)),
     ];
     nodes.iter().map(TreeNode::encode).collect()

@@ -601,7 +601,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
         if payload > inbox.unread().len() as u64 {
             self.finish_batch()?;
         }
-        inbox.skip(payload)?;
+        self.skip(payload, inbox)?;
         self.replies.error(request.into(), &refusal, None);
         Ok(())
     }
@@ -776,7 +776,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             inbox.consume(bytes);
             offset = next;
         }
-        inbox.skip(end - offset)?;
+        self.skip(end - offset, inbox)?;
         let more = !inbox.unread().is_empty();
         match result {
             // The pieces may have different tickets; a flush covers them all.
@@ -806,6 +806,25 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             receive_some(inbox, usize::MAX)?;
         }
         Ok(true)
+    }
+
+    /// Throws away so many bytes of a payload. While they are slow to come, others have the working
+    /// place.
+    fn skip<R: Source>(&mut self, mut bytes: u64, inbox: &mut Inbox<R>) -> Result<(), Ending> {
+        let since = Instant::now();
+        loop {
+            let now = usize::try_from(bytes).unwrap_or(usize::MAX).min(inbox.unread().len());
+            inbox.consume(now);
+            bytes -= now as u64;
+            if bytes == 0 {
+                return self.work(inbox);
+            }
+            if since.elapsed() >= LOOK && self.is_wanted() {
+                self.leave_place(inbox);
+            }
+            // Nothing behind the payload: it would be unread when the place is left.
+            receive_some(inbox, usize::try_from(bytes).unwrap_or(usize::MAX))?;
+        }
     }
 
     /// Answers a change, with FUA when it is durable.

@@ -1,0 +1,250 @@
+//! Trees of snapshots that no honest program writes, and walks that no honest program sends.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+use std::sync::Arc;
+
+use onefold_archive::{
+    Archive, Attributes, BackupReport, BackupRequest, Compression, DirectoryPages, Entries, Event,
+    FileMap, Format, FoundInParent, Gauge, IndexEntry, Key, Known, Parents, Part, Settings,
+    SnapshotId, Stat, Top, TreeEntry, TreeFeeder, TreeNode, TreeNodeRef, TreeReader, TreeWhat,
+    backup, check, diff,
+};
+use onefold_backend::Directory;
+use onefold_core::{Error, Kind, Result};
+
+struct Desk {
+    archive: Arc<Archive>,
+    _dir: tempfile::TempDir,
+}
+
+impl Desk {
+    fn new() -> Desk {
+        let dir = tempfile::Builder::new()
+            .prefix("hostile")
+            .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+            .unwrap();
+        let mut format = Format::new([1; 16], [2; 32], [3; 16]);
+        (format.reserve_bytes, format.compression, format.trees) =
+            (1 << 20, Compression::None, true);
+        Archive::create(&Directory::create(&dir.path().join("a")).unwrap(), &format).unwrap();
+        let files = Directory::open(&dir.path().join("a"), true).unwrap();
+        let archive = Archive::open(Arc::new(files), true, Settings::default()).unwrap();
+        Desk { archive: Arc::new(archive), _dir: dir }
+    }
+
+    fn backup(
+        &self,
+        id: u8,
+        tell: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()> + Send,
+    ) -> Result<BackupReport> {
+        let request = BackupRequest {
+            id: SnapshotId([id; 16]),
+            set: format!("set {id}"),
+            now: 1_000,
+            ..BackupRequest::default()
+        };
+        backup(&self.archive, &request, false, &Gauge::default(), |feeder| {
+            let root = entry("", TreeWhat::Directory(None));
+            feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
+            tell(feeder)?;
+            feeder.event(Event::End(0))
+        })
+    }
+
+    /// A snapshot of one file.
+    fn of_file(&self, id: u8, bytes: u64, map: FileMap) {
+        let file = entry("f", TreeWhat::File(0, FileMap::default()));
+        let told = Event::File(file, Stat::default(), Some((bytes, map)));
+        self.backup(id, |feeder| feeder.event(told)).unwrap();
+    }
+
+    fn reader(&self) -> TreeReader {
+        TreeReader::new(&self.archive).unwrap()
+    }
+
+    fn find(&self, id: u8, name: &str) -> Result<TreeEntry> {
+        let mut reader = self.reader();
+        let tables = reader.tables().clone();
+        reader.find(tables.snapshots.get(SnapshotId([id; 16]))?, name.as_bytes())
+    }
+
+    /// Stores a node as the content of a file: where it lies makes no difference to readers.
+    fn store(&self, id: u8, node: &TreeNode) -> TreeNodeRef {
+        self.backup(id, |feeder| {
+            feeder.bytes(&node.encode())?;
+            let file = entry("node", TreeWhat::File(0, FileMap::default()));
+            feeder.event(Event::File(file, Stat::default(), None))
+        })
+        .unwrap();
+        match self.find(id, "node").unwrap().what {
+            TreeWhat::File(_, FileMap::Inline(parts)) => match &parts[..] {
+                [Part::Run { first, fingerprints, .. }] if fingerprints.len() == 1 => {
+                    TreeNodeRef { address: *first, fingerprint: fingerprints[0] }
+                }
+                _ => panic!("the node is several chunks"),
+            },
+            _ => panic!("the node is no file"),
+        }
+    }
+
+    /// Six levels of index pages, each with 100 entries, all of which lead to one page.
+    fn again_and_again(&self, first_id: u8, page: &TreeNode) -> Top {
+        let mut node = self.store(first_id, page);
+        let has_names = matches!(page, TreeNode::Directory(_));
+        for level in 1..=6 {
+            let key = |n: u32| match has_names {
+                true => Key::Name(format!("{n:03}").into_bytes()),
+                false => Key::Sum(1),
+            };
+            let entries = (0..100).map(|n| IndexEntry { node, key: key(n) }).collect();
+            node = self.store(first_id + level, &TreeNode::Index(level, entries));
+        }
+        Top { levels: 6, node }
+    }
+}
+
+fn entry(name: &str, what: TreeWhat) -> TreeEntry {
+    TreeEntry {
+        name: name.into(),
+        what,
+        mode: 0o600,
+        uid: 1,
+        gid: 2,
+        seconds: 3,
+        nanoseconds: 4,
+        link: 0,
+        is_in_part: false,
+        attributes: Attributes::default(),
+    }
+}
+
+fn is_corrupt<T>(result: Result<T>) -> bool {
+    result.is_err_and(|error| error.kind() == Kind::Corrupt)
+}
+
+#[test]
+fn rule_09_index_pages_that_lead_to_one_directory_page_end_a_listing() {
+    let desk = Desk::new();
+    let page = TreeNode::Directory(vec![entry("000", TreeWhat::Fifo)]);
+    let top = desk.again_and_again(1, &page);
+    let mut reader = desk.reader();
+    let mut entries = Entries::new(Some(top), None);
+    assert!(entries.next(&mut reader).unwrap().is_some());
+    assert!(is_corrupt(entries.next(&mut reader)));
+    let mut pages = DirectoryPages::new(Some(top));
+    assert!(pages.next(&mut reader, &mut |_| true).unwrap().is_some());
+    assert!(is_corrupt(pages.next(&mut reader, &mut |_| true)));
+}
+
+#[test]
+fn rule_09_a_parent_whose_index_pages_lead_to_one_page_is_looked_at_once() {
+    let desk = Desk::new();
+    let stats = desk.again_and_again(1, &TreeNode::Stats(vec![Stat::default()]));
+    let content = desk.again_and_again(10, &TreeNode::FileMap(vec![Part::Hole(1)]));
+    desk.of_file(20, 1, FileMap::Pages(content));
+    let mut reader = desk.reader();
+    assert_eq!(reader.data_bytes(&FileMap::Pages(content)).unwrap(), 0);
+    let tables = desk.archive.tables();
+    let snapshot = tables.snapshots.get(SnapshotId([20; 16])).unwrap();
+    let mut parents = Parents::new(&desk.archive, &[snapshot]).unwrap();
+    let with = Stat { pages: Some(stats), ..Stat::default() };
+    let found = [FoundInParent { entry: None, stat: Some(with) }];
+    assert_eq!(parents.enter(&found).unwrap().len(), 7);
+    let file = entry("f", TreeWhat::File(1, FileMap::Pages(content)));
+    let found = [FoundInParent { entry: Some(file), stat: Some(Stat::default()) }];
+    assert_eq!(parents.pages_of(&found).unwrap().len(), 7);
+    assert!(parents.first_sound(&found, |_, _| true).unwrap().is_some());
+}
+
+#[test]
+fn rule_09_a_file_with_more_pages_than_bytes_ends_a_comparison() {
+    let desk = Desk::new();
+    for id in [1, 2] {
+        let page = TreeNode::FileMap(vec![Part::Hole(id)]);
+        let top = desk.again_and_again(10 * id as u8, &page);
+        desk.of_file(id as u8, 5, FileMap::Pages(top));
+    }
+    // Stretches of zeroes that no number holds.
+    for (id, last) in [(3, 5), (4, 6)] {
+        let parts = vec![Part::Zeroes(u64::MAX), Part::Zeroes(last)];
+        desk.of_file(id, u64::MAX, FileMap::Inline(parts));
+    }
+    let mut reader = desk.reader();
+    let tables = desk.archive.tables();
+    let snapshot = |id| tables.snapshots.get(SnapshotId([id; 16])).unwrap();
+    let differ = diff(&mut reader, snapshot(1), snapshot(2), &mut |_, _| Ok(()));
+    assert!(is_corrupt(differ));
+    diff(&mut reader, snapshot(3), snapshot(4), &mut |_, _| Ok(())).unwrap();
+    assert!(!check(&desk.archive, true, &mut |_, _, _| {}).unwrap().is_well());
+}
+
+#[test]
+fn rule_07_an_entry_that_would_not_be_read_again_makes_no_snapshot() {
+    let desk = Desk::new();
+    let good = entry("name", TreeWhat::Symlink(b"x".to_vec()));
+    let bad = [
+        TreeEntry { nanoseconds: 1_073_741_823, ..good.clone() },
+        TreeEntry { what: TreeWhat::Symlink(Vec::new()), ..good.clone() },
+        TreeEntry { mode: 0o10_000, ..good.clone() },
+    ];
+    let refused = |error: Error| {
+        assert_eq!(error.kind(), Kind::InvalidInput);
+        assert!(error.to_string().contains("'name' can't be stored"), "{error}");
+    };
+    for bad in bad {
+        let directory =
+            TreeEntry { what: TreeWhat::Directory(None), mode: bad.mode, ..bad.clone() };
+        let is_link = bad.nanoseconds == 4 && bad.mode == 0o600;
+        let told = desk.backup(1, |feeder| feeder.event(Event::Other(bad, Stat::default())));
+        refused(told.unwrap_err());
+        let told = desk.backup(1, |feeder| {
+            feeder.event(Event::Enter(directory, Stat::default(), Known::new()))?;
+            feeder.event(Event::Leave(false))
+        });
+        match is_link {
+            true => assert_eq!(told.unwrap_err().kind(), Kind::Exists),
+            false => refused(told.unwrap_err()),
+        }
+        if desk.archive.tables().snapshots.is_empty() {
+            desk.backup(1, |feeder| feeder.event(Event::Other(good.clone(), Stat::default())))
+                .unwrap();
+        }
+    }
+    let deep = desk.backup(2, |feeder| {
+        for _ in 0..5000 {
+            let inner = entry("d", TreeWhat::Directory(None));
+            feeder.event(Event::Enter(inner, Stat::default(), Known::new()))?;
+        }
+        (0..5000).try_for_each(|_| feeder.event(Event::Leave(false)))
+    });
+    assert_eq!(deep.unwrap_err().kind(), Kind::InvalidInput);
+}
+
+#[test]
+fn rule_07_first_names_beyond_their_memory_are_files_of_their_own() {
+    let desk = Desk::new();
+    let name = |n: usize| format!("{n:05}");
+    let map = FileMap::Inline(vec![Part::Hole(1); 7000]);
+    let file = |n: usize| {
+        let what = TreeWhat::File(0, FileMap::default());
+        TreeEntry { link: n as u64 + 1, ..entry(&name(n), what) }
+    };
+    // 2,130 of them fill 128 MiB.
+    let last = 2200;
+    let made = desk.backup(1, |feeder| {
+        for n in 0..=last {
+            feeder.event(Event::File(file(n), Stat::default(), Some((7000, map.clone()))))?;
+        }
+        for (n, first) in [(last + 1, 0), (last + 2, last)] {
+            let further = TreeEntry { link: first as u64 + 1, ..file(n) };
+            feeder.event(Event::Link(further, Stat::default()))?;
+        }
+        Ok(())
+    });
+    let made = made.unwrap().snapshot;
+    assert_eq!((made.entries, made.left_out), (last as u64 + 3, 1));
+    let link = |n: usize| desk.find(1, &name(n)).map(|entry| entry.link);
+    assert_eq!((link(0).unwrap(), link(last).unwrap(), link(last + 1).unwrap()), (1, 0, 1));
+    assert_eq!(link(last + 2).unwrap_err().kind(), Kind::NotFound);
+    assert!(desk.find(1, "").unwrap().is_in_part);
+}

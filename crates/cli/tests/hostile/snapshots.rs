@@ -1,0 +1,140 @@
+//! Trees of snapshots whose author wants readers to go on for ever: rule 9.
+
+use std::{fs, os::unix::fs::FileExt, path::Path, process::Stdio, sync::Arc};
+
+use onefold_archive::{
+    Archive, Attributes, BackupRequest, Event, FileMap, Gauge, IndexEntry, Key, Known, Part,
+    Settings, SnapshotId, Stat, Top, TreeEntry, TreeNode, TreeNodeRef, TreeReader, TreeWhat,
+    backup,
+};
+use onefold_backend::Directory;
+
+use super::readers::bounded;
+use crate::support::Desk;
+
+fn entry(name: &str, what: TreeWhat) -> TreeEntry {
+    TreeEntry {
+        name: name.into(),
+        what,
+        mode: 0o755,
+        uid: 0,
+        gid: 0,
+        seconds: 3,
+        nanoseconds: 4,
+        link: 0,
+        is_in_part: false,
+        attributes: Attributes::default(),
+    }
+}
+
+/// Makes a snapshot with this number of what is told.
+fn store(archive: &Arc<Archive>, id: u8, set: &str, told: Vec<(Vec<u8>, Event)>) {
+    let request = BackupRequest {
+        id: SnapshotId([id; 16]),
+        set: set.into(),
+        now: 1_000,
+        ..BackupRequest::default()
+    };
+    backup(archive, &request, false, &Gauge::default(), |feeder| {
+        let root = entry("", TreeWhat::Directory(None));
+        feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
+        for (content, event) in told {
+            feeder.bytes(&content)?;
+            feeder.event(event)?;
+        }
+        feeder.event(Event::End(0))
+    })
+    .unwrap();
+}
+
+/// Stores a node as the content of a file: where it lies makes no difference to readers.
+fn node(archive: &Arc<Archive>, id: u8, node: &TreeNode) -> TreeNodeRef {
+    let file = entry("node", TreeWhat::File(0, FileMap::default()));
+    store(archive, id, "n", vec![(node.encode(), Event::File(file, Stat::default(), None))]);
+    let mut reader = TreeReader::new(archive).unwrap();
+    let tables = reader.tables().clone();
+    let snapshot = tables.snapshots.get(SnapshotId([id; 16])).unwrap();
+    match reader.find(snapshot, b"node").unwrap().what {
+        TreeWhat::File(_, FileMap::Inline(parts)) => match &parts[..] {
+            [Part::Run { first, fingerprints, .. }] if fingerprints.len() == 1 => {
+                TreeNodeRef { address: *first, fingerprint: fingerprints[0] }
+            }
+            _ => panic!("the node is several chunks"),
+        },
+        _ => panic!("the node is no file"),
+    }
+}
+
+/// Six levels of index pages, each with 100 entries, all of which lead to one page.
+fn again_and_again(archive: &Arc<Archive>, first_id: u8, page: &TreeNode) -> Top {
+    let mut below = node(archive, first_id, page);
+    let has_names = matches!(page, TreeNode::Directory(_));
+    for level in 1..=6 {
+        let key = |n: u32| match has_names {
+            true => Key::Name(format!("{n:03}").into_bytes()),
+            false => Key::Sum(1),
+        };
+        let entries = (0..100).map(|n| IndexEntry { node: below, key: key(n) }).collect();
+        below = node(archive, first_id + level, &TreeNode::Index(level, entries));
+    }
+    Top { levels: 6, node: below }
+}
+
+/// The archive `a`, with a set `evil`: a directory and a file whose index pages lead to one page.
+fn forge(desk: &Desk) {
+    desk.ok("create archive a --compress none");
+    let files = Directory::open(&desk.path("a"), true).unwrap();
+    let archive = Archive::open(Arc::new(files), true, Settings::default()).unwrap();
+    let archive = Arc::new(archive);
+    let page = TreeNode::Directory(vec![entry("000", TreeWhat::Fifo)]);
+    let directory = again_and_again(&archive, 1, &page);
+    let content = again_and_again(&archive, 10, &TreeNode::FileMap(vec![Part::Hole(1)]));
+    let told = |event| (Vec::new(), event);
+    let evil = entry("evil", TreeWhat::Directory(Some(directory)));
+    let file = entry("file", TreeWhat::File(0, FileMap::default()));
+    let map = Some((1 << 40, FileMap::Pages(content)));
+    store(
+        &archive,
+        20,
+        "evil",
+        vec![
+            told(Event::Other(evil, Stat::default())),
+            told(Event::File(file, Stat::default(), map)),
+        ],
+    );
+}
+
+#[test]
+fn rule_09_index_pages_that_lead_to_one_page_keep_no_reader() {
+    let desk = Desk::new();
+    forge(&desk);
+    fs::create_dir(desk.path("home")).unwrap();
+    for verb in [
+        "ls a evil",
+        "restore a evil -C out",
+        "find a letter --set evil",
+        "diff a n evil",
+        "check a",
+        "backup a home --set evil",
+    ] {
+        let status = bounded(&desk, verb).stdout(Stdio::null()).status().unwrap();
+        assert!(matches!(status.code(), Some(0 | 1 | 3)), "{verb}: {status}");
+    }
+    if !Path::new("/dev/fuse").exists() || !rustix::process::geteuid().is_root() {
+        println!("NOT TESTED: mounting needs /dev/fuse and root");
+        return;
+    }
+    fs::create_dir(desk.path("m")).unwrap();
+    let mut mount =
+        desk.command("mount a m --snapshot evil~1").stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = std::io::BufReader::new(mount.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut said, &mut String::new()).unwrap();
+    let listed = fs::read_dir(desk.path("m/evil")).unwrap().collect::<Result<Vec<_>, _>>();
+    assert!(listed.is_err(), "{listed:?}");
+    let file = fs::File::open(desk.path("m/file")).unwrap();
+    assert!(file.read_exact_at(&mut [0; 100], 50_000).is_err());
+    drop(file);
+    let process = rustix::process::Pid::from_child(&mount);
+    rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+    assert!(mount.wait().unwrap().success());
+}
