@@ -315,15 +315,14 @@ fn read_on(archive: &Archive, position: &LogPosition) -> Result<Reached> {
 fn newest(archive: &Archive, position: &mut LogPosition, label: &Label) -> Result<LogPosition> {
     // Gives the old tables' memory back to the budget; loading draws it again.
     position.drawn = Drawn::default();
-    let next = LogPosition::load_newest(
+    LogPosition::load_newest(
         &archive.files,
         &archive.identity,
         label,
         &archive.settings,
         Some(&position.tables),
         &archive.budget,
-    )?;
-    Ok(LogPosition { stopped: position.stopped.take(), ..next })
+    )
 }
 
 /// Reads new frames of the copy of the log that is read now.
@@ -339,7 +338,7 @@ fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
         || label.generation > position.generation
         || is_damaged && recorded > position.tables.sequence
     {
-        *position = newest(archive, position, &label)?;
+        *position = newest(archive, position, &label)?.instead_of(position);
     }
     position.generation = position.generation.max(label.generation);
     if archive.budget.is_bounded() {
@@ -349,16 +348,16 @@ fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
     let is_short =
         |reached: &Reached| recorded > reached.sequence && archive.keeps(Rule::LogReachesRecorded);
     if is_short(&reached) {
-        // The changes are in the next log when the write of the label that names it was lost.
-        let known = position.snapshot;
-        let next = newest(archive, position, &label).ok();
-        let Some(next) = next.filter(|next| next.snapshot != known) else {
-            return Err(changes_lost(reached.sequence, recorded));
-        };
-        *position = next;
-        reached = read_on(archive, position)?;
-        if is_short(&reached) {
-            return Err(changes_lost(reached.sequence, recorded));
+        // The write of a label was lost: the changes are in the next log, or in one that another
+        // process made anew under the number of the log that this one has open.
+        let next = newest(archive, position, &label)
+            .and_then(|next| read_on(archive, &next).map(|further| (next, further)));
+        match next {
+            Ok((next, further)) if !is_short(&further) => {
+                (*position, reached) = (next.instead_of(position), further);
+            }
+            Err(error) if error.kind() == Kind::Memory => return Err(error),
+            _ => return Err(changes_lost(reached.sequence, recorded)),
         }
     }
     let Reached { tables: Some(tables), end, last, .. } = reached else { return Ok(()) };

@@ -88,6 +88,11 @@ impl LogPosition {
         Ok(position)
     }
 
+    /// This position, for the process that was at another one: a failure that stopped it counts on.
+    pub(super) fn instead_of(self, other: &mut LogPosition) -> LogPosition {
+        LogPosition { stopped: other.stopped.take(), ..self }
+    }
+
     /// Reads the log to its end, and changes nothing.
     pub(super) fn read_log(
         &self,

@@ -36,6 +36,9 @@ pub enum Medium {
 /// So few that a second merge in one log comes to it.
 const MOVED_FEW: u64 = 2;
 
+/// The line behind the kept seeds that are older than snapshots of directories.
+const NEWER_THAN_TREES: &str = "# The seeds below draw snapshots of directories.";
+
 impl Medium {
     const DAMAGING: [Medium; 4] =
         [Medium::Rot, Medium::Unreadable, Medium::LostWrites, Medium::MisdirectedWrites];
@@ -121,11 +124,12 @@ impl Params {
         if rng.percent(25) { MOVED_FEW } else { 2 << 20 }
     }
 
-    /// One archive in three has snapshots; none of the kept seeds, which are older.
+    /// One archive in three has snapshots; none of the kept seeds that are older than snapshots.
     fn trees(seed: u64) -> (bool, u64) {
         let rng = &mut Rng::new(seed ^ 0x7472_6565_735f_2e2e);
         let kept = include_str!("../../seeds/archive.txt").lines();
-        let mut kept = kept.filter_map(|line| line.split('#').next()?.trim().parse().ok());
+        let older = kept.take_while(|line| *line != NEWER_THAN_TREES);
+        let mut kept = older.filter_map(|line| line.split('#').next()?.trim().parse().ok());
         let trees = rng.percent(35) && !kept.any(|kept: u64| kept == seed);
         (trees, [0, 5, 50][rng.below(3) as usize])
     }

@@ -111,7 +111,7 @@ impl Sim {
             self.reach.hit("a damaged archive was looked at");
         }
         let looked = self.look();
-        if self.known() == known {
+        if self.shows_no_change_since(&known) {
             // The medium, once put right, may still show the change that was under way.
             self.unsure = unsure;
         }
