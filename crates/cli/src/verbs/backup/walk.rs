@@ -20,7 +20,7 @@ use onefold_backend::{
     sparse::next_data,
     tree::{Found, Looked, Options, Selection, Walk},
 };
-use onefold_core::{Error, Result, tree::What};
+use onefold_core::{Error, Kind, Result, tree::What};
 use parking_lot::Mutex;
 
 use super::{
@@ -348,6 +348,7 @@ impl<'a, 'f> Teller<'a, 'f> {
         let (mut node, stat) = self.told(&mut found, name, path)?;
         node.what = match std::mem::replace(&mut found.entry.what, What::Fifo) {
             What::Directory => {
+                // The walk gives no directory that a snapshot can't have.
                 node.what = TreeWhat::Directory(None);
                 if let Some(user) = found.mounted_by {
                     self.counts.excluded += 1;
@@ -379,6 +380,11 @@ impl<'a, 'f> Teller<'a, 'f> {
             What::CharacterDevice(device) => TreeWhat::CharacterDevice(device),
             What::BlockDevice(device) => TreeWhat::BlockDevice(device),
         };
+        if let Some(why) = node.refusal() {
+            let sentence = format!("{}: {why}", path.display());
+            self.left_out(&Error::new(Kind::Unsupported, sentence));
+            return Ok(());
+        }
         self.feeder.parents.find(&node.name)?;
         self.counts.entries += 1;
         self.feeder.event(Event::Other(node, stat))

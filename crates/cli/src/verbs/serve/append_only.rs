@@ -46,6 +46,7 @@ pub(super) fn allow(request: &Request) -> Result<()> {
         | Request::Send { .. }
         | Request::Receive { .. }
         | Request::ReceiveAbort { .. }
+        | Request::ReceiveExpire { .. }
         | Request::Grow { .. }
         | Request::Scrub => Err(refused(&format!(
             "takes new streams and snapshots, and nothing else: no {}",
@@ -116,9 +117,10 @@ mod tests {
             Request::SnapshotClone { of: name(), name: name() },
             Request::Export { name: name() },
             Request::Import { name: name() },
-            Request::Send { snapshot: name(), from: None, resume: None },
-            Request::Receive { volume: None, rollback: true },
+            Request::Send { snapshot: name(), from: None, resume: None, negotiates: false },
+            Request::Receive { volume: None, rollback: true, negotiates: false },
             Request::ReceiveAbort { volume: name() },
+            Request::ReceiveExpire { days: 2 },
             Request::Grow { bytes: None },
             Request::Scrub,
             backup(true),
