@@ -321,10 +321,6 @@ impl Sim {
                     if let Err(Stop::Failed(failure)) = self.look() {
                         return Err(failure);
                     }
-                    // A medium that lost a write may show the change that was under way later.
-                    if self.params.medium.damages() && self.known() == under_way.1 {
-                        self.unsure.clone_from(&under_way.0);
-                    }
                     if self.files.is_down() {
                         self.reach.hit("crash: in recovery");
                     }
