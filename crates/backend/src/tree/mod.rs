@@ -7,6 +7,8 @@
 //! | `files` | its files, made, filled and finished by several threads in any order |
 //! | `sweep` | removes what directories have beyond what is wanted |
 //! | `shared`, `directories`, `attributes` | what these share |
+//! | `mounts` | what is mounted where a walk comes by |
+//! | `names` | the names of a directory in order, in memory or in a file |
 //! | `levels` | the directories from the root down to the one at hand, at most 256 of them open |
 //!
 //! *Invariant:* nothing here follows a path: each name is opened below the descriptor of its
@@ -18,6 +20,8 @@ mod attributes;
 mod directories;
 mod files;
 mod levels;
+mod mounts;
+mod names;
 mod restore;
 mod shared;
 mod sweep;
@@ -26,10 +30,11 @@ mod walk;
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
 
 pub use files::{Files, Made, punch};
+pub use names::NamesMemory;
 pub use restore::{Restorer, write_part};
 pub use shared::{Choices, LeftOut};
 pub use sweep::{Keeps, Sweep, Swept};
-pub use walk::{Found, Options, Reads, Walk, Wanted, read_data};
+pub use walk::{Found, Looked, Options, Reads, Selection, Walk, read_data};
 
 use rustix::fs::Stat;
 
