@@ -159,7 +159,7 @@ impl Files {
             let found = self.shared.find(name);
             found.is_ok_and(|(_, _, found)| Identity::of(&found) == Identity::of(stat))
         };
-        names.iter().filter(is_name).count() as u64 >= u64::from(stat.st_nlink)
+        names.iter().filter(is_name).count() >= stat.st_nlink as usize
     }
 
     /// Before the first write to an old file: takes the rights of others away, and its time of
@@ -262,7 +262,7 @@ impl Files {
 /// Those of the system.
 pub fn punch(file: &File, at: u64, bytes: u64) -> Result<()> {
     use std::os::unix::fs::FileExt;
-    const ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+    static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
     let wrong = |e| Error::from_io("a restored file can't be written", e);
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match rustix::fs::fallocate(file, flags, at, bytes) {

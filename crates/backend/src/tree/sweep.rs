@@ -119,7 +119,7 @@ impl Sweep {
             Some((Identity::of(&stat), stat))
         };
         let wanted: HashSet<Identity> =
-            kept.iter().filter_map(|name| identity(name)).map(|(identity, _)| identity).collect();
+            kept.iter().filter_map(identity).map(|(identity, _)| identity).collect();
         let mut paths = Vec::new();
         for name in surplus {
             let Some((found, stat)) = identity(&name) else { continue };
