@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use onefold_backend::tree::{Choices, Found, Options, Restorer, Walk};
+use onefold_backend::tree::{Choices, Found, NamesMemory, Options, Restorer, Walk};
 use onefold_core::tree::{Entry, What};
 
 fn text(entry: &Entry) -> String {
@@ -250,4 +250,44 @@ fn rule_07_attributes_that_are_too_many_cost_neither_data_nor_what_lies_below() 
         found.iter().map(|one| (one.lacks.is_some(), one.file.is_some())).collect();
     assert_eq!(told, [(false, false), (true, false), (true, true)]);
     assert!(found.iter().all(|one| one.entry.attributes.len() < 80));
+}
+
+#[test]
+fn a_walk_is_the_same_with_little_memory_for_names() {
+    let dir = tempfile::tempdir().unwrap();
+    for n in 0..40 {
+        let sub = dir.path().join(format!("{:x}", n * 7919 % 40));
+        std::fs::create_dir(&sub).unwrap();
+        for m in 0..60 {
+            std::fs::write(sub.join(format!("{}-{m}", m * 7919 % 61)), "x").unwrap();
+        }
+        let deep = sub.join("deep/deeper");
+        std::fs::create_dir_all(&deep).unwrap();
+        std::fs::write(deep.join("f"), "x").unwrap();
+    }
+    let walked = |names: NamesMemory| -> Vec<Vec<u8>> {
+        let options = Options { names, ..Options::default() };
+        Walk::new(dir.path(), options).unwrap().map(|one| one.unwrap().entry.path).collect()
+    };
+    let all = walked(NamesMemory::default());
+    assert_eq!(all.len(), 1 + 40 * 64);
+    assert!(all.is_sorted_by_key(|path| {
+        path.split(|&byte| byte == b'/').map(<[u8]>::to_vec).collect::<Vec<_>>()
+    }));
+    for (run, held) in [(100, 1000), (1, 0), (1 << 20, 0)] {
+        assert!(walked(NamesMemory { run, held }) == all, "{run}, {held}");
+    }
+}
+
+#[test]
+fn rule_07_a_name_that_is_too_long_costs_what_it_names() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["a/x", "long/below", "z/x"] {
+        std::fs::create_dir_all(dir.path().join(name)).unwrap();
+    }
+    let walk = Walk::new(dir.path(), Options { name_max: 3, ..Options::default() }).unwrap();
+    let (found, errors): (Vec<_>, Vec<_>) = walk.partition(|one| one.is_ok());
+    let paths: Vec<_> = found.into_iter().map(|one| one.unwrap().entry.path).collect();
+    assert_eq!(paths, [&b""[..], b"a", b"a/x", b"z", b"z/x"]);
+    assert_eq!(errors.len(), 1);
 }

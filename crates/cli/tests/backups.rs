@@ -164,6 +164,92 @@ fn single_files_and_patterns_come_back() {
 }
 
 #[test]
+fn patterns_and_marks_leave_things_out() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let files = [
+        "keep.c",
+        "keep.o",
+        "sub/a.o",
+        "sub/b.log",
+        "sub/deep/b.log",
+        "sub/deep/keep.log",
+        "build/out",
+        "marked/.nobackup",
+        "marked/data",
+        "strange/.nobackup",
+        "strange/data",
+        "large",
+    ];
+    for file in files {
+        let path = desk.path("tree").join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "x").unwrap();
+    }
+    fs::write(desk.path("tree/large"), noise(1, 5_000)).unwrap();
+    fs::write(desk.path("tree/.onefoldignore"), "# of the tree\n*.log\n/build/\n[\n").unwrap();
+    fs::write(desk.path("tree/sub/deep/.onefoldignore"), "!keep.log\n").unwrap();
+    // A mark that is no file of the directory's owner, or of root, counts for nothing.
+    let mark = desk.path("tree/strange/.nobackup");
+    fs::remove_file(&mark).unwrap();
+    symlink("data", &mark).unwrap();
+    let stored = |options: &str| -> Vec<String> {
+        let stored = backup(&desk, &format!("tree --set t --accept {options}"));
+        assert_eq!(stored["state"].as_str(), Some("whole"));
+        let lines = desk.ok("ls a t");
+        let tree = desk.path("tree").display().to_string();
+        // The line of the link ends with what it leads to.
+        let paths = lines.lines().map(|line| line.split_whitespace().last().unwrap());
+        paths
+            .filter_map(|path| path.strip_prefix(&format!("{}/", &tree[1..])))
+            .map(str::to_owned)
+            .collect()
+    };
+    let all = stored(
+        "--exclude *.o --exclude !/keep.o --exclude-if-present .nobackup --exclude-larger 4K",
+    );
+    let expected = [
+        ".onefoldignore",
+        "keep.c",
+        "keep.o",
+        "marked",
+        "marked/.nobackup",
+        "strange",
+        "strange/data",
+        "sub",
+        "sub/deep",
+        "sub/deep/.onefoldignore",
+        "sub/deep/keep.log",
+    ];
+    assert_eq!(all, expected);
+    let all = stored("--no-ignore-files");
+    assert_eq!(all.len(), files.len() + 2 + 5 - 1, "{all:?}");
+}
+
+#[test]
+fn a_mounted_copy_is_stored_under_its_own_path() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    for tree in ["real/tree", "mounted"] {
+        fs::create_dir_all(desk.path(tree)).unwrap();
+        fs::write(desk.path(tree).join("a"), tree).unwrap();
+        fs::hard_link(desk.path(tree).join("a"), desk.path(tree).join("b")).unwrap();
+    }
+    let real = desk.path("real/tree").display().to_string();
+    backup(&desk, "real/tree --set t");
+    let second = backup(&desk, &format!("mounted --as {real} --set t"));
+    assert_eq!(second["paths"][0].as_str(), Some(&*real), "{second}");
+    assert_eq!(desk.ok(&format!("cat a t {real}/b")), "mounted");
+    desk.ok("restore a t -C out");
+    let out = restored(&desk, "out", "real/tree");
+    let inode = |name: &str| fs::metadata(out.join(name)).unwrap().ino();
+    assert_eq!(inode("a"), inode("b"));
+    desk.ok("backup a mounted/a --as /srv/none/file --set single");
+    assert_eq!(desk.ok("cat a single /srv/none/file"), "mounted");
+    desk.fails("backup a mounted real --as /x", 2, &["--as"]);
+}
+
+#[test]
 fn a_snapshot_that_is_much_smaller_is_marked() {
     let desk = Desk::new();
     desk.ok("create archive a");

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | `walk` | tells of everything below a directory, in the order of listings |
 //! | `restore` | makes it again, as a listing says |
+//! | `mounts` | what is mounted where a walk comes by |
+//! | `names` | the names of a directory in order, in memory or in a file |
 //! | `levels` | the directories from the root down to the one at hand, at most 256 of them open |
 //!
 //! *Invariant:* nothing here follows a path: each name is opened below the descriptor of its
@@ -12,13 +14,16 @@
 //! made.
 
 mod levels;
+mod mounts;
+mod names;
 mod restore;
 mod walk;
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
 
+pub use names::NamesMemory;
 pub use restore::{Choices, LeftOut, Restorer, write_part};
-pub use walk::{Found, Options, Reads, Walk, Wanted, read_data};
+pub use walk::{Found, Looked, Options, Reads, Selection, Walk, read_data};
 
 use rustix::fs::Stat;
 

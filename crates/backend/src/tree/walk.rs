@@ -2,15 +2,12 @@
 
 use std::{
     collections::HashMap,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::File,
     io::Read,
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::{
-            ffi::{OsStrExt, OsStringExt},
-            fs::FileExt,
-        },
+        unix::{ffi::OsStrExt, fs::FileExt},
     },
     path::{Path, PathBuf},
     time::Duration,
@@ -21,11 +18,17 @@ use onefold_core::{
     tree::{Entry, What},
 };
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, Stat},
+    fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags},
     io::Errno,
 };
 
-use super::{Identity, levels::Levels, shown};
+use super::{
+    Identity,
+    levels::Levels,
+    mounts::{self, Closed, Mount},
+    names::{Name, Names, NamesMemory, Space},
+    shown,
+};
 use crate::sparse::next_data;
 
 /// Longest time that all leases of other processes together hold a walk up. The system waits for 45
@@ -43,8 +46,36 @@ const ATTRIBUTES_MAX: usize = 4 << 20;
 const CACHE_TAG: &[u8] = b"CACHEDIR.TAG";
 const CACHE_SIGNATURE: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";
 
-/// Decides by its path below the root, and by whether it is a directory, if something is wanted.
-pub type Wanted = dyn FnMut(&[u8], bool) -> bool + Send;
+/// What a walk knows of an entry when it asks whether that is wanted.
+#[derive(Clone, Copy, Debug)]
+pub struct Looked {
+    /// A directory.
+    pub is_directory: bool,
+    /// Bytes of a regular file; 0 of all else.
+    pub bytes: u64,
+}
+
+/// Decides what of a tree is wanted. Paths are those below the root.
+pub trait Selection: Send {
+    /// True when an entry is wanted; a directory that is not is not entered either.
+    fn wants(&mut self, path: &[u8], looked: &Looked) -> bool;
+
+    /// Names of files that a directory's owner, or root, puts into it to have all of it left out but
+    /// that file.
+    fn tags(&self) -> &[OsString] {
+        &[]
+    }
+
+    /// The name of files by which a directory's owner, or root, says what of it is wanted, and the
+    /// most bytes of one that counts.
+    fn rules(&self) -> Option<(&OsStr, usize)> {
+        None
+    }
+
+    /// Takes the content of such a file, before anything in its directory is asked about; `None` for
+    /// one of too many bytes.
+    fn add_rules(&mut self, _directory: &[u8], _text: Option<Vec<u8>>) {}
+}
 
 /// Names and values of extended attributes.
 type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
@@ -53,10 +84,12 @@ type Attributes = Vec<(Vec<u8>, Vec<u8>)>;
 pub struct Options {
     /// Follows the root itself when it is a link.
     pub follows_root: bool,
-    /// Enters no directory on another file system than the root's.
+    /// Enters no directory where another file system, or another part of the same one, is mounted.
     pub one_file_system: bool,
     /// Of a directory that is tagged as a cache only the tag.
     pub without_caches: bool,
+    /// Leaves out what has the attribute "no dump".
+    pub without_nodump: bool,
     /// Looks at names and sizes only: opens no file, and reads no attributes.
     pub only_sizes: bool,
     /// Opens a file, and reads its attributes, only when [`Walk::open`] is called for it.
@@ -65,10 +98,14 @@ pub struct Options {
     pub levels_max: usize,
     /// Longest path below the root, in bytes. What lies deeper is an error, and not entered.
     pub path_max: usize,
+    /// Longest name, in bytes. What has a longer one is an error, and not entered.
+    pub name_max: usize,
     /// Most files with several names that are remembered; of more, each name counts as a file.
     pub linked_max: usize,
-    /// Selects entries; a directory that is not selected is not entered either.
-    pub wanted: Option<Box<Wanted>>,
+    /// Memory for the names of directories; more lie in a file without a name.
+    pub names: NamesMemory,
+    /// Selects entries.
+    pub selection: Option<Box<dyn Selection>>,
 }
 
 impl Default for Options {
@@ -77,12 +114,15 @@ impl Default for Options {
             follows_root: false,
             one_file_system: false,
             without_caches: false,
+            without_nodump: false,
             only_sizes: false,
             opens_late: false,
             levels_max: usize::MAX,
             path_max: usize::MAX,
+            name_max: 255,
             linked_max: usize::MAX,
-            wanted: None,
+            names: NamesMemory::default(),
+            selection: None,
         }
     }
 }
@@ -103,13 +143,17 @@ pub struct Found {
     pub inode: u64,
     /// When the entry, or what is told of it, was changed last: seconds since 1970, nanoseconds.
     pub changed: (i64, u32),
+    /// A directory that is not entered, since something else is mounted there.
+    pub is_closed: bool,
+    /// The user who mounted it, when that is why it is not entered.
+    pub mounted_by: Option<u32>,
     /// The reason why the entry lacks some of its extended attributes. All else is there.
     pub lacks: Option<Error>,
 }
 
 /// The entries of a directory that are still to be visited.
 struct Rest {
-    names: std::vec::IntoIter<OsString>,
+    names: Names,
     /// Bytes of the directory's own path.
     length: usize,
     /// Its number among the directories that are remembered.
@@ -139,9 +183,36 @@ impl Seen {
     }
 }
 
+/// Files of a directory by which its owner says what of it is wanted.
+#[derive(Default)]
+struct Marks {
+    has_cache_tag: bool,
+    tags: Vec<OsString>,
+    rules: Option<(OsString, usize)>,
+}
+
+impl Marks {
+    /// A name of the directory.
+    fn note(&mut self, options: &Options, name: &[u8]) {
+        self.has_cache_tag |= options.without_caches && name == CACHE_TAG;
+        let Some(selection) = &options.selection else { return };
+        let tags = selection.tags().iter();
+        self.tags.extend(tags.filter(|tag| tag.as_bytes() == name).cloned());
+        if let Some((rules, most)) = selection.rules().filter(|(rules, _)| rules.as_bytes() == name)
+        {
+            self.rules = Some((rules.to_owned(), most));
+        }
+    }
+}
+
 /// When an entry, or what is told of it, was changed last.
 fn changed(stat: &Stat) -> (i64, u32) {
-    (stat.st_ctime, stat.st_ctime_nsec as u32)
+    (stat.st_ctime, nanoseconds(stat.st_ctime_nsec as i64))
+}
+
+/// The nanoseconds of a time; a damaged or hostile file system tells of more than a second has.
+fn nanoseconds(told: i64) -> u32 {
+    told.clamp(0, 999_999_999) as u32
 }
 
 /// Iterates over everything below a directory: the directory itself first, parents before their
@@ -151,13 +222,16 @@ pub struct Walk {
     root: PathBuf,
     options: Options,
     levels: Levels<Rest>,
+    /// For the names of the directories that it is in.
+    space: Space,
     /// Of what is looked at.
     path: Vec<u8>,
     /// The entry that comes next, before anything else is looked at.
     ahead: Option<Result<Found>>,
     /// First names of files that have several.
     seen: Seen,
-    device: u64,
+    /// The mount that the root is on.
+    mount: Mount,
     /// How much longer leases may hold it up.
     patience: Duration,
     has_proc: bool,
@@ -182,12 +256,13 @@ impl Walk {
         }
         let mut walk = Walk {
             root: root.to_owned(),
-            options,
             levels: Levels::new(),
+            space: Space::new(options.names),
+            options,
             path: Vec::new(),
             ahead: None,
             seen: Seen::default(),
-            device: stat.st_dev,
+            mount: Mount::of(&at, &stat),
             patience: LEASES_WAIT,
             has_proc: Path::new("/proc/self/fd").exists(),
         };
@@ -215,26 +290,48 @@ impl Walk {
     fn step(&mut self) -> Option<Option<Result<Found>>> {
         let (directory, rest) = self.levels.last()?;
         self.path.truncate(rest.length);
-        let Some(name) = rest.names.next() else {
-            self.levels.pop();
-            return Some(None);
+        let name = match self.space.next(&mut rest.names) {
+            Ok(Some(name)) => name,
+            Ok(None) => {
+                if let Some((_, rest)) = self.levels.pop() {
+                    self.space.leave(&rest.names);
+                }
+                return Some(None);
+            }
+            Err(error) => {
+                return Some(Some(Err(error.context(shown(&self.root, &self.path)))));
+            }
         };
         let Some(directory) = directory else {
-            rest.names = Vec::new().into_iter();
+            rest.names.clear();
             return Some(Some(Err(self.changed())));
         };
-        let opened = match self.options.opens_late {
-            true => look_first(directory, &name),
-            false => open_path(directory, &name).and_then(opened),
+        let Name { name, may_be_directory } = name;
+        let closed = match may_be_directory {
+            true => mounts::closed(directory, &name, self.options.one_file_system),
+            false => None,
+        };
+        let opened = match (&closed, self.options.opens_late) {
+            (Some(closed), _) => Ok((None, closed.stat)),
+            (None, true) => look_first(directory, &name),
+            (None, false) => open_path(directory, &name).and_then(opened),
         };
         if !self.path.is_empty() {
             self.path.push(b'/');
         }
         self.path.extend_from_slice(name.as_bytes());
+        if name.len() > self.options.name_max {
+            let sentence = format!(
+                "{} has a name of more than {} bytes",
+                shown(&self.root, &self.path),
+                self.options.name_max
+            );
+            return Some(Some(Err(Error::new(Kind::Unsupported, sentence))));
+        }
         Some(match opened {
             Err(Errno::NOENT) => None,
             Err(errno) => Some(Err(self.wrong(errno))),
-            Ok((at, stat)) => self.look(at.as_ref(), &stat, &name).transpose(),
+            Ok((at, stat)) => self.look(at.as_ref(), &stat, &name, closed).transpose(),
         })
     }
 
@@ -243,10 +340,17 @@ impl Walk {
         at: Option<&OwnedFd>,
         stat: &Stat,
         name: &OsString,
+        closed: Option<Closed>,
     ) -> Result<Option<Found>> {
         let kind = FileType::from_raw_mode(stat.st_mode);
         let is_directory = kind == FileType::Directory;
-        if self.options.wanted.as_mut().is_some_and(|wanted| !wanted(&self.path, is_directory)) {
+        let is_file = kind == FileType::RegularFile;
+        let looked = Looked { is_directory, bytes: if is_file { stat.st_size as u64 } else { 0 } };
+        let wants = |selection: &mut Box<dyn Selection>| selection.wants(&self.path, &looked);
+        if !self.options.selection.as_mut().is_none_or(wants) {
+            return Ok(None);
+        }
+        if self.options.without_nodump && self.is_nodump(name) {
             return Ok(None);
         }
         if self.levels.depth() > self.options.levels_max {
@@ -264,6 +368,9 @@ impl Walk {
                 self.options.path_max
             );
             return Err(Error::new(Kind::Unsupported, sentence));
+        }
+        if let Some(closed) = closed {
+            return self.closed(name, &closed).map(Some);
         }
         if let Some(at) = at
             && is_directory
@@ -331,6 +438,8 @@ impl Walk {
             device: stat.st_dev,
             inode: stat.st_ino,
             changed: changed(stat),
+            is_closed: false,
+            mounted_by: None,
             lacks: None,
         }
     }
@@ -351,6 +460,10 @@ impl Walk {
             What::Symlink { target } => {
                 let read = rustix::fs::readlinkat(at, "", Vec::new());
                 *target = read.map_err(|errno| self.wrong(errno))?.into_bytes();
+                if target.is_empty() {
+                    let sentence = format!("{} leads nowhere", shown(&self.root, &self.path));
+                    return Err(Error::new(Kind::Unsupported, sentence));
+                }
             }
             _ => {}
         }
@@ -395,9 +508,22 @@ impl Walk {
             uid: stat.st_uid,
             gid: stat.st_gid,
             seconds: stat.st_mtime,
-            nanoseconds: stat.st_mtime_nsec as u32,
+            nanoseconds: nanoseconds(stat.st_mtime_nsec as i64),
             attributes,
         }
+    }
+
+    /// A directory that is not entered, since something is mounted there.
+    fn closed(&mut self, name: &OsString, closed: &Closed) -> Result<Found> {
+        let mut found = self.found(&closed.stat, What::Directory, None);
+        (found.linked, found.is_closed, found.mounted_by) = (None, true, closed.of_user);
+        if closed.is_local
+            && let Some((Some(directory), _)) = self.levels.last()
+            && let Ok(at) = open_path(directory, name)
+        {
+            (found.entry.attributes, found.lacks) = self.attributes(&Holder::Path(&at));
+        }
+        Ok(found)
     }
 
     /// A directory, which is entered. When it can't be, the error comes behind it.
@@ -406,54 +532,88 @@ impl Walk {
         let mut found = self.found(stat, What::Directory, None);
         found.entry.attributes = attributes;
         (found.linked, found.lacks) = (None, lacks);
-        if !(self.options.one_file_system && stat.st_dev != self.device) {
+        found.is_closed = self.options.one_file_system && Mount::of(at, stat) != self.mount;
+        if !found.is_closed {
             match self.enter(at) {
                 Ok((directory, names)) => {
                     let length = self.path.len();
-                    let rest = Rest { names: names.into_iter(), length, kept: None };
+                    let rest = Rest { names, length, kept: None };
                     self.levels.push(directory, Identity::of(stat), rest);
                 }
-                Err(errno) => self.ahead = Some(Err(self.wrong(errno))),
+                Err(error) => self.ahead = Some(Err(error)),
             }
         }
         Ok(found)
     }
 
-    fn enter(&mut self, at: &OwnedFd) -> Result<(OwnedFd, Vec<OsString>), Errno> {
+    fn enter(&mut self, at: &OwnedFd) -> Result<(OwnedFd, Names)> {
+        let wrong = |errno: Errno| Error::from_io(shown(&self.root, &self.path), errno.into());
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = rustix::fs::openat(at, ".", flags, Mode::empty())?;
-        let mut names = Vec::new();
-        for child in rustix::fs::Dir::read_from(&directory)? {
-            let name = child?.file_name().to_bytes().to_vec();
-            if name != b"." && name != b".." {
-                names.push(OsString::from_vec(name));
+        let directory = rustix::fs::openat(at, ".", flags, Mode::empty()).map_err(wrong)?;
+        let mut children = rustix::fs::Dir::read_from(&directory).map_err(wrong)?;
+        let mut marks = Marks::default();
+        let each = || {
+            loop {
+                let (name, kind) = match children.next()? {
+                    Ok(child) => (child.file_name().to_bytes().to_vec(), child.file_type()),
+                    Err(errno) => return Some(Err(wrong(errno))),
+                };
+                let may_be_directory = matches!(kind, FileType::Directory | FileType::Unknown);
+                if name != b"." && name != b".." {
+                    marks.note(&self.options, &name);
+                    return Some(Ok((name, may_be_directory)));
+                }
             }
-        }
-        names.sort();
-        if self.options.without_caches && self.is_cache(&directory, &names) {
-            names.retain(|name| name.as_bytes() == CACHE_TAG);
-        }
+        };
+        let mut names = self.space.collect(each)?;
+        self.select(&directory, &marks, &mut names);
         Ok((directory, names))
     }
 
-    fn is_cache(&mut self, directory: &OwnedFd, names: &[OsString]) -> bool {
-        let Some(tag) = names.iter().find(|name| name.as_bytes() == CACHE_TAG) else {
-            return false;
-        };
-        let Ok(owner) = rustix::fs::fstat(directory).map(|stat| stat.st_uid) else { return false };
+    /// Takes account of what the owner of a directory says of it by files in it.
+    fn select(&mut self, directory: &OwnedFd, marks: &Marks, names: &mut Names) {
+        if marks.has_cache_tag
+            && self.owners_file(directory, CACHE_TAG, CACHE_SIGNATURE.len()).as_deref()
+                == Ok(CACHE_SIGNATURE)
+        {
+            names.only(CACHE_TAG);
+        }
+        let is_owners = |tag: &&OsString| self.owners_file(directory, tag.as_bytes(), 0).is_ok();
+        if let Some(tag) = marks.tags.iter().find(is_owners) {
+            names.only(tag.as_bytes());
+        }
+        if let Some((name, most)) = &marks.rules
+            && let Ok(text) = self.owners_file(directory, name.as_bytes(), most + 1)
+            && let Some(selection) = &mut self.options.selection
+        {
+            selection.add_rules(&self.path, (text.len() <= *most).then_some(text));
+        }
+    }
+
+    /// The first bytes of a regular file in a directory, which belongs to the directory's owner or to
+    /// root: in a directory of several users one would leave out what others have.
+    fn owners_file(&self, directory: &OwnedFd, name: &[u8], most: usize) -> Result<Vec<u8>, Errno> {
+        let owner = rustix::fs::fstat(directory)?.st_uid;
+        let name = OsStr::from_bytes(name).to_owned();
+        let at = open_path(directory, &name)?;
+        let stat = rustix::fs::fstat(&at)?;
+        let is_owners = stat.st_uid == owner || stat.st_uid == 0;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_owners {
+            return Err(Errno::INVAL);
+        }
         let mut begin = Vec::new();
-        let read = open_path(directory, tag).and_then(|at| {
-            let stat = rustix::fs::fstat(&at)?;
-            // In a directory of several users one would leave out what others have.
-            let is_owners = stat.st_uid == owner || stat.st_uid == 0;
-            if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_owners {
-                return Err(Errno::INVAL);
-            }
-            let file = self.reopen(directory, tag, &at, &stat)?;
-            let _ = file.take(CACHE_SIGNATURE.len() as u64).read_to_end(&mut begin);
-            Ok(())
-        });
-        read.is_ok() && begin == CACHE_SIGNATURE
+        if most > 0 {
+            let file = self.reopen(directory, &name, &at, &stat)?;
+            file.take(most as u64).read_to_end(&mut begin).map_err(|_| Errno::IO)?;
+        }
+        Ok(begin)
+    }
+
+    /// True when what has this name in the directory at hand is not to be dumped.
+    fn is_nodump(&mut self, name: &OsString) -> bool {
+        let Some((Some(directory), _)) = self.levels.last() else { return false };
+        rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)
+            .is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::NODUMP))
     }
 
     /// Opens a regular file that was looked at; a lease on it is waited for a while.
@@ -715,5 +875,15 @@ fn read_once(file: &File, room: &mut [u8], at: u64) -> std::io::Result<usize> {
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
             read => return read,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_07_nanoseconds_that_are_more_than_a_second_are_none_that_readers_refuse() {
+        assert_eq!([5, 1_073_741_823, -1].map(nanoseconds), [5, 999_999_999, 0]);
     }
 }

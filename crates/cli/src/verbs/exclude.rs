@@ -1,90 +1,298 @@
-//! Patterns of what a put or a backup leaves out.
+//! What a put or a backup of a directory leaves out.
 //!
-//! A pattern names a file or directory by the end of its path: `*.o`, `node_modules`,
-//! `target/debug`. One that begins with `/` counts from the directory that is stored, or is a path
-//! of the whole system; one that ends with `/` names directories only. `*`, `?` and `[a-z]` stand
-//! for parts of a name, `**` for any directories, `{a,b}` for one of several. The content of a
-//! directory that is left out is left out too.
+//! Patterns are those of gitignore, with one difference on the command line and in files that are
+//! named there: a pattern with a `/` within it names the end of a path, as one without does. One
+//! that begins with `/` counts from the directory that is stored, or is a path of the whole system.
+//! The last pattern that matches decides, and `!` takes out of what patterns before it name. The
+//! content of a directory that is left out is left out too.
+//!
+//! A file `.onefoldignore` has patterns for what lies beside and below it, exactly as gitignore has
+//! them. Patterns of the command line go before, then those of the directory that is nearest.
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
-use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
-
-use onefold_console::failure::Failure;
+use clap::Args;
+use ignore::gitignore::{Gitignore, GitignoreBuilder};
+use onefold_backend::tree::{Looked, Selection};
+use onefold_console::{failure::Failure, size::Size};
 use onefold_core::Error;
 
-/// The patterns of paths that are left out of a tree.
+/// The name of files with patterns for their directory.
+const RULES: &str = ".onefoldignore";
+
+/// Longest such file that counts, in bytes. More patterns would slow all of the walk.
+const RULES_BYTES: usize = 64 << 10;
+
+/// The options that choose what of a directory is stored.
+#[derive(Clone, Debug, Default, Args)]
+#[group(skip)]
+pub(crate) struct Options {
+    /// Leaves out what matches a pattern: a name or the end of a path; with a first / a path from
+    /// the directory or from the root of the system; with a last / directories only; with a first !
+    /// what earlier patterns leave out is stored. Patterns may have *, ?, [a-z] and **
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) exclude: Vec<String>,
+
+    /// Reads patterns from a file, one a line, without empty lines and lines that begin with #
+    #[arg(long, value_name = "FILE")]
+    pub(crate) exclude_from: Vec<PathBuf>,
+
+    /// Leaves out the content of cache directories, which have a file CACHEDIR.TAG; that file is
+    /// stored
+    #[arg(long)]
+    pub(crate) exclude_caches: bool,
+
+    /// Leaves out the content of directories that have a file of this name; that file is stored
+    #[arg(long, value_name = "NAME")]
+    pub(crate) exclude_if_present: Vec<OsString>,
+
+    /// Leaves out files of more bytes
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) exclude_larger: Option<Size>,
+
+    /// Leaves out what has the attribute "no dump" (chattr +d)
+    #[arg(long)]
+    pub(crate) exclude_nodump: bool,
+
+    /// Takes no account of the patterns in files .onefoldignore
+    #[arg(long)]
+    pub(crate) no_ignore_files: bool,
+
+    /// Stays on the file systems of the directories, and stores an empty directory for each mount
+    /// point
+    #[arg(long)]
+    pub(crate) one_file_system: bool,
+}
+
+impl Options {
+    /// True when one of them is given.
+    pub(crate) fn are_given(&self) -> bool {
+        let lists = !self.exclude.is_empty()
+            || !self.exclude_from.is_empty()
+            || !self.exclude_if_present.is_empty();
+        let switches =
+            [self.exclude_caches, self.exclude_nodump, self.no_ignore_files, self.one_file_system];
+        lists || self.exclude_larger.is_some() || switches.contains(&true)
+    }
+
+    /// How a walk takes account of them.
+    pub(crate) fn of_walk(&self) -> onefold_backend::tree::Options {
+        onefold_backend::tree::Options {
+            one_file_system: self.one_file_system,
+            without_caches: self.exclude_caches,
+            without_nodump: self.exclude_nodump,
+            ..onefold_backend::tree::Options::default()
+        }
+    }
+}
+
+/// What of a tree is left out.
+#[derive(Clone, Debug)]
 pub(crate) struct Exclude {
     /// The tree's root from the root of the system, without the first `/`.
     root: PathBuf,
-    all: GlobSet,
-    directories: GlobSet,
+    /// Patterns of the command line, from the root of the system.
+    given: Gitignore,
+    /// Patterns of the directories that lead to where the walk is, by their paths below the root.
+    found: Vec<(Vec<u8>, Gitignore)>,
+    tags: Vec<OsString>,
+    larger: Option<u64>,
+    reads_files: bool,
 }
 
 impl Exclude {
-    /// Patterns of the command line, and those of files: one a line, without empty lines and those
-    /// that begin with `#`.
-    pub(crate) fn new(
-        root: &Path,
-        patterns: &[String],
-        files: &[PathBuf],
-    ) -> Result<Exclude, Failure> {
-        let (mut all, mut directories) = (GlobSetBuilder::new(), GlobSetBuilder::new());
-        let mut add = |pattern: &str| -> Result<(), Failure> {
-            let builder = if pattern.ends_with('/') { &mut directories } else { &mut all };
-            builder.add(glob(pattern)?);
-            Ok(())
-        };
-        patterns.iter().try_for_each(|pattern| add(pattern))?;
-        for file in files {
-            let text =
-                std::fs::read_to_string(file).map_err(|e| Error::from_io(file.display(), e))?;
-            let lines = text
-                .lines()
-                .map(str::trim)
-                .filter(|line| !line.is_empty() && !line.starts_with('#'));
-            lines.into_iter().try_for_each(&mut add)?;
-        }
+    /// What the options leave out of the tree below a root.
+    ///
+    /// # Errors
+    /// A pattern that can't be used, and a file of patterns that can't be read.
+    pub(crate) fn new(root: &Path, options: &Options) -> Result<Exclude, Failure> {
         let root = std::path::absolute(root).map_err(|e| Error::from_io(root.display(), e))?;
         let root = root.strip_prefix("/").map_or_else(|_| root.clone(), Path::to_owned);
-        let built = |set: GlobSetBuilder| {
-            set.build()
-                .map_err(|e| Failure::usage(format!("the patterns of what is left out: {e}")))
+        let mut builder = GitignoreBuilder::new("");
+        let mut add = |pattern: &str| -> Result<(), Failure> {
+            for line in lines_of(&root, pattern)? {
+                builder.add_line(None, &line).map_err(|e| wrong(pattern, &e))?;
+            }
+            Ok(())
         };
-        Ok(Exclude { root, all: built(all)?, directories: built(directories)? })
+        for pattern in &options.exclude {
+            let is_comment = pattern.starts_with('#');
+            add(&if is_comment { format!("\\{pattern}") } else { pattern.clone() })?;
+        }
+        for file in &options.exclude_from {
+            let text =
+                std::fs::read_to_string(file).map_err(|e| Error::from_io(file.display(), e))?;
+            let lines = text.lines().map(str::trim);
+            lines
+                .filter(|line| !line.is_empty() && !line.starts_with('#'))
+                .try_for_each(&mut add)?;
+        }
+        let given = builder
+            .build()
+            .map_err(|e| Failure::usage(format!("the patterns of what is left out: {e}")))?;
+        Ok(Exclude {
+            root,
+            given,
+            found: Vec::new(),
+            tags: options.exclude_if_present.clone(),
+            larger: options.exclude_larger.map(|size| size.0),
+            reads_files: !options.no_ignore_files,
+        })
     }
 
     /// True when what is at a path below the root is left out.
-    pub(crate) fn takes(&self, path: &[u8], is_directory: bool) -> bool {
-        if self.all.is_empty() && self.directories.is_empty() {
-            return false;
+    pub(crate) fn takes(&mut self, path: &[u8], looked: &Looked) -> bool {
+        if self.larger.is_some_and(|most| looked.bytes > most) {
+            return true;
         }
-        let below = Path::new(OsStr::from_bytes(path));
-        let whole = self.root.join(below);
-        let hit = |set: &GlobSet| set.is_match(below) || set.is_match(&whole);
-        hit(&self.all) || (is_directory && hit(&self.directories))
+        self.found.retain(|(directory, _)| below(directory, path).is_some());
+        let of_path = Path::new(OsStr::from_bytes(path));
+        if !self.given.is_empty() {
+            let matched = self.given.matched(self.root.join(of_path), looked.is_directory);
+            if !matched.is_none() {
+                return matched.is_ignore();
+            }
+        }
+        for (directory, rules) in self.found.iter().rev() {
+            let Some(rest) = below(directory, path) else { continue };
+            let matched = rules.matched(Path::new(OsStr::from_bytes(rest)), looked.is_directory);
+            if !matched.is_none() {
+                return matched.is_ignore();
+            }
+        }
+        false
     }
 }
 
-pub(super) fn glob(pattern: &str) -> Result<globset::Glob, Failure> {
-    let wrong = |why: &dyn std::fmt::Display| {
-        Failure::usage(format!("the pattern '{pattern}' can't be used: {why}"))
+impl Selection for Exclude {
+    fn wants(&mut self, path: &[u8], looked: &Looked) -> bool {
+        !self.takes(path, looked)
+    }
+
+    fn tags(&self) -> &[OsString] {
+        &self.tags
+    }
+
+    fn rules(&self) -> Option<(&OsStr, usize)> {
+        self.reads_files.then_some((OsStr::new(RULES), RULES_BYTES))
+    }
+
+    fn add_rules(&mut self, directory: &[u8], text: Option<Vec<u8>>) {
+        let shown =
+            || Path::new("/").join(&self.root).join(OsStr::from_bytes(directory)).join(RULES);
+        let Some(text) = text else {
+            tracing::warn!(
+                "{}: it has more than {RULES_BYTES} bytes, and is not taken account of",
+                shown().display()
+            );
+            return;
+        };
+        let mut builder = GitignoreBuilder::new("");
+        for line in text.split(|&byte| byte == b'\n') {
+            // Who wrote the file is not who runs the backup: a mistake costs that line alone.
+            if let Err(error) = builder.add_line(None, &String::from_utf8_lossy(line)) {
+                tracing::warn!("{}: {error}", shown().display());
+            }
+        }
+        if let Ok(rules) = builder.build()
+            && !rules.is_empty()
+        {
+            self.found.retain(|(above, _)| below(above, directory).is_some());
+            self.found.push((directory.to_vec(), rules));
+        }
+    }
+}
+
+/// The rest of a path that lies below a directory; both are below the root, which is empty.
+fn below<'a>(directory: &[u8], path: &'a [u8]) -> Option<&'a [u8]> {
+    match directory {
+        b"" => Some(path),
+        directory => path.strip_prefix(directory)?.strip_prefix(b"/"),
+    }
+}
+
+/// The lines of gitignore, from the root of the system, that a pattern of the command line stands
+/// for.
+fn lines_of(root: &Path, pattern: &str) -> Result<Vec<String>, Failure> {
+    let (sign, plain) = match pattern.strip_prefix('!') {
+        Some(plain) => ("!", plain),
+        None => ("", pattern),
     };
-    let name = pattern.trim_end_matches('/');
+    let name = plain.trim_end_matches('/');
     if name.is_empty() {
-        return Err(wrong(&"it names nothing"));
+        return Err(wrong(pattern, &"it names nothing"));
     }
-    if pattern.starts_with('!') {
-        return Err(wrong(&"there are no exceptions; \\! is the character"));
+    Ok(match name.contains('/') {
+        false => vec![pattern.to_owned()],
+        true if plain.starts_with('/') => {
+            let root = escaped(root.as_os_str());
+            let of_root = if root.is_empty() { String::new() } else { format!("/{root}") };
+            vec![format!("{sign}{plain}"), format!("{sign}{of_root}{plain}")]
+        }
+        true => vec![format!("{sign}**/{plain}")],
+    })
+}
+
+/// A path as a pattern that matches only itself.
+fn escaped(path: &OsStr) -> String {
+    let mut all = String::new();
+    for letter in path.to_string_lossy().chars() {
+        if "*?[]{}\\!# ".contains(letter) {
+            all.push('\\');
+        }
+        all.push(letter);
     }
-    let whole = name.strip_prefix('/').map_or_else(|| format!("**/{name}"), str::to_owned);
-    GlobBuilder::new(&whole)
-        .literal_separator(true)
-        .backslash_escape(true)
-        .build()
-        .map_err(|e| wrong(e.kind()))
+    all
+}
+
+fn wrong(pattern: &str, why: &dyn std::fmt::Display) -> Failure {
+    Failure::usage(format!("the pattern '{pattern}' can't be used: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DIRECTORY: Looked = Looked { is_directory: true, bytes: 0 };
+    const FILE: Looked = Looked { is_directory: false, bytes: 10 };
+
+    fn exclude(patterns: &[&str]) -> Exclude {
+        let exclude = patterns.iter().map(|&pattern| pattern.to_owned()).collect();
+        Exclude::new(Path::new("/home/x y[1]"), &Options { exclude, ..Options::default() }).unwrap()
+    }
+
+    #[test]
+    fn the_last_pattern_that_matches_decides() {
+        let mut one = exclude(&["*.o", "!/keep.o", "target/debug", "/top/", "#hash"]);
+        let mut takes = |path: &str, looked| one.takes(path.as_bytes(), &looked);
+        assert!(takes("a.o", FILE) && takes("deep/a.o", FILE) && !takes("a.c", FILE));
+        assert!(!takes("keep.o", FILE) && takes("deep/keep.o", FILE));
+        assert!(takes("target/debug", FILE) && takes("deep/target/debug", DIRECTORY));
+        assert!(takes("top", DIRECTORY) && !takes("top", FILE) && !takes("deep/top", DIRECTORY));
+        assert!(takes("#hash", FILE));
+        let mut whole = exclude(&["/home/x y\\[1\\]/a"]);
+        assert!(whole.takes(b"a", &FILE) && !whole.takes(b"b/a", &FILE));
+        let mut large = exclude(&[]);
+        large.larger = Some(9);
+        assert!(large.takes(b"a", &FILE) && !large.takes(b"a", &DIRECTORY));
+    }
+
+    #[test]
+    fn rules_of_a_directory_count_in_it_alone_and_after_those_that_were_given() {
+        let mut one = exclude(&["!given"]);
+        let rules = |text: &str| Some(text.as_bytes().to_vec());
+        one.add_rules(b"", rules("*.log\ngiven\n/only\na/b\n"));
+        let mut takes = |path: &str| one.takes(path.as_bytes(), &FILE);
+        assert!(takes("x.log") && !takes("given") && takes("only") && takes("a/b"));
+        one.add_rules(b"sub", rules("!keep.log\n[\n"));
+        let mut takes = |path: &str| one.takes(path.as_bytes(), &FILE);
+        assert!(!takes("sub/keep.log") && takes("sub/x.log") && !takes("sub/only"));
+        assert!(!takes("sub/a/b"));
+        // The walk left `sub`.
+        assert!(takes("keep.log") && takes("subs/keep.log"));
+    }
 }

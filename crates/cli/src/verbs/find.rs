@@ -3,14 +3,14 @@
 use std::{collections::HashSet, ffi::OsStr, os::unix::ffi::OsStrExt, path::Path, path::PathBuf};
 
 use clap::Args;
-use globset::{GlobSet, GlobSetBuilder};
+use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 use onefold_archive::{
     DirectoryPages, Identity, LEVELS_MAX, Snapshot, Top, TreeEntry, TreeReader, TreeWhat,
 };
 use onefold_core::{Error, Fingerprint, Kind, Result};
 use serde_json::json;
 
-use super::{archive_at, exclude, snapshots};
+use super::{archive_at, snapshots};
 use onefold_console::{failure::Failure, output, size::Size};
 
 /// Finds files and directories in all snapshots of an archive
@@ -53,7 +53,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let (mut all, mut directories) = (GlobSetBuilder::new(), GlobSetBuilder::new());
     for pattern in &options.patterns {
         let set = if pattern.ends_with('/') { &mut directories } else { &mut all };
-        set.add(exclude::glob(pattern)?);
+        set.add(glob(pattern)?);
     }
     let built =
         |set: GlobSetBuilder| set.build().map_err(|e| Failure::usage(format!("the patterns: {e}")));
@@ -79,6 +79,23 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return Err(Failure::new("no snapshot has it"));
     }
     Ok(())
+}
+
+/// A pattern of names or of ends of paths.
+fn glob(pattern: &str) -> Result<Glob, Failure> {
+    let wrong = |why: &dyn std::fmt::Display| {
+        Failure::usage(format!("the pattern '{pattern}' can't be used: {why}"))
+    };
+    let name = pattern.trim_end_matches('/');
+    if name.is_empty() {
+        return Err(wrong(&"it names nothing"));
+    }
+    let whole = name.strip_prefix('/').map_or_else(|| format!("**/{name}"), str::to_owned);
+    GlobBuilder::new(&whole)
+        .literal_separator(true)
+        .backslash_escape(true)
+        .build()
+        .map_err(|e| wrong(e.kind()))
 }
 
 struct Finding {

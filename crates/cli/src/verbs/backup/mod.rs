@@ -25,10 +25,13 @@ use onefold_backend::random::random_bytes;
 use onefold_core::Kind;
 use serde_json::{Value, json};
 
-use self::walk::{Counts, Rules, Teller};
+use self::{
+    roots::Root,
+    walk::{Counts, Rules, Teller},
+};
 use super::{
     archive_at,
-    exclude::Exclude,
+    exclude::{self, Exclude},
     snapshots::{self, SHOWN_DIGITS},
 };
 use onefold::parts::{
@@ -87,23 +90,13 @@ pub(crate) struct Options {
     #[arg(long = "tag", value_name = "WORD")]
     tags: Vec<String>,
 
-    /// Leaves out what matches a pattern: a name or the end of a path; with a first / a path from
-    /// the directory or from the root of the system; with a last / directories only. Patterns may
-    /// have *, ?, [a-z] and **
-    #[arg(long, value_name = "PATTERN")]
-    exclude: Vec<String>,
+    #[command(flatten)]
+    selection: exclude::Options,
 
-    /// Reads patterns from a file, one a line, without empty lines and lines that begin with #
-    #[arg(long, value_name = "FILE")]
-    exclude_from: Vec<PathBuf>,
-
-    /// Leaves out the content of cache directories, which have a file CACHEDIR.TAG
-    #[arg(long)]
-    exclude_caches: bool,
-
-    /// Stays on the file systems of the paths, and stores an empty directory for each mount point
-    #[arg(long)]
-    one_file_system: bool,
+    /// Stores the path under another one: the directory or file that is mounted from a snapshot of a
+    /// file system under the path that it has there
+    #[arg(long = "as", value_name = "PATH", requires = "paths")]
+    stored_as: Option<PathBuf>,
 
     /// Reads files although their times say that they did not change
     #[arg(long)]
@@ -255,15 +248,13 @@ fn feed(
 }
 
 fn rules(options: &Options) -> Result<Rules, Failure> {
-    let roots = roots::sorted(&options.paths)?;
-    let exclude =
-        |root: &PathBuf| Exclude::new(root, &options.exclude, &options.exclude_from).map(Arc::new);
+    let roots = roots::sorted(&options.paths, options.stored_as.as_deref())?;
+    let exclude = |root: &Root| Exclude::new(&root.stored_as, &options.selection);
     let excludes = roots.iter().map(exclude).collect::<Result<_, _>>()?;
     Ok(Rules {
         roots,
         excludes,
-        without_caches: options.exclude_caches,
-        one_file_system: options.one_file_system,
+        selection: options.selection.clone(),
         read_all: options.read_all,
         reread_days: options.reread,
         checkpoint_every: Duration::from_secs(options.checkpoint.saturating_mul(60)),
@@ -343,10 +334,13 @@ fn shown<T>(
 }
 
 fn request(options: &Options, rules: &Rules, tables: &Tables) -> Result<BackupRequest, Failure> {
-    let paths: Vec<Vec<u8>> =
-        rules.roots.iter().map(|root| root.as_os_str().as_encoded_bytes().to_vec()).collect();
+    let paths: Vec<Vec<u8>> = rules
+        .roots
+        .iter()
+        .map(|root| root.stored_as.as_os_str().as_encoded_bytes().to_vec())
+        .collect();
     let of_paths = || {
-        let shown = rules.roots.iter().map(|root| root.display().to_string());
+        let shown = rules.roots.iter().map(|root| root.stored_as.display().to_string());
         shown.collect::<Vec<_>>().join(",")
     };
     let set = options.set.clone().or_else(|| options.stdin.clone()).unwrap_or_else(of_paths);

@@ -2,6 +2,7 @@
 //! directories on the way to them.
 
 use std::{
+    io::ErrorKind,
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
 };
@@ -10,49 +11,93 @@ use onefold_archive::{Attributes, TreeEntry, TreeWhat};
 use onefold_console::failure::Failure;
 use onefold_core::{Error, Result, tree::ACCESS_LIST};
 
-/// Paths from the root of the system, without those that lie below others, in the order of their
-/// parts.
-pub(super) fn sorted(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+/// A directory or file of a backup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Root {
+    /// Its path from the root of the system.
+    pub(super) at: PathBuf,
+    /// The path under which it is stored.
+    pub(super) stored_as: PathBuf,
+}
+
+impl Root {
+    /// True for the whole system.
+    pub(super) fn is_all(&self) -> bool {
+        self.stored_as == Path::new("/")
+    }
+}
+
+/// The roots of a backup, without those that lie below others, in the order of their parts.
+///
+/// # Errors
+/// A path that is missing; several paths, with `stored_as`.
+pub(super) fn sorted(paths: &[PathBuf], stored_as: Option<&Path>) -> Result<Vec<Root>, Failure> {
     let mut all = Vec::new();
     for path in paths {
-        let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
-        let mut plain = PathBuf::from("/");
-        for part in whole.components().skip(1) {
-            match part {
-                std::path::Component::ParentDir => drop(plain.pop()),
-                std::path::Component::Normal(name) => plain.push(name),
-                _ => {}
-            }
-        }
+        let at = plain(path)?;
         // A missing root is no snapshot.
-        std::fs::symlink_metadata(&plain).map_err(|e| Error::from_io(plain.display(), e))?;
-        all.push(plain);
+        std::fs::symlink_metadata(&at).map_err(|e| Error::from_io(at.display(), e))?;
+        all.push(Root { stored_as: at.clone(), at });
     }
-    all.sort_by(|one, other| parts(one).cmp(parts(other)));
-    all.dedup_by(|later, before| later.starts_with(before));
+    all.sort_by(|one, other| parts(&one.at).cmp(parts(&other.at)));
+    all.dedup_by(|later, before| later.at.starts_with(&before.at));
+    if let Some(path) = stored_as {
+        let [root] = &mut all[..] else {
+            return Err(Failure::usage("--as is about one path"));
+        };
+        root.stored_as = plain(path)?;
+        if root.stored_as == Path::new("/") && !root.at.is_dir() {
+            return Err(Failure::usage("a file is stored under a name: --as PATH"));
+        }
+    }
     Ok(all)
+}
+
+/// A path from the root of the system, without `.` and `..`.
+fn plain(path: &Path) -> Result<PathBuf, Error> {
+    let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
+    let mut plain = PathBuf::from("/");
+    for part in whole.components().skip(1) {
+        match part {
+            std::path::Component::ParentDir => drop(plain.pop()),
+            std::path::Component::Normal(name) => plain.push(name),
+            _ => {}
+        }
+    }
+    Ok(plain)
 }
 
 fn parts(path: &Path) -> impl Iterator<Item = &[u8]> {
     path.iter().map(|part| part.as_bytes())
 }
 
-/// The entry of a directory on the way to a root: only what leads there is in it.
+/// The entry of a directory on the way to a root: only what leads there is in it. A directory that
+/// this system does not have, on the way to what is stored under another path, is root's.
 pub(super) fn on_the_way(path: &Path) -> Result<TreeEntry> {
-    let wrong = |e| Error::from_io(path.display(), e);
-    let metadata = std::fs::metadata(path).map_err(wrong)?;
-    Ok(TreeEntry {
+    let mut entry = TreeEntry {
         name: path.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default(),
         what: TreeWhat::Directory(None),
-        mode: metadata.mode() & 0o7777,
-        uid: metadata.uid(),
-        gid: metadata.gid(),
-        seconds: metadata.mtime(),
-        nanoseconds: metadata.mtime_nsec() as u32,
+        mode: 0o755,
+        uid: 0,
+        gid: 0,
+        seconds: 0,
+        nanoseconds: 0,
         link: 0,
         is_in_part: true,
-        attributes: Attributes::Inline(lists(path)),
-    })
+        attributes: Attributes::Inline(Vec::new()),
+    };
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => {
+            entry.mode = metadata.mode() & 0o7777;
+            (entry.uid, entry.gid) = (metadata.uid(), metadata.gid());
+            (entry.seconds, entry.nanoseconds) = (metadata.mtime(), metadata.mtime_nsec() as u32);
+            entry.attributes = Attributes::Inline(lists(path));
+        }
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(Error::from_io(path.display(), error)),
+    }
+    Ok(entry)
 }
 
 /// The lists of access rights of a directory: without them its mode gives more.
@@ -79,7 +124,11 @@ mod tests {
         }
         let given = [at("a-b"), at("a/b"), at("a"), at("a/b/.."), at("a")];
         // '-' comes before '/', and what is in a directory directly behind it.
-        assert_eq!(sorted(&given).unwrap(), [at("a"), at("a-b")]);
-        assert!(sorted(&[at("none")]).is_err());
+        let root = |name: &str| Root { at: at(name), stored_as: at(name) };
+        assert_eq!(sorted(&given, None).unwrap(), [root("a"), root("a-b")]);
+        assert!(sorted(&[at("none")], None).is_err());
+        let one = sorted(&[at("a")], Some(Path::new("/srv/./x/../y"))).unwrap();
+        assert_eq!(one, [Root { at: at("a"), stored_as: "/srv/y".into() }]);
+        assert!(sorted(&given, Some(Path::new("/srv"))).is_err());
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashSet,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs::File,
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
@@ -18,13 +18,16 @@ use onefold_archive::{
 use onefold_backend::{
     random::random_bytes,
     sparse::next_data,
-    tree::{Found, Options, Walk},
+    tree::{Found, Looked, Options, Selection, Walk},
 };
 use onefold_core::{Error, Result, tree::What};
 use parking_lot::Mutex;
 
-use super::{roots, settled::Settled};
-use crate::verbs::exclude::Exclude;
+use super::{
+    roots::{self, Root},
+    settled::Settled,
+};
+use crate::verbs::exclude::{self, Exclude};
 
 /// Longest path below a root, in bytes.
 const PATH_MAX: usize = 16 << 10;
@@ -40,10 +43,10 @@ const READ_AGAIN: u32 = 2;
 
 /// The rules of a walk.
 pub(super) struct Rules {
-    pub(super) roots: Vec<PathBuf>,
-    pub(super) excludes: Vec<Arc<Exclude>>,
-    pub(super) without_caches: bool,
-    pub(super) one_file_system: bool,
+    pub(super) roots: Vec<Root>,
+    /// What is left out below each root.
+    pub(super) excludes: Vec<Exclude>,
+    pub(super) selection: exclude::Options,
     /// Files are read although their times say that they are the parent's.
     pub(super) read_all: bool,
     /// Each file is read again after so many days; 0 for never.
@@ -81,8 +84,44 @@ impl Counts {
     }
 }
 
-/// Directories from which something was left out by a rule, and how much.
-type InPart = Arc<Mutex<(HashSet<Vec<u8>>, u64)>>;
+/// How deep below a root the directories are from which something was left out by a rule since the
+/// walk gave its last entry, and how much. Each of them leads to that entry.
+type InPart = Arc<Mutex<(HashSet<usize>, u64)>>;
+
+/// Notes from which directories something is left out.
+struct Noting {
+    exclude: Exclude,
+    /// A single file that is asked for, by its name.
+    only: Option<Vec<u8>>,
+    in_part: InPart,
+}
+
+impl Selection for Noting {
+    fn wants(&mut self, path: &[u8], looked: &Looked) -> bool {
+        if let Some(only) = &self.only {
+            return path == only;
+        }
+        if !self.exclude.takes(path, looked) {
+            return true;
+        }
+        let (directories, count) = &mut *self.in_part.lock();
+        directories.insert(path.iter().filter(|&&byte| byte == b'/').count());
+        *count += 1;
+        false
+    }
+
+    fn tags(&self) -> &[OsString] {
+        self.exclude.tags()
+    }
+
+    fn rules(&self) -> Option<(&OsStr, usize)> {
+        self.exclude.rules().filter(|_| self.only.is_none())
+    }
+
+    fn add_rules(&mut self, directory: &[u8], text: Option<Vec<u8>>) {
+        self.exclude.add_rules(directory, text);
+    }
+}
 
 pub(super) struct Teller<'a, 'f> {
     rules: &'a Rules,
@@ -136,14 +175,14 @@ impl<'a, 'f> Teller<'a, 'f> {
         let mut entry = roots::on_the_way(Path::new("/"))?;
         // A backup of the whole system tells it again, with its attributes.
         entry.name.clear();
-        entry.is_in_part = !self.rules.roots.iter().any(|root| root == Path::new("/"));
+        entry.is_in_part = !self.rules.roots.iter().any(Root::is_all);
         self.open.push((Vec::new(), false));
         self.feeder.event(Event::Enter(entry, Stat::default(), known))
     }
 
     /// Goes to the directory above `root`, then tells of `root` and all below it.
-    fn below(&mut self, root: &Path, exclude: &Arc<Exclude>) -> Result<()> {
-        let parts: Vec<&[u8]> = root.iter().skip(1).map(|part| part.as_bytes()).collect();
+    fn below(&mut self, root: &Root, exclude: &Exclude) -> Result<()> {
+        let parts: Vec<&[u8]> = root.stored_as.iter().skip(1).map(|part| part.as_bytes()).collect();
         let above = parts.len().saturating_sub(1);
         let shared = self.shared(&parts[..above]);
         self.leave_to(1 + shared)?;
@@ -153,37 +192,45 @@ impl<'a, 'f> Teller<'a, 'f> {
             self.enter(entry, Stat::default())?;
         }
         let in_part = InPart::default();
-        let is_directory = std::fs::symlink_metadata(root).is_ok_and(|data| data.is_dir());
+        let is_directory = std::fs::symlink_metadata(&root.at).is_ok_and(|data| data.is_dir());
         let (at, only) = match is_directory {
-            true => (root, None),
+            true => (&*root.at, None),
             // A single file is looked at by its directory.
-            false => (root.parent().unwrap_or(root), root.file_name().map(OsStr::as_bytes)),
+            false => (
+                root.at.parent().unwrap_or(&root.at),
+                root.at.file_name().map(|name| name.as_bytes().to_vec()),
+            ),
         };
         let depth = self.open.len();
-        let mut walk = Walk::new(at, self.options(at, exclude, only, &in_part))?;
+        // The root of the system was entered before.
+        let base = if root.is_all() { 0 } else { depth };
+        let is_single = only.is_some();
+        let mut walk = Walk::new(at, self.options(root, exclude, only, &in_part))?;
         while let Some(found) = walk.next() {
             match found {
-                Ok(found) if only.is_some() && found.entry.path.is_empty() => {}
-                Ok(found) if only.is_some() => self.entry(root.parent(), found, &mut walk)?,
+                Ok(found) if is_single && found.entry.path.is_empty() => {}
+                Ok(found) if is_single => self.entry(&root.stored_as, found, &mut walk)?,
                 Ok(found) => {
                     // The content of a directory comes directly behind it.
                     let levels = match found.entry.path.is_empty() {
                         true => 0,
                         false => found.entry.path.split(|&byte| byte == b'/').count(),
                     };
-                    self.mark(&in_part);
-                    // The root of the system was entered before.
-                    let base = if parts.is_empty() { 0 } else { depth };
-                    if !(parts.is_empty() && levels == 0) {
+                    self.mark(base, &in_part);
+                    if !(root.is_all() && levels == 0) {
                         self.leave_to(base + levels)?;
-                        self.entry(Some(at), found, &mut walk)?;
+                        let path = match levels {
+                            0 => root.stored_as.clone(),
+                            _ => root.stored_as.join(OsStr::from_bytes(&found.entry.path)),
+                        };
+                        self.entry(&path, found, &mut walk)?;
                     }
                 }
                 Err(error) => self.left_out(&error),
             }
             self.checkpoint()?;
         }
-        self.mark(&in_part);
+        self.mark(base, &in_part);
         self.leave_to(depth.max(1))
     }
 
@@ -208,52 +255,33 @@ impl<'a, 'f> Teller<'a, 'f> {
 
     fn options(
         &self,
-        at: &Path,
-        exclude: &Arc<Exclude>,
-        only: Option<&[u8]>,
+        root: &Root,
+        exclude: &Exclude,
+        only: Option<Vec<u8>>,
         in_part: &InPart,
     ) -> Options {
-        let (exclude, in_part) = (exclude.clone(), in_part.clone());
-        let only = only.map(<[u8]>::to_vec);
-        let base = match at.as_os_str().as_bytes() {
-            b"/" => Vec::new(),
-            at => at.to_vec(),
-        };
+        let noting = Noting { exclude: exclude.clone(), only, in_part: in_part.clone() };
         Options {
-            one_file_system: self.rules.one_file_system,
-            without_caches: self.rules.without_caches,
             // Readers count levels from the root of the system.
-            levels_max: LEVELS_MAX.saturating_sub(at.iter().count()),
+            levels_max: LEVELS_MAX.saturating_sub(root.stored_as.iter().count()),
             path_max: PATH_MAX,
             linked_max: LINKED_MAX,
             opens_late: true,
-            wanted: Some(Box::new(move |path, is_directory| match &only {
-                Some(only) => path == &only[..],
-                None if exclude.takes(path, is_directory) => {
-                    let above = path.iter().rposition(|&byte| byte == b'/');
-                    let above = above.map_or_else(Vec::new, |at| [b"/", &path[..at]].concat());
-                    let (paths, count) = &mut *in_part.lock();
-                    paths.insert([&base[..], &above].concat());
-                    *count += 1;
-                    false
-                }
-                None => true,
-            })),
-            ..Options::default()
+            selection: Some(Box::new(noting)),
+            ..self.rules.selection.of_walk()
         }
     }
 
-    /// Marks the directories that are open, and from which a rule left something out.
-    fn mark(&mut self, in_part: &InPart) {
-        let (paths, count) = &mut *in_part.lock();
+    /// Marks the directories that are open, and from which a rule left something out; the root of the
+    /// walk is the one of number `base`.
+    fn mark(&mut self, base: usize, in_part: &InPart) {
+        let (directories, count) = &mut *in_part.lock();
         self.counts.excluded += std::mem::take(count);
-        if paths.is_empty() {
-            return;
+        for depth in directories.drain() {
+            if let Some((_, is_in_part)) = self.open.get_mut(base + depth) {
+                *is_in_part = true;
+            }
         }
-        for (open, is_in_part) in &mut self.open {
-            *is_in_part |= paths.contains(open);
-        }
-        paths.clear();
     }
 
     fn left_out(&mut self, error: &Error) {
@@ -289,10 +317,9 @@ impl<'a, 'f> Teller<'a, 'f> {
         self.feeder.event(Event::Enter(entry, stat, known))
     }
 
-    /// Tells of an entry in the directory that is open; the walk gave it last.
-    fn entry(&mut self, root: Option<&Path>, mut found: Found, walk: &mut Walk) -> Result<()> {
-        let root = root.unwrap_or(Path::new("/"));
-        let path = root.join(OsStr::from_bytes(&found.entry.path));
+    /// Tells of an entry in the directory that is open, which is stored under this path; the walk
+    /// gave it last.
+    fn entry(&mut self, path: &Path, mut found: Found, walk: &mut Walk) -> Result<()> {
         let name = path.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default();
         if let What::File { bytes, .. } = found.entry.what {
             let before = self.feeder.parents.find(&name)?;
@@ -305,27 +332,39 @@ impl<'a, 'f> Teller<'a, 'f> {
                     self.settled.age(file);
                 }
             }
-            if let Some(known) = self.unchanged(&before, &found, &path, bytes)? {
-                return self.taken_over(known, &found, bytes, &path);
+            if let Some(known) = self.unchanged(&before, &found, path, bytes)? {
+                return self.taken_over(known, &found, bytes, path);
             }
             if let Err(error) = walk.open(&mut found) {
                 self.left_out(&error);
                 return Ok(());
             }
-            return self.file(found, name, &path, &before);
+            return self.file(found, name, path, &before);
         }
         if let Err(error) = walk.open(&mut found) {
             self.left_out(&error);
             return Ok(());
         }
-        let (mut node, stat) = self.told(&mut found, name, &path)?;
+        let (mut node, stat) = self.told(&mut found, name, path)?;
         node.what = match std::mem::replace(&mut found.entry.what, What::Fifo) {
             What::Directory => {
                 node.what = TreeWhat::Directory(None);
+                // What is mounted there, and not entered, is left out of it.
+                node.is_in_part = found.is_closed;
+                if let Some(user) = found.mounted_by {
+                    self.counts.excluded += 1;
+                    tracing::warn!(
+                        "{}: user {user} mounted a file system of his own there; what is in it is \
+                         left out",
+                        path.display()
+                    );
+                }
                 return self.enter(node, stat);
             }
             What::HardLink { target } => {
-                node.link = self.link(&root.join(OsStr::from_bytes(&target)));
+                let path = path.as_os_str().as_bytes();
+                let root = &path[..path.len().saturating_sub(found.entry.path.len())];
+                node.link = self.link(&[root, &target].concat());
                 self.feeder.parents.find(&node.name)?;
                 self.counts.entries += 1;
                 return self.feeder.event(Event::Link(node, stat));
@@ -362,7 +401,7 @@ impl<'a, 'f> Teller<'a, 'f> {
         };
         self.attributes(&mut node, std::mem::take(&mut entry.attributes))?;
         if found.linked.is_some() {
-            node.link = self.link(path);
+            node.link = self.link(path.as_os_str().as_bytes());
         }
         Ok((node, stat_of(found)))
     }
@@ -377,7 +416,8 @@ impl<'a, 'f> Teller<'a, 'f> {
     ) -> Result<()> {
         let TreeWhat::File(_, map) = known.what else { return Ok(()) };
         let (entry, stat) = (&found.entry, Stat { is_settled: true, ..stat_of(found) });
-        let link = if found.linked.is_some() { self.link(path) } else { 0 };
+        let first = path.as_os_str().as_bytes();
+        let link = if found.linked.is_some() { self.link(first) } else { 0 };
         let node = TreeEntry {
             what: TreeWhat::File(0, FileMap::default()),
             mode: entry.mode & 0o7777,
@@ -395,8 +435,8 @@ impl<'a, 'f> Teller<'a, 'f> {
 
     /// A number for all names of a file, from the first one. Nobody who lacks the archive's secret
     /// chooses names that have one number.
-    fn link(&self, first: &Path) -> u64 {
-        self.identity.checksum(first.as_os_str().as_bytes()).max(1)
+    fn link(&self, first: &[u8]) -> u64 {
+        self.identity.checksum(first).max(1)
     }
 
     fn attributes(&mut self, node: &mut TreeEntry, all: Vec<(Vec<u8>, Vec<u8>)>) -> Result<()> {
@@ -418,13 +458,16 @@ impl<'a, 'f> Teller<'a, 'f> {
         before: &[FoundInParent],
     ) -> Result<()> {
         let Some(file) = found.file.take() else { return Ok(()) };
+        let What::File { bytes, .. } = found.entry.what else { return Ok(()) };
         let (mut node, mut stat) = self.told(&mut found, name, path)?;
         node.what = TreeWhat::File(0, FileMap::default());
         self.counts.read += 1;
         self.counts.entries += 1;
         if self.rules.dry {
-            let bytes = file.metadata().map_err(|e| Error::from_io(path.display(), e))?.len();
-            self.counts.add(bytes);
+            match file.metadata() {
+                Ok(metadata) => self.counts.add(metadata.len()),
+                Err(e) => self.left_out(&Error::from_io(path.display(), e)),
+            }
             return Ok(());
         }
         let known = self.feeder.parents.pages_of(before)?;
@@ -436,11 +479,20 @@ impl<'a, 'f> Teller<'a, 'f> {
         loop {
             let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let read = self.read(&file)?;
-            let after = file.metadata().map_err(|e| Error::from_io(path.display(), e))?;
-            let time = (after.ctime(), after.ctime_nsec() as u32);
+            let after = match file.metadata() {
+                Ok(after) => after,
+                // What was read of it counts, like that of a file that fails while it is read.
+                Err(e) => {
+                    node.is_in_part = true;
+                    self.left_out(&Error::from_io(path.display(), e));
+                    self.counts.add(bytes);
+                    return self.feeder.event(Event::File(node, stat, None));
+                }
+            };
+            let time = (after.ctime(), whole(after.ctime_nsec()));
             let same = time == (stat.changed_seconds, stat.changed_nanoseconds);
             (stat.changed_seconds, stat.changed_nanoseconds) = time;
-            (node.seconds, node.nanoseconds) = (after.mtime(), after.mtime_nsec() as u32);
+            (node.seconds, node.nanoseconds) = (after.mtime(), whole(after.mtime_nsec()));
             match read {
                 Some(error) => {
                     node.is_in_part = true;
@@ -546,6 +598,11 @@ impl<'a, 'f> Teller<'a, 'f> {
             }
         }
     }
+}
+
+/// The nanoseconds of a time; a damaged or hostile file system tells of more than a second has.
+fn whole(nanoseconds: i64) -> u32 {
+    nanoseconds.clamp(0, 999_999_999) as u32
 }
 
 /// What is compared, beside an entry, to know that a file did not change.

@@ -5,10 +5,7 @@ mod source;
 
 use std::{
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -21,7 +18,11 @@ use serde::{Deserialize, Serialize};
 
 use self::source::{Source, Tree};
 
-use super::{Found, VOLUMES_ONLY, cluster, exclude::Exclude, refused};
+use super::{
+    Found, VOLUMES_ONLY, cluster,
+    exclude::{self, Exclude},
+    refused,
+};
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
     control::{self, Client},
@@ -69,23 +70,8 @@ pub(crate) struct Options {
     #[arg(short, long, value_name = "DIR", conflicts_with = "file")]
     recursive: Option<PathBuf>,
 
-    /// Leaves out what matches a pattern: a name or the end of a path; with a first / a path from
-    /// DIR; with a last / directories only. Patterns may have *, ?, [a-z] and **
-    #[arg(long, value_name = "PATTERN")]
-    exclude: Vec<String>,
-
-    /// Reads patterns from a file, one a line, without empty lines and lines that begin with #
-    #[arg(long, value_name = "FILE")]
-    exclude_from: Vec<PathBuf>,
-
-    /// Leaves out the content of cache directories, which have a file CACHEDIR.TAG; that file is
-    /// stored
-    #[arg(long)]
-    exclude_caches: bool,
-
-    /// Stays on the file system of DIR, and stores an empty directory for each mount point below it
-    #[arg(long)]
-    one_file_system: bool,
+    #[command(flatten)]
+    selection: exclude::Options,
 
     /// Fails when something can't be read, instead of leaving it out
     #[arg(long)]
@@ -126,8 +112,7 @@ impl Options {
     }
 
     fn is_about_trees(&self) -> bool {
-        let patterns = !self.exclude.is_empty() || !self.exclude_from.is_empty();
-        patterns || self.exclude_caches || self.one_file_system || self.strict
+        self.selection.are_given() || self.strict
     }
 }
 
@@ -172,12 +157,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     valid_filters(&options.filters)?;
     if options.recursive.is_none() && options.is_about_trees() {
         return Err(Failure::usage(
-            "--exclude, --exclude-from, --exclude-caches, --one-file-system and --strict are about \
-             a directory: give --recursive DIR",
+            "--strict and the options of what is left out are about a directory: give --recursive DIR",
         ));
     }
     let source = match (&options.recursive, &options.file) {
-        (Some(root), _) => Source::Tree(tree(root, options)?),
+        (Some(root), _) => Source::Tree(Box::new(tree(root, options)?)),
         (None, Some(path)) => Source::File(path.clone()),
         (None, None) => Source::Input,
     };
@@ -224,9 +208,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 fn tree(root: &Path, options: &Options) -> Result<Tree, Failure> {
     Ok(Tree {
         root: root.to_owned(),
-        exclude: Arc::new(Exclude::new(root, &options.exclude, &options.exclude_from)?),
-        without_caches: options.exclude_caches,
-        one_file_system: options.one_file_system,
+        exclude: Exclude::new(root, &options.selection)?,
+        selection: options.selection.clone(),
         strict: options.strict,
         skipped: AtomicU64::new(0),
     })

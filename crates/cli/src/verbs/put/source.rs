@@ -6,10 +6,7 @@ use std::{
     io::{Read, Seek},
     os::unix::{ffi::OsStrExt, fs::FileExt},
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use onefold_archive::{LEVELS_MAX, encode_entry};
@@ -23,7 +20,7 @@ use onefold_core::{
     tree::{Entry, IN_PART, What},
 };
 
-use crate::verbs::exclude::Exclude;
+use crate::verbs::exclude::{self, Exclude};
 use onefold::parts::control::stream::Intake;
 
 /// Longest path below the root, in bytes: four times what a system call takes. Whoever nests long
@@ -46,15 +43,14 @@ const LEVEL: i32 = 1;
 pub(super) enum Source {
     Input,
     File(PathBuf),
-    Tree(Tree),
+    Tree(Box<Tree>),
 }
 
 /// A directory, and what of it is wanted.
 pub(super) struct Tree {
     pub(super) root: PathBuf,
-    pub(super) exclude: Arc<Exclude>,
-    pub(super) without_caches: bool,
-    pub(super) one_file_system: bool,
+    pub(super) exclude: Exclude,
+    pub(super) selection: exclude::Options,
     /// A path that can't be read makes the put fail, instead of being left out.
     pub(super) strict: bool,
     /// Paths that could not be read.
@@ -261,14 +257,11 @@ fn feed_all(into: &mut dyn Intake, mut from: impl Read) -> Result<()> {
 impl Tree {
     /// The data of all files, then the listing.
     fn feed(&self, into: &mut dyn Intake) -> Result<()> {
-        let exclude = self.exclude.clone();
         let options = Options {
-            one_file_system: self.one_file_system,
-            without_caches: self.without_caches,
             levels_max: LEVELS_MAX,
             path_max: PATH_MAX,
-            wanted: Some(Box::new(move |path, is_directory| !exclude.takes(path, is_directory))),
-            ..Options::default()
+            selection: Some(Box::new(self.exclude.clone())),
+            ..self.selection.of_walk()
         };
         let mut names = Listing::default();
         for found in Walk::new(&self.root, options)? {
@@ -286,6 +279,12 @@ impl Tree {
     /// belongs to the file, which is marked. An entry that lacks attributes is stored without them.
     fn give(&self, into: &mut dyn Intake, mut found: Found, names: &mut Listing) -> Result<()> {
         found.lacks.take().map_or(Ok(()), |error| self.skip(error))?;
+        if let Some(user) = found.mounted_by {
+            tracing::warn!(
+                "{}: user {user} mounted a file system of his own there; what is in it is left out",
+                self.root.join(OsStr::from_bytes(&found.entry.path)).display()
+            );
+        }
         if let (What::File { bytes, data }, Some(file)) = (&mut found.entry.what, &found.file) {
             into.border()?;
             let (read, failed) = read_data(file, *bytes, STRETCHES_MAX, &mut |read| {
