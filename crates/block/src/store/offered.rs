@@ -51,7 +51,7 @@ impl<'w> Offered<'w> {
                 .filter_map(|(found, lba)| Some((lba, found?)))
                 .collect();
             for run in there.chunk_by(|one, next| one.0 + 1 == next.0) {
-                copies.write_blocks(id, run[0].0, run.iter().map(|(_, block)| block))?;
+                write_blocks(copies, id, run[0].0, run.iter().map(|(_, block)| block))?;
             }
             self.there.extend(there.into_iter().map(|(lba, _)| lba));
         }
@@ -85,36 +85,39 @@ impl<'w> Offered<'w> {
     }
 }
 
-impl Copies<'_> {
-    /// Compares blocks that were offered, and that the receive has, with what the sender has.
-    pub(super) fn prove(&self, id: VolumeId, frame: &Frame, proof: &HeldProof) -> Result<()> {
-        let mut blocks = Block::zeroed_vec(frame.blocks as usize);
-        let mut reads = [BlockRead { first: Lba(frame.first), into: &mut blocks, result: Ok(()) }];
-        self.0.engine.read(id, &mut reads);
-        let [BlockRead { result, .. }] = reads;
-        result?;
-        if proof.proves(onefold_core::block::bytes(&blocks)) {
-            return Ok(());
-        }
-        let message = format!(
-            "what this store has for blocks {} to {} is not what the sender has: send without \
-             --negotiate",
-            frame.first,
-            frame.first + frame.blocks - 1
-        );
-        Err(Error::new(Kind::Corrupt, message))
+/// Compares blocks that were offered, and that the receive has, with what the sender has.
+pub(super) fn prove(
+    copies: &Copies<'_>,
+    id: VolumeId,
+    frame: &Frame,
+    proof: &HeldProof,
+) -> Result<()> {
+    let mut blocks = Block::zeroed_vec(frame.blocks as usize);
+    let mut reads = [BlockRead { first: Lba(frame.first), into: &mut blocks, result: Ok(()) }];
+    copies.0.engine.read(id, &mut reads);
+    let [BlockRead { result, .. }] = reads;
+    result?;
+    if proof.proves(onefold_core::block::bytes(&blocks)) {
+        return Ok(());
     }
+    let message = format!(
+        "what this store has for blocks {} to {} is not what the sender has: send without \
+         --negotiate",
+        frame.first,
+        frame.first + frame.blocks - 1
+    );
+    Err(Error::new(Kind::Corrupt, message))
+}
 
-    fn write_blocks<'b>(
-        &self,
-        id: VolumeId,
-        first: u64,
-        blocks: impl Iterator<Item = &'b Block>,
-    ) -> Result<()> {
-        let data: Vec<u8> = blocks.flat_map(|block| block.0).collect();
-        let blocks = data.len() as u64 / 4096;
-        self.apply(id, &Frame { first, blocks, content: Content::Data(data) })
-    }
+fn write_blocks<'b>(
+    copies: &Copies<'_>,
+    id: VolumeId,
+    first: u64,
+    blocks: impl Iterator<Item = &'b Block>,
+) -> Result<()> {
+    let data: Vec<u8> = blocks.flat_map(|block| block.0).collect();
+    let blocks = data.len() as u64 / 4096;
+    copies.apply(id, &Frame { first, blocks, content: Content::Data(data) })
 }
 
 fn senseless() -> Error {

@@ -313,7 +313,7 @@ impl Copies<'_> {
                 .data_change(|| self.0.engine.write_from(id, offset, data, &mut taken))
                 .map(drop),
             Content::Repeat(as_at) => self.repeat(id, frame, *as_at),
-            Content::Held(proof) => self.prove(id, frame, proof),
+            Content::Held(proof) => super::offered::prove(self, id, frame, proof),
         }
     }
 

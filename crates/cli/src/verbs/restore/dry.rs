@@ -17,7 +17,7 @@ use onefold_core::{Error, Kind, Result};
 use serde_json::json;
 
 use super::{
-    Options,
+    options::Options,
     sizes::Sizes,
     walk::{Visitor, walk},
     wanted::Wanted,

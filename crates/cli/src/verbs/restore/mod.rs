@@ -3,23 +3,21 @@
 mod dry;
 mod finishing;
 mod listing;
+mod options;
 mod sizes;
 mod slots;
 mod walk;
 mod wanted;
 mod writing;
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, atomic::Ordering::Relaxed},
-};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use clap::Args;
 use onefold_archive::{Archive, Snapshot, Tables, TreeReader, Verify};
 use onefold_backend::tree::{Choices, LeftOut, Restorer, Sweep, Swept};
 use serde_json::json;
 
 pub(super) use self::listing::list;
+pub(crate) use self::options::Options;
 use self::{
     finishing::{Finishing, Surplus},
     sizes::Sizes,
@@ -37,80 +35,6 @@ use onefold_console::{
     output,
     size::{Size, counted, grouped},
 };
-
-/// Restores files and directories of a snapshot below a directory
-///
-/// Paths are those in the snapshot, and patterns with *, ?, [a-z] and **; without one, all of it is
-/// restored. Each file comes back below DIR with its whole path. Each chunk is compared with its
-/// fingerprint. A file of which a chunk is lost gets the end `.damaged`, the rest is restored, and
-/// the exit status is 3. The verb writes nothing outside DIR, and goes through no symbolic link.
-/// When it ends, everything that it restored is durable. Chunks are read in the order in which they
-/// lie in the archive, each once for a window of files.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
-                  onefold restore backups web1 -C out\n  \
-                  onefold restore backups web1~1 /etc/fstab '/home/**/*.odt' -C out\n  \
-                  onefold restore backups web1@2026-11-22 / -C /mnt/new --preserve-privileged\n  \
-                  onefold restore backups web1 /srv -C / --in-place --delete --dry-run")]
-pub(crate) struct Options {
-    /// The archive
-    store: PathBuf,
-
-    /// The snapshot: SET, SET~N for the Nth before the newest, SET@DATE, or digits of its id
-    snapshot: String,
-
-    /// Paths and patterns
-    paths: Vec<String>,
-
-    /// The directory below which they are restored
-    #[arg(short = 'C', long, value_name = "DIR")]
-    directory: PathBuf,
-
-    /// Changes files that have the name of a restored one to what is stored, and restores into
-    /// directories that exist. What is as it was stored is not written, so a repeat goes on where a
-    /// killed restore was. Without it, a name that exists is an error
-    #[arg(long)]
-    in_place: bool,
-
-    /// Removes what the restored directories have beyond what is stored. Stays on one mount, and
-    /// removes nothing from directories of which the snapshot lacks something that was there
-    #[arg(long, requires = "in_place")]
-    delete: bool,
-
-    /// Lets --delete remove more than half of what is there
-    #[arg(long, requires = "delete")]
-    force: bool,
-
-    /// Changes nothing: says what would be restored, and what --delete would remove
-    #[arg(long)]
-    dry_run: bool,
-
-    /// Restores set-id and sticky bits, devices, and the attributes of the system (security.*,
-    /// trusted.*) too
-    #[arg(long)]
-    preserve_privileged: bool,
-
-    /// Compares groups of chunks with their checksums only
-    #[arg(long)]
-    no_verify: bool,
-
-    /// Memory for the archive's tables, besides an allowance that grows with the bytes that they
-    /// occupy
-    #[arg(long, default_value = "64M", value_name = "SIZE")]
-    memory: Size,
-
-    /// Memory for the chunks of a window of files, which are sorted by where they lie: about 70
-    /// bytes for each chunk. The restore reads each part of the archive once in a window
-    #[arg(long, default_value = "64M", value_name = "SIZE")]
-    window: Size,
-
-    /// Prints JSON, whose keys are stable
-    #[arg(long)]
-    json: bool,
-}
-
-/// Most files with several names that are remembered.
-const LINKED_MAX: usize = 1 << 20;
 
 /// Restores them.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {

@@ -6,7 +6,7 @@ use onefold_archive::{TreeEntry, TreeReader, TreeWhat};
 use onefold_backend::room::room;
 use onefold_core::Result;
 
-use super::{LINKED_MAX, walk::Visitor};
+use super::walk::{LINKED_MAX, Visitor};
 use crate::verbs::get::space::fits;
 
 /// How much is wanted.

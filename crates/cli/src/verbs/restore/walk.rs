@@ -8,6 +8,9 @@ use onefold_core::{
 
 use super::wanted::{Takes, Wanted};
 
+/// Most files with several names that are remembered.
+pub(super) const LINKED_MAX: usize = 1 << 20;
+
 /// Takes the entries of a walk through a snapshot.
 pub(super) trait Visitor {
     /// An entry, at this path. Directories come before what is in them.

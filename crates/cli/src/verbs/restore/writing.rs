@@ -13,9 +13,8 @@ use onefold_core::{
 };
 
 use super::{
-    LINKED_MAX,
     slots::{Slot, Slots},
-    walk::{Visitor, leading, pend, plain},
+    walk::{LINKED_MAX, Visitor, leading, pend, plain},
 };
 
 /// Directories that a window remembers at most.
