@@ -435,7 +435,8 @@ impl Sim {
             9 => self.repair_move(),
             _ => {
                 self.damaged |= self.files.rot("segment-");
-                Ok(())
+                // Collections that move what rotted a moment ago.
+                (0..4).try_for_each(|_| self.collect_move())
             }
         }
     }
