@@ -123,6 +123,20 @@ mod tests {
         Arguments::command().debug_assert();
     }
 
+    /// The words of a line, as a shell has them: what stands between single quotes is one.
+    fn typed(line: &str) -> Vec<String> {
+        let (mut words, mut is_quoted) = (vec![String::new()], false);
+        for letter in line.chars() {
+            match letter {
+                '\'' => is_quoted = !is_quoted,
+                ' ' if !is_quoted => words.push(String::new()),
+                letter => words.last_mut().unwrap().push(letter),
+            }
+        }
+        words.retain(|word| !word.is_empty());
+        words
+    }
+
     #[test]
     fn every_verb_shows_examples_that_can_be_typed() {
         let mut all = vec![("onefold".to_owned(), Arguments::command())];
@@ -143,7 +157,7 @@ mod tests {
                     "{path}: {example}"
                 );
                 let command = example.split(['<', '>', '|']).next().unwrap_or_default();
-                let typed = command.split_whitespace().map(std::ffi::OsString::from).collect();
+                let typed = typed(command).into_iter().map(std::ffi::OsString::from).collect();
                 crate::configuration::read(typed).unwrap_or_else(|e| panic!("{example}: {e:?}"));
             }
         }

@@ -157,7 +157,7 @@ fn copy(desk: &Desk, what: &str, kills: usize, step: usize) -> usize {
         if whole {
             panic!("the whole stream was refused");
         }
-        assert!(desk.run("snapshot list b").out.matches('@').count() < 2);
+        assert!(desk.run("snapshot list b --json").out.matches('@').count() < 2);
     }
 }
 

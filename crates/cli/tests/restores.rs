@@ -252,6 +252,42 @@ fn rule_06_in_place_files_of_others_and_foreign_rights_are_replaced() {
 }
 
 #[test]
+fn rule_12_what_one_entry_can_not_have_costs_that_entry_alone() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let tree = desk.path("tree");
+    for user in ["ann", "bob", "eve", "zoe"] {
+        fs::create_dir_all(tree.join(user).join("letters")).unwrap();
+        fs::write(tree.join(user).join("letters/one"), user).unwrap();
+    }
+    fs::write(tree.join("bob/file"), "bob").unwrap();
+    fs::hard_link(tree.join("bob/file"), tree.join("bob/other")).unwrap();
+    desk.ok("backup a tree --set t");
+    desk.ok("restore a t -C out");
+    // Two of them put other things where theirs was.
+    let out = below(&desk, "out");
+    fs::remove_dir_all(out.join("eve/letters")).unwrap();
+    symlink("/tmp", out.join("eve/letters")).unwrap();
+    fs::remove_file(out.join("bob/file")).unwrap();
+    fs::create_dir(out.join("bob/file")).unwrap();
+    fs::write(out.join("bob/file/mine"), "x").unwrap();
+    for user in ["ann", "zoe"] {
+        fs::write(out.join(user).join("letters/one"), "spoilt").unwrap();
+    }
+    let said = desk.run("restore a t -C out --in-place");
+    assert_eq!(said.status.code(), Some(3), "{said:?}");
+    for named in ["eve/letters", "bob/file", "bob/other", "3 paths"] {
+        assert!(said.err.contains(named), "{named}: {said:?}");
+    }
+    for user in ["ann", "bob", "zoe"] {
+        assert_eq!(fs::read_to_string(out.join(user).join("letters/one")).unwrap(), user);
+    }
+    assert!(out.join("eve/letters").is_symlink() && out.join("bob/file/mine").exists());
+    let mode = |name: &str| fs::metadata(out.join(name)).unwrap().mode() & 0o777;
+    assert_eq!(mode("zoe"), fs::metadata(tree.join("zoe")).unwrap().mode() & 0o777);
+}
+
+#[test]
 fn what_the_snapshot_lacks_is_removed_when_asked_for() {
     let desk = Desk::new();
     let tree = stored(&desk);

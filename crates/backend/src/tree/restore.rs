@@ -88,6 +88,7 @@ impl Restorer {
             owner: stat.st_uid,
             known: Default::default(),
             left_out: Default::default(),
+            last: Default::default(),
         };
         let mut restorer = Restorer {
             shared: Arc::new(shared),
@@ -329,14 +330,16 @@ impl Restorer {
         let (opened, stat) =
             opened.map_err(|errno| self.shared.no_directory(&entry.path, errno))?;
         self.shared.is_known(&entry.path, &stat).map_err(|_| self.replaced(&entry.path))?;
-        self.held += weight(entry);
-        if self.held > HELD_BYTES {
-            return Err(Error::new(
-                Kind::Unsupported,
-                "the directories of the tree have more attributes than fit into memory",
-            ));
+        let mut entry = entry.clone();
+        if self.held + weight(&entry) > HELD_BYTES {
+            // Deep in a tree whose directories have a great many: this one does without, and lets its
+            // group do nothing, which a list might have kept out.
+            self.shared.left_out.lock().attributes += entry.attributes.len() as u64;
+            entry.mode &= !0o070;
+            entry.attributes = Vec::new();
         }
-        self.enter(opened, &stat, entry.path.clone(), Some(entry.clone()));
+        self.held += weight(&entry);
+        self.enter(opened, &stat, entry.path.clone(), Some(entry));
         Ok(())
     }
 

@@ -73,6 +73,9 @@ pub(super) struct Shared {
     /// Identities of the files made under names that other users could exchange.
     pub(super) known: Mutex<HashMap<Vec<u8>, Identity>>,
     pub(super) left_out: Mutex<LeftOut>,
+    /// The directory of the first name that was looked for last. Many names of one file, deep in a
+    /// tree, do not open each directory on the way for each.
+    pub(super) last: Mutex<Option<(Vec<u8>, OwnedFd)>>,
 }
 
 impl Shared {
@@ -99,22 +102,34 @@ impl Shared {
     /// The directory of an earlier entry, a descriptor of what is there, and which file it is.
     /// `STALE` when it is not what was made.
     pub(super) fn find(&self, path: &[u8]) -> Result<(OwnedFd, OwnedFd, Stat), Errno> {
-        let root = &self.root;
-        let mut at =
-            rustix::fs::openat(root, ".", OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let mut length = 0;
-        for part in path.split(|&byte| byte == b'/') {
-            length += part.len();
-            if length == path.len() {
-                let (place, stat) = open_path(&at, part)?;
-                self.is_known(path, &stat)?;
-                return Ok((at, place, stat));
+        let name = last_part(path);
+        let above = &path[..path.len() - name.len()];
+        let mut last = self.last.lock();
+        let at = match &*last {
+            Some((at, directory)) if at == above => rustix::io::fcntl_dupfd_cloexec(directory, 0)?,
+            _ => {
+                let directory = self.above(above)?;
+                *last = Some((above.to_vec(), rustix::io::fcntl_dupfd_cloexec(&directory, 0)?));
+                directory
             }
+        };
+        let (place, stat) = open_path(&at, name)?;
+        self.is_known(path, &stat)?;
+        Ok((at, place, stat))
+    }
+
+    /// The directory of earlier entries, by its path with a slash at its end.
+    fn above(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut at = rustix::fs::openat(&self.root, ".", flags, Mode::empty())?;
+        let mut length = 0;
+        for part in path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
+            length += part.len();
             let (next, stat) = open_directory(&at, part)?;
             self.is_known(&path[..length], &stat)?;
             (at, length) = (next, length + 1);
         }
-        Err(Errno::NOENT)
+        Ok(at)
     }
 
     pub(super) fn is_known(&self, path: &[u8], stat: &Stat) -> Result<(), Errno> {
@@ -176,7 +191,9 @@ impl Shared {
                     | Errno::OPNOTSUPP
                     | Errno::INVAL
                     | Errno::RANGE
-                    | Errno::TOOBIG,
+                    | Errno::TOOBIG
+                    | Errno::NOSPC
+                    | Errno::DQUOT,
                 ) => {
                     self.left_out.lock().attributes += 1;
                     has_its_list &= name != ACCESS_LIST.as_bytes();

@@ -3,9 +3,9 @@
 use onefold_archive::{Entries, TreeEntry, TreeReader, TreeWhat};
 use onefold_backend::tree::{Restorer, Sweep, Swept};
 use onefold_console::output;
-use onefold_core::{Result, tree::Entry};
+use onefold_core::{Error, Kind, Result, tree::Entry};
 
-use super::walk::{Visitor, leading, pend, plain};
+use super::walk::{Visitor, is_of_entry, leading, pend, plain};
 
 /// Finishes the directories of what was restored.
 pub(super) struct Finishing {
@@ -14,9 +14,24 @@ pub(super) struct Finishing {
     /// Removes what the snapshot lacks.
     pub(super) sweep: Option<Sweep>,
     pub(super) swept: Swept,
+    /// Directories that could not get their owner, rights or times.
+    pub(super) unfinished: u64,
 }
 
 impl Visitor for Finishing {
+    /// What could not be made was told of; what can't be finished is told of now.
+    fn fails(&mut self, path: &[u8], error: Error) -> Result<()> {
+        match error.kind() {
+            Kind::NotFound | Kind::Corrupt | Kind::Exists => Ok(()),
+            _ if is_of_entry(&error, true) => {
+                self.unfinished += 1;
+                tracing::warn!("not finished: '{}': {error}", String::from_utf8_lossy(path));
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
     fn way(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) {
         pend(&mut self.pending, reader, path, entry);
     }

@@ -101,6 +101,8 @@ struct Done {
     kept: u64,
     damaged: u64,
     in_part: u64,
+    /// Entries that could not be restored here, or not finished.
+    refused: u64,
 }
 
 fn write(
@@ -125,7 +127,7 @@ fn write(
     // The directories may be more than memory holds: they are looked at once more.
     let sweep = if options.delete { Sweep::new(&options.directory)? } else { None };
     let (pending, swept) = (Vec::new(), Swept::default());
-    let mut finishing = Finishing { restorer, pending, sweep, swept };
+    let mut finishing = Finishing { restorer, pending, sweep, swept, unfinished: 0 };
     walk(reader, snapshot, wanted, &mut finishing)?;
     if wanted.takes(b"") == Takes::All {
         let root = reader.root(snapshot)?.directory;
@@ -133,6 +135,7 @@ fn write(
     }
     let counts = &slots.counts;
     Ok(Done {
+        refused: counts.refused.load(Relaxed) + finishing.unfinished,
         swept: finishing.swept,
         left_out: finishing.restorer.end()?,
         entries,
@@ -154,6 +157,7 @@ fn report(options: &Options, snapshot: &Snapshot, done: &Done) -> Result<(), Fai
             "removed": done.swept.surplus,
             "damaged": done.damaged,
             "in_part": done.in_part,
+            "not_restored": done.refused,
             "left_out": left_out(&done.left_out),
         }))?;
     } else {
@@ -174,6 +178,12 @@ fn report(options: &Options, snapshot: &Snapshot, done: &Done) -> Result<(), Fai
     if done.swept.spared > 0 {
         let n = counted(done.swept.spared, "directory");
         tracing::warn!("not removed: {n} on other mounts, or with such below");
+    }
+    if done.refused > 0 {
+        return Err(Failure::in_part(format!(
+            "the messages above name {} that could not be restored here",
+            counted(done.refused, "path")
+        )));
     }
     match (done.damaged, done.in_part) {
         (0, 0) => Ok(()),

@@ -4,7 +4,7 @@ use std::{collections::HashMap, path::Path};
 
 use onefold_archive::{TreeEntry, TreeReader, TreeWhat};
 use onefold_backend::room::room;
-use onefold_core::Result;
+use onefold_core::{Error, Kind, Result};
 
 use super::walk::{LINKED_MAX, Visitor};
 use crate::verbs::get::space::fits;
@@ -59,5 +59,10 @@ impl Visitor for Sizes<'_> {
             None => *self.most.insert(room(self.directory)?.files.unwrap_or(u64::MAX)),
         };
         if self.entries > most { fits(self.directory, self.bytes, self.entries) } else { Ok(()) }
+    }
+
+    /// Who restores it tells of it.
+    fn fails(&mut self, _: &[u8], error: Error) -> Result<()> {
+        if error.kind() == Kind::Corrupt { Ok(()) } else { Err(error) }
     }
 }

@@ -2,7 +2,7 @@
 //! is there. Few of them are open at a time.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     fs::File,
     os::unix::fs::{FileExt, MetadataExt},
     sync::{
@@ -19,6 +19,8 @@ use onefold_backend::{
 use onefold_console::progress::Progress;
 use onefold_core::{Error, Kind, Result, tree::Entry};
 use parking_lot::Mutex;
+
+use super::walk::is_of_entry;
 
 /// Files that stay open. With the directories, there are fewer than the 1,024 that a process may
 /// have.
@@ -53,6 +55,8 @@ pub(super) struct State {
     is_old: bool,
     /// Others have no rights to the old file any more.
     is_shut: bool,
+    /// It can't be restored here; that was told.
+    is_refused: bool,
 }
 
 impl Slot {
@@ -77,6 +81,8 @@ pub(super) struct Counts {
     /// Bytes that were there already.
     pub(super) kept: AtomicU64,
     pub(super) damaged: AtomicU64,
+    /// Entries that this file system or place can't have.
+    pub(super) refused: AtomicU64,
     pub(super) in_part: AtomicU64,
 }
 
@@ -93,12 +99,20 @@ pub(super) struct Slots {
     names: HashMap<u64, Vec<Vec<u8>>>,
     /// Where files are that could not be restored whole, by the number of their names.
     pub(super) renamed: Mutex<HashMap<u64, Vec<u8>>>,
+    /// Files with several names that could not be restored at all.
+    pub(super) refused: Mutex<HashSet<u64>>,
+    in_place: bool,
     bar: Progress,
     total: u64,
 }
 
 impl Slots {
-    pub(super) fn new(files: Files, names: HashMap<u64, Vec<Vec<u8>>>, total: u64) -> Slots {
+    pub(super) fn new(
+        files: Files,
+        names: HashMap<u64, Vec<Vec<u8>>>,
+        total: u64,
+        in_place: bool,
+    ) -> Slots {
         Slots {
             files,
             counts: Counts::default(),
@@ -108,6 +122,8 @@ impl Slots {
             unsynced: Mutex::default(),
             names,
             renamed: Mutex::default(),
+            refused: Mutex::default(),
+            in_place,
             bar: Progress::new("restoring"),
             total,
         }
@@ -150,6 +166,31 @@ impl Slots {
     fn slot(&self, number: usize) -> Result<&Slot> {
         let slot = number.checked_sub(self.first).and_then(|n| self.slots.get(n));
         slot.ok_or_else(|| Error::new(Kind::InvalidInput, "a range of no file"))
+    }
+
+    /// Does something for a file. An error that concerns it alone is told, and the others go on.
+    fn of_file(&self, number: usize, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        let slot = self.slot(number)?;
+        if slot.state.lock().is_refused {
+            return Ok(());
+        }
+        let Err(error) = work() else { return Ok(()) };
+        if !is_of_entry(&error, self.in_place) {
+            return Err(error);
+        }
+        let was_refused = std::mem::replace(&mut slot.state.lock().is_refused, true);
+        if !was_refused {
+            self.refuse(&slot.entry, &error);
+            self.refused.lock().insert(slot.link);
+        }
+        self.open.lock().files.remove(&number);
+        Ok(())
+    }
+
+    /// Tells of an entry that is not restored.
+    pub(super) fn refuse(&self, entry: &Entry, error: &Error) {
+        self.counts.refused.fetch_add(1, Relaxed);
+        tracing::warn!("not restored: '{}': {error}", String::from_utf8_lossy(&entry.path));
     }
 
     fn names(&self, slot: &Slot) -> &[Vec<u8>] {
@@ -211,7 +252,12 @@ impl Slots {
 
 impl RestoreTarget for Slots {
     fn read(&self, number: usize, at: u64, into: &mut [u8]) -> Result<usize> {
-        let Some(file) = self.old(number)? else { return Ok(0) };
+        let mut old = None;
+        self.of_file(number, || {
+            old = self.old(number)?;
+            Ok(())
+        })?;
+        let Some(file) = old else { return Ok(0) };
         loop {
             match file.read_at(into, at) {
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
@@ -227,6 +273,33 @@ impl RestoreTarget for Slots {
     }
 
     fn begin(&self, number: usize, is_written: bool) -> Result<()> {
+        self.of_file(number, || self.begin_one(number, is_written))
+    }
+
+    fn begun(&self) -> Result<()> {
+        // Else a power cut could leave new bytes under the old mode and time.
+        for number in std::mem::take(&mut *self.unsynced.lock()).into_values() {
+            self.files.sync(&self.slot(number)?.entry, &*self.file(number)?)?;
+        }
+        for number in self.first..self.first + self.slots.len() {
+            self.of_file(number, || self.begun_one(number))?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, number: usize, at: u64, bytes: &[u8]) -> Result<()> {
+        self.of_file(number, || write_part(&*self.file(number)?, at, bytes))?;
+        self.went_on(bytes.len() as u64);
+        Ok(())
+    }
+
+    fn finish(&self, number: usize, lost: Option<Error>) -> Result<()> {
+        self.of_file(number, || self.finish_one(number, lost))
+    }
+}
+
+impl Slots {
+    fn begin_one(&self, number: usize, is_written: bool) -> Result<()> {
         let Some(file) = self.old(number)? else { return Ok(()) };
         let slot = self.slot(number)?;
         let mut state = slot.state.lock();
@@ -246,36 +319,25 @@ impl RestoreTarget for Slots {
         Ok(())
     }
 
-    fn begun(&self) -> Result<()> {
-        // Else a power cut could leave new bytes under the old mode and time.
-        for number in std::mem::take(&mut *self.unsynced.lock()).into_values() {
-            self.files.sync(&self.slot(number)?.entry, &*self.file(number)?)?;
+    fn begun_one(&self, number: usize) -> Result<()> {
+        let slot = self.slot(number)?;
+        if !slot.state.lock().is_shut {
+            return Ok(());
         }
-        for (n, slot) in self.slots.iter().enumerate() {
-            if !slot.state.lock().is_shut {
-                continue;
-            }
-            let file = self.file(self.first + n)?;
-            let metadata = file.metadata().map_err(|e| wrong(&slot.entry, e))?;
-            if metadata.len() != slot.bytes {
-                file.set_len(slot.bytes).map_err(|e| wrong(&slot.entry, e))?;
-            }
-            for &(at, bytes, is_hole) in &slot.gaps {
-                if !is_gap(&file, (at, bytes, is_hole))? {
-                    punch(&file, at, bytes)?;
-                }
+        let file = self.file(number)?;
+        let metadata = file.metadata().map_err(|e| wrong(&slot.entry, e))?;
+        if metadata.len() != slot.bytes {
+            file.set_len(slot.bytes).map_err(|e| wrong(&slot.entry, e))?;
+        }
+        for &(at, bytes, is_hole) in &slot.gaps {
+            if !is_gap(&file, (at, bytes, is_hole))? {
+                punch(&file, at, bytes)?;
             }
         }
         Ok(())
     }
 
-    fn write(&self, number: usize, at: u64, bytes: &[u8]) -> Result<()> {
-        write_part(&*self.file(number)?, at, bytes)?;
-        self.went_on(bytes.len() as u64);
-        Ok(())
-    }
-
-    fn finish(&self, number: usize, lost: Option<Error>) -> Result<()> {
+    fn finish_one(&self, number: usize, lost: Option<Error>) -> Result<()> {
         let (slot, file) = (self.slot(number)?, self.file(number)?);
         let (is_old, is_shut) = {
             let state = slot.state.lock();

@@ -16,8 +16,42 @@ pub(super) trait Visitor {
     /// An entry, at this path. Directories come before what is in them.
     fn entry(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) -> Result<()>;
 
+    /// Something at this path can't be taken. The walk goes on behind it, and behind what lies below
+    /// it, unless this is an error.
+    fn fails(&mut self, _path: &[u8], error: Error) -> Result<()> {
+        Err(error)
+    }
+
     /// A directory that only leads to what is wanted; what is in it comes, or nothing of it.
     fn way(&mut self, _: &mut TreeReader, _: &[u8], _: &TreeEntry) {}
+}
+
+/// True for an error that concerns one entry, and not the medium, the memory or the archive: a name
+/// that is too long for the file system, a file that it can't hold, something else in its place.
+pub(super) fn is_of_entry(error: &Error, in_place: bool) -> bool {
+    use rustix::io::Errno;
+    let system = std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<std::io::Error>())
+        .and_then(std::io::Error::raw_os_error)
+        .map(Errno::from_raw_os_error);
+    match (system, error.kind()) {
+        // Without --in-place the directory is meant to be new.
+        (_, Kind::Exists) => in_place,
+        (Some(errno), _) => !matches!(
+            errno,
+            Errno::IO
+                | Errno::NOSPC
+                | Errno::DQUOT
+                | Errno::NOMEM
+                | Errno::MFILE
+                | Errno::NFILE
+                | Errno::NODEV
+                | Errno::NXIO
+        ),
+        (None, kind) => {
+            matches!(kind, Kind::Busy | Kind::Corrupt | Kind::Denied | Kind::Unsupported)
+        }
+    }
 }
 
 /// Walks through what is wanted of a snapshot, in order; only nodes on the way there are read.
@@ -38,7 +72,15 @@ pub(super) fn walk(
     let mut open = vec![Open { path: Vec::new(), entries: Entries::new(top, None), all }];
     let mut seen = 1u64;
     while let Some(level) = open.last_mut() {
-        let Some((entry, _)) = level.entries.next(reader)? else {
+        let next = match level.entries.next(reader) {
+            // A page of a directory is damaged: it costs the rest of the directory.
+            Err(error) if error.kind() == Kind::Corrupt && !level.path.is_empty() => {
+                visitor.fails(&level.path, error)?;
+                None
+            }
+            next => next?,
+        };
+        let Some((entry, _)) = next else {
             open.pop();
             continue;
         };
@@ -55,7 +97,12 @@ pub(super) fn walk(
         }
         match takes {
             Takes::Nothing => continue,
-            Takes::All => visitor.entry(reader, &path, &entry)?,
+            Takes::All => {
+                if let Err(error) = visitor.entry(reader, &path, &entry) {
+                    visitor.fails(&path, error)?;
+                    continue;
+                }
+            }
             Takes::Below => visitor.way(reader, &path, &entry),
         }
         if let TreeWhat::Directory(top) = entry.what {
@@ -73,7 +120,7 @@ pub(super) fn pend(
     path: &[u8],
     entry: &TreeEntry,
 ) {
-    *pending = leading(pending, path);
+    keep_leading(pending, path);
     if let (TreeWhat::Directory(_), Ok(entry)) = (&entry.what, plain(reader, path, entry)) {
         pending.push(entry);
     }
@@ -81,10 +128,18 @@ pub(super) fn pend(
 
 /// The pending directories that lead to a path; the others lead to nothing.
 pub(super) fn leading(pending: &mut Vec<Entry>, path: &[u8]) -> Vec<Entry> {
+    keep_leading(pending, path);
+    std::mem::take(pending)
+}
+
+/// Each pending directory lies in the one before it: the last that leads to a path ends the search.
+fn keep_leading(pending: &mut Vec<Entry>, path: &[u8]) {
     let leads = |above: &Entry| {
         path.strip_prefix(&above.path[..]).is_some_and(|rest| rest.first() == Some(&b'/'))
     };
-    std::mem::take(pending).into_iter().filter(leads).collect()
+    while pending.last().is_some_and(|last| !leads(last)) {
+        pending.pop();
+    }
 }
 
 /// An entry as the restorer wants it.

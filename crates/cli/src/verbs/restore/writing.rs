@@ -14,7 +14,7 @@ use onefold_core::{
 
 use super::{
     slots::{Slot, Slots},
-    walk::{LINKED_MAX, Visitor, leading, pend, plain},
+    walk::{LINKED_MAX, Visitor, is_of_entry, leading, pend, plain},
 };
 
 /// Directories that a window remembers at most.
@@ -58,7 +58,7 @@ impl Writing {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let Manner { verify, in_place, memory } = manner;
         Writing {
-            slots: Slots::new(restorer.files(), names, total),
+            slots: Slots::new(restorer.files(), names, total, in_place),
             window: RestoreWindow::new(archive, tables, (verify, in_place), memory, threads),
             restorer,
             in_place,
@@ -78,7 +78,18 @@ impl Writing {
                 entry.what = What::HardLink { target: target.clone() };
             }
             let What::HardLink { target } = &entry.what else { continue };
-            self.slots.files.link(directory, &entry, target)?;
+            if self.slots.refused.lock().contains(&link) {
+                let why = Error::new(Kind::Unsupported, "its first name was not restored");
+                self.slots.refuse(&entry, &why);
+                continue;
+            }
+            match self.slots.files.link(directory, &entry, target) {
+                Err(error) if is_of_entry(&error, self.in_place) => {
+                    self.slots.refuse(&entry, &error);
+                    continue;
+                }
+                linked => linked?,
+            }
             if damaged.is_some() {
                 let named = self.slots.files.damaged(directory, &entry)?;
                 let [named, target] = [&named, target].map(|name| String::from_utf8_lossy(name));
@@ -154,6 +165,15 @@ impl Writing {
 }
 
 impl Visitor for Writing {
+    fn fails(&mut self, path: &[u8], error: Error) -> Result<()> {
+        if !is_of_entry(&error, self.in_place) {
+            return Err(error);
+        }
+        self.slots.counts.refused.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        tracing::warn!("not restored: '{}': {error}", String::from_utf8_lossy(path));
+        Ok(())
+    }
+
     fn way(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) {
         pend(&mut self.pending, reader, path, entry);
     }

@@ -86,7 +86,7 @@ pub(in crate::verbs::serve) struct Gate {
     limit: u64,
     ends: AtomicBool,
     /// When clients were looked at last, and until when the limit is used up.
-    looked: Mutex<(Instant, Instant)>,
+    looked: Mutex<(Option<Instant>, Instant)>,
 }
 
 impl Gate {
@@ -98,7 +98,13 @@ impl Gate {
         limit: u64,
     ) -> Gate {
         let now = Instant::now();
-        Gate { activity, idle, limit, ends: AtomicBool::new(false), looked: Mutex::new((now, now)) }
+        Gate {
+            activity,
+            idle,
+            limit,
+            ends: AtomicBool::new(false),
+            looked: Mutex::new((None, now)),
+        }
     }
 
     /// All work ends at its next question.
@@ -125,13 +131,13 @@ impl Gate {
                 return Err(Error::new(Kind::Stopped, "the server is stopping"));
             }
             let (now, mut looked) = (Instant::now(), self.looked.lock());
-            if now.duration_since(looked.0) >= LOOK {
+            if looked.0.is_none_or(|before| now.duration_since(before) >= LOOK) {
                 if !self.is_open() {
                     drop(looked);
                     std::thread::sleep(LOOK);
                     continue;
                 }
-                looked.0 = now;
+                looked.0 = Some(now);
             }
             if looked.1 <= now + BURST {
                 let takes = match self.limit {
