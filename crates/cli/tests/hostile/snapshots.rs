@@ -82,7 +82,8 @@ fn again_and_again(archive: &Arc<Archive>, first_id: u8, page: &TreeNode) -> Top
 
 /// The archive `a`, with a set `evil`: a directory and a file whose index pages lead to one page.
 fn forge(desk: &Desk) {
-    desk.ok("create archive a --compress none");
+    // A node is one chunk, wherever one of smaller chunks would be cut.
+    desk.ok("create archive a --compress none --chunking fastcdc:64K");
     let files = Directory::open(&desk.path("a"), true).unwrap();
     let archive = Archive::open(Arc::new(files), true, Settings::default()).unwrap();
     let archive = Arc::new(archive);
