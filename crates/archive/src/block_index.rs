@@ -8,6 +8,8 @@
 //! *Crash argument:* a snapshot writes the leaves that changed to pages that neither it nor the one
 //! before names, and its label comes after their sync. Pages that it names no longer are used again
 //! by the one after the next, so that the snapshot before can take the place of one that rotted.
+//! The second copies are written when the first ones are durable: neighbouring pages go out in one
+//! write otherwise, and a write that the medium loses would cost both.
 //!
 //! *Invariant:* a value of this type is the same in every process that applied the same records to
 //! the same snapshot.
@@ -206,13 +208,34 @@ pub(crate) fn write(
                 }
             };
             let bytes = encode_leaf(identity, *id, at, page, &leaf.entries);
-            open.write_at(u64::from(page.number) * STRIDE, &[bytes.clone(), bytes].concat())?;
+            open.write_at(u64::from(page.number) * STRIDE, &bytes)?;
             leaf.page = Some(page);
         }
     }
     pages.replaced = std::mem::take(&mut pages.gone);
-    file.map_or(Ok(()), |file| file.sync())?;
+    if let Some(file) = file {
+        file.sync()?;
+        write_second_copies(&*file, identity, number, &indexes)?;
+        file.sync()?;
+    }
     Ok(indexes)
+}
+
+/// Writes the second copy of each leaf that snapshot `number` wrote.
+fn write_second_copies(
+    file: &dyn File,
+    identity: &Identity,
+    number: u64,
+    indexes: &[(u64, Arc<BlockIndex>)],
+) -> Result<()> {
+    for (id, index) in indexes {
+        for (&at, leaf) in &index.leaves {
+            let Some(page) = leaf.page.filter(|page| page.written == number) else { continue };
+            let bytes = encode_leaf(identity, *id, at, page, &leaf.entries);
+            file.write_at(u64::from(page.number) * STRIDE + PAGE_BYTES as u64, &bytes)?;
+        }
+    }
+    Ok(())
 }
 
 /// The file of leaves. When no leaf was ever written, a file that is there was left by a process

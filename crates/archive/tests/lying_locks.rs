@@ -5,6 +5,7 @@
 mod support;
 
 use std::{
+    collections::BTreeMap,
     path::Path,
     sync::{
         Arc,
@@ -12,10 +13,13 @@ use std::{
     },
 };
 
-use onefold_archive::{Archive, Format, Settings};
+use onefold_archive::{
+    Archive, ContainerKind, Format, Settings, check, record_damage, restore_chunks,
+};
 use onefold_backend::Directory;
 use onefold_core::{File, Files, Hold, Lock, Result};
-use support::{Watch, Watched, noise, put};
+use parking_lot::Mutex;
+use support::{Watch, Watched, get, noise, put};
 
 /// Files whose locks are there for everybody at once.
 struct Lying(Arc<dyn Files>);
@@ -128,4 +132,52 @@ fn rule_16_an_append_that_was_overwritten_is_not_acknowledged() {
     let error = archive.remove("two").unwrap_err();
     assert!(!armed.load(Relaxed) && error.to_string().contains("locks do not hold"), "{error}");
     assert_eq!(streams(&directory), ["one", "three", "two"]);
+}
+
+#[test]
+fn a_heal_whose_append_was_lost_and_comes_back_has_its_containers() {
+    let dir = tempfile::tempdir().unwrap();
+    let directory = dir.path().join("a");
+    archive(&directory);
+    let log = directory.join("log-0000000001");
+    let (appends, lost) = (Arc::new(AtomicU32::new(u32::MAX)), Arc::new(Mutex::new(None)));
+    let (appends_there, lost_there, path) = (appends.clone(), lost.clone(), log.clone());
+    // The second frame, by which the chunks move, is gone as soon as it is written.
+    let watch: Watch = Arc::new(move |name, call, does| {
+        let before = std::fs::metadata(&path).map_or(0, |file| file.len());
+        does()?;
+        let writes = name == "log-0000000001" && matches!(call, support::Call::Change);
+        if writes && std::fs::metadata(&path).unwrap().len() > before {
+            let frame = std::fs::read(&path).unwrap().split_off(before as usize);
+            if appends_there.fetch_sub(1, Relaxed) == 1 {
+                overwrite(&path, before, &vec![0; frame.len()]);
+                *lost_there.lock() = Some((before, frame));
+            }
+        }
+        Ok(())
+    });
+    let healing = open(&directory, watch);
+    let container = healing
+        .tables()
+        .containers
+        .values()
+        .map(|container| &container.stored)
+        .find(|stored| stored.kind == ContainerKind::Data)
+        .map(|stored| (stored.id, vec![0xff; stored.chunks.div_ceil(8) as usize]));
+    record_damage(&healing, &BTreeMap::from_iter(container)).unwrap();
+    let report = check(&healing, false, &mut |_, _, _| {}).unwrap();
+    appends.store(2, Relaxed);
+    let error = restore_chunks(&healing, &report.lost, &mut |_, _| {}).unwrap_err();
+    assert!(error.to_string().contains("loses writes"), "{error}");
+    let (at, frame) = lost.lock().take().unwrap();
+    overwrite(&log, at, &frame);
+    let archive = open(&directory, plainly());
+    for (seed, name) in (1..).zip(["one", "two", "three"]) {
+        assert_eq!(get(&archive, name).unwrap(), noise(seed, 50_000));
+    }
+}
+
+fn overwrite(path: &Path, at: u64, bytes: &[u8]) {
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, bytes, at).unwrap();
 }

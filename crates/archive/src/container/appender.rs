@@ -2,7 +2,8 @@
 //!
 //! *Crash argument:* a container's id comes from a range that is recorded before it is used, and
 //! the name of its segment is durable before the container is listed. Bytes that a crash leaves
-//! behind the last listed container of a segment are overwritten by the next one.
+//! behind the last listed container of a segment are overwritten by the next one, whose id was
+//! recorded since: a frame that lists them and whose append failed can't come back after that.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -160,11 +161,12 @@ impl Appender {
         }
     }
 
-    /// Cuts the open segments off behind their last listed containers.
+    /// Cuts the open segments off behind their last listed containers. After a failed append nobody
+    /// knows whether the medium has the frame, which may list more of them: they stay.
     pub(crate) fn give_back(&mut self) -> Result<()> {
         self.unsynced.clear();
         let open = std::mem::take(&mut self.open);
-        if open.is_empty() {
+        if open.is_empty() || self.archive.has_stopped() {
             return Ok(());
         }
         let tables = self.archive.refresh()?;

@@ -191,6 +191,12 @@ impl Archive {
         self.position.try_lock().map(|position| position.tables.clone())
     }
 
+    /// True after a failed write or sync of this process: its last frame may be in the log or not,
+    /// whatever the log shows now.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.position.lock().stopped.is_some()
+    }
+
     /// Looks at the log, and gives the archive as of now.
     ///
     /// # Errors
