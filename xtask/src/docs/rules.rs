@@ -24,17 +24,21 @@ pub(super) const ALL: [(&str, Rule); 5] = [
 ];
 
 /// Options that documents show of programs that are not ours.
-const FOREIGN: [&str; 11] = [
+const FOREIGN: [&str; 15] = [
     "--cache",
+    "--errorwhenfull",
     "--fail",
     "--flush",
     "--id",
     "--locked",
     "--max-time",
+    "--merge",
     "--now",
     "--path",
     "--silent",
     "--template",
+    "--thin",
+    "--type",
     "--unix-socket",
 ];
 
