@@ -43,7 +43,7 @@ const CONTAINERS_AT_ONCE: usize = 64;
 /// Containers that are read between two notes.
 const CONTAINERS_A_NOTE: u64 = 1024;
 
-/// What a process read of a round.
+/// The part of a round that a process read.
 #[derive(Clone, Debug, Default)]
 pub struct Portion {
     /// Containers read.
@@ -72,7 +72,7 @@ pub struct ScrubRound {
     began: u64,
     since_note: u64,
     rotten: BTreeMap<ContainerId, Vec<u8>>,
-    /// What was read so far.
+    /// The part that was read so far.
     pub done: Portion,
 }
 

@@ -1,4 +1,4 @@
-//! What was done to keep the archive well, and when.
+//! Notes of when the archive was collected and read.
 //!
 //! A note is a record of unfinished containers that names no container: its number of seconds is
 //! the note. Programs that know no notes read a list of nothing, and change nothing by it.

@@ -348,7 +348,7 @@ impl Collection {
         }
         let note = Record::CareNoted(CareNote::Collected(self.options.now));
         match self.archive.commit(true, |_| Ok(vec![note])) {
-            // What was freed is freed; a note is no reason to fail.
+            // The space is free already; a note is no reason to fail.
             Err(error) if error.kind() == Kind::NoSpace => Ok(()),
             noted => noted.map(drop),
         }

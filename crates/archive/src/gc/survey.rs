@@ -31,7 +31,7 @@ pub struct Survey {
     pub waiting_bytes: u64,
     /// Chunks of puts that run or were killed and that are kept for a repeated put.
     pub unfinished_bytes: u64,
-    /// What only forgotten snapshots name.
+    /// Chunks that only forgotten snapshots name.
     pub trash: Trash,
 }
 
@@ -56,7 +56,7 @@ pub struct Trash {
 /// # Errors
 /// Errors of the system, and of damaged recipes.
 pub fn survey(archive: &Arc<Archive>, options: Options) -> Result<Survey> {
-    // What is counted stays where it is, also beside a collection.
+    // Counted chunks stay where they are, also beside a collection.
     let guard = archive.guard_epoch()?;
     let Expiry { expired, mut kept, .. } =
         expiry(&guard.tables, options.now, options.trash, options.keep_partial);

@@ -1,4 +1,4 @@
-//! What is known of the care that the archive got.
+//! Figures of when the archive was collected and read.
 
 use onefold_core::Result;
 
