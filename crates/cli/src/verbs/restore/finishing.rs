@@ -14,6 +14,8 @@ pub(super) struct Finishing {
     /// Removes what the snapshot lacks.
     pub(super) sweep: Option<Sweep>,
     pub(super) swept: Swept,
+    /// Something could not be made, and was told of.
+    pub(super) has_refused: bool,
     /// Directories that could not get their owner, rights or times.
     pub(super) unfinished: u64,
 }
@@ -22,7 +24,8 @@ impl Visitor for Finishing {
     /// What could not be made was told of; what can't be finished is told of now.
     fn fails(&mut self, path: &[u8], error: Error) -> Result<()> {
         match error.kind() {
-            Kind::NotFound | Kind::Corrupt | Kind::Exists => Ok(()),
+            Kind::Corrupt => Ok(()),
+            Kind::NotFound | Kind::Exists if self.has_refused => Ok(()),
             _ if is_of_entry(&error, true) => {
                 self.unfinished += 1;
                 tracing::warn!("not finished: '{}': {error}", String::from_utf8_lossy(path));

@@ -127,7 +127,8 @@ fn write(
     // The directories may be more than memory holds: they are looked at once more.
     let sweep = if options.delete { Sweep::new(&options.directory)? } else { None };
     let (pending, swept) = (Vec::new(), Swept::default());
-    let mut finishing = Finishing { restorer, pending, sweep, swept, unfinished: 0 };
+    let has_refused = slots.counts.refused.load(Relaxed) > 0;
+    let mut finishing = Finishing { restorer, pending, sweep, swept, has_refused, unfinished: 0 };
     walk(reader, snapshot, wanted, &mut finishing)?;
     if wanted.takes(b"") == Takes::All {
         let root = reader.root(snapshot)?.directory;
