@@ -69,6 +69,8 @@ cargo xtask bench snapshots [--quick]
                                     pages and blocks that snapshots and clones cost, counted
 cargo xtask bench archive [--quick] [--stream OLD,NEW] [--tree OLD.tar,NEW.tar] [--image OLD,NEW]
                                     an archive's speed and size beside restic, rustic and borg
+cargo xtask bench backups [--quick] [--files N] [--nights N]
+                                    backups of a directory beside restic, rustic and borg
 cargo xtask bench archive-scale [--quick] [--directory PATH]
                                     opening, puts, ls and gc of archives with up to a million \
                      containers and streams

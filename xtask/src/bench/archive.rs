@@ -12,18 +12,19 @@ mod tool;
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 
 use self::tool::{Ours, Tool};
-use super::{machine_facts, median};
+use super::{
+    cost::{self, Cost, Place, taken},
+    machine_facts, median,
+};
 use crate::{
-    machine,
     product::{Build, Onefold},
-    program::{program, run as run_program, spawn},
+    program::{program, run as run_program},
 };
 
 const USAGE: &str = "cargo xtask bench archive [--quick] [--only stream|tree|image] [--stream \
@@ -115,13 +116,6 @@ const IMAGE: &[Contest] = &[
     },
 ];
 
-/// The cost of one step.
-#[derive(Clone, Copy)]
-struct Took {
-    wall: f64,
-    cpu: f64,
-}
-
 /// The figures of a tool with a set, for each round: first version, second, restore, verified
 /// restore.
 #[derive(Default)]
@@ -147,11 +141,11 @@ struct Wanted {
 pub(super) fn run(arguments: &[String]) -> Result<bool> {
     let wanted = Wanted::parse(arguments)?;
     let onefold = Onefold::build(Build::Release)?;
-    let place = Place::new()?;
-    println!("{}", machine_facts(&place.0, &["borg", "rustic"]));
+    let place = Place::new(8 << 30)?;
+    println!("{}", machine_facts(&place.path, &["borg", "rustic"]));
     println!("restic: {}", first_line("restic", "version"));
     let mut reached = true;
-    for set in wanted.sets(&place.0)? {
+    for set in wanted.sets(&place.path)? {
         println!("\n{}: {}", set.name, sizes(&set)?);
         println!(
             "{:<34} {:>28} {:>29} {:>11}",
@@ -170,10 +164,10 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
             "verify",
             "MB"
         );
-        reached &= hold(&onefold, &place.0, &set, wanted.quick)?;
+        reached &= hold(&onefold, &place.path, &set, wanted.quick)?;
         set.versions
             .iter()
-            .filter(|version| version.starts_with(&place.0))
+            .filter(|version| version.starts_with(&place.path))
             .try_for_each(fs::remove_file)?;
     }
     Ok(reached)
@@ -222,27 +216,6 @@ fn two(text: &str) -> Result<[PathBuf; 2]> {
     let (old, new) = text.split_once(',').with_context(|| format!("'{text}' is not OLD,NEW"))?;
     let whole = |name: &str| fs::canonicalize(name).with_context(|| name.to_owned());
     Ok([whole(old)?, whole(new)?])
-}
-
-/// A directory that goes with us: in memory where there is enough.
-struct Place(PathBuf, #[expect(dead_code, reason = "removes it")] crate::cleanup::Guard);
-
-impl Place {
-    fn new() -> Result<Place> {
-        let memory = Path::new("/dev/shm");
-        let parent = if machine::free_bytes(memory).is_ok_and(|free| free > 8 << 30) {
-            memory.to_owned()
-        } else {
-            machine::root().join("target")
-        };
-        let place = parent.join(format!("onefold-bench-{}", std::process::id()));
-        fs::create_dir_all(&place)?;
-        let gone = place.clone();
-        let guard = crate::cleanup::Guard::new(move || {
-            let _ = fs::remove_dir_all(gone);
-        });
-        Ok(Place(place, guard))
-    }
 }
 
 fn first_line(name: &str, argument: &str) -> String {
@@ -325,21 +298,21 @@ impl Score {
     fn add(&mut self, onefold: &Onefold, place: &Path, set: &Set, tool: Tool) -> Result<()> {
         let repository = place.join("repository");
         let _ = fs::remove_dir_all(&repository);
-        took(tool.create(onefold, &repository))?;
+        cost::of(tool.create(onefold, &repository), LIMIT)?;
         for (n, version) in set.versions.iter().enumerate() {
-            let spent = took(tool.put(onefold, &repository, version, n))?;
+            let spent = cost::of(tool.put(onefold, &repository, version, n), LIMIT)?;
             self.record(n, version, spent)?;
         }
         self.repository_mb.push(taken(&repository)? as f64 / 1e6);
         let last = &set.versions[1];
         if let Tool::Onefold(_) = tool {
-            self.record(2, last, took(tool.get(onefold, &repository, last, false))?)?;
+            self.record(2, last, cost::of(tool.get(onefold, &repository, last, false), LIMIT)?)?;
         }
-        self.record(3, last, took(tool.get(onefold, &repository, last, true))?)?;
+        self.record(3, last, cost::of(tool.get(onefold, &repository, last, true), LIMIT)?)?;
         fs::remove_dir_all(&repository).context("removing the repository")
     }
 
-    fn record(&mut self, n: usize, version: &Path, spent: Took) -> Result<()> {
+    fn record(&mut self, n: usize, version: &Path, spent: Cost) -> Result<()> {
         let mb = fs::metadata(version)?.len() as f64 / 1e6;
         self.cpu[n].push(mb / spent.cpu);
         self.wall[n].push(mb / spent.wall);
@@ -360,38 +333,4 @@ impl Score {
             c[0], c[1], c[2], c[3], w[0], w[1], w[2], w[3]
         );
     }
-}
-
-/// Bytes of the file system below a directory.
-fn taken(directory: &Path) -> Result<u64> {
-    use std::os::unix::fs::MetadataExt;
-    let mut all = 0;
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        let metadata = entry.metadata()?;
-        all += if metadata.is_dir() { taken(&entry.path())? } else { metadata.blocks() * 512 };
-    }
-    Ok(all)
-}
-
-/// Runs a command to its end; what it prints on standard output is read by nobody.
-fn took(mut command: Command) -> Result<Took> {
-    let (before, begun) = (children_cpu()?, Instant::now());
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    let what = crate::program::describe(&command);
-    let status = spawn(&mut command)?.wait(LIMIT)?;
-    ensure!(status.is_some_and(|status| status.success()), "{what} failed");
-    Ok(Took { wall: begun.elapsed().as_secs_f64(), cpu: children_cpu()? - before })
-}
-
-/// Seconds of processor time of all children that ended.
-fn children_cpu() -> Result<f64> {
-    let stat = fs::read_to_string("/proc/self/stat")?;
-    // Behind the name in parentheses: user and system time of children are the 14th and 15th.
-    let fields: Vec<&str> =
-        stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
-    let ticks = |n: usize| {
-        fields.get(n).and_then(|field| field.parse::<f64>().ok()).context("/proc/self/stat")
-    };
-    Ok((ticks(13)? + ticks(14)?) / rustix::param::clock_ticks_per_second() as f64)
 }

@@ -1,8 +1,10 @@
 //! `cargo xtask bench`: measurements, side by side in one run.
 
 mod archive;
+mod backups;
 mod beside;
 mod block;
+mod cost;
 mod counted;
 mod fio;
 mod neighbour;
@@ -27,6 +29,9 @@ cargo xtask bench counted [--quick] [PART…]       device bytes, flushes, memor
 cargo xtask bench archive [--quick] [--only stream|tree|image] [--stream OLD,NEW] [--tree \
                      OLD.tar,NEW.tar] [--image OLD,NEW]
                                                   put and get beside restic, rustic and borg
+cargo xtask bench backups [--quick] [--files N] [--nights N]
+                                                  backups of a directory beside restic, rustic and \
+                     borg: nights, restores, a mount, forgetting
 cargo xtask bench archive-scale [--quick] [--directory PATH]
                                                   opening, puts, ls and gc with up to a million \
                      containers and streams
@@ -57,6 +62,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "block" => block::run(rest),
         Some((which, rest)) if which == "engine" => engine(rest),
         Some((which, rest)) if which == "archive" => archive::run(rest),
+        Some((which, rest)) if which == "backups" => backups::run(rest),
         Some((which, rest)) if which == "archive-scale" => archive_scale(rest),
         Some((which, rest)) if which == "counted" => counted::run(rest),
         Some((which, rest)) if which == "neighbour" => neighbour::run(rest),
