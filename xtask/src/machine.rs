@@ -19,7 +19,7 @@ pub(crate) fn is_root() -> bool {
 /// Where a program is, in the search path or where Debian keeps administrators' programs.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     if program.starts_with('/') {
-        return Some(PathBuf::from(program)).filter(|file| is_executable(file));
+        return Some(PathBuf::from(program)).filter(|file| file.is_file());
     }
     let path = env::var_os("PATH").unwrap_or_default();
     let directories =

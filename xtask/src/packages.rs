@@ -13,8 +13,15 @@ use crate::{
 /// Longest that packages may take to be got and installed.
 const LIMIT: Duration = Duration::from_secs(600);
 
+/// What qemu loads for iSCSI.
+const QEMU_ISCSI: &str = if cfg!(target_arch = "aarch64") {
+    "/usr/lib/aarch64-linux-gnu/qemu/block-iscsi.so"
+} else {
+    "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so"
+};
+
 /// A program of each package that we use, or a file that tells that it is there.
-const WANTED: [(&str, &str); 18] = [
+const WANTED: [(&str, &str); 21] = [
     ("chromium", "chromium"),
     ("curl", "curl"),
     ("fio", "fio"),
@@ -33,6 +40,9 @@ const WANTED: [(&str, &str); 18] = [
     ("setfattr", "attr"),
     ("setfacl", "acl"),
     ("setcap", "libcap2-bin"),
+    ("tgt-admin", "tgt"),
+    ("iscsi-test-cu", "libiscsi-bin"),
+    (QEMU_ISCSI, "qemu-block-extra"),
 ];
 
 /// The same for the step `guests`, but for the kernel and PostgreSQL's server.

@@ -143,7 +143,7 @@ const STEPS: [Step; 28] = [
     },
     Step {
         name: "files",
-        about: "ext4 and XFS over nbdfuse and a loop device, server killed",
+        about: "ext4 and XFS over nbdfuse and a loop device, and iSCSI; server killed",
         run: clients::file_systems,
     },
     Step {

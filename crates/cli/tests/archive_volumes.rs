@@ -189,3 +189,34 @@ fn there_is_one_ingesting_process() {
     assert_eq!(get(&desk, "later"), b"");
     assert!(serving.terminate().0.success());
 }
+
+#[test]
+fn configuration_for_iscsi_names_the_servers_socket_and_lets_nothing_strange_in() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    desk.ok("volume create a disk --size 16M");
+    let unserved = desk.ok("volume iscsi a disk");
+    assert!(unserved.contains("nbd+unix:///disk?socket=SOCKET"), "{unserved}");
+    assert!(unserved.contains("    initiator-address 127.0.0.1\n"), "{unserved}");
+    let serving = desk.serve("a");
+    let served = desk.ok("volume iscsi a disk --initiator 192.0.2.0/24,192.0.2.7");
+    assert!(served.contains(&desk.uri("a", "disk")), "{served}");
+    assert_eq!(served.matches("initiator-address").count(), 2);
+    // Its disk stays the same one for initiators.
+    let serial =
+        |text: &str| text.lines().find(|line| line.contains("scsi_sn")).unwrap().to_owned();
+    assert_eq!(serial(&unserved), serial(&served));
+    serving.terminate();
+    desk.fails("volume iscsi a none", 1, &["there is no volume 'none'"]);
+    desk.fails("volume iscsi a disk --initiator ALL", 2, &["'ALL'"]);
+    desk.fails("volume iscsi a disk --target a>b", 2, &["'a>b'"]);
+    desk.fails("volume iscsi a disk --file volume", 2, &["'volume'"]);
+    // Names that targets can't have stay apart.
+    desk.ok("volume create a Disk --size 16M");
+    desk.ok("volume create a dis_k --size 16M");
+    let target = |name: &str| desk.ok(&format!("volume iscsi a {name}"));
+    assert!(target("Disk").contains("<target iqn.2026-11.onefold.local:-isk-"));
+    assert_ne!(serial(&target("Disk")), serial(&target("dis_k")));
+    desk.store_with_volume("b");
+    assert!(desk.ok("volume iscsi b v").contains("vendor_id Onefold"));
+}

@@ -17,16 +17,16 @@ use crate::{
 const IMAGE_BYTES: usize = 48 << 20;
 
 /// An archive with two volumes, served on a UNIX socket.
-struct Served {
-    onefold: Onefold,
-    scratch: Scratch,
-    archive: PathBuf,
-    socket: PathBuf,
+pub(super) struct Served {
+    pub(super) onefold: Onefold,
+    pub(super) scratch: Scratch,
+    pub(super) archive: PathBuf,
+    pub(super) socket: PathBuf,
     server: Option<Server>,
 }
 
 impl Served {
-    fn new(options: &[&str]) -> Result<Served> {
+    pub(super) fn new(options: &[&str]) -> Result<Served> {
         let onefold = Onefold::build(Build::Test)?;
         let scratch = Scratch::new("archive")?;
         let (archive, socket) = (scratch.file("archive"), scratch.file("archive.sock"));
@@ -39,7 +39,7 @@ impl Served {
         Ok(served)
     }
 
-    fn start(&mut self) -> Result<()> {
+    pub(super) fn start(&mut self) -> Result<()> {
         self.server = Some(self.onefold.serve(
             &self.archive,
             &[format!("unix:{}", self.socket.display())],
@@ -48,7 +48,7 @@ impl Served {
         Ok(())
     }
 
-    fn kill(&mut self) -> Result<()> {
+    pub(super) fn kill(&mut self) -> Result<()> {
         self.server.take().context("the server does not run")?.kill();
         Ok(())
     }
@@ -57,7 +57,7 @@ impl Served {
         uri(&self.socket, volume)
     }
 
-    fn client(&self, name: &str, arguments: &[&str]) -> Result<String> {
+    pub(super) fn client(&self, name: &str, arguments: &[&str]) -> Result<String> {
         run_program(self.command(name, arguments), LIMIT)
     }
 

@@ -3,6 +3,7 @@
 
 mod archive;
 mod file_system;
+mod iscsi;
 mod tools;
 
 use std::{
@@ -142,9 +143,13 @@ pub(crate) fn tools() -> Result<Tally> {
     Ok(tally)
 }
 
-/// ext4 and XFS over nbdfuse and a loop device, with a server that is killed.
+/// ext4 and XFS over nbdfuse and a loop device, and a volume by iSCSI, with a server that is killed.
 pub(crate) fn file_systems() -> Result<Tally> {
-    file_system::run()
+    let mut tally = file_system::run()?;
+    iscsi::run(&mut tally);
+    return Ok(tally);
+    let mut tally = file_system::run()?;
+    Ok(tally)
 }
 
 /// Bytes of which no two blocks are the same, with a hole in the second quarter; the last quarter

@@ -3,6 +3,7 @@
 pub(super) mod archive;
 pub(super) mod block;
 mod cluster;
+mod iscsi;
 mod speed;
 
 use std::{
@@ -144,6 +145,14 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
+    /// Prints configuration with which tgt offers a volume to initiators of iSCSI
+    ///
+    /// Onefold speaks no iSCSI: nbdfuse shows the volume of a served store as a file, and tgt
+    /// offers the file. Flushes and trims reach the volume.
+    #[command(after_help = "Examples:\n  \
+                      onefold volume iscsi backups disk1 > /etc/tgt/conf.d/disk1.conf\n  \
+                      onefold volume iscsi backups disk1 --initiator 192.0.2.0/24")]
+    Iscsi(iscsi::Options),
 }
 
 /// How fast clients may use a volume, all its connections together.
@@ -198,6 +207,7 @@ fn bytes_or_none(text: &str) -> Result<Size> {
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
         Verb::List { store, answer } => list(&store, answer),
+        Verb::Iscsi(options) => iscsi::run(&options),
         Verb::Create { store, name, size, no_dedup, limits, answer } => {
             let request = |found: &Found| {
                 let bytes = rounded(found, size)?;
