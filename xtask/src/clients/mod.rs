@@ -147,8 +147,6 @@ pub(crate) fn tools() -> Result<Tally> {
 pub(crate) fn file_systems() -> Result<Tally> {
     let mut tally = file_system::run()?;
     iscsi::run(&mut tally);
-    return Ok(tally);
-    let mut tally = file_system::run()?;
     Ok(tally)
 }
 
