@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use onefold_core::{Error, Kind};
+use onefold_core::{Algorithm, Error, Kind};
 
 use crate::{
     format::{
@@ -34,6 +34,9 @@ pub struct Format {
     pub late: Option<Rad>,
     /// There may be snapshots of directories; programs from before them refuse the archive.
     pub trees: bool,
+    /// How chunks are fingerprinted: [`Algorithm::Blake3`], or [`Algorithm::HmacSha256`], which
+    /// older programs refuse. Both are keyed with the secret.
+    pub fingerprint: Algorithm,
 }
 
 impl Format {
@@ -50,6 +53,7 @@ impl Format {
             reserve_bytes: 12 << 20,
             late: None,
             trees: false,
+            fingerprint: Algorithm::Blake3,
         }
     }
 }

@@ -10,7 +10,7 @@ use onefold_archive::{
     PutRequest as Request, Settings, Shape, put,
 };
 use onefold_backend::Directory;
-use onefold_core::{Kind, Result};
+use onefold_core::{Algorithm, Kind, Result};
 use support::noise;
 
 struct Desk {
@@ -283,4 +283,27 @@ fn space_taken_ahead_goes_back() {
         segment.len(),
         segment.blocks() * 512
     );
+}
+
+#[test]
+fn an_archive_fingerprints_by_the_algorithm_of_its_label_and_older_programs_refuse_it() {
+    let one = noise(1, 3_000_000);
+    for (algorithm, bits) in [(Algorithm::Blake3, None), (Algorithm::HmacSha256, Some(8u64))] {
+        let desk = Desk::new(|format, _| format.fingerprint = algorithm);
+        assert_eq!(desk.archive().label().fingerprint, algorithm);
+        desk.put("one", &one);
+        let again = desk.put("again", &one);
+        assert_eq!((again.new_bytes, desk.get("again").unwrap() == one), (0, true), "{algorithm}");
+        let label = std::fs::read(desk.dir.path().join("a/label")).unwrap();
+        let field = |at: usize| u64::from_le_bytes(label[at..at + 8].try_into().unwrap());
+        match bits {
+            // Nothing but version 1, which all programs read.
+            None => assert_eq!((label[8], label[86]), (1, 0)),
+            Some(bits) => assert_eq!((label[8], label[86], field(136)), (3, 5, bits)),
+        }
+    }
+    let weak = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let format = Format { fingerprint: Algorithm::Md5, ..Format::new([1; 16], [2; 32], [3; 16]) };
+    let files = Directory::create(&weak.path().join("a")).unwrap();
+    assert_eq!(Archive::create(&files, &format).unwrap_err().kind(), Kind::InvalidInput);
 }

@@ -1,7 +1,7 @@
 //! The label: what kind of archive this is, and which snapshot and log are true. Two places,
 //! written by turns.
 
-use onefold_core::{Error, Files, Kind, Result};
+use onefold_core::{Algorithm, Error, Files, Kind, Result};
 
 use super::{
     bytes::{Reader, Writer, corrupt},
@@ -34,6 +34,9 @@ const FEATURE_LATE: u64 = 1;
 /// Needed to read: there may be snapshots of directories.
 const FEATURE_TREES: u64 = 2;
 
+/// Needed to read: fingerprints are of the algorithm that the label names.
+const FEATURE_FINGERPRINT: u64 = 8;
+
 /// The fields of an archive's label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
@@ -59,6 +62,8 @@ pub struct Label {
     pub late: Option<Rad>,
     /// There may be snapshots of directories.
     pub trees: bool,
+    /// How chunks are fingerprinted, with the secret as key.
+    pub fingerprint: Algorithm,
 }
 
 /// The kinds of tables that an archive has, by its label.
@@ -109,7 +114,8 @@ impl Label {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
-        let version = match (self.trees, self.late.is_some()) {
+        let named = self.fingerprint != Algorithm::Blake3;
+        let version = match (self.trees || named, self.late.is_some()) {
             (true, _) => VERSION_FEATURES,
             (false, true) => VERSION_LATE,
             (false, false) => VERSION,
@@ -123,17 +129,23 @@ impl Label {
             .u8(nodes)
             .u8(data)
             .u8(parity)
-            .u16(0)
+            .u8(if named { self.fingerprint.code() } else { 0 })
+            .u8(0)
             .u32(mean)
             .u32(0);
         w.u64(self.segment_bytes).u64(self.generation).u64(self.snapshot);
         if let Some(Rad { delay, batch, classes }) = self.late {
             w.u32(delay).u32(batch).raw(&classes);
         }
-        if self.trees {
+        if version == VERSION_FEATURES {
             w.0.resize(FEATURES_AT, 0);
-            let late = if self.late.is_some() { FEATURE_LATE } else { 0 };
-            w.u64(FEATURE_TREES | late).u64(0).u64(0);
+            let bits = [
+                (self.late.is_some(), FEATURE_LATE),
+                (self.trees, FEATURE_TREES),
+                (named, FEATURE_FINGERPRINT),
+            ];
+            let read: u64 = bits.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
+            w.u64(read).u64(0).u64(0);
         }
         w.0.resize(LABEL_BYTES - 8, 0);
         let checksum = self.identity().checksum(&w.0);
@@ -170,7 +182,8 @@ impl Label {
         }
         let (kind, compression) = (r.u8()?, r.u8()?);
         let code = [r.u8()?, r.u8()?, r.u8()?, r.u8()?];
-        r.u16()?;
+        let fingerprint = r.u8()?;
+        r.u8()?;
         let mean = r.u32()?;
         r.u32()?;
         let [0, nodes, data, parity] = code else {
@@ -190,9 +203,15 @@ impl Label {
             spread: [nodes, data, parity],
             late: None,
             trees: false,
+            fingerprint: Algorithm::Blake3,
         };
         let features = if version == VERSION_FEATURES { features(bytes)? } else { 0 };
         label.trees = features & FEATURE_TREES != 0;
+        if features & FEATURE_FINGERPRINT != 0 {
+            label.fingerprint = Algorithm::from_code(fingerprint)
+                .filter(|algorithm| !algorithm.needs_bytes())
+                .ok_or_else(|| corrupt("an unknown fingerprint"))?;
+        }
         if version == VERSION_LATE || features & FEATURE_LATE != 0 {
             let rad = Rad { delay: r.u32()?, batch: r.u32()?, classes: r.array()? };
             rad.check(label.spread).map_err(|_| corrupt("the label's codes can't be true"))?;
@@ -217,7 +236,7 @@ fn features(bytes: &[u8]) -> Result<u64> {
             ),
         )),
     };
-    unknown(read, FEATURE_LATE | FEATURE_TREES, "to read it")?;
+    unknown(read, FEATURE_LATE | FEATURE_TREES | FEATURE_FINGERPRINT, "to read it")?;
     // Nothing is known that only writers must know.
     unknown(write, 0, "to change it")?;
     Ok(read)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Algorithm, Error, File, Files, Fingerprinter, Hold, Kind, Lock, Result};
+use onefold_core::{Error, File, Files, Fingerprinter, Hold, Kind, Lock, Result};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{position::LogPosition, snapshot::write_snapshot};
@@ -58,6 +58,12 @@ impl Archive {
 
     fn create_in(files: &dyn Files, spread: [u8; 3], format: &Format) -> Result<()> {
         format.late.map_or(Ok(()), |rad| rad.check(spread))?;
+        if format.fingerprint.needs_bytes() {
+            return Err(Error::new(
+                Kind::InvalidInput,
+                format!("chunks of an archive are not fingerprinted by {}", format.fingerprint),
+            ));
+        }
         if find_label(files).is_ok() {
             return Err(Error::new(Kind::Exists, "there is an archive already"));
         }
@@ -73,6 +79,7 @@ impl Archive {
             spread,
             late: format.late,
             trees: format.trees,
+            fingerprint: format.fingerprint,
         };
         for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
             fresh(files, name)?;
@@ -162,7 +169,7 @@ impl Archive {
             files.begin(true)?;
         }
         let archive = Archive {
-            fingerprinter: Fingerprinter::new(Algorithm::Blake3, label.secret),
+            fingerprinter: Fingerprinter::new(label.fingerprint, label.secret),
             identity,
             label,
             writes,

@@ -9,7 +9,7 @@ use onefold_archive::{
     Archive, Collection, CollectionOptions as Options, Cutting, Format, Nodes, Reader, Rule,
     Session, Settings, Spread, StreamWriter, VOLUME_BLOCK_BYTES, Writing,
 };
-use onefold_core::{Error, Files, Kind};
+use onefold_core::{Algorithm, Error, Files, Kind};
 use onefold_testbed::{Reach, Rng, VirtualFiles, files::Mount};
 
 use super::{
@@ -274,6 +274,9 @@ impl Sim {
         let mut format = Format::new([7; 16], [8; 32], [9; 16]);
         (format.chunking, format.compression) = (self.params.chunking, self.params.compression);
         format.trees = self.params.trees;
+        if self.params.seed % 16 == 9 {
+            format.fingerprint = Algorithm::HmacSha256;
+        }
         (format.segment_bytes, format.reserve_bytes, format.late) =
             (self.params.segment_bytes, 256 << 10, self.params.late);
         let created = match self.params.spread {

@@ -5,10 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use onefold_archive::{Archive, Chunking, Compression, Format, Nodes, Spread};
 use onefold_backend::{Directory, random::random_bytes};
-use onefold_core::{Files, Result};
+use onefold_core::{Algorithm, Files, Result};
 use serde_json::json;
 
 use super::{
@@ -47,6 +47,11 @@ pub(super) struct Options {
     #[arg(long, default_value = "zstd", value_name = "KIND")]
     compress: Compression,
 
+    /// How chunks are fingerprinted. SHA-256 is slower, for where rules ask for it. The choice is
+    /// for the archive's life
+    #[arg(long, value_enum, default_value = "blake3", value_name = "NAME")]
+    fingerprint: FingerprintName,
+
     /// Nodes: new or empty directories, each on a disk of its own, so that a lost disk costs one
     /// node
     #[arg(long, value_delimiter = ',', num_args = 1.., value_name = "DIRS", requires = "code")]
@@ -63,6 +68,15 @@ pub(super) struct Options {
     answer: Answer,
 }
 
+/// An algorithm whose fingerprints nobody can choose.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FingerprintName {
+    /// BLAKE3, keyed with a secret of the archive
+    Blake3,
+    /// SHA-256, keyed with a secret of the archive
+    Sha256,
+}
+
 /// Creates it, and says what was made.
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let Options { store, chunking, nodes, code, .. } = options;
@@ -70,6 +84,10 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         chunking: *chunking,
         compression: options.compress,
         trees: true,
+        fingerprint: match options.fingerprint {
+            FingerprintName::Blake3 => Algorithm::Blake3,
+            FingerprintName::Sha256 => Algorithm::HmacSha256,
+        },
         late: options.placement.late(nodes.len(), *code)?,
         ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?)
     };
@@ -87,6 +105,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let report = json!({
         "store": shown.to_string(), "chunking": chunking.to_string(),
         "compression": format.compression.to_string(), "nodes": nodes, "code": code,
+        "fingerprint": format.fingerprint.to_string(),
         "encrypted": false,
     });
     let compression = format.compression;

@@ -29,6 +29,7 @@ pub(in crate::verbs) struct Stats {
     archive: String,
     chunking: String,
     compression: String,
+    fingerprint: String,
     streams: u64,
     /// Content of all streams.
     bytes: u64,
@@ -242,6 +243,7 @@ impl Stats {
             archive: directory.path().display().to_string(),
             chunking: archive.label().chunking.to_string(),
             compression: archive.label().compression.to_string(),
+            fingerprint: archive.label().fingerprint.to_string(),
             streams: tables.streams.len() as u64,
             bytes,
             snapshots: tables.snapshots.listed().count() as u64,
@@ -374,7 +376,13 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     }
     let row = |label: &str, text: String| output::line(format_args!("{label:<15}{text}"));
     row("archive", stats.archive.clone());
-    row("created", format!("chunks by {}, compressed by {}", stats.chunking, stats.compression));
+    row(
+        "created",
+        format!(
+            "chunks by {}, compressed by {}, fingerprints by {}",
+            stats.chunking, stats.compression, stats.fingerprint
+        ),
+    );
     if stats.nodes > 1 {
         let [n, k] = stats.code;
         row(
