@@ -50,12 +50,14 @@ const ENTRY_BYTES: usize = 7;
 const STRIDE: u64 = 2 * PAGE_BYTES as u64;
 
 /// Where a leaf lies on the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Page {
     /// The page of the file.
     pub number: u32,
     /// The snapshot that wrote it.
     pub written: u64,
+    /// The volume that it was written for; clones of the volume name it too.
+    pub owner: u64,
 }
 
 /// A leaf.
@@ -151,25 +153,30 @@ impl BlockIndex {
         self.leaves.values().map(|leaf| u64::from(leaf.used)).sum()
     }
 
-    /// Its pages, when all is over.
-    pub(crate) fn pages(&self) -> impl Iterator<Item = u32> {
-        self.leaves.values().filter_map(|leaf| Some(leaf.page?.number))
+    /// Leaves.
+    pub(crate) fn leaves(&self) -> u64 {
+        self.leaves.len() as u64
     }
 
-    /// Writes the page of each leaf; all leaves have one.
-    pub(crate) fn encode(&self, w: &mut Writer) {
+    /// Writes the page of each leaf; all leaves have one. Where there may be clones, the volume that
+    /// the page was written for stands with it.
+    pub(crate) fn encode(&self, w: &mut Writer, clones: bool) {
         w.u32(self.leaves.len() as u32);
         for (&number, leaf) in &self.leaves {
-            let page = leaf.page.unwrap_or(Page { number: u32::MAX, written: 0 });
+            let page = leaf.page.unwrap_or(Page { number: u32::MAX, written: 0, owner: 0 });
             w.u32(number).u32(page.number).u64(page.written);
+            if clones {
+                w.u64(page.owner);
+            }
         }
     }
 
-    /// The directory of a map, whose leaves [`load`] reads.
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<BlockIndex> {
+    /// The directory of the map of volume `id`, whose leaves [`load`] reads.
+    pub(crate) fn decode(r: &mut Reader<'_>, id: u64, clones: bool) -> Result<BlockIndex> {
         let mut index = BlockIndex::default();
-        for _ in 0..r.count(16, ENTRY_MEMORY)? {
-            let (leaf, page) = (r.u32()?, Page { number: r.u32()?, written: r.u64()? });
+        for _ in 0..r.count(if clones { 24 } else { 16 }, ENTRY_MEMORY)? {
+            let (leaf, number, written) = (r.u32()?, r.u32()?, r.u64()?);
+            let page = Page { number, written, owner: if clones { r.u64()? } else { id } };
             index.leaves.insert(leaf, Leaf { entries: Arc::default(), used: 0, page: Some(page) });
         }
         Ok(index)
@@ -185,8 +192,13 @@ pub(crate) fn write(
     number: u64,
     pages: &mut Pages,
     mut indexes: Vec<(u64, Arc<BlockIndex>)>,
+    clones_keep: bool,
 ) -> Result<Vec<(u64, Arc<BlockIndex>)>> {
-    let named = indexes.iter().flat_map(|(_, index)| index.pages());
+    // A page that nobody else names any more stays as long as a clone names it.
+    let named = indexes.iter().flat_map(|(id, index)| {
+        let pages = index.leaves.values().filter_map(|leaf| leaf.page);
+        pages.filter(move |page| clones_keep || page.owner == *id).map(|page| page.number)
+    });
     let busy: BTreeSet<u32> =
         named.chain(pages.gone.iter().copied()).chain(pages.replaced.iter().copied()).collect();
     let mut free = (0..pages.count).filter(|page| !busy.contains(page));
@@ -199,7 +211,7 @@ pub(crate) fn write(
         {
             let page = free.next().unwrap_or(pages.count);
             pages.count = pages.count.max(page + 1);
-            let page = Page { number: page, written: number };
+            let page = Page { number: page, written: number, owner: *id };
             let open = match &file {
                 Some(file) => file,
                 none => {
@@ -207,7 +219,7 @@ pub(crate) fn write(
                     file.insert(open_or_create(files, is_first)?)
                 }
             };
-            let bytes = encode_leaf(identity, *id, at, page, &leaf.entries);
+            let bytes = encode_leaf(identity, at, page, &leaf.entries);
             open.write_at(u64::from(page.number) * STRIDE, &bytes)?;
             leaf.page = Some(page);
         }
@@ -230,8 +242,9 @@ fn write_second_copies(
 ) -> Result<()> {
     for (id, index) in indexes {
         for (&at, leaf) in &index.leaves {
-            let Some(page) = leaf.page.filter(|page| page.written == number) else { continue };
-            let bytes = encode_leaf(identity, *id, at, page, &leaf.entries);
+            let is_new = |page: &Page| page.written == number && page.owner == *id;
+            let Some(page) = leaf.page.filter(is_new) else { continue };
+            let bytes = encode_leaf(identity, at, page, &leaf.entries);
             file.write_at(u64::from(page.number) * STRIDE + PAGE_BYTES as u64, &bytes)?;
         }
     }
@@ -275,6 +288,8 @@ pub(crate) fn load<'a>(
 ) -> Result<Vec<(u64, Arc<BlockIndex>)>> {
     let mut file = None;
     let mut read = Vec::new();
+    // A page that clones share is read once, and held once.
+    let mut shared: BTreeMap<(Page, u32), Leaf> = BTreeMap::new();
     for Named { id, name, index, before } in named {
         let mut index = index.clone();
         for (&at, leaf) in &mut index.leaves {
@@ -284,6 +299,10 @@ pub(crate) fn load<'a>(
                 .filter(|known| known.page == Some(page))
             {
                 *leaf = same.clone();
+                continue;
+            }
+            if let Some(known) = shared.get(&(page, at)) {
+                *leaf = known.clone();
                 continue;
             }
             drawn.more(LEAF_MEMORY)?;
@@ -307,7 +326,7 @@ pub(crate) fn load<'a>(
                     .read_at(u64::from(page.number) * STRIDE + n * PAGE_BYTES as u64, &mut bytes)
                 {
                     Err(error) if error.kind() == Kind::Io => Ok(None),
-                    read => Ok(decode_leaf(identity, id, at, page, &bytes[..read?])),
+                    read => Ok(decode_leaf(identity, at, page, &bytes[..read?])),
                 }
             };
             let entries = match copy(0)? {
@@ -321,21 +340,16 @@ pub(crate) fn load<'a>(
             };
             leaf.used = entries.iter().filter(|&&entry| entry != 0).count() as u32;
             leaf.entries = Arc::new(entries);
+            shared.insert((page, at), leaf.clone());
         }
         read.push((id, Arc::new(index)));
     }
     Ok(read)
 }
 
-fn encode_leaf(
-    identity: &Identity,
-    volume: u64,
-    leaf: u32,
-    page: Page,
-    entries: &[u64],
-) -> Vec<u8> {
+fn encode_leaf(identity: &Identity, leaf: u32, page: Page, entries: &[u64]) -> Vec<u8> {
     let mut w = Writer(Vec::with_capacity(PAGE_BYTES));
-    w.raw(MAGIC).u64(volume).u32(leaf).u32(page.number).u64(page.written);
+    w.raw(MAGIC).u64(page.owner).u32(leaf).u32(page.number).u64(page.written);
     entries.iter().for_each(|entry| {
         w.raw(&entry.to_le_bytes()[..ENTRY_BYTES]);
     });
@@ -346,20 +360,14 @@ fn encode_leaf(
 }
 
 /// The entries of a leaf, if these bytes are that leaf.
-fn decode_leaf(
-    identity: &Identity,
-    volume: u64,
-    leaf: u32,
-    page: Page,
-    bytes: &[u8],
-) -> Option<Vec<u64>> {
+fn decode_leaf(identity: &Identity, leaf: u32, page: Page, bytes: &[u8]) -> Option<Vec<u64>> {
     let (body, sum) = bytes.split_at_checked(PAGE_BYTES - 8)?;
     if identity.checksum(body).to_le_bytes() != sum {
         return None;
     }
     let mut r = Reader(body, None);
     let whole = r.take(8).ok()? == MAGIC
-        && r.u64().ok()? == volume
+        && r.u64().ok()? == page.owner
         && (r.u32().ok()?, r.u32().ok()?, r.u64().ok()?) == (leaf, page.number, page.written);
     let entry = |bytes: &[u8]| {
         let mut number = [0; 8];
@@ -402,14 +410,14 @@ mod tests {
     fn a_leaf_is_known_by_its_place() {
         let identity = Identity::new([1; 16], &[2; 32]);
         let entries: Vec<u64> = (0..512).map(|n| n * 1_000_000_007 % (1 << 55)).collect();
-        let page = Page { number: 9, written: 4 };
-        let bytes = encode_leaf(&identity, 3, 8, page, &entries);
+        let page = Page { number: 9, written: 4, owner: 3 };
+        let bytes = encode_leaf(&identity, 8, page, &entries);
         assert_eq!(bytes.len(), PAGE_BYTES);
-        assert_eq!(decode_leaf(&identity, 3, 8, page, &bytes), Some(entries));
-        assert_eq!(decode_leaf(&identity, 3, 7, page, &bytes), None);
-        assert_eq!(decode_leaf(&identity, 3, 8, Page { written: 5, ..page }, &bytes), None);
+        assert_eq!(decode_leaf(&identity, 8, page, &bytes), Some(entries));
+        assert_eq!(decode_leaf(&identity, 7, page, &bytes), None);
+        assert_eq!(decode_leaf(&identity, 8, Page { written: 5, ..page }, &bytes), None);
         let mut rotten = bytes;
         rotten[700] ^= 1;
-        assert_eq!(decode_leaf(&identity, 3, 8, page, &rotten), None);
+        assert_eq!(decode_leaf(&identity, 8, page, &rotten), None);
     }
 }

@@ -73,6 +73,12 @@ pub enum Rule {
     /// The chunks of a mapping are durable before the frame with the mapping. Otherwise a volume
     /// maps blocks that a power cut lost.
     ChunksBeforeMapping,
+    /// A clone of a served volume has what was written to the volume before. Otherwise the clone
+    /// lacks changes that its maker saw.
+    CloneFlushed,
+    /// A page of a map is written again only when no clone names it. Otherwise a clone gets the
+    /// mappings of another volume.
+    ClonePagesKept,
     /// Late encoding makes containers durable before the frame that names them. Otherwise the frame
     /// replaces durable containers by lost ones.
     EncodedBeforeFrame,
@@ -145,7 +151,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 42] = [
+    pub const BUGS: [(&'static str, Rule); 44] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -161,6 +167,8 @@ impl Rule {
         ("id-twice", Rule::IdRangeDurableFirst),
         ("rot-copied", Rule::MovedChunksVerified),
         ("counted-twice", Rule::RemovedCountedOnce),
+        ("clone-unflushed", Rule::CloneFlushed),
+        ("clone-page-reused", Rule::ClonePagesKept),
         ("shard-missing", Rule::EveryNodeHasItsShard),
         ("rotten-shard", Rule::ShardChecksumsCompared),
         ("mount-filled", Rule::NodeNeedsItsLabel),

@@ -34,6 +34,8 @@ pub struct Format {
     pub late: Option<Rad>,
     /// There may be snapshots of directories; programs from before them refuse the archive.
     pub trees: bool,
+    /// Volumes may be clones of others; programs from before them refuse the archive.
+    pub clones: bool,
     /// How chunks are fingerprinted: [`Algorithm::Blake3`], or [`Algorithm::HmacSha256`], which
     /// older programs refuse. Both are keyed with the secret.
     pub fingerprint: Algorithm,
@@ -53,6 +55,7 @@ impl Format {
             reserve_bytes: 12 << 20,
             late: None,
             trees: false,
+            clones: false,
             fingerprint: Algorithm::Blake3,
         }
     }

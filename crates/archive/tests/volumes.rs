@@ -13,12 +13,12 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, ArchiveExports, Chunking, Compression, FilterName, Format, Ingest, Settings, Volumes,
-    check,
+    Archive, ArchiveExports, Chunking, Collection, CollectionOptions, Compression, FilterName,
+    Format, Ingest, Settings, Volumes, check,
 };
 use onefold_backend::Directory;
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, Exports, ExtentKind, Lba, Result, Volume, block::bytes_mut,
+    BLOCK_BYTES, Block, BlockRead, Exports, ExtentKind, Kind, Lba, Result, Volume, block::bytes_mut,
 };
 use support::{Call, Watch, Watched};
 
@@ -275,10 +275,7 @@ fn what_was_cut_off_does_not_come_back() {
     // Durable, and in memory only.
     volume.write(2 * BLOCK as u64, &noise(2, BLOCK)).unwrap();
     served.archive.resize_volume("v", size / 2).unwrap();
-    assert_eq!(
-        volume.write(2 * BLOCK as u64, &[1]).unwrap_err().kind(),
-        onefold_core::Kind::InvalidInput
-    );
+    assert_eq!(volume.write(2 * BLOCK as u64, &[1]).unwrap_err().kind(), Kind::InvalidInput);
     served.archive.resize_volume("v", size).unwrap();
     assert!(read(&*volume, 2 * BLOCK, 2 * BLOCK).unwrap().iter().all(|&byte| byte == 0));
     volume.write(3 * BLOCK as u64 + 512, &[5; 512]).unwrap();
@@ -293,7 +290,7 @@ fn what_was_cut_off_does_not_come_back() {
     served.archive.delete_volume("v").unwrap();
     volume.flush().unwrap();
     assert_eq!(volume.size(), 0);
-    assert_eq!(volume.write(0, &[1]).unwrap_err().kind(), onefold_core::Kind::NotFound);
+    assert_eq!(volume.write(0, &[1]).unwrap_err().kind(), Kind::NotFound);
 }
 
 #[test]
@@ -406,4 +403,141 @@ fn rule_12_a_write_that_reads_the_disk_keeps_no_other_volume_waiting() {
     answered.unwrap().unwrap();
     writes.join().unwrap().unwrap();
     volumes.close().unwrap();
+}
+
+/// A directory with an archive that has clones.
+fn with_clones() -> tempfile::TempDir {
+    let dir =
+        tempfile::Builder::new().prefix("clones").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let format =
+        Format { reserve_bytes: 1 << 20, clones: true, ..Format::new([1; 16], [2; 32], [3; 16]) };
+    Archive::create(&Directory::create(&dir.path().join("a")).unwrap(), &format).unwrap();
+    dir
+}
+
+fn collect(archive: &Arc<Archive>) {
+    let options = CollectionOptions {
+        now: 10_000,
+        keep_partial: 0,
+        trash: 0,
+        wait: false,
+        reserve_bytes: 1 << 20,
+        encode_all: false,
+    };
+    Collection::begin(archive, options).unwrap().run(&mut |_| ()).unwrap();
+}
+
+#[test]
+fn a_clone_has_what_was_written_and_shares_it_until_one_of_both_is_written_to() {
+    let dir = with_clones();
+    let place = dir.path().join("a");
+    let content = noise(5, 40 * BLOCK);
+    let served = serve(&place, Settings::default());
+    served.archive.create_volume("disk", 100 * BLOCK as u64, 1).unwrap();
+    let disk = served.exports.open("disk").unwrap();
+    disk.write(0, &content).unwrap();
+    // All is counted, so that what a clone adds is counted by itself.
+    disk.flush().unwrap();
+    collect(&served.archive);
+    disk.write(0, &noise(7, BLOCK)).unwrap();
+    disk.write(0, &content[..BLOCK]).unwrap();
+    // Nobody flushed; the clone has it.
+    served.volumes.clone_volume("disk", "clone", false).unwrap();
+    served.volumes.clone_volume("disk", "monday", true).unwrap();
+    let stored = |archive: &Archive| -> u64 {
+        archive
+            .refresh()
+            .unwrap()
+            .containers
+            .values()
+            .map(|one| u64::from(one.stored.raw_bytes))
+            .sum()
+    };
+    let before = stored(&served.archive);
+    let clone = served.exports.open("clone").unwrap();
+    assert_eq!(read(&*clone, 0, content.len()).unwrap(), content);
+    let differs = noise(6, BLOCK);
+    clone.write(0, &differs).unwrap();
+    disk.trim(BLOCK as u64, BLOCK as u64).unwrap();
+    disk.flush().unwrap();
+    assert!(stored(&served.archive) - before < 3 * BLOCK as u64);
+    // Nobody writes to the one that is read-only, or makes it smaller.
+    let monday = served.exports.open("monday").unwrap();
+    assert!(monday.is_read_only() && !disk.is_read_only());
+    for refused in [
+        monday.write(0, &differs).map(|_| ()),
+        monday.trim(0, BLOCK as u64).map(|_| ()),
+        monday.write_zeroes(0, 1, false).map(|_| ()),
+        served.archive.resize_volume("monday", BLOCK as u64),
+    ] {
+        assert_eq!(refused.unwrap_err().kind(), Kind::Denied);
+    }
+    for (of, name, kind) in [
+        ("none", "new", Kind::NotFound),
+        ("disk", "clone", Kind::Exists),
+        ("disk", "", Kind::InvalidInput),
+    ] {
+        let refused = served.volumes.clone_volume(of, name, false).unwrap_err();
+        assert_eq!(refused.kind(), kind, "{refused}");
+    }
+    served.volumes.close().unwrap();
+    drop((disk, clone, monday, served));
+
+    // The source goes, and collections with it; the clones stay, also when opened anew.
+    let archive = open(&place, Settings::default());
+    archive.delete_volume("disk").unwrap();
+    (0..3).for_each(|_| collect(&archive));
+    drop(archive);
+    let served = serve(&place, Settings::default());
+    let of = |name: &str| read(&*served.exports.open(name).unwrap(), 0, content.len()).unwrap();
+    assert_eq!(of("monday"), content);
+    assert_eq!(of("clone")[..BLOCK], differs);
+    assert_eq!(of("clone")[BLOCK..], content[BLOCK..]);
+    assert!(served.exports.open("monday").unwrap().is_read_only());
+    served.volumes.close().unwrap();
+}
+
+#[test]
+fn clones_share_the_pages_of_their_maps_on_the_disk() {
+    let dir = with_clones();
+    let place = dir.path().join("a");
+    // Each change is followed by a snapshot of the tables.
+    let settings = || Settings { log_bytes: 1, ..Settings::default() };
+    let served = serve(&place, settings());
+    served.archive.create_volume("disk", 4096 * BLOCK as u64, 1).unwrap();
+    let disk = served.exports.open("disk").unwrap();
+    for leaf in 0..8 {
+        disk.write(leaf * 512 * BLOCK as u64, &noise(leaf, 4096)).unwrap();
+    }
+    served.volumes.close().unwrap();
+    drop((disk, served));
+    let pages = || std::fs::metadata(place.join("maps")).unwrap().len();
+    let archive = open(&place, settings());
+    archive.create_volume("a", BLOCK as u64, 1).unwrap();
+    archive.create_volume("b", BLOCK as u64, 1).unwrap();
+    let before = pages();
+    for n in 0..20 {
+        archive.clone_volume("disk", &format!("clone{n}"), false, 2).unwrap();
+    }
+    archive.create_volume("c", BLOCK as u64, 1).unwrap();
+    assert_eq!(pages(), before);
+    drop(archive);
+    // Opened anew, a page is in memory once.
+    let served = serve(&place, settings());
+    for n in 0..20 {
+        let clone = served.exports.open(&format!("clone{n}")).unwrap();
+        assert_eq!(read(&*clone, 3 * 512 * BLOCK, 4096).unwrap(), noise(3, 4096));
+    }
+    served.volumes.close().unwrap();
+}
+
+#[test]
+fn an_archive_of_before_clones_refuses_them_and_says_why() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    create(&dir.path().join("a"), Chunking::Static(4096));
+    let archive = open(&dir.path().join("a"), Settings::default());
+    archive.create_volume("disk", BLOCK as u64, 1).unwrap();
+    let refused = archive.clone_volume("disk", "clone", false, 1).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Unsupported);
+    assert!(refused.to_string().contains("create archive"), "{refused}");
 }

@@ -220,3 +220,35 @@ fn configuration_for_iscsi_names_the_servers_socket_and_lets_nothing_strange_in(
     desk.store_with_volume("b");
     assert!(desk.ok("volume iscsi b v").contains("vendor_id Onefold"));
 }
+
+#[test]
+fn a_volume_is_cloned_while_it_is_written_and_afterwards() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    desk.ok("volume create a disk --size 16M");
+    let serving = desk.serve("a");
+    let uri = desk.uri("a", "disk");
+    qemu_io(&uri, &["write -P 7 0 1M", "flush"]);
+    assert!(
+        desk.ok("volume clone a disk monday --read-only").contains("read-only volume 'monday'")
+    );
+    qemu_io(&uri, &["write -P 8 0 1M", "flush"]);
+    let monday = desk.uri("a", "monday");
+    nbdcopy(&monday, desk.path("back").to_str().unwrap());
+    assert_eq!(fs::read(desk.path("back")).unwrap()[..1 << 20], vec![7; 1 << 20]);
+    let refused = support::try_qemu_io(&monday, &["write -P 9 0 1M"]);
+    assert!(!refused.status.success(), "{refused:?}");
+    assert!(desk.ok("volume list a").contains("monday  read-only"));
+    desk.fails("volume clone a disk monday", 1, &["already"]);
+    serving.terminate();
+    desk.ok("volume clone a disk vm");
+    desk.fails("volume resize a monday --size 32M", 1, &["read-only"]);
+    desk.ok("check a");
+    desk.ok("create cluster c");
+    desk.ok("volume create c disk --size 16M");
+    desk.fails("volume clone c disk vm", 1, &["can't be cloned"]);
+    desk.store_with_volume("b");
+    desk.fails("volume clone b v vm --read-only", 2, &["onefold snapshot create b 'v@NAME'"]);
+    desk.ok("volume clone b v vm");
+    assert!(desk.ok("volume list b").contains("vm"));
+}

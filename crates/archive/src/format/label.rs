@@ -37,6 +37,9 @@ const FEATURE_TREES: u64 = 2;
 /// Needed to read: fingerprints are of the algorithm that the label names.
 const FEATURE_FINGERPRINT: u64 = 8;
 
+/// Needed to read: volumes may be clones, whose maps share pages.
+const FEATURE_CLONES: u64 = 16;
+
 /// The fields of an archive's label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
@@ -62,6 +65,8 @@ pub struct Label {
     pub late: Option<Rad>,
     /// There may be snapshots of directories.
     pub trees: bool,
+    /// Volumes may be clones of others.
+    pub clones: bool,
     /// How chunks are fingerprinted, with the secret as key.
     pub fingerprint: Algorithm,
 }
@@ -73,6 +78,8 @@ pub struct Kinds {
     pub late: bool,
     /// There may be snapshots of directories.
     pub trees: bool,
+    /// Volumes may be clones of others.
+    pub clones: bool,
 }
 
 /// The content of one of the label's places.
@@ -107,7 +114,7 @@ impl Label {
     /// The kinds of tables that the archive has.
     #[must_use]
     pub fn kinds(&self) -> Kinds {
-        Kinds { late: self.late.is_some(), trees: self.trees }
+        Kinds { late: self.late.is_some(), trees: self.trees, clones: self.clones }
     }
 
     /// The bytes.
@@ -115,7 +122,7 @@ impl Label {
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         let named = self.fingerprint != Algorithm::Blake3;
-        let version = match (self.trees || named, self.late.is_some()) {
+        let version = match (self.trees || self.clones || named, self.late.is_some()) {
             (true, _) => VERSION_FEATURES,
             (false, true) => VERSION_LATE,
             (false, false) => VERSION,
@@ -143,6 +150,7 @@ impl Label {
                 (self.late.is_some(), FEATURE_LATE),
                 (self.trees, FEATURE_TREES),
                 (named, FEATURE_FINGERPRINT),
+                (self.clones, FEATURE_CLONES),
             ];
             let read: u64 = bits.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
             w.u64(read).u64(0).u64(0);
@@ -203,10 +211,12 @@ impl Label {
             spread: [nodes, data, parity],
             late: None,
             trees: false,
+            clones: false,
             fingerprint: Algorithm::Blake3,
         };
         let features = if version == VERSION_FEATURES { features(bytes)? } else { 0 };
         label.trees = features & FEATURE_TREES != 0;
+        label.clones = features & FEATURE_CLONES != 0;
         if features & FEATURE_FINGERPRINT != 0 {
             label.fingerprint = Algorithm::from_code(fingerprint)
                 .filter(|algorithm| !algorithm.needs_bytes())
@@ -236,7 +246,8 @@ fn features(bytes: &[u8]) -> Result<u64> {
             ),
         )),
     };
-    unknown(read, FEATURE_LATE | FEATURE_TREES | FEATURE_FINGERPRINT, "to read it")?;
+    let known = FEATURE_LATE | FEATURE_TREES | FEATURE_FINGERPRINT | FEATURE_CLONES;
+    unknown(read, known, "to read it")?;
     // Nothing is known that only writers must know.
     unknown(write, 0, "to change it")?;
     Ok(read)

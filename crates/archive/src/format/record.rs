@@ -242,6 +242,19 @@ pub enum Record {
         /// Seconds since 1970.
         created: u64,
     },
+    /// A volume is there that holds what another one holds.
+    VolumeCloned {
+        /// Its number, which is never given twice.
+        id: u64,
+        /// The volume that it is made of.
+        of: u64,
+        /// Its name.
+        name: String,
+        /// Seconds since 1970.
+        created: u64,
+        /// Nobody writes to it.
+        read_only: bool,
+    },
     /// A volume has another size; mappings beyond it are gone.
     VolumeResized {
         /// The volume.
@@ -669,6 +682,14 @@ impl Record {
             Record::VolumeCreated { id, name, bytes, created } => {
                 w.u8(14).u64(*id).bytes(name.as_bytes()).u64(*bytes).u64(*created);
             }
+            Record::VolumeCloned { id, of, name, created, read_only } => {
+                w.u8(31)
+                    .u64(*id)
+                    .u64(*of)
+                    .bytes(name.as_bytes())
+                    .u64(*created)
+                    .u8(u8::from(*read_only));
+            }
             Record::VolumeResized { id, bytes } => {
                 w.u8(15).u64(*id).u64(*bytes);
             }
@@ -787,6 +808,13 @@ impl Record {
             }
             29 => Record::Expired { ids: snapshot_ids_of(r)? },
             30 => Record::CountsDue { nodes: addresses_of(r)? },
+            31 => Record::VolumeCloned {
+                id: r.u64()?,
+                of: r.u64()?,
+                name: r.text()?,
+                created: r.u64()?,
+                read_only: r.u8()? != 0,
+            },
             other => return Err(corrupt(format!("a record of unknown kind {other}"))),
         })
     }

@@ -79,6 +79,7 @@ impl Archive {
             spread,
             late: format.late,
             trees: format.trees,
+            clones: format.clones,
             fingerprint: format.fingerprint,
         };
         for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {

@@ -242,7 +242,8 @@ impl Archive {
     fn try_snapshot(&self, position: &mut LogPosition) -> Result<()> {
         let number = position.snapshot + 1;
         let mut tables = Tables::clone(&position.tables);
-        write_block_indexes(&*self.files, &self.identity, number, &mut tables)?;
+        let clones_keep = self.keeps(Rule::ClonePagesKept);
+        write_block_indexes(&*self.files, &self.identity, number, &mut tables, clones_keep)?;
         write_snapshot(&*self.files, &self.identity, number, &tables)?;
         tables.forget_moved();
         let log = fresh(&*self.files, &log_name(number))?;

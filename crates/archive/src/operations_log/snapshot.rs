@@ -132,10 +132,11 @@ pub(crate) fn write_block_indexes(
     identity: &Identity,
     number: u64,
     tables: &mut Tables,
+    clones_keep: bool,
 ) -> Result<()> {
     let Tables { pages, volumes, .. } = tables;
     let indexes = volumes.iter().map(|(&id, volume)| (id, volume.block_index.clone())).collect();
-    for (id, index) in block_index::write(files, identity, number, pages, indexes)? {
+    for (id, index) in block_index::write(files, identity, number, pages, indexes, clones_keep)? {
         if let Some(volume) = volumes.get_mut(&id) {
             volume.block_index = index;
         }

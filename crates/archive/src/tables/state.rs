@@ -136,6 +136,8 @@ pub struct Tables {
     pub care: Care,
     /// The archive can have snapshots of directories.
     pub trees: bool,
+    /// Volumes may be clones of others.
+    pub clones: bool,
     /// The snapshots of directories.
     pub snapshots: Snapshots,
     /// The volumes by their numbers.
@@ -191,8 +193,15 @@ pub(crate) const PLACE_ALIGN: u64 = 4096;
 impl Tables {
     /// Empty ones of an archive that spreads so.
     #[must_use]
-    pub fn new([_, data, parity]: [u8; 3], Kinds { late, trees }: Kinds) -> Tables {
-        Tables { align: PLACE_ALIGN * u64::from(data), parity, late, trees, ..Tables::default() }
+    pub fn new([_, data, parity]: [u8; 3], Kinds { late, trees, clones }: Kinds) -> Tables {
+        Tables {
+            align: PLACE_ALIGN * u64::from(data),
+            parity,
+            late,
+            trees,
+            clones,
+            ..Tables::default()
+        }
     }
 
     /// Containers that were listed since the last import, in no order.

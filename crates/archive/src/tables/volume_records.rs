@@ -33,9 +33,19 @@ impl Tables {
             self.next_volume = self.next_volume.max(id.saturating_add(1));
             self.volumes.insert(
                 id,
-                Volume { name, bytes, created, cuts: Vec::new(), block_index: Arc::default() },
+                Volume {
+                    name,
+                    bytes,
+                    created,
+                    read_only: false,
+                    cuts: Vec::new(),
+                    block_index: Arc::default(),
+                },
             );
             return Ok(());
+        }
+        if let Record::VolumeCloned { id, of, name, created, read_only } = record {
+            return self.clone_volume(id, of, name, created, read_only);
         }
         let (Record::VolumeResized { id, .. }
         | Record::VolumeRenamed { id, .. }
@@ -66,13 +76,52 @@ impl Tables {
         Ok(())
     }
 
+    /// A volume that shares all leaves with another one. Each mapping is counted once more.
+    fn clone_volume(
+        &mut self,
+        id: u64,
+        of: u64,
+        name: String,
+        created: u64,
+        read_only: bool,
+    ) -> Result<()> {
+        if !self.clones {
+            return Err(corrupt("the log has a clone, which the label does not announce"));
+        }
+        let Some(source) = self.volumes.get(&of) else {
+            return Err(corrupt(format!("the log clones volume {of}, which is not there")));
+        };
+        if self.volumes.contains_key(&id) {
+            return Err(corrupt(format!("the log makes volume {id} twice")));
+        }
+        let clone = Volume { name, created, read_only, cuts: Vec::new(), ..source.clone() };
+        let recipe = clone.recipe();
+        self.next_volume = self.next_volume.max(id.saturating_add(1));
+        self.volumes.insert(id, clone);
+        if !recipe.is_empty() {
+            let at = self.versions;
+            self.differences.push(Difference { added: true, recipe, at, nodes: false });
+        }
+        Ok(())
+    }
+
+    /// Memory that clones take, in leaves: of a map, and of what is to be counted.
+    fn clones_take(&self, records: &[Record]) -> u64 {
+        let take = |record: &Record| {
+            let Record::VolumeCloned { of, .. } = record else { return 0 };
+            let index = self.volumes.get(of).map(|source| &source.block_index);
+            index.map_or(0, |index| index.leaves().div_ceil(32) + index.used().div_ceil(256))
+        };
+        records.iter().map(take).sum()
+    }
+
     /// Leaves of maps that records make which are not there yet, or a few more.
     pub(crate) fn new_leaves(&self, records: &[Record]) -> u64 {
         let mapped = records.iter().filter_map(|record| match record {
             Record::Mapped { id, changes } => Some((self.volumes.get(id), changes)),
             _ => None,
         });
-        let mut made = 0;
+        let mut made = self.clones_take(records);
         for (volume, changes) in mapped {
             let mut last = None;
             for change in changes {
@@ -91,7 +140,8 @@ impl Tables {
 
     /// Nothing where there never was a volume.
     pub(crate) fn encode_volumes(&self, w: &mut Writer) {
-        if self.next_volume == 0 && !self.late && !self.trees && self.damaged.is_empty() {
+        let part = self.late || self.trees || self.clones;
+        if self.next_volume == 0 && !part && self.damaged.is_empty() {
             return;
         }
         w.u64(self.next_volume).u32(self.volumes.len() as u32);
@@ -104,7 +154,10 @@ impl Tables {
             volume.cuts.iter().for_each(|&(sequence, blocks)| {
                 w.u64(sequence).u64(blocks);
             });
-            volume.block_index.encode(w);
+            volume.block_index.encode(w, self.clones);
+            if self.clones {
+                w.u8(u8::from(volume.read_only));
+            }
         }
         w.u32(self.pages.count).u32(self.pages.replaced.len() as u32);
         self.pages.replaced.iter().for_each(|&page| {
@@ -113,7 +166,7 @@ impl Tables {
     }
 
     pub(crate) fn decode_volumes(&mut self, r: &mut Reader<'_>) -> Result<()> {
-        if r.0.is_empty() && !self.late {
+        if r.0.is_empty() && !self.late && !self.clones {
             return Ok(());
         }
         self.next_volume = r.u64()?;
@@ -124,16 +177,9 @@ impl Tables {
             }
             let cuts =
                 (0..r.count(16, 16)?).map(|_| Ok((r.u64()?, r.u64()?))).collect::<Result<_>>()?;
-            self.volumes.insert(
-                id,
-                Volume {
-                    name,
-                    bytes,
-                    created,
-                    cuts,
-                    block_index: Arc::new(BlockIndex::decode(r)?),
-                },
-            );
+            let block_index = Arc::new(BlockIndex::decode(r, id, self.clones)?);
+            let read_only = self.clones && r.u8()? != 0;
+            self.volumes.insert(id, Volume { name, bytes, created, read_only, cuts, block_index });
         }
         self.pages.count = r.u32()?;
         if self.pages.count > PAGES_MAX {

@@ -29,6 +29,8 @@ pub struct Volume {
     pub bytes: u64,
     /// Seconds since 1970.
     pub created: u64,
+    /// Nobody writes to it.
+    pub read_only: bool,
     /// Where it was cut: by which frame, and from which block on. A later cut that is as low says
     /// it for those before.
     pub cuts: Vec<(u64, u64)>,

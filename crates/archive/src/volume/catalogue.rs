@@ -6,7 +6,7 @@ use onefold_core::{Error, Kind, Result};
 use crate::{
     format::{parameters::VOLUME_BLOCK_BYTES, record::Record},
     operations_log::Archive,
-    tables::{Tables, VOLUME_BYTES_MAX, VOLUME_NAME_BYTES_MAX},
+    tables::{Tables, VOLUME_BYTES_MAX, VOLUME_NAME_BYTES_MAX, Volume},
 };
 
 /// The size that a volume gets when somebody asks for `bytes`: whole blocks.
@@ -53,6 +53,33 @@ impl Archive {
         self.commit(false, decide).map(|_| ())
     }
 
+    /// Makes a volume that holds what volume `of` holds, without a byte of data written: both share
+    /// their map until one of them is written to. With `read_only` nobody writes to it. Whoever
+    /// serves the volume makes durable first what its clients wrote: [`Volumes::clone_volume`].
+    ///
+    /// [`Volumes::clone_volume`]: super::Volumes::clone_volume
+    ///
+    /// # Errors
+    /// `NotFound`, `Exists`, `InvalidInput`; `Unsupported` in an archive that a program made which
+    /// knew no clones; and as for every change.
+    pub fn clone_volume(&self, of: &str, name: &str, read_only: bool, now: u64) -> Result<()> {
+        valid_volume_name(name)?;
+        if !self.label().clones {
+            return Err(Error::new(
+                Kind::Unsupported,
+                "the archive was made by a program that knew no clones of volumes: `onefold create \
+                 archive` makes one that has them",
+            ));
+        }
+        let decide = |tables: &Tables| {
+            let (of, _) = tables.volume(of)?;
+            free_name(tables, name)?;
+            let (id, name) = (tables.next_volume.max(1), name.to_owned());
+            Ok(vec![Record::VolumeCloned { id, of, name, created: now, read_only }])
+        };
+        self.commit(false, decide).map(|_| ())
+    }
+
     /// Changes the size of a volume. Bytes beyond a smaller size are gone.
     ///
     /// # Errors
@@ -60,7 +87,9 @@ impl Archive {
     pub fn resize_volume(&self, name: &str, bytes: u64) -> Result<()> {
         let bytes = volume_bytes(bytes)?;
         self.commit(true, |tables| {
-            Ok(vec![Record::VolumeResized { id: tables.volume(name)?.0, bytes }])
+            let (id, volume) = tables.volume(name)?;
+            writable(volume)?;
+            Ok(vec![Record::VolumeResized { id, bytes }])
         })
         .map(|_| ())
     }
@@ -87,6 +116,15 @@ impl Archive {
         self.commit(true, |tables| Ok(vec![Record::VolumeDeleted { id: tables.volume(name)?.0 }]))
             .map(|_| ())
     }
+}
+
+/// Fails for a volume to which nobody writes.
+pub(super) fn writable(volume: &Volume) -> Result<()> {
+    if volume.read_only {
+        let message = format!("volume '{}' is read-only", volume.name.escape_debug());
+        return Err(Error::new(Kind::Denied, message));
+    }
+    Ok(())
 }
 
 fn free_name(tables: &Tables, name: &str) -> Result<()> {

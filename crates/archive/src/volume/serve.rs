@@ -19,6 +19,10 @@ impl Volume for ArchiveVolume {
         self.volumes.size(self.id)
     }
 
+    fn is_read_only(&self) -> bool {
+        self.volumes.is_read_only(self.id)
+    }
+
     fn read(&self, reads: &mut [BlockRead<'_>]) {
         for read in reads {
             read.result = self.volumes.read_bytes(

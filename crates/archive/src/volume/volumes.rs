@@ -16,6 +16,7 @@ use crate::{
     container::{ChunkReader, ContainerReader},
     memory::BufferPool,
     operations_log::{Archive, EpochGuard},
+    rules::Rule,
     stream::Ingest,
 };
 
@@ -153,6 +154,20 @@ impl Volumes {
     #[must_use]
     pub fn archive(&self) -> &Arc<Archive> {
         &self.archive
+    }
+
+    /// Makes a volume of another one, with all that was written to it before the call, flushed or
+    /// not. Durable on return.
+    ///
+    /// # Errors
+    /// As [`Archive::clone_volume`], and the errors of a write-back.
+    pub fn clone_volume(&self, of: &str, name: &str, read_only: bool) -> Result<()> {
+        // Before the flush, so that what can't be cloned costs none.
+        self.archive.refresh()?.volume(of)?;
+        if self.archive.keeps(Rule::CloneFlushed) {
+            self.flush_all()?;
+        }
+        self.archive.clone_volume(of, name, read_only, self.now.load(Relaxed))
     }
 
     /// Does what is due about once a second: sees what other processes changed, lets places go that

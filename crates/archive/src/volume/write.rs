@@ -5,13 +5,14 @@ use std::ops::Range;
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, Ticket};
 
 use super::{
+    catalogue::writable,
     layer::{BLOCK, SECTOR},
     volumes::{Volumes, deleted},
 };
 
 impl Volumes {
     pub(super) fn write(&self, id: u64, offset: u64, data: &[u8]) -> Result<Ticket> {
-        self.within(id, offset, data.len() as u64)?;
+        self.to_write(id, offset, data.len() as u64)?;
         // A large write goes part by part, so that each part finds room.
         let most = (self.archive.settings.dirty_bytes / 2)
             .saturating_sub(2 * BLOCK as u64)
@@ -83,14 +84,14 @@ impl Volumes {
     }
 
     pub(super) fn trim(&self, id: u64, offset: u64, bytes: u64) -> Result<Ticket> {
-        self.within(id, offset, bytes)?;
+        self.to_write(id, offset, bytes)?;
         let block = BLOCK_BYTES as u64;
         let (start, end) = (offset.next_multiple_of(block), (offset + bytes) / block * block);
         if start < end { self.zero(id, start..end) } else { Ok(Ticket(self.state.lock().changes)) }
     }
 
     pub(super) fn write_zeroes(&self, id: u64, offset: u64, bytes: u64) -> Result<Ticket> {
-        self.within(id, offset, bytes)?;
+        self.to_write(id, offset, bytes)?;
         self.zero(id, offset..offset + bytes)
     }
 
@@ -135,6 +136,17 @@ impl Volumes {
     /// The size of a volume.
     pub(super) fn size(&self, id: u64) -> u64 {
         self.archive.tables().volumes.get(&id).map_or(0, |volume| volume.bytes)
+    }
+
+    /// True for a clone to which nobody writes.
+    pub(super) fn is_read_only(&self, id: u64) -> bool {
+        self.archive.tables().volumes.get(&id).is_some_and(|volume| volume.read_only)
+    }
+
+    /// The range can be written to.
+    fn to_write(&self, id: u64, offset: u64, bytes: u64) -> Result<()> {
+        self.archive.tables().volumes.get(&id).map_or(Ok(()), writable)?;
+        self.within(id, offset, bytes)
     }
 
     pub(super) fn within(&self, id: u64, offset: u64, bytes: u64) -> Result<()> {

@@ -21,8 +21,9 @@ use crate::reach;
 const PART_BYTES: usize = 32 << 10;
 
 /// Archives with late encoding, and with snapshots of directories.
-const LATE: Kinds = Kinds { late: true, trees: false };
-const TREES: Kinds = Kinds { late: false, trees: true };
+const LATE: Kinds = Kinds { late: true, trees: false, clones: false };
+const TREES: Kinds = Kinds { late: false, trees: true, clones: false };
+const CLONES: Kinds = Kinds { late: false, trees: true, clones: true };
 
 fn node_ref(n: u8) -> TreeNodeRef {
     let address = Address { container: ContainerId(u64::from(n)), slot: u16::from(n) };
@@ -305,7 +306,9 @@ pub(crate) fn record_examples() -> Vec<Vec<u8>> {
 
 /// The tables of a snapshot: plain ones, with late encoding, with snapshots of directories.
 pub fn snapshot(data: &[u8]) {
-    for (spread, kinds) in [([1, 1, 0], Kinds::default()), ([6, 4, 2], LATE), ([1, 1, 0], TREES)] {
+    for (spread, kinds) in
+        [([1, 1, 0], Kinds::default()), ([6, 4, 2], LATE), ([1, 1, 0], TREES), ([1, 1, 0], CLONES)]
+    {
         if let Some(tables) = reach::noted(Tables::decode(data, spread, kinds)) {
             let again = Tables::decode(&tables.encode(), spread, kinds);
             assert!(again.is_ok(), "tables that were read can't be written");

@@ -35,6 +35,8 @@ pub(super) enum Unsure {
     /// Its blocks afterwards.
     VolumeSize(String, usize),
     VolumeName(String, String),
+    /// Of which volume, its name, and whether a server made durable first what was written.
+    VolumeClone(String, String, bool),
 }
 
 /// The contents of a block, each with the number of its change: the oldest is durable, the newest

@@ -37,6 +37,9 @@ pub enum Medium {
 const MOVED_FEW: u64 = 2;
 
 /// The line behind the kept seeds that are older than snapshots of directories.
+/// The line of the kept seeds behind which clones of volumes are drawn.
+const NEWER_THAN_CLONES: &str = "# The seeds below draw clones of volumes.";
+
 const NEWER_THAN_TREES: &str = "# The seeds below draw snapshots of directories.";
 
 impl Medium {
@@ -104,6 +107,8 @@ pub struct Params {
     pub kills: u64,
     /// There are snapshots of directories; drawn from a source of its own.
     pub trees: bool,
+    /// Volumes are cloned; drawn from a source of its own.
+    pub clones: bool,
     /// Seconds that forgotten snapshots are kept.
     pub trash: u64,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
@@ -127,11 +132,14 @@ impl Params {
     /// One archive in three has snapshots; none of the kept seeds that are older than snapshots.
     fn trees(seed: u64) -> (bool, u64) {
         let rng = &mut Rng::new(seed ^ 0x7472_6565_735f_2e2e);
-        let kept = include_str!("../../seeds/archive.txt").lines();
-        let older = kept.take_while(|line| *line != NEWER_THAN_TREES);
-        let mut kept = older.filter_map(|line| line.split('#').next()?.trim().parse().ok());
-        let trees = rng.percent(35) && !kept.any(|kept: u64| kept == seed);
+        let trees = rng.percent(35) && !is_older(seed, NEWER_THAN_TREES);
         (trees, [0, 5, 50][rng.below(3) as usize])
+    }
+
+    /// Every other archive has clones of volumes; none of the kept seeds that are older than clones.
+    fn clones(seed: u64) -> bool {
+        let rng = &mut Rng::new(seed ^ 0x636c_6f6e_6573_2e2e);
+        rng.percent(50) && !is_older(seed, NEWER_THAN_CLONES)
     }
 
     /// Parameters that are smaller in one respect each.
@@ -199,6 +207,7 @@ impl Params {
             bug: None,
             serves: rng.percent(40),
             trees,
+            clones: Params::clones(seed),
             trash,
         };
         if profile == Profile::Crashes && rng.percent(35) {
@@ -247,4 +256,11 @@ fn late_encoding(seed: u64, (nodes, n, k): (usize, usize, usize)) -> Option<Rad>
         batch: rng.within(1, 2) as u32,
         classes: [cold as u8, baseline as u8, hot as u8],
     })
+}
+
+/// True for a kept seed that stands before this line.
+fn is_older(seed: u64, line: &str) -> bool {
+    let kept = include_str!("../../seeds/archive.txt").lines();
+    let mut older = kept.take_while(|other| *other != line);
+    older.any(|line| line.split('#').next().is_some_and(|kept| kept.trim().parse() == Ok(seed)))
 }

@@ -107,6 +107,8 @@ pub(super) struct Sim {
     pub(super) trees_rng: Rng,
     /// Restores, so that all other draws are as without them.
     pub(super) restores_rng: Rng,
+    /// Clones of volumes, likewise.
+    pub(super) clones_rng: Rng,
     /// For what the medium does, likewise.
     pub(super) faults: Rng,
     /// A process was told that a sync failed.
@@ -124,6 +126,7 @@ impl Sim {
         let faults = Rng::new(params.seed ^ 0x6661_756c_745f_6d65);
         let trees_rng = Rng::new(params.seed ^ 0x736e_6170_7368_6f74);
         let restores_rng = Rng::new(params.seed ^ 0x7265_7374_6f72_6573);
+        let clones_rng = Rng::new(params.seed ^ 0x636c_6f6e_655f_6f66);
         let mut pool = Vec::new();
         for _ in 0..12 {
             let mut piece = vec![0; rng.within(1_000, 9_000) as usize];
@@ -145,6 +148,7 @@ impl Sim {
             tree: Tree::new(),
             trees_rng,
             restores_rng,
+            clones_rng,
             changes: 0,
             unsure: None,
             now: 1_000,
@@ -273,7 +277,7 @@ impl Sim {
     pub(super) fn run(&mut self) -> Result<(), Failure> {
         let mut format = Format::new([7; 16], [8; 32], [9; 16]);
         (format.chunking, format.compression) = (self.params.chunking, self.params.compression);
-        format.trees = self.params.trees;
+        (format.trees, format.clones) = (self.params.trees, self.params.clones);
         if self.params.seed % 16 == 9 {
             format.fingerprint = Algorithm::HmacSha256;
         }

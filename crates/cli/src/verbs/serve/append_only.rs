@@ -35,6 +35,7 @@ pub(super) fn allow(request: &Request) -> Result<()> {
         | Request::VolumeLimit { .. }
         | Request::VolumeRename { .. }
         | Request::VolumeDelete { .. }
+        | Request::VolumeClone { .. }
         | Request::VolumePromote { .. }
         | Request::SnapshotCreate { .. }
         | Request::SnapshotDelete { .. }
@@ -109,6 +110,7 @@ mod tests {
             Request::VolumeLimit { name: name(), limits: speed },
             Request::VolumeRename { name: name(), new_name: name() },
             Request::VolumeDelete { name: name() },
+            Request::VolumeClone { of: name(), name: name(), read_only: true },
             Request::VolumePromote { name: name() },
             Request::SnapshotCreate { snapshots: vec![name()] },
             Request::SnapshotDelete { name: name(), force: true },

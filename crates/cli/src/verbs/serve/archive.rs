@@ -287,6 +287,11 @@ impl Served for Commands {
         match request {
             Request::Pid => json(&std::process::id()),
             Request::Status => json(&self.report()),
+            Request::VolumeClone { of, name, read_only } => {
+                self.volumes.clone_volume(&of, &name, read_only)?;
+                tracing::info!("{}", volume::said(&Request::VolumeClone { of, name, read_only }));
+                Ok(Value::Null)
+            }
             change => {
                 volume::archive::apply(self.volumes.archive(), &change)?;
                 tracing::info!("{}", volume::said(&change));

@@ -26,6 +26,8 @@ pub(in crate::verbs) struct Line {
     pub(in crate::verbs) mapped_bytes: u64,
     /// Seconds since 1970.
     pub(in crate::verbs) created: u64,
+    /// Nobody writes to it.
+    pub(in crate::verbs) read_only: bool,
 }
 
 /// The volumes of an archive by their names.
@@ -35,6 +37,7 @@ pub(in crate::verbs) fn lines(tables: &Tables) -> Vec<Line> {
         bytes: volume.bytes,
         mapped_bytes: volume.block_index.used() * onefold_archive::VOLUME_BLOCK_BYTES,
         created: volume.created,
+        read_only: volume.read_only,
     };
     let mut lines: Vec<Line> = tables.volumes.values().map(line).collect();
     lines.sort_by(|a, b| a.name.cmp(&b.name));
@@ -57,6 +60,9 @@ pub(in crate::verbs) fn apply(archive: &Archive, request: &Request) -> Result<()
         Request::VolumeResize { name, bytes } => archive.resize_volume(name, *bytes),
         Request::VolumeRename { name, new_name } => archive.rename_volume(name, new_name),
         Request::VolumeDelete { name } => archive.delete_volume(name),
+        Request::VolumeClone { of, name, read_only } => {
+            archive.clone_volume(of, name, *read_only, now())
+        }
         _ => Err(Error::new(Kind::Unsupported, "the server of an archive does not do this")),
     }
 }
@@ -72,8 +78,9 @@ pub(super) fn list(directory: &ArchiveDir, answer: Answer) -> Result<(), Failure
             let (bytes, mapped) =
                 (Size(line.bytes).to_string(), Size(line.mapped_bytes).to_string());
             output::line(format_args!(
-                "{bytes:>9}  {mapped:>9} written  {}",
-                line.name.escape_debug()
+                "{bytes:>9}  {mapped:>9} written  {}{}",
+                line.name.escape_debug(),
+                if line.read_only { "  read-only" } else { "" }
             ));
         }
     }

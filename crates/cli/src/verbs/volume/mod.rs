@@ -124,6 +124,27 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
+    /// Makes a volume that holds what another one holds, at once and without copying
+    ///
+    /// Both share their data and their maps until one of them is written to. What clients wrote
+    /// before is in it, flushed or not. A volume of an archive that is --read-only is what a
+    /// snapshot is elsewhere; a block store has snapshots (`onefold snapshot`).
+    #[command(after_help = "Examples:\n  \
+                      onefold volume clone backups disk1 disk1-monday --read-only\n  \
+                      onefold volume clone disk.onefold golden vm7")]
+    Clone {
+        /// The store
+        store: PathBuf,
+        /// The volume
+        name: String,
+        /// The name of the new volume
+        new_name: String,
+        /// Nobody writes to the new volume, and nobody changes its size. Archives only
+        #[arg(long)]
+        read_only: bool,
+        #[command(flatten)]
+        answer: Answer,
+    },
     /// Deletes a volume; the space of data that only it holds becomes free, in an archive by
     /// `onefold gc`
     #[command(after_help = "Examples:\n  onefold volume delete disk.onefold vm1")]
@@ -221,6 +242,20 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
         }),
         Verb::Rename { store, name, new_name, answer } => {
             change(&store, answer, |_| Ok(Request::VolumeRename { name, new_name }))
+        }
+        Verb::Clone { store, name, new_name, read_only, answer } => {
+            change(&store, answer, |found| match found {
+                Found::Archive(_) => {
+                    Ok(Request::VolumeClone { of: name, name: new_name, read_only })
+                }
+                Found::Block(_) if read_only => Err(Failure::usage(format!(
+                    "a block store has snapshots instead: onefold snapshot create {} '{}@NAME'",
+                    store.display(),
+                    name.escape_debug()
+                ))),
+                Found::Block(_) => Ok(Request::SnapshotClone { of: name, name: new_name }),
+                other => Err(refused(&store, other, "its volumes can't be cloned")),
+            })
         }
         Verb::Delete { store, name, answer } => {
             change(&store, answer, |_| Ok(Request::VolumeDelete { name }))
@@ -352,6 +387,10 @@ pub(crate) fn said(request: &Request) -> String {
         }
         Request::VolumeRename { name, new_name } => {
             format!("renamed volume '{}' to '{}'", name.escape_debug(), new_name.escape_debug())
+        }
+        Request::VolumeClone { of, name, read_only } => {
+            let kind = if *read_only { "read-only volume" } else { "volume" };
+            format!("made {kind} '{}' of '{}'", name.escape_debug(), of.escape_debug())
         }
         Request::VolumeDelete { name } => format!("deleted volume '{}'", name.escape_debug()),
         Request::SnapshotCreate { snapshots } => {

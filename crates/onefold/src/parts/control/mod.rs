@@ -57,6 +57,13 @@ pub enum Request {
     VolumeRename { name: String, new_name: String },
     /// No volume any more.
     VolumeDelete { name: String },
+    /// Makes a volume of another one, of an archive.
+    VolumeClone {
+        of: String,
+        name: String,
+        #[serde(default)]
+        read_only: bool,
+    },
     /// Snapshots like `vm1@monday`, all as of one moment; progress tells that it has begun.
     SnapshotCreate { snapshots: Vec<String> },
     /// All snapshots.
@@ -406,6 +413,7 @@ mod tests {
                 limits: Speed { iops: 5, bytes: 0 },
             },
             Request::VolumeRename { name: "a".into(), new_name: "b".into() },
+            Request::VolumeClone { of: "a".into(), name: "b".into(), read_only: true },
             Request::Put { name: "s".into(), tree: true },
             Request::Backup(Box::new(Backup { set: "s".into(), ..Backup::default() })),
             Request::Send {

@@ -48,6 +48,9 @@ impl Sim {
                 _ => self.administer(),
             };
         }
+        if self.params.clones && self.clones_rng.percent(4) {
+            return self.clone_volume();
+        }
         match self.rng.weighted(&[30, 12, 6, 12, 6, 4, 2, 2]) {
             0 => self.write(),
             1 => self.read(),
@@ -488,6 +491,9 @@ impl Sim {
             Some(serving) => serving.archive.clone(),
             None => self.admin()?,
         };
+        if self.params.clones && self.clones_rng.percent(40) {
+            return self.clone_volume();
+        }
         if self.disks.len() < 2 && self.rng.percent(60) {
             let name = format!("v{}", self.rng.below(3));
             let (blocks, there) = (self.rng.within(1, 5) as usize, self.disks.contains_key(&name));
@@ -548,6 +554,52 @@ impl Sim {
         }
         self.unsure = None;
         Ok(())
+    }
+
+    /// A volume is made of another one. The server makes durable first what was written.
+    fn clone_volume(&mut self) -> Flow {
+        let names: Vec<String> = self.disks.keys().cloned().collect();
+        let free: Vec<String> =
+            (0..3).map(|n| format!("v{n}")).filter(|name| !self.disks.contains_key(name)).collect();
+        let (Some(of), Some(name)) =
+            (self.clones_rng.pick(&names).cloned(), self.clones_rng.pick(&free).cloned())
+        else {
+            return Ok(());
+        };
+        let served = self.actors.serving.is_some();
+        self.unsure = Some(Unsure::VolumeClone(of.clone(), name.clone(), served));
+        self.say(|| format!("volume {name} made of {of}"));
+        let made = match &self.actors.serving {
+            Some(serving) => serving.volumes.clone_volume(&of, &name, false),
+            None => self.admin()?.clone_volume(&of, &name, false, self.now),
+        };
+        match made {
+            Ok(()) => {
+                self.unsure = None;
+                self.cloned(&of, name, served);
+                Ok(())
+            }
+            Err(error) => {
+                let ended = self.refused("clone volume", &error);
+                if ended.is_ok() {
+                    self.unsure = None;
+                    // What was written back, or lost, before the refusal is not known.
+                    return if served { self.look_at_all() } else { Ok(()) };
+                }
+                ended
+            }
+        }
+    }
+
+    /// There is a clone.
+    pub(crate) fn cloned(&mut self, of: &str, name: String, served: bool) {
+        self.reach.hit("a volume was cloned");
+        if served {
+            self.disks.values_mut().for_each(Disk::make_durable);
+        }
+        if let Some(disk) = self.disks.get(of).cloned() {
+            self.disks.insert(name, disk);
+        }
     }
 
     /// After a crash: the volumes are those of the model, with what they may hold.

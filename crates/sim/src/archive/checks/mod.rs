@@ -162,6 +162,11 @@ impl Sim {
                     self.disks.insert(to.clone(), disk);
                 }
             }
+            Unsure::VolumeClone(of, name, served) => {
+                if tables.volume(name).is_ok() {
+                    self.cloned(of, name.clone(), *served);
+                }
+            }
             Unsure::Rename(from, to) => {
                 if !tables.streams.contains_key(from)
                     && let Some(content) = self.streams.remove(from)
