@@ -35,8 +35,9 @@ pub(super) enum Unsure {
     /// Its blocks afterwards.
     VolumeSize(String, usize),
     VolumeName(String, String),
-    /// Of which volume, its name, and whether a server made durable first what was written.
-    VolumeClone(String, String, bool),
+    /// Of which volume, its name, whether a server made durable first what was written, and whether
+    /// it is read-only.
+    VolumeClone(String, String, bool, bool),
 }
 
 /// The contents of a block, each with the number of its change: the oldest is durable, the newest
@@ -47,6 +48,8 @@ pub(super) type Cell = Vec<(u64, Option<Arc<Vec<u8>>>)>;
 #[derive(Clone, Default)]
 pub(super) struct Disk {
     pub(super) cells: Vec<Cell>,
+    /// Nobody writes to it.
+    pub(super) read_only: bool,
     /// Blocks that could not be read when it was asked what they are: nobody knows which version
     /// they have.
     pub(super) unknown: BTreeSet<usize>,
@@ -54,7 +57,7 @@ pub(super) struct Disk {
 
 impl Disk {
     pub(super) fn new(blocks: usize) -> Disk {
-        Disk { cells: vec![vec![(0, None)]; blocks], unknown: BTreeSet::new() }
+        Disk { cells: vec![vec![(0, None)]; blocks], read_only: false, unknown: BTreeSet::new() }
     }
 
     pub(super) fn resize(&mut self, blocks: usize) {

@@ -250,6 +250,7 @@ impl Sim {
                     | "flush"
                     | "tend"
                     | "close"
+                    | "clone volume"
             )
     }
 

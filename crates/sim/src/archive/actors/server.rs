@@ -233,6 +233,9 @@ impl Sim {
         data.truncate(n);
         let volume = self.export(&name)?;
         self.say(|| format!("write {n} bytes at {offset} of {name}"));
+        if self.disks[&name].read_only {
+            return self.denied("write", volume.write(offset as u64, &data).map(|_| ()));
+        }
         // Until it is acknowledged it may be there or not.
         self.changes += 1;
         let stamp = self.changes;
@@ -272,6 +275,10 @@ impl Sim {
         self.say(|| {
             format!("{} {n} bytes at {offset} of {name}", if trims { "trim" } else { "zero" })
         });
+        if self.disks[&name].read_only {
+            let done = volume.write_zeroes(offset as u64, n as u64, false).map(|_| ());
+            return self.denied("zero", done);
+        }
         let (first, last) = (start.next_multiple_of(BLOCK), end / BLOCK * BLOCK);
         // The edges are changes of their own.
         let parts = if first <= last {
@@ -523,6 +530,10 @@ impl Sim {
         match self.rng.weighted(&[4, 1, 1]) {
             0 => {
                 let blocks = self.rng.within(1, 6) as usize;
+                if self.disks[&name].read_only {
+                    let resized = archive.resize_volume(&name, (blocks * BLOCK) as u64);
+                    return self.denied("resize", resized);
+                }
                 self.unsure = Some(Unsure::VolumeSize(name.clone(), blocks));
                 self.say(|| format!("volume {name} from {} to {blocks} blocks", bytes / BLOCK));
                 archive
@@ -567,16 +578,17 @@ impl Sim {
             return Ok(());
         };
         let served = self.actors.serving.is_some();
-        self.unsure = Some(Unsure::VolumeClone(of.clone(), name.clone(), served));
+        let read_only = self.clones_rng.percent(50);
+        self.unsure = Some(Unsure::VolumeClone(of.clone(), name.clone(), served, read_only));
         self.say(|| format!("volume {name} made of {of}"));
         let made = match &self.actors.serving {
-            Some(serving) => serving.volumes.clone_volume(&of, &name, false),
-            None => self.admin()?.clone_volume(&of, &name, false, self.now),
+            Some(serving) => serving.volumes.clone_volume(&of, &name, read_only),
+            None => self.admin()?.clone_volume(&of, &name, read_only, self.now),
         };
         match made {
             Ok(()) => {
                 self.unsure = None;
-                self.cloned(&of, name, served);
+                self.cloned(&of, name, served, read_only);
                 Ok(())
             }
             Err(error) => {
@@ -591,14 +603,29 @@ impl Sim {
         }
     }
 
+    /// A volume that is read-only takes no change.
+    fn denied(&mut self, what: &str, done: Result<(), Error>) -> Flow {
+        match done {
+            Err(error) if error.kind() == Kind::Denied => {
+                self.reach.hit("a change of a read-only volume was refused");
+                Ok(())
+            }
+            Err(error) => Err(self.judge(what, &error)),
+            Ok(()) => {
+                let message = format!("{what}: a read-only volume was changed");
+                Err(Failure::new(Checker::Volumes, message).into())
+            }
+        }
+    }
+
     /// There is a clone.
-    pub(crate) fn cloned(&mut self, of: &str, name: String, served: bool) {
+    pub(crate) fn cloned(&mut self, of: &str, name: String, served: bool, read_only: bool) {
         self.reach.hit("a volume was cloned");
         if served {
             self.disks.values_mut().for_each(Disk::make_durable);
         }
         if let Some(disk) = self.disks.get(of).cloned() {
-            self.disks.insert(name, disk);
+            self.disks.insert(name, Disk { read_only, ..disk });
         }
     }
 

@@ -162,9 +162,9 @@ impl Sim {
                     self.disks.insert(to.clone(), disk);
                 }
             }
-            Unsure::VolumeClone(of, name, served) => {
+            Unsure::VolumeClone(of, name, served, read_only) => {
                 if tables.volume(name).is_ok() {
-                    self.cloned(of, name.clone(), *served);
+                    self.cloned(of, name.clone(), *served, *read_only);
                 }
             }
             Unsure::Rename(from, to) => {
