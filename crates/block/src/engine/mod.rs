@@ -19,6 +19,7 @@
 //! A crash before 2 leaves records that are believed one by one if the block that they name hashes
 //! to their fingerprint; after 2 recovery finds all of them.
 
+pub(crate) mod act_room;
 pub(crate) mod acts;
 pub(crate) mod admission;
 #[cfg(feature = "planted-bugs")]
@@ -419,6 +420,15 @@ impl Engine {
     /// The first failed write stops all writes.
     pub fn idle_step(&self, idleness: Idleness) -> Result<bool> {
         idle::idle_step(&self.kernel, &*self.scheme, idleness)
+    }
+
+    /// Adds a little to what the fingerprint index knows, which after opening is nothing: 64 leaves of
+    /// fingerprints at most. Returns whether there may be more.
+    ///
+    /// # Errors
+    /// The first failed write stops all writes.
+    pub(crate) fn index_step(&self) -> Result<bool> {
+        idle::index_step(&self.kernel, &*self.scheme)
     }
 
     /// Tells how full the structures with limits are.
