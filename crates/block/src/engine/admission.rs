@@ -6,7 +6,7 @@
 
 use onefold_core::{Error, Kind, Result};
 
-use super::act_room::{blocks_kept, ranges_kept};
+use super::kept_room::{blocks_kept, ranges_kept};
 use crate::{
     coverage::Mark,
     kernel::{Kernel, State},

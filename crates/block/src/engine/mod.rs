@@ -32,6 +32,7 @@ pub(crate) mod create;
 pub(crate) mod gather;
 pub(crate) mod growth;
 pub(crate) mod idle;
+mod kept_room;
 pub(crate) mod offers;
 pub(crate) mod opening;
 pub(crate) mod prepare;
@@ -420,15 +421,6 @@ impl Engine {
     /// The first failed write stops all writes.
     pub fn idle_step(&self, idleness: Idleness) -> Result<bool> {
         idle::idle_step(&self.kernel, &*self.scheme, idleness)
-    }
-
-    /// Adds a little to what the fingerprint index knows, which after opening is nothing: 64 leaves of
-    /// fingerprints at most. Returns whether there may be more.
-    ///
-    /// # Errors
-    /// The first failed write stops all writes.
-    pub(crate) fn index_step(&self) -> Result<bool> {
-        idle::index_step(&self.kernel, &*self.scheme)
     }
 
     /// Tells how full the structures with limits are.

@@ -8,7 +8,10 @@ use std::{collections::VecDeque, io::Write, time::Duration};
 use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
 
 use super::Copies;
-use crate::{Content, Frame, HeldProof, Offer, Transfers, format::stream::negotiation::Answering};
+use crate::{
+    Content, Frame, HeldProof, Offer, Transfers, engine::idle::index_step,
+    format::stream::negotiation::Answering,
+};
 
 /// How long the first answer waits for an index that is read anew after opening, so that no block is
 /// asked for that is there. What it does not know then is sent once more, which costs the wire alone.
@@ -98,7 +101,7 @@ fn complete_index(copies: &Copies<'_>) -> Result<()> {
     let store = copies.0;
     let begun = store.clock.now();
     while store.clock.now().saturating_sub(begun) < INDEX_WAIT && !store.is_stopping() {
-        if !store.engine.index_step()? {
+        if !index_step(&store.engine.kernel, &*store.engine.scheme)? {
             break;
         }
     }
