@@ -2,17 +2,44 @@
 
 use onefold_core::{Result, VolumeId};
 
-use crate::{Asked, Engine, VolumeState, engine::acts};
-pub use crate::{engine::acts::Times, moments::Receive};
+use crate::engine::act_room::Asking;
+use crate::{Asked, Engine, VolumeState, engine::acts, rules::Rule};
+pub use crate::{engine::acts::Times, kernel::Place, moments::Receive};
 
 /// What happens to whole maps of an engine: snapshots, clones, rollbacks.
-pub struct Acts<'e>(&'e Engine);
+pub struct Acts<'e>(&'e Engine, Option<Place>);
 
 impl<'e> Acts<'e> {
     /// Those of an engine.
     #[must_use]
     pub fn of(engine: &'e Engine) -> Acts<'e> {
-        Acts(engine)
+        Acts(engine, None)
+    }
+
+    /// Takes a place for somebody who asks for an act, with [`at`](Self::at), until it is admitted or
+    /// given up: while the act waits for room, clients leave that room alone, after a while in turns
+    /// with it. The place must be [given back](Self::give_back).
+    #[must_use]
+    pub fn take_place(&self) -> Place {
+        self.0.kernel.state.lock().act_turn.take()
+    }
+
+    /// Those of an engine, asked for from a place.
+    #[must_use]
+    pub fn at(engine: &'e Engine, place: Place) -> Acts<'e> {
+        Acts(engine, Some(place))
+    }
+
+    /// Nobody asks from this place any more.
+    pub fn give_back(&self, place: Place) {
+        let kernel = &self.0.kernel;
+        if kernel.keeps(Rule::TurnsEnd) {
+            kernel.state.lock().act_turn.give_back(place);
+        }
+    }
+
+    fn asking(&self) -> Asking<'e> {
+        Asking { kernel: &self.0.kernel, scheme: &*self.0.scheme, place: self.1 }
     }
 
     /// The snapshots of a volume.
@@ -33,7 +60,7 @@ impl<'e> Acts<'e> {
         wanted: &[(VolumeId, String)],
         made_ms: u64,
     ) -> Result<(Vec<VolumeId>, Asked)> {
-        acts::snapshot(&self.0.kernel, &*self.0.scheme, wanted, made_ms)
+        acts::snapshot(self.asking(), wanted, made_ms)
     }
 
     /// Asks for a volume that holds what a volume or a snapshot holds now.
@@ -46,7 +73,7 @@ impl<'e> Acts<'e> {
         name: &str,
         made_ms: u64,
     ) -> Result<(VolumeId, Asked)> {
-        acts::clone_volume(&self.0.kernel, &*self.0.scheme, of, name, made_ms)
+        acts::clone_volume(self.asking(), of, name, made_ms)
     }
 
     /// Asks that a volume holds what one of its snapshots holds, with its size and its blocks that
@@ -62,7 +89,7 @@ impl<'e> Acts<'e> {
         keep: Option<&str>,
         made_ms: u64,
     ) -> Result<(Option<VolumeId>, Asked)> {
-        acts::rollback(&self.0.kernel, &*self.0.scheme, volume, to, keep, made_ms)
+        acts::rollback(self.asking(), volume, to, keep, made_ms)
     }
 
     /// The snapshots that are being received, by number.
@@ -77,7 +104,7 @@ impl<'e> Acts<'e> {
     /// # Errors
     /// As [`snapshot`](Self::snapshot).
     pub fn receive(&self, what: Receive) -> Result<(VolumeId, Asked)> {
-        acts::receive(&self.0.kernel, &*self.0.scheme, what)
+        acts::receive(self.asking(), what)
     }
 
     /// Notes for a receive that goes on after a crash that all blocks before `cursor` were written
@@ -86,7 +113,7 @@ impl<'e> Acts<'e> {
     /// # Errors
     /// As [`snapshot`](Self::snapshot). `Busy` does no harm: a later cursor will do.
     pub fn cursor(&self, id: VolumeId, cursor: u64, now_ms: u64) -> Result<Asked> {
-        acts::receive_cursor(&self.0.kernel, &*self.0.scheme, id, cursor, now_ms)
+        acts::receive_cursor(Asking { place: None, ..self.asking() }, id, cursor, now_ms)
     }
 
     /// Asks that what was received, `blocks` large, becomes the snapshot, and that its volume, a
@@ -101,7 +128,7 @@ impl<'e> Acts<'e> {
         rollback: bool,
         times: Times,
     ) -> Result<(VolumeId, Asked)> {
-        acts::received(&self.0.kernel, &*self.0.scheme, id, blocks, rollback, times)
+        acts::received(self.asking(), id, blocks, rollback, times)
     }
 
     /// Asks that a replica becomes an ordinary volume.
@@ -109,7 +136,7 @@ impl<'e> Acts<'e> {
     /// # Errors
     /// As [`snapshot`](Self::snapshot), and `InvalidInput` while a snapshot of it is being received.
     pub fn promote(&self, id: VolumeId) -> Result<Asked> {
-        acts::promote(&self.0.kernel, &*self.0.scheme, id)
+        acts::promote(self.asking(), id)
     }
 
     /// The number of the last moment whose acts are durable.

@@ -34,7 +34,7 @@ mod table_build;
 mod transfer;
 mod window;
 
-pub use acts::{Acts, Receive, Times};
+pub use acts::{Acts, Place, Receive, Times};
 pub use counters::Counts;
 pub use coverage::Mark;
 pub use engine::{

@@ -148,6 +148,12 @@ pub enum Rule {
     /// An act is told when both superblocks have it. Otherwise a crash takes a snapshot that its
     /// caller was promised.
     ActsToldWhenDurable,
+    /// While an act waits for room, clients leave it alone. Otherwise clients that trim all the time keep
+    /// snapshots from ever beginning.
+    ActsHaveTurns,
+    /// Clients wait for no act that nobody asks for any more, nor for ever for one that finds no room.
+    /// Otherwise an act that was given up stops all trims.
+    TurnsEnd,
     /// Ranges that wait to be applied are copied for a snapshot. Otherwise trimmed data comes back
     /// in it.
     RangesCopied,
@@ -207,7 +213,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 63] = [
+    pub const BUGS: [(&'static str, Rule); 66] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -255,6 +261,8 @@ impl Rule {
         ("heir-lends-not", Rule::HeirLends),
         ("moment-unsealed", Rule::MomentSealsOverlay),
         ("act-told-early", Rule::ActsToldWhenDurable),
+        ("act-overtaken", Rule::ActsHaveTurns),
+        ("turn-without-end", Rule::TurnsEnd),
         ("ranges-not-copied", Rule::RangesCopied),
         ("shared-page-entered", Rule::SharedPagesNotEntered),
         ("rollback-first", Rule::RollbackAfterChanges),
@@ -268,6 +276,7 @@ impl Rule {
         ("received-early", Rule::ReceivedAfterData),
         ("base-not-compared", Rule::BaseCompared),
         ("frames-out-of-order", Rule::FramesInOrder),
+        ("ranges-not-compared", Rule::RangesCompared),
         ("list-at-old-place", Rule::ListPagesFollowMove),
         ("old-list-named", Rule::ListNamedWhereItIs),
         ("list-zones-used", Rule::ListZonesKept),

@@ -9,7 +9,7 @@ use std::sync::{
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Engine, Format, Idleness, Limits, Mark, Settings, check,
+    Acts, Engine, Format, Idleness, Limits, Mark, Settings, check,
     format::{
         geometry::SUPERBLOCKS,
         superblock::{Found, Superblock},
@@ -135,6 +135,86 @@ fn rule_00_many_separate_trims_wait_and_never_stop_the_store() {
     trim_all(&engine, volume);
     let waited = engine.reached().iter().any(|(branch, _)| *branch == Mark::RangesWait);
     assert!(waited, "the limit was reached");
+    goes_on(&disk, engine, volume);
+}
+
+/// The same addresses, such that neighbours in the list are in different leaves.
+fn scattered() -> Vec<u64> {
+    let mut lbas: Vec<u64> = striped().collect();
+    lbas.sort_by_key(|lba| (lba % LEAF, lba / LEAF));
+    lbas
+}
+
+/// Trims of one block each, as many as are taken at once.
+fn trims(engine: &Engine, volume: VolumeId, lbas: &mut [u64]) -> usize {
+    (0..200)
+        .take_while(|_| {
+            lbas.rotate_left(1);
+            engine.trim(volume, lbas[0] * 4096, 4096).is_ok()
+        })
+        .count()
+}
+
+/// Asks for a snapshot from a place again and again, while others trim all the time; gives the rounds
+/// that it took, and how many trims came before it.
+fn overtaken(engine: &Engine, volume: VolumeId, lbas: &mut [u64]) -> Option<(usize, usize)> {
+    let place = Acts::of(engine).take_place();
+    let acts = Acts::at(engine, place);
+    let (mut before, mut told) = (0, None);
+    for round in 0..200 {
+        before += trims(engine, volume, lbas);
+        match acts.snapshot(&[(volume, format!("{}", lbas[0]))], 1) {
+            Ok((_, asked)) => {
+                told = Some((round, asked.number));
+                break;
+            }
+            Err(error) => assert_eq!(error.kind(), Kind::Busy, "{error}"),
+        }
+        engine.flush().unwrap();
+        engine.checkpoint().unwrap();
+    }
+    acts.give_back(place);
+    let (round, number) = told?;
+    while acts.done() < number {
+        engine.flush().unwrap();
+        engine.checkpoint().unwrap();
+    }
+    Some((round, before))
+}
+
+/// Clients that trim all the time are faster than who asks for a snapshot, after every checkpoint.
+#[test]
+fn rule_04_an_act_gets_its_turn_however_many_trims_wait_and_so_do_they() {
+    let (disk, volume) = crowded();
+    let engine = open(&disk, discards(64));
+    let mut lbas = scattered();
+    let (rounds, before) =
+        overtaken(&engine, volume, &mut lbas).expect("the snapshot waits for ever");
+    assert!(rounds > 0 && before > 0, "it never waited: {rounds}, {before}");
+    // Clients go on.
+    persevere(&engine, || engine.trim(volume, lbas[1] * 4096, 4096)).unwrap();
+    engine.close().unwrap();
+    drop(engine);
+    assert_eq!(problems(&disk), Vec::<String>::new());
+}
+
+/// An act that nobody asks for any more keeps no trim waiting.
+#[test]
+fn rule_04_no_trim_waits_for_an_act_that_was_given_up() {
+    let (disk, volume) = crowded();
+    let engine = open(&disk, discards(64));
+    let mut lbas = scattered();
+    trims(&engine, volume, &mut lbas);
+    let place = Acts::of(&engine).take_place();
+    let asked = Acts::at(&engine, place).snapshot(&[(volume, "a".to_owned())], 1);
+    assert_eq!(asked.unwrap_err().kind(), Kind::Busy);
+    // The checkpoint makes room, which is the act's.
+    engine.flush().unwrap();
+    engine.checkpoint().unwrap();
+    assert_eq!(trims(&engine, volume, &mut lbas), 0);
+    Acts::of(&engine).give_back(place);
+    assert!(trims(&engine, volume, &mut lbas) > 0, "who asks no more keeps trims waiting");
+    trim_all(&engine, volume);
     goes_on(&disk, engine, volume);
 }
 

@@ -29,6 +29,10 @@ struct Site {
 fn formatted(format: &Format) -> Site {
     let disk = Arc::new(MemoryDisk::new(format.blocks));
     Engine::format(&*disk, format).unwrap();
+    opened(disk)
+}
+
+fn opened(disk: Arc<MemoryDisk>) -> Site {
     let clock = Arc::new(MonotonicClock::new());
     let store = Store::open(disk.clone(), clock, Settings::for_memory(32 << 20)).unwrap();
     let (one, other) = (store.clone(), store.clone());
@@ -37,6 +41,13 @@ fn formatted(format: &Format) -> Site {
         thread::spawn(move || other.run_background()),
     ];
     Site { store, disk, threads }
+}
+
+/// The same store, closed and opened anew: its index knows nothing yet.
+fn reopened(site: Site) -> Site {
+    let disk = site.disk.clone();
+    site.end();
+    opened(disk)
 }
 
 fn site(id: u8, secret: u8) -> Site {
@@ -192,6 +203,19 @@ fn only_what_is_missing_goes_over_and_all_of_it_is_right() {
     assert_eq!((totals.data, totals.held), (10, 10));
     assert!(done.there < 10 * 4096 + 4096, "{}", done.there);
     same(&there.read("vm1"), &here.read("vm1"));
+    here.end();
+    there.end();
+}
+
+#[test]
+fn a_receiver_that_was_just_opened_asks_for_no_block_that_it_has() {
+    let (here, there) = pair(1);
+    let there = reopened(there);
+    let done = copy(&here, &there, &whole("vm1@a"), u64::MAX);
+    let totals = done.sent.unwrap();
+    assert_eq!((totals.data, totals.held), (1000, 5500));
+    done.received.unwrap();
+    same(&there.read("vm1"), &here.read("vm1@a"));
     here.end();
     there.end();
 }

@@ -222,6 +222,29 @@ fn figures_of_an_archive_and_of_a_cluster_store() {
 }
 
 #[test]
+fn the_space_that_a_command_found_is_in_the_figures() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let serving = serve(&desk, "a");
+    desk.ok("snapshot create a v@1");
+    desk.ok("snapshot clone a v@1 w");
+    assert!(!page(&desk, "/metrics").contains("onefold_snapshots_held_bytes"));
+    desk.ok("snapshot list a --space");
+    let figures = page(&desk, "/metrics");
+    for line in [
+        "onefold_snapshots 1\n",
+        "onefold_clones 1\n",
+        "onefold_acts_waiting 0\n",
+        "onefold_snapshots_held_bytes 0\n",
+        "onefold_snapshot_exclusive_bytes{snapshot=\"v@1\"} 0\n",
+        "onefold_deleted_maps_bytes{kind=\"leaving\"} 0\n",
+    ] {
+        assert!(figures.contains(line), "{line}{figures}");
+    }
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
 fn what_is_no_request_of_a_page_is_refused_and_harms_nobody() {
     let desk = Desk::new();
     desk.store_with_volume("a");

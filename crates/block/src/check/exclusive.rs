@@ -26,12 +26,13 @@ use super::{leaves::Leaves, scrub::full_name};
 use crate::{
     engine::Engine,
     format::{
+        catalogue::MapKind,
         page::{self, FANOUT, MapEntry, Page, PageId, Pointer, ReferenceEntry, Table},
         share::Share,
     },
     kernel::Kernel,
     overlay::Tables,
-    scheme::shadow::share_of,
+    scheme::{shadow::share_of, verbs::Scheme},
     sharing::{child_id, counts, counts_for_child},
 };
 
@@ -62,18 +63,44 @@ pub struct Exclusive {
     pub cancelled: bool,
 }
 
+/// The space of volumes, in blocks of 4096 bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VolumeSpace {
+    /// The addresses of each volume that have a block, by its name. Ranges that were dropped and that no
+    /// checkpoint has applied yet count still.
+    pub mapped: BTreeMap<String, u64>,
+    /// The space that deleting each volume would free at least, pages of its map included.
+    pub exclusive: BTreeMap<String, u64>,
+    /// As in [`Exclusive`].
+    pub unread: u64,
+    /// True when it was given up before its end.
+    pub cancelled: bool,
+}
+
+/// Finds out what volumes hold, and what alone; `pause` as for [`exclusive`]. Each map is read once for
+/// the one, and what no other map shares once more for the other: pages that many clones share are read
+/// for each of them, from the page cache as far as it goes.
+pub fn volume_space(engine: &Engine, pause: &mut dyn FnMut(Duration) -> bool) -> VolumeSpace {
+    let mut walk = Walk::new(engine, pause);
+    let mut space = VolumeSpace::default();
+    if walk.accounts() {
+        let maps: Vec<VolumeId> = walk.kernel.tables().volumes.keys().copied().collect();
+        for id in maps {
+            let Some((name, blocks)) = walk.mapped(id) else { continue };
+            if let Some(alone) = walk.alone(id) {
+                space.exclusive.insert(name.clone(), alone);
+            }
+            space.mapped.insert(name, blocks);
+        }
+    }
+    VolumeSpace { unread: walk.found.unread, cancelled: walk.found.cancelled, ..space }
+}
+
 /// Finds out what snapshots hold alone. `pause` is told after each piece of work how long it took;
 /// it may wait, so that others have the disk, and ends the walk by returning false.
 pub fn exclusive(engine: &Engine, pause: &mut dyn FnMut(Duration) -> bool) -> Exclusive {
     let kernel = &engine.kernel;
-    let mut walk = Walk {
-        kernel,
-        borrowers: BTreeMap::new(),
-        orphans: Vec::new(),
-        read: Cell::new(0),
-        found: Exclusive::default(),
-        pause,
-    };
+    let mut walk = Walk::new(engine, pause);
     if !kernel.tables().state.shares_pages() || !walk.accounts() {
         return walk.found;
     }
@@ -103,6 +130,7 @@ pub fn exclusive(engine: &Engine, pause: &mut dyn FnMut(Duration) -> bool) -> Ex
 
 struct Walk<'k, 'p> {
     kernel: &'k Kernel,
+    scheme: &'k dyn Scheme,
     /// The pages that borrow from a page.
     borrowers: BTreeMap<Pba, Vec<Pba>>,
     orphans: Vec<Pba>,
@@ -112,7 +140,55 @@ struct Walk<'k, 'p> {
     pause: &'p mut dyn FnMut(Duration) -> bool,
 }
 
-impl Walk<'_, '_> {
+impl<'k, 'p> Walk<'k, 'p> {
+    fn new(engine: &'k Engine, pause: &'p mut dyn FnMut(Duration) -> bool) -> Walk<'k, 'p> {
+        Walk {
+            kernel: &engine.kernel,
+            scheme: &*engine.scheme,
+            borrowers: BTreeMap::new(),
+            orphans: Vec::new(),
+            read: Cell::new(0),
+            found: Exclusive::default(),
+            pause,
+        }
+    }
+
+    /// The name of a volume, and how many of its addresses have a block; `None` when it is none or is
+    /// gone meanwhile, or the walk was given up.
+    fn mapped(&mut self, id: VolumeId) -> Option<(String, u64)> {
+        let volume = |tables: &Tables| {
+            let map = tables.volumes.get(&id).filter(|map| map.sharing.kind == MapKind::Volume)?;
+            Some((full_name(&tables.volumes, map), map.map, map.family()))
+        };
+        let (name, _, family) = volume(&self.kernel.tables())?;
+        let (mut leaves, mut blocks) = (Leaves::new(Table::Map, family), 0);
+        loop {
+            let (begun, mut unread) = (Instant::now(), Vec::new());
+            let tables = self.kernel.tables();
+            let (_, root, _) = volume(&tables)?;
+            let found = leaves.next(self.kernel, &root, PAGES, &mut unread);
+            drop(tables);
+            self.found.unread += unread.len() as u64;
+            let Some(found) = found else { return Some((name, blocks)) };
+            for (_, _, page) in found {
+                let entries = (0..Table::Map.per_leaf()).map(|slot| MapEntry::get(&page, slot));
+                let held = entries.filter(|entry| matches!(entry, Some(MapEntry::Block { .. })));
+                blocks += held.count() as u64;
+            }
+            if !self.goes_on(begun) {
+                return None;
+            }
+        }
+    }
+
+    /// The blocks that deleting a volume would free at least.
+    fn alone(&mut self, id: VolumeId) -> Option<u64> {
+        let map = self.kernel.tables().volumes.get(&id).cloned()?;
+        let root = map.map;
+        let is_there = |tables: &Tables| tables.volumes.get(&id).is_some_and(|map| map.map == root);
+        map.top().map_or(Some(0), |top| self.below(top, &is_there))
+    }
+
     /// Tells of a piece of work. Returns whether to go on.
     fn goes_on(&mut self, begun: Instant) -> bool {
         if !(self.pause)(begun.elapsed()) {
@@ -232,7 +308,10 @@ impl Walk<'_, '_> {
                 continue;
             };
             let lent = lender.and_then(|lender| MapEntry::get(lender, slot));
-            if counts(entry, lent) && !borrowed && references(kernel, tables, pba)? == 1 {
+            if counts(entry, lent)
+                && !borrowed
+                && self.scheme.counts().links(references(kernel, tables, pba)?) == 1
+            {
                 blocks += 1;
             }
         }

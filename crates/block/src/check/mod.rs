@@ -39,7 +39,7 @@ mod walk;
 
 use std::sync::Arc;
 
-pub use exclusive::{Exclusive, exclusive};
+pub use exclusive::{Exclusive, VolumeSpace, exclusive, volume_space};
 pub use inspect::{What, inspect};
 pub use look::look;
 use onefold_core::{Disk, Result};

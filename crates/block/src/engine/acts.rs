@@ -5,18 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 
-use super::admission::{full, wait};
+use super::act_room::{Asking, admit, copied_ranges};
 use crate::{
     coverage::Mark,
     format::catalogue::NAME_MAX,
     kernel::{Kernel, Receiving, SnapshotOf, State, VolumeState},
     moments::{Act, Moment, Receive},
-    overlay::Overlay,
     rules::Rule,
-    scheme::{
-        room::{pages_ahead, reserve, to_place},
-        verbs::Scheme,
-    },
 };
 
 /// Longest name of a snapshot in bytes.
@@ -45,11 +40,11 @@ pub(crate) fn snapshots(kernel: &Kernel, of: VolumeId) -> Vec<(VolumeId, VolumeS
 
 /// Takes snapshots of volumes, all as of one moment.
 pub(crate) fn snapshot(
-    kernel: &Kernel,
-    scheme: &dyn Scheme,
+    asking: Asking<'_>,
     wanted: &[(VolumeId, String)],
     made_ms: u64,
 ) -> Result<(Vec<VolumeId>, Asked)> {
+    let kernel = asking.kernel;
     let mut state = kernel.state.lock();
     let mut before: BTreeMap<VolumeId, BTreeSet<&str>> = BTreeMap::new();
     for (of, name) in wanted {
@@ -60,7 +55,7 @@ pub(crate) fn snapshot(
         }
     }
     let of: Vec<VolumeId> = wanted.iter().map(|(of, _)| *of).collect();
-    admit(kernel, scheme, &mut state, &of, wanted.len())?;
+    admit(asking, &mut state, &of, wanted.len())?;
     let mut acts = Vec::with_capacity(wanted.len());
     for (of, name) in wanted {
         acts.push(expect_snapshot(&mut state, *of, name, made_ms)?);
@@ -71,17 +66,17 @@ pub(crate) fn snapshot(
 
 /// Makes a volume that holds what a volume or a snapshot holds.
 pub(crate) fn clone_volume(
-    kernel: &Kernel,
-    scheme: &dyn Scheme,
+    asking: Asking<'_>,
     of: VolumeId,
     name: &str,
     made_ms: u64,
 ) -> Result<(VolumeId, Asked)> {
+    let kernel = asking.kernel;
     let mut state = kernel.state.lock();
     let origin = state.volumes.get(of)?.clone();
     state.volumes.check_new_name(name)?;
     state.volumes.check_size(origin.blocks, None)?;
-    admit(kernel, scheme, &mut state, &[of], 1)?;
+    admit(asking, &mut state, &[of], 1)?;
     let id = state.volumes.give_number();
     state.volumes.expect(id, VolumeState::volume(name, origin));
     if !kernel.keeps(Rule::ActsSeenWhenTold) {
@@ -94,13 +89,13 @@ pub(crate) fn clone_volume(
 /// Gives a volume what one of its snapshots holds. With `keep`, a snapshot of this name takes what
 /// it held before, in the same moment.
 pub(crate) fn rollback(
-    kernel: &Kernel,
-    scheme: &dyn Scheme,
+    asking: Asking<'_>,
     volume: VolumeId,
     to: VolumeId,
     keep: Option<&str>,
     made_ms: u64,
 ) -> Result<(Option<VolumeId>, Asked)> {
+    let kernel = asking.kernel;
     let mut state = kernel.state.lock();
     state.volumes.check_writable(volume)?;
     let snapshot = state.volumes.get(to)?;
@@ -112,7 +107,7 @@ pub(crate) fn rollback(
     if let Some(name) = keep {
         check_snapshot(kernel, &state, volume, name, 0)?;
     }
-    admit(kernel, scheme, &mut state, &[volume, to], 2)?;
+    admit(asking, &mut state, &[volume, to], 2)?;
     let mut acts = Vec::new();
     if let Some(name) = keep {
         acts.push(expect_snapshot(&mut state, volume, name, made_ms)?);
@@ -131,11 +126,8 @@ pub(crate) fn receiving(kernel: &Kernel) -> Vec<(VolumeId, VolumeState)> {
 }
 
 /// A snapshot begins to be received.
-pub(crate) fn receive(
-    kernel: &Kernel,
-    scheme: &dyn Scheme,
-    what: Receive,
-) -> Result<(VolumeId, Asked)> {
+pub(crate) fn receive(asking: Asking<'_>, what: Receive) -> Result<(VolumeId, Asked)> {
+    let kernel = asking.kernel;
     let mut state = kernel.state.lock();
     check_snapshot_name(&what.snapshot)?;
     if what.name().len() > NAME_MAX {
@@ -158,7 +150,7 @@ pub(crate) fn receive(
     }
     state.volumes.check_size(what.blocks, None)?;
     let origins: Vec<VolumeId> = what.base.into_iter().collect();
-    admit(kernel, scheme, &mut state, &origins, 1)?;
+    admit(asking, &mut state, &origins, 1)?;
     let id = state.volumes.give_number();
     let blocks = match what.base {
         Some(base) => state.volumes.get(base)?.blocks.max(what.blocks),
@@ -206,15 +198,15 @@ fn check_base(kernel: &Kernel, state: &State, base: VolumeId, what: &Receive) ->
 
 /// Notes that all blocks before `cursor` were written to what is being received.
 pub(crate) fn receive_cursor(
-    kernel: &Kernel,
-    scheme: &dyn Scheme,
+    asking: Asking<'_>,
     id: VolumeId,
     cursor: u64,
     now_ms: u64,
 ) -> Result<Asked> {
+    let kernel = asking.kernel;
     let mut state = kernel.state.lock();
     check_receiving(&state, id)?;
-    admit(kernel, scheme, &mut state, &[], 0)?;
+    admit(asking, &mut state, &[], 0)?;
     Ok(ask(kernel, &mut state, vec![Act::Cursor { id, cursor, now_ms }], &[]))
 }
 
@@ -230,14 +222,14 @@ pub struct Times {
 /// What was received, of so many blocks, becomes a snapshot, and its volume, whose number is returned,
 /// holds it. With `rollback` the volume may have been changed meanwhile.
 pub(crate) fn received(
-    kernel: &Kernel,
-    scheme: &dyn Scheme,
+    asking: Asking<'_>,
     id: VolumeId,
     blocks: u64,
     rollback: bool,
     times: Times,
 ) -> Result<(VolumeId, Asked)> {
     let Times { now_ms, made_ms } = times;
+    let kernel = asking.kernel;
     let mut state = kernel.state.lock();
     let receive = check_receiving(&state, id)?;
     let (volume, name) = receive.received_name();
@@ -257,7 +249,7 @@ pub(crate) fn received(
         }
     }
     let origins: Vec<VolumeId> = into.into_iter().chain([id]).collect();
-    admit(kernel, scheme, &mut state, &origins, 2)?;
+    admit(asking, &mut state, &origins, 2)?;
     let other = state.volumes.give_number();
     let mut acts = vec![Act::Received { id, volume: into.unwrap_or(other), name, blocks, made_ms }];
     match into {
@@ -289,7 +281,8 @@ fn check_receiving(state: &State, id: VolumeId) -> Result<VolumeState> {
 }
 
 /// Makes a replica a volume that clients may change.
-pub(crate) fn promote(kernel: &Kernel, scheme: &dyn Scheme, id: VolumeId) -> Result<Asked> {
+pub(crate) fn promote(asking: Asking<'_>, id: VolumeId) -> Result<Asked> {
+    let kernel = asking.kernel;
     let mut state = kernel.state.lock();
     if state.volumes.get(id)?.replica_of.is_none() {
         return Err(Error::new(Kind::InvalidInput, "the volume is no replica"));
@@ -301,7 +294,7 @@ pub(crate) fn promote(kernel: &Kernel, scheme: &dyn Scheme, id: VolumeId) -> Res
              `onefold receive --abort`",
         ));
     }
-    admit(kernel, scheme, &mut state, &[], 0)?;
+    admit(asking, &mut state, &[], 0)?;
     Ok(ask(kernel, &mut state, vec![Act::Promote { id }], &[]))
 }
 
@@ -361,75 +354,6 @@ fn expect_snapshot(state: &mut State, of: VolumeId, name: &str, made_ms: u64) ->
     let expected = VolumeState { snapshot, ..VolumeState::volume(name, origin) };
     state.volumes.expect(id, expected);
     Ok(Act::Snapshot { id, of, name: name.to_owned(), made_ms })
-}
-
-/// Admits a moment whose acts copy the maps `origins` and make so many entries at most: few wait,
-/// the tables of bounded size have room for what they add, and the checkpoint of the moment has room
-/// for its pages.
-fn admit(
-    kernel: &Kernel,
-    scheme: &dyn Scheme,
-    state: &mut State,
-    origins: &[VolumeId],
-    entries: usize,
-) -> Result<()> {
-    state.check_running()?;
-    scheme.begin_moment()?;
-    let limits = kernel.settings.limits;
-    let acts = entries as u64;
-    if state.volumes.next().saturating_add(entries as u32) > limits.volume_number {
-        let message = "this store has given all numbers of volumes, and makes no more";
-        return Err(Error::new(Kind::InvalidInput, message));
-    }
-    if acts > 0 && (state.volumes.count() as u64 + acts) > limits.volumes / 2 {
-        return Err(Error::new(
-            Kind::InvalidInput,
-            format!("a store holds at most {} volumes and snapshots", limits.volumes / 2),
-        ));
-    }
-    let waiting = state.moments_ahead().count();
-    let ahead = scheme.count_ahead(state);
-    let (ranges, volumes) =
-        ahead.map_or((0, 0), |ahead| (ahead.ranges.unwrap_or(0), ahead.volumes));
-    let crowded = ranges + copied_ranges(state, origins) > limits.discards
-        && kernel.keeps(Rule::DiscardsLimited);
-    if state.moment.is_some()
-        || waiting >= limits.moments
-        || volumes + acts > limits.volumes
-        || crowded
-    {
-        kernel.coverage.hit(Mark::MomentWaits);
-        state.checkpoint_wanted = true;
-        return Err(wait());
-    }
-    let needed = to_place(kernel, state, 0)
-        + pages_ahead(kernel, scheme, state, 1)
-        + scheme.reserve(kernel, state, &Overlay::default(), acts.max(1))
-        + reserve(&kernel.geometry()) / 2;
-    let zones = kernel.zones(state.releases.zone_table());
-    if state.allocator.free() < needed {
-        state.allocator.grow_to(needed, &zones);
-    }
-    if state.allocator.free() >= needed {
-        return Ok(());
-    }
-    if state.can_reclaim() {
-        state.checkpoint_wanted = true;
-        return Err(wait());
-    }
-    Err(full())
-}
-
-/// The entries that the table of discards gets at most when the ranges of these volumes that still
-/// wait are copied for other maps.
-fn copied_ranges(state: &State, origins: &[VolumeId]) -> u64 {
-    let tables = state.overlays.tables();
-    let published = 2 * state.overlays.range_records();
-    let gathered: usize = state.windows.all().map(|window| window.ranges.len()).sum();
-    let of = |id: &VolumeId| {
-        tables.discards.meeting(*id, 0, u64::MAX).count() as u64 + published + 2 * gathered as u64
-    };
-    origins.iter().map(of).sum()
 }
 
 /// The moment begins: the open window closes, and the acts see the windows up to it.

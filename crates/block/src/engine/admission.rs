@@ -6,6 +6,7 @@
 
 use onefold_core::{Error, Kind, Result};
 
+use super::kept_room::{blocks_kept, ranges_kept};
 use crate::{
     coverage::Mark,
     kernel::{Kernel, State},
@@ -25,8 +26,10 @@ pub(crate) enum Purpose {
     Shared { withheld: u64 },
     /// Duplicates and new volumes, which may make tables grow: half of the reserve is for them.
     Known,
-    /// Trims and other changes that make room: all of the reserve is for them.
+    /// Trims and other changes of clients that make room: all of the reserve is for them.
     FreesSpace,
+    /// Deletions, which free the most: they wait for no act either.
+    Relief,
 }
 
 /// How full the structures with limits are, between two steps.
@@ -70,6 +73,11 @@ pub(crate) fn ranges_left(kernel: &Kernel, scheme: &dyn Scheme, state: &State) -
     kernel.settings.limits.discards.saturating_sub(ranges) / 2
 }
 
+/// As [`ranges_left`], for clients: none while an act waits for them.
+pub(crate) fn client_ranges_left(kernel: &Kernel, scheme: &dyn Scheme, state: &mut State) -> u64 {
+    if ranges_kept(kernel, state) { 0 } else { ranges_left(kernel, scheme, state) }
+}
+
 /// True when the table of discards may soon have no room.
 pub(crate) fn discards_crowded(kernel: &Kernel, scheme: &dyn Scheme, state: &State) -> bool {
     let ranges = scheme.count_ahead(state).and_then(|ahead| ahead.ranges);
@@ -79,6 +87,19 @@ pub(crate) fn discards_crowded(kernel: &Kernel, scheme: &dyn Scheme, state: &Sta
 /// Admits one range.
 pub(crate) fn admit_range(kernel: &Kernel, scheme: &dyn Scheme, state: &mut State) -> Result<()> {
     if ranges_left(kernel, scheme, state) > 0 {
+        Ok(())
+    } else {
+        Err(wait_for_ranges(kernel, state))
+    }
+}
+
+/// Admits one range of a client.
+pub(crate) fn admit_client_range(
+    kernel: &Kernel,
+    scheme: &dyn Scheme,
+    state: &mut State,
+) -> Result<()> {
+    if client_ranges_left(kernel, scheme, state) > 0 {
         Ok(())
     } else {
         Err(wait_for_ranges(kernel, state))
@@ -127,9 +148,10 @@ pub(crate) fn admit(
         Purpose::Data => reserve(&kernel.geometry()),
         Purpose::Shared { withheld } => reserve(&kernel.geometry()) + withheld,
         Purpose::Known => reserve(&kernel.geometry()) / 2,
-        Purpose::FreesSpace => 0,
+        Purpose::FreesSpace | Purpose::Relief => 0,
     };
-    let needed = to_place + pages_ahead(kernel, scheme, state, blocks + 1) + margin;
+    let promised = to_place + pages_ahead(kernel, scheme, state, blocks + 1);
+    let needed = promised + margin;
     let zones = kernel.zones(state.releases.zone_table());
     if state.allocator.free() < needed {
         state.allocator.grow_to(needed, &zones);
@@ -144,7 +166,13 @@ pub(crate) fn admit(
         state.allocator.open_ahead(to_place, &zones)?;
     }
     if state.allocator.free() >= needed && state.allocator.ready_blocks() >= to_place {
-        return Ok(Admission::Granted);
+        let kept = if purpose == Purpose::Relief { 0 } else { blocks_kept(kernel, state) };
+        if kept == 0 || state.allocator.free() >= promised + kept {
+            return Ok(Admission::Granted);
+        }
+        kernel.coverage.hit(Mark::WaitsForAct);
+        state.checkpoint_wanted = true;
+        return Ok(Admission::Wait);
     }
     Ok(if state.can_reclaim() {
         state.checkpoint_wanted = true;

@@ -227,7 +227,7 @@ pub(crate) fn delete_volume(kernel: &Kernel, scheme: &dyn Scheme, id: VolumeId) 
         state.checkpoint_wanted = true;
         return Err(wait());
     }
-    admit_known(kernel, scheme, &mut state, Purpose::FreesSpace)?;
+    admit_known(kernel, scheme, &mut state, Purpose::Relief)?;
     admit_range(kernel, scheme, &mut state)?;
     state.volumes.remove(id);
     let ticket = record(kernel, &mut state, CatalogueChange::Delete { id });

@@ -6,7 +6,7 @@ use super::admission::{Admission, Purpose, full, wait};
 use crate::{
     counters::add,
     engine::{
-        admission::{admit, admit_range, ranges_left, wait_for_ranges},
+        admission::{admit, admit_client_range, client_ranges_left, wait_for_ranges},
         prepare::stored,
         read::read_block,
         resolve::map_entry,
@@ -191,7 +191,7 @@ fn write_blocks(
     }
     state.volumes.check_writable(volume)?;
     if zero[..blocks.len()].contains(&true) {
-        let room = ranges_left(kernel, scheme, &state);
+        let room = client_ranges_left(kernel, scheme, &mut state);
         blocks = &blocks[..before_range(&zero[..blocks.len()], room)];
     }
     if blocks.is_empty() {
@@ -282,7 +282,7 @@ pub(crate) fn punch(
         Admission::Full => return Err(full()),
     }
     state.volumes.check_writable(volume)?;
-    admit_range(kernel, scheme, &mut state)?;
+    admit_client_range(kernel, scheme, &mut state)?;
     make_room(kernel, &mut state);
     state.punch(volume, start, end, keep);
     Ok(Ticket(state.windows.open().number.0))
@@ -351,7 +351,7 @@ fn edit(
             continue;
         }
         if block.is_zero() {
-            admit_range(kernel, scheme, &mut state)?;
+            admit_client_range(kernel, scheme, &mut state)?;
         }
         make_room(kernel, &mut state);
         if block.is_zero() {

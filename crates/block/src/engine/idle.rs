@@ -22,8 +22,7 @@ const INDEX_LEAVES: usize = 64;
 
 /// Does a little idle work. Returns whether there may be more.
 pub(crate) fn idle_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness) -> Result<bool> {
-    if complete_filter(kernel)
-        || complete_index(kernel, scheme)?
+    if index_step(kernel, scheme)?
         || load_free_space(kernel)?
         || scheme.idle(kernel, Idleness::None)?.advanced()
         || idleness == Idleness::Long && compact_step(kernel, scheme)?
@@ -31,6 +30,13 @@ pub(crate) fn idle_step(kernel: &Kernel, scheme: &dyn Scheme, idleness: Idleness
         return Ok(true);
     }
     Ok(idleness >= Idleness::Short && scheme.idle(kernel, idleness)?.advanced())
+}
+
+/// Adds a little to what the index knows, which after opening is nothing. Returns whether there may be
+/// more.
+pub(crate) fn index_step(kernel: &Kernel, scheme: &dyn Scheme) -> Result<bool> {
+    let _alone = kernel.completing.lock();
+    Ok(complete_filter(kernel) || complete_index(kernel, scheme)?)
 }
 
 /// Adds entries of the index on disk to the filter in front of it: after opening it knows none.

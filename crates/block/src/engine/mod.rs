@@ -19,6 +19,7 @@
 //! A crash before 2 leaves records that are believed one by one if the block that they name hashes
 //! to their fingerprint; after 2 recovery finds all of them.
 
+pub(crate) mod act_room;
 pub(crate) mod acts;
 pub(crate) mod admission;
 #[cfg(feature = "planted-bugs")]
@@ -31,6 +32,7 @@ pub(crate) mod create;
 pub(crate) mod gather;
 pub(crate) mod growth;
 pub(crate) mod idle;
+mod kept_room;
 pub(crate) mod offers;
 pub(crate) mod opening;
 pub(crate) mod prepare;

@@ -20,7 +20,9 @@ use crate::{
         zone_list::Entry,
     },
     index::Index,
-    kernel::{Checkpointer, Kernel, Leftovers, Reason, State, Volumes, replace_superblock},
+    kernel::{
+        ActTurn, Checkpointer, Kernel, Leftovers, Reason, State, Volumes, replace_superblock,
+    },
     overlay::{Overlays, Tables},
     rules::Rule,
     scheme::{
@@ -172,6 +174,7 @@ fn unrecovered(
         checkpoint_awaited: false,
         ration: None,
         moment: None,
+        act_turn: ActTurn::default(),
         moments: (0, 0),
         leftovers,
         orphans: 0,
@@ -192,6 +195,7 @@ fn unrecovered(
         making_durable: Mutex::new(()),
         checkpointing: Mutex::new(Checkpointer::default()),
         compacting: Mutex::default(),
+        completing: Mutex::default(),
         counters: Counters::default(),
         coverage: Coverage::default(),
         lost: Mutex::default(),

@@ -74,6 +74,11 @@ pub struct Status {
     pub volumes: Vec<VolumeStatus>,
     /// How many snapshots there are.
     pub snapshots: u64,
+    /// Volumes that were made from a snapshot or another volume, as of the last checkpoint.
+    pub clones: u64,
+    /// Acts (snapshots, clones, rollbacks, parts of receives) that no checkpoint has made durable, and
+    /// those that wait for room.
+    pub acts_waiting: u64,
     /// True while checkpoints free what deleted volumes and snapshots leave behind.
     pub leftovers: bool,
     /// Pages of maps that nothing counts for and that wait to be handed over, as far as is known.
@@ -143,6 +148,9 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         stopped: state.fail_stop.reason().map(ToString::to_string),
         volumes,
         snapshots,
+        clones: state.overlays.tables().volumes.values().filter(|volume| volume.is_clone()).count()
+            as u64,
+        acts_waiting: (state.acts_ahead().count() + state.act_turn.waiting()) as u64,
         leftovers: state.leftovers == Leftovers::Some
             || state.overlays.tables().volumes.values().any(Volume::is_leaving),
         orphan_pages: state.orphans,

@@ -240,6 +240,13 @@ impl Volume {
         Some((PageId { table: Table::Map, volume, level, index }, self.map.page))
     }
 
+    /// True for a volume that was made from a snapshot or another volume.
+    #[must_use]
+    pub fn is_clone(&self) -> bool {
+        let Sharing { kind, parent, replica, .. } = self.sharing;
+        kind == MapKind::Volume && parent != 0 && !replica
+    }
+
     /// True for the map of what was deleted.
     #[must_use]
     pub fn is_leaving(&self) -> bool {

@@ -1,10 +1,11 @@
 //! The kernel: all that an open store owns, behind its locks. It has no steps; those of the engine
 //! and of the schemes are functions over it.
 //!
-//! Locks, in the order in which they are taken: `compacting`, `checkpointing`, `preparing`,
+//! Locks, in the order in which they are taken: `compacting`, `completing`, `checkpointing`, `preparing`,
 //! `making_durable`, a scheme's own, `state`, `index`, `sizes`. `state` is held for memory work and,
 //! rarely, for reading a page of the zone table; never for writes and flushes.
 
+mod act_turn;
 mod checkpointer;
 mod compactor;
 mod ration;
@@ -14,6 +15,8 @@ mod volumes;
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
+pub use act_turn::Place;
+pub(crate) use act_turn::{ActTurn, Progress, Room};
 pub(crate) use checkpointer::{Checkpointer, NextCheckpoint, Phase, Reason, Reclaimed};
 pub(crate) use compactor::Compactor;
 use onefold_core::{Clock, Disk, Error, Result, Ticket, ZoneId};
@@ -64,6 +67,8 @@ pub(crate) struct Kernel {
     pub(crate) making_durable: Mutex<()>,
     pub(crate) checkpointing: Mutex<Checkpointer>,
     pub(crate) compacting: Mutex<Compactor>,
+    /// Held by who completes the index.
+    pub(crate) completing: Mutex<()>,
     /// Windows whose loss was accepted at opening.
     pub(crate) lost: Mutex<Vec<WindowRange>>,
     pub(crate) counters: Counters,
@@ -83,6 +88,13 @@ impl Kernel {
     /// The sizes of the store, which rise when it grows.
     pub(crate) fn geometry(&self) -> Geometry {
         *self.sizes.lock()
+    }
+
+    /// The progress by which turns of acts are measured.
+    pub(crate) fn progress(&self) -> Progress {
+        let counts = &self.counters;
+        let (checkpoints, leaves) = (&counts.checkpoints, &counts.discard_leaves);
+        Progress { checkpoints: checkpoints.load(Relaxed), leaves: leaves.load(Relaxed) }
     }
 
     /// Everything with this ticket or a lower one is durable.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use onefold_core::{Block, Lba, Result, VolumeId};
 
-use super::{ration::Ration, volumes::Volumes};
+use super::{act_turn::ActTurn, ration::Ration, volumes::Volumes};
 use crate::{
     fail_stop::FailStop,
     flushes::Flushes,
@@ -35,6 +35,8 @@ pub(crate) struct State {
     pub(crate) ration: Option<Ration>,
     /// The moment whose windows are not all published yet.
     pub(crate) moment: Option<Moment>,
+    /// Who asks for acts, and what clients leave alone for them.
+    pub(crate) act_turn: ActTurn,
     /// Moments that were asked for, and those whose acts are durable, since the store was opened.
     pub(crate) moments: (u64, u64),
     /// Whether checkpoints have maps to take apart, or pages to hand over.

@@ -3,12 +3,19 @@
 //! A block that is there is written to the receive at once, before the sender hears of it, so that
 //! nobody else's change of this store can take it away. A held frame proves what it must be.
 
-use std::{collections::VecDeque, io::Write};
+use std::{collections::VecDeque, io::Write, time::Duration};
 
 use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
 
 use super::Copies;
-use crate::{Content, Frame, HeldProof, Offer, Transfers, format::stream::negotiation::Answering};
+use crate::{
+    Content, Frame, HeldProof, Offer, Transfers, engine::idle::index_step,
+    format::stream::negotiation::Answering,
+};
+
+/// How long the first answer waits for an index that is read anew after opening, so that no block is
+/// asked for that is there. What it does not know then is sent once more, which costs the wire alone.
+const INDEX_WAIT: Duration = Duration::from_secs(60);
 
 /// Offered blocks that are looked for, and written, together.
 const LOOK_BLOCKS: usize = 256;
@@ -19,11 +26,13 @@ pub(super) struct Offered<'w> {
     answering: Option<Answering<&'w mut dyn Write>>,
     /// Offered blocks that are there, and of which the sender has not spoken since.
     there: VecDeque<u64>,
+    /// The index was completed, or waited for long enough.
+    index_waited: bool,
 }
 
 impl<'w> Offered<'w> {
     pub(super) fn new(answering: Option<Answering<&'w mut dyn Write>>) -> Offered<'w> {
-        Offered { answering, there: VecDeque::new() }
+        Offered { answering, there: VecDeque::new(), index_waited: false }
     }
 
     /// True when the sender asks.
@@ -40,6 +49,9 @@ impl<'w> Offered<'w> {
     ) -> Result<()> {
         self.nothing_left()?;
         let Some(answering) = &mut self.answering else { return Err(senseless()) };
+        if !std::mem::replace(&mut self.index_waited, true) {
+            complete_index(copies)?;
+        }
         let mut missing = Vec::with_capacity(offer.fingerprints.len());
         let mut lbas = offer.blocks();
         for wanted in offer.fingerprints.chunks(LOOK_BLOCKS) {
@@ -83,6 +95,17 @@ impl<'w> Offered<'w> {
     pub(super) fn done(&mut self, blocks: u64) -> Result<()> {
         self.answering.as_mut().map_or(Ok(()), |answering| answering.done(blocks))
     }
+}
+
+fn complete_index(copies: &Copies<'_>) -> Result<()> {
+    let store = copies.0;
+    let begun = store.clock.now();
+    while store.clock.now().saturating_sub(begun) < INDEX_WAIT && !store.is_stopping() {
+        if !index_step(&store.engine.kernel, &*store.engine.scheme)? {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Compares blocks that were offered, and that the receive has, with what the sender has.

@@ -150,7 +150,7 @@ impl Copies<'_> {
                     now_ms: now_ms(),
                     rollback,
                 };
-                let (id, asked) = self.0.change(|| self.0.acts().receive(what.clone()))?;
+                let (id, asked) = self.0.act(|acts| acts.receive(what.clone()))?;
                 self.0.perform(asked)?;
                 id
             }
@@ -286,8 +286,8 @@ impl Copies<'_> {
         let of = of.map(|base| self.0.engine.volume(base)).transpose()?;
         let into = of.and_then(|base| base.snapshot).map(|origin| origin.volume);
         let times = Times { now_ms: now_ms(), made_ms: about.made_ms };
-        let asked = self.0.change(|| {
-            let ask = || self.0.acts().received(id, about.blocks, rollback, times);
+        let asked = self.0.act(|acts| {
+            let ask = || acts.received(id, about.blocks, rollback, times);
             match into {
                 Some(into) => self.0.handles.lock().end(into, true, ask)?.done(),
                 None => ask(),
@@ -335,7 +335,7 @@ impl Copies<'_> {
     /// `NotFound`, `InvalidInput` when it is no replica, or while a snapshot of it is received.
     pub fn promote(&self, volume: &str) -> Result<()> {
         let id = self.0.engine.find_volume(volume)?;
-        let asked = self.0.change(|| self.0.acts().promote(id))?;
+        let asked = self.0.act(|acts| acts.promote(id))?;
         self.0.perform(asked)
     }
 }

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use onefold_core::{Error, Kind, Result, VolumeId};
 
 use super::Store;
-use crate::{Acts, Asked};
+use crate::{Acts, Asked, Place};
 
 impl Store {
     /// Takes snapshots, named like `vm1@monday`: all hold exactly what was written to their volumes
@@ -26,7 +26,7 @@ impl Store {
             })?;
             wanted.push((self.engine.find_volume(volume)?, snapshot.to_owned()));
         }
-        let (_, asked) = self.change(|| self.acts().snapshot(&wanted, now_ms()))?;
+        let (_, asked) = self.act(|acts| acts.snapshot(&wanted, now_ms()))?;
         begun();
         self.perform(asked)
     }
@@ -38,7 +38,7 @@ impl Store {
     /// As [`snapshot`](Self::snapshot).
     pub fn clone_volume(&self, of: &str, name: &str) -> Result<()> {
         let of = self.engine.find_volume(of)?;
-        let (_, asked) = self.change(|| self.acts().clone_volume(of, name, now_ms()))?;
+        let (_, asked) = self.act(|acts| acts.clone_volume(of, name, now_ms()))?;
         self.perform(asked)
     }
 
@@ -53,8 +53,8 @@ impl Store {
     pub fn rollback(&self, snapshot: &str, keep: Option<&str>, force: bool) -> Result<()> {
         let to = self.find_snapshot(snapshot)?;
         let volume = self.engine.volume(to)?.snapshot.map_or(to, |origin| origin.volume);
-        let asked = self.change(|| {
-            let ask = || self.acts().rollback(volume, to, keep, now_ms());
+        let asked = self.act(|acts| {
+            let ask = || acts.rollback(volume, to, keep, now_ms());
             self.handles.lock().end(volume, force, ask)
         });
         let (_, asked) = asked?.done()?;
@@ -87,6 +87,12 @@ impl Store {
         Acts::of(&self.engine)
     }
 
+    /// Asks for an act until it is admitted, and has its turn for the room that it waits for.
+    pub(super) fn act<T>(&self, mut ask: impl FnMut(&Acts<'_>) -> Result<T>) -> Result<T> {
+        let held = HeldPlace { store: self, place: self.acts().take_place() };
+        self.change(|| ask(&Acts::at(&self.engine, held.place)))
+    }
+
     pub(super) fn find_snapshot(&self, name: &str) -> Result<VolumeId> {
         let id = self.engine.find_volume(name)?;
         if self.engine.volume(id)?.snapshot.is_some() {
@@ -111,6 +117,20 @@ impl Store {
             }
         }
         Ok(())
+    }
+}
+
+/// A place of who asks for an act, which is given back however the asking ends.
+struct HeldPlace<'s> {
+    store: &'s Store,
+    place: Place,
+}
+
+impl Drop for HeldPlace<'_> {
+    fn drop(&mut self) {
+        self.store.acts().give_back(self.place);
+        // Whoever waited for the act looks again.
+        self.store.commit.advance();
     }
 }
 

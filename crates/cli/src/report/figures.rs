@@ -370,6 +370,37 @@ pub(crate) const FIGURES: &[Figure] = &[
         &[number(BLOCK, "/maps/space/age_seconds")],
     ),
     figure(
+        "clones",
+        (Gauge, Number),
+        ByOperator,
+        "Volumes that were made from a snapshot or another volume.",
+        &[number(BLOCK, "/clones")],
+    ),
+    figure(
+        "acts_waiting",
+        (Gauge, Number),
+        ByOperator,
+        "Snapshots, clones, rollbacks and parts of receives that are not durable yet or wait for room.",
+        &[number(BLOCK, "/acts_waiting")],
+    ),
+    figure(
+        "snapshots_held_bytes",
+        (Gauge, Bytes),
+        ByOperator,
+        "What deleting each snapshot by itself would free at least, all together, as `snapshot list --space` found it last.",
+        &[number(BLOCK, "/maps/space/snapshot_bytes")],
+    ),
+    figure(
+        "deleted_maps_bytes",
+        (Gauge, Bytes),
+        ByOperator,
+        "What deleted volumes and snapshots still held, as `snapshot list --space` found it last.",
+        &[
+            number(BLOCK, "/maps/space/leaving_bytes").labelled("kind", "leaving"),
+            number(BLOCK, "/maps/space/orphan_bytes").labelled("kind", "orphans"),
+        ],
+    ),
+    figure(
         "orphan_pages",
         (Gauge, Number),
         ByOperator,

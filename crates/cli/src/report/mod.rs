@@ -51,6 +51,12 @@ pub(crate) struct Report {
     /// Pages of maps that deleted snapshots left behind, and that wait to be handed over.
     #[serde(default)]
     pub(crate) orphan_pages: u64,
+    /// Volumes that were made from a snapshot or another volume.
+    #[serde(default)]
+    pub(crate) clones: u64,
+    /// Snapshots, clones, rollbacks and parts of receives that are not durable yet or wait for room.
+    #[serde(default)]
+    pub(crate) acts_waiting: u64,
     /// Whether counts may be too high, because a page of an old snapshot could not be read.
     #[serde(default)]
     pub(crate) inexact: bool,
@@ -112,6 +118,9 @@ pub(crate) struct SnapshotStatus {
 pub(crate) struct HeldSpace {
     /// How old this and the snapshots' exclusive space is.
     pub(crate) age_seconds: u64,
+    /// What deleting each snapshot by itself would free at least, all together.
+    #[serde(default)]
+    pub(crate) snapshot_bytes: u64,
     /// What maps hold that are being taken apart.
     pub(crate) leaving_bytes: u64,
     /// What pages hold that wait to be handed over.
@@ -353,6 +362,8 @@ impl Report {
             },
             receives: ReceiveLine::of(engine),
             orphan_pages: status.orphan_pages,
+            clones: status.clones,
+            acts_waiting: status.acts_waiting,
             inexact: status.inexact,
             freeing: status.leftovers,
             uncommitted: Uncommitted {

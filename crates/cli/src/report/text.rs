@@ -172,7 +172,7 @@ impl Report {
 impl Snapshots {
     /// The space that only snapshots hold, as far as anybody has looked.
     fn rows(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Some(HeldSpace { age_seconds, leaving_bytes, orphan_bytes }) = self.space.clone()
+        let Some(HeldSpace { age_seconds, leaving_bytes, orphan_bytes, .. }) = self.space.clone()
         else {
             return Ok(());
         };

@@ -22,6 +22,7 @@ pub(crate) mod mount;
 pub(crate) mod mv;
 mod negotiate;
 pub(crate) mod node;
+mod patience;
 pub(crate) mod put;
 mod receiving;
 pub(crate) mod repair;

@@ -2,7 +2,7 @@
 
 use std::{
     io::Write,
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -11,7 +11,10 @@ use onefold_block::{Copies, MEMORY_MIN, SendWhat, Settings};
 use onefold_core::{Error, Kind, Result};
 use serde::de::DeserializeOwned;
 
-use super::served_or_not;
+use super::{
+    patience::{Patience, Watched},
+    served_or_not,
+};
 use onefold::parts::{
     control::{Request, stream::UNWRITTEN},
     store_file::StoreFile,
@@ -23,26 +26,30 @@ const END_WAIT: Duration = Duration::from_secs(10);
 /// Time between two looks whether it has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// The fate of a receive that is silent for too long.
+const SILENT: &str = "the receive that --negotiate started took nothing and said nothing";
+
 /// Sends to the receive that a command starts; `request` is the same for a server.
 pub(super) fn send<T>(
     file: &StoreFile,
     what: &SendWhat,
     request: &Request,
     command: &str,
+    patience: &Patience,
 ) -> Result<T>
 where
     T: DeserializeOwned + for<'t> From<&'t onefold_block::Totals>,
 {
-    served_or_not(
+    let sent = served_or_not(
         file,
         |server| {
-            let (receive, mut to, from) = Receive::start(command)?;
+            let (receive, mut to, from) = Receive::start(command, patience)?;
             let sent = server.talk(request, from, &mut to);
             receive.end(to, sent)
         },
         || {
             let working = file.work(Settings::for_memory(MEMORY_MIN))?;
-            let sent = Receive::start(command).and_then(|(receive, mut to, from)| {
+            let sent = Receive::start(command, patience).and_then(|(receive, mut to, from)| {
                 let copies = Copies::of(working.store());
                 let sent = copies.negotiate(what, &random_bytes()?, &mut to, from);
                 receive.end(to, sent)
@@ -50,14 +57,15 @@ where
             let closed = working.close();
             sent.and_then(|totals| closed.map(|()| T::from(&totals)))
         },
-    )
+    );
+    patience.judge(sent, SILENT)
 }
 
 /// The command, which is ended with what it is for.
-struct Receive(Child);
+struct Receive(Child, Patience);
 
 impl Receive {
-    fn start(command: &str) -> Result<(Receive, ChildStdin, ChildStdout)> {
+    fn start(command: &str, patience: &Patience) -> Result<(Receive, Watched, Watched)> {
         let failed = |e| Error::from_io("the command of --negotiate can't be run", e);
         let mut child = Command::new("sh")
             .args(["-c", command])
@@ -66,17 +74,23 @@ impl Receive {
             .spawn()
             .map_err(failed)?;
         match (child.stdin.take(), child.stdout.take()) {
-            (Some(to), Some(from)) => Ok((Receive(child), to, from)),
+            (Some(to), Some(from)) => {
+                let (to, from) = (Watched::sink(to, patience)?, Watched::source(from, patience)?);
+                Ok((Receive(child, patience.clone()), to, from))
+            }
             _ => Err(Error::new(Kind::Io, "the command of --negotiate has no pipes")),
         }
     }
 
     /// Closes its input and waits for it, so that what it says stands before what we do.
-    fn end<T>(mut self, mut to: ChildStdin, sent: Result<T>) -> Result<T> {
+    fn end<T>(mut self, mut to: Watched, sent: Result<T>) -> Result<T> {
         let _ = to.flush();
         drop(to);
         let begun = Instant::now();
-        while begun.elapsed() < END_WAIT && matches!(self.0.try_wait(), Ok(None)) {
+        while !self.1.has_ended()
+            && begun.elapsed() < END_WAIT
+            && matches!(self.0.try_wait(), Ok(None))
+        {
             std::thread::sleep(LOOK_EVERY);
         }
         sent.map_err(|error| match error.to_string().starts_with(UNWRITTEN) {

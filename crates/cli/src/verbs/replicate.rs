@@ -11,7 +11,12 @@ use onefold_block::{Copies, MEMORY_MIN, SendWhat, Settings, Totals, negotiates};
 use onefold_core::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{block_store, negotiate, receiving, served_or_not, volume::block};
+use super::{
+    block_store, negotiate,
+    patience::{Patience, Watched},
+    receiving, served_or_not,
+    volume::block,
+};
 use onefold::parts::{
     control::{Request, stream::UNWRITTEN},
     store_file::StoreFile,
@@ -24,6 +29,13 @@ use onefold_console::{
 
 /// Bytes that are read, or copied, at once.
 const COPY_BYTES: usize = 256 << 10;
+
+/// How long the other side may be silent: as a server's answer may take, and longer than a receive that
+/// waits for room on a full store.
+const WAIT_SECONDS: u32 = 600;
+
+/// The fate of a sender that is silent for too long.
+const SILENT: &str = "nothing came from the sender";
 
 /// Writes a snapshot to standard output, for `onefold receive` on another host
 ///
@@ -60,6 +72,11 @@ pub(crate) struct SendOptions {
     /// sends only the blocks that are missing there
     #[arg(long, value_name = "CMD", conflicts_with = "output")]
     negotiate: Option<String>,
+
+    /// With --negotiate: gives up when the receive takes nothing and says nothing for so many seconds;
+    /// 0 waits without end
+    #[arg(long, value_name = "SECONDS", default_value_t = WAIT_SECONDS, requires = "negotiate")]
+    wait: u32,
 
     /// Writes a new file instead of standard output; it gets its name when it is whole
     #[arg(short, long, value_name = "FILE")]
@@ -108,6 +125,11 @@ pub(crate) struct ReceiveOptions {
     /// Receives nothing, and gives up what was being received where nothing has come for so many days
     #[arg(long, value_name = "DAYS", conflicts_with_all = ["rollback", "abort", "token", "volume"])]
     expire: Option<u32>,
+
+    /// Gives up when the sender sends nothing for so many seconds; 0 waits without end
+    #[arg(long, value_name = "SECONDS", default_value_t = WAIT_SECONDS,
+          conflicts_with_all = ["abort", "token", "expire"])]
+    wait: u32,
 
     #[command(flatten)]
     answer: Answer,
@@ -193,7 +215,8 @@ pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
             resume: resume.clone(),
             negotiates: true,
         };
-        let sent: Sent = negotiate::send(&file, &wanted, &request, command)?;
+        let patience = Patience::of(options.wait);
+        let sent: Sent = negotiate::send(&file, &wanted, &request, command, &patience)?;
         if options.json {
             output::json(&sent)?;
         } else {
@@ -261,7 +284,7 @@ fn copy(from: &mut dyn Read, to: &mut dyn Write) -> Result<()> {
 
 /// Receives, or tells or gives up what was being received.
 pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
-    let ReceiveOptions { store, volume, rollback, token, abort, expire, answer } = options;
+    let ReceiveOptions { store, volume, rollback, token, abort, expire, wait, answer } = options;
     let file = block_store(&store)?;
     if token {
         return tokens(&file, volume.as_deref(), answer);
@@ -275,13 +298,16 @@ pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
         return expire_all(&file, days, answer);
     }
     // Whether the sender asks is known by how its stream begins.
-    let begins = beginning(&mut std::io::stdin().lock())?;
+    let patience = Patience::of(wait);
+    let mut input = Watched::source(std::io::stdin(), &patience)?;
+    let begins = patience.judge(beginning(&mut input), SILENT)?;
     let asks = begins.as_slice().try_into().is_ok_and(negotiates);
     let request = Request::Receive { volume: volume.clone(), rollback, negotiates: asks };
-    let received: Received = served_or_not(
+    let received: Result<Received> = served_or_not(
         &file,
         |server| {
-            let input = Cursor::new(begins.clone()).chain(std::io::stdin());
+            let input = Watched::source(std::io::stdin(), &patience)?;
+            let input = Cursor::new(begins.clone()).chain(input);
             if asks {
                 return server.talk(&request, input, &mut std::io::stdout().lock());
             }
@@ -289,7 +315,8 @@ pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
         },
         || {
             let working = file.work(Settings::for_memory(MEMORY_MIN))?;
-            let input = BufReader::with_capacity(COPY_BYTES, std::io::stdin().lock());
+            let input = Watched::source(std::io::stdin(), &patience)?;
+            let input = BufReader::with_capacity(COPY_BYTES, input);
             let input = begins.as_slice().chain(input);
             let (into, look) = (volume.as_deref(), &mut |_| Ok(()));
             let (nonce, mut out) = (random_bytes()?, std::io::stdout().lock());
@@ -299,7 +326,8 @@ pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
             let received = received.and_then(|received| closed.map(|()| received))?;
             Ok(Received::from(&received))
         },
-    )?;
+    );
+    let received = patience.judge(received, SILENT)?;
     if asks {
         // Standard output has the answers for the sender, which says the rest.
     } else if answer.json {

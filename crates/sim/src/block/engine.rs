@@ -1,10 +1,11 @@
 //! The block engine under simulation.
 
-use std::{collections::BTreeMap, io::Cursor, sync::Arc, time::Duration};
+use std::{cell::Cell, collections::BTreeMap, io::Cursor, sync::Arc, time::Duration};
 
 use onefold_block::{
     Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Growth, Limits, Mark, NoDedup,
-    Persistence, Receive, Rule, Settings, StreamReader, StreamWriter, Times, Transfers,
+    Persistence, Place as ActPlace, Receive, Rule, Settings, StreamReader, StreamWriter, Times,
+    Transfers,
     check::Place,
     format::{
         Identity,
@@ -46,9 +47,9 @@ const WINDOWS_LEFT: u64 = 1 << 24;
 /// all that a store takes.
 const FAR: u64 = VOLUME_BLOCKS_MAX / 16 - (1 << 24);
 
-/// The block engine, the critical blocks of each volume, and the first block of a volume that clients
-/// see.
-pub struct Thin(Engine, (u64, u64), u64);
+/// The block engine, the critical blocks of each volume, the first block of a volume that clients see,
+/// and the place of who asks for acts.
+pub struct Thin(Engine, (u64, u64), u64, Cell<Option<ActPlace>>);
 
 impl Thin {
     fn settings(options: &StoreOptions) -> Settings {
@@ -78,6 +79,10 @@ impl Thin {
     /// An offset of a client as one of the volume.
     fn offset(&self, offset: u64) -> u64 {
         (self.2 * BLOCK).saturating_add(offset)
+    }
+
+    fn acts(&self) -> Acts<'_> {
+        self.3.get().map_or_else(|| Acts::of(&self.0), |place| Acts::at(&self.0, place))
     }
 
     fn limits(options: &StoreOptions) -> Limits {
@@ -172,19 +177,20 @@ const fn bug_names() -> [&'static str; Rule::BUGS.len()] {
 /// with leaves in place.
 const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
     use Rule::{
-        AcknowledgedByCheckpoint, ActsSeenWhenTold, ActsToldWhenDurable, BaseCompared,
-        BorrowersKeepPage, CarriersLimited, CarriersProven, CommittedWhenDurable, CountBeforeLink,
-        CursorBehindData, CutsLimited, DataBeforeLink, DiscardsLimited, DroppedRecordsVoid,
-        DuplicatesHaveReferences, FailedFlushStopsWrites, FingerprintGoesWithBlock,
-        FlushBeforeRecovery, FramesInOrder, HeirLends, InnerPagesCount, LaterWriteOverRange,
-        LeftoverOfVoidIgnored, LeftoverVersionsAlternate, LeftoverWaitsForFlush, LenderInherited,
-        LentEntriesNotLowered, ListNamedWhereItIs, ListPagesFollowMove, ListZonesKept,
-        ListedInBothCopies, MomentCommitsNoMore, MomentSealsOverlay, NewerRecordsVerified,
-        OrphanWaitsForBorrowers, OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared,
-        PagesCountApart, PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
-        RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges, SealedRecordsPin,
-        SharedPagesNotEntered, StayingPageLends, UnlinkBeforeDecrement, VolumesLimited,
-        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
+        AcknowledgedByCheckpoint, ActsHaveTurns, ActsSeenWhenTold, ActsToldWhenDurable,
+        BaseCompared, BorrowersKeepPage, CarriersLimited, CarriersProven, CommittedWhenDurable,
+        CountBeforeLink, CursorBehindData, CutsLimited, DataBeforeLink, DiscardsLimited,
+        DroppedRecordsVoid, DuplicatesHaveReferences, FailedFlushStopsWrites,
+        FingerprintGoesWithBlock, FlushBeforeRecovery, FramesInOrder, HeirLends, InnerPagesCount,
+        LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
+        LeftoverWaitsForFlush, LenderInherited, LentEntriesNotLowered, ListNamedWhereItIs,
+        ListPagesFollowMove, ListZonesKept, ListedInBothCopies, MomentCommitsNoMore,
+        MomentSealsOverlay, NewerRecordsVerified, OrphanWaitsForBorrowers, OrphansHaveEntries,
+        OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart, PinnedNotReclaimed,
+        RangesCompared, RangesCopied, ReceivedAfterData, RecountSeesPendingLinks,
+        ReuseAfterRelease, RollbackAfterChanges, SealedRecordsPin, SharedPagesNotEntered,
+        StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored,
+        WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -242,6 +248,8 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
                 MomentSealsOverlay,
                 ActsToldWhenDurable,
                 RangesCopied,
+                ActsHaveTurns,
+                TurnsEnd,
                 SharedPagesNotEntered,
                 RollbackAfterChanges,
                 ActsSeenWhenTold,
@@ -297,8 +305,9 @@ impl Subject for Thin {
     }
 
     fn open(disk: Arc<dyn Disk>, clock: Arc<dyn Clock>, options: &StoreOptions) -> Result<Thin> {
-        Engine::open(disk, clock, Thin::settings(options))
-            .map(|engine| Thin(engine, options.critical, Thin::first_block(options)))
+        Engine::open(disk, clock, Thin::settings(options)).map(|engine| {
+            Thin(engine, options.critical, Thin::first_block(options), Cell::default())
+        })
     }
 
     fn volumes(&self) -> Result<Vec<(VolumeId, VolumeInfo)>> {
@@ -315,11 +324,11 @@ impl Subject for Thin {
     }
 
     fn snapshot(&self, wanted: &[(VolumeId, String)]) -> Result<(Vec<VolumeId>, u64)> {
-        Acts::of(&self.0).snapshot(wanted, 1).map(|(ids, asked)| (ids, asked.number))
+        self.acts().snapshot(wanted, 1).map(|(ids, asked)| (ids, asked.number))
     }
 
     fn clone_volume(&self, of: VolumeId, name: &str) -> Result<(VolumeId, u64)> {
-        Acts::of(&self.0).clone_volume(of, name, 1).map(|(id, asked)| (id, asked.number))
+        self.acts().clone_volume(of, name, 1).map(|(id, asked)| (id, asked.number))
     }
 
     fn rollback(
@@ -328,7 +337,16 @@ impl Subject for Thin {
         to: VolumeId,
         keep: Option<&str>,
     ) -> Result<(Option<VolumeId>, u64)> {
-        Acts::of(&self.0).rollback(volume, to, keep, 1).map(|(kept, asked)| (kept, asked.number))
+        self.acts().rollback(volume, to, keep, 1).map(|(kept, asked)| (kept, asked.number))
+    }
+
+    fn take_place(&self) {
+        self.3.set(Some(Acts::of(&self.0).take_place()));
+    }
+
+    fn give_place_back(&self) {
+        let acts = Acts::of(&self.0);
+        self.3.take().into_iter().for_each(|place| acts.give_back(place));
     }
 
     fn acts_done(&self) -> u64 {
@@ -406,7 +424,7 @@ impl Subject for Thin {
             now_ms: 1,
             rollback: false,
         };
-        Acts::of(&self.0).receive(what).map(|(id, asked)| (id, asked.number))
+        self.acts().receive(what).map(|(id, asked)| (id, asked.number))
     }
 
     fn receiving(&self) -> Vec<(VolumeId, u64)> {
@@ -450,7 +468,7 @@ impl Subject for Thin {
 
     fn received(&self, id: VolumeId, blocks: u64) -> Result<(VolumeId, u64)> {
         let times = Times { now_ms: 1, made_ms: 1 };
-        let asked = Acts::of(&self.0).received(id, blocks, false, times)?;
+        let asked = self.acts().received(id, blocks, false, times)?;
         Ok((asked.0, asked.1.number))
     }
 

@@ -168,9 +168,14 @@ impl Params {
             sharing.rots = profile == Profile::Damage && rots(seed);
             // More ranges wait for it.
             sharing.slow_ranges |= sharing.rots;
+            sharing.crowds = crowds(seed) && !options.near_ends;
+            sharing.slow_ranges |= sharing.crowds;
         }
         options.grows = grows(seed);
         options.limits = limits(&mut Rng::new(seed ^ 0x6c69_6d69_7473_8859), profile);
+        if options.snapshots.is_some_and(|sharing| sharing.crowds) {
+            options.limits[0] = Some(12);
+        }
         let percent = |rng: &mut Rng, choices: [u64; 4]| choices[rng.below(4) as usize];
         let palette = Palette {
             duplicates: if matches!(profile, Profile::FullStore | Profile::Churn) {
@@ -229,6 +234,17 @@ impl Params {
             weigh(&mut self.mix, Op::LongTrim, 10);
             self.volume_blocks = self.volume_blocks.max(1200);
             self.spots = (0..4).map(|n| (n * 300, 6)).collect();
+        }
+        if sharing.crowds {
+            // A range over many leaves waits for as many checkpoints.
+            self.volume_blocks = CROWDED_LEAVES * 300;
+            self.spots = (0..CROWDED_LEAVES).map(|n| (n * 300, 8)).collect();
+            if sharing.replicates {
+                // Lives long enough that one snapshot is sent after another.
+                weigh(&mut self.mix, Op::Verb, 60);
+                (self.volumes, self.crash_within) = (1, 300);
+                self.ops = self.ops.max(120);
+            }
         }
         if sharing.few_contents {
             self.palette.duplicates = 95;
@@ -421,6 +437,7 @@ fn sharing(seed: u64, options: &StoreOptions) -> Option<Sharing> {
         leaving: [0, 0, 2, 4096][rng.below(4) as usize],
         slow_ranges: rng.percent(40),
         few_contents: rng.percent(30),
+        crowds: false,
         replicates: false,
         rots: false,
     })
@@ -431,6 +448,19 @@ fn sharing(seed: u64, options: &StoreOptions) -> Option<Sharing> {
 fn replicates(seed: u64) -> bool {
     let before = include_str!("../../seeds/block.txt").split(WITH_REPLICAS).next().unwrap_or("");
     Rng::new(seed ^ 0x7265_706c_6963_6173).percent(40) && !is_kept(before, seed)
+}
+
+/// Leaves of the map of a volume whose clients crowd acts out.
+const CROWDED_LEAVES: u64 = 12;
+
+/// Behind this line of the list of kept seeds are those in which clients crowd acts out.
+const WITH_CROWDS: &str = "# With crowds";
+
+/// Whether clients trim whenever an act waits for room, from a source of its own. The seeds that were
+/// kept before stay what they were.
+fn crowds(seed: u64) -> bool {
+    let before = include_str!("../../seeds/block.txt").split(WITH_CROWDS).next().unwrap_or("");
+    Rng::new(seed ^ 0x6372_6f77_6473_0028).percent(30) && !is_kept(before, seed)
 }
 
 /// Behind this line of the list of kept seeds are those in which what maps share rots.

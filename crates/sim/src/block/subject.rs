@@ -97,6 +97,8 @@ pub struct Sharing {
     pub leaving: u64,
     /// Checkpoints work through one leaf of ranges each, so that acts find ranges that wait.
     pub slow_ranges: bool,
+    /// Clients trim whenever an act waits for room, as much as they can.
+    pub crowds: bool,
     /// Few contents, written over and over: records name blocks whose last mapping has just gone.
     pub few_contents: bool,
     /// Snapshots are sent, and received in the same store as those of a replica.
@@ -278,6 +280,13 @@ pub trait Subject: Sized {
         let _ = (volume, to, keep);
         Err(no_copies())
     }
+
+    /// Somebody asks for acts from now on, until each is admitted or given up: whoever else wants the
+    /// room that an act waits for takes turns with it.
+    fn take_place(&self) {}
+
+    /// Nobody asks for acts any more.
+    fn give_place_back(&self) {}
 
     /// The number of the last acts that are durable.
     fn acts_done(&self) -> u64 {

@@ -126,6 +126,7 @@ fn checkpoint_advance(
             let Some(next) =
                 build(kernel, scheme, &mut checkpointer, reason).map_err(|e| kernel.stop(&e))?
             else {
+                kernel.state.lock().act_turn.nothing_to_do(kernel.progress());
                 return Ok(CheckpointStep::Idle);
             };
             checkpointer.phase = Phase::Built(Box::new(next), want_flush(kernel));

@@ -23,6 +23,7 @@ pub(super) fn allow(request: &Request) -> Result<()> {
         | Request::VolumeList
         | Request::SnapshotList
         | Request::SnapshotSpace
+        | Request::VolumeSpace
         | Request::ReceiveList => Ok(()),
         // What the set holds is no longer what its retention counts by: the operator says so.
         Request::Backup(backup) if backup.accept => {
@@ -95,6 +96,7 @@ mod tests {
             Request::VolumeList,
             Request::SnapshotList,
             Request::SnapshotSpace,
+            Request::VolumeSpace,
             Request::ReceiveList,
             Request::Put { name: name(), tree: false },
             Request::Put { name: name(), tree: true },

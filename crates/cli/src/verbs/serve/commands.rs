@@ -25,7 +25,8 @@ use crate::{
 };
 use onefold::parts::{
     control::{
-        ReceiveLine, Request, Served, SnapshotLine, SnapshotSpace, Tell, VolumeLine, stream,
+        ReceiveLine, Request, Served, SnapshotLine, SnapshotSpace, Tell, VolumeLine, VolumeSpace,
+        stream,
     },
     store_file::StoreFile,
 };
@@ -36,6 +37,9 @@ const PAUSE: u32 = 9;
 
 /// The longest of these waits.
 const PAUSE_MOST: Duration = Duration::from_secs(1);
+
+/// The space that only snapshots hold, and when it was found; commands and pages have one.
+pub(super) type FoundSpace = Arc<Mutex<Option<(Instant, SnapshotSpace)>>>;
 
 /// A served store, as commands see it.
 pub(super) struct Commands {
@@ -49,7 +53,7 @@ pub(super) struct Commands {
     persistence: String,
     begun: Instant,
     /// The space that only snapshots hold, when somebody asked for it last.
-    space: Mutex<Option<(Instant, SnapshotSpace)>>,
+    space: FoundSpace,
 }
 
 impl Commands {
@@ -59,6 +63,7 @@ impl Commands {
         store: Arc<Store>,
         server: Arc<Mutex<Option<nbd::Server>>>,
         listeners: &[String],
+        space: FoundSpace,
     ) -> Commands {
         Commands {
             file: file.at_absolute_path(),
@@ -68,7 +73,7 @@ impl Commands {
             memory: options.memory.0,
             persistence: format!("{:?}", options.persistence).to_lowercase(),
             begun: Instant::now(),
-            space: Mutex::default(),
+            space,
         }
     }
 
@@ -88,6 +93,20 @@ impl Commands {
         Ok(found)
     }
 
+    /// Looks through the maps of all volumes, likewise.
+    fn volume_space(&self, tell: &mut Tell<'_>) -> Result<VolumeSpace> {
+        let mut given_up = None;
+        let found = VolumeSpace::of(self.store.engine(), &mut |worked| {
+            std::thread::sleep((worked * PAUSE).min(PAUSE_MOST));
+            given_up = tell("looking through the volumes", 0, 0).err();
+            given_up.is_none()
+        });
+        found.ok_or_else(|| {
+            let ended = || Error::new(Kind::Io, "nobody waits for the answer any more");
+            given_up.unwrap_or_else(ended)
+        })
+    }
+
     /// The snapshots for a report, with the space that was found last.
     fn snapshots(&self) -> Snapshots {
         let mut lines = SnapshotLine::all(self.store.engine());
@@ -105,6 +124,7 @@ impl Commands {
         }
         let held = HeldSpace {
             age_seconds: then.elapsed().as_secs(),
+            snapshot_bytes: lines.iter().filter_map(|line| line.exclusive_bytes).sum(),
             leaving_bytes: space.leaving_bytes,
             orphan_bytes: space.orphan_bytes,
         };
@@ -175,6 +195,7 @@ impl Served for Commands {
             }
             Request::Scrub => json(&scrub::served(&self.store, progress)?),
             Request::SnapshotSpace => json(&self.snapshot_space(progress)?),
+            Request::VolumeSpace => json(&self.volume_space(progress)?),
             Request::ReceiveExpire { days } => {
                 let gone = Copies::of(&self.store).expire_receives(days)?;
                 gone.iter().for_each(|name| tracing::info!("{}", replicate::expired(name)));

@@ -39,7 +39,7 @@ use parking_lot::Mutex;
 
 pub(crate) use self::options::Options;
 use self::{
-    commands::Commands,
+    commands::{Commands, FoundSpace},
     options::{CLIENT_GRACE, LOOK_EVERY, URIS_MAX, listen, note, show},
 };
 use onefold::parts::{
@@ -143,8 +143,11 @@ impl Doors {
         let mut server = options.server(Arc::new(StoreExports(store.clone())), limits)?;
         let listeners = listen(options, Some(default_socket(file)), sockets, &mut server)?;
         let server = Arc::new(Mutex::new(Some(server)));
-        let commands =
-            || Commands::new(file.clone(), options, store.clone(), server.clone(), &listeners);
+        let found = FoundSpace::default();
+        let commands = || {
+            let (file, server) = (file.clone(), server.clone());
+            Commands::new(file, options, store.clone(), server, &listeners, found.clone())
+        };
         let shown = commands();
         let mut pages = show(options, Box::new(move || shown.report_at_once()))?;
         let control = control::Server::start(&file.control_name(), commands())?;

@@ -10,12 +10,13 @@ use super::{
     speed,
 };
 use onefold::parts::{
-    control::{Request, VolumeLine},
+    control::{Request, VolumeLine, VolumeSpace},
     store_file::StoreFile,
 };
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
+    progress::Progress,
     size::Size,
 };
 
@@ -70,6 +71,45 @@ pub(super) fn lines(file: &StoreFile) -> Result<Vec<VolumeLine>> {
             Ok(status.volumes.into_iter().map(|volume| VolumeLine::of(&volume)).collect())
         },
     )
+}
+
+/// The same with what volumes hold.
+pub(super) fn list_space(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
+    let bar = Progress::new("looking through the volumes");
+    let space: VolumeSpace = served_or_not(
+        file,
+        |server| server.ask_long(&Request::VolumeSpace, &mut |what, _, _| bar.stage(what)),
+        || {
+            let engine = StoreFile::look(file.path())?.open_unchanged()?;
+            VolumeSpace::of(&engine, &mut |_| true)
+                .ok_or_else(|| Error::new(Kind::Io, "nobody waits for the answer any more"))
+        },
+    )?;
+    drop(bar);
+    if answer.json {
+        output::json(&space.volumes)?;
+        return Ok(());
+    }
+    if space.volumes.is_empty() {
+        output::line("no volumes");
+    }
+    let shown = |bytes: Option<u64>| bytes.map_or("?".to_owned(), |bytes| Size(bytes).to_string());
+    for volume in &space.volumes {
+        output::line(format_args!(
+            "{:>9}  {:>9} mapped  {:>9} alone  {}",
+            Size(volume.bytes).to_string(),
+            shown(volume.mapped_bytes),
+            shown(volume.exclusive_bytes),
+            volume.name.escape_debug()
+        ));
+    }
+    if space.unread_pages > 0 {
+        output::line(format_args!(
+            "{} pages of tables can't be read, so that it may be more: run onefold check",
+            space.unread_pages
+        ));
+    }
+    Ok(())
 }
 
 pub(super) fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {

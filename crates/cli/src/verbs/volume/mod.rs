@@ -63,10 +63,18 @@ enum Verb {
     /// Lists all volumes with their sizes
     #[command(after_help = "Examples:\n  \
                       onefold volume list disk.onefold\n  \
+                      onefold volume list disk.onefold --space\n  \
                       onefold volume list disk.onefold --json")]
     List {
         /// The store
         store: PathBuf,
+        /// Of a block store: shows the content of each volume without zeroes and holes, too, and the
+        /// space that deleting it would free at least
+        ///
+        /// This reads the maps of all volumes. While the store is served, it takes a tenth of the
+        /// disk's time at most.
+        #[arg(long)]
+        space: bool,
         #[command(flatten)]
         answer: Answer,
     },
@@ -227,7 +235,10 @@ fn bytes_or_none(text: &str) -> Result<Size> {
 /// Does what was asked for, and says so.
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
-        Verb::List { store, answer } => list(&store, answer),
+        Verb::List { store, space: true, answer } => {
+            block::list_space(&*super::block_store(&store)?, answer)
+        }
+        Verb::List { store, space: false, answer } => list(&store, answer),
         Verb::Iscsi(options) => iscsi::run(&options),
         Verb::Create { store, name, size, no_dedup, limits, answer } => {
             let request = |found: &Found| {

@@ -115,12 +115,18 @@ impl Client {
         progress: &mut dyn FnMut(&str, u64, u64),
     ) -> Result<T> {
         self.say(request)?;
-        let line_max =
-            if matches!(request, Request::Status | Request::VolumeList | Request::SnapshotList) {
-                LINE_MAX
-            } else {
-                SHORT_LINE_MAX
-            };
+        let line_max = if matches!(
+            request,
+            Request::Status
+                | Request::VolumeList
+                | Request::SnapshotList
+                | Request::SnapshotSpace
+                | Request::VolumeSpace
+        ) {
+            LINE_MAX
+        } else {
+            SHORT_LINE_MAX
+        };
         self.hear(line_max, &mut |what, done, total| {
             progress(what, done, total);
             Ok(())

@@ -12,7 +12,8 @@ pub mod stream;
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use onefold_block::{
-    Acts, Copies, Engine, ReceiveState, Store, VolumeState, VolumeStatus, check::exclusive,
+    Acts, Copies, Engine, ReceiveState, Store, VolumeState, VolumeStatus,
+    check::{exclusive, volume_space},
     receives,
 };
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, VolumeId, VolumeLimits};
@@ -70,6 +71,8 @@ pub enum Request {
     SnapshotList,
     /// The same, with the space that only they hold; ends when the client goes away.
     SnapshotSpace,
+    /// The space of all volumes.
+    VolumeSpace,
     /// No snapshot any more.
     SnapshotDelete {
         name: String,
@@ -219,6 +222,39 @@ pub struct VolumeLine {
     /// True when only `onefold receive` changes it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replica: bool,
+    /// Content of it without zeroes and holes, where somebody has asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mapped_bytes: Option<u64>,
+    /// Space that deleting it would free at least, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exclusive_bytes: Option<u64>,
+}
+
+/// The space of volumes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeSpace {
+    /// All volumes.
+    pub volumes: Vec<VolumeLine>,
+    /// Pages that could not be read, so that the space is more.
+    pub unread_pages: u64,
+}
+
+impl VolumeSpace {
+    /// Walks through the maps of all volumes; `pause` as for [`SnapshotSpace::of`].
+    pub fn of(engine: &Engine, pause: &mut dyn FnMut(Duration) -> bool) -> Option<VolumeSpace> {
+        let found = volume_space(engine, pause);
+        if found.cancelled {
+            return None;
+        }
+        let mut volumes: Vec<VolumeLine> =
+            engine.status().volumes.iter().map(VolumeLine::of).collect();
+        let bytes = |blocks: Option<&u64>| blocks.map(|blocks| blocks * BLOCK_BYTES as u64);
+        for line in &mut volumes {
+            line.mapped_bytes = bytes(found.mapped.get(&line.name));
+            line.exclusive_bytes = bytes(found.exclusive.get(&line.name));
+        }
+        Some(VolumeSpace { volumes, unread_pages: found.unread })
+    }
 }
 
 impl VolumeLine {
@@ -235,6 +271,8 @@ impl VolumeLine {
             no_dedup,
             limits: volume.limits.into(),
             replica: volume.replica,
+            mapped_bytes: None,
+            exclusive_bytes: None,
         }
     }
 }

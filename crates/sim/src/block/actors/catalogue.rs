@@ -146,7 +146,7 @@ impl<S: Subject> Sim<S> {
     }
 
     /// Does `verb` when the one before is durable, tells the model, and sometimes waits.
-    fn apply(&mut self, verb: Verb) -> Flow<()> {
+    pub(crate) fn apply(&mut self, verb: Verb) -> Flow<()> {
         if let Some(ticket) = self.model.pending_verb() {
             self.drive(ticket)?;
         }
@@ -226,8 +226,21 @@ impl<S: Subject> Sim<S> {
         }
     }
 
-    /// Asks for an act, and sometimes waits for it.
+    /// True when clients trim whenever an act waits for room.
+    pub(crate) fn crowds(&self) -> bool {
+        self.params.options.snapshots.is_some_and(|sharing| sharing.crowds)
+    }
+
+    /// Asks for an act until it is admitted or given up.
     fn ask(&mut self, verb: Verb) -> Flow<()> {
+        self.store.iter().for_each(S::take_place);
+        let asked = self.ask_in_place(verb);
+        self.store.iter().for_each(S::give_place_back);
+        asked
+    }
+
+    /// Asks for an act, and sometimes waits for it.
+    fn ask_in_place(&mut self, verb: Verb) -> Flow<()> {
         let id =
             |key: &Key| self.model.volumes().get(key).map(|volume| volume.id).unwrap_or_default();
         let limit = self.params.options.snapshots.map_or(u64::MAX, |sharing| sharing.snapshots);
@@ -243,6 +256,9 @@ impl<S: Subject> Sim<S> {
             Verb::Rollback(volume, to, _) => vec![id(volume), id(to)],
             _ => Vec::new(),
         };
+        let crowds = self.crowds();
+        let patience =
+            if crowds && self.rng.percent(30) { self.rng.within(1, 8) } else { u64::MAX };
         let mut tries = 0;
         loop {
             let Some(store) = &self.store else { return Ok(()) };
@@ -279,6 +295,13 @@ impl<S: Subject> Sim<S> {
                     self.model.refused();
                     tries += 1;
                     self.make_room(tries)?;
+                    if crowds {
+                        self.trim_what_is_admitted()?;
+                    }
+                    if tries >= patience {
+                        self.reach.hit("an act is given up while it waits");
+                        return Ok(());
+                    }
                 }
                 Err(error) if error.kind() == Kind::InvalidInput && too_many => {
                     self.model.refused();

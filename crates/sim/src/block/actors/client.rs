@@ -227,6 +227,27 @@ impl<S: Subject> Sim<S> {
         }
     }
 
+    /// Trims single blocks here and there, as many as are taken at once.
+    pub(crate) fn trim_what_is_admitted(&mut self) -> Flow<()> {
+        for n in 0..16 {
+            let keys: Vec<Key> = self.model.writable();
+            let Some(&key) = self.rng.pick(&keys) else { return Ok(()) };
+            // Ranges that touch would become one.
+            let lba = self.block_range(key, 1).0 & !1;
+            let id = self.model.volumes().get(&key).map(|volume| volume.id);
+            let (Some(store), Some(id)) = (&self.store, id) else { return Ok(()) };
+            let result = store.trim(id, lba * BLOCK, BLOCK);
+            self.say(|| format!("one trim at block {lba} of {key}: {result:?}"));
+            let Ok(Ticket(ticket)) = result else { return Ok(()) };
+            self.note(key, lba * BLOCK, Change::Trim(BLOCK), Outcome::Taken(ticket));
+            self.note_durable()?;
+            if n > 0 {
+                self.reach.hit("clients trim whatever is admitted");
+            }
+        }
+        Ok(())
+    }
+
     /// Tells the model.
     fn note(&mut self, key: Key, offset: u64, change: Change<'_>, outcome: Outcome) {
         let end = offset + change.bytes();

@@ -1,11 +1,12 @@
 //! A snapshot is sent, and received in the same store as one of a replica: in parts, between which
 //! all else goes on, over a network that loses and exchanges frames, with crashes anywhere.
 
-use std::io::Cursor;
+use std::{collections::BTreeSet, io::Cursor};
 
 use onefold_block::{Next, StreamReader};
-use onefold_core::{Error, Kind, VolumeId};
+use onefold_core::{BLOCK_BYTES, Error, Kind, VolumeId};
 
+use super::client::Change;
 use crate::{
     block::{
         model::{Key, Verb},
@@ -18,6 +19,8 @@ use crate::{
 /// Bytes before the first frame of a stream, and those around the payload of a frame.
 const MAGIC_BYTES: usize = 16;
 const FRAME_BYTES: usize = 64;
+
+const BLOCK: u64 = BLOCK_BYTES as u64;
 
 /// A snapshot on its way.
 pub(crate) struct Transfer {
@@ -48,7 +51,11 @@ impl<S: Subject> Sim<S> {
         let receiving = store.receiving();
         let Some(transfer) = &self.transfer else {
             return match receiving[..] {
-                [] => self.begin_transfer(key),
+                [] => {
+                    self.trim_before_snapshot(key)?;
+                    self.begin_transfer(key)?;
+                    if self.crowds() && self.transfer.is_some() { self.go_on(0) } else { Ok(()) }
+                }
                 _ => self.give_up_transfer(),
             };
         };
@@ -63,6 +70,19 @@ impl<S: Subject> Sim<S> {
             return self.give_up_transfer();
         }
         self.go_on(cursor)
+    }
+
+    /// Sometimes a snapshot is taken, and sent next, whose volume was trimmed just before: the range
+    /// waits for more checkpoints than the snapshot and the beginning of the receive take.
+    fn trim_before_snapshot(&mut self, key: Key) -> Flow<()> {
+        if !self.crowds() || self.model.snapshots(key).is_empty() || !self.rng.percent(90) {
+            return Ok(());
+        }
+        let bytes = self.model.volumes().get(&key).map_or(0, |volume| volume.blocks) * BLOCK;
+        self.change(key, 0, Change::Trim(bytes))?;
+        let name = self.free_name('v');
+        self.apply(Verb::Snapshot(vec![(key, name)]))?;
+        self.drive_acts()
     }
 
     /// Gives up whatever is being received.
@@ -92,7 +112,11 @@ impl<S: Subject> Sim<S> {
 
     fn begin_transfer(&mut self, key: Key) -> Flow<()> {
         let snapshots = self.model.snapshots(key);
-        let Some(&of) = self.rng.pick(&snapshots) else { return Ok(()) };
+        let newest = snapshots.iter().max().copied();
+        let newest = newest.filter(|_| self.crowds() && self.rng.percent(90));
+        let Some(of) = newest.or_else(|| self.rng.pick(&snapshots).copied()) else {
+            return Ok(());
+        };
         let replicas: Vec<Key> = {
             let all = self.model.volumes().iter().filter(|(_, volume)| volume.replica);
             all.map(|(key, _)| *key).collect()
@@ -118,7 +142,8 @@ impl<S: Subject> Sim<S> {
         // Sometimes from another snapshot than the one that is there.
         let other = self.rng.pick(&snapshots).copied();
         let other = other.filter(|other| base.is_some_and(|base| base != *other));
-        let wrong = other.filter(|other| *other != of && self.rng.percent(30));
+        let often = if self.crowds() { 5 } else { 30 };
+        let wrong = other.filter(|other| *other != of && self.rng.percent(often));
         let volume = match &into {
             Ok(replica) => self.model.volumes().get(replica).map(|one| one.name.clone()),
             Err(name) => Some(name.clone()),
@@ -192,7 +217,10 @@ impl<S: Subject> Sim<S> {
                 }
                 let sent = store.stream(of, base, cursor);
                 let sent = match sent {
-                    Ok(sent) => self.network(sent),
+                    Ok(sent) => {
+                        self.check_stream(&sent, &transfer, cursor)?;
+                        self.network(sent)
+                    }
                     Err(error) => {
                         self.transfer = Some(transfer);
                         return Err(self.judge("a snapshot that is sent", &error));
@@ -256,6 +284,27 @@ impl<S: Subject> Sim<S> {
                 Ok(()) => {}
                 Err(error) if error.kind() == Kind::Busy || self.is_full(&error) => {}
                 Err(error) => return Err(self.judge("cursor", &error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// A stream tells of every block in which the snapshot differs from that which it is based on.
+    fn check_stream(&self, sent: &[u8], transfer: &Transfer, from: u64) -> Flow<()> {
+        let (Some(base), Some(store)) = (transfer.base, &self.store) else { return Ok(()) };
+        let of = transfer.of;
+        let Ok(mut reader) = store.read_stream(sent.to_vec()) else { return Ok(()) };
+        let mut told = BTreeSet::new();
+        while let Ok(Next::Frame(frame)) = reader.next_frame() {
+            told.extend(frame.first..frame.first + frame.blocks);
+        }
+        let end = self.model.volumes().get(&of).map_or(0, |volume| volume.blocks);
+        for lba in self.model.touched(of).into_iter().filter(|lba| (from..end).contains(lba)) {
+            let before = self.model.live(base, lba);
+            let differs = self.model.live(of, lba).iter().all(|now| !before.contains(now));
+            if differs && !told.contains(&lba) {
+                let message = format!("a stream of {of} since {base} leaves out block {lba}");
+                return Err(Failure::new(Checker::Volumes, message).into());
             }
         }
         Ok(())
