@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 30] = [
+const TARGETS: [&str; 32] = [
     "superblock",
     "zone_list",
     "claim",
@@ -32,6 +32,8 @@ const TARGETS: [&str; 30] = [
     "index",
     "counts",
     "maps",
+    "tables",
+    "leaf",
     "label",
     "node_label",
     "log",

@@ -7,6 +7,9 @@
 //! An archive's tables are made by records as puts would have written them, and its first snapshot
 //! and usage counts hold them; the containers themselves are not there, and nothing reads them. The
 //! chunk index is empty. Each verb is a process of its own, so that its memory is its own.
+//!
+//! The last rows count bytes by the system's figures, and no time: what opening reads, and what a
+//! checkpoint writes that follows one change, in archives without leaves of tables and with them.
 
 #![allow(clippy::unwrap_used, reason = "a bench panics where it fails")]
 
@@ -23,7 +26,7 @@ use std::{
 use onefold_archive::{
     Archive, Class, Collection, CollectionOptions, ContainerId, ContainerKind, Feeder, Format,
     Gauge, Identity, Ingest, Kinds, Owner, Pieces, Place, PutRequest, READER_BYTES, Record,
-    Settings, Shape, Stored, Stream, Tables, find_label, put, put_on,
+    Settings, Shape, Stored, Stream, Tables, encode_frame, find_label, put, put_on,
 };
 use onefold_backend::{
     Directory,
@@ -34,7 +37,10 @@ use onefold_backend::{
 const SIZES: [u64; 3] = [1_000, 100_000, 1_000_000];
 
 /// The verbs that are measured, as this program names them to itself.
-const VERBS: [&str; 5] = ["open", "put", "large", "ls", "gc"];
+const VERBS: [&str; 6] = ["open", "bytes", "put", "large", "ls", "gc"];
+
+/// Containers whose records a frame has.
+const IN_FRAME: usize = 20_000;
 
 /// Chunks of 8 KiB in a container.
 const CHUNKS: u32 = 512;
@@ -88,7 +94,74 @@ fn main() {
             said.lines().for_each(|line| println!("| {containers} | {line} |"));
         }
         fs::remove_dir_all(&archive).unwrap();
+        make_with_leaves(&archive, containers);
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--verb", "bytes", "--directory", archive.to_str().unwrap()])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .for_each(|line| println!("| {containers} | with leaves: {line} |"));
+        fs::remove_dir_all(&archive).unwrap();
     }
+}
+
+/// The same archive with its tables in leaves: its log has all records, and one checkpoint was
+/// taken.
+fn make_with_leaves(path: &Path, containers: u64) {
+    let files = Directory::create(path).unwrap();
+    let format =
+        Format { reserve_bytes: 1 << 20, leaves: true, ..Format::new([1; 16], [2; 32], [3; 16]) };
+    Archive::create(&files, &format).unwrap();
+    let label = find_label(&files).unwrap();
+    let identity = Identity::new(label.id, &label.secret);
+    write_counts(path, &identity, containers);
+    let (mut log, mut chain, mut sequence) = (Vec::new(), 0, 0);
+    let mut append = |records: &[Record]| {
+        sequence += 1;
+        let (bytes, checksum) =
+            encode_frame(&identity, sequence, 1, chain, &Record::encode_all(records));
+        log.extend(bytes);
+        chain = checksum;
+    };
+    let all: Vec<u64> = (0..containers).collect();
+    all.chunks(IN_FRAME)
+        .for_each(|some| append(&some.iter().flat_map(|&n| records(n)).collect::<Vec<_>>()));
+    append(&ended(containers));
+    fs::write(path.join("log-0000000001"), log).unwrap();
+    checkpoint(&open(path, true));
+}
+
+/// Bytes that this process has read and written by calls of the system.
+fn transferred() -> [u64; 2] {
+    let io = fs::read_to_string("/proc/self/io").unwrap();
+    ["rchar: ", "wchar: "]
+        .map(|name| io.lines().find_map(|line| line.strip_prefix(name)).unwrap().parse().unwrap())
+}
+
+/// One change, and a checkpoint behind it.
+fn checkpoint(archive: &Archive) {
+    let (from, to) = (name(7), format!("{}-renamed", name(7)));
+    if archive.rename(&from, &to).is_err() {
+        archive.rename(&to, &from).unwrap();
+    }
+}
+
+fn count_bytes(path: &Path) {
+    let before = transferred();
+    let archive = open(path, true);
+    let opened = transferred();
+    println!("bytes read by opening | {} | |", opened[0] - before[0]);
+    drop(archive);
+    let settings = Settings { log_bytes: 1, ..Settings::default() };
+    let files = Arc::new(Directory::open(path, true).unwrap());
+    let archive = Archive::open(files, true, settings).unwrap();
+    // The first one also has what the log had.
+    checkpoint(&archive);
+    let before = transferred();
+    checkpoint(&archive);
+    println!("bytes written by a checkpoint | {} | |", transferred()[1] - before[1]);
 }
 
 /// Makes an archive with so many containers, of which each came with a stream.
@@ -122,46 +195,51 @@ fn filled(containers: u64) -> Tables {
         ..Tables::new([1, 1, 0], Kinds::default())
     };
     for n in 0..containers {
-        let id = ContainerId(n + 1);
-        let (segment, at) = ((n / IN_SEGMENT) as u32 + 1, n % IN_SEGMENT);
-        let place = Place {
-            segment,
-            at: at * u64::from(CONTAINER_BYTES),
-            bytes: CONTAINER_BYTES,
-            meta_bytes: 120 + CHUNKS * 32,
-        };
-        let stored = Stored {
-            id,
-            kind: ContainerKind::Data,
-            chunks: CHUNKS,
-            raw_bytes: CHUNKS * 8192,
-            place,
-        };
-        let reserved = (at == 0).then_some(Record::Reserved {
-            owner: Owner::Ingest,
-            first: id,
-            count: IN_SEGMENT,
-            segment: Some(segment),
-            class: (Class::Plain, 0),
-        });
-        let recipe = vec![Pieces { container: id, first: 0, count: 1 }];
-        let stream = Stream {
-            shape: Shape::Bytes,
-            created: 1_700_000_000 + n,
-            bytes: u64::from(CHUNKS) * 8192,
-            added: u64::from(CONTAINER_BYTES),
-            chunks: u64::from(CHUNKS),
-            recipe,
-            listing: Vec::new(),
-        };
-        let put =
-            Record::Put { name: name(n), stream, containers: vec![stored], finished: Vec::new() };
-        tables.apply(n + 1, reserved.into_iter().chain([put]).collect()).unwrap();
+        tables.apply(n + 1, records(n)).unwrap();
     }
-    let counted = Record::Counted { file: 1, differences: containers, upto: containers + 1 };
-    let imported = Record::Imported { files: Vec::new(), upto: containers + 1 };
-    tables.apply(containers + 1, vec![counted, imported]).unwrap();
+    tables.apply(containers + 1, ended(containers)).unwrap();
     tables
+}
+
+/// The records of a put of a container.
+fn records(n: u64) -> Vec<Record> {
+    let id = ContainerId(n + 1);
+    let (segment, at) = ((n / IN_SEGMENT) as u32 + 1, n % IN_SEGMENT);
+    let place = Place {
+        segment,
+        at: at * u64::from(CONTAINER_BYTES),
+        bytes: CONTAINER_BYTES,
+        meta_bytes: 120 + CHUNKS * 32,
+    };
+    let stored =
+        Stored { id, kind: ContainerKind::Data, chunks: CHUNKS, raw_bytes: CHUNKS * 8192, place };
+    let reserved = (at == 0).then_some(Record::Reserved {
+        owner: Owner::Ingest,
+        first: id,
+        count: IN_SEGMENT,
+        segment: Some(segment),
+        class: (Class::Plain, 0),
+    });
+    let recipe = vec![Pieces { container: id, first: 0, count: 1 }];
+    let stream = Stream {
+        shape: Shape::Bytes,
+        created: 1_700_000_000 + n,
+        bytes: u64::from(CHUNKS) * 8192,
+        added: u64::from(CONTAINER_BYTES),
+        chunks: u64::from(CHUNKS),
+        recipe,
+        listing: Vec::new(),
+    };
+    let put = Record::Put { name: name(n), stream, containers: vec![stored], finished: Vec::new() };
+    reserved.into_iter().chain([put]).collect()
+}
+
+/// All is counted and imported.
+fn ended(containers: u64) -> Vec<Record> {
+    vec![
+        Record::Counted { file: 1, differences: containers, upto: containers + 1 },
+        Record::Imported { files: Vec::new(), upto: containers + 1 },
+    ]
 }
 
 /// Names as backups of fifty machines have them.
@@ -228,6 +306,7 @@ fn measure(verb: &str, path: &Path) {
             say("open", &taken);
             drop(archive);
         }
+        "bytes" => count_bytes(path),
         "put" => put_small(path),
         "large" => put_large(path),
         "ls" => {

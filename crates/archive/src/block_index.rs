@@ -26,6 +26,7 @@ use crate::{
     format::{
         Address, Identity,
         bytes::{Reader, Writer, corrupt},
+        names::open_or_create,
         record::{ENTRY_MEMORY, packed, unpacked},
     },
     memory::Drawn,
@@ -216,7 +217,7 @@ pub(crate) fn write(
                 Some(file) => file,
                 none => {
                     let _ = none;
-                    file.insert(open_or_create(files, is_first)?)
+                    file.insert(open_or_create(files, MAPS, is_first)?)
                 }
             };
             let bytes = encode_leaf(identity, at, page, &leaf.entries);
@@ -249,21 +250,6 @@ fn write_second_copies(
         }
     }
     Ok(())
-}
-
-/// The file of leaves. When no leaf was ever written, a file that is there was left by a process
-/// that died while making it, perhaps on some of the nodes only: it is made anew on all of them.
-fn open_or_create(files: &dyn Files, is_first: bool) -> Result<Arc<dyn File>> {
-    if !is_first {
-        return match files.open(MAPS) {
-            Err(error) if error.kind() == Kind::NotFound => files.create(MAPS),
-            opened => opened,
-        };
-    }
-    match files.remove(MAPS) {
-        Err(error) if error.kind() != Kind::NotFound => Err(error),
-        _ => files.create(MAPS),
-    }
 }
 
 /// The index of a volume, as a snapshot names it.

@@ -8,6 +8,7 @@
 //! | `memory`, `format`, `rules`, `settings` | budgets and buffers; the bytes; the rules that steps keep; what is chosen when an archive is made or opened |
 //! | `chunking` | cutting streams into chunks |
 //! | `block_index` | where the mappings of a volume's blocks are |
+//! | `leaf_file` | where the leaves of tables are |
 //! | `erasure` | several directories as one, of which some may be lost |
 //! | `tables` | what the log says, applied |
 //! | `operations_log` | label, frames, snapshots, epochs, locks |
@@ -36,6 +37,7 @@ mod erasure;
 mod filter_chain;
 mod format;
 mod gc;
+mod leaf_file;
 mod memory;
 mod operations_log;
 mod rad;
@@ -80,7 +82,7 @@ pub use crate::{
         },
     },
     gc::{Collected, Collection, Options as CollectionOptions, Survey, Trash, survey},
-    operations_log::{Archive, EpochGuard},
+    operations_log::{Archive, EpochGuard, mend_leaves},
     repair::{
         Rebuilt, Replacement, Restored, record_damage, repair as repair_units,
         replace as replace_nodes, restore as restore_chunks,
@@ -90,7 +92,9 @@ pub use crate::{
         Batch, Content, Cutting, Ended, Feeder, Gauge, Ingest, Reader, Report as PutReport,
         Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,
     },
-    tables::{Care, Container, PLACES_MAX, Snapshots, Tables, Volume, WriteCost, valid_name},
+    tables::{
+        Care, Container, PLACES_MAX, Snapshots, Tables, Volume, WriteCost, decode_leaf, valid_name,
+    },
     tree::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,
         Known, Parents, RestoreTarget, RestoreWindow, TreeBuilder, TreeFeeder, TreeReader,

@@ -203,7 +203,7 @@ mod tests {
             budget.occupied(occupied);
             let drawn = Drawn::from(&budget);
             drawn.more(bytes.len() as u64).unwrap();
-            Tables::decode_within(&bytes, [1, 1, 0], Kinds::default(), &drawn)
+            Tables::decode_within(&bytes, [1, 1, 0], Kinds::default(), &drawn, None)
                 .map(|tables| tables.containers.len())
                 .map_err(|e| e.kind())
         };

@@ -34,6 +34,9 @@ pub struct Format {
     pub late: Option<Rad>,
     /// There may be snapshots of directories; programs from before them refuse the archive.
     pub trees: bool,
+    /// A checkpoint writes the leaves of the tables that changed; programs from before them refuse
+    /// the archive.
+    pub leaves: bool,
     /// Volumes may be clones of others; programs from before them refuse the archive.
     pub clones: bool,
     /// How chunks are fingerprinted: [`Algorithm::Blake3`], or [`Algorithm::HmacSha256`], which
@@ -55,6 +58,7 @@ impl Format {
             reserve_bytes: 12 << 20,
             late: None,
             trees: false,
+            leaves: false,
             clones: false,
             fingerprint: Algorithm::Blake3,
         }
@@ -138,6 +142,8 @@ pub struct Settings {
     /// log with more is refused like damage by readers with a limit of memory; a writer takes a
     /// snapshot at a sixteenth of it.
     pub moved_max: u64,
+    /// Entries of a leaf of the tables; 512 unless a simulation wants more leaves.
+    pub leaf_entries: usize,
     /// Streams and snapshots are only added: a put under a name that is there fails, and a snapshot
     /// leaves earlier checkpoints of its set to collection. All else can be done as before; who lets
     /// others in refuses it.
@@ -172,6 +178,7 @@ impl Default for Settings {
             zeroed_ranges: 64 << 10,
             frame_bytes: FRAME_PAYLOAD_MAX,
             moved_max: 2 << 20,
+            leaf_entries: 512,
             append_only: false,
             #[cfg(feature = "planted-bugs")]
             broken: None,

@@ -27,10 +27,11 @@ mod trace;
 pub use archive::{
     archive,
     decoders::{
-        container, event, label, listing, log, node_label, recipe, record, snapshot, tree_node,
+        container, event, label, leaf, listing, log, node_label, recipe, record, snapshot,
+        tree_node,
     },
     nodes::nodes,
-    parts::{counts, index, maps},
+    parts::{counts, index, maps, tables},
 };
 pub use cluster::cluster;
 pub use decoders::{carrier, claim, map_page, superblock, zone_list};
@@ -54,7 +55,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 30] = [
+pub const TARGETS: [Target; 32] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
@@ -72,6 +73,8 @@ pub const TARGETS: [Target; 30] = [
     Target { name: "index", body: index, examples: archive::parts::examples },
     Target { name: "counts", body: counts, examples: archive::parts::examples },
     Target { name: "maps", body: maps, examples: archive::parts::examples },
+    Target { name: "tables", body: tables, examples: archive::parts::examples },
+    Target { name: "leaf", body: leaf, examples: archive::decoders::leaf_examples },
     Target { name: "label", body: label, examples: archive::decoders::label_examples },
     Target {
         name: "node_label",

@@ -141,6 +141,9 @@ fn repaired_archive(outcome: Outcome) -> Repair {
     if let Some(entries) = outcome.index_entries {
         restored.push(format!("the chunk index, with {entries} entries"));
     }
+    if outcome.leaf_copies > 0 {
+        restored.push(format!("{} copies of leaves of the tables", outcome.leaf_copies));
+    }
     if outcome.repaired_units() > 0 {
         restored.push(format!("{} units of 4 KiB on their nodes", outcome.repaired_units()));
     }

@@ -105,7 +105,7 @@ impl Default for ArchiveFormat {
 pub fn create_archive(path: impl AsRef<Path>, format: &ArchiveFormat) -> Result<()> {
     let path = path.as_ref();
     let mut made = Archived::new(random_bytes()?, random_bytes()?, random_bytes()?);
-    (made.trees, made.clones) = (true, true);
+    (made.trees, made.leaves, made.clones) = (true, true, true);
     if !format.compress {
         made.compression = onefold_archive::Compression::None;
     }

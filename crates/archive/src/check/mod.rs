@@ -20,7 +20,7 @@ use crate::{
         damage::{bits_of, is_condemned, is_damage},
         record::Stream,
     },
-    operations_log::Archive,
+    operations_log::{Archive, look_at_leaves},
     stream::Reader,
     tables::{Container, Tables, Volume},
     tree::TreeReader,
@@ -89,6 +89,7 @@ pub type Progress<'a> = dyn FnMut(&str, u64, u64) + 'a;
 /// Errors of the system; damage is in the report.
 pub fn check(archive: &Arc<Archive>, data: bool, progress: &mut Progress<'_>) -> Result<Report> {
     let mut checking = Checking::new(archive)?;
+    checking.found.leaves()?;
     checking.found.containers(None, data, progress)?;
     checking.streams(None, progress)?;
     checking.snapshots(progress)?;
@@ -301,6 +302,24 @@ impl Checking {
 }
 
 impl Found {
+    /// Looks at both copies of the tables' leaves.
+    fn leaves(&mut self) -> Result<()> {
+        let found = look_at_leaves(&self.archive, false)?;
+        for page in found.with_one_copy {
+            self.report.problem(format!(
+                "one of two copies of the leaf at page {page} of `tables` is damaged; `onefold \
+                 repair` writes it again"
+            ));
+        }
+        for page in found.lost {
+            self.report.problem(format!(
+                "both copies of the leaf at page {page} of `tables` are damaged: the archive can \
+                 be opened only as long as its last but one snapshot of the tables is whole"
+            ));
+        }
+        Ok(())
+    }
+
     /// Looks at all containers, or those that are needed; with `data` at all of their bytes.
     fn containers(
         &mut self,

@@ -26,6 +26,11 @@ impl Writer {
         self.raw(&value.to_le_bytes())
     }
 
+    /// The low `n` bytes of a number, at most 8.
+    pub(crate) fn uint(&mut self, value: u64, n: usize) -> &mut Writer {
+        self.raw(&value.to_le_bytes()[..n])
+    }
+
     pub(crate) fn raw(&mut self, bytes: &[u8]) -> &mut Writer {
         self.0.extend_from_slice(bytes);
         self
@@ -71,6 +76,13 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn u64(&mut self) -> Result<u64> {
         Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    /// A number of `n` bytes, at most 8.
+    pub(crate) fn uint(&mut self, n: usize) -> Result<u64> {
+        let mut bytes = [0; 8];
+        bytes[..n].copy_from_slice(self.take(n)?);
+        Ok(u64::from_le_bytes(bytes))
     }
 
     /// A number that grows by one at a time: none ever comes near the end of 64 bits.

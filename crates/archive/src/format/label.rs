@@ -34,6 +34,9 @@ const FEATURE_LATE: u64 = 1;
 /// Needed to read: there may be snapshots of directories.
 const FEATURE_TREES: u64 = 2;
 
+/// Needed to read: snapshots of the tables name leaves in the file `tables`.
+const FEATURE_LEAVES: u64 = 4;
+
 /// Needed to read: fingerprints are of the algorithm that the label names.
 const FEATURE_FINGERPRINT: u64 = 8;
 
@@ -65,6 +68,8 @@ pub struct Label {
     pub late: Option<Rad>,
     /// There may be snapshots of directories.
     pub trees: bool,
+    /// A checkpoint writes the leaves of the tables that changed.
+    pub leaves: bool,
     /// Volumes may be clones of others.
     pub clones: bool,
     /// How chunks are fingerprinted, with the secret as key.
@@ -78,6 +83,8 @@ pub struct Kinds {
     pub late: bool,
     /// There may be snapshots of directories.
     pub trees: bool,
+    /// A checkpoint writes the leaves of the tables that changed.
+    pub leaves: bool,
     /// Volumes may be clones of others.
     pub clones: bool,
 }
@@ -114,7 +121,12 @@ impl Label {
     /// The kinds of tables that the archive has.
     #[must_use]
     pub fn kinds(&self) -> Kinds {
-        Kinds { late: self.late.is_some(), trees: self.trees, clones: self.clones }
+        Kinds {
+            late: self.late.is_some(),
+            trees: self.trees,
+            leaves: self.leaves,
+            clones: self.clones,
+        }
     }
 
     /// The bytes.
@@ -122,7 +134,8 @@ impl Label {
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         let named = self.fingerprint != Algorithm::Blake3;
-        let version = match (self.trees || self.clones || named, self.late.is_some()) {
+        let has_features = self.trees || self.leaves || self.clones || named;
+        let version = match (has_features, self.late.is_some()) {
             (true, _) => VERSION_FEATURES,
             (false, true) => VERSION_LATE,
             (false, false) => VERSION,
@@ -149,6 +162,7 @@ impl Label {
             let bits = [
                 (self.late.is_some(), FEATURE_LATE),
                 (self.trees, FEATURE_TREES),
+                (self.leaves, FEATURE_LEAVES),
                 (named, FEATURE_FINGERPRINT),
                 (self.clones, FEATURE_CLONES),
             ];
@@ -211,11 +225,13 @@ impl Label {
             spread: [nodes, data, parity],
             late: None,
             trees: false,
+            leaves: false,
             clones: false,
             fingerprint: Algorithm::Blake3,
         };
         let features = if version == VERSION_FEATURES { features(bytes)? } else { 0 };
         label.trees = features & FEATURE_TREES != 0;
+        label.leaves = features & FEATURE_LEAVES != 0;
         label.clones = features & FEATURE_CLONES != 0;
         if features & FEATURE_FINGERPRINT != 0 {
             label.fingerprint = Algorithm::from_code(fingerprint)
@@ -246,7 +262,8 @@ fn features(bytes: &[u8]) -> Result<u64> {
             ),
         )),
     };
-    let known = FEATURE_LATE | FEATURE_TREES | FEATURE_FINGERPRINT | FEATURE_CLONES;
+    let known =
+        FEATURE_LATE | FEATURE_TREES | FEATURE_LEAVES | FEATURE_FINGERPRINT | FEATURE_CLONES;
     unknown(read, known, "to read it")?;
     // Nothing is known that only writers must know.
     unknown(write, 0, "to change it")?;
@@ -307,3 +324,41 @@ pub(crate) fn look_for_label(files: &dyn Files, one_is_enough: bool) -> Result<(
 
 /// The advice about a damaged log, which has no second copy on one node.
 pub(crate) const PUT_BACK: &str = "put the file back from a copy of the archive";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn label(leaves: bool) -> Label {
+        Label {
+            id: [1; 16],
+            secret: [2; 32],
+            node: [3; 16],
+            chunking: Chunking::FastCdc(8 << 10),
+            compression: Compression::None,
+            segment_bytes: 1 << 30,
+            generation: 5,
+            snapshot: 3,
+            spread: [1, 1, 0],
+            late: None,
+            trees: false,
+            leaves,
+            clones: false,
+            fingerprint: Algorithm::Blake3,
+        }
+    }
+
+    #[test]
+    fn rule_01_a_label_with_leaves_has_a_bit_that_older_programs_name_and_refuse() {
+        assert_eq!(label(false).encode()[8], 1);
+        let mut bytes = label(true).encode();
+        assert_eq!((bytes[8], bytes[FEATURES_AT]), (3, 4));
+        assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == label(true)));
+        // As an older program sees this one: a bit that it does not know.
+        bytes[FEATURES_AT] = 4 | 128;
+        let checksum = label(true).identity().checksum(&bytes[..LABEL_BYTES - 8]);
+        bytes[LABEL_BYTES - 8..].copy_from_slice(&checksum.to_le_bytes());
+        let Found::Bad(error) = Label::decode(&bytes) else { panic!("it was taken") };
+        assert!(error.kind() == Kind::Unsupported && error.to_string().contains("feature 7"));
+    }
+}

@@ -53,3 +53,22 @@ pub(crate) fn fresh(files: &dyn Files, name: &str) -> Result<Arc<dyn File>> {
         made => made,
     }
 }
+
+/// A file of pages. When no snapshot names a page of it, a file that is there was left by a process
+/// that died while making it, perhaps on some of the nodes only: it is made anew on all of them.
+pub(crate) fn open_or_create(
+    files: &dyn Files,
+    name: &str,
+    is_first: bool,
+) -> Result<Arc<dyn File>> {
+    if !is_first {
+        return match files.open(name) {
+            Err(error) if error.kind() == Kind::NotFound => files.create(name),
+            opened => opened,
+        };
+    }
+    match files.remove(name) {
+        Err(error) if error.kind() != Kind::NotFound => Err(error),
+        _ => files.create(name),
+    }
+}

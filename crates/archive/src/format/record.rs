@@ -374,12 +374,15 @@ impl Place {
     }
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Place> {
-        let place =
-            Place { segment: r.u32()?, at: r.u64()?, bytes: r.u32()?, meta_bytes: r.u32()? };
-        if place.meta_bytes > place.bytes || place.at > 1 << 48 {
+        Place { segment: r.u32()?, at: r.u64()?, bytes: r.u32()?, meta_bytes: r.u32()? }.checked()
+    }
+
+    /// Errors unless it can be true.
+    pub(crate) fn checked(self) -> Result<Place> {
+        if self.meta_bytes > self.bytes || self.at > 1 << 48 {
             return Err(corrupt("the place of a container can't be true"));
         }
-        Ok(place)
+        Ok(self)
     }
 }
 
@@ -407,16 +410,19 @@ impl Stored {
         if [r.u8()?, r.u8()?] != [1, 0] {
             return Err(corrupt("a container has shards that this version does not know"));
         }
-        let stored =
-            Stored { id, kind, chunks: r.u32()?, raw_bytes: r.u32()?, place: Place::decode(r)? };
-        let meta_bytes = stored.place.meta_bytes as usize;
-        if stored.chunks as usize > SLOTS_MAX
-            || stored.raw_bytes as usize > RAW_BYTES_MAX
-            || meta_bytes > META_BYTES_MAX
+        Stored { id, kind, chunks: r.u32()?, raw_bytes: r.u32()?, place: Place::decode(r)? }
+            .checked()
+    }
+
+    /// Errors unless it can be true.
+    pub(crate) fn checked(self) -> Result<Stored> {
+        if self.chunks as usize > SLOTS_MAX
+            || self.raw_bytes as usize > RAW_BYTES_MAX
+            || self.place.meta_bytes as usize > META_BYTES_MAX
         {
-            return Err(corrupt(format!("container {id} can't be so large")));
+            return Err(corrupt(format!("container {} can't be so large", self.id)));
         }
-        Ok(stored)
+        Ok(self)
     }
 }
 

@@ -81,6 +81,7 @@ impl Archive {
             trees: format.trees,
             clones: format.clones,
             fingerprint: format.fingerprint,
+            leaves: format.leaves,
         };
         for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
             fresh(files, name)?;

@@ -22,7 +22,7 @@ use crate::{
     },
     memory::Drawn,
     rules::Rule,
-    tables::Tables,
+    tables::{Tables, write_leaves},
 };
 
 impl Archive {
@@ -211,6 +211,7 @@ impl Archive {
     /// Takes a snapshot and begins a new log. The commit lock is held. A full disk only puts it
     /// off.
     fn snapshot(&self, position: &mut LogPosition, may_use_reserve: bool) -> Result<()> {
+        let reserve = if self.label.leaves { self.reserve_bytes()? } else { 0 };
         loop {
             match self.try_snapshot(position) {
                 Err(error)
@@ -228,6 +229,11 @@ impl Archive {
                             _ => {}
                         }
                     }
+                    if self.label.leaves {
+                        position.tables.leaf_file.cut(&*self.files)?;
+                        // The frames to come need what the snapshot could not use.
+                        self.restore_reserve(reserve)?;
+                    }
                     return Ok(());
                 }
                 Err(error) => {
@@ -244,6 +250,7 @@ impl Archive {
         let mut tables = Tables::clone(&position.tables);
         let clones_keep = self.keeps(Rule::ClonePagesKept);
         write_block_indexes(&*self.files, &self.identity, number, &mut tables, clones_keep)?;
+        write_leaves(&*self.files, &self.identity, &self.settings, number, &mut tables)?;
         write_snapshot(&*self.files, &self.identity, number, &tables)?;
         tables.forget_moved();
         let log = fresh(&*self.files, &log_name(number))?;

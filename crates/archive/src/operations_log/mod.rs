@@ -23,6 +23,7 @@
 //! | [`snapshot`] | snapshots, written and read |
 //! | [`position`] | how far a process has followed the log |
 //! | [`commit`] | changes appended, those of others replayed, a new log begun |
+//! | [`leaf_check`] | the copies of the tables' leaves looked at |
 //! | [`epochs`] | what readers keep from being freed |
 
 mod archive;
@@ -30,7 +31,9 @@ mod commit;
 mod epochs;
 mod frames;
 mod label;
+mod leaf_check;
 mod position;
 mod snapshot;
 
-pub use self::{archive::Archive, epochs::EpochGuard};
+pub(crate) use self::leaf_check::look_at_leaves;
+pub use self::{archive::Archive, epochs::EpochGuard, leaf_check::mend_leaves};

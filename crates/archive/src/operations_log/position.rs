@@ -18,6 +18,7 @@ use crate::{
         log_reader::LogReader,
         names::{log_name, snapshot_name},
     },
+    leaf_file,
     memory::{Budget, Drawn},
     rules::Rule,
     settings::Settings,
@@ -140,15 +141,15 @@ impl LogPosition {
             budget.occupied(occupied(&**files, label.snapshot));
         }
         let mut drawn = Drawn::from(budget);
-        let tables = match read_snapshot(&**files, identity, label.snapshot, kinds, before, &drawn)
-        {
+        let read = |number, before, drawn: &Drawn| {
+            read_snapshot(&**files, identity, (number, kinds), settings, before, drawn)
+        };
+        let tables = match read(label.snapshot, before, &drawn) {
             Ok(tables) => tables,
             // The one before, and all of its log, say the same.
             Err(error) if is_damage(&error) && label.snapshot > 1 => {
                 drawn = Drawn::from(budget);
-                let tables =
-                    read_snapshot(&**files, identity, label.snapshot - 1, kinds, None, &drawn)
-                        .map_err(|_| error.clone())?;
+                let tables = read(label.snapshot - 1, None, &drawn).map_err(|_| error.clone())?;
                 let mut replayed = Replayed::of(&tables);
                 replay(
                     &*open(label.snapshot - 1)?,
@@ -187,6 +188,7 @@ pub(crate) fn occupied(files: &dyn Files, snapshot: u64) -> u64 {
         snapshot_name(before),
         log_name(before),
         block_index::MAPS.to_owned(),
+        leaf_file::LEAVES.to_owned(),
     ];
     names
         .iter()

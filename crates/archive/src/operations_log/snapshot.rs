@@ -12,8 +12,10 @@ use crate::{
         log_reader::PIECE_BYTES,
         names::{fresh, snapshot_name},
     },
+    leaf_file::LeafReader,
     memory::Drawn,
-    tables::{Care, Tables, WriteCost},
+    settings::Settings,
+    tables::{Care, Source, Tables, WriteCost, limit_leaves},
 };
 
 const SNAPSHOT_MAGIC: &[u8; 8] = b"ONEFSNAP";
@@ -53,8 +55,8 @@ pub(crate) fn write_snapshot(
 pub(crate) fn read_snapshot(
     files: &dyn Redundancy,
     identity: &Identity,
-    number: u64,
-    kinds: Kinds,
+    (number, kinds): (u64, Kinds),
+    settings: &Settings,
     before: Option<&Tables>,
     drawn: &Drawn,
 ) -> Result<Tables> {
@@ -85,8 +87,11 @@ pub(crate) fn read_snapshot(
     if identity.checksum(&body) != sum {
         return Err(damaged("it fails its checksum"));
     }
-    let read = Tables::decode_within(&body, files.spread(), kinds, drawn).and_then(|mut tables| {
+    let leaves = &mut Source { reader: LeafReader::new(files, identity, settings), before };
+    let read = Tables::decode_within(&body, files.spread(), kinds, drawn, Some(leaves));
+    let read = read.and_then(|mut tables| {
         drop(body);
+        limit_leaves(&mut tables, settings.leaf_entries);
         let cost = (end, WriteCost::BYTES);
         if let Some(bytes) = behind(&*file, identity, cost, WRITE_COST_MAGIC)? {
             tables.write_cost = WriteCost::decode(&mut Reader(&bytes, None))?;

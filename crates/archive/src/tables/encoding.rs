@@ -3,6 +3,8 @@
 use onefold_core::Result;
 
 use super::{
+    leaf_entries::{MERGED_MEMORY, STREAM_BYTES, STREAM_MEMORY, decode_stream, encode_stream},
+    leaves::{InLeaves, Source, decode_directory, encode_directory},
     snapshots::Snapshots,
     state::{Container, Difference, IndexState, Segment, Tables},
 };
@@ -12,8 +14,8 @@ use crate::{
         class::Class,
         label::Kinds,
         record::{
-            CONTAINER_MEMORY, ENTRY_MEMORY, ID_MEMORY, Owner, Place, Stored, Stream, id,
-            index_files, index_files_of, pieces, pieces_of,
+            CONTAINER_MEMORY, ENTRY_MEMORY, ID_MEMORY, Owner, Place, Stored, id, index_files,
+            index_files_of, pieces, pieces_of,
         },
     },
     memory::Drawn,
@@ -21,12 +23,6 @@ use crate::{
 
 /// No container lies so far behind in a segment.
 const SEGMENT_END_MAX: u64 = 1 << 49;
-
-/// Memory that a stream takes without its name and recipes.
-const STREAM_MEMORY: usize = 384;
-
-/// Memory that a container takes which was merged into another one.
-const MERGED_MEMORY: usize = 128;
 
 impl Tables {
     /// The bytes of a snapshot.
@@ -38,10 +34,11 @@ impl Tables {
             .u32(self.epoch)
             .u64(self.next_id)
             .u32(self.next_segment);
-        w.u32(self.streams.len() as u32);
-        for (name, stream) in &self.streams {
-            w.bytes(name.as_bytes());
-            stream.encode(&mut w);
+        if self.leaves {
+            encode_directory(self, &mut w);
+        } else {
+            w.u32(self.streams.len() as u32);
+            self.streams.iter().for_each(|(name, stream)| encode_stream(&mut w, name, stream));
         }
         w.u32(self.segments.len() as u32);
         for (&n, segment) in &self.segments {
@@ -50,13 +47,8 @@ impl Tables {
                 .u64(segment.end)
                 .u64(segment.used);
         }
-        w.u32(self.containers.len() as u32);
-        for container in self.containers.values() {
-            container.stored.encode(&mut w);
-            w.u64(container.logged).u32(container.merged.len() as u32);
-            container.merged.iter().for_each(|id| {
-                w.u64(id.0);
-            });
+        if !self.leaves {
+            encode_containers(self, &mut w);
         }
         w.u32(self.unfinished.len() as u32);
         for (id, &at) in &self.unfinished {
@@ -81,7 +73,7 @@ impl Tables {
         self.encode_volumes(&mut w);
         self.encode_late(&mut w);
         if self.trees {
-            self.snapshots.encode(&mut w);
+            self.snapshots.encode(&mut w, self.leaves);
         }
         // A program that does not know of damage must not put: it would take damaged chunks for
         // duplicates.
@@ -94,20 +86,21 @@ impl Tables {
         w.0
     }
 
-    /// The tables of a snapshot.
+    /// The tables of a snapshot that names no leaves.
     ///
     /// # Errors
     /// `Corrupt`.
     pub fn decode(bytes: &[u8], spread: [u8; 3], kinds: Kinds) -> Result<Tables> {
-        Tables::decode_within(bytes, spread, kinds, Drawn::free())
+        Tables::decode_within(bytes, spread, kinds, Drawn::free(), None)
     }
 
-    /// The same within a budget.
+    /// The same within a budget, with the leaves that the snapshot names.
     pub(crate) fn decode_within(
         bytes: &[u8],
         spread: [u8; 3],
         kinds: Kinds,
         drawn: &Drawn,
+        leaves: Option<&mut Source<'_>>,
     ) -> Result<Tables> {
         let r = &mut Reader(bytes, Some(drawn));
         let mut tables = Tables {
@@ -118,9 +111,17 @@ impl Tables {
             next_segment: r.u32()?,
             ..Tables::new(spread, kinds)
         };
-        for _ in 0..r.count(45, STREAM_MEMORY)? {
-            let name = r.text()?;
-            tables.streams.insert(name, Stream::decode(r)?);
+        let mut found = None;
+        if kinds.leaves {
+            let InLeaves { streams, containers, snapshots, file } =
+                decode_directory(r, kinds.late, leaves, drawn)?;
+            (tables.streams, tables.containers, tables.leaf_file) = (streams, containers, file);
+            found = Some(snapshots);
+        } else {
+            for _ in 0..r.count(STREAM_BYTES, STREAM_MEMORY)? {
+                let (name, stream) = decode_stream(r)?;
+                tables.streams.insert(name, stream);
+            }
         }
         for _ in 0..r.count(21, ENTRY_MEMORY)? {
             let n = r.u32()?;
@@ -133,18 +134,10 @@ impl Tables {
                 .segments
                 .insert(n, Segment { owner, end, used, class: Class::Plain, data: spread[1] });
         }
-        for _ in 0..r.count(Stored::BYTES + 12, CONTAINER_MEMORY)? {
-            let stored = Stored::decode(r)?;
-            let logged = r.u64()?;
-            let merged =
-                (0..r.count(8, MERGED_MEMORY)?).map(|_| id(r)).collect::<Result<Vec<_>>>()?;
-            for &id in &merged {
-                tables.moved_to.change(id, |places| places.push(stored.id));
-            }
-            tables
-                .containers
-                .insert(stored.id, Container { stored, merged, logged, born: 0, changed: 0 });
+        if !kinds.leaves {
+            decode_containers(&mut tables, r)?;
         }
+        find_moved(&mut tables);
         for _ in 0..r.count(16, ID_MEMORY)? {
             tables.unfinished.insert(id(r)?, r.u64()?);
         }
@@ -164,7 +157,7 @@ impl Tables {
         tables.decode_volumes(r)?;
         tables.decode_late(r)?;
         if tables.trees {
-            tables.snapshots = Snapshots::decode(r)?;
+            tables.snapshots = Snapshots::decode(r, found)?;
         }
         if !r.0.is_empty() {
             for _ in 0..r.count(12, ENTRY_MEMORY)? {
@@ -174,5 +167,38 @@ impl Tables {
         r.end()?;
         tables.derive();
         Ok(tables)
+    }
+}
+
+fn encode_containers(tables: &Tables, w: &mut Writer) {
+    w.u32(tables.containers.len() as u32);
+    for container in tables.containers.values() {
+        container.stored.encode(w);
+        w.u64(container.logged).u32(container.merged.len() as u32);
+        container.merged.iter().for_each(|id| {
+            w.u64(id.0);
+        });
+    }
+}
+
+fn decode_containers(tables: &mut Tables, r: &mut Reader<'_>) -> Result<()> {
+    for _ in 0..r.count(Stored::BYTES + 12, CONTAINER_MEMORY)? {
+        let stored = Stored::decode(r)?;
+        let logged = r.u64()?;
+        let merged = (0..r.count(8, MERGED_MEMORY)?).map(|_| id(r)).collect::<Result<Vec<_>>>()?;
+        tables
+            .containers
+            .insert(stored.id, Container { stored, merged, logged, born: 0, changed: 0 });
+    }
+    Ok(())
+}
+
+/// Where merged containers lie, as the containers say that they were merged into.
+fn find_moved(tables: &mut Tables) {
+    let Tables { containers, moved_to, .. } = tables;
+    for (&home, container) in &*containers {
+        for &id in &container.merged {
+            moved_to.change(id, |places| places.push(home));
+        }
     }
 }

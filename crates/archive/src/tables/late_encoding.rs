@@ -103,8 +103,11 @@ impl Tables {
         for segment in self.segments.values() {
             w.u8(segment.class.code()).u8(segment.data);
         }
-        for container in self.containers.values() {
-            w.u64(container.born).u64(container.changed);
+        // Leaves have these of their containers.
+        if !self.leaves {
+            for container in self.containers.values() {
+                w.u64(container.born).u64(container.changed);
+            }
         }
         for difference in self.differences.iter() {
             w.u64(difference.at);
@@ -120,10 +123,12 @@ impl Tables {
             (segment.class, segment.data) = class_of(r)?;
             Ok::<_, Error>(())
         })?;
-        self.containers.try_change_all(|container| {
-            (container.born, container.changed) = (r.u64()?, r.u64()?);
-            Ok::<_, Error>(())
-        })?;
+        if !self.leaves {
+            self.containers.try_change_all(|container| {
+                (container.born, container.changed) = (r.u64()?, r.u64()?);
+                Ok::<_, Error>(())
+            })?;
+        }
         self.differences.try_change_all(|difference| {
             difference.at = r.u64()?;
             Ok(())

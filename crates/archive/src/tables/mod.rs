@@ -12,6 +12,7 @@
 //! | [`care`] | when it was collected and scrubbed |
 //! | [`damage`] | which chunks are known to be damaged |
 //! | [`encoding`] | the bytes of a snapshot |
+//! | [`leaves`], [`leaf_entries`] | the tables that are kept in leaves on the disk |
 //! | [`persistent`] | maps and lists whose clones share what they have in common |
 
 mod apply;
@@ -19,6 +20,8 @@ mod care;
 mod damage;
 mod encoding;
 mod late_encoding;
+mod leaf_entries;
+mod leaves;
 mod persistent;
 mod snapshots;
 mod state;
@@ -29,6 +32,7 @@ mod write_cost;
 pub use self::{
     care::Care,
     late_encoding::PLACES_MAX,
+    leaves::decode_leaf,
     snapshots::Snapshots,
     state::{Container, Tables, valid_name},
     volumes::Volume,
@@ -36,6 +40,7 @@ pub use self::{
 };
 pub(crate) use self::{
     damage::is_damaged,
+    leaves::{Source, limit_leaves, write_leaves},
     persistent::Map,
     snapshots::roots,
     state::{Difference, IndexState, PLACE_ALIGN},

@@ -7,12 +7,18 @@
 //!
 //! *Invariants:* all leaves are equally deep. A node has at most [`LEAF_MAX`] entries or
 //! [`INNER_MAX`] children, and none is empty but a root. The key beside a child is at most its
-//! first key, and greater than all keys of the child before.
+//! first key, and greater than all keys of the child before. A leaf that knows its place in a file
+//! has the entries that lie there: each change of its entries forgets the place.
+
+mod leaves;
 
 use std::{borrow::Borrow, cmp::Ordering, fmt, iter::FusedIterator, mem, slice, sync::Arc};
 
+pub(crate) use self::leaves::SharedLeaf;
+use crate::leaf_file::LeafPlace;
+
 /// Entries of a leaf at most. Tests have small nodes, so that they meet deep trees.
-const LEAF_MAX: usize = if cfg!(test) { 8 } else { 512 };
+pub(crate) const LEAF_MAX: usize = if cfg!(test) { 8 } else { 512 };
 
 /// Children of a node above the leaves at most.
 const INNER_MAX: usize = if cfg!(test) { 4 } else { 64 };
@@ -21,12 +27,39 @@ const INNER_MAX: usize = if cfg!(test) { 4 } else { 64 };
 pub struct Map<K, V> {
     root: Arc<Node<K, V>>,
     len: usize,
+    /// Entries of a leaf at most; fewer than [`LEAF_MAX`] where a simulation wants many leaves.
+    most: usize,
 }
 
 #[derive(Clone)]
 enum Node<K, V> {
-    Leaf(Vec<(K, V)>),
+    Leaf(Leaf<K, V>),
     Inner(Vec<Child<K, V>>),
+}
+
+#[derive(Clone)]
+struct Leaf<K, V> {
+    entries: Vec<(K, V)>,
+    /// The place of these entries in a file, if they lie in one.
+    place: Option<LeafPlace>,
+}
+
+impl<K, V> Leaf<K, V> {
+    fn of(entries: Vec<(K, V)>) -> Leaf<K, V> {
+        Leaf { entries, place: None }
+    }
+
+    /// The entries, to be changed: they lie in no file from now on.
+    fn change(&mut self) -> &mut Vec<(K, V)> {
+        self.place = None;
+        &mut self.entries
+    }
+}
+
+impl<K, V> Node<K, V> {
+    fn empty() -> Arc<Node<K, V>> {
+        Arc::new(Node::Leaf(Leaf::of(Vec::new())))
+    }
 }
 
 /// A key that is not above those of the node, and the node.
@@ -42,13 +75,13 @@ enum Inserted<K, V> {
 
 impl<K, V> Clone for Map<K, V> {
     fn clone(&self) -> Map<K, V> {
-        Map { root: self.root.clone(), len: self.len }
+        Map { root: self.root.clone(), len: self.len, most: self.most }
     }
 }
 
 impl<K, V> Default for Map<K, V> {
     fn default() -> Map<K, V> {
-        Map { root: Arc::new(Node::Leaf(Vec::new())), len: 0 }
+        Map { root: Node::empty(), len: 0, most: LEAF_MAX }
     }
 }
 
@@ -93,7 +126,9 @@ impl<K: Ord, V> Map<K, V> {
         let mut node = &*self.root;
         loop {
             match node {
-                Node::Leaf(entries) => return find(entries, key).ok().map(|n| &entries[n].1),
+                Node::Leaf(Leaf { entries, .. }) => {
+                    return find(entries, key).ok().map(|n| &entries[n].1);
+                }
                 Node::Inner(children) => node = &children[child_of(children, key)].1,
             }
         }
@@ -121,7 +156,8 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
         let mut node = Arc::make_mut(&mut self.root);
         loop {
             match node {
-                Node::Leaf(entries) => {
+                Node::Leaf(leaf) => {
+                    let entries = leaf.change();
                     return find(entries, key).ok().map(|n| &mut entries[n].1);
                 }
                 Node::Inner(children) => {
@@ -134,7 +170,7 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
 
     /// Puts an entry in; gives the value that the key had.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
-        match Arc::make_mut(&mut self.root).insert(key, value) {
+        match Arc::make_mut(&mut self.root).insert(key, value, self.most) {
             Inserted::Replaced(before) => return Some(before),
             Inserted::New(upper) => self.grow(upper),
         }
@@ -147,7 +183,7 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
         let Some(upper) = upper else { return };
         // The lower half of what was split has entries.
         let Some(first) = self.root.first_key().cloned() else { return };
-        let lower = mem::replace(&mut self.root, Arc::new(Node::Leaf(Vec::new())));
+        let lower = mem::replace(&mut self.root, Node::empty());
         self.root = Arc::new(Node::Inner(vec![(first, lower), upper]));
     }
 
@@ -159,7 +195,7 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
         if !self.contains_key(key) {
             return None;
         }
-        let gone = Arc::make_mut(&mut self.root).remove(key)?;
+        let gone = Arc::make_mut(&mut self.root).remove(key, self.most)?;
         self.len -= 1;
         self.shrink();
         Some(gone)
@@ -168,7 +204,7 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
     /// Takes out all entries whose keys are less than `key`; whole nodes at once.
     pub(crate) fn remove_before(&mut self, key: &K) {
         if self.iter().next().is_some_and(|(first, _)| first < key) {
-            self.len -= Arc::make_mut(&mut self.root).remove_before(key);
+            self.len -= Arc::make_mut(&mut self.root).remove_before(key, self.most);
             self.shrink();
         }
     }
@@ -179,7 +215,7 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
             && children.len() < 2
         {
             let only = children.first().map(|(_, only)| only.clone());
-            self.root = only.unwrap_or_else(|| Arc::new(Node::Leaf(Vec::new())));
+            self.root = only.unwrap_or_else(Node::empty);
         }
     }
 
@@ -231,7 +267,7 @@ impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for Map<K, V> {
 impl<K: Ord + Clone, V: Clone> Node<K, V> {
     fn first_key(&self) -> Option<&K> {
         match self {
-            Node::Leaf(entries) => entries.first().map(|(key, _)| key),
+            Node::Leaf(leaf) => leaf.entries.first().map(|(key, _)| key),
             Node::Inner(children) => children.first().map(|(key, _)| key),
         }
     }
@@ -239,7 +275,7 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
     /// Entries, or children.
     fn width(&self) -> usize {
         match self {
-            Node::Leaf(entries) => entries.len(),
+            Node::Leaf(leaf) => leaf.entries.len(),
             Node::Inner(children) => children.len(),
         }
     }
@@ -247,28 +283,31 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
     /// Entries of all leaves.
     fn len(&self) -> usize {
         match self {
-            Node::Leaf(entries) => entries.len(),
+            Node::Leaf(leaf) => leaf.entries.len(),
             Node::Inner(children) => children.iter().map(|(_, child)| child.len()).sum(),
         }
     }
 
-    fn insert(&mut self, key: K, value: V) -> Inserted<K, V> {
+    fn insert(&mut self, key: K, value: V, most: usize) -> Inserted<K, V> {
         match self {
-            Node::Leaf(entries) => match find(entries, &key) {
-                Ok(n) => Inserted::Replaced(mem::replace(&mut entries[n].1, value)),
-                Err(n) => {
-                    let upper = add(entries, n, (key, value), LEAF_MAX);
-                    Inserted::New(
-                        upper.map(|upper| (upper[0].0.clone(), Arc::new(Node::Leaf(upper)))),
-                    )
+            Node::Leaf(leaf) => {
+                let entries = leaf.change();
+                match find(entries, &key) {
+                    Ok(n) => Inserted::Replaced(mem::replace(&mut entries[n].1, value)),
+                    Err(n) => {
+                        let upper = add(entries, n, (key, value), most);
+                        Inserted::New(upper.map(|upper| {
+                            (upper[0].0.clone(), Arc::new(Node::Leaf(Leaf::of(upper))))
+                        }))
+                    }
                 }
-            },
+            }
             Node::Inner(children) => {
                 let n = child_of(children, &key);
                 if key < children[n].0 {
                     children[n].0 = key.clone();
                 }
-                match Arc::make_mut(&mut children[n].1).insert(key, value) {
+                match Arc::make_mut(&mut children[n].1).insert(key, value, most) {
                     Inserted::New(Some(child)) => {
                         let upper = add(children, n + 1, child, INNER_MAX);
                         Inserted::New(
@@ -281,30 +320,36 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
         }
     }
 
-    fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
+    fn remove<Q: Ord + ?Sized>(&mut self, key: &Q, most: usize) -> Option<V>
     where
         K: Borrow<Q>,
     {
         match self {
-            Node::Leaf(entries) => find(entries, key).ok().map(|n| entries.remove(n).1),
+            Node::Leaf(leaf) => {
+                let entries = leaf.change();
+                find(entries, key).ok().map(|n| entries.remove(n).1)
+            }
             Node::Inner(children) => {
                 let n = child_of(children, key);
-                let gone = Arc::make_mut(&mut children[n].1).remove(key);
-                join(children, n);
+                let gone = Arc::make_mut(&mut children[n].1).remove(key, most);
+                join(children, n, most);
                 gone
             }
         }
     }
 
     /// Gives the number of entries that are gone.
-    fn remove_before(&mut self, key: &K) -> usize {
+    fn remove_before(&mut self, key: &K, most: usize) -> usize {
         match self {
-            Node::Leaf(entries) => entries.drain(..first_not_before(entries, key)).count(),
+            Node::Leaf(leaf) => match first_not_before(&leaf.entries, key) {
+                0 => 0,
+                n => leaf.change().drain(..n).count(),
+            },
             Node::Inner(children) => {
                 let n = child_of(children, key);
                 let whole: usize = children.drain(..n).map(|(_, child)| child.len()).sum();
-                let part = Arc::make_mut(&mut children[0].1).remove_before(key);
-                join(children, 0);
+                let part = Arc::make_mut(&mut children[0].1).remove_before(key, most);
+                join(children, 0, most);
                 whole + part
             }
         }
@@ -315,7 +360,7 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
         change: &mut impl FnMut(&mut V) -> Result<(), E>,
     ) -> Result<(), E> {
         match self {
-            Node::Leaf(entries) => entries.iter_mut().try_for_each(|(_, value)| change(value)),
+            Node::Leaf(leaf) => leaf.change().iter_mut().try_for_each(|(_, value)| change(value)),
             Node::Inner(children) => children
                 .iter_mut()
                 .try_for_each(|(_, child)| Arc::make_mut(child).try_change_all(change)),
@@ -372,9 +417,9 @@ fn into_place<T>(items: &mut Vec<T>, at: usize, item: T, max: usize) {
 }
 
 /// Takes a child away that is empty, and joins one that is nearly so with the one beside it.
-fn join<K: Ord + Clone, V: Clone>(children: &mut Vec<Child<K, V>>, n: usize) {
+fn join<K: Ord + Clone, V: Clone>(children: &mut Vec<Child<K, V>>, n: usize, most: usize) {
     let width = children[n].1.width();
-    let max = if matches!(*children[n].1, Node::Leaf(_)) { LEAF_MAX } else { INNER_MAX };
+    let max = if matches!(*children[n].1, Node::Leaf(_)) { most } else { INNER_MAX };
     if width == 0 {
         children.remove(n);
     } else if width < max / 4 && children.len() > 1 {
@@ -383,7 +428,7 @@ fn join<K: Ord + Clone, V: Clone>(children: &mut Vec<Child<K, V>>, n: usize) {
         if children[lower].1.width() + children[lower + 1].1.width() <= max / 4 * 3 {
             let (_, upper) = children.remove(lower + 1);
             match (Arc::make_mut(&mut children[lower].1), Arc::unwrap_or_clone(upper)) {
-                (Node::Leaf(entries), Node::Leaf(more)) => entries.extend(more),
+                (Node::Leaf(leaf), Node::Leaf(more)) => leaf.change().extend(more.entries),
                 (Node::Inner(below), Node::Inner(more)) => below.extend(more),
                 // All leaves are equally deep.
                 _ => {}
@@ -424,7 +469,7 @@ impl<'a, K, V> Path<'a, K, V> {
     fn descend(&mut self, mut node: &'a Node<K, V>, end: End) {
         loop {
             match node {
-                Node::Leaf(entries) => return self.leaf = entries.iter(),
+                Node::Leaf(leaf) => return self.leaf = leaf.entries.iter(),
                 Node::Inner(children) => {
                     let mut children = children.iter();
                     let Some((_, child)) = end.next(&mut children) else { return };
@@ -662,14 +707,14 @@ mod tests {
     fn keeps_invariants(node: &Node<u16, u32>, is_root: bool) -> usize {
         assert!(node.width() > 0 || is_root);
         match node {
-            Node::Leaf(entries) => {
+            Node::Leaf(Leaf { entries, .. }) => {
                 assert!(entries.len() <= LEAF_MAX && entries.is_sorted_by(|a, b| a.0 < b.0));
                 0
             }
             Node::Inner(children) => {
                 assert!(children.len() <= INNER_MAX && (children.len() > 1 || !is_root));
                 let keys = |child: &Child<u16, u32>| {
-                    let all = Map { root: child.1.clone(), len: child.1.len() };
+                    let all = Map { root: child.1.clone(), len: child.1.len(), most: LEAF_MAX };
                     let ends = (all.keys().next().copied(), all.keys().next_back().copied());
                     (ends.0.unwrap(), ends.1.unwrap())
                 };

@@ -12,15 +12,15 @@ use crate::format::{
 };
 
 /// Memory that a snapshot takes without its texts.
-const SNAPSHOT_MEMORY: usize = 512;
+pub(super) const SNAPSHOT_MEMORY: usize = 512;
 
 /// Bytes of a snapshot at least.
-const SNAPSHOT_BYTES: usize = 147;
+pub(super) const SNAPSHOT_BYTES: usize = 147;
 
 /// The snapshots of an archive, in the order in which they were made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshots {
-    all: Map<u64, Snapshot>,
+    pub(super) all: Map<u64, Snapshot>,
     next: u64,
     /// Nodes that are named, and whose children are not counted: they were damaged.
     due: Map<Address, ()>,
@@ -133,24 +133,48 @@ impl Snapshots {
         })
     }
 
-    pub(super) fn encode(&self, w: &mut Writer) {
-        w.u64(self.next).u32(self.all.len() as u32);
-        for (&number, snapshot) in &self.all {
-            snapshot.encode(w.u64(number));
+    /// With `leaves` the snapshots themselves are elsewhere.
+    pub(super) fn encode(&self, w: &mut Writer, leaves: bool) {
+        w.u64(self.next);
+        if !leaves {
+            w.u32(self.all.len() as u32);
+            self.all.iter().for_each(|(number, snapshot)| encode_one(w, number, snapshot));
         }
         let due: Vec<_> = self.due.keys().copied().collect();
         addresses(w, &due);
     }
 
-    pub(super) fn decode(r: &mut Reader<'_>) -> Result<Snapshots> {
-        let mut snapshots = Snapshots { next: r.counter()?, ..Snapshots::default() };
-        for _ in 0..r.count(SNAPSHOT_BYTES, SNAPSHOT_MEMORY)? {
-            let number = r.counter()?;
-            snapshots.all.insert(number, Snapshot::decode(r)?);
-        }
+    /// With the snapshots that were found elsewhere.
+    pub(super) fn decode(
+        r: &mut Reader<'_>,
+        found: Option<Map<u64, Snapshot>>,
+    ) -> Result<Snapshots> {
+        let next = r.counter()?;
+        let all = match found {
+            Some(all) => all,
+            None => {
+                let mut all = Map::default();
+                for _ in 0..r.count(SNAPSHOT_BYTES, SNAPSHOT_MEMORY)? {
+                    let (number, snapshot) = decode_one(r)?;
+                    all.insert(number, snapshot);
+                }
+                all
+            }
+        };
+        let mut snapshots = Snapshots { all, next, due: Map::default() };
         snapshots.due.extend(addresses_of(r)?.into_iter().map(|node| (node, ())));
         Ok(snapshots)
     }
+}
+
+/// Writes a snapshot behind its number.
+pub(super) fn encode_one(w: &mut Writer, &number: &u64, snapshot: &Snapshot) {
+    snapshot.encode(w.u64(number));
+}
+
+/// Reads a snapshot behind its number.
+pub(super) fn decode_one(r: &mut Reader<'_>) -> Result<(u64, Snapshot)> {
+    Ok((r.counter()?, Snapshot::decode(r)?))
 }
 
 fn is_checkpoint(snapshot: &Snapshot) -> bool {

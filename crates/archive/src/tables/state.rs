@@ -23,6 +23,7 @@ use crate::{
         label::Kinds,
         record::{IndexFile, Owner, Pieces, Place, Stored, Stream},
     },
+    leaf_file::LeafFile,
 };
 
 /// Longest name of a stream.
@@ -136,6 +137,10 @@ pub struct Tables {
     pub care: Care,
     /// The archive can have snapshots of directories.
     pub trees: bool,
+    /// The leaves of catalogue, container table and snapshots of directories are in a file.
+    pub leaves: bool,
+    /// That file.
+    pub leaf_file: LeafFile,
     /// Volumes may be clones of others.
     pub clones: bool,
     /// The snapshots of directories.
@@ -193,15 +198,9 @@ pub(crate) const PLACE_ALIGN: u64 = 4096;
 impl Tables {
     /// Empty ones of an archive that spreads so.
     #[must_use]
-    pub fn new([_, data, parity]: [u8; 3], Kinds { late, trees, clones }: Kinds) -> Tables {
-        Tables {
-            align: PLACE_ALIGN * u64::from(data),
-            parity,
-            late,
-            trees,
-            clones,
-            ..Tables::default()
-        }
+    pub fn new([_, data, parity]: [u8; 3], Kinds { late, trees, leaves, clones }: Kinds) -> Tables {
+        let align = PLACE_ALIGN * u64::from(data);
+        Tables { align, parity, late, trees, leaves, clones, ..Tables::default() }
     }
 
     /// Containers that were listed since the last import, in no order.

@@ -7,7 +7,7 @@ use onefold_archive::{
     Address, Attributes, Completeness, ContainerId, Event, FileMap, FoundLabel as Found,
     IndexEntry, Key, Kinds, Known, Label, Links, Metadata, NodeLabel, Order, Packer, Part, Record,
     Root, Snapshot, SnapshotId, Stat, Summary, Tables, Top, TreeEntry, TreeNode, TreeNodeRef,
-    TreeWhat, decode_frame, decode_listing, encode_entry, recipe_parts,
+    TreeWhat, decode_frame, decode_leaf, decode_listing, encode_entry, recipe_parts,
 };
 use onefold_core::Fingerprint;
 
@@ -20,10 +20,16 @@ use crate::reach;
 /// Most bytes that an example of a part of a file has.
 const PART_BYTES: usize = 32 << 10;
 
+/// Bytes of a leaf before its entries.
+const LEAF_HEADER_BYTES: usize = 32;
+
 /// Archives with late encoding, and with snapshots of directories.
-const LATE: Kinds = Kinds { late: true, trees: false, clones: false };
-const TREES: Kinds = Kinds { late: false, trees: true, clones: false };
-const CLONES: Kinds = Kinds { late: false, trees: true, clones: true };
+const LATE: Kinds = Kinds { late: true, trees: false, leaves: false, clones: false };
+const TREES: Kinds = Kinds { late: false, trees: true, leaves: false, clones: false };
+const CLONES: Kinds = Kinds { late: false, trees: true, leaves: false, clones: true };
+
+/// Tables whose snapshots name leaves.
+const LEAVES: Kinds = Kinds { late: false, trees: true, leaves: true, clones: true };
 
 fn node_ref(n: u8) -> TreeNodeRef {
     let address = Address { container: ContainerId(u64::from(n)), slot: u16::from(n) };
@@ -304,10 +310,12 @@ pub(crate) fn record_examples() -> Vec<Vec<u8>> {
     examples
 }
 
-/// The tables of a snapshot: plain ones, with late encoding, with snapshots of directories.
+/// The tables of a snapshot: plain ones, with late encoding, with snapshots of directories, and with
+/// a directory of leaves.
 pub fn snapshot(data: &[u8]) {
+    let one = [1, 1, 0];
     for (spread, kinds) in
-        [([1, 1, 0], Kinds::default()), ([6, 4, 2], LATE), ([1, 1, 0], TREES), ([1, 1, 0], CLONES)]
+        [(one, Kinds::default()), ([6, 4, 2], LATE), (one, TREES), (one, CLONES), (one, LEAVES)]
     {
         if let Some(tables) = reach::noted(Tables::decode(data, spread, kinds)) {
             let again = Tables::decode(&tables.encode(), spread, kinds);
@@ -324,7 +332,25 @@ pub(crate) fn snapshot_examples() -> Vec<Vec<u8>> {
         .chain([Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([6, 4, 2], LATE) }
             .encode()])
         .chain([with_snapshots().encode()])
+        .chain([Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], LEAVES) }
+            .encode()])
         .collect()
+}
+
+/// A leaf of a table: its entries are written as they were read.
+pub fn leaf(data: &[u8]) {
+    for kinds in [Kinds::default(), LATE] {
+        let Some(entries) = reach::noted(decode_leaf(data, kinds)) else { continue };
+        let again = decode_leaf(&[&data[..LEAF_HEADER_BYTES], &entries].concat(), kinds);
+        assert!(again.is_ok_and(|again| again == entries), "a leaf changes by being written");
+    }
+}
+
+pub(crate) fn leaf_examples() -> Vec<Vec<u8>> {
+    let pages =
+        files("tables").flat_map(|bytes| (0..bytes.len()).step_by(4096).map(|at| &bytes[at..]));
+    let leaves = pages.filter(|bytes| bytes.starts_with(b"ONEFROWS"));
+    leaves.map(|bytes| bytes[..bytes.len().min(4096)].to_vec()).take(24).collect()
 }
 
 /// A container: its metadata, and each of its groups expanded.

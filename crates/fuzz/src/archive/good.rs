@@ -27,14 +27,28 @@ pub(super) fn identity() -> Identity {
     Identity::new(ID, &SECRET)
 }
 
-/// The archives, file by file: with a log that was begun anew often, and with one that was not.
-pub(super) fn archives() -> &'static [BTreeMap<String, Vec<u8>>; 2] {
-    static ARCHIVES: OnceLock<[BTreeMap<String, Vec<u8>>; 2]> = OnceLock::new();
-    ARCHIVES.get_or_init(|| [build(Compression::Zstd, 600), build(Compression::Lz4, 1 << 20)])
+/// The archives, file by file: with a log that was begun anew often, with one that was not, and with
+/// tables in leaves.
+pub(super) fn archives() -> &'static [BTreeMap<String, Vec<u8>>; 3] {
+    static ARCHIVES: OnceLock<[BTreeMap<String, Vec<u8>>; 3]> = OnceLock::new();
+    ARCHIVES.get_or_init(|| {
+        [
+            build(Compression::Zstd, 600, false),
+            build(Compression::Lz4, 1 << 20, false),
+            build(Compression::Zstd, 600, true),
+        ]
+    })
 }
 
-fn build(compression: Compression, log_bytes: u64) -> BTreeMap<String, Vec<u8>> {
-    match try_build(compression, log_bytes) {
+/// An input that begins from the archive with leaves, whatever it was made from.
+pub(super) fn with_leaves(data: &[u8]) -> Vec<u8> {
+    let (first, steps) = data.split_first().unwrap_or((&0, &[]));
+    // Both numbers leave 2 when they are divided by 3.
+    [&[if first & 0x80 == 0 { 2 } else { 0x80 }], steps].concat()
+}
+
+fn build(compression: Compression, log_bytes: u64, leaves: bool) -> BTreeMap<String, Vec<u8>> {
+    match try_build(compression, log_bytes, leaves) {
         Ok(files) => files,
         Err(error) => panic!("the example archive can't be made: {error}"),
     }
@@ -48,9 +62,13 @@ fn content(seed: u64, bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-fn try_build(compression: Compression, log_bytes: u64) -> Result<BTreeMap<String, Vec<u8>>> {
+fn try_build(
+    compression: Compression,
+    log_bytes: u64,
+    leaves: bool,
+) -> Result<BTreeMap<String, Vec<u8>>> {
     let files = Arc::new(MemoryFiles::default());
-    fill(&files, compression, log_bytes)?;
+    fill(&files, compression, log_bytes, leaves)?;
     Ok(files.all())
 }
 
@@ -67,17 +85,18 @@ fn try_nodes() -> Result<Vec<BTreeMap<String, Vec<u8>>>> {
     let directories: Vec<Arc<MemoryFiles>> = (0..3).map(|_| Arc::default()).collect();
     let spread = Spread { n: 3, k: 2, ids: (0..3).map(|node| [node; 16]).collect(), listed: false };
     let files = directories.iter().map(|files| files.clone() as Arc<dyn Files>).collect();
-    fill(&Arc::new(Nodes::create(files, &spread, ID, SECRET)?), Compression::Lz4, 6000)?;
+    fill(&Arc::new(Nodes::create(files, &spread, ID, SECRET)?), Compression::Lz4, 6000, true)?;
     Ok(directories.iter().map(|files| files.all()).collect())
 }
 
 /// Makes an archive, with everything in it.
-fn fill(place: &impl Place, compression: Compression, log_bytes: u64) -> Result<()> {
+fn fill(place: &impl Place, compression: Compression, log_bytes: u64, leaves: bool) -> Result<()> {
     let format = Format {
         chunking: Chunking::FastCdc(1024),
         compression,
         segment_bytes: 96 << 10,
         reserve_bytes: 4096,
+        leaves,
         ..Format::new(ID, SECRET, [3; 16])
     };
     place.make(&format)?;
@@ -89,6 +108,7 @@ fn fill(place: &impl Place, compression: Compression, log_bytes: u64) -> Result<
         sync_bytes: 32 << 10,
         auxiliary_entries: 16,
         dirty_bytes: 512 << 10,
+        leaf_entries: 4,
         ..Settings::default()
     };
     let archive = Arc::new(place.open(true, settings)?);

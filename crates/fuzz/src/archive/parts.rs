@@ -8,7 +8,9 @@ use onefold_archive::{
 };
 use onefold_core::{BLOCK_BYTES, Block, BlockRead, Error, Exports, Fingerprint, Kind, Lba, Result};
 
-use super::{STEP_BYTES, changed, collected, files::MemoryFiles, good, index_made, open};
+use super::{
+    STEP_BYTES, all_verbs, changed, collected, files::MemoryFiles, good, index_made, open,
+};
 use crate::reach;
 
 /// Blocks of the volume that are read.
@@ -46,6 +48,11 @@ fn fingerprints(archive: u8) -> Vec<Fingerprint> {
 pub fn counts(data: &[u8]) {
     let files = changed(data, "counts-");
     reach::noted(collected(&files));
+}
+
+/// The leaves of tables: the archive is opened by them, read, and collected.
+pub fn tables(data: &[u8]) {
+    all_verbs(&changed(&good::with_leaves(data), "tables"));
 }
 
 /// The leaves of volumes' maps: the volume is read through them.
@@ -99,7 +106,7 @@ mod tests {
                 good::archives()[0].keys().any(|file| file.starts_with(name)),
                 "there are no {name}"
             );
-            for archive in 0..2 {
+            for archive in 0..3 {
                 reach::taken();
                 target(&[archive as u8]);
                 let reached = reach::taken();

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, CheckReport, Rebuilt, Restored, Settings, check, check_one, note_scrubbed,
-    rebuild_chunk_index, record_damage, repair_units, restore_chunks,
+    Archive, CheckReport, Rebuilt, Restored, Settings, check, check_one, mend_leaves,
+    note_scrubbed, rebuild_chunk_index, record_damage, repair_units, restore_chunks,
 };
 use onefold_core::Result;
 
@@ -41,6 +41,8 @@ pub struct Outcome {
     pub index_entries: Option<u64>,
     /// Units on the nodes, when the archive has several.
     pub units: Option<Rebuilt>,
+    /// Copies of the tables' leaves that were damaged, and were written again.
+    pub leaf_copies: u64,
     /// Chunks that other copies made whole.
     pub restored: Restored,
     /// Why restoring chunks ended before all were tried.
@@ -96,6 +98,9 @@ pub fn run(
             let mut told = |done, total| progress("looking at shards", done, total);
             outcome.units = Some(repair_units(&archive, &nodes, repairs, &mut told)?);
         }
+    }
+    if repairs && extent.only.is_none() && archive.is_writable() {
+        outcome.leaf_copies = mend_leaves(&archive)?;
     }
     outcome.report = look(&archive, extent, progress)?;
     if !data || !archive.is_writable() {

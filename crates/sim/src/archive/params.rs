@@ -36,11 +36,14 @@ pub enum Medium {
 /// So few that a second merge in one log comes to it.
 const MOVED_FEW: u64 = 2;
 
-/// The line behind the kept seeds that are older than snapshots of directories.
 /// The line of the kept seeds behind which clones of volumes are drawn.
 const NEWER_THAN_CLONES: &str = "# The seeds below draw clones of volumes.";
 
+/// The line behind the kept seeds that are older than snapshots of directories.
 const NEWER_THAN_TREES: &str = "# The seeds below draw snapshots of directories.";
+
+/// The line behind the kept seeds that are older than leaves of tables.
+const NEWER_THAN_LEAVES: &str = "# The seeds below draw leaves of tables.";
 
 impl Medium {
     const DAMAGING: [Medium; 4] =
@@ -111,6 +114,9 @@ pub struct Params {
     pub clones: bool,
     /// Seconds that forgotten snapshots are kept.
     pub trash: u64,
+    /// A checkpoint writes the leaves of the tables that changed; of so many entries at most. Drawn
+    /// from a source of its own.
+    pub leaves: Option<usize>,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
     /// Late encoding.
@@ -142,6 +148,14 @@ impl Params {
         rng.percent(50) && !is_older(seed, NEWER_THAN_CLONES)
     }
 
+    /// One archive in two has leaves of tables, most of them small ones; none of the kept seeds that
+    /// are older than leaves.
+    fn leaves(seed: u64) -> Option<usize> {
+        let rng = &mut Rng::new(seed ^ 0x6c65_6176_6573_2e2e);
+        let entries = [2, 2, 4, 8, 512][rng.below(5) as usize];
+        (rng.percent(50) && !is_older(seed, NEWER_THAN_LEAVES)).then_some(entries)
+    }
+
     /// Parameters that are smaller in one respect each.
     #[must_use]
     pub fn smaller(&self) -> Vec<Params> {
@@ -164,6 +178,9 @@ impl Params {
         }
         if self.trees {
             all.push(with(&|params| params.trees = false));
+        }
+        if self.leaves.is_some() {
+            all.push(with(&|params| params.leaves = None));
         }
         if self.collects {
             all.push(with(&|params| params.collects = false));
@@ -209,6 +226,7 @@ impl Params {
             trees,
             clones: Params::clones(seed),
             trash,
+            leaves: Params::leaves(seed),
         };
         if profile == Profile::Crashes && rng.percent(35) {
             let spread = [(3, 3, 2), (4, 3, 2), (5, 5, 3), (6, 5, 3)][rng.below(4) as usize];

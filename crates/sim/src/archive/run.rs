@@ -190,6 +190,7 @@ impl Sim {
             count_portion: if self.params.seed % 8 == 5 { 3 } else { 64 << 10 },
             ahead_bytes: 16 << 10,
             dirty_bytes: 8 * VOLUME_BLOCK_BYTES,
+            leaf_entries: self.params.leaves.unwrap_or(512),
             broken: self.params.bug.map(|bug| Rule::BUGS[bug].1),
             ..Settings::default()
         }
@@ -279,6 +280,7 @@ impl Sim {
         let mut format = Format::new([7; 16], [8; 32], [9; 16]);
         (format.chunking, format.compression) = (self.params.chunking, self.params.compression);
         (format.trees, format.clones) = (self.params.trees, self.params.clones);
+        format.leaves = self.params.leaves.is_some();
         if self.params.seed % 16 == 9 {
             format.fingerprint = Algorithm::HmacSha256;
         }
@@ -375,7 +377,10 @@ impl Sim {
             self.files.arm_failure(self.rng.percent(50), self.rng.below(100));
         }
         if self.params.profile == Profile::FullDisk {
-            self.files.set_capacity(Some(self.files.used() + self.rng.within(20, 200) * 1024));
+            // Leaves take whole pages: a checkpoint of the smallest tables takes 24 KiB.
+            let pages = if self.params.leaves.is_some() { 96 } else { 0 };
+            let room = (self.rng.within(20, 200) + pages) * 1024;
+            self.files.set_capacity(Some(self.files.used() + room));
         }
         self.arm_medium();
         let damaging = self.faults.below(self.params.moves.min(self.params.crash_within));

@@ -38,6 +38,8 @@ struct Found {
     /// Units of 4 KiB that were bad on a node, and how many of them were made anew.
     bad_units: u64,
     repaired_units: u64,
+    /// Damaged copies of leaves of the tables that were written again.
+    repaired_leaf_copies: u64,
     /// Lost chunks that other copies made whole.
     restored_chunks: u64,
     /// Why putting chunks back from other copies ended early, where damage was found.
@@ -135,6 +137,7 @@ fn found(made: &Outcome) -> Found {
             .collect(),
         bad_units: made.bad_units(),
         repaired_units: made.repaired_units(),
+        repaired_leaf_copies: made.leaf_copies,
         restored_chunks: made.restored.chunks,
         not_restored: made.not_restored.clone(),
         index_entries: made.index_entries,
@@ -166,6 +169,16 @@ fn tell(made: &Outcome, data: bool) {
         let (bad, anew) = (grouped(made.bad_units()), grouped(made.repaired_units()));
         output::line(format_args!(
             "{bad} units of 4 KiB were bad on their nodes, {anew} were made anew"
+        ));
+    }
+    if made.leaf_copies > 0 {
+        output::line(format_args!(
+            "restored: {} of leaves of the tables",
+            if made.leaf_copies == 1 {
+                "1 copy".to_owned()
+            } else {
+                format!("{} copies", grouped(made.leaf_copies))
+            }
         ));
     }
     if made.restored.chunks > 0 {

@@ -84,6 +84,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         chunking: *chunking,
         compression: options.compress,
         trees: true,
+        leaves: true,
         clones: true,
         fingerprint: match options.fingerprint {
             FingerprintName::Blake3 => Algorithm::Blake3,

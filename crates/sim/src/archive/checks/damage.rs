@@ -28,9 +28,11 @@ const SINGLE: [(&str, &str); 4] = [
 ];
 
 /// The beginnings of the names of files that hold no data of streams.
-const METADATA: [&str; 7] = ["label", "snapshot-", "log-", "index-", "counts-", "maps", "vouched"];
+const METADATA: [&str; 8] =
+    ["label", "snapshot-", "log-", "index-", "counts-", "maps", "vouched", "tables"];
 
-const METADATA_FILES: usize = METADATA.len();
+/// How many of them an archive has whose tables have no leaves.
+const WITHOUT_LEAVES: usize = METADATA.len() - 1;
 
 /// What the medium knows of an archive's files.
 pub(crate) const LAYOUT: Layout = Layout { metadata: &METADATA, twice: "label" };
@@ -60,7 +62,8 @@ impl Sim {
     /// so many may be bad, with a copy of the metadata. It counts as bad from then on.
     fn next_damaged_file(&mut self) -> Option<String> {
         let Some((_, n, k)) = self.params.spread else {
-            return Some(METADATA[self.faults.below(METADATA.len() as u64) as usize].to_owned());
+            let file = self.faults.below(WITHOUT_LEAVES as u64) as usize;
+            return Some(self.or_leaves(METADATA[file]).to_owned());
         };
         if !self.params.medium.damages() || self.bad.len() >= n - k {
             return None;
@@ -68,13 +71,17 @@ impl Sim {
         let copies: Vec<usize> =
             (0..=2 * (n - k)).filter(|node| !self.bad.contains(node)).collect();
         let node = *self.faults.pick(&copies)?;
-        let file = match self.faults.below(METADATA.len() as u64 + 1) as usize {
-            METADATA_FILES => "node",
-            file => METADATA[file],
-        };
+        let file = self.faults.below(WITHOUT_LEAVES as u64 + 1) as usize;
+        let file = if file == WITHOUT_LEAVES { "node" } else { METADATA[file] };
+        let file = self.or_leaves(file);
         self.bad.insert(node);
         self.ill = Some(node);
         Some(format!("{}{file}", self.mounts[node].prefix()))
+    }
+
+    /// Two times in five the leaves of tables, where the archive has them.
+    fn or_leaves(&mut self, other: &'static str) -> &'static str {
+        if self.params.leaves.is_some() && self.faults.percent(40) { "tables" } else { other }
     }
 
     /// True for an error that names damage of which there is no second copy.
@@ -91,7 +98,8 @@ impl Sim {
         // One write that lands elsewhere damages two places at once.
         let both = self.params.medium == Medium::MisdirectedWrites
             && (is_met("snapshot-") && message.contains("snapshot")
-                || self.files.damaged_pages("maps") > 1 && message.contains("lost the page"));
+                || self.files.damaged_pages("maps") > 1 && message.contains("lost the page")
+                || self.files.damaged_pages("tables") > 1 && message.contains("both copies"));
         single
             || both
             || (message.contains("both places of the label")

@@ -3,7 +3,7 @@
 pub(super) mod damage;
 mod places;
 
-use onefold_archive::{Content, Reader, SnapshotId, Verify, check};
+use onefold_archive::{Archive, Content, Reader, SnapshotId, Verify, check, mend_leaves};
 use onefold_core::Kind;
 
 use super::{
@@ -73,6 +73,7 @@ impl Sim {
         places::look_at_places(&archive.tables(), self.params.late.is_some())?;
         if !self.damaged {
             self.restore_recorded(&archive)?;
+            self.mend_leaves(&archive)?;
             match check(&archive, true, &mut |_, _, _| {}) {
                 Ok(report) if report.is_well() => {}
                 Ok(report) => {
@@ -83,6 +84,17 @@ impl Sim {
                 Err(error) => return Err(self.judge("check", &error)),
             }
             self.reach.hit("checked after a crash");
+        }
+        Ok(())
+    }
+
+    /// What the medium damaged of the leaves of tables is written again from the other copies, and
+    /// damaged no more.
+    fn mend_leaves(&mut self, archive: &Archive) -> Flow {
+        match mend_leaves(archive) {
+            Ok(0) => {}
+            Ok(_) => self.reach.hit("a copy of a leaf was written again"),
+            Err(error) => return Err(self.judge("mend leaves", &error)),
         }
         Ok(())
     }
