@@ -11,6 +11,12 @@ pub enum Rule {
     /// The containers of a put are durable before the frame that names them. Without it a power cut
     /// loses chunks of an acknowledged stream.
     ContainersBeforeRecord,
+    /// While a stream goes on, a frame lists only containers whose sync has ended. Otherwise later
+    /// puts refer to chunks that a power cut lost.
+    ListedWhenDurable,
+    /// No more containers than the bound are written and not durable. Otherwise the memory of the
+    /// system fills with what a power cut loses, and the end of a put waits for all of it.
+    UnsyncedBounded,
     /// The name of a segment is durable before its containers count. Otherwise a power cut loses
     /// the whole file.
     SegmentNameDurable,
@@ -151,7 +157,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 44] = [
+    pub const BUGS: [(&'static str, Rule); 46] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -196,5 +202,7 @@ impl Rule {
         ("finished-early", Rule::FinishedAfterLastRange),
         ("kept-by-length", Rule::KeptByFingerprint),
         ("damaged-restored", Rule::RestoredVerified),
+        ("listed-before-sync-ended", Rule::ListedWhenDurable),
+        ("unsynced-unlimited", Rule::UnsyncedBounded),
     ];
 }
