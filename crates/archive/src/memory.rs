@@ -97,6 +97,7 @@ fn over(needed: u64, limit: u64) -> Error {
 const KEPT_MAX: usize = 8;
 
 /// Buffers that nobody uses.
+#[derive(Debug)]
 pub(crate) struct BufferPool {
     buffers: Mutex<Vec<Vec<u8>>>,
     most: usize,
@@ -125,6 +126,29 @@ impl BufferPool {
         if all.len() < self.most && buffer.capacity() > 0 {
             all.push(buffer);
         }
+    }
+}
+
+/// A full buffer, which its pool gets back when nobody needs the bytes any more.
+#[derive(Debug)]
+pub(crate) struct Pooled {
+    bytes: Vec<u8>,
+    pool: Arc<BufferPool>,
+}
+
+impl Pooled {
+    pub(crate) fn new(bytes: Vec<u8>, pool: Arc<BufferPool>) -> Pooled {
+        Pooled { bytes, pool }
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        self.pool.give(std::mem::take(&mut self.bytes));
     }
 }
 

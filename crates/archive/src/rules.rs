@@ -11,6 +11,12 @@ pub enum Rule {
     /// The containers of a put are durable before the frame that names them. Without it a power cut
     /// loses chunks of an acknowledged stream.
     ContainersBeforeRecord,
+    /// While a stream goes on, a frame lists only containers whose sync has ended. Otherwise later
+    /// puts refer to chunks that a power cut lost.
+    ListedWhenDurable,
+    /// No more containers than the bound are written and not durable. Otherwise the memory of the
+    /// system fills with what a power cut loses, and the end of a put waits for all of it.
+    UnsyncedBounded,
     /// The name of a segment is durable before its containers count. Otherwise a power cut loses
     /// the whole file.
     SegmentNameDurable,
@@ -171,7 +177,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 48] = [
+    pub const BUGS: [(&'static str, Rule); 50] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -220,5 +226,7 @@ impl Rule {
         ("leaf-over-last", Rule::LastLeavesSpared),
         ("changed-leaf-left-out", Rule::ChangedLeavesWritten),
         ("rotten-leaf", Rule::LeafChecksumsCompared),
+        ("listed-before-sync-ended", Rule::ListedWhenDurable),
+        ("unsynced-unlimited", Rule::UnsyncedBounded),
     ];
 }

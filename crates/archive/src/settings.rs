@@ -113,8 +113,13 @@ pub struct Settings {
     pub page_cache_bytes: u64,
     /// Zstandard's level for new containers, 1 to 19.
     pub level: i32,
-    /// Bytes of containers between two syncs.
+    /// Bytes of containers between the beginnings of two syncs.
     pub sync_bytes: u64,
+    /// Bytes of containers that may be written and not durable; whoever writes more waits.
+    pub unsynced_bytes: u64,
+    /// Bytes of durable containers that the log lists at the latest, while a stream goes on. The
+    /// first are listed after `sync_bytes`, later ones when there are as many as all before.
+    pub list_bytes: u64,
     /// Bytes of a container.
     pub container_bytes: usize,
     /// Bytes of log after which a snapshot is taken.
@@ -167,6 +172,8 @@ impl Default for Settings {
             page_cache_bytes: 16 << 20,
             level: 1,
             sync_bytes: 64 << 20,
+            unsynced_bytes: 256 << 20,
+            list_bytes: 1 << 30,
             container_bytes: CONTAINER_BYTES,
             log_bytes: 12 << 20,
             log_ahead_bytes: 16 << 20,

@@ -10,13 +10,14 @@
 
 use std::{
     fs::File as OsFile,
-    io::{Read, Write},
+    io::{IoSlice, Read, Write},
     os::unix::fs::{FileExt, MetadataExt},
     path::Path,
     sync::Arc,
+    thread::JoinHandle,
 };
 
-use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
+use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 use rustix::{
     fs::{Advice, FallocateFlags, fadvise},
     io::Errno,
@@ -26,6 +27,7 @@ use crate::{
     beneath::{Beneath, Stands, Word},
     locality::Locality,
     lock,
+    past_cache::PastCache,
     sparse::next_data,
 };
 
@@ -180,7 +182,12 @@ impl Directory {
     }
 
     fn wrap(&self, name: &str, file: OsFile) -> Arc<dyn File> {
-        Arc::new(DirectoryFile { file, name: self.own.at(name), stands: self.stands.clone() })
+        self.wrap_with(name, file, None)
+    }
+
+    fn wrap_with(&self, name: &str, file: OsFile, past: Option<PastCache>) -> Arc<dyn File> {
+        let stands = self.stands.clone();
+        Arc::new(DirectoryFile { file, past, name: self.own.at(name), stands })
     }
 }
 
@@ -196,6 +203,12 @@ impl Files for Directory {
 
     fn open(&self, name: &str) -> Result<Arc<dyn File>> {
         self.own.file(name, self.writes).map(|file| self.wrap(name, file))
+    }
+
+    fn open_large(&self, name: &str) -> Result<Arc<dyn File>> {
+        let file = self.own.file(name, self.writes)?;
+        let past = PastCache::of(&file).filter(|_| self.writes);
+        Ok(self.wrap_with(name, file, past))
     }
 
     fn remove(&self, name: &str) -> Result<()> {
@@ -226,6 +239,8 @@ const STRETCHES_MAX: usize = 10_000;
 
 struct DirectoryFile {
     file: OsFile,
+    /// For large writes.
+    past: Option<PastCache>,
     name: String,
     stands: Option<Stands>,
 }
@@ -238,6 +253,33 @@ fn still(stands: Option<&Stands>) -> Result<()> {
 impl DirectoryFile {
     fn wrong(&self, error: impl Into<std::io::Error>) -> Error {
         Error::from_io(&self.name, error.into())
+    }
+}
+
+/// A sync on a thread of its own. `sync_file_range` would begin the writing without a thread, but
+/// makes nothing durable: neither where the bytes are nor the disk's cache. The system has no other
+/// way than `fdatasync`, which waits; rings of io_uring give it to a thread, too.
+enum SyncThread {
+    Runs(JoinHandle<Result<()>>),
+    /// No thread could be made.
+    Over(Result<()>),
+}
+
+impl PendingSync for SyncThread {
+    fn is_over(&self) -> bool {
+        match self {
+            SyncThread::Runs(thread) => thread.is_finished(),
+            SyncThread::Over(_) => true,
+        }
+    }
+
+    fn wait(self: Box<Self>) -> Result<()> {
+        match *self {
+            SyncThread::Runs(thread) => {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            }
+            SyncThread::Over(done) => done,
+        }
     }
 }
 
@@ -285,9 +327,26 @@ impl File for DirectoryFile {
         self.file.write_all_at(data, at).map_err(|e| self.wrong(e))
     }
 
+    fn write_parts(&self, at: u64, parts: &[&[u8]]) -> Result<()> {
+        if let Some(past) = &self.past {
+            still(self.stands.as_ref())?;
+            if past.write(at, parts).map_err(|e| self.wrong(e))? {
+                return Ok(());
+            }
+        }
+        still(self.stands.as_ref())?;
+        write_vectored(&self.file, at, parts).map_err(|e| self.wrong(e))
+    }
+
     fn sync(&self) -> Result<()> {
         self.file.sync_data().map_err(|e| self.wrong(e))?;
         still(self.stands.as_ref())
+    }
+
+    fn begin_sync(self: Arc<Self>) -> Box<dyn PendingSync> {
+        let file = self.clone();
+        let thread = std::thread::Builder::new().name("sync".into()).spawn(move || file.sync());
+        Box::new(thread.map_or_else(|_| SyncThread::Over(self.sync()), SyncThread::Runs))
     }
 
     fn set_bytes(&self, bytes: u64) -> Result<()> {
@@ -318,6 +377,30 @@ impl File for DirectoryFile {
     }
 }
 
+/// Slices that one call takes.
+const SLICES_MAX: usize = 1024;
+
+fn write_vectored(file: &OsFile, mut at: u64, parts: &[&[u8]]) -> std::io::Result<()> {
+    for some in parts.chunks(SLICES_MAX) {
+        let mut slices: Vec<IoSlice<'_>> = some.iter().map(|part| IoSlice::new(part)).collect();
+        let mut rest = &mut slices[..];
+        // Drops empty slices, of which nothing is written.
+        IoSlice::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            match rustix::io::pwritev(file, rest, at) {
+                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+                Ok(n) => {
+                    at += n as u64;
+                    IoSlice::advance_slices(&mut rest, n);
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -333,5 +416,15 @@ mod tests {
         fs::write(path.join("x"), "").unwrap();
         assert_eq!(Directory::create(&path).err().map(|e| e.kind()), Some(Kind::Exists));
         fs::remove_dir_all(&path).unwrap();
+    }
+
+    /// A file system in memory has nothing to go past.
+    #[test]
+    fn the_contract_of_files_holds_in_memory() {
+        let path = format!("/dev/shm/onefold-directory-{}", std::process::id());
+        if let Ok(directory) = Directory::create(Path::new(&path)) {
+            onefold_testbed::contract::files::hold(&directory);
+            fs::remove_dir_all(&path).unwrap();
+        }
     }
 }

@@ -44,6 +44,7 @@ pub mod lock;
 pub mod memory_disk;
 pub mod metadata_disk;
 pub mod new_file;
+mod past_cache;
 pub mod peer;
 pub mod process;
 pub mod rados;

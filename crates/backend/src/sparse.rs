@@ -36,6 +36,13 @@ pub fn next_data(file: &File, from: u64, end: u64) -> Result<Option<(u64, u64)>>
     if from >= end {
         return Ok(None);
     }
+    // Most files have no hole, which one call tells.
+    if from == 0
+        && let Ok(stop) = rustix::fs::seek(file, SeekFrom::Hole(0))
+        && stop > 0
+    {
+        return Ok(Some((0, stop.min(end))));
+    }
     let start = match rustix::fs::seek(file, SeekFrom::Data(from)) {
         Ok(start) => start,
         Err(Errno::NXIO) => return Ok(None),

@@ -38,6 +38,15 @@ pub trait Files: Send + Sync {
     /// `NotFound`, and those of the system.
     fn open(&self, name: &str) -> Result<Arc<dyn File>>;
 
+    /// Opens a file for large writes that begin at multiples of 4 KiB, which may go past the
+    /// system's cache. Zeroes may follow each, up to the next such multiple.
+    ///
+    /// # Errors
+    /// As [`open`](Files::open).
+    fn open_large(&self, name: &str) -> Result<Arc<dyn File>> {
+        self.open(name)
+    }
+
     /// Removes a name; a process that has the file open can still use it.
     ///
     /// # Errors
@@ -56,6 +65,31 @@ pub trait Files: Send + Sync {
     /// `Busy`: another holder conflicts and `wait` is not set, or the wait took too long where a
     /// stranger could hold the lock.
     fn lock(&self, name: &str, hold: Hold, wait: bool) -> Result<Box<dyn Lock>>;
+}
+
+/// A sync that was begun. Dropping the value gives up what it would have told.
+pub trait PendingSync: Send {
+    /// True when [`wait`](PendingSync::wait) returns at once.
+    fn is_over(&self) -> bool;
+
+    /// Waits for the end: what was written before the sync began is durable then.
+    ///
+    /// # Errors
+    /// As [`File::sync`].
+    fn wait(self: Box<Self>) -> Result<()>;
+}
+
+/// A sync that was over when it had begun.
+struct Synced(Result<()>);
+
+impl PendingSync for Synced {
+    fn is_over(&self) -> bool {
+        true
+    }
+
+    fn wait(self: Box<Self>) -> Result<()> {
+        self.0
+    }
 }
 
 /// A file. Reads see writes at once; a write is durable after a later [`sync`](File::sync), and
@@ -127,6 +161,14 @@ pub trait File: Send + Sync {
     /// The errors of the system. Data that were not durable may be gone, and a second sync does not
     /// bring them back.
     fn sync(&self) -> Result<()>;
+
+    /// Begins to make all earlier writes durable, and returns at once where the system allows it.
+    /// Nothing is known to be durable before [`PendingSync::wait`] returns without an error. The
+    /// caller begins no other sync of the file before that: of two at once only one would be told
+    /// that data were lost.
+    fn begin_sync(self: Arc<Self>) -> Box<dyn PendingSync> {
+        Box::new(Synced(self.sync()))
+    }
 
     /// Cuts the file, or lengthens it with zeroes.
     ///

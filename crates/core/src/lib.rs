@@ -24,7 +24,7 @@ pub use block::{BLOCK_BYTES, Block};
 pub use clock::{Clock, CpuContention};
 pub use disk::{BlockRef, Class, Disk, Read, Run};
 pub use error::{Error, Kind, Result};
-pub use files::{File, Files, Hold, Lock};
+pub use files::{File, Files, Hold, Lock, PendingSync};
 pub use fingerprint::{Algorithm, Fingerprint, Fingerprinter};
 pub use object::ObjectStore;
 pub use units::{Lba, Pba, Timestamp, VolumeId, ZoneId};

@@ -4,8 +4,10 @@
 //! A write changes what reads see and joins the file's unsynced changes; a sync makes the file
 //! durable. A name that is made or removed joins the unsynced names. When the power fails, any part
 //! of what is unsynced persists: each 512-byte sector of a write, each change of a length, each
-//! name. A sync that fails drops the data that it should have written, as page caches do: reads may
-//! see it for a while, later syncs succeed without it.
+//! name. A sync that was begun ends some time later, and covers what was written before it began: a
+//! power failure before its end leaves any part of that. A sync that fails drops the data that it
+//! should have written, as page caches do: reads may see it for a while, later syncs succeed without
+//! it.
 
 mod mount;
 
@@ -14,7 +16,7 @@ use std::{
     sync::Arc,
 };
 
-use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
+use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 use parking_lot::Mutex;
 
 pub use self::mount::Mount;
@@ -85,7 +87,14 @@ impl Bytes {
 struct Node {
     durable: Bytes,
     view: Bytes,
-    unsynced: Vec<Change>,
+    /// Changes with their numbers, and by which open file they were made.
+    unsynced: Vec<(u64, u64, Change)>,
+    /// Changes so far.
+    changes: u64,
+    /// Syncs that failed.
+    failures: u64,
+    /// Syncs that were begun and are not over.
+    begun: u64,
     /// Pages that take space, behind the end too.
     pages: BTreeSet<u64>,
     /// The same as of the last sync.
@@ -97,11 +106,14 @@ struct Node {
 impl Node {
     /// A sync failed: what was written is clean in memory, and nowhere else. Reads see it as long
     /// as it is not evicted.
-    fn drop_unsynced(&mut self, evicted: bool, sized: bool) {
-        self.unsynced.retain(|change| !matches!(change, Change::Write(..)));
+    fn drop_unsynced(&mut self, upto: u64, evicted: bool, sized: bool) {
+        self.failures += 1;
+        self.unsynced
+            .retain(|(number, _, change)| *number > upto || !matches!(change, Change::Write(..)));
         if sized {
             // The file's length was in the journal already.
-            self.unsynced.push(Change::Length(self.view.data.len() as u64));
+            let length = Change::Length(self.view.data.len() as u64);
+            self.unsynced.push((self.changes, 0, length));
         }
         self.stale = true;
         if evicted {
@@ -113,8 +125,21 @@ impl Node {
     fn evict(&mut self) {
         if std::mem::take(&mut self.stale) {
             self.view.clone_from(&self.durable);
-            self.unsynced.iter().for_each(|change| self.view.change(change));
+            self.unsynced.iter().for_each(|(_, _, change)| self.view.change(change));
         }
+    }
+
+    /// What was changed up to this number is durable.
+    fn make_durable(&mut self, upto: u64) {
+        let all = std::mem::take(&mut self.unsynced);
+        for (number, by, change) in all {
+            if number <= upto {
+                self.durable.change(&change);
+            } else {
+                self.unsynced.push((number, by, change));
+            }
+        }
+        self.durable_pages.clone_from(&self.pages);
     }
 }
 
@@ -162,6 +187,9 @@ struct State {
     durable_names: BTreeMap<String, u64>,
     unsynced_names: Vec<(String, Option<u64>)>,
     next: u64,
+    /// Files that are open, and how many ever were.
+    open: BTreeSet<u64>,
+    opened: u64,
     locks: BTreeMap<String, Vec<(u64, Hold)>>,
     rng: Rng,
     /// The power fails, or the process is killed, inside the call that changes something and comes
@@ -175,6 +203,9 @@ struct State {
     sync_fails_in: Option<u64>,
     /// Chance for what a failed sync leaves; the other draws stay what they are.
     aside: Rng,
+    /// Decides when a sync that was begun is over: in so many of a hundred looks.
+    pace: Rng,
+    paced: u64,
     capacity: Option<u64>,
     trace: u64,
     reach: Reach,
@@ -203,6 +234,7 @@ impl VirtualFiles {
     #[must_use]
     pub fn new(layout: Layout, rng: Rng) -> VirtualFiles {
         let aside = Rng::new(rng.clone().next() ^ 0x7379_6e63_5f66_6169);
+        let mut pace = Rng::new(rng.clone().next() ^ 0x7379_6e63_5f70_6163);
         VirtualFiles(Arc::new(Mutex::new(State {
             layout,
             damage: Damage::default(),
@@ -213,6 +245,8 @@ impl VirtualFiles {
             durable_names: BTreeMap::new(),
             unsynced_names: Vec::new(),
             next: 1,
+            open: BTreeSet::new(),
+            opened: 0,
             locks: BTreeMap::new(),
             rng,
             crash_in: None,
@@ -221,6 +255,8 @@ impl VirtualFiles {
             failed: false,
             sync_fails_in: None,
             aside,
+            paced: [5, 30, 80][pace.below(3) as usize],
+            pace,
             capacity: None,
             trace: 0,
             reach: Reach::default(),
@@ -364,7 +400,7 @@ impl VirtualFiles {
             bytes.damage(range.start, &other);
         }
         // Changes that were not synced come after the damage, and are whole.
-        node.unsynced.iter().for_each(|change| node.view.change(change));
+        node.unsynced.iter().for_each(|(_, _, change)| node.view.change(change));
         state.damage.is_unreadable = unreadable;
         state.reach.hit(if unreadable {
             "fault: a sector can't be read"
@@ -429,10 +465,28 @@ impl VirtualFiles {
         state.write_through = state.names.iter().filter(is_it).map(|(_, &id)| id).collect();
         for id in &state.write_through {
             let Some(node) = state.nodes.get_mut(id) else { continue };
-            for change in node.unsynced.drain(..) {
-                node.durable.change(&change);
-            }
+            node.make_durable(u64::MAX);
         }
+    }
+
+    /// The most bytes of writes that one file whose name begins so, as it is open, has and that are
+    /// not durable.
+    #[must_use]
+    pub fn most_unsynced(&self, prefix: &str) -> u64 {
+        let state = self.0.lock();
+        let mut most = 0;
+        for (_, id) in state.names.iter().filter(|(name, _)| name.starts_with(prefix)) {
+            let mut bytes = BTreeMap::<u64, u64>::new();
+            for (_, by, change) in state.nodes.get(id).iter().flat_map(|node| &node.unsynced) {
+                if let Change::Write(_, data) = change
+                    && state.open.contains(by)
+                {
+                    *bytes.entry(*by).or_default() += data.len() as u64;
+                }
+            }
+            most = bytes.into_values().fold(most, u64::max);
+        }
+        most
     }
 
     /// Forgets which damaged bytes were read; true when ever some were.
@@ -528,7 +582,7 @@ impl State {
     }
 
     /// The write of a file's sync that goes wrong, when it is its turn.
-    fn wrong_write(&mut self, id: u64) -> Option<WrongWrite> {
+    fn wrong_write(&mut self, id: u64, upto: u64) -> Option<WrongWrite> {
         let (how, prefix, syncs) = self.damage.armed.as_mut()?;
         let is_it = self.names.iter().any(|(name, of)| *of == id && name.starts_with(&**prefix));
         let node = self.nodes.get(&id).filter(|_| is_it)?;
@@ -539,7 +593,8 @@ impl State {
         let writes: Vec<(usize, &Vec<u8>)> = node
             .unsynced
             .iter()
-            .filter_map(|change| match change {
+            .filter(|(number, ..)| *number <= upto)
+            .filter_map(|(_, _, change)| match change {
                 Change::Write(at, data) if !data.is_empty() => Some((*at as usize, data)),
                 _ => None,
             })
@@ -602,7 +657,7 @@ impl State {
     }
 
     /// Applies a change to what reads see, when there is room.
-    fn apply(&mut self, id: u64, change: Change) -> Result<()> {
+    fn apply(&mut self, id: u64, by: u64, change: Change) -> Result<()> {
         if let (Change::Write(at, data), Some(capacity)) = (&change, self.capacity) {
             let node = &self.nodes[&id];
             let new = (at / PAGE..(at + data.len() as u64).div_ceil(PAGE))
@@ -627,8 +682,36 @@ impl State {
             if self.write_through.contains(&id) {
                 node.durable.change(&change);
             } else {
-                node.unsynced.push(change);
+                node.changes += 1;
+                node.unsynced.push((node.changes, by, change));
             }
+        }
+        Ok(())
+    }
+
+    /// A sync of a file ends, which covers its changes up to a number.
+    fn sync(&mut self, id: u64, upto: u64) -> Result<()> {
+        match self
+            .change(&id.to_le_bytes(), true)
+            .and_then(|crash| self.sync_may_fail().map(|()| crash))
+        {
+            Ok(false) => {}
+            Ok(true) => return Err(power_failed()),
+            Err(error) if self.down => return Err(error),
+            Err(error) => {
+                let (evicted, sized) = (self.aside.percent(50), self.aside.percent(50));
+                if let Some(node) = self.nodes.get_mut(&id) {
+                    node.drop_unsynced(upto, evicted, sized);
+                }
+                return Err(error);
+            }
+        }
+        let wrong = self.wrong_write(id, upto);
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.make_durable(upto);
+        }
+        if let Some(wrong) = wrong {
+            self.write_wrongly(id, wrong);
         }
         Ok(())
     }
@@ -649,7 +732,10 @@ impl State {
         let mut n = 0;
         for node in self.nodes.values_mut() {
             let mut durable = std::mem::take(&mut node.durable);
-            for change in node.unsynced.drain(..) {
+            if std::mem::take(&mut node.begun) > 0 && !node.unsynced.is_empty() {
+                self.reach.hit("crash: a sync was under way");
+            }
+            for (_, _, change) in node.unsynced.drain(..) {
                 n += 1;
                 match &change {
                     Change::Write(at, data) => {
@@ -729,15 +815,11 @@ impl Files for VirtualFiles {
         state.nodes.insert(id, Node::default());
         state.names.insert(name.to_owned(), id);
         state.unsynced_names.push((name.to_owned(), Some(id)));
-        if crash {
-            Err(power_failed())
-        } else {
-            Ok(Arc::new(VirtualFile { files: self.clone(), id }))
-        }
+        if crash { Err(power_failed()) } else { Ok(VirtualFile::open(self, &mut state, id)) }
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn File>> {
-        let state = self.0.lock();
+        let mut state = self.0.lock();
         if state.down {
             return Err(power_failed());
         }
@@ -745,7 +827,7 @@ impl Files for VirtualFiles {
             .names
             .get(name)
             .ok_or_else(|| Error::new(Kind::NotFound, format!("{name} is not there")))?;
-        Ok(Arc::new(VirtualFile { files: self.clone(), id }))
+        Ok(VirtualFile::open(self, &mut state, id))
     }
 
     fn remove(&self, name: &str) -> Result<()> {
@@ -806,9 +888,56 @@ impl Drop for VirtualLock {
 struct VirtualFile {
     files: VirtualFiles,
     id: u64,
+    /// Which of the open files it is.
+    number: u64,
+}
+
+impl Drop for VirtualFile {
+    fn drop(&mut self) {
+        self.files.0.lock().open.remove(&self.number);
+    }
+}
+
+/// A sync that was begun.
+struct VirtualSync {
+    files: VirtualFiles,
+    id: u64,
+    /// The last change that it covers.
+    upto: u64,
+    /// Syncs of the file that had failed before it began.
+    failures: u64,
+}
+
+impl PendingSync for VirtualSync {
+    fn is_over(&self) -> bool {
+        let mut state = self.files.0.lock();
+        let paced = state.paced;
+        state.pace.percent(paced)
+    }
+
+    fn wait(self: Box<Self>) -> Result<()> {
+        let mut state = self.files.0.lock();
+        let failures = state.nodes.get(&self.id).map_or(self.failures, |node| node.failures);
+        let synced = state.sync(self.id, self.upto);
+        if let Some(node) = state.nodes.get_mut(&self.id) {
+            node.begun = node.begun.saturating_sub(1);
+        }
+        // Another sync may have been told of what this one lost.
+        if synced.is_ok() && failures != self.failures {
+            state.failed = true;
+            return Err(Error::new(Kind::Io, "the disk failed"));
+        }
+        synced
+    }
 }
 
 impl VirtualFile {
+    fn open(files: &VirtualFiles, state: &mut State, id: u64) -> Arc<VirtualFile> {
+        state.opened += 1;
+        state.open.insert(state.opened);
+        Arc::new(VirtualFile { files: files.clone(), id, number: state.opened })
+    }
+
     fn change(&self, what: u64, change: Change) -> Result<()> {
         let mut state = self.files.0.lock();
         let mut told = what.to_le_bytes().to_vec();
@@ -816,7 +945,7 @@ impl VirtualFile {
             told.extend_from_slice(data);
         }
         let crash = state.change(&told, false)?;
-        state.apply(self.id, change)?;
+        state.apply(self.id, self.number, change)?;
         if crash { Err(power_failed()) } else { Ok(()) }
     }
 }
@@ -864,33 +993,18 @@ impl File for VirtualFile {
     }
 
     fn sync(&self) -> Result<()> {
+        self.files.0.lock().sync(self.id, u64::MAX)
+    }
+
+    fn begin_sync(self: Arc<Self>) -> Box<dyn PendingSync> {
         let mut state = self.files.0.lock();
-        match state
-            .change(&self.id.to_le_bytes(), true)
-            .and_then(|crash| state.sync_may_fail().map(|()| crash))
-        {
-            Ok(false) => {}
-            Ok(true) => return Err(power_failed()),
-            Err(error) if state.down => return Err(error),
-            Err(error) => {
-                let (evicted, sized) = (state.aside.percent(50), state.aside.percent(50));
-                if let Some(node) = state.nodes.get_mut(&self.id) {
-                    node.drop_unsynced(evicted, sized);
-                }
-                return Err(error);
-            }
-        }
-        let wrong = state.wrong_write(self.id);
+        let (mut upto, mut failures) = (0, 0);
         if let Some(node) = state.nodes.get_mut(&self.id) {
-            for change in node.unsynced.drain(..) {
-                node.durable.change(&change);
-            }
-            node.durable_pages.clone_from(&node.pages);
+            (upto, failures) = (node.changes, node.failures);
+            node.begun += 1;
         }
-        if let Some(wrong) = wrong {
-            state.write_wrongly(self.id, wrong);
-        }
-        Ok(())
+        drop(state);
+        Box::new(VirtualSync { files: self.files.clone(), id: self.id, upto, failures })
     }
 
     fn set_bytes(&self, bytes: u64) -> Result<()> {

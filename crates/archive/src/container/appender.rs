@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::{Error, File, Kind, Result};
 
-use super::ids::last_segment;
+use super::{ids::last_segment, syncs::Syncs};
 use crate::{
     format::{
         ContainerId,
@@ -33,8 +33,7 @@ pub(crate) struct Appender {
     owner: Owner,
     /// One of each class.
     open: BTreeMap<Class, OpenSegment>,
-    /// Segments with containers that are not durable.
-    unsynced: Vec<Arc<dyn File>>,
+    syncs: Syncs,
 }
 
 struct OpenSegment {
@@ -49,7 +48,8 @@ struct OpenSegment {
 
 impl Appender {
     pub(crate) fn new(archive: Arc<Archive>, owner: Owner) -> Appender {
-        Appender { archive, owner, open: BTreeMap::new(), unsynced: Vec::new() }
+        let syncs = Syncs::new(archive.clone());
+        Appender { archive, owner, open: BTreeMap::new(), syncs }
     }
 
     /// True when the container begins another segment. Containers in the segment before must be
@@ -121,11 +121,9 @@ impl Appender {
             bytes: bytes as u32,
             meta_bytes: packed.meta.len() as u32,
         };
-        open.file.write_parts(open.end, &[&packed.meta, &packed.body])?;
+        open.file.write_parts(open.end, &packed.parts())?;
         open.end += needed;
-        if self.unsynced.iter().all(|file| !Arc::ptr_eq(file, &open.file)) {
-            self.unsynced.push(open.file.clone());
-        }
+        self.syncs.wrote(&open.file, bytes);
         Ok(Stored {
             id: packed.id,
             kind: packed.kind,
@@ -137,11 +135,23 @@ impl Appender {
 
     /// Makes all containers that were written durable.
     pub(crate) fn sync(&mut self) -> Result<()> {
-        if self.archive.keeps(Rule::ContainersBeforeRecord) {
-            self.unsynced.iter().try_for_each(|file| self.archive.sync(&**file))?;
-        }
-        self.unsynced.clear();
-        Ok(())
+        self.syncs.sync()
+    }
+
+    /// Begins to make containers durable when there is enough for a sync, and waits only when too
+    /// much is not durable. For appenders whose containers are listed some time later.
+    pub(crate) fn keep_up(&mut self) -> Result<()> {
+        self.syncs.keep_up()
+    }
+
+    /// How many containers were written.
+    pub(crate) fn written(&self) -> u64 {
+        self.syncs.written()
+    }
+
+    /// How many of them are durable, from the first one on.
+    pub(crate) fn durable(&self) -> u64 {
+        self.syncs.durable()
     }
 
     /// Gives space back that was taken ahead.
@@ -164,7 +174,7 @@ impl Appender {
     /// Cuts the open segments off behind their last listed containers. After a failed append nobody
     /// knows whether the medium has the frame, which may list more of them: they stay.
     pub(crate) fn give_back(&mut self) -> Result<()> {
-        self.unsynced.clear();
+        self.syncs.forget();
         let open = std::mem::take(&mut self.open);
         if open.is_empty() || self.archive.has_stopped() {
             return Ok(());
@@ -202,7 +212,7 @@ impl Appender {
             return Err(Error::new(Kind::Stopped, "no segment was chosen"));
         };
         let name = segment_name(number);
-        let file = match self.archive.files.open(&name) {
+        let file = match self.archive.files.open_large(&name) {
             Err(error) if error.kind() == Kind::NotFound => {
                 self.archive.files.create_wide(&name, data)?
             }

@@ -7,6 +7,7 @@
 //! | [`pace`] | how fast background work may read |
 //! | [`pack`](mod@pack) | packing: groups, compression, checksums |
 //! | [`appender`] | segments that one owner fills |
+//! | [`syncs`] | which of an appender's containers are durable |
 //! | [`container_reader`] | metadata and groups, read and freed |
 //! | [`rewriter`] | chunks copied into new containers |
 //! | [`chunk_reader`] | chunks by their addresses, with caches |
@@ -18,6 +19,7 @@ mod ids;
 mod pace;
 mod pack;
 mod rewriter;
+mod syncs;
 
 pub use self::pace::Pace;
 pub(crate) use self::{

@@ -80,6 +80,10 @@ impl Files for OneDirectory {
         self.0.open(name)
     }
 
+    fn open_large(&self, name: &str) -> Result<Arc<dyn File>> {
+        self.0.open_large(name)
+    }
+
     fn remove(&self, name: &str) -> Result<()> {
         self.0.remove(name)
     }
@@ -95,7 +99,8 @@ impl Files for OneDirectory {
 
 impl Redundancy for OneDirectory {
     fn create_wide(&self, name: &str, _data: u8) -> Result<Arc<dyn File>> {
-        self.0.create(name)
+        self.0.create(name)?;
+        self.0.open_large(name)
     }
 
     fn spread(&self) -> [u8; 3] {

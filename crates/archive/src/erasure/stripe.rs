@@ -12,7 +12,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::{Error, File, Files, Kind, Result, checksum};
+use onefold_core::{Error, File, Files, Kind, PendingSync, Result, checksum};
 use parking_lot::Mutex;
 
 use super::{
@@ -536,6 +536,31 @@ pub struct Repaired {
     pub lost_rows: u64,
 }
 
+/// A sync of all columns that was begun; a column without one was not there.
+struct SegmentSync {
+    segment: Arc<Segment>,
+    begun: BTreeMap<usize, Result<Box<dyn PendingSync>>>,
+}
+
+impl PendingSync for SegmentSync {
+    fn is_over(&self) -> bool {
+        self.begun.values().flatten().all(|begun| begun.is_over())
+    }
+
+    fn wait(self: Box<Self>) -> Result<()> {
+        let SegmentSync { segment, begun } = *self;
+        let begun = Mutex::new(begun);
+        segment.on_all(|segment, column| {
+            let begun = begun.lock().remove(&column);
+            let absent = || {
+                let node = segment.node(column);
+                Err(Error::new(Kind::NotFound, format!("node {node} was absent")))
+            };
+            begun.unwrap_or_else(absent)?.wait()
+        })
+    }
+}
+
 impl File for Segment {
     fn bytes(&self) -> Result<u64> {
         let mut most = 0;
@@ -607,6 +632,15 @@ impl File for Segment {
 
     fn sync(&self) -> Result<()> {
         self.on_all(|segment, column| segment.column(column, true)?.sync())
+    }
+
+    fn begin_sync(self: Arc<Self>) -> Box<dyn PendingSync> {
+        let here = self.shared.here();
+        let begun = (0..self.code().columns())
+            .filter(|&column| here >> self.node(column) & 1 == 1)
+            .map(|column| (column, self.column(column, true).map(|file| file.begin_sync())))
+            .collect();
+        Box::new(SegmentSync { segment: self, begun })
     }
 
     fn set_bytes(&self, bytes: u64) -> Result<()> {

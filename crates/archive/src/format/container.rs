@@ -5,15 +5,18 @@
 //! container that was filled by a put the address is this container and the slot; in one that
 //! collection merged, it is the one under which each chunk was stored first.
 
+use std::{ops::Range, sync::Arc};
+
 use onefold_core::{Fingerprint, Result};
 
 use super::{
     bytes::{Reader, Writer, corrupt},
+    content::Content,
     parameters::{Compression, GROUP_BYTES, SLOTS_MAX},
 };
 use crate::{
     format::{Address, ContainerId, Identity},
-    memory::BufferPool,
+    memory::{BufferPool, Pooled},
 };
 
 /// Bytes of the header.
@@ -101,7 +104,7 @@ pub struct OpenContainer {
     pub kind: ContainerKind,
     chunks: Vec<Chunk>,
     groups: Vec<u32>,
-    raw: Vec<u8>,
+    content: Content,
 }
 
 /// A container as it is written: metadata, then groups.
@@ -113,7 +116,7 @@ pub struct Packed {
     /// Header and metadata.
     pub meta: Vec<u8>,
     /// The groups.
-    pub body: Vec<u8>,
+    body: Content,
     /// How many chunks.
     pub chunks: u32,
     /// Bytes of its chunks.
@@ -124,32 +127,25 @@ impl OpenContainer {
     /// An empty one.
     #[must_use]
     pub fn new(id: ContainerId, kind: ContainerKind, capacity: usize) -> OpenContainer {
-        OpenContainer {
-            id,
-            kind,
-            chunks: Vec::new(),
-            groups: Vec::new(),
-            raw: Vec::with_capacity(capacity),
-        }
+        OpenContainer::over(id, kind, Vec::new(), capacity)
     }
 
     /// An empty one in memory that was used before.
     pub(crate) fn over(
         id: ContainerId,
         kind: ContainerKind,
-        mut raw: Vec<u8>,
+        buffer: Vec<u8>,
         capacity: usize,
     ) -> OpenContainer {
-        raw.clear();
-        raw.reserve(capacity);
-        OpenContainer { id, kind, chunks: Vec::new(), groups: Vec::new(), raw }
+        let content = Content::over(buffer, capacity);
+        OpenContainer { id, kind, chunks: Vec::new(), groups: Vec::new(), content }
     }
 
     /// True when `bytes` more don't fit into `capacity` bytes. An empty one takes anything.
     #[must_use]
     pub fn is_full(&self, bytes: usize, capacity: usize) -> bool {
         !self.chunks.is_empty()
-            && (self.raw.len() + bytes > capacity
+            && (self.content.len() + bytes > capacity
                 || self.chunks.len() == SLOTS_MAX
                 || (self.groups.len() == 255 && self.closes(bytes)))
     }
@@ -167,27 +163,44 @@ impl OpenContainer {
 
     /// Adds a chunk under a new address.
     pub fn push(&mut self, fingerprint: Fingerprint, bytes: &[u8]) -> Address {
-        let first = Address { container: self.id, slot: self.chunks.len() as u16 };
+        let first = self.next();
         self.push_as(fingerprint, first, bytes);
         first
     }
 
+    /// Adds a chunk that is a part of a buffer, without a copy, under a new address. The buffer
+    /// stays in memory until the container is written.
+    pub(crate) fn share(
+        &mut self,
+        fingerprint: Fingerprint,
+        of: &Arc<Pooled>,
+        range: Range<usize>,
+    ) -> Address {
+        let first = self.next();
+        self.add(fingerprint, first, range.len());
+        self.content.share(of, range);
+        first
+    }
+
+    fn next(&self) -> Address {
+        Address { container: self.id, slot: self.chunks.len() as u16 }
+    }
+
     /// Adds a chunk under the address that it has. Addresses must grow.
     pub fn push_as(&mut self, fingerprint: Fingerprint, first: Address, bytes: &[u8]) {
-        if self.closes(bytes.len()) {
+        self.add(fingerprint, first, bytes.len());
+        self.content.copy(bytes);
+    }
+
+    fn add(&mut self, fingerprint: Fingerprint, first: Address, bytes: usize) {
+        if self.closes(bytes) {
             self.groups.push(0);
         }
         let group = self.groups.len() - 1;
         let at = self.groups[group];
-        self.groups[group] += bytes.len() as u32;
-        self.chunks.push(Chunk {
-            fingerprint,
-            first,
-            group: group as u8,
-            at,
-            bytes: bytes.len() as u32,
-        });
-        self.raw.extend_from_slice(bytes);
+        self.groups[group] += bytes as u32;
+        let bytes = bytes as u32;
+        self.chunks.push(Chunk { fingerprint, first, group: group as u8, at, bytes });
     }
 
     /// The chunks so far.
@@ -202,13 +215,15 @@ impl OpenContainer {
         let chunk = self.chunks.get(usize::from(slot))?;
         let group: usize =
             self.groups[..usize::from(chunk.group)].iter().map(|&bytes| bytes as usize).sum();
-        self.raw.get(group + chunk.at as usize..)?.get(..chunk.bytes as usize)
+        let from = group + chunk.at as usize;
+        // No chunk is in two pieces.
+        self.content.part(from..from + chunk.bytes as usize).first().copied()
     }
 
     /// Bytes of its chunks.
     #[must_use]
     pub fn raw_bytes(&self) -> usize {
-        self.raw.len()
+        self.content.len()
     }
 
     /// Compresses the groups and makes the metadata. Compression is the slow part of a put; any
@@ -222,43 +237,51 @@ impl OpenContainer {
         packer: &mut Packer,
         buffers: &BufferPool,
     ) -> Packed {
-        let OpenContainer { id, kind, chunks, groups: lengths, raw } = self;
+        let OpenContainer { id, kind, chunks, groups: lengths, content } = self;
         let meta_bytes =
             HEADER_BYTES + lengths.len() * GROUP_ENTRY_BYTES + chunks.len() * CHUNK_ENTRY_BYTES;
         let mut groups = Vec::with_capacity(lengths.len());
-        let (mut body, mut from) =
-            (if compression == Compression::None { Vec::new() } else { buffers.take() }, 0);
-        body.clear();
+        let is_raw = compression == Compression::None;
+        let (mut packed, mut from) = (if is_raw { Vec::new() } else { buffers.take() }, 0);
+        packed.clear();
+        let mut gathered = Vec::new();
         for &length in &lengths {
-            let bytes = &raw[from..from + length as usize];
-            let at = if compression == Compression::None { from } else { body.len() };
-            let (stored, used) = match packer.compress(compression, bytes) {
-                Some(packed) => {
-                    body.extend_from_slice(packed);
-                    (packed, compression)
-                }
-                None if compression == Compression::None => (bytes, Compression::None),
-                None => {
-                    body.extend_from_slice(bytes);
-                    (bytes, Compression::None)
-                }
+            let parts = content.part(from..from + length as usize);
+            let at = if is_raw { from } else { packed.len() };
+            let (stored, used, checksum) = if is_raw {
+                (length as usize, Compression::None, identity.checksum_of(&parts))
+            } else {
+                let bytes: &[u8] = match parts[..] {
+                    [bytes] => bytes,
+                    _ => {
+                        gathered.clear();
+                        parts.iter().for_each(|part| gathered.extend_from_slice(part));
+                        &gathered
+                    }
+                };
+                let (stored, used) = match packer.compress(compression, bytes) {
+                    Some(packed) => (packed, compression),
+                    None => (bytes, Compression::None),
+                };
+                packed.extend_from_slice(stored);
+                (stored.len(), used, identity.checksum(stored))
             };
-            let checksum = identity.checksum(stored);
             groups.push(Group {
                 at: (meta_bytes + at) as u32,
-                stored: stored.len() as u32,
+                stored: stored as u32,
                 raw: length,
                 compression: used,
                 checksum,
             });
             from += length as usize;
         }
-        let raw_bytes = raw.len() as u32;
-        if compression == Compression::None {
-            body = raw;
+        let raw_bytes = content.len() as u32;
+        let body = if is_raw {
+            content
         } else {
-            buffers.give(raw);
-        }
+            content.give_back(buffers);
+            Content::whole(packed)
+        };
         let bytes = (meta_bytes + body.len()) as u32;
         let count = chunks.len() as u32;
         let meta =
@@ -273,6 +296,16 @@ impl Packed {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         (self.meta.len() + self.body.len()) as u64
+    }
+
+    /// All of it, in slices one behind the other.
+    pub(crate) fn parts(&self) -> Vec<&[u8]> {
+        std::iter::once(&self.meta[..]).chain(self.body.slices()).collect()
+    }
+
+    /// It is written: its buffer can be used again.
+    pub(crate) fn give_back(self, buffers: &BufferPool) {
+        self.body.give_back(buffers);
     }
 }
 
@@ -595,7 +628,7 @@ mod tests {
                     .expand(
                         &identity(),
                         group,
-                        &packed.body[at..at + group.stored as usize],
+                        &packed.body.part(at..at + group.stored as usize).concat(),
                         &mut raw,
                     )
                     .unwrap();

@@ -8,6 +8,7 @@ pub(crate) mod bytes;
 pub(crate) mod care;
 pub(crate) mod class;
 pub(crate) mod container;
+mod content;
 pub(crate) mod damage;
 pub(crate) mod frame;
 pub(crate) mod label;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Error, File, Files, Fingerprinter, Hold, Kind, Lock, Result};
+use onefold_core::{Error, File, Files, Fingerprinter, Hold, Kind, Lock, PendingSync, Result};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{position::LogPosition, snapshot::write_snapshot};
@@ -234,7 +234,16 @@ impl Archive {
     /// Makes a file durable, or fails for good: after a failed sync its data may be gone from
     /// memory, and the next one succeeds without them.
     pub(crate) fn sync(&self, file: &dyn File) -> Result<()> {
-        match file.sync() {
+        self.judge_sync(file, file.sync())
+    }
+
+    /// Waits for a sync of a file that was begun, likewise.
+    pub(crate) fn settle(&self, file: &dyn File, begun: Box<dyn PendingSync>) -> Result<()> {
+        self.judge_sync(file, begun.wait())
+    }
+
+    fn judge_sync(&self, file: &dyn File, synced: Result<()>) -> Result<()> {
+        match synced {
             Err(_) if !self.keeps(Rule::FailedSyncNotRepeated) => file.sync(),
             synced => synced,
         }

@@ -8,27 +8,23 @@ use crate::{
     chunking::{Chunker, Piece},
     filter_chain::BATCH_CHUNKS,
     format::parameters::Chunking,
-    memory::BufferPool,
+    memory::{BufferPool, Pooled},
     operations_log::Archive,
 };
 
 /// Bytes of a batch, beside those that the chunker must see.
 const BATCH_BYTES: usize = 2 << 20;
 
+/// Buffers that are kept for use again: those of the containers on their way share batches, two of
+/// each for four megabytes.
+const KEPT_MAX: usize = 24;
+
 /// Chunks with their fingerprints, in the order of the stream.
 pub struct Batch {
-    /// The chunks; bytes behind them do not count.
-    pub(super) bytes: Vec<u8>,
+    /// The chunks; bytes behind them do not count. Containers may share them.
+    pub(super) bytes: Arc<Pooled>,
     pub(super) pieces: Vec<Next>,
     pub(super) fingerprints: Vec<Fingerprint>,
-    /// Where the memory goes.
-    buffers: Arc<BufferPool>,
-}
-
-impl Drop for Batch {
-    fn drop(&mut self) {
-        self.buffers.give(std::mem::take(&mut self.bytes));
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -70,7 +66,7 @@ impl Cutting {
             cut: 0,
             pieces: Vec::new(),
             chunks: 0,
-            buffers: Arc::default(),
+            buffers: Arc::new(BufferPool::keeping(KEPT_MAX)),
         }
     }
 
@@ -156,10 +152,9 @@ impl Cutting {
         let bytes = std::mem::replace(&mut self.held, rest);
         (self.filled, self.cut, self.chunks) = (self.filled - self.cut, 0, 0);
         Batch {
-            bytes,
+            bytes: Arc::new(Pooled::new(bytes, self.buffers.clone())),
             pieces: std::mem::take(&mut self.pieces),
             fingerprints: Vec::new(),
-            buffers: self.buffers.clone(),
         }
     }
 }
@@ -172,7 +167,7 @@ impl Batch {
             .lengths()
             .map(|n| {
                 at += n;
-                &self.bytes[at - n..at]
+                &self.bytes.bytes()[at - n..at]
             })
             .collect();
         self.fingerprints = archive.fingerprinter.chunks(&chunks);

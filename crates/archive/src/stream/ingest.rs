@@ -31,6 +31,7 @@ use crate::{
         record::{Owner, Record, Stored},
     },
     operations_log::Archive,
+    settings::Settings,
     tables::Tables,
 };
 
@@ -59,13 +60,22 @@ pub(crate) struct Lookup {
 /// Containers between their write and their session's end.
 pub(super) struct PendingContainers {
     pub(super) appender: Appender,
-    /// Containers that are written and not in the log yet, with their sessions.
-    pub(super) written: Vec<(u64, Stored)>,
-    written_bytes: u64,
+    /// Containers that are written and not in the log yet, in the order of their writes.
+    pub(super) written: Vec<Written>,
+    /// Bytes that the log lists of the streams that go on.
+    listed_bytes: u64,
     /// Containers that the log lists as unfinished, with their sessions, which go on.
     pub(super) listed: Vec<(u64, ContainerId)>,
     /// How often writing failed.
     pub(super) failures: u64,
+}
+
+/// A container that is not in the log yet.
+pub(super) struct Written {
+    pub(super) session: u64,
+    /// How many containers its appender had written with it.
+    number: u64,
+    pub(super) stored: Stored,
 }
 
 impl Ingest {
@@ -99,7 +109,7 @@ impl Ingest {
         let pending = PendingContainers {
             appender,
             written: Vec::new(),
-            written_bytes: 0,
+            listed_bytes: 0,
             listed: Vec::new(),
             failures: 0,
         };
@@ -180,8 +190,9 @@ impl PendingContainers {
         ))
     }
 
-    /// Writes a container. Before it begins a segment, and after `sync_bytes` bytes, all written
-    /// containers are listed.
+    /// Writes a container. Before it begins a segment all written containers are made durable and
+    /// listed; else syncs go on beside the writing, and what they made durable is listed now and
+    /// then.
     pub(super) fn write(
         &mut self,
         ingest: &Ingest,
@@ -190,30 +201,43 @@ impl PendingContainers {
         now: u64,
     ) -> Result<u64> {
         let class = class_of(&ingest.archive, packed.kind);
-        if self.appender.begins_segment(packed, class) {
-            self.list(ingest, now)?;
+        if self.appender.begins_segment(packed, class) && !self.written.is_empty() {
+            self.sync(ingest)?;
+            self.list(ingest, u64::MAX, now)?;
         }
         let stored = self.appender.write(packed, class);
         let stored = self.judge(ingest, stored)?;
         let bytes = u64::from(stored.place.bytes);
-        self.written_bytes += bytes;
         ingest.auxiliary.lock().written(stored.id);
-        self.written.push((session, stored));
-        if self.written_bytes >= ingest.archive.settings.sync_bytes {
-            self.list(ingest, now)?;
+        self.written.push(Written { session, number: self.appender.written(), stored });
+        let kept_up = self.appender.keep_up();
+        self.judge_sync(ingest, kept_up)?;
+        let Settings { sync_bytes, list_bytes, .. } = ingest.archive.settings;
+        if self.listable_bytes() >= self.listed_bytes.min(list_bytes).max(sync_bytes) {
+            self.list(ingest, self.appender.durable(), now)?;
         }
         Ok(bytes)
     }
 
+    /// Bytes of the containers that are durable and not in the log.
+    fn listable_bytes(&self) -> u64 {
+        let durable = self.appender.durable();
+        let there = self.written.iter().take_while(|written| written.number <= durable);
+        there.map(|written| u64::from(written.stored.place.bytes)).sum()
+    }
+
     /// Makes all written containers durable.
     pub(super) fn sync(&mut self, ingest: &Ingest) -> Result<()> {
-        let synced = match self.appender.sync() {
-            // A sync that fails for want of space has lost written data, so it counts as `Io`.
-            Err(error) if error.kind() == Kind::NoSpace => {
-                Err(Error::new(Kind::Io, error.to_string()))
-            }
-            synced => synced,
-        };
+        let synced = self.appender.sync();
+        self.judge_sync(ingest, synced)
+    }
+
+    /// A sync that fails for want of space has lost written data, so it counts as `Io`.
+    fn judge_sync(&mut self, ingest: &Ingest, synced: Result<()>) -> Result<()> {
+        let synced = synced.map_err(|error| match error.kind() {
+            Kind::NoSpace => Error::new(Kind::Io, error.to_string()),
+            _ => error,
+        });
         self.judge(ingest, synced)
     }
 
@@ -222,38 +246,50 @@ impl PendingContainers {
             self.failures += 1;
             self.appender = Appender::new(ingest.archive.clone(), Owner::Ingest);
             self.written.clear();
-            self.written_bytes = 0;
             ingest.auxiliary.lock().lose();
         }
         done
     }
 
-    /// Makes all written containers durable, and lists them as unfinished.
-    pub(super) fn list(&mut self, ingest: &Ingest, now: u64) -> Result<()> {
-        if self.written.is_empty() {
-            return Ok(());
-        }
-        self.sync(ingest)?;
-        self.commit(ingest, 0, now, &mut |_, _, _| Ok(Vec::new())).map(|_| ())
+    /// Lists the written containers up to a number as unfinished. They are durable.
+    fn list(&mut self, ingest: &Ingest, upto: u64, now: u64) -> Result<()> {
+        let before = self.listed_bytes;
+        let bytes: u64 = self.upto(upto).map(|of| u64::from(of.stored.place.bytes)).sum();
+        self.commit_upto(ingest, upto, (0, now), &mut |_, _, _| Ok(Vec::new()))?;
+        self.listed_bytes = before + bytes;
+        Ok(())
+    }
+
+    fn upto(&self, number: u64) -> impl Iterator<Item = &Written> {
+        self.written.iter().take_while(move |written| written.number <= number)
     }
 
     /// Appends the records that `decide` returns as one frame. `decide` gets the tables, and this
     /// session's containers: first those that are not in the log, then those that are. The same
     /// frame lists the written containers of other sessions as unfinished, so that it may name
     /// them. The caller has synced all of them.
-    #[allow(clippy::type_complexity)]
     pub(super) fn commit(
         &mut self,
         ingest: &Ingest,
         session: u64,
         now: u64,
-        decide: &mut dyn FnMut(&Tables, &[Stored], &[ContainerId]) -> Result<Vec<Record>>,
+        decide: &mut Decide<'_>,
+    ) -> Result<Arc<Tables>> {
+        self.commit_upto(ingest, u64::MAX, (session, now), decide)
+    }
+
+    /// The same with the containers up to a number only.
+    fn commit_upto(
+        &mut self,
+        ingest: &Ingest,
+        upto: u64,
+        (session, now): (u64, u64),
+        decide: &mut Decide<'_>,
     ) -> Result<Arc<Tables>> {
         let of = |own: bool| {
-            self.written
-                .iter()
-                .filter(move |(of, _)| (*of == session) == own)
-                .map(|(_, stored)| stored.clone())
+            self.upto(upto)
+                .filter(move |written| (written.session == session) == own)
+                .map(|written| written.stored.clone())
         };
         let (own, others): (Vec<Stored>, Vec<Stored>) = (of(true).collect(), of(false).collect());
         let finished: Vec<ContainerId> =
@@ -269,19 +305,25 @@ impl PendingContainers {
             Ok(records)
         })?;
         self.listed.retain(|(of, _)| *of != session);
-        let written = std::mem::take(&mut self.written);
-        self.written_bytes = 0;
-        let all: Vec<Stored> = written.iter().map(|(_, stored)| stored.clone()).collect();
+        self.listed_bytes = 0;
+        let count = self.upto(upto).count();
+        let written: Vec<Written> = self.written.drain(..count).collect();
+        let all: Vec<Stored> = written.iter().map(|written| written.stored.clone()).collect();
         self.listed.extend(
             written
                 .into_iter()
-                .filter(|(of, _)| *of != session)
-                .map(|(of, stored)| (of, stored.id)),
+                .filter(|written| written.session != session)
+                .map(|written| (written.session, written.stored.id)),
         );
         ingest.auxiliary.lock().list(data_of(&all), tables.sequence);
         Ok(tables)
     }
 }
+
+/// Says what a frame changes, by the tables and the containers of one session: those that the log
+/// does not have, and those that it has.
+pub(super) type Decide<'a> =
+    dyn FnMut(&Tables, &[Stored], &[ContainerId]) -> Result<Vec<Record>> + 'a;
 
 /// The containers of chunks, as the auxiliary index wants them.
 pub(super) fn data_of(containers: &[Stored]) -> impl Iterator<Item = (ContainerId, u32)> {

@@ -263,7 +263,7 @@ pub(crate) fn staged<I: Send, T>(
         let writing = scope.spawn(move || {
             for packed in packed {
                 writer.write(&packed)?;
-                archive.buffers.give(packed.body);
+                packed.give_back(&archive.buffers);
                 written(writer)?;
                 if ingest.must_import() {
                     ingest.import(true)?;

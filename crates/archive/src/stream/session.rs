@@ -1,7 +1,7 @@
 //! One stream's view of the ingesting process: chunks are looked up, new ones get a place in its
 //! containers, and what names them is written on.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use onefold_core::{Fingerprint, Result};
 
@@ -18,6 +18,7 @@ use crate::{
         recipe::{End, RecipeWriter},
         record::Pieces,
     },
+    memory::Pooled,
     operations_log::{Archive, EpochGuard},
     settings::FilterName,
     tables::Tables,
@@ -189,7 +190,7 @@ impl Session {
         for (n, &fingerprint) in batch.lengths().zip(&batch.fingerprints) {
             queries.push(Query {
                 fingerprint,
-                bytes: &batch.bytes[at..at + n],
+                bytes: &batch.bytes.bytes()[at..at + n],
                 answer: Answer::WeakMaybe,
                 certain: false,
             });
@@ -199,7 +200,9 @@ impl Session {
         let before = lookup.chain.counts();
         lookup.chain.look_up(&mut queries, &near, self.number, placed)?;
         self.counts.add(&lookup.chain.counts(), &before);
+        let shared = self.may_share(batch, &queries).then_some(&batch.bytes);
         let mut queries = queries.iter();
+        let mut at = 0;
         for piece in &batch.pieces {
             match piece {
                 Next::Zeroes(bytes) => {
@@ -213,13 +216,18 @@ impl Session {
                 Next::Mark => target.mark(&mut |piece| self.piece(lookup, &piece, sink))?,
                 Next::Chunk(_) => {
                     let Some(query) = queries.next() else { break };
+                    let range = at..at + query.bytes.len();
+                    at = range.end;
                     self.bytes = self.bytes.saturating_add(query.bytes.len() as u64);
                     let address = match address_of(query.answer).or_else(|| self.earlier(query)) {
                         Some(address) => {
                             self.ingest.auxiliary.lock().name(address.container, self.number);
                             address
                         }
-                        None => self.store(lookup, query, sink)?,
+                        None => {
+                            let shared = shared.map(|bytes| (bytes, range));
+                            self.store(lookup, query, shared, sink)?
+                        }
                     };
                     let length = query.bytes.len() as u32;
                     target.chunk(address, query.fingerprint, length, &mut |piece| {
@@ -263,10 +271,19 @@ impl Session {
         Some(address)
     }
 
+    /// True when containers may share the buffer of a batch instead of copying its new chunks: these
+    /// are half of it or more, so that no container holds more than twice its bytes in memory.
+    fn may_share(&self, batch: &Batch, queries: &[Query<'_>]) -> bool {
+        let new = queries.iter().filter(|query| address_of(query.answer).is_none());
+        let bytes: usize = new.map(|query| query.bytes.len()).sum();
+        !self.compares && 2 * bytes >= batch.bytes.bytes().len()
+    }
+
     fn store(
         &mut self,
         lookup: &mut Lookup,
         query: &Query<'_>,
+        shared: Option<(&Arc<Pooled>, Range<usize>)>,
         sink: &mut Sink<'_>,
     ) -> Result<Address> {
         let capacity = self.archive().settings.container_bytes;
@@ -282,7 +299,10 @@ impl Session {
                 capacity,
             )),
         };
-        let address = open.push(query.fingerprint, query.bytes);
+        let address = match shared {
+            Some((of, range)) => open.share(query.fingerprint, of, range),
+            None => open.push(query.fingerprint, query.bytes),
+        };
         self.new_bytes += query.bytes.len() as u64;
         self.ingest.auxiliary.lock().insert(query.fingerprint, address, self.number);
         lookup.chain.learn(&query.fingerprint, address);

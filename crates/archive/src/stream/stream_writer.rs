@@ -75,7 +75,7 @@ impl StreamWriter {
     pub fn pack_and_write(&mut self, open: OpenContainer) -> Result<()> {
         let packed = pack(&self.ingest.archive, open, &mut self.packer);
         self.write(&packed)?;
-        self.ingest.archive.buffers.give(packed.body);
+        packed.give_back(&self.ingest.archive.buffers);
         Ok(())
     }
 
@@ -215,7 +215,7 @@ impl StreamWriter {
         // Containers with chunks that other streams took as duplicates stay.
         let named = self.ingest.auxiliary.lock().abandon(self.session);
         let own = |of: &u64, id: &ContainerId| *of == self.session && !named.contains(id);
-        pending.written.retain(|(of, stored)| !own(of, &stored.id));
+        pending.written.retain(|written| !own(&written.session, &written.stored.id));
         if pending.written.is_empty() {
             pending.appender.give_back()?;
         }

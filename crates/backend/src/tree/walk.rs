@@ -18,7 +18,7 @@ use onefold_core::{
     tree::{Entry, What},
 };
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags},
+    fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, StatxAttributes, StatxFlags},
     io::Errno,
 };
 
@@ -413,6 +413,16 @@ impl Walk {
 
     fn open_late(&mut self, name: &OsString, before: &Stat, found: &mut Found) -> Result<()> {
         let Some((Some(directory), _)) = self.levels.last() else { return Err(self.changed()) };
+        if matches!(found.entry.what, What::File { .. })
+            && !self.options.only_sizes
+            && let Some((file, stat)) = open_known(directory, name, before)
+        {
+            let (attributes, lacks) = self.attributes(&Holder::Open(&file));
+            *found = self.found(&stat, what(&stat), None);
+            found.entry.attributes = attributes;
+            (found.file, found.lacks) = (Some(file), lacks);
+            return Ok(());
+        }
         let opened = open_path(directory, name).and_then(opened);
         let (at, stat) = match opened {
             Ok((Some(at), stat)) if Identity::of(&stat) == Identity::of(before) => (at, stat),
@@ -779,6 +789,21 @@ fn open_path(directory: &OwnedFd, name: &OsString) -> Result<OwnedFd, Errno> {
 fn opened(at: OwnedFd) -> Result<(Option<OwnedFd>, Stat), Errno> {
     let stat = rustix::fs::fstat(&at)?;
     Ok((Some(at), stat))
+}
+
+/// Opens a regular file that was looked at a moment ago, by its name. `None` when that can't be or
+/// when it is another one by now: then it is looked at once more as a place. Opened so, what came in
+/// between must be neither waited for nor followed, and no device becomes the terminal; what somebody
+/// mounted over it is not entered, since a file system of a user's own may never answer.
+fn open_known(directory: &OwnedFd, name: &OsString, before: &Stat) -> Option<(File, Stat)> {
+    let flags =
+        OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let within = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+    let file = rustix::fs::openat2(directory, name, flags, Mode::empty(), within).ok()?;
+    let stat = rustix::fs::fstat(&file).ok()?;
+    let is_same = Identity::of(&stat) == Identity::of(before)
+        && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    is_same.then(|| (File::from(file), stat))
 }
 
 /// Looks at a name, and opens what is there as a place unless it is a regular file.

@@ -88,6 +88,10 @@ pub struct Params {
     pub container_bytes: usize,
     /// Bytes between two syncs.
     pub sync_bytes: u64,
+    /// Bytes that may be written and not durable.
+    pub unsynced_bytes: u64,
+    /// Bytes that are durable and not listed, at most.
+    pub list_bytes: u64,
     /// Bytes of log before a snapshot.
     pub log_bytes: u64,
     /// Numbers of containers that the merges of one log move, at most.
@@ -133,6 +137,14 @@ impl Params {
     fn moved_max(seed: u64) -> u64 {
         let rng = &mut Rng::new(seed ^ 0x6d65_7267_6573_5f2e);
         if rng.percent(25) { MOVED_FEW } else { 2 << 20 }
+    }
+
+    /// How much may be written and not durable, and durable and not listed: in most archives a few
+    /// containers. From a source of its own.
+    fn syncs(seed: u64) -> (u64, u64) {
+        let rng = &mut Rng::new(seed ^ 0x7379_6e63_735f_2e2e);
+        let unsynced = [4 << 10, 16 << 10, 64 << 10, 4 << 20][rng.below(4) as usize];
+        (unsynced, [1 << 10, 16 << 10, 64 << 10, 16 << 20][rng.below(4) as usize])
     }
 
     /// One archive in three has snapshots; none of the kept seeds that are older than snapshots.
@@ -195,6 +207,7 @@ impl Params {
         let choose =
             |rng: &mut Rng, choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
         let (trees, trash) = Params::trees(seed);
+        let (unsynced_bytes, list_bytes) = Params::syncs(seed);
         let profile = [Profile::Crashes, Profile::Damage, Profile::FullDisk, Profile::StopFaults]
             [rng.weighted(&[12, 2, 2, 1])];
         let params = Params {
@@ -207,6 +220,8 @@ impl Params {
             segment_bytes: choose(rng, &[16 << 10, 64 << 10, 256 << 10]),
             container_bytes: choose(rng, &[4 << 10, 8 << 10, 16 << 10]) as usize,
             sync_bytes: choose(rng, &[8 << 10, 32 << 10, 1 << 20]),
+            unsynced_bytes,
+            list_bytes,
             log_bytes: choose(rng, &[1 << 10, 4 << 10, 64 << 10]),
             moved_max: Params::moved_max(seed),
             auxiliary_entries: choose(rng, &[4, 16, 64, 1000]) as usize,

@@ -25,6 +25,9 @@ use crate::checker::{Checker, Failure};
 
 pub(super) type Flow = Result<(), Stop>;
 
+/// What a container may have more than its size: its last chunk, and its metadata.
+const CHUNKS_BYTES: u64 = 16 << 10;
+
 /// Why a life ends.
 pub(super) enum Stop {
     /// Crash, kill, or a failed call.
@@ -181,6 +184,8 @@ impl Sim {
             cached_containers: 4,
             page_cache_bytes: 0,
             sync_bytes: self.params.sync_bytes,
+            unsynced_bytes: self.params.unsynced_bytes,
+            list_bytes: self.params.list_bytes,
             container_bytes: self.params.container_bytes,
             log_bytes: self.params.log_bytes,
             moved_max: self.params.moved_max,
@@ -395,9 +400,22 @@ impl Sim {
                 }
                 moved => moved?,
             }
+            self.look_at_syncs()?;
         }
         self.files.set_capacity(None);
         Ok(())
+    }
+
+    /// No put writes much more than may be written and not durable: the bound, and a container.
+    fn look_at_syncs(&self) -> Result<(), Failure> {
+        let most = self.params.unsynced_bytes + self.params.container_bytes as u64 + CHUNKS_BYTES;
+        let found =
+            if self.params.spread.is_some() { 0 } else { self.files.most_unsynced("segment-") };
+        if found <= most {
+            return Ok(());
+        }
+        let what = format!("{found} bytes of a segment are not durable, and {most} may be");
+        Err(Failure::new(Checker::Limits, what))
     }
 
     /// Faults that leave the draws of all others as they are.

@@ -10,6 +10,7 @@ use onefold_core::{File, Files, Hold, Kind, Result};
 pub fn hold(files: &dyn Files) {
     names(files);
     contents(files);
+    large(files);
     locks(files);
     assert!(files.names().unwrap().is_empty());
 }
@@ -64,6 +65,30 @@ fn contents(files: &dyn Files) {
     assert_eq!(read(&*again, 6000, 10), b"onetwo");
     assert!(again.keeps(6000, b"onetwo").unwrap());
     assert!(!again.keeps(6000, b"onetw?").unwrap());
+    files.remove("a").unwrap();
+}
+
+/// Large writes, and what may go past the system's cache, are read as all others.
+fn large(files: &dyn Files) {
+    files.create("a").unwrap();
+    let (file, other) = (files.open_large("a").unwrap(), files.open("a").unwrap());
+    file.reserve(0, 1 << 20).unwrap();
+    assert!(read(&*other, 8192, 100).is_empty());
+    file.write_parts(8192, &[&[1; 100], b"", &[2; 200_000]]).unwrap();
+    let begun = file.clone().begin_sync();
+    file.write_parts(8192 + 204_800, &[&[3; 9_000_000]]).unwrap();
+    begun.wait().unwrap();
+    file.write_at(5, b"short").unwrap();
+    assert_eq!(read(&*other, 0, 12), b"\0\0\0\0\0short\0\0");
+    assert_eq!(read(&*other, 8190, 104), [&[0; 2][..], &[1; 100], &[2; 2]].concat());
+    let rest = read(&*other, 8192 + 200_090, 5000);
+    assert_eq!(rest, [&[2; 10][..], &[0; 4700], &[3; 290]].concat());
+    assert_eq!(read(&*other, 8192 + 204_800 + 8_999_990, 10), [3; 10]);
+    // Where nothing is aligned it is written all the same.
+    file.write_parts(8193, &[&[4; 300_000]]).unwrap();
+    assert_eq!(read(&*other, 8192, 3), [1, 4, 4]);
+    file.clone().begin_sync().wait().unwrap();
+    file.sync().unwrap();
     files.remove("a").unwrap();
 }
 

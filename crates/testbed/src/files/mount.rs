@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
+use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 
 use super::VirtualFiles;
 
@@ -94,6 +94,21 @@ struct Mounted {
     file: Arc<dyn File>,
 }
 
+struct MountedSync {
+    mount: Mount,
+    pending: Box<dyn PendingSync>,
+}
+
+impl PendingSync for MountedSync {
+    fn is_over(&self) -> bool {
+        self.mount.is_gone() || self.pending.is_over()
+    }
+
+    fn wait(self: Box<Self>) -> Result<()> {
+        self.mount.there().and_then(|()| self.pending.wait())
+    }
+}
+
 impl File for Mounted {
     fn bytes(&self) -> Result<u64> {
         self.mount.there().and_then(|()| self.file.bytes())
@@ -113,6 +128,11 @@ impl File for Mounted {
 
     fn sync(&self) -> Result<()> {
         self.mount.there().and_then(|()| self.file.sync())
+    }
+
+    fn begin_sync(self: Arc<Self>) -> Box<dyn PendingSync> {
+        let (mount, pending) = (self.mount.clone(), self.file.clone().begin_sync());
+        Box::new(MountedSync { mount, pending })
     }
 
     fn set_bytes(&self, bytes: u64) -> Result<()> {

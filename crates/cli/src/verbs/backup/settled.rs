@@ -28,8 +28,8 @@ const NOT_TRUSTED: [u64; 6] = [
 pub(super) struct Settled {
     dirty: Option<Duration>,
     known: HashMap<u64, Option<Duration>>,
-    /// Devices whose files were asked about, and whether their times count.
-    devices: HashMap<u64, bool>,
+    /// Devices whose files were asked about, and how old times that count are.
+    devices: HashMap<u64, Option<Duration>>,
 }
 
 impl Settled {
@@ -41,15 +41,20 @@ impl Settled {
     /// True when the times of the device are known to count: one of its files was asked about. Who
     /// mounts a file system of his own says of its files what he likes.
     pub(super) fn is_trusted(&self, device: u64) -> bool {
-        self.devices.get(&device).copied().unwrap_or(false)
+        self.devices.get(&device).is_some_and(Option::is_some)
     }
 
-    /// How old the time of a file's last change must be to count; `None` where it never counts.
-    pub(super) fn age(&mut self, file: &File) -> Option<Duration> {
-        let age = self.of_file_system(file);
-        if let Ok(stat) = rustix::fs::fstat(file) {
-            self.devices.insert(stat.st_dev, age.is_some());
+    /// How old the time of a file's last change must be to count; `None` where it never counts. A
+    /// disk is asked once. Other devices have numbers that the system gives to the next one when
+    /// they go, which may be a user's own, so each of their files is asked.
+    pub(super) fn age(&mut self, device: u64, file: &File) -> Option<Duration> {
+        if rustix::fs::major(device) != 0
+            && let Some(age) = self.devices.get(&device)
+        {
+            return *age;
         }
+        let age = self.of_file_system(file);
+        self.devices.insert(device, age);
         age
     }
 
@@ -81,13 +86,13 @@ mod tests {
         let mut settled = Settled::default();
         let (unknown, file) = (1 << 40, tempfile::tempfile().unwrap());
         assert!(settled.is_new(unknown) && !settled.is_trusted(unknown));
-        let age = settled.age(&file);
         let device = rustix::fs::fstat(&file).unwrap().st_dev;
+        let age = settled.age(device, &file);
         assert_eq!((settled.is_new(device), settled.is_trusted(device)), (false, age.is_some()));
         // What the system makes up has no times that count.
         if let Ok(file) = File::open("/dev/shm/.").or_else(|_| File::open("/run/.")) {
-            settled.age(&file);
             let device = rustix::fs::fstat(&file).unwrap().st_dev;
+            settled.age(device, &file);
             let magic = rustix::fs::fstatfs(&file).unwrap().f_type as u64;
             assert_eq!(settled.is_trusted(device), !NOT_TRUSTED.contains(&magic));
         }

@@ -329,7 +329,7 @@ impl<'a, 'f> Teller<'a, 'f> {
                     return Ok(());
                 }
                 if let Some(file) = &found.file {
-                    self.settled.age(file);
+                    self.settled.age(found.device, file);
                 }
             }
             if let Some(known) = self.unchanged(&before, &found, path, bytes)? {
@@ -483,11 +483,12 @@ impl<'a, 'f> Teller<'a, 'f> {
         if !known.is_empty() {
             self.feeder.event(Event::Known(known))?;
         }
-        let age = self.settled.age(&file);
+        let age = self.settled.age(found.device, &file);
         let mut tries = 0;
         loop {
             let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let read = self.read(&file)?;
+            // A length from before the first reading belongs to the time of change that is compared.
+            let read = self.read(&file, (tries == 0).then_some(bytes))?;
             let after = match file.metadata() {
                 Ok(after) => after,
                 // What was read of it counts, like that of a file that fails while it is read.
@@ -561,10 +562,10 @@ impl<'a, 'f> Teller<'a, 'f> {
     }
 
     /// Gives all of a file, its holes without reading them; an error is one of reading it.
-    fn read(&mut self, file: &File) -> Result<Option<Error>> {
+    fn read(&mut self, file: &File, bytes: Option<u64>) -> Result<Option<Error>> {
         use std::os::unix::fs::FileExt;
-        let bytes = match file.metadata() {
-            Ok(metadata) => metadata.len(),
+        let bytes = match bytes.map_or_else(|| file.metadata().map(|found| found.len()), Ok) {
+            Ok(bytes) => bytes,
             Err(error) => return Ok(Some(Error::from_io("it can't be looked at", error))),
         };
         let mut at = 0;
