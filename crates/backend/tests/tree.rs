@@ -314,6 +314,11 @@ fn rule_05_a_file_that_is_opened_again_is_the_one_that_was_made() {
     symlink(out.join("d/was"), out.join("d/f")).unwrap();
     let error = files.open_again(number, &file("d/f"), made).unwrap_err();
     assert_eq!(error.kind(), onefold_core::Kind::Busy, "{error}");
+    // A socket can't be opened at all.
+    fs::remove_file(out.join("d/f")).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(out.join("d/f")).unwrap();
+    let error = files.open_again(number, &file("d/f"), made).unwrap_err();
+    assert_eq!(error.kind(), onefold_core::Kind::Busy, "{error}");
     // Another directory has the name: it is known by its identity when it is opened anew.
     files.forget_directories();
     let number = restorer.number(&files, &file("d/f")).unwrap();

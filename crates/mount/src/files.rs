@@ -1,20 +1,16 @@
 //! The answers to the kernel.
 
 use std::{
-    collections::HashMap,
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
+    Errno, FileAttr, FileHandle, FileType, FopenFlags, Generation, INodeNo, OpenFlags, ReplyAttr,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs,
+    ReplyXattr,
 };
 use onefold_archive::{Attributes, Snapshot, SnapshotId, TreeEntry, TreeWhat};
 use onefold_core::{
@@ -25,6 +21,7 @@ use parking_lot::Mutex;
 
 use super::{
     inodes::{Inodes, Is, Node},
+    listings::{Entries, Listing, Listings},
     names,
     trees::{Trees, Walk},
 };
@@ -37,26 +34,10 @@ const A_SECOND: Duration = Duration::from_secs(1);
 pub(crate) struct Files {
     trees: Arc<Trees>,
     inodes: Mutex<Inodes>,
-    /// Directories that are being listed, by their handles.
-    listings: Mutex<HashMap<u64, Listing>>,
-    next_handle: AtomicU64,
+    listings: Mutex<Listings>,
     began: SystemTime,
     /// The system compares owners and modes, and knows no lists of access rights.
     by_modes: bool,
-}
-
-/// A directory that is being listed.
-enum Listing {
-    /// Names of sets or snapshots, as they were when it was opened.
-    Names(Vec<(String, Node)>),
-    /// Entries of a snapshot.
-    Entries(Box<Entries>),
-}
-
-/// The walk through the entries of a directory of a snapshot.
-struct Entries {
-    snapshot: SnapshotId,
-    walk: Walk,
 }
 
 /// What is told of an inode, and for how long that is true.
@@ -80,7 +61,6 @@ impl Files {
             trees,
             inodes: Mutex::new(Inodes::new(root)),
             listings: Mutex::default(),
-            next_handle: AtomicU64::new(1),
             began: SystemTime::now(),
             by_modes,
         })
@@ -189,15 +169,14 @@ impl Files {
             Ok(match &node {
                 Node::Sets => {
                     let sets = names::sets(&*self.trees.tables()?);
-                    Listing::Names(
-                        sets.into_iter().map(|(name, set)| (name, Node::Set(set))).collect(),
-                    )
+                    let sets = sets.into_iter().map(|(name, set)| (name, Node::Set(set)));
+                    Listing::Names(self.listings.lock().shared(sets.collect()))
                 }
                 Node::Set(set) => {
                     let all = names::snapshots(&*self.trees.tables()?, set);
                     let all = all.into_iter().map(|(name, id)| (name, Node::Snapshot(id)));
                     let latest = (names::LATEST.to_owned(), Node::Latest(set.clone()));
-                    Listing::Names(all.chain([latest]).collect())
+                    Listing::Names(self.listings.lock().shared(all.chain([latest]).collect()))
                 }
                 _ => match self.entry(&node)? {
                     Some((snapshot, TreeEntry { what: TreeWhat::Directory(top), .. })) => {
@@ -218,9 +197,13 @@ impl Files {
         offset: u64,
         add: &mut dyn FnMut(u64, &[u8], &dyn Fn() -> Result<Told>) -> Result<bool>,
     ) -> Result<()> {
-        let Some(mut listing) = self.listings.lock().remove(&handle) else { return Ok(()) };
+        let Some(mut listing) = self.listings.lock().take(handle) else { return Ok(()) };
         let listed = self.list_on(above, &mut listing, offset, add);
-        self.listings.lock().insert(handle, listing);
+        if let Listing::Entries(entries) = &mut listing {
+            // The cache has it, as far as there is room.
+            entries.walk.let_go();
+        }
+        self.listings.lock().put(handle, listing);
         listed
     }
 
@@ -346,16 +329,9 @@ fn answer(reply: ReplyXattr, size: u32, bytes: &[u8]) {
     }
 }
 
-impl Filesystem for Files {
-    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // A kernel that lacks one works without it.
-        for flag in [InitFlags::FUSE_DO_READDIRPLUS, InitFlags::FUSE_PARALLEL_DIROPS] {
-            let _ = config.add_capabilities(flag);
-        }
-        Ok(())
-    }
-
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+/// The requests. Each is answered before its call returns.
+impl Files {
+    pub(crate) fn lookup(&self, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let node = match self.node(parent) {
             Ok(node) => node,
             Err(errno) => return reply.error(errno),
@@ -367,11 +343,11 @@ impl Filesystem for Files {
         }
     }
 
-    fn forget(&self, _: &Request, number: INodeNo, lookups: u64) {
+    pub(crate) fn forget(&self, number: INodeNo, lookups: u64) {
         self.inodes.lock().forget(number.0, lookups);
     }
 
-    fn getattr(&self, _: &Request, number: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+    pub(crate) fn getattr(&self, number: INodeNo, reply: ReplyAttr) {
         let told = self
             .node(number)
             .and_then(|node| self.attr(number.0, &node).map_err(|error| errno(&error)));
@@ -381,7 +357,7 @@ impl Filesystem for Files {
         }
     }
 
-    fn readlink(&self, _: &Request, number: INodeNo, reply: ReplyData) {
+    pub(crate) fn readlink(&self, number: INodeNo, reply: ReplyData) {
         let target = self.node(number).and_then(|node| match &node {
             Node::Latest(set) => {
                 let tables = self.trees.tables().map_err(|error| errno(&error))?;
@@ -398,7 +374,7 @@ impl Filesystem for Files {
         }
     }
 
-    fn open(&self, _: &Request, _: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    pub(crate) fn open(&self, flags: OpenFlags, reply: ReplyOpen) {
         match flags.acc_mode() {
             fuser::OpenAccMode::O_RDONLY => {
                 reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
@@ -407,17 +383,7 @@ impl Filesystem for Files {
         }
     }
 
-    fn read(
-        &self,
-        _: &Request,
-        number: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
+    pub(crate) fn read(&self, number: INodeNo, offset: u64, size: u32, reply: ReplyData) {
         let read = self.file(number).and_then(|entry| match &entry.what {
             TreeWhat::File(bytes, map) => {
                 self.trees.read(*bytes, map, offset, u64::from(size)).map_err(|error| errno(&error))
@@ -430,20 +396,24 @@ impl Filesystem for Files {
         }
     }
 
-    fn opendir(&self, _: &Request, number: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+    pub(crate) fn opendir(&self, user: u32, number: INodeNo, reply: ReplyOpen) {
+        if !self.listings.lock().open(user) {
+            return reply.error(Errno::ENFILE);
+        }
         match self.node(number).and_then(|node| self.listing(node)) {
             Ok(listing) => {
-                let handle = self.next_handle.fetch_add(1, Relaxed);
-                self.listings.lock().insert(handle, listing);
+                let handle = self.listings.lock().add(user, listing);
                 reply.opened(FileHandle(handle), FopenFlags::empty());
             }
-            Err(errno) => reply.error(errno),
+            Err(errno) => {
+                self.listings.lock().closed(user);
+                reply.error(errno);
+            }
         }
     }
 
-    fn readdir(
+    pub(crate) fn readdir(
         &self,
-        _: &Request,
         number: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -461,9 +431,8 @@ impl Filesystem for Files {
         }
     }
 
-    fn readdirplus(
+    pub(crate) fn readdirplus(
         &self,
-        _: &Request,
         number: INodeNo,
         handle: FileHandle,
         offset: u64,
@@ -484,23 +453,16 @@ impl Filesystem for Files {
         }
     }
 
-    fn releasedir(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        handle: FileHandle,
-        _: OpenFlags,
-        reply: ReplyEmpty,
-    ) {
-        self.listings.lock().remove(&handle.0);
+    pub(crate) fn releasedir(&self, handle: FileHandle, reply: ReplyEmpty) {
+        self.listings.lock().close(handle.0);
         reply.ok();
     }
 
-    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+    pub(crate) fn statfs(&self, reply: ReplyStatfs) {
         reply.statfs(0, 0, 0, 0, 0, 4096, 255, 4096);
     }
 
-    fn getxattr(&self, _: &Request, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    pub(crate) fn getxattr(&self, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         match self.attributes(number) {
             Ok(all) => match all.iter().find(|(known, _)| known == name.as_bytes()) {
                 Some((_, value)) => answer(reply, size, value),
@@ -510,7 +472,7 @@ impl Filesystem for Files {
         }
     }
 
-    fn listxattr(&self, _: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+    pub(crate) fn listxattr(&self, number: INodeNo, size: u32, reply: ReplyXattr) {
         match self.attributes(number) {
             Ok(all) => {
                 let names: Vec<u8> =

@@ -9,17 +9,23 @@
 //! | [`trees`] | pages and content, cached, for several threads |
 //! | [`inodes`] | numbers of what the kernel knows |
 //! | [`names`] | directories of sets and snapshots |
+//! | [`listings`] | directories that are being listed |
 //! | [`files`] | the answers to the kernel |
+//! | [`turns`] | whose request is answered next |
+//! | [`served`] | requests, given to threads |
 //!
 //! *Invariants.* No reader stays in an epoch for longer than two seconds, so that no mount keeps a
 //! collection waiting; what a collection has removed since is answered with `ESTALE`. An inode
-//! number is never used for anything else. Memory is bounded by [`CACHE_BYTES`] and by what the
+//! number is never used for anything else. No user has more than half of the threads. Memory is bounded by [`CACHE_BYTES`] and by what the
 //! kernel remembers.
 
 mod files;
 mod inodes;
+mod listings;
 mod names;
+mod served;
 mod trees;
+mod turns;
 
 use std::{
     io,
@@ -33,7 +39,7 @@ use onefold_archive::{Archive, SnapshotId};
 use onefold_core::{Error, Result};
 use rustix::mount::{UnmountFlags, unmount};
 
-use self::{files::Files, trees::Trees};
+use self::{files::Files, served::Served, trees::Trees, turns::Turns};
 
 /// Bytes of pages, and of content, that are cached, half each.
 pub const CACHE_BYTES: u64 = 64 << 20;
@@ -52,8 +58,10 @@ pub struct Choices {
 
 /// A mounted file system.
 pub struct Mounted {
-    session: Session<Files>,
+    session: Session<Served>,
     trees: Arc<Trees>,
+    turns: Arc<Turns>,
+    threads: usize,
     at: PathBuf,
 }
 
@@ -106,14 +114,15 @@ impl Mounted {
             config.mount_options.push(MountOption::DefaultPermissions);
             config.acl = SessionACL::All;
         }
-        config.n_threads = std::thread::available_parallelism().map(std::num::NonZero::get).ok();
-        let session = Session::new(files, &at, &config).map_err(|error| {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).max(2) * 2;
+        let turns = Arc::new(Turns::new(threads));
+        let session = Session::new(Served::new(files, &turns), &at, &config).map_err(|error| {
             let missing =
                 error.kind() == io::ErrorKind::NotFound && !Path::new("/dev/fuse").exists();
             let why = if missing { ": the system has no /dev/fuse" } else { "" };
             Error::from_io(format!("{} can't be mounted{why}", at.display()), error)
         })?;
-        Ok(Mounted { session, trees, at })
+        Ok(Mounted { session, trees, turns, threads, at })
     }
 
     /// Who ends it.
@@ -126,7 +135,7 @@ impl Mounted {
     /// # Errors
     /// Those of the system.
     pub fn serve(self) -> Result<()> {
-        let Mounted { session, trees, .. } = self;
+        let Mounted { session, trees, turns, threads, .. } = self;
         let (alive, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -134,7 +143,9 @@ impl Mounted {
                     trees.rest();
                 }
             });
+            (0..threads).for_each(|_| drop(scope.spawn(|| turns.work())));
             let served = session.run();
+            turns.end();
             drop(alive);
             served.map_err(|error| Error::from_io("the mount ended", error))
         })

@@ -321,6 +321,11 @@ impl Walk {
         self.next = at;
     }
 
+    /// Holds no page until the next entry is asked for.
+    pub(crate) fn let_go(&mut self) {
+        self.page = None;
+    }
+
     /// The next entry.
     pub(crate) fn next(&mut self, trees: &Trees) -> Result<Option<(Place, TreeEntry)>> {
         while self.next >= self.known {

@@ -1,12 +1,17 @@
 //! Directories by their numbers, for threads that make files in any order. Few of them are open at a
 //! time; one that is opened again must be the directory that it was.
 
-use std::{collections::VecDeque, os::fd::OwnedFd, sync::Arc};
+use std::{
+    collections::VecDeque,
+    ffi::OsStr,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
+    sync::Arc,
+};
 
 use rustix::io::Errno;
 
 use super::{
-    Identity,
+    Identity, mounts,
     shared::{Filling, open_directory},
 };
 
@@ -77,6 +82,13 @@ impl Directories {
             let fd = match &open {
                 None => rustix::io::fcntl_dupfd_cloexec(root, 0)?,
                 Some(above) => {
+                    // Somebody may have mounted something there since.
+                    if directory.filling.is_shared
+                        && mounts::closed(above, OsStr::from_bytes(&directory.name), false)
+                            .is_some()
+                    {
+                        return Err(Errno::STALE);
+                    }
                     let (fd, stat) = open_directory(above, &directory.name)?;
                     if Identity::of(&stat) != directory.identity {
                         return Err(Errno::STALE);

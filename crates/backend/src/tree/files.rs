@@ -25,6 +25,9 @@ use super::{
 /// Group and others: the bits by which somebody else may have a file open.
 const OTHERS_BITS: u32 = 0o077;
 
+/// Gives the paths of all names that are restored of a file, by their numbers from 0 on.
+pub type NamesOf<'a> = dyn Fn(usize) -> Option<Vec<u8>> + 'a;
+
 /// Which file a name stood for when it was made or found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Made(Identity);
@@ -91,6 +94,7 @@ impl Files {
     /// As above, and those of the system.
     pub fn open_again(&self, directory: usize, entry: &Entry, made: Made) -> Result<File> {
         let (at, _) = self.open(directory, entry)?;
+        self.shared.is_not_mounted(&at, &entry.path)?;
         let flags = match self.shared.choices.in_place {
             true => OFlags::RDWR,
             false => OFlags::WRONLY,
@@ -100,8 +104,22 @@ impl Files {
         let opened = opened.and_then(|file| Ok((Identity::of(&rustix::fs::fstat(&file)?), file)));
         match opened {
             Ok((identity, file)) if identity == made.0 => Ok(File::from(file)),
-            Ok(_) | Err(Errno::LOOP | Errno::NOENT) => Err(self.shared.replaced(&entry.path)),
+            // A socket can't be opened.
+            Ok(_) | Err(Errno::LOOP | Errno::NOENT | Errno::NXIO) => {
+                Err(self.shared.replaced(&entry.path))
+            }
             Err(errno) => Err(self.shared.wrong(&entry.path, errno)),
+        }
+    }
+
+    /// Removes a file that was made, if its name still stands for it. Nothing else can be done about
+    /// one that can't be removed.
+    pub fn remove(&self, directory: usize, entry: &Entry, made: Made) {
+        let Ok((at, _)) = self.open(directory, entry) else { return };
+        let name = last_part(&entry.path);
+        let there = rustix::fs::statat(&*at, name, AtFlags::SYMLINK_NOFOLLOW);
+        if there.is_ok_and(|there| Identity::of(&there) == made.0) {
+            let _ = rustix::fs::unlinkat(&*at, name, AtFlags::empty());
         }
     }
 
@@ -114,9 +132,10 @@ impl Files {
         &self,
         directory: usize,
         entry: &Entry,
-        names: &[Vec<u8>],
+        names: &NamesOf<'_>,
     ) -> Result<Option<(File, Made)>> {
         let (at, filling) = self.open(directory, entry)?;
+        self.shared.is_not_mounted(&at, &entry.path)?;
         let name = last_part(&entry.path);
         let stat = match rustix::fs::statat(&*at, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(None),
@@ -142,7 +161,7 @@ impl Files {
     }
 
     /// True when all that can be written to through an old file is what is restored.
-    fn may_stay(&self, entry: &Entry, stat: &Stat, names: &[Vec<u8>]) -> bool {
+    fn may_stay(&self, entry: &Entry, stat: &Stat, names: &NamesOf<'_>) -> bool {
         let owner = match self.shared.is_root {
             true => (entry.uid, entry.gid),
             false => self.shared.user,
@@ -154,12 +173,12 @@ impl Files {
     }
 
     /// True when all names of a file are among these.
-    fn are_all_names(&self, stat: &Stat, names: &[Vec<u8>]) -> bool {
-        let is_name = |name: &&Vec<u8>| {
+    fn are_all_names(&self, stat: &Stat, names: &NamesOf<'_>) -> bool {
+        let is_name = |name: &Vec<u8>| {
             let found = self.shared.find(name);
             found.is_ok_and(|(_, _, found)| Identity::of(&found) == Identity::of(stat))
         };
-        names.iter().filter(is_name).count() >= stat.st_nlink as usize
+        (0..).map_while(names).filter(is_name).count() >= stat.st_nlink as usize
     }
 
     /// Before the first write to an old file: takes the rights of others away, and its time of
@@ -167,7 +186,7 @@ impl Files {
     ///
     /// # Errors
     /// `Busy` when it got another name meanwhile, and those of the system.
-    pub fn shut(&self, entry: &Entry, file: &File, names: &[Vec<u8>]) -> Result<()> {
+    pub fn shut(&self, entry: &Entry, file: &File, names: &NamesOf<'_>) -> Result<()> {
         let wrong = |errno| self.shared.wrong(&entry.path, errno);
         rustix::fs::fchmod(file, Mode::from_raw_mode(0o600)).map_err(wrong)?;
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -29,11 +29,11 @@ mod walk;
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
 
-pub use files::{Files, Made, punch};
+pub use files::{Files, Made, NamesOf, punch};
 pub use names::NamesMemory;
 pub use restore::{Restorer, write_part};
 pub use shared::{Choices, LeftOut};
-pub use sweep::{Keeps, Sweep, Swept};
+pub use sweep::{Keeps, Removal, Sweep, Swept, Tell};
 pub use walk::{Found, Looked, Options, Reads, Selection, Walk, read_data};
 
 use rustix::fs::Stat;

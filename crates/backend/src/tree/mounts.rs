@@ -58,6 +58,14 @@ pub(super) fn closed(
     Some(Closed { stat: stat(directory, &told, is_local)?, is_local, of_user })
 }
 
+/// True when anything is mounted on a name of a directory. Asks no file system for anything, so that
+/// one which lets nobody else in, or never answers, does not matter.
+pub(super) fn is_mount(directory: &OwnedFd, name: &std::ffi::OsStr) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    rustix::fs::statx(directory, name, flags, StatxFlags::empty())
+        .is_ok_and(|told| told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
 /// The type of a file system that is mounted, and the user who mounted it, where that is told.
 fn of_mount(table: &str, number: u64) -> Option<(&str, Option<u32>)> {
     let line = table

@@ -33,7 +33,7 @@ use super::{
     },
     files::Files,
     levels::Levels,
-    shared::{Choices, Filling, LeftOut, Shared, is_empty, last_part, open_directory, open_path},
+    shared::{Choices, Filling, LeftOut, Shared, is_empty, last_part, open_path},
 };
 
 /// Memory for the attributes of directories that are open at one time.
@@ -41,12 +41,13 @@ const HELD_BYTES: usize = 64 << 20;
 
 /// A directory that is being filled or finished.
 struct Place {
-    path: Vec<u8>,
+    /// Its path is the beginning, of so many bytes, of that of the last directory.
+    length: usize,
     filling: Arc<Filling>,
     identity: Identity,
     /// Its number among those whose files are filled by several threads.
     number: Option<usize>,
-    /// The entry from which the directory's attributes are set at the end.
+    /// The entry, without its path, from which the directory's attributes are set at the end.
     entry: Option<Entry>,
     device: u64,
 }
@@ -56,6 +57,8 @@ struct Place {
 pub struct Restorer {
     shared: Arc<Shared>,
     levels: Levels<Place>,
+    /// The path of the last directory.
+    path: Vec<u8>,
     held: usize,
     umask: Mode,
 }
@@ -93,10 +96,11 @@ impl Restorer {
         let mut restorer = Restorer {
             shared: Arc::new(shared),
             levels: Levels::new(),
+            path: Vec::new(),
             held: 0,
             umask: rustix::process::umask(Mode::empty()),
         };
-        restorer.enter(opened, &stat, Vec::new(), None);
+        restorer.enter(opened, &stat, b"", None);
         Ok(restorer)
     }
 
@@ -126,7 +130,7 @@ impl Restorer {
             let number = match place.number.filter(|number| files.has(*number, place.identity)) {
                 Some(number) => number,
                 None => {
-                    let name = place.path.get(from..).unwrap_or_default();
+                    let name = self.path.get(from..place.length).unwrap_or_default();
                     *place.number.insert(files.add(
                         above,
                         name,
@@ -135,7 +139,7 @@ impl Restorer {
                     ))
                 }
             };
-            (above, from) = (Some(number), place.path.len() + usize::from(!place.path.is_empty()));
+            (above, from) = (Some(number), place.length + usize::from(place.length > 0));
         }
         above.ok_or_else(unsafe_path)
     }
@@ -148,9 +152,12 @@ impl Restorer {
         self.shared.replaced(path)
     }
 
-    fn enter(&mut self, directory: OwnedFd, stat: &Stat, path: Vec<u8>, entry: Option<Entry>) {
+    fn enter(&mut self, directory: OwnedFd, stat: &Stat, path: &[u8], entry: Option<Entry>) {
+        self.path.clear();
+        self.path.extend_from_slice(path);
         let (filling, identity) = (Arc::new(self.shared.filling(stat)), Identity::of(stat));
-        let place = Place { path, filling, identity, number: None, entry, device: stat.st_dev };
+        let (length, device) = (path.len(), stat.st_dev);
+        let place = Place { length, filling, identity, number: None, entry, device };
         self.levels.push(directory, identity, place);
     }
 
@@ -159,7 +166,7 @@ impl Restorer {
     fn parent(&mut self, path: &[u8]) -> Result<(&OwnedFd, &mut Place)> {
         let parent =
             path.iter().rposition(|&byte| byte == b'/').map_or(&path[..0], |at| &path[..at]);
-        while self.levels.last().is_some_and(|(_, place)| place.path != parent) {
+        while self.path != parent && self.levels.depth() > 0 {
             self.leave()?;
         }
         if self.levels.last().is_some_and(|(directory, _)| directory.is_none()) {
@@ -224,8 +231,7 @@ impl Restorer {
             Err(Errno::EXIST) if shared.choices.in_place => false,
             Err(errno) => return Err(shared.not_made(at.0, entry, errno)),
         };
-        let opened = open_directory(at.0, name);
-        let (opened, stat) = opened.map_err(|errno| shared.no_directory(&entry.path, errno))?;
+        let (opened, stat) = shared.open_old(at.0, &entry.path)?;
         if is_new {
             shared.is_ours(entry, &stat)?;
             drop_list(&opened, DEFAULT_LIST).map_err(|errno| shared.wrong(&entry.path, errno))?;
@@ -235,7 +241,7 @@ impl Restorer {
             }
         }
         shared.note(at, entry, &stat)?;
-        self.enter(opened, &stat, entry.path.clone(), None);
+        self.enter(opened, &stat, &entry.path, None);
         Ok(())
     }
 
@@ -325,12 +331,12 @@ impl Restorer {
         if entry.what != What::Directory || entry.path.is_empty() {
             return Ok(());
         }
+        let shared = self.shared.clone();
         let (directory, _) = self.parent(&entry.path)?;
-        let opened = open_directory(directory, last_part(&entry.path));
-        let (opened, stat) =
-            opened.map_err(|errno| self.shared.no_directory(&entry.path, errno))?;
+        let (opened, stat) = shared.open_old(directory, &entry.path)?;
         self.shared.is_known(&entry.path, &stat).map_err(|_| self.replaced(&entry.path))?;
-        let mut entry = entry.clone();
+        let path = &entry.path;
+        let mut entry = Entry { path: Vec::new(), ..entry.clone() };
         if self.held + weight(&entry) > HELD_BYTES {
             // Deep in a tree whose directories have a great many: this one does without, and lets its
             // group do nothing, which a list might have kept out.
@@ -339,7 +345,7 @@ impl Restorer {
             entry.attributes = Vec::new();
         }
         self.held += weight(&entry);
-        self.enter(opened, &stat, entry.path.clone(), Some(entry));
+        self.enter(opened, &stat, path, Some(entry));
         Ok(())
     }
 
@@ -351,17 +357,28 @@ impl Restorer {
     /// Leaves the current directory, and finishes it if necessary.
     fn leave(&mut self) -> Result<()> {
         let Some((directory, place)) = self.levels.pop() else { return Ok(()) };
+        let above = self.levels.last().map(|(_, above)| (above.length, above.device));
+        let length = above.map_or(0, |(length, _)| length);
+        let left = self.leave_place(directory, place, above.map(|(_, device)| device));
+        self.path.truncate(length);
+        left
+    }
+
+    /// Finishes a directory that was left; `above` is the device of that above it.
+    fn leave_place(
+        &mut self,
+        directory: Option<OwnedFd>,
+        place: Place,
+        above: Option<u64>,
+    ) -> Result<()> {
         let Some(entry) = place.entry else { return Ok(()) };
         self.held -= weight(&entry);
-        let directory = directory.ok_or_else(|| self.replaced(&entry.path))?;
-        self.shared
-            .finish_fd(&entry, &directory)
-            .map_err(|errno| self.wrong(&entry.path, errno))?;
+        let directory = directory.ok_or_else(|| self.replaced(&self.path))?;
+        let wrong = |errno| self.wrong(&self.path, errno);
+        self.shared.finish_fd(&entry, &directory).map_err(wrong)?;
         // A file system that is mounted below the destination is synced by itself.
-        match self.levels.last() {
-            Some((_, above)) if above.device != place.device => {
-                rustix::fs::syncfs(&directory).map_err(|errno| self.wrong(&entry.path, errno))
-            }
+        match above {
+            Some(above) if above != place.device => rustix::fs::syncfs(&directory).map_err(wrong),
             _ => Ok(()),
         }
     }
@@ -387,8 +404,7 @@ impl Restorer {
 }
 
 fn weight(entry: &Entry) -> usize {
-    entry.path.len()
-        + entry.attributes.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
+    entry.attributes.iter().map(|(name, value)| name.len() + value.len()).sum()
 }
 
 fn unsafe_path() -> Error {

@@ -2,8 +2,9 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::File,
+    hash::{BuildHasher, RandomState},
     os::{
         fd::{AsFd, OwnedFd},
         unix::ffi::{OsStrExt, OsStringExt},
@@ -24,7 +25,7 @@ use rustix::{
 use super::{
     Identity,
     attributes::{ACCESS_LIST, DEFAULT_LIST, PLAIN_BITS, drop_list, is_plain, times, without_list},
-    shown,
+    mounts, shown,
 };
 
 /// Choices for restoring a tree.
@@ -60,6 +61,28 @@ pub(super) struct Filling {
     pub(super) made: Mutex<HashSet<Identity>>,
 }
 
+/// Identities of what was made, by the hashes of paths: these may be long, and users have many. Who
+/// does not know this process can't choose paths of one hash.
+#[derive(Default)]
+pub(super) struct Known {
+    hashers: [RandomState; 2],
+    all: HashMap<[u64; 2], Identity>,
+}
+
+impl Known {
+    fn key(&self, path: &[u8]) -> [u64; 2] {
+        self.hashers.each_ref().map(|hasher| hasher.hash_one(path))
+    }
+
+    fn insert(&mut self, path: &[u8], identity: Identity) {
+        self.all.insert(self.key(path), identity);
+    }
+
+    fn get(&self, path: &[u8]) -> Option<Identity> {
+        if self.all.is_empty() { None } else { self.all.get(&self.key(path)).copied() }
+    }
+}
+
 /// See the head of the module.
 pub(super) struct Shared {
     pub(super) shown: PathBuf,
@@ -70,8 +93,8 @@ pub(super) struct Shared {
     /// The owner of the destination. On file systems without owners everything belongs to this
     /// user.
     pub(super) owner: u32,
-    /// Identities of the files made under names that other users could exchange.
-    pub(super) known: Mutex<HashMap<Vec<u8>, Identity>>,
+    /// What was made under names that other users could exchange.
+    pub(super) known: Mutex<Known>,
     pub(super) left_out: Mutex<LeftOut>,
     /// The directory of the first name that was looked for last. Many names of one file, deep in a
     /// tree, do not open each directory on the way for each.
@@ -125,6 +148,11 @@ impl Shared {
         let mut length = 0;
         for part in path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
             length += part.len();
+            if self.choices.in_place
+                && mounts::closed(&at, OsStr::from_bytes(part), false).is_some()
+            {
+                return Err(Errno::STALE);
+            }
             let (next, stat) = open_directory(&at, part)?;
             self.is_known(&path[..length], &stat)?;
             (at, length) = (next, length + 1);
@@ -133,7 +161,7 @@ impl Shared {
     }
 
     pub(super) fn is_known(&self, path: &[u8], stat: &Stat) -> Result<(), Errno> {
-        if self.known.lock().get(path).is_none_or(|known| *known == Identity::of(stat)) {
+        if self.known.lock().get(path).is_none_or(|known| known == Identity::of(stat)) {
             Ok(())
         } else {
             Err(Errno::STALE)
@@ -229,7 +257,7 @@ impl Shared {
             return Err(self.meets(at.0, &entry.path));
         }
         if at.1.is_shared {
-            self.known.lock().insert(entry.path.clone(), identity);
+            self.known.lock().insert(&entry.path, identity);
         }
         Ok(())
     }
@@ -240,6 +268,7 @@ impl Shared {
             return Ok(());
         }
         let (directory, name) = (at.0, last_part(path));
+        self.is_not_mounted(directory, path)?;
         let there = match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(()),
             there => there,
@@ -330,6 +359,7 @@ impl Shared {
         // The first name stays open, so that no other file gets its inode number meanwhile.
         let (above, _first, stat) = first;
         let name = last_part(&entry.path);
+        self.is_not_mounted(at.0, &entry.path)?;
         if self.choices.in_place
             && let Ok(there) = rustix::fs::statat(at.0, name, AtFlags::SYMLINK_NOFOLLOW)
             && Identity::of(&there) == Identity::of(&stat)
@@ -346,6 +376,29 @@ impl Shared {
             return Err(self.replaced(target));
         }
         self.note(at, entry, &again.1)
+    }
+
+    /// Refuses a name on which another user mounted a file system of his own: he would see what is
+    /// restored there, or answer nothing for ever.
+    pub(super) fn is_not_mounted(&self, directory: &OwnedFd, path: &[u8]) -> Result<()> {
+        if !self.choices.in_place {
+            return Ok(());
+        }
+        match mounts::closed(directory, OsStr::from_bytes(last_part(path)), false) {
+            None => Ok(()),
+            Some(closed) => {
+                let user = closed.of_user.unwrap_or_default();
+                let shown = shown(&self.shown, path);
+                let why = format!("{shown}: user {user} mounted a file system of his own there");
+                Err(Error::new(Kind::Unsupported, why))
+            }
+        }
+    }
+
+    /// Opens a directory that may have been there before.
+    pub(super) fn open_old(&self, above: &OwnedFd, path: &[u8]) -> Result<(OwnedFd, Stat)> {
+        self.is_not_mounted(above, path)?;
+        open_directory(above, last_part(path)).map_err(|errno| self.no_directory(path, errno))
     }
 
     pub(super) fn no_directory(&self, path: &[u8], errno: Errno) -> Error {
@@ -376,9 +429,9 @@ impl Shared {
             new = [&old[..], mark.as_bytes()].concat();
             renamed = rustix::fs::renameat_with(
                 directory,
-                std::ffi::OsStr::from_bytes(&old),
+                OsStr::from_bytes(&old),
                 directory,
-                std::ffi::OsStr::from_bytes(&new),
+                OsStr::from_bytes(&new),
                 rustix::fs::RenameFlags::NOREPLACE,
             );
             if renamed != Err(Errno::EXIST) {

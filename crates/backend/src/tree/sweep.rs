@@ -1,20 +1,31 @@
 //! Removes what directories have beyond what is wanted in them. Stays on the mount of the root, and
 //! follows no link.
+//!
+//! Users choose how many names their directories have, how deep they lie, and what they mount or
+//! exchange meanwhile: memory is bounded, and what can't be removed costs that entry alone.
 
 use std::{
     collections::HashSet,
+    ffi::OsStr,
     ops::AddAssign,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
 };
 
 use onefold_core::{Error, Result};
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, StatxFlags},
+    fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags},
     io::Errno,
 };
 
-use super::{Identity, shared::open_directory, shown};
+use super::{
+    Identity,
+    levels::Levels,
+    mounts,
+    names::{Names, NamesMemory, Space},
+    shared::{last_part, open_directory},
+    shown,
+};
 
 /// Directories below one that is removed, one in the other; deeper ones stay.
 const LEVELS_MAX: usize = 200;
@@ -38,14 +49,53 @@ impl AddAssign for Swept {
     }
 }
 
-/// Names in order: says whether one is wanted.
-pub type Keeps<'a> = dyn FnMut(&[u8]) -> Result<bool> + 'a;
+/// The names that a directory is to have, in order.
+pub trait Keeps {
+    /// Begins with the first one, also again.
+    fn begin(&mut self);
+
+    /// The next one.
+    ///
+    /// # Errors
+    /// They end the sweep of this directory.
+    fn next(&mut self) -> Result<Option<Vec<u8>>>;
+}
+
+/// What happens to an entry that is not wanted.
+pub enum Removal {
+    /// It is removed, or would be.
+    Gone,
+    /// It can't be removed, or not looked at; it stays.
+    Stays(Error),
+}
+
+/// Takes the paths of what is not wanted, with what happens to each.
+pub type Tell<'a> = dyn FnMut(&[u8], Removal) + 'a;
 
 /// Looks at directories below a root.
 pub struct Sweep {
     shown: PathBuf,
     root: OwnedFd,
     mount: (u64, u64),
+    /// For the names of the directories that it is in.
+    space: Space,
+    /// The directories that lead to the one that was opened last, but for the root, with the lengths
+    /// of their paths.
+    levels: Levels<usize>,
+    /// The path of the last one.
+    at: Vec<u8>,
+}
+
+/// How many levels deeper it may go, and what stays under any name.
+type Limits<'a> = (usize, &'a HashSet<Identity>);
+
+/// One sweep of one directory.
+struct Sweeping<'a, 't> {
+    sweep: &'a mut Sweep,
+    /// What is looked at.
+    path: Vec<u8>,
+    removes: bool,
+    tell: &'a mut Tell<'t>,
 }
 
 impl Sweep {
@@ -61,7 +111,9 @@ impl Sweep {
             opened => {
                 let opened = opened.map_err(wrong)?;
                 let mount = mount(&opened).map_err(wrong)?;
-                Ok(Some(Sweep { shown: root.to_owned(), root: opened, mount }))
+                let space = Space::new(NamesMemory::default());
+                let (shown, levels, at) = (root.to_owned(), Levels::new(), Vec::new());
+                Ok(Some(Sweep { shown, root: opened, mount, space, levels, at }))
             }
         }
     }
@@ -70,109 +122,250 @@ impl Sweep {
         Error::from_io(shown(&self.shown, path), errno.into())
     }
 
-    /// The directory at a path below the root; `None` when there is none.
+    /// The directory at a path below the root; `None` when there is none, or on another mount. Quick
+    /// when it lies in the one that was opened last, or beside it.
     ///
     /// # Errors
     /// Those of the system.
-    pub fn open(&self, path: &[u8]) -> Result<Option<OwnedFd>> {
-        let mut at = rustix::io::fcntl_dupfd_cloexec(&self.root, 0)
-            .map_err(|errno| self.wrong(path, errno))?;
-        for part in path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
-            at = match open_directory(&at, part) {
-                Ok((next, _)) => next,
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
-                Err(errno) => return Err(self.wrong(path, errno)),
-            };
-        }
-        Ok(Some(at))
+    pub fn open(&mut self, path: &[u8]) -> Result<Option<OwnedFd>> {
+        self.enter(path, &mounts::is_mount)
     }
 
-    /// Looks at what is in a directory, and removes what is not wanted if `removes` says so; gives the
-    /// paths of what is not wanted, too. What is on another mount than the root, and what holds such a
-    /// thing, stays.
+    /// What is at a path, without following a link; `None` when there is nothing, when it can't be
+    /// looked at, and where another user mounted a file system of his own.
+    pub fn look(&mut self, path: &[u8]) -> Option<Stat> {
+        let name = last_part(path);
+        let above = path.get(..path.len() - name.len())?.strip_suffix(b"/").unwrap_or_default();
+        let is_users = |above: &OwnedFd, name: &OsStr| mounts::closed(above, name, false).is_some();
+        let directory = self.enter(above, &is_users).ok()??;
+        if is_users(&directory, OsStr::from_bytes(name)) {
+            return None;
+        }
+        rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()
+    }
+
+    fn enter(
+        &mut self,
+        path: &[u8],
+        is_closed: &dyn Fn(&OwnedFd, &OsStr) -> bool,
+    ) -> Result<Option<OwnedFd>> {
+        let leads = |above: &[u8]| {
+            path.strip_prefix(above)
+                .is_some_and(|rest| rest.first().is_none_or(|&byte| byte == b'/'))
+        };
+        while self.levels.depth() > 0 && !leads(&self.at) {
+            self.levels.pop();
+            let length = self.levels.last().map_or(0, |(_, length)| *length);
+            self.at.truncate(length);
+        }
+        if self.levels.last().is_some_and(|(directory, _)| directory.is_none()) {
+            // Another one is in the place of a directory that was closed meanwhile.
+            (self.levels, self.at) = (Levels::new(), Vec::new());
+        }
+        let from = self.at.len();
+        for part in path[from..].split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
+            let wrong = |errno: Errno| Error::from_io(shown(&self.shown, path), errno.into());
+            let above = self.levels.last().and_then(|(directory, _)| directory);
+            let above = above.unwrap_or(&self.root);
+            if is_closed(above, OsStr::from_bytes(part)) {
+                return Ok(None);
+            }
+            let (directory, stat) = match open_directory(above, part) {
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+                opened => opened.map_err(wrong)?,
+            };
+            if !self.at.is_empty() {
+                self.at.push(b'/');
+            }
+            self.at.extend_from_slice(part);
+            self.levels.push(directory, Identity::of(&stat), self.at.len());
+        }
+        let directory = self.levels.last().and_then(|(directory, _)| directory);
+        let again = rustix::io::fcntl_dupfd_cloexec(directory.unwrap_or(&self.root), 0);
+        again.map(Some).map_err(|errno| self.wrong(path, errno))
+    }
+
+    /// Looks at what is in a directory, and removes what is not wanted if `removes` says so; tells of
+    /// each. What is on another mount than the root, and what holds such a thing, stays.
     ///
     /// # Errors
-    /// Those of `keeps` and of the system.
+    /// Those of `keeps`, and of the system for the directory itself.
     pub fn directory(
-        &self,
+        &mut self,
         directory: &OwnedFd,
         path: &[u8],
-        keeps: &mut Keeps<'_>,
+        keeps: &mut dyn Keeps,
         removes: bool,
-    ) -> Result<(Swept, Vec<Vec<u8>>)> {
-        let mut swept = Swept::default();
-        let wrong = |errno| self.wrong(path, errno);
-        if mount(directory).map_err(wrong)? != self.mount {
-            return Ok((swept, Vec::new()));
+        tell: &mut Tell<'_>,
+    ) -> Result<Swept> {
+        if mount(directory).map_err(|errno| self.wrong(path, errno))? != self.mount {
+            return Ok(Swept::default());
         }
-        let (mut surplus, mut kept) = (Vec::new(), Vec::new());
-        for name in names(directory).map_err(wrong)? {
-            swept.there += 1;
-            if keeps(&name)? { &mut kept } else { &mut surplus }.push(name);
+        let (there, surplus, other_spellings) = self.compare(directory, path, keeps)?;
+        let mut swept = Swept { there, ..Swept::default() };
+        if surplus == 0 {
+            return Ok(swept);
         }
-        if surplus.is_empty() {
-            return Ok((swept, Vec::new()));
-        }
-        // A file system that folds names shows another spelling of what is wanted.
-        let identity = |name: &Vec<u8>| {
-            let stat = rustix::fs::statat(directory, &name[..], AtFlags::SYMLINK_NOFOLLOW).ok()?;
-            Some((Identity::of(&stat), stat))
-        };
-        let wanted: HashSet<Identity> =
-            kept.iter().filter_map(identity).map(|(identity, _)| identity).collect();
-        let mut paths = Vec::new();
-        for name in surplus {
-            let Some((found, stat)) = identity(&name) else { continue };
-            let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-            if wanted.contains(&found) && (is_directory || stat.st_nlink == 1) {
-                continue;
+        let mut sweeping = Sweeping { sweep: self, path: path.to_vec(), removes, tell };
+        keeps.begin();
+        let mut wanted = keeps.next()?;
+        sweeping.each(directory, &mut |sweeping, name| {
+            while wanted.as_ref().is_some_and(|wanted| &wanted[..] < name) {
+                wanted = keeps.next()?;
             }
-            let below = [path, b"/", &name].concat();
-            let one = self.remove(directory, &name, &below, (removes, LEVELS_MAX))?;
-            swept.there += one.there - 1;
-            swept.surplus += one.surplus;
-            swept.spared += one.spared;
-            paths.push(below);
-        }
-        Ok((swept, paths))
+            if wanted.as_deref() == Some(name) {
+                return Ok(());
+            }
+            let one = sweeping.remove(directory, name, (LEVELS_MAX, &other_spellings));
+            swept += Swept { there: one.there.saturating_sub(1), ..one };
+            if one.surplus > 0 {
+                (sweeping.tell)(&sweeping.path, Removal::Gone);
+            }
+            Ok(())
+        })?;
+        Ok(swept)
     }
 
-    /// Removes something with all that is in it; counts it.
-    fn remove(
-        &self,
+    /// Counts what is in a directory, and what of it is not wanted. A file system that folds names
+    /// shows another spelling of what is wanted: gives what such names lead to.
+    fn compare(
+        &mut self,
+        directory: &OwnedFd,
+        path: &[u8],
+        keeps: &mut dyn Keeps,
+    ) -> Result<(u64, u64, HashSet<Identity>)> {
+        let (mut there, mut surplus, mut other_spellings) = (0, 0, HashSet::new());
+        let mut unlisted = |name: &[u8]| {
+            if let Ok(stat) = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+                other_spellings.insert(Identity::of(&stat));
+            }
+        };
+        keeps.begin();
+        let mut wanted = keeps.next()?;
+        let mut nothing = |_: &[u8], _| {};
+        let path = path.to_vec();
+        let mut sweeping = Sweeping { sweep: self, path, removes: false, tell: &mut nothing };
+        sweeping.each(directory, &mut |_, name| {
+            there += 1;
+            while let Some(before) = wanted.as_ref().filter(|wanted| &wanted[..] < name) {
+                unlisted(before);
+                wanted = keeps.next()?;
+            }
+            if wanted.as_deref() == Some(name) {
+                wanted = keeps.next()?;
+            } else {
+                surplus += 1;
+            }
+            Ok(())
+        })?;
+        while surplus > 0
+            && let Some(name) = &wanted
+        {
+            unlisted(name);
+            wanted = keeps.next()?;
+        }
+        Ok((there, surplus, other_spellings))
+    }
+}
+
+impl Sweeping<'_, '_> {
+    /// Does something for each name of a directory, in order; the path is that of the name meanwhile.
+    fn each(
+        &mut self,
+        directory: &OwnedFd,
+        work: &mut dyn FnMut(&mut Self, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let Sweep { shown: root, space, .. } = &mut *self.sweep;
+        let wrong = |errno: Errno| Error::from_io(shown(root, &self.path), errno.into());
+        let mut children = rustix::fs::Dir::read_from(directory).map_err(wrong)?;
+        let each = || {
+            loop {
+                match children.next()? {
+                    Ok(child) if [&b"."[..], b".."].contains(&child.file_name().to_bytes()) => {}
+                    Ok(child) => return Some(Ok((child.file_name().to_bytes().to_vec(), false))),
+                    Err(errno) => return Some(Err(wrong(errno))),
+                }
+            }
+        };
+        let mut names = space.collect(each)?;
+        let done = self.each_of(&mut names, work);
+        self.sweep.space.leave(&names);
+        done
+    }
+
+    fn each_of(
+        &mut self,
+        names: &mut Names,
+        work: &mut dyn FnMut(&mut Self, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let length = self.path.len();
+        while let Some(name) = self.sweep.space.next(names)? {
+            self.path.truncate(length);
+            self.path.push(b'/');
+            self.path.extend_from_slice(name.name.as_bytes());
+            work(self, name.name.as_bytes())?;
+        }
+        self.path.truncate(length);
+        Ok(())
+    }
+
+    /// Removes something with all that is in it; counts it. What can't be removed is told of, and
+    /// counts as spared.
+    fn remove(&mut self, directory: &OwnedFd, name: &[u8], limits: Limits<'_>) -> Swept {
+        match self.try_remove(directory, name, limits) {
+            Ok(swept) => swept,
+            Err(error) => {
+                (self.tell)(&self.path, Removal::Stays(error));
+                Swept { there: 1, surplus: 0, spared: 1 }
+            }
+        }
+    }
+
+    fn try_remove(
+        &mut self,
         directory: &OwnedFd,
         name: &[u8],
-        path: &[u8],
-        (removes, levels): (bool, usize),
+        (levels, wanted): Limits<'_>,
     ) -> Result<Swept> {
-        let mut swept = Swept { there: 1, surplus: 1, spared: 0 };
         let gone = Swept { there: 1, ..Swept::default() };
+        let spared = Swept { spared: 1, ..gone };
+        // Nobody else is asked anything, as the program of a user who mounted something there.
+        if mounts::is_mount(directory, OsStr::from_bytes(name)) {
+            return Ok(spared);
+        }
+        let wrong = |errno| self.sweep.wrong(&self.path, errno);
         let stat = match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(gone),
-            stat => stat.map_err(|errno| self.wrong(path, errno))?,
+            stat => stat.map_err(wrong)?,
         };
+        if wanted.contains(&Identity::of(&stat)) {
+            return Ok(gone);
+        }
+        let mut swept = Swept { there: 1, surplus: 1, spared: 0 };
         let mut flags = AtFlags::empty();
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             flags = AtFlags::REMOVEDIR;
-            let opened = open_directory(directory, name);
-            let (opened, _) = opened.map_err(|errno| self.wrong(path, errno))?;
-            let is_here = mount(&opened).map_err(|errno| self.wrong(path, errno))? == self.mount;
+            let (opened, _) = match open_directory(directory, name) {
+                Err(Errno::NOENT) => return Ok(gone),
+                opened => opened.map_err(wrong)?,
+            };
+            let is_here = mount(&opened).map_err(wrong)? == self.sweep.mount;
             if !is_here || levels == 0 {
-                return Ok(Swept { spared: 1, ..gone });
+                return Ok(spared);
             }
-            for name in names(&opened).map_err(|errno| self.wrong(path, errno))? {
-                let below = [path, b"/", &name].concat();
-                swept += self.remove(&opened, &name, &below, (removes, levels - 1))?;
-            }
+            self.each(&opened, &mut |sweeping, name| {
+                swept += sweeping.remove(&opened, name, (levels - 1, wanted));
+                Ok(())
+            })?;
         }
         if swept.spared > 0 {
             swept.surplus -= 1;
-        } else if removes {
+        } else if self.removes {
             match rustix::fs::unlinkat(directory, name, flags) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                // A file may be a mount of its own.
-                Err(Errno::BUSY | Errno::NOTEMPTY) => return Ok(Swept { spared: 1, ..gone }),
-                Err(errno) => return Err(self.wrong(path, errno)),
+                // A file may be a mount of its own, and somebody may have put something there since.
+                Err(Errno::BUSY | Errno::NOTEMPTY) => return Ok(spared),
+                Err(errno) => return Err(self.sweep.wrong(&self.path, errno)),
             }
         }
         Ok(swept)
@@ -189,17 +382,4 @@ fn mount(fd: &OwnedFd) -> Result<(u64, u64), Errno> {
         // Before Linux 5.8.
         _ => Ok((device, 0)),
     }
-}
-
-/// The names in a directory, in order.
-fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>, Errno> {
-    let mut names = Vec::new();
-    for entry in rustix::fs::Dir::read_from(directory)? {
-        let name = entry?.file_name().to_bytes().to_vec();
-        if name != b"." && name != b".." {
-            names.push(name);
-        }
-    }
-    names.sort();
-    Ok(names)
 }

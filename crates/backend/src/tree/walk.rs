@@ -73,8 +73,8 @@ pub trait Selection: Send {
     }
 
     /// Takes the content of such a file, before anything in its directory is asked about; `None` for
-    /// one of too many bytes.
-    fn add_rules(&mut self, _directory: &[u8], _text: Option<Vec<u8>>) {}
+    /// one of too many bytes. The user owns the file.
+    fn add_rules(&mut self, _directory: &[u8], _user: u32, _text: Option<Vec<u8>>) {}
 }
 
 /// Names and values of extended attributes.
@@ -587,8 +587,9 @@ impl Walk {
     fn select(&mut self, directory: &OwnedFd, marks: &Marks, names: &mut Names) -> bool {
         let mut is_in_part = false;
         if marks.has_cache_tag
-            && self.owners_file(directory, CACHE_TAG, CACHE_SIGNATURE.len()).as_deref()
-                == Ok(CACHE_SIGNATURE)
+            && self
+                .owners_file(directory, CACHE_TAG, CACHE_SIGNATURE.len())
+                .is_ok_and(|(_, begin)| begin == CACHE_SIGNATURE)
         {
             names.only(CACHE_TAG);
             is_in_part = true;
@@ -599,17 +600,22 @@ impl Walk {
             is_in_part = true;
         }
         if let Some((name, most)) = &marks.rules
-            && let Ok(text) = self.owners_file(directory, name.as_bytes(), most + 1)
+            && let Ok((user, text)) = self.owners_file(directory, name.as_bytes(), most + 1)
             && let Some(selection) = &mut self.options.selection
         {
-            selection.add_rules(&self.path, (text.len() <= *most).then_some(text));
+            selection.add_rules(&self.path, user, (text.len() <= *most).then_some(text));
         }
         is_in_part
     }
 
-    /// The first bytes of a regular file in a directory, which belongs to the directory's owner or to
+    /// The owner and the first bytes of a regular file in a directory, which belongs to the directory's owner or to
     /// root: in a directory of several users one would leave out what others have.
-    fn owners_file(&self, directory: &OwnedFd, name: &[u8], most: usize) -> Result<Vec<u8>, Errno> {
+    fn owners_file(
+        &self,
+        directory: &OwnedFd,
+        name: &[u8],
+        most: usize,
+    ) -> Result<(u32, Vec<u8>), Errno> {
         let owner = rustix::fs::fstat(directory)?.st_uid;
         let name = OsStr::from_bytes(name).to_owned();
         let at = open_path(directory, &name)?;
@@ -623,7 +629,7 @@ impl Walk {
             let file = self.reopen(directory, &name, &at, &stat)?;
             file.take(most as u64).read_to_end(&mut begin).map_err(|_| Errno::IO)?;
         }
-        Ok(begin)
+        Ok((stat.st_uid, begin))
     }
 
     /// True when what has this name in the directory at hand is not to be dumped.

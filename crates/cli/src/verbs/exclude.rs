@@ -10,6 +10,7 @@
 //! them. Patterns of the command line go before, then those of the directory that is nearest.
 
 use std::{
+    collections::HashMap,
     ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
@@ -26,6 +27,13 @@ const RULES: &str = ".onefoldignore";
 
 /// Longest such file that counts, in bytes. More patterns would slow all of the walk.
 const RULES_BYTES: usize = 64 << 10;
+
+/// Bytes of those that count at one place: each takes memory, a hundred times its bytes and more.
+const NESTED_BYTES: usize = 128 << 10;
+
+/// Bytes of those of one user that count in a walk: they take time, a second for some 64 KiB. Root
+/// has no limit.
+const USERS_BYTES: usize = 2 << 20;
 
 /// The options that choose what of a directory is stored.
 #[derive(Clone, Debug, Default, Args)]
@@ -90,6 +98,14 @@ impl Options {
     }
 }
 
+/// The patterns of a directory, by its path below the root.
+#[derive(Clone, Debug)]
+struct Rules {
+    directory: Vec<u8>,
+    patterns: Gitignore,
+    bytes: usize,
+}
+
 /// What of a tree is left out.
 #[derive(Clone, Debug)]
 pub(crate) struct Exclude {
@@ -97,8 +113,10 @@ pub(crate) struct Exclude {
     root: PathBuf,
     /// Patterns of the command line, from the root of the system.
     given: Gitignore,
-    /// Patterns of the directories that lead to where the walk is, by their paths below the root.
-    found: Vec<(Vec<u8>, Gitignore)>,
+    /// Patterns of the directories that lead to where the walk is.
+    found: Vec<Rules>,
+    /// Bytes of the files of patterns that each user had so far.
+    of_users: HashMap<u32, usize>,
     tags: Vec<OsString>,
     larger: Option<u64>,
     reads_files: bool,
@@ -138,6 +156,7 @@ impl Exclude {
             root,
             given,
             found: Vec::new(),
+            of_users: HashMap::new(),
             tags: options.exclude_if_present.clone(),
             larger: options.exclude_larger.map(|size| size.0),
             reads_files: !options.no_ignore_files,
@@ -149,7 +168,7 @@ impl Exclude {
         if self.larger.is_some_and(|most| looked.bytes > most) {
             return true;
         }
-        self.found.retain(|(directory, _)| below(directory, path).is_some());
+        self.found.retain(|rules| below(&rules.directory, path).is_some());
         let of_path = Path::new(OsStr::from_bytes(path));
         if !self.given.is_empty() {
             let matched = self.given.matched(self.root.join(of_path), looked.is_directory);
@@ -157,9 +176,10 @@ impl Exclude {
                 return matched.is_ignore();
             }
         }
-        for (directory, rules) in self.found.iter().rev() {
-            let Some(rest) = below(directory, path) else { continue };
-            let matched = rules.matched(Path::new(OsStr::from_bytes(rest)), looked.is_directory);
+        for rules in self.found.iter().rev() {
+            let Some(rest) = below(&rules.directory, path) else { continue };
+            let patterns = &rules.patterns;
+            let matched = patterns.matched(Path::new(OsStr::from_bytes(rest)), looked.is_directory);
             if !matched.is_none() {
                 return matched.is_ignore();
             }
@@ -181,7 +201,7 @@ impl Selection for Exclude {
         self.reads_files.then_some((OsStr::new(RULES), RULES_BYTES))
     }
 
-    fn add_rules(&mut self, directory: &[u8], text: Option<Vec<u8>>) {
+    fn add_rules(&mut self, directory: &[u8], user: u32, text: Option<Vec<u8>>) {
         let shown =
             || Path::new("/").join(&self.root).join(OsStr::from_bytes(directory)).join(RULES);
         let Some(text) = text else {
@@ -191,6 +211,29 @@ impl Selection for Exclude {
             );
             return;
         };
+        self.found.retain(|rules| below(&rules.directory, directory).is_some());
+        let nested: usize = self.found.iter().map(|rules| rules.bytes).sum();
+        if nested + text.len() > NESTED_BYTES {
+            tracing::warn!(
+                "{}: it and those above it have more than {NESTED_BYTES} bytes, and it is not taken \
+                 account of",
+                shown().display()
+            );
+            return;
+        }
+        let had = self.of_users.entry(user).or_default();
+        let before = *had;
+        *had = had.saturating_add(text.len());
+        if user != 0 && *had > USERS_BYTES {
+            if before <= USERS_BYTES {
+                tracing::warn!(
+                    "{}: user {user} has more than {USERS_BYTES} bytes of such files; this one, and \
+                     all later ones, are not taken account of",
+                    shown().display()
+                );
+            }
+            return;
+        }
         let mut builder = GitignoreBuilder::new("");
         for line in text.split(|&byte| byte == b'\n') {
             // Who wrote the file is not who runs the backup: a mistake costs that line alone.
@@ -198,11 +241,11 @@ impl Selection for Exclude {
                 tracing::warn!("{}: {error}", shown().display());
             }
         }
-        if let Ok(rules) = builder.build()
-            && !rules.is_empty()
+        if let Ok(patterns) = builder.build()
+            && !patterns.is_empty()
         {
-            self.found.retain(|(above, _)| below(above, directory).is_some());
-            self.found.push((directory.to_vec(), rules));
+            let (directory, bytes) = (directory.to_vec(), text.len());
+            self.found.push(Rules { directory, patterns, bytes });
         }
     }
 }
@@ -285,14 +328,39 @@ mod tests {
     fn rules_of_a_directory_count_in_it_alone_and_after_those_that_were_given() {
         let mut one = exclude(&["!given"]);
         let rules = |text: &str| Some(text.as_bytes().to_vec());
-        one.add_rules(b"", rules("*.log\ngiven\n/only\na/b\n"));
+        one.add_rules(b"", 7, rules("*.log\ngiven\n/only\na/b\n"));
         let mut takes = |path: &str| one.takes(path.as_bytes(), &FILE);
         assert!(takes("x.log") && !takes("given") && takes("only") && takes("a/b"));
-        one.add_rules(b"sub", rules("!keep.log\n[\n"));
+        one.add_rules(b"sub", 7, rules("!keep.log\n[\n"));
         let mut takes = |path: &str| one.takes(path.as_bytes(), &FILE);
         assert!(!takes("sub/keep.log") && takes("sub/x.log") && !takes("sub/only"));
         assert!(!takes("sub/a/b"));
         // The walk left `sub`.
         assert!(takes("keep.log") && takes("subs/keep.log"));
+    }
+
+    #[test]
+    fn rule_07_patterns_of_a_user_have_a_limit_at_each_place_and_in_the_walk() {
+        let text = |bytes: usize| Some(vec![b'a'; bytes]);
+        let mut one = exclude(&[]);
+        let mut at = Vec::new();
+        for level in 0..100 {
+            one.add_rules(&at, 7, text(10_000));
+            let bytes: usize = one.found.iter().map(|rules| rules.bytes).sum();
+            assert!(bytes <= NESTED_BYTES && (level > 12 || bytes == 10_000 * (level + 1)));
+            at.extend_from_slice(if level == 0 { b"d" } else { b"/d" });
+        }
+        let mut one = exclude(&[]);
+        for n in 0..100 {
+            let directory = format!("{n:03}");
+            one.add_rules(directory.as_bytes(), 7, text(60_000));
+            assert_eq!(one.found.len(), usize::from(n < 34), "{n}");
+            // Root has no limit.
+            one.add_rules(directory.as_bytes(), 0, text(10));
+            assert_eq!(one.found.len(), 1, "{n}");
+        }
+        // Another user has his own.
+        one.add_rules(b"bob", 8, text(10));
+        assert!(one.takes(b"bob/aaaaaaaaaa", &FILE));
     }
 }

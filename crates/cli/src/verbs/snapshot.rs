@@ -11,6 +11,7 @@ use clap::{Args, Subcommand};
 use onefold_backend::signals::StopSignals;
 use onefold_block::{MEMORY_MIN, Settings};
 use onefold_core::{Error, Kind, Result};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::{
     block_store, receiving, served_or_not,
@@ -33,6 +34,10 @@ const FROZEN_MOST: Duration = Duration::from_secs(10);
 /// How long the command that freezes guests may take: guests that froze must not wait for another
 /// one that never answers.
 const FREEZING_MOST: Duration = Duration::from_secs(120);
+
+/// How long the command may take that lets them go on: one that never answers must not keep this
+/// process, and who waits for it. It may be one for many guests, each with a time of its own.
+const THAWING_MOST: Duration = Duration::from_secs(600);
 
 /// Time between two looks whether it has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -63,7 +68,7 @@ enum Verb {
     /// With --freeze and --thaw, commands that stop the writing of guests and let it go on, the
     /// snapshots hold file systems as their guests have them at rest: --freeze runs before the
     /// moment, and --thaw as soon as the moment has begun, after a failure, or after 10 s. A
-    /// --freeze that has not ended after 2 minutes is given up.
+    /// --freeze that has not ended after 2 minutes is given up, and so is a --thaw after 10.
     #[command(after_help = "Examples:\n  \
                       onefold snapshot create disk.onefold vm1@monday\n  \
                       onefold snapshot create disk.onefold db@noon logs@noon\n  \
@@ -251,7 +256,7 @@ fn frozen(
     });
     if let Err(failed) = frozen {
         // It may have frozen a part.
-        let _ = shell(&thaw);
+        let _ = shell_within(&thaw, THAWING_MOST, &mut || false);
         if stopped {
             end_interrupted();
         }
@@ -259,7 +264,7 @@ fn frozen(
     }
     let thawing = std::thread::spawn(move || {
         let word = moment.recv_timeout(FROZEN_MOST);
-        let thawed = shell(&thaw);
+        let thawed = shell_within(&thaw, THAWING_MOST, &mut || false);
         if matches!(word, Ok(Word::Stop)) {
             // The snapshot may be waiting for a server.
             end_interrupted();
@@ -292,12 +297,8 @@ fn end_interrupted() -> ! {
     std::process::exit(INTERRUPTED_STATUS);
 }
 
-/// Runs a command of the user's.
-fn shell(command: &str) -> Result<()> {
-    shell_within(command, Duration::MAX, &mut || false)
-}
-
-/// The same, for so long at most and until `stops`: then the command is killed.
+/// Runs a command of the user's, for so long at most and until `stops`: then it is killed, with all
+/// that it began. A part of a --freeze that went on alone would freeze guests that nobody thaws.
 fn shell_within(command: &str, most: Duration, stops: &mut dyn FnMut() -> bool) -> Result<()> {
     let not_run = |e| Error::new(Kind::Io, "sh can't be run").caused_by(e);
     let mut child = Command::new("sh").args(["-c", command]).spawn().map_err(not_run)?;
@@ -312,8 +313,9 @@ fn shell_within(command: &str, most: Duration, stops: &mut dyn FnMut() -> bool) 
         }
         let stopped = stops();
         if stopped || begun.elapsed() > most {
-            // It may have ended meanwhile.
-            let _ = child.kill();
+            // It may have ended meanwhile; its number is nobody else's until it is waited for.
+            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+            pid.into_iter().for_each(kill_all);
             let _ = child.wait();
             let why = if stopped {
                 format!("the command '{command}' was interrupted")
@@ -324,6 +326,19 @@ fn shell_within(command: &str, most: Duration, stops: &mut dyn FnMut() -> bool) 
         }
         std::thread::sleep(LOOK_EVERY);
     }
+}
+
+/// Kills a process and those that it began, which it can't end or replace meanwhile. They stay in our
+/// process group, so that they can ask at the terminal for a password.
+fn kill_all(process: Pid) {
+    // One that ended meanwhile is no loss.
+    let _ = kill_process(process, Signal::STOP);
+    let number = process.as_raw_nonzero();
+    let began = std::fs::read_to_string(format!("/proc/{number}/task/{number}/children"));
+    let began = began.unwrap_or_default();
+    let began = began.split_whitespace().filter_map(|number| number.parse().ok());
+    began.filter_map(Pid::from_raw).for_each(kill_all);
+    let _ = kill_process(process, Signal::KILL);
 }
 
 fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
@@ -429,7 +444,23 @@ mod tests {
         });
         assert!(stopped.unwrap_err().to_string().contains("interrupted"));
         assert!(begun.elapsed() < Duration::from_secs(60));
+        let shell = |command: &str| shell_within(command, Duration::MAX, &mut || false);
         assert!(shell("exit 3").unwrap_err().to_string().contains("exit status: 3"));
         assert!(shell("exit 0").is_ok());
+    }
+
+    #[test]
+    fn rule_12_a_guest_that_never_thaws_keeps_nobody_waiting_and_nothing_freezes_later() {
+        let begun = Instant::now();
+        let directory = tempfile::tempdir().unwrap();
+        let late = directory.path().join("late");
+        let command = format!("(sleep 2; touch {0}) & sleep 600; touch {0}", late.display());
+        let most = Duration::from_millis(300);
+        let error = shell_within(&command, most, &mut || false).unwrap_err().to_string();
+        assert!(error.contains("did not end within"), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(!late.exists());
+        assert!(THAWING_MOST < Duration::from_secs(3600));
     }
 }

@@ -18,6 +18,7 @@ mod medium;
 mod pages;
 mod promises;
 mod readers;
+mod restores;
 mod snapshots;
 mod sockets;
 mod trees;

@@ -465,7 +465,7 @@ fn rule_19_the_service_is_exposed_to_little() {
         "both services have the same confinement"
     );
     let desk = Desk::new();
-    for unit in ["onefold@.service", "onefold-nightly@.service"] {
+    for unit in ["onefold@.service", "onefold-nightly@.service", "onefold-keep@.service"] {
         // The most that it may have, in tenths.
         let arguments = ["security", "--offline=yes", "--threshold=15", "--no-pager"];
         analyze(&arguments, &packaging.join(unit));
@@ -477,16 +477,26 @@ fn rule_19_the_service_is_exposed_to_little() {
         "onefold-nightly@.service",
         "onefold-backup@.timer",
         "onefold-backup@.service",
+        "onefold-keep@.timer",
+        "onefold-keep@.service",
     ] {
         // The command need not be installed where this is tried.
         let text = fs::read_to_string(packaging.join(unit)).unwrap();
         let text = text.replace("ExecStart=/usr/bin/", "ExecStart=/bin/true ");
         fs::write(desk.path(unit), text).unwrap();
     }
+    let backup = fs::read_to_string(desk.path("onefold-backup@.service")).unwrap();
+    let place = "=TMPDIR=%C/onefold-backup/";
+    assert!(backup.contains(place), "the names of large directories need a place");
     // It reads all that belongs to anybody, as root.
     let arguments = ["security", "--offline=yes", "--threshold=20", "--no-pager"];
     analyze(&arguments, &packaging.join("onefold-backup@.service"));
-    for unit in ["onefold@.socket", "onefold-nightly@.timer", "onefold-backup@.timer"] {
+    for unit in [
+        "onefold@.socket",
+        "onefold-nightly@.timer",
+        "onefold-backup@.timer",
+        "onefold-keep@.timer",
+    ] {
         analyze(&["verify", "--man=no"], &desk.path(unit));
     }
 }

@@ -118,8 +118,8 @@ impl Selection for Noting {
         self.exclude.rules().filter(|_| self.only.is_none())
     }
 
-    fn add_rules(&mut self, directory: &[u8], text: Option<Vec<u8>>) {
-        self.exclude.add_rules(directory, text);
+    fn add_rules(&mut self, directory: &[u8], user: u32, text: Option<Vec<u8>>) {
+        self.exclude.add_rules(directory, user, text);
     }
 }
 

@@ -1,19 +1,16 @@
 //! What a restore would do, told without doing it.
 
-use std::{
-    ffi::OsStr,
-    os::unix::{ffi::OsStrExt, fs::MetadataExt},
-    path::Path,
-};
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
 
 use onefold_archive::{Snapshot, TreeEntry, TreeReader, TreeWhat};
-use onefold_backend::tree::Swept;
+use onefold_backend::tree::{Sweep, Swept};
 use onefold_console::{
     failure::Failure,
     output,
     size::{Size, counted, grouped},
 };
 use onefold_core::{Error, Kind, Result};
+use rustix::fs::FileType;
 use serde_json::json;
 
 use super::{
@@ -27,6 +24,8 @@ use crate::verbs::snapshots;
 /// Compares what is wanted with what is there, by size and time.
 struct Compared<'a> {
     directory: &'a Path,
+    /// `None` when the directory is not there.
+    there: Option<Sweep>,
     in_place: bool,
     absent: u64,
     /// Files that have another size or time, and their bytes.
@@ -37,8 +36,7 @@ struct Compared<'a> {
 
 impl Visitor for Compared<'_> {
     fn entry(&mut self, _: &mut TreeReader, path: &[u8], entry: &TreeEntry) -> Result<()> {
-        let at = self.directory.join(OsStr::from_bytes(path));
-        let Ok(there) = std::fs::symlink_metadata(&at) else {
+        let Some(there) = self.there.as_mut().and_then(|there| there.look(path)) else {
             self.absent += 1;
             if let TreeWhat::File(bytes, _) = entry.what {
                 self.differ_bytes = self.differ_bytes.saturating_add(bytes);
@@ -46,6 +44,7 @@ impl Visitor for Compared<'_> {
             return Ok(());
         };
         if !self.in_place {
+            let at = self.directory.join(OsStr::from_bytes(path));
             let what = format!(
                 "{} is there already: restore into an empty directory, or replace what is there \
                  with --in-place",
@@ -55,9 +54,9 @@ impl Visitor for Compared<'_> {
         }
         match entry.what {
             TreeWhat::File(bytes, _) => {
-                let time = (there.mtime(), there.mtime_nsec() as u32);
-                let is_same = there.is_file()
-                    && there.len() == bytes
+                let time = (there.st_mtime, there.st_mtime_nsec as u32);
+                let is_same = FileType::from_raw_mode(there.st_mode) == FileType::RegularFile
+                    && there.st_size as u64 == bytes
                     && time == (entry.seconds, entry.nanoseconds);
                 if is_same {
                     self.same += 1;
@@ -83,6 +82,7 @@ pub(super) fn tell(
 ) -> Result<(), Failure> {
     let mut compared = Compared {
         directory: &options.directory,
+        there: Sweep::new(&options.directory)?,
         in_place: options.in_place,
         absent: 0,
         differ: 0,

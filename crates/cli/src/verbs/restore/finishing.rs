@@ -1,16 +1,16 @@
 //! The directories of what was restored, finished; and what they have beyond it, removed.
 
-use onefold_archive::{Entries, TreeEntry, TreeReader, TreeWhat};
-use onefold_backend::tree::{Restorer, Sweep, Swept};
+use onefold_archive::{Entries, Top, TreeEntry, TreeReader, TreeWhat};
+use onefold_backend::tree::{Keeps, Removal, Restorer, Sweep, Swept};
 use onefold_console::output;
-use onefold_core::{Error, Kind, Result, tree::Entry};
+use onefold_core::{Error, Kind, Result};
 
-use super::walk::{Visitor, is_of_entry, leading, pend, plain};
+use super::walk::{Pending, Visitor, is_of_entry, plain};
 
 /// Finishes the directories of what was restored.
 pub(super) struct Finishing {
     pub(super) restorer: Restorer,
-    pub(super) pending: Vec<Entry>,
+    pub(super) pending: Pending,
     /// Removes what the snapshot lacks.
     pub(super) sweep: Option<Sweep>,
     pub(super) swept: Swept,
@@ -35,34 +35,57 @@ impl Visitor for Finishing {
         }
     }
 
-    fn way(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) {
-        pend(&mut self.pending, reader, path, entry);
+    fn way(&mut self, _: &mut TreeReader, path: &[u8], entry: &TreeEntry) {
+        self.pending.push(path, entry);
     }
 
     fn entry(&mut self, reader: &mut TreeReader, path: &[u8], node: &TreeEntry) -> Result<()> {
-        for above in leading(&mut self.pending, path) {
-            self.restorer.finish(&above)?;
+        let (above, all) = self.pending.leading(path);
+        for (length, node) in all {
+            self.restorer.finish(&plain(reader, &above[..length], &node)?)?;
         }
         let TreeWhat::Directory(_) = node.what else { return Ok(()) };
         self.restorer.finish(&plain(reader, path, node)?)?;
-        if let Some(sweep) = &self.sweep
-            && let Some(mut keeps) = keeps(reader, node)
-            && let Some(directory) = self.restorer.here()
+        let Finishing { sweep, swept, unfinished, restorer, .. } = self;
+        if let Some(sweep) = sweep
+            && let Some(mut names) = names(reader, node)
+            && let Some(directory) = restorer.here()
         {
-            self.swept += sweep.directory(directory, path, &mut keeps, true)?.0;
+            // What can't be removed keeps nothing from being finished that lies below.
+            let mut told = 0;
+            let done = sweep.directory(directory, path, &mut names, true, &mut stays(&mut told));
+            *unfinished += told;
+            match done {
+                Err(error) if is_of_entry(&error, true) => {
+                    *unfinished += 1;
+                    tracing::warn!("not swept: '{}': {error}", String::from_utf8_lossy(path));
+                }
+                of_directory => *swept += of_directory?,
+            }
         }
         Ok(())
+    }
+}
+
+/// Tells of what can't be removed, and counts it.
+fn stays(count: &mut u64) -> impl FnMut(&[u8], Removal) {
+    |path, removal| {
+        if let Removal::Stays(error) = removal {
+            *count += 1;
+            tracing::warn!("not removed: '{}': {error}", String::from_utf8_lossy(path));
+        }
     }
 }
 
 impl Finishing {
     /// The root, of which nothing but its surplus is changed.
     pub(super) fn root(&mut self, reader: &mut TreeReader, root: &TreeEntry) -> Result<()> {
-        let Some(sweep) = &self.sweep else { return Ok(()) };
-        if let Some(mut keeps) = keeps(reader, root)
+        let Finishing { sweep: Some(sweep), swept, unfinished, .. } = self else { return Ok(()) };
+        if let Some(mut names) = names(reader, root)
             && let Some(directory) = sweep.open(b"")?
         {
-            self.swept += sweep.directory(&directory, b"", &mut keeps, true)?.0;
+            let stays = &mut stays(unfinished);
+            *swept += sweep.directory(&directory, b"", &mut names, true, stays)?;
         }
         Ok(())
     }
@@ -77,38 +100,53 @@ pub(super) struct Surplus {
 }
 
 impl Visitor for Surplus {
+    /// Who removes it tells of it.
+    fn fails(&mut self, _: &[u8], error: Error) -> Result<()> {
+        if is_of_entry(&error, true) { Ok(()) } else { Err(error) }
+    }
+
     fn entry(&mut self, reader: &mut TreeReader, path: &[u8], node: &TreeEntry) -> Result<()> {
-        if let Some(mut keeps) = keeps(reader, node)
-            && let Some(directory) = self.sweep.open(path)?
+        let Surplus { sweep, swept, shows } = self;
+        if let Some(mut names) = names(reader, node)
+            && let Some(directory) = sweep.open(path)?
         {
-            let (swept, paths) = self.sweep.directory(&directory, path, &mut keeps, false)?;
-            self.swept += swept;
-            for path in paths.iter().filter(|_| self.shows) {
-                let path = String::from_utf8_lossy(path);
-                output::line(format_args!("would be removed: {}", path.escape_debug()));
-            }
+            let mut show = |path: &[u8], removal: Removal| {
+                if let Removal::Gone = removal
+                    && *shows
+                {
+                    let path = String::from_utf8_lossy(path);
+                    output::line(format_args!("would be removed: {}", path.escape_debug()));
+                }
+            };
+            *swept += sweep.directory(&directory, path, &mut names, false, &mut show)?;
         }
         Ok(())
     }
 }
 
-/// Says of names, which come in order, whether a directory of the snapshot has them. `None` for one
-/// from which something was left out: nothing is removed there.
-fn keeps<'a>(
+/// The names that a directory of the snapshot has.
+struct Names<'a> {
     reader: &'a mut TreeReader,
-    node: &TreeEntry,
-) -> Option<impl FnMut(&[u8]) -> Result<bool> + 'a> {
-    let TreeWhat::Directory(top) = node.what else { return None };
-    if node.is_in_part {
-        return None;
-    }
-    let (mut entries, mut next) = (Entries::new(top, None), None::<Vec<u8>>);
-    let mut is_begun = false;
-    Some(move |name: &[u8]| {
-        while !is_begun || next.as_ref().is_some_and(|next| &next[..] < name) {
-            is_begun = true;
-            next = entries.next(reader)?.map(|(entry, _)| entry.name);
+    top: Option<Top>,
+    entries: Entries,
+}
+
+/// `None` for a directory from which something was left out: nothing is removed there.
+fn names<'a>(reader: &'a mut TreeReader, node: &TreeEntry) -> Option<Names<'a>> {
+    match node.what {
+        TreeWhat::Directory(top) if !node.is_in_part => {
+            Some(Names { reader, top, entries: Entries::new(top, None) })
         }
-        Ok(next.as_deref() == Some(name))
-    })
+        _ => None,
+    }
+}
+
+impl Keeps for Names<'_> {
+    fn begin(&mut self) {
+        self.entries = Entries::new(self.top, None);
+    }
+
+    fn next(&mut self) -> Result<Option<Vec<u8>>> {
+        Ok(self.entries.next(self.reader)?.map(|(entry, _)| entry.name))
+    }
 }

@@ -4,6 +4,7 @@ mod dry;
 mod finishing;
 mod listing;
 mod options;
+mod paths;
 mod sizes;
 mod slots;
 mod walk;
@@ -21,7 +22,7 @@ pub(crate) use self::options::Options;
 use self::{
     finishing::{Finishing, Surplus},
     sizes::Sizes,
-    walk::{Visitor, walk},
+    walk::{Pending, Visitor, walk},
     wanted::{Takes, Wanted},
     writing::{Manner, Writing},
 };
@@ -120,13 +121,16 @@ fn write(
     };
     let restorer = Restorer::new(&options.directory, choices)?;
     let mut writing = Writing::new(archive, restorer, manner, (sizes.names, sizes.bytes));
-    walk(reader, snapshot, wanted, &mut writing)?;
-    writing.write()?;
-    writing.restorer.made_all()?;
+    let walked = walk(reader, snapshot, wanted, &mut writing);
+    let written = walked.and_then(|()| writing.write());
+    if let Err(error) = written.and_then(|()| writing.restorer.made_all()) {
+        writing.slots.give_up();
+        return Err(error.into());
+    }
     let Writing { restorer, slots, entries, .. } = writing;
     // The directories may be more than memory holds: they are looked at once more.
     let sweep = if options.delete { Sweep::new(&options.directory)? } else { None };
-    let (pending, swept) = (Vec::new(), Swept::default());
+    let (pending, swept) = (Pending::default(), Swept::default());
     let has_refused = slots.counts.refused.load(Relaxed) > 0;
     let mut finishing = Finishing { restorer, pending, sweep, swept, has_refused, unfinished: 0 };
     walk(reader, snapshot, wanted, &mut finishing)?;

@@ -6,8 +6,32 @@ use onefold_archive::{TreeEntry, TreeReader, TreeWhat};
 use onefold_backend::room::room;
 use onefold_core::{Error, Kind, Result};
 
-use super::walk::{LINKED_MAX, Visitor};
+use super::{
+    paths::{Name, Paths},
+    walk::{LINKED_MAX, Visitor},
+};
 use crate::verbs::get::space::fits;
+
+/// All restored names of files that have several, by the numbers of the files.
+#[derive(Default)]
+pub(super) struct AllNames {
+    paths: Paths,
+    all: HashMap<u64, Vec<Name>>,
+}
+
+impl AllNames {
+    fn add(&mut self, link: u64, path: &[u8]) {
+        // An old file of which a name is not known here is replaced.
+        if let Some(name) = self.paths.add(path) {
+            self.all.entry(link).or_default().push(name);
+        }
+    }
+
+    /// The path of one of the names of a file, from 0 on.
+    pub(super) fn path(&self, link: u64, n: usize) -> Option<Vec<u8>> {
+        Some(self.paths.path(self.all.get(&link)?.get(n)?))
+    }
+}
 
 /// How much is wanted.
 pub(super) struct Sizes<'a> {
@@ -20,13 +44,13 @@ pub(super) struct Sizes<'a> {
     exact: bool,
     /// In place: files are there already, and the names of those that have several are gathered.
     in_place: bool,
-    pub(super) names: HashMap<u64, Vec<Vec<u8>>>,
+    pub(super) names: AllNames,
     named: usize,
 }
 
 impl Sizes<'_> {
     pub(super) fn new(directory: &Path, in_place: bool, exact: bool) -> Sizes<'_> {
-        let (names, named) = (HashMap::new(), 0);
+        let (names, named) = (AllNames::default(), 0);
         Sizes { directory, entries: 0, bytes: 0, most: None, exact, in_place, names, named }
     }
 
@@ -48,7 +72,7 @@ impl Visitor for Sizes<'_> {
         }
         if self.in_place && entry.link != 0 && self.named < LINKED_MAX {
             self.named += 1;
-            self.names.entry(entry.link).or_default().push(path.to_vec());
+            self.names.add(entry.link, path);
         }
         if self.in_place {
             return Ok(());

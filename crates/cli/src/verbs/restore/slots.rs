@@ -20,7 +20,7 @@ use onefold_console::progress::Progress;
 use onefold_core::{Error, Kind, Result, tree::Entry};
 use parking_lot::Mutex;
 
-use super::walk::is_of_entry;
+use super::{sizes::AllNames, walk::is_of_entry};
 
 /// Files that stay open. With the directories, there are fewer than the 1,024 that a process may
 /// have.
@@ -57,6 +57,8 @@ pub(super) struct State {
     is_shut: bool,
     /// It can't be restored here; that was told.
     is_refused: bool,
+    /// All of it is there.
+    is_finished: bool,
 }
 
 impl Slot {
@@ -96,7 +98,7 @@ pub(super) struct Slots {
     /// One old file of each file system that is to be written to.
     unsynced: Mutex<BTreeMap<u64, usize>>,
     /// In place: all names of files that have several.
-    names: HashMap<u64, Vec<Vec<u8>>>,
+    names: AllNames,
     /// Where files are that could not be restored whole, by the number of their names.
     pub(super) renamed: Mutex<HashMap<u64, Vec<u8>>>,
     /// Files with several names that could not be restored at all.
@@ -107,12 +109,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    pub(super) fn new(
-        files: Files,
-        names: HashMap<u64, Vec<Vec<u8>>>,
-        total: u64,
-        in_place: bool,
-    ) -> Slots {
+    pub(super) fn new(files: Files, names: AllNames, total: u64, in_place: bool) -> Slots {
         Slots {
             files,
             counts: Counts::default(),
@@ -182,9 +179,36 @@ impl Slots {
         if !was_refused {
             self.refuse(&slot.entry, &error);
             self.refused.lock().insert(slot.link);
+            self.set_aside(slot);
         }
         self.open.lock().files.remove(&number);
         Ok(())
+    }
+
+    /// What is there of a file that can't be restored whole does not keep its name.
+    fn set_aside(&self, slot: &Slot) {
+        if slot.state.lock().made.is_none() {
+            return;
+        }
+        // What can't be renamed has mode 0600, as the message above tells that it is not restored.
+        if let Ok(named) = self.files.damaged(slot.directory, &slot.entry) {
+            let named = String::from_utf8_lossy(&named);
+            tracing::warn!("what could be written of it is '{named}'");
+        }
+    }
+
+    /// Removes the new files that are not whole: nothing more will be written.
+    pub(super) fn give_up(&self) {
+        for slot in &self.slots {
+            let state = slot.state.lock();
+            if let Some(made) = state.made
+                && !state.is_old
+                && !state.is_finished
+                && !state.is_refused
+            {
+                self.files.remove(slot.directory, &slot.entry, made);
+            }
+        }
     }
 
     /// Tells of an entry that is not restored.
@@ -193,8 +217,8 @@ impl Slots {
         tracing::warn!("not restored: '{}': {error}", String::from_utf8_lossy(&entry.path));
     }
 
-    fn names(&self, slot: &Slot) -> &[Vec<u8>] {
-        self.names.get(&slot.link).map_or(&[], |names| names)
+    fn names(&self, slot: &Slot) -> impl Fn(usize) -> Option<Vec<u8>> {
+        move |n| self.names.path(slot.link, n)
     }
 
     /// Keeps a file open.
@@ -238,7 +262,7 @@ impl Slots {
             // One that goes on from the last window was made there.
             if state.made.is_none()
                 && let Some((file, made)) =
-                    self.files.old(slot.directory, &slot.entry, self.names(slot))?
+                    self.files.old(slot.directory, &slot.entry, &self.names(slot))?
             {
                 (state.made, state.is_old) = (Some(made), true);
                 return Ok(Some(self.keep(number, file)));
@@ -312,7 +336,7 @@ impl Slots {
             changes = changes || !is_gap(&file, *gap)?;
         }
         if changes {
-            self.files.shut(&slot.entry, &file, self.names(slot))?;
+            self.files.shut(&slot.entry, &file, &self.names(slot))?;
             state.is_shut = true;
             self.unsynced.lock().insert(metadata.dev(), number);
         }
@@ -366,6 +390,7 @@ impl Slots {
                 }
             }
         }
+        slot.state.lock().is_finished = true;
         self.open.lock().files.remove(&number);
         Ok(())
     }

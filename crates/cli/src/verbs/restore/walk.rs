@@ -37,11 +37,12 @@ pub(super) fn is_of_entry(error: &Error, in_place: bool) -> bool {
     match (system, error.kind()) {
         // Without --in-place the directory is meant to be new.
         (_, Kind::Exists) => in_place,
+        // Root has no quota: it is that of the file's owner.
+        (Some(Errno::DQUOT), _) => rustix::process::geteuid().is_root(),
         (Some(errno), _) => !matches!(
             errno,
             Errno::IO
                 | Errno::NOSPC
-                | Errno::DQUOT
                 | Errno::NOMEM
                 | Errno::MFILE
                 | Errno::NFILE
@@ -61,21 +62,23 @@ pub(super) fn walk(
     wanted: &Wanted,
     visitor: &mut dyn Visitor,
 ) -> Result<()> {
+    /// A directory that the walk is in; its path is the beginning, of so many bytes, of that at hand.
     struct Open {
-        path: Vec<u8>,
+        length: usize,
         entries: Entries,
         all: bool,
     }
     let root = reader.root(snapshot)?;
     let TreeWhat::Directory(top) = root.directory.what else { return Ok(()) };
     let all = wanted.takes(b"") == Takes::All;
-    let mut open = vec![Open { path: Vec::new(), entries: Entries::new(top, None), all }];
-    let mut seen = 1u64;
+    let mut open = vec![Open { length: 0, entries: Entries::new(top, None), all }];
+    let (mut seen, mut path) = (1u64, Vec::new());
     while let Some(level) = open.last_mut() {
+        path.truncate(level.length);
         let next = match level.entries.next(reader) {
             // A page of a directory is damaged: it costs the rest of the directory.
-            Err(error) if error.kind() == Kind::Corrupt && !level.path.is_empty() => {
-                visitor.fails(&level.path, error)?;
+            Err(error) if error.kind() == Kind::Corrupt && !path.is_empty() => {
+                visitor.fails(&path, error)?;
                 None
             }
             next => next?,
@@ -84,7 +87,6 @@ pub(super) fn walk(
             open.pop();
             continue;
         };
-        let mut path = level.path.clone();
         if !path.is_empty() {
             path.push(b'/');
         }
@@ -107,38 +109,46 @@ pub(super) fn walk(
         }
         if let TreeWhat::Directory(top) = entry.what {
             let all = takes == Takes::All;
-            open.push(Open { path, entries: Entries::new(top, None), all });
+            open.push(Open { length: path.len(), entries: Entries::new(top, None), all });
         }
     }
     Ok(())
 }
 
-/// Adds a directory to those that wait for something to be wanted below them.
-pub(super) fn pend(
-    pending: &mut Vec<Entry>,
-    reader: &mut TreeReader,
-    path: &[u8],
-    entry: &TreeEntry,
-) {
-    keep_leading(pending, path);
-    if let (TreeWhat::Directory(_), Ok(entry)) = (&entry.what, plain(reader, path, entry)) {
-        pending.push(entry);
+/// Directories that lead to what is wanted, and wait for something to be wanted below them. Each lies
+/// in the one before it, so that one path stands for all of theirs.
+#[derive(Default)]
+pub(super) struct Pending {
+    path: Vec<u8>,
+    /// The lengths of their paths.
+    all: Vec<(usize, TreeEntry)>,
+}
+
+impl Pending {
+    /// Adds a directory.
+    pub(super) fn push(&mut self, path: &[u8], entry: &TreeEntry) {
+        self.keep_leading(path);
+        if let TreeWhat::Directory(_) = entry.what {
+            self.path.clear();
+            self.path.extend_from_slice(path);
+            self.all.push((path.len(), entry.clone()));
+        }
     }
-}
 
-/// The pending directories that lead to a path; the others lead to nothing.
-pub(super) fn leading(pending: &mut Vec<Entry>, path: &[u8]) -> Vec<Entry> {
-    keep_leading(pending, path);
-    std::mem::take(pending)
-}
+    /// Takes those that lead to a path, with the path of the last one, by which the others' begin;
+    /// the rest leads to nothing.
+    pub(super) fn leading(&mut self, path: &[u8]) -> (Vec<u8>, Vec<(usize, TreeEntry)>) {
+        self.keep_leading(path);
+        (std::mem::take(&mut self.path), std::mem::take(&mut self.all))
+    }
 
-/// Each pending directory lies in the one before it: the last that leads to a path ends the search.
-fn keep_leading(pending: &mut Vec<Entry>, path: &[u8]) {
-    let leads = |above: &Entry| {
-        path.strip_prefix(&above.path[..]).is_some_and(|rest| rest.first() == Some(&b'/'))
-    };
-    while pending.last().is_some_and(|last| !leads(last)) {
-        pending.pop();
+    fn keep_leading(&mut self, path: &[u8]) {
+        let same = self.path.iter().zip(path).take_while(|(one, other)| one == other).count();
+        let leads = |length: usize| length <= same && path.get(length) == Some(&b'/');
+        while self.all.last().is_some_and(|(length, _)| !leads(*length)) {
+            self.all.pop();
+        }
+        self.path.truncate(self.all.last().map_or(0, |(length, _)| *length));
     }
 }
 

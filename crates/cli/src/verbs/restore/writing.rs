@@ -13,8 +13,10 @@ use onefold_core::{
 };
 
 use super::{
+    paths::{Name, Paths},
+    sizes::AllNames,
     slots::{Slot, Slots},
-    walk::{LINKED_MAX, Visitor, is_of_entry, leading, pend, plain},
+    walk::{LINKED_MAX, Pending, Visitor, is_of_entry, plain},
 };
 
 /// Directories that a window remembers at most.
@@ -39,9 +41,10 @@ pub(super) struct Writing {
     window: RestoreWindow,
     in_place: bool,
     /// Directories that lead to what is wanted, and are not made yet.
-    pending: Vec<Entry>,
-    /// The path of the first restored name of a file with several.
-    first: HashMap<u64, Vec<u8>>,
+    pending: Pending,
+    /// The first restored name of a file with several.
+    first: HashMap<u64, Name>,
+    paths: Paths,
     /// Further names that wait for the first one: the directory's number, and the number of the
     /// file.
     links: Vec<(usize, u64, Entry)>,
@@ -53,7 +56,7 @@ impl Writing {
         (archive, tables): (&Arc<Archive>, &Arc<Tables>),
         restorer: Restorer,
         manner: Manner,
-        (names, total): (HashMap<u64, Vec<Vec<u8>>>, u64),
+        (names, total): (AllNames, u64),
     ) -> Writing {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let Manner { verify, in_place, memory } = manner;
@@ -62,8 +65,9 @@ impl Writing {
             window: RestoreWindow::new(archive, tables, (verify, in_place), memory, threads),
             restorer,
             in_place,
-            pending: Vec::new(),
+            pending: Pending::default(),
             first: HashMap::new(),
+            paths: Paths::default(),
             links: Vec::new(),
             entries: 0,
         }
@@ -74,10 +78,11 @@ impl Writing {
         self.window.write(&self.slots as &dyn RestoreTarget)?;
         for (directory, link, mut entry) in std::mem::take(&mut self.links) {
             let damaged = self.slots.renamed.lock().get(&link).cloned();
-            if let Some(target) = &damaged {
-                entry.what = What::HardLink { target: target.clone() };
-            }
-            let What::HardLink { target } = &entry.what else { continue };
+            let first = || self.first.get(&link).map(|first| self.paths.path(first));
+            let Some(target) = damaged.clone().or_else(first) else { continue };
+            let target = &target;
+            // A note of it knows it as a name of another file.
+            entry.what = What::HardLink { target: Vec::new() };
             if self.slots.refused.lock().contains(&link) {
                 let why = Error::new(Kind::Unsupported, "its first name was not restored");
                 self.slots.refuse(&entry, &why);
@@ -174,29 +179,31 @@ impl Visitor for Writing {
         Ok(())
     }
 
-    fn way(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) {
-        pend(&mut self.pending, reader, path, entry);
+    fn way(&mut self, _: &mut TreeReader, path: &[u8], entry: &TreeEntry) {
+        self.pending.push(path, entry);
     }
 
     fn entry(&mut self, reader: &mut TreeReader, path: &[u8], node: &TreeEntry) -> Result<()> {
-        for above in leading(&mut self.pending, path) {
-            self.restorer.make(&above)?;
+        let (above, all) = self.pending.leading(path);
+        for (length, node) in all {
+            self.restorer.make(&plain(reader, &above[..length], &node)?)?;
         }
-        let mut entry = plain(reader, path, node)?;
+        let entry = plain(reader, path, node)?;
         self.entries += 1;
         if node.link != 0 {
             match self.first.get(&node.link) {
-                Some(first) => {
-                    entry.what = What::HardLink { target: first.clone() };
+                Some(_) => {
                     let directory = self.restorer.number(&self.slots.files, &entry)?;
                     self.window.hold(Slot::memory(&entry));
                     self.links.push((directory, node.link, entry));
                     return if self.is_full() { self.write() } else { Ok(()) };
                 }
                 None if self.first.len() < LINKED_MAX => {
-                    self.first.insert(node.link, path.to_vec());
+                    // Where there is no room for it, further names are files of their own.
+                    if let Some(name) = self.paths.add(path) {
+                        self.first.insert(node.link, name);
+                    }
                 }
-                // Further names are files of their own.
                 None => {}
             }
         }

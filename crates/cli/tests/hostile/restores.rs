@@ -1,0 +1,207 @@
+//! Rules about restores over what other users have, and into file systems that are too small.
+
+use std::{
+    fs,
+    os::{fd::AsRawFd, unix::fs::MetadataExt},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use super::{
+    actors::{STRANGER, Street},
+    support::{Desk, noise},
+};
+
+/// A directory below so many others with names of 250 bytes, and its path.
+fn deep(top: &Path, levels: usize) -> rustix::fd::OwnedFd {
+    let name = "d".repeat(250);
+    let mut at = rustix::fs::open(top, rustix::fs::OFlags::PATH, 0.into()).unwrap();
+    for _ in 0..levels {
+        let _ = rustix::fs::mkdirat(&at, &name, 0o777.into());
+        at = rustix::fs::openat(&at, &name, rustix::fs::OFlags::PATH, 0.into()).unwrap();
+    }
+    at
+}
+
+fn files(at: &rustix::fd::OwnedFd, prefix: &str, count: usize) {
+    let flags = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY;
+    for n in 0..count {
+        rustix::fs::openat(at, format!("{prefix}{n}"), flags, 0o600.into()).unwrap();
+    }
+}
+
+/// The command, after other words of a shell.
+fn shell(desk: &Desk, before: &str, arguments: &str) -> Output {
+    Command::new("sh")
+        .args(["-c", &format!("{before}; exec \"$0\" {arguments}")])
+        .arg(env!("CARGO_BIN_EXE_onefold"))
+        .current_dir(desk.path("."))
+        .output()
+        .unwrap()
+}
+
+/// What lies at a path of the test, below `out`.
+fn restored(desk: &Desk, path: &str) -> PathBuf {
+    desk.path("out").join(desk.path(path).strip_prefix("/").unwrap())
+}
+
+/// Bytes of memory for data, in KiB: less than the paths of the files have.
+const LITTLE: &str = "ulimit -d 180000";
+
+#[test]
+fn rule_05_names_of_a_user_take_no_more_memory_in_a_restore_than_they_have_bytes() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("home")).unwrap();
+    // All paths together have 240 MB.
+    let at = deep(&desk.path("home"), 60);
+    files(&at, "f", 16_000);
+    // Others may write to the directory, so that what is made in it is remembered.
+    desk.ok("backup a home --set t");
+    let said = shell(&desk, LITTLE, "restore a t -C / --in-place");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    files(&at, "g", 16_000);
+    let said = shell(&desk, LITTLE, "restore a t -C / --in-place --delete --force");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let told = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(told.contains("16,000 entries removed"), "{told}");
+}
+
+#[test]
+fn rule_05_second_names_below_long_paths_take_no_more_memory_than_they_have_bytes() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("home")).unwrap();
+    let at = deep(&desk.path("home"), 60);
+    files(&at, "f", 16_000);
+    for n in 0..16_000 {
+        let flags = rustix::fs::AtFlags::empty();
+        rustix::fs::linkat(&at, format!("f{n}"), &at, format!("g{n}"), flags).unwrap();
+    }
+    desk.ok("backup a home --set t");
+    let said = shell(&desk, LITTLE, "restore a t -C out");
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let mut at = rustix::fs::open(restored(&desk, "home"), rustix::fs::OFlags::PATH, 0.into());
+    for _ in 0..60 {
+        at = rustix::fs::openat(at.unwrap(), "d".repeat(250), rustix::fs::OFlags::PATH, 0.into());
+    }
+    let flags = rustix::fs::AtFlags::empty();
+    assert_eq!(rustix::fs::statat(at.unwrap(), "g15999", flags).unwrap().st_nlink, 2);
+}
+
+#[test]
+fn rule_08_a_restored_file_that_can_not_be_written_to_its_end_does_not_keep_its_name() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("tree")).unwrap();
+    fs::write(desk.path("tree/large"), noise(1, 3_000_000)).unwrap();
+    fs::write(desk.path("tree/small"), b"dear").unwrap();
+    fs::hard_link(desk.path("tree/large"), desk.path("tree/other")).unwrap();
+    desk.ok("backup a tree --set t");
+    // No file longer than a MiB, as on a file system that has no longer ones.
+    let said = shell(&desk, "trap '' XFSZ; ulimit -f 2048", "restore a t -C out");
+    let told = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert_eq!(said.status.code(), Some(3), "{told}");
+    assert!(told.contains("large.damaged"), "{told}");
+    assert_eq!(fs::read(restored(&desk, "tree/small")).unwrap(), b"dear");
+    let there = |name: &str| restored(&desk, name).exists();
+    assert!(!there("tree/large") && !there("tree/other") && there("tree/large.damaged"), "{told}");
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let done = Command::new(program).args(arguments).status();
+    assert!(done.is_ok_and(|done| done.success()), "{program} {arguments:?}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_08_a_restore_that_a_full_disk_ends_leaves_no_part_of_a_file_under_its_name() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("tree")).unwrap();
+    for n in 0..8 {
+        fs::write(desk.path(&format!("tree/{n}")), noise(n, 1_000_000)).unwrap();
+    }
+    desk.ok("backup a tree --set t");
+    fs::create_dir(desk.path("out")).unwrap();
+    let out = desk.path("out");
+    run("mount", &["-t", "tmpfs", "-o", "size=3M", "none", out.to_str().unwrap()]);
+    let said = desk.run("restore a t -C out --in-place");
+    let sound = |n: u64| match fs::read(restored(&desk, &format!("tree/{n}"))) {
+        Ok(bytes) => bytes == noise(n, 1_000_000),
+        Err(_) => true,
+    };
+    let sound: Vec<bool> = (0..8).map(sound).collect();
+    run("umount", &[out.to_str().unwrap()]);
+    assert_eq!(said.status.code(), Some(1), "{said:?}");
+    assert_eq!(sound, [true; 8]);
+}
+
+/// A file system of a user's own (FUSE) at a directory, which answers nothing, and lets others ask or
+/// not; `None` where there is no FUSE.
+struct Mounted {
+    _device: fs::File,
+    at: PathBuf,
+}
+
+impl Mounted {
+    fn new(at: PathBuf, options: &str) -> Option<Mounted> {
+        let device = fs::File::options().read(true).write(true).open("/dev/fuse").ok()?;
+        let data = format!(
+            "fd={},rootmode=40000,user_id={STRANGER},group_id={STRANGER}{options}",
+            device.as_raw_fd()
+        );
+        let data = std::ffi::CString::new(data).unwrap();
+        let flags = rustix::mount::MountFlags::NOSUID | rustix::mount::MountFlags::NODEV;
+        rustix::mount::mount("own", &at, "fuse", flags, Some(&*data)).ok()?;
+        Some(Mounted { _device: device, at })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_05_what_a_user_mounted_keeps_no_other_from_a_restore_in_place() {
+    let street = Street::new();
+    let home = street.home("home", 0);
+    for name in ["home/user", "home/user/old", "home/zoe"] {
+        street.home(name, if name.ends_with("zoe") { 0 } else { STRANGER });
+    }
+    fs::write(home.join("zoe/letter"), "dear").unwrap();
+    for arguments in ["create archive roots", "backup roots home --set h"] {
+        let output = street.onefold(0, arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments}: {output:?}");
+    }
+    for point in ["old", "new", "new/deep"] {
+        for options in ["", ",allow_other"] {
+            let at = street.path(&format!("home/user/{point}"));
+            fs::create_dir_all(&at).unwrap();
+            fs::remove_file(home.join("zoe/letter")).unwrap();
+            let Some(mounted) = Mounted::new(at.clone(), options) else {
+                println!("NOT TESTED: there is no FUSE here");
+                return;
+            };
+            for how in ["--dry-run", ""] {
+                let restore = format!(
+                    "60 ./onefold restore roots h {} -C / --in-place --delete --force {how}",
+                    home.display()
+                );
+                let mut command = street.program(0, Path::new("timeout"));
+                let output = command.args(restore.split_whitespace()).output().unwrap();
+                let told = String::from_utf8_lossy(&output.stderr).into_owned();
+                let restores = point == "old" && how.is_empty();
+                let expected = if restores { 3 } else { 0 };
+                assert_eq!(output.status.code(), Some(expected), "{point}{options} {how}: {told}");
+            }
+            drop(mounted);
+            assert_eq!(fs::read(home.join("zoe/letter")).unwrap(), b"dear", "{point}{options}");
+            assert_eq!(fs::metadata(home.join("user")).unwrap().uid(), STRANGER);
+            assert!(at.exists(), "{point}{options}");
+        }
+    }
+}
