@@ -24,7 +24,7 @@ pub(super) const ALL: [(&str, Rule); 5] = [
 ];
 
 /// Options that documents show of programs that are not ours.
-const FOREIGN: [&str; 15] = [
+const FOREIGN: [&str; 16] = [
     "--cache",
     "--errorwhenfull",
     "--fail",
@@ -40,6 +40,7 @@ const FOREIGN: [&str; 15] = [
     "--thin",
     "--type",
     "--unix-socket",
+    "--update",
 ];
 
 fn summary(pages: &[Page]) -> Result<()> {
