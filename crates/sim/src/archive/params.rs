@@ -210,7 +210,10 @@ impl Params {
         let (unsynced_bytes, list_bytes) = Params::syncs(seed);
         let profile = [Profile::Crashes, Profile::Damage, Profile::FullDisk, Profile::StopFaults]
             [rng.weighted(&[12, 2, 2, 1])];
-        let params = Params {
+        let clones = Params::clones(seed);
+        // Some of them come to many snapshots of the tables, so that pages of maps are used again.
+        let many_snapshots = clones && seed % 8 == 2;
+        let mut params = Params {
             seed,
             profile,
             chunking: [Chunking::FastCdc(1024), Chunking::Rabin(1024), Chunking::Static(1024)]
@@ -239,10 +242,13 @@ impl Params {
             bug: None,
             serves: rng.percent(40),
             trees,
-            clones: Params::clones(seed),
+            clones,
             trash,
             leaves: Params::leaves(seed),
         };
+        if many_snapshots {
+            (params.serves, params.log_bytes) = (true, 1 << 10);
+        }
         if profile == Profile::Crashes && rng.percent(35) {
             let spread = [(3, 3, 2), (4, 3, 2), (5, 5, 3), (6, 5, 3)][rng.below(4) as usize];
             let late = late_encoding(seed, spread);
