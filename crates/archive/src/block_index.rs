@@ -206,10 +206,17 @@ pub(crate) fn write(
     let mut file: Option<Arc<dyn File>> = None;
     let is_first = pages.count == 0;
     indexes.retain(|(_, index)| index.leaves.values().any(|leaf| leaf.page.is_none()));
+    // Clones of a leaf that has no page yet get the page of the first of them.
+    let mut written: BTreeMap<(u32, *const Vec<u64>), Page> = BTreeMap::new();
     for (id, index) in &mut indexes {
         for (&at, leaf) in
             Arc::make_mut(index).leaves.iter_mut().filter(|(_, leaf)| leaf.page.is_none())
         {
+            let shared = (at, Arc::as_ptr(&leaf.entries));
+            if let Some(page) = written.get(&shared) {
+                leaf.page = Some(*page);
+                continue;
+            }
             let page = free.next().unwrap_or(pages.count);
             pages.count = pages.count.max(page + 1);
             let page = Page { number: page, written: number, owner: *id };
@@ -223,6 +230,7 @@ pub(crate) fn write(
             let bytes = encode_leaf(identity, at, page, &leaf.entries);
             open.write_at(u64::from(page.number) * STRIDE, &bytes)?;
             leaf.page = Some(page);
+            written.insert(shared, page);
         }
     }
     pages.replaced = std::mem::take(&mut pages.gone);

@@ -239,6 +239,7 @@ fn a_volume_is_cloned_while_it_is_written_and_afterwards() {
     let refused = support::try_qemu_io(&monday, &["write -P 9 0 1M"]);
     assert!(!refused.status.success(), "{refused:?}");
     assert!(desk.ok("volume list a").contains("monday  read-only"));
+    assert!(desk.ok("volume iscsi a monday").contains("        readonly 1\n"));
     desk.fails("volume clone a disk monday", 1, &["already"]);
     serving.terminate();
     desk.ok("volume clone a disk vm");

@@ -1,6 +1,6 @@
 //! Records of volumes, applied, and their part of a snapshot.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use onefold_core::Result;
 
@@ -9,10 +9,10 @@ use super::{
     volumes::{VOLUME_BYTES_MAX, Volume, change},
 };
 use crate::{
-    block_index::{BlockIndex, LEAF_BLOCKS},
+    block_index::{BlockIndex, LEAF_BLOCKS, LEAF_MEMORY},
     format::{
         bytes::{Reader, Writer, corrupt},
-        record::Record,
+        record::{Pieces, Record},
     },
 };
 
@@ -105,14 +105,30 @@ impl Tables {
         Ok(())
     }
 
-    /// Memory that clones take, in leaves: of a map, and of what is to be counted.
+    /// Memory that clones take, in leaves: of a map, and of what is to be counted. A source may be
+    /// made, and get mappings, by the same records.
     fn clones_take(&self, records: &[Record]) -> u64 {
-        let take = |record: &Record| {
-            let Record::VolumeCloned { of, .. } = record else { return 0 };
-            let index = self.volumes.get(of).map(|source| &source.block_index);
-            index.map_or(0, |index| index.leaves().div_ceil(32) + index.used().div_ceil(256))
-        };
-        records.iter().map(take).sum()
+        const PIECES: u64 = LEAF_MEMORY / size_of::<Pieces>() as u64;
+        let mut made: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut all = 0;
+        for record in records {
+            let (id, takes) = match record {
+                Record::Mapped { id, changes } => (*id, (changes.len() as u64).div_ceil(PIECES)),
+                Record::VolumeCloned { id, of, .. } => {
+                    let source = self.volumes.get(of);
+                    let known = source.map_or(0, |source| {
+                        let pieces = source.recipe().len() as u64;
+                        source.block_index.leaves().div_ceil(32) + pieces.div_ceil(PIECES)
+                    });
+                    let takes = known + made.get(of).copied().unwrap_or(0);
+                    all += takes;
+                    (*id, takes)
+                }
+                _ => continue,
+            };
+            *made.entry(id).or_default() += takes;
+        }
+        all
     }
 
     /// Leaves of maps that records make which are not there yet, or a few more.

@@ -162,10 +162,14 @@ impl Volumes {
     /// # Errors
     /// As [`Archive::clone_volume`], and the errors of a write-back.
     pub fn clone_volume(&self, of: &str, name: &str, read_only: bool) -> Result<()> {
-        // Before the flush, so that what can't be cloned costs none.
+        // Before anything is written back, so that what can't be cloned costs nothing.
         self.archive.refresh()?.volume(of)?;
         if self.archive.keeps(Rule::CloneFlushed) {
-            self.flush_all()?;
+            self.write_back_all()?;
+            // The error stays untold for the client whose write was lost.
+            if let Some(lost) = self.state.lock().lost.as_ref().filter(|lost| !lost.told) {
+                return Err(lost.error.clone());
+            }
         }
         self.archive.clone_volume(of, name, read_only, self.now.load(Relaxed))
     }

@@ -306,12 +306,16 @@ impl Walk {
             rest.names.clear();
             return Some(Some(Err(self.changed())));
         };
-        let Name { name, may_be_directory } = name;
-        let closed = match may_be_directory {
-            true => mounts::closed(directory, &name, self.options.one_file_system),
-            false => None,
-        };
+        let Name { name, .. } = name;
+        let closed = mounts::closed(directory, &name, self.options.one_file_system);
+        let is_directory =
+            |closed: &Closed| FileType::from_raw_mode(closed.stat.st_mode) == FileType::Directory;
+        // A file over which another user mounted one is not even looked at, since nobody may answer.
+        let of_user =
+            closed.as_ref().filter(|closed| !is_directory(closed)).and_then(|c| c.of_user);
+        let closed = closed.filter(is_directory);
         let opened = match (&closed, self.options.opens_late) {
+            _ if of_user.is_some() => Err(Errno::ACCESS),
             (Some(closed), _) => Ok((None, closed.stat)),
             (None, true) => look_first(directory, &name),
             (None, false) => open_path(directory, &name).and_then(opened),
@@ -327,6 +331,13 @@ impl Walk {
                 self.options.name_max
             );
             return Some(Some(Err(Error::new(Kind::Unsupported, sentence))));
+        }
+        if let Some(user) = of_user {
+            let sentence = format!(
+                "{}: user {user} mounted a file system of his own here, which is not entered",
+                shown(&self.root, &self.path)
+            );
+            return Some(Some(Err(Error::new(Kind::Denied, sentence))));
         }
         Some(match opened {
             Err(Errno::NOENT) => None,
@@ -618,6 +629,9 @@ impl Walk {
     ) -> Result<(u32, Vec<u8>), Errno> {
         let owner = rustix::fs::fstat(directory)?.st_uid;
         let name = OsStr::from_bytes(name).to_owned();
+        if mounts::is_mount(directory, &name) {
+            return Err(Errno::INVAL);
+        }
         let at = open_path(directory, &name)?;
         let stat = rustix::fs::fstat(&at)?;
         let is_owners = stat.st_uid == owner || stat.st_uid == 0;

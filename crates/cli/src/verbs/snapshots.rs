@@ -3,7 +3,11 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
-use jiff::{Timestamp, ToSpan, Zoned, civil::Date, tz::TimeZone};
+use jiff::{
+    Timestamp, ToSpan, Zoned,
+    civil::{Date, Time},
+    tz::TimeZone,
+};
 use onefold_archive::{Completeness, Snapshot, SnapshotId, Tables};
 use onefold_core::{Error, Kind, Result};
 use serde_json::{Value, json};
@@ -150,8 +154,8 @@ pub(super) fn json(snapshot: &Snapshot) -> Value {
 }
 
 /// The listed snapshot that a text names: `SET`, the newest of a set; `SET~2`, the second before
-/// it; `SET@2026-11-22`, the newest that was there at the end of that day; or four digits or more
-/// of an id. A set of that name comes first.
+/// it; `SET@2026-11-22`, the newest that was there at the end of that day, or of a minute or second of
+/// it (`SET@2026-11-22T14:30`); or four digits or more of an id. A set of that name comes first.
 ///
 /// # Errors
 /// `NotFound`; `InvalidInput` when several ids begin so.
@@ -177,15 +181,37 @@ pub(super) fn named<'a>(tables: &'a Tables, text: &str) -> Result<&'a Snapshot> 
         return of_set.iter().rev().nth(before).copied().ok_or_else(none);
     }
     if let Some((set, day)) = text.rsplit_once('@')
-        && let (of_set, Ok(day)) = (of_set(set), day.parse::<Date>())
+        && let (of_set, Some(end)) = (of_set(set), end_of(day, &TimeZone::system()))
         && !of_set.is_empty()
     {
-        let next = day.checked_add(1.day()).map_err(|_| none())?;
-        let end = next.to_zoned(TimeZone::system()).map_err(|_| none())?.timestamp().as_second();
         let before = |snapshot: &&&Snapshot| i64::try_from(snapshot.ended).is_ok_and(|at| at < end);
         return of_set.iter().rfind(before).copied().ok_or_else(none);
     }
     by_id(tables.snapshots.listed(), text).unwrap_or_else(|| Err(none()))
+}
+
+/// Where a day, or a minute or a second of a day, ends: in seconds since 1970. As in lists and pages
+/// (`2026-11-22 14:30`), or as in mounts (`2026-11-22_14-30-05`). `None` for anything else.
+fn end_of(text: &str, zone: &TimeZone) -> Option<i64> {
+    const DAY_LENGTH: usize = "2026-11-22".len();
+    let (day, time) = (text.get(..DAY_LENGTH)?.parse::<Date>().ok()?, text.get(DAY_LENGTH..)?);
+    if time.is_empty() {
+        return Some(
+            day.checked_add(1.day()).ok()?.to_zoned(zone.clone()).ok()?.timestamp().as_second(),
+        );
+    }
+    let time = time.strip_prefix(['T', ' ', '_'])?;
+    let parts: Vec<i8> = time
+        .split([':', '-'])
+        .map(|part| part.parse().ok().filter(|_| part.len() == 2))
+        .collect::<Option<_>>()?;
+    let (hour, minute, second, length) = match parts[..] {
+        [hour, minute] => (hour, minute, 0, 60),
+        [hour, minute, second] => (hour, minute, second, 1),
+        _ => return None,
+    };
+    let at = day.to_datetime(Time::new(hour, minute, second, 0).ok()?);
+    Some(at.to_zoned(zone.clone()).ok()?.timestamp().as_second() + length)
 }
 
 /// The only one of some snapshots whose id begins so; `None` when there is none.
@@ -205,4 +231,24 @@ pub(super) fn by_id<'a>(
             format!("several ids begin with '{}': type more of it", text.escape_debug()),
         )),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_a_day_a_minute_or_a_second_and_nothing_else() {
+        let end = |text: &str| end_of(text, &TimeZone::UTC);
+        // Midnight after the 22nd.
+        assert_eq!(end("2026-11-22"), Some(1_795_392_000));
+        assert_eq!(end("2026-11-22T14:30"), Some(1_795_392_000 - 34_200 + 60));
+        assert_eq!(end("2026-11-22 14:30:05"), Some(1_795_392_000 - 34_200 + 6));
+        assert_eq!(end("2026-11-22_14-30-05"), end("2026-11-22 14:30:05"));
+        for wrong in
+            ["2026-11-22x", "2026-11-22T", "2026-11-22T14", "2026-11-22T25:00", "2026-1-2", ""]
+        {
+            assert_eq!(end(wrong), None, "{wrong}");
+        }
+    }
 }

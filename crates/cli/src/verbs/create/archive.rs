@@ -110,9 +110,10 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         "fingerprint": format.fingerprint.to_string(),
         "encrypted": false,
     });
-    let compression = format.compression;
+    let (compression, fingerprint) = (format.compression, format.fingerprint);
     let words = format_args!(
-        "created {shown}: chunks by {chunking}, compressed by {compression}{made}\n{NOT_ENCRYPTED}"
+        "created {shown}: chunks by {chunking}, compressed by {compression}, fingerprints by \
+         {fingerprint}{made}\n{NOT_ENCRYPTED}"
     );
     options.answer.tell(&report, words)
 }

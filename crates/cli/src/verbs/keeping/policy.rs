@@ -5,7 +5,7 @@
 //! can never be read is not without snapshots. Shrunk ones, those that are dated in the future, and
 //! those that are dated before an older one of their set neither count nor go.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{Timestamp, ToSpan, Zoned, tz::TimeZone};
 use onefold_archive::{Completeness, Snapshot, SnapshotId};
@@ -192,7 +192,8 @@ impl Policy {
 }
 
 /// Refuses what would empty a set, or remove more than half of it, or trusts a clock that is far
-/// ahead. `force` allows the last two.
+/// ahead. `force` allows the last two. Where a policy of days or hours keeps something, days are
+/// counted instead of snapshots: of a backup each hour most go, and no day does.
 pub(in crate::verbs) fn guard(
     set: &[&Snapshot],
     verdicts: &BTreeMap<SnapshotId, Verdict>,
@@ -209,8 +210,25 @@ pub(in crate::verbs) fn guard(
     if force {
         return Ok(());
     }
-    if gone > 1 && gone * 2 > set.len() {
-        return Err(format!("{gone} of its {} snapshots would go; --force lets them", set.len()));
+    let day = |snapshot: &Snapshot| terms.zoned(snapshot.ended).map(|at| at.date());
+    let by_period = |snapshot: &&&Snapshot| match verdicts.get(&snapshot.id) {
+        Some(Verdict::Kept(why)) => {
+            why.iter().any(|why| why.starts_with("daily") || why.starts_with("hourly"))
+        }
+        _ => false,
+    };
+    let days: BTreeSet<_> = set.iter().filter(by_period).filter_map(|one| day(one)).collect();
+    let (lost, counted, what) = if days.is_empty() {
+        (gone, set.len(), "snapshots")
+    } else {
+        let all: BTreeSet<_> = set.iter().filter_map(|one| day(one)).collect();
+        let of_gone: BTreeSet<_> = set.iter().filter(goes).filter_map(|one| day(one)).collect();
+        let stay: BTreeSet<_> =
+            set.iter().filter(|one| !goes(one)).filter_map(|one| day(one)).collect();
+        (of_gone.difference(&stay).count(), all.len(), "days with snapshots")
+    };
+    if lost > 1 && lost * 2 > counted {
+        return Err(format!("{lost} of its {counted} {what} would go; --force lets them"));
     }
     let newest = set.iter().map(|snapshot| snapshot.ended).max().unwrap_or(now);
     let ahead = terms.zoned(newest).and_then(|at| at.checked_add(30.days()).ok());
@@ -344,6 +362,23 @@ mod tests {
         assert!(matches!(verdicts[&all[2].id], Verdict::LeftAlone(_)));
         assert!(matches!(verdicts[&all[3].id], Verdict::Kept(_)));
         assert!(matches!(verdicts[&all[0].id], Verdict::Goes));
+    }
+
+    #[test]
+    fn a_backup_each_hour_is_thinned_out_without_force() {
+        // Eight days, each with a snapshot an hour; the guard judges the days.
+        let all: Vec<Snapshot> =
+            (0..192u8).map(|n| snapshot(n, NOW - (191 - u64::from(n)) * 3600)).collect();
+        let all: Vec<&Snapshot> = all.iter().collect();
+        let guarded = |policy: &Policy| {
+            let terms = terms(NOW, false);
+            guard(&all, &policy.judge(&all, &terms), &terms, false)
+        };
+        assert_eq!(guarded(&Policy { daily: 7, ..Policy::default() }), Ok(()));
+        // Most of the days, and most of the snapshots, are refused as before.
+        assert!(guarded(&Policy { daily: 2, ..Policy::default() }).is_err());
+        assert!(guarded(&Policy { last: 7, ..Policy::default() }).is_err());
+        assert!(guarded(&Policy { monthly: 1, ..Policy::default() }).is_err());
     }
 
     #[test]

@@ -48,7 +48,15 @@ pub(in crate::verbs) fn lines(tables: &Tables) -> Vec<Line> {
 pub(super) fn change(directory: &ArchiveDir, request: &Request) -> Result<(), Failure> {
     match directory.server()? {
         Some(mut server) => server.ask::<serde_json::Value>(request).map(|_| ())?,
-        None => apply(&*directory.open(Settings::default())?, request)?,
+        None => {
+            // What its clients wrote and did not flush only the server has.
+            if let (Request::VolumeClone { .. }, Some(sentence)) =
+                (request, directory.unseen_server()?)
+            {
+                return Err(Failure::new(sentence));
+            }
+            apply(&*directory.open(Settings::default())?, request)?;
+        }
     }
     Ok(())
 }

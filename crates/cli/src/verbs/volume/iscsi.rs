@@ -44,13 +44,13 @@ pub(super) struct Options {
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let found = Found::at(&options.store)?;
     let (there, status) = look(&found, &options.name)?;
-    if !there {
+    let Some(read_only) = there else {
         return Err(Failure::new(format!(
             "there is no volume '{}': `onefold volume list {}` shows those that there are",
             options.name.escape_debug(),
             options.store.display()
         )));
-    }
+    };
     let serial = serial(&options.store, &options.name);
     let name = plain(&options.name, &serial);
     let file = options
@@ -81,17 +81,27 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     }) {
         return Err(refused("the address", wrong));
     }
-    let nbd = status
-        .and_then(|status| {
-            let listeners =
-                status.pointer("/listeners").or_else(|| status.pointer("/server/listeners"))?;
-            let all = listeners.as_array()?.iter().filter_map(|one| one.as_str());
-            all.clone()
-                .find(|one| one.starts_with("nbd+unix:"))
-                .or_else(|| all.clone().next())
-                .map(|listener| uri(listener, &options.name))
-        })
-        .unwrap_or_else(|| uri("nbd+unix:///?socket=SOCKET", &options.name));
+    let served = status.and_then(|status| {
+        let listeners =
+            status.pointer("/listeners").or_else(|| status.pointer("/server/listeners"))?;
+        let all = listeners.as_array()?.iter().filter_map(|one| one.as_str());
+        all.clone()
+            .find(|one| one.starts_with("nbd+unix:"))
+            .or_else(|| all.clone().next())
+            .map(|listener| uri(listener, &options.name))
+    });
+    let unserved = match served {
+        Some(_) => "",
+        None => {
+            "#   (nobody serves the store now: put the path of the server's socket for SOCKET)\n"
+        }
+    };
+    let nbd = served.unwrap_or_else(|| uri("nbd+unix:///?socket=SOCKET", &options.name));
+    // Of a volume that nobody writes to, initiators learn so.
+    let writes = match read_only {
+        true => "readonly 1",
+        false => "write-cache on",
+    };
     let initiators: String = options
         .initiator
         .iter()
@@ -99,14 +109,14 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         .collect();
     let configuration = format!(
         "# The volume as a file, while its store is served (nbdfuse is in Debian's libnbd-bin):\n\
-         #   mkdir -p {directory} && nbdfuse {shown} '{nbd}'\n\
+         #   mkdir -p {directory} && nbdfuse {shown} '{nbd}'\n{unserved}\
          # iSCSI has no encryption, and whom an address belongs to is for the network to say.\n\
          <target {target}>\n    \
              driver iscsi\n    \
              <backing-store {shown}>\n        \
                  # Flushes and forced unit access reach the volume.\n        \
                  bs-type rdwr\n        \
-                 write-cache on\n        \
+                 {writes}\n        \
                  # UNMAP reaches the volume as a trim.\n        \
                  params thin_provisioning=1\n        \
                  vendor_id Onefold\n        \
@@ -124,23 +134,24 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     options.answer.tell(&report, configuration)
 }
 
-/// Whether the volume is there, and what the store's server tells of itself, where there is one.
-fn look(found: &Found, name: &str) -> Result<(bool, Option<serde_json::Value>), Failure> {
+/// Whether the volume is read-only, where it is there, and what the store's server tells of itself, where there is one.
+fn look(found: &Found, name: &str) -> Result<(Option<bool>, Option<serde_json::Value>), Failure> {
     let (there, server) = match found {
         Found::Block(file) => {
-            let there = block::lines(file)?.iter().any(|line| line.name == name);
+            let there = block::lines(file)?.iter().any(|line| line.name == name).then_some(false);
             (there, Client::connect(file))
         }
         Found::Archive(directory) => {
             let tables = directory.open_to_read(onefold_archive::READER_BYTES)?.tables();
-            let there = archive::lines(&tables).iter().any(|line| line.name == name);
+            let lines = archive::lines(&tables);
+            let there = lines.iter().find(|line| line.name == name).map(|line| line.read_only);
             let Some(server) = directory.server()? else { return Ok((there, None)) };
             (there, Ok(server))
         }
         Found::Cluster(url) => {
             let names = Opened::look(url)?.session.names()?;
             let is_it = |named: &(String, Named)| named.0 == name && named.1.what == What::Volume;
-            return Ok((names.iter().any(is_it), None));
+            return Ok((names.iter().any(is_it).then_some(false), None));
         }
     };
     match server {
