@@ -62,8 +62,8 @@ impl LogPosition {
         let mut position = match LogPosition::load(files, identity, label, settings, before, budget)
         {
             // The place of the label that is damaged may have named the next snapshot, which
-            // has taken the place of what this one needs.
-            Err(error) if is_damaged && is_damage(&error) => {
+            // has taken the place of what this one needs, and whose log let the one before go.
+            Err(error) if is_damaged && (is_damage(&error) || error.kind() == Kind::NotFound) => {
                 LogPosition::load(files, identity, &next, settings, before, budget)
                     .map_err(|_| error)?
             }
