@@ -473,11 +473,11 @@ fn differences_and_versions_are_found() {
     };
     has("content", "T/a");
     has("content", "T/sub/again");
-    has("told", "T/big");
+    has("attributes", "T/big");
     has("removed", "T/empty");
     has("content", "T/sub/deep/350");
     has("added", "T/sub/deep/new");
-    has("told", "T/sub/deep");
+    has("attributes", "T/sub/deep");
     assert_eq!(found.len(), 8, "and the directory itself: {found:?}");
     assert_eq!((sums["added"].as_u64(), sums["added_bytes"].as_u64()), (Some(1), Some(5)));
     assert!(lines(&desk.ok("diff a t t --json")).len() == 1, "nothing differs");

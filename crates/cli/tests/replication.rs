@@ -185,7 +185,7 @@ fn a_copy_is_killed_at_twenty_places_on_either_side_and_comes_over() {
     assert!(desk.ok("volume list b").contains("vm1  (replica)"));
     desk.fails("volume resize b vm1 --size 1G", 1, &["replica", "onefold volume promote"]);
     desk.ok("volume promote b vm1");
-    desk.ok("volume resize b vm1 --size 1G");
+    desk.ok("volume resize b vm1 --size 1G --force");
 }
 
 #[test]

@@ -183,6 +183,19 @@ impl Collection {
         }
     }
 
+    /// What is left of the present step, as far as is known: changes to count, containers to look at
+    /// again or to merge.
+    #[must_use]
+    pub fn left(&self) -> Option<u64> {
+        let tables = self.archive.tables();
+        match self.step {
+            Step::Count => Some(tables.differences.len() as u64),
+            Step::Recheck | Step::Merge => Some(tables.condemned.len() as u64),
+            Step::LateEncoding => Some(self.due_for_encoding(&tables).len() as u64),
+            Step::Free | Step::Condemn | Step::Last | Step::Over => None,
+        }
+    }
+
     /// The time goes on: seconds since 1970. Forgotten snapshots stay from the step that sees them.
     pub fn tick(&mut self, now: u64) {
         self.options.now = self.options.now.max(now);

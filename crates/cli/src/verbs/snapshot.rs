@@ -125,7 +125,7 @@ enum Verb {
         store: PathBuf,
         /// The snapshot, like vm1@monday
         snapshot: String,
-        /// Its new name, without its volume's
+        /// Its new name, with or without its volume's
         new_name: String,
         #[command(flatten)]
         answer: Answer,
@@ -187,6 +187,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             change(&store, answer, Request::SnapshotDelete { name: snapshot, force })
         }
         Verb::Rename { store, snapshot, new_name, answer } => {
+            let new_name = without_volume(&snapshot, new_name);
             change(&store, answer, Request::SnapshotRename { name: snapshot, new_name })
         }
         Verb::Rollback { store, snapshot, keep, force, answer } => {
@@ -195,6 +196,15 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
         Verb::Clone { store, of, name, answer } => {
             change(&store, answer, Request::SnapshotClone { of, name })
         }
+    }
+}
+
+/// The new name of a snapshot without its volume's, which people like to write before it.
+fn without_volume(snapshot: &str, new_name: String) -> String {
+    let volume = snapshot.rsplit_once('@').map_or(snapshot, |(volume, _)| volume);
+    match new_name.rsplit_once('@') {
+        Some((other, name)) if other == volume => name.to_owned(),
+        _ => new_name,
     }
 }
 

@@ -203,6 +203,16 @@ impl Server {
         sum
     }
 
+    /// How many connections have the volume of this name open.
+    #[must_use]
+    pub fn clients_of(&self, volume: &str) -> usize {
+        let shared = self.hall.exports.shared_name(volume);
+        let guests = self.hall.guests.lock();
+        let Some(&(number, _)) = guests.volumes.get(&shared) else { return 0 };
+        let has = |guest: &&Guest| guest.volume.as_ref().is_some_and(|of| of.0 == number);
+        guests.present.values().filter(has).count()
+    }
+
     /// Asks the volumes that clients have open for their limits again, which have changed.
     pub fn limits_changed(&self) {
         for (name, (_, limited)) in &self.hall.guests.lock().volumes {

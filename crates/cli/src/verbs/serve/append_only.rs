@@ -107,11 +107,11 @@ mod tests {
         let speed = Speed::default();
         for request in [
             Request::VolumeCreate { name: name(), bytes: 1, no_dedup: Vec::new(), limits: speed },
-            Request::VolumeResize { name: name(), bytes: 1 },
+            Request::VolumeResize { name: name(), bytes: 1, force: true },
             Request::VolumeNoDedup { name: name(), no_dedup: Vec::new() },
             Request::VolumeLimit { name: name(), limits: speed },
             Request::VolumeRename { name: name(), new_name: name() },
-            Request::VolumeDelete { name: name() },
+            Request::VolumeDelete { name: name(), force: true },
             Request::VolumeClone { of: name(), name: name(), read_only: true },
             Request::VolumePromote { name: name() },
             Request::SnapshotCreate { snapshots: vec![name()] },

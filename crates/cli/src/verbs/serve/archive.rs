@@ -37,7 +37,13 @@ use super::{
 };
 use crate::{
     report::archive::ArchiveServer,
-    verbs::{backup, keeping::file::PolicyFile, put, status::Stats, volume},
+    verbs::{
+        backup,
+        keeping::file::PolicyFile,
+        put,
+        status::Stats,
+        volume::{self, guard},
+    },
 };
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
@@ -293,6 +299,9 @@ impl Served for Commands {
                 Ok(Value::Null)
             }
             change => {
+                guard::clients(&change, |name| {
+                    self.server.lock().as_ref().map_or(0, |server| server.clients_of(name))
+                })?;
                 volume::archive::apply(self.volumes.archive(), &change)?;
                 tracing::info!("{}", volume::said(&change));
                 Ok(Value::Null)

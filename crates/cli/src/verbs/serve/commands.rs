@@ -21,7 +21,10 @@ use serde_json::Value;
 use super::options::Options;
 use crate::{
     report::{HeldSpace, Index, Memory, Nbd, PageCache, Reads, Report, Server, Snapshots, Writes},
-    verbs::{grow, replicate, scrub, volume},
+    verbs::{
+        grow, replicate, scrub,
+        volume::{self, guard},
+    },
 };
 use onefold::parts::{
     control::{
@@ -209,6 +212,9 @@ impl Served for Commands {
                 Ok(Value::Null)
             }
             change => {
+                guard::clients(&change, |name| {
+                    self.server.lock().as_ref().map_or(0, |server| server.clients_of(name))
+                })?;
                 volume::block::apply(&self.store, &change)?;
                 if let Some(server) = self.server.lock().as_ref() {
                     server.limits_changed();

@@ -49,7 +49,13 @@ pub enum Request {
         limits: Speed,
     },
     /// Another size.
-    VolumeResize { name: String, bytes: u64 },
+    VolumeResize {
+        name: String,
+        bytes: u64,
+        /// Also to a smaller one.
+        #[serde(default)]
+        force: bool,
+    },
     /// Other ranges that are not deduplicated, in blocks.
     VolumeNoDedup { name: String, no_dedup: Vec<Range<u64>> },
     /// Other limits for its clients.
@@ -57,7 +63,12 @@ pub enum Request {
     /// Another name.
     VolumeRename { name: String, new_name: String },
     /// No volume any more.
-    VolumeDelete { name: String },
+    VolumeDelete {
+        name: String,
+        /// Also while clients have it open.
+        #[serde(default)]
+        force: bool,
+    },
     /// Makes a volume of another one, of an archive.
     VolumeClone {
         of: String,
