@@ -24,6 +24,7 @@ use onefold_core::{Error, Kind, Result, tree::What};
 use parking_lot::Mutex;
 
 use super::{
+    reread::is_due,
     roots::{self, Root},
     settled::Settled,
 };
@@ -49,7 +50,7 @@ pub(super) struct Rules {
     pub(super) selection: exclude::Options,
     /// Files are read although their times say that they are the parent's.
     pub(super) read_all: bool,
-    /// Each file is read again after so many days; 0 for never.
+    /// Each file is read again in so many days; 0 for never.
     pub(super) reread_days: u64,
     /// The time between two checkpoints.
     pub(super) checkpoint_every: Duration,
@@ -133,6 +134,8 @@ pub(super) struct Teller<'a, 'f> {
     open: Vec<(Vec<u8>, bool)>,
     list: Vec<u8>,
     now: Duration,
+    /// When the parents began, in seconds since 1970: what was due by then they have read again.
+    since: u64,
     checkpoint_due: Instant,
     pub(super) counts: Counts,
 }
@@ -142,6 +145,7 @@ impl<'a, 'f> Teller<'a, 'f> {
         rules: &'a Rules,
         feeder: &'a mut TreeFeeder<'f>,
         identity: Identity,
+        since: u64,
     ) -> Teller<'a, 'f> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Teller {
@@ -152,6 +156,7 @@ impl<'a, 'f> Teller<'a, 'f> {
             open: Vec::new(),
             list: Vec::new(),
             now,
+            since,
             checkpoint_due: Instant::now() + rules.checkpoint_every,
             counts: Counts::default(),
         }
@@ -553,12 +558,10 @@ impl<'a, 'f> Teller<'a, 'f> {
         })
     }
 
-    /// True on the day on which a file is read again, although nothing changed: a different one for
-    /// each path.
+    /// True when a file is read again, although nothing changed.
     fn is_due(&self, path: &Path) -> bool {
-        let (days, today) = (self.rules.reread_days, self.now.as_secs() / 86_400);
         let of_path = self.identity.checksum(path.as_os_str().as_bytes());
-        days > 0 && of_path.checked_rem(days) == today.checked_rem(days)
+        is_due(of_path, self.rules.reread_days, self.since, self.now.as_secs())
     }
 
     /// Gives all of a file, its holes without reading them; an error is one of reading it.
