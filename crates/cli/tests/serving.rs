@@ -92,6 +92,8 @@ fn volumes_come_change_and_go_while_it_is_served() {
     qemu_io(&desk.uri("a", "x"), &["read -P 7 512M 64k"]);
     assert!(!try_qemu_io(&desk.uri("a", "w"), &["read 0 4k"]).status.success());
     assert_eq!(desk.ok("volume list a"), " 64.0 MiB  v\n 2.00 GiB  x\n");
+    assert!(desk.ok("scrub a --only x").contains("all data of 'x' in a is well"));
+    desk.fails("scrub a --only y", 1, &["no volume 'y'"]);
     desk.fails("volume resize a x --size 1G", 1, &["2.00 GiB", "would be lost", "--force"]);
     desk.ok("volume resize a x --size 1G --force");
     desk.ok("volume set a x --no-dedup 0-64K");

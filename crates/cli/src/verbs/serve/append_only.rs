@@ -50,7 +50,8 @@ pub(super) fn allow(request: &Request) -> Result<()> {
         | Request::ReceiveAbort { .. }
         | Request::ReceiveExpire { .. }
         | Request::Grow { .. }
-        | Request::Scrub => Err(refused(&format!(
+        | Request::Scrub
+        | Request::ScrubOnly { .. } => Err(refused(&format!(
             "takes new streams and snapshots, and nothing else: no {}",
             name(request)
         ))),
@@ -127,6 +128,7 @@ mod tests {
             Request::ReceiveExpire { days: 2 },
             Request::Grow { bytes: None },
             Request::Scrub,
+            Request::ScrubOnly { name: name() },
             backup(true),
         ] {
             let error = allow(&request).unwrap_err();

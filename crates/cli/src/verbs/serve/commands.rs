@@ -197,6 +197,7 @@ impl Served for Commands {
                 json(&grown)
             }
             Request::Scrub => json(&scrub::served(&self.store, progress)?),
+            Request::ScrubOnly { name } => json(&scrub::served_only(&self.store, &name, progress)?),
             Request::SnapshotSpace => json(&self.snapshot_space(progress)?),
             Request::VolumeSpace => json(&self.volume_space(progress)?),
             Request::ReceiveExpire { days } => {

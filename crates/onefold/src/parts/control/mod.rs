@@ -144,6 +144,8 @@ pub enum Request {
     },
     /// A comparison of all data with its fingerprints, which ends when the client goes away.
     Scrub,
+    /// The same of what a volume or a snapshot holds.
+    ScrubOnly { name: String },
     /// A stream into an archive, which follows when the answer says that it may, in the form of
     /// [`stream`].
     Put {
