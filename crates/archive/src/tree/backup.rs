@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 
 use super::{
     builder::{Built, Event, TreeBuilder},
+    foreign::Judge,
     parent::Parents,
 };
 use crate::{
@@ -105,6 +106,10 @@ pub struct TreeFeeder<'a> {
     events: Vec<Event>,
     out: Out<'a>,
     gauge: &'a Gauge,
+    /// Looks at what other processes tell, from the first event of one on.
+    judge: Option<Judge>,
+    /// The archive, and its tables when the walk began.
+    begun: (Arc<Archive>, Arc<Tables>),
     /// The trees of the checkpoint and of the parent, beside the walk.
     pub parents: Parents,
 }
@@ -172,6 +177,19 @@ impl TreeFeeder<'_> {
         self.send(batch)
     }
 
+    /// An event of a walk in another process: what it names of the archive must be there.
+    ///
+    /// # Errors
+    /// As [`event`](Self::event), and `InvalidInput` when something is not there.
+    pub fn event_of_another(&mut self, event: Event) -> Result<()> {
+        let (archive, tables) = &self.begun;
+        self.judge.get_or_insert_with(|| Judge::new(archive, tables)).look(&event)?;
+        match event {
+            Event::Checkpoint(id) => self.checkpoint(id),
+            event => self.event(event),
+        }
+    }
+
     /// Between two entries: makes what there is so far a checkpoint of this id.
     ///
     /// # Errors
@@ -229,11 +247,13 @@ pub fn backup_on(
     let parents: Vec<_> = [request.checkpoint, request.parent].into_iter().filter_map(of).collect();
     // Opened by the session's epoch: what the parents name is not freed before the session ends.
     let parents = Parents::new(&ingest.archive, &parents)?;
-    let archive = &*ingest.archive;
+    let (archive, tables) = (&*ingest.archive, session.tables().clone());
     let feed = |out| {
         let cutting = Cutting::new(archive.label().chunking);
         let (out, events) = (Out::Here(out), Vec::new());
-        let mut feeder = TreeFeeder { archive, cutting, events, out, gauge, parents };
+        let begun = (ingest.archive.clone(), tables);
+        let mut feeder =
+            TreeFeeder { archive, cutting, events, out, gauge, judge: None, begun, parents };
         source(&mut feeder)?;
         feeder.end()
     };
@@ -279,9 +299,10 @@ pub fn backup_elsewhere<'a>(
 ) -> Result<()> {
     let parents = Parents::new(archive, parents)?;
     let cutting = Cutting::new(archive.label().chunking);
+    let begun = (archive.clone(), archive.tables());
     let (archive, events) = (&**archive, Vec::new());
     let out = sink.map_or(Out::Nowhere, Out::Elsewhere);
-    source(&mut TreeFeeder { archive, cutting, events, out, gauge, parents })
+    source(&mut TreeFeeder { archive, cutting, events, out, gauge, judge: None, begun, parents })
 }
 
 /// A checkpoint on its way: it is committed by the thread that writes, once it has written all

@@ -10,6 +10,7 @@
 //! | [`levels`] | index pages above pages |
 //! | [`links`] | first names of files that have several |
 //! | [`file_map`] | the content of one file, as parts and pages |
+//! | [`foreign`] | what another process tells of a walk, before it is believed |
 //! | [`builder`] | the tree, from events and chunks in their order |
 //! | [`reader`] | entries and content of a tree |
 //! | [`restore`] | content on its way out, in the order of its places |
@@ -27,6 +28,7 @@ mod catalogue;
 mod commit;
 mod diff;
 mod file_map;
+mod foreign;
 mod levels;
 mod links;
 mod parent;
