@@ -1,6 +1,7 @@
 //! `onefold status`: what a store holds, what it saved, and how it is doing.
 
 mod archive;
+mod block;
 mod cluster;
 
 pub(in crate::verbs) use self::archive::Stats;
@@ -17,7 +18,7 @@ use onefold_core::Result;
 use serde_json::json;
 
 use super::{Found, served_or_not};
-use crate::report::{Report, receiving};
+use crate::report::Report;
 use onefold::parts::{control::Request, store_file::StoreFile};
 use onefold_console::{failure::Failure, output, size::Size};
 
@@ -41,10 +42,14 @@ pub(crate) struct Options {
     memory: Size,
 
     /// For monitoring: says only what needs an operator, and exits with 1 when something does. A
-    /// store that writes no more, a snapshot that was not received to its end for two days, nodes that
+    /// store that writes no more, or is full, or whose file system is, a snapshot that was not received to its end for two days, nodes that
     /// do not count, damaged chunks, sets without a recent snapshot, an overdue gc or scrub
     #[arg(long)]
     check: bool,
+
+    /// With --check: how much of a block store must be free, like 20G [default: a fiftieth of it]
+    #[arg(long, requires = "check", value_name = "SIZE")]
+    min_free: Option<Size>,
 
     /// With --check: how old the newest whole snapshot of each set of an archive may be, like 26h
     #[arg(long, requires = "check", value_name = "TIME", value_parser = humantime::parse_duration)]
@@ -116,9 +121,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let report =
         served_or_not(&file, |server| server.ask(&Request::Status), || offline(&options.store))?;
     if options.check {
-        let stopped = report.stopped.iter().map(|reason| format!("it only reads: {reason}"));
-        let cut_off = report.receives.iter().filter_map(receiving::problem);
-        return judge(options.json, &stopped.chain(cut_off).collect::<Vec<_>>());
+        let min_free = options.min_free.map(|size| size.0);
+        return judge(options.json, &block::problems(&report, min_free));
     }
     if options.json {
         output::json(&report)?;
