@@ -288,6 +288,16 @@ fn rule_34_a_client_names_only_what_the_archive_has() {
         of_file(pages(page), bytes),
         known(page),
         known(TreeNodeRef { fingerprint: Fingerprint([1; 16]), ..root }),
+        // Stat pages, which come when a directory is left.
+        Event::Other(
+            entry("f", TreeWhat::Fifo),
+            Stat { pages: Some(Top { levels: 0, node: root }), ..Stat::default() },
+        ),
+        Event::Enter(
+            entry("f", TreeWhat::Directory(None)),
+            Stat { pages: Some(Top { levels: 0, node: root }), ..Stat::default() },
+            Known::new(),
+        ),
         // Entries with content that no event gave.
         Event::Other(
             entry("f", TreeWhat::Directory(Some(Top { levels: 0, node: root }))),

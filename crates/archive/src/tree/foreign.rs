@@ -14,7 +14,7 @@ use crate::{
         Address,
         container::ContainerKind,
         recipe::Part,
-        tree_node::{Attributes, FileMap, TreeEntry, TreeWhat},
+        tree_node::{Attributes, FileMap, Stat, TreeEntry, TreeWhat},
     },
     operations_log::Archive,
     tables::Tables,
@@ -44,26 +44,26 @@ impl Judge {
     /// errors of the system.
     pub(super) fn look(&mut self, event: &Event) -> Result<()> {
         match event {
-            Event::Enter(entry, _, known) => {
-                self.entry(entry, matches!(entry.what, TreeWhat::Directory(None)))?;
+            Event::Enter(entry, stat, known) => {
+                self.entry(entry, stat, matches!(entry.what, TreeWhat::Directory(None)))?;
                 known.iter().try_for_each(|(of, at)| self.page(*at, *of))
             }
             Event::Known(known) => known.iter().try_for_each(|(of, at)| self.page(*at, *of)),
-            Event::File(entry, _, taken) => {
-                self.entry(entry, is_bare_file(entry))?;
+            Event::File(entry, stat, taken) => {
+                self.entry(entry, stat, is_bare_file(entry))?;
                 match taken {
                     Some((bytes, map)) => self.map(*bytes, map),
                     None => Ok(()),
                 }
             }
-            Event::Other(entry, _) => {
+            Event::Other(entry, stat) => {
                 let has_content = matches!(entry.what, TreeWhat::Directory(_) | TreeWhat::File(..));
-                self.entry(entry, !has_content)
+                self.entry(entry, stat, !has_content)
             }
-            Event::Link(entry, _) => {
+            Event::Link(entry, stat) => {
                 let is_directory = matches!(entry.what, TreeWhat::Directory(_));
                 let is_full = matches!(entry.what, TreeWhat::File(..)) && !is_bare_file(entry);
-                self.entry(entry, !is_directory && !is_full)
+                self.entry(entry, stat, !is_directory && !is_full)
             }
             Event::Leave(_)
             | Event::Discard
@@ -73,8 +73,9 @@ impl Judge {
         }
     }
 
-    fn entry(&mut self, entry: &TreeEntry, is_of_kind: bool) -> Result<()> {
-        if !is_of_kind {
+    fn entry(&mut self, entry: &TreeEntry, stat: &Stat, is_of_kind: bool) -> Result<()> {
+        // The stat pages of a directory come when it is left.
+        if !is_of_kind || stat.pages.is_some() {
             return Err(refused("an entry has content that its event does not give"));
         }
         match &entry.attributes {

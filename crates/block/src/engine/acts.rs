@@ -188,7 +188,8 @@ fn check_base(kernel: &Kernel, state: &State, base: VolumeId, what: &Receive) ->
         own.is_some_and(|own| own.guid == what.guid)
     };
     if let Some((_, here)) = state.volumes.iter().find(|(_, one)| is_here(one)) {
-        let message = format!("the snapshot '{}' is there already, whole", here.name);
+        let volume = &state.volumes.get(origin.volume)?.name;
+        let message = format!("the snapshot '{volume}@{}' is there already, whole", here.name);
         return Err(Error::new(Kind::Exists, message));
     }
     let volume = state.volumes.get(origin.volume)?;
