@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
 use std::{
     fs,
     time::{Duration, Instant},
@@ -246,4 +247,36 @@ fn work_in_the_background_gives_way_to_clients() {
     }
     wait("gc", || desk.status("a")["care"]["gc_ended"].is_u64());
     server.terminate();
+}
+
+#[test]
+fn rule_34_a_backup_takes_over_nothing_that_others_added_to_its_set() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("tree")).unwrap();
+    fs::write(desk.path("tree/file"), noise(1, 10_000)).unwrap();
+    let server = desk.serve("a --append-only");
+    let backup = |cache: &str| -> serde_json::Value {
+        let mut command = desk.command("backup a tree --set s --host h --json");
+        let out = command.env_remove("CACHE_DIRECTORY").env("XDG_CACHE_HOME", desk.path(cache));
+        let out = out.output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        serde_json::from_slice(&out.stdout).unwrap()
+    };
+    let mine = backup("mine");
+    assert!(mine["parent"].is_null());
+    let other = backup("other");
+    assert!(other["parent"].is_null(), "it takes over nothing of mine: {other}");
+    let again = backup("mine");
+    assert_eq!(again["parent"], mine["id"], "nor I of the other one");
+    assert_eq!(backup("other")["parent"], other["id"]);
+    // A file of names that others could write to is not believed.
+    let made = fs::read_dir(desk.path("mine/onefold")).unwrap().next().unwrap().unwrap().path();
+    fs::set_permissions(&made, fs::Permissions::from_mode(0o622)).unwrap();
+    assert!(backup("mine")["parent"].is_null());
+    assert!(server.terminate().0.success());
+    // Where all may do everything, the newest snapshot of the set counts.
+    let server = desk.serve("a");
+    assert!(!backup("third")["parent"].is_null());
+    assert!(server.terminate().0.success());
 }
