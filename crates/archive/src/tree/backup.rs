@@ -337,8 +337,13 @@ fn place(
             sealed += 1;
             sink(open)
         };
+        let is_checkpoint = |event: &Event| matches!(event, Event::Checkpoint(_));
+        let ends = item.events.iter().any(is_checkpoint);
         item.events.into_iter().for_each(|event| builder.expect(event));
         session.add_to(&item.batch, &mut builder, &mut counted)?;
+        if ends {
+            session.place_rest(&mut builder, &mut counted)?;
+        }
         gauge.new.store(session.new_bytes, Relaxed);
         if let Some((id, built)) = builder.take_checkpoint() {
             // Said before the last container is on its way: its writer looks here.
@@ -349,6 +354,7 @@ fn place(
             })?;
         }
     }
+    session.place_rest(&mut builder, sink)?;
     session.seal(sink)?;
     builder.built()
 }
@@ -365,6 +371,15 @@ impl Session {
         sink: &mut Sink<'_>,
     ) -> Result<()> {
         self.place(batch, builder, &ByFingerprint::default(), sink)
+    }
+
+    /// Places all chunks that wait, and tells the builder: the tree ends, or becomes a checkpoint.
+    /// Nothing waits but in archives that [gather](crate::Rad::gathers).
+    ///
+    /// # Errors
+    /// As [`add_to`](Self::add_to).
+    pub fn place_rest(&mut self, builder: &mut TreeBuilder, sink: &mut Sink<'_>) -> Result<()> {
+        self.place_gathered(builder, sink)
     }
 }
 

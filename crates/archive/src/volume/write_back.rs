@@ -186,7 +186,7 @@ impl Volumes {
 
     /// Gives the error of blocks that were lost.
     fn write_back_layers(&self, frozen: &Frozen) -> Result<Option<Error>> {
-        let mut session = Session::on(&self.ingest)?;
+        let mut session = Session::of_volumes(&self.ingest)?;
         let mut writer = StreamWriter::new(&session, self.now.load(Relaxed));
         let done = self.write_out(frozen, &mut session, &mut writer);
         if done.as_ref().is_err_and(|error| error.kind() == Kind::NoSpace) {
@@ -262,7 +262,7 @@ impl Volumes {
         if all.is_empty() {
             return Ok(());
         }
-        let session = Session::on(&self.ingest)?;
+        let session = Session::of_volumes(&self.ingest)?;
         StreamWriter::new(&session, self.now.load(Relaxed)).remap(&all).map(|_| ())
     }
 }
