@@ -37,7 +37,7 @@ pub use self::{
     stream_writer::{Ended, StreamWriter},
 };
 pub(crate) use self::{
-    pipeline::{staged, stopped},
+    pipeline::{Staged, staged, stopped},
     session::{PieceWriter, Sink, Target},
     stream_writer::{Remap, Remaps},
 };

@@ -22,7 +22,7 @@ use crate::{
     chunk_index::ByFingerprint,
     format::backup::{Completeness, Snapshot, SnapshotId},
     operations_log::Archive,
-    stream::{Batch, Cutting, Gauge, Ingest, Session, Sink, StreamWriter, staged, stopped},
+    stream::{Batch, Cutting, Gauge, Ingest, Session, Sink, Staged, StreamWriter, staged, stopped},
     tables::Tables,
 };
 
@@ -68,6 +68,12 @@ struct Item {
     events: Vec<Event>,
 }
 
+impl Staged for Item {
+    fn batch(&mut self) -> Option<&mut Batch> {
+        Some(&mut self.batch)
+    }
+}
+
 /// Takes in another process what a walk finds.
 pub trait TreeSink {
     /// Content.
@@ -101,7 +107,6 @@ enum Out<'a> {
 
 /// Where a walk gives what it finds.
 pub struct TreeFeeder<'a> {
-    archive: &'a Archive,
     cutting: Cutting,
     events: Vec<Event>,
     out: Out<'a>,
@@ -207,10 +212,9 @@ impl TreeFeeder<'_> {
     }
 
     fn send(&mut self, batch: Option<Batch>) -> Result<()> {
-        let Some(mut batch) = batch else { return Ok(()) };
+        let Some(batch) = batch else { return Ok(()) };
         let events = std::mem::take(&mut self.events);
         let Out::Here(out) = &self.out else { return Ok(()) };
-        batch.fingerprint(self.archive);
         out.send(Item { batch, events }).map_err(|_| stopped())
     }
 }
@@ -252,8 +256,7 @@ pub fn backup_on(
         let cutting = Cutting::new(archive.label().chunking);
         let (out, events) = (Out::Here(out), Vec::new());
         let begun = (ingest.archive.clone(), tables);
-        let mut feeder =
-            TreeFeeder { archive, cutting, events, out, gauge, judge: None, begun, parents };
+        let mut feeder = TreeFeeder { cutting, events, out, gauge, judge: None, begun, parents };
         source(&mut feeder)?;
         feeder.end()
     };
@@ -300,9 +303,8 @@ pub fn backup_elsewhere<'a>(
     let parents = Parents::new(archive, parents)?;
     let cutting = Cutting::new(archive.label().chunking);
     let begun = (archive.clone(), archive.tables());
-    let (archive, events) = (&**archive, Vec::new());
-    let out = sink.map_or(Out::Nowhere, Out::Elsewhere);
-    source(&mut TreeFeeder { archive, cutting, events, out, gauge, judge: None, begun, parents })
+    let (events, out) = (Vec::new(), sink.map_or(Out::Nowhere, Out::Elsewhere));
+    source(&mut TreeFeeder { cutting, events, out, gauge, judge: None, begun, parents })
 }
 
 /// A checkpoint on its way: it is committed by the thread that writes, once it has written all
