@@ -65,7 +65,7 @@ pub use crate::{
         Address, ContainerId, Identity,
         backup::{Completeness, Snapshot, SnapshotId},
         care::CareNote,
-        class::{Class, Placement, Rad},
+        class::{Class, GATHERS_MAX, Placement, Rad},
         container::{Chunk, ContainerKind, Metadata, Packer},
         frame::{decode as decode_frame, encode as encode_frame},
         label::{Found as FoundLabel, Kinds, Label, find_label},

@@ -94,6 +94,12 @@ pub enum Rule {
     /// Late encoding moves chunks without references, too: only the collection condemns them and
     /// looks again. Otherwise a chunk that a put referred to meanwhile is gone.
     UnreferencedMovedToo,
+    /// Recipes and tree nodes name a new chunk by the address that it has after the chunks were
+    /// sorted. Otherwise a stream has other bytes.
+    AddressesAwaited,
+    /// Chunks that are encoded at once have the class of their counts among the chunks that are
+    /// encoded with them. Otherwise chunks that die apart share stripes.
+    CountsOfTheirBatch,
     /// A failed sync fails for good. A second sync succeeds without the data that the first one
     /// lost.
     FailedSyncNotRepeated,
@@ -177,7 +183,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 50] = [
+    pub const BUGS: [(&'static str, Rule); 52] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -203,6 +209,8 @@ impl Rule {
         ("settled-before-sync", Rule::EncodedBeforeFrame),
         ("settled-elsewhere", Rule::AllPlacesRecorded),
         ("settled-unchecked", Rule::UnreferencedMovedToo),
+        ("address-before-place", Rule::AddressesAwaited),
+        ("counts-of-another-batch", Rule::CountsOfTheirBatch),
         ("sync-retried", Rule::FailedSyncNotRepeated),
         ("label-copy-unread", Rule::OneLabelPlaceEnough),
         ("old-label-taken", Rule::LostLabelRecognised),

@@ -22,7 +22,7 @@ use crate::{
     chunk_index::ByFingerprint,
     format::backup::{Completeness, Snapshot, SnapshotId},
     operations_log::Archive,
-    stream::{Batch, Cutting, Gauge, Ingest, Session, Sink, StreamWriter, staged, stopped},
+    stream::{Batch, Cutting, Gauge, Ingest, Session, Sink, Staged, StreamWriter, staged, stopped},
     tables::Tables,
 };
 
@@ -68,6 +68,12 @@ struct Item {
     events: Vec<Event>,
 }
 
+impl Staged for Item {
+    fn batch(&mut self) -> Option<&mut Batch> {
+        Some(&mut self.batch)
+    }
+}
+
 /// Takes in another process what a walk finds.
 pub trait TreeSink {
     /// Content.
@@ -101,7 +107,6 @@ enum Out<'a> {
 
 /// Where a walk gives what it finds.
 pub struct TreeFeeder<'a> {
-    archive: &'a Archive,
     cutting: Cutting,
     events: Vec<Event>,
     out: Out<'a>,
@@ -207,10 +212,9 @@ impl TreeFeeder<'_> {
     }
 
     fn send(&mut self, batch: Option<Batch>) -> Result<()> {
-        let Some(mut batch) = batch else { return Ok(()) };
+        let Some(batch) = batch else { return Ok(()) };
         let events = std::mem::take(&mut self.events);
         let Out::Here(out) = &self.out else { return Ok(()) };
-        batch.fingerprint(self.archive);
         out.send(Item { batch, events }).map_err(|_| stopped())
     }
 }
@@ -252,8 +256,7 @@ pub fn backup_on(
         let cutting = Cutting::new(archive.label().chunking);
         let (out, events) = (Out::Here(out), Vec::new());
         let begun = (ingest.archive.clone(), tables);
-        let mut feeder =
-            TreeFeeder { archive, cutting, events, out, gauge, judge: None, begun, parents };
+        let mut feeder = TreeFeeder { cutting, events, out, gauge, judge: None, begun, parents };
         source(&mut feeder)?;
         feeder.end()
     };
@@ -300,9 +303,8 @@ pub fn backup_elsewhere<'a>(
     let parents = Parents::new(archive, parents)?;
     let cutting = Cutting::new(archive.label().chunking);
     let begun = (archive.clone(), archive.tables());
-    let (archive, events) = (&**archive, Vec::new());
-    let out = sink.map_or(Out::Nowhere, Out::Elsewhere);
-    source(&mut TreeFeeder { archive, cutting, events, out, gauge, judge: None, begun, parents })
+    let (events, out) = (Vec::new(), sink.map_or(Out::Nowhere, Out::Elsewhere));
+    source(&mut TreeFeeder { cutting, events, out, gauge, judge: None, begun, parents })
 }
 
 /// A checkpoint on its way: it is committed by the thread that writes, once it has written all
@@ -337,8 +339,13 @@ fn place(
             sealed += 1;
             sink(open)
         };
+        let is_checkpoint = |event: &Event| matches!(event, Event::Checkpoint(_));
+        let ends = item.events.iter().any(is_checkpoint);
         item.events.into_iter().for_each(|event| builder.expect(event));
         session.add_to(&item.batch, &mut builder, &mut counted)?;
+        if ends {
+            session.place_rest(&mut builder, &mut counted)?;
+        }
         gauge.new.store(session.new_bytes, Relaxed);
         if let Some((id, built)) = builder.take_checkpoint() {
             // Said before the last container is on its way: its writer looks here.
@@ -349,6 +356,7 @@ fn place(
             })?;
         }
     }
+    session.place_rest(&mut builder, sink)?;
     session.seal(sink)?;
     builder.built()
 }
@@ -365,6 +373,15 @@ impl Session {
         sink: &mut Sink<'_>,
     ) -> Result<()> {
         self.place(batch, builder, &ByFingerprint::default(), sink)
+    }
+
+    /// Places all chunks that wait, and tells the builder: the tree ends, or becomes a checkpoint.
+    /// Nothing waits but in archives that [gather](crate::Rad::gathers).
+    ///
+    /// # Errors
+    /// As [`add_to`](Self::add_to).
+    pub fn place_rest(&mut self, builder: &mut TreeBuilder, sink: &mut Sink<'_>) -> Result<()> {
+        self.place_gathered(builder, sink)
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     io::Read,
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::{ffi::OsStrExt, fs::FileExt},
+        unix::ffi::OsStrExt,
     },
     path::{Path, PathBuf},
     time::Duration,
@@ -29,7 +29,7 @@ use super::{
     names::{Name, Names, NamesMemory, Space},
     shown,
 };
-use crate::sparse::next_data;
+use crate::{spared::Spared, sparse::next_data};
 
 /// Longest time that all leases of other processes together hold a walk up. The system waits for 45
 /// s for each, and a user can have many; who holds one in good faith gives it back at once.
@@ -884,6 +884,7 @@ pub fn read_data(
     fill: &mut dyn FnMut(&mut Reads<'_>) -> Result<usize>,
 ) -> Result<(Vec<(u64, u64)>, Option<Error>)> {
     let (mut data, mut from): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
+    let mut spared = Spared::new(file, bytes);
     loop {
         let (start, end) = match next_data(file, from, bytes) {
             Ok(Some(_)) if data.len() == stretches_max => {
@@ -900,7 +901,7 @@ pub fn read_data(
         while at < end {
             let n = fill(&mut |room| {
                 let most = room.len().min((end - at) as usize);
-                Ok(read_once(file, &mut room[..most], at).unwrap_or_else(|error| {
+                Ok(read_once(&mut spared, &mut room[..most], at).unwrap_or_else(|error| {
                     failed = Some(Error::from_io("a file can't be read", error));
                     0
                 }))
@@ -921,7 +922,7 @@ pub fn read_data(
     }
 }
 
-fn read_once(file: &File, room: &mut [u8], at: u64) -> std::io::Result<usize> {
+fn read_once(file: &mut Spared<'_>, room: &mut [u8], at: u64) -> std::io::Result<usize> {
     loop {
         match file.read_at(room, at) {
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}

@@ -71,6 +71,7 @@ pub(in crate::verbs) struct Stats {
     placement: &'static str,
     delay: Option<u32>,
     batch: Option<u32>,
+    batch_bytes: Option<u64>,
     /// The content of the containers of each class; in an archive with round-robin all are plain.
     classes: Vec<ClassLine>,
     /// Bytes that stand replicated, with their copies.
@@ -278,6 +279,7 @@ impl Stats {
             placement: if late.is_some() { "rad" } else { "round-robin" },
             delay: late.map(|rad| rad.delay),
             batch: late.map(|rad| rad.batch),
+            batch_bytes: late.filter(|rad| rad.gathers > 0).map(|rad| u64::from(rad.gathers) << 10),
             classes: classes(tables),
             replicated_bytes: tables.replicated().0,
             work: WorkLine::from(&tables.write_cost),
@@ -395,14 +397,18 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     }
     if let (Some(delay), Some(batch)) = (stats.delay, stats.batch) {
         let versions = |n: u32| counted(u64::from(n), "version");
-        row(
-            "placement",
-            format!(
+        let placement = match stats.batch_bytes {
+            Some(bytes) => format!(
+                "rad: new chunks of puts and backups are encoded at once, {} at a time",
+                Size(bytes)
+            ),
+            None => format!(
                 "rad: encoded when counts did not change for {}, {} at a time",
                 versions(delay),
                 versions(batch)
             ),
-        );
+        };
+        row("placement", placement);
         for line in &stats.classes {
             let (stripes, [n, k]) = (counted(line.stripes, "stripe"), line.code);
             let (chunks, bytes, written) =

@@ -1,7 +1,7 @@
 //! After a crash: the archive is compared with the model, and checked.
 
 pub(super) mod damage;
-mod places;
+pub(super) mod places;
 
 use onefold_archive::{Archive, Content, Reader, SnapshotId, Verify, check, mend_leaves};
 use onefold_core::Kind;
