@@ -2,13 +2,14 @@
 
 use std::{
     fs,
-    os::{fd::AsRawFd, unix::fs::MetadataExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
 use super::{
     actors::{STRANGER, Street},
+    mounts::Mounted,
     support::{Desk, noise},
 };
 
@@ -135,33 +136,6 @@ fn rule_08_a_restore_that_a_full_disk_ends_leaves_no_part_of_a_file_under_its_na
     run("umount", &[out.to_str().unwrap()]);
     assert_eq!(said.status.code(), Some(1), "{said:?}");
     assert_eq!(sound, [true; 8]);
-}
-
-/// A file system of a user's own (FUSE) at a directory, which answers nothing, and lets others ask or
-/// not; `None` where there is no FUSE.
-struct Mounted {
-    _device: fs::File,
-    at: PathBuf,
-}
-
-impl Mounted {
-    fn new(at: PathBuf, options: &str) -> Option<Mounted> {
-        let device = fs::File::options().read(true).write(true).open("/dev/fuse").ok()?;
-        let data = format!(
-            "fd={},rootmode=40000,user_id={STRANGER},group_id={STRANGER}{options}",
-            device.as_raw_fd()
-        );
-        let data = std::ffi::CString::new(data).unwrap();
-        let flags = rustix::mount::MountFlags::NOSUID | rustix::mount::MountFlags::NODEV;
-        rustix::mount::mount("own", &at, "fuse", flags, Some(&*data)).ok()?;
-        Some(Mounted { _device: device, at })
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH).unwrap();
-    }
 }
 
 #[test]
