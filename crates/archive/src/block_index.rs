@@ -189,6 +189,11 @@ impl BlockIndex {
         self.leaves.values().map(|leaf| u64::from(leaf.used)).sum()
     }
 
+    /// The leaves that have a page, and where it is.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = (u32, Page)> {
+        self.leaves.iter().filter_map(|(&number, leaf)| Some((number, leaf.page?)))
+    }
+
     /// Leaves.
     pub(crate) fn leaves(&self) -> u64 {
         self.leaves.len() as u64
@@ -412,6 +417,49 @@ fn decode_page<'a>(identity: &Identity, bytes: &'a [u8]) -> Option<((u32, Page),
     let (owner, leaf, number, written) =
         (r.u64().ok()?, r.u32().ok()?, r.u32().ok()?, r.u64().ok()?);
     is_leaf.then_some(((leaf, Page { number, written, owner }), r.0))
+}
+
+/// The copies of a page of the file of maps that are whole. `expected` is the leaf that lies there,
+/// where the tables still know it; else the copy that was written last counts.
+///
+/// # Errors
+/// Errors of the system, but for a copy that can't be read.
+pub(crate) fn whole_copies(
+    file: &dyn File,
+    identity: &Identity,
+    number: u32,
+    expected: Option<(u32, Page)>,
+) -> Result<[Option<Vec<u8>>; 2]> {
+    let mut written = [0; 2];
+    let mut copy = |n: usize| -> Result<Option<Vec<u8>>> {
+        let mut bytes = vec![0; PAGE_BYTES];
+        let at = u64::from(number) * STRIDE + (n * PAGE_BYTES) as u64;
+        match file.read_at(at, &mut bytes) {
+            Err(error) if error.kind() == Kind::Io => return Ok(None),
+            read => bytes.truncate(read?),
+        }
+        let found = decode_page(identity, &bytes).map(|(found, _)| found);
+        let is_whole = found.is_some_and(|found| {
+            written[n] = found.1.written;
+            expected.map_or(found.1.number == number, |expected| found == expected)
+        });
+        Ok(is_whole.then_some(bytes))
+    };
+    let mut copies = [copy(0)?, copy(1)?];
+    if copies.iter().all(Option::is_some) && written[0] != written[1] {
+        copies[usize::from(written[0] > written[1])] = None;
+    }
+    Ok(copies)
+}
+
+/// Writes a copy of a page of the file of maps again, which is damaged, with the bytes of the other
+/// one; durable on return. A crash leaves the other one.
+///
+/// # Errors
+/// Errors of the system.
+pub(crate) fn rewrite_copy(file: &dyn File, number: u32, copy: usize, bytes: &[u8]) -> Result<()> {
+    file.write_at(u64::from(number) * STRIDE + (copy * PAGE_BYTES) as u64, bytes)?;
+    file.sync()
 }
 
 #[cfg(test)]

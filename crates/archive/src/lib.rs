@@ -82,7 +82,7 @@ pub use crate::{
         },
     },
     gc::{Collected, Collection, Options as CollectionOptions, Survey, Trash, survey},
-    operations_log::{Archive, EpochGuard, mend_leaves},
+    operations_log::{Archive, EpochGuard, mend_leaves, renew_snapshot},
     repair::{
         Rebuilt, Replacement, Restored, record_damage, repair as repair_units,
         replace as replace_nodes, restore as restore_chunks,

@@ -168,6 +168,9 @@ pub enum Rule {
     /// Seeds seldom meet both copies of one leaf, so the list of planted bugs lacks it; a test of
     /// the tables asks for it.
     DamagedLeavesRewritten,
+    /// A repair looks at the pages of volumes' maps. Otherwise a page has one copy until its blocks
+    /// change.
+    MapPagesMended,
     /// A log has room for a bounded number of moved containers, and a snapshot comes before the
     /// bound. Otherwise readers with a limit of memory refuse the archive.
     MergesLimited,
@@ -177,7 +180,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 50] = [
+    pub const BUGS: [(&'static str, Rule); 51] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -225,6 +228,7 @@ impl Rule {
         ("directory-before-leaves", Rule::LeavesBeforeDirectory),
         ("leaf-over-last", Rule::LastLeavesSpared),
         ("changed-leaf-left-out", Rule::ChangedLeavesWritten),
+        ("map-page-unmended", Rule::MapPagesMended),
         ("rotten-leaf", Rule::LeafChecksumsCompared),
         ("listed-before-sync-ended", Rule::ListedWhenDurable),
         ("unsynced-unlimited", Rule::UnsyncedBounded),
