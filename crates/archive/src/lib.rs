@@ -97,9 +97,9 @@ pub use crate::{
     },
     tree::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,
-        Known, Parents, RestoreTarget, RestoreWindow, TreeBuilder, TreeFeeder, TreeReader,
-        TreeSink, attributes_of, backup, backup_elsewhere, backup_on, diff, encode_attributes,
-        forget, undelete,
+        Known, PAGES_HELD, Parents, RestoreTarget, RestoreWindow, TreeBuilder, TreeFeeder,
+        TreeReader, TreeSink, attributes_of, backup, backup_elsewhere, backup_on, diff,
+        encode_attributes, forget, undelete,
     },
     volume::{ArchiveExports, VolumeCounts, Volumes, volume_bytes},
 };

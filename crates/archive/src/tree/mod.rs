@@ -48,6 +48,6 @@ pub use self::{
     catalogue::{forget, undelete},
     diff::{Change, diff},
     parent::{Found as FoundInParent, Parents},
-    reader::{DirectoryPages, Entries, TreeReader, attributes_of, encode_attributes},
+    reader::{DirectoryPages, Entries, PAGES_HELD, TreeReader, attributes_of, encode_attributes},
     restore::{RestoreTarget, RestoreWindow},
 };
