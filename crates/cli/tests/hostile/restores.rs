@@ -138,6 +138,54 @@ fn rule_08_a_restore_that_a_full_disk_ends_leaves_no_part_of_a_file_under_its_na
     assert_eq!(sound, [true; 8]);
 }
 
+/// A restore of eight files whose second write in each thread fails with this error; gives its exit
+/// status, and how many of the files are there and whole, which all must be that are there.
+fn failing(street: &Street, user: u32, error: &str) -> (Option<i32>, usize) {
+    let out = street.home(&format!("out-{user}-{error}"), user);
+    let mut command = street.program(user, Path::new("strace"));
+    let inject = format!("inject=pwrite64:error={error}:when=2");
+    command.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=pwrite64", "-e", &inject]);
+    let words = format!("./onefold restore archive-{user} t -C {}", out.display());
+    let said = command.args(words.split(' ')).output().unwrap();
+    let tree = out.join(street.path("tree").strip_prefix("/").unwrap());
+    let mut whole = 0;
+    for n in 0..8 {
+        if let Ok(bytes) = fs::read(tree.join(n.to_string())) {
+            assert!(bytes == noise(n, 3_000_000), "{error}: {n} is not whole");
+            whole += 1;
+        }
+    }
+    (said.status.code(), whole)
+}
+
+/// A quota is the limit of one user, and one file that root restores; it is all of what a user
+/// restores. A device that is gone ends everybody's restore.
+#[test]
+#[ignore = "needs root"]
+fn rule_08_a_quota_costs_root_its_owners_files_and_a_lost_device_all() {
+    let street = Street::new();
+    let tree = street.home("tree", STRANGER);
+    for n in 0..8 {
+        fs::write(tree.join(n.to_string()), noise(n, 3_000_000)).unwrap();
+    }
+    for user in [0, STRANGER] {
+        street.home(&format!("archive-{user}"), user);
+        for arguments in [
+            format!("create archive archive-{user}"),
+            format!("backup archive-{user} tree --set t"),
+        ] {
+            let output = street.onefold(user, &arguments).output().unwrap();
+            assert!(output.status.success(), "{arguments}: {output:?}");
+        }
+    }
+    let (code, whole) = failing(&street, 0, "EDQUOT");
+    assert!(code == Some(3) && (1..8).contains(&whole), "{code:?} {whole}");
+    assert_eq!(failing(&street, STRANGER, "EDQUOT").0, Some(1));
+    for user in [0, STRANGER] {
+        assert_eq!(failing(&street, user, "ENXIO").0, Some(1), "{user}");
+    }
+}
+
 #[test]
 #[ignore = "needs root"]
 fn rule_05_what_a_user_mounted_keeps_no_other_from_a_restore_in_place() {
