@@ -280,3 +280,31 @@ fn rule_34_a_backup_takes_over_nothing_that_others_added_to_its_set() {
     assert!(!backup("third")["parent"].is_null());
     assert!(server.terminate().0.success());
 }
+
+#[test]
+fn what_the_guard_holds_back_is_shown_and_monitoring_hears_of_it() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    (0..4).for_each(|n| backup(&desk, n));
+    fs::write(desk.path("p.toml"), "[[keep]]\nlast = 1\n[load]\nidle = '1s'\n").unwrap();
+    for dry in [" --dry-run", ""] {
+        let said = desk.fails(&format!("forget a --policy p.toml{dry}"), 1, &["3 of its 4"]);
+        assert_eq!(said.out.matches("held back: the policy").count(), 3, "{said:?}");
+        assert_eq!(said.out.matches("kept: last").count(), 1, "{said:?}");
+        assert!(said.out.contains("3 snapshots held back"), "{said:?}");
+    }
+    let said = desk.fails("forget a --keep-last 1 --dry-run --json", 1, &["3 of its 4"]);
+    let said: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((&said[0]["verdict"], &said[3]["verdict"]), (&"held_back".into(), &"kept".into()));
+    assert_eq!(snapshots(&desk), 4);
+    desk.ok("status a --check");
+    let said = desk.fails("status a --check --policy p.toml", 1, &["1 thing needs"]);
+    assert!(said.out.contains("set 't'") && said.out.contains("3 of its 4"), "{said:?}");
+    let server = desk.serve("a --maintenance p.toml");
+    wait("gc", || desk.status("a")["care"]["gc_ended"].is_u64());
+    for command in ["status a --check", "status a --check --policy p.toml"] {
+        let said = desk.fails(command, 1, &["1 thing needs"]);
+        assert!(said.out.contains("3 of its 4"), "{said:?}");
+    }
+    server.terminate();
+}

@@ -43,6 +43,8 @@ pub(crate) struct LogPosition {
     pub(super) stopped: Option<Error>,
     /// Memory drawn from the budget for the tables.
     pub(super) drawn: Drawn,
+    /// Why the last snapshot could not be read: the one before took its place.
+    pub(super) snapshot_lost: Option<Error>,
 }
 
 impl LogPosition {
@@ -140,7 +142,7 @@ impl LogPosition {
         if budget.is_bounded() {
             budget.occupied(occupied(&**files, label.snapshot));
         }
-        let mut drawn = Drawn::from(budget);
+        let (mut drawn, mut snapshot_lost) = (Drawn::from(budget), None);
         let read = |number, before, drawn: &Drawn| {
             read_snapshot(&**files, identity, (number, kinds), settings, before, drawn)
         };
@@ -160,6 +162,7 @@ impl LogPosition {
                     settings,
                     u64::MAX,
                 )?;
+                snapshot_lost = Some(error);
                 replayed.tables.into_owned()
             }
             Err(error) => return Err(error),
@@ -175,6 +178,7 @@ impl LogPosition {
             label_lost: false,
             stopped: None,
             drawn,
+            snapshot_lost,
         })
     }
 }

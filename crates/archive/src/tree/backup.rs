@@ -17,6 +17,7 @@ use super::{
     builder::{Built, Event, TreeBuilder},
     foreign::Judge,
     parent::Parents,
+    shrunk::is_halved,
 };
 use crate::{
     chunk_index::ByFingerprint,
@@ -386,17 +387,28 @@ impl Session {
 }
 
 impl BackupRequest {
-    /// The snapshot of a finished tree, beside those that are there.
-    pub(crate) fn snapshot(&self, built: &Built, added: u64, tables: &Tables) -> Snapshot {
+    /// The last whole snapshot of the same set.
+    pub(super) fn last_whole<'a>(&self, tables: &'a Tables) -> Option<&'a Snapshot> {
         let mut earlier = tables
             .snapshots
             .listed()
             .rev()
             .filter(|earlier| earlier.set == self.set && earlier.host == self.host);
-        let last = earlier.find(|earlier| earlier.completeness == Completeness::Whole);
-        let halved = |now: u64, before: u64| now < before.div_ceil(2);
-        let shrunk = last.is_some_and(|last| {
-            halved(built.entries, last.entries) || halved(built.bytes, last.bytes)
+        earlier.find(|earlier| earlier.completeness == Completeness::Whole)
+    }
+
+    /// The snapshot of a finished tree, beside those that are there; `of_holes` is an earlier one of
+    /// which it lacks many bytes, but no data.
+    pub(crate) fn snapshot(
+        &self,
+        built: &Built,
+        added: u64,
+        tables: &Tables,
+        of_holes: Option<SnapshotId>,
+    ) -> Snapshot {
+        let shrunk = self.last_whole(tables).is_some_and(|last| {
+            let lost_bytes = is_halved(built.bytes, last.bytes) && of_holes != Some(last.id);
+            is_halved(built.entries, last.entries) || lost_bytes
         });
         let completeness = match (shrunk, built.left_out > 0) {
             (true, _) if !self.accept => Completeness::Shrunk,

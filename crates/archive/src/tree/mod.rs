@@ -16,6 +16,7 @@
 //! | [`restore`] | content on its way out, in the order of its places |
 //! | [`parent`] | the parent's tree, beside a walk |
 //! | [`backup`] | a snapshot on its way in, with threads |
+//! | [`shrunk`] | whether the last snapshot had more data |
 //! | [`commit`] | its record |
 //! | [`diff`] | what differs between two trees |
 //! | [`catalogue`] | forgotten, undeleted, expired |
@@ -34,6 +35,7 @@ mod links;
 mod parent;
 mod reader;
 mod restore;
+mod shrunk;
 mod wire;
 
 pub(crate) use self::borders::{ends_page, of_name as hash_of_name};
@@ -46,6 +48,6 @@ pub use self::{
     catalogue::{forget, undelete},
     diff::{Change, diff},
     parent::{Found as FoundInParent, Parents},
-    reader::{DirectoryPages, Entries, TreeReader, attributes_of, encode_attributes},
+    reader::{DirectoryPages, Entries, PAGES_HELD, TreeReader, attributes_of, encode_attributes},
     restore::{RestoreTarget, RestoreWindow},
 };

@@ -1,6 +1,9 @@
 //! `onefold status` of an archive: what it holds and what it saved.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use onefold_archive::{Archive, Care, Class, Completeness, Container, Nodes, Tables, WriteCost};
 use onefold_backend::room::room;
@@ -9,7 +12,10 @@ use serde::Serialize;
 
 use crate::{
     report::archive::ArchiveServer,
-    verbs::volume::archive::{self as archive_volume, Line},
+    verbs::{
+        keeping::{file::PolicyFile, policy::Terms, retention::Judged},
+        volume::archive::{self as archive_volume, Line},
+    },
 };
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
@@ -308,8 +314,10 @@ impl Stats {
     /// What needs an operator, a sentence each.
     fn problems(&self, limits: Limits) -> Vec<String> {
         let mut all = Vec::new();
-        if let Some(reason) = self.server.as_ref().and_then(|server| server.stopped.as_ref()) {
-            all.push(format!("its server only reads: {reason}"));
+        if let Some(server) = &self.server {
+            let only_reads = |reason| format!("its server only reads: {reason}");
+            all.extend(server.stopped.iter().map(only_reads));
+            all.extend(server.held_back.iter().cloned());
         }
         for absent in &self.absent {
             all.push(format!(
@@ -362,10 +370,28 @@ fn look(directory: &ArchiveDir, memory: u64) -> Result<(Arc<Archive>, Stats)> {
     Ok((archive, stats))
 }
 
-/// What needs an operator, a sentence each.
-pub(super) fn problems(directory: &ArchiveDir, memory: u64, limits: Limits) -> Result<Vec<String>> {
-    let (_, stats) = look(directory, memory)?;
-    Ok(stats.problems(limits))
+/// What needs an operator, a sentence each; with policies also the sets from which they would take
+/// too much.
+pub(super) fn problems(
+    directory: &ArchiveDir,
+    memory: u64,
+    limits: Limits,
+    policies: Option<&PolicyFile>,
+) -> Result<Vec<String>> {
+    let (archive, stats) = look(directory, memory)?;
+    let mut all = stats.problems(limits);
+    if let Some(policies) = policies {
+        let append_only =
+            policies.append_only || stats.server.is_some_and(|server| server.append_only);
+        let terms = Terms { now: now(), zone: policies.zone.clone(), append_only };
+        let policy_of = |host: &str, set: &str| policies.policy(host, set);
+        let judged = Judged::new(&archive.tables(), &|_| true, &policy_of, &terms, false);
+        // The server may have said the same.
+        all.extend(judged.guarded);
+        let mut said = BTreeSet::new();
+        all.retain(|problem| said.insert(problem.clone()));
+    }
+    Ok(all)
 }
 
 /// Tells about an archive.

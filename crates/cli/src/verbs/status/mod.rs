@@ -17,7 +17,7 @@ use clap::Args;
 use onefold_core::Result;
 use serde_json::json;
 
-use super::{Found, served_or_not};
+use super::{Found, keeping::file::PolicyFile, served_or_not};
 use crate::report::Report;
 use onefold::parts::{control::Request, store_file::StoreFile};
 use onefold_console::{failure::Failure, output, size::Size};
@@ -42,8 +42,9 @@ pub(crate) struct Options {
     memory: Size,
 
     /// For monitoring: says only what needs an operator, and exits with 1 when something does. A
-    /// store that writes no more, or is full, or whose file system is, a snapshot that was not received to its end for two days, nodes that
-    /// do not count, damaged chunks, sets without a recent snapshot, an overdue gc or scrub
+    /// store that writes no more, or is full, or whose file system is, a snapshot that was not received
+    /// to its end for two days, nodes that do not count, damaged chunks, sets without a recent snapshot,
+    /// sets from which a policy would take too much, an overdue gc or scrub
     #[arg(long)]
     check: bool,
 
@@ -62,6 +63,11 @@ pub(crate) struct Options {
     /// With --check: how long ago all data of an archive may have been read by scrubs, like 40d
     #[arg(long, requires = "check", value_name = "TIME", value_parser = humantime::parse_duration)]
     max_scrub_age: Option<Duration>,
+
+    /// With --check: policies of an archive for `forget`; sets from which they would take too much
+    /// need an operator. Those of `serve --maintenance` are known from the server
+    #[arg(long, requires = "check", value_name = "FILE")]
+    policy: Option<PathBuf>,
 
     /// Prints JSON, whose keys are stable
     #[arg(long)]
@@ -108,7 +114,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             let memory = options.memory.0;
             return match options.check {
                 true => {
-                    judge(options.json, &archive::problems(&directory, memory, options.limits())?)
+                    let policies = options.policy.as_deref().map(PolicyFile::read).transpose()?;
+                    let (limits, policies) = (options.limits(), policies.as_ref());
+                    let all = archive::problems(&directory, memory, limits, policies)?;
+                    judge(options.json, &all)
                 }
                 false => archive::show(&directory, memory, options.json),
             };
