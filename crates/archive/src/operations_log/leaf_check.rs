@@ -100,7 +100,7 @@ pub(crate) fn look_at_leaves(archive: &Archive, mends: bool) -> Result<LeavesFou
         }
     }
     let pages = look_at_pages(archive, mends && archive.keeps(Rule::MapPagesMended))?;
-    let snapshot_lost = archive.snapshot_lost()?;
+    let snapshot_lost = snapshot_lost(archive)?;
     Ok(LeavesFound { leaves: found, pages, snapshot_lost })
 }
 
@@ -143,13 +143,11 @@ fn look_at_pages(archive: &Archive, mends: bool) -> Result<CopiesFound> {
     Ok(found)
 }
 
-impl Archive {
-    /// Why the last snapshot of the tables can't be read, when the one before took its place.
-    fn snapshot_lost(&self) -> Result<Option<Error>> {
-        let (mut position, _lock) = self.locked()?;
-        self.replay_new_frames(&mut position)?;
-        Ok(position.snapshot_lost.clone())
-    }
+/// Why the last snapshot of the tables can't be read, when the one before took its place.
+fn snapshot_lost(archive: &Archive) -> Result<Option<Error>> {
+    let (mut position, _lock) = archive.locked()?;
+    archive.replay_new_frames(&mut position)?;
+    Ok(position.snapshot_lost.clone())
 }
 
 /// Writes damaged copies of the tables' leaves and of the volumes' maps again where the other one is
@@ -168,7 +166,7 @@ pub fn mend_leaves(archive: &Archive) -> Result<u64> {
 /// # Errors
 /// `NoSpace`, and as [`open`](Archive::open).
 pub fn renew_snapshot(archive: &Archive) -> Result<bool> {
-    if !archive.writes || archive.snapshot_lost()?.is_none() {
+    if !archive.writes || snapshot_lost(archive)?.is_none() {
         return Ok(false);
     }
     let (mut position, _lock) = archive.locked()?;

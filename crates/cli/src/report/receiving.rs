@@ -46,6 +46,13 @@ fn quoted(name: &str) -> String {
     format!("'{}'", name.escape_debug().to_string().replace('\'', "'\\''"))
 }
 
+/// The sentence for an operator when nothing came for long.
+pub(crate) fn problem(receive: &ReceiveLine) -> Option<String> {
+    quiet(receive)
+        .filter(|&seconds| seconds >= QUIET_MOST)
+        .map(|_| format!("a snapshot was not received to its end, {}", shown(receive)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,11 +64,4 @@ mod tests {
         assert_eq!(quoted("a'$(b)"), r"'a\'\''$(b)'");
         assert_eq!(quoted("-rf"), "'-rf'");
     }
-}
-
-/// The sentence for an operator when nothing came for long.
-pub(crate) fn problem(receive: &ReceiveLine) -> Option<String> {
-    quiet(receive)
-        .filter(|&seconds| seconds >= QUIET_MOST)
-        .map(|_| format!("a snapshot was not received to its end, {}", shown(receive)))
 }
