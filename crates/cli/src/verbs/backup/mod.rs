@@ -35,6 +35,7 @@ use self::{
 use super::{
     archive_at,
     exclude::{self, Exclude},
+    put,
     snapshots::{self, SHOWN_DIGITS},
 };
 use onefold::parts::{
@@ -177,6 +178,7 @@ fn store(
     let settings = Settings { level: options.level, ..Settings::default() };
     let (archive, _) = directory.open_nodes(settings, options.degraded)?;
     takes_snapshots(options, &archive)?;
+    let mut told = false;
     let ingest = loop {
         match Ingest::begin(&archive, false, false) {
             Err(error) if error.kind() == Kind::Busy && !options.no_wait => {}
@@ -184,6 +186,9 @@ fn store(
         }
         if let Some(server) = directory.server()? {
             return send(server, directory, options, rules, counts);
+        }
+        if !std::mem::replace(&mut told, true) {
+            put::waiting();
         }
         std::thread::sleep(LOOK_EVERY);
     };
@@ -394,6 +399,7 @@ fn request(options: &Options, rules: &Rules, tables: &Tables) -> Result<BackupRe
         paths,
         tags: options.tags.clone(),
         now: now(),
+        clock: Some(now),
         parent: None,
         checkpoint: None,
         accept: options.accept,
