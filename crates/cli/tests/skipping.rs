@@ -42,7 +42,7 @@ fn receive(desk: &Desk, stream: &str) -> Value {
     let ended = command.stdin(File::open(desk.path(stream)).unwrap()).output().unwrap();
     let said = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(3), "{said}");
-    assert!(said.contains("4 KiB of 'vm1@a' can't be read where it comes from"), "{said}");
+    assert!(said.contains("4.00 KiB of 'vm1@a' can't be read where it comes from"), "{said}");
     serde_json::from_slice(&ended.stdout).unwrap()
 }
 
@@ -57,7 +57,7 @@ fn a_copy_goes_on_past_damage_and_says_how_much_is_lost() {
         let said = desk.fails(
             &format!("send a vm1@a --skip-damaged --output {name} --json"),
             3,
-            &["4 KiB of 'vm1@a' can't be read where it comes from"],
+            &["4.00 KiB of 'vm1@a' can't be read where it comes from"],
         );
         let sent: Value = serde_json::from_str(&said.out).unwrap();
         assert_eq!(
@@ -69,8 +69,8 @@ fn a_copy_goes_on_past_damage_and_says_how_much_is_lost() {
     assert_eq!(receive(&desk, "streamtrue")["lost_bytes"], 4096);
     // Everybody tells of it, and nobody takes it for new damage.
     assert_eq!(desk.status("b")["volumes"][0]["lost_bytes"], 4096);
-    assert!(desk.ok("status b").contains("4 KiB of 'vm1' were lost before"));
-    assert!(desk.ok("volume list b").contains("(4 KiB lost)"));
+    assert!(desk.ok("status b").contains("4.00 KiB of 'vm1' were lost before"));
+    assert!(desk.ok("volume list b").contains("(4.00 KiB lost)"));
     assert!(desk.ok("check b").contains("1 block lost before"));
     let scrubbed = desk.ok("scrub b --only vm1@a");
     assert!(scrubbed.contains("1 block lost before"), "{scrubbed}");
@@ -79,7 +79,7 @@ fn a_copy_goes_on_past_damage_and_says_how_much_is_lost() {
     // A copy of the copy is whole for nobody either.
     desk.fails("send b vm1@a --output no", 1, &["the data is lost"]);
     desk.fails("export b vm1@a no", 1, &["the data is lost"]);
-    desk.fails("send b vm1@a --skip-damaged --output onward", 3, &["4 KiB of 'vm1@a'"]);
+    desk.fails("send b vm1@a --skip-damaged --output onward", 3, &["4.00 KiB of 'vm1@a'"]);
     // A client gets an error, until somebody writes there.
     desk.ok("volume promote b vm1");
     let serving = desk.serve("b");
