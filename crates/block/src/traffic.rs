@@ -14,11 +14,11 @@ use parking_lot::Mutex;
 /// What clients read from a volume, and wrote to it, since the store was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Ranges that were read.
+    /// Ranges that were read; a server reads long ones in parts.
     pub reads: u64,
     /// Their bytes.
     pub read_bytes: u64,
-    /// Writes of data that were taken.
+    /// Writes of data that were taken, likewise.
     pub writes: u64,
     /// Their bytes.
     pub written_bytes: u64,

@@ -444,7 +444,7 @@ pub(crate) const FIGURES: &[Figure] = &[
         "volume_reads_total",
         (Counter, Number),
         ByOperator,
-        "Ranges of a volume that were read.",
+        "Reads of a volume, long ones in parts.",
         &[Source::new(BLOCK, "/volumes", Read::OfVolumes("reads"))],
     ),
     figure(
@@ -458,7 +458,7 @@ pub(crate) const FIGURES: &[Figure] = &[
         "volume_writes_total",
         (Counter, Number),
         ByOperator,
-        "Writes of data to a volume.",
+        "Writes of data to a volume, long ones in parts.",
         &[Source::new(BLOCK, "/volumes", Read::OfVolumes("writes"))],
     ),
     figure(
