@@ -154,6 +154,11 @@ impl BlockIndex {
         self.leaves.values().map(|leaf| u64::from(leaf.used)).sum()
     }
 
+    /// Leaves that changed since the last snapshot of the tables.
+    pub(crate) fn changed_leaves(&self) -> usize {
+        self.leaves.values().filter(|leaf| leaf.page.is_none()).count()
+    }
+
     /// Leaves.
     pub(crate) fn leaves(&self) -> u64 {
         self.leaves.len() as u64

@@ -223,7 +223,7 @@ pub(crate) struct LeafWriter<'a> {
     settings: &'a Settings,
     /// The snapshot's number.
     number: u64,
-    /// No snapshot names a leaf.
+    /// No snapshot names a leaf, and none was written ahead of one.
     is_first: bool,
     free: Free,
     file: Option<Arc<dyn File>>,
@@ -254,7 +254,7 @@ impl<'a> LeafWriter<'a> {
             identity,
             settings,
             number,
-            is_first: state.end() == 0,
+            is_first: state.end() == 0 && unchanged.is_empty(),
             free: Free::between(&busy),
             file: None,
             written: BTreeSet::new(),

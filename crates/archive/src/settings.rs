@@ -130,6 +130,10 @@ pub struct Settings {
     pub count_slots: usize,
     /// Pieces of recipes, or nodes of trees that came, that collection counts at once.
     pub count_portion: usize,
+    /// Entries of the chunk index that a portion of a background import or merge takes on.
+    pub index_portion: usize,
+    /// Leaves of the tables that a portion of a background checkpoint writes.
+    pub leaf_portion: usize,
     /// Bytes taken ahead of the last container.
     pub ahead_bytes: u64,
     /// Bytes of volumes' writes in memory.
@@ -179,6 +183,8 @@ impl Default for Settings {
             log_ahead_bytes: 16 << 20,
             count_slots: 32 << 20,
             count_portion: 64 << 10,
+            index_portion: 64 << 10,
+            leaf_portion: 64,
             ahead_bytes: 64 << 20,
             dirty_bytes: DIRTY_BYTES,
             memory: u64::MAX,

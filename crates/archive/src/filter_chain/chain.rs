@@ -111,10 +111,15 @@ impl FilterChain {
 
     /// The index was imported: looks at the new files from now on.
     pub(crate) fn renew_index(&mut self, tables: &Tables) -> Result<()> {
-        let reads = self.index.page_reads;
-        self.index = ChunkIndex::open(self.archive.clone(), tables)?;
-        self.index.page_reads = reads;
+        self.take_index(ChunkIndex::open(self.archive.clone(), tables)?);
         Ok(())
+    }
+
+    /// The same with files that are open already.
+    pub(crate) fn take_index(&mut self, index: ChunkIndex) {
+        let reads = self.index.page_reads;
+        self.index = index;
+        self.index.page_reads = reads;
     }
 
     /// Takes the tables as they are now: chunks that were seen before may be condemned or damaged

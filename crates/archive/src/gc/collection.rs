@@ -235,7 +235,7 @@ impl Collection {
                     let Options { now, trash, keep_partial, .. } = self.options;
                     self.done.expired += expire(&self.archive, now, trash, keep_partial)?;
                 }
-                match self.rewriter.count(rad::changed)? {
+                match self.rewriter.count(true, rad::changed)? {
                     Counted::Portion if !self.archive.keeps(Rule::AllCountedFirst) => {
                         self.looked = self.condemn()?;
                         if self.looked { Step::Recheck } else { Step::Count }

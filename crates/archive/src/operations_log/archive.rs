@@ -200,6 +200,11 @@ impl Archive {
         self.position.try_lock().map(|position| position.tables.clone())
     }
 
+    /// Where this process is in the log, unless somebody looks at the log or writes it just now.
+    pub(super) fn position_at_once(&self) -> Option<u64> {
+        self.position.try_lock().map(|position| position.end)
+    }
+
     /// True after a failed write or sync of this process: its last frame may be in the log or not,
     /// whatever the log shows now.
     pub(crate) fn has_stopped(&self) -> bool {

@@ -210,7 +210,7 @@ impl Archive {
 
     /// Takes a snapshot and begins a new log. The commit lock is held. A full disk only puts it
     /// off.
-    fn snapshot(&self, position: &mut LogPosition, may_use_reserve: bool) -> Result<()> {
+    pub(super) fn snapshot(&self, position: &mut LogPosition, may_use_reserve: bool) -> Result<()> {
         let reserve = if self.label.leaves { self.reserve_bytes()? } else { 0 };
         loop {
             match self.try_snapshot(position) {

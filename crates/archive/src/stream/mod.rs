@@ -15,6 +15,7 @@
 
 mod batch;
 mod catalogue;
+mod imports;
 mod ingest;
 mod pipeline;
 mod reader;
@@ -30,6 +31,7 @@ pub use self::{
     stream_writer::{Ended, StreamWriter},
 };
 pub(crate) use self::{
+    imports::Ported,
     pipeline::{staged, stopped},
     session::{PieceWriter, Sink, Target},
     stream_writer::{Remap, Remaps},

@@ -2,6 +2,8 @@
 //! snapshots of directories. How the entries of a leaf are written, and which leaves a snapshot
 //! writes and reads.
 
+use std::collections::BTreeSet;
+
 use onefold_core::{Files, Result};
 
 use super::{
@@ -122,6 +124,26 @@ impl<K: Ord + Clone, V: Clone> Form<K, V> {
         })
     }
 
+    /// Writes the first copies of leaves that changed, `left` of them at most.
+    fn write_some(
+        &self,
+        map: &mut Map<K, V>,
+        writer: &mut LeafWriter<'_>,
+        left: &mut usize,
+    ) -> Result<()> {
+        let placed = map.place_changed(|entries| {
+            // Nothing is an error here but the end of the portion.
+            *left = left.checked_sub(1).ok_or(None)?;
+            let bytes = self.encoded(entries);
+            let body = LeafBody { table: self.table, count: entries.len(), entries: &bytes };
+            writer.first_copy(&body).map(Some).map_err(Some)
+        });
+        match placed {
+            Err(Some(error)) => Err(error),
+            Ok(()) | Err(None) => Ok(()),
+        }
+    }
+
     /// Writes the second copies of what [`write`](Self::write) wrote.
     fn write_again(&self, map: &Map<K, V>, writer: &LeafWriter<'_>) -> Result<()> {
         for (place, leaf) in map.placed().iter().filter(|(place, _)| writer.has_written(*place)) {
@@ -183,6 +205,86 @@ fn leaf_places(tables: &Tables) -> Vec<LeafPlace> {
     all
 }
 
+/// Leaves that changed since the last snapshot of the tables and were not written ahead.
+pub(crate) fn changed_leaves(tables: &Tables) -> usize {
+    let all = [&tables.containers as &dyn Changed, &tables.streams, &tables.snapshots.all];
+    all.iter().map(|map| map.changed()).sum()
+}
+
+trait Changed {
+    fn changed(&self) -> usize;
+}
+
+impl<K, V> Changed for Map<K, V> {
+    fn changed(&self) -> usize {
+        self.changed_leaves()
+    }
+}
+
+/// Writes some leaves that changed ahead of snapshot `number`, `most` at most, to pages that no
+/// snapshot names. Durable on return; the leaves know their places then, and no snapshot names them
+/// before [`write_leaves`] looked whether they are still there.
+pub(crate) fn write_leaves_ahead(
+    files: &dyn Files,
+    identity: &Identity,
+    settings: &Settings,
+    number: u64,
+    tables: &mut Tables,
+    most: usize,
+) -> Result<()> {
+    let containers = containers(tables.late);
+    let (unchanged, mut left) = (leaf_places(tables), most);
+    let mut writer =
+        LeafWriter::new(files, identity, settings, number, &tables.leaf_file, &unchanged);
+    containers.write_some(&mut tables.containers, &mut writer, &mut left)?;
+    STREAMS.write_some(&mut tables.streams, &mut writer, &mut left)?;
+    SNAPSHOTS.write_some(&mut tables.snapshots.all, &mut writer, &mut left)?;
+    writer.sync()?;
+    write_second_copies(tables, &writer)
+}
+
+/// Writes the second copies of what was written, and makes them durable.
+fn write_second_copies(tables: &Tables, writer: &LeafWriter<'_>) -> Result<()> {
+    STREAMS.write_again(&tables.streams, writer)?;
+    containers(tables.late).write_again(&tables.containers, writer)?;
+    SNAPSHOTS.write_again(&tables.snapshots.all, writer)?;
+    writer.sync()
+}
+
+/// Leaves that were written ahead count as changed, where another process has written over a copy of
+/// them since, or cut it off: it did not know of them.
+fn forget_lost_leaves(
+    files: &dyn Files,
+    identity: &Identity,
+    settings: &Settings,
+    tables: &mut Tables,
+) -> Result<()> {
+    let named = tables.leaf_file.named();
+    let mut reader = LeafReader::new(files, identity, settings);
+    let mut lost = BTreeSet::new();
+    for place in leaf_places(tables).into_iter().filter(|place| !named.contains(place)) {
+        let is_there = reader.copy(place, 0, Drawn::free())?.is_some()
+            && reader.copy(place, 1, Drawn::free())?.is_some();
+        if !is_there {
+            lost.insert(place);
+        }
+    }
+    forget_leaves(tables, &|place| lost.contains(&place));
+    Ok(())
+}
+
+/// Leaves that were written ahead count as changed.
+pub(crate) fn forget_leaves_ahead(tables: &mut Tables) {
+    let named = tables.leaf_file.named();
+    forget_leaves(tables, &|place| !named.contains(&place));
+}
+
+fn forget_leaves(tables: &mut Tables, is_lost: &dyn Fn(LeafPlace) -> bool) {
+    tables.streams.forget_places(is_lost);
+    tables.containers.forget_places(is_lost);
+    tables.snapshots.all.forget_places(is_lost);
+}
+
 /// Writes the leaves that changed, for snapshot `number`, where the archive keeps tables in leaves.
 /// Durable on return, and named when the snapshot is.
 pub(crate) fn write_leaves(
@@ -195,6 +297,9 @@ pub(crate) fn write_leaves(
     if !tables.leaves {
         return Ok(());
     }
+    if settings.keeps(Rule::LeavesAheadLookedAt) {
+        forget_lost_leaves(files, identity, settings, tables)?;
+    }
     let containers = containers(tables.late);
     let unchanged = leaf_places(tables);
     let mut writer =
@@ -203,10 +308,7 @@ pub(crate) fn write_leaves(
     containers.write(&mut tables.containers, &mut writer, settings)?;
     SNAPSHOTS.write(&mut tables.snapshots.all, &mut writer, settings)?;
     writer.sync()?;
-    STREAMS.write_again(&tables.streams, &writer)?;
-    containers.write_again(&tables.containers, &writer)?;
-    SNAPSHOTS.write_again(&tables.snapshots.all, &writer)?;
-    writer.sync()?;
+    write_second_copies(tables, &writer)?;
     let all = leaf_places(tables);
     tables.leaf_file.turn(&all);
     Ok(())

@@ -40,7 +40,9 @@ pub use self::{
 };
 pub(crate) use self::{
     damage::is_damaged,
-    leaves::{Source, limit_leaves, write_leaves},
+    leaves::{
+        Source, changed_leaves, forget_leaves_ahead, limit_leaves, write_leaves, write_leaves_ahead,
+    },
     persistent::Map,
     snapshots::roots,
     state::{Difference, IndexState, PLACE_ALIGN},

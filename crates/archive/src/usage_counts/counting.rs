@@ -37,9 +37,14 @@ pub(crate) enum Counted {
 /// The rewriter counts, since it reads recipes.
 impl Rewriter {
     /// Brings the counts a portion nearer to the log's end. `changed` tells of which containers the
-    /// counts change, and with which version.
+    /// counts change, and with which version. With `may_use_reserve` it needs no room on the disk:
+    /// what is counted may then free some.
+    ///
+    /// # Errors
+    /// `NoSpace` without `may_use_reserve`; those of the system, and of the pace.
     pub(crate) fn count(
         &mut self,
+        may_use_reserve: bool,
         changed: impl FnOnce(&mut Rewriter, &Tables, &NodeChanges) -> Result<Vec<(ContainerId, u64)>>,
     ) -> Result<Counted> {
         let tables = self.archive.refresh()?;
@@ -53,10 +58,15 @@ impl Rewriter {
             match CountsWriter::create(&self.archive, tables.counts + 1)
                 .and_then(|writer| self.write_counts(&portion, goes_on, &changes, writer))
             {
-                Err(error) if error.kind() == Kind::NoSpace => {
+                Err(error) if error.kind() == Kind::NoSpace && may_use_reserve => {
                     if !self.archive.spend_reserve()? {
                         return self.count_in_memory(&tables, goes_on);
                     }
+                }
+                Err(error) if !may_use_reserve => {
+                    // What is half made takes room. The first error is the one to tell.
+                    let _ = self.archive.files.remove(&counts_name(tables.counts + 1));
+                    return Err(error);
                 }
                 made => break made?,
             }
@@ -71,7 +81,7 @@ impl Rewriter {
         let all = portion.differences.len() == tables.differences.len() && !changes.is_cut;
         let due =
             tables.trees && (!changes.due.is_empty() || tables.snapshots.due().next().is_some());
-        self.archive.commit(true, |_| {
+        self.archive.commit(may_use_reserve, |_| {
             let counted = Record::Counted { file: made, differences, upto };
             let changed = (!containers.is_empty()).then_some(Record::Changed { containers });
             let due = due.then_some(Record::CountsDue { nodes: changes.due });
@@ -107,9 +117,6 @@ impl Rewriter {
             let changes = self.node_changes(tables, false, limit)?;
             return Ok((tables.clone(), changes));
         }
-        let weight = |difference: &Difference| {
-            difference.recipe.iter().map(|pieces| usize::from(pieces.count)).sum::<usize>().max(1)
-        };
         let (mut n, mut came, mut weighs) = (0, 0, 0usize);
         for difference in tables.differences.iter() {
             weighs = weighs.saturating_add(weight(difference));
@@ -125,6 +132,14 @@ impl Rewriter {
             portion = tables.with_differences(came);
         }
         Ok((portion, changes))
+    }
+
+    /// Bytes of the counts that there are; a portion writes about as many.
+    pub(crate) fn bytes_of_counts(&self, tables: &Tables) -> Result<u64> {
+        match self.archive.files.open(&counts_name(tables.counts)) {
+            Err(error) if error.kind() == Kind::NotFound => Ok(0),
+            opened => opened?.bytes(),
+        }
     }
 
     /// True when there are counts to go on from. A lost or damaged file of counts is made again, from
@@ -324,6 +339,11 @@ impl Rewriter {
         }
         Ok(())
     }
+}
+
+/// Pieces of a recipe, or roots of trees, that a difference has; at least one.
+pub(crate) fn weight(difference: &Difference) -> usize {
+    difference.recipe.iter().map(|pieces| usize::from(pieces.count)).sum::<usize>().max(1)
 }
 
 /// The numbers by which recipes name containers, in their order.

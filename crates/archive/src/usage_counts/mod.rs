@@ -5,7 +5,7 @@ mod counts_file;
 mod tree_nodes;
 
 pub(crate) use self::{
-    counting::{Counted, InMemory},
+    counting::{Counted, InMemory, weight},
     counts_file::CountsReader,
     tree_nodes::NodeChanges,
 };

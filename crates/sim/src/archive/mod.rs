@@ -19,7 +19,7 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 54] = [
+const MARKS: [&str; 61] = [
     "a collector killed",
     "a damaged container stayed",
     "a put killed",
@@ -74,6 +74,13 @@ const MARKS: [&str; 54] = [
     "a volume was cloned",
     "a change of a read-only volume was refused",
     "volumes met a full disk",
+    "replay: imported",
+    "replay: counted",
+    "replay: merged runs",
+    "replay: a checkpoint",
+    "replay: leaves ahead of a checkpoint",
+    "replay: gave way",
+    "replay: nothing was left",
 ];
 
 /// The simulator of the archive engine.

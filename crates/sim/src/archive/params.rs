@@ -42,6 +42,9 @@ const NEWER_THAN_CLONES: &str = "# The seeds below draw clones of volumes.";
 /// The line behind the kept seeds that are older than snapshots of directories.
 const NEWER_THAN_TREES: &str = "# The seeds below draw snapshots of directories.";
 
+/// The line behind the kept seeds that are older than background replays.
+const NEWER_THAN_REPLAYS: &str = "# The seeds below draw background replays.";
+
 /// The line behind the kept seeds that are older than leaves of tables.
 const NEWER_THAN_LEAVES: &str = "# The seeds below draw leaves of tables.";
 
@@ -121,6 +124,8 @@ pub struct Params {
     /// A checkpoint writes the leaves of the tables that changed; of so many entries at most. Drawn
     /// from a source of its own.
     pub leaves: Option<usize>,
+    /// Servers replay in the background; drawn from a source of its own.
+    pub replays: bool,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
     /// Late encoding.
@@ -168,6 +173,13 @@ impl Params {
         (rng.percent(50) && !is_older(seed, NEWER_THAN_LEAVES)).then_some(entries)
     }
 
+    /// Two archives of three are replayed in the background while they are served; none of the kept
+    /// seeds that are older than that.
+    fn replays(seed: u64) -> bool {
+        let rng = &mut Rng::new(seed ^ 0x7265_706c_6179_2e2e);
+        rng.percent(67) && !is_older(seed, NEWER_THAN_REPLAYS)
+    }
+
     /// Parameters that are smaller in one respect each.
     #[must_use]
     pub fn smaller(&self) -> Vec<Params> {
@@ -190,6 +202,9 @@ impl Params {
         }
         if self.trees {
             all.push(with(&|params| params.trees = false));
+        }
+        if self.replays {
+            all.push(with(&|params| params.replays = false));
         }
         if self.leaves.is_some() {
             all.push(with(&|params| params.leaves = None));
@@ -245,6 +260,7 @@ impl Params {
             clones,
             trash,
             leaves: Params::leaves(seed),
+            replays: Params::replays(seed),
         };
         if many_snapshots {
             (params.serves, params.log_bytes) = (true, 1 << 10);

@@ -93,13 +93,15 @@ pub(super) fn run(
     let listeners = listen(options, Some(socket(directory.path())), service.sockets, &mut server)?;
     let server = Arc::new(Mutex::new(Some(server)));
     let activity = Activity::new(moves(server.clone(), volumes.clone()));
-    let maintained = match policies {
-        Some(policies) => {
-            Some(Maintenance::start(&archive, policies, options.append_only, activity.clone())?)
-        }
-        None => None,
-    };
-    let maintenance = Arc::new(Mutex::new(maintained));
+    let maintained = Maintenance::start(
+        &ingest,
+        &archive,
+        policies,
+        options.append_only,
+        options.replay_after,
+        activity.clone(),
+    )?;
+    let maintenance = Arc::new(Mutex::new(Some(maintained)));
     let commands = Commands {
         volumes: volumes.clone(),
         server: server.clone(),
@@ -259,6 +261,10 @@ impl Commands {
     fn report(&self) -> ArchiveServer {
         let counts = self.volumes.counts();
         let nbd = self.server.lock().as_ref().map(|server| server.statistics().into());
+        let (maintenance, replay) = match &*self.maintenance.lock() {
+            Some(maintained) => (maintained.doing(), maintained.replay()),
+            None => (None, None),
+        };
         ArchiveServer {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -276,7 +282,8 @@ impl Commands {
             nbd,
             cpu_seconds: process::cpu_time().as_secs_f64(),
             append_only: self.append_only,
-            maintenance: self.maintenance.lock().as_ref().map(Maintenance::doing),
+            maintenance,
+            replay,
         }
     }
 }

@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_archive::{Archive, Care, Class, Completeness, Container, Nodes, Tables, WriteCost};
+use onefold_archive::{
+    Archive, Care, Class, Completeness, Container, Nodes, ReplayDue, Tables, WriteCost, replay_due,
+};
 use onefold_backend::room::room;
 use onefold_core::Result;
 use serde::Serialize;
@@ -61,6 +63,8 @@ pub(in crate::verbs) struct Stats {
     free_bytes: Option<u64>,
     index_entries: u64,
     index_files: u64,
+    /// What a background replay would do.
+    due: DueLine,
     /// Held back for deletion on a full disk.
     reserve_bytes: u64,
     epoch: u32,
@@ -82,6 +86,32 @@ pub(in crate::verbs) struct Stats {
     volumes: Vec<Line>,
     /// The server, when there is one.
     server: Option<ArchiveServer>,
+}
+
+/// What waits to be carried from the operations log into index, counts and tables.
+#[derive(Debug, Serialize)]
+struct DueLine {
+    /// Containers that are not in the chunk index.
+    import_containers: u64,
+    /// Streams, snapshots and mappings that came or went, and nodes of trees.
+    count_changes: u64,
+    count_nodes: u64,
+    /// Files of the chunk index that are worth merging.
+    merge_files: u64,
+    /// Bytes of the log since the last checkpoint of the tables; nothing while it is written.
+    log_bytes: Option<u64>,
+}
+
+impl From<ReplayDue> for DueLine {
+    fn from(due: ReplayDue) -> DueLine {
+        DueLine {
+            import_containers: due.containers,
+            count_changes: due.differences,
+            count_nodes: due.nodes,
+            merge_files: due.files,
+            log_bytes: due.log_bytes,
+        }
+    }
 }
 
 /// The snapshots of a set on one host.
@@ -271,6 +301,7 @@ impl Stats {
             },
             index_entries: tables.index.files.iter().map(|file| file.entries).sum(),
             index_files: tables.index.files.len() as u64,
+            due: replay_due(archive, tables).into(),
             reserve_bytes: archive.reserve_bytes()?,
             epoch: tables.epoch,
             nodes: nodes.map_or(1, |nodes| nodes.count() as u64),
@@ -364,6 +395,27 @@ fn look(directory: &ArchiveDir, memory: u64) -> Result<(Arc<Archive>, Stats)> {
 pub(super) fn problems(directory: &ArchiveDir, memory: u64, limits: Limits) -> Result<Vec<String>> {
     let (_, stats) = look(directory, memory)?;
     Ok(stats.problems(limits))
+}
+
+/// What waits for a background replay, and whether one is at work.
+fn replay(stats: &Stats) -> String {
+    let due = &stats.due;
+    let waits = format!(
+        "{} to import, {} to count, {} to merge, {} of log",
+        counted(due.import_containers, "container"),
+        counted(due.count_changes + due.count_nodes, "change"),
+        counted(due.merge_files, "file"),
+        due.log_bytes.map_or_else(|| "some".to_owned(), |bytes| Size(bytes).to_string())
+    );
+    match stats.server.as_ref().and_then(|server| server.replay.as_ref()) {
+        None => waits,
+        Some(replay) => {
+            let does = replay.doing.clone().unwrap_or_else(|| {
+                format!("it goes on after {} without clients", duration(replay.idle_seconds))
+            });
+            format!("{waits}; {does}")
+        }
+    }
 }
 
 /// Tells about an archive.
@@ -482,6 +534,7 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
             counted(stats.index_files, "file")
         ),
     );
+    row("to be replayed", replay(&stats));
     if stats.unfinished_containers > 0 {
         row(
             "unfinished",

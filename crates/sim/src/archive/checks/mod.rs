@@ -72,6 +72,7 @@ impl Sim {
         self.look_at_snapshots(&archive)?;
         places::look_at_places(&archive.tables(), self.params.late.is_some())?;
         if !self.damaged {
+            self.look_at_index(&archive)?;
             self.restore_recorded(&archive)?;
             self.mend_leaves(&archive)?;
             match check(&archive, true, &mut |_, _, _| {}) {
