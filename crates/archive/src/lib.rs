@@ -93,7 +93,8 @@ pub use crate::{
         Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,
     },
     tables::{
-        Care, Container, PLACES_MAX, Snapshots, Tables, Volume, WriteCost, decode_leaf, valid_name,
+        Care, Container, Containers, ContainersIter, Found as FoundContainer, PLACES_MAX,
+        Snapshots, Tables, Totals, Volume, WriteCost, decode_leaf, valid_name,
     },
     tree::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,

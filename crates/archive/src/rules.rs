@@ -168,6 +168,15 @@ pub enum Rule {
     /// Seeds seldom meet both copies of one leaf, so the list of planted bugs lacks it; a test of
     /// the tables asks for it.
     DamagedLeavesRewritten,
+    /// A leaf that changed stays in memory until a checkpoint wrote it. Otherwise the change is gone
+    /// when others need its memory.
+    ChangedLeavesStay,
+    /// A leaf that is read again counts only when it has the checksum that the directory says.
+    /// Otherwise a look-up takes what rotted, or what lies there now.
+    ReloadedLeavesCompared,
+    /// A page of a leaf is written again only when the readers of its epoch have left. Otherwise they
+    /// find other leaves there.
+    LeafPagesWait,
     /// A log has room for a bounded number of moved containers, and a snapshot comes before the
     /// bound. Otherwise readers with a limit of memory refuse the archive.
     MergesLimited,
@@ -177,7 +186,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 50] = [
+    pub const BUGS: [(&'static str, Rule); 53] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -226,6 +235,9 @@ impl Rule {
         ("leaf-over-last", Rule::LastLeavesSpared),
         ("changed-leaf-left-out", Rule::ChangedLeavesWritten),
         ("rotten-leaf", Rule::LeafChecksumsCompared),
+        ("changed-leaf-evicted", Rule::ChangedLeavesStay),
+        ("reloaded-leaf-believed", Rule::ReloadedLeavesCompared),
+        ("leaf-under-reader", Rule::LeafPagesWait),
         ("listed-before-sync-ended", Rule::ListedWhenDurable),
         ("unsynced-unlimited", Rule::UnsyncedBounded),
     ];

@@ -10,7 +10,10 @@ use std::sync::Arc;
 use onefold_core::{File, Fingerprint, Kind, Result};
 
 use crate::{
-    format::{Address, ContainerId, Identity, bytes::corrupt, names::fresh, record::IndexFile},
+    format::{
+        Address, ContainerId, Identity, bytes::corrupt, damage::is_damage, names::fresh,
+        record::IndexFile,
+    },
     operations_log::Archive,
     rules::Rule,
     tables::Tables,
@@ -464,12 +467,19 @@ pub(super) fn merge(
             let (fingerprint, address) = same[n];
             let first = !same[..n].iter().any(|(other, _)| *other == fingerprint);
             if first
-                && (tables.places(address.container).next().is_some()
-                    || address.container.0 >= tables.next_id)
+                && (address.container.0 >= tables.next_id || may_be_there(tables, address)?)
             {
                 writer.push(&(fingerprint, address))?;
             }
         }
+    }
+}
+
+/// True unless it is known that no container has the chunk: an entry too many costs nothing.
+fn may_be_there(tables: &Tables, address: Address) -> Result<bool> {
+    match tables.has_place(address.container) {
+        Err(error) if is_damage(&error) => Ok(true),
+        found => found,
     }
 }
 

@@ -287,8 +287,8 @@ impl Collection {
     }
 
     /// Containers that are to be encoded late now.
-    pub(super) fn due_for_encoding(&self, tables: &Tables) -> BTreeSet<ContainerId> {
-        self.late_encoding.due(&self.archive, tables).into_iter().collect()
+    pub(super) fn due_for_encoding(&self, tables: &Tables) -> Result<BTreeSet<ContainerId>> {
+        Ok(self.late_encoding.due(&self.archive, tables)?.into_iter().collect())
     }
 
     /// Encodes some containers late; false when there are no more.

@@ -50,7 +50,9 @@ impl Archive {
                 self.snapshot(&mut position, may_use_reserve)?;
             }
             self.append(&mut position, records, may_use_reserve)?;
-            if position.end >= self.settings.log_bytes {
+            let tables = &position.tables;
+            let changed = if tables.on_demand { tables.containers.changed() } else { 0 };
+            if position.end >= self.settings.log_bytes || changed > self.settings.changed_leaves {
                 self.snapshot(&mut position, may_use_reserve)?;
             }
         }
@@ -248,6 +250,11 @@ impl Archive {
     fn try_snapshot(&self, position: &mut LogPosition) -> Result<()> {
         let number = position.snapshot + 1;
         let mut tables = Tables::clone(&position.tables);
+        if tables.on_demand && self.files.open(&snapshot_name(number)).is_ok() {
+            // Somebody made it, and died, or its label was lost: then others may have read it.
+            let epoch = tables.epoch;
+            tables.leaf_file.await_all(&*self.files, epoch)?;
+        }
         let clones_keep = self.keeps(Rule::ClonePagesKept);
         write_block_indexes(&*self.files, &self.identity, number, &mut tables, clones_keep)?;
         write_leaves(&*self.files, &self.identity, &self.settings, number, &mut tables)?;
@@ -329,7 +336,7 @@ fn newest(archive: &Archive, position: &mut LogPosition, label: &Label) -> Resul
         label,
         &archive.settings,
         Some(&position.tables),
-        &archive.budget,
+        (&archive.budget, &archive.leaves),
     )
 }
 

@@ -177,7 +177,7 @@ impl Rewriter {
         } else {
             None
         };
-        let mut fresh = numbers(tables).into_iter().peekable();
+        let mut fresh = numbers(tables)?.into_iter().peekable();
         let mut next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
         loop {
             // A range of containers, in the order of their numbers.
@@ -189,7 +189,7 @@ impl Rewriter {
                     next_old.take_if(|entry| fresh_id.is_none_or(|fresh| entry.0 <= fresh))
                 {
                     // The counts of containers that are gone go too.
-                    if tables.places(id).next().is_some() {
+                    if tables.has_place(id)? {
                         slots += counts.len();
                         range.insert(id, counts);
                     }
@@ -220,10 +220,11 @@ impl Rewriter {
     fn slots(&mut self, tables: &Tables, id: ContainerId) -> Result<usize> {
         let mut slots = 0;
         for container in tables.places(id) {
+            let container = container?;
             if container.stored.id == id {
                 return Ok(container.stored.chunks as usize);
             }
-            match self.chunk_reader.metadata(&self.container_reader, container) {
+            match self.chunk_reader.metadata(&self.container_reader, &container) {
                 Ok(metadata) => {
                     let own = metadata.chunks.iter().filter(|chunk| chunk.first.container == id);
                     slots = slots
@@ -327,15 +328,16 @@ impl Rewriter {
 }
 
 /// The numbers by which recipes name containers, in their order.
-fn numbers(tables: &Tables) -> Vec<ContainerId> {
-    let own = tables
-        .containers
-        .iter()
-        .filter(|(_, container)| container.merged.is_empty())
-        .map(|(&id, _)| id);
-    let mut numbers: Vec<ContainerId> = own.chain(tables.moved_to.keys().copied()).collect();
+fn numbers(tables: &Tables) -> Result<Vec<ContainerId>> {
+    let mut numbers: Vec<ContainerId> = tables.moved_to.keys().copied().collect();
+    for container in &tables.containers {
+        let container = container?;
+        if container.merged.is_empty() {
+            numbers.push(container.stored.id);
+        }
+    }
     numbers.sort_unstable();
-    numbers
+    Ok(numbers)
 }
 
 /// Changes the counts of a run of chunks, as far as they are in the range.

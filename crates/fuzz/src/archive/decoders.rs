@@ -24,12 +24,16 @@ const PART_BYTES: usize = 32 << 10;
 const LEAF_HEADER_BYTES: usize = 32;
 
 /// Archives with late encoding, and with snapshots of directories.
-const LATE: Kinds = Kinds { late: true, trees: false, leaves: false, clones: false };
-const TREES: Kinds = Kinds { late: false, trees: true, leaves: false, clones: false };
-const CLONES: Kinds = Kinds { late: false, trees: true, leaves: false, clones: true };
+const LATE: Kinds =
+    Kinds { late: true, trees: false, leaves: false, on_demand: false, clones: false };
+const TREES: Kinds =
+    Kinds { late: false, trees: true, leaves: false, on_demand: false, clones: false };
+const CLONES: Kinds =
+    Kinds { late: false, trees: true, leaves: false, on_demand: false, clones: true };
 
 /// Tables whose snapshots name leaves.
-const LEAVES: Kinds = Kinds { late: false, trees: true, leaves: true, clones: true };
+const LEAVES: Kinds =
+    Kinds { late: false, trees: true, leaves: true, on_demand: false, clones: true };
 
 fn node_ref(n: u8) -> TreeNodeRef {
     let address = Address { container: ContainerId(u64::from(n)), slot: u16::from(n) };

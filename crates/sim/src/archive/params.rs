@@ -45,6 +45,9 @@ const NEWER_THAN_TREES: &str = "# The seeds below draw snapshots of directories.
 /// The line behind the kept seeds that are older than leaves of tables.
 const NEWER_THAN_LEAVES: &str = "# The seeds below draw leaves of tables.";
 
+/// The line behind the kept seeds that are older than leaves that are read on demand.
+const NEWER_THAN_ON_DEMAND: &str = "# The seeds below draw leaves that are read on demand.";
+
 impl Medium {
     const DAMAGING: [Medium; 4] =
         [Medium::Rot, Medium::Unreadable, Medium::LostWrites, Medium::MisdirectedWrites];
@@ -121,6 +124,9 @@ pub struct Params {
     /// A checkpoint writes the leaves of the tables that changed; of so many entries at most. Drawn
     /// from a source of its own.
     pub leaves: Option<usize>,
+    /// Where there are leaves: those of the container table are read when they are looked at, and so
+    /// many bytes of them are kept. Drawn from a source of its own.
+    pub on_demand: Option<u64>,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
     /// Late encoding.
@@ -168,6 +174,15 @@ impl Params {
         (rng.percent(50) && !is_older(seed, NEWER_THAN_LEAVES)).then_some(entries)
     }
 
+    /// Three of four archives with leaves read those of the container table on demand, and keep few
+    /// of them or none, so that they read them again and again; none of the kept seeds that are older
+    /// than that.
+    fn on_demand(seed: u64) -> Option<u64> {
+        let rng = &mut Rng::new(seed ^ 0x6f6e_5f64_656d_616e);
+        let bytes = [0, 0, 1 << 10, 4 << 10, 64 << 20][rng.below(5) as usize];
+        (rng.percent(75) && !is_older(seed, NEWER_THAN_ON_DEMAND)).then_some(bytes)
+    }
+
     /// Parameters that are smaller in one respect each.
     #[must_use]
     pub fn smaller(&self) -> Vec<Params> {
@@ -193,6 +208,9 @@ impl Params {
         }
         if self.leaves.is_some() {
             all.push(with(&|params| params.leaves = None));
+        }
+        if self.on_demand.is_some() {
+            all.push(with(&|params| params.on_demand = None));
         }
         if self.collects {
             all.push(with(&|params| params.collects = false));
@@ -245,6 +263,7 @@ impl Params {
             clones,
             trash,
             leaves: Params::leaves(seed),
+            on_demand: Params::leaves(seed).and_then(|_| Params::on_demand(seed)),
         };
         if many_snapshots {
             (params.serves, params.log_bytes) = (true, 1 << 10);

@@ -211,8 +211,15 @@ fn reporter(directory: ArchiveDir, nodes: Option<Arc<Nodes>>, commands: Commands
             }
             last.clone()
         };
-        let server = commands.report();
-        json(&Stats::new(&directory, archive, &tables, nodes.as_deref(), Some(server))?)
+        let stats = |tables: &Tables| {
+            let server = commands.report();
+            Stats::new(&directory, archive, tables, nodes.as_deref(), Some(server))
+        };
+        match stats(&tables) {
+            // Others changed the archive since this server looked at it.
+            Err(error) if error.kind() == Kind::Busy => json(&stats(&archive.refresh()?)?),
+            stats => json(&stats?),
+        }
     })
 }
 

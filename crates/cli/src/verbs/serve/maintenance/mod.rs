@@ -208,7 +208,7 @@ impl Keeper {
         self.gate.pass(0)?;
         self.say("scrub");
         let mut scrub = ScrubRound::begin(&self.archive, now())?;
-        let (due, mut read) = (scrub.due_bytes(now(), round), 0);
+        let (due, mut read) = (scrub.due_bytes(now(), round)?, 0);
         let mut last = 0;
         while read < due {
             if !self.gate.is_open() {
