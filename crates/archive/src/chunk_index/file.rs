@@ -466,9 +466,7 @@ pub(super) fn merge(
         for n in 0..same.len() {
             let (fingerprint, address) = same[n];
             let first = !same[..n].iter().any(|(other, _)| *other == fingerprint);
-            if first
-                && (address.container.0 >= tables.next_id || may_be_there(tables, address)?)
-            {
+            if first && (address.container.0 >= tables.next_id || may_be_there(tables, address)?) {
                 writer.push(&(fingerprint, address))?;
             }
         }

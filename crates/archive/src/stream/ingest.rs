@@ -289,7 +289,7 @@ impl PendingContainers {
         let of = |own: bool| {
             self.upto(upto)
                 .filter(move |written| (written.session == session) == own)
-                .map(|written| written.stored.clone())
+                .map(|written| written.stored)
         };
         let (own, others): (Vec<Stored>, Vec<Stored>) = (of(true).collect(), of(false).collect());
         let finished: Vec<ContainerId> =
@@ -308,7 +308,7 @@ impl PendingContainers {
         self.listed_bytes = 0;
         let count = self.upto(upto).count();
         let written: Vec<Written> = self.written.drain(..count).collect();
-        let all: Vec<Stored> = written.iter().map(|written| written.stored.clone()).collect();
+        let all: Vec<Stored> = written.iter().map(|written| written.stored).collect();
         self.listed.extend(
             written
                 .into_iter()

@@ -247,7 +247,8 @@ pub(super) fn encode_directory(tables: &Tables, w: &mut Writer) {
             w.u64(place.0);
         });
     }
-    let recent: Vec<_> = tables.derived.not_imported.0.iter().flat_map(|known| known.keys()).collect();
+    let recent: Vec<_> =
+        tables.derived.not_imported.0.iter().flat_map(|known| known.keys()).collect();
     w.u32(recent.len() as u32);
     for (logged, id) in recent {
         w.u64(*logged).u64(id.0);

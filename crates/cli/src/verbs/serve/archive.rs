@@ -20,7 +20,7 @@ use std::{
 };
 
 use onefold_archive::{
-    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Volumes, backup_on, put_on,
+    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Tables, Volumes, backup_on, put_on,
 };
 use onefold_backend::{process, signals::StopSignals, systemd::Service};
 use onefold_core::{Error, Exports, Kind, Result};
