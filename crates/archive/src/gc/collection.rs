@@ -191,7 +191,7 @@ impl Collection {
         match self.step {
             Step::Count => Some(tables.differences.len() as u64),
             Step::Recheck | Step::Merge => Some(tables.condemned.len() as u64),
-            Step::LateEncoding => Some(self.due_for_encoding(&tables).len() as u64),
+            Step::LateEncoding => Some(tables.replicated().1),
             Step::Free | Step::Condemn | Step::Last | Step::Over => None,
         }
     }

@@ -217,7 +217,10 @@ fn reporter(directory: ArchiveDir, nodes: Option<Arc<Nodes>>, commands: Commands
         };
         match stats(&tables) {
             // Others changed the archive since this server looked at it.
-            Err(error) if error.kind() == Kind::Busy => json(&stats(&archive.refresh()?)?),
+            Err(error) if error.kind() == Kind::Busy => {
+                let tables = archive.refresh()?;
+                json(&stats(&tables)?)
+            }
             stats => json(&stats?),
         }
     })
