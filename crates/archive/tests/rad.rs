@@ -14,8 +14,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Class, Collected, Collection, CollectionOptions as Options, Format, Nodes, PLACES_MAX, Place,
-    PutReport as Report, Rad, Settings, Spread, check,
+    Archive, Class, Collected, Collection, CollectionOptions as Options, Format, Nodes, PLACES_MAX,
+    Place, PutReport as Report, Rad, Settings, Spread, check,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -227,7 +227,8 @@ fn a_damaged_container_stays_as_it_is_and_the_others_are_settled() {
     // One byte of the same unit in all copies.
     let (id, place) = {
         let tables = desk.open().tables();
-        let full = |place: &Place| tables.class(place).0 == Class::Replicated && place.bytes > 32 << 10;
+        let full =
+            |place: &Place| tables.class(place).0 == Class::Replicated && place.bytes > 32 << 10;
         let found = tables
             .containers
             .iter()
