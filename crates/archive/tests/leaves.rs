@@ -16,7 +16,7 @@ use std::{
 
 use onefold_archive::{
     Archive, Collection, CollectionOptions as Options, Format, Settings, check, find_label,
-    mend_leaves,
+    mend_leaves, renew_snapshot,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -240,6 +240,16 @@ fn rule_47_a_leaf_without_whole_copies_is_read_by_the_snapshot_before_or_told() 
     desk.rot(at.0 + at.1);
     let archive = desk.open_with(u64::MAX, None).unwrap();
     is_whole(&archive, 0..20);
+    // It needs the snapshot before: that is told, and a repair needs neither any more.
+    let found = problems(&archive);
+    assert!(found.len() == 1 && found[0].contains("needs the one before"), "{found:?}");
+    assert!(renew_snapshot(&archive).unwrap());
+    assert_eq!((problems(&archive), renew_snapshot(&archive).unwrap()), (Vec::new(), false));
+    drop(archive);
+    desk.change(&desk.last_snapshot(), |bytes| bytes[60] ^= 1);
+    let archive = desk.open_with(u64::MAX, None).unwrap();
+    is_whole(&archive, 0..20);
+    assert!(renew_snapshot(&archive).unwrap());
     drop(archive);
     // Both snapshots name the first one.
     let at = desk.places(0)[0];
@@ -274,6 +284,7 @@ fn rule_48_a_checkpoint_that_is_cut_off_leaves_both_snapshots_before_it() {
     let tables = archive.refresh().unwrap();
     assert_eq!(tables.streams.len(), 20);
     assert!(get(&archive, "a").unwrap() == noise(0, 5_000));
+    assert!(renew_snapshot(&archive).unwrap());
     assert_eq!(problems(&archive), Vec::<String>::new());
 }
 

@@ -21,7 +21,7 @@ use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
 use support::{Call, Watch, Watched, noise};
 
-const RAD: Rad = Rad { delay: 1, batch: 2, classes: [4, 3, 2] };
+const RAD: Rad = Rad { delay: 1, batch: 2, classes: [4, 3, 2], gathers: 0 };
 
 struct Desk {
     dir: tempfile::TempDir,

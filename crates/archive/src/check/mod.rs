@@ -307,20 +307,30 @@ impl Checking {
 }
 
 impl Found {
-    /// Looks at both copies of the tables' leaves.
+    /// Looks at the last snapshot of the tables, and at both copies of its leaves and of the pages of
+    /// the volumes' maps.
     fn leaves(&mut self) -> Result<()> {
         let found = look_at_leaves(&self.archive, false)?;
-        for page in found.with_one_copy {
+        if let Some(why) = found.snapshot_lost {
             self.report.problem(format!(
-                "one of two copies of the leaf at page {page} of `tables` is damaged; `onefold \
-                 repair` writes it again"
+                "the last snapshot of the tables can't be read, and the archive needs the one before: \
+                 {why}; `onefold repair` writes a new one"
             ));
         }
-        for page in found.lost {
-            self.report.problem(format!(
-                "both copies of the leaf at page {page} of `tables` are damaged: the archive can \
-                 be opened only as long as its last but one snapshot of the tables is whole"
-            ));
+        for (what, file, found) in [("leaf", "tables", found.leaves), ("map", "maps", found.pages)]
+        {
+            for page in found.with_one_copy {
+                self.report.problem(format!(
+                    "one of two copies of the {what} at page {page} of `{file}` is damaged; `onefold \
+                     repair` writes it again"
+                ));
+            }
+            for page in found.lost {
+                self.report.problem(format!(
+                    "both copies of the {what} at page {page} of `{file}` are damaged: the archive can \
+                     be opened only as long as its last but one snapshot of the tables is whole"
+                ));
+            }
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use crate::{
     rules::Rule,
     tables::{Tables, WriteCost},
     tree::expire,
-    usage_counts::{Counted, InMemory},
+    usage_counts::{Counted, InMemory, counts_number, highest_counts},
 };
 
 /// How collection is done.
@@ -373,13 +373,15 @@ impl Collection {
         let names = self.archive.files.names()?;
         let tables = self.archive.refresh()?;
         let mut removed = false;
+        // New counts get a higher number than a file has that a lost frame may name.
+        let highest = highest_counts(&names);
         for name in names {
             let segment =
                 name.strip_prefix("segment-").and_then(|digits| digits.parse::<u32>().ok());
-            let counts = name.strip_prefix("counts-").and_then(|digits| digits.parse::<u64>().ok());
+            let counts = counts_number(&name);
             let orphan = segment
                 .is_some_and(|n| !tables.segments.contains_key(&n) && segment_name(n) == name)
-                || counts.is_some_and(|n| n != tables.counts);
+                || counts.is_some_and(|n| n != tables.counts && n != highest.max(tables.counts));
             if orphan {
                 self.archive.files.remove(&name)?;
                 removed = true;

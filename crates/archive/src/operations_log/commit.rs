@@ -212,7 +212,7 @@ impl Archive {
 
     /// Takes a snapshot and begins a new log. The commit lock is held. A full disk only puts it
     /// off.
-    fn snapshot(&self, position: &mut LogPosition, may_use_reserve: bool) -> Result<()> {
+    pub(super) fn snapshot(&self, position: &mut LogPosition, may_use_reserve: bool) -> Result<()> {
         let reserve = if self.label.leaves { self.reserve_bytes()? } else { 0 };
         loop {
             match self.try_snapshot(position) {
@@ -278,6 +278,7 @@ impl Archive {
             position.label_durable,
         ) = (label.generation, number, log, 0, true);
         position.tables = Arc::new(tables);
+        position.snapshot_lost = None;
         for name in [snapshot_name(number.saturating_sub(2)), log_name(number.saturating_sub(2))] {
             match self.files.remove(&name) {
                 Err(error) if error.kind() != Kind::NotFound => return Err(error),

@@ -36,4 +36,8 @@ mod position;
 mod snapshot;
 
 pub(crate) use self::leaf_check::look_at_leaves;
-pub use self::{archive::Archive, epochs::EpochGuard, leaf_check::mend_leaves};
+pub use self::{
+    archive::Archive,
+    epochs::EpochGuard,
+    leaf_check::{mend_leaves, renew_snapshot},
+};

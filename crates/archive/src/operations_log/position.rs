@@ -43,6 +43,8 @@ pub(crate) struct LogPosition {
     pub(super) stopped: Option<Error>,
     /// Memory drawn from the budget for the tables.
     pub(super) drawn: Drawn,
+    /// Why the last snapshot could not be read: the one before took its place.
+    pub(super) snapshot_lost: Option<Error>,
 }
 
 impl LogPosition {
@@ -134,7 +136,7 @@ impl LogPosition {
         if budget.is_bounded() {
             budget.occupied(occupied(&**files, label.snapshot));
         }
-        let mut drawn = Drawn::from(budget);
+        let (mut drawn, mut snapshot_lost) = (Drawn::from(budget), None);
         let read = |number, before, drawn: &Drawn| {
             let known = (before, leaves);
             read_snapshot(&**files, identity, (number, kinds), settings, known, drawn)
@@ -155,6 +157,7 @@ impl LogPosition {
                     settings,
                     u64::MAX,
                 )?;
+                snapshot_lost = Some(error);
                 let mut tables = replayed.tables.into_owned();
                 if tables.on_demand {
                     let epoch = tables.epoch;
@@ -175,6 +178,7 @@ impl LogPosition {
             label_lost: false,
             stopped: None,
             drawn,
+            snapshot_lost,
         })
     }
 }

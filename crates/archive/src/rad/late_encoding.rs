@@ -2,10 +2,8 @@
 //! by their counts into classes and encoded, each class with its own code.
 //!
 //! A batch is the containers that are encoded late together, in rounds of a few. Classes are
-//! told apart by the counts of the whole batch: *cold* chunks have one reference (or none, when
-//! they lost it since they could last be condemned), *hot* ones at least three and as many as no
-//! more than a tenth of the batch has, the *baseline* is all between. Counts may lag; only a
-//! chunk's place depends on them.
+//! told apart by the counts of the whole batch. Counts may lag; only a chunk's place depends on
+//! them.
 //!
 //! *Crash argument:* a round is one merge. Chunks that nobody needs were condemned and looked at
 //! again before; all others are verified and copied, the new containers are synced, and one record
@@ -22,7 +20,7 @@ use crate::{
     container::{Rewriter, pack},
     format::{
         Address, ContainerId,
-        class::Class,
+        class::{Class, ClassBorder},
         container::{Chunk, ContainerKind, OpenContainer, Packed, Packer},
         parameters::SLOTS_MAX,
         record::{Record, Stored},
@@ -36,12 +34,6 @@ use crate::{
 /// Containers that are encoded late together: 64 MiB of chunks in memory.
 const ROUND: usize = 16;
 
-/// Hot chunks are at most one of so many.
-const HOT_SHARE: u64 = 10;
-
-/// References that a hot chunk has at least.
-const HOT_LEAST: u16 = 3;
-
 /// A batch that is being encoded late.
 #[derive(Default)]
 struct Batch {
@@ -51,8 +43,7 @@ struct Batch {
     next: VecDeque<ContainerId>,
     /// Their counts.
     counts: BTreeMap<ContainerId, Vec<u16>>,
-    /// References from which on a chunk is hot.
-    hot: u32,
+    border: ClassBorder,
 }
 
 /// A chunk on its way.
@@ -66,14 +57,6 @@ struct Moving {
 }
 
 impl Batch {
-    fn class(&self, count: u16) -> Class {
-        match count {
-            0 | 1 => Class::Cold,
-            _ if u32::from(count) >= self.hot => Class::Hot,
-            _ => Class::Baseline,
-        }
-    }
-
     fn count(&self, address: Address) -> u16 {
         self.counts
             .get(&address.container)
@@ -81,20 +64,6 @@ impl Batch {
             .copied()
             .unwrap_or(0)
     }
-}
-
-/// References from which on chunks are hot, when so many chunks have each number of them.
-fn hot_from(chunks: &BTreeMap<u16, u64>) -> u32 {
-    let all: u64 = chunks.values().sum();
-    let (mut hot, mut from) = (0, u32::from(u16::MAX) + 1);
-    for (&count, &chunks) in chunks.iter().rev().take_while(|(count, _)| **count >= HOT_LEAST) {
-        hot += chunks;
-        if hot * HOT_SHARE > all {
-            break;
-        }
-        from = u32::from(count);
-    }
-    from
 }
 
 /// Cuts sorted chunks into containers of one class each: where each begins.
@@ -192,7 +161,7 @@ impl LateEncoding {
                 }
             }
         }
-        Ok(Batch { rest, hot: hot_from(&chunks), ..Batch::default() })
+        Ok(Batch { rest, border: ClassBorder::of(&chunks), ..Batch::default() })
     }
 
     /// Reads the counts of the next containers, as many as may be in memory.
@@ -244,7 +213,7 @@ impl LateEncoding {
                         let count = batch.count(chunk.first);
                         let moves = count > 0 || rewriter.archive.keeps(Rule::UnreferencedMovedToo);
                         moves.then(|| Moving {
-                            class: batch.class(count),
+                            class: batch.border.class(count),
                             count,
                             from: from.len(),
                             chunk,
@@ -448,17 +417,6 @@ mod tests {
     use onefold_core::Fingerprint;
 
     use super::*;
-
-    #[test]
-    fn at_most_a_tenth_is_hot() {
-        let from = |counts: &[(u16, u64)]| hot_from(&counts.iter().copied().collect());
-        assert_eq!(from(&[(1, 80), (2, 10), (3, 5), (9, 5)]), 3);
-        assert_eq!(from(&[(1, 80), (2, 10), (3, 6), (9, 5)]), 9);
-        // Two references are not many, and what all have is no more than others have.
-        assert_eq!(from(&[(1, 95), (2, 5)]), 65_536);
-        assert_eq!(from(&[(7, 100)]), 65_536);
-        assert_eq!(from(&[]), 65_536);
-    }
 
     #[test]
     fn containers_have_one_class_and_no_more_than_they_can() {

@@ -46,6 +46,8 @@ pub struct Ingest {
     pub(super) lookup: Mutex<Lookup>,
     pub(super) pending: Mutex<PendingContainers>,
     pub(crate) imported: Imported,
+    /// Bytes of memory that all streams gathered.
+    pub(super) gathered: Arc<AtomicU64>,
     sessions: AtomicU64,
     /// The ingest outlives its streams: space allocated ahead stays allocated between them.
     pub(super) lasting: bool,
@@ -120,6 +122,7 @@ impl Ingest {
             lookup: Mutex::new(lookup),
             pending: Mutex::new(pending),
             imported: Arc::default(),
+            gathered: Arc::default(),
             sessions: AtomicU64::new(0),
             lasting,
         }))
@@ -200,7 +203,7 @@ impl PendingContainers {
         packed: &Packed,
         now: u64,
     ) -> Result<u64> {
-        let class = class_of(&ingest.archive, packed.kind);
+        let class = packed.class.unwrap_or_else(|| class_of(&ingest.archive, packed.kind));
         if self.appender.begins_segment(packed, class) && !self.written.is_empty() {
             self.sync(ingest)?;
             self.list(ingest, u64::MAX, now)?;

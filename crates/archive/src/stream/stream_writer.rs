@@ -96,7 +96,7 @@ impl StreamWriter {
     }
 
     /// The archive that is written to.
-    pub(crate) fn archive(&self) -> &Archive {
+    pub(crate) fn archive(&self) -> &Arc<Archive> {
         &self.ingest.archive
     }
 

@@ -3,10 +3,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::{File, Kind, Result};
+use onefold_core::{Error, File, Kind, Result};
 
 use super::{
-    counts_file::{CountsReader, CountsWriter, MOST, MemoryFile, counts_name},
+    counts_file::{CountsReader, CountsWriter, MOST, MemoryFile, counts_name, highest_counts},
     tree_nodes::NodeChanges,
 };
 use crate::{
@@ -49,12 +49,15 @@ impl Rewriter {
         }
         let limit = self.archive.settings.count_portion;
         let (portion, changes) = self.portion(&tables, goes_on, limit)?;
+        let made = self.fresh_number(&tables)?;
         loop {
-            match CountsWriter::create(&self.archive, tables.counts + 1)
+            match CountsWriter::create(&self.archive, made)
                 .and_then(|writer| self.write_counts(&portion, goes_on, &changes, writer))
             {
                 Err(error) if error.kind() == Kind::NoSpace => {
                     if !self.archive.spend_reserve()? {
+                        // No frame names it, not even one that was lost.
+                        self.archive.files.remove(&counts_name(made)).or_else(is_gone)?;
                         return self.count_in_memory(&tables, goes_on);
                     }
                 }
@@ -66,7 +69,6 @@ impl Rewriter {
         if !self.archive.keeps(Rule::PortionCountedOnce) && differences > 1 {
             differences -= 1;
         }
-        let made = tables.counts + 1;
         let containers = changed(self, &portion, &changes)?;
         let all = portion.differences.len() == tables.differences.len() && !changes.is_cut;
         let due =
@@ -77,11 +79,19 @@ impl Rewriter {
             let due = due.then_some(Record::CountsDue { nodes: changes.due });
             Ok([counted].into_iter().chain(changed).chain(due).collect())
         })?;
-        match self.archive.files.remove(&counts_name(tables.counts)) {
-            Err(error) if error.kind() != Kind::NotFound => Err(error),
-            _ if all => Ok(Counted::All),
-            _ => Ok(Counted::Portion),
-        }
+        self.archive.files.remove(&counts_name(tables.counts)).or_else(is_gone)?;
+        Ok(if all { Counted::All } else { Counted::Portion })
+    }
+
+    /// The number of new counts: one that no file has. A process may have died with its frame on the
+    /// way, and the medium may show that frame later, which must not find what another process
+    /// counted. The file with the highest number stays until a frame names a higher one.
+    fn fresh_number(&self, tables: &Tables) -> Result<u64> {
+        let highest = match self.archive.keeps(Rule::CountsNumberedAnew) {
+            true => highest_counts(&self.archive.files.names()?),
+            false => 0,
+        };
+        Ok(tables.counts.max(highest) + 1)
     }
 
     /// Counts everything in memory, for this time: not even the reserve is left.
@@ -325,6 +335,11 @@ impl Rewriter {
         }
         Ok(())
     }
+}
+
+/// What is not there need not be removed.
+fn is_gone(error: Error) -> Result<()> {
+    if error.kind() == Kind::NotFound { Ok(()) } else { Err(error) }
 }
 
 /// The numbers by which recipes name containers, in their order.

@@ -178,7 +178,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             match freeze.zip(thaw) {
                 None => create(&file, &request, &mut || {})?,
                 Some((freeze, thaw)) => {
-                    frozen(&freeze, thaw, |begun| create(&file, &request, begun))?
+                    frozen(&freeze, thaw, THAWING_MOST, |begun| create(&file, &request, begun))?
                 }
             }
             answer.tell(&done(&request), said(&request))
@@ -247,6 +247,7 @@ enum Word {
 fn frozen(
     freeze: &str,
     thaw: String,
+    thawing_most: Duration,
     snapshot: impl FnOnce(&mut dyn FnMut()) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let (begun, moment) = mpsc::channel::<Word>();
@@ -266,7 +267,7 @@ fn frozen(
     });
     if let Err(failed) = frozen {
         // It may have frozen a part.
-        let _ = shell_within(&thaw, THAWING_MOST, &mut || false);
+        let _ = shell_within(&thaw, thawing_most, &mut || false);
         if stopped {
             end_interrupted();
         }
@@ -274,7 +275,7 @@ fn frozen(
     }
     let thawing = std::thread::spawn(move || {
         let word = moment.recv_timeout(FROZEN_MOST);
-        let thawed = shell_within(&thaw, THAWING_MOST, &mut || false);
+        let thawed = shell_within(&thaw, thawing_most, &mut || false);
         if matches!(word, Ok(Word::Stop)) {
             // The snapshot may be waiting for a server.
             end_interrupted();
@@ -472,5 +473,23 @@ mod tests {
         std::thread::sleep(Duration::from_secs(3));
         assert!(!late.exists());
         assert!(THAWING_MOST < Duration::from_secs(3600));
+    }
+
+    #[test]
+    fn rule_12_a_thaw_that_never_ends_is_given_up_after_the_snapshots_and_after_a_failure() {
+        let begun = Instant::now();
+        let most = Duration::from_millis(300);
+        let thaw = || "exec sleep 600".to_owned();
+        let taken = frozen("true", thaw(), most, |begun| {
+            begun();
+            Ok(())
+        });
+        let told = format!("{:?}", taken.unwrap_err());
+        assert!(told.contains("--thaw failed") && told.contains("did not end within"), "{told}");
+        let failed = frozen("true", thaw(), most, |_| Err(Failure::new("no snapshot")));
+        assert!(format!("{:?}", failed.unwrap_err()).contains("no snapshot"));
+        let never = frozen("false", thaw(), most, |_| Ok(()));
+        assert!(format!("{:?}", never.unwrap_err()).contains("--freeze"));
+        assert!(begun.elapsed() < Duration::from_secs(60));
     }
 }

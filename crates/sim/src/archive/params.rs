@@ -33,6 +33,9 @@ pub enum Medium {
     MisdirectedWrites,
 }
 
+/// KiB that no stream of a run has.
+pub(crate) const ALL_AT_ONCE: u32 = 1024;
+
 /// So few that a second merge in one log comes to it.
 const MOVED_FEW: u64 = 2;
 
@@ -47,6 +50,9 @@ const NEWER_THAN_LEAVES: &str = "# The seeds below draw leaves of tables.";
 
 /// The line behind the kept seeds that are older than leaves that are read on demand.
 const NEWER_THAN_ON_DEMAND: &str = "# The seeds below draw leaves that are read on demand.";
+
+/// The line behind the kept seeds that are older than chunks that are encoded at once.
+const NEWER_THAN_GATHERED: &str = "# The seeds below draw chunks that are encoded at once.";
 
 impl Medium {
     const DAMAGING: [Medium; 4] =
@@ -129,7 +135,7 @@ pub struct Params {
     pub on_demand: Option<u64>,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
-    /// Late encoding.
+    /// Encoding by reference counts, late or at once.
     pub late: Option<Rad>,
     /// The faults of the medium, drawn from a source of its own, so that all other draws are as
     /// without them.
@@ -299,7 +305,7 @@ impl Params {
     }
 }
 
-/// Late encoding for half of the archives on several nodes: delay, batch and codes by chance.
+/// Encoding by reference counts for half of the archives on several nodes: delay, batch and codes by chance.
 fn late_encoding(seed: u64, (nodes, n, k): (usize, usize, usize)) -> Option<Rad> {
     let rng = &mut Rng::new(seed ^ 0x7261_645f_6c61_7465);
     if rng.percent(50) {
@@ -309,11 +315,22 @@ fn late_encoding(seed: u64, (nodes, n, k): (usize, usize, usize)) -> Option<Rad>
     let cold = rng.within(2, most as u64);
     let baseline = rng.within(2, cold);
     let hot = rng.within(2, baseline);
-    Some(Rad {
+    let late = Rad {
         delay: rng.below(3) as u32,
         batch: rng.within(1, 2) as u32,
         classes: [cold as u8, baseline as u8, hot as u8],
-    })
+        gathers: 0,
+    };
+    let gathers = gathers(seed);
+    Some(if gathers > 0 { Rad { delay: 0, batch: 1, gathers, ..late } } else { late })
+}
+
+/// Half of them encode at once, when they have so many KiB: a part of a stream, or all of it. From a
+/// source of its own; none of the kept seeds that are older.
+fn gathers(seed: u64) -> u32 {
+    let rng = &mut Rng::new(seed ^ 0x6761_7468_6572_2e2e);
+    let gathers = [4, 8, 24, ALL_AT_ONCE][rng.below(4) as usize];
+    if rng.percent(50) && !is_older(seed, NEWER_THAN_GATHERED) { gathers } else { 0 }
 }
 
 /// True for a kept seed that stands before this line.

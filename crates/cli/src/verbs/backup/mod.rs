@@ -1,5 +1,6 @@
 //! `onefold backup`: a snapshot of directories into an archive.
 
+mod own;
 mod reread;
 mod roots;
 pub(super) mod served;
@@ -27,6 +28,7 @@ use onefold_core::Kind;
 use serde_json::{Value, json};
 
 use self::{
+    own::Own,
     roots::Root,
     walk::{Counts, Rules, Teller},
 };
@@ -210,7 +212,11 @@ fn send(
     // What the parents name is not freed before the server has named it.
     let kept = TreeReader::new(&archive)?;
     let tables = kept.tables().clone();
-    let request = request(options, rules, &tables)?;
+    let mut request = request(options, rules, &tables)?;
+    let mut own = only_adds(directory)?.then(|| Own::of(archive.label().id));
+    if let Some(own) = &own {
+        take_over_from(own, &tables, &mut request);
+    }
     let parents: Vec<&Snapshot> = parents(&tables, &request).collect();
     let total = parents.iter().map(|parent| parent.bytes).max().unwrap_or(0);
     let since = began(parents.iter().copied());
@@ -223,7 +229,37 @@ fn send(
         })
     })?;
     drop(kept);
+    if let Some(own) = &mut own {
+        let tables = archive.refresh()?;
+        let noted = tables.snapshots.get(request.id).and_then(|snapshot| own.note(snapshot));
+        if let Err(error) = noted {
+            tracing::warn!("the next backup reads all files again: {error}");
+        }
+    }
     Ok(made)
+}
+
+/// True when the server lets its clients add and do nothing else. It answers one question for each
+/// connection.
+fn only_adds(directory: &ArchiveDir) -> Result<bool, Failure> {
+    // One that has gone meanwhile may come back as such a one.
+    let Some(mut server) = directory.server()? else { return Ok(true) };
+    let status: Value = server.ask(&control::Request::Status)?;
+    Ok(status["append_only"] == true)
+}
+
+/// Takes over from the newest snapshot of the set that was made here, and from nobody else's.
+fn take_over_from(own: &Own, tables: &Tables, request: &mut BackupRequest) {
+    let of_set = || tables.snapshots.listed().rev().filter(|snapshot| snapshot.set == request.set);
+    let parent = of_set().find(|snapshot| own.has(snapshot)).map(|snapshot| snapshot.id);
+    if parent.is_none() && of_set().next().is_some() {
+        tracing::info!(
+            "the snapshots of '{}' were not made by this user here, as far as is known: all files \
+             are read",
+            request.set.escape_debug()
+        );
+    }
+    (request.parent, request.checkpoint) = (parent, None);
 }
 
 /// Refuses an archive that was made before there were snapshots.

@@ -17,6 +17,7 @@ use onefold_archive::{
 };
 use onefold_backend::{
     random::random_bytes,
+    spared::Spared,
     sparse::next_data,
     tree::{Found, Looked, Options, Selection, Walk},
 };
@@ -566,12 +567,11 @@ impl<'a, 'f> Teller<'a, 'f> {
 
     /// Gives all of a file, its holes without reading them; an error is one of reading it.
     fn read(&mut self, file: &File, bytes: Option<u64>) -> Result<Option<Error>> {
-        use std::os::unix::fs::FileExt;
         let bytes = match bytes.map_or_else(|| file.metadata().map(|found| found.len()), Ok) {
             Ok(bytes) => bytes,
             Err(error) => return Ok(Some(Error::from_io("it can't be looked at", error))),
         };
-        let mut at = 0;
+        let (mut at, mut spared) = (0, Spared::new(file, bytes));
         loop {
             let (start, end) = match next_data(file, at, bytes) {
                 Ok(Some(range)) => range,
@@ -590,7 +590,7 @@ impl<'a, 'f> Teller<'a, 'f> {
                 let n = self.feeder.fill(|room| {
                     let most = room.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
                     loop {
-                        match file.read_at(&mut room[..most], at) {
+                        match spared.read_at(&mut room[..most], at) {
                             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                             Err(e) => {
                                 failed = Some(Error::from_io("it can't be read", e));

@@ -275,6 +275,8 @@ impl Commands {
     fn report(&self) -> ArchiveServer {
         let counts = self.volumes.counts();
         let nbd = self.server.lock().as_ref().map(|server| server.statistics().into());
+        let of = |keeper: &Maintenance| (keeper.doing(), keeper.held_back());
+        let (maintenance, held_back) = self.maintenance.lock().as_ref().map(of).unzip();
         ArchiveServer {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -292,7 +294,8 @@ impl Commands {
             nbd,
             cpu_seconds: process::cpu_time().as_secs_f64(),
             append_only: self.append_only,
-            maintenance: self.maintenance.lock().as_ref().map(Maintenance::doing),
+            maintenance,
+            held_back: held_back.unwrap_or_default(),
         }
     }
 }

@@ -1,6 +1,9 @@
 //! `onefold status` of an archive: what it holds and what it saved.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use onefold_archive::{Archive, Care, Class, Completeness, Nodes, Tables, Totals, WriteCost};
 use onefold_backend::room::room;
@@ -9,7 +12,10 @@ use serde::Serialize;
 
 use crate::{
     report::archive::ArchiveServer,
-    verbs::volume::archive::{self as archive_volume, Line},
+    verbs::{
+        keeping::{file::PolicyFile, policy::Terms, retention::Judged},
+        volume::archive::{self as archive_volume, Line},
+    },
 };
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
@@ -71,6 +77,7 @@ pub(in crate::verbs) struct Stats {
     placement: &'static str,
     delay: Option<u32>,
     batch: Option<u32>,
+    batch_bytes: Option<u64>,
     /// The content of the containers of each class; in an archive with round-robin all are plain.
     classes: Vec<ClassLine>,
     /// Bytes that stand replicated, with their copies.
@@ -272,6 +279,7 @@ impl Stats {
             placement: if late.is_some() { "rad" } else { "round-robin" },
             delay: late.map(|rad| rad.delay),
             batch: late.map(|rad| rad.batch),
+            batch_bytes: late.filter(|rad| rad.gathers > 0).map(|rad| u64::from(rad.gathers) << 10),
             classes: classes(tables),
             replicated_bytes: tables.replicated().0,
             work: WorkLine::from(&tables.write_cost),
@@ -300,8 +308,10 @@ impl Stats {
     /// What needs an operator, a sentence each.
     fn problems(&self, limits: Limits) -> Vec<String> {
         let mut all = Vec::new();
-        if let Some(reason) = self.server.as_ref().and_then(|server| server.stopped.as_ref()) {
-            all.push(format!("its server only reads: {reason}"));
+        if let Some(server) = &self.server {
+            let only_reads = |reason| format!("its server only reads: {reason}");
+            all.extend(server.stopped.iter().map(only_reads));
+            all.extend(server.held_back.iter().cloned());
         }
         for absent in &self.absent {
             all.push(format!(
@@ -354,10 +364,28 @@ fn look(directory: &ArchiveDir, memory: u64) -> Result<(Arc<Archive>, Stats)> {
     Ok((archive, stats))
 }
 
-/// What needs an operator, a sentence each.
-pub(super) fn problems(directory: &ArchiveDir, memory: u64, limits: Limits) -> Result<Vec<String>> {
-    let (_, stats) = look(directory, memory)?;
-    Ok(stats.problems(limits))
+/// What needs an operator, a sentence each; with policies also the sets from which they would take
+/// too much.
+pub(super) fn problems(
+    directory: &ArchiveDir,
+    memory: u64,
+    limits: Limits,
+    policies: Option<&PolicyFile>,
+) -> Result<Vec<String>> {
+    let (archive, stats) = look(directory, memory)?;
+    let mut all = stats.problems(limits);
+    if let Some(policies) = policies {
+        let append_only =
+            policies.append_only || stats.server.is_some_and(|server| server.append_only);
+        let terms = Terms { now: now(), zone: policies.zone.clone(), append_only };
+        let policy_of = |host: &str, set: &str| policies.policy(host, set);
+        let judged = Judged::new(&archive.tables(), &|_| true, &policy_of, &terms, false);
+        // The server may have said the same.
+        all.extend(judged.guarded);
+        let mut said = BTreeSet::new();
+        all.retain(|problem| said.insert(problem.clone()));
+    }
+    Ok(all)
 }
 
 /// Tells about an archive.
@@ -389,14 +417,18 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     }
     if let (Some(delay), Some(batch)) = (stats.delay, stats.batch) {
         let versions = |n: u32| counted(u64::from(n), "version");
-        row(
-            "placement",
-            format!(
+        let placement = match stats.batch_bytes {
+            Some(bytes) => format!(
+                "rad: new chunks of puts and backups are encoded at once, {} at a time",
+                Size(bytes)
+            ),
+            None => format!(
                 "rad: encoded when counts did not change for {}, {} at a time",
                 versions(delay),
                 versions(batch)
             ),
-        );
+        };
+        row("placement", placement);
         for line in &stats.classes {
             let (stripes, [n, k]) = (counted(line.stripes, "stripe"), line.code);
             let (chunks, bytes, written) =

@@ -1,9 +1,11 @@
 //! After a crash: the archive is compared with the model, and checked.
 
 pub(super) mod damage;
-mod places;
+pub(super) mod places;
 
-use onefold_archive::{Archive, Content, Reader, SnapshotId, Verify, check, mend_leaves};
+use onefold_archive::{
+    Archive, Content, Reader, SnapshotId, Verify, check, mend_leaves, renew_snapshot,
+};
 use onefold_core::Kind;
 
 use super::{
@@ -103,6 +105,11 @@ impl Sim {
             Ok(0) => {}
             Ok(_) => self.reach.hit("a copy of a leaf was written again"),
             Err(error) => return Err(self.judge("mend leaves", &error)),
+        }
+        match renew_snapshot(archive) {
+            Ok(false) => {}
+            Ok(true) => self.reach.hit("a snapshot of the tables was written anew"),
+            Err(error) => return Err(self.judge("renew snapshot", &error)),
         }
         Ok(())
     }

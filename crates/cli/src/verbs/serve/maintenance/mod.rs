@@ -40,6 +40,7 @@ const PORTIONS: Duration = Duration::from_secs(3600);
 pub(super) struct Maintenance {
     gate: Arc<Gate>,
     doing: Arc<Mutex<String>>,
+    held_back: Arc<Mutex<Vec<String>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -60,7 +61,9 @@ impl Maintenance {
         }
         let gate = Arc::new(Gate::new(activity, policies.load.idle, policies.load.limit));
         let doing = Arc::new(Mutex::new("nothing is due".to_owned()));
+        let held_back = Arc::new(Mutex::default());
         let keeper = Keeper {
+            held_back: held_back.clone(),
             archive: archive.clone(),
             policies,
             append_only,
@@ -71,12 +74,17 @@ impl Maintenance {
         let thread = thread
             .spawn(move || keeper.run())
             .map_err(|e| Error::from_io("cannot start a thread for maintenance", e))?;
-        Ok(Maintenance { gate, doing, thread: Some(thread) })
+        Ok(Maintenance { gate, doing, held_back, thread: Some(thread) })
     }
 
     /// What it does, or that nothing is due.
     pub(super) fn doing(&self) -> String {
         self.doing.lock().clone()
+    }
+
+    /// The sets that its policies would take too much from, a sentence each, when it forgot last.
+    pub(super) fn held_back(&self) -> Vec<String> {
+        self.held_back.lock().clone()
     }
 
     /// Ends the work at hand, which goes on when the archive is served again.
@@ -96,6 +104,7 @@ impl Drop for Maintenance {
 }
 
 struct Keeper {
+    held_back: Arc<Mutex<Vec<String>>>,
     archive: Arc<Archive>,
     policies: PolicyFile,
     append_only: bool,
@@ -192,6 +201,7 @@ impl Keeper {
         let judged = Judged::new(&tables, &|_| true, &policy_of, &terms, false);
         judged.guarded.iter().for_each(|why| tracing::warn!("{why}"));
         let gone = judged.gone();
+        *self.held_back.lock() = judged.guarded;
         if !gone.is_empty() {
             forget(&self.archive, &gone, now())?;
             tracing::info!("forgot {}", counted(gone.len() as u64, "snapshot"));
