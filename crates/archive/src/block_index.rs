@@ -15,7 +15,7 @@
 //! the same snapshot.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     ops::Range,
     sync::Arc,
 };
@@ -29,7 +29,7 @@ use crate::{
         names::open_or_create,
         record::{ENTRY_MEMORY, packed, unpacked},
     },
-    memory::Drawn,
+    memory::{Allowance, Drawn},
 };
 
 /// Blocks that a leaf names.
@@ -61,11 +61,26 @@ pub(crate) struct Page {
     pub owner: u64,
 }
 
+/// The mappings of a leaf as numbers; 0 for zeroes.
+#[derive(Debug, Default)]
+struct Entries {
+    numbers: Vec<u64>,
+    /// Their memory, which goes back to the budget with them.
+    _drawn: Drawn,
+}
+
+impl PartialEq for Entries {
+    fn eq(&self, other: &Entries) -> bool {
+        self.numbers == other.numbers
+    }
+}
+
+impl Eq for Entries {}
+
 /// A leaf.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Leaf {
-    /// The mappings as numbers; 0 for zeroes.
-    entries: Arc<Vec<u64>>,
+    entries: Arc<Entries>,
     /// Entries that are not 0.
     used: u32,
     /// Its page, unless it changed since.
@@ -87,6 +102,8 @@ pub struct Pages {
     pub replaced: Vec<u32>,
     /// Named by the last snapshot, and not needed any more.
     pub gone: Vec<u32>,
+    /// What leaves are drawn from that are made or copied.
+    pub(crate) memory: Allowance,
 }
 
 impl BlockIndex {
@@ -94,33 +111,50 @@ impl BlockIndex {
     #[must_use]
     pub fn get(&self, block: u64) -> Option<Address> {
         let leaf = self.leaves.get(&u32::try_from(block / LEAF_BLOCKS as u64).ok()?)?;
-        unpacked(leaf.entries[block as usize % LEAF_BLOCKS])
+        unpacked(leaf.entries.numbers[block as usize % LEAF_BLOCKS])
     }
 
-    /// Changes a block's mapping; gives the old one.
+    /// Changes a block's mapping; gives the old one. A leaf that a clone of the volume has too, or a
+    /// reader of the tables as they were, is copied first.
+    ///
+    /// # Errors
+    /// `Memory` when there is none for a leaf more.
     pub(crate) fn set(
         &mut self,
         block: u64,
         to: Option<Address>,
         pages: &mut Pages,
-    ) -> Option<Address> {
+    ) -> Result<Option<Address>> {
         let number = (block / LEAF_BLOCKS as u64) as u32;
-        if to.is_none() && !self.leaves.contains_key(&number) {
-            return None;
-        }
-        let leaf = self.leaves.entry(number).or_insert_with(|| Leaf {
-            entries: Arc::new(vec![0; LEAF_BLOCKS]),
-            used: 0,
-            page: None,
-        });
+        let leaf = match self.leaves.entry(number) {
+            Entry::Vacant(_) if to.is_none() => return Ok(None),
+            Entry::Vacant(entry) => {
+                let _drawn = pages.memory.draw(LEAF_MEMORY)?;
+                let entries = Arc::new(Entries { numbers: vec![0; LEAF_BLOCKS], _drawn });
+                entry.insert(Leaf { entries, used: 0, page: None })
+            }
+            Entry::Occupied(entry) => entry.into_mut(),
+        };
         pages.gone.extend(leaf.page.take().map(|page| page.number));
-        let entry = &mut Arc::make_mut(&mut leaf.entries)[block as usize % LEAF_BLOCKS];
-        let old = unpacked(std::mem::replace(entry, packed(to)));
+        let change = |entries: &mut Entries| {
+            let entry = &mut entries.numbers[block as usize % LEAF_BLOCKS];
+            unpacked(std::mem::replace(entry, packed(to)))
+        };
+        let old = match Arc::get_mut(&mut leaf.entries) {
+            Some(entries) => change(entries),
+            None => {
+                let _drawn = pages.memory.draw(LEAF_MEMORY)?;
+                let mut copy = Entries { numbers: leaf.entries.numbers.clone(), _drawn };
+                let old = change(&mut copy);
+                leaf.entries = Arc::new(copy);
+                old
+            }
+        };
         leaf.used = leaf.used + u32::from(to.is_some()) - u32::from(old.is_some());
         if leaf.used == 0 {
             self.leaves.remove(&number);
         }
-        old
+        Ok(old)
     }
 
     /// The blocks of a range that have a mapping, and where it is.
@@ -131,6 +165,7 @@ impl BlockIndex {
         let all = leaves.flat_map(|(&number, leaf)| {
             let base = u64::from(number) * LEAF_BLOCKS as u64;
             leaf.entries
+                .numbers
                 .iter()
                 .enumerate()
                 .filter_map(move |(n, &entry)| Some((base + n as u64, unpacked(entry)?)))
@@ -157,6 +192,11 @@ impl BlockIndex {
     /// Leaves that changed since the last snapshot of the tables.
     pub(crate) fn changed_leaves(&self) -> usize {
         self.leaves.values().filter(|leaf| leaf.page.is_none()).count()
+    }
+
+    /// The leaves that have a page, and where it is.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = (u32, Page)> {
+        self.leaves.iter().filter_map(|(&number, leaf)| Some((number, leaf.page?)))
     }
 
     /// Leaves.
@@ -212,7 +252,7 @@ pub(crate) fn write(
     let is_first = pages.count == 0;
     indexes.retain(|(_, index)| index.leaves.values().any(|leaf| leaf.page.is_none()));
     // Clones of a leaf that has no page yet get the page of the first of them.
-    let mut written: BTreeMap<(u32, *const Vec<u64>), Page> = BTreeMap::new();
+    let mut written: BTreeMap<(u32, *const Entries), Page> = BTreeMap::new();
     for (id, index) in &mut indexes {
         for (&at, leaf) in
             Arc::make_mut(index).leaves.iter_mut().filter(|(_, leaf)| leaf.page.is_none())
@@ -232,7 +272,7 @@ pub(crate) fn write(
                     file.insert(open_or_create(files, MAPS, is_first)?)
                 }
             };
-            let bytes = encode_leaf(identity, at, page, &leaf.entries);
+            let bytes = encode_leaf(identity, at, page, &leaf.entries.numbers);
             open.write_at(u64::from(page.number) * STRIDE, &bytes)?;
             leaf.page = Some(page);
             written.insert(shared, page);
@@ -258,7 +298,7 @@ fn write_second_copies(
         for (&at, leaf) in &index.leaves {
             let is_new = |page: &Page| page.written == number && page.owner == *id;
             let Some(page) = leaf.page.filter(is_new) else { continue };
-            let bytes = encode_leaf(identity, at, page, &leaf.entries);
+            let bytes = encode_leaf(identity, at, page, &leaf.entries.numbers);
             file.write_at(u64::from(page.number) * STRIDE + PAGE_BYTES as u64, &bytes)?;
         }
     }
@@ -285,6 +325,7 @@ pub(crate) fn load<'a>(
     named: impl Iterator<Item = Named<'a>>,
     drawn: &Drawn,
 ) -> Result<Vec<(u64, Arc<BlockIndex>)>> {
+    pages.memory = drawn.allowance();
     let mut file = None;
     let mut read = Vec::new();
     // A page that clones share is read once, and held once.
@@ -304,7 +345,7 @@ pub(crate) fn load<'a>(
                 *leaf = known.clone();
                 continue;
             }
-            drawn.more(LEAF_MEMORY)?;
+            let _drawn = drawn.allowance().draw(LEAF_MEMORY)?;
             let lost = || {
                 corrupt(format!(
                     "the map of volume '{name}' lost the page of block {}",
@@ -338,7 +379,7 @@ pub(crate) fn load<'a>(
                 }
             };
             leaf.used = entries.iter().filter(|&&entry| entry != 0).count() as u32;
-            leaf.entries = Arc::new(entries);
+            leaf.entries = Arc::new(Entries { numbers: entries, _drawn });
             shared.insert((page, at), leaf.clone());
         }
         read.push((id, Arc::new(index)));
@@ -360,26 +401,76 @@ fn encode_leaf(identity: &Identity, leaf: u32, page: Page, entries: &[u64]) -> V
 
 /// The entries of a leaf, if these bytes are that leaf.
 fn decode_leaf(identity: &Identity, leaf: u32, page: Page, bytes: &[u8]) -> Option<Vec<u64>> {
-    let (body, sum) = bytes.split_at_checked(PAGE_BYTES - 8)?;
-    if identity.checksum(body).to_le_bytes() != sum {
-        return None;
-    }
-    let mut r = Reader(body, None);
-    let whole = r.take(8).ok()? == MAGIC
-        && r.u64().ok()? == page.owner
-        && (r.u32().ok()?, r.u32().ok()?, r.u64().ok()?) == (leaf, page.number, page.written);
+    let (found, entries) = decode_page(identity, bytes)?;
     let entry = |bytes: &[u8]| {
         let mut number = [0; 8];
         number[..ENTRY_BYTES].copy_from_slice(bytes);
         u64::from_le_bytes(number)
     };
-    whole.then(|| r.0.chunks_exact(ENTRY_BYTES).take(LEAF_BLOCKS).map(entry).collect())
+    (found == (leaf, page))
+        .then(|| entries.chunks_exact(ENTRY_BYTES).take(LEAF_BLOCKS).map(entry).collect())
+}
+
+/// Which leaf these bytes say they are, and where, with its entries; `None` when they are damaged.
+fn decode_page<'a>(identity: &Identity, bytes: &'a [u8]) -> Option<((u32, Page), &'a [u8])> {
+    let (body, sum) = bytes.split_at_checked(PAGE_BYTES - 8)?;
+    if identity.checksum(body).to_le_bytes() != sum {
+        return None;
+    }
+    let mut r = Reader(body, None);
+    let is_leaf = r.take(8).ok()? == MAGIC;
+    let (owner, leaf, number, written) =
+        (r.u64().ok()?, r.u32().ok()?, r.u32().ok()?, r.u64().ok()?);
+    is_leaf.then_some(((leaf, Page { number, written, owner }), r.0))
+}
+
+/// The copies of a page of the file of maps that are whole. `expected` is the leaf that lies there,
+/// where the tables still know it; else the copy that was written last counts.
+///
+/// # Errors
+/// Errors of the system, but for a copy that can't be read.
+pub(crate) fn whole_copies(
+    file: &dyn File,
+    identity: &Identity,
+    number: u32,
+    expected: Option<(u32, Page)>,
+) -> Result<[Option<Vec<u8>>; 2]> {
+    let mut written = [0; 2];
+    let mut copy = |n: usize| -> Result<Option<Vec<u8>>> {
+        let mut bytes = vec![0; PAGE_BYTES];
+        let at = u64::from(number) * STRIDE + (n * PAGE_BYTES) as u64;
+        match file.read_at(at, &mut bytes) {
+            Err(error) if error.kind() == Kind::Io => return Ok(None),
+            read => bytes.truncate(read?),
+        }
+        let found = decode_page(identity, &bytes).map(|(found, _)| found);
+        let is_whole = found.is_some_and(|found| {
+            written[n] = found.1.written;
+            expected.map_or(found.1.number == number, |expected| found == expected)
+        });
+        Ok(is_whole.then_some(bytes))
+    };
+    let mut copies = [copy(0)?, copy(1)?];
+    if copies.iter().all(Option::is_some) && written[0] != written[1] {
+        copies[usize::from(written[0] > written[1])] = None;
+    }
+    Ok(copies)
+}
+
+/// Writes a copy of a page of the file of maps again, which is damaged, with the bytes of the other
+/// one; durable on return. A crash leaves the other one.
+///
+/// # Errors
+/// Errors of the system.
+pub(crate) fn rewrite_copy(file: &dyn File, number: u32, copy: usize, bytes: &[u8]) -> Result<()> {
+    file.write_at(u64::from(number) * STRIDE + (copy * PAGE_BYTES) as u64, bytes)?;
+    file.sync()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::ContainerId;
+    use crate::{format::ContainerId, memory::Budget};
 
     fn at(n: u64) -> Option<Address> {
         Some(Address { container: ContainerId(n), slot: (n % 7) as u16 })
@@ -389,9 +480,9 @@ mod tests {
     fn a_map_gives_what_was_set_and_forgets_empty_leaves() {
         let (mut index, mut pages) = (BlockIndex::default(), Pages::default());
         for block in [0, 1, 511, 512, 5_000_000] {
-            assert_eq!(index.set(block, at(block + 9), &mut pages), None);
+            assert_eq!(index.set(block, at(block + 9), &mut pages).unwrap(), None);
         }
-        assert_eq!(index.set(511, at(77), &mut pages), at(520));
+        assert_eq!(index.set(511, at(77), &mut pages).unwrap(), at(520));
         let found: Vec<_> =
             index.mapped(1..5_000_000).map(|(block, address)| (block, Some(address))).collect();
         assert_eq!(found, [(1, at(10)), (511, at(77)), (512, at(521))]);
@@ -400,9 +491,39 @@ mod tests {
             (5, Some(5_000_000 / 512 * 512), None)
         );
         for block in [0, 1, 511, 512, 5_000_000] {
-            assert!(index.set(block, None, &mut pages).is_some());
+            assert!(index.set(block, None, &mut pages).unwrap().is_some());
         }
         assert_eq!((index, pages), (BlockIndex::default(), Pages::default()));
+    }
+
+    #[test]
+    fn rule_09_a_leaf_that_is_copied_is_drawn_and_comes_back_with_the_copy() {
+        const LEAVES: u64 = 100;
+        let budget = Budget::new(LEAF_MEMORY * LEAVES * 5 / 2);
+        let memory = Drawn::from(&budget).allowance();
+        let (mut index, mut pages) = (BlockIndex::default(), Pages { memory, ..Pages::default() });
+        let blocks = || (0..LEAVES).map(|n| n * LEAF_BLOCKS as u64);
+        for block in blocks() {
+            index.set(block, at(block + 9), &mut pages).unwrap();
+        }
+        // A reader has the map as it was, again and again, and lets it go.
+        for round in 0..10 {
+            let reader = index.clone();
+            for block in blocks() {
+                index.set(block, at(block + round), &mut pages).unwrap();
+            }
+            assert_ne!(reader, index);
+        }
+        // Each clone changes a block of each leaf.
+        let mut clones = vec![index.clone(), index.clone()];
+        let mut changed = clones.iter_mut().map(|clone| {
+            blocks().try_for_each(|block| clone.set(block, at(block + 99), &mut pages).map(drop))
+        });
+        assert!(changed.next().unwrap().is_ok());
+        assert_eq!(changed.next().unwrap().unwrap_err().kind(), Kind::Memory);
+        drop(changed);
+        drop((index, clones));
+        Drawn::from(&budget).more(LEAF_MEMORY * LEAVES * 5 / 2).unwrap();
     }
 
     #[test]

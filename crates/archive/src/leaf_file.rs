@@ -11,10 +11,18 @@
 //! of one that rotted. The second copies are written when the first ones are durable, so that no
 //! lost write costs both.
 //!
-//! *Invariant:* leaves are read under the commit lock only, so that nobody reads pages of a
+//! *Leaves that are read on demand* are read without the commit lock, by whoever has tables that name
+//! them. Their pages wait: who reads stays in an epoch, and a page is written again when the epoch in
+//! which it was replaced has ended, and the one behind it has. Nobody is in them then, as the epoch
+//! advances only when nobody is in the one before.
+//!
+//! *Invariant:* other leaves are read under the commit lock only, so that nobody reads pages of a
 //! snapshot that two others have followed.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use onefold_core::{File, Files, Kind, Result};
 
@@ -81,13 +89,22 @@ pub struct LeafFile {
     named: Arc<BTreeSet<LeafPlace>>,
     /// Pages that the snapshot before the last names, and the last does not.
     replaced: Arc<BTreeSet<Extent>>,
+    /// Those of the leaves that the last snapshot names which are read on demand.
+    on_demand: Arc<BTreeSet<Extent>>,
+    /// Pages of such leaves that were replaced, and the epoch whose readers may still look at them.
+    waiting: Arc<BTreeMap<Extent, u32>>,
+}
+
+/// True when somebody may still read pages that were replaced in epoch `since`.
+fn is_awaited(since: u32, epoch: u32) -> bool {
+    since.saturating_add(2) > epoch
 }
 
 impl LeafFile {
     /// Behind the last page that a snapshot names.
     fn end(&self) -> u32 {
         let named = self.named.iter().map(|place| place.extent());
-        let all = named.chain(self.replaced.iter().copied());
+        let all = named.chain(self.replaced.iter().chain(self.waiting.keys()).copied());
         all.map(|(page, pages)| page + pages).max().unwrap_or(0)
     }
 
@@ -96,13 +113,38 @@ impl LeafFile {
         self.named.clone()
     }
 
-    /// The next snapshot names these leaves.
-    pub(crate) fn turn(&mut self, places: &[LeafPlace]) {
+    /// The next snapshot names these leaves, of which some are read on demand; `epoch` is the one
+    /// in which it is made.
+    pub(crate) fn turn(&mut self, places: &[LeafPlace], on_demand: &[LeafPlace], epoch: u32) {
+        let on_demand: BTreeSet<Extent> = on_demand.iter().map(|place| place.extent()).collect();
+        let mut waiting = BTreeMap::clone(&self.waiting);
+        let gone = self.on_demand.difference(&on_demand);
+        waiting.extend(gone.map(|extent| (*extent, epoch)));
+        waiting.retain(|_, since| is_awaited(*since, epoch));
+        (self.waiting, self.on_demand) = (Arc::new(waiting), Arc::new(on_demand));
         let named: BTreeSet<LeafPlace> = places.iter().copied().collect();
         let kept: BTreeSet<Extent> = named.iter().map(|place| place.extent()).collect();
         let before = self.named.iter().map(|place| place.extent());
         self.replaced = Arc::new(before.filter(|extent| !kept.contains(extent)).collect());
         self.named = Arc::new(named);
+    }
+
+    /// A snapshot that these tables do not know may have named any pages of the file, and readers may
+    /// still look at them: all of them wait.
+    pub(crate) fn await_all(&mut self, files: &dyn Files, epoch: u32) -> Result<()> {
+        let bytes = match files.open(LEAVES) {
+            Err(error) if error.kind() == Kind::NotFound => return Ok(()),
+            opened => opened?.bytes()?,
+        };
+        let pages = bytes.div_ceil(PAGE_BYTES as u64).min(u64::from(PAGES_MAX)) as u32;
+        if pages > 0 {
+            let mut waiting = BTreeMap::clone(&self.waiting);
+            // Whatever waits already lies in it.
+            waiting.retain(|(page, more), _| page.saturating_add(*more) > pages);
+            waiting.insert((0, pages), epoch);
+            self.waiting = Arc::new(waiting);
+        }
+        Ok(())
     }
 
     /// Gives the space back that a snapshot took which had no room to its end.
@@ -152,10 +194,35 @@ impl LeafFile {
         });
     }
 
+    /// Writes which pages wait for readers.
+    pub(crate) fn encode_waiting(&self, w: &mut Writer) {
+        w.u32(self.waiting.len() as u32);
+        self.waiting.iter().for_each(|(&(page, pages), &since)| {
+            w.u32(page).u32(pages).u32(since);
+        });
+    }
+
+    /// Reads which pages wait for readers; these of the leaves are read on demand.
+    pub(crate) fn decode_waiting(
+        &mut self,
+        r: &mut Reader<'_>,
+        on_demand: &[LeafPlace],
+    ) -> Result<()> {
+        let count = r.count(12, 64)?;
+        let one = |_| {
+            let (page, pages) = (r.u32()?, r.u32()?);
+            in_file(page, pages)?;
+            Ok(((page, pages), r.u32()?))
+        };
+        self.waiting = Arc::new((0..count).map(one).collect::<Result<_>>()?);
+        self.on_demand = Arc::new(on_demand.iter().map(|place| place.extent()).collect());
+        Ok(())
+    }
+
     /// The pages of a snapshot that names these leaves.
     pub(crate) fn decode(r: &mut Reader<'_>, places: &[LeafPlace]) -> Result<LeafFile> {
         let mut file = LeafFile::default();
-        file.turn(places);
+        file.turn(places, &[], 0);
         let count = r.count(8, 64)?;
         let extent = |_| {
             let (page, pages) = (r.u32()?, r.u32()?);
@@ -232,13 +299,13 @@ pub(crate) struct LeafWriter<'a> {
 }
 
 impl<'a> LeafWriter<'a> {
-    /// For snapshot `number`, which comes after the one that `state` is of; `unchanged` are the
-    /// leaves that both name.
+    /// For snapshot `number`, which is made in `epoch` and comes after the one that `state` is of;
+    /// `unchanged` are the leaves that both name.
     pub(crate) fn new(
         files: &'a dyn Files,
         identity: &'a Identity,
         settings: &'a Settings,
-        number: u64,
+        (number, epoch): (u64, u32),
         state: &LeafFile,
         unchanged: &[LeafPlace],
     ) -> LeafWriter<'a> {
@@ -248,6 +315,10 @@ impl<'a> LeafWriter<'a> {
         }
         if settings.keeps(Rule::EarlierLeavesSpared) {
             busy.extend(state.replaced.iter());
+        }
+        if settings.keeps(Rule::LeafPagesWait) {
+            let waiting = state.waiting.iter().filter(|(_, since)| is_awaited(**since, epoch));
+            busy.extend(waiting.map(|(extent, _)| *extent));
         }
         LeafWriter {
             files,
@@ -315,6 +386,8 @@ pub(crate) struct LeafReader<'a> {
     identity: &'a Identity,
     settings: &'a Settings,
     file: Option<Arc<dyn File>>,
+    /// Only the simulator believes bytes with another checksum.
+    believes: bool,
 }
 
 /// The bytes of a leaf that was read.
@@ -350,7 +423,19 @@ impl<'a> LeafReader<'a> {
         identity: &'a Identity,
         settings: &'a Settings,
     ) -> LeafReader<'a> {
-        LeafReader { files, identity, settings, file: None }
+        let believes = !settings.keeps(Rule::LeafChecksumsCompared);
+        LeafReader { files, identity, settings, file: None, believes }
+    }
+
+    /// For leaves that are read when they are looked at.
+    pub(crate) fn on_demand(
+        files: &'a dyn Files,
+        identity: &'a Identity,
+        settings: &'a Settings,
+    ) -> LeafReader<'a> {
+        let reader = LeafReader::new(files, identity, settings);
+        let believes = reader.believes || !settings.keeps(Rule::ReloadedLeavesCompared);
+        LeafReader { believes, ..reader }
     }
 
     /// True when a leaf whose first copy is damaged is to be written again.
@@ -399,8 +484,7 @@ impl<'a> LeafReader<'a> {
                 _ => return Ok(None),
             }
         }
-        let is_whole = self.identity.checksum(&bytes) == place.checksum
-            || !self.settings.keeps(Rule::LeafChecksumsCompared);
+        let is_whole = self.believes || self.identity.checksum(&bytes) == place.checksum;
         Ok(is_whole.then_some(bytes))
     }
 }
@@ -435,8 +519,8 @@ mod tests {
     fn pages_of_two_snapshots_are_spared() {
         let place = |page| LeafPlace { page, pages: 1, checksum: 0 };
         let mut state = LeafFile::default();
-        state.turn(&[place(0), place(2)]);
-        state.turn(&[place(2), place(4)]);
+        state.turn(&[place(0), place(2)], &[], 1);
+        state.turn(&[place(2), place(4)], &[], 1);
         assert_eq!((state.end(), state.replaced.len(), state.named().len()), (6, 1, 2));
         let (mut w, places) = (Writer::default(), [place(2), place(4)]);
         encode_places(&mut w, &places);
@@ -445,8 +529,28 @@ mod tests {
         let read = decode_places(r).unwrap();
         assert_eq!(read, places);
         assert_eq!(LeafFile::decode(r, &read).unwrap(), state);
-        state.turn(&[place(2)]);
+        state.turn(&[place(2)], &[], 1);
         assert_eq!((state.end(), state.replaced.iter().copied().collect()), (6, vec![(4, 2)]));
+    }
+
+    #[test]
+    fn pages_of_leaves_on_demand_wait_for_two_epochs() {
+        let place = |page| LeafPlace { page, pages: 1, checksum: 0 };
+        let mut state = LeafFile::default();
+        state.turn(&[place(0), place(2)], &[place(0)], 5);
+        for epoch in [5, 5, 6, 6, 6] {
+            state.turn(&[place(4)], &[], epoch);
+            assert_eq!(*state.waiting, BTreeMap::from([((0, 2), 5)]));
+        }
+        let mut w = Writer::default();
+        state.encode(&mut w);
+        state.encode_waiting(&mut w);
+        let r = &mut Reader(&w.0, None);
+        let mut read = LeafFile::decode(r, &[place(4)]).unwrap();
+        read.decode_waiting(r, &[]).unwrap();
+        assert_eq!((&read, r.0.len()), (&state, 0));
+        state.turn(&[place(4)], &[], 7);
+        assert!(state.waiting.is_empty());
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub use crate::{
         Address, ContainerId, Identity,
         backup::{Completeness, Snapshot, SnapshotId},
         care::CareNote,
-        class::{Class, Placement, Rad},
+        class::{Class, GATHERS_MAX, Placement, Rad},
         container::{Chunk, ContainerKind, Metadata, Packer},
         frame::{decode as decode_frame, encode as encode_frame},
         label::{Found as FoundLabel, Kinds, Label, find_label},
@@ -88,7 +88,7 @@ pub use crate::{
         },
     },
     gc::{Collected, Collection, Options as CollectionOptions, Survey, Trash, survey},
-    operations_log::{Archive, EpochGuard, mend_leaves},
+    operations_log::{Archive, EpochGuard, mend_leaves, renew_snapshot},
     repair::{
         Rebuilt, Replacement, Restored, record_damage, repair as repair_units,
         replace as replace_nodes, restore as restore_chunks,
@@ -99,13 +99,14 @@ pub use crate::{
         Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,
     },
     tables::{
-        Care, Container, PLACES_MAX, Snapshots, Tables, Volume, WriteCost, decode_leaf, valid_name,
+        Care, Container, Containers, ContainersIter, Found as FoundContainer, PLACES_MAX,
+        Snapshots, Tables, Totals, Volume, WriteCost, decode_leaf, valid_name,
     },
     tree::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,
-        Known, Parents, RestoreTarget, RestoreWindow, TreeBuilder, TreeFeeder, TreeReader,
-        TreeSink, attributes_of, backup, backup_elsewhere, backup_on, diff, encode_attributes,
-        forget, undelete,
+        Known, PAGES_HELD, Parents, RestoreTarget, RestoreWindow, TreeBuilder, TreeFeeder,
+        TreeReader, TreeSink, attributes_of, backup, backup_elsewhere, backup_on, diff,
+        encode_attributes, forget, undelete,
     },
     volume::{ArchiveExports, VolumeCounts, Volumes, volume_bytes},
 };

@@ -59,6 +59,11 @@ impl Drawn {
         &FREE
     }
 
+    /// What later copies of what was drawn are drawn from.
+    pub(crate) fn allowance(&self) -> Allowance {
+        Allowance(self.budget.clone())
+    }
+
     /// Draws so many bytes more.
     ///
     /// # Errors
@@ -74,6 +79,31 @@ impl Drawn {
         Ok(())
     }
 }
+
+/// The budget from which copies are drawn that are made later. It says nothing of what it belongs to:
+/// all are equal.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Allowance(Option<Arc<Budget>>);
+
+impl Allowance {
+    /// Draws so many bytes; dropping the value gives them back.
+    ///
+    /// # Errors
+    /// `Memory` when they are not there.
+    pub(crate) fn draw(&self, bytes: u64) -> Result<Drawn> {
+        let drawn = Drawn { budget: self.0.clone(), bytes: AtomicU64::new(0) };
+        drawn.more(bytes)?;
+        Ok(drawn)
+    }
+}
+
+impl PartialEq for Allowance {
+    fn eq(&self, _: &Allowance) -> bool {
+        true
+    }
+}
+
+impl Eq for Allowance {}
 
 impl Drop for Drawn {
     fn drop(&mut self) {
@@ -201,9 +231,8 @@ mod tests {
             } else {
                 (0..4).map(|m| ContainerId(id.0 - m)).collect()
             };
-            tables
-                .containers
-                .insert(id, Container { stored, merged, logged: n, born: 0, changed: 0 });
+            let container = Container { stored, merged, logged: n, born: 0, changed: 0 };
+            tables.containers.insert(id, container).unwrap();
             let recipe = vec![Pieces { container: id, first: 0, count: 9 }];
             let stream = Stream {
                 shape: Shape::Bytes,

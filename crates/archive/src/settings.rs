@@ -37,6 +37,9 @@ pub struct Format {
     /// A checkpoint writes the leaves of the tables that changed; programs from before them refuse
     /// the archive.
     pub leaves: bool,
+    /// Leaves of the container table are read when they are looked at, so that opening reads none of
+    /// them; programs from before that refuse the archive. It needs `leaves`.
+    pub on_demand: bool,
     /// Volumes may be clones of others; programs from before them refuse the archive.
     pub clones: bool,
     /// How chunks are fingerprinted: [`Algorithm::Blake3`], or [`Algorithm::HmacSha256`], which
@@ -59,6 +62,7 @@ impl Format {
             late: None,
             trees: false,
             leaves: false,
+            on_demand: false,
             clones: false,
             fingerprint: Algorithm::Blake3,
         }
@@ -153,6 +157,12 @@ pub struct Settings {
     pub moved_max: u64,
     /// Entries of a leaf of the tables; 512 unless a simulation wants more leaves.
     pub leaf_entries: usize,
+    /// Memory, in bytes, of leaves of the container table that lie on the disk too, where they are
+    /// read when they are looked at. Those that changed since the last checkpoint come on top.
+    pub leaf_bytes: u64,
+    /// Leaves of the container table that may have changed before a checkpoint, where they are read
+    /// when they are looked at: these stay in memory.
+    pub changed_leaves: usize,
     /// Streams and snapshots are only added: a put under a name that is there fails, and a snapshot
     /// leaves earlier checkpoints of its set to collection. All else can be done as before; who lets
     /// others in refuses it.
@@ -192,6 +202,8 @@ impl Default for Settings {
             frame_bytes: FRAME_PAYLOAD_MAX,
             moved_max: 2 << 20,
             leaf_entries: 512,
+            leaf_bytes: 64 << 20,
+            changed_leaves: 1024,
             append_only: false,
             #[cfg(feature = "planted-bugs")]
             broken: None,

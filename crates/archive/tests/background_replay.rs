@@ -27,15 +27,24 @@ const NOW: u64 = 1_000_000;
 struct Desk(tempfile::TempDir);
 
 impl Desk {
+    /// Leaves of the container table are read when they are looked at.
     fn new() -> Desk {
+        Desk::with_leaves(true)
+    }
+
+    fn with_leaves(on_demand: bool) -> Desk {
         let desk = Desk(
             tempfile::Builder::new()
                 .prefix("replay")
                 .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
                 .unwrap(),
         );
-        let format =
-            Format { reserve_bytes: 4096, leaves: true, ..Format::new([7; 16], [8; 32], [9; 16]) };
+        let format = Format {
+            reserve_bytes: 4096,
+            leaves: true,
+            on_demand,
+            ..Format::new([7; 16], [8; 32], [9; 16])
+        };
         Archive::create(&Directory::create(&desk.path("")).unwrap(), &format).unwrap();
         desk
     }
@@ -53,6 +62,7 @@ impl Desk {
             container_bytes: 32 << 10,
             leaf_entries: 4,
             leaf_portion: 2,
+            leaf_bytes: 0,
             index_portion: 8,
             count_portion: 4,
             ..Settings::default()
@@ -107,7 +117,7 @@ fn all(replay: &mut BackgroundReplay) -> Result<Replayed> {
 /// Nothing is left to whoever opens the archive next.
 fn nothing_is_due(desk: &Desk) {
     let archive = desk.open();
-    let due = replay_due(&archive, &archive.tables());
+    let due = replay_due(&archive, &archive.tables()).unwrap();
     assert_eq!((due.containers, due.differences, due.nodes, due.files), (0, 0, 0, 0), "{due:?}");
     assert!(due.log_bytes.unwrap() < 4096 / 16, "{due:?}");
 }
@@ -123,7 +133,7 @@ fn the_next_process_has_nothing_to_import_to_count_or_to_merge() {
         put(&ingest, &name(n), &content(n)).unwrap();
     }
     archive.remove(&name(3)).unwrap();
-    let before = replay_due(&archive, &archive.tables());
+    let before = replay_due(&archive, &archive.tables()).unwrap();
     assert!(before.containers > 12 && before.differences == 13, "{before:?}");
     let done = all(&mut replay).unwrap();
     assert!(done.imports > 3 && done.counts > 0 && done.merged_files > 3, "{done:?}");
@@ -309,11 +319,30 @@ fn a_full_disk_puts_it_off_and_takes_nothing_of_the_reserve() {
     whole(&archive, 0..8);
 }
 
+/// Puts streams until leaves are written ahead of a checkpoint.
+fn portion_ahead(archive: &Arc<Archive>, ingest: &Arc<Ingest>, replay: &mut BackgroundReplay) {
+    loop {
+        let before = replay.done;
+        match replay.step(NOW).unwrap() {
+            Some(ReplayStep::Checkpoint) if replay.done.checkpoints == before.checkpoints => return,
+            Some(_) => {}
+            None => {
+                let n = archive.tables().streams.len() as u64;
+                put(ingest, &name(n), &content(n)).unwrap();
+            }
+        }
+    }
+}
+
 /// A server writes leaves ahead; another process, which does not know of them, begins a checkpoint
 /// that finds no room, and cuts the file of leaves off.
 #[test]
 fn leaves_written_ahead_count_only_when_they_are_there_still() {
-    let desk = Desk::new();
+    [true, false].into_iter().for_each(leaves_are_cut_off);
+}
+
+fn leaves_are_cut_off(on_demand: bool) {
+    let desk = Desk::with_leaves(on_demand);
     // No commit makes a checkpoint.
     let settings = Settings { log_bytes: 64 << 10, ..Desk::settings() };
     let archive = desk.open_with(settings, None).unwrap();
@@ -323,20 +352,10 @@ fn leaves_written_ahead_count_only_when_they_are_there_still() {
         put(&ingest, &name(n), &content(n)).unwrap();
     }
     // Nobody else makes a checkpoint until all but the last portion of this one is done.
-    let (mut ahead, mut before) = (0, replay.done);
-    while ahead < 3 {
-        match replay.step(NOW).unwrap() {
-            Some(ReplayStep::Checkpoint) if replay.done.checkpoints == before.checkpoints => {
-                ahead += 1;
-            }
-            Some(_) => {}
-            None => {
-                let n = archive.tables().streams.len() as u64;
-                put(&ingest, &name(n), &content(n)).unwrap();
-            }
-        }
-        before = replay.done;
+    for _ in 0..3 {
+        portion_ahead(&archive, &ingest, &mut replay);
     }
+    let before = replay.done;
     let bytes = fs::metadata(desk.path("tables")).unwrap().len();
     // The snapshot itself finds no room, once.
     let has_room = AtomicU64::new(0);
@@ -355,5 +374,37 @@ fn leaves_written_ahead_count_only_when_they_are_there_still() {
     }
     let streams = archive.tables().streams.len() as u64;
     drop((replay, ingest, other, archive));
+    whole(&desk.open(), 0..streams);
+}
+
+/// There is a next snapshot that the server does not know, and others may look at leaves that it names.
+#[test]
+fn leaves_are_not_written_ahead_over_those_of_an_unknown_snapshot() {
+    let desk = Desk::new();
+    let settings = Settings { log_bytes: 64 << 10, ..Desk::settings() };
+    let archive = desk.open_with(settings, None).unwrap();
+    let ingest = Ingest::begin(&archive, false, true).unwrap();
+    let mut replay = BackgroundReplay::new(&ingest, NOW, Pace::default());
+    // Later checkpoints leave pages that nothing names.
+    while replay.done.checkpoints < 6 {
+        portion_ahead(&archive, &ingest, &mut replay);
+        while replay.step(NOW).unwrap().is_some() {}
+    }
+    let numbers = fs::read_dir(desk.path("")).unwrap().filter_map(|entry| {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        name.strip_prefix("snapshot-")?.parse::<u64>().ok()
+    });
+    let last = numbers.max().unwrap();
+    let snapshot = |number: u64| desk.path(&format!("snapshot-{number:010}"));
+    fs::copy(snapshot(last), snapshot(last + 1)).unwrap();
+    let before = fs::read(desk.path("tables")).unwrap();
+    for _ in 0..3 {
+        portion_ahead(&archive, &ingest, &mut replay);
+        assert!(fs::read(desk.path("tables")).unwrap().starts_with(&before));
+    }
+    while replay.step(NOW).unwrap().is_some() {}
+    assert!(fs::read(desk.path("tables")).unwrap().starts_with(&before));
+    let streams = archive.tables().streams.len() as u64;
+    drop((replay, ingest, archive));
     whole(&desk.open(), 0..streams);
 }

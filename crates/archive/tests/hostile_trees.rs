@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, Attributes, BackupReport, BackupRequest, Compression, DirectoryPages, Entries, Event,
-    FileMap, Format, FoundInParent, Gauge, IndexEntry, Key, Known, Parents, Part, Settings,
-    SnapshotId, Stat, Top, TreeEntry, TreeFeeder, TreeNode, TreeNodeRef, TreeReader, TreeWhat,
-    backup, check, diff,
+    Address, Archive, Attributes, BackupReport, BackupRequest, Compression, ContainerId,
+    DirectoryPages, Entries, Event, FileMap, Format, FoundInParent, Gauge, IndexEntry, Key, Known,
+    Parents, Part, Settings, SnapshotId, Stat, Top, TreeEntry, TreeFeeder, TreeNode, TreeNodeRef,
+    TreeReader, TreeWhat, backup, check, diff,
 };
 use onefold_backend::Directory;
-use onefold_core::{Error, Kind, Result};
+use onefold_core::{Error, Fingerprint, Kind, Result};
 
 struct Desk {
     archive: Arc<Archive>,
@@ -247,4 +247,89 @@ fn rule_07_first_names_beyond_their_memory_are_files_of_their_own() {
     assert_eq!((link(0).unwrap(), link(last).unwrap(), link(last + 1).unwrap()), (1, 0, 1));
     assert_eq!(link(last + 2).unwrap_err().kind(), Kind::NotFound);
     assert!(desk.find(1, "").unwrap().is_in_part);
+}
+
+#[test]
+fn rule_34_a_client_names_only_what_the_archive_has() {
+    let desk = Desk::new();
+    let content = vec![7; 3000];
+    desk.backup(1, |feeder| {
+        feeder.bytes(&content)?;
+        let file = entry("f", TreeWhat::File(0, FileMap::default()));
+        feeder.event(Event::File(file, Stat::default(), None))
+    })
+    .unwrap();
+    let TreeWhat::File(bytes, map) = desk.find(1, "f").unwrap().what else { panic!("a file") };
+    let FileMap::Inline(parts) = &map else { panic!("it is short") };
+    let [Part::Run { first, fingerprints, .. }] = &parts[..] else { panic!("it is one chunk") };
+    let run = |container: u64, slot: u16, fingerprints: Vec<Fingerprint>, bytes: u32| {
+        let first = Address { container: ContainerId(container), slot };
+        FileMap::Inline(vec![Part::Run { first, bytes, fingerprints }])
+    };
+    let (id, length) = (first.container.0, bytes as u32);
+    let page = desk.store(2, &TreeNode::FileMap(parts.clone()));
+    let pages = |node: TreeNodeRef| FileMap::Pages(Top { levels: 0, node });
+    let root = desk.archive.tables().snapshots.get(SnapshotId([1; 16])).unwrap().root;
+    let of_file = |map: FileMap, bytes: u64| {
+        let file = entry("f", TreeWhat::File(0, FileMap::default()));
+        Event::File(file, Stat::default(), Some((bytes, map)))
+    };
+    let known = |node: TreeNodeRef| Event::Known(Known::from([(node.fingerprint, node.address)]));
+    let bad = [
+        // Later containers, other slots, other content, other lengths.
+        of_file(run(id + 1000, 0, vec![Fingerprint([1; 16])], 700), 700),
+        of_file(run(id, first.slot + 1, fingerprints.clone(), length), bytes),
+        of_file(run(id, u16::MAX, [&fingerprints[..], fingerprints].concat(), length), bytes),
+        of_file(run(id, first.slot, vec![Fingerprint([1; 16])], length), bytes),
+        of_file(run(id, first.slot, fingerprints.clone(), length + 1), bytes + 1),
+        of_file(map.clone(), bytes + 1),
+        of_file(FileMap::Inline(vec![Part::Hole(1 << 40)]), 1 << 41),
+        // Content that looks like a page, and a page that is not there.
+        of_file(pages(page), bytes),
+        known(page),
+        known(TreeNodeRef { fingerprint: Fingerprint([1; 16]), ..root }),
+        // Stat pages, which come when a directory is left.
+        Event::Other(
+            entry("f", TreeWhat::Fifo),
+            Stat { pages: Some(Top { levels: 0, node: root }), ..Stat::default() },
+        ),
+        Event::Enter(
+            entry("f", TreeWhat::Directory(None)),
+            Stat { pages: Some(Top { levels: 0, node: root }), ..Stat::default() },
+            Known::new(),
+        ),
+        // Entries with content that no event gave.
+        Event::Other(
+            entry("f", TreeWhat::Directory(Some(Top { levels: 0, node: root }))),
+            Stat::default(),
+        ),
+        Event::Other(entry("f", TreeWhat::File(bytes, map.clone())), Stat::default()),
+        Event::Link(entry("f", TreeWhat::File(bytes, map.clone())), Stat::default()),
+        Event::Enter(
+            entry("f", TreeWhat::Directory(Some(Top { levels: 0, node: root }))),
+            Stat::default(),
+            Known::new(),
+        ),
+        Event::Other(
+            TreeEntry {
+                attributes: Attributes::Stored(
+                    700,
+                    run(id + 1000, 0, vec![Fingerprint([1; 16])], 700),
+                ),
+                ..entry("f", TreeWhat::Fifo)
+            },
+            Stat::default(),
+        ),
+    ];
+    for bad in bad {
+        let shown = format!("{bad:?}");
+        let told = desk.backup(3, |feeder| feeder.event_of_another(bad));
+        let error = told.expect_err(&shown);
+        assert_eq!(error.kind(), Kind::InvalidInput, "{shown}: {error}");
+        assert!(error.to_string().contains("of a client is refused"), "{shown}: {error}");
+    }
+    let good = [known(root), of_file(map, bytes)];
+    desk.backup(3, |feeder| good.into_iter().try_for_each(|good| feeder.event_of_another(good)))
+        .unwrap();
+    assert!(check(&desk.archive, true, &mut |_, _, _| {}).unwrap().is_well());
 }

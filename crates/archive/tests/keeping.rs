@@ -12,8 +12,8 @@ use onefold_archive::{
     TreeWhat, backup, check, forget, survey,
 };
 use onefold_backend::Directory;
-use onefold_core::{Error, Kind};
-use support::{get, noise, put};
+use onefold_core::{Error, Kind, Result};
+use support::{Call, Watched, get, noise, put};
 
 struct Desk(tempfile::TempDir);
 
@@ -190,7 +190,7 @@ fn a_round_goes_on_where_the_last_process_ended_and_notes_damage() {
     let all = archive.tables().containers.len() as u64;
     assert!(all > 8);
     let mut round = ScrubRound::begin(&archive, NOW).unwrap();
-    let due = round.due_bytes(NOW, DAYS);
+    let due = round.due_bytes(NOW, DAYS).unwrap();
     let stored = archive.tables().stored_bytes();
     assert!(due >= stored / 30 - 1 && due <= stored / 29, "{due} of {stored}");
     for _ in 0..3 {
@@ -202,8 +202,8 @@ fn a_round_goes_on_where_the_last_process_ended_and_notes_damage() {
     killed.step(NOW).unwrap();
     drop(killed);
     // The last container rots.
-    let last = *archive.tables().containers.keys().next_back().unwrap();
-    let place = archive.tables().containers.get(&last).unwrap().stored.place;
+    let last = archive.tables().containers.last_id().unwrap().unwrap();
+    let place = archive.tables().containers.get(&last).unwrap().unwrap().stored.place;
     let file = fs::File::options().read(true).write(true).open(&desk.segments()[0]).unwrap();
     let at = place.at + u64::from(place.bytes) - 9;
     let mut byte = [0];
@@ -211,7 +211,7 @@ fn a_round_goes_on_where_the_last_process_ended_and_notes_damage() {
     file.write_all_at(&[!byte[0]], at).unwrap();
     let archive = desk.archive();
     let mut round = ScrubRound::begin(&archive, NOW + DAYS).unwrap();
-    assert!(round.due_bytes(NOW + DAYS, DAYS) < stored);
+    assert!(round.due_bytes(NOW + DAYS, DAYS).unwrap() < stored);
     while round.step(NOW + DAYS).unwrap().is_some() {}
     let read = round.end(NOW + DAYS).unwrap();
     assert_eq!((read.containers, read.ended, read.problems_found), (all - 3, true, 1));
@@ -304,4 +304,69 @@ fn counting_in_the_background_asks_before_each_read_and_can_be_ended() {
     // The next one does all.
     desk.gc(options(NOW, 0));
     assert_eq!(desk.archive().tables().care.collected, NOW);
+}
+
+/// A process dies with the frame of its counts on the way, and the medium shows that frame only when
+/// another process, which counted more, has died before its own.
+#[test]
+fn a_lost_frame_of_counts_that_comes_back_finds_what_it_counted() {
+    let desk = Desk::new();
+    for (name, seed) in [("x", 1), ("y", 2), ("w", 2)] {
+        put(&desk.archive(), name, &noise(seed, 600_000)).unwrap();
+    }
+    desk.gc(options(NOW, 0));
+    for name in ["x", "w"] {
+        desk.archive().remove(name).unwrap();
+    }
+    let path = |name: &str| desk.0.path().join("a").join(name);
+    let mut names: Vec<String> = fs::read_dir(path(""))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| ["log-", "counts-", "vouched"].iter().any(|kind| name.starts_with(kind)))
+        .collect();
+    names.sort();
+    let log = names.iter().rfind(|name| name.starts_with("log-")).unwrap().clone();
+    let before: Vec<Vec<u8>> = names.iter().map(|name| fs::read(path(name)).unwrap()).collect();
+    let count = |archive: &Arc<Archive>| {
+        let counts = archive.tables().counts;
+        let mut collection = Collection::begin(archive, options(NOW, 0))?;
+        while archive.tables().counts == counts && collection.step()? {}
+        Ok::<_, Error>(())
+    };
+    count(&desk.counting(1)).unwrap();
+    let frame = fs::read(path(&log)).unwrap();
+    for (name, bytes) in names.iter().zip(before) {
+        fs::write(path(name), bytes).unwrap();
+    }
+    // The other one counts all that went.
+    let has_counted = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let watch: support::Watch = {
+        Arc::new(move |name: &str, call: &Call, does: &mut dyn FnMut() -> Result<()>| {
+            let counted = has_counted.load(std::sync::atomic::Ordering::SeqCst);
+            if matches!(call, Call::Change) && counted && name.starts_with("log-") {
+                return Err(Error::new(Kind::Io, "it dies"));
+            }
+            let counts = matches!(call, Call::Change) && name.starts_with("counts-");
+            has_counted.fetch_or(counts, std::sync::atomic::Ordering::SeqCst);
+            does()
+        })
+    };
+    let files = Arc::new(Directory::open(&path(""), true).unwrap());
+    let files = Arc::new(Watched { files, watch });
+    let settings = Settings { container_bytes: 256 << 10, ..Settings::default() };
+    let archive = Arc::new(Archive::open(files, true, settings).unwrap());
+    count(&archive).unwrap_err();
+    drop(archive);
+    fs::write(path(&log), frame).unwrap();
+    for _ in 0..3 {
+        desk.gc(options(NOW, 0));
+    }
+    assert!(get(&desk.archive(), "y").unwrap() == noise(2, 600_000));
+    let report = check(&desk.archive(), true, &mut |_, _, _| {}).unwrap();
+    assert!(report.is_well(), "{:?}", report.problems);
+    // What killed processes left goes.
+    let counts = fs::read_dir(path("")).unwrap().filter(|entry| {
+        entry.as_ref().unwrap().file_name().to_str().unwrap().starts_with("counts-")
+    });
+    assert_eq!(counts.count(), 1);
 }

@@ -16,7 +16,7 @@ use std::{
 
 use onefold_archive::{
     Archive, Collection, CollectionOptions as Options, Format, Settings, check, find_label,
-    mend_leaves,
+    mend_leaves, renew_snapshot,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -240,6 +240,16 @@ fn rule_47_a_leaf_without_whole_copies_is_read_by_the_snapshot_before_or_told() 
     desk.rot(at.0 + at.1);
     let archive = desk.open_with(u64::MAX, None).unwrap();
     is_whole(&archive, 0..20);
+    // It needs the snapshot before: that is told, and a repair needs neither any more.
+    let found = problems(&archive);
+    assert!(found.len() == 1 && found[0].contains("needs the one before"), "{found:?}");
+    assert!(renew_snapshot(&archive).unwrap());
+    assert_eq!((problems(&archive), renew_snapshot(&archive).unwrap()), (Vec::new(), false));
+    drop(archive);
+    desk.change(&desk.last_snapshot(), |bytes| bytes[60] ^= 1);
+    let archive = desk.open_with(u64::MAX, None).unwrap();
+    is_whole(&archive, 0..20);
+    assert!(renew_snapshot(&archive).unwrap());
     drop(archive);
     // Both snapshots name the first one.
     let at = desk.places(0)[0];
@@ -274,6 +284,7 @@ fn rule_48_a_checkpoint_that_is_cut_off_leaves_both_snapshots_before_it() {
     let tables = archive.refresh().unwrap();
     assert_eq!(tables.streams.len(), 20);
     assert!(get(&archive, "a").unwrap() == noise(0, 5_000));
+    assert!(renew_snapshot(&archive).unwrap());
     assert_eq!(problems(&archive), Vec::<String>::new());
 }
 
@@ -294,8 +305,12 @@ fn an_archive_without_leaves_stays_one() {
 /// volume, one collection. For each file a line with its name, one with its length, and its bytes.
 const BEFORE_LEAVES: &[u8] = include_bytes!("data/before-leaves.zst");
 
-fn unpack(to: &std::path::Path) {
-    let all = zstd::decode_all(BEFORE_LEAVES).unwrap();
+/// An archive that the first program with leaves wrote: streams that came and went, in leaves of four
+/// entries, a collection that merged containers, and changes behind the last checkpoint.
+const WITH_LEAVES: &[u8] = include_bytes!("data/with-leaves.zst");
+
+fn unpack(packed: &[u8], to: &std::path::Path) {
+    let all = zstd::decode_all(packed).unwrap();
     let mut rest = &all[..];
     let line = |rest: &mut &[u8]| {
         let end = rest.iter().position(|byte| *byte == b'\n').unwrap();
@@ -316,7 +331,7 @@ fn unpack(to: &std::path::Path) {
 fn an_archive_of_the_program_before_opens_is_written_and_collected() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let desk = Desk(dir);
-    unpack(&desk.path(""));
+    unpack(BEFORE_LEAVES, &desk.path(""));
     let numbers = |step: usize, to: usize| {
         (1..=to).step_by(step).map(|n| format!("{n}\n")).collect::<String>().into_bytes()
     };
@@ -337,4 +352,42 @@ fn an_archive_of_the_program_before_opens_is_written_and_collected() {
     is_as_before(&archive);
     assert_eq!(get(&archive, "four").unwrap(), noise(3, 50_000));
     assert!(!desk.path("tables").exists());
+}
+
+#[test]
+fn rule_48_an_archive_of_the_first_program_with_leaves_opens_and_reads_them_all() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let desk = Desk(dir);
+    unpack(WITH_LEAVES, &desk.path(""));
+    let text = |n: u64| {
+        (0..300u64).map(|k| format!("{n} {}\n", k * (n + 3))).collect::<String>().into_bytes()
+    };
+    let is_as_before = |archive: &Arc<Archive>| {
+        let gone = [0, 3, 4, 9, 10, 11, 12];
+        for n in (1..24).filter(|n| !gone.contains(n)) {
+            assert_eq!(get(archive, &name(n)).unwrap(), text(n as u64));
+        }
+        for n in 100..104 {
+            assert_eq!(get(archive, &format!("part-{n}")).unwrap(), text(n)[..1200]);
+        }
+        assert_eq!(get(archive, "renamed").unwrap(), text(0));
+        assert_eq!(get(archive, "last").unwrap(), text(200));
+        let tables = archive.refresh().unwrap();
+        assert_eq!((tables.leaves, tables.on_demand), (true, false));
+        assert_eq!(problems(archive), Vec::<String>::new());
+    };
+    let archive = desk.open();
+    is_as_before(&archive);
+    let tables = archive.tables();
+    assert_eq!((tables.streams.len(), tables.containers.len(), tables.moved_to.len()), (23, 47, 2));
+    put(&archive, "three", &noise(3, 50_000)).unwrap();
+    archive.rename("three", "four").unwrap();
+    archive.remove("four").unwrap();
+    collect(&archive);
+    assert_eq!(archive.leaf_bytes(), 0);
+    drop(archive);
+    is_as_before(&desk.open());
+    let files = Directory::open(&desk.path(""), false).unwrap();
+    let label = find_label(&files).unwrap();
+    assert_eq!((label.leaves, label.on_demand), (true, false));
 }

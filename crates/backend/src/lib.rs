@@ -13,6 +13,7 @@
 //! | [`lock`], [`locality`] | locks on open files, and file systems where they hold |
 //! | [`counted`] | what these two have in common |
 //! | [`counters`] | what a disk was asked to do, by class of block |
+//! | [`spared`] | large files read without leaving them in the system's cache |
 //! | [`sparse`] | where a file has data, so that holes need not be read |
 //! | [`tree`] | directory trees: read for an archive, and made again from one |
 //! | [`new_file`] | a file that has its name when it is whole |
@@ -52,6 +53,7 @@ pub mod random;
 mod range;
 pub mod room;
 pub mod signals;
+pub mod spared;
 pub mod sparse;
 pub mod systemd;
 pub mod tree;

@@ -13,7 +13,7 @@ use std::{
 
 use damage::*;
 use onefold_block::{
-    check::{ScrubReport, scrub, scrub_open},
+    check::{ScrubReport, scrub, scrub_only, scrub_open},
     format::page::{MapEntry, Table},
 };
 use onefold_core::{Disk, Lba, Pba};
@@ -58,6 +58,50 @@ fn damaged_data_is_found_with_everybody_who_loses_it() {
     let (disk, _) = Subject::filled().killed();
     let report = scrubbed(&disk);
     assert!(report.is_well() && report.blocks > 100);
+}
+
+#[test]
+fn of_one_map_each_lost_range_is_told_and_no_other() {
+    let (disk, _) = Subject::filled().closed();
+    let volume = 1;
+    let mut places: std::collections::BTreeMap<Pba, BTreeSet<u64>> = Default::default();
+    let mut leaves = Vec::new();
+    for (id, pointer) in pages(&disk, Table::Map, volume, &root(&disk, Table::Map, volume)) {
+        if id.level > 0 {
+            continue;
+        }
+        leaves.push((id.index, pointer.address));
+        let page = get(&disk, pointer.address);
+        for slot in 0..288 {
+            if let Some(MapEntry::Block { pba, .. }) = MapEntry::get(&page, slot) {
+                places.entry(pba).or_default().insert(id.index * 288 + slot);
+            }
+        }
+    }
+    let scrubbed = |disk: &Arc<onefold_backend::MemoryDisk>| {
+        let disk: Arc<dyn Disk> = disk.clone();
+        scrub_only(&disk, "volume 0", &mut |_| {}, &mut || false).unwrap()
+    };
+    let told = |report: &onefold_block::check::MapScrub| -> BTreeSet<u64> {
+        report.lost.iter().flat_map(|lost| lost.first.0..lost.first.0 + lost.blocks).collect()
+    };
+    let whole = scrubbed(&disk);
+    assert!(whole.is_well() && whole.blocks >= places.len() as u64);
+    for (pba, lost) in places.iter().take(40) {
+        flip(&disk, *pba, 900);
+        let report = scrubbed(&disk);
+        assert_eq!((&told(&report), report.lost_blocks), (lost, lost.len() as u64));
+        flip(&disk, *pba, 900);
+    }
+    // A leaf that can't be read costs its addresses, and the rest is read.
+    let (index, pba) = leaves[0];
+    flip(&disk, pba, 4000);
+    let report = scrubbed(&disk);
+    let told = told(&report);
+    assert!(!told.is_empty() && told.iter().all(|at| at / 288 == index), "{report:?}");
+    let disk: Arc<dyn Disk> = disk;
+    let none = scrub_only(&disk, "nobody", &mut |_| {}, &mut || false);
+    assert_eq!(none.unwrap_err().kind(), onefold_core::Kind::NotFound);
 }
 
 #[test]

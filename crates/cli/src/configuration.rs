@@ -59,7 +59,18 @@ pub(crate) fn read(given: Vec<OsString>) -> Result<Arguments, Failure> {
             .try_get_matches_from(with_options(given, options))
             .map_err(|error| file.wrong(&sentence_of(&error)))?;
     }
+    if asks_for_json(&matches) {
+        onefold_console::progress::as_json();
+    }
     Ok(Arguments::from_arg_matches(&matches)?)
+}
+
+/// True when the verb was asked for JSON.
+fn asks_for_json(mut matches: &ArgMatches) -> bool {
+    while let Some((_, inner)) = matches.subcommand() {
+        matches = inner;
+    }
+    matches.try_get_one::<bool>("json").is_ok_and(|json| json.is_some_and(|json| *json))
 }
 
 /// The command line with more options: at its end, or before a `--`, after which there are no

@@ -80,7 +80,8 @@ fn volumes_come_and_go_while_the_archive_is_served() {
     let serving = desk.serve("a");
     desk.ok("volume create a one --size 1M");
     qemu_io(&desk.uri("a", "one"), &["write -P 5 0 1M", "flush"]);
-    desk.ok("volume resize a one --size 200K");
+    desk.fails("volume resize a one --size 200K", 1, &["1.00 MiB", "--force"]);
+    desk.ok("volume resize a one --size 200K --force");
     desk.ok("volume resize a one --size 2M");
     qemu_io(&desk.uri("a", "one"), &["read -P 5 0 256k", "read -P 0 256k 1792k"]);
     desk.ok("volume rename a one two");

@@ -538,3 +538,43 @@ fn late_encoding_settles_by_reference_counts_and_survives_lost_nodes() {
     desk.ok("create archive plain");
     desk.fails("gc plain --encode", 1, &["nothing stands replicated"]);
 }
+
+#[test]
+fn rule_65_with_a_delay_of_0_chunks_are_encoded_at_once() {
+    let desk = Desk::new();
+    let rad = "--nodes n0,n1,n2,n3,n4,n5 --code 6,4 --placement rad";
+    for (wrong, why) in [
+        ("--delay 0 --batch 2", "memory from 1M to 16G"),
+        ("--delay 0 --batch 1T", "memory from 1M to 16G"),
+        ("--delay 0 --batch much", "a size is a number"),
+        ("--delay 1 --batch 256M", "a number of versions"),
+    ] {
+        desk.fails(&format!("create archive a {rad} {wrong}"), 1, &[why]);
+        assert!(!desk.path("a").exists() && !desk.path("n0").exists(), "{wrong}");
+    }
+    desk.ok(&format!("create archive a {rad} --delay 0 --batch 1M --chunking static:4K"));
+    let json = |verb: &str| -> serde_json::Value { serde_json::from_str(&desk.ok(verb)).unwrap() };
+    // More than a batch, and in each a part that comes twice.
+    let part = |n: u64| noise(n, 98 * 4096).repeat(2);
+    let bytes = [1, 2, 3].map(part).concat();
+    fs::create_dir(desk.path("dir")).unwrap();
+    fs::write(desk.path("dir/one"), &bytes).unwrap();
+    fs::write(desk.path("dir/two"), noise(9, 100_000)).unwrap();
+    desk.ok("backup a dir --set t");
+    desk.ok("put a one dir/one");
+    assert!(get(&desk, "one") == bytes);
+    let stats = json("status a --json");
+    assert_eq!((&stats["batch_bytes"], &stats["replicated_bytes"]), (&(1 << 20).into(), &0.into()));
+    let of: Vec<_> =
+        stats["classes"].as_array().unwrap().iter().map(|line| &line["class"]).collect();
+    assert_eq!(of, ["plain", "cold", "baseline"], "{stats}");
+    let text = desk.ok("status a");
+    assert!(text.contains("encoded at once, 1.00 MiB at a time"), "{text}");
+    assert_eq!(json("gc a --encode --json")["encoded_containers"], 0);
+    fs::remove_dir_all(desk.path("n1")).unwrap();
+    fs::remove_dir_all(desk.path("n4")).unwrap();
+    assert!(get(&desk, "one") == bytes);
+    desk.ok("restore a t -C out");
+    let out = desk.path("out").join(desk.path("dir").strip_prefix("/").unwrap());
+    assert!(fs::read(out.join("one")).unwrap() == bytes);
+}

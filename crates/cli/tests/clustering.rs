@@ -86,7 +86,8 @@ fn volumes_are_served_deduplicated_and_there_after_a_kill() {
     let found = status(&desk);
     assert!(found["chunk_bytes"].as_u64().unwrap() < (4 << 20) + (200 << 10), "{found}");
     assert!(desk.ok("repair a").contains("repaired    0 stale and 0 missing"));
-    desk.ok("volume resize a v --size 4M");
+    desk.fails("volume resize a v --size 4M", 1, &["--force"]);
+    desk.ok("volume resize a v --size 4M --force");
     assert!(desk.ok("volume list a").contains("4.00 MiB  v"));
     desk.ok("volume delete a v");
     desk.ok("worker a --once --cold 0");
@@ -138,7 +139,7 @@ fn volumes_and_streams_get_other_names_and_clients_find_them() {
     let serving = desk.serve("a --cold 0");
     qemu_io(&uri, &["read -P 0x44 1M 4k", "read -P 0x33 1028k 60k"]);
     serving.terminate();
-    desk.ok("volume resize a v --size 1M");
+    desk.ok("volume resize a v --size 1M --force");
     desk.ok("volume delete a v");
     desk.ok("worker a --once --cold 0");
     assert!(desk.ok("repair a").contains(" 0 stale and 0 missing references"));

@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
 use std::{
     fs,
     time::{Duration, Instant},
@@ -281,4 +282,64 @@ fn a_served_archive_that_idles_leaves_nothing_to_do() {
     desk.store_with_volume("block");
     desk.fails("serve block --replay-after 5s", 2, &["for archives"]);
     desk.fails("serve a --replay-after often", 2, &["a time like 10s"]);
+}
+
+#[test]
+fn rule_34_a_backup_takes_over_nothing_that_others_added_to_its_set() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("tree")).unwrap();
+    fs::write(desk.path("tree/file"), noise(1, 10_000)).unwrap();
+    let server = desk.serve("a --append-only");
+    let backup = |cache: &str| -> serde_json::Value {
+        let mut command = desk.command("backup a tree --set s --host h --json");
+        let out = command.env_remove("CACHE_DIRECTORY").env("XDG_CACHE_HOME", desk.path(cache));
+        let out = out.output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        serde_json::from_slice(&out.stdout).unwrap()
+    };
+    let mine = backup("mine");
+    assert!(mine["parent"].is_null());
+    let other = backup("other");
+    assert!(other["parent"].is_null(), "it takes over nothing of mine: {other}");
+    let again = backup("mine");
+    assert_eq!(again["parent"], mine["id"], "nor I of the other one");
+    assert_eq!(backup("other")["parent"], other["id"]);
+    // A file of names that others could write to is not believed.
+    let made = fs::read_dir(desk.path("mine/onefold")).unwrap().next().unwrap().unwrap().path();
+    fs::set_permissions(&made, fs::Permissions::from_mode(0o622)).unwrap();
+    assert!(backup("mine")["parent"].is_null());
+    assert!(server.terminate().0.success());
+    // Where all may do everything, the newest snapshot of the set counts.
+    let server = desk.serve("a");
+    assert!(!backup("third")["parent"].is_null());
+    assert!(server.terminate().0.success());
+}
+
+#[test]
+fn what_the_guard_holds_back_is_shown_and_monitoring_hears_of_it() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    (0..4).for_each(|n| backup(&desk, n));
+    fs::write(desk.path("p.toml"), "[[keep]]\nlast = 1\n[load]\nidle = '1s'\n").unwrap();
+    for dry in [" --dry-run", ""] {
+        let said = desk.fails(&format!("forget a --policy p.toml{dry}"), 1, &["3 of its 4"]);
+        assert_eq!(said.out.matches("held back: the policy").count(), 3, "{said:?}");
+        assert_eq!(said.out.matches("kept: last").count(), 1, "{said:?}");
+        assert!(said.out.contains("3 snapshots held back"), "{said:?}");
+    }
+    let said = desk.fails("forget a --keep-last 1 --dry-run --json", 1, &["3 of its 4"]);
+    let said: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((&said[0]["verdict"], &said[3]["verdict"]), (&"held_back".into(), &"kept".into()));
+    assert_eq!(snapshots(&desk), 4);
+    desk.ok("status a --check");
+    let said = desk.fails("status a --check --policy p.toml", 1, &["1 thing needs"]);
+    assert!(said.out.contains("set 't'") && said.out.contains("3 of its 4"), "{said:?}");
+    let server = desk.serve("a --maintenance p.toml");
+    wait("gc", || desk.status("a")["care"]["gc_ended"].is_u64());
+    for command in ["status a --check", "status a --check --policy p.toml"] {
+        let said = desk.fails(command, 1, &["1 thing needs"]);
+        assert!(said.out.contains("3 of its 4"), "{said:?}");
+    }
+    server.terminate();
 }

@@ -183,9 +183,15 @@ fn a_copy_is_killed_at_twenty_places_on_either_side_and_comes_over() {
     desk.ok("check a");
     desk.ok("check b");
     assert!(desk.ok("volume list b").contains("vm1  (replica)"));
+    // The same increment once more, as a timer that runs twice sends it.
+    desk.ok("send a vm1@b --from vm1@a --output again");
+    let mut twice = desk.command("receive b");
+    let twice = twice.stdin(fs::File::open(desk.path("again")).unwrap()).output().unwrap();
+    let said = String::from_utf8(twice.stderr).unwrap();
+    assert!(said.contains("the snapshot 'vm1@b' is there already, whole"), "{said}");
     desk.fails("volume resize b vm1 --size 1G", 1, &["replica", "onefold volume promote"]);
     desk.ok("volume promote b vm1");
-    desk.ok("volume resize b vm1 --size 1G");
+    desk.ok("volume resize b vm1 --size 1G --force");
 }
 
 #[test]

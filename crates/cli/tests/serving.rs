@@ -92,7 +92,10 @@ fn volumes_come_change_and_go_while_it_is_served() {
     qemu_io(&desk.uri("a", "x"), &["read -P 7 512M 64k"]);
     assert!(!try_qemu_io(&desk.uri("a", "w"), &["read 0 4k"]).status.success());
     assert_eq!(desk.ok("volume list a"), " 64.0 MiB  v\n 2.00 GiB  x\n");
-    desk.ok("volume resize a x --size 1G");
+    assert!(desk.ok("scrub a --only x").contains("all data of 'x' in a is well"));
+    desk.fails("scrub a --only y", 1, &["no volume 'y'"]);
+    desk.fails("volume resize a x --size 1G", 1, &["2.00 GiB", "would be lost", "--force"]);
+    desk.ok("volume resize a x --size 1G --force");
     desk.ok("volume set a x --no-dedup 0-64K");
     desk.ok("volume delete a v");
     assert_eq!(desk.ok("volume list a"), " 1.00 GiB  x  (64.0 KiB not deduplicated)\n");
@@ -221,6 +224,35 @@ fn a_copy_of_a_store_is_another_store() {
     let other = desk.serve("b");
     assert!(other.terminate().0.success());
     assert!(serving.terminate().0.success());
+}
+
+#[test]
+fn a_volume_that_clients_have_open_is_deleted_only_by_force() {
+    let desk = Desk::new();
+    for (create, store) in [("block a --size 64M --preallocate none", "a"), ("archive b", "b")] {
+        desk.ok(&format!("create {create}"));
+        desk.ok(&format!("volume create {store} v --size 64M"));
+        desk.ok(&format!("volume create {store} w --size 64M"));
+        let serving = desk.serve(store);
+        let uri = desk.uri(store, "v");
+        let mut client = Command::new("qemu-io")
+            .args(["-f", "raw", "-c", "write 0 4k", "-c", "sleep 60000", &uri])
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        while desk.status(store)["server"]["nbd"]["writes"] != 1 {
+            assert!(client.try_wait().unwrap().is_none());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        desk.ok(&format!("volume delete {store} w"));
+        let open = ["1 client has", "'v' open", "--force"];
+        desk.fails(&format!("volume delete {store} v"), 1, &open);
+        desk.ok(&format!("volume delete {store} v --force"));
+        client.kill().unwrap();
+        client.wait().unwrap();
+        assert_eq!(desk.ok(&format!("volume list {store}")), "no volumes\n");
+        assert!(serving.terminate().0.success());
+    }
 }
 
 #[test]

@@ -159,6 +159,7 @@ fn volumes_come_change_and_go() {
     desk.fails("volume create a three --size 0", 1, &["at least one block"]);
     desk.fails("volume create a three --size 2E", 1, &["1 EiB"]);
     desk.ok("volume resize a one --size 2T");
+    desk.fails("volume resize a one --size 2G", 1, &["2.00 TiB", "beyond 2.00 GiB", "--force"]);
     desk.ok("volume rename a two drei");
     desk.fails("volume rename a drei one", 1, &["'one' already"]);
     assert_eq!(desk.ok("volume list a"), " 8.00 KiB  drei\n 2.00 TiB  one\n");

@@ -1,27 +1,46 @@
 //! Long work: a bar with rate and remaining time on a terminal, a plain line every few seconds in a
-//! log.
+//! log, or a line of JSON each second for programs.
 
 use std::{
     io::{IsTerminal, Write},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 
 use crate::{
     failure::one_line,
     size::{Size, duration, grouped, share},
 };
 
-/// Time between plain lines, and before the first: short work says nothing.
+/// Time between plain lines, and before the first: short work says nothing. Later a tenth of the time
+/// that the work has taken: a night's work has some ninety lines.
 const LINE_EVERY: Duration = Duration::from_secs(5);
+const LINE_SHARE: u32 = 10;
+const LINE_MOST: Duration = Duration::from_secs(600);
+
+/// The same for programs.
+const JSON_EVERY: Duration = Duration::from_secs(1);
+
+/// Whether programs read it.
+static AS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// From now on, work that begins is told as lines of JSON on standard error, one a second: `progress`
+/// with `doing`, `done`, `total` (`null` when nobody knows it), `unit`, `per_second` and
+/// `seconds_left`.
+pub fn as_json() {
+    AS_JSON.store(true, Relaxed);
+}
 
 /// Redraws of the bar in a second.
 const DRAWS: u8 = 10;
 
 /// How far a piece of work is, in bytes or in things. Any thread may tell.
 pub struct Progress {
+    begun: Instant,
     stage: Mutex<Stage>,
     shown: Shown,
     /// The unit that is counted, when it is not bytes.
@@ -37,6 +56,7 @@ struct Stage {
 enum Shown {
     Bar(ProgressBar),
     Lines(Mutex<Instant>),
+    Json(Mutex<Instant>),
 }
 
 /// The bar while the end is known, and while it is not.
@@ -64,7 +84,9 @@ impl Progress {
 
     fn counting(what: impl Into<String>, unit: Option<&'static str>) -> Progress {
         let (what, begun) = (what.into(), Instant::now());
-        let shown = if std::io::stderr().is_terminal() {
+        let shown = if AS_JSON.load(Relaxed) {
+            Shown::Json(Mutex::new(begun))
+        } else if std::io::stderr().is_terminal() {
             let bar =
                 ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(DRAWS))
                     .with_message(what.clone());
@@ -73,7 +95,7 @@ impl Progress {
         } else {
             Shown::Lines(Mutex::new(begun))
         };
-        Progress { stage: Mutex::new(Stage { what, begun }), shown, unit }
+        Progress { begun, stage: Mutex::new(Stage { what, begun }), shown, unit }
     }
 
     /// From now on it is `what` that is being done, with its own rate.
@@ -115,14 +137,34 @@ impl Progress {
                 }
                 bar.set_position(if total > 0 { done.min(total) } else { done });
             }
-            Shown::Lines(said) => {
-                let mut said = said.lock();
-                if said.elapsed() >= LINE_EVERY {
-                    *said = Instant::now();
-                    let _ = writeln!(std::io::stderr(), "{}", self.line(done, total));
-                }
+            Shown::Lines(said) if is_time(said, self.between_lines()) => {
+                let _ = writeln!(std::io::stderr(), "{}", self.line(done, total));
             }
+            Shown::Json(said) if is_time(said, JSON_EVERY) => {
+                let _ = writeln!(std::io::stderr(), "{}", self.json(done, total));
+            }
+            Shown::Lines(_) | Shown::Json(_) => {}
         }
+    }
+
+    fn between_lines(&self) -> Duration {
+        (self.begun.elapsed() / LINE_SHARE).clamp(LINE_EVERY, LINE_MOST)
+    }
+
+    fn json(&self, done: u64, total: u64) -> Value {
+        let stage = self.stage.lock();
+        let seconds = stage.begun.elapsed().as_secs_f64();
+        let rate = if seconds > 0.0 { done as f64 / seconds } else { 0.0 };
+        let left = (total > 0 && rate > 0.0)
+            .then(|| (total.saturating_sub(done) as f64 / rate).round() as u64);
+        json!({ "progress": {
+            "doing": stage.what,
+            "done": done,
+            "total": (total > 0).then_some(total),
+            "unit": self.unit.unwrap_or("bytes"),
+            "per_second": rate.round() as u64,
+            "seconds_left": left,
+        }})
     }
 
     fn line(&self, done: u64, total: u64) -> String {
@@ -153,6 +195,16 @@ impl Progress {
     }
 }
 
+/// True when so long has passed since the last line; the next one is counted from now.
+fn is_time(said: &Mutex<Instant>, every: Duration) -> bool {
+    let mut said = said.lock();
+    let is_time = said.elapsed() >= every;
+    if is_time {
+        *said = Instant::now();
+    }
+    is_time
+}
+
 impl Drop for Progress {
     fn drop(&mut self) {
         if let Shown::Bar(bar) = &self.shown {
@@ -170,6 +222,7 @@ mod tests {
         let begun = Instant::now().checked_sub(Duration::from_secs(10)).unwrap();
         let stage = Stage { what: "checking".into(), begun };
         let mut progress = Progress {
+            begun,
             stage: Mutex::new(stage),
             shown: Shown::Lines(Mutex::new(begun)),
             unit: None,
@@ -185,6 +238,11 @@ mod tests {
                 || line.starts_with("checking: 25,000 of 100,000 requests (25 %), 2,4"),
             "{line}"
         );
+        let told = progress.json(25_000, 100_000);
+        assert_eq!(told["progress"]["doing"], "checking");
+        assert_eq!(told["progress"]["unit"], "requests");
+        assert!((29..=30).contains(&told["progress"]["seconds_left"].as_u64().unwrap()), "{told}");
+        assert!(progress.json(25_000, 0)["progress"]["seconds_left"].is_null());
         progress.unit = None;
         progress.stage("mending");
         assert!(progress.line(0, 0).starts_with("mending: 0 bytes, "));

@@ -154,7 +154,8 @@ impl Files {
         let Some((snapshot, directory)) = self.entry(node)? else { return Ok(None) };
         let TreeWhat::Directory(Some(top)) = directory.what else { return Ok(None) };
         let Some((place, entry)) = self.trees.find(&top, name)? else { return Ok(None) };
-        let number = self.inodes.lock().tell_entry(above, snapshot, place, is(&entry));
+        let number =
+            self.inodes.lock().tell_entry(above, snapshot, place, is(&entry), bare(&entry));
         Ok(Some((self.of_entry(number, &entry)?, FOR_EVER)))
     }
 
@@ -232,8 +233,9 @@ impl Files {
                 walk.seek(offset);
                 while let Some((place, entry)) = walk.next(&self.trees)? {
                     let told = || {
-                        let is = is(&entry);
-                        let number = self.inodes.lock().tell_entry(above, *snapshot, place, is);
+                        let (is, bare) = (is(&entry), bare(&entry));
+                        let number =
+                            self.inodes.lock().tell_entry(above, *snapshot, place, is, bare);
                         Ok((self.of_entry(number, &entry)?, FOR_EVER))
                     };
                     let at = walk.at();
@@ -263,6 +265,10 @@ fn is(entry: &TreeEntry) -> Is {
         (_, 0) => Is::File,
         (_, link) => Is::Link(link),
     }
+}
+
+fn bare(entry: &TreeEntry) -> bool {
+    entry.attributes == Attributes::default()
 }
 
 fn attr(number: u64, entry: &TreeEntry) -> FileAttr {
@@ -321,7 +327,7 @@ fn errno(error: &Error) -> Errno {
 }
 
 /// Answers a question about extended attributes: with their length, or with themselves.
-fn answer(reply: ReplyXattr, size: u32, bytes: &[u8]) {
+pub(crate) fn answer(reply: ReplyXattr, size: u32, bytes: &[u8]) {
     match size {
         0 => reply.size(bytes.len() as u32),
         size if bytes.len() > size as usize => reply.error(Errno::ERANGE),
@@ -460,6 +466,12 @@ impl Files {
 
     pub(crate) fn statfs(&self, reply: ReplyStatfs) {
         reply.statfs(0, 0, 0, 0, 0, 4096, 255, 4096);
+    }
+
+    /// True for an entry that is known to have no extended attributes. Questions about them come for
+    /// each file that is listed, and are answered without its page.
+    pub(crate) fn is_bare(&self, number: INodeNo) -> bool {
+        self.inodes.lock().is_bare(number.0)
     }
 
     pub(crate) fn getxattr(&self, number: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {

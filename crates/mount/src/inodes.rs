@@ -47,6 +47,8 @@ pub(crate) enum Is {
 struct Inode {
     node: Node,
     key: Key,
+    /// It is an entry without extended attributes.
+    bare: bool,
     /// How often the kernel was told of it, and has not forgotten it.
     lookups: u64,
 }
@@ -61,7 +63,7 @@ pub(crate) struct Inodes {
 impl Inodes {
     pub(crate) fn new(root: Node) -> Inodes {
         let key = Key::Named(root.clone());
-        let inode = Inode { node: root, key: key.clone(), lookups: 1 };
+        let inode = Inode { node: root, key: key.clone(), bare: false, lookups: 1 };
         Inodes {
             all: HashMap::from([(ROOT, inode)]),
             by_key: HashMap::from([(key, ROOT)]),
@@ -73,28 +75,35 @@ impl Inodes {
         self.all.get(&number).map(|inode| inode.node.clone())
     }
 
-    /// The number of a set, of its link, or of a snapshot; the kernel is told of it.
-    pub(crate) fn tell(&mut self, node: Node) -> u64 {
-        self.number(Key::Named(node.clone()), node)
+    /// True for an entry that was told to have no extended attributes.
+    pub(crate) fn is_bare(&self, number: u64) -> bool {
+        self.all.get(&number).is_some_and(|inode| inode.bare)
     }
 
-    /// The number of an entry of the directory `above`; the kernel is told of it.
+    /// The number of a set, of its link, or of a snapshot; the kernel is told of it.
+    pub(crate) fn tell(&mut self, node: Node) -> u64 {
+        self.number(Key::Named(node.clone()), node, false)
+    }
+
+    /// The number of an entry of the directory `above`, which has no extended attributes when it is
+    /// `bare`; the kernel is told of it.
     pub(crate) fn tell_entry(
         &mut self,
         above: u64,
         snapshot: SnapshotId,
         place: Place,
         is: Is,
+        bare: bool,
     ) -> u64 {
         let key = match is {
             Is::Directory => Key::Directory(above, place),
             Is::File => Key::File(place),
             Is::Link(link) => Key::Link(snapshot, link),
         };
-        self.number(key, Node::Entry(snapshot, place))
+        self.number(key, Node::Entry(snapshot, place), bare)
     }
 
-    fn number(&mut self, key: Key, node: Node) -> u64 {
+    fn number(&mut self, key: Key, node: Node, bare: bool) -> u64 {
         if let Some(number) = self.by_key.get(&key)
             && let Some(inode) = self.all.get_mut(number)
         {
@@ -104,7 +113,7 @@ impl Inodes {
         let number = self.next;
         self.next += 1;
         self.by_key.insert(key.clone(), number);
-        self.all.insert(number, Inode { node, key, lookups: 1 });
+        self.all.insert(number, Inode { node, key, bare, lookups: 1 });
         number
     }
 

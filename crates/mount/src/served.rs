@@ -1,14 +1,18 @@
-//! Requests as the kernel gives them: one thread takes them, and others answer them in turns.
+//! Requests as the kernel gives them: one thread takes them, and others answer them in turns. What
+//! needs no more than a look into memory it answers itself.
 
 use std::{ffi::OsStr, sync::Arc};
 
 use fuser::{
-    FileHandle, Filesystem, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr,
-    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs,
-    ReplyXattr, Request,
+    Errno, FileHandle, Filesystem, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags,
+    ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen,
+    ReplyStatfs, ReplyXattr, Request,
 };
 
-use super::{files::Files, turns::Turns};
+use super::{
+    files::{Files, answer},
+    turns::Turns,
+};
 
 /// Reads ahead that the kernel hands out at one time: those that wait there have no turns.
 const BACKGROUND: u16 = 1024;
@@ -125,11 +129,17 @@ impl Filesystem for Served {
         size: u32,
         reply: ReplyXattr,
     ) {
+        if self.files.is_bare(number) {
+            return reply.error(Errno::ENODATA);
+        }
         let name = name.to_owned();
         self.later(request, move |files| files.getxattr(number, &name, size, reply));
     }
 
     fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        if self.files.is_bare(number) {
+            return answer(reply, size, &[]);
+        }
         self.later(request, move |files| files.listxattr(number, size, reply));
     }
 }

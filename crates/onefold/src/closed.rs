@@ -142,7 +142,10 @@ fn repaired_archive(outcome: Outcome) -> Repair {
         restored.push(format!("the chunk index, with {entries} entries"));
     }
     if outcome.leaf_copies > 0 {
-        restored.push(format!("{} copies of leaves of the tables", outcome.leaf_copies));
+        restored.push(format!("{} copies of leaves of tables and maps", outcome.leaf_copies));
+    }
+    if outcome.renewed_snapshot {
+        restored.push("the last snapshot of the tables".to_owned());
     }
     if outcome.repaired_units() > 0 {
         restored.push(format!("{} units of 4 KiB on their nodes", outcome.repaired_units()));

@@ -3,7 +3,9 @@
 //! nights, of which most are forgotten.
 //!
 //! All tools back up the same directory and take turns in each step, so that what the machine does
-//! beside meets all of them. Directory and repositories lie in memory where there is enough of it.
+//! beside meets all of them. The repositories, and what is restored elsewhere, lie in memory where
+//! there is enough of it; the directory lies on the disk, below `target/`: on tmpfs, whose times
+//! miss changes of mapped pages, Onefold reads each file again.
 //! Restic and rustic encrypt and can do nothing else; borg and Onefold do not.
 
 mod tool;
@@ -26,6 +28,7 @@ use super::{
     machine_facts, median,
 };
 use crate::{
+    cleanup::Scratch,
     product::{Build, Onefold},
     program::{program, run as run_program, spawn},
 };
@@ -170,7 +173,9 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     }
     let onefold = Onefold::build(Build::Release)?;
     let place = Place::new(10 << 30)?;
-    println!("{}", machine_facts(&place.path, &["borg", "rustic"]));
+    let source = Scratch::new("bench-backups")?;
+    let trees = source.file("tree");
+    println!("{}", machine_facts(source.path(), &["borg", "rustic"]));
     let mut restic = program("restic");
     restic.arg("version");
     println!("{}", run_program(restic, LIMIT).unwrap_or("restic: not installed\n".into()).trim());
@@ -190,16 +195,16 @@ pub(super) fn run(arguments: &[String]) -> Result<bool> {
     let mut table = Table::default();
     for _ in 0..size.rounds {
         tools.rotate_left(1);
-        files(&tools, &place.path, &size, &mut table)?;
+        files(&tools, &place.path, &trees, &size, &mut table)?;
     }
     tools.sort_by_key(|tool| ALL.iter().position(|kind| *kind == tool.kind));
-    nights(&tools, &place.path, &size, &mut table)?;
+    nights(&tools, &trees, &size, &mut table)?;
     Ok(table.show(&tools) || quick)
 }
 
 /// One round on the large directory.
-fn files(tools: &[Tool], place: &Path, size: &Size, table: &mut Table) -> Result<()> {
-    let mut tree = Tree::new(place.join("tree"), size.files, size.bytes)?;
+fn files(tools: &[Tool], place: &Path, tree: &Path, size: &Size, table: &mut Table) -> Result<()> {
+    let mut tree = Tree::new(tree.to_owned(), size.files, size.bytes)?;
     for tool in tools {
         cost::of(tool.create()?, LIMIT)?;
     }
@@ -288,8 +293,8 @@ fn mounted(tool: &Tool, place: &Path, tree: &Tree, night: usize) -> Result<Optio
 
 /// Many nights, each a backup of a directory of which one file in a hundred changed; then most of
 /// them are forgotten.
-fn nights(tools: &[Tool], place: &Path, size: &Size, table: &mut Table) -> Result<()> {
-    let mut tree = Tree::new(place.join("tree"), size.night_files, size.night_bytes)?;
+fn nights(tools: &[Tool], tree: &Path, size: &Size, table: &mut Table) -> Result<()> {
+    let mut tree = Tree::new(tree.to_owned(), size.night_files, size.night_bytes)?;
     for tool in tools {
         cost::of(tool.create()?, LIMIT)?;
     }

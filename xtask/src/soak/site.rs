@@ -124,7 +124,7 @@ impl Site {
         self.volume("create", &name, &["--size", "1G"])?;
         Client::connect(&self.socket, &name)?
             .write_all([(0, &[7; 65536][..]), (1 << 29, &[8; 4096][..])].into_iter())?;
-        self.volume("resize", &name, &["--size", "256M"])?;
+        self.volume("resize", &name, &["--size", "256M", "--force"])?;
         self.volume("resize", &name, &["--size", "2G"])?;
         self.volume("rename", &name, &["renamed"])?;
         let mut client = Client::connect(&self.socket, "renamed")?;
@@ -133,7 +133,7 @@ impl Site {
             Ok(())
         })?;
         client.disconnect()?;
-        self.volume("delete", "renamed", &[])
+        self.volume("delete", "renamed", &["--force"])
     }
 
     /// A file system is made, filled, half emptied, trimmed and checked.

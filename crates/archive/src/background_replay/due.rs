@@ -1,5 +1,7 @@
 //! The work that waits for a background replay.
 
+use onefold_core::Result;
+
 use crate::{chunk_index::first_to_merge, operations_log::Archive, tables::Tables};
 
 /// What a process that opens an archive, or the next put, collection or commit, would have to do,
@@ -19,14 +21,17 @@ pub struct ReplayDue {
 }
 
 /// What waits in an archive whose `tables` these are.
-#[must_use]
-pub fn replay_due(archive: &Archive, tables: &Tables) -> ReplayDue {
+///
+/// # Errors
+/// Where an older index took the place of a lost one, all containers are looked at: as
+/// [`Containers::get`](crate::Containers::get).
+pub fn replay_due(archive: &Archive, tables: &Tables) -> Result<ReplayDue> {
     let files = &tables.index.files;
-    ReplayDue {
-        containers: tables.not_imported().len() as u64,
+    Ok(ReplayDue {
+        containers: tables.not_imported()?.len() as u64,
         differences: tables.differences.len() as u64,
         nodes: tables.snapshots.due().count() as u64,
         files: first_to_merge(files).map_or(0, |first| (files.len() - first) as u64),
         log_bytes: archive.log_bytes_at_once().map(|(bytes, _)| bytes),
-    }
+    })
 }

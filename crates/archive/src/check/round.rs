@@ -64,6 +64,8 @@ pub struct ScrubRound {
     /// Dropped while nothing is read, so that no collection waits.
     guard: Option<EpochGuard>,
     tables: Arc<Tables>,
+    /// The last container in them.
+    last: Option<ContainerId>,
     container_reader: ContainerReader,
     packer: Packer,
     /// Containers of the present epoch that are still to be read.
@@ -94,6 +96,7 @@ impl ScrubRound {
             container_reader: ContainerReader::new(archive.clone()),
             archive: archive.clone(),
             guard: None,
+            last: tables.containers.last_id()?,
             tables,
             packer: Packer::default(),
             ahead: Vec::new(),
@@ -107,18 +110,21 @@ impl ScrubRound {
 
     /// Bytes that are still to be read by `now`, if the round is to take `seconds`; a day's share
     /// ahead, so that a process that comes once a day is enough.
-    #[must_use]
-    pub fn due_bytes(&self, now: u64, seconds: u64) -> u64 {
+    ///
+    /// # Errors
+    /// As [`Containers::get`](crate::Containers::get).
+    pub fn due_bytes(&self, now: u64, seconds: u64) -> Result<u64> {
         const DAY: u64 = 86_400;
         let (mut read, mut all) = (0u64, 0u64);
-        for (id, container) in &self.tables.containers {
-            let bytes = u64::from(container.stored.place.bytes);
+        for container in &self.tables.containers {
+            let stored = container?.stored;
+            let bytes = u64::from(stored.place.bytes);
             all += bytes;
-            read += if *id <= self.upto { bytes } else { 0 };
+            read += if stored.id <= self.upto { bytes } else { 0 };
         }
         let since = now.saturating_sub(self.began).saturating_add(DAY).min(seconds);
         let share = u128::from(all) * u128::from(since) / u128::from(seconds.max(1));
-        u64::try_from(share).unwrap_or(u64::MAX).saturating_sub(read)
+        Ok(u64::try_from(share).unwrap_or(u64::MAX).saturating_sub(read))
     }
 
     /// Reads the next container, and gives its bytes on the medium; `None` when all have been read.
@@ -129,10 +135,11 @@ impl ScrubRound {
         if self.ahead.is_empty() || self.guard.is_none() {
             let guard = self.archive.guard_epoch()?;
             self.tables = guard.tables.clone();
+            self.last = self.tables.containers.last_id()?;
             self.guard = Some(guard);
-            let mut rest = self.tables.containers.clone();
-            rest.remove_before(&ContainerId(self.upto.0.saturating_add(1)));
-            self.ahead = rest.keys().take(CONTAINERS_AT_ONCE).copied().collect();
+            let next = ContainerId(self.upto.0.saturating_add(1));
+            let rest = self.tables.containers.iter_from(next)?.take(CONTAINERS_AT_ONCE);
+            self.ahead = rest.map(|found| Ok(found?.stored.id)).collect::<Result<_>>()?;
             self.ahead.reverse();
         }
         let Some(id) = self.ahead.pop() else {
@@ -160,8 +167,7 @@ impl ScrubRound {
     /// # Errors
     /// Errors of the system.
     pub fn end(mut self, now: u64) -> Result<Portion> {
-        let is_through =
-            self.tables.containers.keys().next_back().is_none_or(|id| *id <= self.upto);
+        let is_through = self.last.is_none_or(|id| id <= self.upto);
         if !self.done.ended && is_through {
             self.note(CareNote::ScrubEnded(now))?;
             self.done.ended = true;
@@ -173,14 +179,14 @@ impl ScrubRound {
 
     fn read(&mut self, id: ContainerId) -> Result<u64> {
         let tables = self.tables.clone();
-        let Some(container) = tables.containers.get(&id) else { return Ok(0) };
+        let Some(container) = tables.containers.get(&id)? else { return Ok(0) };
         let mut report = Report::default();
-        match self.container_reader.metadata(container) {
+        match self.container_reader.metadata(&container) {
             Ok(metadata) => {
                 let rotten = scrub_one(
                     &self.archive,
                     &self.container_reader,
-                    container,
+                    &container,
                     &metadata,
                     &mut self.packer,
                     &mut report,

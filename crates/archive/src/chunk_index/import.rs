@@ -37,10 +37,15 @@ pub(crate) fn load_recent(
     tables: &Tables,
     auxiliary: &mut Auxiliary,
 ) -> Result<()> {
-    let mut recent = tables.not_imported();
+    let mut recent = tables.not_imported()?;
     recent.sort_unstable();
-    for container in recent.iter().filter_map(|id| tables.containers.get(id)) {
-        match container_reader.metadata(container) {
+    for id in &recent {
+        let container = match tables.containers.get(id) {
+            Err(error) if is_damage(&error) => continue,
+            found => found?,
+        };
+        let Some(container) = container else { continue };
+        match container_reader.metadata(&container) {
             Ok(metadata) => {
                 let entries = metadata.chunks.iter().map(|chunk| (chunk.fingerprint, chunk.first));
                 auxiliary.load(container.stored.id, container.logged, entries);
@@ -106,7 +111,9 @@ pub(crate) fn import(
         return Ok(None);
     }
     match import_entries(archive, &tables, entries, upto, importing.merging()) {
-        Err(error) if error.kind() == Kind::NoSpace => Ok(None),
+        // Nobody keeps the tables for it while others change the archive: the next import has newer
+        // ones.
+        Err(error) if matches!(error.kind(), Kind::NoSpace | Kind::Busy) => Ok(None),
         Err(error) => Err(error),
         Ok(now) => Ok(Some((now, upto))),
     }
@@ -211,11 +218,13 @@ pub(super) fn next_number(archive: &Archive, tables: &Tables, merging: Option<u6
 /// Errors of the system.
 pub fn rebuild(archive: &Arc<Archive>, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
     let _lock = archive.files.lock(IMPORTER, Hold::Alone, true)?;
-    let tables = archive.refresh()?;
+    let guard = archive.guard_epoch()?;
+    let tables = guard.tables.clone();
     let container_reader = ContainerReader::new(archive.clone());
     let (mut entries, total) = (Vec::new(), tables.containers.len() as u64);
-    for (n, container) in tables.containers.values().enumerate() {
-        if let Ok(metadata) = container_reader.metadata(container) {
+    for (n, container) in tables.containers.iter().enumerate() {
+        let container = container?;
+        if let Ok(metadata) = container_reader.metadata(&container) {
             let whole = metadata
                 .chunks
                 .iter()

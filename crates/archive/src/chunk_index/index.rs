@@ -90,16 +90,18 @@ impl ChunkIndex {
 /// # Errors
 /// Errors of the system, and of damaged containers.
 pub fn not_found(archive: &Arc<Archive>) -> Result<u64> {
-    let tables = archive.refresh()?;
+    let guard = archive.guard_epoch()?;
+    let tables = &guard.tables;
     let reader = ContainerReader::new(archive.clone());
-    let mut index = ChunkIndex::open(archive.clone(), &tables)?;
+    let mut index = ChunkIndex::open(archive.clone(), tables)?;
     let mut missing = 0;
-    for container in tables.containers.values() {
+    for container in &tables.containers {
+        let container = container?;
         let is_imported = container.logged <= tables.index.upto;
         if !is_imported || container.stored.kind != ContainerKind::Data {
             continue;
         }
-        for chunk in reader.metadata(container)?.chunks {
+        for chunk in reader.metadata(&container)?.chunks {
             missing += u64::from(index.look_up(&chunk.fingerprint, true)?.is_none());
         }
     }

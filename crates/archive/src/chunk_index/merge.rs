@@ -7,7 +7,11 @@ use onefold_core::{File, Result};
 use super::file::{
     Entry, PAGE_BYTES, WRITE_PAGES, Writer, entries, index_name, is_sealed, read_pages,
 };
-use crate::{format::record::IndexFile, operations_log::Archive, tables::Tables};
+use crate::{
+    format::{Address, damage::is_damage, record::IndexFile},
+    operations_log::Archive,
+    tables::Tables,
+};
 
 /// All entries of a file, page after page; damaged pages are left out.
 struct Scan {
@@ -120,10 +124,7 @@ impl Merge {
         for n in 0..self.same.len() {
             let (fingerprint, address) = self.same[n];
             let first = !self.same[..n].iter().any(|(other, _)| *other == fingerprint);
-            if first
-                && (tables.places(address.container).next().is_some()
-                    || address.container.0 >= tables.next_id)
-            {
+            if first && (address.container.0 >= tables.next_id || may_be_there(tables, address)?) {
                 self.writer.push(&(fingerprint, address))?;
             }
         }
@@ -138,6 +139,14 @@ impl Merge {
     /// The file, durable, when [`step`](Self::step) gave false.
     pub(super) fn finish(self) -> Result<IndexFile> {
         self.writer.finish()
+    }
+}
+
+/// True unless it is known that no container has the chunk: an entry too many costs nothing.
+fn may_be_there(tables: &Tables, address: Address) -> Result<bool> {
+    match tables.has_place(address.container) {
+        Err(error) if is_damage(&error) => Ok(true),
+        found => found,
     }
 }
 

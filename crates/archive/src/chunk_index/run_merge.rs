@@ -67,7 +67,8 @@ impl RunMerge {
         self.merge.number()
     }
 
-    /// Takes about `most` entries on; false when nothing is left but [`finish`](Self::finish).
+    /// Takes about `most` entries on; false when nothing is left but [`finish`](Self::finish). The
+    /// caller stays in the epoch of `tables`, whose leaves are looked at.
     ///
     /// # Errors
     /// Errors of the system.

@@ -268,10 +268,15 @@ impl Known<'_> {
         ];
         let closed = closed.map(|(bits, rule)| self.archive.keeps(rule).then_some(bits));
         for container in self.tables.places(address.container) {
+            let container = match container {
+                // A chunk that can't be looked up is stored anew.
+                Err(error) if is_damage(&error) => continue,
+                found => found?,
+            };
             let home = container.stored.id;
             if !self.cache.holds(home) {
                 counts.metadata_reads += 1;
-                match self.container_reader.metadata(container) {
+                match self.container_reader.metadata(&container) {
                     Ok(metadata) => self.cache.insert(metadata, &closed),
                     // A chunk whose container can't show it is stored anew.
                     Err(error) if is_damage(&error) => continue,

@@ -11,6 +11,7 @@ use onefold_core::{Fingerprint, Result};
 
 use super::{
     bytes::{Reader, Writer, corrupt},
+    class::Class,
     content::Content,
     parameters::{Compression, GROUP_BYTES, SLOTS_MAX},
 };
@@ -102,6 +103,8 @@ pub struct OpenContainer {
     pub id: ContainerId,
     /// The kind of its content.
     pub kind: ContainerKind,
+    /// The class that it goes to, when its chunks were sorted; else that of its kind.
+    pub(crate) class: Option<Class>,
     chunks: Vec<Chunk>,
     groups: Vec<u32>,
     content: Content,
@@ -113,6 +116,8 @@ pub struct Packed {
     pub id: ContainerId,
     /// The kind of its content.
     pub kind: ContainerKind,
+    /// The class that it goes to, when its chunks were sorted; else that of its kind.
+    pub(crate) class: Option<Class>,
     /// Header and metadata.
     pub meta: Vec<u8>,
     /// The groups.
@@ -138,7 +143,7 @@ impl OpenContainer {
         capacity: usize,
     ) -> OpenContainer {
         let content = Content::over(buffer, capacity);
-        OpenContainer { id, kind, chunks: Vec::new(), groups: Vec::new(), content }
+        OpenContainer { id, kind, class: None, chunks: Vec::new(), groups: Vec::new(), content }
     }
 
     /// True when `bytes` more don't fit into `capacity` bytes. An empty one takes anything.
@@ -237,7 +242,7 @@ impl OpenContainer {
         packer: &mut Packer,
         buffers: &BufferPool,
     ) -> Packed {
-        let OpenContainer { id, kind, chunks, groups: lengths, content } = self;
+        let OpenContainer { id, kind, class, chunks, groups: lengths, content } = self;
         let meta_bytes =
             HEADER_BYTES + lengths.len() * GROUP_ENTRY_BYTES + chunks.len() * CHUNK_ENTRY_BYTES;
         let mut groups = Vec::with_capacity(lengths.len());
@@ -287,7 +292,7 @@ impl OpenContainer {
         let meta =
             Metadata { id, epoch, kind, groups, chunks, meta_bytes: meta_bytes as u32, bytes }
                 .encode(identity);
-        Packed { id, kind, meta, body, chunks: count, raw_bytes }
+        Packed { id, kind, class, meta, body, chunks: count, raw_bytes }
     }
 }
 

@@ -43,6 +43,14 @@ const FEATURE_FINGERPRINT: u64 = 8;
 /// Needed to read: volumes may be clones, whose maps share pages.
 const FEATURE_CLONES: u64 = 16;
 
+/// Needed to read: leaves of the container table are read when they are looked at, so a snapshot says
+/// what else would be found by reading all of them, and which pages wait for readers.
+const FEATURE_ON_DEMAND: u64 = 32;
+
+/// Needed to change it: new chunks of streams are gathered, sorted and encoded at once. Whoever does
+/// not know it would write copies first.
+const FEATURE_GATHERED: u64 = 1;
+
 /// The fields of an archive's label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
@@ -64,12 +72,14 @@ pub struct Label {
     pub snapshot: u64,
     /// Nodes, and columns of data and of parity in a stripe.
     pub spread: [u8; 3],
-    /// Late encoding by reference counts, if that is how chunks are placed.
+    /// Encoding by reference counts, if that is how chunks are placed.
     pub late: Option<Rad>,
     /// There may be snapshots of directories.
     pub trees: bool,
     /// A checkpoint writes the leaves of the tables that changed.
     pub leaves: bool,
+    /// Leaves of the container table are read when they are looked at.
+    pub on_demand: bool,
     /// Volumes may be clones of others.
     pub clones: bool,
     /// How chunks are fingerprinted, with the secret as key.
@@ -85,6 +95,8 @@ pub struct Kinds {
     pub trees: bool,
     /// A checkpoint writes the leaves of the tables that changed.
     pub leaves: bool,
+    /// Leaves of the container table are read when they are looked at.
+    pub on_demand: bool,
     /// Volumes may be clones of others.
     pub clones: bool,
 }
@@ -125,6 +137,7 @@ impl Label {
             late: self.late.is_some(),
             trees: self.trees,
             leaves: self.leaves,
+            on_demand: self.on_demand,
             clones: self.clones,
         }
     }
@@ -134,7 +147,9 @@ impl Label {
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
         let named = self.fingerprint != Algorithm::Blake3;
-        let has_features = self.trees || self.leaves || self.clones || named;
+        let gathers = self.late.map_or(0, |rad| rad.gathers);
+        let has_features =
+            self.trees || self.leaves || self.on_demand || self.clones || named || gathers > 0;
         let version = match (has_features, self.late.is_some()) {
             (true, _) => VERSION_FEATURES,
             (false, true) => VERSION_LATE,
@@ -154,8 +169,11 @@ impl Label {
             .u32(mean)
             .u32(0);
         w.u64(self.segment_bytes).u64(self.generation).u64(self.snapshot);
-        if let Some(Rad { delay, batch, classes }) = self.late {
+        if let Some(Rad { delay, batch, classes, gathers }) = self.late {
             w.u32(delay).u32(batch).raw(&classes);
+            if gathers > 0 {
+                w.u32(gathers);
+            }
         }
         if version == VERSION_FEATURES {
             w.0.resize(FEATURES_AT, 0);
@@ -163,11 +181,13 @@ impl Label {
                 (self.late.is_some(), FEATURE_LATE),
                 (self.trees, FEATURE_TREES),
                 (self.leaves, FEATURE_LEAVES),
+                (self.on_demand, FEATURE_ON_DEMAND),
                 (named, FEATURE_FINGERPRINT),
                 (self.clones, FEATURE_CLONES),
             ];
             let read: u64 = bits.iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum();
-            w.u64(read).u64(0).u64(0);
+            let write = if gathers > 0 { FEATURE_GATHERED } else { 0 };
+            w.u64(read).u64(write).u64(0);
         }
         w.0.resize(LABEL_BYTES - 8, 0);
         let checksum = self.identity().checksum(&w.0);
@@ -226,12 +246,18 @@ impl Label {
             late: None,
             trees: false,
             leaves: false,
+            on_demand: false,
             clones: false,
             fingerprint: Algorithm::Blake3,
         };
-        let features = if version == VERSION_FEATURES { features(bytes)? } else { 0 };
+        let (features, to_write) =
+            if version == VERSION_FEATURES { features(bytes)? } else { (0, 0) };
         label.trees = features & FEATURE_TREES != 0;
         label.leaves = features & FEATURE_LEAVES != 0;
+        label.on_demand = features & FEATURE_ON_DEMAND != 0;
+        if label.on_demand && !label.leaves {
+            return Err(corrupt("the label's features can't be true"));
+        }
         label.clones = features & FEATURE_CLONES != 0;
         if features & FEATURE_FINGERPRINT != 0 {
             label.fingerprint = Algorithm::from_code(fingerprint)
@@ -239,7 +265,12 @@ impl Label {
                 .ok_or_else(|| corrupt("an unknown fingerprint"))?;
         }
         if version == VERSION_LATE || features & FEATURE_LATE != 0 {
-            let rad = Rad { delay: r.u32()?, batch: r.u32()?, classes: r.array()? };
+            let rad = Rad {
+                delay: r.u32()?,
+                batch: r.u32()?,
+                classes: r.array()?,
+                gathers: if to_write & FEATURE_GATHERED != 0 { r.u32()? } else { 0 },
+            };
             rad.check(label.spread).map_err(|_| corrupt("the label's codes can't be true"))?;
             label.late = Some(rad);
         }
@@ -247,8 +278,9 @@ impl Label {
     }
 }
 
-/// The bits that a program must know to read; one that this program does not know is named.
-fn features(bytes: &[u8]) -> Result<u64> {
+/// The bits that a program must know to read, and to change it; one that this program does not know
+/// is named.
+fn features(bytes: &[u8]) -> Result<(u64, u64)> {
     let mut r = Reader(&bytes[FEATURES_AT..], None);
     let (read, write) = (r.u64()?, r.u64()?);
     let unknown = |bits: u64, known: u64, what: &str| match bits & !known {
@@ -262,12 +294,15 @@ fn features(bytes: &[u8]) -> Result<u64> {
             ),
         )),
     };
-    let known =
-        FEATURE_LATE | FEATURE_TREES | FEATURE_LEAVES | FEATURE_FINGERPRINT | FEATURE_CLONES;
+    let known = FEATURE_LATE
+        | FEATURE_TREES
+        | FEATURE_LEAVES
+        | FEATURE_FINGERPRINT
+        | FEATURE_CLONES
+        | FEATURE_ON_DEMAND;
     unknown(read, known, "to read it")?;
-    // Nothing is known that only writers must know.
-    unknown(write, 0, "to change it")?;
-    Ok(read)
+    unknown(write, FEATURE_GATHERED, "to change it")?;
+    Ok((read, write))
 }
 
 /// The label that counts of the two places.
@@ -343,6 +378,7 @@ mod tests {
             late: None,
             trees: false,
             leaves,
+            on_demand: false,
             clones: false,
             fingerprint: Algorithm::Blake3,
         }
@@ -360,5 +396,38 @@ mod tests {
         bytes[LABEL_BYTES - 8..].copy_from_slice(&checksum.to_le_bytes());
         let Found::Bad(error) = Label::decode(&bytes) else { panic!("it was taken") };
         assert!(error.kind() == Kind::Unsupported && error.to_string().contains("feature 7"));
+    }
+
+    #[test]
+    fn rule_47_a_label_with_leaves_on_demand_has_a_bit_of_its_own() {
+        let on_demand = Label { on_demand: true, ..label(true) };
+        let bytes = on_demand.encode();
+        assert_eq!((bytes[8], bytes[FEATURES_AT]), (3, 4 | 32));
+        assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == on_demand));
+        let without_leaves = Label { leaves: false, ..on_demand }.encode();
+        assert!(matches!(Label::decode(&without_leaves), Found::Bad(_)));
+    }
+
+    #[test]
+    fn rule_65_gathered_chunks_have_a_bit_that_older_programs_refuse() {
+        let rad = Rad { delay: 0, batch: 1, classes: [4, 3, 2], gathers: 0 };
+        let late = Label { spread: [6, 4, 2], late: Some(rad), ..label(true) };
+        let bytes = late.encode();
+        assert_eq!(bytes[FEATURES_AT + 8], 0, "as before");
+        let gathers = Rad { gathers: 256 << 10, ..rad };
+        let gathered = Label { late: Some(gathers), ..late.clone() };
+        let bytes = gathered.encode();
+        // Programs from before know no bit of those that writers need.
+        assert_eq!((bytes[8], bytes[FEATURES_AT + 8]), (3, 1));
+        assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == gathered));
+        // Without other features, too.
+        let gathered = Label { leaves: false, ..gathered };
+        assert_eq!(gathered.encode()[8], 3);
+        assert!(matches!(Label::decode(&gathered.encode()), Found::Good(read) if read == gathered));
+        // A delay and a batch of versions make no sense with it.
+        for rad in [Rad { delay: 1, ..gathers }, Rad { batch: 2, ..gathers }] {
+            let wrong = Label { late: Some(rad), ..late.clone() };
+            assert!(matches!(Label::decode(&wrong.encode()), Found::Bad(_)), "{rad:?}");
+        }
     }
 }

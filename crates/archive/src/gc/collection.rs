@@ -17,7 +17,7 @@ use crate::{
     rules::Rule,
     tables::{Tables, WriteCost},
     tree::expire,
-    usage_counts::{Counted, InMemory},
+    usage_counts::{Counted, InMemory, counts_number, highest_counts},
 };
 
 /// How collection is done.
@@ -183,6 +183,19 @@ impl Collection {
         }
     }
 
+    /// What is left of the present step, as far as is known: changes to count, containers to look at
+    /// again or to merge.
+    #[must_use]
+    pub fn left(&self) -> Option<u64> {
+        let tables = self.archive.tables();
+        match self.step {
+            Step::Count => Some(tables.differences.len() as u64),
+            Step::Recheck | Step::Merge => Some(tables.condemned.len() as u64),
+            Step::LateEncoding => Some(tables.replicated().1),
+            Step::Free | Step::Condemn | Step::Last | Step::Over => None,
+        }
+    }
+
     /// The time goes on: seconds since 1970. Forgotten snapshots stay from the step that sees them.
     pub fn tick(&mut self, now: u64) {
         self.options.now = self.options.now.max(now);
@@ -274,8 +287,8 @@ impl Collection {
     }
 
     /// Containers that are to be encoded late now.
-    pub(super) fn due_for_encoding(&self, tables: &Tables) -> BTreeSet<ContainerId> {
-        self.late_encoding.due(&self.archive, tables).into_iter().collect()
+    pub(super) fn due_for_encoding(&self, tables: &Tables) -> Result<BTreeSet<ContainerId>> {
+        Ok(self.late_encoding.due(&self.archive, tables)?.into_iter().collect())
     }
 
     /// Encodes some containers late; false when there are no more.
@@ -360,13 +373,15 @@ impl Collection {
         let names = self.archive.files.names()?;
         let tables = self.archive.refresh()?;
         let mut removed = false;
+        // New counts get a higher number than a file has that a lost frame may name.
+        let highest = highest_counts(&names);
         for name in names {
             let segment =
                 name.strip_prefix("segment-").and_then(|digits| digits.parse::<u32>().ok());
-            let counts = name.strip_prefix("counts-").and_then(|digits| digits.parse::<u64>().ok());
+            let counts = counts_number(&name);
             let orphan = segment
                 .is_some_and(|n| !tables.segments.contains_key(&n) && segment_name(n) == name)
-                || counts.is_some_and(|n| n != tables.counts);
+                || counts.is_some_and(|n| n != tables.counts && n != highest.max(tables.counts));
             if orphan {
                 self.archive.files.remove(&name)?;
                 removed = true;

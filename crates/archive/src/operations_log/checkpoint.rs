@@ -9,7 +9,13 @@
 //! *Crash argument:* that of the leaves. Pages that were written ahead are in no directory before the
 //! label, so a crash leaves pages that nothing names. Other processes do not know of them and may
 //! write there meanwhile: a snapshot names only those whose copies are both there still, looked at
-//! under the lock.
+//! under the lock. So leaves that were written ahead stay in memory, also where those of the container
+//! table are read on demand, and count among those after which a commit writes a snapshot.
+//!
+//! *Readers:* a portion writes to the same pages as a snapshot of this moment would. Those that
+//! readers of an epoch may look at wait for it as they do there, and all of the file where there is a
+//! next snapshot that the writer does not know. The epoch of the portion is not after that of the
+//! snapshot, so no page is written earlier than the snapshot could.
 
 use onefold_core::{Kind, Result};
 
@@ -61,8 +67,10 @@ pub(crate) fn checkpoint_some(archive: &Archive) -> Result<Checkpointed> {
     // be looked at on one of them only.
     let ahead = position.tables.leaves && archive.files.spread() == ONE_DIRECTORY;
     if ahead && changed > portion {
-        let mut tables = Tables::clone(&position.tables);
         let (files, number) = (&*archive.files, position.snapshot + 1);
+        let mut tables = Tables::clone(&position.tables);
+        archive.await_unknown_snapshot(number, &mut tables)?;
+        let leaf_file = tables.leaf_file.clone();
         let (identity, settings) = (&archive.identity, &archive.settings);
         let written = write_leaves_ahead(files, identity, settings, number, &mut tables, portion);
         return match written {
@@ -73,6 +81,8 @@ pub(crate) fn checkpoint_some(archive: &Archive) -> Result<Checkpointed> {
             Err(error) if error.kind() == Kind::NoSpace => {
                 let mut tables = Tables::clone(&position.tables);
                 forget_leaves_ahead(&mut tables);
+                // What readers of an unknown snapshot may look at is not cut off.
+                tables.leaf_file = leaf_file;
                 tables.leaf_file.cut(files)?;
                 position.tables = tables.into();
                 Ok(Checkpointed::Later)

@@ -50,7 +50,10 @@ impl Archive {
                 self.snapshot(&mut position, may_use_reserve)?;
             }
             self.append(&mut position, records, may_use_reserve)?;
-            if position.end >= self.settings.log_bytes {
+            let tables = &position.tables;
+            // Leaves that were written ahead stay in memory too.
+            let held = if tables.on_demand { tables.containers.held_leaves() } else { 0 };
+            if position.end >= self.settings.log_bytes || held > self.settings.changed_leaves {
                 self.snapshot(&mut position, may_use_reserve)?;
             }
         }
@@ -245,9 +248,20 @@ impl Archive {
         }
     }
 
+    /// All pages of the file of leaves wait where there is a snapshot `number` already, the next one.
+    /// Somebody made it, and died, or its label was lost: then others may have read it, and look at
+    /// leaves that it names.
+    pub(super) fn await_unknown_snapshot(&self, number: u64, tables: &mut Tables) -> Result<()> {
+        if tables.on_demand && self.files.open(&snapshot_name(number)).is_ok() {
+            tables.leaf_file.await_all(&*self.files, tables.epoch)?;
+        }
+        Ok(())
+    }
+
     fn try_snapshot(&self, position: &mut LogPosition) -> Result<()> {
         let number = position.snapshot + 1;
         let mut tables = Tables::clone(&position.tables);
+        self.await_unknown_snapshot(number, &mut tables)?;
         let clones_keep = self.keeps(Rule::ClonePagesKept);
         write_block_indexes(&*self.files, &self.identity, number, &mut tables, clones_keep)?;
         write_leaves(&*self.files, &self.identity, &self.settings, number, &mut tables)?;
@@ -271,6 +285,7 @@ impl Archive {
             position.label_durable,
         ) = (label.generation, number, log, 0, true);
         position.tables = Arc::new(tables);
+        position.snapshot_lost = None;
         for name in [snapshot_name(number.saturating_sub(2)), log_name(number.saturating_sub(2))] {
             match self.files.remove(&name) {
                 Err(error) if error.kind() != Kind::NotFound => return Err(error),
@@ -329,7 +344,7 @@ fn newest(archive: &Archive, position: &mut LogPosition, label: &Label) -> Resul
         label,
         &archive.settings,
         Some(&position.tables),
-        &archive.budget,
+        (&archive.budget, &archive.leaves),
     )
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn replay(
         }
         let (sequence, checksum, bytes) = (frame.sequence, frame.checksum, frame.bytes);
         let records = Record::decode_within(frame.payload, drawn)?;
-        drawn.more(to.tables.new_leaves(&records) * LEAF_MEMORY)?;
+        drawn.more(to.tables.clones_take(&records) * LEAF_MEMORY)?;
         let tables = to.tables.to_mut();
         tables.limit_moved((settings.memory != u64::MAX).then_some(settings.moved_max));
         tables.apply(sequence, records).map_err(|e| e.context("the operations log"))?;

@@ -37,7 +37,11 @@ mod leaf_check;
 mod position;
 mod snapshot;
 
-pub use self::{archive::Archive, epochs::EpochGuard, leaf_check::mend_leaves};
+pub use self::{
+    archive::Archive,
+    epochs::EpochGuard,
+    leaf_check::{mend_leaves, renew_snapshot},
+};
 pub(crate) use self::{
     checkpoint::{Checkpointed, checkpoint_some},
     leaf_check::look_at_leaves,

@@ -22,7 +22,7 @@ use crate::{
     memory::{Budget, Drawn},
     rules::Rule,
     settings::Settings,
-    tables::Tables,
+    tables::{LeafStore, Tables},
 };
 
 /// The place in the log up to which this process has read, and the tables there.
@@ -43,6 +43,8 @@ pub(crate) struct LogPosition {
     pub(super) stopped: Option<Error>,
     /// Memory drawn from the budget for the tables.
     pub(super) drawn: Drawn,
+    /// Why the last snapshot could not be read: the one before took its place.
+    pub(super) snapshot_lost: Option<Error>,
 }
 
 impl LogPosition {
@@ -55,16 +57,16 @@ impl LogPosition {
         label: &Label,
         settings: &Settings,
         before: Option<&Tables>,
-        budget: &Arc<Budget>,
+        (budget, leaves): (&Arc<Budget>, &Arc<LeafStore>),
     ) -> Result<LogPosition> {
+        let from = (budget, leaves);
         let is_damaged = look_for_label(&**files, true)?.1;
         let next = Label { snapshot: label.snapshot + 1, ..label.clone() };
-        let mut position = match LogPosition::load(files, identity, label, settings, before, budget)
-        {
+        let mut position = match LogPosition::load(files, identity, label, settings, before, from) {
             // The place of the label that is damaged may have named the next snapshot, which
             // has taken the place of what this one needs, and whose log let the one before go.
             Err(error) if is_damaged && (is_damage(&error) || error.kind() == Kind::NotFound) => {
-                LogPosition::load(files, identity, &next, settings, before, budget)
+                LogPosition::load(files, identity, &next, settings, before, from)
                     .map_err(|_| error)?
             }
             loaded => loaded?,
@@ -74,14 +76,8 @@ impl LogPosition {
             && position.log_goes_on(&**files, identity, settings)?;
         if is_old {
             position.drawn = Drawn::default();
-            position = LogPosition::load(
-                files,
-                identity,
-                &next,
-                settings,
-                Some(&position.tables),
-                budget,
-            )?;
+            position =
+                LogPosition::load(files, identity, &next, settings, Some(&position.tables), from)?;
         }
         if is_old || is_damaged {
             (position.generation, position.label_lost) = (label.generation + 1, true);
@@ -133,16 +129,17 @@ impl LogPosition {
         label: &Label,
         settings: &Settings,
         before: Option<&Tables>,
-        budget: &Arc<Budget>,
+        (budget, leaves): (&Arc<Budget>, &Arc<LeafStore>),
     ) -> Result<LogPosition> {
         let open = |number| files.open(&log_name(number));
         let kinds = label.kinds();
         if budget.is_bounded() {
             budget.occupied(occupied(&**files, label.snapshot));
         }
-        let mut drawn = Drawn::from(budget);
+        let (mut drawn, mut snapshot_lost) = (Drawn::from(budget), None);
         let read = |number, before, drawn: &Drawn| {
-            read_snapshot(&**files, identity, (number, kinds), settings, before, drawn)
+            let known = (before, leaves);
+            read_snapshot(&**files, identity, (number, kinds), settings, known, drawn)
         };
         let tables = match read(label.snapshot, before, &drawn) {
             Ok(tables) => tables,
@@ -160,7 +157,13 @@ impl LogPosition {
                     settings,
                     u64::MAX,
                 )?;
-                replayed.tables.into_owned()
+                snapshot_lost = Some(error);
+                let mut tables = replayed.tables.into_owned();
+                if tables.on_demand {
+                    let epoch = tables.epoch;
+                    tables.leaf_file.await_all(&**files, epoch)?;
+                }
+                tables
             }
             Err(error) => return Err(error),
         };
@@ -175,6 +178,7 @@ impl LogPosition {
             label_lost: false,
             stopped: None,
             drawn,
+            snapshot_lost,
         })
     }
 }

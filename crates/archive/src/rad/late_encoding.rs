@@ -2,10 +2,8 @@
 //! by their counts into classes and encoded, each class with its own code.
 //!
 //! A batch is the containers that are encoded late together, in rounds of a few. Classes are
-//! told apart by the counts of the whole batch: *cold* chunks have one reference (or none, when
-//! they lost it since they could last be condemned), *hot* ones at least three and as many as no
-//! more than a tenth of the batch has, the *baseline* is all between. Counts may lag; only a
-//! chunk's place depends on them.
+//! told apart by the counts of the whole batch. Counts may lag; only a chunk's place depends on
+//! them.
 //!
 //! *Crash argument:* a round is one merge. Chunks that nobody needs were condemned and looked at
 //! again before; all others are verified and copied, the new containers are synced, and one record
@@ -22,7 +20,7 @@ use crate::{
     container::{Rewriter, pack},
     format::{
         Address, ContainerId,
-        class::Class,
+        class::{Class, ClassBorder},
         container::{Chunk, ContainerKind, OpenContainer, Packed, Packer},
         parameters::SLOTS_MAX,
         record::{Record, Stored},
@@ -36,12 +34,6 @@ use crate::{
 /// Containers that are encoded late together: 64 MiB of chunks in memory.
 const ROUND: usize = 16;
 
-/// Hot chunks are at most one of so many.
-const HOT_SHARE: u64 = 10;
-
-/// References that a hot chunk has at least.
-const HOT_LEAST: u16 = 3;
-
 /// A batch that is being encoded late.
 #[derive(Default)]
 struct Batch {
@@ -51,8 +43,7 @@ struct Batch {
     next: VecDeque<ContainerId>,
     /// Their counts.
     counts: BTreeMap<ContainerId, Vec<u16>>,
-    /// References from which on a chunk is hot.
-    hot: u32,
+    border: ClassBorder,
 }
 
 /// A chunk on its way.
@@ -66,14 +57,6 @@ struct Moving {
 }
 
 impl Batch {
-    fn class(&self, count: u16) -> Class {
-        match count {
-            0 | 1 => Class::Cold,
-            _ if u32::from(count) >= self.hot => Class::Hot,
-            _ => Class::Baseline,
-        }
-    }
-
     fn count(&self, address: Address) -> u16 {
         self.counts
             .get(&address.container)
@@ -81,20 +64,6 @@ impl Batch {
             .copied()
             .unwrap_or(0)
     }
-}
-
-/// References from which on chunks are hot, when so many chunks have each number of them.
-fn hot_from(chunks: &BTreeMap<u16, u64>) -> u32 {
-    let all: u64 = chunks.values().sum();
-    let (mut hot, mut from) = (0, u32::from(u16::MAX) + 1);
-    for (&count, &chunks) in chunks.iter().rev().take_while(|(count, _)| **count >= HOT_LEAST) {
-        hot += chunks;
-        if hot * HOT_SHARE > all {
-            break;
-        }
-        from = u32::from(count);
-    }
-    from
 }
 
 /// Cuts sorted chunks into containers of one class each: where each begins.
@@ -150,13 +119,13 @@ impl LateEncoding {
     }
 
     /// Containers that are to be encoded late now.
-    pub(crate) fn due(&self, archive: &Archive, tables: &Tables) -> Vec<ContainerId> {
+    pub(crate) fn due(&self, archive: &Archive, tables: &Tables) -> Result<Vec<ContainerId>> {
         if self.is_full {
-            return Vec::new();
+            return Ok(Vec::new());
         }
-        let mut found = tables.due_for_encoding(archive.label().late, self.all, self.partial);
+        let mut found = tables.due_for_encoding(archive.label().late, self.all, self.partial)?;
         found.retain(|id| !self.stays.contains(id));
-        found
+        Ok(found)
     }
 
     /// Encodes some containers; false when there are no more.
@@ -178,10 +147,10 @@ impl LateEncoding {
     }
 
     fn begin_batch(&mut self, rewriter: &mut Rewriter, tables: &Tables) -> Result<Batch> {
-        let rest: VecDeque<ContainerId> = self.due(&rewriter.archive, tables).into();
+        let rest: VecDeque<ContainerId> = self.due(&rewriter.archive, tables)?.into();
         let mut chunks: BTreeMap<u16, u64> = BTreeMap::new();
         if !rest.is_empty() {
-            let known = numbers(tables, rest.iter());
+            let known = numbers(tables, rest.iter())?;
             let mut counts = CountsReader::open(&rewriter.archive, tables.counts, &rewriter.pace)?;
             while let Some((id, counts)) = counts.next()? {
                 if known.contains(&id) {
@@ -192,7 +161,7 @@ impl LateEncoding {
                 }
             }
         }
-        Ok(Batch { rest, hot: hot_from(&chunks), ..Batch::default() })
+        Ok(Batch { rest, border: ClassBorder::of(&chunks), ..Batch::default() })
     }
 
     /// Reads the counts of the next containers, as many as may be in memory.
@@ -204,8 +173,8 @@ impl LateEncoding {
     ) -> Result<()> {
         let mut slots = 0;
         while let Some(id) = batch.rest.front().copied() {
-            let chunks =
-                tables.containers.get(&id).map_or(0, |container| container.stored.chunks as usize);
+            let container = tables.containers.get(&id)?;
+            let chunks = container.map_or(0, |container| container.stored.chunks as usize);
             if slots > 0 && slots + chunks > rewriter.archive.settings.count_slots {
                 break;
             }
@@ -217,7 +186,7 @@ impl LateEncoding {
         if batch.next.is_empty() {
             return Ok(());
         }
-        let known = numbers(tables, batch.next.iter());
+        let known = numbers(tables, batch.next.iter())?;
         let mut counts = CountsReader::open(&rewriter.archive, tables.counts, &rewriter.pace)?;
         while let Some((id, counts)) = counts.next()? {
             if known.contains(&id) {
@@ -237,14 +206,14 @@ impl LateEncoding {
         while from.len() < ROUND
             && let Some(id) = batch.next.pop_front()
         {
-            let Some(container) = tables.containers.get(&id) else { continue };
-            match rewriter.live_chunks(tables, container) {
+            let Some(container) = tables.containers.get(&id)? else { continue };
+            match rewriter.live_chunks(tables, &container) {
                 Ok(live) => {
                     moving.extend(live.into_iter().filter_map(|(chunk, bytes)| {
                         let count = batch.count(chunk.first);
                         let moves = count > 0 || rewriter.archive.keeps(Rule::UnreferencedMovedToo);
                         moves.then(|| Moving {
-                            class: batch.class(count),
+                            class: batch.border.class(count),
                             count,
                             from: from.len(),
                             chunk,
@@ -293,9 +262,9 @@ impl LateEncoding {
         let committed = rewriter.archive.commit(true, |now| {
             // Only a collection changes these containers; one that changed all the same is left to
             // the next collection.
-            gone = planned.iter().any(|(id, bits)| {
-                !now.containers.contains_key(id) || now.condemned.get(id) != bits.as_ref()
-            });
+            for (id, bits) in &planned {
+                gone |= !now.containers.contains_key(id)? || now.condemned.get(id) != bits.as_ref();
+            }
             Ok(if gone { Vec::new() } else { vec![Record::LateEncoded { from, to }] })
         });
         match committed {
@@ -403,10 +372,17 @@ pub(crate) fn changed(
     if !tables.late {
         return Ok(Vec::new());
     }
+    let mut looked_up = Ok(());
     let mut touch = |first: Address, at: u64| {
-        for home in tables.places(first.container).filter(|home| home.changed < at) {
-            if tables.class(&home.stored.place).0 == Class::Replicated {
-                changed.insert(home.stored.id, at);
+        for home in tables.places(first.container) {
+            match home {
+                Ok(home) if home.changed < at => {
+                    if tables.class(&home.stored.place).0 == Class::Replicated {
+                        changed.insert(home.stored.id, at);
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => looked_up = Err(error),
             }
         }
     };
@@ -420,6 +396,7 @@ pub(crate) fn changed(
             other => other?,
         }
     }
+    looked_up?;
     Ok(changed.into_iter().collect())
 }
 
@@ -427,8 +404,12 @@ pub(crate) fn changed(
 fn numbers<'a>(
     tables: &Tables,
     containers: impl Iterator<Item = &'a ContainerId>,
-) -> BTreeSet<ContainerId> {
-    containers.filter_map(|id| tables.containers.get(id)).flat_map(Tables::numbers_of).collect()
+) -> Result<BTreeSet<ContainerId>> {
+    let mut known = BTreeSet::new();
+    for id in containers {
+        known.extend(tables.containers.get(id)?.iter().flat_map(|container| container.numbers()));
+    }
+    Ok(known)
 }
 
 #[cfg(test)]
@@ -436,17 +417,6 @@ mod tests {
     use onefold_core::Fingerprint;
 
     use super::*;
-
-    #[test]
-    fn at_most_a_tenth_is_hot() {
-        let from = |counts: &[(u16, u64)]| hot_from(&counts.iter().copied().collect());
-        assert_eq!(from(&[(1, 80), (2, 10), (3, 5), (9, 5)]), 3);
-        assert_eq!(from(&[(1, 80), (2, 10), (3, 6), (9, 5)]), 9);
-        // Two references are not many, and what all have is no more than others have.
-        assert_eq!(from(&[(1, 95), (2, 5)]), 65_536);
-        assert_eq!(from(&[(7, 100)]), 65_536);
-        assert_eq!(from(&[]), 65_536);
-    }
 
     #[test]
     fn containers_have_one_class_and_no_more_than_they_can() {

@@ -14,7 +14,7 @@ use crate::{
     container::{ContainerReader, Pace},
     format::{ContainerId, container::ContainerKind, damage::is_damage},
     rules::Rule,
-    tables::Tables,
+    tables::{Found, Tables},
 };
 
 /// Containers whose metadata a portion reads.
@@ -33,6 +33,14 @@ pub(crate) enum Ported {
     Merged(u64),
 }
 
+/// The container with this number. One whose leaf is lost is left out, as when the index is made anew.
+fn look_up(tables: &Tables, id: ContainerId) -> Result<Option<Found>> {
+    match tables.containers.get(&id) {
+        Err(error) if is_damage(&error) => Ok(None),
+        found => found,
+    }
+}
+
 impl Ingest {
     /// Imports the oldest containers that the log lists and the chunk index does not have. A
     /// container that another process listed is read first.
@@ -43,8 +51,10 @@ impl Ingest {
         if self.imported.lock().is_some() {
             self.renew_beside(pace)?;
         }
+        // Leaves of the container table that are looked at stay where they are.
+        let _guard = self.archive.guard_epoch()?;
         let (tables, unknown) = self.not_known()?;
-        if tables.not_imported().is_empty() {
+        if tables.not_imported()?.is_empty() {
             return Ok(Ported::Nothing);
         }
         if !unknown.is_empty() {
@@ -76,26 +86,29 @@ impl Ingest {
     /// index has.
     fn not_known(&self) -> Result<(Arc<Tables>, Vec<ContainerId>)> {
         // A frame of this process is listed in the auxiliary index before the next look.
-        let _pending = self.pending.lock();
+        let pending = self.pending.lock();
         let tables = self.archive.refresh()?;
+        let mut unlisted = tables.not_imported()?;
         let auxiliary = self.auxiliary.lock();
-        let is_data = |id: &ContainerId| {
-            let found = tables.containers.get(id);
-            found.is_some_and(|found| found.stored.kind == ContainerKind::Data)
-        };
-        let recent = tables.not_imported().into_iter();
-        let unknown = recent.filter(|id| is_data(id) && !auxiliary.is_listed(*id)).collect();
-        drop(auxiliary);
+        unlisted.retain(|id| !auxiliary.is_listed(*id));
+        drop((auxiliary, pending));
+        // Leaves are read without these locks.
+        let mut unknown = Vec::new();
+        for id in unlisted {
+            if look_up(&tables, id)?.is_some_and(|found| found.stored.kind == ContainerKind::Data) {
+                unknown.push(id);
+            }
+        }
         Ok((tables, unknown))
     }
 
     /// Reads which chunks some containers have.
     fn load_some(&self, tables: &Tables, unknown: &[ContainerId], pace: &Pace) -> Result<()> {
         let reader = ContainerReader::paced(self.archive.clone(), pace.clone());
-        for container in unknown.iter().take(CONTAINERS).filter_map(|id| tables.containers.get(id))
-        {
-            let (id, logged) = (container.stored.id, container.logged);
-            match reader.metadata(container) {
+        for &id in unknown.iter().take(CONTAINERS) {
+            let Some(container) = look_up(tables, id)? else { continue };
+            let logged = container.logged;
+            match reader.metadata(&container) {
                 Ok(metadata) => {
                     let chunks = metadata.chunks.iter();
                     let entries = chunks.map(|chunk| (chunk.fingerprint, chunk.first));
@@ -161,7 +174,11 @@ impl Ingest {
                 None => return Ok(Ported::Later),
             },
         };
-        match merge.step(&self.archive.tables(), self.archive.settings.index_portion) {
+        let stepped = self
+            .archive
+            .guard_epoch()
+            .and_then(|guard| merge.step(&guard.tables, self.archive.settings.index_portion));
+        match stepped {
             Ok(true) => {
                 *merging = Some(merge);
                 return Ok(Ported::Some);

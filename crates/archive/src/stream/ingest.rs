@@ -48,6 +48,8 @@ pub struct Ingest {
     pub(crate) imported: Imported,
     /// Held by whoever imports. Runs of the index that are being merged, in portions.
     pub(super) merging: Mutex<Option<RunMerge>>,
+    /// Bytes of memory that all streams gathered.
+    pub(super) gathered: Arc<AtomicU64>,
     sessions: AtomicU64,
     /// The ingest outlives its streams: space allocated ahead stays allocated between them.
     pub(super) lasting: bool,
@@ -130,6 +132,7 @@ impl Ingest {
             pending: Mutex::new(pending),
             imported: Arc::default(),
             merging: Mutex::default(),
+            gathered: Arc::default(),
             sessions: AtomicU64::new(0),
             lasting,
         }))
@@ -214,7 +217,7 @@ impl PendingContainers {
         packed: &Packed,
         now: u64,
     ) -> Result<u64> {
-        let class = class_of(&ingest.archive, packed.kind);
+        let class = packed.class.unwrap_or_else(|| class_of(&ingest.archive, packed.kind));
         if self.appender.begins_segment(packed, class) && !self.written.is_empty() {
             self.sync(ingest)?;
             self.list(ingest, u64::MAX, now)?;
@@ -303,7 +306,7 @@ impl PendingContainers {
         let of = |own: bool| {
             self.upto(upto)
                 .filter(move |written| (written.session == session) == own)
-                .map(|written| written.stored.clone())
+                .map(|written| written.stored)
         };
         let (own, others): (Vec<Stored>, Vec<Stored>) = (of(true).collect(), of(false).collect());
         let finished: Vec<ContainerId> =
@@ -322,7 +325,7 @@ impl PendingContainers {
         self.listed_bytes = 0;
         let count = self.upto(upto).count();
         let written: Vec<Written> = self.written.drain(..count).collect();
-        let all: Vec<Stored> = written.iter().map(|written| written.stored.clone()).collect();
+        let all: Vec<Stored> = written.iter().map(|written| written.stored).collect();
         self.listed.extend(
             written
                 .into_iter()

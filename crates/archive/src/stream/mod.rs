@@ -6,6 +6,9 @@
 //! that a simulation can do one after the other; [`pipeline`] gives them threads. The streams of
 //! one process share its [`Ingest`].
 //!
+//! In an archive that [gathers](crate::Rad::gathers) a session keeps new chunks until it has enough of
+//! them to be sorted by their counts, and tells its stream's recipe or tree of the places then.
+//!
 //! On its way out a [`Reader`] walks the recipe of the stream, chunk by chunk.
 //!
 //! *Crash argument:* chunks and recipe are durable before the record that names them. Every 64 MiB
@@ -14,7 +17,11 @@
 //! it stays in its epoch.
 
 mod batch;
+#[cfg(feature = "planted-bugs")]
+mod broken;
+mod by_counts;
 mod catalogue;
+mod gathered;
 mod imports;
 mod ingest;
 mod pipeline;
@@ -32,7 +39,7 @@ pub use self::{
 };
 pub(crate) use self::{
     imports::Ported,
-    pipeline::{staged, stopped},
+    pipeline::{Staged, staged, stopped},
     session::{PieceWriter, Sink, Target},
     stream_writer::{Remap, Remaps},
 };

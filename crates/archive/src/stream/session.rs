@@ -3,10 +3,11 @@
 
 use std::{ops::Range, sync::Arc};
 
-use onefold_core::{Fingerprint, Result};
+use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use super::{
     batch::{Batch, Next},
+    gathered::Gathered,
     ingest::{Ingest, Lookup},
 };
 use crate::{
@@ -60,6 +61,11 @@ pub(crate) trait Target {
     fn mark(&mut self, _: &mut PieceWriter<'_>) -> Result<()> {
         Ok(())
     }
+
+    /// Bytes of memory that wait for marks to come.
+    fn waiting(&self) -> u64 {
+        0
+    }
 }
 
 impl Target for Writing {
@@ -104,10 +110,12 @@ pub struct Session {
     guard: EpochGuard,
     data: Option<OpenContainer>,
     recipes: Option<OpenContainer>,
+    /// New chunks that wait until they are sorted, in an archive that gathers them.
+    pub(super) gathered: Option<Gathered>,
     /// Copies of sealed containers that may not be written yet; kept only when bytes are compared.
     unwritten: Vec<Arc<OpenContainer>>,
-    compares: bool,
-    counts: Counts,
+    pub(super) compares: bool,
+    pub(super) counts: Counts,
     /// Bytes of content so far.
     pub bytes: u64,
     /// Bytes of new chunks so far.
@@ -134,6 +142,21 @@ impl Session {
     /// # Errors
     /// Errors of the system.
     pub fn on(ingest: &Arc<Ingest>) -> Result<Session> {
+        let limit = ingest.archive.label().late.and_then(|rad| rad.gathered_bytes());
+        let gathered = limit.map(|limit| Gathered::new(&ingest.gathered, limit));
+        Session::with(ingest, gathered)
+    }
+
+    /// A stream whose chunks have places as they come, whatever the archive does with others: who
+    /// waits for a volume's flush does not wait for more chunks.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub(crate) fn of_volumes(ingest: &Arc<Ingest>) -> Result<Session> {
+        Session::with(ingest, None)
+    }
+
+    fn with(ingest: &Arc<Ingest>, gathered: Option<Gathered>) -> Result<Session> {
         let guard = ingest.archive.guard_epoch()?;
         Ok(Session {
             number: ingest.next_session(),
@@ -143,6 +166,7 @@ impl Session {
             guard,
             data: None,
             recipes: None,
+            gathered,
             unwritten: Vec::new(),
             counts: Counts::default(),
             bytes: 0,
@@ -182,6 +206,9 @@ impl Session {
         placed: &ByFingerprint<Address>,
         sink: &mut Sink<'_>,
     ) -> Result<()> {
+        if self.gathered.is_some() {
+            return self.gather(batch, target, sink);
+        }
         let ingest = self.ingest.clone();
         let lookup = &mut *ingest.lookup.lock();
         ingest.renew(lookup)?;
@@ -240,7 +267,7 @@ impl Session {
     }
 
     /// The containers whose bytes are only here, when bytes are compared.
-    fn near(&mut self) -> Vec<Arc<OpenContainer>> {
+    pub(super) fn near(&mut self) -> Vec<Arc<OpenContainer>> {
         if !self.compares {
             return Vec::new();
         }
@@ -310,19 +337,24 @@ impl Session {
     }
 
     fn seal_data(&mut self, sink: &mut Sink<'_>) -> Result<()> {
-        match self.data.take() {
-            Some(open) => {
-                if self.compares {
-                    self.unwritten.push(Arc::new(open.clone()));
-                }
-                sink(open)
-            }
-            None => Ok(()),
+        self.data.take().map_or(Ok(()), |open| self.send(open, sink))
+    }
+
+    /// Gives a container of chunks away to be written.
+    pub(super) fn send(&mut self, open: OpenContainer, sink: &mut Sink<'_>) -> Result<()> {
+        if self.compares {
+            self.unwritten.push(Arc::new(open.clone()));
         }
+        sink(open)
     }
 
     /// Stores a piece of a recipe or a mapping.
-    fn piece(&mut self, lookup: &mut Lookup, piece: &[u8], sink: &mut Sink<'_>) -> Result<Address> {
+    pub(super) fn piece(
+        &mut self,
+        lookup: &mut Lookup,
+        piece: &[u8],
+        sink: &mut Sink<'_>,
+    ) -> Result<Address> {
         let capacity = self.archive().settings.container_bytes;
         if self.recipes.as_ref().is_some_and(|open| open.is_full(piece.len(), capacity))
             && let Some(open) = self.recipes.take()
@@ -343,9 +375,10 @@ impl Session {
     /// Errors of the sink and of the system.
     pub fn end_recipe(
         &mut self,
-        writing: Writing,
+        mut writing: Writing,
         sink: &mut Sink<'_>,
     ) -> Result<(Vec<Pieces>, End)> {
+        self.place_gathered(&mut writing, sink)?;
         let ingest = self.ingest.clone();
         let lookup = &mut *ingest.lookup.lock();
         let Writing { recipe, mut pieces } = writing;
@@ -361,10 +394,14 @@ impl Session {
     }
 
     /// Seals the open containers, short as they are: a stream ends, or what there is of it counts.
+    /// Chunks that were gathered have been placed.
     ///
     /// # Errors
-    /// The errors of the sink.
+    /// The errors of the sink; `Stopped` when chunks still wait for their places.
     pub fn seal(&mut self, sink: &mut Sink<'_>) -> Result<()> {
+        if self.gathered.as_ref().is_some_and(|gathered| !gathered.is_empty()) {
+            return Err(Error::new(Kind::Stopped, "chunks of the stream have no places yet"));
+        }
         self.seal_data(sink)?;
         self.recipes.take().map_or(Ok(()), sink)
     }

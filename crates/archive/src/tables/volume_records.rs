@@ -9,7 +9,7 @@ use super::{
     volumes::{VOLUME_BYTES_MAX, Volume, change},
 };
 use crate::{
-    block_index::{BlockIndex, LEAF_BLOCKS, LEAF_MEMORY},
+    block_index::{BlockIndex, LEAF_MEMORY},
     format::{
         bytes::{Reader, Writer, corrupt},
         record::{Pieces, Record},
@@ -106,8 +106,8 @@ impl Tables {
     }
 
     /// Memory that clones take, in leaves: of a map, and of what is to be counted. A source may be
-    /// made, and get mappings, by the same records.
-    fn clones_take(&self, records: &[Record]) -> u64 {
+    /// made, and get mappings, by the same records. Leaves that they make or copy are drawn as they do.
+    pub(crate) fn clones_take(&self, records: &[Record]) -> u64 {
         const PIECES: u64 = LEAF_MEMORY / size_of::<Pieces>() as u64;
         let mut made: BTreeMap<u64, u64> = BTreeMap::new();
         let mut all = 0;
@@ -129,29 +129,6 @@ impl Tables {
             *made.entry(id).or_default() += takes;
         }
         all
-    }
-
-    /// Leaves of maps that records make which are not there yet, or a few more.
-    pub(crate) fn new_leaves(&self, records: &[Record]) -> u64 {
-        let mapped = records.iter().filter_map(|record| match record {
-            Record::Mapped { id, changes } => Some((self.volumes.get(id), changes)),
-            _ => None,
-        });
-        let mut made = self.clones_take(records);
-        for (volume, changes) in mapped {
-            let mut last = None;
-            for change in changes {
-                let leaf = change.block / LEAF_BLOCKS as u64;
-                if last.replace(leaf) != Some(leaf)
-                    && volume.is_none_or(|volume| {
-                        volume.block_index.next_leaf(change.block) != Some(change.block)
-                    })
-                {
-                    made += 1;
-                }
-            }
-        }
-        made
     }
 
     /// Nothing where there never was a volume.

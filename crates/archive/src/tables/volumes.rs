@@ -94,7 +94,7 @@ pub(crate) fn change(
         Record::VolumeResized { bytes, .. } => {
             let blocks = bytes / VOLUME_BLOCK_BYTES;
             if *bytes < volume.bytes {
-                changed.went = unmap(volume, pages, blocks..u64::MAX);
+                changed.went = unmap(volume, pages, blocks..u64::MAX)?;
                 // They rise, so that each is looked at once more than it stays.
                 while volume.cuts.last().is_some_and(|&(_, lower)| lower >= blocks) {
                     volume.cuts.pop();
@@ -104,15 +104,15 @@ pub(crate) fn change(
             volume.bytes = *bytes;
         }
         Record::VolumeRenamed { name, .. } => volume.name.clone_from(name),
-        Record::VolumeDeleted { .. } => changed.went = unmap(volume, pages, 0..u64::MAX),
+        Record::VolumeDeleted { .. } => changed.went = unmap(volume, pages, 0..u64::MAX)?,
         Record::Unmapped { first, count, .. } => {
-            changed.went = unmap(volume, pages, *first..first.saturating_add(*count))
+            changed.went = unmap(volume, pages, *first..first.saturating_add(*count))?
         }
         Record::Mapped { changes, .. } => {
             let (blocks, block_index) = (volume.blocks(), Arc::make_mut(&mut volume.block_index));
             for remapped in changes {
                 if remapped.block >= blocks
-                    || block_index.set(remapped.block, remapped.new, pages) != remapped.old
+                    || block_index.set(remapped.block, remapped.new, pages)? != remapped.old
                 {
                     return Err(corrupt(format!(
                         "block {} of volume '{}' had another mapping than the log says",
@@ -128,13 +128,17 @@ pub(crate) fn change(
     Ok(changed)
 }
 
-fn unmap(volume: &mut Volume, pages: &mut Pages, blocks: std::ops::Range<u64>) -> Vec<Pieces> {
+fn unmap(
+    volume: &mut Volume,
+    pages: &mut Pages,
+    blocks: std::ops::Range<u64>,
+) -> Result<Vec<Pieces>> {
     let mapped: Vec<(u64, Address)> = volume.block_index.mapped(blocks).collect();
     if !mapped.is_empty() {
         let block_index = Arc::make_mut(&mut volume.block_index);
-        mapped.iter().for_each(|&(block, _)| {
-            block_index.set(block, None, pages);
-        });
+        for &(block, _) in &mapped {
+            block_index.set(block, None, pages)?;
+        }
     }
-    gather(mapped.into_iter().map(|(_, address)| address))
+    Ok(gather(mapped.into_iter().map(|(_, address)| address)))
 }

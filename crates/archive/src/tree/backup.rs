@@ -15,13 +15,15 @@ use parking_lot::Mutex;
 
 use super::{
     builder::{Built, Event, TreeBuilder},
+    foreign::Judge,
     parent::Parents,
+    shrunk::is_halved,
 };
 use crate::{
     chunk_index::ByFingerprint,
     format::backup::{Completeness, Snapshot, SnapshotId},
     operations_log::Archive,
-    stream::{Batch, Cutting, Gauge, Ingest, Session, Sink, StreamWriter, staged, stopped},
+    stream::{Batch, Cutting, Gauge, Ingest, Session, Sink, Staged, StreamWriter, staged, stopped},
     tables::Tables,
 };
 
@@ -67,6 +69,12 @@ struct Item {
     events: Vec<Event>,
 }
 
+impl Staged for Item {
+    fn batch(&mut self) -> Option<&mut Batch> {
+        Some(&mut self.batch)
+    }
+}
+
 /// Takes in another process what a walk finds.
 pub trait TreeSink {
     /// Content.
@@ -100,11 +108,14 @@ enum Out<'a> {
 
 /// Where a walk gives what it finds.
 pub struct TreeFeeder<'a> {
-    archive: &'a Archive,
     cutting: Cutting,
     events: Vec<Event>,
     out: Out<'a>,
     gauge: &'a Gauge,
+    /// Looks at what other processes tell, from the first event of one on.
+    judge: Option<Judge>,
+    /// The archive, and its tables when the walk began.
+    begun: (Arc<Archive>, Arc<Tables>),
     /// The trees of the checkpoint and of the parent, beside the walk.
     pub parents: Parents,
 }
@@ -172,6 +183,19 @@ impl TreeFeeder<'_> {
         self.send(batch)
     }
 
+    /// An event of a walk in another process: what it names of the archive must be there.
+    ///
+    /// # Errors
+    /// As [`event`](Self::event), and `InvalidInput` when something is not there.
+    pub fn event_of_another(&mut self, event: Event) -> Result<()> {
+        let (archive, tables) = &self.begun;
+        self.judge.get_or_insert_with(|| Judge::new(archive, tables)).look(&event)?;
+        match event {
+            Event::Checkpoint(id) => self.checkpoint(id),
+            event => self.event(event),
+        }
+    }
+
     /// Between two entries: makes what there is so far a checkpoint of this id.
     ///
     /// # Errors
@@ -189,10 +213,9 @@ impl TreeFeeder<'_> {
     }
 
     fn send(&mut self, batch: Option<Batch>) -> Result<()> {
-        let Some(mut batch) = batch else { return Ok(()) };
+        let Some(batch) = batch else { return Ok(()) };
         let events = std::mem::take(&mut self.events);
         let Out::Here(out) = &self.out else { return Ok(()) };
-        batch.fingerprint(self.archive);
         out.send(Item { batch, events }).map_err(|_| stopped())
     }
 }
@@ -229,11 +252,12 @@ pub fn backup_on(
     let parents: Vec<_> = [request.checkpoint, request.parent].into_iter().filter_map(of).collect();
     // Opened by the session's epoch: what the parents name is not freed before the session ends.
     let parents = Parents::new(&ingest.archive, &parents)?;
-    let archive = &*ingest.archive;
+    let (archive, tables) = (&*ingest.archive, session.tables().clone());
     let feed = |out| {
         let cutting = Cutting::new(archive.label().chunking);
         let (out, events) = (Out::Here(out), Vec::new());
-        let mut feeder = TreeFeeder { archive, cutting, events, out, gauge, parents };
+        let begun = (ingest.archive.clone(), tables);
+        let mut feeder = TreeFeeder { cutting, events, out, gauge, judge: None, begun, parents };
         source(&mut feeder)?;
         feeder.end()
     };
@@ -279,9 +303,9 @@ pub fn backup_elsewhere<'a>(
 ) -> Result<()> {
     let parents = Parents::new(archive, parents)?;
     let cutting = Cutting::new(archive.label().chunking);
-    let (archive, events) = (&**archive, Vec::new());
-    let out = sink.map_or(Out::Nowhere, Out::Elsewhere);
-    source(&mut TreeFeeder { archive, cutting, events, out, gauge, parents })
+    let begun = (archive.clone(), archive.tables());
+    let (events, out) = (Vec::new(), sink.map_or(Out::Nowhere, Out::Elsewhere));
+    source(&mut TreeFeeder { cutting, events, out, gauge, judge: None, begun, parents })
 }
 
 /// A checkpoint on its way: it is committed by the thread that writes, once it has written all
@@ -316,8 +340,13 @@ fn place(
             sealed += 1;
             sink(open)
         };
+        let is_checkpoint = |event: &Event| matches!(event, Event::Checkpoint(_));
+        let ends = item.events.iter().any(is_checkpoint);
         item.events.into_iter().for_each(|event| builder.expect(event));
         session.add_to(&item.batch, &mut builder, &mut counted)?;
+        if ends {
+            session.place_rest(&mut builder, &mut counted)?;
+        }
         gauge.new.store(session.new_bytes, Relaxed);
         if let Some((id, built)) = builder.take_checkpoint() {
             // Said before the last container is on its way: its writer looks here.
@@ -328,6 +357,7 @@ fn place(
             })?;
         }
     }
+    session.place_rest(&mut builder, sink)?;
     session.seal(sink)?;
     builder.built()
 }
@@ -345,20 +375,40 @@ impl Session {
     ) -> Result<()> {
         self.place(batch, builder, &ByFingerprint::default(), sink)
     }
+
+    /// Places all chunks that wait, and tells the builder: the tree ends, or becomes a checkpoint.
+    /// Nothing waits but in archives that [gather](crate::Rad::gathers).
+    ///
+    /// # Errors
+    /// As [`add_to`](Self::add_to).
+    pub fn place_rest(&mut self, builder: &mut TreeBuilder, sink: &mut Sink<'_>) -> Result<()> {
+        self.place_gathered(builder, sink)
+    }
 }
 
 impl BackupRequest {
-    /// The snapshot of a finished tree, beside those that are there.
-    pub(crate) fn snapshot(&self, built: &Built, added: u64, tables: &Tables) -> Snapshot {
+    /// The last whole snapshot of the same set.
+    pub(super) fn last_whole<'a>(&self, tables: &'a Tables) -> Option<&'a Snapshot> {
         let mut earlier = tables
             .snapshots
             .listed()
             .rev()
             .filter(|earlier| earlier.set == self.set && earlier.host == self.host);
-        let last = earlier.find(|earlier| earlier.completeness == Completeness::Whole);
-        let halved = |now: u64, before: u64| now < before.div_ceil(2);
-        let shrunk = last.is_some_and(|last| {
-            halved(built.entries, last.entries) || halved(built.bytes, last.bytes)
+        earlier.find(|earlier| earlier.completeness == Completeness::Whole)
+    }
+
+    /// The snapshot of a finished tree, beside those that are there; `of_holes` is an earlier one of
+    /// which it lacks many bytes, but no data.
+    pub(crate) fn snapshot(
+        &self,
+        built: &Built,
+        added: u64,
+        tables: &Tables,
+        of_holes: Option<SnapshotId>,
+    ) -> Snapshot {
+        let shrunk = self.last_whole(tables).is_some_and(|last| {
+            let lost_bytes = is_halved(built.bytes, last.bytes) && of_holes != Some(last.id);
+            is_halved(built.entries, last.entries) || lost_bytes
         });
         let completeness = match (shrunk, built.left_out > 0) {
             (true, _) if !self.accept => Completeness::Shrunk,

@@ -17,9 +17,10 @@ use crate::{
         backup::SnapshotId,
         bytes::Writer,
         listing::LEVELS_MAX,
+        recipe::Part,
         tree_node::{
-            Attributes, FileMap, Key, Root, Stat, TOO_LONG, Top, TreeEntry, TreeNode, TreeNodeRef,
-            TreeWhat, fits, is_name,
+            Attributes, FileMap, INLINE_CHUNKS, Key, Root, Stat, TOO_LONG, Top, TreeEntry,
+            TreeNode, TreeNodeRef, TreeWhat, fits, is_name,
         },
     },
     operations_log::Archive,
@@ -55,6 +56,33 @@ pub enum Event {
     Checkpoint(SnapshotId),
     /// The end. The content before it is the list of what was left out: so many entries.
     End(u64),
+}
+
+impl Event {
+    /// About how many bytes of memory it takes while it waits for its mark.
+    fn memory(&self) -> u64 {
+        let pages = |known: &Known| known.len() * 2 * size_of::<(Fingerprint, Address)>();
+        let entry = |entry: &TreeEntry| {
+            let Attributes::Inline(attributes) = &entry.attributes else { return 0 };
+            attributes.iter().map(|(name, value)| name.len() + value.len() + 48).sum::<usize>()
+        };
+        let more = match self {
+            Event::Enter(of, _, known) => of.name.len() + entry(of) + pages(known),
+            Event::Known(known) => pages(known),
+            Event::File(of, _, taken) => {
+                let parts = match taken {
+                    Some((_, FileMap::Inline(parts))) => {
+                        parts.len() * size_of::<Part>() + INLINE_CHUNKS * 16
+                    }
+                    _ => 0,
+                };
+                of.name.len() + entry(of) + parts
+            }
+            Event::Other(of, _) | Event::Link(of, _) => of.name.len() + entry(of),
+            _ => 0,
+        };
+        (size_of::<Event>() + more) as u64
+    }
 }
 
 /// A finished tree.
@@ -98,6 +126,8 @@ pub struct TreeBuilder {
     fingerprinter: Fingerprinter,
     by_content: bool,
     events: VecDeque<Event>,
+    /// Bytes of memory of the events.
+    events_bytes: u64,
     open: Vec<Open>,
     content: FileMapWriter,
     /// Stored attributes of the next entry.
@@ -124,6 +154,7 @@ impl TreeBuilder {
             fingerprinter: archive.fingerprinter.clone(),
             by_content: archive.keeps(Rule::PagesEndByContent),
             events: VecDeque::new(),
+            events_bytes: 0,
             open: Vec::new(),
             content: FileMapWriter::default(),
             attributes: None,
@@ -141,6 +172,7 @@ impl TreeBuilder {
 
     /// The event of the next mark.
     pub fn expect(&mut self, event: Event) {
+        self.events_bytes += event.memory();
         self.events.push_back(event);
     }
 
@@ -479,7 +511,12 @@ impl Target for TreeBuilder {
     }
 
     fn mark(&mut self, write_piece: &mut PieceWriter<'_>) -> Result<()> {
-        let event = self.events.pop_front();
-        self.apply(event.ok_or_else(|| misplaced("a mark says nothing"))?, write_piece)
+        let event = self.events.pop_front().ok_or_else(|| misplaced("a mark says nothing"))?;
+        self.events_bytes = self.events_bytes.saturating_sub(event.memory());
+        self.apply(event, write_piece)
+    }
+
+    fn waiting(&self) -> u64 {
+        self.events_bytes
     }
 }

@@ -2,10 +2,16 @@
 
 use onefold_core::{Error, Kind, Result};
 
-use super::{backup::BackupRequest, builder::Built};
+use super::{
+    backup::BackupRequest,
+    builder::Built,
+    reader::TreeReader,
+    shrunk::{is_half_lost, is_halved},
+};
 use crate::{
     format::{
         backup::{Completeness, Snapshot, SnapshotId, TEXT_MAX, TEXTS_MAX},
+        damage::is_damage,
         record::Record,
     },
     rules::Rule,
@@ -21,8 +27,26 @@ impl StreamWriter {
     /// `InvalidInput` for a text, `Unsupported` when the archive can't have snapshots, `NoSpace`,
     /// and those of the system.
     pub fn commit_snapshot(&mut self, request: &BackupRequest, built: &Built) -> Result<Snapshot> {
-        let added = self.added();
-        self.commit_tree(request, &|tables| request.snapshot(built, added, tables))
+        let (added, of_holes) = (self.added(), self.of_holes(request, built)?);
+        self.commit_tree(request, &|tables| request.snapshot(built, added, tables, of_holes))
+    }
+
+    /// The last whole snapshot, when this one has less than half of its bytes, but not of its data.
+    fn of_holes(&self, request: &BackupRequest, built: &Built) -> Result<Option<SnapshotId>> {
+        let is_in_doubt = |tables: &Tables| {
+            request.last_whole(tables).is_some_and(|last| is_halved(built.bytes, last.bytes))
+        };
+        if request.accept || !is_in_doubt(&self.archive().tables()) {
+            return Ok(None);
+        }
+        let mut reader = TreeReader::new(self.archive())?;
+        let tables = reader.tables().clone();
+        let Some(last) = request.last_whole(&tables) else { return Ok(None) };
+        match is_half_lost(&mut reader, last, built.bytes) {
+            // Who can't know it says that it shrank.
+            Err(error) if is_damage(&error) => Ok(None),
+            lost => lost.map(|lost| (!lost).then_some(last.id)),
+        }
     }
 
     /// Makes durable what a backup has so far, so that a repeat does not begin anew when it is
@@ -42,7 +66,7 @@ impl StreamWriter {
             id,
             completeness: if listed { Completeness::Whole } else { Completeness::Checkpoint },
             forgotten: (!listed).then_some((request.now, None)),
-            ..request.snapshot(so_far, added, tables)
+            ..request.snapshot(so_far, added, tables, None)
         })?;
         self.count_again(added);
         Ok(made)

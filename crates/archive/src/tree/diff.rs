@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use onefold_core::{Error, Kind, Result};
 
-use super::reader::{Entries, TreeReader};
+use super::reader::{Entries, PAGES_HELD, TreeReader};
 use crate::format::{
     backup::Snapshot,
     listing::LEVELS_MAX,
@@ -115,6 +115,11 @@ pub fn diff(
         }
         if tops[0].map(|top| top.node.fingerprint) != tops[1].map(|top| top.node.fingerprint) {
             open.push(Level { path: path.len(), sides: tops.map(Side::new) });
+            let above = open.len().checked_sub(PAGES_HELD + 1).and_then(|n| open.get_mut(n));
+            above
+                .into_iter()
+                .flat_map(|level| &mut level.sides)
+                .for_each(|side| side.entries.rest());
         }
     }
     Ok(())

@@ -10,11 +10,13 @@
 //! | [`levels`] | index pages above pages |
 //! | [`links`] | first names of files that have several |
 //! | [`file_map`] | the content of one file, as parts and pages |
+//! | [`foreign`] | what another process tells of a walk, before it is believed |
 //! | [`builder`] | the tree, from events and chunks in their order |
 //! | [`reader`] | entries and content of a tree |
 //! | [`restore`] | content on its way out, in the order of its places |
 //! | [`parent`] | the parent's tree, beside a walk |
 //! | [`backup`] | a snapshot on its way in, with threads |
+//! | [`shrunk`] | whether the last snapshot had more data |
 //! | [`commit`] | its record |
 //! | [`diff`] | what differs between two trees |
 //! | [`catalogue`] | forgotten, undeleted, expired |
@@ -27,11 +29,13 @@ mod catalogue;
 mod commit;
 mod diff;
 mod file_map;
+mod foreign;
 mod levels;
 mod links;
 mod parent;
 mod reader;
 mod restore;
+mod shrunk;
 mod wire;
 
 pub(crate) use self::borders::{ends_page, of_name as hash_of_name};
@@ -44,6 +48,6 @@ pub use self::{
     catalogue::{forget, undelete},
     diff::{Change, diff},
     parent::{Found as FoundInParent, Parents},
-    reader::{DirectoryPages, Entries, TreeReader, attributes_of, encode_attributes},
+    reader::{DirectoryPages, Entries, PAGES_HELD, TreeReader, attributes_of, encode_attributes},
     restore::{RestoreTarget, RestoreWindow},
 };

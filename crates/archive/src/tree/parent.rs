@@ -6,7 +6,7 @@ use onefold_core::Result;
 
 use super::{
     builder::Known,
-    reader::{Entries, Pages, TreeReader},
+    reader::{Entries, PAGES_HELD, Pages, TreeReader},
 };
 use crate::{
     format::{
@@ -183,6 +183,9 @@ impl Parent {
         }
         let is_over = top.is_none();
         self.levels.push(Level { entries: Entries::new(top, stats), next: None, is_over });
+        let above =
+            self.levels.len().checked_sub(PAGES_HELD + 1).and_then(|n| self.levels.get_mut(n));
+        above.into_iter().for_each(|level| level.entries.rest());
         Ok(known)
     }
 
@@ -275,12 +278,14 @@ impl Parent {
         })
     }
 
-    /// No chunk of the containers that answer to this number is noted as damaged, or as dead.
+    /// No chunk of the containers that answer to this number is noted as damaged, or as dead. When
+    /// they can't be looked up, nothing is known.
     fn is_noted_whole(&self, id: ContainerId) -> bool {
         let tables = self.reader.tables();
         let mut places = tables.places(id).peekable();
         places.peek().is_some()
             && places.all(|home| {
+                let Ok(home) = home else { return false };
                 let id = home.stored.id;
                 if !self.reader.archive().keeps(Rule::DamagedNotTakenOver) {
                     return true;

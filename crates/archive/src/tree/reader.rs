@@ -412,13 +412,15 @@ pub struct DirectoryPages {
     pages: Pages,
     /// The last name that was given.
     last: Vec<u8>,
+    /// The page that was given last.
+    given: Option<TreeNodeRef>,
 }
 
 impl DirectoryPages {
     /// The pages below `top`.
     #[must_use]
     pub fn new(top: Option<Top>) -> DirectoryPages {
-        DirectoryPages { pages: Pages::new(top), last: Vec::new() }
+        DirectoryPages { pages: Pages::new(top), last: Vec::new(), given: None }
     }
 
     /// The entries of the next page of which `wants` says so, by its fingerprint; it is asked for
@@ -443,11 +445,21 @@ impl DirectoryPages {
                 if let Some(last) = entries.last() {
                     self.last.clone_from(&last.name);
                 }
+                self.given = Some(node);
                 return Ok(Some(entries));
             }
             self.pages.expand(level, &node, reader)?;
         }
         Ok(None)
+    }
+
+    /// The entries of the page that was given last, read again: nobody has to hold them while a walk
+    /// is deep below.
+    ///
+    /// # Errors
+    /// As [`TreeReader::node`].
+    pub fn again(&self, reader: &mut TreeReader) -> Result<Vec<TreeEntry>> {
+        self.given.map_or_else(|| Ok(Vec::new()), |node| reader.directory(&node))
     }
 }
 
@@ -531,6 +543,9 @@ impl Pages {
     }
 }
 
+/// Directories above the one at hand of which a walk holds the page; those above [rest](Entries::rest).
+pub const PAGES_HELD: usize = 32;
+
 /// The entries of a directory in the order of their names, with their stats where there are stat
 /// pages.
 #[derive(Default)]
@@ -540,6 +555,10 @@ pub struct Entries {
     entries: std::vec::IntoIter<TreeEntry>,
     stats: std::vec::IntoIter<Stat>,
     last: Vec<u8>,
+    /// The page that the entries are of.
+    page: Option<TreeNodeRef>,
+    /// The rest of its entries is not held.
+    rests: bool,
 }
 
 impl Entries {
@@ -555,6 +574,11 @@ impl Entries {
     /// # Errors
     /// As [`TreeReader::node`].
     pub fn next(&mut self, reader: &mut TreeReader) -> Result<Option<(TreeEntry, Option<Stat>)>> {
+        if let Some(page) = self.page.filter(|_| self.rests) {
+            let mut entries = reader.directory(&page)?;
+            entries.drain(..entries.partition_point(|entry| entry.name <= self.last));
+            (self.entries, self.rests) = (entries.into_iter(), false);
+        }
         loop {
             if let Some(entry) = self.entries.next() {
                 if entry.name <= self.last {
@@ -565,6 +589,16 @@ impl Entries {
             }
             let Some(node) = self.pages.next(reader)? else { return Ok(None) };
             self.entries = reader.directory(&node)?.into_iter();
+            self.page = Some(node);
+        }
+    }
+
+    /// Gives the memory of its page back until [`next`](Self::next) is called, which reads the page
+    /// again. For the directories that a walk deep below them comes back to: of a page of 64 KiB a
+    /// process holds several times as many bytes.
+    pub fn rest(&mut self) {
+        if self.entries.len() > 0 {
+            (self.entries, self.rests) = (Vec::new().into_iter(), true);
         }
     }
 
@@ -576,7 +610,7 @@ impl Entries {
         reader: &mut TreeReader,
     ) -> Result<()> {
         match self.entries.len() + other.entries.len() {
-            0 => self.pages.pass_equal(&mut other.pages, reader),
+            0 if !self.rests && !other.rests => self.pages.pass_equal(&mut other.pages, reader),
             _ => Ok(()),
         }
     }

@@ -3,10 +3,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::{File, Kind, Result};
+use onefold_core::{Error, File, Kind, Result};
 
 use super::{
-    counts_file::{CountsReader, CountsWriter, MOST, MemoryFile, counts_name},
+    counts_file::{CountsReader, CountsWriter, MOST, MemoryFile, counts_name, highest_counts},
     tree_nodes::NodeChanges,
 };
 use crate::{
@@ -54,18 +54,21 @@ impl Rewriter {
         }
         let limit = self.archive.settings.count_portion;
         let (portion, changes) = self.portion(&tables, goes_on, limit)?;
+        let made = self.fresh_number(&tables)?;
         loop {
-            match CountsWriter::create(&self.archive, tables.counts + 1)
+            match CountsWriter::create(&self.archive, made)
                 .and_then(|writer| self.write_counts(&portion, goes_on, &changes, writer))
             {
                 Err(error) if error.kind() == Kind::NoSpace && may_use_reserve => {
                     if !self.archive.spend_reserve()? {
+                        // No frame names it, not even one that was lost.
+                        self.archive.files.remove(&counts_name(made)).or_else(is_gone)?;
                         return self.count_in_memory(&tables, goes_on);
                     }
                 }
                 Err(error) if !may_use_reserve => {
                     // What is half made takes room. The first error is the one to tell.
-                    let _ = self.archive.files.remove(&counts_name(tables.counts + 1));
+                    let _ = self.archive.files.remove(&counts_name(made));
                     return Err(error);
                 }
                 made => break made?,
@@ -76,7 +79,6 @@ impl Rewriter {
         if !self.archive.keeps(Rule::PortionCountedOnce) && differences > 1 {
             differences -= 1;
         }
-        let made = tables.counts + 1;
         let containers = changed(self, &portion, &changes)?;
         let all = portion.differences.len() == tables.differences.len() && !changes.is_cut;
         let due =
@@ -87,11 +89,19 @@ impl Rewriter {
             let due = due.then_some(Record::CountsDue { nodes: changes.due });
             Ok([counted].into_iter().chain(changed).chain(due).collect())
         })?;
-        match self.archive.files.remove(&counts_name(tables.counts)) {
-            Err(error) if error.kind() != Kind::NotFound => Err(error),
-            _ if all => Ok(Counted::All),
-            _ => Ok(Counted::Portion),
-        }
+        self.archive.files.remove(&counts_name(tables.counts)).or_else(is_gone)?;
+        Ok(if all { Counted::All } else { Counted::Portion })
+    }
+
+    /// The number of new counts: one that no file has. A process may have died with its frame on the
+    /// way, and the medium may show that frame later, which must not find what another process
+    /// counted. The file with the highest number stays until a frame names a higher one.
+    fn fresh_number(&self, tables: &Tables) -> Result<u64> {
+        let highest = match self.archive.keeps(Rule::CountsNumberedAnew) {
+            true => highest_counts(&self.archive.files.names()?),
+            false => 0,
+        };
+        Ok(tables.counts.max(highest) + 1)
     }
 
     /// Counts everything in memory, for this time: not even the reserve is left.
@@ -192,7 +202,7 @@ impl Rewriter {
         } else {
             None
         };
-        let mut fresh = numbers(tables).into_iter().peekable();
+        let mut fresh = numbers(tables)?.into_iter().peekable();
         let mut next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
         loop {
             // A range of containers, in the order of their numbers.
@@ -204,7 +214,7 @@ impl Rewriter {
                     next_old.take_if(|entry| fresh_id.is_none_or(|fresh| entry.0 <= fresh))
                 {
                     // The counts of containers that are gone go too.
-                    if tables.places(id).next().is_some() {
+                    if tables.has_place(id)? {
                         slots += counts.len();
                         range.insert(id, counts);
                     }
@@ -235,10 +245,11 @@ impl Rewriter {
     fn slots(&mut self, tables: &Tables, id: ContainerId) -> Result<usize> {
         let mut slots = 0;
         for container in tables.places(id) {
+            let container = container?;
             if container.stored.id == id {
                 return Ok(container.stored.chunks as usize);
             }
-            match self.chunk_reader.metadata(&self.container_reader, container) {
+            match self.chunk_reader.metadata(&self.container_reader, &container) {
                 Ok(metadata) => {
                     let own = metadata.chunks.iter().filter(|chunk| chunk.first.container == id);
                     slots = slots
@@ -346,16 +357,22 @@ pub(crate) fn weight(difference: &Difference) -> usize {
     difference.recipe.iter().map(|pieces| usize::from(pieces.count)).sum::<usize>().max(1)
 }
 
+/// What is not there need not be removed.
+fn is_gone(error: Error) -> Result<()> {
+    if error.kind() == Kind::NotFound { Ok(()) } else { Err(error) }
+}
+
 /// The numbers by which recipes name containers, in their order.
-fn numbers(tables: &Tables) -> Vec<ContainerId> {
-    let own = tables
-        .containers
-        .iter()
-        .filter(|(_, container)| container.merged.is_empty())
-        .map(|(&id, _)| id);
-    let mut numbers: Vec<ContainerId> = own.chain(tables.moved_to.keys().copied()).collect();
+fn numbers(tables: &Tables) -> Result<Vec<ContainerId>> {
+    let mut numbers: Vec<ContainerId> = tables.moved_to.keys().copied().collect();
+    for container in &tables.containers {
+        let container = container?;
+        if container.merged.is_empty() {
+            numbers.push(container.stored.id);
+        }
+    }
     numbers.sort_unstable();
-    numbers
+    Ok(numbers)
 }
 
 /// Changes the counts of a run of chunks, as far as they are in the range.

@@ -6,6 +6,6 @@ mod tree_nodes;
 
 pub(crate) use self::{
     counting::{Counted, InMemory, weight},
-    counts_file::CountsReader,
+    counts_file::{CountsReader, counts_number, highest_counts},
     tree_nodes::NodeChanges,
 };

@@ -36,7 +36,7 @@ use crate::{
     container::ChunkReader,
     format::Address,
     settings::FilterName,
-    stream::{Batch, Cutting, Remaps, Session, Sink, StreamWriter, staged, stopped},
+    stream::{Batch, Cutting, Remaps, Session, Sink, Staged, StreamWriter, staged, stopped},
     tables::Tables,
 };
 
@@ -186,7 +186,7 @@ impl Volumes {
 
     /// Gives the error of blocks that were lost.
     fn write_back_layers(&self, frozen: &Frozen) -> Result<Option<Error>> {
-        let mut session = Session::on(&self.ingest)?;
+        let mut session = Session::of_volumes(&self.ingest)?;
         let mut writer = StreamWriter::new(&session, self.now.load(Relaxed));
         let done = self.write_out(frozen, &mut session, &mut writer);
         if done.as_ref().is_err_and(|error| error.kind() == Kind::NoSpace) {
@@ -235,7 +235,15 @@ impl Volumes {
         let mut placing = Placing::default();
         if frozen.iter().map(|(_, layer)| layer.bytes()).sum::<u64>() < THREADS_FROM {
             let mut pack_and_write = |open| writer.pack_and_write(open);
-            placing.all(session, &mut pack_and_write, cut)?;
+            let one_by_one = |emit: &mut Emit<'_>| {
+                cut(&mut |mut item: Item| {
+                    if let Some(batch) = item.batch() {
+                        batch.fingerprint(&self.archive);
+                    }
+                    emit(item)
+                })
+            };
+            placing.all(session, &mut pack_and_write, one_by_one)?;
         } else {
             let source =
                 move |out: SyncSender<Item>| cut(&mut |item| out.send(item).map_err(|_| stopped()));
@@ -262,7 +270,7 @@ impl Volumes {
         if all.is_empty() {
             return Ok(());
         }
-        let session = Session::on(&self.ingest)?;
+        let session = Session::of_volumes(&self.ingest)?;
         StreamWriter::new(&session, self.now.load(Relaxed)).remap(&all).map(|_| ())
     }
 }
@@ -279,6 +287,15 @@ enum Item {
     },
     /// No more of this volume.
     End { volume: u64, zeroed: Vec<Range<u64>> },
+}
+
+impl Staged for Item {
+    fn batch(&mut self) -> Option<&mut Batch> {
+        match self {
+            Item::Batch { batch, .. } => Some(batch),
+            Item::End { .. } => None,
+        }
+    }
 }
 
 type Emit<'a> = dyn FnMut(Item) -> Result<()> + 'a;
@@ -370,8 +387,7 @@ impl Chunking<'_> {
         cutting.map_or(Ok(()), |mut cutting| self.emit(cutting.end(), emit))
     }
 
-    fn emit(&mut self, mut batch: Batch, emit: &mut Emit<'_>) -> Result<()> {
-        batch.fingerprint(&self.volumes.archive);
+    fn emit(&mut self, batch: Batch, emit: &mut Emit<'_>) -> Result<()> {
         emit(Item::Batch {
             blocks: std::mem::take(&mut self.waiting),
             placed: std::mem::take(&mut self.placed),

@@ -1,17 +1,12 @@
 //! Directories by their numbers, for threads that make files in any order. Few of them are open at a
 //! time; one that is opened again must be the directory that it was.
 
-use std::{
-    collections::VecDeque,
-    ffi::OsStr,
-    os::{fd::OwnedFd, unix::ffi::OsStrExt},
-    sync::Arc,
-};
+use std::{collections::VecDeque, os::fd::OwnedFd, sync::Arc};
 
 use rustix::io::Errno;
 
 use super::{
-    Identity, mounts,
+    Identity,
     shared::{Filling, open_directory},
 };
 
@@ -82,14 +77,11 @@ impl Directories {
             let fd = match &open {
                 None => rustix::io::fcntl_dupfd_cloexec(root, 0)?,
                 Some(above) => {
-                    // Somebody may have mounted something there since.
-                    if directory.filling.is_shared
-                        && mounts::closed(above, OsStr::from_bytes(&directory.name), false)
-                            .is_some()
-                    {
-                        return Err(Errno::STALE);
-                    }
-                    let (fd, stat) = open_directory(above, &directory.name)?;
+                    let (fd, stat) = match open_directory(above, &directory.name) {
+                        // Somebody mounted something there since.
+                        Err(Errno::XDEV) => return Err(Errno::STALE),
+                        opened => opened?,
+                    };
                     if Identity::of(&stat) != directory.identity {
                         return Err(Errno::STALE);
                     }

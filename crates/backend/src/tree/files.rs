@@ -6,7 +6,12 @@
 //! a new one replaces it. Before the first write to an old file others lose their rights to it, and
 //! its time of change says that it is none of the stored ones.
 
-use std::{fs::File, os::fd::OwnedFd, sync::Arc};
+use std::{
+    ffi::OsStr,
+    fs::File,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
+    sync::Arc,
+};
 
 use onefold_core::{Error, Result, tree::Entry};
 use parking_lot::Mutex;
@@ -19,7 +24,8 @@ use super::{
     Identity,
     attributes::{ACCESS_LIST, attributes, is_plain},
     directories::Directories,
-    shared::{Filling, Shared, last_part},
+    mounts,
+    shared::{Filling, Shared, last_part, open_path},
 };
 
 /// Group and others: the bits by which somebody else may have a file open.
@@ -94,19 +100,21 @@ impl Files {
     /// As above, and those of the system.
     pub fn open_again(&self, directory: usize, entry: &Entry, made: Made) -> Result<File> {
         let (at, _) = self.open(directory, entry)?;
-        self.shared.is_not_mounted(&at, &entry.path)?;
         let flags = match self.shared.choices.in_place {
             true => OFlags::RDWR,
             false => OFlags::WRONLY,
         };
-        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let opened = rustix::fs::openat(&*at, last_part(&entry.path), flags, Mode::empty());
+        let opened = mounts::open_file(&at, OsStr::from_bytes(last_part(&entry.path)), flags);
         let opened = opened.and_then(|file| Ok((Identity::of(&rustix::fs::fstat(&file)?), file)));
         match opened {
             Ok((identity, file)) if identity == made.0 => Ok(File::from(file)),
             // A socket can't be opened.
             Ok(_) | Err(Errno::LOOP | Errno::NOENT | Errno::NXIO) => {
                 Err(self.shared.replaced(&entry.path))
+            }
+            Err(Errno::XDEV) => {
+                self.shared.is_not_mounted(&at, &entry.path)?;
+                Err(self.shared.mounted(&entry.path, None))
             }
             Err(errno) => Err(self.shared.wrong(&entry.path, errno)),
         }
@@ -117,8 +125,7 @@ impl Files {
     pub fn remove(&self, directory: usize, entry: &Entry, made: Made) {
         let Ok((at, _)) = self.open(directory, entry) else { return };
         let name = last_part(&entry.path);
-        let there = rustix::fs::statat(&*at, name, AtFlags::SYMLINK_NOFOLLOW);
-        if there.is_ok_and(|there| Identity::of(&there) == made.0) {
+        if mounts::identity(&at, OsStr::from_bytes(name)) == Ok(made.0) {
             let _ = rustix::fs::unlinkat(&*at, name, AtFlags::empty());
         }
     }
@@ -137,14 +144,14 @@ impl Files {
         let (at, filling) = self.open(directory, entry)?;
         self.shared.is_not_mounted(&at, &entry.path)?;
         let name = last_part(&entry.path);
-        let stat = match rustix::fs::statat(&*at, name, AtFlags::SYMLINK_NOFOLLOW) {
+        let stat = match open_path(&at, name) {
             Err(Errno::NOENT) => return Ok(None),
-            stat => stat.map_err(|errno| self.shared.wrong(&entry.path, errno))?,
+            Err(Errno::XDEV) => return Err(self.shared.mounted(&entry.path, None)),
+            opened => opened.map_err(|errno| self.shared.wrong(&entry.path, errno))?.1,
         };
         let identity = Identity::of(&stat);
         if self.may_stay(entry, &stat, names) && !filling.made.lock().contains(&identity) {
-            let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let opened = rustix::fs::openat(&*at, name, flags, Mode::empty());
+            let opened = mounts::open_file(&at, OsStr::from_bytes(name), OFlags::RDWR);
             // A program that runs, or a file that we may not write to, is replaced.
             if let Ok(opened) = opened
                 && let Ok(again) = rustix::fs::fstat(&opened)

@@ -3,10 +3,22 @@
 //! A server that is gone, or a program of a user who mounted a file system of his own (FUSE), may
 //! keep who asks it anything waiting for ever. So a mount point is recognised before anything is asked
 //! that the system has to fetch.
+//!
+//! A user may mount something between a look at a name and its opening. So what is opened by its name
+//! stays on the mount of its directory (`openat2`). What lies on another one is opened as a place,
+//! which asks nobody, and the place is looked at: it stays the same mount whatever is mounted later.
 
-use std::os::fd::OwnedFd;
+use std::{
+    ffi::OsStr,
+    os::fd::{AsRawFd, OwnedFd},
+};
 
-use rustix::fs::{AtFlags, Stat, Statx, StatxAttributes, StatxFlags};
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, Statx, StatxAttributes, StatxFlags},
+    io::Errno,
+};
+
+use super::Identity;
 
 /// The beginnings of the types of file systems that others than the kernel answer for.
 const REMOTE: [&str; 7] = ["fuse", "nfs", "cifs", "smb", "9p", "ceph", "afs"];
@@ -34,23 +46,23 @@ pub(super) struct Closed {
     pub(super) of_user: Option<u32>,
 }
 
+impl Closed {
+    pub(super) fn is_directory(&self) -> bool {
+        FileType::from_raw_mode(self.stat.st_mode) == FileType::Directory
+    }
+}
+
 /// A name of a directory on which something is mounted that is not entered: anything at all with
 /// `one_file_system`, else what another user mounted. Asks no file system.
-pub(super) fn closed(
-    directory: &OwnedFd,
-    name: &std::ffi::OsStr,
-    one_file_system: bool,
-) -> Option<Closed> {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+pub(super) fn closed(directory: &OwnedFd, name: &OsStr, one_file_system: bool) -> Option<Closed> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
-    let told = rustix::fs::statx(directory, name, flags, wanted).ok()?;
+    let told = rustix::fs::statx(directory, name, UNASKED, wanted).ok()?;
     if !told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
         return None;
     }
-    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let table = table();
     let (kind, user) = of_mount(&table, told.stx_mnt_id).unwrap_or_default();
-    let us = rustix::process::geteuid().as_raw();
-    let of_user = user.filter(|&user| user != 0 && user != us);
+    let of_user = user.filter(is_other);
     if !one_file_system && of_user.is_none() {
         return None;
     }
@@ -60,10 +72,102 @@ pub(super) fn closed(
 
 /// True when anything is mounted on a name of a directory. Asks no file system for anything, so that
 /// one which lets nobody else in, or never answers, does not matter.
-pub(super) fn is_mount(directory: &OwnedFd, name: &std::ffi::OsStr) -> bool {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-    rustix::fs::statx(directory, name, flags, StatxFlags::empty())
+pub(super) fn is_mount(directory: &OwnedFd, name: &OsStr) -> bool {
+    rustix::fs::statx(directory, name, UNASKED, StatxFlags::empty())
         .is_ok_and(|told| told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+/// Which file a name of a directory stands for. Asks no file system that is mounted there.
+pub(super) fn identity(directory: &OwnedFd, name: &OsStr) -> Result<Identity, Errno> {
+    let told = rustix::fs::statx(directory, name, UNASKED, StatxFlags::INO)?;
+    Ok(Identity(rustix::fs::makedev(told.stx_dev_major, told.stx_dev_minor), told.stx_ino))
+}
+
+/// Opens a name of a directory as a place, without following a link: nothing happens to what it is,
+/// not even to a device that acts when it is opened. `XDEV` when another user mounted a file system of
+/// his own there.
+pub(super) fn open_place(directory: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match within(directory, name, flags) {
+        Some(opened) => opened,
+        None => {
+            let place = rustix::fs::openat(directory, name, flags, Mode::empty())?;
+            if is_of_other(&place) { Err(Errno::XDEV) } else { Ok(place) }
+        }
+    }
+}
+
+/// Opens a name of a directory as a directory, without following a link. `XDEV` as above.
+pub(super) fn open_directory(above: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match within(above, name, flags | OFlags::NOFOLLOW) {
+        Some(opened) => opened,
+        None => rustix::fs::openat(&open_place(above, name)?, ".", flags, Mode::empty()),
+    }
+}
+
+/// Opens a name of a directory, which was a regular file a moment ago, without following a link: a
+/// pipe is not waited for, and no device becomes the terminal. `XDEV` as above.
+pub(super) fn open_file(
+    directory: &OwnedFd,
+    name: &OsStr,
+    flags: OFlags,
+) -> Result<OwnedFd, Errno> {
+    let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    if let Some(opened) = within(directory, name, flags | OFlags::NOFOLLOW) {
+        return opened;
+    }
+    let place = open_place(directory, name)?;
+    match FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode) {
+        FileType::RegularFile => {}
+        FileType::Symlink => return Err(Errno::LOOP),
+        _ => return Err(Errno::NXIO),
+    }
+    match rustix::fs::open(proc_path(&place), flags, Mode::empty()) {
+        // Without /proc nobody could say who mounted something there either.
+        Err(Errno::NOENT | Errno::NOTDIR) => {
+            rustix::fs::openat(directory, name, flags | OFlags::NOFOLLOW, Mode::empty())
+        }
+        opened => opened,
+    }
+}
+
+/// Where a descriptor is found again.
+pub(super) fn proc_path(at: &OwnedFd) -> String {
+    format!("/proc/self/fd/{}", at.as_raw_fd())
+}
+
+/// Opens a name that lies on the mount of its directory; `None` when it does not, or when the system
+/// can't tell: Linux before 5.6, and filters of system calls that do not know `openat2`.
+fn within(directory: &OwnedFd, name: &OsStr, flags: OFlags) -> Option<Result<OwnedFd, Errno>> {
+    let resolve = ResolveFlags::NO_XDEV;
+    match rustix::fs::openat2(directory, name, flags, Mode::empty(), resolve) {
+        Err(Errno::XDEV | Errno::NOSYS | Errno::PERM | Errno::INVAL) => None,
+        opened => Some(opened),
+    }
+}
+
+/// True when a place lies on what another user mounted. Asks no file system.
+fn is_of_other(place: &OwnedFd) -> bool {
+    let flags = AtFlags::EMPTY_PATH | UNASKED;
+    let Ok(told) = rustix::fs::statx(place, "", flags, StatxFlags::empty()) else { return false };
+    told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
+        && of_mount(&table(), told.stx_mnt_id)
+            .is_some_and(|(_, user)| user.as_ref().is_some_and(is_other))
+}
+
+/// How a name is looked at without asking the file system that is mounted there.
+const UNASKED: AtFlags =
+    AtFlags::SYMLINK_NOFOLLOW.union(AtFlags::NO_AUTOMOUNT).union(AtFlags::STATX_DONT_SYNC);
+
+/// True for users whose mounts are not entered.
+fn is_other(user: &u32) -> bool {
+    *user != 0 && *user != rustix::process::geteuid().as_raw()
+}
+
+/// What is mounted.
+fn table() -> String {
+    std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()
 }
 
 /// The type of a file system that is mounted, and the user who mounted it, where that is told.
@@ -93,8 +197,147 @@ fn stat(directory: &OwnedFd, told: &Statx, is_local: bool) -> Option<Stat> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
-    use super::*;
+    use std::{
+        fs::File,
+        path::{Path, PathBuf},
+        process::{Command, Stdio},
+        sync::mpsc,
+        time::Duration,
+    };
+
+    use super::{
+        super::{Choices, Options, Restorer, Sweep, Walk},
+        *,
+    };
+
+    /// What user 61234 mounted over a file or a directory (FUSE). It never answers.
+    struct Mounted(PathBuf, Option<File>);
+
+    impl Mounted {
+        /// `None` where there is no FUSE.
+        fn over(at: &Path) -> Option<Mounted> {
+            let device = File::options().read(true).write(true).open("/dev/fuse").ok()?;
+            let mode = if at.is_dir() { 40_000 } else { 100_000 };
+            let options = format!("fd=0,rootmode={mode},user_id=61234,group_id=61234,allow_other");
+            let done = Command::new("mount")
+                .args(["-i", "-t", "fuse", "-o", &options, "own"])
+                .arg(at)
+                .stdin(Stdio::from(device.try_clone().ok()?))
+                .stderr(Stdio::null())
+                .status();
+            done.is_ok_and(|done| done.success()).then(|| Mounted(at.to_owned(), Some(device)))
+        }
+    }
+
+    impl Drop for Mounted {
+        fn drop(&mut self) {
+            // Who waits for an answer gets an error when nobody can give one any more.
+            self.1 = None;
+            let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        }
+    }
+
+    /// What somebody does who must not wait for that; `None` when he waited.
+    fn at_once<T: Send + 'static>(does: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let (done, ended) = mpsc::channel();
+        std::thread::spawn(move || done.send(does()));
+        ended.recv_timeout(Duration::from_secs(5)).ok()
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn rule_05_what_a_user_mounts_between_a_look_and_an_opening_is_not_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for name in ["tree", "tree/sub", "other"] {
+            std::fs::create_dir(path(name)).unwrap();
+        }
+        std::fs::write(path("tree/file"), "x").unwrap();
+        std::fs::write(path("tree/late"), "x").unwrap();
+        let open = || {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::open(path("tree"), flags, Mode::empty()).unwrap()
+        };
+        // A walk that looked at a file, and opens it now.
+        let options = Options { opens_late: true, ..Options::default() };
+        let mut walk = Walk::new(&path("tree"), options).unwrap();
+        let mut late =
+            walk.by_ref().map(Result::unwrap).find(|one| one.entry.path == b"late").unwrap();
+        // A restore, and a comparison, that come by.
+        let choices = Choices { in_place: true, privileged: false };
+        let mut restorer = Restorer::new(&path("tree"), choices).unwrap();
+        let mut sweep = Sweep::new(&path("tree")).unwrap().unwrap();
+        let names = ["tree/file", "tree/late", "tree/sub"];
+        let Some(mounted) =
+            names.iter().map(|name| Mounted::over(&path(name))).collect::<Option<Vec<_>>>()
+        else {
+            println!("NOT TESTED: there is no FUSE here");
+            return;
+        };
+        let mut waited = Vec::new();
+        let mut is = |what: &'static str, ended: Option<bool>| match ended {
+            None => waited.push(what),
+            Some(refused) => assert!(refused, "{what}"),
+        };
+        for name in ["file", "sub"] {
+            let at = open();
+            let refused = move || open_place(&at, OsStr::new(name)).err() == Some(Errno::XDEV);
+            is("a place", at_once(refused));
+            let at = open();
+            is("an identity", at_once(move || identity(&at, OsStr::new(name)).is_ok()));
+        }
+        let at = open();
+        let opened = move || open_directory(&at, OsStr::new("sub")).err() == Some(Errno::XDEV);
+        is("a directory", at_once(opened));
+        let at = open();
+        let opened =
+            move || open_file(&at, OsStr::new("file"), OFlags::RDWR).err() == Some(Errno::XDEV);
+        is("a file", at_once(opened));
+        is("a late file", at_once(move || walk.open(&mut late).is_err()));
+        is("a comparison", at_once(move || sweep.look(b"sub/x").or(sweep.look(b"file")).is_none()));
+        let entry = onefold_core::tree::Entry {
+            path: b"sub".to_vec(),
+            what: onefold_core::tree::What::Directory,
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            seconds: 0,
+            nanoseconds: 0,
+            attributes: Vec::new(),
+        };
+        is("a restore", at_once(move || restorer.make(&entry).is_err()));
+        drop(mounted);
+        assert_eq!(waited, Vec::<&str>::new(), "they wait for the user's server");
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn what_root_mounts_is_entered() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["sub", "from"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+            std::fs::write(dir.path().join(name).join("file"), name).unwrap();
+        }
+        let bind = |from: &str, to: &str| {
+            let paths = [from, to].map(|name| dir.path().join(name));
+            Command::new("mount").arg("--bind").args(paths).status().unwrap().success()
+        };
+        assert!(bind("from/file", "sub/file"));
+        assert!(bind("from", "from"));
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let at = rustix::fs::open(dir.path(), flags, Mode::empty()).unwrap();
+        let sub = open_directory(&at, OsStr::new("sub")).unwrap();
+        let file = open_file(&sub, OsStr::new("file"), OFlags::RDONLY).unwrap();
+        let read = std::io::read_to_string(File::from(file)).unwrap();
+        let from = open_directory(&at, OsStr::new("from"));
+        let place = open_place(&sub, OsStr::new("file"));
+        for name in ["sub/file", "from"] {
+            Command::new("umount").arg("-l").arg(dir.path().join(name)).status().unwrap();
+        }
+        assert_eq!((read.as_str(), from.is_ok(), place.is_ok()), ("from", true, true));
+    }
 
     #[test]
     fn the_table_of_mounts_tells_who_mounted_what() {

@@ -276,7 +276,10 @@ impl Restorer {
         let at = self.at(entry)?;
         made.map_err(|errno| shared.not_made(at.0, entry, errno))?;
         let wrong = |errno| shared.wrong(&entry.path, errno);
-        let (place, stat) = open_path(at.0, last_part(&entry.path)).map_err(wrong)?;
+        let (place, stat) = match open_path(at.0, last_part(&entry.path)) {
+            Err(Errno::XDEV) => return Err(shared.mounted(&entry.path, None)),
+            opened => opened.map_err(wrong)?,
+        };
         let same = match (&entry.what, FileType::from_raw_mode(stat.st_mode)) {
             (What::Symlink { target }, FileType::Symlink) => {
                 rustix::fs::readlinkat(&place, "", Vec::new())

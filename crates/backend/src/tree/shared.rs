@@ -136,7 +136,7 @@ impl Shared {
                 directory
             }
         };
-        let (place, stat) = open_path(&at, name)?;
+        let (place, stat) = open_path(&at, name).map_err(stale)?;
         self.is_known(path, &stat)?;
         Ok((at, place, stat))
     }
@@ -148,12 +148,7 @@ impl Shared {
         let mut length = 0;
         for part in path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
             length += part.len();
-            if self.choices.in_place
-                && mounts::closed(&at, OsStr::from_bytes(part), false).is_some()
-            {
-                return Err(Errno::STALE);
-            }
-            let (next, stat) = open_directory(&at, part)?;
+            let (next, stat) = open_directory(&at, part).map_err(stale)?;
             self.is_known(&path[..length], &stat)?;
             (at, length) = (next, length + 1);
         }
@@ -269,11 +264,11 @@ impl Shared {
         }
         let (directory, name) = (at.0, last_part(path));
         self.is_not_mounted(directory, path)?;
-        let there = match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        let there = match mounts::identity(directory, OsStr::from_bytes(name)) {
             Err(Errno::NOENT) => return Ok(()),
             there => there,
         };
-        if there.is_ok_and(|there| at.1.made.lock().contains(&Identity::of(&there))) {
+        if there.is_ok_and(|there| at.1.made.lock().contains(&there)) {
             return Err(self.meets(directory, path));
         }
         match rustix::fs::unlinkat(directory, name, AtFlags::empty()) {
@@ -361,17 +356,19 @@ impl Shared {
         let name = last_part(&entry.path);
         self.is_not_mounted(at.0, &entry.path)?;
         if self.choices.in_place
-            && let Ok(there) = rustix::fs::statat(at.0, name, AtFlags::SYMLINK_NOFOLLOW)
-            && Identity::of(&there) == Identity::of(&stat)
+            && mounts::identity(at.0, OsStr::from_bytes(name)) == Ok(Identity::of(&stat))
             && twin(at.0, name).as_deref() == Some(name)
         {
             // It is a name of the file already.
-            return self.note(at, entry, &there);
+            return self.note(at, entry, &stat);
         }
         self.clear(at, &entry.path)?;
         let made = rustix::fs::linkat(&above, last_part(target), at.0, name, AtFlags::empty());
         made.map_err(|errno| self.not_made(at.0, entry, errno))?;
-        let again = open_path(at.0, name).map_err(|errno| self.wrong(&entry.path, errno))?;
+        let again = open_path(at.0, name).map_err(|errno| match errno {
+            Errno::XDEV => self.mounted(&entry.path, None),
+            errno => self.wrong(&entry.path, errno),
+        })?;
         if Identity::of(&again.1) != Identity::of(&stat) {
             return Err(self.replaced(target));
         }
@@ -386,19 +383,28 @@ impl Shared {
         }
         match mounts::closed(directory, OsStr::from_bytes(last_part(path)), false) {
             None => Ok(()),
-            Some(closed) => {
-                let user = closed.of_user.unwrap_or_default();
-                let shown = shown(&self.shown, path);
-                let why = format!("{shown}: user {user} mounted a file system of his own there");
-                Err(Error::new(Kind::Unsupported, why))
-            }
+            Some(closed) => Err(self.mounted(path, closed.of_user)),
         }
+    }
+
+    /// The error for what another user mounted.
+    pub(super) fn mounted(&self, path: &[u8], user: Option<u32>) -> Error {
+        let shown = shown(&self.shown, path);
+        let who = user.map_or_else(|| "another user".to_owned(), |user| format!("user {user}"));
+        let why = format!("{shown}: {who} mounted a file system of his own there");
+        Error::new(Kind::Unsupported, why)
     }
 
     /// Opens a directory that may have been there before.
     pub(super) fn open_old(&self, above: &OwnedFd, path: &[u8]) -> Result<(OwnedFd, Stat)> {
-        self.is_not_mounted(above, path)?;
-        open_directory(above, last_part(path)).map_err(|errno| self.no_directory(path, errno))
+        open_directory(above, last_part(path)).map_err(|errno| match errno {
+            Errno::XDEV => {
+                let name = OsStr::from_bytes(last_part(path));
+                let closed = mounts::closed(above, name, false);
+                self.mounted(path, closed.and_then(|closed| closed.of_user))
+            }
+            errno => self.no_directory(path, errno),
+        })
     }
 
     pub(super) fn no_directory(&self, path: &[u8], errno: Errno) -> Error {
@@ -457,20 +463,21 @@ pub(super) fn text(path: &[u8]) -> String {
     String::from_utf8_lossy(path).into_owned()
 }
 
+/// A name of which another user made a mount of his own is not what was made.
+fn stale(errno: Errno) -> Errno {
+    if errno == Errno::XDEV { Errno::STALE } else { errno }
+}
+
+/// Opens a directory; `XDEV` when another user mounted a file system of his own there.
 pub(super) fn open_directory(above: &OwnedFd, name: &[u8]) -> Result<(OwnedFd, Stat), Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = rustix::fs::openat(above, name, flags, Mode::empty())?;
+    let opened = mounts::open_directory(above, OsStr::from_bytes(name))?;
     let stat = rustix::fs::fstat(&opened)?;
     Ok((opened, stat))
 }
 
+/// Opens anything as a place; `XDEV` when another user mounted a file system of his own there.
 pub(super) fn open_path(directory: &OwnedFd, name: &[u8]) -> Result<(OwnedFd, Stat), Errno> {
-    let opened = rustix::fs::openat(
-        directory,
-        name,
-        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
+    let opened = mounts::open_place(directory, OsStr::from_bytes(name))?;
     let stat = rustix::fs::fstat(&opened)?;
     Ok((opened, stat))
 }
@@ -483,19 +490,15 @@ pub(super) fn is_empty(directory: &OwnedFd) -> bool {
 
 /// The name that a directory has for what is found there under `name`.
 pub(super) fn twin(directory: &OwnedFd, name: &[u8]) -> Option<Vec<u8>> {
-    let stat = |name: &[u8]| {
-        rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
-            .ok()
-            .map(|stat| Identity::of(&stat))
-    };
-    let wanted = stat(name)?;
+    let of = |name: &[u8]| mounts::identity(directory, OsStr::from_bytes(name)).ok();
+    let wanted = of(name)?;
     let mut same = None;
     for other in rustix::fs::Dir::read_from(directory).ok()?.flatten() {
         let other = other.file_name().to_bytes();
         if other == name {
             return Some(name.to_vec());
         }
-        if same.is_none() && stat(other) == Some(wanted) {
+        if same.is_none() && of(other) == Some(wanted) {
             same = Some(OsString::from_vec(other.to_vec()).into_vec());
         }
     }

@@ -23,7 +23,7 @@ use super::{
     levels::Levels,
     mounts,
     names::{Names, NamesMemory, Space},
-    shared::{last_part, open_directory},
+    shared::{last_part, open_directory, open_path},
     shown,
 };
 
@@ -141,7 +141,7 @@ impl Sweep {
         if is_users(&directory, OsStr::from_bytes(name)) {
             return None;
         }
-        rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()
+        open_path(&directory, name).ok().map(|(_, stat)| stat)
     }
 
     fn enter(
@@ -171,7 +171,8 @@ impl Sweep {
                 return Ok(None);
             }
             let (directory, stat) = match open_directory(above, part) {
-                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(None),
+                // Another user may have mounted something there a moment ago.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => return Ok(None),
                 opened => opened.map_err(wrong)?,
             };
             if !self.at.is_empty() {
@@ -236,8 +237,8 @@ impl Sweep {
     ) -> Result<(u64, u64, HashSet<Identity>)> {
         let (mut there, mut surplus, mut other_spellings) = (0, 0, HashSet::new());
         let mut unlisted = |name: &[u8]| {
-            if let Ok(stat) = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
-                other_spellings.insert(Identity::of(&stat));
+            if let Ok(identity) = mounts::identity(directory, OsStr::from_bytes(name)) {
+                other_spellings.insert(identity);
             }
         };
         keeps.begin();
@@ -334,9 +335,10 @@ impl Sweeping<'_, '_> {
             return Ok(spared);
         }
         let wrong = |errno| self.sweep.wrong(&self.path, errno);
-        let stat = match rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        let stat = match open_path(directory, name) {
             Err(Errno::NOENT) => return Ok(gone),
-            stat => stat.map_err(wrong)?,
+            Err(Errno::XDEV) => return Ok(spared),
+            opened => opened.map_err(wrong)?.1,
         };
         if wanted.contains(&Identity::of(&stat)) {
             return Ok(gone);
@@ -347,6 +349,7 @@ impl Sweeping<'_, '_> {
             flags = AtFlags::REMOVEDIR;
             let (opened, _) = match open_directory(directory, name) {
                 Err(Errno::NOENT) => return Ok(gone),
+                Err(Errno::XDEV) => return Ok(spared),
                 opened => opened.map_err(wrong)?,
             };
             let is_here = mount(&opened).map_err(wrong)? == self.sweep.mount;

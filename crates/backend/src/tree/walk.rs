@@ -5,10 +5,7 @@ use std::{
     ffi::{OsStr, OsString},
     fs::File,
     io::Read,
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::{ffi::OsStrExt, fs::FileExt},
-    },
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -18,18 +15,18 @@ use onefold_core::{
     tree::{Entry, What},
 };
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat, StatxAttributes, StatxFlags},
+    fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags},
     io::Errno,
 };
 
 use super::{
     Identity,
     levels::Levels,
-    mounts::{self, Closed, Mount},
+    mounts::{self, Closed, Mount, proc_path},
     names::{Name, Names, NamesMemory, Space},
     shown,
 };
-use crate::sparse::next_data;
+use crate::{spared::Spared, sparse::next_data};
 
 /// Longest time that all leases of other processes together hold a walk up. The system waits for 45
 /// s for each, and a user can have many; who holds one in good faith gives it back at once.
@@ -278,6 +275,15 @@ impl Walk {
         Error::from_io(shown(&self.root, &self.path), errno.into())
     }
 
+    /// The error for what is not entered since another user mounted it.
+    fn mounted(&self, who: &str) -> Error {
+        let sentence = format!(
+            "{}: {who} mounted a file system of his own here, which is not entered",
+            shown(&self.root, &self.path)
+        );
+        Error::new(Kind::Denied, sentence)
+    }
+
     fn changed(&self) -> Error {
         Error::new(
             Kind::Busy,
@@ -307,19 +313,17 @@ impl Walk {
             return Some(Some(Err(self.changed())));
         };
         let Name { name, .. } = name;
-        let closed = mounts::closed(directory, &name, self.options.one_file_system);
-        let is_directory =
-            |closed: &Closed| FileType::from_raw_mode(closed.stat.st_mode) == FileType::Directory;
+        let one_file_system = self.options.one_file_system;
+        let opens_late = self.options.opens_late;
+        let (closed, opened) = match look_at(directory, &name, one_file_system, opens_late) {
+            // Another user mounted something between two looks.
+            (_, Err(Errno::XDEV)) => look_at(directory, &name, one_file_system, opens_late),
+            looked => looked,
+        };
         // A file over which another user mounted one is not even looked at, since nobody may answer.
         let of_user =
-            closed.as_ref().filter(|closed| !is_directory(closed)).and_then(|c| c.of_user);
-        let closed = closed.filter(is_directory);
-        let opened = match (&closed, self.options.opens_late) {
-            _ if of_user.is_some() => Err(Errno::ACCESS),
-            (Some(closed), _) => Ok((None, closed.stat)),
-            (None, true) => look_first(directory, &name),
-            (None, false) => open_path(directory, &name).and_then(opened),
-        };
+            closed.as_ref().filter(|closed| !closed.is_directory()).and_then(|c| c.of_user);
+        let closed = closed.filter(Closed::is_directory);
         if !self.path.is_empty() {
             self.path.push(b'/');
         }
@@ -333,14 +337,11 @@ impl Walk {
             return Some(Some(Err(Error::new(Kind::Unsupported, sentence))));
         }
         if let Some(user) = of_user {
-            let sentence = format!(
-                "{}: user {user} mounted a file system of his own here, which is not entered",
-                shown(&self.root, &self.path)
-            );
-            return Some(Some(Err(Error::new(Kind::Denied, sentence))));
+            return Some(Some(Err(self.mounted(&format!("user {user}")))));
         }
         Some(match opened {
             Err(Errno::NOENT) => None,
+            Err(Errno::XDEV) => Some(Err(self.mounted("another user"))),
             Err(errno) => Some(Err(self.wrong(errno))),
             Ok((at, stat)) => self.look(at.as_ref(), &stat, &name, closed).transpose(),
         })
@@ -434,9 +435,10 @@ impl Walk {
             (found.file, found.lacks) = (Some(file), lacks);
             return Ok(());
         }
-        let opened = open_path(directory, name).and_then(opened);
+        let opened = mounts::open_place(directory, name).and_then(opened);
         let (at, stat) = match opened {
             Ok((Some(at), stat)) if Identity::of(&stat) == Identity::of(before) => (at, stat),
+            Err(Errno::XDEV) => return Err(self.mounted("another user")),
             Err(errno) if errno != Errno::NOENT => return Err(self.wrong(errno)),
             _ => return Err(self.changed()),
         };
@@ -540,7 +542,7 @@ impl Walk {
         (found.linked, found.is_in_part, found.mounted_by) = (None, true, closed.of_user);
         if closed.is_local
             && let Some((Some(directory), _)) = self.levels.last()
-            && let Ok(at) = open_path(directory, name)
+            && let Ok(at) = mounts::open_place(directory, name)
         {
             (found.entry.attributes, found.lacks) = self.attributes(&Holder::Path(&at));
         }
@@ -632,7 +634,7 @@ impl Walk {
         if mounts::is_mount(directory, &name) {
             return Err(Errno::INVAL);
         }
-        let at = open_path(directory, &name)?;
+        let at = mounts::open_place(directory, &name)?;
         let stat = rustix::fs::fstat(&at)?;
         let is_owners = stat.st_uid == owner || stat.st_uid == 0;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_owners {
@@ -649,7 +651,8 @@ impl Walk {
     /// True when what has this name in the directory at hand is not to be dumped.
     fn is_nodump(&mut self, name: &OsString) -> bool {
         let Some((Some(directory), _)) = self.levels.last() else { return false };
-        rustix::fs::statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE)
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+        rustix::fs::statx(directory, name, flags, StatxFlags::TYPE)
             .is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::NODUMP))
     }
 
@@ -771,11 +774,6 @@ impl Holder<'_> {
     }
 }
 
-/// Where a descriptor is found again.
-fn proc_path(at: &OwnedFd) -> String {
-    format!("/proc/self/fd/{}", at.as_raw_fd())
-}
-
 /// Reads into room that grows to the 64 KiB that Linux allows.
 fn read_growing(
     first: usize,
@@ -794,44 +792,50 @@ fn read_growing(
     }
 }
 
-/// A name of a directory as a place: nothing happens to what it is, not even to a device that acts
-/// when it is opened.
-fn open_path(directory: &OwnedFd, name: &OsString) -> Result<OwnedFd, Errno> {
-    rustix::fs::openat(
-        directory,
-        name,
-        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-        Mode::empty(),
-    )
-}
-
 /// What is open as a place, and what is known of it.
-fn opened(at: OwnedFd) -> Result<(Option<OwnedFd>, Stat), Errno> {
+fn opened(at: OwnedFd) -> LookedAt {
     let stat = rustix::fs::fstat(&at)?;
     Ok((Some(at), stat))
 }
 
 /// Opens a regular file that was looked at a moment ago, by its name. `None` when that can't be or
-/// when it is another one by now: then it is looked at once more as a place. Opened so, what came in
-/// between must be neither waited for nor followed, and no device becomes the terminal; what somebody
-/// mounted over it is not entered, since a file system of a user's own may never answer.
+/// when it is another one by now: then it is looked at once more as a place. What a user mounted over
+/// it in between is not entered, since that file system may never answer.
 fn open_known(directory: &OwnedFd, name: &OsString, before: &Stat) -> Option<(File, Stat)> {
-    let flags =
-        OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let within = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
-    let file = rustix::fs::openat2(directory, name, flags, Mode::empty(), within).ok()?;
+    let file = mounts::open_file(directory, name, OFlags::RDONLY).ok()?;
     let stat = rustix::fs::fstat(&file).ok()?;
     let is_same = Identity::of(&stat) == Identity::of(before)
         && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
     is_same.then(|| (File::from(file), stat))
 }
 
+/// What is known of a name, open as a place unless that is a regular file which is opened late.
+type LookedAt = Result<(Option<OwnedFd>, Stat), Errno>;
+
+/// Looks at a name: whether something is mounted there that is not entered, and else at what is
+/// there. `XDEV` when another user mounted something there between the two.
+fn look_at(
+    directory: &OwnedFd,
+    name: &OsString,
+    one_file_system: bool,
+    opens_late: bool,
+) -> (Option<Closed>, LookedAt) {
+    let closed = mounts::closed(directory, name, one_file_system);
+    let opened = match &closed {
+        Some(closed) if !closed.is_directory() && closed.of_user.is_some() => Err(Errno::ACCESS),
+        Some(closed) if closed.is_directory() => Ok((None, closed.stat)),
+        _ if opens_late => look_first(directory, name),
+        _ => mounts::open_place(directory, name).and_then(opened),
+    };
+    (closed, opened)
+}
+
 /// Looks at a name, and opens what is there as a place unless it is a regular file.
-fn look_first(directory: &OwnedFd, name: &OsString) -> Result<(Option<OwnedFd>, Stat), Errno> {
+fn look_first(directory: &OwnedFd, name: &OsString) -> LookedAt {
     let stat = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok((None, stat)),
-        _ => open_path(directory, name).and_then(opened),
+        _ => mounts::open_place(directory, name).and_then(opened),
     }
 }
 
@@ -884,6 +888,7 @@ pub fn read_data(
     fill: &mut dyn FnMut(&mut Reads<'_>) -> Result<usize>,
 ) -> Result<(Vec<(u64, u64)>, Option<Error>)> {
     let (mut data, mut from): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
+    let mut spared = Spared::new(file, bytes);
     loop {
         let (start, end) = match next_data(file, from, bytes) {
             Ok(Some(_)) if data.len() == stretches_max => {
@@ -900,7 +905,7 @@ pub fn read_data(
         while at < end {
             let n = fill(&mut |room| {
                 let most = room.len().min((end - at) as usize);
-                Ok(read_once(file, &mut room[..most], at).unwrap_or_else(|error| {
+                Ok(read_once(&mut spared, &mut room[..most], at).unwrap_or_else(|error| {
                     failed = Some(Error::from_io("a file can't be read", error));
                     0
                 }))
@@ -921,7 +926,7 @@ pub fn read_data(
     }
 }
 
-fn read_once(file: &File, room: &mut [u8], at: u64) -> std::io::Result<usize> {
+fn read_once(file: &mut Spared<'_>, room: &mut [u8], at: u64) -> std::io::Result<usize> {
     loop {
         match file.read_at(room, at) {
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}

@@ -31,6 +31,7 @@ mod repair;
 mod report;
 mod rot;
 mod scrub;
+mod scrub_map;
 mod sharing;
 mod tables;
 mod usage;
@@ -46,6 +47,7 @@ use onefold_core::{Disk, Result};
 pub use repair::{LOST_MAX, Repaired, repair, repair_within};
 pub use report::{PROBLEMS_MAX, Phase, Place, Problem, Progress, Report};
 pub use scrub::{BAD_BLOCKS_MAX, BadBlock, NAMES_MAX, ScrubReport, scrub, scrub_open};
+pub use scrub_map::{Lost, MapScrub, scrub_map, scrub_only};
 use tables::Checker;
 use usage::BlockSet;
 

@@ -292,10 +292,15 @@ pub fn scrub(
     progress: &mut dyn FnMut(Progress),
     cancel: &mut dyn FnMut() -> bool,
 ) -> Result<ScrubReport> {
+    Ok(scrub_open(&over_a_copy(disk)?, progress, cancel))
+}
+
+/// A store that nobody serves, with what no checkpoint holds recovered in memory.
+pub(super) fn over_a_copy(disk: &Arc<dyn Disk>) -> Result<Engine> {
     let overlay = Arc::new(OverlayDisk::new(disk.clone(), OVERLAY_BYTES));
     let engine = Engine::open(overlay.clone(), Arc::new(Still), Settings::for_memory(MEMORY_MIN))?;
     match engine.checkpoint() {
         Err(e) if !overlay.overflowed() => Err(e),
-        _ => Ok(scrub_open(&engine, progress, cancel)),
+        _ => Ok(engine),
     }
 }

@@ -28,12 +28,10 @@ pub(crate) fn volumes(kernel: &Kernel) -> Vec<(VolumeId, VolumeState)> {
 
 /// The number of a volume, or of a snapshot as in `vm1@monday`.
 pub(crate) fn find_volume(kernel: &Kernel, name: &str) -> Result<VolumeId> {
-    kernel
-        .state
-        .lock()
-        .volumes
-        .named(name)
-        .ok_or_else(|| Error::new(Kind::NotFound, format!("there is no volume '{name}'")))
+    kernel.state.lock().volumes.named(name).ok_or_else(|| {
+        let what = if name.contains('@') { "snapshot" } else { "volume" };
+        Error::new(Kind::NotFound, format!("there is no {what} '{name}'"))
+    })
 }
 
 /// One volume as it is now.

@@ -35,6 +35,9 @@ pub(crate) struct ArchiveServer {
     /// The work in the background, when there is some: what it does, or what it waits for.
     #[serde(default)]
     pub(crate) maintenance: Option<String>,
+    /// Sets that policies would take too much from, a sentence each: they stay as they are.
+    #[serde(default)]
+    pub(crate) held_back: Vec<String>,
     /// The background replay, unless it is turned off.
     #[serde(default)]
     pub(crate) replay: Option<ReplayLine>,

@@ -12,6 +12,7 @@ mod text;
 
 use std::time::Duration;
 
+use onefold_backend::room::room;
 use onefold_block::{CheckpointTimes, Counts, Engine, Status};
 use serde::{Deserialize, Serialize};
 
@@ -139,7 +140,7 @@ impl Snapshots {
 }
 
 /// Space, in bytes. Mapped and stored bytes are as of the last checkpoint.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Space {
     /// All that data and tables can use.
     pub(crate) usable_bytes: u64,
@@ -159,6 +160,9 @@ pub(crate) struct Space {
     pub(crate) pending_bytes: u64,
     /// Space that the host's file system gave to the file; `null` for a device.
     pub(crate) host_bytes: Option<u64>,
+    /// Space that this file system has left; `null` likewise.
+    #[serde(default)]
+    pub(crate) host_free_bytes: Option<u64>,
 }
 
 /// Records and zones that no checkpoint holds, with their limits.
@@ -353,6 +357,9 @@ impl Report {
                 table_bytes: status.table_blocks * BLOCK,
                 pending_bytes: status.pending_blocks.saturating_mul(BLOCK),
                 host_bytes: file.host_bytes(),
+                host_free_bytes: file
+                    .host_bytes()
+                    .and_then(|_| Some(room(file.path()).ok()?.bytes)),
             },
             volumes: status.volumes.iter().map(VolumeLine::of).collect(),
             snapshots: status.snapshots,

@@ -28,12 +28,22 @@ pub(crate) fn shown(receive: &ReceiveLine) -> String {
     match quiet(receive) {
         None => so_far,
         Some(seconds) => format!(
-            "{so_far}, nothing came for {}: send it again, or give it up by `onefold receive STORE {} \
-             --abort`",
+            "{so_far}, nothing came for {}: go on by `onefold send … --resume TOKEN`, where `onefold \
+             receive STORE {volume} --token` prints the token, or give it up by `onefold receive STORE \
+             {volume} --abort`",
             duration(seconds),
-            receive.volume().escape_debug()
+            volume = quoted(receive.volume()),
         ),
     }
+}
+
+/// A name for a command line. The sender chose it.
+fn quoted(name: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_./:@%+-".contains(c);
+    if name.chars().all(is_plain) && !name.starts_with('-') {
+        return name.to_owned();
+    }
+    format!("'{}'", name.escape_debug().to_string().replace('\'', "'\\''"))
 }
 
 /// The sentence for an operator when nothing came for long.
@@ -41,4 +51,17 @@ pub(crate) fn problem(receive: &ReceiveLine) -> Option<String> {
     quiet(receive)
         .filter(|&seconds| seconds >= QUIET_MOST)
         .map(|_| format!("a snapshot was not received to its end, {}", shown(receive)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_that_a_sender_chose_is_a_command_when_it_is_copied() {
+        assert_eq!(quoted("vm1"), "vm1");
+        assert_eq!(quoted("x; touch pwned #"), "'x; touch pwned #'");
+        assert_eq!(quoted("a'$(b)"), r"'a\'\''$(b)'");
+        assert_eq!(quoted("-rf"), "'-rf'");
+    }
 }

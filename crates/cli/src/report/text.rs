@@ -163,7 +163,10 @@ impl Report {
             row(f, "to come", "what deleted volumes and snapshots held is being freed")?;
         }
         if let Some(host) = space.host_bytes {
-            row(f, "host", format_args!("{} taken by the file", Size(host)))?;
+            let left = space.host_free_bytes.map_or_else(String::new, |free| {
+                format!(", {} free on its file system", Size(free))
+            });
+            row(f, "host", format_args!("{} taken by the file{left}", Size(host)))?;
         }
         Ok(())
     }

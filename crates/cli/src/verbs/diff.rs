@@ -48,7 +48,7 @@ struct Sums {
     added: u64,
     removed: u64,
     content: u64,
-    told: u64,
+    attributes: u64,
     added_bytes: u64,
     removed_bytes: u64,
 }
@@ -75,7 +75,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             "added": sums.added,
             "removed": sums.removed,
             "content_changed": sums.content,
-            "only_told_changed": sums.told,
+            "only_attributes_changed": sums.attributes,
             "added_bytes": sums.added_bytes,
             "removed_bytes": sums.removed_bytes,
         }));
@@ -88,7 +88,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         grouped(sums.removed),
         Size(sums.removed_bytes),
         grouped(sums.content),
-        grouped(sums.told),
+        grouped(sums.attributes),
     ));
     Ok(())
 }
@@ -111,8 +111,8 @@ impl Sums {
                 ('M', "content")
             }
             Change::Told(..) => {
-                self.told += 1;
-                ('U', "told")
+                self.attributes += 1;
+                ('U', "attributes")
             }
         }
     }

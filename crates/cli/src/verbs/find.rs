@@ -11,7 +11,8 @@ use std::{
 use clap::Args;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 use onefold_archive::{
-    DirectoryPages, Identity, LEVELS_MAX, Snapshot, Top, TreeEntry, TreeReader, TreeWhat,
+    DirectoryPages, Identity, LEVELS_MAX, PAGES_HELD, Snapshot, Top, TreeEntry, TreeReader,
+    TreeWhat,
 };
 use onefold_core::{Error, Fingerprint, Kind, Result};
 use serde_json::json;
@@ -124,6 +125,20 @@ struct Directory {
     pages: DirectoryPages,
     /// What is still to be looked at of the page at hand.
     entries: IntoIter<TreeEntry>,
+    /// The last name of it that was looked at, when the rest of the page is not held.
+    rests_behind: Option<Vec<u8>>,
+}
+
+/// Lets the directory that lies so many levels above a path give the rest of its page back.
+fn directory_rests(open: &mut [Directory], path: &[u8]) {
+    let n = open.len() - PAGES_HELD;
+    let end = open.get(n + 1).map_or(path.len(), |below| below.path);
+    let directory = &mut open[n];
+    if directory.entries.len() > 0 {
+        let from = directory.path + usize::from(directory.path > 0);
+        directory.rests_behind = Some(path[from..end].to_vec());
+        directory.entries = Vec::new().into_iter();
+    }
 }
 
 fn go_into(path: &mut Vec<u8>, name: &[u8]) {
@@ -134,8 +149,9 @@ fn go_into(path: &mut Vec<u8>, name: &[u8]) {
 }
 
 impl Finding {
-    /// Looks through a snapshot in the order of its paths. Of each directory on the way to where it
-    /// is, it holds one page: a path is held once, however many directories lie below it.
+    /// Looks through a snapshot in the order of its paths. Of the last directories on the way to where
+    /// it is, it holds one page each, and reads that of others again: a path is held once, however many
+    /// directories lie below it.
     fn look(&mut self, reader: &mut TreeReader, snapshot: &Snapshot) -> Result<()> {
         let TreeWhat::Directory(top) = reader.root(snapshot)?.directory.what else { return Ok(()) };
         let mut path = Vec::new();
@@ -143,6 +159,11 @@ impl Finding {
         let mut left = snapshot.entries;
         while let Some(directory) = open.last_mut() {
             path.truncate(directory.path);
+            if let Some(name) = directory.rests_behind.take() {
+                let mut entries = directory.pages.again(reader)?;
+                entries.retain(|entry| entry.name > name);
+                directory.entries = self.wanted(&path, entries);
+            }
             let Some(entry) = directory.entries.next() else {
                 let Directory { pages, at, .. } = directory;
                 let wants = &mut |page: &Fingerprint| self.seen.insert((*page, *at));
@@ -165,6 +186,9 @@ impl Finding {
                 if open.len() > LEVELS_MAX {
                     return Err(Error::new(Kind::Corrupt, "a snapshot has too many levels"));
                 }
+                if open.len() >= PAGES_HELD {
+                    directory_rests(&mut open, &path);
+                }
                 open.push(self.directory(&path, top));
             }
         }
@@ -177,6 +201,7 @@ impl Finding {
             at: self.identity.checksum(path),
             pages: DirectoryPages::new(top),
             entries: Vec::new().into_iter(),
+            rests_behind: None,
         }
     }
 

@@ -207,17 +207,18 @@ fn is_served_append_only(directory: &ArchiveDir) -> bool {
 }
 
 fn tell(options: &Options, tables: &Tables, judged: &Judged) -> Result<(), Failure> {
-    let verdicts = &judged.verdicts;
-    let of = |verdict: &Verdict| match verdict {
+    let of = |verdict: &Verdict, is_held_back: bool| match verdict {
         Verdict::Kept(why) => ("kept", why.join(", ")),
         Verdict::LeftAlone(why) => ("left alone", (*why).to_owned()),
+        Verdict::Goes if is_held_back => ("held back", "the policy would take it".to_owned()),
         Verdict::Goes if options.dry_run => ("would go", String::new()),
         Verdict::Goes => ("forgotten", String::new()),
     };
-    let listed = tables
-        .snapshots
-        .listed()
-        .filter_map(|snapshot| verdicts.get(&snapshot.id).map(|verdict| (snapshot, of(verdict))));
+    let listed = tables.snapshots.listed().filter_map(|snapshot| {
+        let followed = judged.verdicts.get(&snapshot.id).map(|verdict| of(verdict, false));
+        let held_back = || judged.held_back.get(&snapshot.id).map(|verdict| of(verdict, true));
+        Some((snapshot, followed.or_else(held_back)?))
+    });
     if options.answer.json {
         let line = |(snapshot, (verdict, why)): (&Snapshot, (&str, String))| {
             json!({ "id": snapshot.id.to_string(), "set": snapshot.set, "host": snapshot.host,
@@ -225,9 +226,10 @@ fn tell(options: &Options, tables: &Tables, judged: &Judged) -> Result<(), Failu
         };
         return output::json(&listed.map(line).collect::<Vec<_>>());
     }
-    let mut gone = 0;
+    let (mut gone, mut held_back) = (0, 0);
     for (snapshot, (verdict, why)) in listed {
-        gone += u64::from(verdicts.get(&snapshot.id) == Some(&Verdict::Goes));
+        gone += u64::from(judged.verdicts.get(&snapshot.id) == Some(&Verdict::Goes));
+        held_back += u64::from(judged.held_back.get(&snapshot.id) == Some(&Verdict::Goes));
         let why = if why.is_empty() { why } else { format!(": {why}") };
         output::line(format_args!(
             "{}  {}  {}  {verdict}{why}",
@@ -240,7 +242,11 @@ fn tell(options: &Options, tables: &Tables, judged: &Judged) -> Result<(), Failu
         output::line(format_args!("{set}: kept, no policy fits it"));
     }
     let done = if options.dry_run { "would be forgotten" } else { "forgotten" };
-    output::line(format_args!("{} {done}", counted(gone, "snapshot")));
+    let and = match held_back {
+        0 => String::new(),
+        n => format!(", {} held back", counted(n, "snapshot")),
+    };
+    output::line(format_args!("{} {done}{and}", counted(gone, "snapshot")));
     Ok(())
 }
 

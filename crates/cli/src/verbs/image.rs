@@ -23,7 +23,7 @@ use onefold::parts::{
     control::{Request, stream::UNWRITTEN},
     store_file::StoreFile,
 };
-use onefold_console::{failure::Failure, output::Answer, size::Size};
+use onefold_console::{failure::Failure, output::Answer, progress::Progress, size::Size};
 
 /// Blocks that are read at once.
 const READ_BLOCKS: usize = 256;
@@ -186,8 +186,10 @@ impl Sink for InOrder<'_> {
 /// Gets an image, of a served store or not, and its size.
 fn fetch(store: &StoreFile, name: &str, sink: &mut dyn Sink) -> Result<(Sent, u64)> {
     let (mut bytes, sink) = (0, std::cell::RefCell::new(sink));
+    let bar = Progress::new("exporting");
     let mut take = |stream: &mut dyn Read| {
-        bytes = unpack(BufReader::with_capacity(1 << 20, stream), &mut **sink.borrow_mut())?;
+        let stream = BufReader::with_capacity(1 << 20, stream);
+        bytes = unpack(stream, &mut **sink.borrow_mut(), &bar)?;
         Ok(())
     };
     let take = std::cell::RefCell::new(&mut take);
@@ -225,10 +227,11 @@ fn pair() -> Result<(UnixStream, UnixStream)> {
 }
 
 /// Gives a sink what a stream holds; returns its size in bytes.
-fn unpack(stream: impl Read, sink: &mut dyn Sink) -> Result<u64> {
+fn unpack(stream: impl Read, sink: &mut dyn Sink, bar: &Progress) -> Result<u64> {
     let block = BLOCK_BYTES as u64;
     let mut reader = StreamReader::begin(stream)?;
-    sink.size(reader.about().blocks * block)?;
+    let size = reader.about().blocks * block;
+    sink.size(size)?;
     loop {
         let frame = match reader.next_frame()? {
             Next::End(blocks) => {
@@ -238,6 +241,7 @@ fn unpack(stream: impl Read, sink: &mut dyn Sink) -> Result<u64> {
             Next::Frame(frame) => frame,
             Next::Offer(_) => return Err(other_version()),
         };
+        bar.set(frame.first * block, size);
         match frame.content {
             Content::Data(data) => sink.data(frame.first * block, &data)?,
             Content::Hole | Content::Zeroes => {}
@@ -309,6 +313,7 @@ impl Image {
     /// Writes all of it as a stream.
     fn pack(&self, out: impl Write) -> Result<()> {
         let block = BLOCK_BYTES as u64;
+        let bar = Progress::new("importing");
         let mut buffer = Block::zeroed_vec(READ_BLOCKS);
         match self {
             Image::Input => {
@@ -320,6 +325,7 @@ impl Image {
                     let blocks = read.div_ceil(BLOCK_BYTES);
                     put(&mut writer, first, &buffer[..blocks])?;
                     first += blocks as u64;
+                    bar.set(first * block, 0);
                     if read < READ_BLOCKS * BLOCK_BYTES {
                         return writer.end(first).map(drop);
                     }
@@ -340,6 +346,7 @@ impl Image {
                             .map_err(|e| Error::from_io(path.display(), e))?;
                         put(&mut writer, at, &buffer[..wanted])?;
                         at += wanted as u64;
+                        bar.set(at * block, *length);
                     }
                 }
                 writer.end(blocks).map(drop)

@@ -20,6 +20,7 @@ use onefold_console::{
                   onefold ls backups\n  \
                   onefold ls backups etc-monday\n  \
                   onefold ls backups web1~1 /etc\n  \
+                  onefold ls backups web1 /etc --json\n  \
                   onefold ls backups --json")]
 pub(crate) struct Options {
     /// The store: an archive, or a store of the cluster engine
@@ -37,7 +38,7 @@ pub(crate) struct Options {
     #[arg(long, default_value = "64M", value_name = "SIZE")]
     memory: Size,
 
-    /// Prints JSON, whose keys are stable
+    /// Prints JSON, whose keys are stable: of a directory a line for each entry
     #[arg(long)]
     json: bool,
 }
@@ -73,17 +74,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if let Some(name) = &options.name {
         let is_stream = reader.tables().streams.contains_key(name);
         if !is_stream && reader.tables().trees {
-            return restore::list(&archive, name, options.path.as_deref());
+            return restore::list(&archive, name, options.path.as_deref(), options.json);
         }
         let stream = reader.stream(name)?;
         if stream.shape != Shape::Tree {
             return Err(Failure::usage(format!("'{name}' is no directory")));
         }
-        if options.json {
-            return Err(Failure::usage("--json lists streams, not what is in one"));
-        }
         return Ok(listing::pass(&mut reader, &stream, &mut |entries| {
-            entries.iter().for_each(listing::show);
+            entries.iter().for_each(|entry| listing::show(entry, options.json));
             Ok(())
         })?);
     }

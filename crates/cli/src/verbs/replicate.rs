@@ -24,6 +24,7 @@ use onefold::parts::{
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
+    progress::Progress,
     size::Size,
 };
 
@@ -253,7 +254,8 @@ fn send_to(file: &StoreFile, options: &SendOptions, out: &mut dyn Write) -> Resu
         resume: resume.clone(),
         negotiates: false,
     };
-    let out = std::cell::RefCell::new(out);
+    let mut out = Told { out, bar: Progress::new("sending"), bytes: 0 };
+    let out = std::cell::RefCell::new(&mut out);
     served_or_not(
         file,
         |server| server.fetch(&request, |stream| copy(stream, &mut **out.borrow_mut())),
@@ -264,6 +266,26 @@ fn send_to(file: &StoreFile, options: &SendOptions, out: &mut dyn Write) -> Resu
             Ok(Sent::from(&sent.and_then(|totals| closed.map(|()| totals))?))
         },
     )
+}
+
+/// A stream that says how far it is.
+struct Told<'a> {
+    out: &'a mut dyn Write,
+    bar: Progress,
+    bytes: u64,
+}
+
+impl Write for Told<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.bytes += written as u64;
+        self.bar.set(self.bytes, 0);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.out.flush()
+    }
 }
 
 /// Copies a stream to its end.

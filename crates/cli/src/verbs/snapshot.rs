@@ -125,7 +125,7 @@ enum Verb {
         store: PathBuf,
         /// The snapshot, like vm1@monday
         snapshot: String,
-        /// Its new name, without its volume's
+        /// Its new name, with or without its volume's
         new_name: String,
         #[command(flatten)]
         answer: Answer,
@@ -178,7 +178,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             match freeze.zip(thaw) {
                 None => create(&file, &request, &mut || {})?,
                 Some((freeze, thaw)) => {
-                    frozen(&freeze, thaw, |begun| create(&file, &request, begun))?
+                    frozen(&freeze, thaw, THAWING_MOST, |begun| create(&file, &request, begun))?
                 }
             }
             answer.tell(&done(&request), said(&request))
@@ -187,6 +187,7 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             change(&store, answer, Request::SnapshotDelete { name: snapshot, force })
         }
         Verb::Rename { store, snapshot, new_name, answer } => {
+            let new_name = without_volume(&snapshot, new_name);
             change(&store, answer, Request::SnapshotRename { name: snapshot, new_name })
         }
         Verb::Rollback { store, snapshot, keep, force, answer } => {
@@ -195,6 +196,15 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
         Verb::Clone { store, of, name, answer } => {
             change(&store, answer, Request::SnapshotClone { of, name })
         }
+    }
+}
+
+/// The new name of a snapshot without its volume's, which people like to write before it.
+fn without_volume(snapshot: &str, new_name: String) -> String {
+    let volume = snapshot.rsplit_once('@').map_or(snapshot, |(volume, _)| volume);
+    match new_name.rsplit_once('@') {
+        Some((other, name)) if other == volume => name.to_owned(),
+        _ => new_name,
     }
 }
 
@@ -237,6 +247,7 @@ enum Word {
 fn frozen(
     freeze: &str,
     thaw: String,
+    thawing_most: Duration,
     snapshot: impl FnOnce(&mut dyn FnMut()) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let (begun, moment) = mpsc::channel::<Word>();
@@ -256,7 +267,7 @@ fn frozen(
     });
     if let Err(failed) = frozen {
         // It may have frozen a part.
-        let _ = shell_within(&thaw, THAWING_MOST, &mut || false);
+        let _ = shell_within(&thaw, thawing_most, &mut || false);
         if stopped {
             end_interrupted();
         }
@@ -264,7 +275,7 @@ fn frozen(
     }
     let thawing = std::thread::spawn(move || {
         let word = moment.recv_timeout(FROZEN_MOST);
-        let thawed = shell_within(&thaw, THAWING_MOST, &mut || false);
+        let thawed = shell_within(&thaw, thawing_most, &mut || false);
         if matches!(word, Ok(Word::Stop)) {
             // The snapshot may be waiting for a server.
             end_interrupted();
@@ -462,5 +473,23 @@ mod tests {
         std::thread::sleep(Duration::from_secs(3));
         assert!(!late.exists());
         assert!(THAWING_MOST < Duration::from_secs(3600));
+    }
+
+    #[test]
+    fn rule_12_a_thaw_that_never_ends_is_given_up_after_the_snapshots_and_after_a_failure() {
+        let begun = Instant::now();
+        let most = Duration::from_millis(300);
+        let thaw = || "exec sleep 600".to_owned();
+        let taken = frozen("true", thaw(), most, |begun| {
+            begun();
+            Ok(())
+        });
+        let told = format!("{:?}", taken.unwrap_err());
+        assert!(told.contains("--thaw failed") && told.contains("did not end within"), "{told}");
+        let failed = frozen("true", thaw(), most, |_| Err(Failure::new("no snapshot")));
+        assert!(format!("{:?}", failed.unwrap_err()).contains("no snapshot"));
+        let never = frozen("false", thaw(), most, |_| Ok(()));
+        assert!(format!("{:?}", never.unwrap_err()).contains("--freeze"));
+        assert!(begun.elapsed() < Duration::from_secs(60));
     }
 }

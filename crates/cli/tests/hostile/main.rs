@@ -15,6 +15,7 @@ mod actors;
 mod files;
 mod limits;
 mod medium;
+mod mounts;
 mod pages;
 mod promises;
 mod readers;

@@ -272,6 +272,13 @@ fn rule_12_who_keeps_a_snapshot_open_keeps_no_other_volume_from_its_nightly_one(
     assert!(!said.status.success() && err.contains("v1"), "it is told: {err}");
     assert_eq!(made(&format!("v1@{day}")), one);
     assert!(made(&format!("v2@{day}")) > two, "{err}");
+    let two = made(&format!("v2@{day}"));
+    assert!(made(&format!("v1@{day}-new")) > one, "tonight's is there: {err}");
+    // A name that is not there costs no other volume what it had, nor tonight's.
+    let said = nightly(&desk, "v3 v2");
+    let err = String::from_utf8_lossy(&said.stderr);
+    assert!(!said.status.success() && err.contains("volume 'v3' is not there"), "{err}");
+    assert!(made(&format!("v2@{day}")) > two, "{err}");
     drop(client.stdin.take());
     client.wait().unwrap();
 }

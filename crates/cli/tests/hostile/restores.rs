@@ -2,13 +2,14 @@
 
 use std::{
     fs,
-    os::{fd::AsRawFd, unix::fs::MetadataExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
 use super::{
     actors::{STRANGER, Street},
+    mounts::Mounted,
     support::{Desk, noise},
 };
 
@@ -137,30 +138,51 @@ fn rule_08_a_restore_that_a_full_disk_ends_leaves_no_part_of_a_file_under_its_na
     assert_eq!(sound, [true; 8]);
 }
 
-/// A file system of a user's own (FUSE) at a directory, which answers nothing, and lets others ask or
-/// not; `None` where there is no FUSE.
-struct Mounted {
-    _device: fs::File,
-    at: PathBuf,
-}
-
-impl Mounted {
-    fn new(at: PathBuf, options: &str) -> Option<Mounted> {
-        let device = fs::File::options().read(true).write(true).open("/dev/fuse").ok()?;
-        let data = format!(
-            "fd={},rootmode=40000,user_id={STRANGER},group_id={STRANGER}{options}",
-            device.as_raw_fd()
-        );
-        let data = std::ffi::CString::new(data).unwrap();
-        let flags = rustix::mount::MountFlags::NOSUID | rustix::mount::MountFlags::NODEV;
-        rustix::mount::mount("own", &at, "fuse", flags, Some(&*data)).ok()?;
-        Some(Mounted { _device: device, at })
+/// A restore of eight files whose second write in each thread fails with this error; gives its exit
+/// status, and how many of the files are there and whole, which all must be that are there.
+fn failing(street: &Street, user: u32, error: &str) -> (Option<i32>, usize) {
+    let out = street.home(&format!("out-{user}-{error}"), user);
+    let mut command = street.program(user, Path::new("strace"));
+    let inject = format!("inject=pwrite64:error={error}:when=2");
+    command.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=pwrite64", "-e", &inject]);
+    let words = format!("./onefold restore archive-{user} t -C {}", out.display());
+    let said = command.args(words.split(' ')).output().unwrap();
+    let tree = out.join(street.path("tree").strip_prefix("/").unwrap());
+    let mut whole = 0;
+    for n in 0..8 {
+        if let Ok(bytes) = fs::read(tree.join(n.to_string())) {
+            assert!(bytes == noise(n, 3_000_000), "{error}: {n} is not whole");
+            whole += 1;
+        }
     }
+    (said.status.code(), whole)
 }
 
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH).unwrap();
+/// A quota is the limit of one user, and one file that root restores; it is all of what a user
+/// restores. A device that is gone ends everybody's restore.
+#[test]
+#[ignore = "needs root"]
+fn rule_08_a_quota_costs_root_its_owners_files_and_a_lost_device_all() {
+    let street = Street::new();
+    let tree = street.home("tree", STRANGER);
+    for n in 0..8 {
+        fs::write(tree.join(n.to_string()), noise(n, 3_000_000)).unwrap();
+    }
+    for user in [0, STRANGER] {
+        street.home(&format!("archive-{user}"), user);
+        for arguments in [
+            format!("create archive archive-{user}"),
+            format!("backup archive-{user} tree --set t"),
+        ] {
+            let output = street.onefold(user, &arguments).output().unwrap();
+            assert!(output.status.success(), "{arguments}: {output:?}");
+        }
+    }
+    let (code, whole) = failing(&street, 0, "EDQUOT");
+    assert!(code == Some(3) && (1..8).contains(&whole), "{code:?} {whole}");
+    assert_eq!(failing(&street, STRANGER, "EDQUOT").0, Some(1));
+    for user in [0, STRANGER] {
+        assert_eq!(failing(&street, user, "ENXIO").0, Some(1), "{user}");
     }
 }
 

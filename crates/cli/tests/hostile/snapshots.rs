@@ -139,3 +139,59 @@ fn rule_09_index_pages_that_lead_to_one_page_keep_no_reader() {
     rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
     assert!(mount.wait().unwrap().success());
 }
+
+/// Levels of a tree whose directories have a full page each.
+const LEVELS: usize = 500;
+
+/// A set of which each directory has a directory, and a page full of empty ones behind it.
+fn deep(archive: &Arc<Archive>, id: u8, set: &str) {
+    let directory = |name: &str| entry(name, TreeWhat::Directory(None));
+    let told = |event| (Vec::new(), event);
+    let down =
+        (0..LEVELS).map(|_| told(Event::Enter(directory("0"), Stat::default(), Known::new())));
+    let beside = (0..400).map(|n| directory(&format!("{n:0>100}-{set}")));
+    let beside: Vec<TreeEntry> = beside.collect();
+    let up = (0..LEVELS).flat_map(|_| {
+        let others = beside.iter().map(|one| told(Event::Other(one.clone(), Stat::default())));
+        [told(Event::Leave(false))].into_iter().chain(others).collect::<Vec<_>>()
+    });
+    store(archive, id, set, down.chain(up).collect());
+}
+
+/// A user makes a deep tree for nothing.
+#[test]
+fn rule_09_full_pages_of_a_deep_tree_are_not_all_held() {
+    let desk = Desk::new();
+    desk.ok("create archive a --compress none");
+    let files = Directory::open(&desk.path("a"), true).unwrap();
+    let archive = Archive::open(Arc::new(files), true, Settings::default()).unwrap();
+    let archive = Arc::new(archive);
+    deep(&archive, 1, "one");
+    deep(&archive, 2, "two");
+    drop(archive);
+    // Of its data less than these pages have.
+    let within = |verb: &str| {
+        let words = format!("ulimit -d 50000; exec \"$0\" {verb}");
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &words]).arg(env!("CARGO_BIN_EXE_onefold"));
+        command.current_dir(desk.path(".")).output().unwrap()
+    };
+    for (verb, status) in [
+        ("find a letter", 1),
+        ("find a 000-one --set one", 0),
+        ("diff a one two", 0),
+        ("restore a one -C out --dry-run", 0),
+    ] {
+        let verb = verb.replace("000-one", &format!("{:0>100}-one", 399));
+        let said = within(&verb);
+        let told = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert_eq!(said.status.code(), Some(status), "{verb}: {told}");
+        let lines = said.stdout.iter().filter(|byte| **byte == b'\n').count();
+        let expected = match verb.split(' ').next() {
+            Some("find") if status == 0 => LEVELS,
+            Some("diff") => 2 * LEVELS * 400,
+            _ => 0,
+        };
+        assert!(lines >= expected, "{verb}: {lines}");
+    }
+}

@@ -56,6 +56,8 @@ pub struct Options {
     pub delay: usize,
     /// How.
     pub placement: Placement,
+    /// Stripes of new chunks have chunks of one class only, as [`Outcome::classes`] tells them apart.
+    pub by_class: bool,
 }
 
 /// How long things take.
@@ -117,6 +119,9 @@ pub struct Outcome {
     pub reencoded_chunks: u64,
     /// Stripes when all versions were there.
     pub stripes: u64,
+    /// Chunks by their counts in the batch in which they were encoded: one reference; between; at
+    /// least three, the most, and no more than a tenth of the batch.
+    pub classes: [u64; 3],
     /// Stripes that broke.
     pub broken_stripes: u64,
     /// Bytes written by deletions.
@@ -141,26 +146,62 @@ struct Waiting {
     changed: usize,
 }
 
+/// What there is when all versions are uploaded.
+struct Uploaded {
+    /// The chunks of each version, by number.
+    chunks_of: Vec<Vec<usize>>,
+    references: Vec<u32>,
+    array: Array,
+    work: Work,
+    /// Chunks that stood as copies for a while, times their number.
+    copies: u64,
+    classes: [u64; 3],
+}
+
+impl Uploaded {
+    fn new(versions: &[Version], options: &Options) -> Uploaded {
+        let mut numbers: HashMap<u64, usize> = HashMap::new();
+        let chunks_of: Vec<Vec<usize>> = versions
+            .iter()
+            .map(|version| {
+                let number = |&hash: &u64| {
+                    let next = numbers.len();
+                    *numbers.entry(hash).or_insert(next)
+                };
+                version.chunks.iter().map(number).collect()
+            })
+            .collect();
+        let array = Array::new(options, numbers.len());
+        let work = array.work();
+        let references = vec![0; numbers.len()];
+        let mut uploaded =
+            Uploaded { chunks_of, references, array, work, copies: 0, classes: [0; 3] };
+        uploaded.upload(options);
+        uploaded
+    }
+}
+
+/// What the deletion of each version would do if it were the first.
+///
+/// # Errors
+/// `InvalidInput` for options that make no sense.
+pub fn each_alone(versions: &[Version], options: &Options) -> Result<Vec<Deletion>> {
+    valid(options)?;
+    let Uploaded { chunks_of, references, array, .. } = Uploaded::new(versions, options);
+    let alone = |(version, chunks): (&Version, &Vec<usize>)| {
+        delete(version, chunks, &mut references.clone(), &mut array.clone())
+    };
+    Ok(versions.iter().zip(&chunks_of).map(alone).collect())
+}
+
 /// Uploads all versions and deletes them in order.
 ///
 /// # Errors
 /// `InvalidInput` for options that make no sense.
 pub fn replay(versions: &[Version], options: &Options) -> Result<Outcome> {
     valid(options)?;
-    let mut numbers: HashMap<u64, usize> = HashMap::new();
-    let chunks_of: Vec<Vec<usize>> = versions
-        .iter()
-        .map(|version| {
-            let number = |&hash: &u64| {
-                let next = numbers.len();
-                *numbers.entry(hash).or_insert(next)
-            };
-            version.chunks.iter().map(number).collect()
-        })
-        .collect();
-    let mut references = vec![0u32; numbers.len()];
-    let mut array = Array::new(options, numbers.len());
-    let (upload, copies) = upload(&chunks_of, options, &mut references, &mut array);
+    let uploaded = Uploaded::new(versions, options);
+    let Uploaded { chunks_of, mut references, mut array, work: upload, copies, classes } = uploaded;
     let shared = references.iter().filter(|&&count| count > 1).count();
     let stripes = array.stripes();
     let mut deletions = Vec::new();
@@ -178,10 +219,11 @@ pub fn replay(versions: &[Version], options: &Options) -> Result<Outcome> {
         delay: options.delay,
         placement: options.placement,
         chunks: chunks_of.iter().map(|chunks| chunks.len() as u64).sum(),
-        unique_chunks: numbers.len() as u64,
-        alpha: shared as f64 / numbers.len().max(1) as f64,
+        unique_chunks: references.len() as u64,
+        alpha: shared as f64 / references.len().max(1) as f64,
         reencoded_chunks: sum(|deletion| deletion.reencoded_chunks),
         stripes,
+        classes,
         broken_stripes: sum(|deletion| deletion.broken_stripes),
         bytes_written,
         virtual_seconds: deletions.iter().map(|deletion| deletion.virtual_seconds).sum(),
@@ -210,46 +252,65 @@ fn valid(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Uploads all versions. Gives the work, and the copies that stood for a while.
-fn upload(
-    chunks_of: &[Vec<usize>],
-    options: &Options,
-    references: &mut [u32],
-    array: &mut Array,
-) -> (Work, u64) {
-    let mut work = array.work();
-    // In the order of arrival.
-    let (mut waiting, mut place): (Vec<Waiting>, Vec<Option<usize>>) =
-        (Vec::new(), vec![None; references.len()]);
-    let mut copies = 0;
-    for (now, chunks) in chunks_of.iter().enumerate() {
-        for &chunk in chunks {
-            if references[chunk] == 0 {
-                place[chunk] = Some(waiting.len());
-                waiting.push(Waiting { chunk, changed: now });
-                copies += if options.delay > 0 { (options.n - options.k + 1) as u64 } else { 0 };
-            } else if let Some(at) = place[chunk] {
-                waiting[at].changed = now;
+impl Uploaded {
+    fn upload(&mut self, options: &Options) {
+        let Uploaded { chunks_of, references, array, work, copies, classes } = self;
+        // In the order of arrival.
+        let (mut waiting, mut place): (Vec<Waiting>, Vec<Option<usize>>) =
+            (Vec::new(), vec![None; references.len()]);
+        for (now, chunks) in chunks_of.iter().enumerate() {
+            for &chunk in chunks {
+                if references[chunk] == 0 {
+                    place[chunk] = Some(waiting.len());
+                    waiting.push(Waiting { chunk, changed: now });
+                    *copies +=
+                        if options.delay > 0 { (options.n - options.k + 1) as u64 } else { 0 };
+                } else if let Some(at) = place[chunk] {
+                    waiting[at].changed = now;
+                }
+                references[chunk] += 1;
             }
-            references[chunk] += 1;
+            let last = now + 1 == chunks_of.len();
+            if !(last || (now + 1) % options.batch == 0) {
+                continue;
+            }
+            let (settled, rest): (Vec<Waiting>, Vec<Waiting>) =
+                waiting.iter().partition(|waiting| last || now - waiting.changed >= options.delay);
+            let settled: Vec<usize> = settled.iter().map(|waiting| waiting.chunk).collect();
+            let counts = settled.iter().map(|&chunk| references[chunk]).collect();
+            let [cold, between, hot] = class_sizes(counts);
+            classes.iter_mut().zip([cold, between, hot]).for_each(|(all, more)| *all += more);
+            settled.iter().for_each(|&chunk| place[chunk] = None);
+            let mut settled = settled;
+            if options.by_class && options.placement == Placement::Rad {
+                settled.sort_by_key(|&chunk| std::cmp::Reverse(references[chunk]));
+                let cold = settled.split_off((between + hot) as usize);
+                let between = settled.split_off(hot as usize);
+                for class in [settled, between, cold] {
+                    array.encode(class, references, true, work);
+                }
+            } else {
+                array.encode(settled, references, true, work);
+            }
+            waiting = rest;
+            waiting.iter().enumerate().for_each(|(at, waiting)| place[waiting.chunk] = Some(at));
         }
-        let last = now + 1 == chunks_of.len();
-        if !(last || (now + 1) % options.batch == 0) {
-            continue;
-        }
-        let (settled, rest): (Vec<Waiting>, Vec<Waiting>) =
-            waiting.iter().partition(|waiting| last || now - waiting.changed >= options.delay);
-        array.encode(
-            settled.iter().map(|waiting| waiting.chunk).collect(),
-            references,
-            true,
-            &mut work,
-        );
-        settled.iter().for_each(|waiting| place[waiting.chunk] = None);
-        waiting = rest;
-        waiting.iter().enumerate().for_each(|(at, waiting)| place[waiting.chunk] = Some(at));
     }
-    (work, copies)
+}
+
+/// How many chunks of a batch with these counts are cold, between, and hot: hot are those with the
+/// highest counts, from three on, as long as all with the same count fit into a tenth of the batch.
+fn class_sizes(mut counts: Vec<u32>) -> [u64; 3] {
+    counts.sort_unstable_by_key(|&count| std::cmp::Reverse(count));
+    let cold = counts.iter().filter(|&&count| count == 1).count();
+    let mut hot = 0;
+    for group in counts.chunk_by(|a, b| a == b) {
+        if group[0] < 3 || (hot + group.len()) * 10 > counts.len() {
+            break;
+        }
+        hot += group.len();
+    }
+    [cold, counts.len() - cold - hot, hot].map(|n| n as u64)
 }
 
 fn delete(
@@ -291,7 +352,7 @@ mod tests {
     }
 
     fn options(placement: Placement) -> Options {
-        Options { n: 6, k: 4, nodes: 6, batch: 1, delay: 0, placement }
+        Options { n: 6, k: 4, nodes: 6, batch: 1, delay: 0, placement, by_class: false }
     }
 
     #[test]
@@ -369,5 +430,30 @@ mod tests {
                 Kind::InvalidInput
             );
         }
+    }
+
+    #[test]
+    fn chunks_are_told_apart_by_their_counts_in_a_batch() {
+        assert_eq!(class_sizes([vec![9; 2], vec![3; 8], vec![1; 10]].concat()), [10, 8, 2]);
+        assert_eq!(class_sizes(vec![2; 4]), [0, 4, 0]);
+        assert_eq!(class_sizes(Vec::new()), [0; 3]);
+        let versions = [version("a", 0..40), version("b", 0..40)];
+        let of = |batch| replay(&versions, &Options { batch, ..options(Placement::Rad) }).unwrap();
+        assert_eq!((of(1).classes, of(2).classes), ([40, 0, 0], [0, 40, 0]));
+        // 30 of one count and 41 of another, in stripes of four.
+        let versions = [version("a", (0..41).chain(0..30).chain(50..80))];
+        let stripes = |by_class| {
+            replay(&versions, &Options { by_class, ..options(Placement::Rad) }).unwrap().stripes
+        };
+        assert_eq!((stripes(false), stripes(true)), (18, 19));
+    }
+
+    #[test]
+    fn the_first_deletion_is_as_if_alone() {
+        let versions = [version("a", 0..100), version("b", 50..170), version("c", 0..30)];
+        let alone = each_alone(&versions, &options(Placement::Rad)).unwrap();
+        let all = replay(&versions, &options(Placement::Rad)).unwrap();
+        assert_eq!((alone.len(), &alone[0]), (3, &all.deletions[0]));
+        assert_eq!(alone[2].dead_chunks, 0);
     }
 }

@@ -3,12 +3,14 @@
 use super::{Model, Options, Placement, manifest::CHUNK_BYTES};
 
 /// A stripe's chunks.
+#[derive(Clone)]
 struct Stripe {
     chunks: Vec<usize>,
     living: usize,
 }
 
 /// All stripes, and where chunks are.
+#[derive(Clone)]
 pub(super) struct Array {
     options: Options,
     stripes: Vec<Option<Stripe>>,

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use onefold_archive::{
     Archive, CheckReport, Rebuilt, Restored, Settings, check, check_one, mend_leaves,
-    note_scrubbed, rebuild_chunk_index, record_damage, repair_units, restore_chunks,
+    note_scrubbed, rebuild_chunk_index, record_damage, renew_snapshot, repair_units,
+    restore_chunks,
 };
-use onefold_core::Result;
+use onefold_core::{Kind, Result};
 
 use super::archive_dir::{ArchiveDir, now};
 
@@ -41,8 +42,10 @@ pub struct Outcome {
     pub index_entries: Option<u64>,
     /// Units on the nodes, when the archive has several.
     pub units: Option<Rebuilt>,
-    /// Copies of the tables' leaves that were damaged, and were written again.
+    /// Copies of the tables' leaves, and of volumes' maps, that were damaged and were written again.
     pub leaf_copies: u64,
+    /// The last snapshot of the tables could not be read, and was written anew.
+    pub renewed_snapshot: bool,
     /// Chunks that other copies made whole.
     pub restored: Restored,
     /// Why restoring chunks ended before all were tried.
@@ -101,6 +104,11 @@ pub fn run(
     }
     if repairs && extent.only.is_none() && archive.is_writable() {
         outcome.leaf_copies = mend_leaves(&archive)?;
+        outcome.renewed_snapshot = match renew_snapshot(&archive) {
+            // The findings tell that it is still to be done.
+            Err(error) if error.kind() == Kind::NoSpace => false,
+            renewed => renewed?,
+        };
     }
     outcome.report = look(&archive, extent, progress)?;
     if !data || !archive.is_writable() {

@@ -68,7 +68,7 @@ struct State {
 
 /// Files in memory.
 #[derive(Clone, Default)]
-pub(super) struct MemoryFiles(Arc<Mutex<State>>);
+pub(crate) struct MemoryFiles(Arc<Mutex<State>>);
 
 impl MemoryFiles {
     /// The same files, apart from now on. Contents are shared until they change.

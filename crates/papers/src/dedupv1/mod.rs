@@ -18,7 +18,7 @@
 
 mod clones;
 mod crash;
-mod files;
+pub(crate) mod files;
 mod filters;
 mod ingest;
 mod model;

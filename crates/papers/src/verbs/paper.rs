@@ -111,7 +111,7 @@ enum Paper {
         #[command(flatten)]
         options: PaperOptions,
 
-        /// Only these: table1, 5, 7, 8, 10, alpha
+        /// Only these: table1, 5, 7, 8, 10, alpha, engine
         #[arg(long, value_delimiter = ',', value_name = "ITEMS", value_parser = rad::NAMES)]
         only: Vec<String>,
     },

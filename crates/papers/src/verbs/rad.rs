@@ -80,7 +80,10 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     };
     let (n, k) = options.code;
     let &Options { nodes, batch, delay, .. } = options;
-    let outcome = rad::replay(&versions, &rad::Options { n, k, nodes, batch, delay, placement })?;
+    let outcome = rad::replay(
+        &versions,
+        &rad::Options { n, k, nodes, batch, delay, placement, by_class: false },
+    )?;
     if options.json {
         output::json(&outcome)?;
     } else {

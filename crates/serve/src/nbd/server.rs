@@ -36,6 +36,8 @@ use crate::listener::{Listener, Reach};
 /// Pause after the system refused a new connection (no more descriptors or memory): the reason will
 /// not go away at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Clients that one listener lets in before the others are looked at.
+const ACCEPTED_AT_ONCE: usize = 256;
 /// Time for sessions to notice that their connection was cut. The server does not interrupt the
 /// work of a volume.
 const CUT_GRACE: Duration = Duration::from_secs(5);
@@ -203,6 +205,16 @@ impl Server {
         sum
     }
 
+    /// How many connections have the volume of this name open.
+    #[must_use]
+    pub fn clients_of(&self, volume: &str) -> usize {
+        let shared = self.hall.exports.shared_name(volume);
+        let guests = self.hall.guests.lock();
+        let Some(&(number, _)) = guests.volumes.get(&shared) else { return 0 };
+        let has = |guest: &&Guest| guest.volume.as_ref().is_some_and(|of| of.0 == number);
+        guests.present.values().filter(has).count()
+    }
+
     /// Asks the volumes that clients have open for their limits again, which have changed.
     pub fn limits_changed(&self) {
         for (name, (_, limited)) in &self.hall.guests.lock().volumes {
@@ -291,10 +303,16 @@ impl Hall {
                 .zip(&ready[1..])
                 .filter_map(|(listener, &ready)| ready.then_some(listener))
             {
-                match listener.accept() {
-                    Ok(Some(socket)) => self.welcome(socket),
-                    Ok(None) => {}
-                    Err(_) => std::thread::sleep(ACCEPT_PAUSE),
+                // All that wait: who connects in a loop does not fill the queue of the socket.
+                for _ in 0..ACCEPTED_AT_ONCE {
+                    match listener.accept() {
+                        Ok(Some(socket)) => self.welcome(socket),
+                        Ok(None) => break,
+                        Err(_) => {
+                            std::thread::sleep(ACCEPT_PAUSE);
+                            break;
+                        }
+                    }
                 }
             }
         }

@@ -33,6 +33,9 @@ pub enum Medium {
     MisdirectedWrites,
 }
 
+/// KiB that no stream of a run has.
+pub(crate) const ALL_AT_ONCE: u32 = 1024;
+
 /// So few that a second merge in one log comes to it.
 const MOVED_FEW: u64 = 2;
 
@@ -47,6 +50,12 @@ const NEWER_THAN_REPLAYS: &str = "# The seeds below draw background replays.";
 
 /// The line behind the kept seeds that are older than leaves of tables.
 const NEWER_THAN_LEAVES: &str = "# The seeds below draw leaves of tables.";
+
+/// The line behind the kept seeds that are older than leaves that are read on demand.
+const NEWER_THAN_ON_DEMAND: &str = "# The seeds below draw leaves that are read on demand.";
+
+/// The line behind the kept seeds that are older than chunks that are encoded at once.
+const NEWER_THAN_GATHERED: &str = "# The seeds below draw chunks that are encoded at once.";
 
 impl Medium {
     const DAMAGING: [Medium; 4] =
@@ -126,9 +135,12 @@ pub struct Params {
     pub leaves: Option<usize>,
     /// Servers replay in the background; drawn from a source of its own.
     pub replays: bool,
+    /// Where there are leaves: those of the container table are read when they are looked at, and so
+    /// many bytes of them are kept. Drawn from a source of its own.
+    pub on_demand: Option<u64>,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
-    /// Late encoding.
+    /// Encoding by reference counts, late or at once.
     pub late: Option<Rad>,
     /// The faults of the medium, drawn from a source of its own, so that all other draws are as
     /// without them.
@@ -180,6 +192,15 @@ impl Params {
         rng.percent(67) && !is_older(seed, NEWER_THAN_REPLAYS)
     }
 
+    /// Three of four archives with leaves read those of the container table on demand, and keep few
+    /// of them or none, so that they read them again and again; none of the kept seeds that are older
+    /// than that.
+    fn on_demand(seed: u64) -> Option<u64> {
+        let rng = &mut Rng::new(seed ^ 0x6f6e_5f64_656d_616e);
+        let bytes = [0, 0, 1 << 10, 4 << 10, 64 << 20][rng.below(5) as usize];
+        (rng.percent(75) && !is_older(seed, NEWER_THAN_ON_DEMAND)).then_some(bytes)
+    }
+
     /// Parameters that are smaller in one respect each.
     #[must_use]
     pub fn smaller(&self) -> Vec<Params> {
@@ -208,6 +229,9 @@ impl Params {
         }
         if self.leaves.is_some() {
             all.push(with(&|params| params.leaves = None));
+        }
+        if self.on_demand.is_some() {
+            all.push(with(&|params| params.on_demand = None));
         }
         if self.collects {
             all.push(with(&|params| params.collects = false));
@@ -261,6 +285,7 @@ impl Params {
             trash,
             leaves: Params::leaves(seed),
             replays: Params::replays(seed),
+            on_demand: Params::leaves(seed).and_then(|_| Params::on_demand(seed)),
         };
         if many_snapshots {
             (params.serves, params.log_bytes) = (true, 1 << 10);
@@ -296,7 +321,7 @@ impl Params {
     }
 }
 
-/// Late encoding for half of the archives on several nodes: delay, batch and codes by chance.
+/// Encoding by reference counts for half of the archives on several nodes: delay, batch and codes by chance.
 fn late_encoding(seed: u64, (nodes, n, k): (usize, usize, usize)) -> Option<Rad> {
     let rng = &mut Rng::new(seed ^ 0x7261_645f_6c61_7465);
     if rng.percent(50) {
@@ -306,11 +331,22 @@ fn late_encoding(seed: u64, (nodes, n, k): (usize, usize, usize)) -> Option<Rad>
     let cold = rng.within(2, most as u64);
     let baseline = rng.within(2, cold);
     let hot = rng.within(2, baseline);
-    Some(Rad {
+    let late = Rad {
         delay: rng.below(3) as u32,
         batch: rng.within(1, 2) as u32,
         classes: [cold as u8, baseline as u8, hot as u8],
-    })
+        gathers: 0,
+    };
+    let gathers = gathers(seed);
+    Some(if gathers > 0 { Rad { delay: 0, batch: 1, gathers, ..late } } else { late })
+}
+
+/// Half of them encode at once, when they have so many KiB: a part of a stream, or all of it. From a
+/// source of its own; none of the kept seeds that are older.
+fn gathers(seed: u64) -> u32 {
+    let rng = &mut Rng::new(seed ^ 0x6761_7468_6572_2e2e);
+    let gathers = [4, 8, 24, ALL_AT_ONCE][rng.below(4) as usize];
+    if rng.percent(50) && !is_older(seed, NEWER_THAN_GATHERED) { gathers } else { 0 }
 }
 
 /// True for a kept seed that stands before this line.

@@ -203,6 +203,9 @@ impl Sim {
             ahead_bytes: 16 << 10,
             dirty_bytes: 8 * VOLUME_BLOCK_BYTES,
             leaf_entries: self.params.leaves.unwrap_or(512),
+            // Some archives come to a checkpoint by the leaves that changed.
+            changed_leaves: if self.params.seed % 8 == 3 { 4 } else { 1024 },
+            leaf_bytes: self.params.on_demand.unwrap_or(64 << 20),
             broken: self.params.bug.map(|bug| Rule::BUGS[bug].1),
             ..Settings::default()
         }
@@ -294,6 +297,7 @@ impl Sim {
         (format.chunking, format.compression) = (self.params.chunking, self.params.compression);
         (format.trees, format.clones) = (self.params.trees, self.params.clones);
         format.leaves = self.params.leaves.is_some();
+        format.on_demand = self.params.on_demand.is_some();
         if self.params.seed % 16 == 9 {
             format.fingerprint = Algorithm::HmacSha256;
         }
@@ -557,7 +561,8 @@ impl Sim {
                 || tables.segments.len() > self.segments_left()
                 || !tables.waiting_to_be_freed.is_empty())
         {
-            let left: Vec<_> = tables.containers.keys().collect();
+            let left: Vec<_> =
+                tables.containers.iter().flatten().map(|found| found.stored.id).collect();
             return Err(Failure::new(
                 Checker::ReferenceCounts,
                 format!("containers {left:?} are left of nothing"),

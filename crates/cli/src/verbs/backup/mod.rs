@@ -1,5 +1,7 @@
 //! `onefold backup`: a snapshot of directories into an archive.
 
+mod own;
+mod reread;
 mod roots;
 pub(super) mod served;
 mod settled;
@@ -26,6 +28,7 @@ use onefold_core::Kind;
 use serde_json::{Value, json};
 
 use self::{
+    own::Own,
     roots::Root,
     walk::{Counts, Rules, Teller},
 };
@@ -102,8 +105,8 @@ pub(crate) struct Options {
     #[arg(long)]
     read_all: bool,
 
-    /// Reads each unchanged file again after so many days, each path on a day of its own; 0 for
-    /// never
+    /// Reads each unchanged file again once in so many days, each path on a day of its own or with
+    /// the first backup after it; 0 for never
     #[arg(long, default_value_t = 90, value_name = "DAYS")]
     reread: u64,
 
@@ -188,7 +191,10 @@ fn store(
     let request = request(options, rules, &tables)?;
     let total = parents(&tables, &request).map(|parent| parent.bytes).max().unwrap_or(0);
     let made = shown(total, |gauge| {
-        backup_on(&ingest, &request, gauge, |feeder| feed(options, rules, &archive, feeder, counts))
+        let since = began(parents(&tables, &request));
+        backup_on(&ingest, &request, gauge, |feeder| {
+            feed(options, (rules, since), &archive, feeder, counts)
+        })
     })?;
     Ok(report(&made))
 }
@@ -206,19 +212,54 @@ fn send(
     // What the parents name is not freed before the server has named it.
     let kept = TreeReader::new(&archive)?;
     let tables = kept.tables().clone();
-    let request = request(options, rules, &tables)?;
+    let mut request = request(options, rules, &tables)?;
+    let mut own = only_adds(directory)?.then(|| Own::of(archive.label().id));
+    if let Some(own) = &own {
+        take_over_from(own, &tables, &mut request);
+    }
     let parents: Vec<&Snapshot> = parents(&tables, &request).collect();
     let total = parents.iter().map(|parent| parent.bytes).max().unwrap_or(0);
+    let since = began(parents.iter().copied());
     let asked = control::Request::Backup(Box::new(served::asked(&request)));
     let made = shown(total, |gauge| {
         server.send(&asked, &mut |new, _| gauge.new.store(new, Relaxed), |outlet| {
             backup_elsewhere(&archive, &parents, gauge, Some(outlet), |feeder| {
-                feed(options, rules, &archive, feeder, counts)
+                feed(options, (rules, since), &archive, feeder, counts)
             })
         })
     })?;
     drop(kept);
+    if let Some(own) = &mut own {
+        let tables = archive.refresh()?;
+        let noted = tables.snapshots.get(request.id).and_then(|snapshot| own.note(snapshot));
+        if let Err(error) = noted {
+            tracing::warn!("the next backup reads all files again: {error}");
+        }
+    }
     Ok(made)
+}
+
+/// True when the server lets its clients add and do nothing else. It answers one question for each
+/// connection.
+fn only_adds(directory: &ArchiveDir) -> Result<bool, Failure> {
+    // One that has gone meanwhile may come back as such a one.
+    let Some(mut server) = directory.server()? else { return Ok(true) };
+    let status: Value = server.ask(&control::Request::Status)?;
+    Ok(status["append_only"] == true)
+}
+
+/// Takes over from the newest snapshot of the set that was made here, and from nobody else's.
+fn take_over_from(own: &Own, tables: &Tables, request: &mut BackupRequest) {
+    let of_set = || tables.snapshots.listed().rev().filter(|snapshot| snapshot.set == request.set);
+    let parent = of_set().find(|snapshot| own.has(snapshot)).map(|snapshot| snapshot.id);
+    if parent.is_none() && of_set().next().is_some() {
+        tracing::info!(
+            "the snapshots of '{}' were not made by this user here, as far as is known: all files \
+             are read",
+            request.set.escape_debug()
+        );
+    }
+    (request.parent, request.checkpoint) = (parent, None);
 }
 
 /// Refuses an archive that was made before there were snapshots.
@@ -236,7 +277,7 @@ fn takes_snapshots(options: &Options, archive: &Archive) -> Result<(), Failure> 
 /// Tells of what is asked for.
 fn feed(
     options: &Options,
-    rules: &Rules,
+    rules: (&Rules, u64),
     archive: &Archive,
     feeder: &mut TreeFeeder<'_>,
     counts: &mut Counts,
@@ -263,12 +304,12 @@ fn rules(options: &Options) -> Result<Rules, Failure> {
 }
 
 fn walk(
-    rules: &Rules,
+    (rules, since): (&Rules, u64),
     archive: &Archive,
     feeder: &mut TreeFeeder<'_>,
     counts: &mut Counts,
 ) -> onefold_core::Result<()> {
-    let mut teller = Teller::new(rules, feeder, archive.label().identity());
+    let mut teller = Teller::new(rules, feeder, archive.label().identity(), since);
     let told = teller.all();
     *counts = teller.counts;
     told
@@ -279,11 +320,11 @@ fn dry(options: &Options, archive: &Arc<Archive>, rules: &Rules) -> Result<(), F
     let tables = archive.tables();
     let request = request(options, rules, &tables)?;
     let parents: Vec<&Snapshot> = parents(&tables, &request).collect();
-    let mut counts = Counts::default();
+    let (since, mut counts) = (began(parents.iter().copied()), Counts::default());
     let total = parents.iter().map(|parent| parent.bytes).max().unwrap_or(0);
     shown(total, |gauge| {
         backup_elsewhere(archive, &parents, gauge, None, |feeder| {
-            walk(rules, archive, feeder, &mut counts)
+            walk((rules, since), archive, feeder, &mut counts)
         })
     })?;
     if options.json {
@@ -370,6 +411,11 @@ fn request(options: &Options, rules: &Rules, tables: &Tables) -> Result<BackupRe
 fn parents<'a>(tables: &'a Tables, request: &BackupRequest) -> impl Iterator<Item = &'a Snapshot> {
     let both = [request.checkpoint, request.parent];
     both.into_iter().flatten().filter_map(|id| tables.snapshots.get(id).ok())
+}
+
+/// When the first of the parents began; what was due by then they have read again.
+fn began<'a>(parents: impl Iterator<Item = &'a Snapshot>) -> u64 {
+    parents.map(|parent| parent.began).min().unwrap_or(0)
 }
 
 /// The id of this machine; zero when it has none.

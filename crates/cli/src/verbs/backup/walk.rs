@@ -17,6 +17,7 @@ use onefold_archive::{
 };
 use onefold_backend::{
     random::random_bytes,
+    spared::Spared,
     sparse::next_data,
     tree::{Found, Looked, Options, Selection, Walk},
 };
@@ -24,6 +25,7 @@ use onefold_core::{Error, Kind, Result, tree::What};
 use parking_lot::Mutex;
 
 use super::{
+    reread::is_due,
     roots::{self, Root},
     settled::Settled,
 };
@@ -49,7 +51,7 @@ pub(super) struct Rules {
     pub(super) selection: exclude::Options,
     /// Files are read although their times say that they are the parent's.
     pub(super) read_all: bool,
-    /// Each file is read again after so many days; 0 for never.
+    /// Each file is read again in so many days; 0 for never.
     pub(super) reread_days: u64,
     /// The time between two checkpoints.
     pub(super) checkpoint_every: Duration,
@@ -133,6 +135,8 @@ pub(super) struct Teller<'a, 'f> {
     open: Vec<(Vec<u8>, bool)>,
     list: Vec<u8>,
     now: Duration,
+    /// When the parents began, in seconds since 1970: what was due by then they have read again.
+    since: u64,
     checkpoint_due: Instant,
     pub(super) counts: Counts,
 }
@@ -142,6 +146,7 @@ impl<'a, 'f> Teller<'a, 'f> {
         rules: &'a Rules,
         feeder: &'a mut TreeFeeder<'f>,
         identity: Identity,
+        since: u64,
     ) -> Teller<'a, 'f> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Teller {
@@ -152,6 +157,7 @@ impl<'a, 'f> Teller<'a, 'f> {
             open: Vec::new(),
             list: Vec::new(),
             now,
+            since,
             checkpoint_due: Instant::now() + rules.checkpoint_every,
             counts: Counts::default(),
         }
@@ -553,22 +559,19 @@ impl<'a, 'f> Teller<'a, 'f> {
         })
     }
 
-    /// True on the day on which a file is read again, although nothing changed: a different one for
-    /// each path.
+    /// True when a file is read again, although nothing changed.
     fn is_due(&self, path: &Path) -> bool {
-        let (days, today) = (self.rules.reread_days, self.now.as_secs() / 86_400);
         let of_path = self.identity.checksum(path.as_os_str().as_bytes());
-        days > 0 && of_path.checked_rem(days) == today.checked_rem(days)
+        is_due(of_path, self.rules.reread_days, self.since, self.now.as_secs())
     }
 
     /// Gives all of a file, its holes without reading them; an error is one of reading it.
     fn read(&mut self, file: &File, bytes: Option<u64>) -> Result<Option<Error>> {
-        use std::os::unix::fs::FileExt;
         let bytes = match bytes.map_or_else(|| file.metadata().map(|found| found.len()), Ok) {
             Ok(bytes) => bytes,
             Err(error) => return Ok(Some(Error::from_io("it can't be looked at", error))),
         };
-        let mut at = 0;
+        let (mut at, mut spared) = (0, Spared::new(file, bytes));
         loop {
             let (start, end) = match next_data(file, at, bytes) {
                 Ok(Some(range)) => range,
@@ -587,7 +590,7 @@ impl<'a, 'f> Teller<'a, 'f> {
                 let n = self.feeder.fill(|room| {
                     let most = room.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
                     loop {
-                        match file.read_at(&mut room[..most], at) {
+                        match spared.read_at(&mut room[..most], at) {
                             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                             Err(e) => {
                                 failed = Some(Error::from_io("it can't be read", e));

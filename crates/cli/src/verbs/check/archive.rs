@@ -38,8 +38,10 @@ struct Found {
     /// Units of 4 KiB that were bad on a node, and how many of them were made anew.
     bad_units: u64,
     repaired_units: u64,
-    /// Damaged copies of leaves of the tables that were written again.
+    /// Damaged copies of leaves of the tables, and of volumes' maps, that were written again.
     repaired_leaf_copies: u64,
+    /// The last snapshot of the tables could not be read, and was written anew.
+    renewed_snapshot: bool,
     /// Lost chunks that other copies made whole.
     restored_chunks: u64,
     /// Why putting chunks back from other copies ended early, where damage was found.
@@ -138,6 +140,7 @@ fn found(made: &Outcome) -> Found {
         bad_units: made.bad_units(),
         repaired_units: made.repaired_units(),
         repaired_leaf_copies: made.leaf_copies,
+        renewed_snapshot: made.renewed_snapshot,
         restored_chunks: made.restored.chunks,
         not_restored: made.not_restored.clone(),
         index_entries: made.index_entries,
@@ -173,13 +176,16 @@ fn tell(made: &Outcome, data: bool) {
     }
     if made.leaf_copies > 0 {
         output::line(format_args!(
-            "restored: {} of leaves of the tables",
+            "restored: {} of leaves of the tables and of maps",
             if made.leaf_copies == 1 {
                 "1 copy".to_owned()
             } else {
                 format!("{} copies", grouped(made.leaf_copies))
             }
         ));
+    }
+    if made.renewed_snapshot {
+        output::line("restored: the last snapshot of the tables");
     }
     if made.restored.chunks > 0 {
         output::line(format_args!(

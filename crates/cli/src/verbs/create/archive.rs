@@ -33,7 +33,9 @@ use onefold_console::{failure::Failure, output::Answer, size::counted};
                   onefold create archive images --chunking static:4K --compress lz4\n  \
                   onefold create archive safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2\n  \
                   onefold create archive far --nodes n0,n1,n2,n3,n4,n5 --code 6,4 --placement rad \
-                  --class-codes 6,4:5,3:4,2")]
+                  --class-codes 6,4:5,3:4,2\n  \
+                  onefold create archive far --nodes n0,n1,n2,n3,n4,n5 --code 6,4 --placement rad \
+                  --delay 0 --batch 256M")]
 pub(super) struct Options {
     /// A directory that is empty, or does not exist yet
     store: PathBuf,
@@ -85,6 +87,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         compression: options.compress,
         trees: true,
         leaves: true,
+        on_demand: true,
         clones: true,
         fingerprint: match options.fingerprint {
             FingerprintName::Blake3 => Algorithm::Blake3,

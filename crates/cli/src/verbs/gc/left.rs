@@ -105,7 +105,8 @@ impl Left {
         if let (Some(from), Some(until)) = (self.trash_from, self.trash_until) {
             let first = if from == until { String::new() } else { format!("{} to ", shown(from)) };
             output::line(format_args!(
-                "in the trash: {} that only {} {}, until {first}{} (in {}); --trash 0 frees it now",
+                "in the trash: {} that only {} {}, until {first}{} (in {}); --trash 0 gives it \
+                 up now",
                 Size(self.trash_bytes),
                 counted(self.trash_snapshots, "forgotten snapshot"),
                 if self.trash_snapshots == 1 { "names" } else { "name" },
@@ -115,7 +116,7 @@ impl Left {
         }
         if self.unfinished_bytes > 0 {
             output::line(format_args!(
-                "kept for puts that run or are repeated: {}, for the hours of --keep-partial",
+                "kept for puts that run or are repeated: {}, for the time of --keep-partial",
                 Size(self.unfinished_bytes)
             ));
         }
@@ -125,7 +126,8 @@ impl Left {
                 Size(self.waiting_bytes)
             ));
         }
-        for Holder { pid, command } in &self.holders {
+        let held = self.waiting_bytes > 0 || freeable > 0;
+        for Holder { pid, command } in self.holders.iter().filter(|_| held) {
             output::line(format_args!(
                 "holds back: process {pid} ({command}); what it may need is freed when it has ended"
             ));

@@ -41,13 +41,15 @@ pub(crate) struct Options {
     /// The store: an archive, or a store of the cluster engine, where gc only finishes deletions
     store: PathBuf,
 
-    /// Hours for which chunks of killed puts are kept, so that a repeated put finds them
-    #[arg(long, default_value_t = 24, value_name = "HOURS")]
-    keep_partial: u64,
+    /// Time for which chunks of killed puts are kept, so that a repeated put finds them, like 12h or
+    /// 2d; a number alone is hours
+    #[arg(long, default_value = "24h", value_name = "TIME", value_parser = hours)]
+    keep_partial: Duration,
 
-    /// Hours for which forgotten snapshots are kept, from the first gc that saw them
-    #[arg(long, default_value_t = 168, value_name = "HOURS")]
-    trash: u64,
+    /// Time for which forgotten snapshots are kept, from the first gc that saw them, like 12h or 7d;
+    /// a number alone is hours
+    #[arg(long, default_value = "7d", value_name = "TIME", value_parser = hours)]
+    trash: Duration,
 
     /// With --placement rad: encodes all replicated containers, whatever --delay and --batch say;
     /// for archives that get no more versions
@@ -78,6 +80,14 @@ pub(crate) struct Options {
     /// Prints JSON, whose keys are stable
     #[arg(long)]
     json: bool,
+}
+
+/// A time; a number alone is hours.
+fn hours(text: &str) -> Result<Duration, humantime::DurationError> {
+    match text.parse::<u64>() {
+        Ok(hours) => Ok(Duration::from_secs(hours.saturating_mul(3600))),
+        Err(_) => humantime::parse_duration(text),
+    }
 }
 
 /// The outcome.
@@ -143,8 +153,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     let collect = Collect {
         now: now(),
-        keep_partial: options.keep_partial.saturating_mul(3600),
-        trash: options.trash.saturating_mul(3600),
+        keep_partial: options.keep_partial.as_secs(),
+        trash: options.trash.as_secs(),
         wait: !options.no_wait,
         reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
         encode_all: options.encode,
@@ -159,20 +169,18 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             "--encode is for archives with --placement rad: in others nothing stands replicated",
         ));
     }
-    let (mut steps, begun) = (0, Instant::now());
-    let bar = Progress::of("gc", "steps");
+    let begun = Instant::now();
+    let (bar, mut shown) = (Progress::of("gc", "pieces"), Shown::default());
     let free_before = free()?;
     let mut collection = Collection::begin(&archive, collect)?;
-    bar.stage(collection.doing());
+    shown.show(&bar, &collection);
     while collection.step()? {
         collection.tick(now());
         let over = options.time.is_some_and(|time| begun.elapsed() >= time);
         if over || options.write.is_some_and(|most| collection.written() >= most.0) {
             collection.cut_short();
         }
-        steps += 1;
-        bar.stage(collection.doing());
-        bar.set(steps, 0);
+        shown.show(&bar, &collection);
     }
     let done = collection.done;
     // What a budget cut short is not counted beyond it, unless the counts are there.
@@ -214,6 +222,24 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     done.tell(options, archive.label().late.is_some(), directory.path());
     Ok(())
+}
+
+/// How far the present step of a collection is.
+#[derive(Default)]
+struct Shown {
+    doing: &'static str,
+    /// The most that was left of it.
+    most: u64,
+}
+
+impl Shown {
+    fn show(&mut self, bar: &Progress, collection: &Collection) {
+        let (doing, left) = (collection.doing(), collection.left().unwrap_or(0));
+        let before = if doing == self.doing { self.most } else { 0 };
+        *self = Shown { doing, most: before.max(left) };
+        bar.stage(doing);
+        bar.set(self.most - left, self.most);
+    }
 }
 
 /// Says what a collection would do, and changes nothing.
@@ -260,10 +286,10 @@ impl Done {
         match &done.left {
             Some(left) => left.tell(),
             None if done.in_trash > 0 => output::line(format_args!(
-                "note: {} kept for {} hours from when a gc saw them, with all that they alone name; \
-             --trash 0 frees it",
+                "note: {} kept for {} from when a gc saw them, with all that they alone name; \
+             --trash 0 gives it up now",
                 counted(done.in_trash, "forgotten snapshot"),
-                options.trash
+                humantime::format_duration(options.trash)
             )),
             None => {}
         }

@@ -17,6 +17,7 @@ use onefold_core::{
 };
 
 use onefold_console::{output, size::Size};
+use serde_json::json;
 
 /// Reads a listing once, some entries at a time. Their order is checked each time: what holds the
 /// archive may answer differently the next time.
@@ -119,8 +120,39 @@ fn send(archive: &Arc<Archive>, stream: &Stream, out: &SyncSender<Result<Vec<Ent
     }
 }
 
-/// The content of a tree, as `ls` shows it.
-pub(crate) fn show(entry: &Entry) {
+/// An entry of a tree, as `ls` shows it: a line of text, or of JSON.
+pub(crate) fn show(entry: &Entry, json: bool) {
+    if json { show_json(entry) } else { show_text(entry) }
+}
+
+fn show_json(entry: &Entry) {
+    let (kind, bytes, target) = match &entry.what {
+        What::Directory => ("directory", 0, None),
+        What::File { bytes, .. } => ("file", *bytes, None),
+        What::Symlink { target } => ("link", 0, Some(target)),
+        What::HardLink { target } => ("hard-link", 0, Some(target)),
+        What::Fifo => ("fifo", 0, None),
+        What::Socket => ("socket", 0, None),
+        What::CharacterDevice(_) => ("character-device", 0, None),
+        What::BlockDevice(_) => ("block-device", 0, None),
+    };
+    let mut line = json!({
+        "path": String::from_utf8_lossy(&entry.path),
+        "kind": kind,
+        "bytes": bytes,
+        "mode": format!("{:04o}", entry.mode & 0o7777),
+        "uid": entry.uid,
+        "gid": entry.gid,
+        "changed": entry.seconds,
+        "in_part": entry.is_in_part(),
+    });
+    if let Some(target) = target {
+        line["target"] = String::from_utf8_lossy(target).into();
+    }
+    output::line(line);
+}
+
+fn show_text(entry: &Entry) {
     let (kind, bytes, target) = match &entry.what {
         What::Directory => ('d', 0, None),
         What::File { bytes, .. } => ('-', *bytes, None),

@@ -12,6 +12,8 @@ pub(in crate::verbs) struct Judged {
     pub(in crate::verbs) verdicts: BTreeMap<SnapshotId, Verdict>,
     /// A sentence for each set that stays as it is although a policy would take something.
     pub(in crate::verbs) guarded: Vec<String>,
+    /// What the policies of these sets say: nobody follows it.
+    pub(in crate::verbs) held_back: BTreeMap<SnapshotId, Verdict>,
     /// Sets that no policy fits: all of them is kept.
     pub(in crate::verbs) unmatched: Vec<String>,
 }
@@ -41,7 +43,10 @@ impl Judged {
             let verdicts = policy.judge(&snapshots, terms);
             match guard(&snapshots, &verdicts, terms, force) {
                 Ok(()) => judged.verdicts.extend(verdicts),
-                Err(why) => judged.guarded.push(format!("{name} stays as it is: {why}")),
+                Err(why) => {
+                    judged.guarded.push(format!("{name} stays as it is: {why}"));
+                    judged.held_back.extend(verdicts);
+                }
             }
         }
         judged

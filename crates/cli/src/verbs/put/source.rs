@@ -12,6 +12,7 @@ use std::{
 use onefold_archive::{LEVELS_MAX, encode_entry};
 use onefold_backend::{
     new_file::scratch,
+    spared::Spared,
     sparse::next_data,
     tree::{Found, Options, Walk, read_data},
 };
@@ -139,12 +140,13 @@ fn read_ranges(feeder: &mut dyn Intake, file: &File, end: u64, at: &mut u64) -> 
         while feeder.fill(&mut |room| read_once(&mut file, room))? > 0 {}
         return Ok(false);
     }
+    let mut spared = Spared::new(file, end);
     while let Some((start, stop)) = next_data(file, *at, end)? {
         if start > *at {
             feeder.zeroes(start - *at)?;
         }
         *at = start;
-        let read = read_data_range(feeder, file, start, stop)?;
+        let read = read_data_range(feeder, &mut spared, start, stop)?;
         *at += read;
         if *at < stop {
             break;
@@ -153,7 +155,12 @@ fn read_ranges(feeder: &mut dyn Intake, file: &File, end: u64, at: &mut u64) -> 
     Ok(true)
 }
 
-fn read_data_range(feeder: &mut dyn Intake, file: &File, start: u64, stop: u64) -> Result<u64> {
+fn read_data_range(
+    feeder: &mut dyn Intake,
+    file: &mut Spared<'_>,
+    start: u64,
+    stop: u64,
+) -> Result<u64> {
     let mut at = start;
     while at < stop {
         let n = feeder.fill(&mut |room| {

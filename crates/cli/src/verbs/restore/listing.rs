@@ -17,31 +17,34 @@ pub(in crate::verbs) fn list(
     archive: &Arc<Archive>,
     text: &str,
     path: Option<&str>,
+    json: bool,
 ) -> Result<(), Failure> {
     let mut reader = TreeReader::new(archive)?;
     let tables = reader.tables().clone();
     let snapshot = snapshots::named(&tables, text)?;
     let Some(path) = path else {
-        return Ok(walk(&mut reader, snapshot, &Wanted::new(&[])?, &mut Listing)?);
+        return Ok(walk(&mut reader, snapshot, &Wanted::new(&[])?, &mut Listing { json })?);
     };
     let entry = reader.find(snapshot, path.as_bytes())?;
     let TreeWhat::Directory(top) = entry.what else {
-        listing::show(&plain(&mut reader, &entry.name, &entry)?);
+        listing::show(&plain(&mut reader, &entry.name, &entry)?, json);
         return Ok(());
     };
     let mut entries = Entries::new(top, None);
     while let Some((entry, _)) = entries.next(&mut reader)? {
-        listing::show(&plain(&mut reader, &entry.name, &entry)?);
+        listing::show(&plain(&mut reader, &entry.name, &entry)?, json);
     }
     Ok(())
 }
 
 /// Shows all entries.
-struct Listing;
+struct Listing {
+    json: bool,
+}
 
 impl Visitor for Listing {
     fn entry(&mut self, reader: &mut TreeReader, path: &[u8], entry: &TreeEntry) -> Result<()> {
-        listing::show(&plain(reader, path, entry)?);
+        listing::show(&plain(reader, path, entry)?, self.json);
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! A walk through what is wanted of a snapshot.
 
-use onefold_archive::{Entries, LEVELS_MAX, Snapshot, TreeEntry, TreeReader, TreeWhat};
+use onefold_archive::{Entries, LEVELS_MAX, PAGES_HELD, Snapshot, TreeEntry, TreeReader, TreeWhat};
 use onefold_core::{
     Error, Kind, Result,
     tree::{Entry, IN_PART, What},
@@ -110,6 +110,8 @@ pub(super) fn walk(
         if let TreeWhat::Directory(top) = entry.what {
             let all = takes == Takes::All;
             open.push(Open { length: path.len(), entries: Entries::new(top, None), all });
+            let above = open.len().checked_sub(PAGES_HELD + 1).and_then(|n| open.get_mut(n));
+            above.into_iter().for_each(|level| level.entries.rest());
         }
     }
     Ok(())

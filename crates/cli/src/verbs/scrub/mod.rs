@@ -7,7 +7,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::Args;
 use onefold_block::{
     Store,
-    check::{self, Phase, ScrubReport, scrub_open},
+    check::{self, MapScrub, Phase, ScrubReport, scrub_map, scrub_open},
 };
 use onefold_core::{BLOCK_BYTES, Result};
 use serde::{Deserialize, Serialize};
@@ -38,13 +38,15 @@ use onefold_console::{
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold scrub disk.onefold\n  onefold scrub disk.onefold --json\n  \
+                  onefold scrub disk.onefold --only vm1@monday\n  \
                   onefold scrub backups --round 30d --for 2h"
 )]
 pub(crate) struct Options {
     /// The store, of any engine
     store: PathBuf,
 
-    /// Only this stream or volume of an archive
+    /// Only this stream or volume of an archive, or this volume or snapshot of a block store, like
+    /// vm1@monday
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 
@@ -82,8 +84,8 @@ pub(crate) struct Scrubbed {
 /// A bad block.
 #[derive(Debug, Serialize, Deserialize)]
 struct Bad {
-    /// Its physical address.
-    block: u64,
+    /// Its physical address; nothing when what a volume holds was read.
+    block: Option<u64>,
     what: String,
     /// How many addresses lose data; the first few are listed.
     addresses: u64,
@@ -94,21 +96,26 @@ struct Bad {
 #[derive(Debug, Serialize, Deserialize)]
 struct Hit {
     volume: String,
-    /// Where it is in the volume, in bytes.
+    /// Where it is in the volume, in bytes, and how many these are.
     offset: u64,
+    bytes: u64,
 }
 
 impl From<ScrubReport> for Scrubbed {
     fn from(report: ScrubReport) -> Scrubbed {
         let well = report.is_well();
         let bad = report.bad.into_iter().map(|bad| Bad {
-            block: bad.pba.0,
+            block: Some(bad.pba.0),
             what: bad.what,
             addresses: bad.names_found,
             hit: bad
                 .names
                 .into_iter()
-                .map(|(volume, lba)| Hit { volume, offset: lba.0 * BLOCK_BYTES as u64 })
+                .map(|(volume, lba)| Hit {
+                    volume,
+                    offset: lba.0 * BLOCK_BYTES as u64,
+                    bytes: BLOCK_BYTES as u64,
+                })
                 .collect(),
         });
         Scrubbed {
@@ -121,10 +128,38 @@ impl From<ScrubReport> for Scrubbed {
     }
 }
 
+impl Scrubbed {
+    /// What one volume or snapshot holds.
+    fn of_map(name: &str, report: MapScrub) -> Scrubbed {
+        let well = report.is_well();
+        let block = BLOCK_BYTES as u64;
+        let bad = report.lost.into_iter().map(|lost| Bad {
+            block: None,
+            what: lost.what,
+            addresses: lost.blocks,
+            hit: vec![Hit {
+                volume: name.to_owned(),
+                offset: lost.first.0 * block,
+                bytes: lost.blocks * block,
+            }],
+        });
+        Scrubbed {
+            blocks: report.blocks,
+            bad_blocks: report.lost_blocks,
+            bad: bad.collect(),
+            unread_pages: Vec::new(),
+            well,
+        }
+    }
+}
+
 /// Scrubs, and tells what was found.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let only = options.only.as_deref();
-    let found = found_for(&options.store, only)?;
+    let found = match Found::at(&options.store)? {
+        block @ Found::Block(_) => block,
+        _ => found_for(&options.store, only)?,
+    };
     if let Some(round) = options.round {
         let Found::Archive(directory) = found else {
             return Err(refused(&options.store, &found, "--round is for archives"));
@@ -144,30 +179,48 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let scrubbed: Scrubbed = served_or_not(
         &file,
         |server| {
-            server.ask_long(&Request::Scrub, &mut |what, done, total| {
+            let only = || options.only.clone();
+            let request = only().map_or(Request::Scrub, |name| Request::ScrubOnly { name });
+            server.ask_long(&request, &mut |what, done, total| {
                 bar.stage(what);
                 bar.set(done, total);
             })
         },
         || {
-            Ok(check::scrub(
-                &file.open_for_reading()?,
-                &mut |progress| show(&bar, "scrubbing", &progress),
-                &mut || false,
-            )?
-            .into())
+            let disk = file.open_for_reading()?;
+            let show = &mut |progress| show(&bar, "scrubbing", &progress);
+            match only {
+                None => Ok(check::scrub(&disk, show, &mut || false)?.into()),
+                Some(name) => {
+                    let report = check::scrub_only(&disk, name, show, &mut || false)?;
+                    Ok(Scrubbed::of_map(name, report))
+                }
+            }
         },
     )?;
     drop(bar);
-    tell(&file, &scrubbed, options.answer.json)
+    tell(&file, only, &scrubbed, options.answer.json)
 }
 
 /// Scrubs a store that is being served, until `tell` fails.
 pub(crate) fn served(store: &Store, tell: &mut Tell<'_>) -> Result<Scrubbed> {
+    until_given_up(tell, |show, cancel| Ok(scrub_open(store.engine(), show, cancel).into()))
+}
+
+/// The same of what a volume or a snapshot holds.
+pub(crate) fn served_only(store: &Store, name: &str, tell: &mut Tell<'_>) -> Result<Scrubbed> {
+    until_given_up(tell, |show, cancel| {
+        Ok(Scrubbed::of_map(name, scrub_map(store.engine(), name, show, cancel)?))
+    })
+}
+
+fn until_given_up(
+    tell: &mut Tell<'_>,
+    scrub: impl FnOnce(&mut dyn FnMut(check::Progress), &mut dyn FnMut() -> bool) -> Result<Scrubbed>,
+) -> Result<Scrubbed> {
     // Both callbacks are needed at once, and one of them tells the other.
     let given_up = std::cell::RefCell::new(None);
-    let report = scrub_open(
-        store.engine(),
+    let scrubbed = scrub(
         &mut |progress| {
             let bytes = |blocks: u64| {
                 if progress.what == Phase::Names {
@@ -188,12 +241,20 @@ pub(crate) fn served(store: &Store, tell: &mut Tell<'_>) -> Result<Scrubbed> {
     );
     match given_up.into_inner() {
         Some(error) => Err(error),
-        None => Ok(report.into()),
+        None => scrubbed,
     }
 }
 
-fn tell(file: &StoreFile, scrubbed: &Scrubbed, json: bool) -> Result<(), Failure> {
-    let shown = file.path().display();
+fn tell(
+    file: &StoreFile,
+    only: Option<&str>,
+    scrubbed: &Scrubbed,
+    json: bool,
+) -> Result<(), Failure> {
+    let shown = match only {
+        Some(name) => format!("'{}' in {}", name.escape_debug(), file.path().display()),
+        None => file.path().display().to_string(),
+    };
     if json {
         output::json(scrubbed)?;
     } else {
@@ -202,15 +263,22 @@ fn tell(file: &StoreFile, scrubbed: &Scrubbed, json: bool) -> Result<(), Failure
             Size(scrubbed.blocks * BLOCK_BYTES as u64)
         ));
         for bad in &scrubbed.bad {
-            output::line(format_args!("problem: physical block {} {}", bad.block, bad.what));
+            match bad.block {
+                Some(block) => {
+                    output::line(format_args!("problem: physical block {block} {}", bad.what));
+                }
+                None => output::line(format_args!("problem: {}", bad.what)),
+            }
             for hit in &bad.hit {
                 output::line(format_args!(
-                    "  lost: volume '{}', 4096 bytes at {}",
+                    "  lost: volume '{}', {} bytes at {}",
                     hit.volume.escape_debug(),
+                    hit.bytes,
                     hit.offset
                 ));
             }
-            let unnamed = bad.addresses - bad.hit.len() as u64;
+            let named: u64 = bad.hit.iter().map(|hit| hit.bytes / BLOCK_BYTES as u64).sum();
+            let unnamed = bad.addresses.saturating_sub(named);
             if unnamed > 0 {
                 output::line(format_args!("  lost: {} addresses more", grouped(unnamed)));
             }

@@ -50,7 +50,8 @@ pub(super) fn allow(request: &Request) -> Result<()> {
         | Request::ReceiveAbort { .. }
         | Request::ReceiveExpire { .. }
         | Request::Grow { .. }
-        | Request::Scrub => Err(refused(&format!(
+        | Request::Scrub
+        | Request::ScrubOnly { .. } => Err(refused(&format!(
             "takes new streams and snapshots, and nothing else: no {}",
             name(request)
         ))),
@@ -107,11 +108,11 @@ mod tests {
         let speed = Speed::default();
         for request in [
             Request::VolumeCreate { name: name(), bytes: 1, no_dedup: Vec::new(), limits: speed },
-            Request::VolumeResize { name: name(), bytes: 1 },
+            Request::VolumeResize { name: name(), bytes: 1, force: true },
             Request::VolumeNoDedup { name: name(), no_dedup: Vec::new() },
             Request::VolumeLimit { name: name(), limits: speed },
             Request::VolumeRename { name: name(), new_name: name() },
-            Request::VolumeDelete { name: name() },
+            Request::VolumeDelete { name: name(), force: true },
             Request::VolumeClone { of: name(), name: name(), read_only: true },
             Request::VolumePromote { name: name() },
             Request::SnapshotCreate { snapshots: vec![name()] },
@@ -127,6 +128,7 @@ mod tests {
             Request::ReceiveExpire { days: 2 },
             Request::Grow { bytes: None },
             Request::Scrub,
+            Request::ScrubOnly { name: name() },
             backup(true),
         ] {
             let error = allow(&request).unwrap_err();

@@ -20,7 +20,7 @@ use std::{
 };
 
 use onefold_archive::{
-    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Volumes, backup_on, put_on,
+    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Tables, Volumes, backup_on, put_on,
 };
 use onefold_backend::{process, signals::StopSignals, systemd::Service};
 use onefold_core::{Error, Exports, Kind, Result};
@@ -37,7 +37,13 @@ use super::{
 };
 use crate::{
     report::archive::ArchiveServer,
-    verbs::{backup, keeping::file::PolicyFile, put, status::Stats, volume},
+    verbs::{
+        backup,
+        keeping::file::PolicyFile,
+        put,
+        status::Stats,
+        volume::{self, guard},
+    },
 };
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
@@ -207,8 +213,18 @@ fn reporter(directory: ArchiveDir, nodes: Option<Arc<Nodes>>, commands: Commands
             }
             last.clone()
         };
-        let server = commands.report();
-        json(&Stats::new(&directory, archive, &tables, nodes.as_deref(), Some(server))?)
+        let stats = |tables: &Tables| {
+            let server = commands.report();
+            Stats::new(&directory, archive, tables, nodes.as_deref(), Some(server))
+        };
+        match stats(&tables) {
+            // Others changed the archive since this server looked at it.
+            Err(error) if error.kind() == Kind::Busy => {
+                let tables = archive.refresh()?;
+                json(&stats(&tables)?)
+            }
+            stats => json(&stats?),
+        }
     })
 }
 
@@ -261,10 +277,10 @@ impl Commands {
     fn report(&self) -> ArchiveServer {
         let counts = self.volumes.counts();
         let nbd = self.server.lock().as_ref().map(|server| server.statistics().into());
-        let (maintenance, replay) = match &*self.maintenance.lock() {
-            Some(maintained) => (maintained.doing(), maintained.replay()),
-            None => (None, None),
-        };
+        let of = |keeper: &Maintenance| (keeper.doing(), keeper.replay(), keeper.held_back());
+        // Locked once: a second guard in the same statement would wait for the first one.
+        let (maintenance, replay, held_back) =
+            self.maintenance.lock().as_ref().map(of).unwrap_or_default();
         ArchiveServer {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -284,6 +300,7 @@ impl Commands {
             append_only: self.append_only,
             maintenance,
             replay,
+            held_back,
         }
     }
 }
@@ -300,6 +317,9 @@ impl Served for Commands {
                 Ok(Value::Null)
             }
             change => {
+                guard::clients(&change, |name| {
+                    self.server.lock().as_ref().map_or(0, |server| server.clients_of(name))
+                })?;
                 volume::archive::apply(self.volumes.archive(), &change)?;
                 tracing::info!("{}", volume::said(&change));
                 Ok(Value::Null)

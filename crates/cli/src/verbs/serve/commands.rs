@@ -21,7 +21,10 @@ use serde_json::Value;
 use super::options::Options;
 use crate::{
     report::{HeldSpace, Index, Memory, Nbd, PageCache, Reads, Report, Server, Snapshots, Writes},
-    verbs::{grow, replicate, scrub, volume},
+    verbs::{
+        grow, replicate, scrub,
+        volume::{self, guard},
+    },
 };
 use onefold::parts::{
     control::{
@@ -194,6 +197,7 @@ impl Served for Commands {
                 json(&grown)
             }
             Request::Scrub => json(&scrub::served(&self.store, progress)?),
+            Request::ScrubOnly { name } => json(&scrub::served_only(&self.store, &name, progress)?),
             Request::SnapshotSpace => json(&self.snapshot_space(progress)?),
             Request::VolumeSpace => json(&self.volume_space(progress)?),
             Request::ReceiveExpire { days } => {
@@ -209,6 +213,9 @@ impl Served for Commands {
                 Ok(Value::Null)
             }
             change => {
+                guard::clients(&change, |name| {
+                    self.server.lock().as_ref().map_or(0, |server| server.clients_of(name))
+                })?;
                 volume::block::apply(&self.store, &change)?;
                 if let Some(server) = self.server.lock().as_ref() {
                     server.limits_changed();

@@ -1,9 +1,12 @@
 //! `onefold status` of an archive: what it holds and what it saved.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use onefold_archive::{
-    Archive, Care, Class, Completeness, Container, Nodes, ReplayDue, Tables, WriteCost, replay_due,
+    Archive, Care, Class, Completeness, Nodes, ReplayDue, Tables, Totals, WriteCost, replay_due,
 };
 use onefold_backend::room::room;
 use onefold_core::Result;
@@ -11,7 +14,10 @@ use serde::Serialize;
 
 use crate::{
     report::archive::ArchiveServer,
-    verbs::volume::archive::{self as archive_volume, Line},
+    verbs::{
+        keeping::{file::PolicyFile, policy::Terms, retention::Judged},
+        volume::archive::{self as archive_volume, Line},
+    },
 };
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
@@ -75,6 +81,7 @@ pub(in crate::verbs) struct Stats {
     placement: &'static str,
     delay: Option<u32>,
     batch: Option<u32>,
+    batch_bytes: Option<u64>,
     /// The content of the containers of each class; in an archive with round-robin all are plain.
     classes: Vec<ClassLine>,
     /// Bytes that stand replicated, with their copies.
@@ -137,16 +144,23 @@ struct CareLine {
 }
 
 impl CareLine {
-    fn of(tables: &Tables) -> CareLine {
+    fn of(tables: &Tables) -> Result<CareLine> {
         let Care { collected, scrub_began, scrubbed, scrub_ended } = tables.care;
         let at = |at: u64| (at > 0).then_some(at);
-        let read = tables.containers.iter().take_while(|(id, _)| **id <= scrubbed);
-        CareLine {
+        let mut scrubbed_bytes = 0;
+        for container in &tables.containers {
+            let stored = container?.stored;
+            if stored.id > scrubbed {
+                break;
+            }
+            scrubbed_bytes += u64::from(stored.place.bytes);
+        }
+        Ok(CareLine {
             gc_ended: at(collected),
             scrub_ended: at(scrub_ended),
             scrub_began: at(scrub_began),
-            scrubbed_bytes: read.map(|(_, read)| u64::from(read.stored.place.bytes)).sum(),
-        }
+            scrubbed_bytes,
+        })
     }
 }
 
@@ -206,31 +220,20 @@ struct WorkLine {
 }
 
 fn classes(tables: &Tables) -> Vec<ClassLine> {
-    let of = |class: Class| {
-        let mut all = tables
-            .containers
-            .values()
-            .map(|container| &container.stored)
-            .filter(|stored| tables.class(&stored.place).0 == class)
-            .peekable();
-        let data = u64::from(tables.class(&all.peek()?.place).1);
-        let mut line = ClassLine {
+    let line = |class: Class| {
+        let totals = tables.totals_of(class);
+        let data = u64::from(tables.data_of(class)?);
+        Some(ClassLine {
             class: class.to_string(),
             code: [data + u64::from(tables.parity), data],
-            chunks: 0,
-            chunk_bytes: 0,
-            stripes: 0,
-            written_bytes: 0,
-        };
-        for stored in all {
-            line.chunks += u64::from(stored.chunks);
-            line.chunk_bytes += u64::from(stored.raw_bytes);
-            line.stripes += 1;
-            line.written_bytes += tables.written(&stored.place);
-        }
-        Some(line)
+            chunks: totals.chunks,
+            chunk_bytes: totals.raw_bytes,
+            stripes: totals.containers,
+            written_bytes: totals.written_bytes,
+        })
+        .filter(|line| line.stripes > 0)
     };
-    Class::ALL.into_iter().filter_map(of).collect()
+    Class::ALL.into_iter().filter_map(line).collect()
 }
 
 /// A node that does not count.
@@ -265,9 +268,7 @@ impl Stats {
         let stored_bytes = tables.stored_bytes();
         let volumes = archive_volume::lines(tables);
         let mapped = volumes.iter().map(|volume| volume.mapped_bytes).sum::<u64>();
-        let of_containers = |count: fn(&Container) -> u32| -> u64 {
-            tables.containers.values().map(|container| u64::from(count(container))).sum()
-        };
+        let Totals { chunks, raw_bytes: chunk_bytes, .. } = tables.totals();
         Ok(Stats {
             engine: "archive",
             archive: directory.path().display().to_string(),
@@ -281,14 +282,14 @@ impl Stats {
             forgotten_snapshots: tables.snapshots.forgotten().count() as u64,
             sets: sets(tables),
             damaged_chunks: damaged.map(|bits| u64::from(bits.count_ones())).sum(),
-            care: CareLine::of(tables),
+            care: CareLine::of(tables)?,
             stored_bytes,
             ratio: (stored_bytes > 0).then(|| {
                 (bytes as f64 + snapshot_bytes as f64 + mapped as f64) / stored_bytes as f64
             }),
             containers: tables.containers.len() as u64,
-            chunks: of_containers(|container| container.stored.chunks),
-            chunk_bytes: of_containers(|container| container.stored.raw_bytes),
+            chunks,
+            chunk_bytes,
             unfinished_containers: tables.unfinished.len() as u64,
             held_back_bytes: tables
                 .waiting_to_be_freed
@@ -301,7 +302,7 @@ impl Stats {
             },
             index_entries: tables.index.files.iter().map(|file| file.entries).sum(),
             index_files: tables.index.files.len() as u64,
-            due: replay_due(archive, tables).into(),
+            due: replay_due(archive, tables)?.into(),
             reserve_bytes: archive.reserve_bytes()?,
             epoch: tables.epoch,
             nodes: nodes.map_or(1, |nodes| nodes.count() as u64),
@@ -309,6 +310,7 @@ impl Stats {
             placement: if late.is_some() { "rad" } else { "round-robin" },
             delay: late.map(|rad| rad.delay),
             batch: late.map(|rad| rad.batch),
+            batch_bytes: late.filter(|rad| rad.gathers > 0).map(|rad| u64::from(rad.gathers) << 10),
             classes: classes(tables),
             replicated_bytes: tables.replicated().0,
             work: WorkLine::from(&tables.write_cost),
@@ -337,8 +339,10 @@ impl Stats {
     /// What needs an operator, a sentence each.
     fn problems(&self, limits: Limits) -> Vec<String> {
         let mut all = Vec::new();
-        if let Some(reason) = self.server.as_ref().and_then(|server| server.stopped.as_ref()) {
-            all.push(format!("its server only reads: {reason}"));
+        if let Some(server) = &self.server {
+            let only_reads = |reason| format!("its server only reads: {reason}");
+            all.extend(server.stopped.iter().map(only_reads));
+            all.extend(server.held_back.iter().cloned());
         }
         for absent in &self.absent {
             all.push(format!(
@@ -391,10 +395,28 @@ fn look(directory: &ArchiveDir, memory: u64) -> Result<(Arc<Archive>, Stats)> {
     Ok((archive, stats))
 }
 
-/// What needs an operator, a sentence each.
-pub(super) fn problems(directory: &ArchiveDir, memory: u64, limits: Limits) -> Result<Vec<String>> {
-    let (_, stats) = look(directory, memory)?;
-    Ok(stats.problems(limits))
+/// What needs an operator, a sentence each; with policies also the sets from which they would take
+/// too much.
+pub(super) fn problems(
+    directory: &ArchiveDir,
+    memory: u64,
+    limits: Limits,
+    policies: Option<&PolicyFile>,
+) -> Result<Vec<String>> {
+    let (archive, stats) = look(directory, memory)?;
+    let mut all = stats.problems(limits);
+    if let Some(policies) = policies {
+        let append_only =
+            policies.append_only || stats.server.is_some_and(|server| server.append_only);
+        let terms = Terms { now: now(), zone: policies.zone.clone(), append_only };
+        let policy_of = |host: &str, set: &str| policies.policy(host, set);
+        let judged = Judged::new(&archive.tables(), &|_| true, &policy_of, &terms, false);
+        // The server may have said the same.
+        all.extend(judged.guarded);
+        let mut said = BTreeSet::new();
+        all.retain(|problem| said.insert(problem.clone()));
+    }
+    Ok(all)
 }
 
 /// What waits for a background replay, and whether one is at work.
@@ -447,14 +469,18 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     }
     if let (Some(delay), Some(batch)) = (stats.delay, stats.batch) {
         let versions = |n: u32| counted(u64::from(n), "version");
-        row(
-            "placement",
-            format!(
+        let placement = match stats.batch_bytes {
+            Some(bytes) => format!(
+                "rad: new chunks of puts and backups are encoded at once, {} at a time",
+                Size(bytes)
+            ),
+            None => format!(
                 "rad: encoded when counts did not change for {}, {} at a time",
                 versions(delay),
                 versions(batch)
             ),
-        );
+        };
+        row("placement", placement);
         for line in &stats.classes {
             let (stripes, [n, k]) = (counted(line.stripes, "stripe"), line.code);
             let (chunks, bytes, written) =

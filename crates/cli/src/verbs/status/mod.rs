@@ -1,6 +1,7 @@
 //! `onefold status`: what a store holds, what it saved, and how it is doing.
 
 mod archive;
+mod block;
 mod cluster;
 
 pub(in crate::verbs) use self::archive::Stats;
@@ -16,8 +17,8 @@ use clap::Args;
 use onefold_core::Result;
 use serde_json::json;
 
-use super::{Found, served_or_not};
-use crate::report::{Report, receiving};
+use super::{Found, keeping::file::PolicyFile, served_or_not};
+use crate::report::Report;
 use onefold::parts::{control::Request, store_file::StoreFile};
 use onefold_console::{failure::Failure, output, size::Size};
 
@@ -41,10 +42,15 @@ pub(crate) struct Options {
     memory: Size,
 
     /// For monitoring: says only what needs an operator, and exits with 1 when something does. A
-    /// store that writes no more, a snapshot that was not received to its end for two days, nodes that
-    /// do not count, damaged chunks, sets without a recent snapshot, an overdue gc or scrub
+    /// store that writes no more, or is full, or whose file system is, a snapshot that was not received
+    /// to its end for two days, nodes that do not count, damaged chunks, sets without a recent snapshot,
+    /// sets from which a policy would take too much, an overdue gc or scrub
     #[arg(long)]
     check: bool,
+
+    /// With --check: how much of a block store must be free, like 20G [default: a fiftieth of it]
+    #[arg(long, requires = "check", value_name = "SIZE")]
+    min_free: Option<Size>,
 
     /// With --check: how old the newest whole snapshot of each set of an archive may be, like 26h
     #[arg(long, requires = "check", value_name = "TIME", value_parser = humantime::parse_duration)]
@@ -57,6 +63,11 @@ pub(crate) struct Options {
     /// With --check: how long ago all data of an archive may have been read by scrubs, like 40d
     #[arg(long, requires = "check", value_name = "TIME", value_parser = humantime::parse_duration)]
     max_scrub_age: Option<Duration>,
+
+    /// With --check: policies of an archive for `forget`; sets from which they would take too much
+    /// need an operator. Those of `serve --maintenance` are known from the server
+    #[arg(long, requires = "check", value_name = "FILE")]
+    policy: Option<PathBuf>,
 
     /// Prints JSON, whose keys are stable
     #[arg(long)]
@@ -103,7 +114,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             let memory = options.memory.0;
             return match options.check {
                 true => {
-                    judge(options.json, &archive::problems(&directory, memory, options.limits())?)
+                    let policies = options.policy.as_deref().map(PolicyFile::read).transpose()?;
+                    let (limits, policies) = (options.limits(), policies.as_ref());
+                    let all = archive::problems(&directory, memory, limits, policies)?;
+                    judge(options.json, &all)
                 }
                 false => archive::show(&directory, memory, options.json),
             };
@@ -116,9 +130,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let report =
         served_or_not(&file, |server| server.ask(&Request::Status), || offline(&options.store))?;
     if options.check {
-        let stopped = report.stopped.iter().map(|reason| format!("it only reads: {reason}"));
-        let cut_off = report.receives.iter().filter_map(receiving::problem);
-        return judge(options.json, &stopped.chain(cut_off).collect::<Vec<_>>());
+        let min_free = options.min_free.map(|size| size.0);
+        return judge(options.json, &block::problems(&report, min_free));
     }
     if options.json {
         output::json(&report)?;

@@ -7,6 +7,8 @@ use onefold_archive::{Archive, Settings, Tables};
 use onefold_core::{Error, Kind, Result};
 use serde::Serialize;
 
+use super::guard;
+
 use onefold::parts::{
     archive_dir::{ArchiveDir, now},
     control::Request,
@@ -63,11 +65,13 @@ pub(super) fn change(directory: &ArchiveDir, request: &Request) -> Result<(), Fa
 
 /// Changes the catalogue; durable on return.
 pub(in crate::verbs) fn apply(archive: &Archive, request: &Request) -> Result<()> {
+    let tables = archive.refresh()?;
+    guard::size(request, |name| tables.volume(name).ok().map(|(_, volume)| volume.bytes))?;
     match request {
         Request::VolumeCreate { name, bytes, .. } => archive.create_volume(name, *bytes, now()),
-        Request::VolumeResize { name, bytes } => archive.resize_volume(name, *bytes),
+        Request::VolumeResize { name, bytes, .. } => archive.resize_volume(name, *bytes),
         Request::VolumeRename { name, new_name } => archive.rename_volume(name, new_name),
-        Request::VolumeDelete { name } => archive.delete_volume(name),
+        Request::VolumeDelete { name, .. } => archive.delete_volume(name),
         Request::VolumeClone { of, name, read_only } => {
             archive.clone_volume(of, name, *read_only, now())
         }

@@ -7,7 +7,7 @@ use onefold_core::{Error, Kind, Result};
 
 use super::{
     super::{receiving, served_or_not},
-    speed,
+    guard, speed,
 };
 use onefold::parts::{
     control::{Request, VolumeLine, VolumeSpace},
@@ -38,6 +38,10 @@ pub(crate) fn change(file: &StoreFile, request: &Request) -> Result<(), Failure>
 
 /// A change of the catalogue; durable on return.
 pub(crate) fn apply(store: &Arc<Store>, request: &Request) -> Result<()> {
+    guard::size(request, |name| {
+        let volumes = store.status().volumes;
+        volumes.iter().find(|volume| volume.name == name).map(|volume| VolumeLine::of(volume).bytes)
+    })?;
     match request {
         Request::VolumeCreate { name, bytes, no_dedup, limits } => store
             .create_volume_limited(name, *bytes, &NoDedup::new(no_dedup.clone())?, (*limits).into())
@@ -46,9 +50,9 @@ pub(crate) fn apply(store: &Arc<Store>, request: &Request) -> Result<()> {
         Request::VolumeNoDedup { name, no_dedup } => {
             store.set_no_dedup(name, &NoDedup::new(no_dedup.clone())?)
         }
-        Request::VolumeResize { name, bytes } => store.resize_volume(name, *bytes),
+        Request::VolumeResize { name, bytes, .. } => store.resize_volume(name, *bytes),
         Request::VolumeRename { name, new_name } => store.rename_volume(name, new_name),
-        Request::VolumeDelete { name } => store.delete_volume(name),
+        Request::VolumeDelete { name, .. } => store.delete_volume(name),
         Request::SnapshotDelete { name, force } => store.delete_snapshot(name, *force),
         Request::SnapshotRename { name, new_name } => store.rename_snapshot(name, new_name),
         Request::SnapshotRollback { name, keep, force } => {

@@ -9,16 +9,23 @@ use onefold::parts::{
 };
 use onefold_console::failure::Failure;
 
+use super::guard;
+
 /// Changes the catalogue; durable on return.
 pub(super) fn change(store: &Url, request: &Request) -> Result<(), Failure> {
     let session = &Opened::open(store, Settings::default())?.session;
+    guard::size(request, |name| {
+        let names = session.names().unwrap_or_default();
+        let volumes = names.into_iter().filter(|(_, named)| named.what == What::Volume);
+        volumes.filter(|(other, _)| other == name).map(|(_, named)| named.bytes).next()
+    })?;
     match request {
         Request::VolumeCreate { name, bytes, .. } => session.create_volume(name, *bytes)?,
-        Request::VolumeResize { name, bytes } => session.resize_volume(name, *bytes)?,
+        Request::VolumeResize { name, bytes, .. } => session.resize_volume(name, *bytes)?,
         Request::VolumeRename { name, new_name } => {
             session.rename(What::Volume, name, new_name)?;
         }
-        Request::VolumeDelete { name } => {
+        Request::VolumeDelete { name, .. } => {
             session.delete(name, What::Volume)?;
             while session.delete_step()? {}
         }

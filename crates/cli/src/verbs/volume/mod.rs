@@ -3,6 +3,7 @@
 pub(super) mod archive;
 pub(super) mod block;
 mod cluster;
+pub(super) mod guard;
 mod iscsi;
 mod speed;
 
@@ -79,7 +80,9 @@ enum Verb {
         answer: Answer,
     },
     /// Changes the size of a volume; data beyond a smaller size is lost, and its space becomes free
-    #[command(after_help = "Examples:\n  onefold volume resize disk.onefold vm1 --size 2T")]
+    #[command(after_help = "Examples:\n  \
+                      onefold volume resize disk.onefold vm1 --size 2T\n  \
+                      onefold volume resize disk.onefold vm1 --size 20G --force")]
     Resize {
         /// The store
         store: PathBuf,
@@ -88,6 +91,9 @@ enum Verb {
         /// Its new size, rounded up as at its creation
         #[arg(long)]
         size: Option<Size>,
+        /// Also to a smaller size: what lies beyond it is lost
+        #[arg(long)]
+        force: bool,
         #[command(flatten)]
         answer: Answer,
     },
@@ -161,6 +167,9 @@ enum Verb {
         store: PathBuf,
         /// The volume
         name: String,
+        /// Also while clients have it open, whose requests fail from then on
+        #[arg(long)]
+        force: bool,
         #[command(flatten)]
         answer: Answer,
     },
@@ -236,7 +245,12 @@ fn bytes_or_none(text: &str) -> Result<Size> {
 pub(crate) fn run(options: Options) -> Result<(), Failure> {
     match options.verb {
         Verb::List { store, space: true, answer } => {
-            block::list_space(&*super::block_store(&store)?, answer)
+            match Found::at(&store)? {
+                Found::Block(file) => block::list_space(&file, answer),
+                // Its list shows what is written in any case.
+                Found::Archive(directory) => archive::list(&directory, answer),
+                other => Err(refused(&store, &other, "onefold status shows what it holds")),
+            }
         }
         Verb::List { store, space: false, answer } => list(&store, answer),
         Verb::Iscsi(options) => iscsi::run(&options),
@@ -248,8 +262,8 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             };
             change(&store, answer, request)
         }
-        Verb::Resize { store, name, size, answer } => change(&store, answer, |found| {
-            Ok(Request::VolumeResize { name, bytes: rounded(found, size)? })
+        Verb::Resize { store, name, size, force, answer } => change(&store, answer, |found| {
+            Ok(Request::VolumeResize { name, bytes: rounded(found, size)?, force })
         }),
         Verb::Rename { store, name, new_name, answer } => {
             change(&store, answer, |_| Ok(Request::VolumeRename { name, new_name }))
@@ -268,8 +282,8 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
                 other => Err(refused(&store, other, "its volumes can't be cloned")),
             })
         }
-        Verb::Delete { store, name, answer } => {
-            change(&store, answer, |_| Ok(Request::VolumeDelete { name }))
+        Verb::Delete { store, name, force, answer } => {
+            change(&store, answer, |_| Ok(Request::VolumeDelete { name, force }))
         }
         Verb::Promote { store, name, answer } => {
             let file = super::block_store(&store)?;
@@ -376,7 +390,7 @@ pub(crate) fn said(request: &Request) -> String {
         Request::VolumeCreate { name, bytes, .. } => {
             format!("created volume '{}' of {}", name.escape_debug(), Size(*bytes))
         }
-        Request::VolumeResize { name, bytes } => {
+        Request::VolumeResize { name, bytes, .. } => {
             format!("resized volume '{}' to {}", name.escape_debug(), Size(*bytes))
         }
         Request::VolumeNoDedup { name, no_dedup } if no_dedup.is_empty() => {
@@ -403,7 +417,7 @@ pub(crate) fn said(request: &Request) -> String {
             let kind = if *read_only { "read-only volume" } else { "volume" };
             format!("made {kind} '{}' of '{}'", name.escape_debug(), of.escape_debug())
         }
-        Request::VolumeDelete { name } => format!("deleted volume '{}'", name.escape_debug()),
+        Request::VolumeDelete { name, .. } => format!("deleted volume '{}'", name.escape_debug()),
         Request::SnapshotCreate { snapshots } => {
             let names: Vec<String> =
                 snapshots.iter().map(|name| format!("'{}'", name.escape_debug())).collect();

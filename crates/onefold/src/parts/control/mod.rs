@@ -49,7 +49,13 @@ pub enum Request {
         limits: Speed,
     },
     /// Another size.
-    VolumeResize { name: String, bytes: u64 },
+    VolumeResize {
+        name: String,
+        bytes: u64,
+        /// Also to a smaller one.
+        #[serde(default)]
+        force: bool,
+    },
     /// Other ranges that are not deduplicated, in blocks.
     VolumeNoDedup { name: String, no_dedup: Vec<Range<u64>> },
     /// Other limits for its clients.
@@ -57,7 +63,12 @@ pub enum Request {
     /// Another name.
     VolumeRename { name: String, new_name: String },
     /// No volume any more.
-    VolumeDelete { name: String },
+    VolumeDelete {
+        name: String,
+        /// Also while clients have it open.
+        #[serde(default)]
+        force: bool,
+    },
     /// Makes a volume of another one, of an archive.
     VolumeClone {
         of: String,
@@ -133,6 +144,8 @@ pub enum Request {
     },
     /// A comparison of all data with its fingerprints, which ends when the client goes away.
     Scrub,
+    /// The same of what a volume or a snapshot holds.
+    ScrubOnly { name: String },
     /// A stream into an archive, which follows when the answer says that it may, in the form of
     /// [`stream`].
     Put {

@@ -26,6 +26,13 @@ use super::{
 /// Connections at once; people and scripts need few.
 const CONNECTIONS_MAX: usize = 16;
 
+/// Of these, streams in and out, which may take hours: the others are for looks and changes.
+const STREAMS_MAX: usize = 12;
+
+/// How long the other end of a stream may be silent. A backup that nobody goes on with would keep
+/// collections from freeing space.
+const SILENT_MOST: Duration = Duration::from_secs(3600);
+
 /// Time to send a request, and to take an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -99,6 +106,8 @@ struct Hall {
     served: Box<dyn Served>,
     stopping: AtomicBool,
     connections: AtomicUsize,
+    /// Streams among them.
+    streams: AtomicUsize,
 }
 
 impl Server {
@@ -169,6 +178,7 @@ impl Hall {
             served: Box::new(served),
             stopping: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
         })
     }
 
@@ -209,7 +219,7 @@ impl Hall {
         tell(stream, &Answer::Progress { what: "ready".to_owned(), done: 0, total: 0 })?;
         // Who takes it may take its time between two pieces.
         let _ = stream.set_write_timeout(Some(LOOK_EVERY));
-        let mut pieces = Outlet::new(Patient { stream, stopping: &self.stopping });
+        let mut pieces = Outlet::new(Patient::new(stream, &self.stopping));
         let answer = self.served.give(request, &mut pieces);
         let ended = pieces.end();
         let _ = stream.set_write_timeout(Some(PATIENCE));
@@ -227,8 +237,8 @@ impl Hall {
         // The other end of either may take its time.
         let _ = stream.set_read_timeout(Some(LOOK_EVERY));
         let _ = stream.set_write_timeout(Some(LOOK_EVERY));
-        let mut input = Pieces::new(Patient { stream: input, stopping: &self.stopping });
-        let mut output = Outlet::new(Patient { stream, stopping: &self.stopping });
+        let mut input = Pieces::new(Patient::new(input, &self.stopping));
+        let mut output = Outlet::new(Patient::new(stream, &self.stopping));
         let answer = self.served.talk(request, &mut input, &mut output);
         let ended = output.end();
         let _ = stream.set_write_timeout(Some(PATIENCE));
@@ -261,7 +271,48 @@ impl Hall {
                 "the server of the store is of another version: it does not know this command",
             )
         });
-        let answered = request.and_then(|request| match request {
+        let answered = request.and_then(|request| {
+            let _place = self.place_for(&request)?;
+            self.answer(request, input, stream, &mut progress)
+        });
+        let answer = match answered {
+            Ok(value) => Answer::Done { value },
+            Err(error) => Answer::from(&error),
+        };
+        let _ = tell(stream, &answer);
+    }
+
+    /// A place among the streams, for a request that is one.
+    fn place_for(&self, request: &Request) -> Result<Option<StreamPlace<'_>>> {
+        let is_stream = matches!(
+            request,
+            Request::Send { .. }
+                | Request::Receive { .. }
+                | Request::Export { .. }
+                | Request::Import { .. }
+                | Request::Put { .. }
+                | Request::Backup(_)
+        );
+        if !is_stream {
+            return Ok(None);
+        }
+        let place = StreamPlace(&self.streams);
+        if self.streams.fetch_add(1, Ordering::SeqCst) < STREAMS_MAX {
+            return Ok(Some(place));
+        }
+        let message =
+            format!("the server takes and gives {STREAMS_MAX} streams already; try again");
+        Err(Error::new(Kind::Busy, message))
+    }
+
+    fn answer(
+        &self,
+        request: Request,
+        input: BufReader<&UnixStream>,
+        stream: &UnixStream,
+        progress: &mut Tell<'_>,
+    ) -> Result<serde_json::Value> {
+        match request {
             request @ (Request::Send { negotiates: true, .. }
             | Request::Receive { negotiates: true, .. }) => self.talk(request, input, stream),
             request @ (Request::Export { .. } | Request::Send { .. }) => self.give(request, stream),
@@ -271,39 +322,47 @@ impl Hall {
             | Request::Receive { .. } => {
                 // A source may take its time between two pieces.
                 let _ = stream.set_read_timeout(Some(LOOK_EVERY));
-                self.served.take(
-                    request,
-                    &mut Patient { stream: input, stopping: &self.stopping },
-                    &mut progress,
-                )
+                self.served.take(request, &mut Patient::new(input, &self.stopping), progress)
             }
-            request => self.served.answer(request, &mut progress),
-        });
-        let answer = match answered {
-            Ok(value) => Answer::Done { value },
-            Err(error) => Answer::from(&error),
-        };
-        let _ = tell(stream, &answer);
+            request => self.served.answer(request, progress),
+        }
     }
 }
 
-/// Waits for a client as long as the server runs.
+/// A place among the streams, given back when it is dropped.
+struct StreamPlace<'a>(&'a AtomicUsize);
+
+impl Drop for StreamPlace<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Waits for a client as long as the server runs, and as it is not silent for too long.
 struct Patient<'a, S> {
     stream: S,
     stopping: &'a AtomicBool,
 }
 
-impl<S> Patient<'_, S> {
+impl<'a, S> Patient<'a, S> {
+    fn new(stream: S, stopping: &'a AtomicBool) -> Patient<'a, S> {
+        Patient { stream, stopping }
+    }
+
     fn wait(
         &mut self,
         mut step: impl FnMut(&mut S) -> std::io::Result<usize>,
     ) -> std::io::Result<usize> {
         use std::io::ErrorKind::{TimedOut, WouldBlock};
+        let begun = Instant::now();
         loop {
             match step(&mut self.stream) {
                 Err(e) if matches!(e.kind(), WouldBlock | TimedOut) => {
                     if self.stopping.load(Ordering::SeqCst) {
                         return Err(std::io::Error::other("the server is stopping"));
+                    }
+                    if begun.elapsed() >= SILENT_MOST {
+                        return Err(std::io::Error::other("the other side was silent for an hour"));
                     }
                 }
                 done => return done,
@@ -367,6 +426,17 @@ mod tests {
             }
             Ok(serde_json::Value::Null)
         }
+
+        fn take(
+            &self,
+            _: Request,
+            input: &mut (dyn Read + Send),
+            progress: &mut Tell<'_>,
+        ) -> Result<serde_json::Value> {
+            progress("ready", 0, 0)?;
+            let read = input.read(&mut [0]).map_err(|e| Error::from_io("read", e))?;
+            Ok(read.into())
+        }
     }
 
     /// A server in a directory of its own.
@@ -413,6 +483,25 @@ mod tests {
         );
         assert!(server.stop());
         assert!(connect(&room).is_err());
+    }
+
+    #[test]
+    fn rule_12_clients_that_begin_streams_and_send_nothing_keep_no_look_waiting() {
+        let (room, server) = server();
+        let put = b"{\"ask\":\"put\",\"name\":\"x\",\"tree\":false}\n";
+        let mut silent: Vec<_> = (0..STREAMS_MAX).map(|_| ask(&room, put)).collect();
+        for one in &mut silent {
+            assert!(answer(one).contains("\"answer\":\"progress\""));
+        }
+        assert!(answer(&mut ask(&room, put)).contains("\"kind\":\"busy\""));
+        assert!(answer(&mut ask(&room, b"{\"ask\":\"pid\"}\n")).contains("\"value\":7"));
+        // A place comes back with its client.
+        drop(silent.pop());
+        let begun = Instant::now();
+        while answer(&mut ask(&room, put)).contains("\"kind\":\"busy\"") {
+            assert!(begun.elapsed() < Duration::from_secs(30));
+        }
+        assert!(server.stop());
     }
 
     #[test]

@@ -298,10 +298,7 @@ pub fn take_tree(
                 if came < length {
                     return Err(went(std::io::ErrorKind::UnexpectedEof.into()));
                 }
-                match Event::decode(&bytes)? {
-                    Event::Checkpoint(id) => feeder.checkpoint(id)?,
-                    event => feeder.event(event)?,
-                }
+                feeder.event_of_another(Event::decode(&bytes)?)?;
             }
             END => return Ok(()),
             _ => return Err(strange()),

@@ -131,7 +131,10 @@ impl Sim {
             }
         }
         let archive = self.open(false)?;
-        let due = replay_due(&archive, &archive.tables());
+        let due = match replay_due(&archive, &archive.tables()) {
+            Ok(due) => due,
+            Err(error) => return Err(self.judge("replay", &error)),
+        };
         let left = due.containers + due.differences + due.nodes + due.files;
         if idle < 2 || (!self.damaged && left > 0) {
             let what = format!("after a background replay {due:?} are due");

@@ -194,6 +194,7 @@ impl Backing {
         parts.iter().any(|part| match part {
             Part::Run { first, .. } => tables
                 .places(first.container)
+                .flatten()
                 .any(|home| tables.damaged.contains_key(&home.stored.id)),
             _ => false,
         })
@@ -245,6 +246,7 @@ impl Sim {
         let id = SnapshotId(id);
         backing.event(Event::Checkpoint(id))?;
         let Backing { session, writer, builder, request, tree, unchanged, .. } = backing;
+        session.place_rest(builder, &mut |open| writer.pack_and_write(open))?;
         let Some((id, so_far)) = builder.take_checkpoint() else { return Ok(()) };
         // Directories that are open end earlier in it.
         *unchanged = false;
@@ -388,7 +390,8 @@ impl Sim {
 
     fn end_backup(&mut self, mut backing: Backing) -> Flow {
         let ended = backing.event(Event::End(0)).and_then(|()| {
-            let Backing { session, writer, .. } = &mut backing;
+            let Backing { session, builder, writer, .. } = &mut backing;
+            session.place_rest(builder, &mut |open| writer.pack_and_write(open))?;
             session.seal(&mut |open| writer.pack_and_write(open))?;
             backing.builder.built()
         });

@@ -9,8 +9,9 @@ use onefold_core::{Error, Kind};
 
 use crate::{
     archive::{
+        checks::places::look_at_classes,
         model::Unsure,
-        params::Profile,
+        params::{ALL_AT_ONCE, Profile},
         run::{Flow, Putting, Reading, Sim, Stop},
     },
     checker::{Checker, Failure},
@@ -65,7 +66,7 @@ impl Sim {
                     );
                     return Err(Failure::new(Checker::DuplicatesFound, message).into());
                 }
-                Ok(())
+                self.look_at_put(&putting)
             }
             Ok(()) => {
                 self.actors.putting = Some(putting);
@@ -88,6 +89,31 @@ impl Sim {
                 }
                 Err(self.judge("put", &error))
             }
+        }
+    }
+
+    /// What a put has encoded at once lies where it belongs.
+    fn look_at_put(&mut self, putting: &Putting) -> Flow {
+        let gathers = self.params.late.map_or(0, |late| late.gathers);
+        // Other streams of a server store chunks that this one takes as duplicates.
+        if gathers == 0 || putting.served {
+            return Ok(());
+        }
+        let before = putting.session.tables().clone();
+        let found = Reader::new(&putting.archive).and_then(|mut reader| {
+            look_at_classes(&mut reader, &putting.name, &before, gathers == ALL_AT_ONCE)
+        });
+        match found {
+            Ok(Ok(shared)) => {
+                self.reach.hit("chunks encoded at once");
+                if shared > 0 {
+                    self.reach.hit("chunks encoded at once by their counts");
+                }
+                Ok(())
+            }
+            Ok(Err(failure)) => Err(failure.into()),
+            Err(error) if error.kind() == Kind::Corrupt && self.damaged => Ok(()),
+            Err(error) => Err(self.judge("reader", &error)),
         }
     }
 

@@ -1,9 +1,11 @@
 //! After a crash: the archive is compared with the model, and checked.
 
 pub(super) mod damage;
-mod places;
+pub(super) mod places;
 
-use onefold_archive::{Archive, Content, Reader, SnapshotId, Verify, check, mend_leaves};
+use onefold_archive::{
+    Archive, Content, Reader, SnapshotId, Verify, check, mend_leaves, renew_snapshot,
+};
 use onefold_core::Kind;
 
 use super::{
@@ -71,6 +73,14 @@ impl Sim {
         self.look_at_volumes(&archive)?;
         self.look_at_snapshots(&archive)?;
         places::look_at_places(&archive.tables(), self.params.late.is_some())?;
+        if let Some(most) = self.params.on_demand {
+            self.reach.hit("leaves were read on demand");
+            let bytes = archive.leaf_bytes();
+            if bytes > most {
+                let message = format!("{bytes} bytes of leaves are kept, and {most} are the most");
+                return Err(Failure::new(Checker::StoreCheck, message).into());
+            }
+        }
         if !self.damaged {
             self.look_at_index(&archive)?;
             self.restore_recorded(&archive)?;
@@ -96,6 +106,11 @@ impl Sim {
             Ok(0) => {}
             Ok(_) => self.reach.hit("a copy of a leaf was written again"),
             Err(error) => return Err(self.judge("mend leaves", &error)),
+        }
+        match renew_snapshot(archive) {
+            Ok(false) => {}
+            Ok(true) => self.reach.hit("a snapshot of the tables was written anew"),
+            Err(error) => return Err(self.judge("renew snapshot", &error)),
         }
         Ok(())
     }

@@ -51,6 +51,7 @@ pub(super) struct Maintenance {
     gate: Arc<Gate>,
     doing: Option<Arc<Mutex<String>>>,
     replay: Option<Arc<Mutex<ReplayLine>>>,
+    held_back: Arc<Mutex<Vec<String>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -83,7 +84,9 @@ impl Maintenance {
         let replay = replays.then(|| Replay::new(ingest, archive, &gate));
         let told = replay.as_ref().map(Replay::told);
         let doing = Arc::new(Mutex::new("nothing is due".to_owned()));
+        let held_back = Arc::new(Mutex::default());
         let keeper = Keeper {
+            held_back: held_back.clone(),
             archive: archive.clone(),
             append_only,
             gate: gate.clone(),
@@ -95,7 +98,7 @@ impl Maintenance {
         let thread = thread
             .spawn(move || keeper.run(policies.as_ref()))
             .map_err(|e| Error::from_io("cannot start a thread for maintenance", e))?;
-        Ok(Maintenance { gate, doing, replay: told, thread: Some(thread) })
+        Ok(Maintenance { gate, doing, replay: told, held_back, thread: Some(thread) })
     }
 
     /// What it does by its policies, or that nothing is due; `None` without policies.
@@ -106,6 +109,11 @@ impl Maintenance {
     /// The background replay so far; `None` when there is none.
     pub(super) fn replay(&self) -> Option<ReplayLine> {
         self.replay.as_ref().map(|replay| replay.lock().clone())
+    }
+
+    /// The sets that its policies would take too much from, a sentence each, when it forgot last.
+    pub(super) fn held_back(&self) -> Vec<String> {
+        self.held_back.lock().clone()
     }
 
     /// Ends the work at hand, which goes on when the archive is served again.
@@ -125,6 +133,7 @@ impl Drop for Maintenance {
 }
 
 struct Keeper {
+    held_back: Arc<Mutex<Vec<String>>>,
     archive: Arc<Archive>,
     append_only: bool,
     gate: Arc<Gate>,
@@ -230,6 +239,7 @@ impl Keeper {
         let judged = Judged::new(&tables, &|_| true, &policy_of, &terms, false);
         judged.guarded.iter().for_each(|why| tracing::warn!("{why}"));
         let gone = judged.gone();
+        *self.held_back.lock() = judged.guarded;
         if !gone.is_empty() {
             forget(&self.archive, &gone, now())?;
             tracing::info!("forgot {}", counted(gone.len() as u64, "snapshot"));
@@ -246,7 +256,7 @@ impl Keeper {
         self.gate.pass(0)?;
         self.say("scrub");
         let mut scrub = ScrubRound::begin(&self.archive, now())?;
-        let (due, mut read) = (scrub.due_bytes(now(), round), 0);
+        let (due, mut read) = (scrub.due_bytes(now(), round)?, 0);
         let mut last = 0;
         while read < due {
             if !self.gate.is_open() {

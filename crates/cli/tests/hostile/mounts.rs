@@ -1,0 +1,125 @@
+//! What users mount, over directories and over files: nobody else waits for it.
+
+use std::{
+    fs,
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+};
+
+use super::actors::{STRANGER, Street};
+
+/// A file system of a user's own (FUSE) over a directory or a file, which answers nothing, and lets
+/// others ask or not; `None` where there is no FUSE.
+pub(crate) struct Mounted {
+    _device: fs::File,
+    at: PathBuf,
+}
+
+impl Mounted {
+    pub(crate) fn new(at: PathBuf, options: &str) -> Option<Mounted> {
+        let device = fs::File::options().read(true).write(true).open("/dev/fuse").ok()?;
+        let mode = if at.is_dir() { 40_000 } else { 100_000 };
+        let data = format!(
+            "fd={},rootmode={mode},user_id={STRANGER},group_id={STRANGER}{options}",
+            device.as_raw_fd()
+        );
+        let data = std::ffi::CString::new(data).unwrap();
+        let flags = rustix::mount::MountFlags::NOSUID | rustix::mount::MountFlags::NODEV;
+        rustix::mount::mount("own", &at, "fuse", flags, Some(&*data)).ok()?;
+        Some(Mounted { _device: device, at })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_07_what_a_user_mounted_over_a_file_keeps_no_other_from_a_backup() {
+    nobody_waits(&["plain/letter"]);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_07_what_a_user_mounted_over_files_of_patterns_keeps_no_other_from_a_backup() {
+    nobody_waits(&["cache/CACHEDIR.TAG", "rules/.onefoldignore", "tagged/skip-me"]);
+}
+
+/// Who stores a tree where a user mounted something over these files names them, and stores the rest.
+fn nobody_waits(files: &[&str]) {
+    let street = Street::new();
+    let home = street.home("home", 0);
+    street.home("home/user", STRANGER);
+    street.home("home/zoe", 0);
+    fs::write(home.join("zoe/letter"), "dear").unwrap();
+    for &name in files {
+        let path = home.join("user").join(name);
+        let directory = path.parent().unwrap();
+        fs::create_dir(directory).unwrap();
+        fs::write(directory.join("other"), "also dear").unwrap();
+        fs::write(&path, "x").unwrap();
+        for path in [directory, &path] {
+            std::os::unix::fs::chown(path, Some(STRANGER), Some(STRANGER)).unwrap();
+        }
+    }
+    let made = street.onefold(0, "create archive roots").output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let tagged = "--exclude-caches --exclude-if-present skip-me --exclude-nodump";
+    for (round, options) in ["", ",allow_other"].into_iter().enumerate() {
+        let mut mounted = Vec::new();
+        for &name in files {
+            let Some(one) = Mounted::new(home.join("user").join(name), options) else {
+                println!("NOT TESTED: there is no FUSE here");
+                return;
+            };
+            mounted.push(one);
+        }
+        for verb in [
+            format!("backup roots home --set h {tagged}"),
+            "backup roots home --set h".to_owned(),
+            format!("put roots stream-{round} -r home {tagged}"),
+            "estimate home".to_owned(),
+        ] {
+            let mut command = street.program(0, Path::new("timeout"));
+            let output = command.args(["60", "./onefold"]).args(verb.split(' ')).output().unwrap();
+            let told = String::from_utf8_lossy(&output.stderr).into_owned();
+            if verb.starts_with("estimate") {
+                assert!(matches!(output.status.code(), Some(0 | 3)), "{verb}{options}: {told}");
+                continue;
+            }
+            assert_eq!(output.status.code(), Some(3), "{verb}{options}: {told}");
+            for &name in files {
+                assert!(told.contains(name), "{verb}{options}: {told}");
+            }
+            let says_who = format!("user {STRANGER} mounted a file system of his own");
+            assert!(options.is_empty() || told.contains(&says_who), "{verb}{options}: {told}");
+        }
+        let all = street.onefold(0, "ls roots h").output().unwrap();
+        let all = String::from_utf8_lossy(&all.stdout).into_owned();
+        let beside = |name: &&str| format!("{}/other", name.split_once('/').unwrap().0);
+        for name in files.iter().map(beside).chain(["zoe/letter".to_owned()]) {
+            assert!(all.contains(&name), "{name}{options}: {all}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn rule_07_a_mount_of_a_user_is_not_asked_whether_it_is_to_be_dumped() {
+    let street = Street::new();
+    street.home("home", 0);
+    let point = street.home("home/point", STRANGER);
+    let made = street.onefold(0, "create archive roots").output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let Some(_mounted) = Mounted::new(point, ",allow_other") else {
+        println!("NOT TESTED: there is no FUSE here");
+        return;
+    };
+    let mut command = street.program(0, Path::new("timeout"));
+    let backup = "60 ./onefold backup roots home --set h --exclude-nodump";
+    let output = command.args(backup.split(' ')).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
