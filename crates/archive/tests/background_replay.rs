@@ -408,3 +408,30 @@ fn leaves_are_not_written_ahead_over_those_of_an_unknown_snapshot() {
     drop((replay, ingest, archive));
     whole(&desk.open(), 0..streams);
 }
+
+/// Leaves that changed are in memory until a checkpoint, also those that were written ahead. A commit
+/// writes one when they are too many, and a background replay before.
+#[test]
+fn a_checkpoint_comes_before_a_commit_must_let_leaves_go() {
+    let desk = Desk::new();
+    let settings = Settings { log_bytes: 16 << 20, changed_leaves: 16, ..Desk::settings() };
+    let archive = desk.open_with(settings, None).unwrap();
+    let ingest = Ingest::begin(&archive, false, true).unwrap();
+    let mut replay = BackgroundReplay::new(&ingest, NOW, Pace::default());
+    let snapshots = |desk: &Desk| {
+        let all = fs::read_dir(desk.path("")).unwrap();
+        let names = all.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("snapshot-")).max()
+    };
+    let (mut n, mut before) = (0, snapshots(&desk));
+    while replay.done.checkpoints < 3 {
+        assert!(n < 100, "{:?}", replay.done);
+        put(&ingest, &name(n), &content(n)).unwrap();
+        n += 1;
+        assert_eq!(snapshots(&desk), before, "no commit writes a snapshot");
+        all(&mut replay).unwrap();
+        before = snapshots(&desk);
+    }
+    drop((replay, ingest, archive));
+    whole(&desk.open(), 0..n);
+}

@@ -15,7 +15,7 @@
 //!
 //! Small archives are replayed to the end. What would write much for little waits: counts of a large
 //! archive are made anew for a full portion of differences, or once a day; a checkpoint for a log of a
-//! sixteenth of its limit; runs for as many entries as make them worth it.
+//! sixteenth of its limit, or half the leaves that may have changed; runs for as many entries as make them worth it.
 //!
 //! *Crash argument:* each portion ends with one frame, or with the label for a checkpoint, and leaves
 //! what the same work leaves when a put, a collection or a commit does it: all or nothing of the portion,

@@ -214,9 +214,10 @@ impl Archive {
         self.position.try_lock().map(|position| position.tables.clone())
     }
 
-    /// Where this process is in the log, unless somebody looks at the log or writes it just now.
-    pub(super) fn position_at_once(&self) -> Option<u64> {
-        self.position.try_lock().map(|position| position.end)
+    /// Where this process is in the log, and the leaves that it holds until the next snapshot, unless
+    /// somebody looks at the log or writes it just now.
+    pub(super) fn position_at_once(&self) -> Option<(u64, usize)> {
+        self.position.try_lock().map(|position| (position.end, position.tables.held_leaves()))
     }
 
     /// True after a failed write or sync of this process: its last frame may be in the log or not,

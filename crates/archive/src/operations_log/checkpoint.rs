@@ -58,7 +58,7 @@ pub(crate) fn checkpoint_some(archive: &Archive) -> Result<Checkpointed> {
         return Err(reason.clone());
     }
     archive.replay_new_frames(&mut position)?;
-    if !is_due(archive, position.end) {
+    if !is_due(archive, (position.end, position.tables.held_leaves())) {
         return Ok(Checkpointed::Nothing);
     }
     let (changed, portion) =
@@ -104,9 +104,11 @@ pub(crate) fn checkpoint_some(archive: &Archive) -> Result<Checkpointed> {
     Ok(if position.snapshot == before { Checkpointed::Later } else { Checkpointed::All })
 }
 
-/// True when a log of so many bytes is worth a checkpoint.
-fn is_due(archive: &Archive, log_bytes: u64) -> bool {
-    log_bytes > 0 && log_bytes >= archive.settings.log_bytes / SHARE
+/// True when a log of so many bytes is worth a checkpoint, or so many leaves that are in memory until
+/// then: half as many as make a commit write one.
+fn is_due(archive: &Archive, (log_bytes, held): (u64, usize)) -> bool {
+    let settings = &archive.settings;
+    log_bytes > 0 && (log_bytes >= settings.log_bytes / SHARE || held > settings.changed_leaves / 2)
 }
 
 /// True when what would be written in one piece takes long.
@@ -122,10 +124,10 @@ fn is_long(tables: &Tables, changed: usize) -> bool {
 
 impl Archive {
     /// Bytes of the operations log that the next process to open the archive reads, and whether they
-    /// are worth a checkpoint. `None` while somebody looks at the log or writes it just now.
+    /// or what changed since the last snapshot, are worth a checkpoint. `None` while somebody looks at the log or writes it just now.
     #[must_use]
     pub fn log_bytes_at_once(&self) -> Option<(u64, bool)> {
-        let bytes = self.position_at_once()?;
-        Some((bytes, is_due(self, bytes)))
+        let (bytes, held) = self.position_at_once()?;
+        Some((bytes, is_due(self, (bytes, held))))
     }
 }

@@ -50,9 +50,8 @@ impl Archive {
                 self.snapshot(&mut position, may_use_reserve)?;
             }
             self.append(&mut position, records, may_use_reserve)?;
-            let tables = &position.tables;
             // Leaves that were written ahead stay in memory too.
-            let held = if tables.on_demand { tables.containers.held_leaves() } else { 0 };
+            let held = position.tables.held_leaves();
             if position.end >= self.settings.log_bytes || held > self.settings.changed_leaves {
                 self.snapshot(&mut position, may_use_reserve)?;
             }

@@ -288,6 +288,12 @@ impl Tables {
         homes.filter_map(|home| self.containers.get(&home).transpose())
     }
 
+    /// Leaves of the container table that are in memory until a snapshot names them: those that changed,
+    /// where leaves are read on demand.
+    pub(crate) fn held_leaves(&self) -> usize {
+        if self.on_demand { self.containers.held_leaves() } else { 0 }
+    }
+
     /// True when a container holds chunks that were stored as `id`.
     ///
     /// # Errors
