@@ -102,7 +102,7 @@ pub struct Pages {
     pub replaced: Vec<u32>,
     /// Named by the last snapshot, and not needed any more.
     pub gone: Vec<u32>,
-    /// What leaves are drawn from that are made or copied.
+    /// The budget of leaves that are made or copied.
     pub(crate) memory: Allowance,
 }
 

@@ -59,7 +59,7 @@ impl Drawn {
         &FREE
     }
 
-    /// What later copies of what was drawn are drawn from.
+    /// The budget of later copies of the same.
     pub(crate) fn allowance(&self) -> Allowance {
         Allowance(self.budget.clone())
     }

@@ -784,3 +784,33 @@ fn rule_12_files_of_holes_end_no_backup() {
     desk.status("a");
     desk.ok("check a");
 }
+
+#[test]
+fn a_set_that_several_hosts_have_is_this_ones() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("tree")).unwrap();
+    let here = rustix::system::uname().nodename().to_str().unwrap().to_owned();
+    for (host, content) in [("web1", "of web1"), (&*here, "of this"), ("web2", "of web2")] {
+        for round in ["old", "new"] {
+            fs::write(desk.path("tree/file"), format!("{round} {content}")).unwrap();
+            desk.ok(&format!("backup a tree --set s --host {host}"));
+        }
+    }
+    let file = desk.path("tree/file");
+    let cat = |name: &str| desk.ok(&format!("cat a {name} {}", file.display()));
+    assert_eq!((cat("s"), cat("s~1")), ("new of this".into(), "old of this".into()));
+    assert_eq!((cat("web1:s"), cat("web2:s~1")), ("new of web1".into(), "old of web2".into()));
+    desk.fails("ls a s~2", 1, &["no snapshot 's~2'"]);
+    desk.fails("ls a web3:s", 1, &["no snapshot 'web3:s'"]);
+    // Elsewhere it is not guessed.
+    let ids = |host: &str| -> Vec<String> {
+        let all: Value = serde_json::from_str(&desk.ok("snapshots a --json")).unwrap();
+        let all = all.as_array().unwrap().iter().filter(|one| one["host"] == host);
+        all.map(|one| one["id"].as_str().unwrap().to_owned()).collect()
+    };
+    for id in ids(&here) {
+        desk.ok(&format!("forget a {id} --force"));
+    }
+    desk.fails("ls a s", 1, &["several hosts", "web1, web2"]);
+}

@@ -466,3 +466,63 @@ fn rule_09_a_snapshot_with_more_entries_than_a_disk_takes_is_refused_first() {
     assert!(err.contains("its file system takes no more"), "{err}");
     assert_eq!(String::from_utf8_lossy(&said.stdout), "", "nothing was made");
 }
+
+#[test]
+fn rule_21_in_place_what_is_as_it_was_stored_keeps_its_bits_and_what_leads_there_all() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let tree = desk.path("tree");
+    for name in ["tree", "tree/shared", "tree/way", "tree/way/deep"] {
+        fs::create_dir(desk.path(name)).unwrap();
+    }
+    let mode = |name: &str| fs::metadata(desk.path(name)).unwrap().mode() & 0o7777;
+    let set = |name: &str, mode: u32| {
+        fs::set_permissions(desk.path(name), fs::Permissions::from_mode(mode)).unwrap();
+    };
+    for name in ["tree/same", "tree/touched", "tree/changed", "tree/way/deep/file"] {
+        fs::write(desk.path(name), noise(1, 5000)).unwrap();
+    }
+    for name in ["tree/same", "tree/touched", "tree/changed"] {
+        set(name, 0o4755);
+    }
+    set("tree/shared", 0o1777);
+    set("tree/way", 0o1777);
+    let ping = desk.path("tree/ping");
+    fs::write(&ping, noise(2, 100)).unwrap();
+    // cap_net_raw=ep, where this user may set it.
+    let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let name = "security.capability";
+    let flags = rustix::fs::XattrFlags::empty();
+    let has_it = rustix::fs::setxattr(&ping, name, &capability, flags).is_ok();
+    desk.ok("backup a tree --set t");
+    set_time(&desk.path("tree/touched"), 1_000);
+    overwrite(&desk.path("tree/changed"), 10, b"other");
+    set("tree/changed", 0o4755);
+    let shown = format!("restore a t {} -C / --in-place", tree.display());
+    // It says that a file gets no set-id bit.
+    assert!(desk.run(&shown).status.success());
+    assert_eq!((mode("tree/same"), mode("tree/touched")), (0o4755, 0o4755));
+    assert_eq!(mode("tree/changed"), 0o755, "content of the archive gets no set-id bit");
+    assert_eq!((mode("tree/shared"), mode("tree/way")), (0o1777, 0o1777));
+    if has_it {
+        let mut there = [0; 32];
+        let n = rustix::fs::getxattr(&ping, name, &mut there[..]).unwrap();
+        assert_eq!(there[..n], capability);
+    }
+    // Bits that are not stored go.
+    set("tree/way/deep/file", 0o4644);
+    desk.ok(&shown);
+    assert_eq!(mode("tree/way/deep/file"), 0o644);
+    // A directory that only leads to what is restored stays as it is.
+    set("tree/way", 0o1770);
+    fs::remove_file(desk.path("tree/way/deep/file")).unwrap();
+    let before = fs::metadata(&tree).unwrap().modified().unwrap();
+    desk.ok(&format!("restore a t {}/way/deep/file -C / --in-place", tree.display()));
+    assert_eq!((mode("tree/way"), mode("tree/way/deep/file")), (0o1770, 0o644));
+    assert_eq!(fs::metadata(&tree).unwrap().modified().unwrap(), before);
+    // One that is not there is made as it was.
+    fs::remove_dir_all(desk.path("tree/way")).unwrap();
+    let again = format!("restore a t {}/way/deep/file -C / --in-place", tree.display());
+    assert!(desk.run(&again).status.success());
+    assert_eq!(mode("tree/way"), 0o777);
+}

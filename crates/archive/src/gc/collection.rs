@@ -183,7 +183,7 @@ impl Collection {
         }
     }
 
-    /// What is left of the present step, as far as is known: changes to count, containers to look at
+    /// The rest of the present step, as far as is known: changes to count, containers to look at
     /// again or to merge.
     #[must_use]
     pub fn left(&self) -> Option<u64> {

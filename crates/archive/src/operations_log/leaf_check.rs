@@ -32,7 +32,7 @@ pub(crate) struct CopiesFound {
     pub(crate) mended: u64,
 }
 
-/// What was found of the last snapshot of the tables.
+/// The state of the last snapshot of the tables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeavesFound {
     /// Leaves of the tables.

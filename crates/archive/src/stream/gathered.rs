@@ -68,7 +68,7 @@ impl NewChunk {
     }
 }
 
-/// What was gathered since chunks were placed last.
+/// Chunks that were gathered since some were placed last.
 #[derive(Default)]
 pub(super) struct Waiting {
     /// In the order in which they came.
@@ -79,7 +79,7 @@ pub(super) struct Waiting {
     bytes: u64,
 }
 
-/// What one stream gathers.
+/// The chunks that one stream gathers.
 pub(super) struct Gathered {
     waiting: Waiting,
     /// Bytes of memory that all streams of the process gathered.

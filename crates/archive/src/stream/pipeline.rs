@@ -238,7 +238,7 @@ fn run(
     staged(ingest, writer, feed, |items, sink| place(session, items, sink, gauge), nothing)
 }
 
-/// What a source gives.
+/// The content that a source gives.
 pub(crate) trait Staged: Send {
     /// The chunks in it, whose fingerprints are still to be computed.
     fn batch(&mut self) -> Option<&mut Batch>;

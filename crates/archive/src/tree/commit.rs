@@ -43,7 +43,7 @@ impl StreamWriter {
         let tables = reader.tables().clone();
         let Some(last) = request.last_whole(&tables) else { return Ok(None) };
         match is_half_lost(&mut reader, last, built.bytes) {
-            // Who can't know it says that it shrank.
+            // Without that knowledge it counts as shrunk.
             Err(error) if is_damage(&error) => Ok(None),
             lost => lost.map(|lost| (!lost).then_some(last.id)),
         }

@@ -218,18 +218,29 @@ impl Files {
     #[must_use]
     pub fn is_finished(&self, entry: &Entry, file: &File) -> bool {
         let Ok(stat) = rustix::fs::fstat(file) else { return false };
-        let bits = if self.shared.choices.privileged { 0o7777 } else { 0o777 };
         let time = (stat.st_mtime, stat.st_mtime_nsec as u32);
         let owner = !self.shared.is_root || (stat.st_uid, stat.st_gid) == (entry.uid, entry.gid);
         owner
-            && stat.st_mode & 0o7777 == entry.mode & bits
+            && self.has_mode(entry, stat.st_mode)
             && time == (entry.seconds, entry.nanoseconds)
-            && attributes(file).is_ok_and(|mut there| {
-                let mut stored: Vec<_> = self.wanted(entry).cloned().collect();
-                stored.sort();
-                there.sort();
-                there == stored
+            && attributes(file).is_ok_and(|there| {
+                self.wanted(entry).all(|stored| there.contains(stored))
+                    && there.iter().all(|one| self.is_stored(entry, one))
             })
+    }
+
+    /// True for a mode that restoring would not change. Bits that are not restored may be there when
+    /// they are stored: whoever restores gives nobody more than there is.
+    fn has_mode(&self, entry: &Entry, there: u32) -> bool {
+        match self.shared.choices.privileged {
+            true => there & 0o7777 == entry.mode & 0o7777,
+            false => there & 0o777 == entry.mode & 0o777 && there & 0o7000 & !entry.mode == 0,
+        }
+    }
+
+    /// True for an attribute of a file that restoring would leave as it is.
+    fn is_stored(&self, entry: &Entry, (name, value): &(Vec<u8>, Vec<u8>)) -> bool {
+        entry.attributes.iter().any(|(stored, to)| stored == name && to == value)
     }
 
     /// The attributes of an entry that are restored.
@@ -251,15 +262,19 @@ impl Files {
             Some(new) => old_list == Some(new) || (old_list.is_none() && stat.st_mode & 0o070 == 0),
             None => old_list.is_none(),
         };
-        lists_agree && there.iter().all(|(name, _)| stored(name).is_some())
+        lists_agree
+            && there.iter().all(|one| stored(&one.0).is_some() || self.is_stored(entry, one))
     }
 
-    /// Sets owner, attributes, mode and time of a file.
+    /// Sets owner, attributes, mode and time of a file. One whose content is the stored one, and was
+    /// not written, keeps set-id bits and attributes of the system that are as they are stored.
     ///
     /// # Errors
     /// Those of the system.
-    pub fn finish(&self, entry: &Entry, file: &File) -> Result<()> {
-        self.shared.finish_fd(entry, file).map_err(|errno| self.shared.wrong(&entry.path, errno))
+    pub fn finish(&self, entry: &Entry, file: &File, is_unwritten: bool) -> Result<()> {
+        self.shared
+            .finish_fd(entry, file, is_unwritten)
+            .map_err(|errno| self.shared.wrong(&entry.path, errno))
     }
 
     /// Gives a file that could not be restored whole the name with `.damaged` behind it, if that is

@@ -8,7 +8,9 @@
 //! such names are remembered and compared.
 
 use std::{
+    collections::HashSet,
     fs::{DirBuilder, File},
+    hash::{BuildHasher, RandomState},
     os::{
         fd::OwnedFd,
         unix::fs::{DirBuilderExt, FileExt},
@@ -61,6 +63,10 @@ pub struct Restorer {
     path: Vec<u8>,
     held: usize,
     umask: Mode,
+    /// Directories that were there and only lead to what is restored, by their paths: they stay as
+    /// they are.
+    kept: HashSet<u64>,
+    hasher: RandomState,
 }
 
 impl Drop for Restorer {
@@ -99,6 +105,8 @@ impl Restorer {
             path: Vec::new(),
             held: 0,
             umask: rustix::process::umask(Mode::empty()),
+            kept: HashSet::new(),
+            hasher: RandomState::new(),
         };
         restorer.enter(opened, &stat, b"", None);
         Ok(restorer)
@@ -195,7 +203,7 @@ impl Restorer {
             What::CharacterDevice(_) | What::BlockDevice(_) if !shared.choices.privileged => {
                 shared.left_out.lock().devices += 1;
             }
-            What::Directory => self.make_directory(entry)?,
+            What::Directory => drop(self.make_directory(entry)?),
             What::File { bytes, .. } => {
                 let at = self.at(entry)?;
                 shared.clear(at, &entry.path)?;
@@ -218,12 +226,31 @@ impl Restorer {
         Ok(None)
     }
 
+    /// Makes a directory that only leads to what is restored. One that is there stays as it is, and
+    /// [`finish`](Self::finish) changes nothing of it.
+    ///
+    /// # Errors
+    /// As [`make`](Self::make).
+    pub fn lead(&mut self, entry: &Entry) -> Result<()> {
+        if entry.path.is_empty() {
+            return Ok(());
+        }
+        if !entry.is_safe() || entry.what != What::Directory {
+            return Err(unsafe_path());
+        }
+        if !self.make_directory(entry)? {
+            self.kept.insert(self.hasher.hash_one(&entry.path));
+        }
+        Ok(())
+    }
+
     /// Where an entry is made.
     fn at(&mut self, entry: &Entry) -> Result<(&OwnedFd, &Filling)> {
         self.parent(&entry.path).map(|(directory, place)| (directory, &*place.filling))
     }
 
-    fn make_directory(&mut self, entry: &Entry) -> Result<()> {
+    /// True when it is new.
+    fn make_directory(&mut self, entry: &Entry) -> Result<bool> {
         let shared = self.shared.clone();
         let (at, name) = (self.at(entry)?, last_part(&entry.path));
         let is_new = match rustix::fs::mkdirat(at.0, name, Mode::from_raw_mode(0o700)) {
@@ -242,7 +269,7 @@ impl Restorer {
         }
         shared.note(at, entry, &stat)?;
         self.enter(opened, &stat, &entry.path, None);
-        Ok(())
+        Ok(is_new)
     }
 
     /// A pipe, a socket or a device, with its mode: it can't be changed later without naming a path
@@ -312,7 +339,7 @@ impl Restorer {
     /// # Errors
     /// The errors of the system.
     pub fn finish_file(&mut self, entry: &Entry, file: &File) -> Result<()> {
-        self.shared.finish_fd(entry, file).map_err(|errno| self.wrong(&entry.path, errno))
+        self.shared.finish_fd(entry, file, false).map_err(|errno| self.wrong(&entry.path, errno))
     }
 
     /// Ends the making of entries; after it the caller may only [`finish`](Self::finish) them.
@@ -339,6 +366,10 @@ impl Restorer {
         let (opened, stat) = shared.open_old(directory, &entry.path)?;
         self.shared.is_known(&entry.path, &stat).map_err(|_| self.replaced(&entry.path))?;
         let path = &entry.path;
+        if self.kept.contains(&self.hasher.hash_one(path)) {
+            self.enter(opened, &stat, path, None);
+            return Ok(());
+        }
         let mut entry = Entry { path: Vec::new(), ..entry.clone() };
         if self.held + weight(&entry) > HELD_BYTES {
             // Deep in a tree whose directories have a great many: this one does without, and lets its
@@ -378,7 +409,7 @@ impl Restorer {
         self.held -= weight(&entry);
         let directory = directory.ok_or_else(|| self.replaced(&self.path))?;
         let wrong = |errno| self.wrong(&self.path, errno);
-        self.shared.finish_fd(&entry, &directory).map_err(wrong)?;
+        self.shared.finish_fd(&entry, &directory, true).map_err(wrong)?;
         // A file system that is mounted below the destination is synced by itself.
         match above {
             Some(above) if above != place.device => rustix::fs::syncfs(&directory).map_err(wrong),

@@ -163,13 +163,19 @@ impl Shared {
         }
     }
 
-    /// The mode that an entry gets.
+    /// The mode that a new entry gets.
     pub(super) fn mode(&self, entry: &Entry) -> Mode {
+        self.mode_beside(entry, 0)
+    }
+
+    /// The mode that an entry gets; set-id and sticky bits that are there, and stored, stay.
+    fn mode_beside(&self, entry: &Entry, there: u32) -> Mode {
         if self.choices.privileged {
             return Mode::from_raw_mode(entry.mode & 0o7777);
         }
-        self.left_out.lock().special_bits += u64::from(entry.mode & 0o7000 != 0);
-        Mode::from_raw_mode(entry.mode & PLAIN_BITS)
+        let kept = there & entry.mode & 0o7000;
+        self.left_out.lock().special_bits += u64::from(entry.mode & 0o7000 & !kept != 0);
+        Mode::from_raw_mode(entry.mode & PLAIN_BITS | kept)
     }
 
     /// True when the owner is to be set.
@@ -190,7 +196,16 @@ impl Shared {
         }
     }
 
-    pub(super) fn finish_fd(&self, entry: &Entry, fd: &impl AsFd) -> Result<(), Errno> {
+    /// Sets owner, attributes, mode and times. With `keeps`, and in place, bits and attributes that are
+    /// not restored stay where they are as they are stored, and the owner is the stored one.
+    pub(super) fn finish_fd(
+        &self,
+        entry: &Entry,
+        fd: &impl AsFd,
+        keeps: bool,
+    ) -> Result<(), Errno> {
+        let keeps = keeps && self.choices.in_place && has_owner(fd, entry);
+        let there = if keeps { rustix::fs::fstat(fd)?.st_mode } else { 0 };
         if self.owners(entry) && !has_owner(fd, entry) {
             let owned = rustix::fs::fchown(
                 fd,
@@ -202,7 +217,8 @@ impl Shared {
         let mut has_its_list = true;
         for (name, value) in &entry.attributes {
             if !self.choices.privileged && !is_plain(name) {
-                self.left_out.lock().attributes += 1;
+                let is_there = keeps && has_attribute(fd, name, value);
+                self.left_out.lock().attributes += u64::from(!is_there);
                 continue;
             }
             match rustix::fs::fsetxattr(fd, &name[..], value, XattrFlags::empty()) {
@@ -230,7 +246,7 @@ impl Shared {
                 drop_list(fd, list)?;
             }
         }
-        let mode = self.mode(entry);
+        let mode = self.mode_beside(entry, there);
         let mode = if has_its_list { mode } else { without_list(entry, mode) };
         rustix::fs::fchmod(fd, mode)?;
         rustix::fs::futimens(fd, &times(entry))
@@ -448,6 +464,12 @@ impl Shared {
         let above = entry.path.len() - old.len();
         Ok([&entry.path[..above], &new].concat())
     }
+}
+
+/// True when a file has an attribute with this value.
+fn has_attribute(fd: &impl AsFd, name: &[u8], value: &[u8]) -> bool {
+    let mut there = vec![0; value.len() + 1];
+    rustix::fs::fgetxattr(fd, name, &mut there[..]).is_ok_and(|n| there[..n] == *value)
 }
 
 /// True when something belongs to whom it shall already, as files of root do that root makes.

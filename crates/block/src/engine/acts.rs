@@ -183,17 +183,18 @@ fn check_base(kernel: &Kernel, state: &State, base: VolumeId, what: &Receive) ->
         let message = "the stream is to be applied to another snapshot than this one";
         return Err(Error::new(Kind::InvalidInput, message));
     }
-    let is_here = |one: &VolumeState| {
-        let own = one.snapshot.filter(|own| own.volume == origin.volume);
-        own.is_some_and(|own| own.guid == what.guid)
-    };
-    if let Some((_, here)) = state.volumes.iter().find(|(_, one)| is_here(one)) {
-        let volume = &state.volumes.get(origin.volume)?.name;
-        let message = format!("the snapshot '{volume}@{}' is there already, whole", here.name);
-        return Err(Error::new(Kind::Exists, message));
-    }
     let volume = state.volumes.get(origin.volume)?;
     if volume.replica_of != Some(base) && !what.rollback {
+        // A stream that was sent twice.
+        let is_here = |one: &VolumeState| {
+            let own = one.snapshot.filter(|own| own.volume == origin.volume);
+            one.name == what.snapshot && own.is_some_and(|own| own.guid == what.guid)
+        };
+        if state.volumes.iter().any(|(_, one)| is_here(one)) {
+            let here = format!("{}@{}", volume.name, what.snapshot);
+            let message = format!("the snapshot '{here}' is there already, whole");
+            return Err(Error::new(Kind::Exists, message));
+        }
         let message = format!(
             "the volume '{}' holds something else than its snapshot '{}', to which the stream is to \
              be applied: with --rollback it is given up",

@@ -18,7 +18,11 @@ use onefold_core::{Error, Fingerprint, Kind, Result};
 use serde_json::json;
 
 use super::{archive_at, snapshots};
-use onefold_console::{failure::Failure, output, size::Size};
+use onefold_console::{
+    failure::Failure,
+    output,
+    size::{Size, counted},
+};
 
 /// Finds files and directories in all snapshots of an archive
 ///
@@ -77,10 +81,24 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         shown: HashSet::new(),
         json: options.json,
     };
+    let mut unread = 0;
     for snapshot in tables.snapshots.listed().rev() {
-        if is(&options.set, &snapshot.set) && is(&options.host, &snapshot.host) {
-            finding.look(&mut reader, snapshot)?;
+        if !is(&options.set, &snapshot.set) || !is(&options.host, &snapshot.host) {
+            continue;
         }
+        match finding.look(&mut reader, snapshot) {
+            // A damaged or hostile one hides nothing that others have.
+            Err(error) if error.kind() == Kind::Corrupt => {
+                let id = snapshots::short(snapshot.id);
+                tracing::warn!("snapshot {id} can't be looked through to its end: {error}");
+                unread += 1;
+            }
+            looked => looked?,
+        }
+    }
+    if unread > 0 {
+        let some = counted(unread, "snapshot");
+        return Err(Failure::in_part(format!("{some} could not be looked through to the end")));
     }
     if finding.shown.is_empty() {
         return Err(Failure::new("no snapshot has it"));

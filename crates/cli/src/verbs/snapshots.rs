@@ -1,6 +1,6 @@
 //! `onefold snapshots`: the snapshots of an archive; and how they are named.
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 use clap::Args;
 use jiff::{
@@ -155,15 +155,17 @@ pub(super) fn json(snapshot: &Snapshot) -> Value {
 
 /// The listed snapshot that a text names: `SET`, the newest of a set; `SET~2`, the second before
 /// it; `SET@2026-11-22`, the newest that was there at the end of that day, or of a minute or second of
-/// it (`SET@2026-11-22T14:30`); or four digits or more of an id. A set of that name comes first.
+/// it (`SET@2026-11-22T14:30`); or four digits or more of an id. A set of that name comes first. A set
+/// that several hosts have is this host's, or that of the host which stands before it (`web1:SET`).
 ///
 /// # Errors
-/// `NotFound`; `InvalidInput` when several ids begin so.
+/// `NotFound`; `InvalidInput` when several ids begin so, or several hosts have the set and this is none
+/// of them.
 pub(super) fn named<'a>(tables: &'a Tables, text: &str) -> Result<&'a Snapshot> {
-    let of_set = |set: &str| -> Vec<&Snapshot> {
-        tables.snapshots.listed().filter(|snapshot| snapshot.set == set).collect()
-    };
-    if let Some(newest) = of_set(text).last() {
+    let here = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let of_set = |set: &str| of_host(tables, set, &here);
+    if let Some(newest) = of_set(text)?.last() {
+        note_shrunk(newest, &of_set(text)?);
         return Ok(newest);
     }
     let none = || {
@@ -175,19 +177,61 @@ pub(super) fn named<'a>(tables: &'a Tables, text: &str) -> Result<&'a Snapshot> 
         Error::new(Kind::NotFound, what)
     };
     if let Some((set, before)) = text.rsplit_once('~')
-        && let (of_set, Ok(before)) = (of_set(set), before.parse::<usize>())
+        && let (of_set, Ok(before)) = (of_set(set)?, before.parse::<usize>())
         && !of_set.is_empty()
     {
         return of_set.iter().rev().nth(before).copied().ok_or_else(none);
     }
     if let Some((set, day)) = text.rsplit_once('@')
-        && let (of_set, Some(end)) = (of_set(set), end_of(day, &TimeZone::system()))
+        && let (of_set, Some(end)) = (of_set(set)?, end_of(day, &TimeZone::system()))
         && !of_set.is_empty()
     {
         let before = |snapshot: &&&Snapshot| i64::try_from(snapshot.ended).is_ok_and(|at| at < end);
         return of_set.iter().rfind(before).copied().ok_or_else(none);
     }
     by_id(tables.snapshots.listed(), text).unwrap_or_else(|| Err(none()))
+}
+
+/// The snapshots of a set, of one host: that which stands before the set's name, the only one, or this.
+fn of_host<'a>(tables: &'a Tables, text: &str, here: &str) -> Result<Vec<&'a Snapshot>> {
+    let listed = || tables.snapshots.listed();
+    let all: Vec<&Snapshot> = listed().filter(|snapshot| snapshot.set == text).collect();
+    if all.is_empty() {
+        let Some((host, set)) = text.split_once(':') else { return Ok(all) };
+        let is_it = |snapshot: &&Snapshot| snapshot.host == host && snapshot.set == set;
+        return Ok(listed().filter(is_it).collect());
+    }
+    let hosts: BTreeSet<&str> = all.iter().map(|snapshot| snapshot.host.as_str()).collect();
+    if hosts.len() == 1 {
+        return Ok(all);
+    }
+    if hosts.contains(here) {
+        return Ok(all.into_iter().filter(|snapshot| snapshot.host == here).collect());
+    }
+    let hosts: Vec<String> = hosts.iter().map(|host| host.escape_debug().to_string()).collect();
+    Err(Error::new(
+        Kind::InvalidInput,
+        format!(
+            "several hosts have the set '{}', and this is none of them: say HOST:SET, with one of {}",
+            text.escape_debug(),
+            hosts.join(", ")
+        ),
+    ))
+}
+
+/// Says that the newest snapshot of a set lacks most of what the last whole one has.
+fn note_shrunk(newest: &Snapshot, of_set: &[&Snapshot]) {
+    if newest.completeness != Completeness::Shrunk {
+        return;
+    }
+    let whole = of_set.iter().rfind(|snapshot| snapshot.completeness == Completeness::Whole);
+    if let Some(whole) = whole {
+        tracing::warn!(
+            "snapshot {} is marked as shrunk; the last whole one is {}",
+            short(newest.id),
+            short(whole.id)
+        );
+    }
 }
 
 /// Where a day, or a minute or a second of a day, ends: in seconds since 1970. As in lists and pages

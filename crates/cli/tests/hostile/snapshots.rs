@@ -127,7 +127,7 @@ fn rule_09_index_pages_that_lead_to_one_page_keep_no_reader() {
     }
     fs::create_dir(desk.path("m")).unwrap();
     let mut mount =
-        desk.command("mount a m --snapshot evil~1").stdout(Stdio::piped()).spawn().unwrap();
+        desk.command("mount a m --snapshot :evil").stdout(Stdio::piped()).spawn().unwrap();
     let mut said = std::io::BufReader::new(mount.stdout.take().unwrap());
     std::io::BufRead::read_line(&mut said, &mut String::new()).unwrap();
     let listed = fs::read_dir(desk.path("m/evil")).unwrap().collect::<Result<Vec<_>, _>>();

@@ -386,7 +386,7 @@ impl Slots {
                 // What is as it was keeps its time of change too.
                 let is_same = is_old && !is_shut && self.files.is_finished(&slot.entry, &file);
                 if !is_same {
-                    self.files.finish(&slot.entry, &file)?;
+                    self.files.finish(&slot.entry, &file, is_old && !is_shut)?;
                 }
             }
         }

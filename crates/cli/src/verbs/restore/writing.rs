@@ -186,7 +186,7 @@ impl Visitor for Writing {
     fn entry(&mut self, reader: &mut TreeReader, path: &[u8], node: &TreeEntry) -> Result<()> {
         let (above, all) = self.pending.leading(path);
         for (length, node) in all {
-            self.restorer.make(&plain(reader, &above[..length], &node)?)?;
+            self.restorer.lead(&plain(reader, &above[..length], &node)?)?;
         }
         let entry = plain(reader, path, node)?;
         self.entries += 1;

@@ -61,9 +61,14 @@ impl Sim {
         }
     }
 
-    /// The last segments of each owner and class stay.
+    /// The last segments of each owner and class stay. A put writes recipes and copies; where it
+    /// gathers chunks, and encodes them at once, it writes into the three classes, too.
     pub(crate) fn segments_left(&self) -> usize {
-        if self.params.late.is_some() { 7 } else { 2 }
+        match self.params.late {
+            None => 2,
+            Some(rad) if rad.gathers > 0 => 10,
+            Some(_) => 7,
+        }
     }
 
     /// When nothing fails, all that stands replicated can be encoded, and is what it was.
