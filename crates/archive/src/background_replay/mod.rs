@@ -15,7 +15,8 @@
 //!
 //! Small archives are replayed to the end. What would write much for little waits: counts of a large
 //! archive are made anew for a full portion of differences, or once a day; a checkpoint for a log of a
-//! sixteenth of its limit, or half the leaves that may have changed; runs for as many entries as make them worth it.
+//! sixteenth of its limit, or for half the leaves that may have changed; runs for as many entries as
+//! make them worth it.
 //!
 //! *Crash argument:* each portion ends with one frame, or with the label for a checkpoint, and leaves
 //! what the same work leaves when a put, a collection or a commit does it: all or nothing of the portion,
@@ -166,6 +167,13 @@ impl BackgroundReplay {
             }
         }
         Ok(None)
+    }
+
+    /// True when something is held between two portions: a merge is half done, and has the importer's
+    /// lock.
+    #[must_use]
+    pub fn is_amid(&self) -> bool {
+        self.ingest.is_merging()
     }
 
     /// Lets go of what is held between two portions: a merge that is half done begins again. For who
