@@ -221,10 +221,11 @@ fn a_put_imports_beside_a_merge_that_is_half_done() {
     let ingest = Ingest::begin(&archive, false, true).unwrap();
     let mut replay = BackgroundReplay::new(&ingest, NOW, Pace::default());
     put(&ingest, &name(0), &content(0)).unwrap();
-    let mut beside = 0;
+    let (mut beside, mut amid) = (0, 0);
     for n in 1..20 {
         for _ in 0..6 {
             if replay.step(NOW).unwrap() == Some(ReplayStep::Merge) {
+                amid += u64::from(replay.is_amid());
                 let before = archive.tables().index.upto;
                 put(&ingest, &name(100 + n), &noise(500 + n, 200_000)).unwrap();
                 beside += u64::from(archive.tables().index.upto > before);
@@ -232,9 +233,9 @@ fn a_put_imports_beside_a_merge_that_is_half_done() {
         }
         put(&ingest, &name(n), &content(n)).unwrap();
     }
-    assert!(beside > 3, "{beside}");
+    assert!(beside > 3 && amid > 3, "{beside} {amid}");
     let done = all(&mut replay).unwrap();
-    assert!(done.merged_files > 3, "{done:?}");
+    assert!(done.merged_files > 3 && !replay.is_amid(), "{done:?}");
     nothing_is_due(&desk);
     for n in 0..20 {
         assert_eq!(put(&ingest, "again", &content(n)).unwrap().new_bytes, 0, "{n}");
