@@ -320,6 +320,55 @@ fn a_full_disk_puts_it_off_and_takes_nothing_of_the_reserve() {
     whole(&archive, 0..8);
 }
 
+/// A put takes a chunk for a duplicate before a collection condemns it, and ends after that. The next
+/// collection looks for it among what came since the counts.
+#[test]
+fn nothing_is_counted_between_condemning_and_the_second_look() {
+    let desk = Desk::new();
+    let archive = desk.open();
+    let ingest = Ingest::begin(&archive, false, true).unwrap();
+    let mut replay = BackgroundReplay::new(&ingest, NOW, Pace::default());
+    for n in 0..4 {
+        put(&ingest, &name(n), &content(n)).unwrap();
+    }
+    archive.remove(&name(3)).unwrap();
+    all(&mut replay).unwrap();
+    let collector = desk.open();
+    let collect = || {
+        let options = CollectionOptions {
+            now: NOW,
+            keep_partial: 0,
+            trash: 0,
+            wait: false,
+            reserve_bytes: 4096,
+            encode_all: false,
+        };
+        Collection::begin(&collector, options).unwrap().run(&mut |_| {}).unwrap()
+    };
+    let request = PutRequest { name: "again".into(), shape: Shape::Bytes, now: 1_000, wait: false };
+    let again = put_on(&ingest, request, &Gauge::default(), |feeder| {
+        feeder.bytes(&content(3))?;
+        // The stages behind this one have looked all but the last chunks up by then.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        let done = collect();
+        assert!(done.waits && done.dropped == 0, "{done:?}");
+        Ok(())
+    });
+    let new = again.unwrap().new_bytes;
+    assert!(new < 30_000, "{new}");
+    assert!(!collector.refresh().unwrap().condemned.is_empty());
+    let before = replay.done.counts;
+    for later in 0..3 {
+        while replay.step(NOW + 100 * later).unwrap().is_some() {}
+    }
+    assert_eq!(replay.done.counts, before);
+    collect();
+    assert!(get(&archive, "again").unwrap() == content(3));
+    whole(&archive, 0..3);
+    while replay.step(NOW + 1_000).unwrap().is_some() {}
+    nothing_is_due(&desk);
+}
+
 /// Puts streams until leaves are written ahead of a checkpoint.
 fn portion_ahead(archive: &Arc<Archive>, ingest: &Arc<Ingest>, replay: &mut BackgroundReplay) {
     loop {

@@ -217,6 +217,11 @@ impl BackgroundReplay {
         let Some(_lock) = self.become_collector()? else { return Ok(Came::Later) };
         let mut rewriter = Rewriter::paced(self.archive(), self.pace.clone());
         let tables = self.archive().refresh()?;
+        // A collection that was killed, or waits for older puts, looks at what came since the counts
+        // before it drops anything.
+        if !tables.condemned.is_empty() && self.archive().keeps(Rule::RecheckedBeforeCounted) {
+            return Ok(Came::Later);
+        }
         if !self.are_worth(rewriter.bytes_of_counts(&tables)?, &tables, now) {
             return Ok(Came::Later);
         }

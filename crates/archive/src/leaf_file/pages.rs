@@ -41,7 +41,7 @@ impl LeafFile {
     }
 
     /// True when no snapshot names a page, and nobody may look at one.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.end() == 0
     }
 

@@ -12,7 +12,7 @@ use super::{
     snapshot::{write_block_indexes, write_snapshot},
 };
 use crate::{
-    erasure::Redundancy,
+    erasure::{ONE_DIRECTORY, Redundancy},
     format::{
         frame,
         label::{Label, look_for_label},
@@ -253,8 +253,12 @@ impl Archive {
     /// All pages of the file of leaves wait where the next snapshot is there already; true when it
     /// is. Somebody made it, and died, or its label was lost: then others may have read it, and look
     /// at leaves that it names. Asked before anything is written for that snapshot.
+    ///
+    /// On several nodes the first leaves of an archive are made anew all the same: a crash may have
+    /// left their file on some nodes only. Who reads such a snapshot is told of damage.
     pub(super) fn await_unknown_snapshot(&self, position: &mut LogPosition) -> Result<bool> {
-        if !position.tables.on_demand {
+        let are_first = position.tables.leaf_file.is_empty();
+        if !position.tables.on_demand || (are_first && self.files.spread() != ONE_DIRECTORY) {
             return Ok(false);
         }
         match self.files.open(&snapshot_name(position.snapshot + 1)) {
