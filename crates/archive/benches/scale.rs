@@ -2,14 +2,16 @@
 //! listing, and of a collection that finds nothing to do, with a thousand, a hundred thousand and a
 //! million containers, and as many streams. In process. `cargo xtask bench archive-scale` runs it.
 //!
-//! usage: scale --directory PATH [--quick] [--containers N]
+//! usage: scale --directory PATH [--quick] [--containers N] [--streams N]
 //!
 //! An archive's tables are made by records as puts would have written them, and its first snapshot
 //! and usage counts hold them; the containers themselves are not there, and nothing reads them. The
 //! chunk index is empty. Each verb is a process of its own, so that its memory is its own.
 //!
-//! The last rows count bytes by the system's figures, and no time: what opening reads, and what a
-//! checkpoint writes that follows one change, in archives without leaves of tables and with them.
+//! The rows of bytes are by the system's figures: what opening reads, and what a checkpoint writes that
+//! follows one change. The rows below are of archives with leaves of tables: all read by opening, and
+//! those of containers read on demand; the latter also with few streams, as the catalogue is always
+//! read.
 
 #![allow(clippy::unwrap_used, reason = "a bench panics where it fails")]
 
@@ -38,6 +40,12 @@ const SIZES: [u64; 3] = [1_000, 100_000, 1_000_000];
 
 /// The verbs that are measured, as this program names them to itself.
 const VERBS: [&str; 6] = ["open", "bytes", "put", "large", "ls", "gc"];
+
+/// Those of an archive with leaves.
+const LEAF_VERBS: [&str; 4] = ["open", "bytes", "put", "gc"];
+
+/// Streams where they are few.
+const FEW_STREAMS: u64 = 1_000;
 
 /// Containers whose records a frame has.
 const IN_FRAME: usize = 20_000;
@@ -68,7 +76,7 @@ fn main() {
         arguments.get(at + 1).cloned()
     };
     let Some(directory) = value("--directory").map(PathBuf::from) else {
-        println!("usage: scale --directory PATH [--quick] [--containers N]");
+        println!("usage: scale --directory PATH [--quick] [--containers N] [--streams N]");
         return;
     };
     if let Some(verb) = value("--verb") {
@@ -79,40 +87,50 @@ fn main() {
         None if arguments.iter().any(|argument| argument == "--quick") => SIZES[..2].to_vec(),
         None => SIZES.to_vec(),
     };
+    let streams: Option<u64> = value("--streams").map(|streams| streams.parse().unwrap());
     println!("| containers and streams | verb | ms | processor, ms | peak memory, MiB |");
     println!("|---|---|---|---|---|");
     for containers in sizes {
         let archive = directory.join(format!("{containers}.archive"));
-        make(&archive, containers);
-        for verb in VERBS {
-            let output = Command::new(std::env::current_exe().unwrap())
-                .args(["--verb", verb, "--directory", archive.to_str().unwrap()])
-                .output()
-                .unwrap();
-            let said = String::from_utf8_lossy(&output.stdout).into_owned();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            said.lines().for_each(|line| println!("| {containers} | {line} |"));
+        let tell = |verbs: &[&str], of: &str| {
+            for verb in verbs {
+                let output = Command::new(std::env::current_exe().unwrap())
+                    .args(["--verb", verb, "--directory", archive.to_str().unwrap()])
+                    .output()
+                    .unwrap();
+                let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                said.lines().for_each(|line| println!("| {containers} | {of}{line} |"));
+            }
+            fs::remove_dir_all(&archive).unwrap();
+        };
+        if streams.is_none() {
+            make(&archive, containers);
+            tell(&VERBS, "");
         }
-        fs::remove_dir_all(&archive).unwrap();
-        make_with_leaves(&archive, containers);
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--verb", "bytes", "--directory", archive.to_str().unwrap()])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout)
-            .lines()
-            .for_each(|line| println!("| {containers} | with leaves: {line} |"));
-        fs::remove_dir_all(&archive).unwrap();
+        let few = streams.unwrap_or(FEW_STREAMS).min(containers);
+        for (streams, on_demand, of) in [
+            (containers, false, "all leaves: "),
+            (containers, true, "on demand: "),
+            (few, false, "all leaves, few streams: "),
+            (few, true, "on demand, few streams: "),
+        ] {
+            make_with_leaves(&archive, (containers, streams), on_demand);
+            tell(&LEAF_VERBS, of);
+        }
     }
 }
 
 /// The same archive with its tables in leaves: its log has all records, and one checkpoint was
 /// taken.
-fn make_with_leaves(path: &Path, containers: u64) {
+fn make_with_leaves(path: &Path, (containers, streams): (u64, u64), on_demand: bool) {
     let files = Directory::create(path).unwrap();
-    let format =
-        Format { reserve_bytes: 1 << 20, leaves: true, ..Format::new([1; 16], [2; 32], [3; 16]) };
+    let format = Format {
+        reserve_bytes: 1 << 20,
+        leaves: true,
+        on_demand,
+        ..Format::new([1; 16], [2; 32], [3; 16])
+    };
     Archive::create(&files, &format).unwrap();
     let label = find_label(&files).unwrap();
     let identity = Identity::new(label.id, &label.secret);
@@ -126,9 +144,10 @@ fn make_with_leaves(path: &Path, containers: u64) {
         chain = checksum;
     };
     let all: Vec<u64> = (0..containers).collect();
-    all.chunks(IN_FRAME)
-        .for_each(|some| append(&some.iter().flat_map(|&n| records(n)).collect::<Vec<_>>()));
-    append(&ended(containers));
+    all.chunks(IN_FRAME).for_each(|some| {
+        append(&some.iter().flat_map(|&n| records(n, streams)).collect::<Vec<_>>());
+    });
+    append(&ended(containers, streams));
     fs::write(path.join("log-0000000001"), log).unwrap();
     checkpoint(&open(path, true));
 }
@@ -195,14 +214,14 @@ fn filled(containers: u64) -> Tables {
         ..Tables::new([1, 1, 0], Kinds::default())
     };
     for n in 0..containers {
-        tables.apply(n + 1, records(n)).unwrap();
+        tables.apply(n + 1, records(n, containers)).unwrap();
     }
-    tables.apply(containers + 1, ended(containers)).unwrap();
+    tables.apply(containers + 1, ended(containers, containers)).unwrap();
     tables
 }
 
-/// The records of a put of a container.
-fn records(n: u64) -> Vec<Record> {
+/// The records of a put of a container, one of so many streams.
+fn records(n: u64, streams: u64) -> Vec<Record> {
     let id = ContainerId(n + 1);
     let (segment, at) = ((n / IN_SEGMENT) as u32 + 1, n % IN_SEGMENT);
     let place = Place {
@@ -230,14 +249,21 @@ fn records(n: u64) -> Vec<Record> {
         recipe,
         listing: Vec::new(),
     };
-    let put = Record::Put { name: name(n), stream, containers: vec![stored], finished: Vec::new() };
+    let put = Record::Put {
+        name: name(n % streams),
+        stream,
+        containers: vec![stored],
+        finished: Vec::new(),
+    };
     reserved.into_iter().chain([put]).collect()
 }
 
 /// All is counted and imported.
-fn ended(containers: u64) -> Vec<Record> {
+fn ended(containers: u64, streams: u64) -> Vec<Record> {
+    // Each put came, and what it replaced went.
+    let differences = 2 * containers - streams;
     vec![
-        Record::Counted { file: 1, differences: containers, upto: containers + 1 },
+        Record::Counted { file: 1, differences, upto: containers + 1 },
         Record::Imported { files: Vec::new(), upto: containers + 1 },
     ]
 }

@@ -189,6 +189,11 @@ impl BlockIndex {
         self.leaves.values().map(|leaf| u64::from(leaf.used)).sum()
     }
 
+    /// Leaves that changed since the last snapshot of the tables.
+    pub(crate) fn changed_leaves(&self) -> usize {
+        self.leaves.values().filter(|leaf| leaf.page.is_none()).count()
+    }
+
     /// The leaves that have a page, and where it is.
     pub(crate) fn pages(&self) -> impl Iterator<Item = (u32, Page)> {
         self.leaves.iter().filter_map(|(&number, leaf)| Some((number, leaf.page?)))

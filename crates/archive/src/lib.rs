@@ -21,6 +21,7 @@
 //! | `volume` | backup volumes: writes in memory, written back into containers, and reads |
 //! | `rad` | late encoding by reference counts |
 //! | `gc` | condemning, merging, freeing |
+//! | `background_replay` | what the log says, carried into index, counts and tables while nobody asks for anything |
 //! | `repair` | damaged chunks and lost nodes made whole from what is left |
 //! | `check` | is all there, and whole? |
 //!
@@ -28,6 +29,7 @@
 //! `stream::pipeline` and `tree::restore::threads`. A process may end at any point, as after a power cut, and what was
 //! acknowledged is there.
 
+mod background_replay;
 mod block_index;
 mod check;
 mod chunk_index;
@@ -53,11 +55,15 @@ mod volume;
 #[cfg(feature = "planted-bugs")]
 pub use crate::rules::Rule;
 pub use crate::{
+    background_replay::{BackgroundReplay, ReplayDue, ReplayStep, Replayed, gives_way, replay_due},
     check::{
         Portion, Progress as CheckProgress, Report as CheckReport, ScrubRound, check, check_one,
         note_scrubbed,
     },
-    chunk_index::{ChunkIndex, PAGE_BYTES as INDEX_PAGE_BYTES, rebuild as rebuild_chunk_index},
+    chunk_index::{
+        ChunkIndex, PAGE_BYTES as INDEX_PAGE_BYTES, not_found as not_found_in_chunk_index,
+        rebuild as rebuild_chunk_index,
+    },
     container::Pace,
     erasure::{Absent, NodeLabel, Nodes, Spread, View as NodesView, seal},
     filter_chain::Counts as FilterCounts,
@@ -93,7 +99,8 @@ pub use crate::{
         Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,
     },
     tables::{
-        Care, Container, PLACES_MAX, Snapshots, Tables, Volume, WriteCost, decode_leaf, valid_name,
+        Care, Container, Containers, ContainersIter, Found as FoundContainer, PLACES_MAX,
+        Snapshots, Tables, Totals, Volume, WriteCost, decode_leaf, valid_name,
     },
     tree::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,

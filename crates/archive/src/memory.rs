@@ -231,9 +231,8 @@ mod tests {
             } else {
                 (0..4).map(|m| ContainerId(id.0 - m)).collect()
             };
-            tables
-                .containers
-                .insert(id, Container { stored, merged, logged: n, born: 0, changed: 0 });
+            let container = Container { stored, merged, logged: n, born: 0, changed: 0 };
+            tables.containers.insert(id, container).unwrap();
             let recipe = vec![Pieces { container: id, first: 0, count: 9 }];
             let stream = Stream {
                 shape: Shape::Bytes,

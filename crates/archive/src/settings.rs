@@ -37,6 +37,9 @@ pub struct Format {
     /// A checkpoint writes the leaves of the tables that changed; programs from before them refuse
     /// the archive.
     pub leaves: bool,
+    /// Leaves of the container table are read when they are looked at, so that opening reads none of
+    /// them; programs from before that refuse the archive. It needs `leaves`.
+    pub on_demand: bool,
     /// Volumes may be clones of others; programs from before them refuse the archive.
     pub clones: bool,
     /// How chunks are fingerprinted: [`Algorithm::Blake3`], or [`Algorithm::HmacSha256`], which
@@ -59,6 +62,7 @@ impl Format {
             late: None,
             trees: false,
             leaves: false,
+            on_demand: false,
             clones: false,
             fingerprint: Algorithm::Blake3,
         }
@@ -130,6 +134,10 @@ pub struct Settings {
     pub count_slots: usize,
     /// Pieces of recipes, or nodes of trees that came, that collection counts at once.
     pub count_portion: usize,
+    /// Entries of the chunk index that a portion of a background import or merge takes on.
+    pub index_portion: usize,
+    /// Leaves of the tables that a portion of a background checkpoint writes.
+    pub leaf_portion: usize,
     /// Bytes taken ahead of the last container.
     pub ahead_bytes: u64,
     /// Bytes of volumes' writes in memory.
@@ -149,6 +157,12 @@ pub struct Settings {
     pub moved_max: u64,
     /// Entries of a leaf of the tables; 512 unless a simulation wants more leaves.
     pub leaf_entries: usize,
+    /// Memory, in bytes, of leaves of the container table that lie on the disk too, where they are
+    /// read when they are looked at. Those that changed since the last checkpoint come on top.
+    pub leaf_bytes: u64,
+    /// Leaves of the container table that may have changed before a checkpoint, where they are read
+    /// when they are looked at: these stay in memory.
+    pub changed_leaves: usize,
     /// Streams and snapshots are only added: a put under a name that is there fails, and a snapshot
     /// leaves earlier checkpoints of its set to collection. All else can be done as before; who lets
     /// others in refuses it.
@@ -179,6 +193,8 @@ impl Default for Settings {
             log_ahead_bytes: 16 << 20,
             count_slots: 32 << 20,
             count_portion: 64 << 10,
+            index_portion: 64 << 10,
+            leaf_portion: 64,
             ahead_bytes: 64 << 20,
             dirty_bytes: DIRTY_BYTES,
             memory: u64::MAX,
@@ -186,6 +202,8 @@ impl Default for Settings {
             frame_bytes: FRAME_PAYLOAD_MAX,
             moved_max: 2 << 20,
             leaf_entries: 512,
+            leaf_bytes: 64 << 20,
+            changed_leaves: 1024,
             append_only: false,
             #[cfg(feature = "planted-bugs")]
             broken: None,

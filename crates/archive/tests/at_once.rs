@@ -84,7 +84,8 @@ impl Desk {
     fn chunks(&self) -> BTreeMap<Class, u64> {
         let tables = self.open().tables();
         let mut all = BTreeMap::new();
-        for container in tables.containers.values() {
+        for container in &tables.containers {
+            let container = container.unwrap();
             if container.stored.kind == ContainerKind::Data {
                 *all.entry(tables.class(&container.stored.place).0).or_default() +=
                     u64::from(container.stored.chunks);

@@ -305,8 +305,12 @@ fn an_archive_without_leaves_stays_one() {
 /// volume, one collection. For each file a line with its name, one with its length, and its bytes.
 const BEFORE_LEAVES: &[u8] = include_bytes!("data/before-leaves.zst");
 
-fn unpack(to: &std::path::Path) {
-    let all = zstd::decode_all(BEFORE_LEAVES).unwrap();
+/// An archive that the first program with leaves wrote: streams that came and went, in leaves of four
+/// entries, a collection that merged containers, and changes behind the last checkpoint.
+const WITH_LEAVES: &[u8] = include_bytes!("data/with-leaves.zst");
+
+fn unpack(packed: &[u8], to: &std::path::Path) {
+    let all = zstd::decode_all(packed).unwrap();
     let mut rest = &all[..];
     let line = |rest: &mut &[u8]| {
         let end = rest.iter().position(|byte| *byte == b'\n').unwrap();
@@ -327,7 +331,7 @@ fn unpack(to: &std::path::Path) {
 fn an_archive_of_the_program_before_opens_is_written_and_collected() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let desk = Desk(dir);
-    unpack(&desk.path(""));
+    unpack(BEFORE_LEAVES, &desk.path(""));
     let numbers = |step: usize, to: usize| {
         (1..=to).step_by(step).map(|n| format!("{n}\n")).collect::<String>().into_bytes()
     };
@@ -348,4 +352,42 @@ fn an_archive_of_the_program_before_opens_is_written_and_collected() {
     is_as_before(&archive);
     assert_eq!(get(&archive, "four").unwrap(), noise(3, 50_000));
     assert!(!desk.path("tables").exists());
+}
+
+#[test]
+fn rule_48_an_archive_of_the_first_program_with_leaves_opens_and_reads_them_all() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let desk = Desk(dir);
+    unpack(WITH_LEAVES, &desk.path(""));
+    let text = |n: u64| {
+        (0..300u64).map(|k| format!("{n} {}\n", k * (n + 3))).collect::<String>().into_bytes()
+    };
+    let is_as_before = |archive: &Arc<Archive>| {
+        let gone = [0, 3, 4, 9, 10, 11, 12];
+        for n in (1..24).filter(|n| !gone.contains(n)) {
+            assert_eq!(get(archive, &name(n)).unwrap(), text(n as u64));
+        }
+        for n in 100..104 {
+            assert_eq!(get(archive, &format!("part-{n}")).unwrap(), text(n)[..1200]);
+        }
+        assert_eq!(get(archive, "renamed").unwrap(), text(0));
+        assert_eq!(get(archive, "last").unwrap(), text(200));
+        let tables = archive.refresh().unwrap();
+        assert_eq!((tables.leaves, tables.on_demand), (true, false));
+        assert_eq!(problems(archive), Vec::<String>::new());
+    };
+    let archive = desk.open();
+    is_as_before(&archive);
+    let tables = archive.tables();
+    assert_eq!((tables.streams.len(), tables.containers.len(), tables.moved_to.len()), (23, 47, 2));
+    put(&archive, "three", &noise(3, 50_000)).unwrap();
+    archive.rename("three", "four").unwrap();
+    archive.remove("four").unwrap();
+    collect(&archive);
+    assert_eq!(archive.leaf_bytes(), 0);
+    drop(archive);
+    is_as_before(&desk.open());
+    let files = Directory::open(&desk.path(""), false).unwrap();
+    let label = find_label(&files).unwrap();
+    assert_eq!((label.leaves, label.on_demand), (true, false));
 }

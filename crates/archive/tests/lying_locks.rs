@@ -160,8 +160,8 @@ fn a_heal_whose_append_was_lost_and_comes_back_has_its_containers() {
     let container = healing
         .tables()
         .containers
-        .values()
-        .map(|container| &container.stored)
+        .iter()
+        .map(|container| container.unwrap().stored)
         .find(|stored| stored.kind == ContainerKind::Data)
         .map(|stored| (stored.id, vec![0xff; stored.chunks.div_ceil(8) as usize]));
     record_damage(&healing, &BTreeMap::from_iter(container)).unwrap();

@@ -15,7 +15,7 @@ use std::{
 
 use onefold_archive::{
     Archive, Class, Collected, Collection, CollectionOptions as Options, Format, Nodes, PLACES_MAX,
-    PutReport as Report, Rad, Settings, Spread, check,
+    Place, PutReport as Report, Rad, Settings, Spread, check,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Files, Kind, Result};
@@ -92,7 +92,8 @@ impl Desk {
     /// Columns of data of all containers of a class.
     fn codes(&self, class: Class) -> Vec<u8> {
         let tables = self.open().tables();
-        let all = tables.containers.values().map(|container| tables.class(&container.stored.place));
+        let all = tables.containers.iter();
+        let all = all.map(|container| tables.class(&container.unwrap().stored.place));
         all.filter(|(of, _)| *of == class).map(|(_, data)| data).collect()
     }
 }
@@ -226,12 +227,14 @@ fn a_damaged_container_stays_as_it_is_and_the_others_are_settled() {
     // One byte of the same unit in all copies.
     let (id, place) = {
         let tables = desk.open().tables();
-        let full = |place| tables.class(place).0 == Class::Replicated && place.bytes > 32 << 10;
+        let full =
+            |place: &Place| tables.class(place).0 == Class::Replicated && place.bytes > 32 << 10;
         let found = tables
             .containers
-            .values()
-            .rev()
-            .find(|container| full(&container.stored.place))
+            .iter()
+            .map(Result::unwrap)
+            .filter(|container| full(&container.stored.place))
+            .last()
             .unwrap();
         (found.stored.id, found.stored.place)
     };
@@ -249,7 +252,10 @@ fn a_damaged_container_stays_as_it_is_and_the_others_are_settled() {
     assert!(done.damaged == 1 && done.encoded > 3, "{done:?}");
     let tables = desk.open().tables();
     assert_eq!(
-        (tables.containers.get(&id).map(|found| found.stored.place), tables.replicated().1),
+        (
+            tables.containers.get(&id).unwrap().map(|found| found.stored.place),
+            tables.replicated().1
+        ),
         (Some(place), 1)
     );
     // The lost chunk is of the last version; those of the first one are whole.

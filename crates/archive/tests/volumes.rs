@@ -449,8 +449,8 @@ fn a_clone_has_what_was_written_and_shares_it_until_one_of_both_is_written_to() 
             .refresh()
             .unwrap()
             .containers
-            .values()
-            .map(|one| u64::from(one.stored.raw_bytes))
+            .iter()
+            .map(|one| u64::from(one.unwrap().stored.raw_bytes))
             .sum()
     };
     let before = stored(&served.archive);

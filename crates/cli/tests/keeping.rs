@@ -254,6 +254,41 @@ fn work_in_the_background_gives_way_to_clients() {
 }
 
 #[test]
+fn a_served_archive_that_idles_leaves_nothing_to_do() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let server = desk.serve("a --replay-after 1s");
+    fs::write(desk.path("one"), noise(1, 3_000_000)).unwrap();
+    fs::write(desk.path("two"), noise(2, 3_000_000)).unwrap();
+    desk.ok("put a one one --json");
+    desk.ok("put a two two --json");
+    desk.ok("rm a one");
+    let left = |desk: &Desk| {
+        let due = &desk.status("a")["due"];
+        number(due, "import_containers") + number(due, "count_changes") + number(due, "merge_files")
+    };
+    wait("the replay", || left(&desk) == 0);
+    let status = desk.status("a");
+    let replay = &status["server"]["replay"];
+    assert!(number(replay, "imports") > 0 && number(replay, "counts") > 0, "{status}");
+    assert_eq!(number(replay, "idle_seconds"), 1);
+    assert!(status["server"]["maintenance"].is_null());
+    assert!(desk.ok("status a").contains("to be replayed 0 containers to import"));
+    server.terminate();
+    assert_eq!(left(&desk), 0);
+    desk.ok("check a");
+    // It is turned off, and left to puts and gc.
+    let server = desk.serve("a --replay-after never");
+    desk.ok("put a one one --json");
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(left(&desk) > 0 && desk.status("a")["server"]["replay"].is_null());
+    server.terminate();
+    desk.store_with_volume("block");
+    desk.fails("serve block --replay-after 5s", 2, &["for archives"]);
+    desk.fails("serve a --replay-after often", 2, &["a time like 10s"]);
+}
+
+#[test]
 fn rule_34_a_backup_takes_over_nothing_that_others_added_to_its_set() {
     let desk = Desk::new();
     desk.ok("create archive a");

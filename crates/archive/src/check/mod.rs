@@ -191,21 +191,30 @@ impl Checking {
     ) -> Result<BTreeSet<ContainerId>> {
         let Checking { reader, chunks, found: Found { tables, container_reader, .. }, .. } = self;
         let mut needed = BTreeSet::new();
-        let mut need =
-            |id: ContainerId| needed.extend(tables.places(id).map(|container| container.stored.id));
+        let mut need = |id: ContainerId| {
+            tables.places(id).try_for_each(|container| {
+                match container {
+                    // Told where all containers are looked at.
+                    Err(error) if is_damage(&error) => {}
+                    found => drop(needed.insert(found?.stored.id)),
+                }
+                Ok::<_, Error>(())
+            })
+        };
         for recipe in stream.iter().flat_map(|stream| stream.recipes()) {
-            recipe.iter().for_each(|pieces| need(pieces.container));
+            recipe.iter().try_for_each(|pieces| need(pieces.container))?;
             let walked = reader.parts(recipe, &mut |_, part| {
-                chunks_of(&[part]).for_each(|(_, address)| need(address.container));
-                Ok(())
+                chunks_of(&[part]).try_for_each(|(_, address)| need(address.container))
             });
             walked.or_else(|error| if is_damage(&error) { Ok(()) } else { Err(error) })?;
         }
         let Some(volume) = volume else { return Ok(needed) };
         for (block, mapping) in volume.block_index.mapped(0..u64::MAX) {
-            need(mapping.container);
+            need(mapping.container)?;
             match (Mapped { tables, container_reader, volume, block }).parts(chunks) {
-                Ok(parts) => chunks_of(&parts).for_each(|(_, address)| need(address.container)),
+                Ok(parts) => {
+                    chunks_of(&parts).try_for_each(|(_, address)| need(address.container))?;
+                }
                 Err(error) if is_damage(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -338,25 +347,37 @@ impl Found {
         progress: &mut Progress<'_>,
     ) -> Result<()> {
         let tables = self.tables.clone();
-        let wanted = || {
-            tables
-                .containers
-                .iter()
-                .filter(|(id, _)| needed.is_none_or(|needed| needed.contains(id)))
-        };
-        let total: u64 =
-            wanted().map(|(_, container)| u64::from(container.stored.place.bytes)).sum();
+        let is_wanted = |id: &ContainerId| needed.is_none_or(|needed| needed.contains(id));
+        let mut total = 0;
+        // What can't be looked up is told below.
+        for container in tables.containers.iter().flatten() {
+            let stored = container.stored;
+            total += if is_wanted(&stored.id) { u64::from(stored.place.bytes) } else { 0 };
+        }
         let (mut done, mut packer) = (0, Packer::default());
-        for (&id, container) in wanted() {
+        for container in &tables.containers {
+            let container = match container {
+                Err(error) if is_damage(&error) => {
+                    self.report.problem(format!(
+                        "{error}: its containers, and what lies in them, can't be found"
+                    ));
+                    continue;
+                }
+                found => found?,
+            };
+            let id = container.stored.id;
+            if !is_wanted(&id) {
+                continue;
+            }
             self.report.containers += 1;
             self.report.chunks += u64::from(container.stored.chunks);
-            match self.container_reader.metadata(container) {
+            match self.container_reader.metadata(&container) {
                 Ok(metadata) => {
                     if data {
                         let rotten = scrub_one(
                             &self.archive,
                             &self.container_reader,
-                            container,
+                            &container,
                             &metadata,
                             &mut packer,
                             &mut self.report,
@@ -395,8 +416,13 @@ impl Found {
     fn is_there(&mut self, address: Address, fingerprint: &Fingerprint) -> Result<bool> {
         let tables = self.tables.clone();
         for container in tables.places(address.container) {
+            let container = match container {
+                // Told where all containers are looked at.
+                Err(error) if is_damage(&error) => continue,
+                found => found?,
+            };
             let home = container.stored.id;
-            let Some(metadata) = self.metadata(container)? else { continue };
+            let Some(metadata) = self.metadata(&container)? else { continue };
             let Ok(n) = metadata.chunks.binary_search_by_key(&address, |chunk| chunk.first) else {
                 continue;
             };

@@ -10,7 +10,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::Result;
+use onefold_core::{Error, Result};
 
 use super::{PROBLEMS_LISTED, Report, scrub_one};
 use crate::{
@@ -43,6 +43,16 @@ const CONTAINERS_AT_ONCE: usize = 64;
 /// Containers that are read between two notes.
 const CONTAINERS_A_NOTE: u64 = 1024;
 
+/// The last container in the tables that can be looked up.
+fn last_of(tables: &Tables) -> Result<Option<ContainerId>> {
+    match tables.containers.last_id() {
+        Err(error) if is_damage(&error) => {
+            Ok(tables.containers.iter().flatten().last().map(|found| found.stored.id))
+        }
+        last => last,
+    }
+}
+
 /// The part of a round that a process read.
 #[derive(Clone, Debug, Default)]
 pub struct Portion {
@@ -64,6 +74,8 @@ pub struct ScrubRound {
     /// Dropped while nothing is read, so that no collection waits.
     guard: Option<EpochGuard>,
     tables: Arc<Tables>,
+    /// The last container in them.
+    last: Option<ContainerId>,
     container_reader: ContainerReader,
     packer: Packer,
     /// Containers of the present epoch that are still to be read.
@@ -88,12 +100,13 @@ impl ScrubRound {
             let note = Record::CareNoted(CareNote::ScrubBegan(now.max(1)));
             Ok(begins.then_some(note).into_iter().collect())
         })?;
-        let tables = archive.refresh()?;
-        let care = tables.care;
+        let guard = archive.guard_epoch()?;
+        let (tables, care) = (guard.tables.clone(), guard.tables.care);
         Ok(ScrubRound {
             container_reader: ContainerReader::new(archive.clone()),
             archive: archive.clone(),
-            guard: None,
+            guard: Some(guard),
+            last: last_of(&tables)?,
             tables,
             packer: Packer::default(),
             ahead: Vec::new(),
@@ -107,18 +120,24 @@ impl ScrubRound {
 
     /// Bytes that are still to be read by `now`, if the round is to take `seconds`; a day's share
     /// ahead, so that a process that comes once a day is enough.
-    #[must_use]
-    pub fn due_bytes(&self, now: u64, seconds: u64) -> u64 {
+    ///
+    /// # Errors
+    /// As [`Containers::get`](crate::Containers::get).
+    pub fn due_bytes(&self, now: u64, seconds: u64) -> Result<u64> {
         const DAY: u64 = 86_400;
         let (mut read, mut all) = (0u64, 0u64);
-        for (id, container) in &self.tables.containers {
-            let bytes = u64::from(container.stored.place.bytes);
+        for container in &self.tables.containers {
+            let stored = match container {
+                Err(error) if is_damage(&error) => continue,
+                found => found?.stored,
+            };
+            let bytes = u64::from(stored.place.bytes);
             all += bytes;
-            read += if *id <= self.upto { bytes } else { 0 };
+            read += if stored.id <= self.upto { bytes } else { 0 };
         }
         let since = now.saturating_sub(self.began).saturating_add(DAY).min(seconds);
         let share = u128::from(all) * u128::from(since) / u128::from(seconds.max(1));
-        u64::try_from(share).unwrap_or(u64::MAX).saturating_sub(read)
+        Ok(u64::try_from(share).unwrap_or(u64::MAX).saturating_sub(read))
     }
 
     /// Reads the next container, and gives its bytes on the medium; `None` when all have been read.
@@ -129,11 +148,9 @@ impl ScrubRound {
         if self.ahead.is_empty() || self.guard.is_none() {
             let guard = self.archive.guard_epoch()?;
             self.tables = guard.tables.clone();
+            self.last = last_of(&self.tables)?;
             self.guard = Some(guard);
-            let mut rest = self.tables.containers.clone();
-            rest.remove_before(&ContainerId(self.upto.0.saturating_add(1)));
-            self.ahead = rest.keys().take(CONTAINERS_AT_ONCE).copied().collect();
-            self.ahead.reverse();
+            self.look_ahead()?;
         }
         let Some(id) = self.ahead.pop() else {
             self.note(CareNote::ScrubEnded(now))?;
@@ -149,6 +166,34 @@ impl ScrubRound {
         Ok(Some(bytes))
     }
 
+    /// Finds out which containers come next.
+    fn look_ahead(&mut self) -> Result<()> {
+        let tables = self.tables.clone();
+        self.ahead.clear();
+        for found in tables.containers.iter_from(ContainerId(self.upto.0.saturating_add(1))) {
+            match found {
+                Err(error) if is_damage(&error) => self.lost_leaf(&error),
+                found => self.ahead.push(found?.stored.id),
+            }
+            if self.ahead.len() == CONTAINERS_AT_ONCE {
+                break;
+            }
+        }
+        self.ahead.reverse();
+        Ok(())
+    }
+
+    /// A leaf of the container table is lost. The round goes on behind it.
+    fn lost_leaf(&mut self, error: &Error) {
+        let problem = error.to_string();
+        // It may be met more than once.
+        if !self.done.problems.contains(&problem) {
+            self.done.problems_found += 1;
+            let is_listed = self.done.problems.len() < PROBLEMS_LISTED;
+            self.done.problems.extend(is_listed.then_some(problem));
+        }
+    }
+
     /// Nothing is read for a while: collections need not wait.
     pub fn rest(&mut self) {
         self.guard = None;
@@ -160,8 +205,7 @@ impl ScrubRound {
     /// # Errors
     /// Errors of the system.
     pub fn end(mut self, now: u64) -> Result<Portion> {
-        let is_through =
-            self.tables.containers.keys().next_back().is_none_or(|id| *id <= self.upto);
+        let is_through = self.last.is_none_or(|id| id <= self.upto);
         if !self.done.ended && is_through {
             self.note(CareNote::ScrubEnded(now))?;
             self.done.ended = true;
@@ -173,14 +217,21 @@ impl ScrubRound {
 
     fn read(&mut self, id: ContainerId) -> Result<u64> {
         let tables = self.tables.clone();
-        let Some(container) = tables.containers.get(&id) else { return Ok(0) };
+        let container = match tables.containers.get(&id) {
+            Err(error) if is_damage(&error) => {
+                self.lost_leaf(&error);
+                return Ok(0);
+            }
+            found => found?,
+        };
+        let Some(container) = container else { return Ok(0) };
         let mut report = Report::default();
-        match self.container_reader.metadata(container) {
+        match self.container_reader.metadata(&container) {
             Ok(metadata) => {
                 let rotten = scrub_one(
                     &self.archive,
                     &self.container_reader,
-                    container,
+                    &container,
                     &metadata,
                     &mut self.packer,
                     &mut report,

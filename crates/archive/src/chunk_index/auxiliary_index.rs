@@ -168,8 +168,9 @@ impl Auxiliary {
         entries: impl Iterator<Item = Entry>,
     ) {
         for (fingerprint, address) in entries {
-            self.entries.insert(fingerprint, address);
-            self.listed_entries += 1;
+            let before = self.entries.insert(fingerprint, address);
+            let was_listed = before.is_some_and(|before| self.is_listed(before.container));
+            self.listed_entries += usize::from(!was_listed);
             // After a merge the addresses are those of several containers.
             self.listed.insert(address.container, logged);
         }
@@ -200,6 +201,28 @@ impl Auxiliary {
         let entries =
             self.entries.iter().filter(|(_, address)| self.listed.contains_key(&address.container));
         (entries.map(|(&fingerprint, &address)| (fingerprint, address)).collect(), upto)
+    }
+
+    /// The oldest entries that may be written: those of the first frames of the log that list `most`
+    /// of them together. With the last of these frames; `None` when they are all.
+    pub(crate) fn oldest_listed(&self, most: usize) -> (Vec<Entry>, Option<u64>) {
+        let frame = |address: &Address| self.listed.get(&address.container).copied();
+        let mut of_frames: BTreeMap<u64, usize> = BTreeMap::new();
+        for at in self.entries.values().filter_map(frame) {
+            *of_frames.entry(at).or_default() += 1;
+        }
+        let (mut count, mut last, mut all) = (0, None, true);
+        for (at, entries) in of_frames {
+            if count >= most {
+                all = false;
+                break;
+            }
+            (count, last) = (count + entries, Some(at));
+        }
+        let is_old = |address: &Address| frame(address).is_some_and(|at| Some(at) <= last);
+        let entries = self.entries.iter().filter(|(_, address)| is_old(address));
+        let entries = entries.map(|(&fingerprint, &address)| (fingerprint, address)).collect();
+        (entries, last.filter(|_| !all))
     }
 
     /// Drops entries that the log lists up to this place.

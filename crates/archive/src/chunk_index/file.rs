@@ -10,10 +10,10 @@ use std::sync::Arc;
 use onefold_core::{File, Fingerprint, Kind, Result};
 
 use crate::{
+    container::Pace,
     format::{Address, ContainerId, Identity, bytes::corrupt, names::fresh, record::IndexFile},
     operations_log::Archive,
     rules::Rule,
-    tables::Tables,
 };
 
 /// A fingerprint and where the chunk is.
@@ -49,8 +49,11 @@ const FILTER_PAGE_WORDS: usize = FILTER_PAGE_BYTES / 8;
 /// The share of cached pages that those hold which were read again.
 const PAGES_HOT: f64 = 0.25;
 
+/// Bytes that are written between two syncs of a file that is made in portions.
+const SYNC_BYTES: u64 = 16 << 20;
+
 /// Pages written at once.
-const WRITE_PAGES: usize = 256;
+pub(super) const WRITE_PAGES: usize = 256;
 
 pub(crate) fn index_name(number: u64) -> String {
     format!("index-{number:010}")
@@ -143,7 +146,7 @@ fn seal(identity: &Identity, file: u64, number: u32, page: &mut [u8]) {
 }
 
 /// Reads pages from `first` on; those that can't be read are zeroes, which no page is.
-fn read_pages(file: &dyn File, first: u32, into: &mut [u8]) -> Result<()> {
+pub(super) fn read_pages(file: &dyn File, first: u32, into: &mut [u8]) -> Result<()> {
     let at = |n: usize| (u64::from(first) + n as u64) * PAGE_BYTES as u64;
     match file.read_at(at(0), into) {
         Err(error) if error.kind() == Kind::Io => {}
@@ -158,14 +161,14 @@ fn read_pages(file: &dyn File, first: u32, into: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-fn is_sealed(identity: &Identity, file: u64, number: u32, page: &[u8]) -> bool {
+pub(super) fn is_sealed(identity: &Identity, file: u64, number: u32, page: &[u8]) -> bool {
     page.len() == PAGE_BYTES
         && page[8..12] == number.to_le_bytes()
         && page[..8] == (identity.checksum(&page[8..]) ^ file.rotate_left(32)).to_le_bytes()
 }
 
 /// The entries of a sealed page, and whether some went on to the next.
-fn entries(page: &[u8]) -> impl Iterator<Item = Entry> {
+pub(super) fn entries(page: &[u8]) -> impl Iterator<Item = Entry> {
     let count = usize::from(page[12]).min(PAGE_ENTRIES);
     page[HEADER_BYTES..].chunks_exact(24).take(count).map(|bytes| {
         let (mut fingerprint, mut number) = ([0; 16], [0; 8]);
@@ -224,22 +227,33 @@ pub(crate) struct OpenIndex {
 
 impl OpenIndex {
     /// Opens it with its filter; up to `cache` bytes of its pages are kept.
-    pub(super) fn open(archive: &Archive, named: &IndexFile, cache: u64) -> Result<OpenIndex> {
+    pub(super) fn open(
+        archive: &Archive,
+        named: &IndexFile,
+        cache: u64,
+        pace: &Pace,
+    ) -> Result<OpenIndex> {
         let file = archive.files.open(&index_name(named.number))?;
         if !is_possible(named, &*file)? {
             return Err(corrupt("an index file's sizes can't be true"));
         }
-        let filter = OpenIndex::read_filter(archive, &*file, named)?;
+        let filter = OpenIndex::read_filter(archive, &*file, named, pace)?;
         let pages = (cache / PAGE_BYTES as u64).max(1) as usize;
         Ok(OpenIndex { named: *named, file, filter, cached: page_cache(pages) })
     }
 
-    fn read_filter(archive: &Archive, file: &dyn File, named: &IndexFile) -> Result<Filter> {
+    fn read_filter(
+        archive: &Archive,
+        file: &dyn File,
+        named: &IndexFile,
+        pace: &Pace,
+    ) -> Result<Filter> {
         let mut filter = Filter::new(named.entries);
         let mut pages = vec![0; WRITE_PAGES * PAGE_BYTES];
         for first in (0..filter.pages()).step_by(WRITE_PAGES) {
             let count = WRITE_PAGES.min((filter.pages() - first) as usize);
             let at = named.pages + first;
+            pace.ask((count * PAGE_BYTES) as u64)?;
             read_pages(file, at, &mut pages[..count * PAGE_BYTES])?;
             for (n, page) in (0..).zip(pages[..count * PAGE_BYTES].chunks_mut(PAGE_BYTES)) {
                 if !is_sealed(&archive.identity, named.number, at + n, page) {
@@ -306,6 +320,8 @@ pub(crate) struct Writer {
     written: u32,
     entries: u64,
     expected: u64,
+    /// Bytes that were written since the last sync.
+    unsynced: u64,
 }
 
 impl Writer {
@@ -327,6 +343,7 @@ impl Writer {
             written: 0,
             entries: 0,
             expected: entries,
+            unsynced: 0,
         })
     }
 
@@ -366,22 +383,47 @@ impl Writer {
     fn write_out(&mut self) -> Result<()> {
         self.file.write_at(u64::from(self.written) * PAGE_BYTES as u64, &self.out)?;
         self.written += (self.out.len() / PAGE_BYTES) as u32;
+        self.unsynced += self.out.len() as u64;
         self.out.clear();
         Ok(())
     }
 
+    /// The number of the file.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Syncs what was written when it is more than a sync may make anybody wait for.
+    pub(super) fn keep_up(&mut self) -> Result<()> {
+        let is_due = self.unsynced >= SYNC_BYTES;
+        if is_due && self.archive.keeps(Rule::PagesBeforeImportPosition) {
+            self.file.sync()?;
+            self.unsynced = 0;
+        }
+        Ok(())
+    }
+
+    /// Writes up to `most` of the pages that follow the last entry; false when all are written.
+    pub(super) fn end_some(&mut self, most: u32) -> Result<bool> {
+        let end = self.pages + self.filter.pages();
+        for _ in 0..most {
+            if self.at >= end {
+                break;
+            }
+            if let Some(page) = self.at.checked_sub(self.pages) {
+                if page == 0 && !self.archive.keeps(Rule::FilterCoversIndex) {
+                    self.filter.lines.iter_mut().take(1).for_each(|line| *line = [0; 8]);
+                }
+                self.filter.page_bytes(page, &mut self.page[HEADER_BYTES..]);
+            }
+            self.next_page()?;
+        }
+        Ok(self.at < end)
+    }
+
     /// Durable on return.
     pub(super) fn finish(mut self) -> Result<IndexFile> {
-        while self.at < self.pages {
-            self.next_page()?;
-        }
-        if !self.archive.keeps(Rule::FilterCoversIndex) {
-            self.filter.lines.iter_mut().take(1).for_each(|line| *line = [0; 8]);
-        }
-        for page in 0..self.filter.pages() {
-            self.filter.page_bytes(page, &mut self.page[HEADER_BYTES..]);
-            self.next_page()?;
-        }
+        while self.end_some(u32::MAX)? {}
         self.write_out()?;
         if self.archive.keeps(Rule::PagesBeforeImportPosition) {
             self.file.sync()?;
@@ -393,83 +435,6 @@ impl Writer {
             filter_pages: self.filter.pages(),
             entries: self.expected,
         })
-    }
-}
-
-/// All entries of a file, page after page; damaged pages are left out.
-struct Scan<'a> {
-    archive: &'a Archive,
-    named: IndexFile,
-    file: Option<Arc<dyn File>>,
-    next_page: u32,
-    /// Entries read and not taken, the next one last.
-    held: Vec<Entry>,
-}
-
-impl Scan<'_> {
-    fn peek(&mut self) -> Result<Option<Entry>> {
-        while self.held.is_empty() && self.next_page < self.named.pages {
-            let Some(file) = &self.file else { break };
-            let mut bytes =
-                vec![0; WRITE_PAGES.min((self.named.pages - self.next_page) as usize) * PAGE_BYTES];
-            read_pages(&**file, self.next_page, &mut bytes)?;
-            for page in bytes.chunks(PAGE_BYTES) {
-                if is_sealed(&self.archive.identity, self.named.number, self.next_page, page) {
-                    self.held.extend(entries(page));
-                }
-                self.next_page += 1;
-            }
-            // Entries that went on to the next page are in order too: pages are filled in order.
-            self.held.reverse();
-        }
-        Ok(self.held.last().copied())
-    }
-}
-
-/// Writes the entries of all `files` and `new`, sorted, the newest of each fingerprint, without
-/// those of containers that are gone.
-pub(super) fn merge(
-    archive: &Archive,
-    tables: &Tables,
-    files: &[IndexFile],
-    new: &[Entry],
-    writer: &mut Writer,
-) -> Result<()> {
-    let mut scans: Vec<Scan<'_>> = Vec::new();
-    for named in files {
-        let file = archive.files.open(&index_name(named.number)).ok();
-        scans.push(Scan { archive, named: *named, file, next_page: 0, held: Vec::new() });
-    }
-    let mut new = new.iter().copied().peekable();
-    let mut same: Vec<Entry> = Vec::new();
-    loop {
-        let mut least = new.peek().map(|entry| entry.0.prefix());
-        for scan in &mut scans {
-            let prefix = scan.peek()?.map(|entry| entry.0.prefix());
-            least = [least, prefix].into_iter().flatten().min();
-        }
-        let Some(prefix) = least else { return Ok(()) };
-        // The newest first.
-        same.clear();
-        while let Some(entry) = new.next_if(|entry| entry.0.prefix() == prefix) {
-            same.push(entry);
-        }
-        for scan in scans.iter_mut().rev() {
-            while let Some(entry) = scan.peek()?.filter(|entry| entry.0.prefix() == prefix) {
-                scan.held.pop();
-                same.push(entry);
-            }
-        }
-        for n in 0..same.len() {
-            let (fingerprint, address) = same[n];
-            let first = !same[..n].iter().any(|(other, _)| *other == fingerprint);
-            if first
-                && (tables.places(address.container).next().is_some()
-                    || address.container.0 >= tables.next_id)
-            {
-                writer.push(&(fingerprint, address))?;
-            }
-        }
     }
 }
 

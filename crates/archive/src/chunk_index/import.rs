@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use onefold_core::{Hold, Kind, Result};
+use onefold_core::{Hold, Kind, Lock, Result};
 
 use super::{
     auxiliary_index::Auxiliary,
     file,
     file::{Entry, Writer, index_name},
+    merge::Merge,
 };
 use crate::{
     container::ContainerReader,
@@ -36,10 +37,15 @@ pub(crate) fn load_recent(
     tables: &Tables,
     auxiliary: &mut Auxiliary,
 ) -> Result<()> {
-    let mut recent = tables.not_imported();
+    let mut recent = tables.not_imported()?;
     recent.sort_unstable();
-    for container in recent.iter().filter_map(|id| tables.containers.get(id)) {
-        match container_reader.metadata(container) {
+    for id in &recent {
+        let container = match tables.containers.get(id) {
+            Err(error) if is_damage(&error) => continue,
+            found => found?,
+        };
+        let Some(container) = container else { continue };
+        match container_reader.metadata(&container) {
             Ok(metadata) => {
                 let entries = metadata.chunks.iter().map(|chunk| (chunk.fingerprint, chunk.first));
                 auxiliary.load(container.stored.id, container.logged, entries);
@@ -51,10 +57,43 @@ pub(crate) fn load_recent(
     Ok(())
 }
 
-/// Writes what is listed of the auxiliary index as a run, and with `merge` index and runs as a new
+/// How the importer's lock is held.
+pub(crate) enum Importing {
+    Alone {
+        _lock: Box<dyn Lock>,
+    },
+    /// By a merge of this process, which makes the index file of this number.
+    BesideMerge(u64),
+}
+
+impl Importing {
+    /// Takes the importer's lock, unless a merge of this process has it. `None` when another process
+    /// does.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub(crate) fn begin(archive: &Archive, merging: Option<u64>) -> Result<Option<Importing>> {
+        if let Some(number) = merging {
+            return Ok(Some(Importing::BesideMerge(number)));
+        }
+        match archive.files.lock(IMPORTER, Hold::Alone, false) {
+            Err(error) if error.kind() == Kind::Busy => Ok(None),
+            locked => locked.map(|lock| Some(Importing::Alone { _lock: lock })),
+        }
+    }
+
+    fn merging(&self) -> Option<u64> {
+        match self {
+            Importing::Alone { .. } => None,
+            Importing::BesideMerge(number) => Some(*number),
+        }
+    }
+}
+
+/// Writes what is listed of the auxiliary index as a run, or together with index and runs as a new
 /// index. Never in the path of a put's chunks. `all` writes a run for few entries too. Gives the
 /// tables as they then are, and the place in the log up to which the auxiliary index may forget;
-/// `None` when there was nothing to do, or another process does it.
+/// `None` when there was nothing to do.
 ///
 /// # Errors
 /// Errors of the system; a full disk only puts it off.
@@ -62,17 +101,21 @@ pub(crate) fn import(
     archive: &Arc<Archive>,
     auxiliary: &parking_lot::Mutex<Auxiliary>,
     all: bool,
+    importing: &Importing,
 ) -> Result<Option<(Arc<Tables>, u64)>> {
-    let Ok(_lock) = archive.files.lock(IMPORTER, Hold::Alone, false) else { return Ok(None) };
-    let tables = archive.tables();
+    // Another process may have imported before this one had the lock.
+    let tables = archive.refresh()?;
     let (entries, upto) = auxiliary.lock().listed();
+    let upto = upto.max(tables.index.upto);
     if entries.is_empty()
         || (!all && entries.len() < RUN_LEAST.min(archive.settings.auxiliary_entries / 2))
     {
         return Ok(None);
     }
-    match import_entries(archive, &tables, entries, upto) {
-        Err(error) if error.kind() == Kind::NoSpace => Ok(None),
+    match import_entries(archive, &tables, entries, upto, importing.merging()) {
+        // Nobody keeps the tables for it while others change the archive: the next import has newer
+        // ones.
+        Err(error) if matches!(error.kind(), Kind::NoSpace | Kind::Busy) => Ok(None),
         Err(error) => Err(error),
         Ok(now) => Ok(Some((now, upto))),
     }
@@ -83,41 +126,63 @@ fn import_entries(
     tables: &Tables,
     mut entries: Vec<Entry>,
     upto: u64,
+    merging: Option<u64>,
 ) -> Result<Arc<Tables>> {
-    entries.sort_unstable_by_key(|entry| entry.0.prefix());
     let old = &tables.index.files;
     let in_runs =
         old.iter().skip(1).fold(entries.len() as u64, |sum, file| sum.saturating_add(file.entries));
     // Merging costs as much as the index is long: it waits for runs that are worth it.
     let merges = old.len() > RUNS_MAX
         || old.first().is_none_or(|index| in_runs.saturating_mul(4) >= index.entries);
-    let number = next_number(archive, tables)?;
-    let (file, kept) = if merges {
-        let old = possible(archive, old)?;
-        let count = old.iter().map(|file| file.entries).sum::<u64>() + entries.len() as u64;
-        let mut writer = Writer::create(archive, number, count)?;
-        file::merge(archive, tables, &old, &entries, &mut writer)?;
-        (writer.finish()?, Vec::new())
-    } else {
-        let mut writer = Writer::create(archive, number, entries.len() as u64)?;
-        entries.iter().try_for_each(|entry| writer.push(entry))?;
-        (writer.finish()?, old.clone())
-    };
-    let files: Vec<_> = kept.into_iter().chain([file]).collect();
-    let before = old.clone();
-    let now =
-        archive.commit(false, |_| Ok(vec![Record::Imported { files: files.clone(), upto }]))?;
-    for gone in before.iter().filter(|gone| !files.contains(gone)) {
-        match archive.files.remove(&index_name(gone.number)) {
-            Err(error) if error.kind() != Kind::NotFound => return Err(error),
-            _ => {}
-        }
+    if !merges || merging.is_some() {
+        return write_run(archive, tables, entries, upto, merging);
     }
+    entries.sort_unstable_by_key(|entry| entry.0.prefix());
+    let number = next_number(archive, tables, None)?;
+    let mut merge = Merge::new(archive, number, &possible(archive, old)?, entries)?;
+    while merge.step(tables, usize::MAX)? {}
+    let files = vec![merge.finish()?];
+    let now = archive.commit(false, |_| Ok(vec![Record::Imported { files, upto }]))?;
+    old.iter().try_for_each(|gone| remove(archive, gone))?;
     Ok(now)
 }
 
+/// Writes entries as a run, and imports them. The caller holds the importer's lock; a merge of this
+/// process may be making the file `merging`.
+pub(crate) fn write_run(
+    archive: &Arc<Archive>,
+    tables: &Tables,
+    mut entries: Vec<Entry>,
+    upto: u64,
+    merging: Option<u64>,
+) -> Result<Arc<Tables>> {
+    let mut files = tables.index.files.clone();
+    if !entries.is_empty() {
+        entries.sort_unstable_by_key(|entry| entry.0.prefix());
+        let number = next_number(archive, tables, merging)?;
+        let made = Writer::create(archive, number, entries.len() as u64).and_then(|mut writer| {
+            entries.iter().try_for_each(|entry| writer.push(entry))?;
+            writer.finish()
+        });
+        if made.is_err() {
+            // What is half made takes room. The first error is the one to tell.
+            let _ = archive.files.remove(&index_name(number));
+        }
+        files.push(made?);
+    }
+    archive.commit(false, |_| Ok(vec![Record::Imported { files, upto }]))
+}
+
+/// Removes a file of the index that nothing names any more.
+pub(super) fn remove(archive: &Archive, gone: &IndexFile) -> Result<()> {
+    match archive.files.remove(&index_name(gone.number)) {
+        Err(error) if error.kind() != Kind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// The files whose sizes can be true: what a log says of the others would only cost memory.
-fn possible(archive: &Archive, files: &[IndexFile]) -> Result<Vec<IndexFile>> {
+pub(super) fn possible(archive: &Archive, files: &[IndexFile]) -> Result<Vec<IndexFile>> {
     let mut possible = Vec::with_capacity(files.len());
     for named in files {
         match archive.files.open(&index_name(named.number)) {
@@ -130,8 +195,9 @@ fn possible(archive: &Archive, files: &[IndexFile]) -> Result<Vec<IndexFile>> {
     Ok(possible)
 }
 
-/// A number that no index file has; files that nothing names are removed.
-fn next_number(archive: &Archive, tables: &Tables) -> Result<u64> {
+/// A number that no index file has; files that nothing names are removed, but for the one that a
+/// merge is making.
+pub(super) fn next_number(archive: &Archive, tables: &Tables, merging: Option<u64>) -> Result<u64> {
     let mut highest = 0;
     for name in archive.files.names()? {
         let Some(number) =
@@ -140,7 +206,8 @@ fn next_number(archive: &Archive, tables: &Tables) -> Result<u64> {
             continue;
         };
         highest = highest.max(number);
-        if tables.index.files.iter().all(|file| file.number != number) {
+        let is_named = tables.index.files.iter().any(|file| file.number == number);
+        if !is_named && merging != Some(number) {
             archive.files.remove(&name)?;
         }
     }
@@ -153,11 +220,16 @@ fn next_number(archive: &Archive, tables: &Tables) -> Result<u64> {
 /// Errors of the system.
 pub fn rebuild(archive: &Arc<Archive>, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
     let _lock = archive.files.lock(IMPORTER, Hold::Alone, true)?;
-    let tables = archive.refresh()?;
+    let guard = archive.guard_epoch()?;
+    let tables = guard.tables.clone();
     let container_reader = ContainerReader::new(archive.clone());
     let (mut entries, total) = (Vec::new(), tables.containers.len() as u64);
-    for (n, container) in tables.containers.values().enumerate() {
-        if let Ok(metadata) = container_reader.metadata(container) {
+    for (n, container) in tables.containers.iter().enumerate() {
+        let container = match container {
+            Err(error) if is_damage(&error) => continue,
+            found => found?,
+        };
+        if let Ok(metadata) = container_reader.metadata(&container) {
             let whole = metadata
                 .chunks
                 .iter()
@@ -169,6 +241,6 @@ pub fn rebuild(archive: &Arc<Archive>, progress: &mut dyn FnMut(u64, u64)) -> Re
     }
     let count = entries.len() as u64;
     let empty = Tables { index: IndexState::default(), ..Tables::clone(&tables) };
-    import_entries(archive, &empty, entries, tables.sequence)?;
+    import_entries(archive, &empty, entries, tables.sequence, None)?;
     Ok(count)
 }

@@ -5,7 +5,12 @@ use std::sync::Arc;
 use onefold_core::{Fingerprint, Kind, Result};
 
 use super::file::OpenIndex;
-use crate::{format::Address, operations_log::Archive, tables::Tables};
+use crate::{
+    container::{ContainerReader, Pace},
+    format::{Address, container::ContainerKind},
+    operations_log::Archive,
+    tables::Tables,
+};
 
 /// The files of the index.
 pub struct ChunkIndex {
@@ -21,11 +26,20 @@ impl ChunkIndex {
     /// # Errors
     /// Errors of the system.
     pub fn open(archive: Arc<Archive>, tables: &Tables) -> Result<ChunkIndex> {
+        ChunkIndex::open_paced(archive, tables, &Pace::default())
+    }
+
+    /// The same in the background.
+    pub(crate) fn open_paced(
+        archive: Arc<Archive>,
+        tables: &Tables,
+        pace: &Pace,
+    ) -> Result<ChunkIndex> {
         let mut files = Vec::new();
         let all: u64 = tables.index.files.iter().map(|file| u64::from(file.pages)).sum();
         for file in &tables.index.files {
             let cache = archive.settings.page_cache_bytes * u64::from(file.pages) / all.max(1);
-            match OpenIndex::open(&archive, file, cache) {
+            match OpenIndex::open(&archive, file, cache, pace) {
                 Ok(open) => files.push(open),
                 Err(error) if matches!(error.kind(), Kind::NotFound | Kind::Corrupt) => {}
                 Err(error) => return Err(error),
@@ -68,4 +82,28 @@ impl ChunkIndex {
     pub fn filter_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.filter.bytes()).sum()
     }
+}
+
+/// Chunks of imported containers that the index does not find; each of them would be stored again.
+/// Reads the metadata of all containers: for tests and simulations.
+///
+/// # Errors
+/// Errors of the system, and of damaged containers.
+pub fn not_found(archive: &Arc<Archive>) -> Result<u64> {
+    let guard = archive.guard_epoch()?;
+    let tables = &guard.tables;
+    let reader = ContainerReader::new(archive.clone());
+    let mut index = ChunkIndex::open(archive.clone(), tables)?;
+    let mut missing = 0;
+    for container in &tables.containers {
+        let container = container?;
+        let is_imported = container.logged <= tables.index.upto;
+        if !is_imported || container.stored.kind != ContainerKind::Data {
+            continue;
+        }
+        for chunk in reader.metadata(&container)?.chunks {
+            missing += u64::from(index.look_up(&chunk.fingerprint, true)?.is_none());
+        }
+    }
+    Ok(missing)
 }

@@ -17,15 +17,25 @@
 //! | [`auxiliary_index`] | new entries, in memory |
 //! | [`file`](mod@file) | one file: pages, Bloom filter, merging |
 //! | [`index`] | look-ups in all files |
+//! | [`merge`] | files read together and written as one |
 //! | [`import`](mod@import) | new entries written to files |
+//! | [`run_merge`] | runs merged beside puts, in portions |
 
 mod auxiliary_index;
 mod file;
 mod import;
 mod index;
+mod merge;
+mod run_merge;
 
 pub(crate) use self::{
     auxiliary_index::{Auxiliary, ByFingerprint},
-    import::{import, load_recent},
+    file::Entry,
+    import::{Importing, import, load_recent, write_run},
+    run_merge::{RunMerge, first_to_merge},
 };
-pub use self::{file::PAGE_BYTES, import::rebuild, index::ChunkIndex};
+pub use self::{
+    file::PAGE_BYTES,
+    import::rebuild,
+    index::{ChunkIndex, not_found},
+};

@@ -20,7 +20,7 @@ use crate::{
         parameters::GROUP_BYTES,
         record::Pieces,
     },
-    tables::{Container, Tables},
+    tables::{Container, Found, Tables},
 };
 
 /// Bytes of expanded groups that are kept.
@@ -104,7 +104,7 @@ impl ChunkReader {
             for chunk in chunks {
                 let key = (metadata.id, chunk.group);
                 if !self.groups.contains_key(&key) {
-                    self.load(container_reader, container, &metadata, chunk.group, last)?;
+                    self.load(container_reader, &container, &metadata, chunk.group, last)?;
                 }
                 let bytes = self
                     .groups
@@ -118,15 +118,16 @@ impl ChunkReader {
     }
 
     /// The container that has the chunk, its metadata, and the chunk's place in it.
-    pub(crate) fn find<'a>(
+    pub(crate) fn find(
         &mut self,
-        tables: &'a Tables,
+        tables: &Tables,
         container_reader: &ContainerReader,
         address: Address,
-    ) -> Result<Option<(&'a Container, Arc<Metadata>, usize)>> {
+    ) -> Result<Option<(Found, Arc<Metadata>, usize)>> {
         let mut damaged = None;
         for container in tables.places(address.container) {
-            match self.metadata(container_reader, container) {
+            let container = container?;
+            match self.metadata(container_reader, &container) {
                 Ok(metadata) => {
                     if let Ok(at) =
                         metadata.chunks.binary_search_by_key(&address, |chunk| chunk.first)

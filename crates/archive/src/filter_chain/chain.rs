@@ -111,10 +111,15 @@ impl FilterChain {
 
     /// The index was imported: looks at the new files from now on.
     pub(crate) fn renew_index(&mut self, tables: &Tables) -> Result<()> {
-        let reads = self.index.page_reads;
-        self.index = ChunkIndex::open(self.archive.clone(), tables)?;
-        self.index.page_reads = reads;
+        self.take_index(ChunkIndex::open(self.archive.clone(), tables)?);
         Ok(())
+    }
+
+    /// The same with files that are open already.
+    pub(crate) fn take_index(&mut self, index: ChunkIndex) {
+        let reads = self.index.page_reads;
+        self.index = index;
+        self.index.page_reads = reads;
     }
 
     /// Takes the tables as they are now: chunks that were seen before may be condemned or damaged
@@ -263,10 +268,15 @@ impl Known<'_> {
         ];
         let closed = closed.map(|(bits, rule)| self.archive.keeps(rule).then_some(bits));
         for container in self.tables.places(address.container) {
+            let container = match container {
+                // A chunk that can't be looked up is stored anew.
+                Err(error) if is_damage(&error) => continue,
+                found => found?,
+            };
             let home = container.stored.id;
             if !self.cache.holds(home) {
                 counts.metadata_reads += 1;
-                match self.container_reader.metadata(container) {
+                match self.container_reader.metadata(&container) {
                     Ok(metadata) => self.cache.insert(metadata, &closed),
                     // A chunk whose container can't show it is stored anew.
                     Err(error) if is_damage(&error) => continue,

@@ -43,6 +43,10 @@ const FEATURE_FINGERPRINT: u64 = 8;
 /// Needed to read: volumes may be clones, whose maps share pages.
 const FEATURE_CLONES: u64 = 16;
 
+/// Needed to read: leaves of the container table are read when they are looked at, so a snapshot says
+/// what else would be found by reading all of them, and which pages wait for readers.
+const FEATURE_ON_DEMAND: u64 = 32;
+
 /// Needed to change it: new chunks of streams are gathered, sorted and encoded at once. Whoever does
 /// not know it would write copies first.
 const FEATURE_GATHERED: u64 = 1;
@@ -74,6 +78,8 @@ pub struct Label {
     pub trees: bool,
     /// A checkpoint writes the leaves of the tables that changed.
     pub leaves: bool,
+    /// Leaves of the container table are read when they are looked at.
+    pub on_demand: bool,
     /// Volumes may be clones of others.
     pub clones: bool,
     /// How chunks are fingerprinted, with the secret as key.
@@ -89,6 +95,8 @@ pub struct Kinds {
     pub trees: bool,
     /// A checkpoint writes the leaves of the tables that changed.
     pub leaves: bool,
+    /// Leaves of the container table are read when they are looked at.
+    pub on_demand: bool,
     /// Volumes may be clones of others.
     pub clones: bool,
 }
@@ -129,6 +137,7 @@ impl Label {
             late: self.late.is_some(),
             trees: self.trees,
             leaves: self.leaves,
+            on_demand: self.on_demand,
             clones: self.clones,
         }
     }
@@ -139,7 +148,8 @@ impl Label {
         let mut w = Writer::default();
         let named = self.fingerprint != Algorithm::Blake3;
         let gathers = self.late.map_or(0, |rad| rad.gathers);
-        let has_features = self.trees || self.leaves || self.clones || named || gathers > 0;
+        let has_features =
+            self.trees || self.leaves || self.on_demand || self.clones || named || gathers > 0;
         let version = match (has_features, self.late.is_some()) {
             (true, _) => VERSION_FEATURES,
             (false, true) => VERSION_LATE,
@@ -171,6 +181,7 @@ impl Label {
                 (self.late.is_some(), FEATURE_LATE),
                 (self.trees, FEATURE_TREES),
                 (self.leaves, FEATURE_LEAVES),
+                (self.on_demand, FEATURE_ON_DEMAND),
                 (named, FEATURE_FINGERPRINT),
                 (self.clones, FEATURE_CLONES),
             ];
@@ -235,6 +246,7 @@ impl Label {
             late: None,
             trees: false,
             leaves: false,
+            on_demand: false,
             clones: false,
             fingerprint: Algorithm::Blake3,
         };
@@ -242,6 +254,10 @@ impl Label {
             if version == VERSION_FEATURES { features(bytes)? } else { (0, 0) };
         label.trees = features & FEATURE_TREES != 0;
         label.leaves = features & FEATURE_LEAVES != 0;
+        label.on_demand = features & FEATURE_ON_DEMAND != 0;
+        if label.on_demand && !label.leaves {
+            return Err(corrupt("the label's features can't be true"));
+        }
         label.clones = features & FEATURE_CLONES != 0;
         if features & FEATURE_FINGERPRINT != 0 {
             label.fingerprint = Algorithm::from_code(fingerprint)
@@ -278,8 +294,12 @@ fn features(bytes: &[u8]) -> Result<(u64, u64)> {
             ),
         )),
     };
-    let known =
-        FEATURE_LATE | FEATURE_TREES | FEATURE_LEAVES | FEATURE_FINGERPRINT | FEATURE_CLONES;
+    let known = FEATURE_LATE
+        | FEATURE_TREES
+        | FEATURE_LEAVES
+        | FEATURE_FINGERPRINT
+        | FEATURE_CLONES
+        | FEATURE_ON_DEMAND;
     unknown(read, known, "to read it")?;
     unknown(write, FEATURE_GATHERED, "to change it")?;
     Ok((read, write))
@@ -358,6 +378,7 @@ mod tests {
             late: None,
             trees: false,
             leaves,
+            on_demand: false,
             clones: false,
             fingerprint: Algorithm::Blake3,
         }
@@ -375,6 +396,16 @@ mod tests {
         bytes[LABEL_BYTES - 8..].copy_from_slice(&checksum.to_le_bytes());
         let Found::Bad(error) = Label::decode(&bytes) else { panic!("it was taken") };
         assert!(error.kind() == Kind::Unsupported && error.to_string().contains("feature 7"));
+    }
+
+    #[test]
+    fn rule_47_a_label_with_leaves_on_demand_has_a_bit_of_its_own() {
+        let on_demand = Label { on_demand: true, ..label(true) };
+        let bytes = on_demand.encode();
+        assert_eq!((bytes[8], bytes[FEATURES_AT]), (3, 4 | 32));
+        assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == on_demand));
+        let without_leaves = Label { leaves: false, ..on_demand }.encode();
+        assert!(matches!(Label::decode(&without_leaves), Found::Bad(_)));
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub struct Place {
 }
 
 /// A container as the log lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
     /// Its number.
     pub id: ContainerId,

@@ -191,7 +191,7 @@ impl Collection {
         match self.step {
             Step::Count => Some(tables.differences.len() as u64),
             Step::Recheck | Step::Merge => Some(tables.condemned.len() as u64),
-            Step::LateEncoding => Some(self.due_for_encoding(&tables).len() as u64),
+            Step::LateEncoding => Some(tables.replicated().1),
             Step::Free | Step::Condemn | Step::Last | Step::Over => None,
         }
     }
@@ -248,7 +248,7 @@ impl Collection {
                     let Options { now, trash, keep_partial, .. } = self.options;
                     self.done.expired += expire(&self.archive, now, trash, keep_partial)?;
                 }
-                match self.rewriter.count(rad::changed)? {
+                match self.rewriter.count(true, rad::changed)? {
                     Counted::Portion if !self.archive.keeps(Rule::AllCountedFirst) => {
                         self.looked = self.condemn()?;
                         if self.looked { Step::Recheck } else { Step::Count }
@@ -287,8 +287,8 @@ impl Collection {
     }
 
     /// Containers that are to be encoded late now.
-    pub(super) fn due_for_encoding(&self, tables: &Tables) -> BTreeSet<ContainerId> {
-        self.late_encoding.due(&self.archive, tables).into_iter().collect()
+    pub(super) fn due_for_encoding(&self, tables: &Tables) -> Result<BTreeSet<ContainerId>> {
+        Ok(self.late_encoding.due(&self.archive, tables)?.into_iter().collect())
     }
 
     /// Encodes some containers late; false when there are no more.

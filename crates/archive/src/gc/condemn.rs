@@ -40,7 +40,7 @@ impl Collection {
         // be a killed put's: no count is known, so all their chunks are condemned.
         for (id, at) in &tables.unfinished {
             let Some(container) =
-                tables.containers.get(id).filter(|container| container.logged > counted)
+                tables.containers.get(id)?.filter(|container| container.logged > counted)
             else {
                 continue;
             };
@@ -52,13 +52,12 @@ impl Collection {
         }
         // Late encoding leaves condemned chunks behind, so a container that is due for it is
         // condemned however full it is.
-        let due_for_encoding = self.due_for_encoding(&tables);
+        let due_for_encoding = self.due_for_encoding(&tables)?;
         let (mut containers, mut bytes) = (Vec::new(), 0);
         for (id, (number, bits)) in dead {
-            let live = tables
-                .containers
-                .get(&id)
-                .map_or(0, |container| container.stored.chunks.saturating_sub(number));
+            let container = tables.containers.get(&id)?;
+            let live =
+                container.map_or(0, |container| container.stored.chunks.saturating_sub(number));
             let all = number + live;
             // A container that is half full or more is left alone: later puts may name its dead
             // chunks again.
@@ -138,28 +137,30 @@ impl Collection {
             }
             spared.sort_unstable();
             spared.dedup();
-            let dead = tables.condemned.iter().filter(|(id, bits)| {
-                let chunks = tables
-                    .containers
-                    .get(id)
-                    .map_or(0, |container| container.stored.chunks as usize);
-                spared.binary_search(id).is_err() && (0..chunks).all(|n| is_condemned(bits, n))
-            });
-            let containers: Vec<ContainerId> = dead.map(|(&id, _)| id).collect();
+            let (mut containers, mut bytes) = (Vec::<ContainerId>::new(), 0);
+            for (id, bits) in &tables.condemned {
+                if spared.binary_search(id).is_ok() {
+                    continue;
+                }
+                let container = tables.containers.get(id)?;
+                let stored = container.map(|container| container.stored);
+                let chunks = stored.map_or(0, |stored| stored.chunks as usize);
+                if (0..chunks).all(|n| is_condemned(bits, n)) {
+                    containers.push(*id);
+                    bytes += stored.map_or(0, |stored| tables.taken(&stored.place));
+                }
+            }
             if containers.is_empty() && spared.is_empty() {
                 return Ok(true);
             }
             let (dropped, looked_at) = (containers.len() as u64, tables.differences.len());
-            let bytes: u64 = containers
-                .iter()
-                .filter_map(|id| tables.containers.get(id))
-                .map(|container| tables.taken(&container.stored.place))
-                .sum();
             let mut again = false;
             self.archive.commit(true, |now| {
                 // Streams came or went meanwhile, or a put gave up containers that it had listed.
-                again = now.differences.len() != looked_at
-                    || containers.iter().any(|id| !now.containers.contains_key(id));
+                again = now.differences.len() != looked_at;
+                for id in &containers {
+                    again |= !now.containers.contains_key(id)?;
+                }
                 Ok(if again { Vec::new() } else { vec![Record::Dropped { containers, spared }] })
             })?;
             if !again {
@@ -180,6 +181,7 @@ impl Collection {
         for &(first, count) in runs {
             let slots = usize::from(first.slot)..usize::from(first.slot) + count;
             for home in tables.places(first.container) {
+                let home = home?;
                 let Some(bits) = tables.condemned.get(&home.stored.id) else { continue };
                 let needed = if home.merged.is_empty() {
                     slots.clone().any(|slot| is_condemned(bits, slot))
@@ -187,7 +189,7 @@ impl Collection {
                     let metadata = self
                         .rewriter
                         .chunk_reader
-                        .metadata(&self.rewriter.container_reader, home)?;
+                        .metadata(&self.rewriter.container_reader, &home)?;
                     let place = |slot| {
                         metadata
                             .chunks

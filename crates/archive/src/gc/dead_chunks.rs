@@ -46,6 +46,7 @@ impl DeadChunks<'_> {
             return Ok(());
         }
         for home in self.tables.places(id) {
+            let home = home?;
             let spared =
                 self.tables.unfinished.get(&home.stored.id).is_some_and(|at| {
                     at.saturating_add(self.options.keep_partial) > self.options.now
@@ -53,7 +54,7 @@ impl DeadChunks<'_> {
             if spared {
                 continue;
             }
-            let unused = self.unused(home, id, counts)?;
+            let unused = self.unused(&home, id, counts)?;
             let chunks = home.stored.chunks as usize;
             let (number, bits) =
                 self.dead.entry(home.stored.id).or_insert_with(|| (0, vec![0; chunks.div_ceil(8)]));

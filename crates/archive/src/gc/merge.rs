@@ -21,25 +21,30 @@ impl Collection {
     pub(super) fn merge(&mut self) -> Result<bool> {
         let tables = self.archive.refresh()?;
         // Containers that wait for late encoding are not merged before it.
-        let due_for_encoding = self.due_for_encoding(&tables);
-        let live = |id: &ContainerId, bits: &Vec<u8>| {
-            let container = tables.containers.get(id).filter(|_| !due_for_encoding.contains(id))?;
+        let due_for_encoding = self.due_for_encoding(&tables)?;
+        let live = |id: &ContainerId, bits: &Vec<u8>| -> Result<Option<_>> {
+            let container = tables.containers.get(id)?;
+            let Some(container) = container.filter(|_| !due_for_encoding.contains(id)) else {
+                return Ok(None);
+            };
             let dead = bits.iter().map(|byte| byte.count_ones()).sum::<u32>();
             let kind = (
                 container.stored.kind == ContainerKind::Recipes,
                 tables.class(&container.stored.place).0,
             );
-            Some((kind, container.stored.chunks.saturating_sub(dead), *id))
+            Ok(Some((kind, container.stored.chunks.saturating_sub(dead), *id)))
         };
+        let candidates =
+            tables.condemned.iter().filter_map(|(id, bits)| live(id, bits).transpose());
         let mut candidates: Vec<((bool, Class), u32, ContainerId)> =
-            tables.condemned.iter().filter_map(|(id, bits)| live(id, bits)).collect();
+            candidates.collect::<Result<_>>()?;
         // The emptiest containers free the most space for each copied chunk.
         candidates.sort_unstable();
         let Some(&(kind, ..)) = candidates.first() else { return Ok(false) };
         let (mut from, mut chunks, mut bytes) = (Vec::new(), Vec::new(), 0);
         for &(_, _, id) in candidates.iter().filter(|candidate| candidate.0 == kind) {
-            let Some(container) = tables.containers.get(&id) else { continue };
-            match self.rewriter.live_chunks(&tables, container) {
+            let Some(container) = tables.containers.get(&id)? else { continue };
+            match self.rewriter.live_chunks(&tables, &container) {
                 Ok(live) => {
                     let more: usize = live.iter().map(|(_, bytes)| bytes.len()).sum();
                     let full = bytes + more > self.archive.settings.container_bytes
@@ -86,8 +91,11 @@ impl Collection {
         };
         self.rewriter.appender.sync()?;
         let (merged, copied) = (from.len() as u64, chunks.len() as u64);
-        let taken = from.iter().filter_map(|id| tables.containers.get(id));
-        let taken: u64 = taken.map(|container| tables.taken(&container.stored.place)).sum();
+        let mut taken = 0;
+        for id in &from {
+            let container = tables.containers.get(id)?;
+            taken += container.map_or(0, |container| tables.taken(&container.stored.place));
+        }
         let freed = taken.saturating_sub(u64::from(stored.place.bytes));
         let mut gone = false;
         let committed = self.archive.commit(true, |now| {

@@ -63,13 +63,13 @@ pub fn survey(archive: &Arc<Archive>, options: Options) -> Result<Survey> {
     let tables = without(&guard.tables, expired)?;
     let mut found = count(archive, &tables, options)?;
     found.waiting_bytes = tables.waiting_to_be_freed.keys().map(|place| tables.taken(place)).sum();
-    found.unfinished_bytes = tables
-        .unfinished
-        .iter()
-        .filter(|(_, at)| at.saturating_add(options.keep_partial) > options.now)
-        .filter_map(|(id, _)| tables.containers.get(id))
-        .map(|container| tables.taken(&container.stored.place))
-        .sum();
+    for (id, at) in &tables.unfinished {
+        if at.saturating_add(options.keep_partial) > options.now
+            && let Some(container) = tables.containers.get(id)?
+        {
+            found.unfinished_bytes += tables.taken(&container.stored.place);
+        }
+    }
     kept.sort_unstable_by_key(|(until, _)| *until);
     if let (Some(first), Some(last)) = (kept.first(), kept.last()) {
         found.trash.until = (first.0, last.0);
@@ -95,7 +95,7 @@ fn count(archive: &Arc<Archive>, tables: &Tables, options: Options) -> Result<Su
     Rewriter::new(archive).counts(tables, &mut |id, counts| found.look(id, counts))?;
     let mut survey = Survey::default();
     for (id, (dead, _)) in found.dead {
-        let Some(container) = tables.containers.get(&id).filter(|_| dead > 0) else { continue };
+        let Some(container) = tables.containers.get(&id)?.filter(|_| dead > 0) else { continue };
         let all = u64::from(container.stored.chunks).max(1);
         let (taken, dead) = (tables.taken(&container.stored.place), u64::from(dead).min(all));
         let dead_bytes = taken.saturating_mul(dead) / all;

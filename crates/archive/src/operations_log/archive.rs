@@ -18,7 +18,7 @@ use crate::{
     memory::{Budget, BufferPool},
     rules::Rule,
     settings::{Format, Settings},
-    tables::Tables,
+    tables::{LeafStore, Tables},
 };
 
 /// Bytes of the reserve that are given up at once.
@@ -35,6 +35,8 @@ pub struct Archive {
     position: Mutex<LogPosition>,
     /// The budget for structures whose sizes the medium states.
     pub(super) budget: Arc<Budget>,
+    /// Reads leaves of the tables when they are looked at.
+    pub(super) leaves: Arc<LeafStore>,
     /// Memory of containers.
     pub(crate) buffers: Arc<BufferPool>,
 }
@@ -82,6 +84,7 @@ impl Archive {
             clones: format.clones,
             fingerprint: format.fingerprint,
             leaves: format.leaves,
+            on_demand: format.leaves && format.on_demand,
         };
         for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
             fresh(files, name)?;
@@ -162,7 +165,10 @@ impl Archive {
         }
         let identity = label.identity();
         let budget = Budget::new(settings.memory);
-        let position = LogPosition::load_newest(files, &identity, &label, settings, None, &budget)?;
+        let late = label.late.is_some();
+        let leaves = LeafStore::new(files.clone(), identity, settings, late, budget.clone());
+        let from = (&budget, &leaves);
+        let position = LogPosition::load_newest(files, &identity, &label, settings, None, from)?;
         if writes {
             if files.spread() != ONE_DIRECTORY {
                 position.read_log(&identity, settings, &budget)?;
@@ -179,10 +185,18 @@ impl Archive {
             files: files.clone(),
             position: Mutex::new(position),
             budget,
+            leaves,
             buffers: Arc::default(),
         };
         archive.replay_new_frames(&mut archive.position.lock())?;
+        archive.leaves.opened();
         Ok(archive)
+    }
+
+    /// Bytes of memory of the leaves of tables that were read when they were looked at, and are kept.
+    #[must_use]
+    pub fn leaf_bytes(&self) -> u64 {
+        self.leaves.bytes()
     }
 
     /// The archive's label.
@@ -198,6 +212,12 @@ impl Archive {
     /// The same, unless somebody looks at the log or writes it just now: this waits for no disk.
     pub fn tables_at_once(&self) -> Option<Arc<Tables>> {
         self.position.try_lock().map(|position| position.tables.clone())
+    }
+
+    /// Where this process is in the log, and the leaves that it holds until the next snapshot, unless
+    /// somebody looks at the log or writes it just now.
+    pub(super) fn position_at_once(&self) -> Option<(u64, usize)> {
+        self.position.try_lock().map(|position| (position.end, position.tables.held_leaves()))
     }
 
     /// True after a failed write or sync of this process: its last frame may be in the log or not,

@@ -23,10 +23,12 @@
 //! | [`snapshot`] | snapshots, written and read |
 //! | [`position`] | how far a process has followed the log |
 //! | [`commit`] | changes appended, those of others replayed, a new log begun |
+//! | [`checkpoint`] | a new log begun beside clients, in portions |
 //! | [`leaf_check`] | the copies of the tables' leaves looked at |
 //! | [`epochs`] | what readers keep from being freed |
 
 mod archive;
+mod checkpoint;
 mod commit;
 mod epochs;
 mod frames;
@@ -35,9 +37,12 @@ mod leaf_check;
 mod position;
 mod snapshot;
 
-pub(crate) use self::leaf_check::look_at_leaves;
 pub use self::{
     archive::Archive,
     epochs::EpochGuard,
     leaf_check::{mend_leaves, renew_snapshot},
+};
+pub(crate) use self::{
+    checkpoint::{Checkpointed, checkpoint_some},
+    leaf_check::look_at_leaves,
 };

@@ -22,7 +22,7 @@ use crate::{
     memory::{Budget, Drawn},
     rules::Rule,
     settings::Settings,
-    tables::Tables,
+    tables::{LeafStore, Tables},
 };
 
 /// The place in the log up to which this process has read, and the tables there.
@@ -57,16 +57,16 @@ impl LogPosition {
         label: &Label,
         settings: &Settings,
         before: Option<&Tables>,
-        budget: &Arc<Budget>,
+        (budget, leaves): (&Arc<Budget>, &Arc<LeafStore>),
     ) -> Result<LogPosition> {
+        let from = (budget, leaves);
         let is_damaged = look_for_label(&**files, true)?.1;
         let next = Label { snapshot: label.snapshot + 1, ..label.clone() };
-        let mut position = match LogPosition::load(files, identity, label, settings, before, budget)
-        {
+        let mut position = match LogPosition::load(files, identity, label, settings, before, from) {
             // The place of the label that is damaged may have named the next snapshot, which
             // has taken the place of what this one needs, and whose log let the one before go.
             Err(error) if is_damaged && (is_damage(&error) || error.kind() == Kind::NotFound) => {
-                LogPosition::load(files, identity, &next, settings, before, budget)
+                LogPosition::load(files, identity, &next, settings, before, from)
                     .map_err(|_| error)?
             }
             loaded => loaded?,
@@ -76,14 +76,8 @@ impl LogPosition {
             && position.log_goes_on(&**files, identity, settings)?;
         if is_old {
             position.drawn = Drawn::default();
-            position = LogPosition::load(
-                files,
-                identity,
-                &next,
-                settings,
-                Some(&position.tables),
-                budget,
-            )?;
+            position =
+                LogPosition::load(files, identity, &next, settings, Some(&position.tables), from)?;
         }
         if is_old || is_damaged {
             (position.generation, position.label_lost) = (label.generation + 1, true);
@@ -135,7 +129,7 @@ impl LogPosition {
         label: &Label,
         settings: &Settings,
         before: Option<&Tables>,
-        budget: &Arc<Budget>,
+        (budget, leaves): (&Arc<Budget>, &Arc<LeafStore>),
     ) -> Result<LogPosition> {
         let open = |number| files.open(&log_name(number));
         let kinds = label.kinds();
@@ -144,7 +138,8 @@ impl LogPosition {
         }
         let (mut drawn, mut snapshot_lost) = (Drawn::from(budget), None);
         let read = |number, before, drawn: &Drawn| {
-            read_snapshot(&**files, identity, (number, kinds), settings, before, drawn)
+            let known = (before, leaves);
+            read_snapshot(&**files, identity, (number, kinds), settings, known, drawn)
         };
         let tables = match read(label.snapshot, before, &drawn) {
             Ok(tables) => tables,
@@ -163,7 +158,12 @@ impl LogPosition {
                     u64::MAX,
                 )?;
                 snapshot_lost = Some(error);
-                replayed.tables.into_owned()
+                let mut tables = replayed.tables.into_owned();
+                if tables.on_demand {
+                    let epoch = tables.epoch;
+                    tables.leaf_file.await_all(&**files, epoch)?;
+                }
+                tables
             }
             Err(error) => return Err(error),
         };

@@ -1,5 +1,7 @@
 //! Snapshots of the tables, written and read.
 
+use std::sync::Arc;
+
 use onefold_core::{Error, File, Files, Kind, Result};
 
 use crate::{
@@ -15,7 +17,7 @@ use crate::{
     leaf_file::LeafReader,
     memory::Drawn,
     settings::Settings,
-    tables::{Care, Source, Tables, WriteCost, limit_leaves},
+    tables::{Care, LeafStore, Source, Tables, WriteCost, limit_leaves},
 };
 
 const SNAPSHOT_MAGIC: &[u8; 8] = b"ONEFSNAP";
@@ -57,7 +59,7 @@ pub(crate) fn read_snapshot(
     identity: &Identity,
     (number, kinds): (u64, Kinds),
     settings: &Settings,
-    before: Option<&Tables>,
+    (before, store): (Option<&Tables>, &Arc<LeafStore>),
     drawn: &Drawn,
 ) -> Result<Tables> {
     let damaged = |why: &str| corrupt(format!("snapshot {number}: {why}"));
@@ -87,7 +89,8 @@ pub(crate) fn read_snapshot(
     if identity.checksum(&body) != sum {
         return Err(damaged("it fails its checksum"));
     }
-    let leaves = &mut Source { reader: LeafReader::new(files, identity, settings), before };
+    let reader = LeafReader::new(files, identity, settings);
+    let leaves = &mut Source { reader, before, store, number };
     let read = Tables::decode_within(&body, files.spread(), kinds, drawn, Some(leaves));
     let read = read.and_then(|mut tables| {
         drop(body);

@@ -119,13 +119,13 @@ impl LateEncoding {
     }
 
     /// Containers that are to be encoded late now.
-    pub(crate) fn due(&self, archive: &Archive, tables: &Tables) -> Vec<ContainerId> {
+    pub(crate) fn due(&self, archive: &Archive, tables: &Tables) -> Result<Vec<ContainerId>> {
         if self.is_full {
-            return Vec::new();
+            return Ok(Vec::new());
         }
-        let mut found = tables.due_for_encoding(archive.label().late, self.all, self.partial);
+        let mut found = tables.due_for_encoding(archive.label().late, self.all, self.partial)?;
         found.retain(|id| !self.stays.contains(id));
-        found
+        Ok(found)
     }
 
     /// Encodes some containers; false when there are no more.
@@ -147,10 +147,10 @@ impl LateEncoding {
     }
 
     fn begin_batch(&mut self, rewriter: &mut Rewriter, tables: &Tables) -> Result<Batch> {
-        let rest: VecDeque<ContainerId> = self.due(&rewriter.archive, tables).into();
+        let rest: VecDeque<ContainerId> = self.due(&rewriter.archive, tables)?.into();
         let mut chunks: BTreeMap<u16, u64> = BTreeMap::new();
         if !rest.is_empty() {
-            let known = numbers(tables, rest.iter());
+            let known = numbers(tables, rest.iter())?;
             let mut counts = CountsReader::open(&rewriter.archive, tables.counts, &rewriter.pace)?;
             while let Some((id, counts)) = counts.next()? {
                 if known.contains(&id) {
@@ -173,8 +173,8 @@ impl LateEncoding {
     ) -> Result<()> {
         let mut slots = 0;
         while let Some(id) = batch.rest.front().copied() {
-            let chunks =
-                tables.containers.get(&id).map_or(0, |container| container.stored.chunks as usize);
+            let container = tables.containers.get(&id)?;
+            let chunks = container.map_or(0, |container| container.stored.chunks as usize);
             if slots > 0 && slots + chunks > rewriter.archive.settings.count_slots {
                 break;
             }
@@ -186,7 +186,7 @@ impl LateEncoding {
         if batch.next.is_empty() {
             return Ok(());
         }
-        let known = numbers(tables, batch.next.iter());
+        let known = numbers(tables, batch.next.iter())?;
         let mut counts = CountsReader::open(&rewriter.archive, tables.counts, &rewriter.pace)?;
         while let Some((id, counts)) = counts.next()? {
             if known.contains(&id) {
@@ -206,8 +206,8 @@ impl LateEncoding {
         while from.len() < ROUND
             && let Some(id) = batch.next.pop_front()
         {
-            let Some(container) = tables.containers.get(&id) else { continue };
-            match rewriter.live_chunks(tables, container) {
+            let Some(container) = tables.containers.get(&id)? else { continue };
+            match rewriter.live_chunks(tables, &container) {
                 Ok(live) => {
                     moving.extend(live.into_iter().filter_map(|(chunk, bytes)| {
                         let count = batch.count(chunk.first);
@@ -262,9 +262,9 @@ impl LateEncoding {
         let committed = rewriter.archive.commit(true, |now| {
             // Only a collection changes these containers; one that changed all the same is left to
             // the next collection.
-            gone = planned.iter().any(|(id, bits)| {
-                !now.containers.contains_key(id) || now.condemned.get(id) != bits.as_ref()
-            });
+            for (id, bits) in &planned {
+                gone |= !now.containers.contains_key(id)? || now.condemned.get(id) != bits.as_ref();
+            }
             Ok(if gone { Vec::new() } else { vec![Record::LateEncoded { from, to }] })
         });
         match committed {
@@ -372,10 +372,17 @@ pub(crate) fn changed(
     if !tables.late {
         return Ok(Vec::new());
     }
+    let mut looked_up = Ok(());
     let mut touch = |first: Address, at: u64| {
-        for home in tables.places(first.container).filter(|home| home.changed < at) {
-            if tables.class(&home.stored.place).0 == Class::Replicated {
-                changed.insert(home.stored.id, at);
+        for home in tables.places(first.container) {
+            match home {
+                Ok(home) if home.changed < at => {
+                    if tables.class(&home.stored.place).0 == Class::Replicated {
+                        changed.insert(home.stored.id, at);
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => looked_up = Err(error),
             }
         }
     };
@@ -389,6 +396,7 @@ pub(crate) fn changed(
             other => other?,
         }
     }
+    looked_up?;
     Ok(changed.into_iter().collect())
 }
 
@@ -396,8 +404,12 @@ pub(crate) fn changed(
 fn numbers<'a>(
     tables: &Tables,
     containers: impl Iterator<Item = &'a ContainerId>,
-) -> BTreeSet<ContainerId> {
-    containers.filter_map(|id| tables.containers.get(id)).flat_map(Tables::numbers_of).collect()
+) -> Result<BTreeSet<ContainerId>> {
+    let mut known = BTreeSet::new();
+    for id in containers {
+        known.extend(tables.containers.get(id)?.iter().flat_map(|container| container.numbers()));
+    }
+    Ok(known)
 }
 
 #[cfg(test)]

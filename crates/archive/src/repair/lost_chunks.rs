@@ -49,20 +49,23 @@ pub struct Restored {
 /// # Errors
 /// Errors of the system.
 pub fn record_damage(archive: &Archive, rotten: &BTreeMap<ContainerId, Vec<u8>>) -> Result<()> {
-    let new = |tables: &Tables| {
+    let new = |tables: &Tables| -> Result<Vec<_>> {
         let in_it = |known: &Vec<u8>, bits: &[u8]| {
             bits.iter().enumerate().all(|(n, bits)| bits & !known.get(n).unwrap_or(&0) == 0)
         };
         let known = |id: &ContainerId, bits: &Vec<u8>| {
             tables.damaged.get(id).is_some_and(|known| in_it(known, bits))
         };
-        let there = rotten
-            .iter()
-            .filter(|(id, bits)| tables.containers.contains_key(id) && !known(id, bits));
-        there.map(|(id, bits)| (*id, bits.clone())).collect::<Vec<_>>()
+        let mut there = Vec::new();
+        for (id, bits) in rotten.iter().filter(|(id, bits)| !known(id, bits)) {
+            if tables.containers.contains_key(id)? {
+                there.push((*id, bits.clone()));
+            }
+        }
+        Ok(there)
     };
     archive.commit(true, |tables| {
-        let containers = new(tables);
+        let containers = new(tables)?;
         if containers.is_empty() {
             return Ok(Vec::new());
         }
@@ -129,8 +132,8 @@ impl Restoration<'_> {
             }
         }
         for (home, chunks) in &by_home {
-            let Some(container) = self.tables.containers.get(home) else { continue };
-            let chunks = self.rewrite(container, chunks, &copies)?;
+            let Some(container) = self.tables.containers.get(home)? else { continue };
+            let chunks = self.rewrite(&container, chunks, &copies)?;
             restored.chunks += chunks;
             restored.containers += u64::from(chunks > 0);
         }
@@ -138,12 +141,17 @@ impl Restoration<'_> {
     }
 
     /// The container to write again for a chunk: of those where chunks of its number lie the one
-    /// that shows it, or that shows nothing any more, or the smallest.
+    /// that shows it, or that shows nothing any more, or the smallest. Those that can't be looked up
+    /// are left as they are.
     fn home(&self, address: Address) -> Result<Option<ContainerId>> {
         let (mut dark, mut smallest) = (None, None);
         for container in self.tables.places(address.container) {
+            let container = match container {
+                Err(error) if is_damage(&error) => continue,
+                found => found?,
+            };
             let id = container.stored.id;
-            match self.rewriter.container_reader.metadata(container) {
+            match self.rewriter.container_reader.metadata(&container) {
                 Ok(metadata) if metadata.find(address).is_some() => return Ok(Some(id)),
                 Ok(metadata) => {
                     smallest = smallest.into_iter().chain([(metadata.chunks.len(), id)]).min()
@@ -164,12 +172,16 @@ impl Restoration<'_> {
         let mut copies: HashMap<Fingerprint, Address> = HashMap::new();
         let wanted: HashSet<Fingerprint> = lost.values().copied().collect();
         let total = self.tables.containers.len() as u64;
-        for (n, container) in self.tables.containers.values().enumerate() {
+        for (n, container) in self.tables.containers.iter().enumerate() {
             progress(n as u64, total);
             if copies.len() == wanted.len() {
                 break;
             }
-            let metadata = match self.rewriter.container_reader.metadata(container) {
+            let container = match container {
+                Err(error) if is_damage(&error) => continue,
+                found => found?,
+            };
+            let metadata = match self.rewriter.container_reader.metadata(&container) {
                 Err(error) if is_damage(&error) => continue,
                 metadata => metadata?,
             };
@@ -279,7 +291,7 @@ impl Restoration<'_> {
         self.rewriter.appender.sync()?;
         let mut done = false;
         self.archive.commit(true, |now| {
-            done = now.containers.get(&old.id).is_some_and(|now| now.stored == *old);
+            done = now.containers.get(&old.id)?.is_some_and(|now| now.stored == *old);
             Ok(if done { vec![Record::Merged { from: vec![old.id], to }] } else { Vec::new() })
         })?;
         Ok(if done { restored } else { 0 })

@@ -39,13 +39,14 @@ pub struct Rebuilt {
 pub(crate) type Progress<'a> = dyn FnMut(u64, u64) + 'a;
 
 /// The places of all containers by their segments.
-fn places(archive: &Archive) -> BTreeMap<u32, Vec<Place>> {
+fn places(archive: &Archive) -> Result<BTreeMap<u32, Vec<Place>>> {
     let mut places: BTreeMap<u32, Vec<Place>> = BTreeMap::new();
-    for container in archive.tables().containers.values() {
-        places.entry(container.stored.place.segment).or_default().push(container.stored.place);
+    for container in &archive.tables().containers {
+        let place = container?.stored.place;
+        places.entry(place.segment).or_default().push(place);
     }
     places.values_mut().for_each(|places| places.sort_unstable());
-    places
+    Ok(places)
 }
 
 /// Looks at every unit of all containers, parity included; with `mends` makes bad ones anew on
@@ -61,7 +62,7 @@ pub fn repair(
 ) -> Result<Rebuilt> {
     // Nothing that is looked at moves away.
     let _guard = archive.guard_epoch()?;
-    let (places, mut done) = (places(archive), Rebuilt::default());
+    let (places, mut done) = (places(archive)?, Rebuilt::default());
     let (total, mut looked) = (places.values().map(Vec::len).sum::<usize>() as u64, 0);
     for (segment, places) in places {
         let segment = Segment::of(nodes.shared(), &segment_name(segment))?;
@@ -118,7 +119,7 @@ pub fn replace(
     archive.refresh()?;
     let cursor = begin(nodes, replacement)?;
     let epoch = shared.state.lock().view.epoch;
-    let (places, mut done) = (places(archive), Rebuilt { nodes: 1, ..Rebuilt::default() });
+    let (places, mut done) = (places(archive)?, Rebuilt { nodes: 1, ..Rebuilt::default() });
     let (total, mut filled) = (places.values().map(Vec::len).sum::<usize>() as u64, 0);
     for (segment, places) in places {
         let name = segment_name(segment);

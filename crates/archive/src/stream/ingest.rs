@@ -5,8 +5,8 @@
 //! Before one stream commits, the containers of all are synced: its chunks may be duplicates of
 //! theirs.
 //!
-//! *Locks:* in the order `lookup`, `pending`, the archive's, `auxiliary`. None is held while a
-//! stream waits for its source.
+//! *Locks:* in the order `merging`, `lookup`, `pending`, the archive's, `auxiliary`. None is held
+//! while a stream waits for its source.
 //!
 //! *Failures:* when a sync fails, or a write for another reason than a full disk, containers that
 //! were written and not listed count as lost: all sessions of that time end, and later ones write
@@ -21,7 +21,7 @@ use onefold_core::{Error, Hold, Kind, Lock, Result};
 use parking_lot::Mutex;
 
 use crate::{
-    chunk_index::{Auxiliary, import, load_recent},
+    chunk_index::{Auxiliary, ChunkIndex, Importing, RunMerge, import, load_recent},
     container::{Appender, ContainerReader, Ids, class_of},
     filter_chain::FilterChain,
     format::{
@@ -46,6 +46,8 @@ pub struct Ingest {
     pub(super) lookup: Mutex<Lookup>,
     pub(super) pending: Mutex<PendingContainers>,
     pub(crate) imported: Imported,
+    /// Held by whoever imports. Runs of the index that are being merged, in portions.
+    pub(super) merging: Mutex<Option<RunMerge>>,
     /// Bytes of memory that all streams gathered.
     pub(super) gathered: Arc<AtomicU64>,
     sessions: AtomicU64,
@@ -57,6 +59,13 @@ pub struct Ingest {
 pub(crate) struct Lookup {
     pub(super) chain: FilterChain,
     pub(super) ids: Ids,
+}
+
+impl Lookup {
+    /// The chain looks into these files of the index from now on.
+    pub(super) fn take_index(&mut self, index: ChunkIndex) {
+        self.chain.take_index(index);
+    }
 }
 
 /// Containers between their write and their session's end.
@@ -122,6 +131,7 @@ impl Ingest {
             lookup: Mutex::new(lookup),
             pending: Mutex::new(pending),
             imported: Arc::default(),
+            merging: Mutex::default(),
             gathered: Arc::default(),
             sessions: AtomicU64::new(0),
             lasting,
@@ -161,10 +171,14 @@ impl Ingest {
     /// # Errors
     /// Errors of the system.
     pub fn import(&self, all: bool) -> Result<bool> {
+        // Whoever imports just now does no more than a portion of it: a later look imports the rest.
+        let Some(merging) = self.merging.try_lock() else { return Ok(false) };
         if self.imported.lock().is_some() {
             return Ok(false);
         }
-        let made = import(&self.archive, &self.auxiliary, all)?;
+        let number = merging.as_ref().map(RunMerge::number);
+        let Some(importing) = Importing::begin(&self.archive, number)? else { return Ok(false) };
+        let made = import(&self.archive, &self.auxiliary, all, &importing)?;
         let upto = made.map(|(_, upto)| upto);
         *self.imported.lock() = upto;
         Ok(upto.is_some())
@@ -292,7 +306,7 @@ impl PendingContainers {
         let of = |own: bool| {
             self.upto(upto)
                 .filter(move |written| (written.session == session) == own)
-                .map(|written| written.stored.clone())
+                .map(|written| written.stored)
         };
         let (own, others): (Vec<Stored>, Vec<Stored>) = (of(true).collect(), of(false).collect());
         let finished: Vec<ContainerId> =
@@ -311,7 +325,7 @@ impl PendingContainers {
         self.listed_bytes = 0;
         let count = self.upto(upto).count();
         let written: Vec<Written> = self.written.drain(..count).collect();
-        let all: Vec<Stored> = written.iter().map(|written| written.stored.clone()).collect();
+        let all: Vec<Stored> = written.iter().map(|written| written.stored).collect();
         self.listed.extend(
             written
                 .into_iter()

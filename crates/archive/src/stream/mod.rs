@@ -22,6 +22,7 @@ mod broken;
 mod by_counts;
 mod catalogue;
 mod gathered;
+mod imports;
 mod ingest;
 mod pipeline;
 mod reader;
@@ -37,6 +38,7 @@ pub use self::{
     stream_writer::{Ended, StreamWriter},
 };
 pub(crate) use self::{
+    imports::Ported,
     pipeline::{Staged, staged, stopped},
     session::{PieceWriter, Sink, Target},
     stream_writer::{Remap, Remaps},

@@ -228,12 +228,14 @@ impl StreamWriter {
         let mut places = Vec::new();
         archive.commit(true, |tables| {
             // The collector may have been there before.
-            let there = listed
-                .iter()
-                .filter_map(|id| tables.containers.get(id))
-                .map(|container| &container.stored);
-            places = there.clone().map(|stored| stored.place).collect();
-            Ok(vec![Record::Abandoned { containers: there.map(|stored| stored.id).collect() }])
+            let mut containers = Vec::new();
+            for id in &listed {
+                if let Some(container) = tables.containers.get(id)? {
+                    places.push(container.stored.place);
+                    containers.push(*id);
+                }
+            }
+            Ok(vec![Record::Abandoned { containers }])
         })?;
         let container_reader = ContainerReader::new(archive.clone());
         places.iter().try_for_each(|place| container_reader.free(place))?;

@@ -3,8 +3,9 @@
 use onefold_core::Result;
 
 use super::{
+    container::Container,
     snapshots::roots,
-    state::{Container, Difference, IndexState, PLACE_ALIGN, Segment, Tables},
+    state::{Difference, IndexState, PLACE_ALIGN, Segment, Tables},
 };
 use crate::format::{
     ContainerId,
@@ -103,15 +104,18 @@ impl Tables {
             }
             Record::Condemned { containers } => {
                 // A put may have given up containers that it had listed.
-                let there =
-                    containers.into_iter().filter(|(id, _)| self.containers.contains_key(id));
-                self.condemned.extend(there);
+                for (id, bits) in containers {
+                    if self.containers.contains_key(&id)? {
+                        self.condemned.insert(id, bits);
+                    }
+                }
                 self.advance_epoch()?;
             }
             Record::Damaged { containers } => {
-                for (id, bits) in
-                    containers.into_iter().filter(|(id, _)| self.containers.contains_key(id))
-                {
+                for (id, bits) in containers {
+                    if !self.containers.contains_key(&id)? {
+                        continue;
+                    }
                     self.damaged.change(id, |known| {
                         known.resize(known.len().max(bits.len()), 0);
                         known.iter_mut().zip(bits).for_each(|(known, bits)| *known |= bits);
@@ -132,12 +136,16 @@ impl Tables {
                 let (home, mut merged, mut logged, mut born, mut changed) =
                     (to.id, Vec::new(), 0, 0, 0);
                 for id in from {
-                    let old = self.containers.get_mut(&id).ok_or_else(|| {
+                    // What it answers to, the container where it goes does from now on.
+                    let take = |old: &mut Container| {
+                        (std::mem::take(&mut old.merged), old.logged, old.born, old.changed)
+                    };
+                    let old = self.containers.change(&id, take)?.ok_or_else(|| {
                         corrupt(format!("the log merges container {id}, which is not there"))
                     })?;
-                    let numbers = std::mem::take(&mut old.merged);
+                    let numbers = old.0;
                     (logged, born, changed) =
-                        (logged.max(old.logged), born.max(old.born), changed.max(old.changed));
+                        (logged.max(old.1), born.max(old.2), changed.max(old.3));
                     self.wait_to_be_freed(id, self.epoch)?;
                     for number in &numbers {
                         self.moved_to.change(*number, |places| {
@@ -162,9 +170,9 @@ impl Tables {
                 merged.sort_unstable();
                 merged.dedup();
                 self.count_moved(merged.len())?;
-                if let Some(container) = self.containers.get_mut(&home) {
+                self.containers.change(&home, |container| {
                     (container.merged, container.changed) = (merged, changed);
-                }
+                })?;
             }
             Record::Freed { places } => {
                 for place in places {
@@ -186,9 +194,9 @@ impl Tables {
             Record::LateEncoded { from, to } => self.apply_late_encoded(&from, to)?,
             Record::Changed { containers } => {
                 for (id, version) in containers {
-                    if let Some(container) = self.containers.get_mut(&id) {
+                    self.containers.change(&id, |container| {
                         container.changed = container.changed.max(version);
-                    }
+                    })?;
                 }
             }
             Record::SnapshotMade { snapshot, containers, finished } => {
@@ -286,8 +294,10 @@ impl Tables {
         containers.into_iter().try_for_each(|stored| self.upload(stored, sequence, version))?;
         for id in finished {
             self.unfinished.remove(id);
-            if let Some(container) = self.containers.get_mut(id).filter(|_| self.late) {
-                (container.born, container.changed) = (version, version);
+            if self.late {
+                self.containers.change(id, |container| {
+                    (container.born, container.changed) = (version, version);
+                })?;
             }
         }
         Ok(())
@@ -317,12 +327,9 @@ impl Tables {
         {
             known.insert((logged, id), ());
         }
-        if self
-            .containers
-            .insert(id, Container { stored, merged: Vec::new(), logged, born, changed: born })
-            .is_some()
-            || self.moved_to.contains_key(&id)
-        {
+        self.count_in(&stored);
+        let container = Container { stored, merged: Vec::new(), logged, born, changed: born };
+        if self.containers.insert(id, container)?.is_some() || self.moved_to.contains_key(&id) {
             return Err(corrupt(format!("the log lists container {id} twice")));
         }
         Ok(written)
@@ -332,11 +339,12 @@ impl Tables {
     pub(crate) fn wait_to_be_freed(&mut self, id: ContainerId, epoch: u32) -> Result<()> {
         let gone = self
             .containers
-            .remove(&id)
+            .remove(&id)?
             .ok_or_else(|| corrupt(format!("the log drops container {id}, which is not there")))?;
         if let Some(known) = &mut self.derived.not_imported.0 {
             known.remove(&(gone.logged, id));
         }
+        self.count_out(&gone.stored);
         self.unfinished.remove(&id);
         self.condemned.remove(&id);
         self.damaged.remove(&id);

@@ -3,10 +3,11 @@
 use onefold_core::Result;
 
 use super::{
+    container::Container,
     leaf_entries::{MERGED_MEMORY, STREAM_BYTES, STREAM_MEMORY, decode_stream, encode_stream},
     leaves::{InLeaves, Source, decode_directory, encode_directory},
     snapshots::Snapshots,
-    state::{Container, Difference, IndexState, Segment, Tables},
+    state::{Difference, IndexState, Segment, Tables},
 };
 use crate::{
     format::{
@@ -111,12 +112,12 @@ impl Tables {
             next_segment: r.u32()?,
             ..Tables::new(spread, kinds)
         };
-        let mut found = None;
+        let (mut snapshots, mut found) = (None, None);
         if kinds.leaves {
-            let InLeaves { streams, containers, snapshots, file } =
-                decode_directory(r, kinds.late, leaves, drawn)?;
+            let read = decode_directory(r, kinds, leaves, drawn)?;
+            let InLeaves { streams, containers, file, .. } = read;
             (tables.streams, tables.containers, tables.leaf_file) = (streams, containers, file);
-            found = Some(snapshots);
+            (snapshots, found) = (Some(read.snapshots), read.found);
         } else {
             for _ in 0..r.count(STREAM_BYTES, STREAM_MEMORY)? {
                 let (name, stream) = decode_stream(r)?;
@@ -137,7 +138,14 @@ impl Tables {
         if !kinds.leaves {
             decode_containers(&mut tables, r)?;
         }
-        find_moved(&mut tables);
+        let mut follows = None;
+        match found {
+            Some(found) => {
+                tables.moved_to = found.moved_to;
+                follows = Some((found.not_imported, found.totals));
+            }
+            None => find_moved(&mut tables),
+        }
         for _ in 0..r.count(16, ID_MEMORY)? {
             tables.unfinished.insert(id(r)?, r.u64()?);
         }
@@ -157,7 +165,7 @@ impl Tables {
         tables.decode_volumes(r)?;
         tables.decode_late(r)?;
         if tables.trees {
-            tables.snapshots = Snapshots::decode(r, found)?;
+            tables.snapshots = Snapshots::decode(r, snapshots)?;
         }
         if !r.0.is_empty() {
             for _ in 0..r.count(12, ENTRY_MEMORY)? {
@@ -165,14 +173,14 @@ impl Tables {
             }
         }
         r.end()?;
-        tables.derive();
+        tables.derive(follows);
         Ok(tables)
     }
 }
 
 fn encode_containers(tables: &Tables, w: &mut Writer) {
     w.u32(tables.containers.len() as u32);
-    for container in tables.containers.values() {
+    for container in tables.containers.loaded() {
         container.stored.encode(w);
         w.u64(container.logged).u32(container.merged.len() as u32);
         container.merged.iter().for_each(|id| {
@@ -186,9 +194,8 @@ fn decode_containers(tables: &mut Tables, r: &mut Reader<'_>) -> Result<()> {
         let stored = Stored::decode(r)?;
         let logged = r.u64()?;
         let merged = (0..r.count(8, MERGED_MEMORY)?).map(|_| id(r)).collect::<Result<Vec<_>>>()?;
-        tables
-            .containers
-            .insert(stored.id, Container { stored, merged, logged, born: 0, changed: 0 });
+        let container = Container { stored, merged, logged, born: 0, changed: 0 };
+        tables.containers.insert(stored.id, container)?;
     }
     Ok(())
 }
@@ -196,9 +203,9 @@ fn decode_containers(tables: &mut Tables, r: &mut Reader<'_>) -> Result<()> {
 /// Where merged containers lie, as the containers say that they were merged into.
 fn find_moved(tables: &mut Tables) {
     let Tables { containers, moved_to, .. } = tables;
-    for (&home, container) in &*containers {
+    for container in containers.loaded() {
         for &id in &container.merged {
-            moved_to.change(id, |places| places.push(home));
+            moved_to.change(id, |places| places.push(container.stored.id));
         }
     }
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use onefold_core::{Error, Result};
 
-use super::state::{Container, Tables};
+use super::{container::Container, containers::Found, state::Tables};
 use crate::format::{
     ContainerId,
     bytes::{Reader, Writer, corrupt},
@@ -27,26 +27,37 @@ impl Tables {
     /// Containers that stand replicated and whose counts have stood still for the delay; none
     /// unless they are of enough versions. `all` looks at neither. Containers that no recipe
     /// names yet wait when they were listed behind `partial`, in seconds since 1970.
-    #[must_use]
-    pub fn due_for_encoding(&self, rad: Option<Rad>, all: bool, partial: u64) -> Vec<ContainerId> {
-        let Some(rad) = rad else { return Vec::new() };
+    ///
+    /// # Errors
+    /// As [`Containers::get`](super::Containers::get).
+    pub fn due_for_encoding(
+        &self,
+        rad: Option<Rad>,
+        all: bool,
+        partial: u64,
+    ) -> Result<Vec<ContainerId>> {
+        let Some(rad) = rad.filter(|_| self.replicated().1 > 0) else { return Ok(Vec::new()) };
         let stood = |container: &Container| {
             all || self.versions.saturating_sub(container.changed) >= u64::from(rad.delay)
         };
-        let encoded = |(id, container): &(&ContainerId, &Container)| {
+        let is_due = |container: &Found| {
+            let id = container.stored.id;
             container.stored.kind == ContainerKind::Data
                 && self.class(&container.stored.place).0 == Class::Replicated
                 && container.logged <= self.counted
-                && self.unfinished.get(id).is_none_or(|at| *at <= partial)
+                && self.unfinished.get(&id).is_none_or(|at| *at <= partial)
                 && stood(container)
         };
-        let found: Vec<_> = self.containers.iter().filter(encoded).collect();
-        let versions: BTreeSet<u64> = found.iter().map(|(_, container)| container.born).collect();
-        if all || versions.len() as u64 >= u64::from(rad.batch) {
-            found.into_iter().map(|(&id, _)| id).collect()
-        } else {
-            Vec::new()
+        let (mut found, mut versions) = (Vec::new(), BTreeSet::new());
+        for container in &self.containers {
+            let container = container?;
+            if is_due(&container) {
+                found.push(container.stored.id);
+                versions.insert(container.born);
+            }
         }
+        let enough = all || versions.len() as u64 >= u64::from(rad.batch);
+        Ok(if enough { found } else { Vec::new() })
     }
 
     /// Applies that containers were encoded late.
@@ -57,12 +68,13 @@ impl Tables {
     ) -> Result<()> {
         let (mut known, mut logged, mut born, mut changed) = (BTreeSet::new(), 0, 0, 0);
         for id in from {
-            let old = self.containers.get(id).ok_or_else(|| {
+            let old = self.containers.get(id)?.ok_or_else(|| {
                 corrupt(format!("the log settles container {id}, which is not there"))
             })?;
-            known.extend(Tables::numbers_of(old));
+            known.extend(old.numbers());
             (logged, born, changed) =
                 (logged.max(old.logged), born.max(old.born), changed.max(old.changed));
+            drop(old);
             self.wait_to_be_freed(*id, self.epoch)?;
         }
         if to.is_empty() || to.len() > PLACES_MAX {
@@ -87,9 +99,9 @@ impl Tables {
             for &of in &of {
                 self.moved_to.change(of, |places| places.push(id));
             }
-            if let Some(container) = self.containers.get_mut(&id) {
+            self.containers.change(&id, |container| {
                 (container.merged, container.changed) = (of.into_iter().collect(), changed);
-            }
+            })?;
         }
         Ok(())
     }
@@ -105,7 +117,7 @@ impl Tables {
         }
         // Leaves have these of their containers.
         if !self.leaves {
-            for container in self.containers.values() {
+            for container in self.containers.loaded() {
                 w.u64(container.born).u64(container.changed);
             }
         }
@@ -124,9 +136,9 @@ impl Tables {
             Ok::<_, Error>(())
         })?;
         if !self.leaves {
-            self.containers.try_change_all(|container| {
+            self.containers.change_all(|container| {
                 (container.born, container.changed) = (r.u64()?, r.u64()?);
-                Ok::<_, Error>(())
+                Ok(())
             })?;
         }
         self.differences.try_change_all(|difference| {
@@ -199,7 +211,7 @@ mod tests {
         let places = |tables: &Tables, id| {
             tables
                 .places(ContainerId(id))
-                .map(|container| container.stored.id.0)
+                .map(|container| container.unwrap().stored.id.0)
                 .collect::<Vec<_>>()
         };
         assert_eq!(

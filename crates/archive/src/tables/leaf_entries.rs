@@ -3,7 +3,7 @@
 
 use onefold_core::Result;
 
-use super::state::Container;
+use super::container::Container;
 use crate::format::{
     ContainerId,
     bytes::{Reader, Writer, corrupt},

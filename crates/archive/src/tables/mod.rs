@@ -7,40 +7,52 @@
 //! | [`apply`] | records of the log, applied |
 //! | [`volumes`], [`volume_records`] | volumes, and the records that change them |
 //! | [`snapshots`] | snapshots of directories, and the records that change them |
+//! | [`container`], [`containers`] | the container table: a directory of leaves, which are read when they are looked at |
 //! | [`late_encoding`] | what is known for late encoding |
+//! | [`totals`] | sums over the containers of each class |
 //! | [`write_cost`] | what writing cost |
 //! | [`care`] | when it was collected and scrubbed |
 //! | [`damage`] | which chunks are known to be damaged |
 //! | [`encoding`] | the bytes of a snapshot |
-//! | [`leaves`], [`leaf_entries`] | the tables that are kept in leaves on the disk |
+//! | [`leaves`], [`leaf_form`], [`leaf_entries`] | the tables that are kept in leaves on the disk |
 //! | [`persistent`] | maps and lists whose clones share what they have in common |
 
 mod apply;
 mod care;
+mod container;
+mod containers;
 mod damage;
 mod encoding;
 mod late_encoding;
 mod leaf_entries;
+mod leaf_form;
 mod leaves;
 mod persistent;
 mod snapshots;
 mod state;
+mod totals;
 mod volume_records;
 mod volumes;
 mod write_cost;
 
 pub use self::{
     care::Care,
+    container::Container,
+    containers::{Containers, Found, Iter as ContainersIter},
     late_encoding::PLACES_MAX,
     leaves::decode_leaf,
     snapshots::Snapshots,
-    state::{Container, Tables, valid_name},
+    state::{Tables, valid_name},
+    totals::Totals,
     volumes::Volume,
     write_cost::WriteCost,
 };
 pub(crate) use self::{
+    containers::LeafStore,
     damage::is_damaged,
-    leaves::{Source, limit_leaves, write_leaves},
+    leaves::{
+        Source, changed_leaves, forget_leaves_ahead, limit_leaves, write_leaves, write_leaves_ahead,
+    },
     persistent::Map,
     snapshots::roots,
     state::{Difference, IndexState, PLACE_ALIGN},

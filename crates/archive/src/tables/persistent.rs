@@ -142,6 +142,16 @@ impl<K: Ord, V> Map<K, V> {
     {
         self.get(key).is_some()
     }
+
+    /// The entry with the greatest key that is not above this one.
+    pub(crate) fn at_most(&self, key: &K) -> Option<(&K, &V)> {
+        self.root.at_most(key)
+    }
+
+    /// The entry with the least key above this one.
+    pub(crate) fn above(&self, key: &K) -> Option<(&K, &V)> {
+        self.root.above(key)
+    }
 }
 
 impl<K: Ord + Clone, V: Clone> Map<K, V> {
@@ -261,6 +271,35 @@ impl<K: Eq, V: Eq> Eq for Map<K, V> {}
 impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for Map<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self).finish()
+    }
+}
+
+impl<K: Ord, V> Node<K, V> {
+    fn at_most(&self, key: &K) -> Option<(&K, &V)> {
+        match self {
+            Node::Leaf(Leaf { entries, .. }) => {
+                let behind = entries.partition_point(|(own, _)| own <= key);
+                entries[..behind].last().map(|(key, value)| (key, value))
+            }
+            // The first keys of a child may be gone: then the child before has it.
+            Node::Inner(children) => {
+                let upto = children.get(..=child_of(children, key)).unwrap_or_default();
+                upto.iter().rev().find_map(|(_, child)| child.at_most(key))
+            }
+        }
+    }
+
+    fn above(&self, key: &K) -> Option<(&K, &V)> {
+        match self {
+            Node::Leaf(Leaf { entries, .. }) => {
+                let behind = entries.partition_point(|(own, _)| own <= key);
+                entries.get(behind).map(|(key, value)| (key, value))
+            }
+            Node::Inner(children) => {
+                let from = children.get(child_of(children, key)..).unwrap_or_default();
+                from.iter().find_map(|(_, child)| child.above(key))
+            }
+        }
     }
 }
 
@@ -692,6 +731,8 @@ mod tests {
         assert_eq!(map.iter().size_hint(), (model.len(), Some(model.len())));
         for key in 0..900 {
             assert_eq!(map.get(&key), model.get(&key));
+            assert_eq!(map.at_most(&key), model.range(..=key).next_back());
+            assert_eq!(map.above(&key), model.range(key + 1..).next());
         }
         let mut meeting = map.iter();
         let first: Vec<_> = meeting.by_ref().take(model.len() / 2).collect();

@@ -4,14 +4,16 @@
 //! A value of this type is the archive as of one place in the log. The same records give the same
 //! tables in every process.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use onefold_core::{Error, Kind, Result};
 
 use super::{
     care::Care,
+    containers::{Containers, Found},
     persistent::{List, Map},
     snapshots::Snapshots,
+    totals::{ByClass, Totals},
     volumes::Volume,
     write_cost::WriteCost,
 };
@@ -20,6 +22,7 @@ use crate::{
     format::{
         ContainerId,
         class::Class,
+        damage::is_damage,
         label::Kinds,
         record::{IndexFile, Owner, Pieces, Place, Stored, Stream},
     },
@@ -28,23 +31,6 @@ use crate::{
 
 /// Longest name of a stream.
 pub(crate) const NAME_BYTES_MAX: usize = 4096;
-
-/// A container and the ids that it answers to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Container {
-    /// As it was listed.
-    pub stored: Stored,
-    /// Other containers whose chunks lie here now.
-    pub merged: Vec<ContainerId>,
-    /// The sequence number of the frame that listed it; after a merge, the highest of the merged
-    /// containers.
-    pub logged: u64,
-    /// The version that was put when it was listed; where encoding is late.
-    pub born: u64,
-    /// The version with which its counts changed last, as far as they were counted; where encoding
-    /// is late.
-    pub changed: u64,
-}
 
 /// A segment file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +85,7 @@ pub struct Tables {
     /// The catalogue.
     pub streams: Map<String, Stream>,
     /// The containers by their own numbers.
-    pub containers: Map<ContainerId, Container>,
+    pub containers: Containers,
     /// Where merged and late-encoded containers lie now: no chains, and at most
     /// [`PLACES_MAX`](crate::late::PLACES_MAX) places.
     pub moved_to: Map<ContainerId, Vec<ContainerId>>,
@@ -139,6 +125,8 @@ pub struct Tables {
     pub trees: bool,
     /// The leaves of catalogue, container table and snapshots of directories are in a file.
     pub leaves: bool,
+    /// Leaves of the container table are read when they are looked at.
+    pub on_demand: bool,
     /// That file.
     pub leaf_file: LeafFile,
     /// Volumes may be clones of others.
@@ -161,6 +149,8 @@ pub struct Tables {
 pub struct Derived {
     /// Segments in which nothing is used.
     pub(super) empty: Map<u32, ()>,
+    /// Sums over the containers of each class.
+    pub(super) totals: ByClass,
     /// The newest segment of each owner and class.
     pub(super) newest: BTreeMap<(Owner, Class), u32>,
     /// Containers that were listed since the last import: by which frame, and their numbers. `None`
@@ -198,26 +188,52 @@ pub(crate) const PLACE_ALIGN: u64 = 4096;
 impl Tables {
     /// Empty ones of an archive that spreads so.
     #[must_use]
-    pub fn new([_, data, parity]: [u8; 3], Kinds { late, trees, leaves, clones }: Kinds) -> Tables {
+    pub fn new([_, data, parity]: [u8; 3], kinds: Kinds) -> Tables {
+        let Kinds { late, trees, leaves, on_demand, clones } = kinds;
         let align = PLACE_ALIGN * u64::from(data);
-        Tables { align, parity, late, trees, leaves, clones, ..Tables::default() }
+        Tables { align, parity, late, trees, leaves, on_demand, clones, ..Tables::default() }
     }
 
     /// Containers that were listed since the last import, in no order.
-    #[must_use]
-    pub fn not_imported(&self) -> Vec<ContainerId> {
+    ///
+    /// # Errors
+    /// As [`Containers::get`].
+    pub fn not_imported(&self) -> Result<Vec<ContainerId>> {
         match &self.derived.not_imported.0 {
-            Some(known) => known.keys().map(|&(_, id)| id).collect(),
-            None => {
-                let since = self.containers.iter();
-                let since = since.filter(|(_, found)| found.logged > self.index.upto);
-                since.map(|(&id, _)| id).collect()
-            }
+            Some(known) => Ok(known.keys().map(|&(_, id)| id).collect()),
+            None => Ok(self.listed_since_import()?.into_iter().map(|(_, id)| id).collect()),
         }
     }
 
-    /// Finds out what follows from the rest.
-    pub(super) fn derive(&mut self) {
+    /// Containers that were listed since the last import, by which frame: all are looked at. Those of a
+    /// leaf that is lost are left out, as when the index is made anew.
+    fn listed_since_import(&self) -> Result<Vec<(u64, ContainerId)>> {
+        let mut since = Vec::new();
+        for container in &self.containers {
+            let container = match container {
+                Err(error) if is_damage(&error) => continue,
+                found => found?,
+            };
+            if container.logged > self.index.upto {
+                since.push((container.logged, container.stored.id));
+            }
+        }
+        Ok(since)
+    }
+
+    /// Finds out what was listed since the last import, where that is not known.
+    pub(super) fn derive_not_imported(&mut self) -> Result<()> {
+        if self.derived.not_imported.0.is_none() {
+            let mut known = Map::default();
+            known.extend(self.listed_since_import()?.into_iter().map(|listed| (listed, ())));
+            self.derived.not_imported = Recent(Some(known));
+        }
+        Ok(())
+    }
+
+    /// Finds out what follows from the rest. `found` are the containers that were listed since the
+    /// last import, and the sums over containers, where a snapshot says them.
+    pub(super) fn derive(&mut self, found: Option<(Map<(u64, ContainerId), ()>, ByClass)>) {
         let mut derived = Derived::default();
         for (&n, segment) in &self.segments {
             if segment.used == 0 {
@@ -225,11 +241,18 @@ impl Tables {
             }
             derived.newest.insert((segment.owner, segment.class), n);
         }
-        let since = self.containers.iter().filter(|(_, found)| found.logged > self.index.upto);
-        let mut known = Map::default();
-        known.extend(since.map(|(&id, found)| ((found.logged, id), ())));
-        derived.not_imported = Recent(Some(known));
         self.derived = derived;
+        if let Some((not_imported, totals)) = found {
+            self.derived.not_imported = Recent(Some(not_imported));
+            self.derived.totals = totals;
+            return;
+        }
+        let mut known = Map::default();
+        let since = self.containers.loaded().filter(|found| found.logged > self.index.upto);
+        known.extend(since.map(|found| ((found.logged, found.stored.id), ())));
+        self.derived.not_imported = Recent(Some(known));
+        let all: Vec<Stored> = self.containers.loaded().map(|found| found.stored).collect();
+        all.iter().for_each(|stored| self.count_in(stored));
     }
 
     /// The same with the oldest differences only.
@@ -246,12 +269,6 @@ impl Tables {
         u64::from(place.bytes).next_multiple_of(PLACE_ALIGN * u64::from(self.class(place).1))
     }
 
-    /// Bytes of all containers.
-    #[must_use]
-    pub fn stored_bytes(&self) -> u64 {
-        self.containers.values().map(|container| u64::from(container.stored.place.bytes)).sum()
-    }
-
     /// The class of a place's segment, and its columns of data.
     #[must_use]
     pub fn class(&self, place: &Place) -> (Class, u8) {
@@ -266,30 +283,27 @@ impl Tables {
         self.taken(place) / data * (data + u64::from(self.parity))
     }
 
-    /// The containers that hold chunks that were stored as `id`.
-    pub fn places(&self, id: ContainerId) -> impl Iterator<Item = &Container> {
+    /// The containers that hold chunks that were stored as `id`. An error, as [`Containers::get`]
+    /// has it, tells nothing of whether there are any.
+    pub fn places(&self, id: ContainerId) -> impl Iterator<Item = Result<Found>> {
         let moved_to = self.moved_to.get(&id);
-        let own = if moved_to.is_none() { self.containers.get(&id) } else { None };
-        own.into_iter()
-            .chain(moved_to.into_iter().flatten().filter_map(|home| self.containers.get(home)))
+        let own = moved_to.is_none().then_some(id);
+        let homes = own.into_iter().chain(moved_to.into_iter().flatten().copied());
+        homes.filter_map(|home| self.containers.get(&home).transpose())
     }
 
-    /// Bytes that stand replicated, and the containers.
-    #[must_use]
-    pub fn replicated(&self) -> (u64, u64) {
-        let all = self
-            .containers
-            .values()
-            .filter(|container| self.class(&container.stored.place).0 == Class::Replicated);
-        all.fold((0, 0), |(bytes, count), container| {
-            (bytes + self.written(&container.stored.place), count + 1)
-        })
+    /// Leaves of the container table that are in memory until a snapshot names them: those that changed,
+    /// where leaves are read on demand.
+    pub(crate) fn held_leaves(&self) -> usize {
+        if self.on_demand { self.containers.held_leaves() } else { 0 }
     }
 
-    /// The numbers under which chunks of a container are known.
-    pub(crate) fn numbers_of(container: &Container) -> BTreeSet<ContainerId> {
-        let own = container.merged.is_empty().then_some(container.stored.id);
-        own.into_iter().chain(container.merged.iter().copied()).collect()
+    /// True when a container holds chunks that were stored as `id`.
+    ///
+    /// # Errors
+    /// As [`Containers::get`].
+    pub(crate) fn has_place(&self, id: ContainerId) -> Result<bool> {
+        self.places(id).next().transpose().map(|place| place.is_some())
     }
 
     /// The volume called `name`, and its number.
@@ -305,6 +319,58 @@ impl Tables {
         found.ok_or_else(|| {
             Error::new(Kind::NotFound, format!("there is no volume '{}'", name.escape_debug()))
         })
+    }
+}
+
+impl Tables {
+    /// A container came.
+    pub(super) fn count_in(&mut self, stored: &Stored) {
+        let (class, more) = (self.class(&stored.place).0, self.totals_with(stored));
+        let totals = self.derived.totals.entry(class).or_default();
+        *totals = totals.with(more, u64::saturating_add);
+    }
+
+    /// A container went.
+    pub(super) fn count_out(&mut self, stored: &Stored) {
+        let (class, less) = (self.class(&stored.place).0, self.totals_with(stored));
+        let totals = self.derived.totals.entry(class).or_default();
+        *totals = totals.with(less, u64::saturating_sub);
+    }
+
+    fn totals_with(&self, stored: &Stored) -> Totals {
+        Totals::of(stored, self.written(&stored.place))
+    }
+
+    /// Sums over all containers.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        let all = self.derived.totals.values();
+        all.fold(Totals::default(), |sum, totals| sum.with(*totals, u64::saturating_add))
+    }
+
+    /// Sums over the containers of a class.
+    #[must_use]
+    pub fn totals_of(&self, class: Class) -> Totals {
+        self.derived.totals.get(&class).copied().unwrap_or_default()
+    }
+
+    /// Columns of data of a class, if there is a segment of it.
+    #[must_use]
+    pub fn data_of(&self, class: Class) -> Option<u8> {
+        self.segments.values().find(|segment| segment.class == class).map(|segment| segment.data)
+    }
+
+    /// Bytes of all containers.
+    #[must_use]
+    pub fn stored_bytes(&self) -> u64 {
+        self.totals().bytes
+    }
+
+    /// Bytes that stand replicated, and the containers.
+    #[must_use]
+    pub fn replicated(&self) -> (u64, u64) {
+        let totals = self.totals_of(Class::Replicated);
+        (totals.written_bytes, totals.containers)
     }
 }
 

@@ -278,12 +278,14 @@ impl Parent {
         })
     }
 
-    /// No chunk of the containers that answer to this number is noted as damaged, or as dead.
+    /// No chunk of the containers that answer to this number is noted as damaged, or as dead. When
+    /// they can't be looked up, nothing is known.
     fn is_noted_whole(&self, id: ContainerId) -> bool {
         let tables = self.reader.tables();
         let mut places = tables.places(id).peekable();
         places.peek().is_some()
             && places.all(|home| {
+                let Ok(home) = home else { return false };
                 let id = home.stored.id;
                 if !self.reader.archive().keeps(Rule::DamagedNotTakenOver) {
                     return true;

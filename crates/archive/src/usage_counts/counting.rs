@@ -37,9 +37,14 @@ pub(crate) enum Counted {
 /// The rewriter counts, since it reads recipes.
 impl Rewriter {
     /// Brings the counts a portion nearer to the log's end. `changed` tells of which containers the
-    /// counts change, and with which version.
+    /// counts change, and with which version. With `may_use_reserve` it needs no room on the disk:
+    /// what is counted may then free some.
+    ///
+    /// # Errors
+    /// `NoSpace` without `may_use_reserve`; those of the system, and of the pace.
     pub(crate) fn count(
         &mut self,
+        may_use_reserve: bool,
         changed: impl FnOnce(&mut Rewriter, &Tables, &NodeChanges) -> Result<Vec<(ContainerId, u64)>>,
     ) -> Result<Counted> {
         let tables = self.archive.refresh()?;
@@ -54,12 +59,17 @@ impl Rewriter {
             match CountsWriter::create(&self.archive, made)
                 .and_then(|writer| self.write_counts(&portion, goes_on, &changes, writer))
             {
-                Err(error) if error.kind() == Kind::NoSpace => {
+                Err(error) if error.kind() == Kind::NoSpace && may_use_reserve => {
                     if !self.archive.spend_reserve()? {
                         // No frame names it, not even one that was lost.
                         self.archive.files.remove(&counts_name(made)).or_else(is_gone)?;
                         return self.count_in_memory(&tables, goes_on);
                     }
+                }
+                Err(error) if !may_use_reserve => {
+                    // What is half made takes room. The first error is the one to tell.
+                    let _ = self.archive.files.remove(&counts_name(made));
+                    return Err(error);
                 }
                 made => break made?,
             }
@@ -73,7 +83,7 @@ impl Rewriter {
         let all = portion.differences.len() == tables.differences.len() && !changes.is_cut;
         let due =
             tables.trees && (!changes.due.is_empty() || tables.snapshots.due().next().is_some());
-        self.archive.commit(true, |_| {
+        self.archive.commit(may_use_reserve, |_| {
             let counted = Record::Counted { file: made, differences, upto };
             let changed = (!containers.is_empty()).then_some(Record::Changed { containers });
             let due = due.then_some(Record::CountsDue { nodes: changes.due });
@@ -117,9 +127,6 @@ impl Rewriter {
             let changes = self.node_changes(tables, false, limit)?;
             return Ok((tables.clone(), changes));
         }
-        let weight = |difference: &Difference| {
-            difference.recipe.iter().map(|pieces| usize::from(pieces.count)).sum::<usize>().max(1)
-        };
         let (mut n, mut came, mut weighs) = (0, 0, 0usize);
         for difference in tables.differences.iter() {
             weighs = weighs.saturating_add(weight(difference));
@@ -135,6 +142,14 @@ impl Rewriter {
             portion = tables.with_differences(came);
         }
         Ok((portion, changes))
+    }
+
+    /// Bytes of the counts that there are; a portion writes about as many.
+    pub(crate) fn bytes_of_counts(&self, tables: &Tables) -> Result<u64> {
+        match self.archive.files.open(&counts_name(tables.counts)) {
+            Err(error) if error.kind() == Kind::NotFound => Ok(0),
+            opened => opened?.bytes(),
+        }
     }
 
     /// True when there are counts to go on from. A lost or damaged file of counts is made again, from
@@ -187,7 +202,7 @@ impl Rewriter {
         } else {
             None
         };
-        let mut fresh = numbers(tables).into_iter().peekable();
+        let mut fresh = numbers(tables)?.into_iter().peekable();
         let mut next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
         loop {
             // A range of containers, in the order of their numbers.
@@ -199,7 +214,7 @@ impl Rewriter {
                     next_old.take_if(|entry| fresh_id.is_none_or(|fresh| entry.0 <= fresh))
                 {
                     // The counts of containers that are gone go too.
-                    if tables.places(id).next().is_some() {
+                    if tables.has_place(id)? {
                         slots += counts.len();
                         range.insert(id, counts);
                     }
@@ -230,10 +245,11 @@ impl Rewriter {
     fn slots(&mut self, tables: &Tables, id: ContainerId) -> Result<usize> {
         let mut slots = 0;
         for container in tables.places(id) {
+            let container = container?;
             if container.stored.id == id {
                 return Ok(container.stored.chunks as usize);
             }
-            match self.chunk_reader.metadata(&self.container_reader, container) {
+            match self.chunk_reader.metadata(&self.container_reader, &container) {
                 Ok(metadata) => {
                     let own = metadata.chunks.iter().filter(|chunk| chunk.first.container == id);
                     slots = slots
@@ -336,21 +352,27 @@ impl Rewriter {
     }
 }
 
+/// Pieces of a recipe, or roots of trees, that a difference has; at least one.
+pub(crate) fn weight(difference: &Difference) -> usize {
+    difference.recipe.iter().map(|pieces| usize::from(pieces.count)).sum::<usize>().max(1)
+}
+
 /// What is not there need not be removed.
 fn is_gone(error: Error) -> Result<()> {
     if error.kind() == Kind::NotFound { Ok(()) } else { Err(error) }
 }
 
 /// The numbers by which recipes name containers, in their order.
-fn numbers(tables: &Tables) -> Vec<ContainerId> {
-    let own = tables
-        .containers
-        .iter()
-        .filter(|(_, container)| container.merged.is_empty())
-        .map(|(&id, _)| id);
-    let mut numbers: Vec<ContainerId> = own.chain(tables.moved_to.keys().copied()).collect();
+fn numbers(tables: &Tables) -> Result<Vec<ContainerId>> {
+    let mut numbers: Vec<ContainerId> = tables.moved_to.keys().copied().collect();
+    for container in &tables.containers {
+        let container = container?;
+        if container.merged.is_empty() {
+            numbers.push(container.stored.id);
+        }
+    }
     numbers.sort_unstable();
-    numbers
+    Ok(numbers)
 }
 
 /// Changes the counts of a run of chunks, as far as they are in the range.

@@ -5,7 +5,7 @@ mod counts_file;
 mod tree_nodes;
 
 pub(crate) use self::{
-    counting::{Counted, InMemory},
+    counting::{Counted, InMemory, weight},
     counts_file::{CountsReader, counts_number, highest_counts},
     tree_nodes::NodeChanges,
 };

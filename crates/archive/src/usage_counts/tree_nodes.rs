@@ -248,9 +248,11 @@ impl Rewriter {
         let mut counts = Counts::new();
         let mut reader = CountsReader::open(&self.archive, tables.counts, &self.pace)?;
         while let Some((id, of)) = reader.next()? {
-            let mut homes = tables.places(id);
-            if homes.any(|home| home.stored.kind == ContainerKind::Recipes) {
-                counts.insert(id, of);
+            for home in tables.places(id) {
+                if home?.stored.kind == ContainerKind::Recipes {
+                    counts.insert(id, of);
+                    break;
+                }
             }
         }
         Ok(counts)

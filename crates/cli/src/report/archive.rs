@@ -38,4 +38,25 @@ pub(crate) struct ArchiveServer {
     /// Sets that policies would take too much from, a sentence each: they stay as they are.
     #[serde(default)]
     pub(crate) held_back: Vec<String>,
+    /// The background replay, unless it is turned off.
+    #[serde(default)]
+    pub(crate) replay: Option<ReplayLine>,
+}
+
+/// The background replay of a server so far.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct ReplayLine {
+    /// What it does just now.
+    pub(crate) doing: Option<String>,
+    /// Seconds without clients after which it begins.
+    pub(crate) idle_seconds: u64,
+    /// Portions of imports, and of counting.
+    pub(crate) imports: u64,
+    pub(crate) counts: u64,
+    /// Files of the chunk index that became others.
+    pub(crate) merged_files: u64,
+    /// Checkpoints of the tables.
+    pub(crate) checkpoints: u64,
+    /// Portions that were given up because clients stayed at work.
+    pub(crate) gave_way: u64,
 }

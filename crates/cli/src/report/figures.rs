@@ -483,6 +483,46 @@ pub(crate) const FIGURES: &[Figure] = &[
         &[number(ARCHIVE, "/snapshots")],
     ),
     figure(
+        "replay_due",
+        (Gauge, Number),
+        ByOperator,
+        "Work that waits for a background replay of the archive: containers to import, changes and \
+         nodes to count, files of the chunk index to merge.",
+        &[
+            number(ARCHIVE, "/due/import_containers").labelled("work", "import"),
+            number(ARCHIVE, "/due/count_changes").labelled("work", "count_changes"),
+            number(ARCHIVE, "/due/count_nodes").labelled("work", "count_nodes"),
+            number(ARCHIVE, "/due/merge_files").labelled("work", "merge"),
+        ],
+    ),
+    figure(
+        "replay_log_bytes",
+        (Gauge, Bytes),
+        ByOperator,
+        "Operations log since the last checkpoint of the archive's tables.",
+        &[number(ARCHIVE, "/due/log_bytes")],
+    ),
+    figure(
+        "replayed_total",
+        (Counter, Number),
+        ByOperator,
+        "Work that the background replay of the archive did: portions of imports and of counting, \
+         files of the chunk index that became others, checkpoints of the tables.",
+        &[
+            number(ARCHIVE, "/server/replay/imports").labelled("work", "import"),
+            number(ARCHIVE, "/server/replay/counts").labelled("work", "count"),
+            number(ARCHIVE, "/server/replay/merged_files").labelled("work", "merge"),
+            number(ARCHIVE, "/server/replay/checkpoints").labelled("work", "checkpoint"),
+        ],
+    ),
+    figure(
+        "replay_gave_way_total",
+        (Counter, Number),
+        ByOperator,
+        "Portions of background replay that were given up because clients stayed at work.",
+        &[number(ARCHIVE, "/server/replay/gave_way")],
+    ),
+    figure(
         "damaged_chunks",
         (Gauge, Number),
         ByOperator,

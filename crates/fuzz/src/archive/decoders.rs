@@ -24,12 +24,16 @@ const PART_BYTES: usize = 32 << 10;
 const LEAF_HEADER_BYTES: usize = 32;
 
 /// Archives with late encoding, and with snapshots of directories.
-const LATE: Kinds = Kinds { late: true, trees: false, leaves: false, clones: false };
-const TREES: Kinds = Kinds { late: false, trees: true, leaves: false, clones: false };
-const CLONES: Kinds = Kinds { late: false, trees: true, leaves: false, clones: true };
+const LATE: Kinds =
+    Kinds { late: true, trees: false, leaves: false, on_demand: false, clones: false };
+const TREES: Kinds =
+    Kinds { late: false, trees: true, leaves: false, on_demand: false, clones: false };
+const CLONES: Kinds =
+    Kinds { late: false, trees: true, leaves: false, on_demand: false, clones: true };
 
 /// Tables whose snapshots name leaves.
-const LEAVES: Kinds = Kinds { late: false, trees: true, leaves: true, clones: true };
+const LEAVES: Kinds =
+    Kinds { late: false, trees: true, leaves: true, on_demand: false, clones: true };
 
 fn node_ref(n: u8) -> TreeNodeRef {
     let address = Address { container: ContainerId(u64::from(n)), slot: u16::from(n) };
@@ -314,9 +318,14 @@ pub(crate) fn record_examples() -> Vec<Vec<u8>> {
 /// a directory of leaves.
 pub fn snapshot(data: &[u8]) {
     let one = [1, 1, 0];
-    for (spread, kinds) in
-        [(one, Kinds::default()), ([6, 4, 2], LATE), (one, TREES), (one, CLONES), (one, LEAVES)]
-    {
+    for (spread, kinds) in [
+        (one, Kinds::default()),
+        ([6, 4, 2], LATE),
+        (one, TREES),
+        (one, CLONES),
+        (one, LEAVES),
+        (one, Kinds { on_demand: true, ..LEAVES }),
+    ] {
         if let Some(tables) = reach::noted(Tables::decode(data, spread, kinds)) {
             let again = Tables::decode(&tables.encode(), spread, kinds);
             assert!(again.is_ok(), "tables that were read can't be written");
@@ -332,8 +341,10 @@ pub(crate) fn snapshot_examples() -> Vec<Vec<u8>> {
         .chain([Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([6, 4, 2], LATE) }
             .encode()])
         .chain([with_snapshots().encode()])
-        .chain([Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], LEAVES) }
-            .encode()])
+        .chain([LEAVES, Kinds { on_demand: true, ..LEAVES }].map(|kinds| {
+            Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new([1, 1, 0], kinds) }
+                .encode()
+        }))
         .collect()
 }
 

@@ -68,7 +68,8 @@ fn try_build(
     leaves: bool,
 ) -> Result<BTreeMap<String, Vec<u8>>> {
     let files = Arc::new(MemoryFiles::default());
-    fill(&files, compression, log_bytes, leaves)?;
+    // Leaves of containers are read on demand here, and all by opening on the nodes.
+    fill(&files, compression, log_bytes, (leaves, leaves))?;
     Ok(files.all())
 }
 
@@ -85,18 +86,29 @@ fn try_nodes() -> Result<Vec<BTreeMap<String, Vec<u8>>>> {
     let directories: Vec<Arc<MemoryFiles>> = (0..3).map(|_| Arc::default()).collect();
     let spread = Spread { n: 3, k: 2, ids: (0..3).map(|node| [node; 16]).collect(), listed: false };
     let files = directories.iter().map(|files| files.clone() as Arc<dyn Files>).collect();
-    fill(&Arc::new(Nodes::create(files, &spread, ID, SECRET)?), Compression::Lz4, 6000, true)?;
+    fill(
+        &Arc::new(Nodes::create(files, &spread, ID, SECRET)?),
+        Compression::Lz4,
+        6000,
+        (true, false),
+    )?;
     Ok(directories.iter().map(|files| files.all()).collect())
 }
 
 /// Makes an archive, with everything in it.
-fn fill(place: &impl Place, compression: Compression, log_bytes: u64, leaves: bool) -> Result<()> {
+fn fill(
+    place: &impl Place,
+    compression: Compression,
+    log_bytes: u64,
+    (leaves, on_demand): (bool, bool),
+) -> Result<()> {
     let format = Format {
         chunking: Chunking::FastCdc(1024),
         compression,
         segment_bytes: 96 << 10,
         reserve_bytes: 4096,
         leaves,
+        on_demand,
         ..Format::new(ID, SECRET, [3; 16])
     };
     place.make(&format)?;

@@ -303,10 +303,12 @@ fn put(
     done.index = files.asked("index").since(&index);
     done.containers = files.asked("segment").since(&containers);
     let tables = archive.tables();
-    let recent = tables.containers.values().filter(|container| {
-        container.logged > tables.index.upto && container.stored.kind == ContainerKind::Data
-    });
-    done.left = recent.map(|container| u64::from(container.stored.chunks)).sum();
+    for container in &tables.containers {
+        let container = container?;
+        if container.logged > tables.index.upto && container.stored.kind == ContainerKind::Data {
+            done.left += u64::from(container.stored.chunks);
+        }
+    }
     let after = files.asked("index");
     writer.import(true)?;
     writer.close()?;

@@ -138,9 +138,9 @@ fn simulated(versions: &[Version], batch: usize) -> Result<Figures> {
 /// The same of the engine: once with stripes of 12 chunks, once with its usual containers.
 fn stored(versions: &[Version], batch: usize) -> Result<Figures> {
     let stripes = Filled::new(versions, batch, CODE.1 * CHUNK_BYTES as usize)?;
-    let found = stripes.figures();
+    let found = stripes.figures()?;
     let usual = Filled::new(versions, batch, Settings::default().container_bytes)?;
-    Ok(Figures { written: usual.figures().written, ..found })
+    Ok(Figures { written: usual.figures()?.written, ..found })
 }
 
 /// An archive with all versions.
@@ -166,11 +166,11 @@ impl Filled {
         Ok(Filled { archive, chunks_of })
     }
 
-    fn figures(&self) -> Figures {
+    fn figures(&self) -> Result<Figures> {
         let tables = self.archive.tables();
         let mut figures = Figures::default();
-        for container in tables.containers.values() {
-            let stored = &container.stored;
+        for container in &tables.containers {
+            let stored = container?.stored;
             if stored.kind != ContainerKind::Data {
                 continue;
             }
@@ -203,7 +203,7 @@ impl Filled {
             figures.broken += broken.clone().count() as u64;
             figures.reencoded += broken.map(|(_, living)| living).sum::<u64>();
         }
-        figures
+        Ok(figures)
     }
 }
 

@@ -19,7 +19,7 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 56] = [
+const MARKS: [&str; 64] = [
     "a collector killed",
     "a damaged container stayed",
     "a put killed",
@@ -53,6 +53,7 @@ const MARKS: [&str; 56] = [
     "fault: a write was misdirected",
     "fault: rot",
     "fault: rot of metadata",
+    "leaves were read on demand",
     "lost chunks were healed",
     "what was lost was put again",
     "what was noted was whole",
@@ -76,6 +77,13 @@ const MARKS: [&str; 56] = [
     "a volume was cloned",
     "a change of a read-only volume was refused",
     "volumes met a full disk",
+    "replay: imported",
+    "replay: counted",
+    "replay: merged runs",
+    "replay: a checkpoint",
+    "replay: leaves ahead of a checkpoint",
+    "replay: gave way",
+    "replay: nothing was left",
 ];
 
 /// The simulator of the archive engine.

@@ -45,8 +45,14 @@ const NEWER_THAN_CLONES: &str = "# The seeds below draw clones of volumes.";
 /// The line behind the kept seeds that are older than snapshots of directories.
 const NEWER_THAN_TREES: &str = "# The seeds below draw snapshots of directories.";
 
+/// The line behind the kept seeds that are older than background replays.
+const NEWER_THAN_REPLAYS: &str = "# The seeds below draw background replays.";
+
 /// The line behind the kept seeds that are older than leaves of tables.
 const NEWER_THAN_LEAVES: &str = "# The seeds below draw leaves of tables.";
+
+/// The line behind the kept seeds that are older than leaves that are read on demand.
+const NEWER_THAN_ON_DEMAND: &str = "# The seeds below draw leaves that are read on demand.";
 
 /// The line behind the kept seeds that are older than chunks that are encoded at once.
 const NEWER_THAN_GATHERED: &str = "# The seeds below draw chunks that are encoded at once.";
@@ -127,6 +133,11 @@ pub struct Params {
     /// A checkpoint writes the leaves of the tables that changed; of so many entries at most. Drawn
     /// from a source of its own.
     pub leaves: Option<usize>,
+    /// Servers replay in the background; drawn from a source of its own.
+    pub replays: bool,
+    /// Where there are leaves: those of the container table are read when they are looked at, and so
+    /// many bytes of them are kept. Drawn from a source of its own.
+    pub on_demand: Option<u64>,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
     /// Encoding by reference counts, late or at once.
@@ -174,6 +185,22 @@ impl Params {
         (rng.percent(50) && !is_older(seed, NEWER_THAN_LEAVES)).then_some(entries)
     }
 
+    /// Two archives of three are replayed in the background while they are served; none of the kept
+    /// seeds that are older than that.
+    fn replays(seed: u64) -> bool {
+        let rng = &mut Rng::new(seed ^ 0x7265_706c_6179_2e2e);
+        rng.percent(67) && !is_older(seed, NEWER_THAN_REPLAYS)
+    }
+
+    /// Three of four archives with leaves read those of the container table on demand, and keep few
+    /// of them or none, so that they read them again and again; none of the kept seeds that are older
+    /// than that.
+    fn on_demand(seed: u64) -> Option<u64> {
+        let rng = &mut Rng::new(seed ^ 0x6f6e_5f64_656d_616e);
+        let bytes = [0, 0, 1 << 10, 4 << 10, 64 << 20][rng.below(5) as usize];
+        (rng.percent(75) && !is_older(seed, NEWER_THAN_ON_DEMAND)).then_some(bytes)
+    }
+
     /// Parameters that are smaller in one respect each.
     #[must_use]
     pub fn smaller(&self) -> Vec<Params> {
@@ -197,8 +224,14 @@ impl Params {
         if self.trees {
             all.push(with(&|params| params.trees = false));
         }
+        if self.replays {
+            all.push(with(&|params| params.replays = false));
+        }
         if self.leaves.is_some() {
             all.push(with(&|params| params.leaves = None));
+        }
+        if self.on_demand.is_some() {
+            all.push(with(&|params| params.on_demand = None));
         }
         if self.collects {
             all.push(with(&|params| params.collects = false));
@@ -251,6 +284,8 @@ impl Params {
             clones,
             trash,
             leaves: Params::leaves(seed),
+            replays: Params::replays(seed),
+            on_demand: Params::leaves(seed).and_then(|_| Params::on_demand(seed)),
         };
         if many_snapshots {
             (params.serves, params.log_bytes) = (true, 1 << 10);

@@ -112,6 +112,8 @@ pub(super) struct Sim {
     pub(super) restores_rng: Rng,
     /// Clones of volumes, likewise.
     pub(super) clones_rng: Rng,
+    /// Background replays, likewise.
+    pub(super) replay_rng: Rng,
     /// For what the medium does, likewise.
     pub(super) faults: Rng,
     /// A process was told that a sync failed.
@@ -130,6 +132,7 @@ impl Sim {
         let trees_rng = Rng::new(params.seed ^ 0x736e_6170_7368_6f74);
         let restores_rng = Rng::new(params.seed ^ 0x7265_7374_6f72_6573);
         let clones_rng = Rng::new(params.seed ^ 0x636c_6f6e_655f_6f66);
+        let replay_rng = Rng::new(params.seed ^ 0x7265_706c_6179_5f6f);
         let mut pool = Vec::new();
         for _ in 0..12 {
             let mut piece = vec![0; rng.within(1_000, 9_000) as usize];
@@ -152,6 +155,7 @@ impl Sim {
             trees_rng,
             restores_rng,
             clones_rng,
+            replay_rng,
             changes: 0,
             unsure: None,
             now: 1_000,
@@ -193,9 +197,15 @@ impl Sim {
             count_slots: 20,
             // Some archives count a few at a time.
             count_portion: if self.params.seed % 8 == 5 { 3 } else { 64 << 10 },
+            // Most portions of a background replay are smaller than what is due.
+            index_portion: [3, 10, 40, 1000][(self.params.seed / 8 % 4) as usize],
+            leaf_portion: [1, 3, 10, 64][(self.params.seed / 32 % 4) as usize],
             ahead_bytes: 16 << 10,
             dirty_bytes: 8 * VOLUME_BLOCK_BYTES,
             leaf_entries: self.params.leaves.unwrap_or(512),
+            // Some archives come to a checkpoint by the leaves that changed.
+            changed_leaves: if self.params.seed % 8 == 3 { 4 } else { 1024 },
+            leaf_bytes: self.params.on_demand.unwrap_or(64 << 20),
             broken: self.params.bug.map(|bug| Rule::BUGS[bug].1),
             ..Settings::default()
         }
@@ -257,6 +267,7 @@ impl Sim {
                     | "tend"
                     | "close"
                     | "clone volume"
+                    | "replay"
             )
     }
 
@@ -286,6 +297,7 @@ impl Sim {
         (format.chunking, format.compression) = (self.params.chunking, self.params.compression);
         (format.trees, format.clones) = (self.params.trees, self.params.clones);
         format.leaves = self.params.leaves.is_some();
+        format.on_demand = self.params.on_demand.is_some();
         if self.params.seed % 16 == 9 {
             format.fingerprint = Algorithm::HmacSha256;
         }
@@ -394,7 +406,7 @@ impl Sim {
                 self.damage_metadata();
             }
             self.now += self.rng.below(3);
-            match self.one_move() {
+            match self.replay_move().and_then(|()| self.one_move()) {
                 Err(Stop::Down) if self.sync_failed && !self.files.is_down() => {
                     self.begin_again()?
                 }
@@ -507,7 +519,9 @@ impl Sim {
             if self.params.serves {
                 self.volume_move()?;
             }
+            self.replay_move()?;
         }
+        self.replay_all()?;
         self.actors = Actors::default();
         self.look()?;
         self.encode_all()?;
@@ -547,7 +561,8 @@ impl Sim {
                 || tables.segments.len() > self.segments_left()
                 || !tables.waiting_to_be_freed.is_empty())
         {
-            let left: Vec<_> = tables.containers.keys().collect();
+            let left: Vec<_> =
+                tables.containers.iter().flatten().map(|found| found.stored.id).collect();
             return Err(Failure::new(
                 Checker::ReferenceCounts,
                 format!("containers {left:?} are left of nothing"),

@@ -74,7 +74,38 @@ impl<K: Clone, V: Clone> Node<K, V> {
     }
 }
 
+impl<K: Clone, V: Clone> Node<K, V> {
+    /// True when a leaf below lies at such a place.
+    fn lies(&self, is_such: &impl Fn(LeafPlace) -> bool) -> bool {
+        match self {
+            Node::Leaf(leaf) => leaf.place.is_some_and(is_such),
+            Node::Inner(children) => children.iter().any(|(_, child)| child.lies(is_such)),
+        }
+    }
+
+    fn forget_places(self: &mut Arc<Self>, is_lost: &impl Fn(LeafPlace) -> bool) {
+        if !self.lies(is_lost) {
+            return;
+        }
+        match Arc::make_mut(self) {
+            Node::Leaf(leaf) => leaf.place = None,
+            Node::Inner(children) => {
+                children.iter_mut().for_each(|(_, child)| child.forget_places(is_lost));
+            }
+        }
+    }
+}
+
 impl<K, V> Map<K, V> {
+    /// How many leaves changed since they lay in a file.
+    pub(crate) fn changed_leaves(&self) -> usize {
+        let mut changed = 0;
+        self.root.each_leaf(&mut |_, leaf| {
+            changed += usize::from(leaf.place.is_none() && !leaf.entries.is_empty());
+        });
+        changed
+    }
+
     /// Leaves have so many entries at most from now on.
     pub(crate) fn limit_leaves(&mut self, most: usize) {
         self.most = most.clamp(2, LEAF_MAX);
@@ -97,6 +128,11 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
         mut place: impl FnMut(&[(K, V)]) -> Result<Option<LeafPlace>, E>,
     ) -> Result<(), E> {
         self.root.place_changed(&mut place)
+    }
+
+    /// Leaves at such places count as changed.
+    pub(crate) fn forget_places(&mut self, is_lost: impl Fn(LeafPlace) -> bool) {
+        self.root.forget_places(&is_lost);
     }
 
     /// The map of such leaves. `None` unless the keys of all of them ascend.

@@ -86,7 +86,8 @@ impl<'a> Planner<'a> {
     /// looked at: so each one's metadata is read once.
     pub(super) fn plan(mut self, runs: &mut [Run], fingerprints: &[Fingerprint]) -> Result<Plan> {
         runs.sort_by_cached_key(|run| {
-            let home = self.tables.places(run.first.container).next();
+            // What can't be looked up now is told when the run is planned.
+            let home = self.tables.places(run.first.container).next().and_then(Result::ok);
             let place = home.map(|home| (home.stored.place.segment, home.stored.place.at));
             (place, run.first)
         });
@@ -126,7 +127,7 @@ impl<'a> Planner<'a> {
                 if at + u64::from(chunk.bytes) > run.at + u64::from(run.bytes) {
                     return Err(other_bytes());
                 }
-                self.range(run.file, at, container, &metadata, chunk)?;
+                self.range(run.file, at, &container, &metadata, chunk)?;
                 at += u64::from(chunk.bytes);
                 slot += 1;
             }

@@ -87,6 +87,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         compression: options.compress,
         trees: true,
         leaves: true,
+        on_demand: true,
         clones: true,
         fingerprint: match options.fingerprint {
             FingerprintName::Blake3 => Algorithm::Blake3,

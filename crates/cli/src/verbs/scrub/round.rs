@@ -40,7 +40,7 @@ pub(super) fn run(
     }
     let (begun, bar) = (Instant::now(), Progress::new("scrubbing"));
     let mut scrub = ScrubRound::begin(&archive, now())?;
-    let due = scrub.due_bytes(now(), round.as_secs());
+    let due = scrub.due_bytes(now(), round.as_secs())?;
     let mut read = 0;
     while read < due && time.is_none_or(|time| begun.elapsed() < time) {
         match scrub.step(now())? {

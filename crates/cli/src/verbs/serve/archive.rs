@@ -20,7 +20,7 @@ use std::{
 };
 
 use onefold_archive::{
-    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Volumes, backup_on, put_on,
+    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Tables, Volumes, backup_on, put_on,
 };
 use onefold_backend::{process, signals::StopSignals, systemd::Service};
 use onefold_core::{Error, Exports, Kind, Result};
@@ -99,13 +99,15 @@ pub(super) fn run(
     let listeners = listen(options, Some(socket(directory.path())), service.sockets, &mut server)?;
     let server = Arc::new(Mutex::new(Some(server)));
     let activity = Activity::new(moves(server.clone(), volumes.clone()));
-    let maintained = match policies {
-        Some(policies) => {
-            Some(Maintenance::start(&archive, policies, options.append_only, activity.clone())?)
-        }
-        None => None,
-    };
-    let maintenance = Arc::new(Mutex::new(maintained));
+    let maintained = Maintenance::start(
+        &ingest,
+        &archive,
+        policies,
+        options.append_only,
+        options.replay_after,
+        activity.clone(),
+    )?;
+    let maintenance = Arc::new(Mutex::new(Some(maintained)));
     let commands = Commands {
         volumes: volumes.clone(),
         server: server.clone(),
@@ -198,7 +200,7 @@ fn moves(
     }
 }
 
-/// Makes reports from what the server has in memory.
+/// Makes reports from what the server has in memory, and the leaves of containers.
 fn reporter(directory: ArchiveDir, nodes: Option<Arc<Nodes>>, commands: Commands) -> Reporter {
     // While the log is written, the tables are as of the report before.
     let last = Mutex::new(commands.volumes.archive().tables());
@@ -211,8 +213,18 @@ fn reporter(directory: ArchiveDir, nodes: Option<Arc<Nodes>>, commands: Commands
             }
             last.clone()
         };
-        let server = commands.report();
-        json(&Stats::new(&directory, archive, &tables, nodes.as_deref(), Some(server))?)
+        let stats = |tables: &Tables| {
+            let server = commands.report();
+            Stats::new(&directory, archive, tables, nodes.as_deref(), Some(server))
+        };
+        match stats(&tables) {
+            // Others changed the archive since this server looked at it.
+            Err(error) if error.kind() == Kind::Busy => {
+                let tables = archive.refresh()?;
+                json(&stats(&tables)?)
+            }
+            stats => json(&stats?),
+        }
     })
 }
 
@@ -265,8 +277,10 @@ impl Commands {
     fn report(&self) -> ArchiveServer {
         let counts = self.volumes.counts();
         let nbd = self.server.lock().as_ref().map(|server| server.statistics().into());
-        let of = |keeper: &Maintenance| (keeper.doing(), keeper.held_back());
-        let (maintenance, held_back) = self.maintenance.lock().as_ref().map(of).unzip();
+        let of = |keeper: &Maintenance| (keeper.doing(), keeper.replay(), keeper.held_back());
+        // Locked once: a second guard in the same statement would wait for the first one.
+        let (maintenance, replay, held_back) =
+            self.maintenance.lock().as_ref().map(of).unwrap_or_default();
         ArchiveServer {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -285,7 +299,8 @@ impl Commands {
             cpu_seconds: process::cpu_time().as_secs_f64(),
             append_only: self.append_only,
             maintenance,
-            held_back: held_back.unwrap_or_default(),
+            replay,
+            held_back,
         }
     }
 }

@@ -154,6 +154,13 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     pub(crate) maintenance: Option<PathBuf>,
 
+    /// How long no client asked for anything before the server replays in the background what the
+    /// operations log says: imports containers into the chunk index, counts usage, merges runs of the
+    /// index, writes a checkpoint of the tables. 'never' leaves that to puts and gc. Without it 10s,
+    /// or what the file of --maintenance says. Archives only
+    #[arg(long, value_name = "TIME", conflicts_with = "maintenance", value_parser = replay_after)]
+    pub(crate) replay_after: Option<ReplayAfter>,
+
     /// The filter chain, in order: block-index, container-cache, bloom, chunk-index, byte-compare.
     /// Archives only
     #[arg(
@@ -200,6 +207,23 @@ pub(super) enum PersistenceName {
     Strong,
 }
 
+/// When a server replays in the background.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReplayAfter {
+    /// When nobody asked for anything for so long.
+    Idle(Duration),
+    Never,
+}
+
+fn replay_after(text: &str) -> Result<ReplayAfter, String> {
+    match text {
+        "never" => Ok(ReplayAfter::Never),
+        text => humantime::parse_duration(text)
+            .map(ReplayAfter::Idle)
+            .map_err(|_| "a time like 10s, or never".to_owned()),
+    }
+}
+
 pub(super) fn connections(text: &str) -> Result<usize, String> {
     const MOST: usize = 65_536;
     text.parse()
@@ -233,9 +257,11 @@ impl Options {
     /// Refuses options of archives for a store of another engine: it would not keep what they
     /// promise.
     pub(super) fn not_of_archives(&self) -> Result<(), Failure> {
-        match (self.append_only, &self.maintenance) {
-            (false, None) => Ok(()),
-            _ => Err(Failure::usage("--append-only and --maintenance are for archives")),
+        match (self.append_only, &self.maintenance, self.replay_after) {
+            (false, None, None) => Ok(()),
+            _ => Err(Failure::usage(
+                "--append-only, --maintenance and --replay-after are for archives",
+            )),
         }
     }
 

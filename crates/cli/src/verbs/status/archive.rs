@@ -5,11 +5,14 @@ use std::{
     sync::Arc,
 };
 
-use onefold_archive::{Archive, Care, Class, Completeness, Container, Nodes, Tables, WriteCost};
+use onefold_archive::{
+    Archive, Care, Class, Completeness, Nodes, Tables, Totals, WriteCost, replay_due,
+};
 use onefold_backend::room::room;
-use onefold_core::Result;
+use onefold_core::{Kind, Result};
 use serde::Serialize;
 
+use super::replay::DueLine;
 use crate::{
     report::archive::ArchiveServer,
     verbs::{
@@ -67,6 +70,8 @@ pub(in crate::verbs) struct Stats {
     free_bytes: Option<u64>,
     index_entries: u64,
     index_files: u64,
+    /// What a background replay would do.
+    due: DueLine,
     /// Held back for deletion on a full disk.
     reserve_bytes: u64,
     epoch: u32,
@@ -114,16 +119,27 @@ struct CareLine {
 }
 
 impl CareLine {
-    fn of(tables: &Tables) -> CareLine {
+    fn of(tables: &Tables) -> Result<CareLine> {
         let Care { collected, scrub_began, scrubbed, scrub_ended } = tables.care;
         let at = |at: u64| (at > 0).then_some(at);
-        let read = tables.containers.iter().take_while(|(id, _)| **id <= scrubbed);
-        CareLine {
+        let mut scrubbed_bytes = 0;
+        for container in &tables.containers {
+            let stored = match container {
+                // A check tells of a leaf that is lost; all other figures are known.
+                Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Io) => continue,
+                found => found?.stored,
+            };
+            if stored.id > scrubbed {
+                break;
+            }
+            scrubbed_bytes += u64::from(stored.place.bytes);
+        }
+        Ok(CareLine {
             gc_ended: at(collected),
             scrub_ended: at(scrub_ended),
             scrub_began: at(scrub_began),
-            scrubbed_bytes: read.map(|(_, read)| u64::from(read.stored.place.bytes)).sum(),
-        }
+            scrubbed_bytes,
+        })
     }
 }
 
@@ -183,31 +199,20 @@ struct WorkLine {
 }
 
 fn classes(tables: &Tables) -> Vec<ClassLine> {
-    let of = |class: Class| {
-        let mut all = tables
-            .containers
-            .values()
-            .map(|container| &container.stored)
-            .filter(|stored| tables.class(&stored.place).0 == class)
-            .peekable();
-        let data = u64::from(tables.class(&all.peek()?.place).1);
-        let mut line = ClassLine {
+    let line = |class: Class| {
+        let totals = tables.totals_of(class);
+        let data = u64::from(tables.data_of(class)?);
+        Some(ClassLine {
             class: class.to_string(),
             code: [data + u64::from(tables.parity), data],
-            chunks: 0,
-            chunk_bytes: 0,
-            stripes: 0,
-            written_bytes: 0,
-        };
-        for stored in all {
-            line.chunks += u64::from(stored.chunks);
-            line.chunk_bytes += u64::from(stored.raw_bytes);
-            line.stripes += 1;
-            line.written_bytes += tables.written(&stored.place);
-        }
-        Some(line)
+            chunks: totals.chunks,
+            chunk_bytes: totals.raw_bytes,
+            stripes: totals.containers,
+            written_bytes: totals.written_bytes,
+        })
+        .filter(|line| line.stripes > 0)
     };
-    Class::ALL.into_iter().filter_map(of).collect()
+    Class::ALL.into_iter().filter_map(line).collect()
 }
 
 /// A node that does not count.
@@ -242,9 +247,7 @@ impl Stats {
         let stored_bytes = tables.stored_bytes();
         let volumes = archive_volume::lines(tables);
         let mapped = volumes.iter().map(|volume| volume.mapped_bytes).sum::<u64>();
-        let of_containers = |count: fn(&Container) -> u32| -> u64 {
-            tables.containers.values().map(|container| u64::from(count(container))).sum()
-        };
+        let Totals { chunks, raw_bytes: chunk_bytes, .. } = tables.totals();
         Ok(Stats {
             engine: "archive",
             archive: directory.path().display().to_string(),
@@ -258,14 +261,14 @@ impl Stats {
             forgotten_snapshots: tables.snapshots.forgotten().count() as u64,
             sets: sets(tables),
             damaged_chunks: damaged.map(|bits| u64::from(bits.count_ones())).sum(),
-            care: CareLine::of(tables),
+            care: CareLine::of(tables)?,
             stored_bytes,
             ratio: (stored_bytes > 0).then(|| {
                 (bytes as f64 + snapshot_bytes as f64 + mapped as f64) / stored_bytes as f64
             }),
             containers: tables.containers.len() as u64,
-            chunks: of_containers(|container| container.stored.chunks),
-            chunk_bytes: of_containers(|container| container.stored.raw_bytes),
+            chunks,
+            chunk_bytes,
             unfinished_containers: tables.unfinished.len() as u64,
             held_back_bytes: tables
                 .waiting_to_be_freed
@@ -278,6 +281,7 @@ impl Stats {
             },
             index_entries: tables.index.files.iter().map(|file| file.entries).sum(),
             index_files: tables.index.files.len() as u64,
+            due: replay_due(archive, tables)?.into(),
             reserve_bytes: archive.reserve_bytes()?,
             epoch: tables.epoch,
             nodes: nodes.map_or(1, |nodes| nodes.count() as u64),
@@ -368,7 +372,10 @@ fn look(directory: &ArchiveDir, memory: u64) -> Result<(Arc<Archive>, Stats)> {
     let nodes = directory.nodes(false, false)?;
     let server =
         directory.server().ok().flatten().and_then(|mut server| server.ask(&Request::Status).ok());
-    let stats = Stats::new(directory, &archive, &archive.tables(), nodes.as_deref(), server)?;
+    // What is read when it is looked at stays where it is.
+    let guard = archive.guard_epoch()?;
+    let stats = Stats::new(directory, &archive, &guard.tables, nodes.as_deref(), server)?;
+    drop(guard);
     Ok((archive, stats))
 }
 
@@ -519,6 +526,7 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
             counted(stats.index_files, "file")
         ),
     );
+    row("to be replayed", stats.due.told(stats.server.as_ref()));
     if stats.unfinished_containers > 0 {
         row(
             "unfinished",

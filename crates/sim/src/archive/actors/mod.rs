@@ -4,6 +4,7 @@ mod collector;
 mod names;
 mod nodes;
 pub(super) mod repair;
+mod replay;
 mod restores;
 pub(super) mod server;
 pub(crate) mod snapshots;

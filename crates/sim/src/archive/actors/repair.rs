@@ -93,11 +93,10 @@ impl Sim {
         if self.aside.percent(20) {
             return self.restore_recorded(&archive);
         }
-        let all: Vec<_> = tables
-            .containers
-            .values()
-            .map(|container| (container.stored.id, container.stored.chunks as usize))
-            .collect();
+        let all = tables.containers.iter().map(|container| {
+            container.map(|container| (container.stored.id, container.stored.chunks as usize))
+        });
+        let all: Vec<_> = all.collect::<Result<_, _>>().map_err(|e| self.judge("look-up", &e))?;
         let Some(&(id, chunks)) = self.aside.pick(&all) else { return Ok(()) };
         let mut bits = vec![0; chunks.div_ceil(8)];
         for n in (0..chunks).filter(|_| self.aside.percent(50)) {

@@ -12,6 +12,7 @@ use onefold_core::{
     BLOCK_BYTES, Block, BlockRead, Error, Exports, ExtentKind, Kind, Lba, Volume, block::bytes_mut,
 };
 
+use super::replay::Replaying;
 use crate::{
     archive::{
         model::{BLOCK, Cell, Disk, Unsure},
@@ -27,6 +28,7 @@ pub(crate) struct Serving {
     pub(crate) ingest: Arc<Ingest>,
     volumes: Arc<Volumes>,
     exports: ArchiveExports,
+    pub(super) replaying: Replaying,
 }
 
 fn read(volume: &dyn Volume, offset: usize, bytes: usize) -> Result<Vec<u8>, Error> {
@@ -81,7 +83,8 @@ impl Sim {
         let volumes = Volumes::new(&ingest, self.now);
         let exports = ArchiveExports(volumes.clone());
         self.say(|| "served".into());
-        self.actors.serving = Some(Serving { archive, ingest, volumes, exports });
+        let replaying = Replaying::new(&ingest, self.now);
+        self.actors.serving = Some(Serving { archive, ingest, volumes, exports, replaying });
         self.resolve_volumes()
     }
 

@@ -194,6 +194,7 @@ impl Backing {
         parts.iter().any(|part| match part {
             Part::Run { first, .. } => tables
                 .places(first.container)
+                .flatten()
                 .any(|home| tables.damaged.contains_key(&home.stored.id)),
             _ => false,
         })

@@ -73,7 +73,16 @@ impl Sim {
         self.look_at_volumes(&archive)?;
         self.look_at_snapshots(&archive)?;
         places::look_at_places(&archive.tables(), self.params.late.is_some())?;
+        if let Some(most) = self.params.on_demand {
+            self.reach.hit("leaves were read on demand");
+            let bytes = archive.leaf_bytes();
+            if bytes > most {
+                let message = format!("{bytes} bytes of leaves are kept, and {most} are the most");
+                return Err(Failure::new(Checker::StoreCheck, message).into());
+            }
+        }
         if !self.damaged {
+            self.look_at_index(&archive)?;
             self.restore_recorded(&archive)?;
             self.mend_leaves(&archive)?;
             match check(&archive, true, &mut |_, _, _| {}) {

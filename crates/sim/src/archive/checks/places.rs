@@ -1,8 +1,8 @@
 //! What must be true of where chunks lie.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use onefold_archive::{Address, Class, Container, ContainerKind, PLACES_MAX, Part, Reader, Tables};
+use onefold_archive::{Address, Class, ContainerKind, PLACES_MAX, Part, Reader, Tables, Totals};
 use onefold_core::Error;
 
 use crate::checker::{Checker, Failure};
@@ -13,20 +13,20 @@ pub(crate) fn look_at_places(tables: &Tables, late: bool) -> Result<(), Failure>
     let wrong = |why: String| Err(Failure::new(Checker::StoreCheck, why));
     for (id, places) in &tables.moved_to {
         let knows = |place| {
-            tables
-                .containers
-                .get(place)
-                .is_some_and(|container: &Container| container.merged.contains(id))
+            let found = tables.containers.get(place).ok().flatten();
+            found.is_some_and(|container| container.merged.contains(id))
         };
         let most = if late { PLACES_MAX } else { 1 };
         if places.is_empty() || places.len() > most || !places.iter().all(knows) {
             return wrong(format!("container {id} went to {places:?}"));
         }
-        if tables.containers.contains_key(id) {
+        if tables.containers.contains_key(id).unwrap_or(false) {
             return wrong(format!("container {id} is there, and went elsewhere"));
         }
     }
-    for (id, container) in &tables.containers {
+    for container in &tables.containers {
+        let Ok(container) = container else { break };
+        let id = container.stored.id;
         let (class, data) = tables.class(&container.stored.place);
         let fits = match class {
             Class::Plain => !late || container.stored.kind == ContainerKind::Recipes,
@@ -37,7 +37,56 @@ pub(crate) fn look_at_places(tables: &Tables, late: bool) -> Result<(), Failure>
             return wrong(format!("container {id} is {class}, with {data} columns of data"));
         }
     }
-    Ok(())
+    if tables.on_demand { is_found_in_all(tables) } else { Ok(()) }
+}
+
+/// What the snapshot says in place of all containers is what these say.
+fn is_found_in_all(tables: &Tables) -> Result<(), Failure> {
+    let (mut moved_to, mut not_imported, mut count) = (BTreeMap::new(), BTreeSet::new(), 0);
+    for container in &tables.containers {
+        // What can't be read is told elsewhere.
+        let Ok(container) = container else { return Ok(()) };
+        let home = container.stored.id;
+        count += 1;
+        for number in &container.merged {
+            moved_to.entry(*number).or_insert_with(BTreeSet::new).insert(home);
+        }
+        if container.logged > tables.index.upto {
+            not_imported.insert(home);
+        }
+    }
+    if let Some(wrong) = wrong_totals(tables) {
+        return Err(Failure::new(Checker::StoreCheck, wrong));
+    }
+    let said = tables.moved_to.iter();
+    let said: BTreeMap<_, BTreeSet<_>> =
+        said.map(|(number, homes)| (*number, homes.iter().copied().collect())).collect();
+    let recent = tables.not_imported().unwrap_or_default().into_iter().collect();
+    if said == moved_to && not_imported == recent && count == tables.containers.len() {
+        return Ok(());
+    }
+    let message = format!(
+        "{count} containers, moved {moved_to:?}, not imported {not_imported:?}; the snapshot says \
+         {}, {said:?}, {recent:?}",
+        tables.containers.len()
+    );
+    Err(Failure::new(Checker::StoreCheck, message))
+}
+
+/// The sums over containers that the tables keep, where they are not those of the containers.
+fn wrong_totals(tables: &Tables) -> Option<String> {
+    let (mut sums, mut replicated) = (Totals::default(), 0);
+    for container in tables.containers.iter().flatten() {
+        let stored = container.stored;
+        sums.containers += 1;
+        sums.bytes += u64::from(stored.place.bytes);
+        sums.written_bytes += tables.written(&stored.place);
+        sums.chunks += u64::from(stored.chunks);
+        sums.raw_bytes += u64::from(stored.raw_bytes);
+        replicated += u64::from(tables.class(&stored.place).0 == Class::Replicated);
+    }
+    let same = sums == tables.totals() && replicated == tables.replicated().1;
+    (!same).then(|| format!("{sums:?} is in containers, and {:?} is said", tables.totals()))
 }
 
 /// The chunks that a put stored, which gathered them, lie in containers of the classes that their
@@ -65,11 +114,11 @@ pub(crate) fn look_at_classes(
     let (tables, mut shared) = (reader.tables(), 0);
     for (address, count) in counts {
         let id = address.container;
-        if before.containers.contains_key(&id) || before.moved_to.contains_key(&id) {
+        if before.containers.contains_key(&id)? || before.moved_to.contains_key(&id) {
             continue;
         }
         // Gone since, if it is not there.
-        let Some(container) = tables.containers.get(&id) else { continue };
+        let Some(container) = tables.containers.get(&id)? else { continue };
         let class = tables.class(&container.stored.place).0;
         let fits = match class {
             Class::Cold => !is_one_batch || count == 1,

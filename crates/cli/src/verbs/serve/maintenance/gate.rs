@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use onefold_archive::gives_way;
 use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
 
@@ -107,6 +108,11 @@ impl Gate {
         }
     }
 
+    /// After how many seconds without clients work begins.
+    pub(super) fn idle_seconds(&self) -> u64 {
+        self.idle.as_secs()
+    }
+
     /// All work ends at its next question.
     pub(super) fn end(&self) {
         self.ends.store(true, SeqCst);
@@ -126,6 +132,15 @@ impl Gate {
     /// # Errors
     /// `Stopped`: the server stops.
     pub(super) fn pass(&self, bytes: u64) -> Result<()> {
+        self.pass_within(bytes, Duration::MAX)
+    }
+
+    /// The same for work that holds what others may need: it does not wait for long.
+    ///
+    /// # Errors
+    /// `Stopped`, and `Busy`: clients were at work for so long.
+    pub(super) fn pass_within(&self, bytes: u64, patience: Duration) -> Result<()> {
+        let begun = Instant::now();
         loop {
             if self.has_ended() {
                 return Err(Error::new(Kind::Stopped, "the server is stopping"));
@@ -134,6 +149,9 @@ impl Gate {
             if looked.0.is_none_or(|before| now.duration_since(before) >= LOOK) {
                 if !self.is_open() {
                     drop(looked);
+                    if begun.elapsed() >= patience {
+                        return Err(gives_way());
+                    }
                     std::thread::sleep(LOOK);
                     continue;
                 }
@@ -183,6 +201,15 @@ mod tests {
         let asked = Instant::now();
         gate.pass(1).unwrap();
         assert!(asked.elapsed() >= Duration::from_millis(150));
+    }
+
+    #[test]
+    fn who_holds_something_gives_up_when_clients_stay_at_work() {
+        let activity = Activity::new(|| 0);
+        let gate = Gate::new(activity.clone(), Duration::from_secs(3600), 0);
+        let _working = activity.work();
+        let given_up = gate.pass_within(1, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(given_up.kind(), Kind::Busy);
     }
 
     #[test]

@@ -1,10 +1,12 @@
-//! `serve --maintenance FILE`: the server looks after its archive when nobody asks for anything. It
-//! forgets snapshots by policies, frees space, and reads all data once in a while.
+//! A server looks after its archive when nobody asks for anything. Always it replays in the background
+//! what the operations log says; with `serve --maintenance FILE` it forgets snapshots by policies,
+//! frees space, and reads all data once in a while.
 //!
-//! One thread does one thing at a time. Whatever it does, a crash leaves it as the commands `forget`,
-//! `gc` and `scrub` leave it: each step begins from what the log says.
+//! One thread does one thing at a time. Whatever it does, a crash leaves it as puts and the commands
+//! `forget`, `gc` and `scrub` leave it: each step begins from what the log says.
 
 mod gate;
+mod replay;
 
 use std::{
     sync::Arc,
@@ -13,14 +15,22 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Collection, CollectionOptions, Format, Pace, Portion, ScrubRound, forget,
+    Archive, Collection, CollectionOptions, Format, Ingest, Pace, Portion, ScrubRound, forget,
 };
 use onefold_core::{Error, Kind, Result};
 use parking_lot::Mutex;
 
-use self::gate::Gate;
 pub(super) use self::gate::{Activity, Working};
-use crate::verbs::keeping::{file::PolicyFile, policy::Terms, retention::Judged};
+use self::{gate::Gate, replay::Replay};
+use super::options::ReplayAfter;
+use crate::{
+    report::archive::ReplayLine,
+    verbs::keeping::{
+        file::{LoadRule, PolicyFile},
+        policy::Terms,
+        retention::Judged,
+    },
+};
 use onefold::parts::archive_dir::now;
 use onefold_console::size::{Size, counted};
 
@@ -39,47 +49,66 @@ const PORTIONS: Duration = Duration::from_secs(3600);
 /// The thread that looks after an archive.
 pub(super) struct Maintenance {
     gate: Arc<Gate>,
-    doing: Arc<Mutex<String>>,
+    doing: Option<Arc<Mutex<String>>>,
+    replay: Option<Arc<Mutex<ReplayLine>>>,
     held_back: Arc<Mutex<Vec<String>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Maintenance {
-    /// Begins to look after the archive.
+    /// Begins to look after the archive of `ingest`; replays after so long without clients, or as the
+    /// policies say.
     ///
     /// # Errors
     /// `InvalidInput` for a policy that `append_only` refuses; `Io` when no thread can be started.
     pub(super) fn start(
+        ingest: &Arc<Ingest>,
         archive: &Arc<Archive>,
-        policies: PolicyFile,
+        policies: Option<PolicyFile>,
         append_only: bool,
+        replay_after: Option<ReplayAfter>,
         activity: Arc<Activity>,
     ) -> Result<Maintenance> {
-        let append_only = append_only || policies.append_only;
+        let said = policies.as_ref().is_some_and(|policies| policies.append_only);
+        let append_only = append_only || said;
         if append_only {
-            policies.check_append_only()?;
+            policies.as_ref().map_or(Ok(()), PolicyFile::check_append_only)?;
         }
-        let gate = Arc::new(Gate::new(activity, policies.load.idle, policies.load.limit));
+        let load = match (&policies, replay_after) {
+            (Some(policies), _) => policies.load,
+            (None, Some(ReplayAfter::Idle(idle))) => LoadRule { idle, ..LoadRule::default() },
+            (None, _) => LoadRule::default(),
+        };
+        let gate = Arc::new(Gate::new(activity, load.idle, load.limit));
+        let replays = replay_after != Some(ReplayAfter::Never);
+        let replay = replays.then(|| Replay::new(ingest, archive, &gate));
+        let told = replay.as_ref().map(Replay::told);
         let doing = Arc::new(Mutex::new("nothing is due".to_owned()));
         let held_back = Arc::new(Mutex::default());
         let keeper = Keeper {
             held_back: held_back.clone(),
             archive: archive.clone(),
-            policies,
             append_only,
             gate: gate.clone(),
             doing: doing.clone(),
+            replay: replay.map(Mutex::new),
         };
+        let doing = policies.is_some().then_some(doing);
         let thread = std::thread::Builder::new().name("maintenance".into());
         let thread = thread
-            .spawn(move || keeper.run())
+            .spawn(move || keeper.run(policies.as_ref()))
             .map_err(|e| Error::from_io("cannot start a thread for maintenance", e))?;
-        Ok(Maintenance { gate, doing, held_back, thread: Some(thread) })
+        Ok(Maintenance { gate, doing, replay: told, held_back, thread: Some(thread) })
     }
 
-    /// What it does, or that nothing is due.
-    pub(super) fn doing(&self) -> String {
-        self.doing.lock().clone()
+    /// What it does by its policies, or that nothing is due; `None` without policies.
+    pub(super) fn doing(&self) -> Option<String> {
+        self.doing.as_ref().map(|doing| doing.lock().clone())
+    }
+
+    /// The background replay so far; `None` when there is none.
+    pub(super) fn replay(&self) -> Option<ReplayLine> {
+        self.replay.as_ref().map(|replay| replay.lock().clone())
     }
 
     /// The sets that its policies would take too much from, a sentence each, when it forgot last.
@@ -106,24 +135,33 @@ impl Drop for Maintenance {
 struct Keeper {
     held_back: Arc<Mutex<Vec<String>>>,
     archive: Arc<Archive>,
-    policies: PolicyFile,
     append_only: bool,
     gate: Arc<Gate>,
     doing: Arc<Mutex<String>>,
+    replay: Option<Mutex<Replay>>,
 }
 
 impl Keeper {
-    fn run(&self) {
+    fn run(&self, policies: Option<&PolicyFile>) {
         let begun = Instant::now();
         let (mut next_gc, mut next_scrub) = (begun, begun);
         while !self.gate.has_ended() {
             std::thread::sleep(LOOK_EVERY);
-            if Instant::now() >= next_gc && self.gc_is_due() {
-                next_gc = Instant::now() + self.told("gc", self.keep());
+            self.replay();
+            let Some(policies) = policies else { continue };
+            if Instant::now() >= next_gc && self.gc_is_due(policies) {
+                next_gc = Instant::now() + self.told("gc", self.keep(policies));
             } else if Instant::now() >= next_scrub {
-                next_scrub = Instant::now() + self.told("scrub", self.scrub());
+                next_scrub = Instant::now() + self.told("scrub", self.scrub(policies));
             }
             self.say("nothing is due");
+        }
+    }
+
+    /// Replays what is due, if nobody asks for anything.
+    fn replay(&self) {
+        if let Some(replay) = &self.replay {
+            replay.lock().run();
         }
     }
 
@@ -148,20 +186,20 @@ impl Keeper {
         }
     }
 
-    fn gc_is_due(&self) -> bool {
+    fn gc_is_due(&self, policies: &PolicyFile) -> bool {
         let last = self.archive.tables().care.collected;
-        now().saturating_sub(last) >= self.policies.gc.every.as_secs()
+        now().saturating_sub(last) >= policies.gc.every.as_secs()
     }
 
     /// Forgets by the policies, and frees space.
-    fn keep(&self) -> Result<Duration> {
+    fn keep(&self, policies: &PolicyFile) -> Result<Duration> {
         self.say("forgetting snapshots");
         self.gate.pass(0)?;
-        self.forget()?;
+        self.forget(policies)?;
         let options = CollectionOptions {
             now: now(),
-            keep_partial: self.policies.gc.keep_partial.as_secs(),
-            trash: self.policies.gc.trash.as_secs(),
+            keep_partial: policies.gc.keep_partial.as_secs(),
+            trash: policies.gc.trash.as_secs(),
             // Who puts or reads is not waited for: the server may have to stop before they end.
             wait: false,
             reserve_bytes: Format::new([0; 16], [0; 32], [0; 16]).reserve_bytes,
@@ -193,11 +231,11 @@ impl Keeper {
         Ok(if done.waits { HELD_BACK } else { Duration::ZERO })
     }
 
-    fn forget(&self) -> Result<()> {
+    fn forget(&self, policies: &PolicyFile) -> Result<()> {
         let tables = self.archive.refresh()?;
-        let zone = self.policies.zone.clone();
+        let zone = policies.zone.clone();
         let terms = Terms { now: now(), zone, append_only: self.append_only };
-        let policy_of = |host: &str, set: &str| self.policies.policy(host, set);
+        let policy_of = |host: &str, set: &str| policies.policy(host, set);
         let judged = Judged::new(&tables, &|_| true, &policy_of, &terms, false);
         judged.guarded.iter().for_each(|why| tracing::warn!("{why}"));
         let gone = judged.gone();
@@ -210,15 +248,15 @@ impl Keeper {
     }
 
     /// Reads what is due of the round.
-    fn scrub(&self) -> Result<Duration> {
-        let round = self.policies.scrub.round.as_secs();
+    fn scrub(&self, policies: &PolicyFile) -> Result<Duration> {
+        let round = policies.scrub.round.as_secs();
         if round == 0 {
             return Ok(PORTIONS);
         }
         self.gate.pass(0)?;
         self.say("scrub");
         let mut scrub = ScrubRound::begin(&self.archive, now())?;
-        let (due, mut read) = (scrub.due_bytes(now(), round), 0);
+        let (due, mut read) = (scrub.due_bytes(now(), round)?, 0);
         let mut last = 0;
         while read < due {
             if !self.gate.is_open() {
@@ -229,6 +267,11 @@ impl Keeper {
             }
             let Some(bytes) = scrub.step(now())? else { break };
             (read, last) = (read + bytes, bytes);
+            // A round's portion may take hours, and so may what is replayed between.
+            if self.replay.as_ref().is_some_and(|replay| replay.lock().may_be_due()) {
+                scrub.rest();
+                self.replay();
+            }
         }
         let Portion { problems, problems_found, ended, bytes, .. } = scrub.end(now())?;
         problems.iter().for_each(|problem| tracing::warn!("scrub: {problem}"));
