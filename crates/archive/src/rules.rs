@@ -127,8 +127,7 @@ pub enum Rule {
     /// twice.
     PortionCountedOnce,
     /// New counts have a number that no file of counts has. Otherwise a frame that was lost and comes
-    /// back names what another process counted. Seeds seldom meet this, so the list of planted bugs
-    /// lacks it; a test of collections asks for it.
+    /// back names what another process counted.
     CountsNumberedAnew,
     /// Nothing is condemned before all that came is counted, down to the last node. Otherwise a
     /// collection frees what a tree names whose counting was cut.
@@ -253,6 +252,7 @@ impl Rule {
         ("node-counted-twice", Rule::NodesCountedOnce),
         ("removals-first", Rule::AdditionsCountedFirst),
         ("portion-counted-twice", Rule::PortionCountedOnce),
+        ("counts-number-again", Rule::CountsNumberedAnew),
         ("condemned-uncounted", Rule::AllCountedFirst),
         ("trash-by-client", Rule::TrashFromCollection),
         ("checkpoint-listed", Rule::CheckpointsUnlisted),

@@ -187,6 +187,14 @@ impl ArchiveDir {
         lock::holders(&locks.collect::<Vec<_>>())
     }
 
+    /// Device and inode of its directory, and of the directories of its nodes, as far as they are there.
+    #[must_use]
+    pub fn identities(&self) -> Vec<(u64, u64)> {
+        let nodes = self.nodes.iter().flat_map(|list| &list.paths);
+        let there = std::iter::once(&self.path).chain(nodes).filter_map(|at| fs::metadata(at).ok());
+        there.map(|metadata| (metadata.dev(), metadata.ino())).collect()
+    }
+
     /// The directory of a node.
     pub fn node(&self, number: usize) -> PathBuf {
         self.nodes.as_ref().and_then(|list| list.paths.get(number)).cloned().unwrap_or_default()

@@ -54,6 +54,9 @@ const NEWER_THAN_LEAVES: &str = "# The seeds below draw leaves of tables.";
 /// The line behind the kept seeds that are older than leaves that are read on demand.
 const NEWER_THAN_ON_DEMAND: &str = "# The seeds below draw leaves that are read on demand.";
 
+/// The line behind the kept seeds that are older than frames of counts that come late.
+const NEWER_THAN_LATE_COUNTS: &str = "# The seeds below draw frames of counts that come late.";
+
 /// The line behind the kept seeds that are older than chunks that are encoded at once.
 const NEWER_THAN_GATHERED: &str = "# The seeds below draw chunks that are encoded at once.";
 
@@ -138,6 +141,8 @@ pub struct Params {
     /// Where there are leaves: those of the container table are read when they are looked at, and so
     /// many bytes of them are kept. Drawn from a source of its own.
     pub on_demand: Option<u64>,
+    /// Collectors die with the frames of their counts on the way; drawn from a source of its own.
+    pub late_counts: bool,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
     /// Encoding by reference counts, late or at once.
@@ -201,6 +206,15 @@ impl Params {
         (rng.percent(75) && !is_older(seed, NEWER_THAN_ON_DEMAND)).then_some(bytes)
     }
 
+    /// Every other archive, where a collection writes no other frame before that of its counts, and
+    /// nothing rots; none of the kept seeds that are older than that.
+    fn late_counts(&self) -> bool {
+        let rng = &mut Rng::new(self.seed ^ 0x6c61_7465_5f63_6f75);
+        let is_plain = self.profile == Profile::Crashes && !self.medium.damages();
+        let is_drawn = rng.percent(50) && !is_older(self.seed, NEWER_THAN_LATE_COUNTS);
+        is_drawn && is_plain && self.collects && !self.trees && self.spread.is_none()
+    }
+
     /// Parameters that are smaller in one respect each.
     #[must_use]
     pub fn smaller(&self) -> Vec<Params> {
@@ -235,6 +249,9 @@ impl Params {
         }
         if self.collects {
             all.push(with(&|params| params.collects = false));
+        }
+        if self.late_counts {
+            all.push(with(&|params| params.late_counts = false));
         }
         all
     }
@@ -286,6 +303,7 @@ impl Params {
             leaves: Params::leaves(seed),
             replays: Params::replays(seed),
             on_demand: Params::leaves(seed).and_then(|_| Params::on_demand(seed)),
+            late_counts: false,
         };
         if many_snapshots {
             (params.serves, params.log_bytes) = (true, 1 << 10);
@@ -306,6 +324,7 @@ impl Params {
                 ..params
             };
         }
+        params.late_counts = params.late_counts();
         if profile == Profile::Damage {
             // Rot matters where collection copies what rotted, and what is compressed does not
             // expand.

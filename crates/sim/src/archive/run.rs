@@ -120,6 +120,8 @@ pub(super) struct Sim {
     pub(super) sync_failed: bool,
     /// An error named damage that nothing makes good.
     pub(super) refused: bool,
+    /// The changes that a process counts at once, where it is another one.
+    pub(super) portion: Option<usize>,
     pub(super) reach: Reach,
 }
 
@@ -172,6 +174,7 @@ impl Sim {
             faults,
             sync_failed: false,
             refused: false,
+            portion: None,
             reach: Reach::default(),
         }
     }
@@ -196,7 +199,10 @@ impl Sim {
             log_ahead_bytes: 128 << 10,
             count_slots: 20,
             // Some archives count a few at a time.
-            count_portion: if self.params.seed % 8 == 5 { 3 } else { 64 << 10 },
+            count_portion: self.portion.unwrap_or(match self.params.seed % 8 {
+                5 => 3,
+                _ => 64 << 10,
+            }),
             // Most portions of a background replay are smaller than what is due.
             index_portion: [3, 10, 40, 1000][(self.params.seed / 8 % 4) as usize],
             leaf_portion: [1, 3, 10, 64][(self.params.seed / 32 % 4) as usize],
@@ -363,6 +369,13 @@ impl Sim {
                 _ => {}
             }
             self.actors = Actors::default();
+            match self.late_counts() {
+                Err(Stop::Failed(failure)) => return Err(failure),
+                Err(Stop::Down) => {
+                    return Err(Failure::new(Checker::Progress, "no collection begins"));
+                }
+                Ok(()) => self.actors = Actors::default(),
+            }
         }
         self.end()
     }

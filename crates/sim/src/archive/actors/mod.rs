@@ -1,6 +1,7 @@
 //! The processes of a run: each verb is a move of one of them.
 
 mod collector;
+mod late_counts;
 mod names;
 mod nodes;
 pub(super) mod repair;
