@@ -103,8 +103,10 @@ pub(crate) fn import(
     all: bool,
     importing: &Importing,
 ) -> Result<Option<(Arc<Tables>, u64)>> {
-    let tables = archive.tables();
+    // Another process may have imported before this one had the lock.
+    let tables = archive.refresh()?;
     let (entries, upto) = auxiliary.lock().listed();
+    let upto = upto.max(tables.index.upto);
     if entries.is_empty()
         || (!all && entries.len() < RUN_LEAST.min(archive.settings.auxiliary_entries / 2))
     {
@@ -223,7 +225,10 @@ pub fn rebuild(archive: &Arc<Archive>, progress: &mut dyn FnMut(u64, u64)) -> Re
     let container_reader = ContainerReader::new(archive.clone());
     let (mut entries, total) = (Vec::new(), tables.containers.len() as u64);
     for (n, container) in tables.containers.iter().enumerate() {
-        let container = container?;
+        let container = match container {
+            Err(error) if is_damage(&error) => continue,
+            found => found?,
+        };
         if let Ok(metadata) = container_reader.metadata(&container) {
             let whole = metadata
                 .chunks

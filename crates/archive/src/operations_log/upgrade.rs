@@ -80,10 +80,11 @@ pub fn upgrade(archive: &Archive) -> Result<bool> {
         remove_older(archive, position.snapshot)?;
         return Ok(false);
     }
+    let is_unknown = archive.await_unknown_snapshot(&mut position)?;
     let kinds = archive.label.kinds().upgraded();
     match write_tables(archive, &position, kinds) {
         Err(error) if error.kind() == Kind::NoSpace => {
-            give_up(archive, &position)?;
+            give_up(archive, &position, is_unknown)?;
             let why =
                 "the disk has no room for tables with more features, and the archive is as before";
             return Err(Error::new(Kind::NoSpace, format!("{why}: {error}")));
@@ -125,12 +126,8 @@ fn alone(archive: &Archive) -> Result<Vec<Box<dyn Lock>>> {
 fn write_tables(archive: &Archive, position: &LogPosition, kinds: Kinds) -> Result<()> {
     let (files, identity, number) = (&*archive.files, &archive.identity, position.snapshot + 1);
     let Kinds { trees, leaves, on_demand, clones, late: _ } = kinds;
-    let had_leaves = position.tables.leaves;
     let tables = Tables::clone(&position.tables);
     let mut tables = Tables { trees, leaves, on_demand, clones, ..tables };
-    if had_leaves {
-        archive.await_unknown_snapshot(number, &mut tables)?;
-    }
     let clones_keep = archive.keeps(Rule::ClonePagesKept);
     write_block_indexes(files, identity, number, &mut tables, clones_keep)?;
     write_leaves(files, identity, &archive.settings, number, &mut tables)?;
@@ -166,10 +163,16 @@ fn write_labels(
     Ok(())
 }
 
-/// Gives the space back that an upgrade took which had no room to its end. No label names it.
-fn give_up(archive: &Archive, position: &LogPosition) -> Result<()> {
+/// Gives the space back that an upgrade took which had no room to its end. No label names it. A next
+/// snapshot that nobody knows keeps its name, as when a checkpoint has no room.
+fn give_up(archive: &Archive, position: &LogPosition, is_unknown: bool) -> Result<()> {
     for number in [position.snapshot + 1, position.snapshot + 2] {
-        remove(archive, &snapshot_name(number))?;
+        let name = snapshot_name(number);
+        if is_unknown && number == position.snapshot + 1 {
+            archive.files.open(&name)?.set_bytes(0)?;
+        } else {
+            remove(archive, &name)?;
+        }
         remove(archive, &log_name(number))?;
     }
     if position.tables.leaves {
