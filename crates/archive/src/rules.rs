@@ -208,13 +208,19 @@ pub enum Rule {
     /// A log has room for a bounded number of moved containers, and a snapshot comes before the
     /// bound. Otherwise readers with a limit of memory refuse the archive.
     MergesLimited,
+    /// After an upgrade nobody appends before both places of the label have the new features.
+    /// Otherwise damage of one of them returns to the archive of before, without what was appended.
+    BothPlacesUpgraded,
+    /// A process goes on only while the label has the kinds of tables with which it opened the
+    /// archive. Otherwise it writes a label of the old kinds for tables of the new ones.
+    KindsCompared,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 60] = [
+    pub const BUGS: [(&'static str, Rule); 62] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -276,5 +282,7 @@ impl Rule {
         ("newer-run-dropped", Rule::NewerRunsKept),
         ("counted-beside-gc", Rule::CountedAlone),
         ("counted-before-recheck", Rule::RecheckedBeforeCounted),
+        ("upgraded-one-place", Rule::BothPlacesUpgraded),
+        ("upgraded-misread", Rule::KindsCompared),
     ];
 }

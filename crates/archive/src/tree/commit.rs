@@ -85,7 +85,8 @@ impl StreamWriter {
             if !tables.trees {
                 return Err(Error::new(
                     Kind::Unsupported,
-                    "the archive is of a format without snapshots",
+                    "the archive was made by a program without snapshots of directories: `onefold \
+                     upgrade` gives it these",
                 ));
             }
             let snapshot = decide(tables);

@@ -19,7 +19,7 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 65] = [
+const MARKS: [&str; 69] = [
     "a collector killed",
     "a damaged container stayed",
     "a put killed",
@@ -85,6 +85,10 @@ const MARKS: [&str; 65] = [
     "replay: leaves ahead of a checkpoint",
     "replay: gave way",
     "replay: nothing was left",
+    "upgraded",
+    "an upgrade was cut off",
+    "an upgrade was refused",
+    "an open process was told of an upgrade",
 ];
 
 /// The simulator of the archive engine.

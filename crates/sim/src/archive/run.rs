@@ -16,6 +16,7 @@ use super::{
     actors::{
         server::Serving,
         snapshots::{Backing, Tree},
+        upgrades::Upgraded,
     },
     checks::damage::LAYOUT,
     model::{Disk, Snapshots, Unsure},
@@ -114,6 +115,9 @@ pub(super) struct Sim {
     pub(super) clones_rng: Rng,
     /// Background replays, likewise.
     pub(super) replay_rng: Rng,
+    /// Upgrades, likewise, and how far they are.
+    pub(super) upgrade_rng: Rng,
+    pub(super) upgraded: Upgraded,
     /// For what the medium does, likewise.
     pub(super) faults: Rng,
     /// A process was told that a sync failed.
@@ -135,6 +139,8 @@ impl Sim {
         let restores_rng = Rng::new(params.seed ^ 0x7265_7374_6f72_6573);
         let clones_rng = Rng::new(params.seed ^ 0x636c_6f6e_655f_6f66);
         let replay_rng = Rng::new(params.seed ^ 0x7265_706c_6179_5f6f);
+        let upgrade_rng = Rng::new(params.seed ^ 0x7570_6772_6164_655f);
+        let upgraded = Upgraded::of(params.kinds());
         let mut pool = Vec::new();
         for _ in 0..12 {
             let mut piece = vec![0; rng.within(1_000, 9_000) as usize];
@@ -158,6 +164,8 @@ impl Sim {
             restores_rng,
             clones_rng,
             replay_rng,
+            upgrade_rng,
+            upgraded,
             changes: 0,
             unsure: None,
             now: 1_000,
@@ -252,7 +260,10 @@ impl Sim {
             None => Archive::open(Arc::new(self.files.clone()), writes, settings),
         };
         match opened {
-            Ok(archive) => Ok((Arc::new(archive), nodes)),
+            Ok(archive) => {
+                self.look_at_kinds(archive.label().kinds())?;
+                Ok((Arc::new(archive), nodes))
+            }
             Err(error) => Err(self.judge("open", &error)),
         }
     }
@@ -274,6 +285,7 @@ impl Sim {
                     | "close"
                     | "clone volume"
                     | "replay"
+                    | "upgrade"
             )
     }
 
@@ -283,6 +295,9 @@ impl Sim {
         if self.is_told(error) {
             self.reach.hit("damage of metadata was told");
             self.refused = true;
+            return Stop::Down;
+        }
+        if self.is_outdated(error) {
             return Stop::Down;
         }
         let failed = self.files.take_failed();
@@ -301,9 +316,9 @@ impl Sim {
     pub(super) fn run(&mut self) -> Result<(), Failure> {
         let mut format = Format::new([7; 16], [8; 32], [9; 16]);
         (format.chunking, format.compression) = (self.params.chunking, self.params.compression);
-        (format.trees, format.clones) = (self.params.trees, self.params.clones);
-        format.leaves = self.params.leaves.is_some();
-        format.on_demand = self.params.on_demand.is_some();
+        let kinds = self.upgraded.kinds;
+        (format.trees, format.clones) = (kinds.trees, kinds.clones);
+        (format.leaves, format.on_demand) = (kinds.leaves, kinds.on_demand);
         if self.params.seed % 16 == 9 {
             format.fingerprint = Algorithm::HmacSha256;
         }
@@ -419,7 +434,8 @@ impl Sim {
                 self.damage_metadata();
             }
             self.now += self.rng.below(3);
-            match self.replay_move().and_then(|()| self.one_move()) {
+            let upgraded = self.upgrade_move(n == 0);
+            match upgraded.and_then(|()| self.replay_move()).and_then(|()| self.one_move()) {
                 Err(Stop::Down) if self.sync_failed && !self.files.is_down() => {
                     self.begin_again()?
                 }
@@ -468,7 +484,7 @@ impl Sim {
     }
 
     pub(super) fn one_move(&mut self) -> Flow {
-        if self.params.trees && self.trees_rng.percent(40) {
+        if self.upgraded.kinds.trees && self.trees_rng.percent(40) {
             return self.tree_move();
         }
         let collects = u32::from(self.params.collects);
@@ -503,6 +519,7 @@ impl Sim {
         }
         let archive = self.open(true)?;
         self.actors.admin = Some(archive.clone());
+        self.upgraded.knows_old = false;
         Ok(archive)
     }
 
@@ -526,6 +543,7 @@ impl Sim {
         while let Some(&node) = self.bad.first() {
             self.repair_node(node)?;
         }
+        self.upgrade_at_last()?;
         for _ in 0..30 {
             self.put_move()?;
             self.read_move()?;
@@ -543,7 +561,7 @@ impl Sim {
             archive.delete_volume(&name).map_err(|e| self.judge("delete", &e))?;
             self.disks.remove(&name);
         }
-        if self.params.trees {
+        if self.upgraded.kinds.trees {
             self.forget_all()?;
         }
         for name in self.streams.keys().cloned().collect::<Vec<_>>() {

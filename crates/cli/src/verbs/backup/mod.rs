@@ -272,8 +272,8 @@ fn takes_snapshots(options: &Options, archive: &Archive) -> Result<(), Failure> 
     match archive.tables().trees {
         true => Ok(()),
         false => Err(Failure::new(format!(
-            "{}: it was made by a version without snapshots, and takes none; `onefold put -r` \
-             stores directories in it",
+            "{}: it was made by a version without snapshots, and takes none: `onefold upgrade` \
+             changes that, and `onefold put -r` stores directories in it as it is",
             options.store.display()
         ))),
     }

@@ -10,3 +10,4 @@ mod restores;
 pub(super) mod server;
 pub(crate) mod snapshots;
 mod streams;
+pub(crate) mod upgrades;
