@@ -154,7 +154,7 @@ fn nested(desk: &Desk, id: u8, parent: Option<u8>, levels: usize, more: u64) -> 
     let mut parents = Parents::new(&desk.archive, &parents).unwrap();
     let strange = |level: usize| {
         (0..more).map(move |n| {
-            let number = (u128::from(n) << 64 | level as u128 + 1).to_le_bytes();
+            let number = ((u128::from(n) << 64) | (level as u128 + 1)).to_le_bytes();
             (Fingerprint(number), Address { container: ContainerId(1), slot: 0 })
         })
     };
