@@ -74,14 +74,16 @@ impl<'w> Offered<'w> {
     pub(super) fn frame(&mut self, frame: &Frame) -> Result<()> {
         let end = frame.first + frame.blocks;
         let held = matches!(frame.content, Content::Held(_));
+        // The sender can't prove what it can't read: that is lost here, too.
+        let lost = frame.content == Content::Lost;
         let mut at = frame.first;
         while let Some(&lba) = self.there.front().filter(|&&lba| lba < end) {
             // One before the frame was left out.
-            if lba != at || !held {
+            if !(held && lba == at || lost && lba >= frame.first) {
                 return Err(senseless());
             }
             self.there.pop_front();
-            at += 1;
+            at = lba + 1;
         }
         if held && at != end { Err(senseless()) } else { Ok(()) }
     }

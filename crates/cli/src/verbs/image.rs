@@ -261,7 +261,7 @@ fn unpack(stream: impl Read, sink: &mut dyn Sink, bar: &Progress) -> Result<u64>
         match frame.content {
             Content::Data(data) => sink.data(frame.first * block, &data)?,
             Content::Hole | Content::Zeroes => {}
-            Content::Repeat(_) | Content::Held(_) => return Err(other_version()),
+            Content::Repeat(_) | Content::Held(_) | Content::Lost => return Err(other_version()),
         }
     }
 }
