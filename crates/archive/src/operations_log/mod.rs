@@ -46,6 +46,6 @@ pub use self::{
     upgrade::{features_to_come, upgrade},
 };
 pub(crate) use self::{
-    checkpoint::{Checkpointed, checkpoint_some},
+    checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
     leaf_check::look_at_leaves,
 };
