@@ -156,6 +156,28 @@ fn rule_12_a_flood_of_status_requests_lets_others_work() {
     shared.end();
 }
 
+/// Each of them kept its place for sixteen requests, and waited for its turn with each.
+#[test]
+fn rule_12_a_newcomer_waits_for_no_row_of_slow_status_requests() {
+    let volumes = ["disk", "greedy"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
+    volumes[1].1.status_us.store(100_000, SeqCst);
+    let shared = Shared::of(MemoryExports::of(volumes), Limits { places: 4, ..Limits::default() });
+    let mut flood: Vec<Raw> = (0..8).map(|_| greedy(&shared.socket, Mode::Extended)).collect();
+    let requests: Vec<u8> =
+        (0..256).flat_map(|i| request_bytes(Mode::Extended, 0, BLOCK_STATUS, i, 0, SIZE)).collect();
+    flood.iter_mut().for_each(|raw| raw.send(&requests));
+    while shared.server.statistics().statuses < 5 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut raw = Raw::go(&shared.socket, Mode::Structured);
+    let began = Instant::now();
+    raw.read(0, 0, 4096).unwrap();
+    assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+    flood.iter().for_each(|raw| drop(raw.stream.shutdown(std::net::Shutdown::Both)));
+    drop(raw);
+    shared.end();
+}
+
 #[test]
 fn rule_12_clients_that_stop_in_the_middle_of_a_request_keep_their_places_from_nobody() {
     let shared = Shared::new(Limits {

@@ -108,6 +108,10 @@ impl Copies<'_> {
         let volume = into.unwrap_or(&about.volume);
         let (id, held) = self.begin_receive(volume, rollback, &about)?;
         let taken = self.take_stream(id, &held, &mut reader, &mut offered, look);
+        if taken.is_err() {
+            // If that fails, too, the store has stopped, or the receive is gone.
+            let _ = offered.take_back(self, id);
+        }
         let ended = taken.and_then(|()| {
             held.check()?;
             self.end_receive(id, &about, rollback)
@@ -240,6 +244,7 @@ impl Copies<'_> {
                 }
             };
             self.apply(id, &frame)?;
+            offered.applied();
             cursor.at = frame.first + frame.blocks;
             if let Err(given_up) = look(cursor.at * 4096) {
                 self.note_rest(id, &cursor);
