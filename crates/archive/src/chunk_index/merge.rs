@@ -10,7 +10,7 @@ use super::file::{
 use crate::{
     format::{Address, damage::is_damage, record::IndexFile},
     operations_log::Archive,
-    tables::Tables,
+    tables::{Tables, has_place},
 };
 
 /// All entries of a file, page after page; damaged pages are left out.
@@ -166,7 +166,7 @@ impl Known {
         if known != 0 {
             return Ok(known == 3);
         }
-        let is_there = match tables.has_place(address.container) {
+        let is_there = match has_place(tables, address.container) {
             Err(error) if is_damage(&error) => true,
             found => found?,
         };

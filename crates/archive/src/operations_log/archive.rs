@@ -217,7 +217,9 @@ impl Archive {
     /// Where this process is in the log, and the leaves that it holds until the next snapshot, unless
     /// somebody looks at the log or writes it just now.
     pub(super) fn position_at_once(&self) -> Option<(u64, usize)> {
-        self.position.try_lock().map(|position| (position.end, position.tables.held_leaves()))
+        self.position
+            .try_lock()
+            .map(|position| (position.end, position.tables.containers.held_leaves()))
     }
 
     /// True after a failed write or sync of this process: its last frame may be in the log or not,

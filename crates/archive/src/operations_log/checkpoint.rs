@@ -19,7 +19,10 @@
 
 use onefold_core::{Kind, Result};
 
-use super::{archive::Archive, label::make_label_durable, position::LogPosition};
+use super::{
+    archive::Archive, commit::await_unknown_snapshot, label::make_label_durable,
+    position::LogPosition,
+};
 use crate::{
     erasure::ONE_DIRECTORY,
     tables::{Tables, changed_leaves, forget_leaves_ahead, write_leaves_ahead},
@@ -58,7 +61,7 @@ pub(crate) fn checkpoint_some(archive: &Archive) -> Result<Checkpointed> {
         return Err(reason.clone());
     }
     archive.replay_new_frames(&mut position)?;
-    if !is_due(archive, (position.end, position.tables.held_leaves())) {
+    if !is_due(archive, (position.end, position.tables.containers.held_leaves())) {
         return Ok(Checkpointed::Nothing);
     }
     let (changed, portion) =
@@ -86,7 +89,7 @@ fn write_ahead(
     position: &mut LogPosition,
     portion: usize,
 ) -> Result<Checkpointed> {
-    archive.await_unknown_snapshot(position)?;
+    await_unknown_snapshot(archive, position)?;
     let (files, number) = (&*archive.files, position.snapshot + 1);
     let (identity, settings) = (&archive.identity, &archive.settings);
     let mut tables = Tables::clone(&position.tables);
@@ -127,13 +130,11 @@ fn is_long(tables: &Tables, changed: usize) -> bool {
     pages > PAGES_MAX || entries > ENTRIES_MAX
 }
 
-impl Archive {
-    /// Bytes of the operations log that the next process to open the archive reads, and whether they,
-    /// or the leaves that are held in memory until the next snapshot, are worth a checkpoint. `None`
-    /// while somebody looks at the log or writes it just now.
-    #[must_use]
-    pub fn log_bytes_at_once(&self) -> Option<(u64, bool)> {
-        let (bytes, held) = self.position_at_once()?;
-        Some((bytes, is_due(self, (bytes, held))))
-    }
+/// Bytes of the operations log that the next process to open the archive reads, and whether they, or
+/// the leaves that are held in memory until the next snapshot, are worth a checkpoint. `None` while
+/// somebody looks at the log or writes it just now.
+#[must_use]
+pub(crate) fn log_bytes_at_once(archive: &Archive) -> Option<(u64, bool)> {
+    let (bytes, held) = archive.position_at_once()?;
+    Some((bytes, is_due(archive, (bytes, held))))
 }

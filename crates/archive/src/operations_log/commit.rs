@@ -51,7 +51,7 @@ impl Archive {
             }
             self.append(&mut position, records, may_use_reserve)?;
             // Leaves that were written ahead stay in memory too.
-            let held = position.tables.held_leaves();
+            let held = position.tables.containers.held_leaves();
             if position.end >= self.settings.log_bytes || held > self.settings.changed_leaves {
                 self.snapshot(&mut position, may_use_reserve)?;
             }
@@ -213,65 +213,11 @@ impl Archive {
     /// Takes a snapshot and begins a new log. The commit lock is held. A full disk only puts it
     /// off. Any error stops this process: the frame before may have been appended.
     pub(super) fn snapshot(&self, position: &mut LogPosition, may_use_reserve: bool) -> Result<()> {
-        let done = self.snapshot_or_put_off(position, may_use_reserve);
+        let done = snapshot_or_put_off(self, position, may_use_reserve);
         if let Err(error) = &done {
             position.stopped = Some(error.clone());
         }
         done
-    }
-
-    fn snapshot_or_put_off(&self, position: &mut LogPosition, may_use_reserve: bool) -> Result<()> {
-        let reserve = if self.label.leaves { self.reserve_bytes()? } else { 0 };
-        let is_unknown = self.await_unknown_snapshot(position)?;
-        loop {
-            match self.try_snapshot(position) {
-                Err(error) if error.kind() == Kind::NoSpace => {
-                    if !may_use_reserve || !self.spend_reserve()? {
-                        break;
-                    }
-                }
-                done => return done,
-            }
-        }
-        // The log goes on in the space that was taken for it; what is half made makes room.
-        let name = snapshot_name(position.snapshot + 1);
-        if is_unknown {
-            // Without bytes, it tells the next process that somebody may look at its leaves.
-            if_possible(self.files.open(&name).and_then(|file| file.set_bytes(0)))?;
-        } else {
-            if_possible(self.files.remove(&name))?;
-        }
-        if_possible(self.files.remove(&log_name(position.snapshot + 1)))?;
-        if self.label.leaves {
-            if_possible(position.tables.leaf_file.cut(&*self.files))?;
-            // The frames to come need what the snapshot could not use.
-            self.restore_reserve(reserve)?;
-        }
-        Ok(())
-    }
-
-    /// All pages of the file of leaves wait where the next snapshot is there already; true when it
-    /// is. Somebody made it, and died, or its label was lost: then others may have read it, and look
-    /// at leaves that it names. Asked before anything is written for that snapshot.
-    ///
-    /// On several nodes the first leaves of an archive are made anew all the same: a crash may have
-    /// left their file on some nodes only. Who reads such a snapshot is told of damage.
-    pub(super) fn await_unknown_snapshot(&self, position: &mut LogPosition) -> Result<bool> {
-        let are_first = position.tables.leaf_file.is_empty();
-        if !position.tables.on_demand || (are_first && self.files.spread() != ONE_DIRECTORY) {
-            return Ok(false);
-        }
-        match self.files.open(&snapshot_name(position.snapshot + 1)) {
-            Err(error) if error.kind() == Kind::NotFound => Ok(false),
-            Err(error) => Err(error),
-            Ok(_) => {
-                let mut tables = Tables::clone(&position.tables);
-                let epoch = tables.epoch;
-                tables.leaf_file.await_all(&*self.files, epoch)?;
-                position.tables = Arc::new(tables);
-                Ok(true)
-            }
-        }
     }
 
     fn try_snapshot(&self, position: &mut LogPosition) -> Result<()> {
@@ -304,6 +250,71 @@ impl Archive {
         if_possible(self.files.remove(&snapshot_name(number.saturating_sub(2))))?;
         if_possible(self.files.remove(&log_name(number.saturating_sub(2))))
     }
+}
+
+fn snapshot_or_put_off(
+    archive: &Archive,
+    position: &mut LogPosition,
+    may_use_reserve: bool,
+) -> Result<()> {
+    let reserve = if archive.label.leaves { archive.reserve_bytes()? } else { 0 };
+    let is_unknown = await_unknown_snapshot(archive, position)?;
+    loop {
+        match archive.try_snapshot(position) {
+            Err(error) if error.kind() == Kind::NoSpace => {
+                if !may_use_reserve || !archive.spend_reserve()? {
+                    break;
+                }
+            }
+            done => return done,
+        }
+    }
+    put_off(archive, position, is_unknown)?;
+    // The frames to come need what the snapshot could not use.
+    if archive.label.leaves { archive.restore_reserve(reserve) } else { Ok(()) }
+}
+
+/// All pages of the file of leaves wait where the next snapshot is there already; true when it
+/// is. Somebody made it, and died, or its label was lost: then others may have read it, and look
+/// at leaves that it names. Asked before anything is written for that snapshot.
+///
+/// On several nodes the first leaves of an archive are made anew all the same: a crash may have
+/// left their file on some nodes only. Who reads such a snapshot is told of damage.
+pub(super) fn await_unknown_snapshot(
+    archive: &Archive,
+    position: &mut LogPosition,
+) -> Result<bool> {
+    let are_first = position.tables.leaf_file.is_empty();
+    if !position.tables.on_demand || (are_first && archive.files.spread() != ONE_DIRECTORY) {
+        return Ok(false);
+    }
+    match archive.files.open(&snapshot_name(position.snapshot + 1)) {
+        Err(error) if error.kind() == Kind::NotFound => Ok(false),
+        Err(error) => Err(error),
+        Ok(_) => {
+            let mut tables = Tables::clone(&position.tables);
+            let epoch = tables.epoch;
+            tables.leaf_file.await_all(&*archive.files, epoch)?;
+            position.tables = Arc::new(tables);
+            Ok(true)
+        }
+    }
+}
+
+/// The log goes on in the space that was taken for it; what is half made makes room.
+fn put_off(archive: &Archive, position: &LogPosition, is_unknown: bool) -> Result<()> {
+    let name = snapshot_name(position.snapshot + 1);
+    if is_unknown {
+        // Without bytes, it tells the next process that somebody may look at its leaves.
+        if_possible(archive.files.open(&name).and_then(|file| file.set_bytes(0)))?;
+    } else {
+        if_possible(archive.files.remove(&name))?;
+    }
+    if_possible(archive.files.remove(&log_name(position.snapshot + 1)))?;
+    if archive.label.leaves {
+        if_possible(position.tables.leaf_file.cut(&*archive.files))?;
+    }
+    Ok(())
 }
 
 /// A file that is not there need not be removed; one that a full disk does not let go of stays.

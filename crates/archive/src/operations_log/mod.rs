@@ -43,6 +43,6 @@ pub use self::{
     leaf_check::{mend_leaves, renew_snapshot},
 };
 pub(crate) use self::{
-    checkpoint::{Checkpointed, checkpoint_some},
+    checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
     leaf_check::look_at_leaves,
 };

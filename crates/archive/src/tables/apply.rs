@@ -5,7 +5,7 @@ use onefold_core::Result;
 use super::{
     container::Container,
     snapshots::roots,
-    state::{Difference, IndexState, PLACE_ALIGN, Segment, Tables},
+    state::{Difference, IndexState, PLACE_ALIGN, Segment, Tables, count_in, count_out},
 };
 use crate::format::{
     ContainerId,
@@ -327,7 +327,7 @@ impl Tables {
         {
             known.insert((logged, id), ());
         }
-        self.count_in(&stored);
+        count_in(self, &stored);
         let container = Container { stored, merged: Vec::new(), logged, born, changed: born };
         if self.containers.insert(id, container)?.is_some() || self.moved_to.contains_key(&id) {
             return Err(corrupt(format!("the log lists container {id} twice")));
@@ -344,7 +344,7 @@ impl Tables {
         if let Some(known) = &mut self.derived.not_imported.0 {
             known.remove(&(gone.logged, id));
         }
-        self.count_out(&gone.stored);
+        count_out(self, &gone.stored);
         self.unfinished.remove(&id);
         self.condemned.remove(&id);
         self.damaged.remove(&id);

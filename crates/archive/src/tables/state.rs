@@ -201,34 +201,8 @@ impl Tables {
     pub fn not_imported(&self) -> Result<Vec<ContainerId>> {
         match &self.derived.not_imported.0 {
             Some(known) => Ok(known.keys().map(|&(_, id)| id).collect()),
-            None => Ok(self.listed_since_import()?.into_iter().map(|(_, id)| id).collect()),
+            None => Ok(listed_since_import(self)?.into_iter().map(|(_, id)| id).collect()),
         }
-    }
-
-    /// Containers that were listed since the last import, by which frame: all are looked at. Those of a
-    /// leaf that is lost are left out, as when the index is made anew.
-    fn listed_since_import(&self) -> Result<Vec<(u64, ContainerId)>> {
-        let mut since = Vec::new();
-        for container in &self.containers {
-            let container = match container {
-                Err(error) if is_damage(&error) => continue,
-                found => found?,
-            };
-            if container.logged > self.index.upto {
-                since.push((container.logged, container.stored.id));
-            }
-        }
-        Ok(since)
-    }
-
-    /// Finds out what was listed since the last import, where that is not known.
-    pub(super) fn derive_not_imported(&mut self) -> Result<()> {
-        if self.derived.not_imported.0.is_none() {
-            let mut known = Map::default();
-            known.extend(self.listed_since_import()?.into_iter().map(|listed| (listed, ())));
-            self.derived.not_imported = Recent(Some(known));
-        }
-        Ok(())
     }
 
     /// Finds out what follows from the rest. `found` are the containers that were listed since the
@@ -252,7 +226,7 @@ impl Tables {
         known.extend(since.map(|found| ((found.logged, found.stored.id), ())));
         self.derived.not_imported = Recent(Some(known));
         let all: Vec<Stored> = self.containers.loaded().map(|found| found.stored).collect();
-        all.iter().for_each(|stored| self.count_in(stored));
+        all.iter().for_each(|stored| count_in(self, stored));
     }
 
     /// The same with the oldest differences only.
@@ -292,20 +266,6 @@ impl Tables {
         homes.filter_map(|home| self.containers.get(&home).transpose())
     }
 
-    /// Leaves of the container table that are in memory until a snapshot names them: those that changed,
-    /// where leaves are read on demand.
-    pub(crate) fn held_leaves(&self) -> usize {
-        if self.on_demand { self.containers.held_leaves() } else { 0 }
-    }
-
-    /// True when a container holds chunks that were stored as `id`.
-    ///
-    /// # Errors
-    /// As [`Containers::get`].
-    pub(crate) fn has_place(&self, id: ContainerId) -> Result<bool> {
-        self.places(id).next().transpose().map(|place| place.is_some())
-    }
-
     /// The volume called `name`, and its number.
     ///
     /// # Errors
@@ -323,24 +283,6 @@ impl Tables {
 }
 
 impl Tables {
-    /// A container came.
-    pub(super) fn count_in(&mut self, stored: &Stored) {
-        let (class, more) = (self.class(&stored.place).0, self.totals_with(stored));
-        let totals = self.derived.totals.entry(class).or_default();
-        *totals = totals.with(more, u64::saturating_add);
-    }
-
-    /// A container went.
-    pub(super) fn count_out(&mut self, stored: &Stored) {
-        let (class, less) = (self.class(&stored.place).0, self.totals_with(stored));
-        let totals = self.derived.totals.entry(class).or_default();
-        *totals = totals.with(less, u64::saturating_sub);
-    }
-
-    fn totals_with(&self, stored: &Stored) -> Totals {
-        Totals::of(stored, self.written(&stored.place))
-    }
-
     /// Sums over all containers.
     #[must_use]
     pub fn totals(&self) -> Totals {
@@ -352,12 +294,6 @@ impl Tables {
     #[must_use]
     pub fn totals_of(&self, class: Class) -> Totals {
         self.derived.totals.get(&class).copied().unwrap_or_default()
-    }
-
-    /// Columns of data of a class, if there is a segment of it.
-    #[must_use]
-    pub fn data_of(&self, class: Class) -> Option<u8> {
-        self.segments.values().find(|segment| segment.class == class).map(|segment| segment.data)
     }
 
     /// Bytes of all containers.
@@ -372,6 +308,57 @@ impl Tables {
         let totals = self.totals_of(Class::Replicated);
         (totals.written_bytes, totals.containers)
     }
+}
+
+/// Containers that were listed since the last import, by which frame: all are looked at. Those of a
+/// leaf that is lost are left out, as when the index is made anew.
+fn listed_since_import(tables: &Tables) -> Result<Vec<(u64, ContainerId)>> {
+    let mut since = Vec::new();
+    for container in &tables.containers {
+        let container = match container {
+            Err(error) if is_damage(&error) => continue,
+            found => found?,
+        };
+        if container.logged > tables.index.upto {
+            since.push((container.logged, container.stored.id));
+        }
+    }
+    Ok(since)
+}
+
+/// Finds out what was listed since the last import, where that is not known.
+pub(super) fn derive_not_imported(tables: &mut Tables) -> Result<()> {
+    if tables.derived.not_imported.0.is_none() {
+        let mut known = Map::default();
+        known.extend(listed_since_import(tables)?.into_iter().map(|listed| (listed, ())));
+        tables.derived.not_imported = Recent(Some(known));
+    }
+    Ok(())
+}
+
+/// True when a container holds chunks that were stored as `id`.
+///
+/// # Errors
+/// As [`Containers::get`].
+pub(crate) fn has_place(tables: &Tables, id: ContainerId) -> Result<bool> {
+    tables.places(id).next().transpose().map(|place| place.is_some())
+}
+
+/// A container came.
+pub(super) fn count_in(tables: &mut Tables, stored: &Stored) {
+    count(tables, stored, u64::saturating_add);
+}
+
+/// A container went.
+pub(super) fn count_out(tables: &mut Tables, stored: &Stored) {
+    count(tables, stored, u64::saturating_sub);
+}
+
+fn count(tables: &mut Tables, stored: &Stored, how: fn(u64, u64) -> u64) {
+    let one = Totals::of(stored, tables.written(&stored.place));
+    let class = tables.class(&stored.place).0;
+    let totals = tables.derived.totals.entry(class).or_default();
+    *totals = totals.with(one, how);
 }
 
 /// A name that a stream can have.

@@ -18,7 +18,7 @@ use crate::{
         record::{Pieces, Record},
     },
     rules::Rule,
-    tables::{Difference, Tables, Volume},
+    tables::{Difference, Tables, Volume, has_place},
 };
 
 /// Counts that found no room on the disk, and the place in the log up to which they count.
@@ -214,7 +214,7 @@ impl Rewriter {
                     next_old.take_if(|entry| fresh_id.is_none_or(|fresh| entry.0 <= fresh))
                 {
                     // The counts of containers that are gone go too.
-                    if tables.has_place(id)? {
+                    if has_place(tables, id)? {
                         slots += counts.len();
                         range.insert(id, counts);
                     }

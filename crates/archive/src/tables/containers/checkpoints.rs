@@ -176,9 +176,9 @@ impl Containers {
         self.leaves.values().filter(|leaf| leaf.place.is_none()).count()
     }
 
-    /// Leaves that are in memory until a snapshot names them, where leaves are read on demand: those
-    /// that changed, written ahead or not.
+    /// Leaves that are in memory until a snapshot names them: those that changed, written ahead or not.
+    /// None unless leaves are read on demand.
     pub(crate) fn held_leaves(&self) -> usize {
-        self.held
+        if self.source.is_some() { self.held } else { 0 }
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     tables::{
         leaf_form::{Form, SNAPSHOTS, STREAMS, containers},
         persistent::Map,
-        state::Tables,
+        state::{Tables, derive_not_imported},
     },
 };
 
@@ -185,7 +185,7 @@ pub(crate) fn write_leaves(
         forget_lost_leaves(files, identity, settings, tables)?;
     }
     if tables.on_demand {
-        tables.derive_not_imported()?;
+        derive_not_imported(tables)?;
     }
     let (form, moment) = (containers(tables.late), (number, tables.epoch));
     let unchanged = leaf_places(tables);

@@ -201,7 +201,8 @@ struct WorkLine {
 fn classes(tables: &Tables) -> Vec<ClassLine> {
     let line = |class: Class| {
         let totals = tables.totals_of(class);
-        let data = u64::from(tables.data_of(class)?);
+        let segment = tables.segments.values().find(|segment| segment.class == class)?;
+        let data = u64::from(segment.data);
         Some(ClassLine {
             class: class.to_string(),
             code: [data + u64::from(tables.parity), data],
