@@ -97,6 +97,12 @@ pub(super) fn open_place(directory: &OwnedFd, name: &OsStr) -> Result<OwnedFd, E
     }
 }
 
+/// Opens a name of a directory as a place, when it lies on the mount of the directory; `None` when it does
+/// not, and when the system can't tell.
+pub(super) fn open_within(directory: &OwnedFd, name: &OsStr) -> Option<Result<OwnedFd, Errno>> {
+    within(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC)
+}
+
 /// Opens a name of a directory as a directory, without following a link. `XDEV` as above.
 pub(super) fn open_directory(above: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
