@@ -534,7 +534,7 @@ impl<'a, 'f> Teller<'a, 'f> {
         if self.rules.dry {
             match file.metadata() {
                 Ok(metadata) => self.counts.add(metadata.len()),
-                Err(e) => self.left_out(&Error::from_io(path.display(), e)),
+                Err(e) => self.left_out(&roots::unseen(path, e)),
             }
             return Ok(());
         }
@@ -553,7 +553,7 @@ impl<'a, 'f> Teller<'a, 'f> {
                 // What was read of it counts, like that of a file that fails while it is read.
                 Err(e) => {
                     node.is_in_part = true;
-                    self.left_out(&Error::from_io(path.display(), e));
+                    self.left_out(&roots::unseen(path, e));
                     self.counts.add(bytes);
                     return self.feeder.event(Event::File(node, stat, None));
                 }
