@@ -7,18 +7,12 @@ mod support;
 
 use std::{
     io::{PipeReader, Read, Write, pipe},
-    sync::Arc,
+    ops::Range,
     thread,
 };
 
-use onefold_backend::{MemoryDisk, MonotonicClock};
-use onefold_block::{
-    Begin, Copies, Engine, Format, Received, SendWhat, Settings, Store, StoreExports, StreamWriter,
-    Totals, check::check,
-};
-use onefold_core::{
-    Algorithm, Block, BlockRead, BlockRef, Class, Disk, Exports, Kind, Lba, Result, Run,
-};
+use onefold_block::{Begin, Copies, Format, Received, SendWhat, StreamWriter, Totals};
+use onefold_core::{Algorithm, Block, BlockRef, Class, Disk, Kind, Result, Run};
 
 use support::{Site, content, formatted, same, whole};
 

@@ -15,10 +15,10 @@ use std::{
 use onefold_backend::MemoryDisk;
 use onefold_block::{Copies, Format, Received, SendWhat, Totals, check::scrub_map};
 use onefold_core::{
-    Block, BlockRead, BlockRef, Class, Disk, Exports, ExtentKind, Kind, Lba, Pba, Read, Result, Run,
+    Block, BlockRead, BlockRef, Class, Disk, ExtentKind, Kind, Lba, Pba, Read, Result, Run,
 };
 
-use support::{Site, changes, content, formatted, whole};
+use support::{Site, changes, content, formatted, opened, whole};
 
 /// Blocks of a volume: three leaves of its map.
 const BLOCKS: u64 = 3 * 288;
@@ -154,7 +154,7 @@ fn damaged() -> (Site, Vec<Option<Block>>) {
     let disk = here.close();
     damage_content(&disk, 5);
     damage_leaf(&disk, 1);
-    (open(disk), before)
+    (opened(disk), before)
 }
 
 /// The blocks that are lost of it.
@@ -190,7 +190,7 @@ fn what_cannot_be_read_ends_a_stream_or_is_lost_where_it_is_received() {
     assert_eq!((scrubbed.known_lost_blocks, scrubbed.lost_blocks), (289, 0));
     assert!(scrubbed.is_well());
     // Also after a restart.
-    let there = open(there.close());
+    let there = opened(there.close());
     assert_eq!(lost(&read(&there, "vm1")), LOST);
     assert_eq!(lost_blocks(&there, "vm1"), 289);
     end(there, 289);
@@ -258,7 +258,7 @@ fn changes_are_sent_past_damage_of_either_snapshot() {
     // The base has a page that can't be read: all blocks there are told as they are now, holes too.
     damage_older_leaves(&disk, 0);
     damage_content(&disk, 500);
-    let here = open(disk);
+    let here = opened(disk);
     assert!(send(&here, &changes("vm1@a", "vm1@b")).is_err());
     let (changed, totals) = send(&here, &skipping(changes("vm1@a", "vm1@b"))).unwrap();
     assert_eq!((totals.lost, totals.data, totals.holes), (1, 9, 279));
