@@ -16,6 +16,7 @@ mod files;
 mod limits;
 mod medium;
 mod mounts;
+mod names;
 mod pages;
 mod promises;
 mod readers;
