@@ -156,3 +156,21 @@ fn rule_14_one_tenant_or_one_volume_writes_duplicates_to_a_full_store() {
     engine.delete_volume(engine.find_volume("victim").unwrap()).unwrap();
     assert_eq!(write(&engine, attacker, end + 1, &page(4711)), Ok(()));
 }
+
+/// All of them, and all snapshots, were copied while the requests of others waited.
+#[test]
+fn rule_12_a_list_of_many_volumes_is_made_in_parts_and_is_whole() {
+    let (engine, ..) = two_tenants(1);
+    let mut names: Vec<String> = (0..600).map(|n| format!("vm{:03}", (n * 7) % 600)).collect();
+    for name in &names {
+        while let Err(error) = engine.create_volume(name, 1) {
+            assert_eq!(error.kind(), Kind::Busy, "{error}");
+            engine.flush().unwrap();
+            engine.checkpoint().unwrap();
+        }
+    }
+    names.extend(["victim", "attacker"].map(str::to_owned));
+    names.sort();
+    let listed: Vec<String> = engine.volume_names().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(listed, names);
+}

@@ -11,6 +11,7 @@
 mod support;
 
 mod actors;
+mod clusters;
 
 mod files;
 mod limits;
