@@ -11,7 +11,7 @@
 //! have told is left out of judgement, so that one flipped bit gives one problem and not a
 //! thousand.
 
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 use onefold_core::{Block, Disk, Error, Lba, Pba, Result, ZoneId};
 
@@ -65,6 +65,8 @@ pub(crate) struct Checker<'a> {
     pub(crate) damaged_carriers: Vec<Pba>,
     /// Stretches of zones whose blocks were compared together.
     pub(crate) stretches: Vec<Range<u64>>,
+    /// Lost addresses of leaves of maps, by the place of the leaf.
+    pub(super) lost_in: BTreeMap<Pba, u64>,
     read: u64,
     /// Leaves are written in place: counts include the fingerprint's own reference, and change
     /// between checkpoints.
@@ -140,6 +142,7 @@ impl<'a> Checker<'a> {
             damaged_pages: Vec::new(),
             damaged_carriers: Vec::new(),
             stretches: Vec::new(),
+            lost_in: BTreeMap::new(),
             read: 0,
             in_place: superblock.fixed.scheme.leaf_changes() == LeafChanges::InPlace,
             inexact: superblock.state.inexact || !superblock.state.clean,
@@ -172,6 +175,7 @@ impl<'a> Checker<'a> {
         for n in 0..self.stretches.len() {
             self.stretch(self.stretches[n].clone(), n == 0, proven);
         }
+        self.lost();
         self.report.pages = self.read;
         self.report.volumes =
             self.volumes.iter().filter(|volume| volume.is_named(MapKind::Volume)).count() as u64;
@@ -619,7 +623,10 @@ impl<'a> Checker<'a> {
                             "it is in the map, but beyond the end of the volume",
                         );
                     }
-                    self.report.lost_addresses += u64::from(first && entry == MapEntry::Lost);
+                    if first && entry == MapEntry::Lost {
+                        self.report.lost_addresses += 1;
+                        *self.lost_in.entry(pointer.address).or_default() += 1;
+                    }
                     let MapEntry::Block { pba, .. } = entry else { continue };
                     if lender.is_some_and(|lender| MapEntry::get(lender, slot) == Some(entry)) {
                         continue;
