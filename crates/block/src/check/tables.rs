@@ -17,6 +17,7 @@ use onefold_core::{Block, Disk, Error, Lba, Pba, Result, ZoneId};
 
 use super::{
     accounts::Accounts,
+    lost,
     report::{Phase, Place, Progress, Report},
     usage::{BlockSet, Dark, FACT_BYTES, Named, Usage},
     walk::{Visit, Walker, leaves_below},
@@ -175,7 +176,9 @@ impl<'a> Checker<'a> {
         for n in 0..self.stretches.len() {
             self.stretch(self.stretches[n].clone(), n == 0, proven);
         }
-        self.lost();
+        for note in lost::notes(self) {
+            self.report.note(note);
+        }
         self.report.pages = self.read;
         self.report.volumes =
             self.volumes.iter().filter(|volume| volume.is_named(MapKind::Volume)).count() as u64;

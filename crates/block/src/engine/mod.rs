@@ -127,14 +127,6 @@ impl Engine {
         catalogue::volumes(&self.kernel)
     }
 
-    /// The names of the volumes, in order, and their sizes in blocks. However many there are, and
-    /// however often somebody asks, no other request waits for long; a volume that gets another name
-    /// meanwhile may be there twice, or not at all.
-    #[must_use]
-    pub fn volume_names(&self) -> Vec<(String, u64)> {
-        catalogue::names(&self.kernel)
-    }
-
     /// The number of a volume.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use onefold_core::{
 };
 
 use super::{Store, handles::Handle};
-use crate::traffic::Counters;
+use crate::{engine::catalogue, traffic::Counters};
 
 /// How long who opens a volume waits for its rollback to end.
 const ROLLBACK_WAIT: Duration = Duration::from_secs(10);
@@ -154,7 +154,7 @@ pub struct StoreExports(pub Arc<Store>);
 
 impl Exports for StoreExports {
     fn list(&self) -> Vec<VolumeInfo> {
-        let volumes = self.0.engine.volume_names().into_iter();
+        let volumes = catalogue::names(&self.0.engine.kernel).into_iter();
         volumes
             .map(|(name, blocks)| VolumeInfo { name, size: blocks * BLOCK_BYTES as u64 })
             .collect()
