@@ -383,10 +383,14 @@ fn who_comes_while_descriptors_are_short_is_served_later_and_keeps_nobody_busy()
         client.write_all(words.as_bytes()).unwrap();
         client
     };
+    // The number of a descriptor is taken before a client is waited for: one command comes through.
+    let control = control.unwrap();
+    let mut first = ask(&control, "{\"ask\":\"pid\"}\n");
+    assert!(first.read(&mut [0; 8]).unwrap() > 0);
     let mut clients = [
         (ask(&desk.path("a.sock"), ""), "NBDMAGIC"),
         (ask(&desk.path("http.sock"), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"), "HTTP/1.1"),
-        (ask(&control.unwrap(), "{\"ask\":\"pid\"}\n"), "{\"answer\""),
+        (ask(&control, "{\"ask\":\"pid\"}\n"), "{\"answer\""),
     ];
     // Hundredths of a second in which it was at work: behind its name, which stands in parentheses.
     let work = || -> u64 {
