@@ -11,13 +11,13 @@
 //! have told is left out of judgement, so that one flipped bit gives one problem and not a
 //! thousand.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::ops::Range;
 
 use onefold_core::{Block, Disk, Error, Lba, Pba, Result, ZoneId};
 
 use super::{
     accounts::Accounts,
-    lost,
+    lost::Lost,
     report::{Phase, Place, Progress, Report},
     usage::{BlockSet, Dark, FACT_BYTES, Named, Usage},
     walk::{Visit, Walker, leaves_below},
@@ -66,8 +66,7 @@ pub(crate) struct Checker<'a> {
     pub(crate) damaged_carriers: Vec<Pba>,
     /// Stretches of zones whose blocks were compared together.
     pub(crate) stretches: Vec<Range<u64>>,
-    /// Lost addresses of leaves of maps, by the place of the leaf.
-    pub(super) lost_in: BTreeMap<Pba, u64>,
+    lost: Lost,
     read: u64,
     /// Leaves are written in place: counts include the fingerprint's own reference, and change
     /// between checkpoints.
@@ -143,7 +142,7 @@ impl<'a> Checker<'a> {
             damaged_pages: Vec::new(),
             damaged_carriers: Vec::new(),
             stretches: Vec::new(),
-            lost_in: BTreeMap::new(),
+            lost: Lost::default(),
             read: 0,
             in_place: superblock.fixed.scheme.leaf_changes() == LeafChanges::InPlace,
             inexact: superblock.state.inexact || !superblock.state.clean,
@@ -176,8 +175,11 @@ impl<'a> Checker<'a> {
         for n in 0..self.stretches.len() {
             self.stretch(self.stretches[n].clone(), n == 0, proven);
         }
-        for note in lost::notes(self) {
-            self.report.note(note);
+        if self.state.shares_pages() {
+            let are_whole = !(self.maps_dark || self.catalogue_dark || self.shares_dark);
+            for note in self.lost.notes(&self.walker, &self.volumes, are_whole) {
+                self.report.note(note);
+            }
         }
         self.report.pages = self.read;
         self.report.volumes =
@@ -628,7 +630,7 @@ impl<'a> Checker<'a> {
                     }
                     if first && entry == MapEntry::Lost {
                         self.report.lost_addresses += 1;
-                        *self.lost_in.entry(pointer.address).or_default() += 1;
+                        self.lost.add(pointer.address);
                     }
                     let MapEntry::Block { pba, .. } = entry else { continue };
                     if lender.is_some_and(|lender| MapEntry::get(lender, slot) == Some(entry)) {

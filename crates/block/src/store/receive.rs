@@ -20,7 +20,8 @@ use std::{
 use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
 
 use super::{
-    Copies, handles::Handle, offered::Offered, receives::volume_of, send::guid, snapshots::now_ms,
+    Copies, handles::Handle, offered::Offered, receives::volume_of, resumed, send::guid,
+    snapshots::now_ms,
 };
 use crate::{
     Begin, Content, Frame, Next, Receive, Receiving, StreamReader, Times, Totals,
@@ -184,7 +185,7 @@ impl Copies<'_> {
             // Looked at again: nobody else lets its cursor rise any more.
             let now = self.0.engine.volume(id).map(|state| state.receiving);
             let forgotten = now.and_then(|state| match state {
-                Some(state) => self.forget_rest(id, &state),
+                Some(state) => resumed::forget_rest(self, id, &state),
                 None => Err(Error::new(Kind::Busy, "the receive was ended or dropped meanwhile")),
             });
             if let Err(error) = forgotten {
