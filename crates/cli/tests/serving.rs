@@ -383,10 +383,9 @@ fn who_comes_while_descriptors_are_short_is_served_later_and_keeps_nobody_busy()
         client.write_all(words.as_bytes()).unwrap();
         client
     };
-    // The number of a descriptor is taken before a client is waited for: one command comes through.
+    // Who waits in `accept` has the number of a descriptor already: one command may come through.
     let control = control.unwrap();
-    let mut first = ask(&control, "{\"ask\":\"pid\"}\n");
-    assert!(first.read(&mut [0; 8]).unwrap() > 0);
+    let _first = ask(&control, "{\"ask\":\"pid\"}\n");
     let mut clients = [
         (ask(&desk.path("a.sock"), ""), "NBDMAGIC"),
         (ask(&desk.path("http.sock"), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"), "HTTP/1.1"),
@@ -405,7 +404,7 @@ fn who_comes_while_descriptors_are_short_is_served_later_and_keeps_nobody_busy()
     }
     // Three threads each wait a while before they try again.
     let worked = work() - worked;
-    assert!(worked < 30, "{worked} hundredths of a second in one and a half");
+    assert!(worked < 10, "{worked} hundredths of a second in one and a half");
     prlimit(process, Resource::Nofile, before).unwrap();
     for (mut client, begins) in clients {
         client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
