@@ -6,9 +6,12 @@ mod support;
 use std::{
     fs,
     io::{ErrorKind, Read, Write},
-    os::unix::{
-        fs::PermissionsExt,
-        net::{UnixDatagram, UnixListener, UnixStream},
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixDatagram, UnixListener, UnixStream},
+        },
     },
     process::Command,
     time::Duration,
@@ -378,7 +381,11 @@ fn who_comes_while_descriptors_are_short_is_served_later_and_keeps_nobody_busy()
     let few = Rlimit { current: Some(3), ..getrlimit(Resource::Nofile) };
     let before = prlimit(process, Resource::Nofile, few).unwrap();
     let ask = |path: &std::path::Path, words: &str| {
-        let mut client = UnixStream::connect(path).unwrap();
+        // The whole path may be longer than a socket's address can be.
+        let above = fs::File::open(path.parent().unwrap()).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let short = format!("/proc/self/fd/{}/{name}", above.as_raw_fd());
+        let mut client = UnixStream::connect(short).unwrap();
         client.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         client.write_all(words.as_bytes()).unwrap();
         client
