@@ -180,6 +180,23 @@ fn a_copy_that_is_cut_off_anywhere_goes_on() {
     there.end();
 }
 
+/// A stream that goes on with the receive of `vm1@a`, and ends without a block.
+fn go_on_with_nothing(there: &Site) {
+    let receive = Copies::of(&there.store).receives().remove(0);
+    let begin = Begin {
+        guid: receive.token.guid,
+        base: receive.token.base,
+        volume: "vm1".to_owned(),
+        snapshot: "a".to_owned(),
+        blocks: BLOCKS,
+        start: receive.token.cursor,
+        ..Begin::default()
+    };
+    let mut bytes = Vec::new();
+    StreamWriter::begin(&mut bytes, &begin, false).unwrap().end(BLOCKS).unwrap();
+    there.receive(&bytes).unwrap();
+}
+
 /// Who has the secret and knows fingerprints could offer them, end, and end the stream in another way:
 /// the volume had what the fingerprints stand for.
 #[test]
@@ -201,18 +218,7 @@ fn rule_18_content_that_was_not_proved_to_be_the_senders_is_in_no_volume() {
         let (here, there) = all_held();
         let cut = copy(&here, &there, &whole("vm1@a"), done.there - less);
         assert!(cut.sent.is_err() && cut.received.is_err());
-        let receive = Copies::of(&there.store).receives().remove(0);
-        let begin = Begin {
-            guid: receive.token.guid,
-            volume: "vm1".to_owned(),
-            snapshot: "a".to_owned(),
-            blocks: BLOCKS,
-            start: receive.token.cursor,
-            ..Begin::default()
-        };
-        let mut bytes = Vec::new();
-        StreamWriter::begin(&mut bytes, &begin, false).unwrap().end(BLOCKS).unwrap();
-        Copies::of(&there.store).receive(None, false, &bytes[..], &mut |_| Ok(())).unwrap();
+        go_on_with_nothing(&there);
         let blocks = there.read("vm1");
         let has = blocks.iter().filter(|block| block.0.iter().any(|byte| *byte != 0)).count();
         assert_eq!(has, if proved { 256 } else { 0 }, "{less} bytes less");
@@ -310,19 +316,7 @@ fn rule_18_content_that_was_not_proved_when_the_server_was_killed_is_in_no_volum
         assert!(sent.is_err() && received.is_err());
         there.end();
         let there = opened(killed.lock().unwrap().take().unwrap());
-        let receive = Copies::of(&there.store).receives().remove(0);
-        let begin = Begin {
-            guid: receive.token.guid,
-            base: receive.token.base,
-            volume: "vm1".to_owned(),
-            snapshot: "a".to_owned(),
-            blocks: BLOCKS,
-            start: receive.token.cursor,
-            ..Begin::default()
-        };
-        let mut bytes = Vec::new();
-        StreamWriter::begin(&mut bytes, &begin, false).unwrap().end(BLOCKS).unwrap();
-        Copies::of(&there.store).receive(None, false, &bytes[..], &mut |_| Ok(())).unwrap();
+        go_on_with_nothing(&there);
         let blocks = there.read("vm1");
         if based {
             same(&blocks, &here.read("vm1@0"));
