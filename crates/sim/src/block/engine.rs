@@ -101,6 +101,7 @@ impl Thin {
             snapshots: options.snapshots.map_or(usual.snapshots, |sharing| sharing.snapshots),
             moments: options.snapshots.map_or(usual.moments, |sharing| sharing.moments),
             leaving: options.snapshots.map_or(usual.leaving, |sharing| sharing.leaving),
+            references: options.references.unwrap_or(usual.references),
             ..usual
         }
     }
@@ -185,7 +186,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 8] = {
         LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
         LeftoverWaitsForFlush, LenderInherited, LentEntriesNotLowered, ListNamedWhereItIs,
         ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError, LostWithCursor,
-        LostWithEnd, MomentCommitsNoMore, MomentSealsOverlay, NewerRecordsVerified,
+        LostWithEnd, ManyStays, MomentCommitsNoMore, MomentSealsOverlay, NewerRecordsVerified,
         OrphanWaitsForBorrowers, OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared,
         PagesCountApart, PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
         RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges, SealedRecordsPin,
@@ -228,6 +229,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 8] = {
                 DuplicatesHaveReferences,
                 PageChecksumsCompared,
                 OverwriteLowersOnce,
+                ManyStays,
                 LaterWriteOverRange,
                 DiscardsLimited,
                 WholeFingerprintStored,
