@@ -345,7 +345,7 @@ fn dry(options: &Options, archive: &Arc<Archive>, rules: &Rules) -> Result<(), F
         })
     })?;
     if options.json {
-        return output::json(&json!({
+        output::json(&json!({
             "entries": counts.entries,
             "bytes": counts.bytes,
             "files_to_read": counts.read,
@@ -353,17 +353,18 @@ fn dry(options: &Options, archive: &Arc<Archive>, rules: &Rules) -> Result<(), F
             "files_unchanged": counts.unchanged,
             "excluded": counts.excluded,
             "left_out": counts.left_out,
-        }));
+        }))?;
+    } else {
+        output::line(format_args!(
+            "a backup would have {}, {}; it would read {} of {}, and take {} over unread; nothing \
+             was stored",
+            format_args!("{} entries", grouped(counts.entries)),
+            Size(counts.bytes),
+            counted(counts.read, "file"),
+            Size(counts.read_bytes),
+            grouped(counts.unchanged),
+        ));
     }
-    output::line(format_args!(
-        "a backup would have {}, {}; it would read {} of {}, and take {} over unread; nothing was \
-         stored",
-        format_args!("{} entries", grouped(counts.entries)),
-        Size(counts.bytes),
-        counted(counts.read, "file"),
-        Size(counts.read_bytes),
-        grouped(counts.unchanged),
-    ));
     match counts.left_out {
         0 => Ok(()),
         n => Err(Failure::in_part(format!("{} could not be read", counted(n, "path")))),
