@@ -95,7 +95,7 @@ pub use crate::{
     },
     settings::{FilterName, Format, READER_BYTES, Settings},
     stream::{
-        Batch, Content, Cutting, Ended, Feeder, Gauge, Ingest, Reader, Report as PutReport,
+        Batch, Content, Cutting, Ended, Feeder, Gauge, Growth, Ingest, Reader, Report as PutReport,
         Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,
     },
     tables::{
@@ -105,8 +105,8 @@ pub use crate::{
     tree::{
         BackupReport, BackupRequest, Built, Change, DirectoryPages, Entries, Event, FoundInParent,
         Known, PAGES_HELD, Parents, RestoreTarget, RestoreWindow, TreeBuilder, TreeFeeder,
-        TreeReader, TreeSink, attributes_of, backup, backup_elsewhere, backup_on, diff,
-        encode_attributes, forget, undelete,
+        TreeReader, TreeSink, attributes_of, backup, backup_elsewhere, backup_on, backup_trial,
+        diff, encode_attributes, forget, undelete,
     },
     volume::{ArchiveExports, VolumeCounts, Volumes, volume_bytes},
 };

@@ -486,6 +486,46 @@ fn a_dry_run_tells_what_would_be_read_and_stores_nothing() {
 }
 
 #[test]
+fn a_dry_run_that_reads_tells_by_how_much_the_archive_would_grow() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    plant(&desk.path("tree"));
+    fs::write(desk.path("tree/big2"), noise(3, 2_000_000)).unwrap();
+    let agrees = || {
+        let before = desk.status("a")["stored_bytes"].clone();
+        let said = backup(&desk, "tree --set t --dry-run=read");
+        assert_eq!(desk.status("a")["stored_bytes"], before, "nothing is stored");
+        let made = backup(&desk, "tree --set t");
+        assert_eq!(said["new_bytes"], made["new_bytes"]);
+        assert_eq!(said["files_to_read"], made["files_read"]);
+        let bytes = |report: &Value| report["added_bytes"].as_u64().unwrap();
+        let (said, made) = (bytes(&said), bytes(&made));
+        // Directories on the way, in which others may be at work, may change between the two.
+        assert!(said.abs_diff(made) <= made / 50 + 8_192, "{said} said, and {made} made");
+        made
+    };
+    assert!(agrees() > 2_000_000);
+    // What is stored is found, and so are pages of the last snapshot.
+    assert!(agrees() < 50_000);
+    fs::write(desk.path("tree/big3"), noise(5, 700_000)).unwrap();
+    assert!((700_000..800_000).contains(&agrees()));
+    let said = desk.ok("backup a tree --set t --dry-run=read");
+    assert!(said.contains("the archive would grow by"), "{said}");
+
+    // It waits for nobody who stores.
+    let mut writer = desk.command("put a stream").stdin(Stdio::piped()).spawn().unwrap();
+    let begun = std::time::Instant::now();
+    while desk.run("put a probe tree/a --no-wait").status.success() {
+        assert!(begun.elapsed().as_secs() < 60, "nobody stores");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    backup(&desk, "tree --set t --dry-run=read");
+    drop(writer.stdin.take());
+    assert!(writer.wait().unwrap().success());
+    desk.ok("check a");
+}
+
+#[test]
 fn differences_and_versions_are_found() {
     let desk = Desk::new();
     desk.ok("create archive a");

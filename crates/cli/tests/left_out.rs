@@ -18,7 +18,7 @@ fn plant(desk: &Desk) -> bool {
     fs::write(desk.path("tree/open"), b"open").unwrap();
     let closed = desk.path("tree/closed");
     fs::write(&closed, b"closed").unwrap();
-    fs::set_permissions(&closed, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
     let can = desk.run_obeying_modes("ls a").is_some();
     if !can {
         println!("NOT TESTED: root reads all, and there is no setpriv to take that away");
@@ -56,4 +56,80 @@ fn a_file_that_can_t_be_read_makes_the_snapshot_partial_in_json_too() {
     let all: Value = serde_json::from_str(&desk.ok("snapshots a --json")).unwrap();
     assert!(all.as_array().unwrap().iter().all(|one| one["state"] == "partial"), "{all}");
     assert!(!desk.ok("ls a t").contains("closed"));
+}
+
+#[test]
+fn what_was_left_out_is_listed_a_line_each_whatever_its_name_is() {
+    let desk = Desk::new();
+    if !plant(&desk) {
+        return;
+    }
+    desk.ok("backup a tree/open --set whole");
+    assert_eq!(desk.ok("ls a whole --left-out"), "0 paths left out\n");
+    assert_eq!(desk.ok("ls a whole --left-out --json"), "");
+    let odd = desk.path("tree/od\nd");
+    fs::write(&odd, b"x").unwrap();
+    fs::set_permissions(&odd, fs::Permissions::from_mode(0o000)).unwrap();
+    desk.run_obeying_modes("backup a tree --set t").unwrap();
+    let said = desk.ok("ls a t --left-out");
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!((lines.len(), lines[2]), (3, "2 paths left out"), "{said}");
+    assert!(lines[0].contains("tree/closed") && lines[1].contains("tree/od\\nd"), "{said}");
+    let said = desk.ok("ls a t --left-out --json");
+    let problems: Vec<Value> =
+        said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(problems.len(), 2);
+    assert!(problems[0]["problem"].as_str().unwrap().contains("tree/closed"), "{said}");
+    desk.fails("ls a --left-out", 2, &["<NAME>"]);
+}
+
+#[test]
+fn a_snapshot_tells_of_its_machine() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("tree")).unwrap();
+    desk.ok("backup a tree --set t");
+    let all: Value = serde_json::from_str(&desk.ok("snapshots a --json")).unwrap();
+    let known = fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let known = known.trim();
+    assert_eq!(all[0]["machine"].as_str(), (known.len() == 32).then_some(known), "{all}");
+}
+
+#[test]
+fn where_times_of_change_mean_nothing_the_user_says_what_counts() {
+    let Ok(shared) = tempfile::tempdir_in("/dev/shm") else {
+        println!("NOT TESTED: there is no /dev/shm");
+        return;
+    };
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    let file = shared.path().join("file");
+    fs::write(&file, b"1234").unwrap();
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+    let touch = || fs::File::options().write(true).open(&file).unwrap().set_modified(old).unwrap();
+    touch();
+    let backup = |arguments: &str| -> (u64, u64) {
+        let line = format!("backup a {} --set t --reread 0 --json", shared.path().display());
+        let made: Value = serde_json::from_str(&desk.ok(&format!("{line} {arguments}"))).unwrap();
+        (made["files_read"].as_u64().unwrap(), made["files_unchanged"].as_u64().unwrap())
+    };
+    assert_eq!(backup(""), (1, 0));
+    assert_eq!(backup(""), (1, 0), "the times of tmpfs say nothing");
+    // The time was not known to count when the file was read.
+    assert_eq!(backup("--match mtime,size"), (1, 0));
+    assert_eq!(backup("--match mtime,size"), (0, 1));
+    // Another inode and another time of change, and the same time and length.
+    let replace = || {
+        fs::remove_file(&file).unwrap();
+        fs::write(&file, b"5678").unwrap();
+        touch();
+    };
+    replace();
+    assert_eq!(backup("--match mtime,size"), (0, 1));
+    replace();
+    assert_eq!(backup("--match mtime,size,ctime"), (1, 0));
+    fs::write(&file, b"12345").unwrap();
+    touch();
+    assert_eq!(backup("--match mtime,size"), (1, 0));
+    desk.fails("backup a x --match ctime", 2, &["mtime,size"]);
 }

@@ -28,6 +28,7 @@ mod pipeline;
 mod reader;
 mod session;
 mod stream_writer;
+mod trial;
 
 pub use self::{
     batch::{Batch, Cutting},
@@ -36,10 +37,12 @@ pub use self::{
     reader::{Content, Reader, Verify},
     session::{Session, Writing},
     stream_writer::{Ended, StreamWriter},
+    trial::Growth,
 };
 pub(crate) use self::{
     imports::Ported,
     pipeline::{Staged, staged, stopped},
     session::{PieceWriter, Sink, Target},
     stream_writer::{Remap, Remaps},
+    trial::Trial,
 };

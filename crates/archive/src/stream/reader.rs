@@ -82,6 +82,34 @@ impl Reader {
         self.reader.chunk(&self.guard.tables, &self.container_reader, address)
     }
 
+    /// The chunks of a run, slot after slot, with their lengths. No content is read.
+    ///
+    /// # Errors
+    /// `Corrupt` when one of them is not there, or another one, and errors of the system.
+    pub(crate) fn chunks_of(
+        &mut self,
+        first: Address,
+        fingerprints: &[Fingerprint],
+    ) -> Result<Vec<(Fingerprint, u32)>> {
+        let mut all = Vec::with_capacity(fingerprints.len());
+        while let Some(expected) = fingerprints.get(all.len()) {
+            let not_there = || {
+                let (slot, container) = (usize::from(first.slot) + all.len(), first.container);
+                let what =
+                    format!("chunk {slot} of container {container} is not the one that was stored");
+                Error::new(Kind::Corrupt, what)
+            };
+            let slot = u16::try_from(all.len()).ok().and_then(|n| first.slot.checked_add(n));
+            let address = Address { slot: slot.ok_or_else(not_there)?, ..first };
+            let tables = &self.guard.tables;
+            let found = self.reader.find(tables, &self.container_reader, address)?;
+            let (_, metadata, at) = found.ok_or_else(not_there)?;
+            let chunk = metadata.chunks.get(at).filter(|chunk| chunk.fingerprint == *expected);
+            all.push((*expected, chunk.ok_or_else(not_there)?.bytes));
+        }
+        Ok(all)
+    }
+
     /// The archive that it reads.
     pub(crate) fn archive(&self) -> &Archive {
         &self.archive

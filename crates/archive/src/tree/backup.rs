@@ -15,15 +15,22 @@ use parking_lot::Mutex;
 
 use super::{
     builder::{Built, Event, TreeBuilder},
+    compare::Comparison,
     foreign::Judge,
-    parent::Parents,
+    parent::{Found, Parents},
     shrunk::is_halved,
 };
 use crate::{
     chunk_index::ByFingerprint,
-    format::backup::{Completeness, Snapshot, SnapshotId},
+    format::{
+        backup::{Completeness, Snapshot, SnapshotId},
+        tree_node::{Stat, TreeEntry},
+    },
     operations_log::Archive,
-    stream::{Batch, Cutting, Gauge, Ingest, Session, Sink, Staged, StreamWriter, staged, stopped},
+    stream::{
+        Batch, Cutting, Gauge, Growth, Ingest, Session, Sink, Staged, StreamWriter, Trial, staged,
+        stopped,
+    },
     tables::Tables,
 };
 
@@ -110,6 +117,8 @@ enum Out<'a> {
     Elsewhere(&'a mut dyn TreeSink),
     /// Nowhere: it is only compared with the parents.
     Nowhere,
+    /// Nowhere, but it is known what it would add.
+    Trial(Box<(Trial, TreeBuilder)>),
 }
 
 /// Where a walk gives what it finds.
@@ -124,8 +133,32 @@ pub struct TreeFeeder<'a> {
     judge: Option<Judge>,
     /// The archive, and its tables when the walk began.
     begun: (Arc<Archive>, Arc<Tables>),
+    /// What the parent of this number has of the file that is read.
+    comparison: Option<(usize, Comparison)>,
     /// The trees of the checkpoint and of the parent, beside the walk.
     pub parents: Parents,
+}
+
+impl<'a> TreeFeeder<'a> {
+    /// For a walk that is no writer's.
+    fn beside(
+        archive: &Arc<Archive>,
+        parents: &[&Snapshot],
+        gauge: &'a Gauge,
+        out: Out<'a>,
+    ) -> Result<TreeFeeder<'a>> {
+        Ok(TreeFeeder {
+            cutting: Cutting::new(archive.label().chunking),
+            events: Vec::new(),
+            events_bytes: 0,
+            out,
+            gauge,
+            judge: None,
+            begun: (archive.clone(), archive.tables()),
+            comparison: None,
+            parents: Parents::new(archive, parents)?,
+        })
+    }
 }
 
 impl TreeFeeder<'_> {
@@ -136,6 +169,11 @@ impl TreeFeeder<'_> {
     pub fn fill(&mut self, read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Result<usize> {
         let n = read(self.cutting.room())?;
         self.gauge.read.fetch_add(n as u64, Relaxed);
+        if let Some((parent, comparison)) = &mut self.comparison
+            && let Some(reader) = self.parents.reader(*parent)
+        {
+            comparison.bytes(reader, &self.cutting.room()[..n])?;
+        }
         if let Out::Elsewhere(sink) = &mut self.out {
             return sink.bytes(&self.cutting.room()[..n]).map(|()| n);
         }
@@ -165,11 +203,28 @@ impl TreeFeeder<'_> {
     /// `Stopped` when a later stage failed.
     pub fn hole(&mut self, bytes: u64) -> Result<()> {
         self.gauge.read.fetch_add(bytes, Relaxed);
+        if let Some((parent, comparison)) = &mut self.comparison
+            && let Some(reader) = self.parents.reader(*parent)
+        {
+            comparison.zeroes(reader, bytes)?;
+        }
         if let Out::Elsewhere(sink) = &mut self.out {
             return sink.hole(bytes);
         }
         let batch = self.cutting.hole(bytes);
         self.send(batch)
+    }
+
+    /// Compares the content that comes now with that of the first of the parents' entries that `is` the
+    /// same, until [`differed`](Self::differed) is asked. Nothing stored is read but where chunks end.
+    pub fn compare(&mut self, found: &[Found], is: impl Fn(&TreeEntry, &Stat) -> bool) {
+        self.comparison = self.parents.comparison(found, is);
+    }
+
+    /// True when the content since [`compare`](Self::compare) is known to be another one. It has to have
+    /// the same length.
+    pub fn differed(&mut self) -> bool {
+        self.comparison.take().is_some_and(|(_, comparison)| comparison.differs())
     }
 
     /// Content of a file that is taken over unread.
@@ -183,7 +238,7 @@ impl TreeFeeder<'_> {
     /// `Stopped` when a later stage failed.
     pub fn event(&mut self, event: Event) -> Result<()> {
         match &mut self.out {
-            Out::Here(_) => {
+            Out::Here(_) | Out::Trial(_) => {
                 self.events_bytes += event.memory();
                 self.events.push(event);
             }
@@ -227,11 +282,20 @@ impl TreeFeeder<'_> {
     }
 
     fn send(&mut self, batch: Option<Batch>) -> Result<()> {
-        let Some(batch) = batch else { return Ok(()) };
+        let Some(mut batch) = batch else { return Ok(()) };
         let events = std::mem::take(&mut self.events);
         self.events_bytes = 0;
-        let Out::Here(out) = &self.out else { return Ok(()) };
-        out.send(Item { batch, events }).map_err(|_| stopped())
+        match &mut self.out {
+            Out::Here(out) => out.send(Item { batch, events }).map_err(|_| stopped()),
+            Out::Trial(trial) => {
+                let (trial, builder) = &mut **trial;
+                events.into_iter().for_each(|event| builder.expect(event));
+                trial.place(&mut batch, builder)?;
+                self.gauge.new.store(trial.new_bytes(), Relaxed);
+                Ok(())
+            }
+            Out::Elsewhere(_) | Out::Nowhere => Ok(()),
+        }
     }
 }
 
@@ -272,8 +336,17 @@ pub fn backup_on(
         let cutting = Cutting::new(archive.label().chunking);
         let (out, events, events_bytes) = (Out::Here(out), Vec::new(), 0);
         let begun = (ingest.archive.clone(), tables);
-        let mut feeder =
-            TreeFeeder { cutting, events, events_bytes, out, gauge, judge: None, begun, parents };
+        let mut feeder = TreeFeeder {
+            cutting,
+            events,
+            events_bytes,
+            out,
+            gauge,
+            judge: None,
+            begun,
+            comparison: None,
+            parents,
+        };
         source(&mut feeder)?;
         feeder.end()
     };
@@ -317,20 +390,29 @@ pub fn backup_elsewhere<'a>(
     sink: Option<&'a mut dyn TreeSink>,
     source: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()>,
 ) -> Result<()> {
-    let parents = Parents::new(archive, parents)?;
-    let cutting = Cutting::new(archive.label().chunking);
-    let begun = (archive.clone(), archive.tables());
-    let (events, out) = (Vec::new(), sink.map_or(Out::Nowhere, Out::Elsewhere));
-    source(&mut TreeFeeder {
-        cutting,
-        events,
-        events_bytes: 0,
-        out,
-        gauge,
-        judge: None,
-        begun,
-        parents,
-    })
+    let out = sink.map_or(Out::Nowhere, Out::Elsewhere);
+    source(&mut TreeFeeder::beside(archive, parents, gauge, out)?)
+}
+
+/// Tells by how much the archive would grow if what `source` gives were stored, and stores nothing.
+/// No lock of a writer is taken. Chunks are looked up and packed on this thread.
+///
+/// # Errors
+/// The errors of the source, and of the system.
+pub fn backup_trial(
+    archive: &Arc<Archive>,
+    parents: &[&Snapshot],
+    gauge: &Gauge,
+    source: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()>,
+) -> Result<Growth> {
+    let trial = Box::new((Trial::new(archive)?, TreeBuilder::new(archive)));
+    let mut feeder = TreeFeeder::beside(archive, parents, gauge, Out::Trial(trial))?;
+    source(&mut feeder)?;
+    feeder.end()?;
+    match feeder.out {
+        Out::Trial(trial) => Ok(trial.0.end()),
+        _ => Ok(Growth::default()),
+    }
 }
 
 /// A checkpoint on its way: it is committed by the thread that writes, once it has written all

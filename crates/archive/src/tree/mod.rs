@@ -14,6 +14,7 @@
 //! | [`builder`] | the tree, from events and chunks in their order |
 //! | [`reader`] | entries and content of a tree |
 //! | [`restore`] | content on its way out, in the order of its places |
+//! | [`compare`] | whether a file that is read again has the content that is stored |
 //! | [`parent`] | the parent's tree, beside a walk |
 //! | [`backup`] | a snapshot on its way in, with threads |
 //! | [`shrunk`] | whether the last snapshot had more data |
@@ -27,6 +28,7 @@ mod borders;
 mod builder;
 mod catalogue;
 mod commit;
+mod compare;
 mod diff;
 mod file_map;
 mod foreign;
@@ -43,6 +45,7 @@ pub(crate) use self::catalogue::{Expiry, expire, expiry};
 pub use self::{
     backup::{
         BackupReport, BackupRequest, TreeFeeder, TreeSink, backup, backup_elsewhere, backup_on,
+        backup_trial,
     },
     builder::{Built, Event, Known, TreeBuilder},
     catalogue::{forget, undelete},

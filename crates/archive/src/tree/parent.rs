@@ -6,6 +6,7 @@ use onefold_core::Result;
 
 use super::{
     builder::{KNOWN_OF_ONE, Known},
+    compare::Comparison,
     reader::{Entries, PAGES_HELD, Pages, TreeReader},
 };
 use crate::{
@@ -131,6 +132,28 @@ impl Parents {
             }
         }
         Ok(None)
+    }
+
+    /// The content of the first entry that `is` the same and has all of its content, to be compared with
+    /// that of a file that is read although it need not be.
+    pub(super) fn comparison(
+        &self,
+        found: &[Found],
+        is: impl Fn(&TreeEntry, &Stat) -> bool,
+    ) -> Option<(usize, Comparison)> {
+        let all = self.0.iter().zip(found).enumerate();
+        all.into_iter().find_map(|(n, (parent, found))| {
+            let (entry, stat) = (found.entry.as_ref()?, found.stat.as_ref()?);
+            let TreeWhat::File(_, map) = &entry.what else { return None };
+            let fingerprinter = parent.reader.archive().fingerprinter.clone();
+            let is_same = !entry.is_in_part && is(entry, stat);
+            is_same.then(|| (n, Comparison::new(fingerprinter, map)))
+        })
+    }
+
+    /// The reader of the parent of this number.
+    pub(super) fn reader(&mut self, number: usize) -> Option<&mut TreeReader> {
+        Some(&mut self.0.get_mut(number)?.reader)
     }
 }
 

@@ -12,6 +12,7 @@ use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use crate::{
     format::{
+        Address,
         backup::Snapshot,
         bytes::{Reader as Fields, Writer, corrupt},
         recipe::Part,
@@ -65,6 +66,18 @@ impl TreeReader {
             )));
         }
         TreeNode::decode(bytes)
+    }
+
+    /// The chunks of a run with their lengths; no content is read.
+    ///
+    /// # Errors
+    /// `Corrupt`, and errors of the system.
+    pub(super) fn chunks_of(
+        &mut self,
+        first: Address,
+        fingerprints: &[Fingerprint],
+    ) -> Result<Vec<(Fingerprint, u32)>> {
+        self.reader.chunks_of(first, fingerprints)
     }
 
     /// The archive that it reads.

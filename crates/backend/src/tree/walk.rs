@@ -261,6 +261,8 @@ pub struct Walk {
     /// How much longer leases may hold it up.
     patience: Duration,
     has_proc: bool,
+    /// Names that were listed, and had gone when they were looked at or entered.
+    vanished: u64,
 }
 
 impl Walk {
@@ -298,13 +300,21 @@ impl Walk {
             mounts: vec![Mount::of(&at, &stat)],
             patience: LEASES_WAIT,
             has_proc: Path::new("/proc/self/fd").exists(),
+            vanished: 0,
         };
-        let found = walk.directory(&at, &stat)?;
+        let found = walk.directory(&at, &stat)?.ok_or_else(|| walk.wrong(Errno::NOENT))?;
         // A root that can't be read is not left out of anything.
         if let Some(Err(error)) = walk.ahead.replace(Ok(found)) {
             return Err(error);
         }
         Ok(walk)
+    }
+
+    /// How many names had gone when the walk came to them, of those that are wanted as far as their names
+    /// tell; what [`open`](Self::open) says has gone is not among them.
+    #[must_use]
+    pub fn vanished(&self) -> u64 {
+        self.vanished
     }
 
     fn wrong(&self, errno: Errno) -> Error {
@@ -407,7 +417,12 @@ impl Walk {
             return Some(Some(Err(self.mounted(&format!("user {user}")))));
         }
         Some(match opened {
-            Err(Errno::NOENT) => None,
+            Err(Errno::NOENT) => {
+                let selection = self.options.selection.as_mut();
+                let wanted = selection.is_none_or(|selection| selection.may_want(&self.path));
+                self.vanished += u64::from(wanted);
+                None
+            }
             Err(Errno::XDEV) => Some(Err(self.mounted("another user"))),
             Err(errno) => Some(Err(self.wrong(errno))),
             Ok((at, stat)) => self.look(at.as_ref(), &stat, &name, closed).transpose(),
@@ -455,7 +470,9 @@ impl Walk {
         if let Some(at) = at
             && is_directory
         {
-            return self.directory(at, stat).map(Some);
+            let found = self.directory(at, stat)?;
+            self.vanished += u64::from(found.is_none());
+            return Ok(found);
         }
         let mut what = what(stat);
         if stat.st_nlink > 1 {
@@ -478,20 +495,20 @@ impl Walk {
     }
 
     /// Opens the entry that the walk gave last, and reads its attributes, when that was put off:
-    /// what is told of it then is what it was when it was opened.
+    /// what is told of it then is what it was when it was opened. False when it has vanished.
     ///
     /// # Errors
     /// `Busy` when it was replaced since, and those of the system.
-    pub fn open(&mut self, found: &mut Found) -> Result<()> {
-        let Some((name, before)) = found.late.take() else { return Ok(()) };
+    pub fn open(&mut self, found: &mut Found) -> Result<bool> {
+        let Some((name, before)) = found.late.take() else { return Ok(true) };
         let opened = self.open_late(&name, &before, found);
-        if opened.is_err() {
+        if !matches!(opened, Ok(true)) {
             self.forget(&before);
         }
         opened
     }
 
-    fn open_late(&mut self, name: &OsString, before: &Stat, found: &mut Found) -> Result<()> {
+    fn open_late(&mut self, name: &OsString, before: &Stat, found: &mut Found) -> Result<bool> {
         let Some((Some(directory), _)) = self.levels.last() else { return Err(self.changed()) };
         if matches!(found.entry.what, What::File { .. })
             && !self.options.only_sizes
@@ -501,21 +518,22 @@ impl Walk {
             *found = self.found(&stat, what(&stat), None);
             found.entry.attributes = attributes;
             (found.file, found.lacks) = (Some(file), lacks);
-            return Ok(());
+            return Ok(true);
         }
         let opened = mounts::open_place(directory, name).and_then(opened);
         let (at, stat) = match opened {
             Ok((Some(at), stat)) if Identity::of(&stat) == Identity::of(before) => (at, stat),
             Err(Errno::XDEV) => return Err(self.mounted("another user")),
-            Err(errno) if errno != Errno::NOENT => return Err(self.wrong(errno)),
-            _ => return Err(self.changed()),
+            Err(Errno::NOENT) => return Ok(false),
+            Err(errno) => return Err(self.wrong(errno)),
+            Ok(_) => return Err(self.changed()),
         };
         let what = match std::mem::replace(&mut found.entry.what, What::Fifo) {
             What::HardLink { target } => What::HardLink { target },
             _ => what(&stat),
         };
         *found = self.read(&at, name, &stat, what)?;
-        Ok(())
+        Ok(true)
     }
 
     /// An entry of which nothing was read but what the system tells of its name.
@@ -617,8 +635,9 @@ impl Walk {
         Ok(found)
     }
 
-    /// A directory, which is entered. When it can't be, the error comes behind it.
-    fn directory(&mut self, at: &OwnedFd, stat: &Stat) -> Result<Found> {
+    /// A directory, which is entered. When it can't be, the error comes behind it. `None` when it has
+    /// vanished.
+    fn directory(&mut self, at: &OwnedFd, stat: &Stat) -> Result<Option<Found>> {
         let (attributes, lacks) = self.attributes(&Holder::Path(at));
         let mut found = self.found(stat, What::Directory, None);
         found.entry.attributes = attributes;
@@ -630,16 +649,22 @@ impl Walk {
         found.is_in_part = self.options.one_file_system && !self.mounts.contains(&mount);
         if !found.is_in_part {
             match self.enter(at) {
+                // What is removed reads as empty.
+                Ok((_, names, _)) if has_vanished(at) => {
+                    self.space.leave(&names);
+                    return Ok(None);
+                }
                 Ok((directory, names, is_in_part)) => {
                     found.is_in_part = is_in_part;
                     let length = self.path.len();
                     let rest = Rest { names, length, kept: None, fetched: 0 };
                     self.levels.push(directory, Identity::of(stat), rest);
                 }
+                Err(_) if has_vanished(at) => return Ok(None),
                 Err(error) => self.ahead = Some(Err(error)),
             }
         }
-        Ok(found)
+        Ok(Some(found))
     }
 
     /// A directory, the names in it, and whether more of it is left out.
@@ -864,6 +889,11 @@ fn read_growing(
     }
 }
 
+/// True when a directory was removed since it was opened.
+fn has_vanished(at: &OwnedFd) -> bool {
+    rustix::fs::fstat(at).is_ok_and(|stat| stat.st_nlink == 0)
+}
+
 /// What is open as a place, and what is known of it.
 fn opened(at: OwnedFd) -> LookedAt {
     let stat = rustix::fs::fstat(&at)?;
@@ -1016,6 +1046,37 @@ fn read_once(file: &mut Spared<'_>, room: &mut [u8], at: u64) -> std::io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_vanishes_meanwhile_is_no_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["a", "b", "c"] {
+            std::fs::write(at(name), name).unwrap();
+        }
+        std::fs::create_dir(at("d")).unwrap();
+        let options = Options { opens_late: true, ..Options::default() };
+        let mut walk = Walk::new(folder.path(), options).unwrap();
+        let paths = |walk: &mut Walk| walk.next().map(|found| found.unwrap().entry.path);
+        assert_eq!(paths(&mut walk), Some(Vec::new()));
+        // Looked at, and gone when it is opened.
+        let mut found = walk.next().unwrap().unwrap();
+        std::fs::remove_file(at("a")).unwrap();
+        assert!(!walk.open(&mut found).unwrap());
+        // Listed, and gone when it is looked at.
+        std::fs::remove_file(at("b")).unwrap();
+        assert_eq!(paths(&mut walk), Some(b"c".to_vec()));
+        // Looked at, and gone when it is entered.
+        let place = rustix::fs::open(at("d"), OFlags::PATH, Mode::empty()).unwrap();
+        let stat = rustix::fs::fstat(&place).unwrap();
+        std::fs::remove_dir(at("d")).unwrap();
+        assert!(walk.look(Some(&place), &stat, &"d".into(), None).unwrap().is_none());
+        assert_eq!(walk.vanished(), 2);
+        // One that is there and empty is given.
+        std::fs::create_dir(at("d")).unwrap();
+        assert_eq!(paths(&mut walk), Some(b"d".to_vec()));
+        assert_eq!((paths(&mut walk), walk.vanished()), (None, 2));
+    }
 
     #[test]
     fn rule_07_nanoseconds_that_are_more_than_a_second_are_none_that_readers_refuse() {

@@ -21,6 +21,7 @@ use onefold_console::{
                   onefold ls backups etc-monday\n  \
                   onefold ls backups web1~1 /etc\n  \
                   onefold ls backups web1 /etc --json\n  \
+                  onefold ls backups web1 --left-out\n  \
                   onefold ls backups --json")]
 pub(crate) struct Options {
     /// The store: an archive, or a store of the cluster engine
@@ -32,6 +33,10 @@ pub(crate) struct Options {
 
     /// A directory of the snapshot; without it, all of the snapshot
     path: Option<String>,
+
+    /// Lists what could not be read and is not in the snapshot, and files that were noted as they changed
+    #[arg(long, requires = "name", conflicts_with = "path")]
+    left_out: bool,
 
     /// Memory for an archive's tables, besides an allowance that grows with the bytes that they
     /// occupy
@@ -72,6 +77,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let archive = directory.open_to_read(options.memory.0)?;
     let mut reader = Reader::new(&archive)?;
     if let Some(name) = &options.name {
+        if options.left_out {
+            return restore::problems(&archive, name, options.json);
+        }
         let is_stream = reader.tables().streams.contains_key(name);
         if !is_stream && reader.tables().trees {
             return restore::list(&archive, name, options.path.as_deref(), options.json);

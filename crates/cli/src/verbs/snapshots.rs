@@ -134,6 +134,7 @@ pub(super) fn json(snapshot: &Snapshot) -> Value {
         "id": snapshot.id.to_string(),
         "set": snapshot.set,
         "host": snapshot.host,
+        "machine": (snapshot.machine != [0; 16]).then(|| SnapshotId(snapshot.machine).to_string()),
         "paths": snapshot.paths.iter().map(path).collect::<Vec<_>>(),
         "tags": snapshot.tags,
         "began": snapshot.began,

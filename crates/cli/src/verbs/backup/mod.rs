@@ -1,11 +1,16 @@
 //! `onefold backup`: a snapshot of directories into an archive.
 
+mod dry;
 mod own;
 mod reread;
 mod roots;
 pub(super) mod served;
 mod settled;
 mod stdin;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#[allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
+mod tests;
 mod walk;
 
 use std::{
@@ -21,15 +26,17 @@ use std::{
 use clap::Args;
 use onefold_archive::{
     Archive, BackupReport, BackupRequest, Gauge, Ingest, Settings, Snapshot, SnapshotId, Tables,
-    TreeFeeder, TreeReader, backup_elsewhere, backup_on,
+    TreeFeeder, TreeReader, backup_elsewhere, backup_on, backup_trial,
 };
 use onefold_backend::random::random_bytes;
 use onefold_core::Kind;
 use serde_json::{Value, json};
 
 use self::{
+    dry::DryRun,
     own::Own,
     roots::Root,
+    settled::Matching,
     walk::{Counts, Rules, Teller},
 };
 use super::{
@@ -57,7 +64,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A snapshot has names, kinds, modes, owners, times, links, holes, extended attributes and
 /// contents. Files whose size, times and inode number are those of the set's last snapshot are
 /// taken over from it unread. What can't be read is left out and named, the snapshot is marked as
-/// partial, and the exit status is 3. When the command succeeds, the snapshot is durable; a
+/// partial, and the exit status is 3. So is it when a file that was read again has another content
+/// although nothing says that it changed. When the command succeeds, the snapshot is durable; a
 /// repeated backup goes on from the last checkpoint of a killed one.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -111,6 +119,12 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 90, value_name = "DAYS")]
     reread: u64,
 
+    /// On tmpfs, FUSE, FAT and SMB, where times of change and inode numbers may mean nothing, a file is
+    /// taken over unread when these are the same: mtime,size and perhaps inode or ctime. Without it all
+    /// files there are read
+    #[arg(long = "match", value_name = "WHAT")]
+    matching: Option<Matching>,
+
     /// Says that the set is smaller than half of the last snapshot on purpose: the new one is not
     /// marked as shrunk
     #[arg(long)]
@@ -120,9 +134,17 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 10, value_name = "MINUTES")]
     checkpoint: u64,
 
-    /// Stores nothing and reads no file: says how much would be read
-    #[arg(long, conflicts_with = "stdin")]
-    dry_run: bool,
+    /// Stores nothing, and says how much would be read. Without =read it reads no file; with it, it reads,
+    /// cuts and looks up as a backup does, and says by how much the archive would grow
+    #[arg(
+        long,
+        value_name = "HOW",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "walk",
+        conflicts_with = "stdin"
+    )]
+    dry_run: Option<DryRun>,
 
     /// Continues when nodes are absent, as long as one more is present than the data needs.
     /// Archives on several nodes only
@@ -155,9 +177,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     let directory = archive_at(&options.store, "it holds no directories")?;
     let rules = rules(options, &directory)?;
-    if options.dry_run {
+    if let Some(how) = options.dry_run {
         let archive = directory.open_to_read(Settings::default().memory)?;
-        return dry(options, &archive, &rules);
+        return dry(options, how, &archive, &rules);
     }
     let (begun, mut counts) = (Instant::now(), Counts::default());
     let made = match directory.server()? {
@@ -165,7 +187,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         None => store(&directory, options, &rules, &mut counts)?,
     };
     tell(options, &made, &counts, begun.elapsed())?;
-    judge(&made)
+    judge(&made, &counts)
 }
 
 /// Makes it here; waits for another ingesting process, or hands it to one that begins to serve
@@ -315,8 +337,10 @@ fn rules(options: &Options, archive: &ArchiveDir) -> Result<Rules, Failure> {
         selection: options.selection.clone(),
         read_all: options.read_all,
         reread_days: options.reread,
+        matching: options.matching,
         checkpoint_every: Duration::from_secs(options.checkpoint.saturating_mul(60)),
-        dry: options.dry_run,
+        dry: options.dry_run.is_some(),
+        reads: options.dry_run != Some(DryRun::Walk),
     })
 }
 
@@ -332,43 +356,27 @@ fn walk(
     told
 }
 
-/// Says what a backup would read.
-fn dry(options: &Options, archive: &Arc<Archive>, rules: &Rules) -> Result<(), Failure> {
+/// Says what a backup would read, and what it would add.
+fn dry(
+    options: &Options,
+    how: DryRun,
+    archive: &Arc<Archive>,
+    rules: &Rules,
+) -> Result<(), Failure> {
+    takes_snapshots(options, archive)?;
     let tables = archive.tables();
     let request = request(options, rules, &tables)?;
     let parents: Vec<&Snapshot> = parents(&tables, &request).collect();
     let (since, mut counts) = (began(parents.iter().copied()), Counts::default());
     let total = parents.iter().map(|parent| parent.bytes).max().unwrap_or(0);
-    shown(total, |gauge| {
-        backup_elsewhere(archive, &parents, gauge, None, |feeder| {
-            walk((rules, since), archive, feeder, &mut counts)
-        })
+    let growth = shown(total, |gauge| {
+        let walk = |feeder: &mut TreeFeeder<'_>| walk((rules, since), archive, feeder, &mut counts);
+        match how {
+            DryRun::Walk => backup_elsewhere(archive, &parents, gauge, None, walk).map(|()| None),
+            DryRun::Read => backup_trial(archive, &parents, gauge, walk).map(Some),
+        }
     })?;
-    if options.json {
-        output::json(&json!({
-            "entries": counts.entries,
-            "bytes": counts.bytes,
-            "files_to_read": counts.read,
-            "bytes_to_read": counts.read_bytes,
-            "files_unchanged": counts.unchanged,
-            "excluded": counts.excluded,
-            "left_out": counts.left_out,
-        }))?;
-    } else {
-        output::line(format_args!(
-            "a backup would have {}, {}; it would read {} of {}, and take {} over unread; nothing \
-             was stored",
-            format_args!("{} entries", grouped(counts.entries)),
-            Size(counts.bytes),
-            counted(counts.read, "file"),
-            Size(counts.read_bytes),
-            grouped(counts.unchanged),
-        ));
-    }
-    match counts.left_out {
-        0 => Ok(()),
-        n => Err(Failure::in_part(format!("{} could not be read", counted(n, "path")))),
-    }
+    dry::tell(&counts, growth, options.json)
 }
 
 /// Shows how far `work` is while it works.
@@ -419,11 +427,31 @@ fn request(options: &Options, rules: &Rules, tables: &Tables) -> Result<BackupRe
     };
     let of_set = || tables.snapshots.listed().rev().filter(|snapshot| snapshot.set == request.set);
     let of_host = of_set().find(|snapshot| snapshot.host == request.host);
-    let parent = of_host.or_else(|| of_set().next()).map(|snapshot| snapshot.id);
+    let parent = of_host.or_else(|| of_set().next());
+    if let Some(line) = parent.and_then(|parent| of_another_machine(parent, request.machine)) {
+        tracing::warn!("{line}");
+    }
+    let parent = parent.map(|snapshot| snapshot.id);
     let mut checkpoints = tables.snapshots.checkpoints().rev();
     let checkpoint = checkpoints.find(|one| request.goes_on_from(one)).map(|one| one.id);
     (request.parent, request.checkpoint) = (parent, checkpoint);
     Ok(request)
+}
+
+/// Says so when the last snapshot of a set came from another machine: two may have one name, as a
+/// virtual machine and its copy.
+fn of_another_machine(last: &Snapshot, here: [u8; 16]) -> Option<String> {
+    let known = |id: [u8; 16]| id != [0; 16];
+    (known(last.machine) && known(here) && last.machine != here).then(|| {
+        format!(
+            "the last snapshot of '{}', {}, was made on another machine, which has the host name '{}' and \
+             the machine id {}",
+            last.set.escape_debug(),
+            snapshots::short(last.id),
+            last.host.escape_debug(),
+            SnapshotId(last.machine),
+        )
+    })
 }
 
 /// What the snapshot takes over from: a checkpoint before the last snapshot.
@@ -472,7 +500,9 @@ fn tell(options: &Options, made: &Value, counts: &Counts, took: Duration) -> Res
         report["bytes_read"] = counts.read_bytes.into();
         report["files_unchanged"] = counts.unchanged.into();
         report["excluded"] = counts.excluded.into();
+        report["vanished"] = counts.vanished.into();
         report["restless"] = counts.restless.into();
+        report["silent_changes"] = counts.silent.into();
         report["seconds"] = json!(took.as_secs_f64());
         return output::json(&report);
     }
@@ -481,20 +511,32 @@ fn tell(options: &Options, made: &Value, counts: &Counts, took: Duration) -> Res
         |key: &str| made[key].as_u64().unwrap_or_default(),
     );
     output::line(format_args!(
-        "snapshot {} of '{}': {}, {}; {} read, {} unchanged; the archive grew by {}",
+        "snapshot {} of '{}': {}, {}; {} read, {} unchanged{}; the archive grew by {}",
         &text("id")[..SHOWN_DIGITS.min(text("id").len())],
         text("set").escape_debug(),
         format_args!("{} entries", grouped(number("entries"))),
         Size(number("bytes")),
         counted(counts.read, "file"),
         grouped(counts.unchanged),
+        noted(counts),
         Size(number("added_bytes"))
     ));
     Ok(())
 }
 
+/// What else is told of a walk, if there is anything.
+fn noted(counts: &Counts) -> String {
+    let told = [
+        (counts.vanished, "vanished meanwhile"),
+        (counts.restless, "changed while read"),
+        (counts.silent, "changed without a trace in the times"),
+    ];
+    let told = told.iter().filter(|(n, _)| *n > 0);
+    told.map(|(n, what)| format!(", {} {what}", grouped(*n))).collect()
+}
+
 /// The exit status.
-fn judge(made: &Value) -> Result<(), Failure> {
+fn judge(made: &Value, counts: &Counts) -> Result<(), Failure> {
     match made["state"].as_str() {
         Some("partial") => Err(Failure::in_part(format!(
             "the snapshot is partial: the messages above name {} that could not be read",
@@ -505,6 +547,7 @@ fn judge(made: &Value) -> Result<(), Failure> {
              everything mounted? It is marked as shrunk, and counts for no retention; a set that is \
              smaller on purpose is told so by --accept",
         )),
+        _ if counts.silent > 0 => Err(Failure::in_part(counts.silent_changes())),
         _ => Ok(()),
     }
 }

@@ -21,13 +21,14 @@ use onefold_backend::{
     sparse::next_data,
     tree::{Found, Looked, Options, Place, Selection, Walk, mounted_by_another},
 };
+use onefold_console::size::counted;
 use onefold_core::{Error, Kind, Result, tree::What};
 use parking_lot::Mutex;
 
 use super::{
     reread::is_due,
     roots::{self, Root},
-    settled::Settled,
+    settled::{Matching, Now, Settled, stat_of},
 };
 use crate::verbs::exclude::{self, Exclude};
 
@@ -53,10 +54,14 @@ pub(super) struct Rules {
     pub(super) read_all: bool,
     /// Each file is read again in so many days; 0 for never.
     pub(super) reread_days: u64,
+    /// What counts where times of change and inode numbers may mean nothing.
+    pub(super) matching: Option<Matching>,
     /// The time between two checkpoints.
     pub(super) checkpoint_every: Duration,
-    /// Nothing is read or stored: what would be is counted.
+    /// Nothing is stored: what would be is counted.
     pub(super) dry: bool,
+    /// Files are read.
+    pub(super) reads: bool,
 }
 
 /// Counts of a walk.
@@ -72,13 +77,27 @@ pub(super) struct Counts {
     pub(super) bytes: u64,
     /// Paths that could not be read, whole or in part.
     pub(super) left_out: u64,
+    /// Paths that had gone when the walk came to them.
+    pub(super) vanished: u64,
     /// Files that changed each time while they were read.
     pub(super) restless: u64,
+    /// Files that were read again and have another content than before, although nothing says that they
+    /// changed.
+    pub(super) silent: u64,
     /// Paths that a rule left out.
     pub(super) excluded: u64,
 }
 
 impl Counts {
+    /// The sentence on files that have another content although nothing says that they changed.
+    pub(super) fn silent_changes(&self) -> String {
+        format!(
+            "{} had another content than before when read again, although nothing says that it changed: \
+             the messages above name it",
+            counted(self.silent, "file")
+        )
+    }
+
     /// A file of so many bytes was read. Holes make their sum as large as anybody likes.
     fn add(&mut self, bytes: u64) {
         self.read_bytes = self.read_bytes.saturating_add(bytes);
@@ -199,7 +218,7 @@ impl<'a, 'f> Teller<'a, 'f> {
             rules,
             feeder,
             identity,
-            settled: Settled::default(),
+            settled: Settled::new(rules.matching),
             open: Vec::new(),
             list: Vec::new(),
             now,
@@ -287,6 +306,7 @@ impl<'a, 'f> Teller<'a, 'f> {
             self.checkpoint()?;
         }
         self.mark(base, &in_part);
+        self.counts.vanished += walk.vanished();
         self.leave_to(depth.max(1))
     }
 
@@ -344,14 +364,36 @@ impl<'a, 'f> Teller<'a, 'f> {
     fn left_out(&mut self, error: &Error) {
         tracing::warn!("left out: {error}");
         self.counts.left_out += 1;
-        let line = error.to_string();
-        if self.list.len() + line.len() < LIST_MAX {
-            self.list.extend_from_slice(line.as_bytes());
-            self.list.push(b'\n');
-        }
+        self.note(&error.to_string());
         if let Some((_, is_in_part)) = self.open.last_mut() {
             *is_in_part = true;
         }
+    }
+
+    /// Adds a line to the list of the snapshot. The name of a file may have ends of lines of its own.
+    fn note(&mut self, line: &str) {
+        if self.list.len() + line.len() >= LIST_MAX {
+            return;
+        }
+        for c in line.chars() {
+            match c.is_control() {
+                true => self.list.extend(c.escape_default().map(|c| c as u8)),
+                false => self.list.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes()),
+            }
+        }
+        self.list.push(b'\n');
+    }
+
+    /// A file has another content than before, although nothing says that it changed.
+    fn changed_silently(&mut self, path: &Path) {
+        self.counts.silent += 1;
+        let line = format!(
+            "{}: its content is not that of the last snapshot, although its size, inode number and times \
+             are the same",
+            path.display()
+        );
+        tracing::warn!("{line}: see what changed it, or whether the disk did");
+        self.note(&line);
     }
 
     /// Leaves directories until so many are open.
@@ -381,23 +423,21 @@ impl<'a, 'f> Teller<'a, 'f> {
         if let What::File { bytes, .. } = found.entry.what {
             let before = self.feeder.parents.find(&name)?;
             if self.settled.is_new(found.device) {
-                if let Err(error) = walk.open(&mut found) {
-                    self.left_out(&error);
+                if !self.open(&mut found, walk) {
                     return Ok(());
                 }
                 if let Some(file) = &found.file {
-                    self.settled.age(found.device, file);
+                    self.settled.ask(found.device, file);
                 }
             }
             if let Some(known) = self.unchanged(&before, &found, path, bytes)? {
                 self.cold = Cold::default();
                 return self.taken_over(known, &found, bytes, path);
             }
-            if let Err(error) = walk.open(&mut found) {
-                self.left_out(&error);
+            if !self.open(&mut found, walk) {
                 return Ok(());
             }
-            if !self.rules.dry
+            if self.rules.reads
                 && let Some(file) = &found.file
                 && self.cold.is_next(file)
             {
@@ -405,8 +445,7 @@ impl<'a, 'f> Teller<'a, 'f> {
             }
             return self.file(found, name, path, &before);
         }
-        if let Err(error) = walk.open(&mut found) {
-            self.left_out(&error);
+        if !self.open(&mut found, walk) {
             return Ok(());
         }
         let (mut node, stat) = self.told(&mut found, name, path)?;
@@ -452,6 +491,16 @@ impl<'a, 'f> Teller<'a, 'f> {
         self.feeder.parents.find(&node.name)?;
         self.counts.entries += 1;
         self.feeder.event(Event::Other(node, stat))
+    }
+
+    /// Opens what the walk gave last; false when that can't be, or when it has vanished.
+    fn open(&mut self, found: &mut Found, walk: &mut Walk) -> bool {
+        match walk.open(found) {
+            Ok(true) => return true,
+            Ok(false) => self.counts.vanished += 1,
+            Err(error) => self.left_out(&error),
+        }
+        false
     }
 
     /// What is told of any entry. Its attributes are told first, when they are many.
@@ -532,11 +581,12 @@ impl<'a, 'f> Teller<'a, 'f> {
     ) -> Result<()> {
         let Some(file) = found.file.take() else { return Ok(()) };
         let What::File { bytes, .. } = found.entry.what else { return Ok(()) };
+        let now = Now::of(&found, bytes);
         let (mut node, mut stat) = self.told(&mut found, name, path)?;
         node.what = TreeWhat::File(0, FileMap::default());
         self.counts.read += 1;
         self.counts.entries += 1;
-        if self.rules.dry {
+        if !self.rules.reads {
             match file.metadata() {
                 Ok(metadata) => self.counts.add(metadata.len()),
                 Err(e) => self.left_out(&roots::unseen(path, e)),
@@ -547,12 +597,17 @@ impl<'a, 'f> Teller<'a, 'f> {
         if !known.is_empty() {
             self.feeder.event(Event::Known(known))?;
         }
-        let age = self.settled.age(found.device, &file);
+        let trust = self.settled.ask(found.device, &file);
         let mut tries = 0;
+        if let Some(trust) = trust {
+            let matching = trust.matching;
+            self.feeder.compare(before, |entry, known| now.is_same(entry, known, matching));
+        }
         loop {
             let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             // A length from before the first reading belongs to the time of change that is compared.
             let read = self.read(&file, (tries == 0).then_some(bytes))?;
+            let differed = self.feeder.differed();
             let after = match file.metadata() {
                 Ok(after) => after,
                 // What was read of it counts, like that of a file that fails while it is read.
@@ -563,10 +618,16 @@ impl<'a, 'f> Teller<'a, 'f> {
                     return self.feeder.event(Event::File(node, stat, None));
                 }
             };
-            let time = (after.ctime(), whole(after.ctime_nsec()));
-            let same = time == (stat.changed_seconds, stat.changed_nanoseconds);
-            (stat.changed_seconds, stat.changed_nanoseconds) = time;
+            let changed = (stat.changed_seconds, stat.changed_nanoseconds);
+            let written = (node.seconds, node.nanoseconds);
+            (stat.changed_seconds, stat.changed_nanoseconds) =
+                (after.ctime(), whole(after.ctime_nsec()));
             (node.seconds, node.nanoseconds) = (after.mtime(), whole(after.mtime_nsec()));
+            let (time, last) = match trust {
+                Some(trust) if !trust.matching.ctime => (written, (node.seconds, node.nanoseconds)),
+                _ => (changed, (stat.changed_seconds, stat.changed_nanoseconds)),
+            };
+            let same = time == last;
             match read {
                 Some(error) => {
                     node.is_in_part = true;
@@ -579,11 +640,17 @@ impl<'a, 'f> Teller<'a, 'f> {
                 }
                 None if !same => {
                     self.counts.restless += 1;
-                    tracing::warn!("{}: it changed each time while it was read", path.display());
+                    let line =
+                        format!("{}: it changed each time while it was read", path.display());
+                    tracing::warn!("{line}");
+                    self.note(&line);
                 }
                 None => {
-                    let since = Duration::new(time.0.max(0) as u64, time.1);
-                    stat.is_settled = age.is_some_and(|age| since + age < began);
+                    if differed && tries == 0 && after.len() == bytes {
+                        self.changed_silently(path);
+                    }
+                    stat.is_settled =
+                        trust.is_some_and(|trust| trust.is_settled(began, time, last));
                 }
             }
             self.counts.add(after.len());
@@ -599,22 +666,15 @@ impl<'a, 'f> Teller<'a, 'f> {
         path: &Path,
         bytes: u64,
     ) -> Result<Option<TreeEntry>> {
-        if self.rules.read_all || self.is_due(path) || !self.settled.is_trusted(found.device) {
+        let Some(trust) = self.settled.trust(found.device) else { return Ok(None) };
+        if self.rules.read_all || self.is_due(path) {
             return Ok(None);
         }
-        let (now, stat) = (&found.entry, stat_of(found));
-        self.feeder.parents.first_sound(before, |entry, known| {
-            let same_length = matches!(entry.what, TreeWhat::File(length, _) if length == bytes);
-            known.is_settled
-                && !entry.is_in_part
-                && same_length
-                && (entry.seconds, entry.nanoseconds) == (now.seconds, now.nanoseconds)
-                // A changed owner or mode moves the time of change, on a file system that is honest.
-                && (entry.uid, entry.gid, entry.mode) == (now.uid, now.gid, now.mode & 0o7777)
-                && known.inode == stat.inode
-                && (known.changed_seconds, known.changed_nanoseconds)
-                    == (stat.changed_seconds, stat.changed_nanoseconds)
-        })
+        let now = Now::of(found, bytes);
+        let is_same = |entry: &TreeEntry, known: &Stat| {
+            !entry.is_in_part && now.is_same(entry, known, trust.matching)
+        };
+        self.feeder.parents.first_sound(before, is_same)
     }
 
     /// True when a file is read again, although nothing changed.
@@ -674,14 +734,4 @@ impl<'a, 'f> Teller<'a, 'f> {
 /// The nanoseconds of a time; a damaged or hostile file system tells of more than a second has.
 fn whole(nanoseconds: i64) -> u32 {
     nanoseconds.clamp(0, 999_999_999) as u32
-}
-
-/// What is compared, beside an entry, to know that a file did not change.
-fn stat_of(found: &Found) -> Stat {
-    Stat {
-        inode: found.inode,
-        changed_seconds: found.changed.0,
-        changed_nanoseconds: found.changed.1,
-        ..Stat::default()
-    }
 }

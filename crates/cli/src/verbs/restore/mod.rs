@@ -17,7 +17,7 @@ use onefold_archive::{Archive, Snapshot, Tables, TreeReader, Verify};
 use onefold_backend::tree::{Choices, LeftOut, Restorer, Sweep, Swept};
 use serde_json::json;
 
-pub(super) use self::listing::list;
+pub(super) use self::listing::{list, problems};
 pub(crate) use self::options::Options;
 use self::{
     finishing::{Finishing, Surplus},
