@@ -532,3 +532,69 @@ fn rule_21_in_place_what_is_as_it_was_stored_keeps_its_bits_and_what_leads_there
     assert!(desk.run(&again).status.success());
     assert_eq!(mode("tree/way"), 0o777);
 }
+
+/// Directories that a restore made aside.
+fn asides(desk: &Desk) -> Vec<PathBuf> {
+    let all = fs::read_dir(desk.path(".")).unwrap().map(|entry| entry.unwrap().path());
+    all.filter(|path| path.to_str().unwrap().contains(".restoring-")).collect()
+}
+
+#[test]
+fn a_restore_aside_has_its_name_when_all_of_it_is_there() {
+    let desk = Desk::new();
+    let tree = stored(&desk);
+    let mut killed = desk.command("restore a t -C out --atomic");
+    let mut killed = killed.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    // A half would be seen while it is made.
+    let ended = loop {
+        let begun = asides(&desk).iter().any(|aside| fs::read_dir(aside).unwrap().count() > 0);
+        let ended = killed.try_wait().unwrap().is_some();
+        if ended || begun || desk.path("out").exists() {
+            break ended;
+        }
+    };
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    match desk.path("out").exists() {
+        // It was too fast to be killed in its middle.
+        true => assert_eq!(listed(&tree), listed(&below(&desk, "out"))),
+        false => assert!(!ended && asides(&desk).len() == 1, "it is killed, and left one aside"),
+    }
+    for aside in asides(&desk) {
+        fs::remove_dir_all(aside).unwrap();
+    }
+    let _ = fs::remove_dir_all(desk.path("out"));
+
+    desk.ok("restore a t -C new/out --atomic");
+    assert_eq!(listed(&tree), listed(&below(&desk, "new/out")));
+    assert_eq!(fs::metadata(desk.path("new/out")).unwrap().mode() & 0o777, 0o700);
+    assert_eq!(fs::read_dir(desk.path("new")).unwrap().count(), 1, "nothing stays aside");
+    desk.fails("restore a t -C new/out --atomic", 1, &["there already"]);
+    desk.fails("restore a t -C new/out --atomic --in-place", 2, &["--in-place"]);
+    desk.fails("restore a t -C .. --atomic", 2, &["a name at its end"]);
+}
+
+#[test]
+fn what_is_not_whole_gets_no_name_from_a_restore_aside() {
+    let desk = Desk::new();
+    desk.ok("create archive a --compress none");
+    fs::create_dir(desk.path("tree")).unwrap();
+    fs::write(desk.path("tree/one"), noise(1, 2_000_000)).unwrap();
+    fs::write(desk.path("tree/two"), noise(2, 2_000_000)).unwrap();
+    desk.ok("backup a tree --set t");
+    let wanted = &noise(2, 2_000_000)[1_000_000..1_000_016];
+    let files = fs::read_dir(desk.path("a")).unwrap().map(|entry| entry.unwrap().path());
+    let found = files.filter(|path| path.is_file()).find_map(|path| {
+        let bytes = fs::read(&path).unwrap();
+        Some((path, bytes.windows(16).position(|part| part == wanted)?))
+    });
+    let (segment, at) = found.unwrap();
+    overwrite(&segment, at as u64, &[!wanted[0]]);
+    let said = desk.run("restore a t -C out --atomic");
+    assert_eq!(said.status.code(), Some(3), "{said:?}");
+    let aside = asides(&desk);
+    assert!(!desk.path("out").exists() && aside.len() == 1, "{said:?}");
+    assert!(said.err.contains("was not made") && said.err.contains(".restoring-"), "{said:?}");
+    let one = aside[0].join(desk.path("tree/one").strip_prefix("/").unwrap());
+    assert_eq!(fs::read(one).unwrap(), noise(1, 2_000_000));
+}

@@ -1,5 +1,6 @@
 //! `onefold restore`: files and directories out of a snapshot.
 
+mod aside;
 mod dry;
 mod finishing;
 mod listing;
@@ -11,7 +12,10 @@ mod walk;
 mod wanted;
 mod writing;
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::{
+    path::Path,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use onefold_archive::{Archive, Snapshot, Tables, TreeReader, Verify};
 use onefold_backend::tree::{Choices, LeftOut, Restorer, Sweep, Swept};
@@ -20,6 +24,7 @@ use serde_json::json;
 pub(super) use self::listing::{list, problems};
 pub(crate) use self::options::Options;
 use self::{
+    aside::Aside,
     finishing::{Finishing, Surplus},
     sizes::Sizes,
     walk::{Pending, Visitor, walk},
@@ -57,7 +62,22 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.dry_run {
         return dry::tell(options, &mut reader, snapshot, &wanted, &sizes, surplus);
     }
-    let done = write(options, (&archive, &tables), &mut reader, (snapshot, &wanted), sizes)?;
+    let aside = if options.atomic { Some(Aside::new(&options.directory)?) } else { None };
+    let directory = aside.as_ref().map_or(&*options.directory, Aside::at);
+    let what = (snapshot, &wanted);
+    let done =
+        match (write(options, directory, (&archive, &tables), &mut reader, what, sizes), &aside) {
+            (Err(failure), Some(aside)) => {
+                aside.leave();
+                return Err(failure);
+            }
+            (done, _) => done?,
+        };
+    match aside {
+        Some(aside) if done.damaged + done.refused > 0 => aside.leave(),
+        Some(aside) => aside.finish()?,
+        None => {}
+    }
     report(options, snapshot, &done)
 }
 
@@ -108,6 +128,7 @@ struct Done {
 
 fn write(
     options: &Options,
+    directory: &Path,
     archive: (&Arc<Archive>, &Arc<Tables>),
     reader: &mut TreeReader,
     (snapshot, wanted): (&Snapshot, &Wanted),
@@ -119,7 +140,7 @@ fn write(
         in_place: options.in_place,
         memory: usize::try_from(options.window.0).unwrap_or(usize::MAX),
     };
-    let restorer = Restorer::new(&options.directory, choices)?;
+    let restorer = Restorer::new(directory, choices)?;
     let mut writing = Writing::new(archive, restorer, manner, (sizes.names, sizes.bytes));
     let walked = walk(reader, snapshot, wanted, &mut writing);
     let written = walked.and_then(|()| writing.write());

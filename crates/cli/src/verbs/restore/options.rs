@@ -18,6 +18,7 @@ use onefold_console::size::Size;
                   onefold restore backups web1 -C out\n  \
                   onefold restore backups web1~1 /etc/fstab '/home/**/*.odt' -C out\n  \
                   onefold restore backups web1@2026-11-22 / -C /mnt/new --preserve-privileged\n  \
+                  onefold restore backups web1 /srv -C /srv/yesterday --atomic\n  \
                   onefold restore backups web1 /srv -C / --in-place --delete --dry-run")]
 pub(crate) struct Options {
     /// The archive
@@ -38,6 +39,12 @@ pub(crate) struct Options {
     /// killed restore was. Without it, a name that exists is an error
     #[arg(long)]
     pub(super) in_place: bool,
+
+    /// Restores into a directory beside DIR, which gets the name DIR when all of it is there and durable.
+    /// DIR must not be there before. What is not whole does not get the name, and stays where it is, which
+    /// is told
+    #[arg(long, conflicts_with_all = ["in_place", "dry_run"])]
+    pub(super) atomic: bool,
 
     /// Removes what the restored directories have beyond what is stored. Stays on one mount, and
     /// removes nothing from directories of which the snapshot lacks something that was there, as it
