@@ -19,7 +19,7 @@ use std::{
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 use parking_lot::Mutex;
 
-pub use self::mount::Mount;
+pub use self::mount::{Mount, MountCopy};
 use crate::{Reach, Rng};
 
 const SECTOR: usize = 512;

@@ -11,12 +11,15 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use onefold_archive::{Archive, Nodes, Settings, find_label, seal};
+use onefold_archive::{
+    Archive, IndexDirectory, Nodes, Settings, find_label, lost_index_files, seal,
+};
 use onefold_backend::{Directory, Stands, lock};
 use onefold_core::{Error, Files, Kind, Result};
 
 use super::{
     control::{Client, places},
+    index_place::IndexPlace,
     keeper::{self, Keeper},
     node_list::{NODES, NodeList},
     operator::{warn, word},
@@ -34,6 +37,10 @@ pub struct ArchiveDir {
     path: PathBuf,
     /// The list of its nodes, when there are several.
     nodes: Option<NodeList>,
+    /// Where the chunk index is, unless it is beside the data, or what is wrong with what says so.
+    index: Option<Result<IndexPlace>>,
+    /// The archive's directory is our user's: else nobody follows what it says of the index.
+    is_ours: bool,
 }
 
 impl ArchiveDir {
@@ -48,7 +55,13 @@ impl ArchiveDir {
     /// One sentence for what is missing or no archive.
     pub fn look(path: &Path) -> Result<ArchiveDir> {
         let files = Directory::open(path, false)?;
-        let directory = ArchiveDir { path: path.to_owned(), nodes: NodeList::read(&files)? };
+        let nodes = NodeList::read(&files)?;
+        let index = match nodes {
+            Some(_) => None,
+            None => IndexPlace::read(&files).transpose(),
+        };
+        let is_ours = Directory::open_as(path, false, word())?.is_ours();
+        let directory = ArchiveDir { path: path.to_owned(), nodes, index, is_ours };
         if directory.nodes.is_some() {
             directory.nodes(false, false)?;
         } else {
@@ -66,7 +79,10 @@ impl ArchiveDir {
             files.exposed().filter(|_| files.names().is_ok_and(|names| !names.is_empty()))
         };
         let nodes = self.nodes.iter().flat_map(|list| &list.paths).filter_map(exposed);
-        files.exposed().into_iter().chain(nodes).for_each(|sentence| warn(&sentence));
+        let index = self.index_place().filter(|_| self.is_ours);
+        let index = index.map(|place| place.path().to_owned());
+        let index = index.as_ref().and_then(exposed);
+        files.exposed().into_iter().chain(nodes).chain(index).for_each(|sentence| warn(&sentence));
     }
 
     /// Makes the directory of an archive whose nodes are elsewhere, by the archive's id and secret;
@@ -81,7 +97,7 @@ impl ArchiveDir {
     ) -> Result<ArchiveDir> {
         let mut list = NodeList::new(nodes, &Directory::create_as(path, word())?)?;
         list.write_sealed(path, &|list| seal(id, secret, list))?;
-        Ok(ArchiveDir { path: path.to_owned(), nodes: Some(list) })
+        Ok(ArchiveDir { path: path.to_owned(), nodes: Some(list), index: None, is_ours: true })
     }
 
     /// Makes another directory of the archive that has these nodes; durable on return.
@@ -90,7 +106,8 @@ impl ArchiveDir {
     /// `Exists` when something is in it, those of looking at the nodes and those of the system.
     pub fn attach(path: &Path, nodes: &[PathBuf]) -> Result<ArchiveDir> {
         let list = NodeList::new(nodes, &Directory::create_as(path, word())?)?;
-        let mut directory = ArchiveDir { path: path.to_owned(), nodes: Some(list) };
+        let mut directory =
+            ArchiveDir { path: path.to_owned(), nodes: Some(list), index: None, is_ours: true };
         let found = directory.nodes(false, false)?;
         if let (Some(list), Some(found)) = (&mut directory.nodes, found) {
             list.write_sealed(path, &|list| found.seal(list))?;
@@ -187,6 +204,83 @@ impl ArchiveDir {
         lock::holders(&locks.collect::<Vec<_>>())
     }
 
+    /// True when it is on several nodes.
+    #[must_use]
+    pub fn has_nodes(&self) -> bool {
+        self.nodes.is_some()
+    }
+
+    /// Where the chunk index is, when it is elsewhere and what says so can be read.
+    pub(super) fn index_place(&self) -> Option<&IndexPlace> {
+        self.index.as_ref()?.as_ref().ok()
+    }
+
+    /// True when this process looks for the chunk index where it is.
+    #[must_use]
+    pub fn sees_index(&self) -> bool {
+        self.index.is_none() || self.is_ours
+    }
+
+    /// Tells that the next step makes the chunk index anew, when files of it are lost.
+    pub fn warn_of_lost_index(&self, archive: &Archive) {
+        if lost_index_files(archive).is_ok_and(|lost| lost > 0) {
+            warn(&format!(
+                "{}: files of the chunk index are lost; this reads the metadata of all containers and \
+                 makes it anew",
+                self.path.display()
+            ));
+        }
+    }
+
+    /// Opens the directory of the chunk index, unless that is beside the data.
+    fn open_index(&self, writes: bool) -> Option<Result<Directory>> {
+        if !self.is_ours {
+            return None;
+        }
+        Some(match self.index.as_ref()? {
+            Ok(place) => self.id().and_then(|id| place.open(id, &self.path, writes)),
+            Err(error) => Err(error.clone()),
+        })
+    }
+
+    /// The directory of the chunk index, and why it is not used if it is not; `None` when the index is
+    /// beside the data. Of somebody else's archive nobody looks whether it is.
+    #[must_use]
+    pub fn index_directory(&self) -> Option<(PathBuf, Option<String>)> {
+        let path = match self.index.as_ref()? {
+            Ok(place) => place.path().to_owned(),
+            Err(_) => PathBuf::new(),
+        };
+        let opened = self.open_index(false).transpose();
+        Some((path, opened.err().map(|error| error.to_string())))
+    }
+
+    /// The same for the engine. What is wrong with it is told, and costs speed.
+    fn index_directories(&self, writes: bool, stands: Option<&Stands>) -> Vec<IndexDirectory> {
+        match self.open_index(writes) {
+            None => Vec::new(),
+            Some(Ok(files)) => {
+                let shown = self.path.display().to_string();
+                let tell = move |error: &Error| {
+                    warn(&format!(
+                        "{shown}: its index directory failed, and new files of the chunk index are made \
+                         beside the data: {error}"
+                    ));
+                };
+                vec![IndexDirectory::new(watched(files, stands), tell)]
+            }
+            Some(Err(error)) => {
+                if writes {
+                    warn(&format!(
+                        "{} works without its index directory: {error}",
+                        self.path.display()
+                    ));
+                }
+                Vec::new()
+            }
+        }
+    }
+
     /// The directory of a node.
     pub fn node(&self, number: usize) -> PathBuf {
         self.nodes.as_ref().and_then(|list| list.paths.get(number)).cloned().unwrap_or_default()
@@ -272,8 +366,10 @@ impl ArchiveDir {
         let nodes = self.nodes_while(true, degraded, stands)?;
         let opened = match &nodes {
             Some(nodes) => Archive::open_on_nodes(nodes.clone(), true, settings),
-            None => Directory::open_as(&self.path, true, word())
-                .and_then(|files| Archive::open(watched(files, stands), true, settings)),
+            None => Directory::open_as(&self.path, true, word()).and_then(|files| {
+                let index = self.index_directories(true, stands);
+                Archive::open_with_index(watched(files, stands), index, true, settings)
+            }),
         };
         Ok((Arc::new(opened.map_err(|e| name_archive(&self.path, e))?), nodes))
     }
@@ -288,8 +384,10 @@ impl ArchiveDir {
         let settings = Settings { memory, ..Settings::default() };
         let opened = match self.nodes(false, false)? {
             Some(nodes) => Archive::open_on_nodes(nodes, false, settings),
-            None => Directory::open(&self.path, false)
-                .and_then(|files| Archive::open(Arc::new(files), false, settings)),
+            None => Directory::open(&self.path, false).and_then(|files| {
+                let index = self.index_directories(false, None);
+                Archive::open_with_index(Arc::new(files), index, false, settings)
+            }),
         };
         opened.map(Arc::new).map_err(|e| name_archive(&self.path, e))
     }

@@ -19,7 +19,7 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 64] = [
+const MARKS: [&str; 71] = [
     "a collector killed",
     "a damaged container stayed",
     "a put killed",
@@ -84,6 +84,13 @@ const MARKS: [&str; 64] = [
     "replay: leaves ahead of a checkpoint",
     "replay: gave way",
     "replay: nothing was left",
+    "replay: made a lost index anew",
+    "a lost index was made anew",
+    "an empty disk of the index",
+    "an older disk of the index",
+    "the disk of the index took no writes",
+    "the disk of the index was full",
+    "the disk of the index went",
 ];
 
 /// The simulator of the archive engine.

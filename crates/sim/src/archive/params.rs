@@ -48,6 +48,9 @@ const NEWER_THAN_TREES: &str = "# The seeds below draw snapshots of directories.
 /// The line behind the kept seeds that are older than background replays.
 const NEWER_THAN_REPLAYS: &str = "# The seeds below draw background replays.";
 
+/// The line behind the kept seeds that are older than disks of the chunk index.
+const NEWER_THAN_INDEX_DISKS: &str = "# The seeds below draw disks of the chunk index.";
+
 /// The line behind the kept seeds that are older than leaves of tables.
 const NEWER_THAN_LEAVES: &str = "# The seeds below draw leaves of tables.";
 
@@ -138,6 +141,8 @@ pub struct Params {
     /// Where there are leaves: those of the container table are read when they are looked at, and so
     /// many bytes of them are kept. Drawn from a source of its own.
     pub on_demand: Option<u64>,
+    /// The chunk index is on a disk of its own, which may fail; drawn from a source of its own.
+    pub index_disk: bool,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
     /// Encoding by reference counts, late or at once.
@@ -201,6 +206,13 @@ impl Params {
         (rng.percent(75) && !is_older(seed, NEWER_THAN_ON_DEMAND)).then_some(bytes)
     }
 
+    /// One archive of one directory in four has its chunk index on a disk of its own; none of the kept
+    /// seeds that are older than that.
+    fn index_disk(seed: u64) -> bool {
+        let rng = &mut Rng::new(seed ^ 0x696e_6465_7820_6469);
+        rng.percent(25) && !is_older(seed, NEWER_THAN_INDEX_DISKS)
+    }
+
     /// Parameters that are smaller in one respect each.
     #[must_use]
     pub fn smaller(&self) -> Vec<Params> {
@@ -226,6 +238,9 @@ impl Params {
         }
         if self.replays {
             all.push(with(&|params| params.replays = false));
+        }
+        if self.index_disk {
+            all.push(with(&|params| params.index_disk = false));
         }
         if self.leaves.is_some() {
             all.push(with(&|params| params.leaves = None));
@@ -285,6 +300,7 @@ impl Params {
             trash,
             leaves: Params::leaves(seed),
             replays: Params::replays(seed),
+            index_disk: Params::index_disk(seed),
             on_demand: Params::leaves(seed).and_then(|_| Params::on_demand(seed)),
         };
         if many_snapshots {
@@ -299,6 +315,7 @@ impl Params {
             let medium = Medium::of_nodes(seed);
             return Params {
                 spread: Some(spread),
+                index_disk: false,
                 late,
                 medium,
                 moves: params.moves.min(100),

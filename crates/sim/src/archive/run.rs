@@ -14,6 +14,7 @@ use onefold_testbed::{Reach, Rng, VirtualFiles, files::Mount};
 
 use super::{
     actors::{
+        index_disk::IndexDisk,
         server::Serving,
         snapshots::{Backing, Tree},
     },
@@ -116,6 +117,8 @@ pub(super) struct Sim {
     pub(super) replay_rng: Rng,
     /// For what the medium does, likewise.
     pub(super) faults: Rng,
+    /// The disk of the chunk index, when it has one of its own.
+    pub(super) index_disk: Option<IndexDisk>,
     /// A process was told that a sync failed.
     pub(super) sync_failed: bool,
     /// An error named damage that nothing makes good.
@@ -133,6 +136,7 @@ impl Sim {
         let restores_rng = Rng::new(params.seed ^ 0x7265_7374_6f72_6573);
         let clones_rng = Rng::new(params.seed ^ 0x636c_6f6e_655f_6f66);
         let replay_rng = Rng::new(params.seed ^ 0x7265_706c_6179_5f6f);
+        let index_disk = params.index_disk.then(|| IndexDisk::new(&files, params.seed));
         let mut pool = Vec::new();
         for _ in 0..12 {
             let mut piece = vec![0; rng.within(1_000, 9_000) as usize];
@@ -170,6 +174,7 @@ impl Sim {
             gone: None,
             aside,
             faults,
+            index_disk,
             sync_failed: false,
             refused: false,
             reach: Reach::default(),
@@ -243,7 +248,11 @@ impl Sim {
         };
         let opened = match &nodes {
             Some(nodes) => Archive::open_on_nodes(nodes.clone(), writes, settings),
-            None => Archive::open(Arc::new(self.files.clone()), writes, settings),
+            None => {
+                let directories = self.index_disk.as_mut().map(IndexDisk::directories);
+                let files = Arc::new(self.files.clone());
+                Archive::open_with_index(files, directories.unwrap_or_default(), writes, settings)
+            }
         };
         match opened {
             Ok(archive) => Ok((Arc::new(archive), nodes)),
@@ -386,6 +395,7 @@ impl Sim {
         self.files.disarm();
         let _ = self.files.take_failed();
         self.sync_failed = false;
+        self.change_index_disk();
     }
 
     pub(super) fn life(&mut self) -> Flow {
@@ -406,6 +416,7 @@ impl Sim {
                 self.damage_metadata();
             }
             self.now += self.rng.below(3);
+            self.index_disk_move();
             match self.replay_move().and_then(|()| self.one_move()) {
                 Err(Stop::Down) if self.sync_failed && !self.files.is_down() => {
                     self.begin_again()?
@@ -509,6 +520,7 @@ impl Sim {
 
     pub(super) fn last(&mut self) -> Flow {
         self.files.set_capacity(None);
+        self.mend_index_disk();
         self.actors = Actors::default();
         while let Some(&node) = self.bad.first() {
             self.repair_node(node)?;

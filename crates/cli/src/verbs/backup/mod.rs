@@ -177,6 +177,7 @@ fn store(
     let settings = Settings { level: options.level, ..Settings::default() };
     let (archive, _) = directory.open_nodes(settings, options.degraded)?;
     takes_snapshots(options, &archive)?;
+    directory.warn_of_lost_index(&archive);
     let ingest = loop {
         match Ingest::begin(&archive, false, false) {
             Err(error) if error.kind() == Kind::Busy && !options.no_wait => {}

@@ -236,6 +236,7 @@ fn store(
         Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
     let (archive, nodes) = directory.open_nodes(settings, options.degraded)?;
     onefold_archive::valid_name(&options.name)?;
+    directory.warn_of_lost_index(&archive);
     let mut told = false;
     let ingest = loop {
         match Ingest::begin(&archive, false, false) {

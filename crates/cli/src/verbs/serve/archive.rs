@@ -20,7 +20,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Tables, Volumes, backup_on, put_on,
+    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Tables, Volumes, backup_on,
+    lost_index_files, make_chunk_index_whole, put_on,
 };
 use onefold_backend::{process, signals::StopSignals, systemd::Service};
 use onefold_core::{Error, Exports, Kind, Result};
@@ -79,6 +80,11 @@ pub(super) fn run(
     let keeper = directory.claim()?;
     let (archive, nodes) =
         directory.open_while(settings, options.degraded, Some(&keeper.stands()))?;
+    if lost_index_files(&archive).is_ok_and(|lost| lost > 0) {
+        directory.warn_of_lost_index(&archive);
+        note(service.notifier.status("making the chunk index anew"));
+        make_index_whole(&archive)?;
+    }
     // Until here a signal ends the process at once: opening may take long, and an archive survives
     // it like any crash.
     let mut signals = StopSignals::install()?;
@@ -171,6 +177,15 @@ pub(super) fn run(
     }
     tracing::info!("closed {shown}");
     Ok(())
+}
+
+/// Makes a chunk index anew of which files are lost. A disk without room for one is told of by those
+/// who store.
+fn make_index_whole(archive: &Arc<onefold_archive::Archive>) -> Result<()> {
+    match make_chunk_index_whole(archive, &mut |_, _| {}) {
+        Err(error) if error.kind() == Kind::NoSpace => Ok(()),
+        made => made.map(|_| ()),
+    }
 }
 
 /// A number that moves when clients of volumes are at work.
@@ -301,6 +316,7 @@ impl Commands {
             maintenance,
             replay,
             held_back,
+            index_failed: self.volumes.archive().index_failure().map(|error| error.to_string()),
         }
     }
 }

@@ -85,6 +85,7 @@ impl Sim {
                             && done.checkpoints == before.checkpoints,
                     ),
                     ("replay: gave way", gave_way),
+                    ("replay: made a lost index anew", done.indexes > before.indexes),
                 ] {
                     if is_so {
                         self.reach.hit(what);
@@ -99,7 +100,7 @@ impl Sim {
     /// Where nothing is collected or damaged, the index finds each chunk of an imported container.
     pub(crate) fn look_at_index(&mut self, archive: &Arc<Archive>) -> Flow {
         let simple = !self.params.collects
-            && self.params.replays
+            && (self.params.replays || self.params.index_disk)
             && self.params.profile == Profile::Crashes
             && !self.params.medium.damages();
         if !simple {
