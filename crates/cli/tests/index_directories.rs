@@ -8,7 +8,8 @@ mod support;
 use std::{
     fs,
     os::unix::fs::{PermissionsExt, symlink},
-    process::Command,
+    process::{Command, Stdio},
+    time::Duration,
 };
 
 use serde_json::Value;
@@ -159,4 +160,31 @@ fn several_nodes_and_servers_keep_their_index() {
     desk.fails("index a --beside-data", 1, &["stop it first"]);
     serving.terminate();
     desk.ok("index a --beside-data");
+}
+
+#[test]
+fn a_move_that_is_killed_costs_time_alone() {
+    let desk = Desk::new();
+    with_index(&desk);
+    for n in 0..12 {
+        // Directories of killed moves are this archive's, and are taken again.
+        let to = format!("f{}", n % 3);
+        let arguments = match n % 4 {
+            3 => "index a --beside-data".to_owned(),
+            _ => format!("index a --fast {to}"),
+        };
+        let mut child =
+            desk.command(&arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(5 * n));
+        // It may have ended.
+        let _ = child.kill();
+        child.wait().unwrap();
+        let said = desk.run("put a again file --json");
+        assert!(said.status.success(), "{arguments}: {said:?}");
+        let put: Value = serde_json::from_str(&said.out).unwrap();
+        assert_eq!(put["new_bytes"], 0, "{arguments}: {put}");
+        is_found(&desk, "a");
+    }
+    desk.ok("index a --fast last");
+    is_found(&desk, "a");
 }

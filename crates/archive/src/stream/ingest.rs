@@ -21,7 +21,9 @@ use onefold_core::{Error, Hold, Kind, Lock, Result};
 use parking_lot::Mutex;
 
 use crate::{
-    chunk_index::{Auxiliary, ChunkIndex, Importing, RunMerge, import, load_recent, make_whole},
+    chunk_index::{
+        Auxiliary, ChunkIndex, Importing, RunMerge, import, load_recent, lost_files, make_whole,
+    },
     container::{Appender, ContainerReader, Ids, class_of},
     filter_chain::FilterChain,
     format::{
