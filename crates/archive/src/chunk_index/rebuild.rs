@@ -161,6 +161,20 @@ fn from_metadata(
     pace: &Pace,
     progress: &mut Progress<'_>,
 ) -> Result<u64> {
+    let made = try_from_metadata(archive, to, pace, progress);
+    if made.as_ref().is_err_and(|error| matches!(error.kind(), Kind::NoSpace | Kind::Busy)) {
+        // What is half made takes room. The first error is the one to tell.
+        let _ = next_number(archive, &archive.tables(), None);
+    }
+    made
+}
+
+fn try_from_metadata(
+    archive: &Arc<Archive>,
+    to: Option<&IndexDirectory>,
+    pace: &Pace,
+    progress: &mut Progress<'_>,
+) -> Result<u64> {
     // Containers stay where they are, and leaves that are looked at.
     let guard = archive.guard_epoch()?;
     let tables = &guard.tables;
