@@ -87,7 +87,7 @@ impl Desk {
     fn watched(&self, fails: &Arc<AtomicBool>, reads: bool, kind: Kind) -> Arc<Archive> {
         let files: Arc<dyn Files> = Arc::new(Directory::open(&self.path("fast"), true).unwrap());
         let fails = fails.clone();
-        let watch: Watch = Arc::new(move |_, call, go| {
+        let watch: Watch = Arc::new(move |_: &str, call: &Call, go| {
             match fails.load(Relaxed) && reads == matches!(call, Call::Read(..)) {
                 true => Err(Error::new(kind, "the fast disk failed")),
                 false => go(),
@@ -280,7 +280,7 @@ fn a_move_to_a_full_disk_leaves_the_index_where_it_was() {
     (0..3).for_each(|n| drop(store(&desk.open(Vec::new()), n)));
     let before = desk.index_files("a");
     let files: Arc<dyn Files> = Arc::new(Directory::open(&desk.path("fast"), true).unwrap());
-    let watch: Watch = Arc::new(|name, call, go| {
+    let watch: Watch = Arc::new(|name: &str, call: &Call, go| {
         match matches!(call, Call::Change) && name.starts_with("index-") {
             true => Err(Error::new(Kind::NoSpace, "the fast disk is full")),
             false => go(),

@@ -36,7 +36,7 @@ pub(crate) struct Options {
 
 /// Moves it, and says where it is.
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
-    let directory = archive_at(&options.store, "it has no chunk index of its own place")?;
+    let directory = archive_at(&options.store, "its index stays with its data")?;
     let to = options.fast.as_deref();
     let bar = Progress::of("making the chunk index anew", "containers");
     let entries = move_index(&directory, to, &mut |done, total| bar.set(done, total))?;
