@@ -145,3 +145,39 @@ fn a_kill_in_the_midst_of_a_growth_leaves_the_old_size_or_the_new_one() {
         before = usable(&desk, "a");
     }
 }
+
+#[test]
+fn an_image_of_another_format_is_not_taken_as_it_is() {
+    let desk = Desk::new();
+    desk.ok("create block a --size 64M");
+    fs::write(desk.path("disk.qcow2"), [b"QFI\xfb".as_slice(), &[7; 8188]].concat()).unwrap();
+    desk.fails("import a v disk.qcow2", 1, &["is a qcow2 image", "qemu-img convert", "--raw"]);
+    assert_eq!(desk.ok("volume list a"), "no volumes\n");
+    desk.ok("import a v disk.qcow2 --raw");
+    fs::write(desk.path("short"), "QFI").unwrap();
+    desk.ok("import a w short");
+    desk.ok("volume delete a v w");
+    assert_eq!(desk.ok("volume list a"), "no volumes\n");
+}
+
+#[test]
+fn nothing_is_frozen_for_names_that_cannot_be() {
+    let desk = Desk::new();
+    desk.ok("create block a --size 64M");
+    desk.ok("volume create a v --size 1M");
+    desk.ok("snapshot create a v@1 v@2");
+    for (names, why) in [
+        (["v@3", "w@1"], "there is no volume 'w'"),
+        (["v@3", "v@1"], "'v@1' exists already"),
+        (["v@3", "v"], "'v' names no snapshot"),
+    ] {
+        let mut taking = desk.command("snapshot create a");
+        taking.args(names).args(["--freeze", "touch frozen", "--thaw", "true"]);
+        let out = taking.output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(!out.status.success() && said.contains(why), "{said}");
+        assert!(!desk.path("frozen").exists(), "{why}");
+    }
+    desk.ok("snapshot delete a v@1 v@2");
+    assert_eq!(desk.ok("snapshot list a"), "no snapshots\n");
+}

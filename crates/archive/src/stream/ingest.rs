@@ -103,7 +103,7 @@ impl Ingest {
             archive.files.lock(WRITER, Hold::Alone, wait).map_err(|error| match error.kind() {
                 Kind::Busy => Error::new(
                     Kind::Busy,
-                    "another put is running; wait for it, or leave out --no-wait",
+                    "another process stores into the archive; wait for it, or leave out --no-wait",
                 ),
                 _ => error,
             })?;

@@ -42,8 +42,10 @@ pub struct BackupRequest {
     pub paths: Vec<Vec<u8>>,
     /// Words by which it is found.
     pub tags: Vec<String>,
-    /// Seconds since 1970.
+    /// When it begins, in seconds since 1970.
     pub now: u64,
+    /// Tells the time when it ends; without one it ends when it began.
+    pub clock: Option<fn() -> u64>,
     /// The snapshot from which unchanged pages are taken over.
     pub parent: Option<SnapshotId>,
     /// A checkpoint of a backup that was killed: what it has is taken over first.
@@ -423,7 +425,7 @@ impl BackupRequest {
             paths: self.paths.clone(),
             tags: self.tags.clone(),
             began: self.now,
-            ended: self.now,
+            ended: self.clock.map_or(self.now, |clock| clock().max(self.now)),
             parent: self.parent,
             root: built.root,
             stats: built.stats,

@@ -46,7 +46,7 @@ pub(crate) struct Options {
     /// The archive
     store: PathBuf,
 
-    /// Snapshots: SET, SET~N, SET@DATE, or digits of an id
+    /// Snapshots: SET~N, SET@DATE, or digits of an id
     #[arg(conflicts_with_all = ["set", "host"])]
     snapshots: Vec<String>,
 
@@ -163,7 +163,19 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 }
 
 fn named(tables: &Tables, texts: &[String]) -> Result<Judged, Failure> {
-    let id = |text: &String| Ok::<_, Error>((snapshots::named(tables, text)?.id, Verdict::Goes));
+    let id = |text: &String| {
+        let snapshot = snapshots::named(tables, text)?;
+        let of_host = text.strip_prefix(&snapshot.host).and_then(|rest| rest.strip_prefix(':'));
+        if [Some(text.as_str()), of_host].contains(&Some(&snapshot.set)) {
+            let text = text.escape_debug();
+            let which = format!(
+                "'{text}' is a set: '{text}~0' names its newest snapshot, and `--set '{text}' \
+                 --keep-…` says what is kept of it"
+            );
+            return Err(Error::new(Kind::InvalidInput, which));
+        }
+        Ok((snapshot.id, Verdict::Goes))
+    };
     let verdicts = texts.iter().map(id).collect::<Result<_, _>>()?;
     Ok(Judged { verdicts, ..Judged::default() })
 }

@@ -28,6 +28,18 @@ use onefold_console::{failure::Failure, output::Answer, progress::Progress, size
 /// Blocks that are read at once.
 const READ_BLOCKS: usize = 256;
 
+/// Bytes at the beginning of an image by which its format is known.
+const FIRST_BYTES: usize = 68;
+
+/// Formats of images that are not raw, and where they say so.
+const FORMATS: [(&str, usize, &[u8]); 5] = [
+    ("qcow2", 0, b"QFI\xfb"),
+    ("VMDK", 0, b"KDMV"),
+    ("VHDX", 0, b"vhdxfile"),
+    ("VHD", 0, b"conectix"),
+    ("VDI", 64, b"\x7f\x10\xda\xbe"),
+];
+
 /// Writes what a volume, or a snapshot, holds as a raw image
 ///
 /// Every block is verified. A file has holes where the volume holds nothing, and its name when it is
@@ -71,6 +83,10 @@ pub(crate) struct ImportOptions {
 
     /// The image, a file or a device, or - for standard input. Its size is rounded up to 4 KiB
     file: PathBuf,
+
+    /// Takes the bytes of an image as they are that looks like one of another format, as qcow2
+    #[arg(long)]
+    raw: bool,
 
     #[command(flatten)]
     answer: Answer,
@@ -256,9 +272,12 @@ fn other_version() -> Error {
 
 /// Imports.
 pub(crate) fn import(options: ImportOptions) -> Result<(), Failure> {
-    let ImportOptions { store, name, file, answer } = options;
+    let ImportOptions { store, name, file, raw, answer } = options;
     let store = block_store(&store)?;
     let image = Image::open(&file)?;
+    if !raw {
+        image.check_raw()?;
+    }
     let request = Request::Import { name: name.clone() };
     let bytes: u64 = served_or_not(
         &store,
@@ -308,6 +327,25 @@ impl Image {
         // Devices tell their length by this alone.
         let length = file.seek(SeekFrom::End(0)).map_err(wrong)?;
         Ok(Image::File(file, length, path.to_owned()))
+    }
+
+    /// Refuses formats of virtual machines by their first bytes. What comes from standard input is
+    /// not looked at.
+    fn check_raw(&self) -> Result<()> {
+        let Image::File(file, _, path) = self else { return Ok(()) };
+        let mut first = [0; FIRST_BYTES];
+        fill(&mut first, |into, done| file.read_at(into, done as u64))
+            .map_err(|e| Error::from_io(path.display(), e))?;
+        let Some((format, ..)) = FORMATS.iter().find(|(_, at, is)| first[*at..].starts_with(is))
+        else {
+            return Ok(());
+        };
+        let shown = path.display();
+        let what = format!(
+            "{shown} is a {format} image: convert it first (qemu-img convert -O raw {shown} \
+             NEW), or take its bytes as they are with --raw"
+        );
+        Err(Error::new(Kind::InvalidInput, what))
     }
 
     /// Writes all of it as a stream.

@@ -11,7 +11,7 @@ use super::{Found, VOLUMES_ONLY, cluster, get::listing, refused, restore};
 use onefold_console::{
     failure::Failure,
     output::{self, Answer},
-    size::Size,
+    size::{Size, counted},
 };
 
 /// Lists the streams of a store, or the entries of a directory that is stored in an archive
@@ -102,7 +102,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     if options.json {
         output::json(&lines)?;
     } else if lines.is_empty() {
-        output::line("no streams");
+        match reader.tables().snapshots.listed().count() {
+            0 => output::line("no streams"),
+            n => output::line(format_args!(
+                "no streams, but {} of directories: `onefold snapshots` lists them",
+                counted(n as u64, "snapshot")
+            )),
+        }
     } else {
         for line in lines {
             let (bytes, added) = (Size(line.bytes).to_string(), Size(line.added_bytes).to_string());

@@ -105,14 +105,19 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
-    /// Deletes a snapshot; the space of what only it holds becomes free in the background
-    #[command(after_help = "Examples:\n  onefold snapshot delete disk.onefold vm1@monday")]
+    /// Deletes snapshots; the space of what only they hold becomes free in the background
+    ///
+    /// They go one after the other, and the first that can't go ends it.
+    #[command(after_help = "Examples:\n  \
+                      onefold snapshot delete disk.onefold vm1@monday\n  \
+                      onefold snapshot delete disk.onefold vm1@week-45 vm2@week-45")]
     Delete {
         /// The store
         store: PathBuf,
-        /// The snapshot, like vm1@monday
-        snapshot: String,
-        /// Deletes it although clients have it open, whose requests fail then
+        /// The snapshots, like vm1@monday
+        #[arg(required = true)]
+        snapshots: Vec<String>,
+        /// Deletes them although clients have them open, whose requests fail then
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -178,14 +183,15 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
             match freeze.zip(thaw) {
                 None => create(&file, &request, &mut || {})?,
                 Some((freeze, thaw)) => {
+                    check_names(&file, &request)?;
                     frozen(&freeze, thaw, THAWING_MOST, |begun| create(&file, &request, begun))?
                 }
             }
             answer.tell(&done(&request), said(&request))
         }
-        Verb::Delete { store, snapshot, force, answer } => {
-            change(&store, answer, Request::SnapshotDelete { name: snapshot, force })
-        }
+        Verb::Delete { store, snapshots, force, answer } => snapshots
+            .into_iter()
+            .try_for_each(|name| change(&store, answer, Request::SnapshotDelete { name, force })),
         Verb::Rename { store, snapshot, new_name, answer } => {
             let new_name = without_volume(&snapshot, new_name);
             change(&store, answer, Request::SnapshotRename { name: snapshot, new_name })
@@ -211,6 +217,26 @@ fn without_volume(snapshot: &str, new_name: String) -> String {
 fn change(store: &Path, answer: Answer, request: Request) -> Result<(), Failure> {
     block::change(&*block_store(store)?, &request)?;
     answer.tell(&done(&request), said(&request))
+}
+
+/// Refuses names that can't be, before anything is frozen for them.
+fn check_names(file: &StoreFile, request: &Request) -> Result<(), Failure> {
+    let Request::SnapshotCreate { snapshots } = request else { return Ok(()) };
+    let (volumes, taken) = (block::lines(file)?, lines(file)?);
+    for name in snapshots {
+        let shown = name.escape_debug();
+        let Some((volume, _)) = name.rsplit_once('@') else {
+            return Err(Failure::usage(format!("'{shown}' names no snapshot: write VOLUME@NAME")));
+        };
+        if !volumes.iter().any(|line| line.name == volume) {
+            let volume = volume.escape_debug();
+            return Err(Failure::new(format!("there is no volume '{volume}'; nothing was frozen")));
+        }
+        if taken.iter().any(|line| line.name == *name) {
+            return Err(Failure::new(format!("'{shown}' exists already; nothing was frozen")));
+        }
+    }
+    Ok(())
 }
 
 /// Takes the snapshots; `begun` is called when their moment has begun.
@@ -352,15 +378,20 @@ fn kill_all(process: Pid) {
     let _ = kill_process(process, Signal::KILL);
 }
 
-fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
-    let snapshots: Vec<SnapshotLine> = served_or_not(
+/// All snapshots, as the store's server says where there is one.
+fn lines(file: &StoreFile) -> onefold_core::Result<Vec<SnapshotLine>> {
+    served_or_not(
         file,
         |server| server.ask(&Request::SnapshotList),
         || {
             let engine = StoreFile::look(file.path())?.open_unchanged()?;
             Ok(SnapshotLine::all(&engine))
         },
-    )?;
+    )
+}
+
+fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
+    let snapshots = lines(file)?;
     if answer.json {
         output::json(&snapshots)?;
     } else if snapshots.is_empty() {

@@ -72,6 +72,20 @@ impl Tree {
         thread::sleep(SETTLED.saturating_sub(self.changed.elapsed()));
     }
 
+    /// Lets the kernel have all files in its cache.
+    pub(super) fn warm(&self) -> Result<()> {
+        (0..self.files).try_for_each(|n| Ok(drop(fs::read(self.file(n))?)))
+    }
+
+    /// Lets the kernel forget what the files hold; their names and attributes stay.
+    pub(super) fn cool(&self) -> Result<()> {
+        rustix::fs::sync();
+        (0..self.files).try_for_each(|n| {
+            let file = fs::File::open(self.file(n))?;
+            Ok(rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?)
+        })
+    }
+
     /// The file of a number.
     pub(super) fn file(&self, n: usize) -> PathBuf {
         let directory = n / FANOUT;

@@ -35,6 +35,7 @@ use self::{
 use super::{
     archive_at,
     exclude::{self, Exclude},
+    put,
     snapshots::{self, SHOWN_DIGITS},
 };
 use onefold::parts::{
@@ -178,6 +179,7 @@ fn store(
     let (archive, _) = directory.open_nodes(settings, options.degraded)?;
     takes_snapshots(options, &archive)?;
     directory.warn_of_lost_index(&archive);
+    let mut told = false;
     let ingest = loop {
         match Ingest::begin(&archive, false, false) {
             Err(error) if error.kind() == Kind::Busy && !options.no_wait => {}
@@ -185,6 +187,9 @@ fn store(
         }
         if let Some(server) = directory.server()? {
             return send(server, directory, options, rules, counts);
+        }
+        if !std::mem::replace(&mut told, true) {
+            put::waiting();
         }
         std::thread::sleep(LOOK_EVERY);
     };
@@ -395,6 +400,7 @@ fn request(options: &Options, rules: &Rules, tables: &Tables) -> Result<BackupRe
         paths,
         tags: options.tags.clone(),
         now: now(),
+        clock: Some(now),
         parent: None,
         checkpoint: None,
         accept: options.accept,

@@ -24,7 +24,7 @@ pub(super) fn asked(request: &BackupRequest) -> Backup {
 ///
 /// # Errors
 /// `InvalidInput` when an id is none.
-pub(crate) fn request(asked: &Backup, now: u64) -> Result<BackupRequest> {
+pub(crate) fn request(asked: &Backup, clock: fn() -> u64) -> Result<BackupRequest> {
     let maybe = |text: &Option<String>| text.as_deref().map(id).transpose();
     Ok(BackupRequest {
         id: id(&asked.id)?,
@@ -33,7 +33,8 @@ pub(crate) fn request(asked: &Backup, now: u64) -> Result<BackupRequest> {
         machine: id(&asked.machine)?.0,
         paths: asked.paths.clone(),
         tags: asked.tags.clone(),
-        now,
+        now: clock(),
+        clock: Some(clock),
         parent: maybe(&asked.parent)?,
         checkpoint: maybe(&asked.checkpoint)?,
         accept: asked.accept,

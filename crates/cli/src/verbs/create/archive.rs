@@ -8,7 +8,7 @@ use std::{
 use clap::{Args, ValueEnum};
 use onefold_archive::{Archive, Chunking, Compression, Format, Nodes, Spread};
 use onefold_backend::{Directory, random::random_bytes};
-use onefold_core::{Algorithm, Files, Result};
+use onefold_core::{Algorithm, Files, Kind, Result};
 use serde_json::json;
 
 use super::{
@@ -110,7 +110,14 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             fast.map_or(Ok(()), |fast| index_move::prepare(fast, store))?;
             let files = Directory::create_as(store, word())?;
             files.exposed().iter().for_each(|sentence| warn(sentence));
-            Archive::create(&files, &format).map_err(|e| name_archive(store, e))?;
+            Archive::create(&files, &format).map_err(|error| {
+                if error.kind() == Kind::NoSpace {
+                    // The directory was empty, and a part of an archive is none.
+                    let made = files.names().unwrap_or_default();
+                    made.iter().for_each(|name| drop(files.remove(name)));
+                }
+                name_archive(store, error)
+            })?;
             match fast {
                 Some(fast) => {
                     index_move::move_index(&ArchiveDir::look(store)?, Some(fast), &mut |_, _| {})?;

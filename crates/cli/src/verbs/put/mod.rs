@@ -223,6 +223,13 @@ pub(super) fn valid_filters(filters: &[FilterName]) -> Result<(), Failure> {
     Err(Failure::usage("--filters without chunk-index would find no duplicates of earlier streams"))
 }
 
+/// Says why nothing happens.
+pub(super) fn waiting() {
+    onefold::parts::operator::warn(
+        "another process stores into the archive: waiting for it to end (--no-wait does not)",
+    );
+}
+
 /// Stores it here; waits for another ingesting process, or hands it to one that begins to serve
 /// meanwhile.
 fn store(
@@ -247,6 +254,7 @@ fn store(
             return send(server, source, gauge, options);
         }
         if !std::mem::replace(&mut told, true) {
+            waiting();
             directory
                 .unseen_server()?
                 .iter()

@@ -40,7 +40,8 @@ pub(crate) struct Options {
     pub(super) in_place: bool,
 
     /// Removes what the restored directories have beyond what is stored. Stays on one mount, and
-    /// removes nothing from directories of which the snapshot lacks something that was there
+    /// removes nothing from directories of which the snapshot lacks something that was there, as it
+    /// was excluded or could not be read
     #[arg(long, requires = "in_place")]
     pub(super) delete: bool,
 

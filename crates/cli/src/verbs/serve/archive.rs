@@ -398,7 +398,7 @@ impl Commands {
         input: &mut (dyn Read + Send),
         progress: &mut Tell<'_>,
     ) -> Result<Value> {
-        let request = backup::served::request(request, now())?;
+        let request = backup::served::request(request, now)?;
         // From now on the client sends.
         progress("ready", 0, 0)?;
         let gauge = Gauge::default();

@@ -349,8 +349,9 @@ impl From<&WriteCost> for WorkLine {
 }
 
 impl Stats {
-    /// What needs an operator, a sentence each.
-    fn problems(&self, limits: Limits) -> Vec<String> {
+    /// What needs an operator, a sentence each. What was never done is late when something is there
+    /// for as long, `first` being the time of the oldest.
+    fn problems(&self, limits: Limits, first: Option<u64>) -> Vec<String> {
         let mut all = Vec::new();
         if let Some(server) = &self.server {
             let only_reads = |reason| format!("its server only reads: {reason}");
@@ -394,11 +395,12 @@ impl Stats {
         }
         let since = |at: Option<u64>| at.map(|at| now().saturating_sub(at));
         let (gc, scrub) = (since(self.care.gc_ended), since(self.care.scrub_ended));
-        if is_late(gc, limits.gc) {
+        let first = since(first).unwrap_or(0);
+        if is_late(gc.or(Some(first)), limits.gc) {
             all.push(format!("gc is overdue: one went through to its end {}", ago(gc)));
         }
-        // The first round of a new archive has its time, too.
-        if is_late(scrub.or(since(self.care.scrub_began)), limits.scrub) {
+        // The first round has its time, too.
+        if is_late(scrub.or(since(self.care.scrub_began)).or(Some(first)), limits.scrub) {
             all.push(format!("scrub is overdue: all data had been read {}", ago(scrub)));
         }
         all
@@ -433,13 +435,16 @@ pub(super) fn problems(
     policies: Option<&PolicyFile>,
 ) -> Result<Vec<String>> {
     let (archive, stats) = look(directory, memory)?;
-    let mut all = stats.problems(limits);
+    let tables = archive.tables();
+    let snapshots = tables.snapshots.listed().map(|snapshot| snapshot.ended);
+    let first = snapshots.chain(tables.streams.values().map(|stream| stream.created)).min();
+    let mut all = stats.problems(limits, first);
     if let Some(policies) = policies {
         let append_only =
             policies.append_only || stats.server.is_some_and(|server| server.append_only);
         let terms = Terms { now: now(), zone: policies.zone.clone(), append_only };
         let policy_of = |host: &str, set: &str| policies.policy(host, set);
-        let judged = Judged::new(&archive.tables(), &|_| true, &policy_of, &terms, false);
+        let judged = Judged::new(&tables, &|_| true, &policy_of, &terms, false);
         // The server may have said the same.
         all.extend(judged.guarded);
         let mut said = BTreeSet::new();

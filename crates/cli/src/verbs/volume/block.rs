@@ -66,7 +66,7 @@ pub(crate) fn apply(store: &Arc<Store>, request: &Request) -> Result<()> {
 }
 
 /// All volumes, as the store's server says where there is one.
-pub(super) fn lines(file: &StoreFile) -> Result<Vec<VolumeLine>> {
+pub(crate) fn lines(file: &StoreFile) -> Result<Vec<VolumeLine>> {
     served_or_not(
         file,
         |server| server.ask(&Request::VolumeList),

@@ -159,15 +159,18 @@ enum Verb {
         #[command(flatten)]
         answer: Answer,
     },
-    /// Deletes a volume; the space of data that only it holds becomes free, in an archive by
+    /// Deletes volumes; the space of data that only they hold becomes free, in an archive by
     /// `onefold gc`
+    ///
+    /// They go one after the other, and the first that can't go ends it.
     #[command(after_help = "Examples:\n  onefold volume delete disk.onefold vm1")]
     Delete {
         /// The store
         store: PathBuf,
-        /// The volume
-        name: String,
-        /// Also while clients have it open, whose requests fail from then on
+        /// The volumes
+        #[arg(required = true)]
+        names: Vec<String>,
+        /// Also while clients have them open, whose requests fail from then on
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -282,9 +285,9 @@ pub(crate) fn run(options: Options) -> Result<(), Failure> {
                 other => Err(refused(&store, other, "its volumes can't be cloned")),
             })
         }
-        Verb::Delete { store, name, force, answer } => {
+        Verb::Delete { store, names, force, answer } => names.into_iter().try_for_each(|name| {
             change(&store, answer, |_| Ok(Request::VolumeDelete { name, force }))
-        }
+        }),
         Verb::Promote { store, name, answer } => {
             let file = super::block_store(&store)?;
             let request = Request::VolumePromote { name };

@@ -22,6 +22,9 @@ use crate::parts::store_file::StoreFile;
 /// store may wait for checkpoints.
 const SILENCE: Duration = Duration::from_secs(600);
 
+/// How long a server may be silent that is asked for what it knows.
+const SILENCE_OF_LISTS: Duration = Duration::from_secs(60);
+
 /// How long a server may take to say its number.
 const AT_ONCE: Duration = Duration::from_secs(2);
 
@@ -114,6 +117,9 @@ impl Client {
         request: &Request,
         progress: &mut dyn FnMut(&str, u64, u64),
     ) -> Result<T> {
+        if matches!(request, Request::Status | Request::VolumeList | Request::SnapshotList) {
+            self.stream.set_read_timeout(Some(SILENCE_OF_LISTS)).map_err(lost)?;
+        }
         self.say(request)?;
         let line_max = if matches!(
             request,
@@ -341,6 +347,10 @@ fn is_gone(error: &Error) -> bool {
 }
 
 fn lost(error: std::io::Error) -> Error {
+    if error.kind() == std::io::ErrorKind::WouldBlock {
+        let silent = "the server of the store does not answer: its process may be stopped";
+        return Error::new(Kind::Io, silent);
+    }
     Error::from_io("cannot speak to the server of the store", error)
 }
 
