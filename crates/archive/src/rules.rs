@@ -195,6 +195,10 @@ pub enum Rule {
     IndexFailuresCostSpeed,
     /// Who counts holds the collector's lock. Otherwise a collection loses the counts that it reads.
     CountedAlone,
+    /// A background replay counts nothing while chunks are condemned: the collection that condemned
+    /// them looks again at what came since the counts. Otherwise it drops chunks of what a replay
+    /// counted.
+    RecheckedBeforeCounted,
     /// A leaf that was written ahead of its snapshot is named only when both its copies are there
     /// still. Otherwise a snapshot names pages that another process wrote over or cut off. Seeds
     /// seldom meet this, so the list of planted bugs lacks it; a test of leaves asks for it.
@@ -220,7 +224,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 62] = [
+    pub const BUGS: [(&'static str, Rule); 63] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -283,5 +287,6 @@ impl Rule {
         ("lost-run-merged", Rule::LostFilesNotMerged),
         ("lost-index-believed", Rule::LostIndexMadeAnew),
         ("index-disk-ends-puts", Rule::IndexFailuresCostSpeed),
+        ("counted-before-recheck", Rule::RecheckedBeforeCounted),
     ];
 }

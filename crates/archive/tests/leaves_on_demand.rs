@@ -15,11 +15,11 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Collection, CollectionOptions as Options, Format, Reader, Settings, Verify, check,
-    find_label,
+    Archive, Collection, CollectionOptions as Options, Format, Reader, ScrubRound, Settings,
+    Verify, check, find_label, rebuild_chunk_index,
 };
 use onefold_backend::Directory;
-use onefold_core::{Files, Kind, Result};
+use onefold_core::{Error, Files, Kind, Result};
 use support::{Call, Watch, Watched, get, noise, put};
 
 const PAGE: usize = 4096;
@@ -109,6 +109,26 @@ fn collect(archive: &Arc<Archive>) {
     Collection::begin(archive, options).unwrap().run(&mut |_| {}).unwrap();
 }
 
+/// Counts bytes that are read of the file of leaves.
+fn count_reads() -> (Arc<AtomicU64>, Watch) {
+    let read = Arc::new(AtomicU64::new(0));
+    let counter = read.clone();
+    let watch: Watch =
+        Arc::new(move |name: &str, call: &Call, does: &mut dyn FnMut() -> Result<()>| {
+            if let Call::Read(_, bytes) = call
+                && name == "tables"
+            {
+                counter.fetch_add(*bytes, Relaxed);
+            }
+            does()
+        });
+    (read, watch)
+}
+
+fn is_well(archive: &Arc<Archive>) {
+    assert!(check(archive, true, &mut |_, _, _| {}).unwrap().is_well());
+}
+
 /// Streams come and go, and collections free what went.
 fn turn_over(archive: &Arc<Archive>, rounds: usize) {
     for round in 0..rounds {
@@ -125,18 +145,7 @@ fn turn_over(archive: &Arc<Archive>, rounds: usize) {
 fn rule_48_opening_reads_no_leaf_of_containers_and_a_look_one() {
     let desk = Desk::new();
     fill(&desk.open(), 0..60);
-    let read = Arc::new(AtomicU64::new(0));
-    let watch: Watch = {
-        let read = read.clone();
-        Arc::new(move |name: &str, call: &Call, does: &mut dyn FnMut() -> Result<()>| {
-            if let Call::Read(_, bytes) = call
-                && name == "tables"
-            {
-                read.fetch_add(*bytes, Relaxed);
-            }
-            does()
-        })
-    };
+    let (read, watch) = count_reads();
     let archive = desk.open_with(64 << 20, Some(watch)).unwrap();
     let tables = archive.refresh().unwrap();
     // Leaves of the catalogue: some 20 of them, of a page each.
@@ -156,7 +165,7 @@ fn rule_48_opening_reads_no_leaf_of_containers_and_a_look_one() {
         assert!(little.leaf_bytes() <= 3_000);
     }
     assert!(little.leaf_bytes() > 1_000);
-    assert!(check(&little, true, &mut |_, _, _| {}).unwrap().is_well());
+    is_well(&little);
 }
 
 #[test]
@@ -182,7 +191,7 @@ fn rule_47_who_stays_in_an_epoch_finds_its_leaves_whatever_others_write() {
     turn_over(&others, 16);
     assert_eq!(desk.tables_bytes(), bytes);
     assert_eq!(get(&others, &name(0)).unwrap(), noise(0, 5_000));
-    assert!(check(&others, true, &mut |_, _, _| {}).unwrap().is_well());
+    is_well(&others);
     // The tables of somebody who did not stay are too old by now: no damage, and told.
     let late = tables.containers.iter().find_map(Result::err).unwrap();
     assert!(late.kind() == Kind::Busy && late.to_string().contains("try again"), "{late}");
@@ -208,8 +217,97 @@ fn rule_47_a_leaf_of_containers_without_whole_copies_is_told_when_it_is_looked_a
         assert!(error.kind() == Kind::Corrupt && error.to_string().contains(&expected), "{error}");
     }
     let report = check(&archive, false, &mut |_, _, _| {}).unwrap();
-    assert!(report.problems.iter().any(|problem| problem.contains(&expected)), "{report:?}");
+    let told = report.problems.iter().filter(|problem| problem.starts_with(&expected)).count();
+    assert_eq!(told, 1, "{report:?}");
+    // A round of scrubs tells of it, and reads all others.
+    let mut round = ScrubRound::begin(&archive, 2_000).unwrap();
+    assert!(round.due_bytes(2_000, 1).unwrap() > 0);
+    while round.step(2_000).unwrap().is_some() {}
+    let read = round.end(2_000).unwrap();
+    assert!(read.ended && read.problems_found == 1, "{read:?}");
+    assert!(read.problems[0].contains(&expected), "{read:?}");
+    assert_eq!(read.containers, report.containers);
+    rebuild_chunk_index(&archive, &mut |_, _| {}).unwrap();
     // What needs it is refused, and changes nothing; all else goes on.
     put(&archive, "another", &noise(77, 5_000)).unwrap();
     assert_eq!(get(&archive, "another").unwrap(), noise(77, 5_000));
+}
+
+#[test]
+fn rule_47_new_containers_are_refused_when_the_last_leaf_is_lost() {
+    let desk = Desk::new();
+    fill(&desk.open(), 0..20);
+    let at = desk.places()[desk.places().len() - 1];
+    (0..2).for_each(|copy| desk.rot(at.0 + copy * at.1));
+    let archive = desk.open();
+    let refused = put(&archive, "another", &noise(77, 5_000)).unwrap_err();
+    let expected = format!("both copies of the leaf at page {}", at.0);
+    assert!(
+        refused.kind() == Kind::Corrupt && refused.to_string().contains(&expected),
+        "{refused}"
+    );
+    let whole = (0..20).filter(|&n| get(&archive, &name(n)).is_ok()).count();
+    assert!((14..20).contains(&whole), "{whole}");
+    let mut round = ScrubRound::begin(&archive, 2_000).unwrap();
+    while round.step(2_000).unwrap().is_some() {}
+    let read = round.end(2_000).unwrap();
+    assert!(read.ended && read.problems_found == 1 && read.containers > 20, "{read:?}");
+}
+
+/// There is a next snapshot that no process knows, as its label was lost: others may have read it, and
+/// look at its leaves.
+#[test]
+fn rule_47_leaves_of_an_unknown_snapshot_are_not_written_over() {
+    let desk = Desk::new();
+    fill(&desk.open(), 0..20);
+    turn_over(&desk.open(), 8);
+    let tables = || fs::read(desk.path("tables")).unwrap();
+    let last = || find_label(&Directory::open(&desk.path(""), false).unwrap()).unwrap().snapshot;
+    let before = tables();
+    put(&desk.open(), "one", &noise(70, 5_000)).unwrap();
+    assert!(!tables().starts_with(&before), "there are pages that nobody needs");
+    let (before, known) = (tables(), last());
+    let snapshot = |number: u64| desk.path(&format!("snapshot-{number:010}"));
+    fs::copy(snapshot(known), snapshot(known + 1)).unwrap();
+    // The log that would come behind the snapshot finds no room.
+    let next = format!("log-{:010}", known + 1);
+    let watch: Watch = Arc::new(move |name: &str, call: &Call, does| {
+        match matches!(call, Call::Change) && name == next {
+            true => Err(Error::new(Kind::NoSpace, "no room")),
+            false => does(),
+        }
+    });
+    let full = desk.open_with(0, Some(watch)).unwrap();
+    put(&full, "two", &noise(71, 5_000)).unwrap();
+    assert_eq!((last(), tables() == before), (known, true));
+    drop(full);
+    assert_eq!(fs::metadata(snapshot(known + 1)).unwrap().len(), 0);
+    // The next process sees that there was one.
+    let archive = desk.open();
+    put(&archive, "three", &noise(72, 5_000)).unwrap();
+    assert!(last() > known && tables().starts_with(&before));
+    (70..73).zip(["one", "two", "three"]).for_each(|(n, name)| {
+        assert_eq!(get(&archive, name).unwrap(), noise(n, 5_000));
+    });
+    is_well(&archive);
+    drop(archive);
+    is_well(&desk.open());
+}
+
+#[test]
+fn a_merge_of_the_index_looks_each_container_up_once() {
+    let desk = Desk::new();
+    let archive = desk.open();
+    (0..20).for_each(|n| drop(put(&archive, &name(n), &noise(n as u64, 100_000)).unwrap()));
+    drop(archive);
+    let (read, watch) = count_reads();
+    let archive = desk.open_with(0, Some(watch)).unwrap();
+    let tables = archive.tables();
+    let (containers, chunks) = (tables.containers.len() as u64, tables.totals().chunks);
+    assert!(chunks > 4 * containers, "{chunks} {containers}");
+    let before = read.load(Relaxed);
+    let entries = rebuild_chunk_index(&archive, &mut |_, _| {}).unwrap();
+    let looks = (read.load(Relaxed) - before) / PAGE as u64;
+    // Each leaf has a page, and all are gone through once before.
+    assert!(entries > 3 * containers && looks <= 2 * containers, "{looks} of {entries}");
 }

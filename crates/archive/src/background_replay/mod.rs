@@ -15,7 +15,8 @@
 //!
 //! Small archives are replayed to the end. What would write much for little waits: counts of a large
 //! archive are made anew for a full portion of differences, or once a day; a checkpoint for a log of a
-//! sixteenth of its limit, or half the leaves that may have changed; runs for as many entries as make them worth it.
+//! sixteenth of its limit, or for half the leaves that may have changed; runs for as many entries as
+//! make them worth it.
 //!
 //! *Crash argument:* each portion ends with one frame, or with the label for a checkpoint, and leaves
 //! what the same work leaves when a put, a collection or a commit does it: all or nothing of the portion,
@@ -170,6 +171,13 @@ impl BackgroundReplay {
         Ok(None)
     }
 
+    /// True when something is held between two portions: a merge is half done, and has the importer's
+    /// lock.
+    #[must_use]
+    pub fn is_amid(&self) -> bool {
+        self.ingest.is_merging()
+    }
+
     /// Lets go of what is held between two portions: a merge that is half done begins again. For who
     /// waits long for the next portion.
     ///
@@ -215,6 +223,11 @@ impl BackgroundReplay {
         let Some(_lock) = self.become_collector()? else { return Ok(Came::Later) };
         let mut rewriter = Rewriter::paced(self.archive(), self.pace.clone());
         let tables = self.archive().refresh()?;
+        // A collection that was killed, or waits for older puts, looks at what came since the counts
+        // before it drops anything.
+        if !tables.condemned.is_empty() && self.archive().keeps(Rule::RecheckedBeforeCounted) {
+            return Ok(Came::Later);
+        }
         if !self.are_worth(rewriter.bytes_of_counts(&tables)?, &tables, now) {
             return Ok(Came::Later);
         }

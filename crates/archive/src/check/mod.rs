@@ -193,7 +193,11 @@ impl Checking {
         let mut needed = BTreeSet::new();
         let mut need = |id: ContainerId| {
             tables.places(id).try_for_each(|container| {
-                needed.insert(container?.stored.id);
+                match container {
+                    // Told where all containers are looked at.
+                    Err(error) if is_damage(&error) => {}
+                    found => drop(needed.insert(found?.stored.id)),
+                }
                 Ok::<_, Error>(())
             })
         };
@@ -345,6 +349,7 @@ impl Found {
         let tables = self.tables.clone();
         let is_wanted = |id: &ContainerId| needed.is_none_or(|needed| needed.contains(id));
         let mut total = 0;
+        // What can't be looked up is told below.
         for container in tables.containers.iter().flatten() {
             let stored = container.stored;
             total += if is_wanted(&stored.id) { u64::from(stored.place.bytes) } else { 0 };
@@ -353,7 +358,9 @@ impl Found {
         for container in &tables.containers {
             let container = match container {
                 Err(error) if is_damage(&error) => {
-                    self.report.problem(error.to_string());
+                    self.report.problem(format!(
+                        "{error}: its containers, and what lies in them, can't be found"
+                    ));
                     continue;
                 }
                 found => found?,

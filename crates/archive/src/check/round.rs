@@ -10,7 +10,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use onefold_core::Result;
+use onefold_core::{Error, Result};
 
 use super::{PROBLEMS_LISTED, Report, scrub_one};
 use crate::{
@@ -42,6 +42,16 @@ const CONTAINERS_AT_ONCE: usize = 64;
 
 /// Containers that are read between two notes.
 const CONTAINERS_A_NOTE: u64 = 1024;
+
+/// The last container in the tables that can be looked up.
+fn last_of(tables: &Tables) -> Result<Option<ContainerId>> {
+    match tables.containers.last_id() {
+        Err(error) if is_damage(&error) => {
+            Ok(tables.containers.iter().flatten().last().map(|found| found.stored.id))
+        }
+        last => last,
+    }
+}
 
 /// The part of a round that a process read.
 #[derive(Clone, Debug, Default)]
@@ -90,13 +100,13 @@ impl ScrubRound {
             let note = Record::CareNoted(CareNote::ScrubBegan(now.max(1)));
             Ok(begins.then_some(note).into_iter().collect())
         })?;
-        let tables = archive.refresh()?;
-        let care = tables.care;
+        let guard = archive.guard_epoch()?;
+        let (tables, care) = (guard.tables.clone(), guard.tables.care);
         Ok(ScrubRound {
             container_reader: ContainerReader::new(archive.clone()),
             archive: archive.clone(),
-            guard: None,
-            last: tables.containers.last_id()?,
+            guard: Some(guard),
+            last: last_of(&tables)?,
             tables,
             packer: Packer::default(),
             ahead: Vec::new(),
@@ -117,7 +127,10 @@ impl ScrubRound {
         const DAY: u64 = 86_400;
         let (mut read, mut all) = (0u64, 0u64);
         for container in &self.tables.containers {
-            let stored = container?.stored;
+            let stored = match container {
+                Err(error) if is_damage(&error) => continue,
+                found => found?.stored,
+            };
             let bytes = u64::from(stored.place.bytes);
             all += bytes;
             read += if stored.id <= self.upto { bytes } else { 0 };
@@ -135,12 +148,9 @@ impl ScrubRound {
         if self.ahead.is_empty() || self.guard.is_none() {
             let guard = self.archive.guard_epoch()?;
             self.tables = guard.tables.clone();
-            self.last = self.tables.containers.last_id()?;
+            self.last = last_of(&self.tables)?;
             self.guard = Some(guard);
-            let next = ContainerId(self.upto.0.saturating_add(1));
-            let rest = self.tables.containers.iter_from(next)?.take(CONTAINERS_AT_ONCE);
-            self.ahead = rest.map(|found| Ok(found?.stored.id)).collect::<Result<_>>()?;
-            self.ahead.reverse();
+            self.look_ahead()?;
         }
         let Some(id) = self.ahead.pop() else {
             self.note(CareNote::ScrubEnded(now))?;
@@ -154,6 +164,34 @@ impl ScrubRound {
             self.note(CareNote::Scrubbed(id))?;
         }
         Ok(Some(bytes))
+    }
+
+    /// Finds out which containers come next.
+    fn look_ahead(&mut self) -> Result<()> {
+        let tables = self.tables.clone();
+        self.ahead.clear();
+        for found in tables.containers.iter_from(ContainerId(self.upto.0.saturating_add(1))) {
+            match found {
+                Err(error) if is_damage(&error) => self.lost_leaf(&error),
+                found => self.ahead.push(found?.stored.id),
+            }
+            if self.ahead.len() == CONTAINERS_AT_ONCE {
+                break;
+            }
+        }
+        self.ahead.reverse();
+        Ok(())
+    }
+
+    /// A leaf of the container table is lost. The round goes on behind it.
+    fn lost_leaf(&mut self, error: &Error) {
+        let problem = error.to_string();
+        // It may be met more than once.
+        if !self.done.problems.contains(&problem) {
+            self.done.problems_found += 1;
+            let is_listed = self.done.problems.len() < PROBLEMS_LISTED;
+            self.done.problems.extend(is_listed.then_some(problem));
+        }
     }
 
     /// Nothing is read for a while: collections need not wait.
@@ -179,7 +217,14 @@ impl ScrubRound {
 
     fn read(&mut self, id: ContainerId) -> Result<u64> {
         let tables = self.tables.clone();
-        let Some(container) = tables.containers.get(&id)? else { return Ok(0) };
+        let container = match tables.containers.get(&id) {
+            Err(error) if is_damage(&error) => {
+                self.lost_leaf(&error);
+                return Ok(0);
+            }
+            found => found?,
+        };
+        let Some(container) = container else { return Ok(0) };
         let mut report = Report::default();
         match self.container_reader.metadata(&container) {
             Ok(metadata) => {

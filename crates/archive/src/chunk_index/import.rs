@@ -104,8 +104,10 @@ pub(crate) fn import(
     all: bool,
     importing: &Importing,
 ) -> Result<Option<(Arc<Tables>, u64)>> {
-    let tables = archive.tables();
+    // Another process may have imported before this one had the lock.
+    let tables = archive.refresh()?;
     let (entries, upto) = auxiliary.lock().listed();
+    let upto = upto.max(tables.index.upto);
     if entries.is_empty()
         || (!all && entries.len() < RUN_LEAST.min(archive.settings.auxiliary_entries / 2))
     {

@@ -60,6 +60,7 @@ pub(super) struct Merge {
     writer: Writer,
     /// Entries with one prefix, the newest first.
     same: Vec<Entry>,
+    known: Known,
     has_all: bool,
     /// Files are in an index directory.
     elsewhere: bool,
@@ -89,6 +90,7 @@ impl Merge {
             new: new.into_iter().peekable(),
             writer: Writer::create(archive, number, count)?,
             same: Vec::new(),
+            known: Known::default(),
             has_all: false,
             elsewhere: !files.iter().all(|file| archive.files.is_beside(&index_name(file.number))),
         })
@@ -138,7 +140,8 @@ impl Merge {
         for n in 0..self.same.len() {
             let (fingerprint, address) = self.same[n];
             let first = !self.same[..n].iter().any(|(other, _)| *other == fingerprint);
-            if first && (address.container.0 >= tables.next_id || may_be_there(tables, address)?) {
+            let is_new = address.container.0 >= tables.next_id;
+            if first && (is_new || self.known.may_be_there(tables, address)?) {
                 self.writer.push(&(fingerprint, address))?;
             }
         }
@@ -169,11 +172,38 @@ impl Merge {
     }
 }
 
-/// True unless it is known that no container has the chunk: an entry too many costs nothing.
-fn may_be_there(tables: &Tables, address: Address) -> Result<bool> {
-    match tables.has_place(address.container) {
-        Err(error) if is_damage(&error) => Ok(true),
-        found => found,
+/// Which containers are there, as far as they were looked up. A merge meets a container as often as it
+/// has chunks, in no order, and its leaf may have to be read each time.
+#[derive(Default)]
+struct Known {
+    /// Two bits for each number: it was looked up, and it is there.
+    bits: Vec<u8>,
+}
+
+/// Containers whose numbers are higher are looked up each time.
+const KNOWN_MAX: u64 = 1 << 28;
+
+impl Known {
+    /// True unless no container has the chunk any more. Which are gone never come back, and an entry
+    /// too many costs nothing, so what was found once is good enough.
+    fn may_be_there(&mut self, tables: &Tables, address: Address) -> Result<bool> {
+        let number = address.container.0;
+        let (at, shift) = ((number / 4) as usize, 2 * (number % 4));
+        let known = self.bits.get(at).map_or(0, |bits| bits >> shift & 3);
+        if known != 0 {
+            return Ok(known == 3);
+        }
+        let is_there = match tables.has_place(address.container) {
+            Err(error) if is_damage(&error) => true,
+            found => found?,
+        };
+        if number < tables.next_id.min(KNOWN_MAX) {
+            if at >= self.bits.len() {
+                self.bits.resize(at + 1, 0);
+            }
+            self.bits[at] |= (1 | u8::from(is_there) << 1) << shift;
+        }
+        Ok(is_there)
     }
 }
 

@@ -19,7 +19,7 @@
 
 use onefold_core::{Kind, Result};
 
-use super::{archive::Archive, label::make_label_durable};
+use super::{archive::Archive, label::make_label_durable, position::LogPosition};
 use crate::{
     erasure::ONE_DIRECTORY,
     tables::{Tables, changed_leaves, forget_leaves_ahead, write_leaves_ahead},
@@ -67,31 +67,7 @@ pub(crate) fn checkpoint_some(archive: &Archive) -> Result<Checkpointed> {
     // be looked at on one of them only.
     let ahead = position.tables.leaves && archive.files.spread() == ONE_DIRECTORY;
     if ahead && changed > portion {
-        let (files, number) = (&*archive.files, position.snapshot + 1);
-        let mut tables = Tables::clone(&position.tables);
-        archive.await_unknown_snapshot(number, &mut tables)?;
-        let leaf_file = tables.leaf_file.clone();
-        let (identity, settings) = (&archive.identity, &archive.settings);
-        let written = write_leaves_ahead(files, identity, settings, number, &mut tables, portion);
-        return match written {
-            Ok(()) => {
-                position.tables = tables.into();
-                Ok(Checkpointed::Some)
-            }
-            Err(error) if error.kind() == Kind::NoSpace => {
-                let mut tables = Tables::clone(&position.tables);
-                forget_leaves_ahead(&mut tables);
-                // What readers of an unknown snapshot may look at is not cut off.
-                tables.leaf_file = leaf_file;
-                tables.leaf_file.cut(files)?;
-                position.tables = tables.into();
-                Ok(Checkpointed::Later)
-            }
-            Err(error) => {
-                position.stopped = Some(error.clone());
-                Err(error)
-            }
-        };
+        return write_ahead(archive, &mut position, portion);
     }
     if is_long(&position.tables, changed) {
         return Ok(Checkpointed::Later);
@@ -102,6 +78,35 @@ pub(crate) fn checkpoint_some(archive: &Archive) -> Result<Checkpointed> {
     let before = position.snapshot;
     archive.snapshot(&mut position, false)?;
     Ok(if position.snapshot == before { Checkpointed::Later } else { Checkpointed::All })
+}
+
+/// Writes `portion` of the leaves that changed ahead of the next snapshot. The commit lock is held.
+fn write_ahead(
+    archive: &Archive,
+    position: &mut LogPosition,
+    portion: usize,
+) -> Result<Checkpointed> {
+    archive.await_unknown_snapshot(position)?;
+    let (files, number) = (&*archive.files, position.snapshot + 1);
+    let (identity, settings) = (&archive.identity, &archive.settings);
+    let mut tables = Tables::clone(&position.tables);
+    match write_leaves_ahead(files, identity, settings, number, &mut tables, portion) {
+        Ok(()) => {
+            position.tables = tables.into();
+            Ok(Checkpointed::Some)
+        }
+        Err(error) if error.kind() == Kind::NoSpace => {
+            let mut tables = Tables::clone(&position.tables);
+            forget_leaves_ahead(&mut tables);
+            tables.leaf_file.cut(files)?;
+            position.tables = tables.into();
+            Ok(Checkpointed::Later)
+        }
+        Err(error) => {
+            position.stopped = Some(error.clone());
+            Err(error)
+        }
+    }
 }
 
 /// True when a log of so many bytes is worth a checkpoint, or so many leaves that are in memory until
@@ -123,8 +128,9 @@ fn is_long(tables: &Tables, changed: usize) -> bool {
 }
 
 impl Archive {
-    /// Bytes of the operations log that the next process to open the archive reads, and whether they
-    /// or what changed since the last snapshot, are worth a checkpoint. `None` while somebody looks at the log or writes it just now.
+    /// Bytes of the operations log that the next process to open the archive reads, and whether they,
+    /// or the leaves that are held in memory until the next snapshot, are worth a checkpoint. `None`
+    /// while somebody looks at the log or writes it just now.
     #[must_use]
     pub fn log_bytes_at_once(&self) -> Option<(u64, bool)> {
         let (bytes, held) = self.position_at_once()?;

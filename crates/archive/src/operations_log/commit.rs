@@ -12,7 +12,7 @@ use super::{
     snapshot::{write_block_indexes, write_snapshot},
 };
 use crate::{
-    erasure::Redundancy,
+    erasure::{ONE_DIRECTORY, Redundancy},
     format::{
         frame,
         label::{Label, look_for_label},
@@ -211,56 +211,72 @@ impl Archive {
     }
 
     /// Takes a snapshot and begins a new log. The commit lock is held. A full disk only puts it
-    /// off.
+    /// off. Any error stops this process: the frame before may have been appended.
     pub(super) fn snapshot(&self, position: &mut LogPosition, may_use_reserve: bool) -> Result<()> {
-        let reserve = if self.label.leaves { self.reserve_bytes()? } else { 0 };
-        loop {
-            match self.try_snapshot(position) {
-                Err(error)
-                    if error.kind() == Kind::NoSpace
-                        && may_use_reserve
-                        && self.spend_reserve()? => {}
-                Err(error) if error.kind() == Kind::NoSpace => {
-                    // The log goes on in the space that was taken for it; what is half made makes
-                    // room.
-                    for name in
-                        [snapshot_name(position.snapshot + 1), log_name(position.snapshot + 1)]
-                    {
-                        match self.files.remove(&name) {
-                            Err(error) if error.kind() != Kind::NotFound => return Err(error),
-                            _ => {}
-                        }
-                    }
-                    if self.label.leaves {
-                        position.tables.leaf_file.cut(&*self.files)?;
-                        // The frames to come need what the snapshot could not use.
-                        self.restore_reserve(reserve)?;
-                    }
-                    return Ok(());
-                }
-                Err(error) => {
-                    position.stopped = Some(error.clone());
-                    return Err(error);
-                }
-                Ok(()) => return Ok(()),
-            }
+        let done = self.snapshot_or_put_off(position, may_use_reserve);
+        if let Err(error) = &done {
+            position.stopped = Some(error.clone());
         }
+        done
     }
 
-    /// All pages of the file of leaves wait where there is a snapshot `number` already, the next one.
-    /// Somebody made it, and died, or its label was lost: then others may have read it, and look at
-    /// leaves that it names.
-    pub(super) fn await_unknown_snapshot(&self, number: u64, tables: &mut Tables) -> Result<()> {
-        if tables.on_demand && self.files.open(&snapshot_name(number)).is_ok() {
-            tables.leaf_file.await_all(&*self.files, tables.epoch)?;
+    fn snapshot_or_put_off(&self, position: &mut LogPosition, may_use_reserve: bool) -> Result<()> {
+        let reserve = if self.label.leaves { self.reserve_bytes()? } else { 0 };
+        let is_unknown = self.await_unknown_snapshot(position)?;
+        loop {
+            match self.try_snapshot(position) {
+                Err(error) if error.kind() == Kind::NoSpace => {
+                    if !may_use_reserve || !self.spend_reserve()? {
+                        break;
+                    }
+                }
+                done => return done,
+            }
+        }
+        // The log goes on in the space that was taken for it; what is half made makes room.
+        let name = snapshot_name(position.snapshot + 1);
+        if is_unknown {
+            // Without bytes, it tells the next process that somebody may look at its leaves.
+            if_possible(self.files.open(&name).and_then(|file| file.set_bytes(0)))?;
+        } else {
+            if_possible(self.files.remove(&name))?;
+        }
+        if_possible(self.files.remove(&log_name(position.snapshot + 1)))?;
+        if self.label.leaves {
+            if_possible(position.tables.leaf_file.cut(&*self.files))?;
+            // The frames to come need what the snapshot could not use.
+            self.restore_reserve(reserve)?;
         }
         Ok(())
+    }
+
+    /// All pages of the file of leaves wait where the next snapshot is there already; true when it
+    /// is. Somebody made it, and died, or its label was lost: then others may have read it, and look
+    /// at leaves that it names. Asked before anything is written for that snapshot.
+    ///
+    /// On several nodes the first leaves of an archive are made anew all the same: a crash may have
+    /// left their file on some nodes only. Who reads such a snapshot is told of damage.
+    pub(super) fn await_unknown_snapshot(&self, position: &mut LogPosition) -> Result<bool> {
+        let are_first = position.tables.leaf_file.is_empty();
+        if !position.tables.on_demand || (are_first && self.files.spread() != ONE_DIRECTORY) {
+            return Ok(false);
+        }
+        match self.files.open(&snapshot_name(position.snapshot + 1)) {
+            Err(error) if error.kind() == Kind::NotFound => Ok(false),
+            Err(error) => Err(error),
+            Ok(_) => {
+                let mut tables = Tables::clone(&position.tables);
+                let epoch = tables.epoch;
+                tables.leaf_file.await_all(&*self.files, epoch)?;
+                position.tables = Arc::new(tables);
+                Ok(true)
+            }
+        }
     }
 
     fn try_snapshot(&self, position: &mut LogPosition) -> Result<()> {
         let number = position.snapshot + 1;
         let mut tables = Tables::clone(&position.tables);
-        self.await_unknown_snapshot(number, &mut tables)?;
         let clones_keep = self.keeps(Rule::ClonePagesKept);
         write_block_indexes(&*self.files, &self.identity, number, &mut tables, clones_keep)?;
         write_leaves(&*self.files, &self.identity, &self.settings, number, &mut tables)?;
@@ -285,13 +301,16 @@ impl Archive {
         ) = (label.generation, number, log, 0, true);
         position.tables = Arc::new(tables);
         position.snapshot_lost = None;
-        for name in [snapshot_name(number.saturating_sub(2)), log_name(number.saturating_sub(2))] {
-            match self.files.remove(&name) {
-                Err(error) if error.kind() != Kind::NotFound => return Err(error),
-                _ => {}
-            }
-        }
-        Ok(())
+        if_possible(self.files.remove(&snapshot_name(number.saturating_sub(2))))?;
+        if_possible(self.files.remove(&log_name(number.saturating_sub(2))))
+    }
+}
+
+/// A file that is not there need not be removed; one that a full disk does not let go of stays.
+fn if_possible(removed: Result<()>) -> Result<()> {
+    match removed {
+        Err(error) if !matches!(error.kind(), Kind::NotFound | Kind::NoSpace) => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -35,7 +35,8 @@ pub(crate) struct CopiesFound {
 /// The state of the last snapshot of the tables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LeavesFound {
-    /// Leaves of the tables.
+    /// Leaves of the tables. Those without a whole copy are not here that are read when they are
+    /// looked at.
     pub(crate) leaves: CopiesFound,
     /// Pages of the volumes' maps.
     pub(crate) pages: CopiesFound,
@@ -92,6 +93,10 @@ pub(crate) fn look_at_leaves(archive: &Archive, mends: bool) -> Result<LeavesFou
         for &place in places.iter().filter(|place| named.contains(place)) {
             let copies =
                 [reader.copy(place, 0, Drawn::free())?, reader.copy(place, 1, Drawn::free())?];
+            // Told by who looks at the containers in it.
+            if copies == [None, None] && position.tables.leaf_file.is_on_demand(place) {
+                continue;
+            }
             let mend: &Mend<'_> = &|copy, bytes| {
                 rewrite_copy(&*archive.files, place, copy as u32, bytes)?;
                 archive.files.confirm()

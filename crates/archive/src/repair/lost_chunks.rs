@@ -141,11 +141,15 @@ impl Restoration<'_> {
     }
 
     /// The container to write again for a chunk: of those where chunks of its number lie the one
-    /// that shows it, or that shows nothing any more, or the smallest.
+    /// that shows it, or that shows nothing any more, or the smallest. Those that can't be looked up
+    /// are left as they are.
     fn home(&self, address: Address) -> Result<Option<ContainerId>> {
         let (mut dark, mut smallest) = (None, None);
         for container in self.tables.places(address.container) {
-            let container = container?;
+            let container = match container {
+                Err(error) if is_damage(&error) => continue,
+                found => found?,
+            };
             let id = container.stored.id;
             match self.rewriter.container_reader.metadata(&container) {
                 Ok(metadata) if metadata.find(address).is_some() => return Ok(Some(id)),
@@ -169,11 +173,14 @@ impl Restoration<'_> {
         let wanted: HashSet<Fingerprint> = lost.values().copied().collect();
         let total = self.tables.containers.len() as u64;
         for (n, container) in self.tables.containers.iter().enumerate() {
-            let container = container?;
             progress(n as u64, total);
             if copies.len() == wanted.len() {
                 break;
             }
+            let container = match container {
+                Err(error) if is_damage(&error) => continue,
+                found => found?,
+            };
             let metadata = match self.rewriter.container_reader.metadata(&container) {
                 Err(error) if is_damage(&error) => continue,
                 metadata => metadata?,

@@ -227,6 +227,11 @@ impl Ingest {
         }
     }
 
+    /// True when a merge is half done.
+    pub(crate) fn is_merging(&self) -> bool {
+        self.merging.lock().is_some()
+    }
+
     /// Gives up a merge that is half done, so that nobody waits for the importer's lock.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ use crate::{
     format::{
         ContainerId,
         class::Class,
+        damage::is_damage,
         label::Kinds,
         record::{IndexFile, Owner, Pieces, Place, Stored, Stream},
     },
@@ -204,11 +205,15 @@ impl Tables {
         }
     }
 
-    /// Containers that were listed since the last import, by which frame: all are looked at.
+    /// Containers that were listed since the last import, by which frame: all are looked at. Those of a
+    /// leaf that is lost are left out, as when the index is made anew.
     fn listed_since_import(&self) -> Result<Vec<(u64, ContainerId)>> {
         let mut since = Vec::new();
         for container in &self.containers {
-            let container = container?;
+            let container = match container {
+                Err(error) if is_damage(&error) => continue,
+                found => found?,
+            };
             if container.logged > self.index.upto {
                 since.push((container.logged, container.stored.id));
             }
@@ -226,9 +231,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Finds out what follows from the rest. `not_imported` are the containers that were listed
-    /// since the last import, where a snapshot says so.
-    /// So are the sums.
+    /// Finds out what follows from the rest. `found` are the containers that were listed since the
+    /// last import, and the sums over containers, where a snapshot says them.
     pub(super) fn derive(&mut self, found: Option<(Map<(u64, ContainerId), ()>, ByClass)>) {
         let mut derived = Derived::default();
         for (&n, segment) in &self.segments {

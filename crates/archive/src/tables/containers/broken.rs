@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Leaf, store::LeafStore};
+use super::{store::LeafStore, table::Leaf};
 use crate::{leaf_file::LeafPlace, rules::Rule};
 
 /// With the bug, the cache has the only copy of what changed, under the place of what was there

@@ -139,8 +139,9 @@ impl LeafStore {
         let (place, form) = (named.place, containers(self.late));
         let drawn = Drawn::from(&self.budget);
         let mut reader = LeafReader::on_demand(&*self.files, &self.identity, &self.settings);
-        // A stranger's directory may say any length.
-        let read = reader.read(place, &Drawn::from(&self.budget))?;
+        // A stranger's directory may say any length. The bytes go when the entries are there.
+        let bytes_drawn = Drawn::from(&self.budget);
+        let read = reader.read(place, &bytes_drawn)?;
         let (count, bytes) = read.body(place, form.table)?;
         let entries = form.decoded(count, bytes, &drawn)?;
         if !entries.windows(2).all(|two| two[0].0 < two[1].0) {

@@ -215,7 +215,7 @@ fn moves(
     }
 }
 
-/// Makes reports from what the server has in memory.
+/// Makes reports from what the server has in memory, and the leaves of containers.
 fn reporter(directory: ArchiveDir, nodes: Option<Arc<Nodes>>, commands: Commands) -> Reporter {
     // While the log is written, the tables are as of the report before.
     let last = Mutex::new(commands.volumes.archive().tables());

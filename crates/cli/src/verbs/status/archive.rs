@@ -6,13 +6,14 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Care, Class, Completeness, Nodes, ReplayDue, Tables, Totals, WriteCost,
-    lost_index_files, replay_due,
+    Archive, Care, Class, Completeness, Nodes, Tables, Totals, WriteCost, lost_index_files,
+    replay_due,
 };
 use onefold_backend::room::room;
-use onefold_core::Result;
+use onefold_core::{Kind, Result};
 use serde::Serialize;
 
+use super::replay::DueLine;
 use crate::{
     report::archive::ArchiveServer,
     verbs::{
@@ -101,32 +102,6 @@ pub(in crate::verbs) struct Stats {
     server: Option<ArchiveServer>,
 }
 
-/// What waits to be carried from the operations log into index, counts and tables.
-#[derive(Debug, Serialize)]
-struct DueLine {
-    /// Containers that are not in the chunk index.
-    import_containers: u64,
-    /// Streams, snapshots and mappings that came or went, and nodes of trees.
-    count_changes: u64,
-    count_nodes: u64,
-    /// Files of the chunk index that are worth merging.
-    merge_files: u64,
-    /// Bytes of the log since the last checkpoint of the tables; nothing while it is written.
-    log_bytes: Option<u64>,
-}
-
-impl From<ReplayDue> for DueLine {
-    fn from(due: ReplayDue) -> DueLine {
-        DueLine {
-            import_containers: due.containers,
-            count_changes: due.differences,
-            count_nodes: due.nodes,
-            merge_files: due.files,
-            log_bytes: due.log_bytes,
-        }
-    }
-}
-
 /// The snapshots of a set on one host.
 #[derive(Debug, Serialize)]
 struct SetLine {
@@ -155,7 +130,11 @@ impl CareLine {
         let at = |at: u64| (at > 0).then_some(at);
         let mut scrubbed_bytes = 0;
         for container in &tables.containers {
-            let stored = container?.stored;
+            let stored = match container {
+                // A check tells of a leaf that is lost; all other figures are known.
+                Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Io) => continue,
+                found => found?.stored,
+            };
             if stored.id > scrubbed {
                 break;
             }
@@ -422,7 +401,10 @@ fn look(directory: &ArchiveDir, memory: u64) -> Result<(Arc<Archive>, Stats)> {
     let nodes = directory.nodes(false, false)?;
     let server =
         directory.server().ok().flatten().and_then(|mut server| server.ask(&Request::Status).ok());
-    let stats = Stats::new(directory, &archive, &archive.tables(), nodes.as_deref(), server)?;
+    // What is read when it is looked at stays where it is.
+    let guard = archive.guard_epoch()?;
+    let stats = Stats::new(directory, &archive, &guard.tables, nodes.as_deref(), server)?;
+    drop(guard);
     Ok((archive, stats))
 }
 
@@ -451,27 +433,6 @@ pub(super) fn problems(
         all.retain(|problem| said.insert(problem.clone()));
     }
     Ok(all)
-}
-
-/// What waits for a background replay, and whether one is at work.
-fn replay(stats: &Stats) -> String {
-    let due = &stats.due;
-    let waits = format!(
-        "{} to import, {} to count, {} to merge, {} of log",
-        counted(due.import_containers, "container"),
-        counted(due.count_changes + due.count_nodes, "change"),
-        counted(due.merge_files, "file"),
-        due.log_bytes.map_or_else(|| "some".to_owned(), |bytes| Size(bytes).to_string())
-    );
-    match stats.server.as_ref().and_then(|server| server.replay.as_ref()) {
-        None => waits,
-        Some(replay) => {
-            let does = replay.doing.clone().unwrap_or_else(|| {
-                format!("it goes on after {} without clients", duration(replay.idle_seconds))
-            });
-            format!("{waits}; {does}")
-        }
-    }
 }
 
 /// Tells about an archive.
@@ -608,7 +569,7 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
     if let Some(why) = stats.server.as_ref().and_then(|server| server.index_failed.as_ref()) {
         row("INDEX FAILED", format!("its directory is used again by the next server: {why}"));
     }
-    row("to be replayed", replay(&stats));
+    row("to be replayed", stats.due.told(stats.server.as_ref()));
     if stats.unfinished_containers > 0 {
         row(
             "unfinished",

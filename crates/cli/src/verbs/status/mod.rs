@@ -3,6 +3,7 @@
 mod archive;
 mod block;
 mod cluster;
+mod replay;
 
 pub(in crate::verbs) use self::archive::Stats;
 

@@ -267,8 +267,11 @@ impl Keeper {
             }
             let Some(bytes) = scrub.step(now())? else { break };
             (read, last) = (read + bytes, bytes);
-            // A round's portion may take hours.
-            self.replay();
+            // A round's portion may take hours, and so may what is replayed between.
+            if self.replay.as_ref().is_some_and(|replay| replay.lock().may_be_due()) {
+                scrub.rest();
+                self.replay();
+            }
         }
         let Portion { problems, problems_found, ended, bytes, .. } = scrub.end(now())?;
         problems.iter().for_each(|problem| tracing::warn!("scrub: {problem}"));

@@ -7,14 +7,14 @@ use std::{
 };
 
 use onefold_archive::{Archive, BackgroundReplay, Ingest, Pace};
-use onefold_core::Kind;
+use onefold_core::{Error, Kind};
 use parking_lot::Mutex;
 
 use super::gate::Gate;
 use crate::report::archive::ReplayLine;
 use onefold::parts::archive_dir::now;
 
-/// How long a portion waits for clients while it holds what other processes may need.
+/// How long clients are waited for while something is held that other processes may need.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Until it is looked again whether something is due, when nothing changed.
@@ -25,6 +25,7 @@ pub(super) struct Replay {
     archive: Arc<Archive>,
     replay: BackgroundReplay,
     gate: Arc<Gate>,
+    patience: Duration,
     told: Arc<Mutex<ReplayLine>>,
     /// The last change of the archive for which nothing was due, and when that was found.
     nothing_since: Option<(u64, Instant)>,
@@ -39,6 +40,7 @@ impl Replay {
             archive: archive.clone(),
             replay: BackgroundReplay::new(ingest, now(), pace),
             gate: gate.clone(),
+            patience: PATIENCE,
             told: Arc::new(Mutex::new(told)),
             nothing_since: None,
         }
@@ -49,9 +51,21 @@ impl Replay {
         self.told.clone()
     }
 
-    /// Does all that is due, as long as no client comes.
+    /// Does all that is due, as long as no client comes. A merge that is half done is kept for clients
+    /// that go soon, and given up for those that stay.
     pub(super) fn run(&mut self) {
-        while self.gate.is_open() && !self.gate.has_ended() && self.portion() {}
+        while !self.gate.has_ended() {
+            if self.gate.is_open() {
+                if !self.portion() {
+                    break;
+                }
+            } else if !self.replay.is_amid() {
+                break;
+            } else if let Err(error) = self.gate.pass_within(0, self.patience) {
+                self.give_up(&error);
+                break;
+            }
+        }
         self.tell(None);
     }
 
@@ -63,13 +77,15 @@ impl Replay {
         (told.merged_files, told.checkpoints) = (done.merged_files, done.checkpoints);
     }
 
+    /// False when nothing was due a short time ago, and nothing changed since.
+    pub(super) fn may_be_due(&self) -> bool {
+        let change = self.archive.tables().sequence;
+        self.nothing_since.is_none_or(|(at, since)| at != change || since.elapsed() >= LOOK_AGAIN)
+    }
+
     /// Does a portion; false when nothing is due, or clients came.
     fn portion(&mut self) -> bool {
-        let change = self.archive.tables().sequence;
-        let is_new = self
-            .nothing_since
-            .is_none_or(|(at, since)| at != change || since.elapsed() >= LOOK_AGAIN);
-        if !is_new {
+        if !self.may_be_due() {
             return false;
         }
         match self.replay.step(now()) {
@@ -82,17 +98,91 @@ impl Replay {
                 false
             }
             Err(error) => {
-                if error.kind() == Kind::Busy {
-                    self.told.lock().gave_way += 1;
-                } else if !self.gate.has_ended() {
-                    tracing::warn!("background replay: {error}");
-                }
-                // Nobody waits for what is half done.
-                if let Err(error) = self.replay.rest() {
-                    tracing::debug!("background replay: {error}");
-                }
+                self.give_up(&error);
                 false
             }
         }
+    }
+
+    /// Lets go of what is half done: nobody shall wait for it.
+    fn give_up(&mut self, why: &Error) {
+        if why.kind() == Kind::Busy {
+            self.told.lock().gave_way += 1;
+        } else if !self.gate.has_ended() {
+            tracing::warn!("background replay: {why}");
+        }
+        if let Err(error) = self.replay.rest() {
+            tracing::debug!("background replay: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use onefold_archive::{Format, Gauge, PutRequest, Settings, Shape, put_on};
+    use onefold_backend::Directory;
+
+    use super::*;
+    use crate::verbs::serve::maintenance::Activity;
+
+    fn noise(seed: u64) -> Vec<u8> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        };
+        (0..60_000).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn a_merge_that_is_half_done_waits_for_clients_that_go_soon_and_not_for_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
+        let format = Format { reserve_bytes: 0, ..Format::new([1; 16], [2; 32], [3; 16]) };
+        Archive::create(&Directory::create(&path).unwrap(), &format).unwrap();
+        let settings = Settings {
+            container_bytes: 32 << 10,
+            ahead_bytes: 0,
+            log_ahead_bytes: 4096,
+            index_portion: 4,
+            ..Settings::default()
+        };
+        let files = Arc::new(Directory::open(&path, true).unwrap());
+        let archive = Arc::new(Archive::open(files, true, settings).unwrap());
+        let ingest = Ingest::begin(&archive, false, true).unwrap();
+        let activity = Activity::new(|| 0);
+        let gate = Arc::new(Gate::new(activity.clone(), Duration::from_millis(1), 0));
+        let mut replay = Replay::new(&ingest, &archive, &gate);
+        let mut streams = 0;
+        let mut merge_some = |replay: &mut Replay| {
+            while !replay.replay.is_amid() {
+                if replay.replay.step(now()).unwrap().is_none() {
+                    let name = format!("stream-{streams}");
+                    let request = PutRequest { name, shape: Shape::Bytes, now: 1, wait: false };
+                    let content = noise(streams);
+                    put_on(&ingest, request, &Gauge::default(), |to| to.bytes(&content)).unwrap();
+                    streams += 1;
+                }
+            }
+        };
+        merge_some(&mut replay);
+        let client = activity.work();
+        replay.patience = Duration::from_millis(50);
+        replay.run();
+        assert!(!replay.replay.is_amid() && replay.told.lock().gave_way == 1);
+        drop(client);
+        merge_some(&mut replay);
+        let (client, before) = (activity.work(), replay.replay.done.merged_files);
+        replay.patience = Duration::from_secs(600);
+        let goes = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            drop(client);
+        });
+        replay.run();
+        goes.join().unwrap();
+        assert!(!replay.replay.is_amid() && replay.replay.done.merged_files > before);
+        assert_eq!(replay.told.lock().gave_way, 1);
     }
 }
