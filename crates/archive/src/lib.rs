@@ -89,7 +89,7 @@ pub use crate::{
         },
     },
     gc::{Collected, Collection, Options as CollectionOptions, Survey, Trash, survey},
-    operations_log::{Archive, EpochGuard, mend_leaves, renew_snapshot},
+    operations_log::{Archive, EpochGuard, features_to_come, mend_leaves, renew_snapshot, upgrade},
     repair::{
         Rebuilt, Replacement, Restored, record_damage, repair as repair_units,
         replace as replace_nodes, restore as restore_chunks,

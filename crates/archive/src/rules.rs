@@ -127,8 +127,7 @@ pub enum Rule {
     /// twice.
     PortionCountedOnce,
     /// New counts have a number that no file of counts has. Otherwise a frame that was lost and comes
-    /// back names what another process counted. Seeds seldom meet this, so the list of planted bugs
-    /// lacks it; a test of collections asks for it.
+    /// back names what another process counted.
     CountsNumberedAnew,
     /// Nothing is condemned before all that came is counted, down to the last node. Otherwise a
     /// collection frees what a tree names whose counting was cut.
@@ -218,6 +217,12 @@ pub enum Rule {
     /// A log has room for a bounded number of moved containers, and a snapshot comes before the
     /// bound. Otherwise readers with a limit of memory refuse the archive.
     MergesLimited,
+    /// After an upgrade nobody appends before both places of the label have the new features.
+    /// Otherwise damage of one of them returns to the archive of before, without what was appended.
+    BothPlacesUpgraded,
+    /// A process goes on only while the label has the kinds of tables with which it opened the
+    /// archive. Otherwise it writes a label of the old kinds for tables of the new ones.
+    KindsCompared,
 }
 
 #[cfg(feature = "planted-bugs")]
@@ -262,6 +267,7 @@ impl Rule {
         ("node-counted-twice", Rule::NodesCountedOnce),
         ("removals-first", Rule::AdditionsCountedFirst),
         ("portion-counted-twice", Rule::PortionCountedOnce),
+        ("counts-number-again", Rule::CountsNumberedAnew),
         ("condemned-uncounted", Rule::AllCountedFirst),
         ("trash-by-client", Rule::TrashFromCollection),
         ("checkpoint-listed", Rule::CheckpointsUnlisted),
@@ -288,5 +294,7 @@ impl Rule {
         ("lost-index-believed", Rule::LostIndexMadeAnew),
         ("index-disk-ends-puts", Rule::IndexFailuresCostSpeed),
         ("counted-before-recheck", Rule::RecheckedBeforeCounted),
+        ("upgraded-one-place", Rule::BothPlacesUpgraded),
+        ("upgraded-misread", Rule::KindsCompared),
     ];
 }

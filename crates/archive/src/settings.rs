@@ -69,6 +69,15 @@ impl Format {
     }
 }
 
+impl Format {
+    /// The same with all features that need nothing of whoever makes the archive; `onefold upgrade` gives
+    /// them to older ones.
+    #[must_use]
+    pub fn with_features(self) -> Format {
+        Format { trees: true, leaves: true, on_demand: true, clones: true, ..self }
+    }
+}
+
 /// The filters of the chain, by name (dedupv1 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FilterName {

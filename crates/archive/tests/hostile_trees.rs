@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Address, Archive, Attributes, BackupReport, BackupRequest, Compression, ContainerId,
-    DirectoryPages, Entries, Event, FileMap, Format, FoundInParent, Gauge, IndexEntry, Key, Known,
-    Parents, Part, Settings, SnapshotId, Stat, Top, TreeEntry, TreeFeeder, TreeNode, TreeNodeRef,
-    TreeReader, TreeWhat, backup, check, diff,
+    Address, Archive, Attributes, BackupReport, BackupRequest, Collection, CollectionOptions,
+    Compression, ContainerId, DirectoryPages, Entries, Event, FileMap, Format, FoundInParent,
+    Gauge, IndexEntry, Key, Known, Parents, Part, Settings, SnapshotId, Stat, Top, TreeEntry,
+    TreeFeeder, TreeNode, TreeNodeRef, TreeReader, TreeWhat, backup, check, diff, forget,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Fingerprint, Kind, Result};
@@ -268,6 +268,17 @@ fn rule_34_a_client_names_only_what_the_archive_has() {
     };
     let (id, length) = (first.container.0, bytes as u32);
     let page = desk.store(2, &TreeNode::FileMap(parts.clone()));
+    // A file with pages of its own.
+    let large: Vec<u8> = (0..300_000u32).flat_map(u32::to_le_bytes).collect();
+    desk.backup(4, |feeder| {
+        feeder.bytes(&large)?;
+        let file = entry("f", TreeWhat::File(0, FileMap::default()));
+        feeder.event(Event::File(file, Stat::default(), None))
+    })
+    .unwrap();
+    let TreeWhat::File(large, FileMap::Pages(top)) = desk.find(4, "f").unwrap().what else {
+        panic!("it is long")
+    };
     let pages = |node: TreeNodeRef| FileMap::Pages(Top { levels: 0, node });
     let root = desk.archive.tables().snapshots.get(SnapshotId([1; 16])).unwrap().root;
     let of_file = |map: FileMap, bytes: u64| {
@@ -286,6 +297,11 @@ fn rule_34_a_client_names_only_what_the_archive_has() {
         of_file(FileMap::Inline(vec![Part::Hole(1 << 40)]), 1 << 41),
         // Content that looks like a page, and a page that is not there.
         of_file(pages(page), bytes),
+        // Pages of another length, of other levels, and of something else.
+        of_file(FileMap::Pages(top), large + 1),
+        of_file(FileMap::Pages(top), 1 << 60),
+        of_file(FileMap::Pages(Top { levels: top.levels + 1, ..top }), large),
+        of_file(pages(root), 0),
         known(page),
         known(TreeNodeRef { fingerprint: Fingerprint([1; 16]), ..root }),
         // Stat pages, which come when a directory is left.
@@ -331,5 +347,80 @@ fn rule_34_a_client_names_only_what_the_archive_has() {
     let good = [known(root), of_file(map, bytes)];
     desk.backup(3, |feeder| good.into_iter().try_for_each(|good| feeder.event_of_another(good)))
         .unwrap();
+    let good = of_file(FileMap::Pages(top), large);
+    desk.backup(5, |feeder| feeder.event_of_another(good)).unwrap();
     assert!(check(&desk.archive, true, &mut |_, _, _| {}).unwrap().is_well());
+}
+
+#[test]
+fn rule_09_long_tags_have_a_limit_in_all_and_keep_no_short_ones_out() {
+    let desk = Desk::new();
+    let with = |id: u8, tags: Vec<String>| {
+        let request = BackupRequest {
+            id: SnapshotId([id; 16]),
+            set: "s".into(),
+            now: 1_000,
+            tags,
+            ..BackupRequest::default()
+        };
+        backup(&desk.archive, &request, false, &Gauge::default(), |feeder| {
+            let root = entry("", TreeWhat::Directory(None));
+            feeder.event(Event::Enter(root, Stat::default(), Known::new()))?;
+            feeder.event(Event::End(0))
+        })
+    };
+    // 4 MB each.
+    let long = || vec!["t".repeat(4000); 1000];
+    let made = (1..=20).take_while(|id| with(*id, long()).is_ok()).count();
+    assert!((6..10).contains(&made), "{made}");
+    let error = with(30, long()).unwrap_err();
+    assert_eq!(error.kind(), Kind::InvalidInput);
+    assert!(error.to_string().contains("tags"), "{error}");
+    with(31, vec!["short".into(); 50]).unwrap();
+    // What goes makes room.
+    forget(&desk.archive, &[SnapshotId([1; 16])], 2_000).unwrap();
+    let options = CollectionOptions {
+        now: 3_000,
+        keep_partial: 0,
+        wait: false,
+        trash: 0,
+        reserve_bytes: 1 << 20,
+        encode_all: false,
+    };
+    Collection::begin(&desk.archive, options).unwrap().run(&mut |_| {}).unwrap();
+    with(32, long()).unwrap();
+    assert!(check(&desk.archive, true, &mut |_, _, _| {}).unwrap().is_well());
+}
+
+#[test]
+fn rule_09_a_directory_that_rests_goes_on_where_it_was() {
+    let desk = Desk::new();
+    let name = |n: u32| format!("{n:0>100}");
+    desk.backup(1, |feeder| {
+        (0..3000).try_for_each(|n| {
+            feeder.event(Event::Other(entry(&name(n), TreeWhat::Fifo), Stat::default()))
+        })
+    })
+    .unwrap();
+    let mut reader = desk.reader();
+    let root = desk.find(1, "").unwrap();
+    let TreeWhat::Directory(Some(top)) = root.what else { panic!("it is a directory") };
+    assert!(top.levels > 0, "it has index pages");
+    let tables = desk.archive.tables();
+    let stats = tables.snapshots.get(SnapshotId([1; 16])).unwrap().stats;
+    let mut entries = Entries::new(Some(top), stats);
+    for n in 0..3000 {
+        let (found, stat) = entries.next(&mut reader).unwrap().unwrap();
+        assert_eq!((found.name, stat.is_some()), (name(n).into_bytes(), true));
+        if n % 7 == 0 {
+            entries.rest();
+        }
+    }
+    assert!(entries.next(&mut reader).unwrap().is_none());
+    let (mut pages, mut found) = (DirectoryPages::new(Some(top)), 0);
+    while let Some(page) = pages.next(&mut reader, &mut |_| true).unwrap() {
+        found += page.len();
+        pages.rest();
+    }
+    assert_eq!(found, 3000);
 }

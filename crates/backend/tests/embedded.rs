@@ -238,6 +238,103 @@ fn rule_09_a_file_of_holes_takes_no_memory() {
     forged.is_damaged();
 }
 
+/// Rows of the tables, which the engine's operations do not make.
+const KEYS: redb::TableDefinition<'_, (u64, &[u8]), &[u8]> = redb::TableDefinition::new("keys");
+const OBJECTS: redb::TableDefinition<'_, (u8, &str), (u64, u64, u64, u64)> =
+    redb::TableDefinition::new("objects");
+const EXTENTS: redb::TableDefinition<'_, (u64, u32), &[u8]> = redb::TableDefinition::new("extents");
+
+/// A folder with the objects `a` and `b`, of which `forge` changes the tables.
+fn forged(forge: impl FnOnce(&redb::WriteTransaction)) -> (tempfile::TempDir, EmbeddedStore) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let store = EmbeddedStore::create(&path, PoolKind::Replicated).unwrap();
+    let made = store.session().write(&[put("a", vec![7; 5000]), put("b", vec![8; 5000])]);
+    assert!(made.iter().all(Result::is_ok));
+    drop(store);
+    let tables = redb::Database::open(path.join("objects.redb")).unwrap();
+    let transaction = tables.begin_write().unwrap();
+    forge(&transaction);
+    transaction.commit().unwrap();
+    drop(tables);
+    let store = EmbeddedStore::look(&path).unwrap();
+    (folder, store)
+}
+
+fn kind(result: Result<impl Sized, Refusal>) -> Option<Kind> {
+    match result {
+        Err(Refusal::Failed(error)) => Some(error.kind()),
+        _ => None,
+    }
+}
+
+/// A file of holes can say that it has keys, values and names of any length.
+#[test]
+fn rule_09_keys_values_and_names_that_the_engine_never_made_are_damage() {
+    const LONG: usize = 1 << 20;
+    let (_folder, store) = forged(|tables| {
+        let mut keys = tables.open_table(KEYS).unwrap();
+        keys.insert((1, &b"k"[..]), &vec![0; LONG][..]).unwrap();
+        keys.insert((2, &vec![1; LONG][..]), &b""[..]).unwrap();
+        let mut objects = tables.open_table(OBJECTS).unwrap();
+        objects.insert((0, &*"c".repeat(LONG)), (3, 1, 0, 0)).unwrap();
+    });
+    let session = store.session();
+    let page = || vec![ReadPart::Page(Vec::new(), 10)];
+    for (name, parts) in
+        [("a", page()), ("b", page()), ("a", vec![ReadPart::Keys(vec![b"k".to_vec()])])]
+    {
+        let read = Read { object: ObjectName::metadata(name), parts };
+        assert_eq!(kind(session.read(&[read]).remove(0)), Some(Kind::Corrupt), "{name}");
+    }
+    assert_eq!(kind(session.list(Pool::Metadata, None, 10)), Some(Kind::Corrupt));
+    // Nor is such a thing made.
+    let folder = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::create(&folder.path().join("s"), PoolKind::Replicated).unwrap();
+    let made = |name: &str, change| {
+        let op =
+            Write { object: ObjectName::metadata(name), guards: vec![], changes: vec![change] };
+        store.session().write(&[op]).remove(0)
+    };
+    assert!(made("a", Change::SetOmap(vec![(vec![1; 1024], vec![0; 1024])])).is_ok());
+    assert!(made("a", Change::SetOmap(vec![(vec![1; 1025], vec![])])).is_err());
+    assert!(made("a", Change::SetOmap(vec![(vec![1], vec![0; 1025])])).is_err());
+    assert!(made("a", Change::SetXattr("h", vec![0; 1025])).is_err());
+    assert!(made(&"a".repeat(1025), Change::Full(vec![1])).is_err());
+}
+
+/// Blocks of a row of any length would be gone through when the folder is opened.
+#[test]
+fn rule_09_a_long_row_of_blocks_is_damage() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    drop(EmbeddedStore::create(&path, PoolKind::Replicated).unwrap());
+    let tables = redb::Database::open(path.join("objects.redb")).unwrap();
+    let transaction = tables.begin_write().unwrap();
+    transaction.open_table(EXTENTS).unwrap().insert((1, 0), &vec![0; 1 << 20][..]).unwrap();
+    transaction.commit().unwrap();
+    drop(tables);
+    for opened in [EmbeddedStore::look(&path), EmbeddedStore::open(&path)] {
+        assert_eq!(opened.err().map(|error| error.kind()), Some(Kind::Corrupt));
+    }
+}
+
+/// The keys of one object would be read again for each object that has its number.
+#[test]
+fn rule_09_objects_that_share_a_number_are_damage() {
+    let (_folder, store) = forged(|tables| {
+        let mut objects = tables.open_table(OBJECTS).unwrap();
+        objects.insert((0, "b"), (1, 1, 0, 0)).unwrap();
+    });
+    let session = store.session();
+    let read = |name: &str| {
+        let read =
+            Read { object: ObjectName::metadata(name), parts: vec![ReadPart::Page(vec![], 10)] };
+        kind(session.read(&[read]).remove(0))
+    };
+    assert_eq!((read("a"), read("a"), read("b")), (None, None, Some(Kind::Corrupt)));
+}
+
 /// A power failure left the newest commit in part: pages that it names are still those of older
 /// trees, which have no place in it. The commit before counts, for who looks and for who works.
 #[test]

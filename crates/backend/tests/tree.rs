@@ -328,3 +328,36 @@ fn rule_05_a_file_that_is_opened_again_is_the_one_that_was_made() {
     assert_eq!(error.kind(), onefold_core::Kind::Busy, "{error}");
     assert_eq!(fs::read_dir(out.join("d")).unwrap().count(), 0);
 }
+
+/// A socket can't be opened, and a pipe that nobody reads can't be opened for writing: both are errors of
+/// the system that look like a device that is gone.
+#[test]
+fn rule_05_a_socket_or_a_pipe_in_the_place_of_a_restored_file_is_told_as_one() {
+    for in_place in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let choices = Choices { in_place, privileged: false };
+        let mut restorer = Restorer::new(dir.path(), choices).unwrap();
+        let files = restorer.files();
+        for name in ["socket", "pipe"] {
+            let file = entry(name, What::File { bytes: 0, data: Vec::new() });
+            let number = restorer.number(&files, &file).unwrap();
+            let (opened, made) = files.make(number, &file).unwrap();
+            drop(opened);
+            let path = dir.path().join(name);
+            std::fs::remove_file(&path).unwrap();
+            if name == "socket" {
+                drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            } else {
+                let mode = rustix::fs::Mode::from_raw_mode(0o600);
+                let flags = rustix::fs::FileType::Fifo;
+                rustix::fs::mknodat(rustix::fs::CWD, &path, flags, mode, 0).unwrap();
+            }
+            let error = files.open_again(number, &file, made).unwrap_err();
+            assert_eq!(error.kind(), onefold_core::Kind::Busy, "{name} {in_place}: {error}");
+            assert!(error.to_string().contains("somebody replaced it"), "{error}");
+            // As a file of an earlier restore neither stays.
+            let there = files.old(number, &file, &|_| None).unwrap();
+            assert!(there.is_none(), "{name} {in_place}");
+        }
+    }
+}

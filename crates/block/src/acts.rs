@@ -1,5 +1,7 @@
 //! What happens to whole maps of an engine, for those who use it.
 
+use std::ops::Range;
+
 use onefold_core::{Result, VolumeId};
 
 use crate::engine::act_room::Asking;
@@ -108,16 +110,25 @@ impl<'e> Acts<'e> {
     }
 
     /// Notes for a receive that goes on after a crash that all blocks before `cursor` were written
-    /// before this call.
+    /// before this call, but for the `lost` ones, which read as errors from then on, until they are
+    /// written or trimmed: all that are lost since the last cursor that was noted.
     ///
     /// # Errors
     /// As [`snapshot`](Self::snapshot). `Busy` does no harm: a later cursor will do.
-    pub fn cursor(&self, id: VolumeId, cursor: u64, now_ms: u64) -> Result<Asked> {
-        acts::receive_cursor(Asking { place: None, ..self.asking() }, id, cursor, now_ms)
+    pub fn cursor(
+        &self,
+        id: VolumeId,
+        cursor: u64,
+        lost: &[Range<u64>],
+        now_ms: u64,
+    ) -> Result<Asked> {
+        let asking = Asking { place: None, ..self.asking() };
+        acts::receive_cursor(asking, id, cursor, lost, now_ms)
     }
 
     /// Asks that what was received, `blocks` large, becomes the snapshot, and that its volume, a
-    /// replica whose number is returned, holds it. With `rollback` the volume may have been changed since the base.
+    /// replica whose number is returned, holds it. Some blocks are `lost` since the last cursor, as
+    /// there. With `rollback` the volume may have been changed since the base.
     ///
     /// # Errors
     /// As [`snapshot`](Self::snapshot).
@@ -125,10 +136,11 @@ impl<'e> Acts<'e> {
         &self,
         id: VolumeId,
         blocks: u64,
+        lost: &[Range<u64>],
         rollback: bool,
         times: Times,
     ) -> Result<(VolumeId, Asked)> {
-        acts::received(self.asking(), id, blocks, rollback, times)
+        acts::received(self.asking(), id, blocks, lost, rollback, times)
     }
 
     /// Asks that a replica becomes an ordinary volume.

@@ -66,6 +66,7 @@ branches! {
     MapTakenApart = "checkpoint: a part of a deleted map is taken apart",
     SharedPageUnread = "checkpoint: a shared page can't be read, and counts become too high",
     OrphanHandedOver = "checkpoint: a page that nothing counts for is handed over",
+    BlocksLost = "moment: blocks that a sender could not read are lost",
     RangesCopied = "checkpoint: ranges that wait are copied for a snapshot",
     CutsFull = "limit: a recovery ends with a checkpoint, since the superblock remembers no more of them",
 }

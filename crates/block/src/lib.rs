@@ -31,6 +31,7 @@ pub mod space;
 mod store;
 mod table;
 mod table_build;
+mod traffic;
 mod transfer;
 mod window;
 
@@ -55,4 +56,5 @@ pub use store::{
     BlockVolume, CheckpointTimes, Copies, ReceiveState, Received, SendWhat, Status, Store,
     StoreExports, VolumeStatus, receives,
 };
-pub use transfer::{Piece, Pieces, Token, Transfers};
+pub use traffic::Traffic;
+pub use transfer::{Piece, PieceKind, Pieces, Token, Transfers};

@@ -16,7 +16,10 @@
 //! A snapshot that is received from another store is three kinds of acts: it begins, as an entry
 //! that no client sees; its cursor rises; it ends. Its data comes by ordinary writes between them.
 //! A cursor is an act so that its checkpoint carries the windows of all blocks before it, and a
-//! crash leaves no cursor ahead of its data.
+//! crash leaves no cursor ahead of its data. Blocks that the sender could not read are lost by an act
+//! beside the cursor that passes them, or the end: the same checkpoint has both.
+
+use std::ops::Range;
 
 use onefold_core::VolumeId;
 
@@ -35,6 +38,8 @@ pub(crate) enum Act {
     Receive { id: VolumeId, what: Receive },
     /// All blocks before `cursor` of what is being received are in the windows of the moment.
     Cursor { id: VolumeId, cursor: u64, now_ms: u64 },
+    /// These blocks of what is being received are lost, whatever the windows of the moment have there.
+    Lose { id: VolumeId, ranges: Vec<Range<u64>> },
     /// What was received becomes a snapshot, called `name`, of a volume. The act that follows gives
     /// the volume what the snapshot holds.
     Received { id: VolumeId, volume: VolumeId, name: String, blocks: u64, made_ms: u64 },
@@ -82,6 +87,7 @@ impl Act {
             | Act::Rollback { id, .. }
             | Act::Receive { id, .. }
             | Act::Cursor { id, .. }
+            | Act::Lose { id, .. }
             | Act::Received { id, .. }
             | Act::Promote { id } => *id,
         }
@@ -91,7 +97,7 @@ impl Act {
     pub(crate) fn concerns(&self, map: VolumeId) -> bool {
         let changed = match self {
             Act::Rollback { volume, .. } => *volume == map,
-            Act::Cursor { id, .. } | Act::Promote { id } => *id == map,
+            Act::Cursor { id, .. } | Act::Lose { id, .. } | Act::Promote { id } => *id == map,
             Act::Received { id, volume, .. } => *id == map || *volume == map,
             Act::Snapshot { .. } | Act::Clone { .. } | Act::Receive { .. } => false,
         };
@@ -104,7 +110,9 @@ impl Act {
             Act::Snapshot { of, .. } | Act::Clone { of, .. } => Some(*of),
             Act::Rollback { to, .. } => Some(*to),
             Act::Receive { what, .. } => what.base,
-            Act::Cursor { .. } | Act::Received { .. } | Act::Promote { .. } => None,
+            Act::Cursor { .. } | Act::Lose { .. } | Act::Received { .. } | Act::Promote { .. } => {
+                None
+            }
         }
     }
 }
@@ -120,4 +128,6 @@ pub(crate) struct Moment {
     pub(crate) acts: Vec<Act>,
     /// The entries that the table of discards gets by them at most.
     pub(crate) ranges: u64,
+    /// The pages that its own checkpoint writes at most because of them.
+    pub(crate) pages: u64,
 }

@@ -199,6 +199,14 @@ pub enum Rule {
     /// A page that two snapshots share is compared entry by entry while a range waits for either of
     /// them. Otherwise a trim is not sent.
     RangesCompared,
+    /// The checkpoint of a cursor has the lost blocks that it passes. Otherwise a receive that goes on
+    /// shows, in their place, zeroes or what its base has.
+    LostWithCursor,
+    /// The checkpoint that ends a receive has the blocks that were lost since the last cursor.
+    /// Otherwise the snapshot shows zeroes, or what its base has, in their place.
+    LostWithEnd,
+    /// A lost block reads as an error. Otherwise a client takes for data what nobody wrote.
+    LostIsAnError,
     /// When the zone list has moved, its pages are written at their new places. Otherwise recovery
     /// misses zones that have carriers.
     ListPagesFollowMove,
@@ -213,7 +221,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 66] = [
+    pub const BUGS: [(&'static str, Rule); 69] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -277,6 +285,9 @@ impl Rule {
         ("base-not-compared", Rule::BaseCompared),
         ("frames-out-of-order", Rule::FramesInOrder),
         ("ranges-not-compared", Rule::RangesCompared),
+        ("lost-behind-cursor", Rule::LostWithCursor),
+        ("lost-at-the-end", Rule::LostWithEnd),
+        ("lost-reads-as-data", Rule::LostIsAnError),
         ("list-at-old-place", Rule::ListPagesFollowMove),
         ("old-list-named", Rule::ListNamedWhereItIs),
         ("list-zones-used", Rule::ListZonesKept),

@@ -11,7 +11,8 @@ use std::{
 
 use onefold_backend::{MemoryDisk, MonotonicClock};
 use onefold_block::{
-    Copies, Engine, Format, Received, SendWhat, Settings, Store, StoreExports, Totals, check::check,
+    Begin, Copies, Engine, Format, Received, SendWhat, Settings, Store, StoreExports, StreamWriter,
+    Totals, check::check,
 };
 use onefold_core::{
     Algorithm, Block, BlockRead, BlockRef, Class, Disk, Exports, Kind, Lba, Result, Run,
@@ -254,6 +255,47 @@ fn a_copy_that_is_cut_off_anywhere_goes_on() {
     same(&there.read("vm1"), &here.read("vm1@a"));
     here.end();
     there.end();
+}
+
+/// Who has the secret and knows fingerprints could offer them, end, and end the stream in another way:
+/// the volume had what the fingerprints stand for.
+#[test]
+fn rule_18_content_that_was_not_proved_to_be_the_senders_is_in_no_volume() {
+    let all_held = || {
+        let (here, there) = (site(1, 1), site(2, 1));
+        here.fill("vm1", 0, 0..256);
+        here.snapshot("vm1@a");
+        there.fill("other", 0, 0..256);
+        (here, there)
+    };
+    let (here, there) = all_held();
+    let done = copy(&here, &there, &whole("vm1@a"), u64::MAX);
+    assert_eq!(done.sent.unwrap().held, 256);
+    here.end();
+    there.end();
+    // The end has 104 bytes, and the frame before it 96.
+    for (less, proved) in [(200, false), (150, false), (104, true)] {
+        let (here, there) = all_held();
+        let cut = copy(&here, &there, &whole("vm1@a"), done.there - less);
+        assert!(cut.sent.is_err() && cut.received.is_err());
+        let receive = Copies::of(&there.store).receives().remove(0);
+        let begin = Begin {
+            guid: receive.token.guid,
+            volume: "vm1".to_owned(),
+            snapshot: "a".to_owned(),
+            blocks: BLOCKS,
+            start: receive.token.cursor,
+            ..Begin::default()
+        };
+        let mut bytes = Vec::new();
+        StreamWriter::begin(&mut bytes, &begin, false).unwrap().end(BLOCKS).unwrap();
+        Copies::of(&there.store).receive(None, false, &bytes[..], &mut |_| Ok(())).unwrap();
+        let blocks = there.read("vm1");
+        let has = blocks.iter().filter(|block| block.0.iter().any(|byte| *byte != 0)).count();
+        assert_eq!(has, if proved { 256 } else { 0 }, "{less} bytes less");
+        here.end();
+        there.end();
+    }
 }
 
 #[test]

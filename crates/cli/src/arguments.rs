@@ -11,7 +11,7 @@ use crate::{
     verbs::{
         backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, index,
         inspect, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot,
-        snapshots, status, volume, worker,
+        snapshots, status, upgrade, volume, worker,
     },
 };
 
@@ -95,6 +95,7 @@ pub(crate) enum Verb {
     Worker(worker::Options),
     Node(node::Options),
     Index(index::Options),
+    Upgrade(upgrade::Options),
     Estimate(estimate::Options),
     Inspect(inspect::Options),
     Completions(completions::Options),

@@ -30,7 +30,7 @@ use arguments::{Arguments, Verb};
 use verbs::{
     backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, index, inspect,
     ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot, snapshots,
-    status, volume, worker,
+    status, upgrade, volume, worker,
 };
 
 fn main() -> ExitCode {
@@ -103,6 +103,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Worker(options) => worker::run(&options),
         Verb::Node(options) => node::run(&options),
         Verb::Index(options) => index::run(&options),
+        Verb::Upgrade(options) => upgrade::run(&options),
         Verb::Completions(options) => completions::run(&options, Arguments::command()),
         Verb::Man(options) => manual::run(&options, Arguments::command()),
         Verb::Metrics => {

@@ -128,6 +128,16 @@ fn files_that_did_not_change_are_not_read() {
     assert_eq!(second["files_read"].as_u64(), Some(0), "{second}");
     assert_eq!(second["files_unchanged"], first["files_read"]);
     assert_eq!(second["pages_written"].as_u64(), Some(0));
+    // Each file has its day, and is read once on it, however many backups there are.
+    let day = || {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        now.as_secs() / 86_400
+    };
+    let began = day();
+    let again = backup(&desk, &format!("{sources} --set s --reread 1"));
+    if day() == began {
+        assert_eq!(again["files_read"].as_u64(), Some(0), "{again}");
+    }
     assert_eq!(
         backup(&desk, &format!("{sources} --set s --read-all"))["files_read"],
         first["files_read"]

@@ -10,6 +10,7 @@ use std::{
     process::{Child, Stdio},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use support::{Desk, noise, qemu_io};
 
 const MIB: usize = 1 << 20;
@@ -192,6 +193,35 @@ fn a_copy_is_killed_at_twenty_places_on_either_side_and_comes_over() {
     desk.fails("volume resize b vm1 --size 1G", 1, &["replica", "onefold volume promote"]);
     desk.ok("volume promote b vm1");
     desk.ok("volume resize b vm1 --size 1G --force");
+}
+
+#[test]
+fn a_stream_that_nobody_reads_ends_with_a_sentence_and_holds_nothing_up() {
+    let desk = Desk::new();
+    store_with_image(&desk, "a", &image(7));
+    desk.ok("snapshot create a vm1@a");
+    for served in [true, false] {
+        let serving = served.then(|| desk.serve("a"));
+        let mut send = desk.command("send a vm1@a");
+        let send = send.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // It has filled the pipe, and waits.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        if served {
+            qemu_io(&desk.uri("a", "vm1"), &["write -P 0x22 0 1M", "flush"]);
+            desk.ok("snapshot create a vm1@b");
+            desk.ok("snapshot delete a vm1@b");
+        }
+        let pid = Pid::from_raw(send.id() as i32).unwrap();
+        kill_process(pid, Signal::INT).unwrap();
+        let ended = send.wait_with_output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert_eq!(ended.status.code(), Some(130), "{said}");
+        assert!(said.contains("interrupted: the stream of 'vm1@a' is not whole"), "{said}");
+        serving.into_iter().for_each(|serving| assert!(serving.terminate().0.success()));
+        desk.ok("check a");
+        desk.ok("snapshot create a vm1@c");
+        desk.ok("snapshot delete a vm1@c");
+    }
 }
 
 #[test]

@@ -196,7 +196,15 @@ fn data_is_scrubbed_while_it_is_served_and_after() {
     let lost = format!("  lost: volume 'v', 4096 bytes at {}", (4 << 20) + 4 * 4096);
     let said = desk.fails("scrub a", 1, &["a is damaged: 1 block of its data"]);
     assert!(said.out.contains(&hit) && said.out.contains(&lost), "{}", said.out);
+    desk.ok("volume create a w --size 1M");
+    let of_one_volume = || {
+        assert!(desk.ok("scrub a --only w").contains("all data of 'w' in a is well"));
+        let said = desk.fails("scrub a --only v", 1, &["'v' in a is damaged"]);
+        assert!(said.out.contains(&lost) && !said.out.contains(&hit), "{}", said.out);
+    };
+    of_one_volume();
     let serving = desk.serve("a");
+    of_one_volume();
     let said = desk.fails("scrub a --json", 1, &["a is damaged: 1 block"]);
     let report: serde_json::Value = serde_json::from_str(&said.out).unwrap();
     assert_eq!(report["bad"][0]["hit"][0]["volume"], "v");

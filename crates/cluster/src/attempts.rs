@@ -131,17 +131,19 @@ impl<'a> LeftBehind<'a> {
     pub(crate) fn attempts(&self) -> Result<Vec<Attempt>, Refusal> {
         let shards: Vec<ObjectName> = (0..self.kernel.format().shards).map(shard_name).collect();
         let mut all = Vec::new();
-        for (shard, keys) in (0..).zip(self.kernel.all_keys_of(&shards, &[])?) {
+        self.kernel.pages_of(&shards, &[], |shard, keys| {
             for (key, value) in keys {
                 // An attempt that can't be decoded is of a newer version, or damaged. A scrub finds
                 // stale references without it.
                 if let (Some(reference), Some(chunk)) =
-                    (key::parse_attempt(&key), attempt::decode(&value))
+                    (key::parse_attempt(key), attempt::decode(value))
                 {
+                    let (shard, key, value) = (shard as u16, key.clone(), value.clone());
                     all.push(Attempt { shard, key, value, chunk, reference });
                 }
             }
-        }
+            Ok(())
+        })?;
         Ok(all)
     }
 

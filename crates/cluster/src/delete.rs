@@ -67,6 +67,7 @@ impl<'s> Deletion<'s> {
         let names = Names::of(self.session.kernel());
         let unfinished = names.unfinished()?;
         let mut any = names.finish_renames(&unfinished)?;
+        let mut damage = None;
         for (shard, record) in unfinished.records {
             let failed = |refusal| {
                 failed(
@@ -74,9 +75,17 @@ impl<'s> Deletion<'s> {
                     refusal,
                 )
             };
-            any |= self.delete_record(&shard, &record).map_err(failed)?;
+            match self.delete_record(&shard, &record).map_err(failed) {
+                Ok(done) => any |= done,
+                // Damage in one keeps no other one from going.
+                Err(error) if error.kind() == Kind::Corrupt => damage = damage.or(Some(error)),
+                Err(error) => return Err(error),
+            }
         }
-        Ok(any)
+        match damage {
+            Some(error) if !any => Err(error),
+            _ => Ok(any),
+        }
     }
 
     fn delete_record(&self, shard: &ObjectName, record: &Record) -> Result<bool, Refusal> {

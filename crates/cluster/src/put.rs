@@ -141,6 +141,7 @@ impl Session {
                 format!("there is no stream '{}'", name.escape_debug()),
             ));
         };
+        let mut bytes = 0;
         for index in 0..named.pieces {
             let piece = get_piece(self, ObjectId { volume: named.id, index });
             let piece = piece.map_err(|refusal| match (refusal, self.find(name)) {
@@ -156,10 +157,18 @@ impl Session {
                     failed(format_args!("piece {index} of '{}'", name.escape_debug()), refusal)
                 }
             })?;
+            bytes += piece.len() as u64;
             sink.write_all(&piece)
                 .map_err(|e| Error::from_io("what was got can't be written", e))?;
         }
-        Ok(named.bytes)
+        if bytes != named.bytes {
+            return Err(crate::format::corrupt(format_args!(
+                "'{}' has {} bytes, and its pieces have {bytes}",
+                name.escape_debug(),
+                named.bytes
+            )));
+        }
+        Ok(bytes)
     }
 }
 

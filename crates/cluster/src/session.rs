@@ -108,7 +108,15 @@ impl Session {
     /// # Errors
     /// The store's.
     pub fn names(&self) -> Result<Vec<(String, Named)>> {
-        Names::of(&self.kernel).all()
+        Names::of(&self.kernel).all(None)
+    }
+
+    /// The names of volumes alone, with their values, sorted.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn volumes(&self) -> Result<Vec<(String, Named)>> {
+        Names::of(&self.kernel).all(Some(What::Volume))
     }
 
     /// Makes an empty volume.

@@ -62,11 +62,14 @@ impl Session {
     /// The store's.
     pub fn backlog(&self) -> Result<u64> {
         let shards: Vec<ObjectName> = (0..self.kernel().format().shards).map(shard_name).collect();
-        let keys = self
-            .kernel()
-            .all_keys_of(&shards, &[])
+        let mut all = 0;
+        self.kernel()
+            .pages_of(&shards, &[], |_, keys| {
+                all += keys.len() as u64;
+                Ok(())
+            })
             .map_err(|refusal| failed("the dirty list can't be read", refusal))?;
-        Ok(keys.iter().map(|keys| keys.len() as u64).sum())
+        Ok(all)
     }
 
     /// The space of the object store.

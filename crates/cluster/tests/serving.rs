@@ -13,13 +13,13 @@ use std::{
     time::Duration,
 };
 
-use onefold_cluster::{ClusterExports, Format, Mode, Session, Settings, create};
+use onefold_cluster::{ClusterExports, Format, Mode, Named, Session, Settings, What, create};
 use onefold_core::{
-    Exports,
-    object::{ObjectName, ObjectStore, PoolKind},
+    Exports, checksum,
+    object::{Change, ObjectName, ObjectStore, PoolKind, Write},
 };
 use onefold_testbed::MemoryObjects;
-use support::Faulty;
+use support::{Faulty, READ};
 
 #[test]
 fn rule_12_a_volume_that_is_being_attached_keeps_nobody_from_the_others() {
@@ -138,4 +138,44 @@ fn rule_12_the_locks_of_all_volumes_are_kept_though_one_is_lost() {
     store.session("takes").lock(&headers[0], "owner", "a", None).unwrap();
     exports.renew().unwrap_err();
     assert_eq!(store.holder(&headers[1], "owner").unwrap().unwrap().identity, "serves");
+}
+
+/// Each client that asked for the list read all names, also those of streams, and all at one time.
+#[test]
+fn rule_12_clients_that_ask_for_lists_do_not_read_all_names_each() {
+    const NAMES: u64 = 20_000;
+    const CLIENTS: u64 = 32;
+    let store = MemoryObjects::new(PoolKind::Replicated);
+    create(&store, &Format::new([1; 16], [2; 32], PoolKind::Replicated)).unwrap();
+    for id in 0..NAMES {
+        let name = format!("stream {id}");
+        let shard = format!("n.{:02x}", checksum::fast(5, name.as_bytes()) % 256);
+        let named = Named { what: What::Put, id: 1 << 20 | id, bytes: 0, pieces: 0, moves: 0 };
+        let pair = (format!("n{name}").into_bytes(), named.encode());
+        let changes = vec![Change::SetOmap(vec![pair])];
+        let op = Write { object: ObjectName::metadata(shard), guards: Vec::new(), changes };
+        store.write(&[op]).remove(0).unwrap();
+    }
+    let counted = Arc::new(Faulty { store: store.session("serves"), fault: || None });
+    let session = Session::open(counted, Settings::default()).unwrap();
+    session.create_volume("one", 1 << 20).unwrap();
+    let exports = Arc::new(ClusterExports::new(Arc::new(session), Mode::Own));
+    let before = READ.load(SeqCst);
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let exports = exports.clone();
+            std::thread::spawn(move || exports.list().len())
+        })
+        .collect();
+    assert!(clients.into_iter().all(|client| client.join().unwrap() == 1));
+    let read = READ.load(SeqCst) - before;
+    assert!(read < CLIENTS * 256 / 2, "{read} pages of names were read");
+    // What is new is told soon.
+    let session = Session::open(Arc::new(store.session("other")), Settings::default()).unwrap();
+    session.create_volume("two", 1 << 20).unwrap();
+    let began = std::time::Instant::now();
+    while exports.list().len() < 2 {
+        assert!(began.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

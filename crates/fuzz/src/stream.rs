@@ -10,6 +10,9 @@ const MAGIC_BYTES: usize = 16;
 const HEADER_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
 
+/// The version of the stream of a sender that skips damage.
+const SKIPPING: u8 = 3;
+
 /// Frames that are accepted rise, lie within the size, and hold as much as they say.
 pub fn stream(data: &[u8]) {
     look(StreamReader::begin(data));
@@ -17,7 +20,10 @@ pub fn stream(data: &[u8]) {
     look(StreamReader::begin(&proven[..]));
     // The same of a sender that asks, behind the proofs of the secret.
     let rest = proven.get(MAGIC_BYTES..).unwrap_or_default();
-    look(StreamReader::begin_negotiated(rest, key(&examples()[0])));
+    let key = key(&proven);
+    for skips in [false, true] {
+        look(StreamReader::begin_negotiated(rest, key, skips));
+    }
 }
 
 fn look(begun: onefold_core::Result<StreamReader<&[u8]>>) {
@@ -59,6 +65,7 @@ fn look(begun: onefold_core::Result<StreamReader<&[u8]>>) {
                     Content::Held(proof) => {
                         assert!(frame.blocks <= 256 && !proof.proves(b"something else"));
                     }
+                    Content::Lost => assert!(frame.blocks <= 8192, "too many are lost"),
                     Content::Hole | Content::Zeroes => {}
                 }
                 at = frame.first + frame.blocks;
@@ -74,8 +81,13 @@ fn proven(data: &[u8]) -> Vec<u8> {
     if all.len() < MAGIC_BYTES {
         return all;
     }
+    // Of a sender that skips damage, or of one that does not.
+    let version = all[MAGIC_BYTES - 1];
     all[..MAGIC_BYTES].copy_from_slice(&good[..MAGIC_BYTES]);
-    let mut proof = key(good);
+    if version == SKIPPING {
+        all[MAGIC_BYTES - 1] = SKIPPING;
+    }
+    let mut proof = key(&all);
     let mut at = MAGIC_BYTES;
     for sequence in 0u64.. {
         let Some(length) = all.get(at + 4..at + 8) else { break };
@@ -92,9 +104,12 @@ fn proven(data: &[u8]) -> Vec<u8> {
     all
 }
 
-/// The key of the first frame.
+/// The key of the first frame; zeroes when there is none.
 fn key(good: &[u8]) -> [u8; PROOF_BYTES] {
     let mut key = [0; PROOF_BYTES];
+    if good.len() < MAGIC_BYTES {
+        return key;
+    }
     key[..16].copy_from_slice(&good[..16]);
     key[16..].copy_from_slice(&good[..16]);
     key
@@ -105,16 +120,32 @@ pub(crate) fn examples() -> Vec<Vec<u8>> {
         let mut bytes = Vec::new();
         example(&mut bytes, compress).map(|()| bytes)
     });
+    let skipping = {
+        let mut bytes = Vec::new();
+        skipping(&mut bytes).map(|()| bytes)
+    };
     let mut all: Vec<Vec<u8>> = all.into_iter().flatten().collect();
     all.extend(negotiated(&all[0]));
+    all.extend(skipping);
     all
+}
+
+/// One of a sender that skips damage.
+fn skipping(bytes: &mut Vec<u8>) -> onefold_core::Result<()> {
+    let begin = Begin { guid: [1; 16], volume: "vm1".to_owned(), blocks: 5000, ..Begin::default() };
+    let mut writer = StreamWriter::begin_as(bytes, true, &begin, false)?;
+    writer.data(1, &Block::zeroed_vec(2))?;
+    writer.lost(5, 300)?;
+    writer.empty(400, 7, false)?;
+    writer.lost(407, 1)?;
+    writer.end(5000).map(drop)
 }
 
 /// One of a sender that asks, with the same key as the others.
 fn negotiated(other: &[u8]) -> onefold_core::Result<Vec<u8>> {
     let mut bytes = other[..MAGIC_BYTES].to_vec();
     let begin = Begin { guid: [1; 16], volume: "vm1".to_owned(), blocks: 5000, ..Begin::default() };
-    let mut writer = StreamWriter::begin_negotiated(&mut bytes, key(other), &begin, false)?;
+    let mut writer = StreamWriter::begin_negotiated(&mut bytes, key(other), false, &begin, false)?;
     writer.offer(&Offer {
         runs: vec![(5, 2), (9, 1)],
         fingerprints: vec![Fingerprint([1; 16]), Fingerprint([2; 16]), Fingerprint([0; 16])],

@@ -36,7 +36,7 @@ use std::{
 
 use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
 use onefold_archive::{Archive, SnapshotId};
-use onefold_core::{Error, Result};
+use onefold_core::{Error, Kind, Result};
 use rustix::mount::{UnmountFlags, unmount};
 
 use self::{files::Files, served::Served, trees::Trees, turns::Turns};
@@ -96,10 +96,19 @@ impl Mounted {
     /// Mounts the snapshots of an archive at a directory.
     ///
     /// # Errors
-    /// `NotFound` for a snapshot; those of the system: there is no FUSE, or it refuses the directory.
+    /// `NotFound` for a snapshot; `Exists` when something is in the directory; those of the system:
+    /// there is no FUSE, or it refuses the directory.
     pub fn new(archive: &Arc<Archive>, at: &Path, choices: Choices) -> Result<Mounted> {
         // The process may be elsewhere when it ends.
         let at = at.canonicalize().map_err(|error| Error::from_io(at.display(), error))?;
+        let mut names = at.read_dir().map_err(|error| Error::from_io(at.display(), error))?;
+        if names.next().is_some() {
+            let why = format!(
+                "{} is not empty: a mount would hide what is in it, so give an empty directory",
+                at.display()
+            );
+            return Err(Error::new(Kind::Exists, why));
+        }
         let trees = Arc::new(Trees::new(archive, CACHE_BYTES));
         let files = Files::new(trees.clone(), choices.only, choices.allow_other)?;
         let mut config = Config::default();

@@ -104,8 +104,8 @@ impl Default for ArchiveFormat {
 /// ```
 pub fn create_archive(path: impl AsRef<Path>, format: &ArchiveFormat) -> Result<()> {
     let path = path.as_ref();
-    let mut made = Archived::new(random_bytes()?, random_bytes()?, random_bytes()?);
-    (made.trees, made.leaves, made.clones) = (true, true, true);
+    let made = Archived::new(random_bytes()?, random_bytes()?, random_bytes()?);
+    let mut made = made.with_features();
     if !format.compress {
         made.compression = onefold_archive::Compression::None;
     }

@@ -83,6 +83,31 @@ fn rule_12_idle_connections_to_one_volume_keep_no_client_of_another_out() {
 }
 
 #[test]
+fn rule_12_who_connects_in_a_loop_keeps_nobody_from_connecting() {
+    let shared = Shared::new(Limits { connections: 8, ..Limits::default() });
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !over.load(SeqCst) {
+                    drop(std::os::unix::net::UnixStream::connect(&shared.socket));
+                }
+            });
+        }
+        let ended = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            for round in 0..10 {
+                let began = Instant::now();
+                shared.neighbour_works();
+                assert!(began.elapsed() < Duration::from_secs(5), "{round}: {:?}", began.elapsed());
+            }
+        }));
+        over.store(true, SeqCst);
+        ended.unwrap();
+    });
+    shared.end();
+}
+
+#[test]
 fn rule_12_idle_connections_give_their_working_places_back() {
     let shared = Shared::new(Limits { rest: Duration::from_millis(200), ..Limits::default() });
     let mut idle: Vec<Raw> = (0..12).map(|n| greedy(&shared.socket, MODES[n % 3])).collect();
@@ -153,6 +178,28 @@ fn rule_12_a_flood_of_status_requests_lets_others_work() {
         shared.neighbour_works();
         flood.iter().for_each(|raw| drop(raw.stream.shutdown(std::net::Shutdown::Both)));
     });
+    shared.end();
+}
+
+/// Each of them kept its place for sixteen requests, and waited for its turn with each.
+#[test]
+fn rule_12_a_newcomer_waits_for_no_row_of_slow_status_requests() {
+    let volumes = ["disk", "greedy"].map(|name| (name.to_owned(), MemoryVolume::new(SIZE)));
+    volumes[1].1.status_us.store(100_000, SeqCst);
+    let shared = Shared::of(MemoryExports::of(volumes), Limits { places: 4, ..Limits::default() });
+    let mut flood: Vec<Raw> = (0..8).map(|_| greedy(&shared.socket, Mode::Extended)).collect();
+    let requests: Vec<u8> =
+        (0..256).flat_map(|i| request_bytes(Mode::Extended, 0, BLOCK_STATUS, i, 0, SIZE)).collect();
+    flood.iter_mut().for_each(|raw| raw.send(&requests));
+    while shared.server.statistics().statuses < 5 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut raw = Raw::go(&shared.socket, Mode::Structured);
+    let began = Instant::now();
+    raw.read(0, 0, 4096).unwrap();
+    assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+    flood.iter().for_each(|raw| drop(raw.stream.shutdown(std::net::Shutdown::Both)));
+    drop(raw);
     shared.end();
 }
 

@@ -9,6 +9,7 @@
 //! should have written, as page caches do: reads may see it for a while, later syncs succeed without
 //! it.
 
+mod late;
 mod mount;
 
 use std::{
@@ -19,6 +20,7 @@ use std::{
 use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 use parking_lot::Mutex;
 
+use self::late::Late;
 pub use self::mount::{Mount, MountCopy};
 use crate::{Reach, Rng};
 
@@ -203,6 +205,7 @@ struct State {
     sync_fails_in: Option<u64>,
     /// Chance for what a failed sync leaves; the other draws stay what they are.
     aside: Rng,
+    late: Late,
     /// Decides when a sync that was begun is over: in so many of a hundred looks.
     pace: Rng,
     paced: u64,
@@ -255,6 +258,7 @@ impl VirtualFiles {
             failed: false,
             sync_fails_in: None,
             aside,
+            late: Late::default(),
             paced: [5, 30, 80][pace.below(3) as usize],
             pace,
             capacity: None,
@@ -941,6 +945,11 @@ impl VirtualFile {
     fn change(&self, what: u64, change: Change) -> Result<()> {
         let mut state = self.files.0.lock();
         let mut told = what.to_le_bytes().to_vec();
+        if let Change::Write(at, data) = &change
+            && state.comes_late(self.id, *at, data)
+        {
+            return Err(power_failed());
+        }
         if let Change::Write(_, data) = &change {
             told.extend_from_slice(data);
         }

@@ -2,7 +2,11 @@
 
 use onefold_core::Result;
 
-use crate::{chunk_index::first_to_merge, operations_log::Archive, tables::Tables};
+use crate::{
+    chunk_index::first_to_merge,
+    operations_log::{Archive, log_bytes_at_once},
+    tables::Tables,
+};
 
 /// What a process that opens an archive, or the next put, collection or commit, would have to do,
 /// and a background replay does before.
@@ -32,6 +36,6 @@ pub fn replay_due(archive: &Archive, tables: &Tables) -> Result<ReplayDue> {
         differences: tables.differences.len() as u64,
         nodes: tables.snapshots.due().count() as u64,
         files: first_to_merge(files).map_or(0, |first| (files.len() - first) as u64),
-        log_bytes: archive.log_bytes_at_once().map(|(bytes, _)| bytes),
+        log_bytes: log_bytes_at_once(archive).map(|(bytes, _)| bytes),
     })
 }

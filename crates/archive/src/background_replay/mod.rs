@@ -32,7 +32,7 @@ pub use self::due::{ReplayDue, replay_due};
 use crate::{
     container::{Pace, Rewriter},
     format::{Address, names::COLLECTOR},
-    operations_log::{Archive, Checkpointed, checkpoint_some},
+    operations_log::{Archive, Checkpointed, checkpoint_some, log_bytes_at_once},
     rad,
     rules::Rule,
     stream::{Ingest, Ported},
@@ -266,7 +266,7 @@ impl BackgroundReplay {
 
     fn checkpoint(&mut self) -> Result<Came> {
         let is_due = |(_, is_due)| is_due;
-        if !self.archive().log_bytes_at_once().is_none_or(is_due) {
+        if !log_bytes_at_once(self.archive()).is_none_or(is_due) {
             return Ok(Came::Nothing);
         }
         self.pace.ask(4 << 20)?;

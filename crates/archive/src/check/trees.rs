@@ -18,6 +18,10 @@ use crate::{
     tree::{ends_page, hash_of_name},
 };
 
+/// Nodes above the one at hand that are held. Those above them are read again when their turn comes:
+/// a hostile tree is as deep as it likes, with a full page at each level.
+const NODES_HELD: usize = 32;
+
 /// Bytes of a directory page's entry at most: a page with less room than this may end.
 const ENTRY_BYTES: usize = 24 << 10;
 
@@ -36,14 +40,41 @@ struct Known {
     lost: u64,
 }
 
+impl Known {
+    /// A node that can't be read.
+    fn lost() -> Known {
+        Known { lost: 1, ends: true, ..Known::default() }
+    }
+}
+
 /// A node whose children are looked at.
 struct Frame {
     at: TreeNodeRef,
+    /// Children that are judged.
+    judged: usize,
+    /// 1 when the node itself is noted as damaged.
+    lost: u64,
+    /// Nothing while it rests.
+    held: Option<Held>,
+}
+
+/// A node, its children, and the findings about those that are judged.
+struct Held {
     node: TreeNode,
     children: Vec<TreeNodeRef>,
     known: Vec<Known>,
-    /// 1 when the node itself is noted as damaged.
-    lost: u64,
+}
+
+impl Held {
+    fn new(node: TreeNode) -> Held {
+        let mut children = Vec::new();
+        node.named(&mut |named| {
+            if let Named::TreeNode(child) = named {
+                children.push(child);
+            }
+        });
+        Held { node, children, known: Vec::new() }
+    }
 }
 
 /// The findings about the tree nodes that were looked at.
@@ -98,18 +129,36 @@ impl Checking {
                     None => match self.frame(at)? {
                         Some(frame) => {
                             frames.push(frame);
+                            let above = frames.len().checked_sub(NODES_HELD + 1);
+                            if let Some(above) = above.and_then(|n| frames.get_mut(n)) {
+                                above.held = None;
+                            }
                             next = descend(&frames);
                             continue;
                         }
-                        None => Known { lost: 1, ends: true, ..Known::default() },
+                        None => Known::lost(),
                     },
                 },
                 None => self.finish(trees, &mut frames)?,
             };
             let Some(frame) = frames.last_mut() else { return Ok(known) };
-            frame.known.push(known);
+            let mut held = match frame.held.take() {
+                Some(held) => held,
+                None => self.again(trees, frame)?,
+            };
+            held.known.push(known);
+            frame.judged += 1;
+            frame.held = Some(held);
             next = descend(&frames);
         }
+    }
+
+    /// Reads a node that rested.
+    fn again(&mut self, trees: &Trees, frame: &Frame) -> Result<Held> {
+        let mut held = Held::new(self.trees.node(&frame.at)?);
+        let known = |child| trees.0.get(child).cloned().unwrap_or_else(Known::lost);
+        held.known = held.children.iter().take(frame.judged).map(known).collect();
+        Ok(held)
     }
 
     /// Reads a node; `None` when it is lost.
@@ -120,20 +169,15 @@ impl Checking {
             Err(error) if is_damage(&error) => return Ok(None),
             node => node?,
         };
-        let mut children = Vec::new();
-        node.named(&mut |named| {
-            if let Named::TreeNode(child) = named {
-                children.push(child);
-            }
-        });
-        Ok(Some(Frame { at, node, children, known: Vec::new(), lost }))
+        Ok(Some(Frame { at, judged: 0, lost, held: Some(Held::new(node)) }))
     }
 
     /// Judges the node whose children are all known.
     fn finish(&mut self, trees: &mut Trees, frames: &mut Vec<Frame>) -> Result<Known> {
-        let Some(Frame { at, node, known, lost: own, .. }) = frames.pop() else {
+        let Some(Frame { at, lost: own, held: Some(held), .. }) = frames.pop() else {
             return Err(corrupt("a tree has no node"));
         };
+        let Held { node, known, .. } = held;
         // A tree that doubles at each level names a lost chunk more often than a number says.
         let below = known.iter().map(|child| child.lost).fold(0, u64::saturating_add);
         let (mut lost, mut looked) = (below.saturating_add(own), Ok(()));
@@ -162,7 +206,8 @@ impl Checking {
 
 /// The child of the last frame that comes next.
 fn descend(frames: &[Frame]) -> Option<TreeNodeRef> {
-    frames.last().and_then(|frame| frame.children.get(frame.known.len()).copied())
+    let held = frames.last()?.held.as_ref()?;
+    held.children.get(held.known.len()).copied()
 }
 
 /// Compares a node with what is known of its children.

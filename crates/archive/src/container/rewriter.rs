@@ -23,6 +23,8 @@ pub(crate) struct Rewriter {
     pub(crate) ids: Ids,
     pub(crate) appender: Appender,
     pub(crate) pace: Pace,
+    /// References of snapshots that were met while counting, to what is not there.
+    pub(crate) absent: u64,
 }
 
 impl Rewriter {
@@ -40,6 +42,7 @@ impl Rewriter {
             appender: Appender::new(archive.clone(), Owner::Collector),
             archive: archive.clone(),
             pace,
+            absent: 0,
         }
     }
 

@@ -15,6 +15,16 @@ pub(crate) const TEXT_MAX: usize = 4096;
 /// Paths and tags of a snapshot at most.
 pub(crate) const TEXTS_MAX: usize = 1024;
 
+/// Bytes of texts that any snapshot may have.
+const TEXTS_FREE: u64 = 4 << 10;
+
+/// Bytes beyond these that the texts of all snapshots of an archive have: processes hold them in
+/// memory.
+pub(crate) const TEXTS_IN_ALL: u64 = 32 << 20;
+
+/// Memory of a text beside its bytes.
+const TEXT_MEMORY: u64 = 32;
+
 /// The id of a snapshot, drawn by chance.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct SnapshotId(pub [u8; 16]);
@@ -86,6 +96,14 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Bytes of its texts beyond those that any snapshot may have.
+    pub(crate) fn long_texts(&self) -> u64 {
+        let texts = [self.set.len(), self.host.len()].into_iter();
+        let texts = texts.chain(self.paths.iter().map(Vec::len));
+        let all = texts.chain(self.tags.iter().map(String::len));
+        all.map(|bytes| bytes as u64 + TEXT_MEMORY).sum::<u64>().saturating_sub(TEXTS_FREE)
+    }
+
     pub(crate) fn encode(&self, w: &mut Writer) {
         w.raw(&self.id.0).bytes(self.set.as_bytes()).bytes(self.host.as_bytes());
         w.raw(&self.machine).u32(self.paths.len() as u32);

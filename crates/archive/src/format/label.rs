@@ -1,7 +1,7 @@
 //! The label: what kind of archive this is, and which snapshot and log are true. Two places,
 //! written by turns.
 
-use onefold_core::{Algorithm, Error, Files, Kind, Result};
+use onefold_core::{Algorithm, Error, File, Files, Kind, Result};
 
 use super::{
     bytes::{Reader, Writer, corrupt},
@@ -99,6 +99,14 @@ pub struct Kinds {
     pub on_demand: bool,
     /// Volumes may be clones of others.
     pub clones: bool,
+}
+
+impl Kinds {
+    /// All that `create` sets and that an older archive can get without its data written again.
+    #[must_use]
+    pub fn upgraded(self) -> Kinds {
+        Kinds { late: self.late, trees: true, leaves: true, on_demand: true, clones: true }
+    }
 }
 
 /// The content of one of the label's places.
@@ -334,6 +342,18 @@ pub(crate) fn look_for_label(files: &dyn Files, one_is_enough: bool) -> Result<(
     let file = files.open(LABEL).map_err(|e| {
         if e.kind() == Kind::NotFound { Error::new(Kind::NotFound, "no archive") } else { e }
     })?;
+    let [first, second] = both_places(&*file, one_is_enough)?;
+    let is_damaged = ![&first, &second].into_iter().all(|found| matches!(found, Found::Good(_)));
+    match choose(first, second) {
+        Err(error) if is_damage(&error) => {
+            Err(error.context(format!("both places of the label are damaged; {PUT_BACK}")))
+        }
+        chosen => chosen.map(|label| (label, is_damaged)),
+    }
+}
+
+/// What is found in the two places.
+fn both_places(file: &dyn File, one_is_enough: bool) -> Result<[Found; 2]> {
     let is_empty = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     let look = |place: u64| -> Result<Found> {
         let mut bytes = vec![0; LABEL_BYTES];
@@ -347,14 +367,18 @@ pub(crate) fn look_for_label(files: &dyn Files, one_is_enough: bool) -> Result<(
             },
         }
     };
-    let (first, second) = (look(0)?, look(LABEL_BYTES as u64)?);
-    let is_damaged = ![&first, &second].into_iter().all(|found| matches!(found, Found::Good(_)));
-    match choose(first, second) {
-        Err(error) if is_damage(&error) => {
-            Err(error.context(format!("both places of the label are damaged; {PUT_BACK}")))
-        }
-        chosen => chosen.map(|label| (label, is_damaged)),
-    }
+    Ok([look(0)?, look(LABEL_BYTES as u64)?])
+}
+
+/// True when a place of the label tells of other kinds of tables than these: an upgrade did not come
+/// to both places.
+///
+/// # Errors
+/// Errors of the system, but for a place that can't be read.
+pub(crate) fn is_half_upgraded(files: &dyn Files, kinds: Kinds) -> Result<bool> {
+    let found = both_places(&*files.open(LABEL)?, true)?;
+    let differs = |found: &Found| matches!(found, Found::Good(label) if label.kinds() != kinds);
+    Ok(found.iter().any(differs))
 }
 
 /// The advice about a damaged log, which has no second copy on one node.

@@ -35,6 +35,13 @@ pub(crate) fn snapshot_name(number: u64) -> String {
     format!("snapshot-{number:010}")
 }
 
+/// The number of a snapshot or a log by its name; `None` for any other file.
+pub(crate) fn numbered(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("snapshot-").or_else(|| name.strip_prefix("log-"))?;
+    let number = digits.parse().ok()?;
+    (name == snapshot_name(number) || name == log_name(number)).then_some(number)
+}
+
 pub(crate) fn segment_name(number: u32) -> String {
     format!("segment-{number:08}")
 }

@@ -73,6 +73,8 @@ pub struct Collected {
     pub freed_bytes: u64,
     /// Containers that stay because a chunk of theirs is damaged.
     pub damaged: u64,
+    /// References of snapshots to pages that are not there, among those that this collection counted.
+    pub absent: u64,
     /// Places that older readers hold back.
     pub held_back: u64,
     /// Puts that began before hold the rest back.
@@ -248,7 +250,9 @@ impl Collection {
                     let Options { now, trash, keep_partial, .. } = self.options;
                     self.done.expired += expire(&self.archive, now, trash, keep_partial)?;
                 }
-                match self.rewriter.count(true, rad::changed)? {
+                let counted = self.rewriter.count(true, rad::changed)?;
+                self.done.absent = self.rewriter.absent;
+                match counted {
                     Counted::Portion if !self.archive.keeps(Rule::AllCountedFirst) => {
                         self.looked = self.condemn()?;
                         if self.looked { Step::Recheck } else { Step::Count }

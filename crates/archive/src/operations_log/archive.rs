@@ -47,7 +47,7 @@ impl Archive {
     /// # Errors
     /// `Exists` when there is one, `NoSpace`, and those of the system.
     pub fn create(files: &dyn Files, format: &Format) -> Result<()> {
-        Archive::create_in(files, ONE_DIRECTORY, format)
+        create_in(files, ONE_DIRECTORY, format)
     }
 
     /// Makes an archive on new nodes; durable on return.
@@ -55,60 +55,7 @@ impl Archive {
     /// # Errors
     /// As [`create`](Self::create).
     pub fn create_on_nodes(nodes: &Nodes, format: &Format) -> Result<()> {
-        Archive::create_in(nodes, nodes.spread(), format)
-    }
-
-    fn create_in(files: &dyn Files, spread: [u8; 3], format: &Format) -> Result<()> {
-        format.late.map_or(Ok(()), |rad| rad.check(spread))?;
-        if format.fingerprint.needs_bytes() {
-            return Err(Error::new(
-                Kind::InvalidInput,
-                format!("chunks of an archive are not fingerprinted by {}", format.fingerprint),
-            ));
-        }
-        if find_label(files).is_ok() {
-            return Err(Error::new(Kind::Exists, "there is an archive already"));
-        }
-        let label = Label {
-            id: format.id,
-            secret: format.secret,
-            node: format.node,
-            chunking: format.chunking,
-            compression: format.compression,
-            segment_bytes: format.segment_bytes,
-            generation: 1,
-            snapshot: 1,
-            spread,
-            late: format.late,
-            trees: format.trees,
-            clones: format.clones,
-            fingerprint: format.fingerprint,
-            leaves: format.leaves,
-            on_demand: format.leaves && format.on_demand,
-        };
-        for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
-            fresh(files, name)?;
-        }
-        let reserve = fresh(files, RESERVE)?;
-        fill(&*reserve, format.reserve_bytes)?;
-        reserve.sync()?;
-        write_snapshot(
-            files,
-            &label.identity(),
-            1,
-            &Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new(spread, label.kinds()) },
-        )?;
-        fresh(files, &log_name(1))?.sync()?;
-        files.sync_names()?;
-        // The label comes last: without it there is no archive.
-        let file = fresh(files, LABEL)?;
-        // Both places say the same, so that each of them can be lost.
-        for generation in 0..=label.generation {
-            let label = Label { generation, ..label.clone() };
-            file.write_at(label.place(), &label.encode())?;
-        }
-        file.sync()?;
-        files.sync_names()
+        create_in(nodes, nodes.spread(), format)
     }
 
     /// Opens an archive; with `writes` what a killed process left at the log's end is made durable.
@@ -116,7 +63,7 @@ impl Archive {
     /// # Errors
     /// `NotFound` when there is none, `Corrupt`, `Unsupported`, and those of the system.
     pub fn open(files: Arc<dyn Files>, writes: bool, settings: Settings) -> Result<Archive> {
-        Archive::open_with(Arc::new(OneDirectory(files)), writes, settings)
+        open_with(Arc::new(OneDirectory(files)), writes, settings)
     }
 
     /// Opens an archive of one directory whose chunk index is in others, likewise: it is looked for
@@ -143,17 +90,7 @@ impl Archive {
     /// # Errors
     /// As [`open`](Self::open); `Stopped`: too few nodes are there.
     pub fn open_on_nodes(nodes: Arc<Nodes>, writes: bool, settings: Settings) -> Result<Archive> {
-        Archive::open_with(nodes, writes, settings)
-    }
-
-    fn open_with(files: Arc<dyn Redundancy>, writes: bool, settings: Settings) -> Result<Archive> {
-        loop {
-            match Archive::try_open(&files, writes, &settings) {
-                // Data that is damaged in one copy may be whole in another.
-                Err(error) if error.kind() == Kind::Corrupt && files.another_copy() => {}
-                opened => return opened,
-            }
-        }
+        open_with(nodes, writes, settings)
     }
 
     /// True when it was opened for changes.
@@ -172,51 +109,6 @@ impl Archive {
     /// True when the steps keep this rule; the constant `true` in a product.
     pub(crate) fn keeps(&self, rule: Rule) -> bool {
         self.settings.keeps(rule)
-    }
-
-    fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> Result<Archive> {
-        if files.spread() == ONE_DIRECTORY {
-            find_label(&**files)?;
-        }
-        let _lock = files.lock(COMMIT, if writes { Hold::Alone } else { Hold::Shared }, true)?;
-        files.begin(false)?;
-        let (label, _) = look_for_label(&**files, settings.keeps(Rule::OneLabelPlaceEnough))?;
-        if label.spread != files.spread() {
-            let what = if label.spread[0] > 1 {
-                "this is one node of an archive; name the archive, or give all nodes"
-            } else {
-                "this archive has one node"
-            };
-            return Err(Error::new(Kind::Unsupported, what));
-        }
-        let identity = label.identity();
-        let budget = Budget::new(settings.memory);
-        let late = label.late.is_some();
-        let leaves = LeafStore::new(files.clone(), identity, settings, late, budget.clone());
-        let from = (&budget, &leaves);
-        let position = LogPosition::load_newest(files, &identity, &label, settings, None, from)?;
-        if writes {
-            if files.spread() != ONE_DIRECTORY {
-                position.read_log(&identity, settings, &budget)?;
-            }
-            // The copy that was read is whole: the others may be made like it.
-            files.begin(true)?;
-        }
-        let archive = Archive {
-            fingerprinter: Fingerprinter::new(label.fingerprint, label.secret),
-            identity,
-            label,
-            writes,
-            settings: settings.clone(),
-            files: files.clone(),
-            position: Mutex::new(position),
-            budget,
-            leaves,
-            buffers: Arc::default(),
-        };
-        archive.replay_new_frames(&mut archive.position.lock())?;
-        archive.leaves.opened();
-        Ok(archive)
     }
 
     /// Bytes of memory of the leaves of tables that were read when they were looked at, and are kept.
@@ -280,19 +172,12 @@ impl Archive {
     /// Makes a file durable, or fails for good: after a failed sync its data may be gone from
     /// memory, and the next one succeeds without them.
     pub(crate) fn sync(&self, file: &dyn File) -> Result<()> {
-        self.judge_sync(file, file.sync())
+        judge_sync(self, file, file.sync())
     }
 
     /// Waits for a sync of a file that was begun, likewise.
     pub(crate) fn settle(&self, file: &dyn File, begun: Box<dyn PendingSync>) -> Result<()> {
-        self.judge_sync(file, begun.wait())
-    }
-
-    fn judge_sync(&self, file: &dyn File, synced: Result<()>) -> Result<()> {
-        match synced {
-            Err(_) if !self.keeps(Rule::FailedSyncNotRepeated) => file.sync(),
-            synced => synced,
-        }
+        judge_sync(self, file, begun.wait())
     }
 
     /// Gives a part of the reserve back to the file system; false when nothing is left of it.
@@ -324,6 +209,121 @@ impl Archive {
     /// Errors of the system.
     pub fn reserve_bytes(&self) -> Result<u64> {
         self.files.open(RESERVE)?.bytes()
+    }
+}
+
+fn create_in(files: &dyn Files, spread: [u8; 3], format: &Format) -> Result<()> {
+    format.late.map_or(Ok(()), |rad| rad.check(spread))?;
+    if format.fingerprint.needs_bytes() {
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!("chunks of an archive are not fingerprinted by {}", format.fingerprint),
+        ));
+    }
+    if find_label(files).is_ok() {
+        return Err(Error::new(Kind::Exists, "there is an archive already"));
+    }
+    let label = Label {
+        id: format.id,
+        secret: format.secret,
+        node: format.node,
+        chunking: format.chunking,
+        compression: format.compression,
+        segment_bytes: format.segment_bytes,
+        generation: 1,
+        snapshot: 1,
+        spread,
+        late: format.late,
+        trees: format.trees,
+        clones: format.clones,
+        fingerprint: format.fingerprint,
+        leaves: format.leaves,
+        on_demand: format.leaves && format.on_demand,
+    };
+    for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
+        fresh(files, name)?;
+    }
+    let reserve = fresh(files, RESERVE)?;
+    fill(&*reserve, format.reserve_bytes)?;
+    reserve.sync()?;
+    write_snapshot(
+        files,
+        &label.identity(),
+        1,
+        &Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new(spread, label.kinds()) },
+    )?;
+    fresh(files, &log_name(1))?.sync()?;
+    files.sync_names()?;
+    // The label comes last: without it there is no archive.
+    let file = fresh(files, LABEL)?;
+    // Both places say the same, so that each of them can be lost.
+    for generation in 0..=label.generation {
+        let label = Label { generation, ..label.clone() };
+        file.write_at(label.place(), &label.encode())?;
+    }
+    file.sync()?;
+    files.sync_names()
+}
+
+fn open_with(files: Arc<dyn Redundancy>, writes: bool, settings: Settings) -> Result<Archive> {
+    loop {
+        match try_open(&files, writes, &settings) {
+            // Data that is damaged in one copy may be whole in another.
+            Err(error) if error.kind() == Kind::Corrupt && files.another_copy() => {}
+            opened => return opened,
+        }
+    }
+}
+
+fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> Result<Archive> {
+    if files.spread() == ONE_DIRECTORY {
+        find_label(&**files)?;
+    }
+    let _lock = files.lock(COMMIT, if writes { Hold::Alone } else { Hold::Shared }, true)?;
+    files.begin(false)?;
+    let (label, _) = look_for_label(&**files, settings.keeps(Rule::OneLabelPlaceEnough))?;
+    if label.spread != files.spread() {
+        let what = if label.spread[0] > 1 {
+            "this is one node of an archive; name the archive, or give all nodes"
+        } else {
+            "this archive has one node"
+        };
+        return Err(Error::new(Kind::Unsupported, what));
+    }
+    let identity = label.identity();
+    let budget = Budget::new(settings.memory);
+    let late = label.late.is_some();
+    let leaves = LeafStore::new(files.clone(), identity, settings, late, budget.clone());
+    let from = (&budget, &leaves);
+    let position = LogPosition::load_newest(files, &identity, &label, settings, None, from)?;
+    if writes {
+        if files.spread() != ONE_DIRECTORY {
+            position.read_log(&identity, settings, &budget)?;
+        }
+        // The copy that was read is whole: the others may be made like it.
+        files.begin(true)?;
+    }
+    let archive = Archive {
+        fingerprinter: Fingerprinter::new(label.fingerprint, label.secret),
+        identity,
+        label,
+        writes,
+        settings: settings.clone(),
+        files: files.clone(),
+        position: Mutex::new(position),
+        budget,
+        leaves,
+        buffers: Arc::default(),
+    };
+    archive.replay_new_frames(&mut archive.position.lock())?;
+    archive.leaves.opened();
+    Ok(archive)
+}
+
+fn judge_sync(archive: &Archive, file: &dyn File, synced: Result<()>) -> Result<()> {
+    match synced {
+        Err(_) if !archive.keeps(Rule::FailedSyncNotRepeated) => file.sync(),
+        synced => synced,
     }
 }
 

@@ -48,6 +48,14 @@ pub(crate) enum Checkpointed {
     All,
 }
 
+/// Bytes of the operations log that the next process to open the archive reads, and whether they, or the
+/// leaves that are held in memory until the next snapshot, are worth a checkpoint. `None` while somebody
+/// looks at the log or writes it just now.
+pub(crate) fn log_bytes_at_once(archive: &Archive) -> Option<(u64, bool)> {
+    let (bytes, held) = archive.position_at_once()?;
+    Some((bytes, is_due(archive, (bytes, held))))
+}
+
 /// Does a portion of a checkpoint, if the log is long enough for one.
 ///
 /// # Errors
@@ -125,15 +133,4 @@ fn is_long(tables: &Tables, changed: usize) -> bool {
         false => tables.streams.len() + tables.containers.len() + tables.snapshots.values().count(),
     };
     pages > PAGES_MAX || entries > ENTRIES_MAX
-}
-
-impl Archive {
-    /// Bytes of the operations log that the next process to open the archive reads, and whether they,
-    /// or the leaves that are held in memory until the next snapshot, are worth a checkpoint. `None`
-    /// while somebody looks at the log or writes it just now.
-    #[must_use]
-    pub fn log_bytes_at_once(&self) -> Option<(u64, bool)> {
-        let (bytes, held) = self.position_at_once()?;
-        Some((bytes, is_due(self, (bytes, held))))
-    }
 }

@@ -10,6 +10,7 @@ use super::{
     label::{make_label_durable, record_synced, recorded_synced},
     position::{LogPosition, occupied},
     snapshot::{write_block_indexes, write_snapshot},
+    upgrade::upgraded_meanwhile,
 };
 use crate::{
     erasure::{ONE_DIRECTORY, Redundancy},
@@ -370,6 +371,9 @@ fn newest(archive: &Archive, position: &mut LogPosition, label: &Label) -> Resul
 fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
     let (label, is_damaged) =
         look_for_label(&*archive.files, archive.keeps(Rule::OneLabelPlaceEnough))?;
+    if label.kinds() != archive.label.kinds() && archive.keeps(Rule::KindsCompared) {
+        return Err(upgraded_meanwhile());
+    }
     // First, so that the log has at least this even where locks do not hold.
     let recorded = recorded_synced(archive)?.0;
     // A damaged place of the label may have named another log, where what is new is. A later

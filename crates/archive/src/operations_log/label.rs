@@ -3,24 +3,28 @@
 use onefold_core::{Kind, Result};
 
 use super::{archive::Archive, position::LogPosition};
-use crate::format::{
-    bytes::{Reader, Writer},
-    label::Label,
-    names::{LABEL, SYNCED},
+use crate::{
+    format::{
+        bytes::{Reader, Writer},
+        label::{Label, is_half_upgraded},
+        names::{LABEL, SYNCED},
+    },
+    rules::Rule,
 };
 
 /// Writes the label again unless it is known to be durable. A label that a killed process
-/// wrote may be in memory only, and frames appended to its log must not be lost with it.
+/// wrote may be in memory only, and frames appended to its log must not be lost with it. Where an
+/// upgrade was cut off between the two places, the other one gets the new features too: it names a
+/// snapshot whose log lacks what is appended from now on.
 pub(super) fn make_label_durable(archive: &Archive, position: &mut LogPosition) -> Result<()> {
     if position.label_lost || recorded_synced(archive)?.1 < position.snapshot {
-        let label = Label {
-            generation: position.generation,
-            snapshot: position.snapshot,
-            ..archive.label.clone()
-        };
-        let file = archive.files.open(LABEL)?;
-        file.write_at(label.place(), &label.encode())?;
-        file.sync()?;
+        write_label(archive, position)?;
+    }
+    if archive.keeps(Rule::BothPlacesUpgraded)
+        && is_half_upgraded(&*archive.files, archive.label.kinds())?
+    {
+        position.generation += 1;
+        write_label(archive, position)?;
     }
     (position.label_durable, position.label_lost) = (true, false);
     // A crash may have lost the space that was taken for the log. A disk that is full gives
@@ -29,6 +33,18 @@ pub(super) fn make_label_durable(archive: &Archive, position: &mut LogPosition) 
         Err(error) if error.kind() != Kind::NoSpace => Err(error),
         _ => Ok(()),
     }
+}
+
+/// Writes the label of a position to the place of its generation.
+fn write_label(archive: &Archive, position: &LogPosition) -> Result<()> {
+    let label = Label {
+        generation: position.generation,
+        snapshot: position.snapshot,
+        ..archive.label.clone()
+    };
+    let file = archive.files.open(LABEL)?;
+    file.write_at(label.place(), &label.encode())?;
+    file.sync()
 }
 
 /// Says that frame and label are durable; said after their syncs, so that it is true whenever

@@ -25,6 +25,7 @@
 //! | [`commit`] | changes appended, those of others replayed, a new log begun |
 //! | [`checkpoint`] | a new log begun beside clients, in portions |
 //! | [`leaf_check`] | the copies of the tables' leaves looked at |
+//! | [`upgrade`] | an archive of an older program gets newer kinds of tables |
 //! | [`epochs`] | what readers keep from being freed |
 
 mod archive;
@@ -36,13 +37,15 @@ mod label;
 mod leaf_check;
 mod position;
 mod snapshot;
+mod upgrade;
 
 pub use self::{
     archive::Archive,
     epochs::EpochGuard,
     leaf_check::{mend_leaves, renew_snapshot},
+    upgrade::{features_to_come, upgrade},
 };
 pub(crate) use self::{
-    checkpoint::{Checkpointed, checkpoint_some},
+    checkpoint::{Checkpointed, checkpoint_some, log_bytes_at_once},
     leaf_check::look_at_leaves,
 };

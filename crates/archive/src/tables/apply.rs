@@ -53,13 +53,13 @@ impl Tables {
                 let born = self.versions.saturating_add(u64::from(self.late));
                 for stored in containers {
                     self.unfinished.insert(stored.id, at);
-                    self.upload(stored, sequence, born)?;
+                    upload(self, stored, sequence, born)?;
                 }
             }
             Record::CareNoted(note) => self.care.note(note),
             Record::Put { name, stream, containers, finished } => {
                 self.versions = self.versions.saturating_add(u64::from(self.late));
-                self.finish(containers, &finished, sequence)?;
+                finish(self, containers, &finished, sequence)?;
                 let at = self.versions;
                 self.differences.extend(stream.recipes().map(|recipe| Difference {
                     added: true,
@@ -94,7 +94,7 @@ impl Tables {
                     self.wait_to_be_freed(id, self.epoch.saturating_sub(1))?;
                 }
             }
-            Record::Imported { files, upto } => self.import(IndexState { files, upto }),
+            Record::Imported { files, upto } => import(self, IndexState { files, upto }),
             Record::Counted { file, differences, upto } => {
                 let n = usize::try_from(differences).ok().filter(|&n| n <= self.differences.len());
                 let n =
@@ -109,7 +109,7 @@ impl Tables {
                         self.condemned.insert(id, bits);
                     }
                 }
-                self.advance_epoch()?;
+                advance_epoch(self)?;
             }
             Record::Damaged { containers } => {
                 for (id, bits) in containers {
@@ -185,11 +185,11 @@ impl Tables {
                         }
                     }
                 }
-                self.drop_empty_segments();
+                drop_empty_segments(self);
             }
-            Record::EpochAdvanced => self.advance_epoch()?,
+            Record::EpochAdvanced => advance_epoch(self)?,
             Record::Finished { containers, finished } => {
-                self.finish(containers, &finished, sequence)?
+                finish(self, containers, &finished, sequence)?
             }
             Record::LateEncoded { from, to } => self.apply_late_encoded(&from, to)?,
             Record::Changed { containers } => {
@@ -201,11 +201,11 @@ impl Tables {
             }
             Record::SnapshotMade { snapshot, containers, finished } => {
                 self.versions = self.versions.saturating_add(u64::from(self.late));
-                self.finish(containers, &finished, sequence)?;
+                finish(self, containers, &finished, sequence)?;
                 if !self.trees {
                     return Err(corrupt("the log has a snapshot, and the archive has none"));
                 }
-                self.tree_root(true, &snapshot);
+                tree_root(self, true, &snapshot);
                 self.snapshots.made(*snapshot)?;
             }
             of_snapshot @ (Record::Forgotten { .. }
@@ -214,22 +214,11 @@ impl Tables {
             | Record::Expired { .. }
             | Record::CountsDue { .. }) => {
                 let gone = self.snapshots.apply(of_snapshot)?;
-                gone.iter().for_each(|gone| self.tree_root(false, gone));
+                gone.iter().for_each(|gone| tree_root(self, false, gone));
             }
             of_volume => self.apply_volume(sequence, of_volume)?,
         }
         Ok(())
-    }
-
-    /// Takes over an import into the chunk index.
-    fn import(&mut self, index: IndexState) {
-        let is_older = index.upto < self.index.upto;
-        self.index = index;
-        if is_older {
-            self.derived.not_imported.0 = None;
-        } else if let Some(known) = &mut self.derived.not_imported.0 {
-            known.remove_before(&(self.index.upto.saturating_add(1), ContainerId(0)));
-        }
     }
 
     /// Refuses merges that move more numbers than this.
@@ -257,56 +246,6 @@ impl Tables {
     /// A snapshot has them where they are now.
     pub(crate) fn forget_moved(&mut self) {
         self.derived.moved = 0;
-    }
-
-    fn advance_epoch(&mut self) -> Result<()> {
-        self.epoch = self
-            .epoch
-            .checked_add(1)
-            .ok_or_else(|| corrupt("the log turns the epoch too often"))?;
-        Ok(())
-    }
-
-    /// A segment that holds nothing, and to which nobody appends any more, is gone.
-    fn drop_empty_segments(&mut self) {
-        let Tables { segments, derived, .. } = self;
-        let is_newest = |n: u32, segment: &Segment| {
-            derived.newest.get(&(segment.owner, segment.class)) == Some(&n)
-        };
-        let empty = derived.empty.keys().copied();
-        let gone: Vec<u32> = empty
-            .filter(|n| segments.get(n).is_none_or(|segment| !is_newest(*n, segment)))
-            .collect();
-        for n in gone {
-            segments.remove(&n);
-            derived.empty.remove(&n);
-        }
-    }
-
-    /// Lists containers that something names from now on, and those that were listed before.
-    fn finish(
-        &mut self,
-        containers: Vec<Stored>,
-        finished: &[ContainerId],
-        sequence: u64,
-    ) -> Result<()> {
-        let version = self.versions;
-        containers.into_iter().try_for_each(|stored| self.upload(stored, sequence, version))?;
-        for id in finished {
-            self.unfinished.remove(id);
-            if self.late {
-                self.containers.change(id, |container| {
-                    (container.born, container.changed) = (version, version);
-                })?;
-            }
-        }
-        Ok(())
-    }
-
-    fn upload(&mut self, stored: Stored, sequence: u64, born: u64) -> Result<()> {
-        let written = self.list(stored, sequence, born)?;
-        self.write_cost.upload_bytes = self.write_cost.upload_bytes.saturating_add(written);
-        Ok(())
     }
 
     /// Gives the bytes that it took to write it.
@@ -360,12 +299,6 @@ impl Tables {
         Ok(())
     }
 
-    /// The roots of a snapshot came or went.
-    fn tree_root(&mut self, added: bool, snapshot: &Snapshot) {
-        let (recipe, at) = (roots(snapshot), self.versions);
-        self.differences.push(Difference { added, recipe, at, nodes: true });
-    }
-
     pub(crate) fn gone(&mut self, stream: &Stream) {
         let at = self.versions;
         self.differences.extend(stream.recipes().map(|recipe| Difference {
@@ -375,4 +308,67 @@ impl Tables {
             nodes: false,
         }));
     }
+}
+
+/// Takes over an import into the chunk index.
+fn import(tables: &mut Tables, index: IndexState) {
+    let is_older = index.upto < tables.index.upto;
+    tables.index = index;
+    if is_older {
+        tables.derived.not_imported.0 = None;
+    } else if let Some(known) = &mut tables.derived.not_imported.0 {
+        known.remove_before(&(tables.index.upto.saturating_add(1), ContainerId(0)));
+    }
+}
+
+fn advance_epoch(tables: &mut Tables) -> Result<()> {
+    tables.epoch =
+        tables.epoch.checked_add(1).ok_or_else(|| corrupt("the log turns the epoch too often"))?;
+    Ok(())
+}
+
+/// A segment that holds nothing, and to which nobody appends any more, is gone.
+fn drop_empty_segments(tables: &mut Tables) {
+    let Tables { segments, derived, .. } = tables;
+    let is_newest =
+        |n: u32, segment: &Segment| derived.newest.get(&(segment.owner, segment.class)) == Some(&n);
+    let empty = derived.empty.keys().copied();
+    let gone: Vec<u32> =
+        empty.filter(|n| segments.get(n).is_none_or(|segment| !is_newest(*n, segment))).collect();
+    for n in gone {
+        segments.remove(&n);
+        derived.empty.remove(&n);
+    }
+}
+
+/// Lists containers that something names from now on, and those that were listed before.
+fn finish(
+    tables: &mut Tables,
+    containers: Vec<Stored>,
+    finished: &[ContainerId],
+    sequence: u64,
+) -> Result<()> {
+    let version = tables.versions;
+    containers.into_iter().try_for_each(|stored| upload(tables, stored, sequence, version))?;
+    for id in finished {
+        tables.unfinished.remove(id);
+        if tables.late {
+            tables.containers.change(id, |container| {
+                (container.born, container.changed) = (version, version);
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn upload(tables: &mut Tables, stored: Stored, sequence: u64, born: u64) -> Result<()> {
+    let written = tables.list(stored, sequence, born)?;
+    tables.write_cost.upload_bytes = tables.write_cost.upload_bytes.saturating_add(written);
+    Ok(())
+}
+
+/// The roots of a snapshot came or went.
+fn tree_root(tables: &mut Tables, added: bool, snapshot: &Snapshot) {
+    let (recipe, at) = (roots(snapshot), tables.versions);
+    tables.differences.push(Difference { added, recipe, at, nodes: true });
 }

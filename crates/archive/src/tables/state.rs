@@ -201,31 +201,15 @@ impl Tables {
     pub fn not_imported(&self) -> Result<Vec<ContainerId>> {
         match &self.derived.not_imported.0 {
             Some(known) => Ok(known.keys().map(|&(_, id)| id).collect()),
-            None => Ok(self.listed_since_import()?.into_iter().map(|(_, id)| id).collect()),
+            None => Ok(listed_since_import(self)?.into_iter().map(|(_, id)| id).collect()),
         }
-    }
-
-    /// Containers that were listed since the last import, by which frame: all are looked at. Those of a
-    /// leaf that is lost are left out, as when the index is made anew.
-    fn listed_since_import(&self) -> Result<Vec<(u64, ContainerId)>> {
-        let mut since = Vec::new();
-        for container in &self.containers {
-            let container = match container {
-                Err(error) if is_damage(&error) => continue,
-                found => found?,
-            };
-            if container.logged > self.index.upto {
-                since.push((container.logged, container.stored.id));
-            }
-        }
-        Ok(since)
     }
 
     /// Finds out what was listed since the last import, where that is not known.
     pub(super) fn derive_not_imported(&mut self) -> Result<()> {
         if self.derived.not_imported.0.is_none() {
             let mut known = Map::default();
-            known.extend(self.listed_since_import()?.into_iter().map(|listed| (listed, ())));
+            known.extend(listed_since_import(self)?.into_iter().map(|listed| (listed, ())));
             self.derived.not_imported = Recent(Some(known));
         }
         Ok(())
@@ -325,20 +309,16 @@ impl Tables {
 impl Tables {
     /// A container came.
     pub(super) fn count_in(&mut self, stored: &Stored) {
-        let (class, more) = (self.class(&stored.place).0, self.totals_with(stored));
+        let (class, more) = (self.class(&stored.place).0, totals_with(self, stored));
         let totals = self.derived.totals.entry(class).or_default();
         *totals = totals.with(more, u64::saturating_add);
     }
 
     /// A container went.
     pub(super) fn count_out(&mut self, stored: &Stored) {
-        let (class, less) = (self.class(&stored.place).0, self.totals_with(stored));
+        let (class, less) = (self.class(&stored.place).0, totals_with(self, stored));
         let totals = self.derived.totals.entry(class).or_default();
         *totals = totals.with(less, u64::saturating_sub);
-    }
-
-    fn totals_with(&self, stored: &Stored) -> Totals {
-        Totals::of(stored, self.written(&stored.place))
     }
 
     /// Sums over all containers.
@@ -386,4 +366,24 @@ pub fn valid_name(name: &str) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Containers that were listed since the last import, by which frame: all are looked at. Those of a
+/// leaf that is lost are left out, as when the index is made anew.
+fn listed_since_import(tables: &Tables) -> Result<Vec<(u64, ContainerId)>> {
+    let mut since = Vec::new();
+    for container in &tables.containers {
+        let container = match container {
+            Err(error) if is_damage(&error) => continue,
+            found => found?,
+        };
+        if container.logged > tables.index.upto {
+            since.push((container.logged, container.stored.id));
+        }
+    }
+    Ok(since)
+}
+
+fn totals_with(tables: &Tables, stored: &Stored) -> Totals {
+    Totals::of(stored, tables.written(&stored.place))
 }

@@ -45,7 +45,7 @@ impl Tables {
             return Ok(());
         }
         if let Record::VolumeCloned { id, of, name, created, read_only } = record {
-            return self.clone_volume(id, of, name, created, read_only);
+            return clone_volume(self, id, of, name, created, read_only);
         }
         let (Record::VolumeResized { id, .. }
         | Record::VolumeRenamed { id, .. }
@@ -72,35 +72,6 @@ impl Tables {
                     nodes: false,
                 });
             }
-        }
-        Ok(())
-    }
-
-    /// A volume that shares all leaves with another one. Each mapping is counted once more.
-    fn clone_volume(
-        &mut self,
-        id: u64,
-        of: u64,
-        name: String,
-        created: u64,
-        read_only: bool,
-    ) -> Result<()> {
-        if !self.clones {
-            return Err(corrupt("the log has a clone, which the label does not announce"));
-        }
-        let Some(source) = self.volumes.get(&of) else {
-            return Err(corrupt(format!("the log clones volume {of}, which is not there")));
-        };
-        if self.volumes.contains_key(&id) {
-            return Err(corrupt(format!("the log makes volume {id} twice")));
-        }
-        let clone = Volume { name, created, read_only, cuts: Vec::new(), ..source.clone() };
-        let recipe = clone.recipe();
-        self.next_volume = self.next_volume.max(id.saturating_add(1));
-        self.volumes.insert(id, clone);
-        if !recipe.is_empty() {
-            let at = self.versions;
-            self.differences.push(Difference { added: true, recipe, at, nodes: false });
         }
         Ok(())
     }
@@ -181,4 +152,33 @@ impl Tables {
         self.pages.replaced = (0..r.count(4, 4)?).map(|_| r.u32()).collect::<Result<_>>()?;
         Ok(())
     }
+}
+
+/// A volume that shares all leaves with another one. Each mapping is counted once more.
+fn clone_volume(
+    tables: &mut Tables,
+    id: u64,
+    of: u64,
+    name: String,
+    created: u64,
+    read_only: bool,
+) -> Result<()> {
+    if !tables.clones {
+        return Err(corrupt("the log has a clone, which the label does not announce"));
+    }
+    let Some(source) = tables.volumes.get(&of) else {
+        return Err(corrupt(format!("the log clones volume {of}, which is not there")));
+    };
+    if tables.volumes.contains_key(&id) {
+        return Err(corrupt(format!("the log makes volume {id} twice")));
+    }
+    let clone = Volume { name, created, read_only, cuts: Vec::new(), ..source.clone() };
+    let recipe = clone.recipe();
+    tables.next_volume = tables.next_volume.max(id.saturating_add(1));
+    tables.volumes.insert(id, clone);
+    if !recipe.is_empty() {
+        let at = tables.versions;
+        tables.differences.push(Difference { added: true, recipe, at, nodes: false });
+    }
+    Ok(())
 }

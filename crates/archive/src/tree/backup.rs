@@ -27,6 +27,10 @@ use crate::{
     tables::Tables,
 };
 
+/// Bytes of memory of events that wait for chunks to go with them, at most, and the last one more. Those
+/// with known pages are large.
+const EVENTS_BYTES: u64 = 4 << 20;
+
 /// The arguments of a backup.
 #[derive(Clone, Debug, Default)]
 pub struct BackupRequest {
@@ -112,6 +116,8 @@ enum Out<'a> {
 pub struct TreeFeeder<'a> {
     cutting: Cutting,
     events: Vec<Event>,
+    /// Bytes of memory of the events.
+    events_bytes: u64,
     out: Out<'a>,
     gauge: &'a Gauge,
     /// Looks at what other processes tell, from the first event of one on.
@@ -177,11 +183,17 @@ impl TreeFeeder<'_> {
     /// `Stopped` when a later stage failed.
     pub fn event(&mut self, event: Event) -> Result<()> {
         match &mut self.out {
-            Out::Here(_) => self.events.push(event),
+            Out::Here(_) => {
+                self.events_bytes += event.memory();
+                self.events.push(event);
+            }
             Out::Elsewhere(sink) => return sink.event(&event),
             Out::Nowhere => return Ok(()),
         }
-        let batch = self.cutting.mark();
+        let mut batch = self.cutting.mark();
+        if self.events_bytes > EVENTS_BYTES {
+            batch = batch.or_else(|| Some(self.cutting.some()));
+        }
         self.send(batch)
     }
 
@@ -217,6 +229,7 @@ impl TreeFeeder<'_> {
     fn send(&mut self, batch: Option<Batch>) -> Result<()> {
         let Some(batch) = batch else { return Ok(()) };
         let events = std::mem::take(&mut self.events);
+        self.events_bytes = 0;
         let Out::Here(out) = &self.out else { return Ok(()) };
         out.send(Item { batch, events }).map_err(|_| stopped())
     }
@@ -257,9 +270,10 @@ pub fn backup_on(
     let (archive, tables) = (&*ingest.archive, session.tables().clone());
     let feed = |out| {
         let cutting = Cutting::new(archive.label().chunking);
-        let (out, events) = (Out::Here(out), Vec::new());
+        let (out, events, events_bytes) = (Out::Here(out), Vec::new(), 0);
         let begun = (ingest.archive.clone(), tables);
-        let mut feeder = TreeFeeder { cutting, events, out, gauge, judge: None, begun, parents };
+        let mut feeder =
+            TreeFeeder { cutting, events, events_bytes, out, gauge, judge: None, begun, parents };
         source(&mut feeder)?;
         feeder.end()
     };
@@ -307,7 +321,16 @@ pub fn backup_elsewhere<'a>(
     let cutting = Cutting::new(archive.label().chunking);
     let begun = (archive.clone(), archive.tables());
     let (events, out) = (Vec::new(), sink.map_or(Out::Nowhere, Out::Elsewhere));
-    source(&mut TreeFeeder { cutting, events, out, gauge, judge: None, begun, parents })
+    source(&mut TreeFeeder {
+        cutting,
+        events,
+        events_bytes: 0,
+        out,
+        gauge,
+        judge: None,
+        begun,
+        parents,
+    })
 }
 
 /// A checkpoint on its way: it is committed by the thread that writes, once it has written all

@@ -1,7 +1,10 @@
 //! The tree of a snapshot, built from what a walk says and from the places of chunks, in their
 //! order.
 
-use std::collections::{HashMap, VecDeque};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 use onefold_core::{Error, Fingerprint, Fingerprinter, Kind, Result};
 
@@ -30,6 +33,13 @@ use crate::{
 
 /// Pages of the parent snapshot that a page may be equal to, and where they lie.
 pub type Known = HashMap<Fingerprint, Address>;
+
+/// Known pages of one directory or file that are looked for, at most; others are written anew.
+pub(super) const KNOWN_OF_ONE: usize = 1 << 17;
+
+/// Known pages of all directories that are open, at most. Of what lies deeper none are remembered, and
+/// its pages are written anew: a client may name the same pages at each level.
+const KNOWN_MAX: usize = 1 << 19;
 
 /// A message of a walk, behind the chunks that belong to it.
 #[derive(Debug)]
@@ -60,7 +70,7 @@ pub enum Event {
 
 impl Event {
     /// About how many bytes of memory it takes while it waits for its mark.
-    fn memory(&self) -> u64 {
+    pub(super) fn memory(&self) -> u64 {
         let pages = |known: &Known| known.len() * 2 * size_of::<(Fingerprint, Address)>();
         let entry = |entry: &TreeEntry| {
             let Attributes::Inline(attributes) = &entry.attributes else { return 0 };
@@ -109,7 +119,7 @@ pub struct Built {
 struct Open {
     entry: TreeEntry,
     stat: Stat,
-    known: Known,
+    known: Arc<Known>,
     page: Writer,
     stats: Writer,
     entries: u64,
@@ -129,6 +139,8 @@ pub struct TreeBuilder {
     /// Bytes of memory of the events.
     events_bytes: u64,
     open: Vec<Open>,
+    /// Known pages of those that are open.
+    held: usize,
     content: FileMapWriter,
     /// Stored attributes of the next entry.
     attributes: Option<(u64, FileMap)>,
@@ -156,6 +168,7 @@ impl TreeBuilder {
             events: VecDeque::new(),
             events_bytes: 0,
             open: Vec::new(),
+            held: 0,
             content: FileMapWriter::default(),
             attributes: None,
             links: Links::default(),
@@ -203,6 +216,9 @@ impl TreeBuilder {
                     return Err(refused(&entry, "it has too many directories above it"));
                 }
                 self.entries += u64::from(!self.open.is_empty());
+                let fits = self.held.saturating_add(known.len()) <= KNOWN_MAX;
+                let known = if fits { known } else { Known::new() };
+                self.held += known.len();
                 self.open.push(Open::new(entry, stat, known));
                 Ok(())
             }
@@ -211,6 +227,7 @@ impl TreeBuilder {
                 let Some(open) = self.open.pop().filter(|_| !self.open.is_empty()) else {
                     return Err(misplaced("the root of a snapshot is left"));
                 };
+                self.held -= open.known.len();
                 let (entry, stat) = self.close(open, is_in_part, write_piece)?;
                 self.push(&entry, &stat, write_piece)
             }
@@ -461,7 +478,7 @@ impl Open {
         Open {
             entry,
             stat,
-            known,
+            known: Arc::new(known),
             page: Writer(vec![DIRECTORY]),
             stats: Writer(vec![STATS]),
             entries: 0,

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     format::{
-        backup::{Completeness, Snapshot, SnapshotId, TEXT_MAX, TEXTS_MAX},
+        backup::{Completeness, Snapshot, SnapshotId, TEXT_MAX, TEXTS_IN_ALL, TEXTS_MAX},
         damage::is_damage,
         record::Record,
     },
@@ -85,13 +85,15 @@ impl StreamWriter {
             if !tables.trees {
                 return Err(Error::new(
                     Kind::Unsupported,
-                    "the archive is of a format without snapshots",
+                    "the archive was made by a program without snapshots of directories: `onefold \
+                     upgrade` gives it these",
                 ));
             }
             let snapshot = decide(tables);
             if tables.snapshots.get(snapshot.id).is_ok() {
                 return Err(Error::new(Kind::Exists, "there is a snapshot with this id"));
             }
+            have_room(tables, &snapshot)?;
             made = Some(snapshot.clone());
             let earlier = tables.snapshots.checkpoints().filter(|one| request.goes_on_from(one));
             let earlier = earlier.filter(|_| !only_adds);
@@ -106,6 +108,22 @@ impl StreamWriter {
         })?;
         made.ok_or_else(|| Error::new(Kind::Stopped, "no snapshot was made"))
     }
+}
+
+/// The texts of a snapshot fit beside those of all others. Who fills the room for long ones keeps no
+/// snapshot with short ones out.
+fn have_room(tables: &Tables, snapshot: &Snapshot) -> Result<()> {
+    let all = || tables.snapshots.values().map(Snapshot::long_texts).sum::<u64>();
+    let own = snapshot.long_texts();
+    if own == 0 || all().saturating_add(own) <= TEXTS_IN_ALL {
+        return Ok(());
+    }
+    let why = format!(
+        "the snapshots of this archive have {} MiB of paths and tags, for which there is no more \
+         memory: this one may have a few KiB of them, or others are forgotten first, with gc --trash 0",
+        TEXTS_IN_ALL >> 20
+    );
+    Err(Error::new(Kind::InvalidInput, why))
 }
 
 impl BackupRequest {

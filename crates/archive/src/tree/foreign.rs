@@ -14,7 +14,9 @@ use crate::{
         Address,
         container::ContainerKind,
         recipe::Part,
-        tree_node::{Attributes, FileMap, Stat, TreeEntry, TreeWhat},
+        tree_node::{
+            Attributes, FileMap, Key, Stat, Top, TreeEntry, TreeNode, TreeWhat, content_bytes,
+        },
     },
     operations_log::Archive,
     tables::Tables,
@@ -87,7 +89,7 @@ impl Judge {
     /// Looks at the content of a file of so many bytes.
     fn map(&mut self, bytes: u64, map: &FileMap) -> Result<()> {
         let parts = match map {
-            FileMap::Pages(top) => return self.page(top.node.address, top.node.fingerprint),
+            FileMap::Pages(top) => return self.pages(bytes, top),
             FileMap::Inline(parts) => parts,
         };
         let mut sum = 0u64;
@@ -116,6 +118,29 @@ impl Judge {
             Ok(())
         } else {
             Err(refused("a file has another length than its content"))
+        }
+    }
+
+    /// Looks at the topmost page of a file's content, which says how many bytes all below it have. A
+    /// length of the client's choice would make the next honest snapshot of the set look shrunk.
+    fn pages(&mut self, bytes: u64, top: &Top) -> Result<()> {
+        let Top { levels, node } = *top;
+        self.page(node.address, node.fingerprint)?;
+        let read = self.chunks.chunk(&self.tables, &self.containers, node.address)?;
+        let there = match TreeNode::decode(read)? {
+            TreeNode::FileMap(parts) if levels == 0 => Some(content_bytes(&parts)),
+            TreeNode::Index(level, entries) if level == levels => {
+                entries.iter().try_fold(0u64, |all, entry| match entry.key {
+                    Key::Sum(sum) => all.checked_add(sum),
+                    Key::Name(_) => None,
+                })
+            }
+            _ => None,
+        };
+        match there {
+            Some(there) if there == bytes => Ok(()),
+            Some(_) => Err(refused("a file has another length than its content")),
+            None => Err(refused("the pages of a file are pages of something else")),
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use onefold_core::Result;
 
 use super::{
-    builder::Known,
+    builder::{KNOWN_OF_ONE, Known},
     reader::{Entries, PAGES_HELD, Pages, TreeReader},
 };
 use crate::{
@@ -229,10 +229,10 @@ impl Parent {
         Ok(known)
     }
 
-    /// Adds the pages below `top` that can be read, and index pages.
+    /// Adds the pages below `top` that can be read, and index pages; not more than are remembered.
     fn know_pages(&mut self, top: Option<Top>, known: &mut Known) -> Result<()> {
         let mut pages = Pages::once(top);
-        loop {
+        while known.len() < KNOWN_OF_ONE {
             match pages.next_readable(&mut self.reader) {
                 Ok(Some(node)) => known.extend(self.known([node].iter())),
                 Ok(None) => return Ok(()),
@@ -240,6 +240,7 @@ impl Parent {
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
 
     /// True when all of a file's content can be taken over unread: nothing of it is noted as

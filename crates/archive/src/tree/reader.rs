@@ -129,6 +129,11 @@ impl TreeReader {
         }
     }
 
+    /// The pages that an index page names.
+    fn below(&mut self, level: u8, node: &TreeNodeRef) -> Result<Vec<TreeNodeRef>> {
+        Ok(self.index(level, node)?.into_iter().map(|entry| entry.node).collect())
+    }
+
     fn directory(&mut self, node: &TreeNodeRef) -> Result<Vec<TreeEntry>> {
         match self.node(node)? {
             TreeNode::Directory(entries) => Ok(entries),
@@ -433,7 +438,7 @@ impl DirectoryPages {
         reader: &mut TreeReader,
         wants: &mut dyn FnMut(&Fingerprint) -> bool,
     ) -> Result<Option<Vec<TreeEntry>>> {
-        while let Some((level, node)) = self.pages.wanted.pop() {
+        while let Some((level, node)) = self.pages.take(reader)? {
             if !wants(&node.fingerprint) {
                 continue;
             }
@@ -453,6 +458,11 @@ impl DirectoryPages {
         Ok(None)
     }
 
+    /// Gives the memory of index pages back until [`next`](Self::next) is called, which reads them again.
+    pub fn rest(&mut self) {
+        self.pages.rest();
+    }
+
     /// The entries of the page that was given last, read again: nobody has to hold them while a walk
     /// is deep below.
     ///
@@ -467,10 +477,22 @@ fn out_of_order() -> Error {
     corrupt("the names of a directory are out of order")
 }
 
+/// Pages below an index page, or the topmost page.
+struct Level {
+    /// Nothing for the topmost page.
+    of: Option<TreeNodeRef>,
+    /// That of the pages.
+    level: u8,
+    /// Pages that were given.
+    given: usize,
+    /// Nothing while it rests.
+    pages: Option<Vec<TreeNodeRef>>,
+}
+
 /// The pages below a top, in order; index pages are read as they are met.
 #[derive(Default)]
 pub(super) struct Pages {
-    wanted: Vec<(u8, TreeNodeRef)>,
+    levels: Vec<Level>,
     /// What is not given again.
     met: Option<HashSet<TreeNodeRef>>,
 }
@@ -479,7 +501,9 @@ impl Pages {
     /// Each as often as it is named: the caller ends when there are more of them than the root of
     /// the snapshot or the length of the file says.
     pub(super) fn new(top: Option<Top>) -> Pages {
-        Pages { wanted: top.iter().map(|top| (top.levels, top.node)).collect(), met: None }
+        let level =
+            |top: Top| Level { of: None, level: top.levels, given: 0, pages: Some(vec![top.node]) };
+        Pages { levels: top.into_iter().map(level).collect(), met: None }
     }
 
     /// Each once: a few index pages can lead to one page more often than anybody can look at it.
@@ -487,11 +511,44 @@ impl Pages {
         Pages { met: Some(HashSet::new()), ..Pages::new(top) }
     }
 
-    pub(super) fn next(&mut self, reader: &mut TreeReader) -> Result<Option<TreeNodeRef>> {
-        while let Some((level, node)) = self.wanted.pop() {
-            if self.met.as_mut().is_some_and(|met| !met.insert(node)) {
-                continue;
+    /// The level and the place of what comes next: a page, or an index page.
+    fn ahead(&mut self, reader: &mut TreeReader) -> Result<Option<(u8, TreeNodeRef)>> {
+        while let Some(mut last) = self.levels.pop() {
+            let pages = match (last.pages.take(), last.of) {
+                (Some(pages), _) => pages,
+                (None, Some(of)) => reader.below(last.level + 1, &of)?,
+                (None, None) => Vec::new(),
+            };
+            if let Some(&node) = pages.get(last.given) {
+                let level = last.level;
+                last.pages = Some(pages);
+                self.levels.push(last);
+                return Ok(Some((level, node)));
             }
+        }
+        Ok(None)
+    }
+
+    /// What [`ahead`](Self::ahead) gave is given.
+    fn pass(&mut self) {
+        if let Some(last) = self.levels.last_mut() {
+            last.given += 1;
+        }
+    }
+
+    /// The level and the place of what comes next, once.
+    fn take(&mut self, reader: &mut TreeReader) -> Result<Option<(u8, TreeNodeRef)>> {
+        while let Some((level, node)) = self.ahead(reader)? {
+            self.pass();
+            if self.met.as_mut().is_none_or(|met| met.insert(node)) {
+                return Ok(Some((level, node)));
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) fn next(&mut self, reader: &mut TreeReader) -> Result<Option<TreeNodeRef>> {
+        while let Some((level, node)) = self.take(reader)? {
             if level == 0 {
                 return Ok(Some(node));
             }
@@ -502,38 +559,40 @@ impl Pages {
 
     /// The next page that can be read, index pages too.
     pub(super) fn next_readable(&mut self, reader: &mut TreeReader) -> Result<Option<TreeNodeRef>> {
-        while let Some((level, node)) = self.wanted.pop() {
-            if self.met.as_mut().is_some_and(|met| !met.insert(node)) {
-                continue;
-            }
-            match level {
-                0 => drop(reader.node(&node)?),
-                _ => self.expand(level, &node, reader)?,
-            }
-            return Ok(Some(node));
+        let Some((level, node)) = self.take(reader)? else { return Ok(None) };
+        match level {
+            0 => drop(reader.node(&node)?),
+            _ => self.expand(level, &node, reader)?,
         }
-        Ok(None)
+        Ok(Some(node))
     }
 
     fn expand(&mut self, level: u8, node: &TreeNodeRef, reader: &mut TreeReader) -> Result<()> {
-        let entries = reader.index(level, node)?;
-        self.wanted.extend(entries.iter().rev().map(|entry| (level - 1, entry.node)));
+        let pages = Some(reader.below(level, node)?);
+        self.levels.push(Level { of: Some(*node), level: level - 1, given: 0, pages });
         Ok(())
+    }
+
+    /// Gives memory back: index pages are read again.
+    fn rest(&mut self) {
+        for level in self.levels.iter_mut().filter(|level| level.of.is_some()) {
+            level.pages = None;
+        }
     }
 
     /// Passes over the pages that come next in both.
     fn pass_equal(&mut self, other: &mut Pages, reader: &mut TreeReader) -> Result<()> {
-        while let (Some(&(level, node)), Some(&(of_other, in_other))) =
-            (self.wanted.last(), other.wanted.last())
+        while let (Some((level, node)), Some((of_other, in_other))) =
+            (self.ahead(reader)?, other.ahead(reader)?)
         {
             if level == of_other && node.fingerprint == in_other.fingerprint {
-                self.wanted.pop();
-                other.wanted.pop();
+                self.pass();
+                other.pass();
             } else if level > 0 && level >= of_other {
-                self.wanted.pop();
+                self.pass();
                 self.expand(level, &node, reader)?;
             } else if of_other > 0 {
-                other.wanted.pop();
+                other.pass();
                 other.expand(of_other, &in_other, reader)?;
             } else {
                 break;
@@ -600,6 +659,8 @@ impl Entries {
         if self.entries.len() > 0 {
             (self.entries, self.rests) = (Vec::new().into_iter(), true);
         }
+        self.pages.rest();
+        self.stat_pages.rest();
     }
 
     /// Passes over entries that come next in both, as far as whole pages are equal; only for

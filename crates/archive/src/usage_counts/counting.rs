@@ -81,6 +81,7 @@ impl Rewriter {
         }
         let containers = changed(self, &portion, &changes)?;
         let all = portion.differences.len() == tables.differences.len() && !changes.is_cut;
+        let absent = changes.absent;
         let due =
             tables.trees && (!changes.due.is_empty() || tables.snapshots.due().next().is_some());
         self.archive.commit(may_use_reserve, |_| {
@@ -89,6 +90,7 @@ impl Rewriter {
             let due = due.then_some(Record::CountsDue { nodes: changes.due });
             Ok([counted].into_iter().chain(changed).chain(due).collect())
         })?;
+        self.absent += absent;
         self.archive.files.remove(&counts_name(tables.counts)).or_else(is_gone)?;
         Ok(if all { Counted::All } else { Counted::Portion })
     }
@@ -110,6 +112,7 @@ impl Rewriter {
         let writer = CountsWriter::over(&self.archive, file.clone(), tables.counts + 1)?;
         let (all, changes) = self.portion(tables, goes_on, usize::MAX)?;
         self.write_counts(&all, goes_on, &changes, writer)?;
+        self.absent += changes.absent;
         Ok(Counted::InMemory((file, tables.sequence)))
     }
 

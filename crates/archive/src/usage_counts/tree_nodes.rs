@@ -11,6 +11,11 @@
 //! A node that is damaged when it is named for the first time is *due*: its children are counted
 //! when it is whole again, and it holds nothing up. An error of the disk ends the counting. Nothing is counted for one that goes while
 //! it is due. One that can't be read when it goes leaves its children counted for good.
+//!
+//! A reference to a container or a slot that is not there is damage, and stays so: it is told of, and
+//! not counted.
+//!
+//! *Memory:* a few bytes for each node that is there, whatever hostile trees name and how often.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,12 +49,43 @@ pub(crate) struct NodeChanges {
     pub(super) due: Vec<Address>,
     /// The portion has no room for more: what went is not looked at yet.
     pub(super) is_cut: bool,
+    /// References that came, to what is not there.
+    pub(super) absent: u64,
     /// Nodes that the portion has room for.
     room: usize,
 }
 
-/// The counts of nodes, as far as they are known.
-type Counts = BTreeMap<ContainerId, Vec<u16>>;
+/// Slots of a container whose counts lie together in memory.
+const TOGETHER: u16 = 32;
+
+/// The counts of nodes, as far as they are known: memory for slots that are named, as a hostile tree
+/// may name one slot in each of many containers.
+#[derive(Default)]
+struct Counts(BTreeMap<(ContainerId, u16), [u16; TOGETHER as usize]>);
+
+impl Counts {
+    /// The count of a node.
+    fn of(&mut self, node: Address) -> &mut u16 {
+        let together = self.0.entry((node.container, node.slot / TOGETHER)).or_default();
+        &mut together[usize::from(node.slot % TOGETHER)]
+    }
+
+    /// The count of a node; 0 for one of which nothing is known.
+    fn known(&self, node: Address) -> u16 {
+        let together = self.0.get(&(node.container, node.slot / TOGETHER));
+        together.map_or(0, |together| together[usize::from(node.slot % TOGETHER)])
+    }
+
+    /// The counts of a container.
+    fn insert(&mut self, id: ContainerId, of: &[u16]) {
+        for (n, some) in (0..).zip(of.chunks(usize::from(TOGETHER))) {
+            if some.iter().any(|count| *count > 0) {
+                let together = self.0.entry((id, n)).or_default();
+                together[..some.len()].copy_from_slice(some);
+            }
+        }
+    }
+}
 
 impl NodeChanges {
     /// True when there are none.
@@ -86,35 +122,22 @@ impl Rewriter {
         if changes.is_empty() {
             return Ok(changes);
         }
-        let mut counts = if on { self.counts_of_nodes(tables)? } else { Counts::new() };
+        let mut counts = if on { self.counts_of_nodes(tables)? } else { Counts::default() };
         let first = self.archive.keeps(Rule::AdditionsCountedFirst);
         if !first {
             self.remove(tables, &mut changes, &mut counts)?;
         }
-        let (mut due, mut added) = (std::mem::take(&mut changes.due), changes.added.clone());
-        added.reverse();
-        while let Some(node) = added.pop() {
-            let count = count(&mut counts, node);
-            let counts_again = !on || self.archive.keeps(Rule::RevivedNodesCounted);
-            let is_first =
-                *count == 0 && counts_again || !self.archive.keeps(Rule::NodesCountedOnce);
-            *count = count.saturating_add(1);
-            if is_first {
-                self.rise(tables, node, &mut changes, &mut due, &mut added)?;
-            }
+        let (mut due, added) = (std::mem::take(&mut changes.due), changes.added.clone());
+        let again = !on || self.archive.keeps(Rule::RevivedNodesCounted);
+        for node in added {
+            let mut rising = Vec::new();
+            self.name(tables, (node, again), &mut changes, &mut counts, &mut rising)?;
+            self.rise_all(tables, again, &mut changes, &mut counts, &mut due, rising)?;
         }
         for node in std::mem::take(&mut due) {
             // A node that went while it was due has counted for nothing.
-            if *count(&mut counts, node) > 0 {
-                let mut children = Vec::new();
-                self.rise(tables, node, &mut changes, &mut due, &mut children)?;
-                while let Some(node) = children.pop() {
-                    let count = count(&mut counts, node);
-                    *count = count.saturating_add(1);
-                    if *count == 1 {
-                        self.rise(tables, node, &mut changes, &mut due, &mut children)?;
-                    }
-                }
+            if counts.known(node) > 0 {
+                self.rise_all(tables, true, &mut changes, &mut counts, &mut due, vec![node])?;
             }
         }
         changes.due = due;
@@ -126,28 +149,57 @@ impl Rewriter {
         Ok(changes)
     }
 
-    /// A node is named for the first time: its children are named once more.
-    fn rise(
-        &mut self,
+    /// A node is named once more. When that is the first time, it joins those that rise, unless nothing
+    /// is there.
+    fn name(
+        &self,
         tables: &Tables,
-        node: Address,
+        (node, again): (Address, bool),
         changes: &mut NodeChanges,
-        due: &mut Vec<Address>,
-        children: &mut Vec<Address>,
+        counts: &mut Counts,
+        rising: &mut Vec<Address>,
     ) -> Result<()> {
-        if changes.rises.len() >= changes.room {
-            changes.is_cut = true;
-            due.push(node);
+        if !is_there(tables, node)? {
+            changes.absent += 1;
             return Ok(());
         }
-        match self.children(tables, node) {
-            Ok(found) => {
-                changes.rises.push(node);
-                children.extend(found);
+        let count = counts.of(node);
+        let is_first = *count == 0 && again || !self.archive.keeps(Rule::NodesCountedOnce);
+        *count = count.saturating_add(1);
+        if is_first {
+            rising.push(node);
+        }
+        Ok(())
+    }
+
+    /// Nodes are named for the first time: their children are named once more. No node is in memory
+    /// twice, however often others name it.
+    fn rise_all(
+        &mut self,
+        tables: &Tables,
+        again: bool,
+        changes: &mut NodeChanges,
+        counts: &mut Counts,
+        due: &mut Vec<Address>,
+        mut rising: Vec<Address>,
+    ) -> Result<()> {
+        while let Some(node) = rising.pop() {
+            if changes.rises.len() >= changes.room {
+                changes.is_cut = true;
+                due.push(node);
+                continue;
             }
-            Err(error) if error.kind() == Kind::Corrupt => due.push(node),
-            // Perhaps it can be read another time: nothing is counted without it.
-            Err(error) => return Err(error),
+            match self.children(tables, node) {
+                Ok(children) => {
+                    changes.rises.push(node);
+                    for child in children {
+                        self.name(tables, (child, again), changes, counts, &mut rising)?;
+                    }
+                }
+                Err(error) if error.kind() == Kind::Corrupt => due.push(node),
+                // Perhaps it can be read another time: nothing is counted without it.
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -158,25 +210,19 @@ impl Rewriter {
         changes: &mut NodeChanges,
         counts: &mut Counts,
     ) -> Result<()> {
-        let mut removed = changes.removed.clone();
-        while let Some(node) = removed.pop() {
-            let count = count(counts, node);
-            // A saturated count may stand for more references, and one of 0 is damage.
-            if *count == MOST || *count == 0 {
-                continue;
-            }
-            *count -= 1;
-            if *count > 0 {
-                continue;
-            }
+        let mut falling = Vec::new();
+        for node in changes.removed.clone() {
+            lower(counts, node, &mut falling);
+        }
+        while let Some(node) = falling.pop() {
             if let Some(n) = changes.due.iter().position(|due| *due == node) {
                 changes.due.swap_remove(n);
                 continue;
             }
             match self.children(tables, node) {
-                Ok(found) => {
+                Ok(children) => {
                     changes.falls.push(node);
-                    removed.extend(found);
+                    children.into_iter().for_each(|child| lower(counts, child, &mut falling));
                 }
                 Err(error) if error.kind() == Kind::Corrupt => {}
                 Err(error) => return Err(error),
@@ -225,32 +271,36 @@ impl Rewriter {
         each: &mut dyn FnMut(Address, usize),
     ) -> Result<()> {
         let mut wanted: Vec<Address> = roots.iter().map(root).collect();
-        let mut seen = BTreeSet::new();
+        let mut seen: BTreeSet<Address> = wanted.iter().copied().collect();
         while let Some(node) = wanted.pop() {
-            if !seen.insert(node) {
-                continue;
-            }
             each(node, 1);
             let read = match self.node(tables, node) {
                 Err(error) if error.kind() == Kind::Corrupt => continue,
                 read => read?,
             };
-            read.named(&mut |named| match named {
-                Named::TreeNode(child) => wanted.push(child.address),
+            let mut named = Vec::new();
+            read.named(&mut |one| match one {
+                Named::TreeNode(child) => named.push(child.address),
                 Named::Chunks(first, all) => each(first, all.len()),
             });
+            for child in named {
+                if !seen.contains(&child) && is_there(tables, child)? {
+                    seen.insert(child);
+                    wanted.push(child);
+                }
+            }
         }
         Ok(())
     }
 
     /// The counts of all chunks in containers of recipes, where the nodes are.
     fn counts_of_nodes(&mut self, tables: &Tables) -> Result<Counts> {
-        let mut counts = Counts::new();
+        let mut counts = Counts::default();
         let mut reader = CountsReader::open(&self.archive, tables.counts, &self.pace)?;
         while let Some((id, of)) = reader.next()? {
             for home in tables.places(id) {
                 if home?.stored.kind == ContainerKind::Recipes {
-                    counts.insert(id, of);
+                    counts.insert(id, &of);
                     break;
                 }
             }
@@ -259,14 +309,34 @@ impl Rewriter {
     }
 }
 
-/// The count of a node.
-fn count(counts: &mut Counts, node: Address) -> &mut u16 {
-    let of = counts.entry(node.container).or_default();
-    let slot = usize::from(node.slot);
-    if of.len() <= slot {
-        of.resize(slot + 1, 0);
+/// A node is named once less. When nothing names it any more, it joins those that fall.
+fn lower(counts: &mut Counts, node: Address, falling: &mut Vec<Address>) {
+    // A saturated count may stand for more references, and one of 0 is damage.
+    if matches!(counts.known(node), 0 | MOST) {
+        return;
     }
-    &mut of[slot]
+    let count = counts.of(node);
+    *count -= 1;
+    if *count == 0 {
+        falling.push(node);
+    }
+}
+
+/// True when an archive has a slot of this address, or may have it: of a container that was merged
+/// others have the slots, and a part of the tables that is damaged says nothing.
+fn is_there(tables: &Tables, node: Address) -> Result<bool> {
+    for home in tables.places(node.container) {
+        match home {
+            Ok(home) if home.stored.id != node.container || !home.merged.is_empty() => {
+                return Ok(true);
+            }
+            Ok(home) if u32::from(node.slot) < home.stored.chunks => return Ok(true),
+            Ok(_) => {}
+            Err(error) if error.kind() == Kind::Corrupt => return Ok(true),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
 }
 
 /// The address of a root.

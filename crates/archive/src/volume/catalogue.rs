@@ -67,8 +67,8 @@ impl Archive {
         if !self.label().clones {
             return Err(Error::new(
                 Kind::Unsupported,
-                "the archive was made by a program that knew no clones of volumes: `onefold create \
-                 archive` makes one that has them",
+                "the archive was made by a program that knew no clones of volumes: `onefold upgrade` \
+                 gives it these",
             ));
         }
         let decide = |tables: &Tables| {

@@ -9,6 +9,7 @@
 //! | [`opening`] | the file of `redb` opened, and repaired when it was not closed |
 //! | [`own`] | the file of `redb` for its owner |
 //! | [`look`] | the same file for a process that only reads |
+//! | [`numbers`] | which object has which number |
 //! | [`trees`] | the shape of the trees in it, checked before `redb` reads it |
 //! | [`blocks`] | the data file: free blocks, writing, punching |
 //!
@@ -28,6 +29,7 @@
 mod blocks;
 mod guard;
 mod look;
+mod numbers;
 mod opening;
 mod own;
 mod tables;

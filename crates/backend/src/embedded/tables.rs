@@ -17,9 +17,11 @@ use redb::{
 use super::{
     blocks::Blocks,
     guard::{Guarded, failed, guarded},
+    numbers::Numbers,
     opening,
     own::Own,
 };
+use crate::random::random_bytes;
 
 /// Pool and name → the object.
 const OBJECTS: TableDefinition<(u8, &str), (u64, u64, u64, u64)> = TableDefinition::new("objects");
@@ -37,6 +39,10 @@ const EXTENT: u32 = 16;
 
 /// Bytes of a block in an extent: its place and one, 0 for zeroes, and its checksum.
 const SLOT: usize = 8;
+
+/// Bytes of an object's name, of a key and of a value, at most: those of the engine have a few hundred.
+/// Others would take memory for what a file of holes only says that it has.
+const LONGEST: usize = 1024;
 
 /// The format of the folder.
 const FORMAT: u64 = 1;
@@ -76,6 +82,7 @@ pub(super) struct Tables {
     /// The file that the database is in.
     own: File,
     data: File,
+    numbers: Numbers,
 }
 
 /// A transaction at work.
@@ -118,7 +125,8 @@ impl Tables {
     fn open_trusting(own: File, data: File, writes: bool) -> Result<(Tables, PoolKind)> {
         let again = own.try_clone().map_err(|e| Error::from_io("the tables of the store", e))?;
         let database = opening::database(&own, writes)?;
-        let tables = Tables { database: Guarded::of(database), own: again, data };
+        let numbers = Numbers::new(u64::from_le_bytes(random_bytes()?));
+        let tables = Tables { database: Guarded::of(database), own: again, data, numbers };
         let reading = tables.database.get()?.begin_read().map_err(failed)?;
         let meta = reading.open_table(META).map_err(failed)?;
         let number = |key: &str| -> Result<u64> {
@@ -140,6 +148,9 @@ impl Tables {
             let mut used = Vec::new();
             for row in extents.iter().map_err(failed)? {
                 let (_, value) = row.map_err(failed)?;
+                if value.value().len() != EXTENT as usize * SLOT {
+                    return Err(damaged("a row of blocks has another length"));
+                }
                 used.extend(slots(value.value()).filter_map(|(place, _)| place));
             }
             Ok(used)
@@ -185,6 +196,7 @@ impl Tables {
                 .get((pool_number(op.object.pool), op.object.name.as_str()))
                 .map_err(failed)?;
             let Some(object) = row.map(|row| Object::of(row.value())) else { return Ok(None) };
+            self.numbers.belongs(object.number, op.object.pool, &op.object.name)?;
             let seen = op
                 .parts
                 .iter()
@@ -213,6 +225,7 @@ impl Tables {
                     if let Some(value) =
                         keys.get((object.number, key.as_slice())).map_err(failed)?
                     {
+                        is_short(value.value())?;
                         found.insert(key.clone(), value.value().to_vec());
                     }
                 }
@@ -230,6 +243,7 @@ impl Tables {
                     if key == after.as_slice() {
                         continue;
                     }
+                    is_short(key).and(is_short(value.value()))?;
                     let last = pairs.last().map_or(after, |(key, _): &(Vec<u8>, Vec<u8>)| key);
                     rises(Some(last.as_slice()), key)?;
                     if pairs.len() == *most {
@@ -242,12 +256,9 @@ impl Tables {
             }
             ReadPart::Xattr(name) => {
                 let xattrs = reading.open_table(XATTRS).map_err(failed)?;
-                Seen::Xattr(
-                    xattrs
-                        .get((object.number, *name))
-                        .map_err(failed)?
-                        .map(|value| value.value().to_vec()),
-                )
+                let found = xattrs.get((object.number, *name)).map_err(failed)?;
+                found.iter().try_for_each(|value| is_short(value.value()))?;
+                Seen::Xattr(found.map(|value| value.value().to_vec()))
             }
         })
     }
@@ -273,6 +284,7 @@ impl Tables {
                 if Some(name) == from {
                     continue;
                 }
+                is_short(name.as_bytes())?;
                 rises(page.names.last().map(String::as_str).or(from), name)?;
                 if page.names.len() == most.max(1) {
                     page.next = page.names.last().cloned();
@@ -289,13 +301,16 @@ impl Tables {
 /// Refuses keys that are not in order: a caller that continues from the last key, page by page,
 /// would never end.
 fn rises<K: PartialOrd + ?Sized>(last: Option<&K>, next: &K) -> Result<()> {
-    if last.is_none_or(|last| last < next) {
-        return Ok(());
-    }
-    Err(Error::new(
-        Kind::Corrupt,
-        "the tables of the store are damaged: their keys are out of order",
-    ))
+    if last.is_none_or(|last| last < next) { Ok(()) } else { Err(damaged("keys are out of order")) }
+}
+
+/// Refuses what is longer than the engine makes it.
+fn is_short(bytes: &[u8]) -> Result<()> {
+    if bytes.len() <= LONGEST { Ok(()) } else { Err(damaged("a name, key or value is too long")) }
+}
+
+fn damaged(what: &str) -> Error {
+    Error::new(Kind::Corrupt, format!("the tables of the store are damaged: {what}"))
 }
 
 /// Places and checksums of an extent.
@@ -393,6 +408,9 @@ impl Transaction {
             )
         };
         let erasure = op.object.pool == Pool::Chunks && chunks == PoolKind::Erasure;
+        if !fits(op) {
+            return Ok(Err(Refusal::Unsupported));
+        }
         if erasure
             && (op.changes.iter().any(part)
                 || op.guards.iter().any(|guard| matches!(guard, Guard::Omap(..))))
@@ -495,6 +513,17 @@ impl Transaction {
         }
         self.inner.commit().map_err(failed)
     }
+}
+
+/// True when what the operation names and sets would be read again.
+fn fits(op: &Write) -> bool {
+    let short = |bytes: &[u8]| bytes.len() <= LONGEST;
+    let fits = |change: &Change| match change {
+        Change::SetOmap(pairs) => pairs.iter().all(|(key, value)| short(key) && short(value)),
+        Change::SetXattr(_, value) => short(value),
+        _ => true,
+    };
+    short(op.object.name.as_bytes()) && op.changes.iter().all(fits)
 }
 
 /// Does the changes of data: into free blocks, all of them or none.

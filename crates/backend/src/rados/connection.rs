@@ -8,6 +8,7 @@
 use std::{
     ffi::{CStr, CString, c_char, c_int},
     io,
+    net::SocketAddr,
     path::Path,
     ptr,
     sync::Arc,
@@ -287,6 +288,13 @@ impl Connection {
     /// Fences a client by its address, and waits until none of its operations can change anything
     /// that we read from now on.
     pub(super) fn fence(&self, address: &str) -> Result<(), Refusal> {
+        if !is_one_client(address) {
+            let what = format!(
+                "'{}' wrote here last, which is no address of a client that could be shut out",
+                address.escape_debug()
+            );
+            return Err(Refusal::Failed(Error::new(Kind::Corrupt, what)));
+        }
         let address = text(address)?;
         // SAFETY: the text lives until the call returns; it is not written to.
         let code = unsafe {
@@ -327,6 +335,14 @@ fn plain_address(address: &str) -> String {
         .find_map(|kind| first.strip_prefix(kind))
         .unwrap_or(first)
         .to_owned()
+}
+
+/// True for the address of one client. Who was here last stands in the pools, where others may have
+/// written; an address without a nonce would shut out a whole host.
+fn is_one_client(address: &str) -> bool {
+    let Some((socket, nonce)) = address.rsplit_once('/') else { return false };
+    let digits = nonce.bytes().all(|byte| byte.is_ascii_digit());
+    socket.parse::<SocketAddr>().is_ok() && digits && nonce.parse::<u32>().is_ok_and(|n| n != 0)
 }
 
 impl Drop for Connection {
@@ -596,5 +612,27 @@ mod tests {
             (plain_address("v2:[::1]:0/7"), plain_address("[::1]:0/7")),
             ("[::1]:0/7".into(), "[::1]:0/7".into())
         );
+    }
+
+    #[test]
+    fn rule_02_a_forged_owner_shuts_out_no_host() {
+        for one in ["127.0.0.1:0/42", "10.1.2.3:6800/4294967295", "[2001:db8::1]:0/7"] {
+            assert!(is_one_client(one), "{one}");
+        }
+        for other in [
+            "",
+            "10.1.2.3",
+            "10.1.2.3:0",
+            "10.1.2.3:0/0",
+            "10.1.2.3:0/00",
+            "10.1.2.0/24",
+            "10.1.2.3:0/+7",
+            "10.1.2.3:0/7,10.1.2.4:0/8",
+            "10.1.2.3:0/4294967296",
+            "local.1.2.3",
+            "2001:db8::1/7",
+        ] {
+            assert!(!is_one_client(other), "{other}");
+        }
     }
 }

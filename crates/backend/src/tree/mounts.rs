@@ -97,6 +97,12 @@ pub(super) fn open_place(directory: &OwnedFd, name: &OsStr) -> Result<OwnedFd, E
     }
 }
 
+/// Opens a name of a directory as a place, when it lies on the mount of the directory; `None` when it does
+/// not, and when the system can't tell.
+pub(super) fn open_within(directory: &OwnedFd, name: &OsStr) -> Option<Result<OwnedFd, Errno>> {
+    within(directory, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC)
+}
+
 /// Opens a name of a directory as a directory, without following a link. `XDEV` as above.
 pub(super) fn open_directory(above: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -140,7 +146,7 @@ pub(super) fn proc_path(at: &OwnedFd) -> String {
 /// Opens a name that lies on the mount of its directory; `None` when it does not, or when the system
 /// can't tell: Linux before 5.6, and filters of system calls that do not know `openat2`.
 fn within(directory: &OwnedFd, name: &OsStr, flags: OFlags) -> Option<Result<OwnedFd, Errno>> {
-    let resolve = ResolveFlags::NO_XDEV;
+    let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
     match rustix::fs::openat2(directory, name, flags, Mode::empty(), resolve) {
         Err(Errno::XDEV | Errno::NOSYS | Errno::PERM | Errno::INVAL) => None,
         opened => Some(opened),
@@ -208,7 +214,7 @@ mod tests {
     };
 
     use super::{
-        super::{Choices, Options, Restorer, Sweep, Walk},
+        super::{Choices, Options, Restorer, Sweep, Walk, walk::look_inside},
         *,
     };
 
@@ -287,6 +293,9 @@ mod tests {
             is("a place", at_once(refused));
             let at = open();
             is("an identity", at_once(move || identity(&at, OsStr::new(name)).is_ok()));
+            let at = open();
+            let refused = move || look_inside(&at, OsStr::new(name)).err() == Some(Errno::XDEV);
+            is("a look", at_once(refused));
         }
         let at = open();
         let opened = move || open_directory(&at, OsStr::new("sub")).err() == Some(Errno::XDEV);

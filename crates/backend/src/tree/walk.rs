@@ -50,6 +50,8 @@ pub struct Looked {
     pub is_directory: bool,
     /// Bytes of a regular file; 0 of all else.
     pub bytes: u64,
+    /// Its device and inode.
+    pub identity: (u64, u64),
 }
 
 /// Decides what of a tree is wanted. Paths are those below the root.
@@ -357,7 +359,8 @@ impl Walk {
         let kind = FileType::from_raw_mode(stat.st_mode);
         let is_directory = kind == FileType::Directory;
         let is_file = kind == FileType::RegularFile;
-        let looked = Looked { is_directory, bytes: if is_file { stat.st_size as u64 } else { 0 } };
+        let bytes = if is_file { stat.st_size as u64 } else { 0 };
+        let looked = Looked { is_directory, bytes, identity: (stat.st_dev, stat.st_ino) };
         let wants = |selection: &mut Box<dyn Selection>| selection.wants(&self.path, &looked);
         if !self.options.selection.as_mut().is_none_or(wants) {
             return Ok(None);
@@ -810,7 +813,7 @@ fn open_known(directory: &OwnedFd, name: &OsString, before: &Stat) -> Option<(Fi
 }
 
 /// What is known of a name, open as a place unless that is a regular file which is opened late.
-type LookedAt = Result<(Option<OwnedFd>, Stat), Errno>;
+pub(super) type LookedAt = Result<(Option<OwnedFd>, Stat), Errno>;
 
 /// Looks at a name: whether something is mounted there that is not entered, and else at what is
 /// there. `XDEV` when another user mounted something there between the two.
@@ -820,23 +823,29 @@ fn look_at(
     one_file_system: bool,
     opens_late: bool,
 ) -> (Option<Closed>, LookedAt) {
+    // On what lies on the mount of its directory nothing is mounted.
+    if let Some(place) = mounts::open_within(directory, name) {
+        return (None, place.and_then(opened).map(|found| late(found, opens_late)));
+    }
     let closed = mounts::closed(directory, name, one_file_system);
     let opened = match &closed {
         Some(closed) if !closed.is_directory() && closed.of_user.is_some() => Err(Errno::ACCESS),
         Some(closed) if closed.is_directory() => Ok((None, closed.stat)),
-        _ if opens_late => look_first(directory, name),
-        _ => mounts::open_place(directory, name).and_then(opened),
+        _ => look_inside(directory, name).map(|found| late(found, opens_late)),
     };
     (closed, opened)
 }
 
-/// Looks at a name, and opens what is there as a place unless it is a regular file.
-fn look_first(directory: &OwnedFd, name: &OsString) -> LookedAt {
-    let stat = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Ok((None, stat)),
-        _ => mounts::open_place(directory, name).and_then(opened),
-    }
+/// Looks at what a name stands for, once it is open as a place: by its name a user who mounts something
+/// there a moment before would be asked, who may never answer. `XDEV` when another user did.
+pub(super) fn look_inside(directory: &OwnedFd, name: &OsStr) -> LookedAt {
+    mounts::open_place(directory, name).and_then(opened)
+}
+
+/// A regular file that is opened late is no place until then.
+fn late((at, stat): (Option<OwnedFd>, Stat), opens_late: bool) -> (Option<OwnedFd>, Stat) {
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    (at.filter(|_| !(opens_late && is_file)), stat)
 }
 
 /// Opens the regular file that `at` stands for. Without `/proc` by its name again: `STALE` when

@@ -100,8 +100,9 @@ pub struct Report {
     pub leaked_blocks: u64,
     /// Blocks whose count is saturated; a repair restores them.
     pub saturated_blocks: u64,
-    /// Addresses whose data an earlier repair found to be lost. They read as errors until they are
-    /// written; nothing is wrong with them otherwise.
+    /// Addresses whose data is lost, as an earlier repair found, or the sender of a snapshot that skipped
+    /// damage. They read as errors until they are written or trimmed; nothing is wrong with them
+    /// otherwise. What several maps share counts once.
     pub lost_addresses: u64,
     /// Addresses in critical ranges whose block has other names: written before the range was made
     /// one. With tables in place not counted before a crash's counts are exact again.

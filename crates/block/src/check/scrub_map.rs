@@ -10,7 +10,10 @@ use super::{
     report::{Phase, Progress},
     scrub::{BAD_BLOCKS_MAX, over_a_copy},
 };
-use crate::{engine::Engine, format::page::Table};
+use crate::{
+    engine::{Engine, read::is_lost},
+    format::page::Table,
+};
 
 /// Blocks that are read at once.
 const READ_BLOCKS: usize = 256;
@@ -23,11 +26,13 @@ const EXTENTS: usize = 1024;
 pub struct MapScrub {
     /// Blocks that were read, lost ones included.
     pub blocks: u64,
-    /// Addresses whose data is lost, or can't be read, as ranges in order: the first
-    /// [`BAD_BLOCKS_MAX`].
+    /// Addresses whose data can't be read, as ranges in order: the first [`BAD_BLOCKS_MAX`].
     pub lost: Vec<Lost>,
     /// How many addresses that are.
     pub lost_blocks: u64,
+    /// Addresses that were lost before, as a repair found, or a sender that skipped damage. Nothing is
+    /// wrong with them but that they read as errors until they are written or trimmed.
+    pub known_lost_blocks: u64,
     /// True when it was cancelled before its end.
     pub cancelled: bool,
 }
@@ -44,7 +49,7 @@ pub struct Lost {
 }
 
 impl MapScrub {
-    /// True when all data was read and is whole.
+    /// True when all data was read and is whole, but for what was lost before.
     #[must_use]
     pub fn is_well(&self) -> bool {
         self.lost_blocks == 0 && !self.cancelled
@@ -132,7 +137,10 @@ fn read(engine: &Engine, map: VolumeId, first: u64, blocks: usize, report: &mut 
         .collect();
     engine.read(map, &mut each);
     for one in each {
-        if let Err(error) = one.result {
+        let Err(error) = one.result else { continue };
+        if is_lost(&engine.kernel, map, one.first) {
+            report.known_lost_blocks += 1;
+        } else {
             report.lose(one.first.0, 1, &error);
         }
     }

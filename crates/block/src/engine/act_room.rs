@@ -41,8 +41,19 @@ pub(crate) fn admit(
     origins: &[VolumeId],
     entries: usize,
 ) -> Result<()> {
+    admit_changes(asking, state, origins, entries, &Overlay::default())
+}
+
+/// The same of a moment whose acts change addresses, too.
+pub(crate) fn admit_changes(
+    asking: Asking<'_>,
+    state: &mut State,
+    origins: &[VolumeId],
+    entries: usize,
+    changes: &Overlay,
+) -> Result<()> {
     let Asking { kernel, place, .. } = asking;
-    let found = look(asking, state, origins, entries);
+    let found = look(asking, state, origins, entries, changes);
     if let Some(place) = place {
         match &found {
             Ok(WaitsFor::Room(room)) => state.act_turn.refused(place, *room, kernel.progress()),
@@ -64,6 +75,7 @@ fn look(
     state: &mut State,
     origins: &[VolumeId],
     entries: usize,
+    changes: &Overlay,
 ) -> Result<WaitsFor> {
     let Asking { kernel, scheme, .. } = asking;
     state.check_running()?;
@@ -93,8 +105,7 @@ fn look(
         kernel.coverage.hit(Mark::MomentWaits);
         return Ok(WaitsFor::Room(Room::Ranges));
     }
-    let own = scheme.reserve(kernel, state, &Overlay::default(), acts.max(1))
-        + reserve(&kernel.geometry()) / 2;
+    let own = scheme.reserve(kernel, state, changes, acts.max(1)) + reserve(&kernel.geometry()) / 2;
     let needed = to_place(kernel, state, 0) + pages_ahead(kernel, scheme, state, 1) + own;
     let zones = kernel.zones(state.releases.zone_table());
     if state.allocator.free() < needed {

@@ -1,16 +1,20 @@
 //! Snapshots, clones, rollbacks and receives: requests for acts, which the checkpoint of their moment
 //! performs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use onefold_core::{Error, Kind, Result, Ticket, VolumeId, VolumeLimits};
 
-use super::act_room::{Asking, admit, copied_ranges};
+use super::act_room::{Asking, admit, admit_changes, copied_ranges};
 use crate::{
     coverage::Mark,
-    format::catalogue::NAME_MAX,
+    format::{catalogue::NAME_MAX, record::WindowNumber},
     kernel::{Kernel, Receiving, SnapshotOf, State, VolumeState},
     moments::{Act, Moment, Receive},
+    overlay::Overlay,
     rules::Rule,
 };
 
@@ -206,18 +210,40 @@ fn check_base(kernel: &Kernel, state: &State, base: VolumeId, what: &Receive) ->
     check_snapshot(kernel, state, origin.volume, &what.snapshot, 0)
 }
 
-/// Notes that all blocks before `cursor` were written to what is being received.
+/// Notes that all blocks before `cursor` were written to what is being received, or are `lost`.
 pub(crate) fn receive_cursor(
     asking: Asking<'_>,
     id: VolumeId,
     cursor: u64,
+    lost: &[Range<u64>],
     now_ms: u64,
 ) -> Result<Asked> {
     let kernel = asking.kernel;
     let mut state = kernel.state.lock();
-    check_receiving(&state, id)?;
-    admit(asking, &mut state, &[], 0)?;
-    Ok(ask(kernel, &mut state, vec![Act::Cursor { id, cursor, now_ms }], &[]))
+    let receive = check_receiving(&state, id)?;
+    let lost = if kernel.keeps(Rule::LostWithCursor) { lost } else { &[] };
+    let changes = losses(&receive, id, lost)?;
+    admit_changes(asking, &mut state, &[], 0, &changes)?;
+    let acts = lose(id, lost).into_iter().chain([Act::Cursor { id, cursor, now_ms }]).collect();
+    Ok(ask_changes(asking, &mut state, acts, &[], &changes))
+}
+
+/// The act that loses blocks of what is being received.
+fn lose(id: VolumeId, lost: &[Range<u64>]) -> Option<Act> {
+    (!lost.is_empty()).then(|| Act::Lose { id, ranges: lost.to_vec() })
+}
+
+/// The changes that it is, to be admitted: in which window they belong nobody asks there.
+fn losses(receive: &VolumeState, id: VolumeId, lost: &[Range<u64>]) -> Result<Overlay> {
+    let mut changes = Overlay::default();
+    for range in lost {
+        if range.end > receive.blocks {
+            let message = "blocks are lost beyond the end of what is being received";
+            return Err(Error::new(Kind::InvalidInput, message));
+        }
+        changes.lose(id, range.clone(), WindowNumber(0));
+    }
+    Ok(changes)
 }
 
 /// The times at the end of a receive, in milliseconds since 1970.
@@ -229,12 +255,14 @@ pub struct Times {
     pub made_ms: u64,
 }
 
-/// What was received, of so many blocks, becomes a snapshot, and its volume, whose number is returned,
-/// holds it. With `rollback` the volume may have been changed meanwhile.
+/// What was received, of so many blocks of which some are `lost` since the last cursor, becomes a
+/// snapshot, and its volume, whose number is returned, holds it. With `rollback` the volume may have
+/// been changed meanwhile.
 pub(crate) fn received(
     asking: Asking<'_>,
     id: VolumeId,
     blocks: u64,
+    lost: &[Range<u64>],
     rollback: bool,
     times: Times,
 ) -> Result<(VolumeId, Asked)> {
@@ -259,9 +287,12 @@ pub(crate) fn received(
         }
     }
     let origins: Vec<VolumeId> = into.into_iter().chain([id]).collect();
-    admit(asking, &mut state, &origins, 2)?;
+    let lost = if kernel.keeps(Rule::LostWithEnd) { lost } else { &[] };
+    let changes = losses(&receive, id, lost)?;
+    admit_changes(asking, &mut state, &origins, 2, &changes)?;
     let other = state.volumes.give_number();
-    let mut acts = vec![Act::Received { id, volume: into.unwrap_or(other), name, blocks, made_ms }];
+    let mut acts: Vec<Act> = lose(id, lost).into_iter().collect();
+    acts.push(Act::Received { id, volume: into.unwrap_or(other), name, blocks, made_ms });
     match into {
         Some(into) => {
             state.volumes.roll_back(into);
@@ -279,7 +310,7 @@ pub(crate) fn received(
             });
         }
     }
-    Ok((into.unwrap_or(other), ask(kernel, &mut state, acts, &origins)))
+    Ok((into.unwrap_or(other), ask_changes(asking, &mut state, acts, &origins, &changes)))
 }
 
 fn check_receiving(state: &State, id: VolumeId) -> Result<VolumeState> {
@@ -366,8 +397,32 @@ fn expect_snapshot(state: &mut State, of: VolumeId, name: &str, made_ms: u64) ->
     Ok(Act::Snapshot { id, of, name: name.to_owned(), made_ms })
 }
 
-/// The moment begins: the open window closes, and the acts see the windows up to it.
+/// As [`ask`], of acts that change addresses, too.
+fn ask_changes(
+    asking: Asking<'_>,
+    state: &mut State,
+    acts: Vec<Act>,
+    origins: &[VolumeId],
+    changes: &Overlay,
+) -> Asked {
+    let Asking { kernel, scheme, .. } = asking;
+    let pages = if changes.is_empty() { 0 } else { scheme.reserve(kernel, state, changes, 0) };
+    kernel.coverage.add(Mark::BlocksLost, changes.changed());
+    begin(kernel, state, acts, origins, pages)
+}
+
 fn ask(kernel: &Kernel, state: &mut State, acts: Vec<Act>, origins: &[VolumeId]) -> Asked {
+    begin(kernel, state, acts, origins, 0)
+}
+
+/// The moment begins: the open window closes, and the acts see the windows up to it.
+fn begin(
+    kernel: &Kernel,
+    state: &mut State,
+    acts: Vec<Act>,
+    origins: &[VolumeId],
+    pages: u64,
+) -> Asked {
     let ranges = copied_ranges(state, origins);
     let early = |act: &Act| match act {
         Act::Cursor { .. } => !kernel.keeps(Rule::CursorBehindData),
@@ -381,7 +436,7 @@ fn ask(kernel: &Kernel, state: &mut State, acts: Vec<Act>, origins: &[VolumeId])
     state.moments.0 += 1;
     let number = state.moments.0;
     kernel.coverage.hit(Mark::MomentAsked);
-    state.moment = Some(Moment { window, number, acts, ranges });
+    state.moment = Some(Moment { window, number, acts, ranges, pages });
     state.checkpoint_wanted = true;
     state.seal_moment(kernel.keeps(Rule::MomentSealsOverlay));
     Asked { number, moment: Ticket(window.0) }

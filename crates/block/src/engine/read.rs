@@ -138,7 +138,9 @@ pub(crate) fn read(kernel: &Kernel, volume: VolumeId, reads: &mut [BlockRead<'_>
         }
     }
     for (read, steps) in reads.iter_mut().zip(&steps) {
-        if let Some(n) = steps.iter().position(|step| matches!(step, Step::Lost)) {
+        if let Some(n) = steps.iter().position(|step| matches!(step, Step::Lost))
+            && kernel.keeps(Rule::LostIsAnError)
+        {
             read.result = Err(lost(volume, read.first.plus(n as u64)));
         }
     }
@@ -451,10 +453,29 @@ fn from_entry(entry: MapEntry, block: &mut Block) -> Step {
     }
 }
 
-/// The error of an address whose data a repair found to be lost.
+/// True when an address is known to be lost.
+pub(crate) fn is_lost(kernel: &Kernel, volume: VolumeId, lba: Lba) -> bool {
+    let (place, tables) = {
+        let state = kernel.state.lock();
+        let open = state.windows.open().holds(volume, lba);
+        let place = if open { None } else { Some(state.locate(volume, lba)) };
+        (place, state.overlays.tables().clone())
+    };
+    match place {
+        Some(Where::Overlay(entry)) => entry == MapEntry::Lost,
+        Some(Where::Tables) => {
+            map_entry(kernel, &tables, volume, lba).is_ok_and(|entry| entry == MapEntry::Lost)
+        }
+        _ => false,
+    }
+}
+
+/// The error of an address whose data is lost: a repair found so, or the store from which it was sent
+/// could not read it.
 pub(super) fn lost(volume: VolumeId, lba: Lba) -> Error {
     let message = format!(
-        "volume {volume}, block {lba}: the data is lost, as an earlier repair found; writing the block makes it usable again"
+        "volume {volume}, block {lba}: the data is lost, as an earlier repair found, or the sender of \
+         a snapshot that skipped damage; writing the block makes it usable again"
     );
     Error::new(Kind::Corrupt, message)
 }

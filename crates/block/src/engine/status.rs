@@ -1,17 +1,20 @@
 //! The store's figures about itself.
 
-use onefold_core::VolumeLimits;
+use onefold_core::{VolumeId, VolumeLimits};
 
 use crate::{
     counters::Counts,
     format::catalogue::{NoDedup, Volume},
     kernel::{Kernel, Leftovers, VolumeState},
     scheme::room::reserve,
+    traffic::Traffic,
 };
 
 /// A volume in a [`Status`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeStatus {
+    /// Its number.
+    pub id: VolumeId,
     /// Its name.
     pub name: String,
     /// Its size in bytes.
@@ -22,6 +25,14 @@ pub struct VolumeStatus {
     pub limits: VolumeLimits,
     /// True when only a receive changes it.
     pub replica: bool,
+    /// Snapshots of it.
+    pub snapshots: u64,
+    /// Its blocks that hold data, as of the last checkpoint; `None` where nobody has counted them.
+    pub mapped_blocks: Option<u64>,
+    /// Its blocks that are known to be lost, as of the last checkpoint.
+    pub lost_blocks: u64,
+    /// What clients read and wrote; of a store at work alone.
+    pub traffic: Option<Traffic>,
 }
 
 /// A store at one moment. Sizes are in blocks of 4096 bytes unless they say otherwise.
@@ -102,18 +113,27 @@ pub(crate) fn status(kernel: &Kernel) -> Status {
         (reserve(&kernel.geometry()), kernel.pages.held().changes() as u64);
     let state = kernel.state.lock();
     let tables = &state.overlays.tables().state;
-    let status_of = |volume: &VolumeState| VolumeStatus {
+    let maps = &state.overlays.tables().volumes;
+    let status_of = |id: VolumeId, volume: &VolumeState| VolumeStatus {
+        id,
         name: volume.name.clone(),
         bytes: volume.blocks * 4096,
         no_dedup: volume.no_dedup.clone(),
         limits: volume.limits,
         replica: volume.replica_of.is_some(),
+        snapshots: state.volumes.snapshots(id).count() as u64,
+        mapped_blocks: maps
+            .get(&id)
+            .and_then(|map| map.sharing.mapped)
+            .filter(|_| tables.shares_pages()),
+        lost_blocks: maps.get(&id).map_or(0, |map| map.sharing.lost),
+        traffic: None,
     };
     let mut volumes: Vec<VolumeStatus> = state
         .volumes
         .iter()
         .filter(|(_, volume)| volume.is_any_volume())
-        .map(|(_, volume)| status_of(volume))
+        .map(|(id, volume)| status_of(*id, volume))
         .collect();
     let receiving = state.volumes.receiving().count() as u64;
     let snapshots = state.volumes.count() as u64 - volumes.len() as u64 - receiving;

@@ -164,6 +164,9 @@ pub struct Sharing {
     /// Of a leaving map: the number of its top page on its level. Of what is being received: all
     /// blocks before this one are there.
     pub cursor: u64,
+    /// Addresses that are known to be lost. Programs that do not know of this write zero, so there may
+    /// be more; what a repair loses is added, so there may be less.
+    pub lost: u64,
 }
 
 /// In [`RawSharing::flags`]: a replica.
@@ -202,7 +205,7 @@ struct RawSharing {
     flags: u8,
     zero: [u8; 6],
     cursor: U64,
-    reserved: [u8; 8],
+    lost: U64,
 }
 
 const _: () = assert!(size_of::<RawVolume>() + size_of::<RawSharing>() == MAP_BYTES);
@@ -289,7 +292,7 @@ impl Volume {
             flags: if self.sharing.replica { REPLICA } else { 0 },
             zero: [0; 6],
             cursor: U64::new(self.sharing.cursor),
-            reserved: [0; 8],
+            lost: U64::new(self.sharing.lost),
         };
         let at = &mut body_mut(page)[slot as usize * MAP_BYTES..][..MAP_BYTES];
         at[..VOLUME_BYTES].copy_from_slice(self.raw().as_bytes());
@@ -335,6 +338,7 @@ impl Volume {
             kind,
             replica: raw.flags == REPLICA,
             cursor: raw.cursor.get(),
+            lost: raw.lost.get(),
         };
         sound.then_some(Some(volume))
     }

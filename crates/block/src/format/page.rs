@@ -332,7 +332,8 @@ pub enum MapEntry {
     Hole,
     /// Zeroes that were written.
     Zero,
-    /// Data that is lost: a repair could not find out what was there. An error to read, until it is
+    /// Data that is lost: a repair could not find out what was there, or the store from which it was
+    /// sent could not read it. An error to read, until it is
     /// written or dropped.
     Lost,
     /// A physical block.

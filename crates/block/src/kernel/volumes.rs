@@ -256,6 +256,7 @@ impl Volumes {
                 }
                 return;
             }
+            Act::Lose { .. } => return,
             Act::Snapshot { .. } | Act::Clone { .. } | Act::Receive { .. } => {}
         }
         let expected = self.expected.remove(&act.id());

@@ -10,6 +10,7 @@ mod overlays;
 use std::{
     collections::BTreeMap,
     hash::{Hash, Hasher},
+    ops::Range,
 };
 
 use onefold_core::{Lba, Pba, VolumeId};
@@ -53,9 +54,20 @@ impl Hash for Key {
 #[derive(Clone, Copy)]
 struct Packed {
     pba: [u8; 5],
-    carried: bool,
+    how: How,
     window: [u8; 6],
     prefix: [u8; 8],
+}
+
+/// Where the content of an address is.
+#[derive(Clone, Copy)]
+enum How {
+    /// Stored as it is.
+    Raw,
+    /// In a carrier.
+    Carried,
+    /// Nowhere: it is lost.
+    Lost,
 }
 
 /// The blocks that changed: a table for each volume, since there are a million of them.
@@ -63,16 +75,16 @@ struct Packed {
 struct Entries(BTreeMap<VolumeId, MixMap<Key, Packed>>);
 
 impl Entries {
-    fn insert(
-        &mut self,
-        volume: VolumeId,
-        lba: Lba,
-        (pba, carried, prefix): (Pba, bool, u64),
-        window: WindowNumber,
-    ) {
+    fn insert(&mut self, volume: VolumeId, lba: Lba, entry: MapEntry, window: WindowNumber) {
+        let (pba, how, prefix) = match entry {
+            MapEntry::Block { pba, carried: false, prefix } => (pba, How::Raw, prefix),
+            MapEntry::Block { pba, carried: true, prefix } => (pba, How::Carried, prefix),
+            MapEntry::Lost => (Pba(0), How::Lost, 0),
+            MapEntry::Hole | MapEntry::Zero => return,
+        };
         let packed = Packed {
             pba: low_bytes(pba.0),
-            carried,
+            how,
             window: low_bytes(window.0),
             prefix: prefix.to_le_bytes(),
         };
@@ -89,12 +101,17 @@ impl Entries {
     }
 
     fn get(&self, volume: VolumeId, lba: Lba) -> Option<Entry> {
-        let Packed { pba, carried, window, prefix } =
+        let Packed { pba, how, window, prefix } =
             *self.0.get(&volume)?.get(&Key(low_bytes(lba.0)))?;
-        let entry = MapEntry::Block {
+        let block = |carried| MapEntry::Block {
             pba: Pba(from_low_bytes(&pba)),
             carried,
             prefix: u64::from_le_bytes(prefix),
+        };
+        let entry = match how {
+            How::Raw => block(false),
+            How::Carried => block(true),
+            How::Lost => MapEntry::Lost,
         };
         Some(Entry { entry, window: WindowNumber(from_low_bytes(&window)) })
     }
@@ -198,12 +215,8 @@ impl Overlay {
         self.records += 1;
         match record.change {
             Change::Block { pba, carried, fingerprint } => {
-                self.entries.insert(
-                    record.volume,
-                    record.lba,
-                    (pba, carried, fingerprint.prefix()),
-                    window,
-                );
+                let entry = MapEntry::Block { pba, carried, prefix: fingerprint.prefix() };
+                self.entries.insert(record.volume, record.lba, entry, window);
             }
             Change::Range { blocks, keep } => {
                 self.range_records += 1;
@@ -216,6 +229,15 @@ impl Overlay {
             Change::Catalogue { .. } => {}
         }
         self.last = self.last.max(window);
+    }
+
+    /// Blocks of a volume are lost from `window` on. No record tells of them: they belong to an act.
+    pub(crate) fn lose(&mut self, volume: VolumeId, blocks: Range<u64>, window: WindowNumber) {
+        for lba in blocks.map(Lba) {
+            self.entries.insert(volume, lba, MapEntry::Lost, window);
+            self.records += 1;
+            self.touch_block(volume, lba);
+        }
     }
 
     /// Publishes changes of the catalogue, in their order.
@@ -339,7 +361,7 @@ impl Overlay {
         self.entries.addresses(volume)
     }
 
-    /// The newest block of an address, whether a newer range covers it or not.
+    /// The newest block of an address, or that it is lost, whether a newer range covers it or not.
     pub(crate) fn block(&self, volume: VolumeId, lba: Lba) -> Option<Entry> {
         self.entries.get(volume, lba)
     }
@@ -447,6 +469,9 @@ mod tests {
         );
         assert_eq!(overlay.entries.addresses(volume), [lba]);
         assert_eq!((overlay.find(volume, Lba(0)), overlay.find(VolumeId(1), lba)), (None, None));
+        overlay.lose(volume, lba.0 - 1..lba.0 + 1, WindowNumber::MAX);
+        assert_eq!(overlay.find(volume, lba), Some(MapEntry::Lost));
+        assert_eq!(overlay.addresses(volume), [Lba(lba.0 - 1), lba]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
         page::MapEntry,
         superblock,
     },
-    moments::Moment,
+    moments::{Act, Moment},
     window::{Windows, ranges::Ranges},
 };
 
@@ -127,6 +127,11 @@ impl Overlays {
     pub(crate) fn seal(&mut self, windows: &Windows, moment: Moment) {
         let mut sealed = std::mem::take(&mut self.active);
         sealed.last = sealed.last.max(windows.durable());
+        for act in &moment.acts {
+            let Act::Lose { id, ranges } = act else { continue };
+            // Its windows are published: nothing older comes after this.
+            ranges.iter().for_each(|range| sealed.lose(*id, range.clone(), moment.window));
+        }
         sealed.moment = Some(moment);
         windows.all().for_each(|window| self.active.touch_window(window));
         self.sealed.push_back(sealed);

@@ -56,8 +56,9 @@ pub(crate) fn pages_ahead(kernel: &Kernel, scheme: &dyn Scheme, state: &State, m
     let sealed: u64 =
         state.overlays.sealed().map(|overlay| scheme.reserve(kernel, state, overlay, 0)).sum();
     // A moment that is not sealed yet makes one checkpoint more.
-    let moment =
-        state.moment.as_ref().map_or(0, |_| scheme.reserve(kernel, state, &Overlay::default(), 0));
+    let moment = state.moment.as_ref().map_or(0, |moment| {
+        moment.pages.max(scheme.reserve(kernel, state, &Overlay::default(), 0))
+    });
     scheme.reserve(kernel, state, state.overlays.active(), gathered)
         + frozen
         + sealed

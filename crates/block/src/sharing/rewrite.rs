@@ -45,13 +45,15 @@ struct Ways {
     current: Vec<Option<OnTheWay>>,
 }
 
-/// What changed in a map: how many more addresses have a block.
+/// What changed in a map: how many more addresses have a block, or are lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rewritten {
     /// The new root.
     pub(crate) root: Root,
     /// Addresses that have a block now, less those that had one.
     pub(crate) mapped: i64,
+    /// Addresses that are lost now, less those that were.
+    pub(crate) lost: i64,
 }
 
 impl<S: MapStore> Sharing<'_, S> {
@@ -68,7 +70,7 @@ impl<S: MapStore> Sharing<'_, S> {
         leaves: &[u64],
         change: Change<'_>,
     ) -> Result<Rewritten> {
-        let mut rewritten = Rewritten { root: *root, mapped: 0 };
+        let mut rewritten = Rewritten { root: *root, mapped: 0, lost: 0 };
         let Some(&last) = leaves.last() else { return Ok(rewritten) };
         let id = PageId { table: Table::Map, volume: map, level: 0, index: 0 };
         let current = (0..root.height).map(|_| None).collect();
@@ -108,12 +110,14 @@ impl<S: MapStore> Sharing<'_, S> {
                 let holds = change(index, old.as_ref().map(|old| &old.page), &mut page)?;
                 let after = holds.then_some(page);
                 let stays = old.is_some_and(|old| !old.goes);
-                rewritten.mapped += self.count_leaf(
+                let (mapped, lost) = self.count_leaf(
                     before.as_deref(),
                     after.as_deref().map(|page| &page.0),
                     &lender,
                     stays,
                 )?;
+                rewritten.mapped += mapped;
+                rewritten.lost += lost;
                 pointers.push((index, self.replace(PageId { index, ..id }, old, after)?));
             }
         }
@@ -200,21 +204,23 @@ impl<S: MapStore> Sharing<'_, S> {
         Ok(Old { page, goes, lender: before.lender, is_lender_lost: false })
     }
 
-    /// Counts the changes of a leaf. Gives how many more of its addresses have a block.
+    /// Counts the changes of a leaf. Gives how many more of its addresses have a block, and are lost.
     fn count_leaf(
         &mut self,
         before: Option<&Page>,
         after: Option<&Page>,
         lender: &Lender<Arc<Page>>,
         stays: bool,
-    ) -> Result<i64> {
+    ) -> Result<(i64, i64)> {
         let at =
             |page: Option<&Page>, slot| page.map_or(Ok(MapEntry::Hole), |page| entry(page, slot));
-        let mut mapped = 0;
+        let (mut mapped, mut lost) = (0, 0);
         for slot in 0..Table::Map.per_leaf() {
             let (old, new) = (at(before, slot)?, at(after, slot)?);
             let is_block = |entry| i64::from(matches!(entry, MapEntry::Block { .. }));
+            let is_lost = |entry| i64::from(entry == MapEntry::Lost);
             mapped += is_block(new) - is_block(old);
+            lost += is_lost(new) - is_lost(old);
             if lender.is_unread() && self.store.keeps(Rule::UnreadLenderLendsNoMore) {
                 // Nothing was known to count, and all of the new version does.
                 if counts(new, None) {
@@ -234,7 +240,7 @@ impl<S: MapStore> Sharing<'_, S> {
                 self.store.raise(new);
             }
         }
-        Ok(mapped)
+        Ok((mapped, lost))
     }
 
     /// Writes the new version of an inner page, in which `children` changed.

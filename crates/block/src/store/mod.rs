@@ -39,7 +39,7 @@ pub use send::SendWhat;
 pub use volume::{BlockVolume, StoreExports};
 
 pub use crate::engine::{Status, VolumeStatus};
-use crate::{Engine, NoDedup, Persistence, Settings};
+use crate::{Engine, NoDedup, Persistence, Settings, traffic::AllTraffic};
 
 /// How long a change waits for room before it looks again by itself.
 const ROOM_WAIT: Duration = Duration::from_millis(20);
@@ -59,6 +59,8 @@ pub struct Store {
     checkpoints: Mutex<CheckpointTimes>,
     /// Who has which volume open.
     handles: Mutex<Handles>,
+    /// What clients read and wrote.
+    traffic: AllTraffic,
     /// Changes that wait for room.
     pressure: AtomicU64,
     stopping: AtomicBool,
@@ -129,6 +131,7 @@ impl Store {
             background: Signal::default(),
             checkpoints: Mutex::default(),
             handles: Mutex::default(),
+            traffic: AllTraffic::default(),
             pressure: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
         }))
@@ -143,7 +146,12 @@ impl Store {
     /// The store at this moment.
     #[must_use]
     pub fn status(&self) -> Status {
-        self.engine.status()
+        let mut status = self.engine.status();
+        self.traffic.keep(|id| self.engine.volume(id).is_ok());
+        for volume in &mut status.volumes {
+            volume.traffic = Some(self.traffic.now(volume.id));
+        }
+        status
     }
 
     /// How long checkpoints took.

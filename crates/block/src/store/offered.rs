@@ -26,13 +26,15 @@ pub(super) struct Offered<'w> {
     answering: Option<Answering<&'w mut dyn Write>>,
     /// Offered blocks that are there, and of which the sender has not spoken since.
     there: VecDeque<u64>,
+    /// First block and number of those of which the frame at work speaks.
+    unproved: (u64, u64),
     /// The index was completed, or waited for long enough.
     index_waited: bool,
 }
 
 impl<'w> Offered<'w> {
     pub(super) fn new(answering: Option<Answering<&'w mut dyn Write>>) -> Offered<'w> {
-        Offered { answering, there: VecDeque::new(), index_waited: false }
+        Offered { answering, there: VecDeque::new(), unproved: (0, 0), index_waited: false }
     }
 
     /// True when the sender asks.
@@ -62,10 +64,10 @@ impl<'w> Offered<'w> {
                 .zip(&mut lbas)
                 .filter_map(|(found, lba)| Some((lba, found?)))
                 .collect();
+            self.there.extend(there.iter().map(|(lba, _)| *lba));
             for run in there.chunk_by(|one, next| one.0 + 1 == next.0) {
                 write_blocks(copies, id, run[0].0, run.iter().map(|(_, block)| block))?;
             }
-            self.there.extend(there.into_iter().map(|(lba, _)| lba));
         }
         answering.missing(&missing)
     }
@@ -74,16 +76,37 @@ impl<'w> Offered<'w> {
     pub(super) fn frame(&mut self, frame: &Frame) -> Result<()> {
         let end = frame.first + frame.blocks;
         let held = matches!(frame.content, Content::Held(_));
+        // The sender can't prove what it can't read: that is lost here, too.
+        let lost = frame.content == Content::Lost;
         let mut at = frame.first;
+        self.unproved = (at, 0);
         while let Some(&lba) = self.there.front().filter(|&&lba| lba < end) {
             // One before the frame was left out.
-            if lba != at || !held {
+            if !(held && lba == at || lost && lba >= frame.first) {
                 return Err(senseless());
             }
             self.there.pop_front();
-            at += 1;
+            at = lba + 1;
+            // What is lost is read by nobody.
+            self.unproved.1 += u64::from(held);
         }
         if held && at != end { Err(senseless()) } else { Ok(()) }
+    }
+
+    /// The frame was applied, and with it proved.
+    pub(super) fn applied(&mut self) {
+        self.unproved = (0, 0);
+    }
+
+    /// The stream ended too early: what was not proved to be the sender's goes out of the receive. Else
+    /// who knows a fingerprint, and ends the stream otherwise, would have the content.
+    pub(super) fn take_back(&mut self, copies: &Copies<'_>, id: VolumeId) -> Result<()> {
+        let runs = self.there.make_contiguous().chunk_by(|one, next| one + 1 == *next);
+        let runs = runs.map(|run| (run[0], run.len() as u64));
+        for (first, blocks) in runs.chain([self.unproved]).filter(|(_, blocks)| *blocks > 0) {
+            copies.apply(id, &Frame { first, blocks, content: Content::Hole })?;
+        }
+        Ok(())
     }
 
     /// The stream ends, or the next offer comes: all that is there was spoken of.

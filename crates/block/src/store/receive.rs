@@ -5,9 +5,13 @@
 //! | before the receive begins, or in its checkpoint | nothing of it |
 //! | while frames are written | the volume as before; a receive that nobody sees, whose cursor has all blocks before it |
 //! | in the checkpoint that ends it | either that, or the snapshot, and the volume that holds it |
+//!
+//! Blocks that the sender could not read are noted here, and lost in the checkpoint of the cursor that
+//! passes them, or of the end. A crash forgets both, and the sender goes on before them.
 
 use std::{
     io::{Read, Write},
+    ops::Range,
     time::Duration,
 };
 
@@ -18,7 +22,7 @@ use super::{
 };
 use crate::{
     Begin, Content, Frame, Next, Receive, Receiving, StreamReader, Times, Totals,
-    format::stream::{MAGIC, negotiates, negotiation::Answering},
+    format::stream::{Form, MAGIC_BYTES, negotiation::Answering},
 };
 
 /// Blocks after which the cursor rises: 64 MiB.
@@ -26,6 +30,9 @@ const CURSOR_BLOCKS: u64 = 16_384;
 
 /// Time after which it does.
 const CURSOR_TIME: Duration = Duration::from_secs(10);
+
+/// Lost blocks that are noted here at most: then the receive waits for its cursor to rise.
+const LOST_MAX: u64 = 65_536;
 
 /// A receive that was ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,15 +87,15 @@ impl Copies<'_> {
         nonce: &[u8; 32],
         look: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<Received> {
-        let mut magic = [0; MAGIC.len()];
+        let mut magic = [0; MAGIC_BYTES];
         let came = read_up_to(&mut input, &mut magic)?;
-        if !negotiates(&magic) {
+        let Some(form) = Form::of(&magic).filter(|form| form.negotiated) else {
             return self.receive(into, rollback, magic[..came].chain(input), look);
-        }
+        };
         self.must_trust_fingerprints()?;
         let (secret, algorithm) = self.fingerprints_by();
         let (answering, key) = Answering::begin(&mut input, output, &secret, algorithm, nonce)?;
-        let reader = StreamReader::begin_negotiated(input, key)?;
+        let reader = StreamReader::begin_negotiated(input, key, form.skips)?;
         self.take(into, rollback, reader, Offered::new(Some(answering)), look)
     }
 
@@ -108,9 +115,13 @@ impl Copies<'_> {
         let volume = into.unwrap_or(&about.volume);
         let (id, held) = self.begin_receive(volume, rollback, &about)?;
         let taken = self.take_stream(id, &held, &mut reader, &mut offered, look);
-        let ended = taken.and_then(|()| {
+        if taken.is_err() {
+            // If that fails, too, the store has stopped, or the receive is gone.
+            let _ = offered.take_back(self, id);
+        }
+        let ended = taken.and_then(|lost| {
             held.check()?;
-            self.end_receive(id, &about, rollback)
+            self.end_receive(id, &about, &lost, rollback)
         });
         self.0.handles.lock().close(id, &held);
         let name = ended?;
@@ -212,7 +223,8 @@ impl Copies<'_> {
         Ok(None)
     }
 
-    /// Writes all frames. After an error the cursor rises as far as frames were written.
+    /// Writes all frames; gives the blocks that were lost since the last cursor. After an error the
+    /// cursor rises as far as frames were written.
     fn take_stream(
         &self,
         id: VolumeId,
@@ -220,9 +232,10 @@ impl Copies<'_> {
         reader: &mut StreamReader<impl Read>,
         offered: &mut Offered<'_>,
         look: &mut dyn FnMut(u64) -> Result<()>,
-    ) -> Result<()> {
-        let mut cursor = Cursor { at: reader.about().start, noted: 0, since: self.0.clock.now() };
-        cursor.noted = cursor.at;
+    ) -> Result<Vec<Range<u64>>> {
+        let start = reader.about().start;
+        let since = self.0.clock.now();
+        let mut cursor = Cursor { at: start, noted: start, since, lost: Vec::new() };
         loop {
             let next = held.check().and_then(|()| reader.next_frame());
             let next = next.and_then(|next| match &next {
@@ -231,7 +244,7 @@ impl Copies<'_> {
                 Next::Offer(offer) => offered.answer(self, id, offer).map(|()| next),
             });
             let frame = match next {
-                Ok(Next::End(_)) => return Ok(()),
+                Ok(Next::End(_)) => return Ok(cursor.lost),
                 Ok(Next::Frame(frame)) => frame,
                 Ok(Next::Offer(_)) => continue,
                 Err(error) => {
@@ -239,8 +252,13 @@ impl Copies<'_> {
                     return Err(error);
                 }
             };
-            self.apply(id, &frame)?;
             cursor.at = frame.first + frame.blocks;
+            if frame.content == Content::Lost {
+                cursor.lose(frame.first..cursor.at);
+            } else {
+                self.apply(id, &frame)?;
+            }
+            offered.applied();
             if let Err(given_up) = look(cursor.at * 4096) {
                 self.note_rest(id, &cursor);
                 return Err(given_up);
@@ -256,10 +274,15 @@ impl Copies<'_> {
         if cursor.at - cursor.noted < CURSOR_BLOCKS && !late {
             return Ok(());
         }
-        match self.0.acts().cursor(id, cursor.at, now_ms()) {
-            Err(later) if matches!(later.kind(), Kind::Busy | Kind::NoSpace) => {}
+        let must = cursor.lost.iter().map(|range| range.end - range.start).sum::<u64>() >= LOST_MAX;
+        let note = || self.0.acts().cursor(id, cursor.at, &cursor.lost, now_ms());
+        match if must { self.0.change(note) } else { note() } {
+            Err(later) if !must && matches!(later.kind(), Kind::Busy | Kind::NoSpace) => {}
             Err(error) => return Err(error),
-            Ok(_) => (cursor.noted, cursor.since) = (cursor.at, now),
+            Ok(_) => {
+                (cursor.noted, cursor.since) = (cursor.at, now);
+                cursor.lost.clear();
+            }
         }
         self.0.background.raise();
         Ok(())
@@ -269,13 +292,20 @@ impl Copies<'_> {
     fn note_rest(&self, id: VolumeId, cursor: &Cursor) {
         if cursor.at > cursor.noted {
             // If that fails, the cursor is lower, and more is sent again.
-            let asked = self.0.change(|| self.0.acts().cursor(id, cursor.at, now_ms()));
+            let note = || self.0.acts().cursor(id, cursor.at, &cursor.lost, now_ms());
+            let asked = self.0.change(note);
             let _ = asked.and_then(|asked| self.0.perform(asked));
         }
     }
 
     /// Makes it the snapshot that its volume holds; returns its name.
-    fn end_receive(&self, id: VolumeId, about: &Begin, rollback: bool) -> Result<String> {
+    fn end_receive(
+        &self,
+        id: VolumeId,
+        about: &Begin,
+        lost: &[Range<u64>],
+        rollback: bool,
+    ) -> Result<String> {
         let before = self.0.engine.volume(id)?;
         if before.blocks > about.blocks {
             let (from, rest) = (about.blocks, before.blocks - about.blocks);
@@ -287,7 +317,7 @@ impl Copies<'_> {
         let into = of.and_then(|base| base.snapshot).map(|origin| origin.volume);
         let times = Times { now_ms: now_ms(), made_ms: about.made_ms };
         let asked = self.0.act(|acts| {
-            let ask = || acts.received(id, about.blocks, rollback, times);
+            let ask = || acts.received(id, about.blocks, lost, rollback, times);
             match into {
                 Some(into) => self.0.handles.lock().end(into, true, ask)?.done(),
                 None => ask(),
@@ -314,6 +344,10 @@ impl Copies<'_> {
                 .map(drop),
             Content::Repeat(as_at) => self.repeat(id, frame, *as_at),
             Content::Held(proof) => super::offered::prove(self, id, frame, proof),
+            Content::Lost => {
+                let message = "the stream has lost blocks, which only a snapshot can have";
+                Err(Error::new(Kind::InvalidInput, message))
+            }
         }
     }
 
@@ -347,6 +381,17 @@ struct Cursor {
     /// The block up to which the cursor was noted last, and the time of that.
     noted: u64,
     since: Duration,
+    /// Blocks before the end of the last frame that are lost, and that no cursor has noted.
+    lost: Vec<Range<u64>>,
+}
+
+impl Cursor {
+    fn lose(&mut self, blocks: Range<u64>) {
+        match self.lost.last_mut() {
+            Some(last) if last.end == blocks.start => last.end = blocks.end,
+            _ => self.lost.push(blocks),
+        }
+    }
 }
 
 /// Reads until the buffer is full or the input ends; gives how much came.

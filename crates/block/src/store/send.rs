@@ -1,6 +1,7 @@
 //! Sending: a snapshot, or what changed between two, as a stream; an export, as a stream of raw data.
 //!
-//! Every block is read as a client reads it, and so verified; damage ends the stream.
+//! Every block is read as a client reads it, and so verified. Damage ends the stream, or with
+//! [`SendWhat::skip_damaged`] its blocks are sent as lost.
 
 use std::{
     collections::HashMap,
@@ -8,17 +9,18 @@ use std::{
 };
 
 use onefold_core::{
-    Algorithm, Block, BlockRead, Error, ExtentKind, Kind, Lba, Result, Volume, VolumeId, checksum,
+    Algorithm, Block, BlockRead, Error, Kind, Lba, Result, Volume, VolumeId, checksum,
 };
 
 use super::{BlockVolume, Copies};
 use crate::{
-    Begin, Offer, Piece, StreamWriter, Token, Totals, Transfers, VolumeState,
+    Begin, Offer, Piece, PieceKind, StreamWriter, Token, Totals, Transfers, VolumeState,
     format::stream::{
-        DATA_BLOCKS_MAX,
+        DATA_BLOCKS_MAX, LOST_BLOCKS_MAX,
         negotiation::Asking,
         offer::{OFFER_BLOCKS_MAX, OFFER_RUNS_MAX},
     },
+    transfer::is_damage,
 };
 
 /// Contents that are remembered in one of two halves, so that they are sent once: an entry takes 40
@@ -27,6 +29,10 @@ const SENT_MAX: usize = 400_000;
 
 /// Blocks whose fingerprints are looked up at once.
 const LOOK_BLOCKS: u64 = 4096;
+
+/// Blocks that a sender skips at most: 64 GiB. With more damage a stream is worth nothing, and each
+/// takes a place in the receiver's map.
+const SKIPPED_MAX: u64 = 1 << 24;
 
 /// The choices of a sender.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -39,6 +45,9 @@ pub struct SendWhat {
     pub resume: Option<Token>,
     /// Data is not compressed.
     pub plain: bool,
+    /// Blocks that can't be read are sent as lost, and read as errors where they are received. Without
+    /// it they end the stream.
+    pub skip_damaged: bool,
 }
 
 impl Copies<'_> {
@@ -49,9 +58,10 @@ impl Copies<'_> {
     /// `Stopped` when a snapshot is deleted meanwhile; those of `out`.
     pub fn send(&self, what: &SendWhat, out: &mut dyn Write) -> Result<Totals> {
         let pair = self.pair(what)?;
-        let writer = StreamWriter::begin(out, &pair.begin, !what.plain)?;
-        let mut sender = Sender::of(&pair.volume, writer, Some(self.memory()));
-        self.all(&pair, |piece| sender.piece(&piece, &[]))?;
+        let skips = what.skip_damaged;
+        let writer = StreamWriter::begin_as(out, skips, &pair.begin, !what.plain)?;
+        let mut sender = Sender::of(&pair.volume, writer, Some(self.memory()), skips);
+        self.all(&pair, skips, |piece| sender.piece(&piece, &[]))?;
         sender.writer.end(pair.begin.blocks)
     }
 
@@ -71,9 +81,10 @@ impl Copies<'_> {
         self.must_trust_fingerprints()?;
         let pair = self.pair(what)?;
         let (secret, algorithm) = self.fingerprints_by();
-        let (mut asking, key) = Asking::begin(&mut out, answers, &secret, algorithm, nonce)?;
-        let writer = StreamWriter::begin_negotiated(out, key, &pair.begin, !what.plain)?;
-        let sender = Sender::of(&pair.volume, writer, Some(self.memory()));
+        let skips = what.skip_damaged;
+        let (mut asking, key) = Asking::begin(&mut out, answers, &secret, algorithm, nonce, skips)?;
+        let writer = StreamWriter::begin_negotiated(out, key, skips, &pair.begin, !what.plain)?;
+        let sender = Sender::of(&pair.volume, writer, Some(self.memory()), skips);
         let mut queue = Queue { sender, pieces: Vec::new(), blocks: 0 };
         let mut settle = |queue: &mut Queue<'_, _>| {
             let Some(offer) = self.offer(pair.volume.id(), &queue.pieces)? else {
@@ -82,7 +93,7 @@ impl Copies<'_> {
             queue.sender.writer.offer(&offer)?;
             queue.settle(&asking.missing(offer.fingerprints.len())?)
         };
-        self.all(&pair, |piece| {
+        self.all(&pair, skips, |piece| {
             let mut rest = piece;
             while rest.blocks > 0 {
                 queue.take(&mut rest);
@@ -126,13 +137,23 @@ impl Copies<'_> {
     }
 
     /// Visits all pieces that are to be sent, in steps that hold no version of the tables.
-    fn all(&self, pair: &Pair, mut visit: impl FnMut(Piece) -> Result<()>) -> Result<()> {
+    fn all(
+        &self,
+        pair: &Pair,
+        skips: bool,
+        mut visit: impl FnMut(Piece) -> Result<()>,
+    ) -> Result<()> {
         let (blocks, mut at) = (pair.begin.blocks, pair.begin.start);
         while at < blocks {
             pair.base.as_ref().map_or(Ok(()), BlockVolume::check)?;
             pair.volume.check()?;
             let base = pair.base.as_ref().map(BlockVolume::id);
-            let found = Transfers::of(&self.0.engine).pieces(base, pair.volume.id(), at)?;
+            let (transfers, of) = (Transfers::of(&self.0.engine), pair.volume.id());
+            let found = if skips {
+                transfers.pieces_past_damage(base, of, at)?
+            } else {
+                transfers.pieces(base, of, at)?
+            };
             found.pieces.into_iter().try_for_each(&mut visit)?;
             at = found.next.max(at + 1);
         }
@@ -142,7 +163,7 @@ impl Copies<'_> {
     /// The fingerprints of what some pieces hold; none when that is nothing.
     fn offer(&self, of: VolumeId, pieces: &[Piece]) -> Result<Option<Offer>> {
         let mut offer = Offer::default();
-        for piece in pieces.iter().filter(|piece| piece.kind == ExtentKind::Data) {
+        for piece in pieces.iter().filter(|piece| piece.kind == PieceKind::Data) {
             offer.runs.push((piece.first, piece.blocks));
             let (mut at, end) = (piece.first, piece.first + piece.blocks);
             while at < end {
@@ -185,7 +206,7 @@ impl Copies<'_> {
         let of = self.0.engine.volume(volume.id())?;
         let begin = Begin { blocks: of.blocks, ..Begin::default() };
         let writer = StreamWriter::begin(out, &begin, false)?;
-        let mut sender = Sender::of(&volume, writer, None);
+        let mut sender = Sender::of(&volume, writer, None, false);
         let mut at = 0;
         while at < of.blocks {
             volume.check()?;
@@ -242,11 +263,11 @@ impl<W: Write> Queue<'_, W> {
     /// Takes of a piece what has room.
     fn take(&mut self, rest: &mut Piece) {
         let room = match rest.kind {
-            ExtentKind::Data => OFFER_BLOCKS_MAX - self.blocks,
+            PieceKind::Data => OFFER_BLOCKS_MAX - self.blocks,
             _ => rest.blocks,
         };
         let taken = Piece { blocks: rest.blocks.min(room), ..*rest };
-        if taken.kind == ExtentKind::Data {
+        if taken.kind == PieceKind::Data {
             self.blocks += taken.blocks;
         }
         (rest.first, rest.blocks) = (rest.first + taken.blocks, rest.blocks - taken.blocks);
@@ -261,7 +282,7 @@ impl<W: Write> Queue<'_, W> {
     fn settle(&mut self, missing: &[bool]) -> Result<()> {
         let mut rest = missing;
         for piece in std::mem::take(&mut self.pieces) {
-            let of = if piece.kind == ExtentKind::Data { piece.blocks as usize } else { 0 };
+            let of = if piece.kind == PieceKind::Data { piece.blocks as usize } else { 0 };
             let (these, others) = rest.split_at(of);
             rest = others;
             self.sender.piece(&piece, these)?;
@@ -277,11 +298,14 @@ struct Sender<'a, W: Write> {
     /// The contents that were sent; `None` where each block is sent for itself.
     sent: Option<Sent>,
     buffer: Vec<Block>,
+    /// Blocks that can't be read are sent as lost: so many were.
+    skipped: Option<u64>,
 }
 
 /// The form in which a block is sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum As {
+    Lost,
     Zeroes,
     Data,
     Repeat(u64),
@@ -289,17 +313,23 @@ enum As {
 }
 
 impl<'a, W: Write> Sender<'a, W> {
-    fn of(volume: &'a BlockVolume, writer: StreamWriter<W>, sent: Option<Sent>) -> Sender<'a, W> {
-        Sender { volume, writer, sent, buffer: Vec::new() }
+    fn of(
+        volume: &'a BlockVolume,
+        writer: StreamWriter<W>,
+        sent: Option<Sent>,
+        skips: bool,
+    ) -> Sender<'a, W> {
+        Sender { volume, writer, sent, buffer: Vec::new(), skipped: skips.then_some(0) }
     }
 
     /// Sends a piece; `missing` says of its blocks which the receiver does not have, and is empty when
     /// nobody asked.
     fn piece(&mut self, piece: &Piece, missing: &[bool]) -> Result<()> {
         match piece.kind {
-            ExtentKind::Hole => self.writer.empty(piece.first, piece.blocks, false),
-            ExtentKind::Zero => self.writer.empty(piece.first, piece.blocks, true),
-            ExtentKind::Data => {
+            PieceKind::Hole => self.writer.empty(piece.first, piece.blocks, false),
+            PieceKind::Zeroes => self.writer.empty(piece.first, piece.blocks, true),
+            PieceKind::Hidden => self.lost(piece.first, piece.blocks),
+            PieceKind::Data => {
                 let (mut at, end) = (piece.first, piece.first + piece.blocks);
                 while at < end {
                     let count = (end - at).min(DATA_BLOCKS_MAX);
@@ -321,10 +351,17 @@ impl<'a, W: Write> Sender<'a, W> {
             [BlockRead { first: Lba(first), into: &mut blocks[..count as usize], result: Ok(()) }];
         self.volume.read(&mut reads);
         let [BlockRead { result, .. }] = reads;
-        result?;
+        let mut lost = Vec::new();
+        match result {
+            Err(error) if self.skipped.is_some() && is_damage(&error) => {
+                lost = self.read_each(first, &mut blocks[..count as usize])?;
+            }
+            result => result?,
+        }
         let mut run: Option<(usize, As)> = None;
         for n in 0..count as usize {
             let now = match missing.get(n) {
+                _ if lost.get(n) == Some(&true) => As::Lost,
                 Some(false) => As::Held,
                 _ => self.how(&blocks[n], first + n as u64),
             };
@@ -340,6 +377,39 @@ impl<'a, W: Write> Sender<'a, W> {
         }
         self.run(first, &blocks, run, count as usize)?;
         self.buffer = blocks;
+        Ok(())
+    }
+
+    /// Reads blocks each by itself; gives which of them can't be read.
+    fn read_each(&self, first: u64, blocks: &mut [Block]) -> Result<Vec<bool>> {
+        let mut each: Vec<BlockRead<'_>> = (first..)
+            .map(Lba)
+            .zip(blocks.chunks_mut(1))
+            .map(|(first, into)| BlockRead { first, into, result: Ok(()) })
+            .collect();
+        self.volume.read(&mut each);
+        let is_lost = |read: BlockRead<'_>| match read.result {
+            Err(error) if is_damage(&error) => Ok(true),
+            result => result.map(|()| false),
+        };
+        each.into_iter().map(is_lost).collect()
+    }
+
+    /// Writes that blocks could not be read.
+    fn lost(&mut self, first: u64, blocks: u64) -> Result<()> {
+        let skipped = self.skipped.unwrap_or(0) + blocks;
+        if skipped > SKIPPED_MAX {
+            let message =
+                "more than 64 GiB of the snapshot can't be read: that is too much to skip";
+            return Err(Error::new(Kind::Corrupt, message));
+        }
+        self.skipped = Some(skipped);
+        let (mut at, end) = (first, first + blocks);
+        while at < end {
+            let count = (end - at).min(LOST_BLOCKS_MAX);
+            self.writer.lost(at, count)?;
+            at += count;
+        }
         Ok(())
     }
 
@@ -361,6 +431,7 @@ impl<'a, W: Write> Sender<'a, W> {
         let Some((begun, how)) = run else { return Ok(()) };
         let (at, count) = (first + begun as u64, (end - begun) as u64);
         match how {
+            As::Lost => self.lost(at, count),
             As::Zeroes => self.writer.empty(at, count, true),
             As::Data => self.writer.data(at, &blocks[begun..end]),
             As::Repeat(as_at) => self.writer.repeat(at, count, as_at),

@@ -8,6 +8,7 @@ use onefold_core::{
 };
 
 use super::{Store, handles::Handle};
+use crate::traffic::Counters;
 
 /// How long who opens a volume waits for its rollback to end.
 const ROLLBACK_WAIT: Duration = Duration::from_secs(10);
@@ -18,6 +19,7 @@ pub struct BlockVolume {
     id: VolumeId,
     handle: Handle,
     read_only: bool,
+    traffic: Arc<Counters>,
 }
 
 impl BlockVolume {
@@ -43,7 +45,8 @@ impl BlockVolume {
             Err(error) if error.kind() == Kind::Denied => true,
             writable => writable.map(|()| false)?,
         };
-        Ok(BlockVolume { store: store.clone(), id, handle: handles.open(id), read_only })
+        let traffic = store.traffic.of(id);
+        Ok(BlockVolume { store: store.clone(), id, handle: handles.open(id), read_only, traffic })
     }
 }
 
@@ -77,6 +80,8 @@ impl Volume for BlockVolume {
         if let Err(ended) = self.handle.check() {
             return reads.iter_mut().for_each(|read| read.result = Err(ended.clone()));
         }
+        let blocks: usize = reads.iter().map(|read| read.into.len()).sum();
+        self.traffic.read(reads.len() as u64, (blocks * BLOCK_BYTES) as u64);
         self.store.engine.read(self.id, reads);
         // What was rolled back meanwhile is not what was asked for.
         if let Err(ended) = self.handle.check() {
@@ -86,10 +91,12 @@ impl Volume for BlockVolume {
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<Ticket> {
         let mut taken = 0;
-        self.store.data_change(|| {
+        let ticket = self.store.data_change(|| {
             let _inside = self.handle.enter()?;
             self.store.engine.write_from(self.id, offset, data, &mut taken)
-        })
+        })?;
+        self.traffic.written(data.len() as u64);
+        Ok(ticket)
     }
 
     fn trim(&self, offset: u64, bytes: u64) -> Result<Ticket> {

@@ -71,7 +71,17 @@ impl Display for Report {
                 volume_table(
                     f,
                     self.volumes.iter().map(|volume| (volume.name.as_str(), volume.bytes)),
-                )
+                )?;
+                for volume in self.volumes.iter().filter(|volume| volume.lost_bytes > 0) {
+                    writeln!(
+                        f,
+                        "  {} of '{}' were lost before: they read as errors until they are written or \
+                         trimmed",
+                        Size(volume.lost_bytes),
+                        volume.name.escape_debug()
+                    )?;
+                }
+                Ok(())
             }
         }
     }

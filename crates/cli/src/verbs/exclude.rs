@@ -18,6 +18,7 @@ use std::{
 
 use clap::Args;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
+use onefold::parts::archive_dir::ArchiveDir;
 use onefold_backend::tree::{Looked, Selection};
 use onefold_console::{failure::Failure, size::Size};
 use onefold_core::Error;
@@ -120,6 +121,8 @@ pub(crate) struct Exclude {
     tags: Vec<OsString>,
     larger: Option<u64>,
     reads_files: bool,
+    /// The directories of the archive that the tree goes into, by device and inode.
+    archive: Vec<(u64, u64)>,
 }
 
 impl Exclude {
@@ -160,11 +163,22 @@ impl Exclude {
             tags: options.exclude_if_present.clone(),
             larger: options.exclude_larger.map(|size| size.0),
             reads_files: !options.no_ignore_files,
+            archive: Vec::new(),
         })
+    }
+
+    /// Leaves out the directories of an archive, which grows while it stores what is in them.
+    pub(crate) fn without(self, archive: &ArchiveDir) -> Exclude {
+        Exclude { archive: archive.identities(), ..self }
     }
 
     /// True when what is at a path below the root is left out.
     pub(crate) fn takes(&mut self, path: &[u8], looked: &Looked) -> bool {
+        if looked.is_directory && self.archive.contains(&looked.identity) {
+            let shown = Path::new("/").join(&self.root).join(OsStr::from_bytes(path));
+            tracing::warn!("{}: the archive itself is left out", shown.display());
+            return true;
+        }
         if self.larger.is_some_and(|most| looked.bytes > most) {
             return true;
         }
@@ -300,8 +314,8 @@ fn wrong(pattern: &str, why: &dyn std::fmt::Display) -> Failure {
 mod tests {
     use super::*;
 
-    const DIRECTORY: Looked = Looked { is_directory: true, bytes: 0 };
-    const FILE: Looked = Looked { is_directory: false, bytes: 10 };
+    const DIRECTORY: Looked = Looked { is_directory: true, bytes: 0, identity: (1, 1) };
+    const FILE: Looked = Looked { is_directory: false, bytes: 10, identity: (1, 2) };
 
     fn exclude(patterns: &[&str]) -> Exclude {
         let exclude = patterns.iter().map(|&pattern| pattern.to_owned()).collect();

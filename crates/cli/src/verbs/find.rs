@@ -152,6 +152,7 @@ fn directory_rests(open: &mut [Directory], path: &[u8]) {
     let n = open.len() - PAGES_HELD;
     let end = open.get(n + 1).map_or(path.len(), |below| below.path);
     let directory = &mut open[n];
+    directory.pages.rest();
     if directory.entries.len() > 0 {
         let from = directory.path + usize::from(directory.path > 0);
         directory.rests_behind = Some(path[from..end].to_vec());

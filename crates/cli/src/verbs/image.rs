@@ -44,8 +44,9 @@ const FORMATS: [(&str, usize, &[u8]); 5] = [
 ///
 /// Every block is verified. A file has holes where the volume holds nothing, and its name when it is
 /// whole and durable. A volume that is written meanwhile comes as no single moment had it: export a
-/// snapshot. For qcow2 and other formats give the image to `qemu-img convert`. Block stores only; the
-/// store may be served meanwhile.
+/// snapshot. For qcow2 and other formats give the image to `qemu-img convert -f raw`: without `-f raw`
+/// it would believe what a guest wrote at the beginning. Block stores only; the store may be served
+/// meanwhile.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                   onefold export disk.onefold vm1@monday vm1.raw\n  \
@@ -261,7 +262,7 @@ fn unpack(stream: impl Read, sink: &mut dyn Sink, bar: &Progress) -> Result<u64>
         match frame.content {
             Content::Data(data) => sink.data(frame.first * block, &data)?,
             Content::Hole | Content::Zeroes => {}
-            Content::Repeat(_) | Content::Held(_) => return Err(other_version()),
+            Content::Repeat(_) | Content::Held(_) | Content::Lost => return Err(other_version()),
         }
     }
 }

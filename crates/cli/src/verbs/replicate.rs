@@ -6,7 +6,11 @@ use std::{
 };
 
 use clap::Args;
-use onefold_backend::{new_file::NewFile, random::random_bytes};
+use onefold_backend::{
+    new_file::NewFile,
+    random::random_bytes,
+    signals::{Stop, StopSignals},
+};
 use onefold_block::{Copies, MEMORY_MIN, SendWhat, Settings, Totals, negotiates};
 use onefold_core::{Error, Kind, Result};
 use serde::{Deserialize, Serialize};
@@ -42,7 +46,8 @@ const SILENT: &str = "nothing came from the sender";
 ///
 /// With --from, only what changed since another snapshot is sent, which the other side must have.
 /// The stream has the data as it is: encrypt it on its way, as ssh does. Every block is verified
-/// before it is sent, and damage ends the stream. A stream that was cut off goes on with --resume.
+/// before it is sent, and damage ends the stream; with --skip-damaged what can't be read is left out
+/// instead, and reads as an error there. A stream that was cut off goes on with --resume.
 /// Block stores only; the store may be served meanwhile.
 ///
 /// With --negotiate, onefold runs the command itself and asks the receive that it starts which blocks
@@ -78,6 +83,11 @@ pub(crate) struct SendOptions {
     /// 0 waits without end
     #[arg(long, value_name = "SECONDS", default_value_t = WAIT_SECONDS, requires = "negotiate")]
     wait: u32,
+
+    /// Goes on past data that can't be read: its blocks read as errors where they are received, until
+    /// somebody writes or trims them. The command ends with status 3 when it skipped any
+    #[arg(long)]
+    skip_damaged: bool,
 
     /// Writes a new file instead of standard output; it gets its name when it is whole
     #[arg(short, long, value_name = "FILE")]
@@ -150,6 +160,9 @@ pub(crate) struct Sent {
     /// Bytes that the receiver had, of a sender that asked.
     #[serde(default)]
     held_bytes: u64,
+    /// Bytes that the sender could not read, and skipped.
+    #[serde(default)]
+    lost_bytes: u64,
 }
 
 impl From<&Totals> for Sent {
@@ -160,6 +173,7 @@ impl From<&Totals> for Sent {
             zero_bytes: totals.zeroes * 4096,
             hole_bytes: totals.holes * 4096,
             held_bytes: totals.held * 4096,
+            lost_bytes: totals.lost * 4096,
         }
     }
 }
@@ -190,12 +204,14 @@ pub(crate) fn what(
     snapshot: &str,
     from: &Option<String>,
     resume: &Option<String>,
+    skip_damaged: bool,
 ) -> Result<SendWhat> {
     Ok(SendWhat {
         snapshot: snapshot.to_owned(),
         from: from.clone(),
         resume: resume.as_deref().map(str::parse).transpose()?,
         plain: false,
+        skip_damaged,
     })
 }
 
@@ -208,14 +224,8 @@ pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
     }
     let file = block_store(&options.store)?;
     if let Some(command) = &options.negotiate {
-        let SendOptions { snapshot, from, resume, .. } = options;
-        let wanted = what(snapshot, from, resume)?;
-        let request = Request::Send {
-            snapshot: snapshot.clone(),
-            from: from.clone(),
-            resume: resume.clone(),
-            negotiates: true,
-        };
+        let snapshot = &options.snapshot;
+        let (wanted, request) = asked(options, true)?;
         let patience = Patience::of(options.wait);
         let sent: Sent = negotiate::send(&file, &wanted, &request, command, &patience)?;
         if options.json {
@@ -228,10 +238,13 @@ pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
                 Size(sent.held_bytes)
             ));
         }
-        return Ok(());
+        return whole_or_not(&sent, snapshot);
     }
     let sent = match &options.output {
-        None => send_to(&file, options, &mut std::io::stdout().lock())?,
+        None => {
+            ends_when_asked(&options.snapshot)?;
+            send_to(&file, options, &mut std::io::stdout().lock())?
+        }
         Some(path) => {
             let new = NewFile::create(path)?;
             let sent = send_to(&file, options, &mut new.file())?;
@@ -242,18 +255,55 @@ pub(crate) fn send(options: &SendOptions) -> Result<(), Failure> {
     if options.json {
         output::json(&sent)?;
     }
-    Ok(())
+    whole_or_not(&sent, &options.snapshot)
 }
 
-fn send_to(file: &StoreFile, options: &SendOptions, out: &mut dyn Write) -> Result<Sent> {
-    let SendOptions { snapshot, from, resume, .. } = options;
-    let wanted = what(snapshot, from, resume)?;
+/// From now on a signal ends this process with a sentence, also while it waits for who reads the
+/// stream. A server notices that nobody listens any more; a store that was opened for this is found as
+/// after any crash.
+fn ends_when_asked(snapshot: &str) -> Result<()> {
+    let mut signals = StopSignals::install()?;
+    let name = snapshot.escape_debug().to_string();
+    let watching = std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        let signal = signals.wait();
+        let _ = Failure::new(format!(
+            "interrupted: the stream of '{name}' is not whole; what came of it goes on with the token of \
+             `onefold receive --token`"
+        ))
+        .tell("onefold");
+        std::process::exit(if signal == Stop::Interrupt { 130 } else { 143 });
+    });
+    watching.map(drop).map_err(|e| Error::from_io("cannot start a thread for signals", e))
+}
+
+/// What is to be sent, for a store that nobody serves and for a server.
+fn asked(options: &SendOptions, negotiates: bool) -> Result<(SendWhat, Request)> {
+    let SendOptions { snapshot, from, resume, skip_damaged, .. } = options;
     let request = Request::Send {
         snapshot: snapshot.clone(),
         from: from.clone(),
         resume: resume.clone(),
-        negotiates: false,
+        negotiates,
+        skip_damaged: *skip_damaged,
     };
+    Ok((what(snapshot, from, resume, *skip_damaged)?, request))
+}
+
+/// The end of a command whose stream may have lost blocks.
+fn whole_or_not(sent: &Sent, name: &str) -> Result<(), Failure> {
+    if sent.lost_bytes == 0 {
+        return Ok(());
+    }
+    Err(Failure::in_part(format!(
+        "{} of '{}' can't be read where it comes from: they read as errors in the snapshot that is \
+         received, until they are written or trimmed",
+        Size(sent.lost_bytes),
+        name.escape_debug()
+    )))
+}
+
+fn send_to(file: &StoreFile, options: &SendOptions, out: &mut dyn Write) -> Result<Sent> {
+    let (wanted, request) = asked(options, false)?;
     let mut out = Told { out, bar: Progress::new("sending"), bytes: 0 };
     let out = std::cell::RefCell::new(&mut out);
     served_or_not(
@@ -363,7 +413,7 @@ pub(crate) fn receive(options: ReceiveOptions) -> Result<(), Failure> {
             Size(received.sent.repeated_bytes)
         ));
     }
-    Ok(())
+    whole_or_not(&received.sent, &received.name)
 }
 
 /// The first bytes of a stream, as many as tell what it is.

@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::actors::{STRANGER, Street};
+use super::{
+    actors::{STRANGER, Street},
+    support::Desk,
+};
 
 /// A file system of a user's own (FUSE) over a directory or a file, which answers nothing, and lets
 /// others ask or not; `None` where there is no FUSE.
@@ -122,4 +125,20 @@ fn rule_07_a_mount_of_a_user_is_not_asked_whether_it_is_to_be_dumped() {
     let backup = "60 ./onefold backup roots home --set h --exclude-nodump";
     let output = command.args(backup.split(' ')).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
+#[test]
+fn rule_07_a_mount_hides_nothing_that_is_in_its_directory() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir_all(desk.path("m/kept")).unwrap();
+    let mut command = std::process::Command::new("timeout");
+    let onefold = env!("CARGO_BIN_EXE_onefold");
+    let output =
+        command.args(["20", onefold, "mount", "a", "m"]).current_dir(desk.path(".")).output();
+    let output = output.unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("m is not empty") && told.lines().count() == 1, "{told}");
+    assert!(desk.path("m/kept").is_dir());
 }

@@ -10,7 +10,7 @@ use onefold_archive::{
 use onefold_backend::Directory;
 
 use super::readers::bounded;
-use crate::support::Desk;
+use crate::support::{Desk, overwrite};
 
 fn entry(name: &str, what: TreeWhat) -> TreeEntry {
     TreeEntry {
@@ -181,6 +181,7 @@ fn rule_09_full_pages_of_a_deep_tree_are_not_all_held() {
         ("find a 000-one --set one", 0),
         ("diff a one two", 0),
         ("restore a one -C out --dry-run", 0),
+        ("check a", 0),
     ] {
         let verb = verb.replace("000-one", &format!("{:0>100}-one", 399));
         let said = within(&verb);
@@ -194,4 +195,33 @@ fn rule_09_full_pages_of_a_deep_tree_are_not_all_held() {
         };
         assert!(lines >= expected, "{verb}: {lines}");
     }
+}
+
+#[test]
+fn rule_09_find_goes_on_behind_a_snapshot_that_cannot_be_read_and_says_so() {
+    let desk = Desk::new();
+    desk.ok("create archive a --compress none");
+    for (home, set, name) in [("home", "good", "letter"), ("away", "evil", "a-name-of-its-own")] {
+        fs::create_dir(desk.path(home)).unwrap();
+        fs::write(desk.path(home).join(name), "dear").unwrap();
+        desk.ok(&format!("backup a {home} --set {set}"));
+    }
+    // The page that has this name is no page any more.
+    let mut is_damaged = false;
+    for entry in fs::read_dir(desk.path("a")).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = fs::read(&path).unwrap();
+        if let Some(at) = bytes.windows(17).position(|bytes| bytes == b"a-name-of-its-own") {
+            overwrite(&path, at as u64, b"x");
+            is_damaged = true;
+        }
+    }
+    assert!(is_damaged);
+    let said = desk.run("find a letter");
+    assert_eq!(said.status.code(), Some(3), "{said:?}");
+    assert!(said.out.contains("home/letter"), "{said:?}");
+    assert!(said.err.contains("1 snapshot could not be looked through to the end"), "{said:?}");
+    // Where it is not looked at, nothing is amiss.
+    let said = desk.run("find a letter --set good");
+    assert!(said.status.success() && said.out.contains("home/letter"), "{said:?}");
 }

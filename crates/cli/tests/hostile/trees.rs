@@ -774,3 +774,29 @@ fn rule_07_what_a_user_mounted_is_not_entered() {
     assert!(unmounted.unwrap().success());
     mount.wait().unwrap();
 }
+
+#[test]
+fn rule_07_an_archive_within_what_is_stored_is_left_out_of_itself() {
+    let desk = Desk::new();
+    fs::create_dir_all(desk.path("home/deep")).unwrap();
+    fs::write(desk.path("home/letter"), "dear").unwrap();
+    desk.ok("create archive home/deep/a");
+    let said = desk.run("backup home/deep/a home --set h");
+    assert!(said.status.success(), "{said:?}");
+    let line = format!("{}: the archive itself is left out", desk.path("home/deep/a").display());
+    assert_eq!(said.err.matches(&line).count(), 1, "{said:?}");
+    let said = desk.run("put home/deep/a stream -r home");
+    assert!(said.status.success() && said.err.contains(&line), "{said:?}");
+    for listed in ["ls home/deep/a h", "ls home/deep/a stream"] {
+        let all = desk.ok(listed);
+        assert!(all.contains("letter") && all.contains("deep") && !all.contains("deep/a"), "{all}");
+    }
+    let said = desk.run("backup home/deep/a home/deep/a");
+    assert!(
+        said.status.code() == Some(1) && said.err.contains("does not store itself"),
+        "{said:?}"
+    );
+    // A restore with removals takes nothing away that was left out.
+    desk.ok("restore home/deep/a h -C / --in-place --delete --force");
+    desk.ok("check home/deep/a");
+}

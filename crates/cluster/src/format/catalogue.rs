@@ -80,13 +80,10 @@ impl Format {
         let chunk = self.chunk_bytes;
         let fits = chunk.is_multiple_of(BLOCK)
             && (BLOCK..=CHUNK_MAX).contains(&chunk)
+            && (chunk..=OBJECT_MAX).contains(&self.object_bytes)
             && self.object_bytes.is_multiple_of(chunk);
         let entries = self.object_bytes / chunk.max(1);
-        if !fits
-            || self.object_bytes > OBJECT_MAX
-            || entries > 256
-            || !(1..=256).contains(&self.shards)
-        {
+        if !fits || entries > 256 || !(1..=256).contains(&self.shards) {
             return Err(Error::new(
                 Kind::InvalidInput,
                 "chunks have 16, 32 or 64 KiB, and divide the object",
@@ -303,5 +300,14 @@ mod tests {
         assert_eq!((named.encode().len(), renamed.encode().len()), (25, 33));
         assert_eq!(Named::decode(&renamed.encode()).unwrap(), renamed);
         assert!(Named::decode(&[&named.encode()[..], &[0; 8]].concat()).is_err());
+    }
+
+    #[test]
+    fn rule_09_objects_without_bytes_are_damage() {
+        let format = Format::new([1; 16], [2; 32], PoolKind::Replicated);
+        for (object_bytes, is_one) in [(0, false), (32 << 10, true), (OBJECT_MAX, true)] {
+            let value = Format { object_bytes, ..format.clone() }.encode();
+            assert_eq!(Format::decode(&value).is_ok(), is_one, "{object_bytes}");
+        }
     }
 }

@@ -72,6 +72,18 @@ impl fmt::Display for ObjectId {
     }
 }
 
+/// A hexadecimal number as names have them: each has one spelling, or what is listed under another
+/// one could not be found or removed.
+fn hexadecimal(text: &str) -> Option<u64> {
+    let digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    text.bytes().all(digit).then(|| u64::from_str_radix(text, 16).ok())?
+}
+
+/// One of ten digits.
+pub(crate) fn ten_digits(text: &str) -> Option<u64> {
+    (text.len() == 10).then(|| hexadecimal(text))?
+}
+
 impl ObjectId {
     /// The object's name in the store.
     #[must_use]
@@ -83,9 +95,7 @@ impl ObjectId {
     #[must_use]
     pub fn parse(name: &str) -> Option<ObjectId> {
         let (volume, index) = name.strip_prefix("o.")?.split_once('.')?;
-        let number =
-            |text: &str| (text.len() == 10).then(|| u64::from_str_radix(text, 16).ok()).flatten();
-        Some(ObjectId { volume: number(volume)?, index: number(index)? })
+        Some(ObjectId { volume: ten_digits(volume)?, index: ten_digits(index)? })
     }
 
     pub(crate) fn bytes(self) -> [u8; 10] {
@@ -144,17 +154,20 @@ impl Chunk {
     pub fn parse(name: &str) -> Option<Chunk> {
         let mut parts = name.strip_prefix("c.0.")?.split('.');
         let (text, length, copy) = (parts.next()?, parts.next()?, parts.next()?);
-        if text.len() != 64 || !text.is_ascii() || parts.next().is_some() {
+        if text.len() != 64 || parts.next().is_some() {
             return None;
         }
         let mut hash = [0; 32];
-        for (byte, pair) in hash.iter_mut().zip(text.as_bytes().chunks(2)) {
-            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        for (byte, at) in hash.iter_mut().zip((0..64).step_by(2)) {
+            *byte = hexadecimal(text.get(at..at + 2)?)? as u8;
         }
-        let length = u32::from_str_radix(length, 16)
-            .ok()
-            .filter(|length| (1..=CHUNK_MAX).contains(length))?;
-        Some(Chunk { id: ChunkId { hash, length }, copy: u8::from_str_radix(copy, 16).ok()? })
+        let plain = |text: &str| {
+            let number = hexadecimal(text)?;
+            (text.len() == 1 || !text.starts_with('0')).then_some(number)
+        };
+        let length = u32::try_from(plain(length)?).ok();
+        let length = length.filter(|length| (1..=CHUNK_MAX).contains(length))?;
+        Some(Chunk { id: ChunkId { hash, length }, copy: u8::try_from(plain(copy)?).ok()? })
     }
 }
 
@@ -177,4 +190,38 @@ pub(crate) fn corrupt(what: impl fmt::Display) -> Error {
 pub(crate) const fn least_cut(average: u32) -> u32 {
     let blocks = average / BLOCK * 3 / 4;
     if blocks == 0 { BLOCK } else { blocks * BLOCK }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_09_a_name_in_another_spelling_is_none() {
+        let object = ObjectId { volume: 0xab, index: 0xc };
+        assert_eq!(ObjectId::parse(&object.name().name), Some(object));
+        for name in [
+            "o.00000000AB.000000000c",
+            "o.+0000000ab.000000000c",
+            "o.00000000ab.+00000000c",
+            "o.0000000ab.000000000c",
+        ] {
+            assert_eq!(ObjectId::parse(name), None, "{name}");
+        }
+        let chunk = Chunk { id: ChunkId { hash: [0xab; 32], length: 0xbc }, copy: 10 };
+        let hash = "ab".repeat(32);
+        assert_eq!(Chunk::parse(&format!("c.0.{hash}.bc.a")), Some(chunk));
+        for (hash, rest) in [
+            ("AB".repeat(32), "bc.a"),
+            ("+a".repeat(32), "bc.a"),
+            (hash.clone(), "BC.a"),
+            (hash.clone(), "0bc.a"),
+            (hash.clone(), "+bc.a"),
+            (hash.clone(), "bc.0a"),
+            (hash.clone(), "bc."),
+            (hash, "100000000000000bc.a"),
+        ] {
+            assert_eq!(Chunk::parse(&format!("c.0.{hash}.{rest}")), None, "{hash} {rest}");
+        }
+    }
 }

@@ -12,6 +12,9 @@ use super::Kernel;
 /// Keys of a page.
 const PAGE: usize = 1000;
 
+/// Objects whose first pages are in flight together.
+const TOGETHER: usize = 32;
+
 /// Asks until `ask` has an end, at most `tries` times. No other loop of the crate sends an operation
 /// again as it was because its reply was lost.
 pub(super) fn retry<T>(
@@ -161,30 +164,34 @@ impl Kernel {
         }
     }
 
-    /// As [`all_keys`](Self::all_keys) for many objects, whose first pages are in flight together.
-    pub(crate) fn all_keys_of(
+    /// Gives all keys of many objects after `after` to `visit`, page by page, with the object's place
+    /// among them; an object's pages come in order. However many keys there are, the first pages of
+    /// [`TOGETHER`] objects are held at most.
+    pub(crate) fn pages_of(
         &self,
         objects: &[ObjectName],
         after: &[u8],
-    ) -> Result<Vec<Vec<(Vec<u8>, Vec<u8>)>>, Refusal> {
+        mut visit: impl FnMut(usize, &[(Vec<u8>, Vec<u8>)]) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
         let read = |object: &ObjectName| Read {
             object: object.clone(),
             parts: vec![ReadPart::Page(after.to_vec(), PAGE)],
         };
-        let first = self.read_all(&objects.iter().map(read).collect::<Vec<_>>());
-        let rest = |(object, answer): (&ObjectName, Result<ReadResult, Refusal>)| {
-            let answer = match answer {
-                Err(Refusal::Missing) => return Ok(Vec::new()),
-                other => other?,
-            };
-            let (pairs, more) = answer.pairs(0);
-            let mut all = pairs.to_vec();
-            if let Some((last, _)) = all.last().filter(|_| more) {
-                let last = last.clone();
-                all.extend(self.all_keys(object, last)?);
+        for (group, some) in objects.chunks(TOGETHER).enumerate() {
+            let first = self.read_all(&some.iter().map(read).collect::<Vec<_>>());
+            for (n, (object, mut answer)) in some.iter().zip(first).enumerate() {
+                loop {
+                    let page = match answer {
+                        Err(Refusal::Missing) => break,
+                        other => other?,
+                    };
+                    let (pairs, more) = page.pairs(0);
+                    visit(group * TOGETHER + n, pairs)?;
+                    let Some((last, _)) = pairs.last().filter(|_| more) else { break };
+                    answer = self.read_one(object, vec![ReadPart::Page(last.clone(), PAGE)]);
+                }
             }
-            Ok(all)
-        };
-        objects.iter().zip(first).map(rest).collect()
+        }
+        Ok(())
     }
 }

@@ -19,7 +19,7 @@ use self::{
     rename::Renames,
     shard::{
         ARRIVING, COUNT, LEFT, NAME, Pairs, RECORD, STEPS, name_key, name_value, one_more,
-        shard_of, shards, valid, value_of, values,
+        shard_of, shards, valid, values,
     },
 };
 use crate::{
@@ -62,6 +62,58 @@ pub(crate) struct Unfinished {
     arrivals: Vec<String>,
     /// The departures of renames that are not finished, with their shards.
     departures: Vec<(ObjectName, Moving)>,
+}
+
+impl Unfinished {
+    /// Learns what a key of a shard says.
+    fn learn(
+        &mut self,
+        kernel: &Kernel,
+        shard: &ObjectName,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<()> {
+        match key.split_first() {
+            Some((&RECORD, _)) => {
+                let record = Record::decode(value)?;
+                // A record under another number could never be removed.
+                if key != key::numbered(RECORD, record.named.id) {
+                    return Err(corrupt("a record in the catalogue stands under another number"));
+                }
+                self.records.push((shard.clone(), record));
+            }
+            Some((&ARRIVING, name)) => {
+                let name = std::str::from_utf8(name).map_err(|_| {
+                    corrupt("a name in the catalogue that is being changed is damaged")
+                })?;
+                // There it could never be removed.
+                if *shard != shard_of(kernel, name) {
+                    return Err(elsewhere());
+                }
+                self.arrivals.push(name.to_owned());
+            }
+            Some((&LEFT, _)) => {
+                let departure = Moving::decode(value)?;
+                if key != shard::left_key(departure.named.id) {
+                    let what = "a departure in the catalogue stands under another number";
+                    return Err(corrupt(what));
+                }
+                self.departures.push((shard.clone(), departure));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// What a listing found.
+#[derive(Default)]
+struct Found {
+    names: Vec<(String, Named)>,
+    /// Names with an arrival, and its value.
+    arrivals: Vec<(String, Vec<u8>)>,
+    /// How many steps of renames each shard had counted; nothing for none.
+    steps: Vec<Vec<u8>>,
 }
 
 fn elsewhere() -> Error {
@@ -232,7 +284,8 @@ impl<'k> Names<'k> {
         Renames::of(self.kernel).rename(what, name, new_name)
     }
 
-    /// All names with their values, sorted.
+    /// All names with their values, sorted; those of one kind when `what` says so. Memory is taken
+    /// for what is returned, and for a few pages of keys.
     ///
     /// A listing reads the shards at different moments. A volume or object that left its old name
     /// after the shard of the new one was read would be missing. Each shard counts the steps of
@@ -240,18 +293,16 @@ impl<'k> Names<'k> {
     ///
     /// # Errors
     /// `Busy`: other sessions renamed during every listing. Otherwise the store's.
-    pub(crate) fn all(&self) -> Result<Vec<(String, Named)>> {
+    pub(crate) fn all(&self, what: Option<What>) -> Result<Vec<(String, Named)>> {
         let say = |refusal| failed("the names can't be read", refusal);
         let shards = shards(self.kernel);
         let mut before = self.steps(&shards).map_err(say)?;
         for _ in 0..LISTINGS {
-            let keys = self.kernel.all_keys_of(&shards, &[]).map_err(say)?;
-            let after: Vec<Vec<u8>> =
-                keys.iter().map(|pairs| value_of(pairs, STEPS).unwrap_or_default()).collect();
-            if after == before || !self.kernel.keeps(Rule::NamesListedUntilStable) {
-                return self.listed(keys).map_err(say);
+            let found = self.look_through(&shards, what).map_err(say)?;
+            if found.steps == before || !self.kernel.keeps(Rule::NamesListedUntilStable) {
+                return self.listed(found).map_err(say);
             }
-            before = after;
+            before = found.steps;
         }
         Err(say(Refusal::Busy))
     }
@@ -275,24 +326,47 @@ impl<'k> Names<'k> {
         steps.map(|value| value.map(Option::unwrap_or_default)).collect()
     }
 
-    /// The names among all keys of all shards. A volume or object that was renamed while the
-    /// session read them may be there under two names; the listing keeps the one that it got last.
-    fn listed(&self, shards: Vec<Pairs>) -> Result<Vec<(String, Named)>, Refusal> {
-        let renames = shards.iter().any(|pairs| value_of(pairs, STEPS).is_some());
-        let mut all = Vec::new();
-        let numbered = (0..).zip(shards);
-        let pairs = numbered.flat_map(|(n, pairs)| pairs.into_iter().map(move |pair| (n, pair)));
-        for (shard, (key, value)) in pairs {
-            let Some(name) = key.strip_prefix(&[NAME]) else { continue };
-            let name = String::from_utf8_lossy(name).into_owned();
-            if shard::number_of(self.kernel, &name) != shard {
-                return Err(Refusal::Failed(elsewhere()));
+    /// Reads the names of all shards. The count of a shard's steps comes behind its names.
+    fn look_through(&self, shards: &[ObjectName], what: Option<What>) -> Result<Found, Refusal> {
+        let mut found = Found::default();
+        found.steps.resize(shards.len(), Vec::new());
+        let wanted = |named: &Named| what.is_none_or(|what| named.what == what);
+        self.kernel.pages_of(shards, &[], |shard, pairs| {
+            for (key, value) in pairs {
+                if key == STEPS {
+                    found.steps[shard].clone_from(value);
+                }
+                let Some(name) = key.strip_prefix(&[NAME]) else { continue };
+                let name = String::from_utf8_lossy(name).into_owned();
+                if shard::number_of(self.kernel, &name) != shard as u64 {
+                    return Err(Refusal::Failed(elsewhere()));
+                }
+                if Moving::is_one(value) {
+                    if wanted(&Moving::decode(value).map_err(Refusal::Failed)?.named) {
+                        found.arrivals.push((name, value.clone()));
+                    }
+                    continue;
+                }
+                let named = Named::decode(value).map_err(Refusal::Failed)?;
+                if wanted(&named) {
+                    found.names.push((name, named));
+                }
             }
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// The names that were found. A volume or object that was renamed while the session read them
+    /// may be there under two names; the listing keeps the one that it got last.
+    fn listed(&self, found: Found) -> Result<Vec<(String, Named)>, Refusal> {
+        let Found { names: mut all, arrivals, steps } = found;
+        for (name, value) in arrivals {
             if let Some(named) = Renames::of(self.kernel).resolve(&name, Some(value))? {
                 all.push((name, named));
             }
         }
-        if renames {
+        if steps.iter().any(|steps| !steps.is_empty()) {
             let mut newest: BTreeMap<u64, (String, Named)> = BTreeMap::new();
             let count = |named: &Named| (named.moves, named.pieces);
             for (name, named) in all {
@@ -316,45 +390,15 @@ impl<'k> Names<'k> {
     /// Reads the records, and the renames that are not finished.
     pub(crate) fn unfinished(&self) -> Result<Unfinished> {
         let shards = shards(self.kernel);
-        let keys = self
-            .kernel
-            .all_keys_of(&shards, &[RECORD])
-            .map_err(|refusal| failed("the names can't be read", refusal))?;
         let mut all = Unfinished::default();
-        for (shard, keys) in shards.into_iter().zip(keys) {
-            for (key, value) in keys {
-                match key.split_first() {
-                    Some((&RECORD, _)) => {
-                        let record = Record::decode(&value)?;
-                        // A record under another number could never be removed.
-                        if key != key::numbered(RECORD, record.named.id) {
-                            let what = "a record in the catalogue stands under another number";
-                            return Err(corrupt(what));
-                        }
-                        all.records.push((shard.clone(), record));
-                    }
-                    Some((&ARRIVING, name)) => {
-                        let name = std::str::from_utf8(name).map_err(|_| {
-                            corrupt("a name in the catalogue that is being changed is damaged")
-                        })?;
-                        // There it could never be removed.
-                        if shard != shard_of(self.kernel, name) {
-                            return Err(elsewhere());
-                        }
-                        all.arrivals.push(name.to_owned());
-                    }
-                    Some((&LEFT, _)) => {
-                        let departure = Moving::decode(&value)?;
-                        if key != shard::left_key(departure.named.id) {
-                            let what = "a departure in the catalogue stands under another number";
-                            return Err(corrupt(what));
-                        }
-                        all.departures.push((shard.clone(), departure));
-                    }
-                    _ => {}
-                }
-            }
-        }
+        self.kernel
+            .pages_of(&shards, &[RECORD], |shard, keys| {
+                let learn = |(key, value): &(Vec<u8>, Vec<u8>)| {
+                    all.learn(self.kernel, &shards[shard], key, value)
+                };
+                keys.iter().try_for_each(learn).map_err(Refusal::Failed)
+            })
+            .map_err(|refusal| failed("the names can't be read", refusal))?;
         Ok(all)
     }
 

@@ -20,7 +20,7 @@ use std::{
 };
 
 use onefold_core::{
-    Result,
+    Kind, Result,
     object::{Change, ObjectName, Pool, PoolKind, Read, ReadPart, Refusal, Write},
 };
 
@@ -200,9 +200,7 @@ impl Scrub {
                 self.object(object)?;
             } else if let Some(chunk) = Chunk::parse(name) {
                 chunks.push(chunk);
-            } else if let Some(id) =
-                name.strip_prefix("v.").and_then(|id| u64::from_str_radix(id, 16).ok())
-            {
+            } else if let Some(id) = header::parse(name) {
                 self.header(id)?;
             }
         }
@@ -225,10 +223,18 @@ impl Scrub {
         if object.volume < self.before && !self.known.contains_key(&object.volume) {
             // The object may have got its name since.
             if self.is_nobodys(object.volume)? {
-                if self.repairs {
-                    Deletion::of(&self.session).erase(object)?;
+                let erased = match self.repairs {
+                    true => Deletion::of(&self.session).erase(object),
+                    false => Ok(()),
+                };
+                match erased {
+                    Ok(()) => self.report.orphans += 1,
+                    // Its map does not tell which references it has: it stays.
+                    Err(Refusal::Failed(error)) if error.kind() == Kind::Corrupt => {
+                        self.report.tell(error.to_string());
+                    }
+                    Err(refusal) => return Err(refusal),
                 }
-                self.report.orphans += 1;
             }
             return Ok(());
         }

@@ -19,7 +19,7 @@ use std::{
 use onefold_core::object::{Change, Guard, ObjectName, Read, ReadPart, Refusal, Write};
 
 use crate::{
-    format::{ObjectId, Stamp, corrupt, key},
+    format::{ObjectId, Stamp, corrupt, key, ten_digits},
     kernel::Kernel,
 };
 
@@ -46,6 +46,11 @@ pub(crate) const LOCK: &str = "owner";
 /// The name of a volume's header.
 pub(crate) fn name(volume: u64) -> ObjectName {
     ObjectName::metadata(format!("v.{volume:010x}"))
+}
+
+/// The volume whose header has this name.
+pub(crate) fn parse(name: &str) -> Option<u64> {
+    ten_digits(name.strip_prefix("v.")?)
 }
 
 /// The objects that exist. A set bit without an object is damage. A clear bit means nothing while

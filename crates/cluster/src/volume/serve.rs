@@ -1,7 +1,7 @@
 //! Volumes for servers. A write is acknowledged when it is durable, and writes that arrive together
 //! are sent together.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use onefold_core::{
     BLOCK_BYTES, BlockRead, Error, Exports, Extent, Kind, Result, Ticket, VolumeInfo,
@@ -22,6 +22,10 @@ const STRETCHES: usize = 64 << 10;
 
 /// Objects of these that it asks the store about.
 const ASKED: usize = 256;
+
+/// How much longer than it took to make a list of volumes others get it again, and how long at most.
+const KEPT: u32 = 4;
+const KEPT_MOST: Duration = Duration::from_secs(30);
 
 impl onefold_core::Volume for Volume {
     fn size(&self) -> u64 {
@@ -115,6 +119,15 @@ pub struct ClusterExports {
     /// The volumes that are being attached, each with a lock that is held meanwhile.
     attaching: Mutex<BTreeMap<u64, Arc<Mutex<()>>>>,
     presence: Mutex<Presence>,
+    /// Held while the names are read.
+    listed: Mutex<Option<Listed>>,
+}
+
+/// A list of volumes that others get, too, who ask soon.
+struct Listed {
+    volumes: Vec<VolumeInfo>,
+    made: Duration,
+    until: Duration,
 }
 
 impl ClusterExports {
@@ -128,6 +141,7 @@ impl ClusterExports {
             closing: RwLock::default(),
             attaching: Mutex::default(),
             presence: Mutex::default(),
+            listed: Mutex::default(),
         }
     }
 
@@ -236,10 +250,21 @@ impl ClusterExports {
 }
 
 impl Exports for ClusterExports {
+    /// The volumes, by one reading of all names for those who ask at one time. However many ask, a
+    /// fifth of the time is enough for that; the names of streams take none of a client's memory.
     fn list(&self) -> Vec<VolumeInfo> {
-        let names = self.session.names().unwrap_or_default();
-        let volumes = names.into_iter().filter(|(_, named)| named.what == What::Volume);
-        volumes.map(|(name, named)| VolumeInfo { name, size: named.bytes }).collect()
+        let time = || self.session.kernel().store().time();
+        let (mut listed, now) = (self.listed.lock(), time());
+        if let Some(kept) = listed.as_ref().filter(|kept| (kept.made..kept.until).contains(&now)) {
+            return kept.volumes.clone();
+        }
+        let Ok(found) = self.session.volumes() else { return Vec::new() };
+        let volumes: Vec<VolumeInfo> =
+            found.into_iter().map(|(name, named)| VolumeInfo { name, size: named.bytes }).collect();
+        let made = time();
+        let until = made + (made.saturating_sub(now) * KEPT).min(KEPT_MOST);
+        *listed = Some(Listed { volumes: volumes.clone(), made, until });
+        volumes
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn onefold_core::Volume>> {

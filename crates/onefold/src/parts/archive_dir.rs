@@ -281,6 +281,17 @@ impl ArchiveDir {
         }
     }
 
+    /// Device and inode of its directory, and of the directories of its nodes and its chunk index, as far
+    /// as they are there.
+    #[must_use]
+    pub fn identities(&self) -> Vec<(u64, u64)> {
+        let nodes = self.nodes.iter().flat_map(|list| &list.paths);
+        let index = self.index_place().filter(|_| self.is_ours).map(|place| place.path());
+        let paths = std::iter::once(&*self.path).chain(nodes.map(PathBuf::as_path)).chain(index);
+        let there = paths.filter_map(|at| fs::metadata(at).ok());
+        there.map(|metadata| (metadata.dev(), metadata.ino())).collect()
+    }
+
     /// The directory of a node.
     pub fn node(&self, number: usize) -> PathBuf {
         self.nodes.as_ref().and_then(|list| list.paths.get(number)).cloned().unwrap_or_default()

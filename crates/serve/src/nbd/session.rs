@@ -103,6 +103,9 @@ const TURN_MICROSECONDS: u32 = 100;
 /// How much longer than it took the status of a range keeps its turn while others work: with one
 /// turn at a time, it takes a ninth of a core from them.
 const STATUS_REST: u32 = 8;
+/// How long a connection keeps a working place that others want, if its requests cost less than a
+/// turn: some take long, or wait for something else.
+const TURN_TIME: Duration = Duration::from_millis(20);
 /// The cost of a request beside its bytes.
 const REQUEST_COST: u64 = 4096;
 
@@ -251,6 +254,7 @@ pub(crate) fn serve<R: Source, W: Write + Send>(
             house,
             seat: &seat,
             place: None,
+            since: Instant::now(),
             loan: shares.buffers.loan(borrower),
             silent: Duration::ZERO,
             counters,
@@ -278,6 +282,8 @@ struct Session<'a, 'b, W, H, R> {
     seat: &'b Seat,
     /// A working place, while there is something to do.
     place: Option<Turn<'b>>,
+    /// When it was taken, or the requests came that are answered now.
+    since: Instant,
     /// For a receive buffer larger than a connection at work is sure of.
     loan: Loan<'b>,
     /// For how long nothing came, as far as it was noticed.
@@ -334,9 +340,12 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             self.cost = 0;
         }
         if !inbox.unread().is_empty() {
+            self.since = Instant::now();
             self.work(inbox)?;
             while self.request(inbox)? {
-                if self.cost >= u64::from(TURN_BYTES) && self.is_wanted() {
+                if (self.cost >= u64::from(TURN_BYTES) || self.since.elapsed() >= TURN_TIME)
+                    && self.is_wanted()
+                {
                     self.finish_batch()?;
                     if self.leave_place(inbox) {
                         self.work(inbox)?;
@@ -380,6 +389,7 @@ impl<W: Write, H: FnOnce(), S: FnOnce()> Session<'_, '_, W, H, S> {
             self.seat.activity.is_cut()
         });
         self.place = Some(place.ok_or_else(was_cut)?);
+        self.since = Instant::now();
         self.seat.activity.works(Instant::now());
         inbox.reader().looks_around(true);
         let (sure, large) = (self.limits.receive_sure(), self.limits.receive_bytes);

@@ -19,7 +19,7 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 71] = [
+const MARKS: [&str; 76] = [
     "a collector killed",
     "a damaged container stayed",
     "a put killed",
@@ -27,6 +27,7 @@ const MARKS: [&str; 71] = [
     "a put was there without its acknowledgement",
     "a node that came back was outdated",
     "a node was lost",
+    "a lost frame of counts came back",
     "a node was replaced",
     "a reader looked after a failed sync",
     "a reader read what it had opened",
@@ -91,6 +92,10 @@ const MARKS: [&str; 71] = [
     "the disk of the index took no writes",
     "the disk of the index was full",
     "the disk of the index went",
+    "upgraded",
+    "an upgrade was cut off",
+    "an upgrade was refused",
+    "an open process was told of an upgrade",
 ];
 
 /// The simulator of the archive engine.

@@ -1,6 +1,6 @@
 //! Draws all parameters of a run from its seed, before it begins.
 
-use onefold_archive::{Chunking, Compression, Rad};
+use onefold_archive::{Chunking, Compression, Kinds, Rad};
 use onefold_testbed::Rng;
 
 /// The kind of faults that a run injects.
@@ -56,6 +56,12 @@ const NEWER_THAN_LEAVES: &str = "# The seeds below draw leaves of tables.";
 
 /// The line behind the kept seeds that are older than leaves that are read on demand.
 const NEWER_THAN_ON_DEMAND: &str = "# The seeds below draw leaves that are read on demand.";
+
+/// The line behind the kept seeds that are older than frames of counts that come late.
+const NEWER_THAN_LATE_COUNTS: &str = "# The seeds below draw frames of counts that come late.";
+
+/// The line behind the kept seeds that are older than upgrades.
+const NEWER_THAN_UPGRADES: &str = "# The seeds below draw upgrades.";
 
 /// The line behind the kept seeds that are older than chunks that are encoded at once.
 const NEWER_THAN_GATHERED: &str = "# The seeds below draw chunks that are encoded at once.";
@@ -143,6 +149,11 @@ pub struct Params {
     pub on_demand: Option<u64>,
     /// The chunk index is on a disk of its own, which may fail; drawn from a source of its own.
     pub index_disk: bool,
+    /// Collectors die with the frames of their counts on the way; drawn from a source of its own.
+    pub late_counts: bool,
+    /// The kinds of tables with which an archive begins that is upgraded later to all others; drawn
+    /// from a source of its own.
+    pub older: Option<Kinds>,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
     /// Encoding by reference counts, late or at once.
@@ -213,6 +224,43 @@ impl Params {
         rng.percent(25) && !is_older(seed, NEWER_THAN_INDEX_DISKS)
     }
 
+    /// Every other archive, where a collection writes no other frame before that of its counts, and
+    /// nothing rots; none of the kept seeds that are older than that.
+    fn late_counts(&self) -> bool {
+        let rng = &mut Rng::new(self.seed ^ 0x6c61_7465_5f63_6f75);
+        let is_plain = self.profile == Profile::Crashes && !self.medium.damages();
+        let is_drawn = rng.percent(50) && !is_older(self.seed, NEWER_THAN_LATE_COUNTS);
+        is_drawn && is_plain && self.collects && !self.trees && self.spread.is_none()
+    }
+
+    /// One archive in eight is of an older program, and upgraded: of the first, of one with snapshots
+    /// of directories, of one with clones, or of one with leaves; none of those that come to many
+    /// snapshots of the tables, and of the kept seeds that are older than upgrades.
+    fn older(seed: u64) -> Option<Kinds> {
+        let rng = &mut Rng::new(seed ^ 0x7570_6772_6164_6573);
+        let features = rng.below(4);
+        let older = Kinds {
+            trees: features > 0,
+            clones: features > 1,
+            leaves: features > 2,
+            ..Kinds::default()
+        };
+        (rng.percent(14) && seed % 8 != 2 && !is_older(seed, NEWER_THAN_UPGRADES)).then_some(older)
+    }
+
+    /// The kinds of tables with which the archive begins.
+    #[must_use]
+    pub fn kinds(&self) -> Kinds {
+        let kinds = self.older.unwrap_or(Kinds {
+            late: false,
+            trees: self.trees,
+            leaves: self.leaves.is_some(),
+            on_demand: self.leaves.is_some() && self.on_demand.is_some(),
+            clones: self.clones,
+        });
+        Kinds { late: self.late.is_some(), ..kinds }
+    }
+
     /// Parameters that are smaller in one respect each.
     #[must_use]
     pub fn smaller(&self) -> Vec<Params> {
@@ -229,6 +277,9 @@ impl Params {
         if self.moves > 1 {
             all.push(with(&|params| params.moves /= 2));
             all.push(with(&|params| params.moves -= 1));
+        }
+        if self.older.is_some() {
+            all.push(with(&|params| params.older = None));
         }
         if self.serves {
             all.push(with(&|params| params.serves = false));
@@ -251,6 +302,9 @@ impl Params {
         if self.collects {
             all.push(with(&|params| params.collects = false));
         }
+        if self.late_counts {
+            all.push(with(&|params| params.late_counts = false));
+        }
         all
     }
 
@@ -260,11 +314,15 @@ impl Params {
         let rng = &mut Rng::new(seed ^ 0x6172_6368_6976_6500);
         let choose =
             |rng: &mut Rng, choices: &[u64]| choices[rng.below(choices.len() as u64) as usize];
+        let older = Params::older(seed);
         let (trees, trash) = Params::trees(seed);
+        let trees = trees || older.is_some();
         let (unsynced_bytes, list_bytes) = Params::syncs(seed);
         let profile = [Profile::Crashes, Profile::Damage, Profile::FullDisk, Profile::StopFaults]
             [rng.weighted(&[12, 2, 2, 1])];
-        let clones = Params::clones(seed);
+        let clones = Params::clones(seed) || older.is_some();
+        let leaves = Params::leaves(seed).or(older.map(|_| 4));
+        let on_demand = leaves.and_then(|_| Params::on_demand(seed)).or(older.map(|_| 1 << 10));
         // Some of them come to many snapshots of the tables, so that pages of maps are used again.
         let many_snapshots = clones && seed % 8 == 2;
         let mut params = Params {
@@ -298,10 +356,12 @@ impl Params {
             trees,
             clones,
             trash,
-            leaves: Params::leaves(seed),
+            leaves,
             replays: Params::replays(seed),
+            on_demand,
+            late_counts: false,
+            older,
             index_disk: Params::index_disk(seed),
-            on_demand: Params::leaves(seed).and_then(|_| Params::on_demand(seed)),
         };
         if many_snapshots {
             (params.serves, params.log_bytes) = (true, 1 << 10);
@@ -323,6 +383,7 @@ impl Params {
                 ..params
             };
         }
+        params.late_counts = params.late_counts();
         if profile == Profile::Damage {
             // Rot matters where collection copies what rotted, and what is compressed does not
             // expand.

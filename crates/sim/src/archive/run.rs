@@ -17,6 +17,7 @@ use super::{
         index_disk::IndexDisk,
         server::Serving,
         snapshots::{Backing, Tree},
+        upgrades::Upgraded,
     },
     checks::damage::LAYOUT,
     model::{Disk, Snapshots, Unsure},
@@ -115,6 +116,9 @@ pub(super) struct Sim {
     pub(super) clones_rng: Rng,
     /// Background replays, likewise.
     pub(super) replay_rng: Rng,
+    /// Upgrades, likewise, and how far they are.
+    pub(super) upgrade_rng: Rng,
+    pub(super) upgraded: Upgraded,
     /// For what the medium does, likewise.
     pub(super) faults: Rng,
     /// The disk of the chunk index, when it has one of its own.
@@ -123,6 +127,8 @@ pub(super) struct Sim {
     pub(super) sync_failed: bool,
     /// An error named damage that nothing makes good.
     pub(super) refused: bool,
+    /// The changes that a process counts at once, where it is another one.
+    pub(super) portion: Option<usize>,
     pub(super) reach: Reach,
 }
 
@@ -137,6 +143,8 @@ impl Sim {
         let clones_rng = Rng::new(params.seed ^ 0x636c_6f6e_655f_6f66);
         let replay_rng = Rng::new(params.seed ^ 0x7265_706c_6179_5f6f);
         let index_disk = params.index_disk.then(|| IndexDisk::new(&files, params.seed));
+        let upgrade_rng = Rng::new(params.seed ^ 0x7570_6772_6164_655f);
+        let upgraded = Upgraded::of(params.kinds());
         let mut pool = Vec::new();
         for _ in 0..12 {
             let mut piece = vec![0; rng.within(1_000, 9_000) as usize];
@@ -160,6 +168,8 @@ impl Sim {
             restores_rng,
             clones_rng,
             replay_rng,
+            upgrade_rng,
+            upgraded,
             changes: 0,
             unsure: None,
             now: 1_000,
@@ -177,6 +187,7 @@ impl Sim {
             index_disk,
             sync_failed: false,
             refused: false,
+            portion: None,
             reach: Reach::default(),
         }
     }
@@ -201,7 +212,10 @@ impl Sim {
             log_ahead_bytes: 128 << 10,
             count_slots: 20,
             // Some archives count a few at a time.
-            count_portion: if self.params.seed % 8 == 5 { 3 } else { 64 << 10 },
+            count_portion: self.portion.unwrap_or(match self.params.seed % 8 {
+                5 => 3,
+                _ => 64 << 10,
+            }),
             // Most portions of a background replay are smaller than what is due.
             index_portion: [3, 10, 40, 1000][(self.params.seed / 8 % 4) as usize],
             leaf_portion: [1, 3, 10, 64][(self.params.seed / 32 % 4) as usize],
@@ -255,7 +269,10 @@ impl Sim {
             }
         };
         match opened {
-            Ok(archive) => Ok((Arc::new(archive), nodes)),
+            Ok(archive) => {
+                self.look_at_kinds(archive.label().kinds())?;
+                Ok((Arc::new(archive), nodes))
+            }
             Err(error) => Err(self.judge("open", &error)),
         }
     }
@@ -277,6 +294,7 @@ impl Sim {
                     | "close"
                     | "clone volume"
                     | "replay"
+                    | "upgrade"
             )
     }
 
@@ -286,6 +304,9 @@ impl Sim {
         if self.is_told(error) {
             self.reach.hit("damage of metadata was told");
             self.refused = true;
+            return Stop::Down;
+        }
+        if self.is_outdated(error) {
             return Stop::Down;
         }
         let failed = self.files.take_failed();
@@ -304,9 +325,9 @@ impl Sim {
     pub(super) fn run(&mut self) -> Result<(), Failure> {
         let mut format = Format::new([7; 16], [8; 32], [9; 16]);
         (format.chunking, format.compression) = (self.params.chunking, self.params.compression);
-        (format.trees, format.clones) = (self.params.trees, self.params.clones);
-        format.leaves = self.params.leaves.is_some();
-        format.on_demand = self.params.on_demand.is_some();
+        let kinds = self.upgraded.kinds;
+        (format.trees, format.clones) = (kinds.trees, kinds.clones);
+        (format.leaves, format.on_demand) = (kinds.leaves, kinds.on_demand);
         if self.params.seed % 16 == 9 {
             format.fingerprint = Algorithm::HmacSha256;
         }
@@ -372,6 +393,13 @@ impl Sim {
                 _ => {}
             }
             self.actors = Actors::default();
+            match self.late_counts() {
+                Err(Stop::Failed(failure)) => return Err(failure),
+                Err(Stop::Down) => {
+                    return Err(Failure::new(Checker::Progress, "no collection begins"));
+                }
+                Ok(()) => self.actors = Actors::default(),
+            }
         }
         self.end()
     }
@@ -417,7 +445,8 @@ impl Sim {
             }
             self.now += self.rng.below(3);
             self.index_disk_move();
-            match self.replay_move().and_then(|()| self.one_move()) {
+            let upgraded = self.upgrade_move(n == 0);
+            match upgraded.and_then(|()| self.replay_move()).and_then(|()| self.one_move()) {
                 Err(Stop::Down) if self.sync_failed && !self.files.is_down() => {
                     self.begin_again()?
                 }
@@ -466,7 +495,7 @@ impl Sim {
     }
 
     pub(super) fn one_move(&mut self) -> Flow {
-        if self.params.trees && self.trees_rng.percent(40) {
+        if self.upgraded.kinds.trees && self.trees_rng.percent(40) {
             return self.tree_move();
         }
         let collects = u32::from(self.params.collects);
@@ -501,6 +530,7 @@ impl Sim {
         }
         let archive = self.open(true)?;
         self.actors.admin = Some(archive.clone());
+        self.upgraded.knows_old = false;
         Ok(archive)
     }
 
@@ -525,6 +555,7 @@ impl Sim {
         while let Some(&node) = self.bad.first() {
             self.repair_node(node)?;
         }
+        self.upgrade_at_last()?;
         for _ in 0..30 {
             self.put_move()?;
             self.read_move()?;
@@ -542,7 +573,7 @@ impl Sim {
             archive.delete_volume(&name).map_err(|e| self.judge("delete", &e))?;
             self.disks.remove(&name);
         }
-        if self.params.trees {
+        if self.upgraded.kinds.trees {
             self.forget_all()?;
         }
         for name in self.streams.keys().cloned().collect::<Vec<_>>() {

@@ -1,11 +1,11 @@
 //! The block engine under simulation.
 
-use std::{cell::Cell, collections::BTreeMap, io::Cursor, sync::Arc, time::Duration};
+use std::{cell::Cell, collections::BTreeMap, io::Cursor, ops::Range, sync::Arc, time::Duration};
 
 use onefold_block::{
     Acts, Begin, CheckpointStep, Content, Engine, Format, Frame, Growth, Limits, Mark, NoDedup,
-    Persistence, Place as ActPlace, Receive, Rule, Settings, StreamReader, StreamWriter, Times,
-    Transfers,
+    Persistence, PieceKind, Place as ActPlace, Receive, Rule, Settings, StreamReader, StreamWriter,
+    Times, Transfers,
     check::Place,
     format::{
         Identity,
@@ -19,7 +19,7 @@ use onefold_block::{
     schedule::{Facts, Next, Unflushed},
 };
 use onefold_core::{
-    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Extent, ExtentKind, Fingerprinter, Lba, Pba,
+    BLOCK_BYTES, Block, BlockRead, Clock, Disk, Error, Extent, Fingerprinter, Kind, Lba, Pba,
     Result, Ticket, VolumeId, VolumeInfo, VolumeLimits, ZoneId,
 };
 use onefold_testbed::{Rng, VirtualDisk, disk::Image};
@@ -27,7 +27,7 @@ use onefold_testbed::{Rng, VirtualDisk, disk::Image};
 use crate::block::{
     checks::verifier::{self, Reading},
     live,
-    subject::{Ack, Report, Schedules, Step, StoreOptions, Subject},
+    subject::{Ack, Report, Schedules, Skips, Step, StoreOptions, Subject},
 };
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -184,13 +184,13 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
         FingerprintGoesWithBlock, FlushBeforeRecovery, FramesInOrder, HeirLends, InnerPagesCount,
         LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
         LeftoverWaitsForFlush, LenderInherited, LentEntriesNotLowered, ListNamedWhereItIs,
-        ListPagesFollowMove, ListZonesKept, ListedInBothCopies, MomentCommitsNoMore,
-        MomentSealsOverlay, NewerRecordsVerified, OrphanWaitsForBorrowers, OrphansHaveEntries,
-        OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart, PinnedNotReclaimed,
-        RangesCompared, RangesCopied, ReceivedAfterData, RecountSeesPendingLinks,
-        ReuseAfterRelease, RollbackAfterChanges, SealedRecordsPin, SharedPagesNotEntered,
-        StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored,
-        WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
+        ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError, LostWithCursor,
+        LostWithEnd, MomentCommitsNoMore, MomentSealsOverlay, NewerRecordsVerified,
+        OrphanWaitsForBorrowers, OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared,
+        PagesCountApart, PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
+        RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges, SealedRecordsPin,
+        SharedPagesNotEntered, StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited,
+        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -262,6 +262,9 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
                 BaseCompared,
                 FramesInOrder,
                 RangesCompared,
+                LostWithCursor,
+                LostWithEnd,
+                LostIsAnError,
             ],
             &["thin", "ordered", "cow"],
         ),
@@ -353,7 +356,13 @@ impl Subject for Thin {
         Acts::of(&self.0).done()
     }
 
-    fn stream(&self, of: VolumeId, base: Option<VolumeId>, start: u64) -> Result<Vec<u8>> {
+    fn stream(
+        &self,
+        of: VolumeId,
+        base: Option<VolumeId>,
+        start: u64,
+        skips: Option<Skips>,
+    ) -> Result<Vec<u8>> {
         let guid = |id: VolumeId| -> Result<[u8; 16]> {
             Ok(self.0.volume(id)?.snapshot.map_or([0; 16], |origin| origin.guid))
         };
@@ -367,14 +376,32 @@ impl Subject for Thin {
             ..Begin::default()
         };
         let mut bytes = Vec::new();
-        let mut writer = StreamWriter::begin(&mut bytes, &begin, false)?;
-        let (mut sent, mut at) = (BTreeMap::new(), start);
+        let mut writer = StreamWriter::begin_as(&mut bytes, skips.is_some(), &begin, false)?;
+        let (mut sent, mut at, mut told) = (BTreeMap::new(), start, start);
         while at < begin.blocks {
-            let found = Transfers::of(&self.0).pieces(base, of, at)?;
+            let transfers = Transfers::of(&self.0);
+            let found = match skips {
+                Some(_) => transfers.pieces_past_damage(base, of, at)?,
+                None => transfers.pieces(base, of, at)?,
+            };
             for piece in found.pieces {
                 for lba in piece.first..piece.first + piece.blocks {
-                    if piece.kind != ExtentKind::Data {
-                        writer.empty(lba, 1, piece.kind == ExtentKind::Zero)?;
+                    if lba < told {
+                        continue;
+                    }
+                    // What else a page hides that can't be read is lost with it.
+                    let group = skips.and_then(|skips| skips.group(lba));
+                    let hidden = piece.kind == PieceKind::Hidden;
+                    let lost = group.or_else(|| hidden.then(|| lba..lba + 1));
+                    if let Some(lost) = lost {
+                        let (first, end) = (lost.start.max(told), lost.end.min(begin.blocks));
+                        writer.lost(first, end - first)?;
+                        told = end;
+                        continue;
+                    }
+                    told = lba + 1;
+                    if piece.kind != PieceKind::Data {
+                        writer.empty(lba, 1, piece.kind == PieceKind::Zeroes)?;
                         continue;
                     }
                     let mut blocks = Block::zeroed_vec(1);
@@ -382,7 +409,16 @@ impl Subject for Thin {
                         [BlockRead { first: Lba(lba), into: &mut blocks, result: Ok(()) }];
                     self.0.read(of, &mut reads);
                     let [read] = reads;
-                    read.result?;
+                    match read.result {
+                        Err(error)
+                            if skips.is_some()
+                                && matches!(error.kind(), Kind::Corrupt | Kind::Io) =>
+                        {
+                            writer.lost(lba, 1)?;
+                            continue;
+                        }
+                        result => result?,
+                    }
                     match sent.get(&blocks[0].0) {
                         Some(&as_at) => writer.repeat(lba, 1, as_at)?,
                         None => {
@@ -438,9 +474,8 @@ impl Subject for Thin {
             Content::Hole => self.0.trim(id, offset, bytes),
             Content::Zeroes => self.0.write_zeroes(id, offset, bytes, true, taken),
             Content::Data(data) => self.0.write_from(id, offset, data, taken),
-            Content::Held(_) => {
-                Err(onefold_core::Error::new(onefold_core::Kind::Corrupt, "nobody negotiates"))
-            }
+            Content::Held(_) => Err(Error::new(Kind::Corrupt, "nobody negotiates")),
+            Content::Lost => Err(Error::new(Kind::InvalidInput, "nobody writes what is lost")),
             Content::Repeat(as_at) => {
                 let mut blocks = Block::zeroed_vec(frame.blocks as usize);
                 let mut reads =
@@ -454,8 +489,8 @@ impl Subject for Thin {
         .map(drop)
     }
 
-    fn note_cursor(&self, id: VolumeId, cursor: u64) -> Result<()> {
-        Acts::of(&self.0).cursor(id, cursor, 1).map(drop)
+    fn note_cursor(&self, id: VolumeId, cursor: u64, lost: &[Range<u64>]) -> Result<()> {
+        Acts::of(&self.0).cursor(id, cursor, lost, 1).map(drop)
     }
 
     fn cut_received(&self, id: VolumeId, blocks: u64) -> Result<()> {
@@ -466,9 +501,9 @@ impl Subject for Thin {
         Ok(())
     }
 
-    fn received(&self, id: VolumeId, blocks: u64) -> Result<(VolumeId, u64)> {
+    fn received(&self, id: VolumeId, blocks: u64, lost: &[Range<u64>]) -> Result<(VolumeId, u64)> {
         let times = Times { now_ms: 1, made_ms: 1 };
-        let asked = self.acts().received(id, blocks, false, times)?;
+        let asked = self.acts().received(id, blocks, lost, false, times)?;
         Ok((asked.0, asked.1.number))
     }
 

@@ -21,6 +21,9 @@ use cell::{Cell, Standing};
 use verbs::Doubt;
 pub use verbs::Verb;
 
+/// A block that is lost: a read of it is an error, whatever it held. It has no bytes.
+pub const LOST: Content = Content(u32::MAX);
+
 /// The model's own number of a volume.
 pub type Key = u32;
 
@@ -128,7 +131,7 @@ impl Model {
         let cells = self.volumes.values().flat_map(|volume| volume.cells.values());
         cells
             .flat_map(Cell::live)
-            .filter(|&content| content != ZEROES)
+            .filter(|&content| content != ZEROES && content != LOST)
             .collect::<BTreeSet<_>>()
             .len() as u64
     }
@@ -231,6 +234,33 @@ impl Model {
         Ok(())
     }
 
+    /// True when a read of the block may say that it is lost.
+    #[must_use]
+    pub fn may_be_lost(&self, key: Key, lba: u64) -> bool {
+        self.live(key, lba).contains(&LOST)
+    }
+
+    /// A read said that a block is lost, which it may be; from now on all reads must.
+    pub fn observe_lost(&mut self, key: Key, lba: u64) {
+        if let Some(cell) = self.volumes.get_mut(&key).and_then(|volume| volume.cells.get_mut(&lba))
+        {
+            cell.pin(LOST);
+        }
+    }
+
+    /// Checks, without pinning, that a block may be lost.
+    ///
+    /// # Errors
+    /// It may not.
+    pub fn check_lost(&self, key: Key, lba: u64) -> Result<(), Failure> {
+        if self.may_be_lost(key, lba) {
+            return Ok(());
+        }
+        let name = self.volumes.get(&key).map_or("?", |volume| &volume.name);
+        let message = format!("block {lba} of volume '{name}' is lost, and nothing lost it");
+        Err(Failure::new(Checker::DurableSurvives, message))
+    }
+
     /// Checks, without pinning, what a read of the block gives.
     ///
     /// # Errors
@@ -267,7 +297,8 @@ impl Model {
         bytes: &[u8; BLOCK_BYTES],
         right: &[Content],
     ) -> Result<Content, Failure> {
-        if let Some(&content) = right.iter().find(|&&content| self.contents.is(content, bytes)) {
+        let is = |content: &&Content| **content != LOST && self.contents.is(**content, bytes);
+        if let Some(&content) = right.iter().find(is) {
             return Ok(content);
         }
         let found = self.contents.find(bytes);
@@ -282,6 +313,7 @@ impl Model {
         let rejected =
             found.is_some_and(|content| cell.is_some_and(|cell| cell.was_rejected(content)));
         let checker = match found {
+            _ if right == [LOST] => Checker::NeverWrong,
             _ if right == [ZEROES] => Checker::ZeroesReadZero,
             Some(_) if rejected => Checker::RecoveryTwice,
             Some(_) if old && recovered => Checker::OldStaysOld,
@@ -312,6 +344,7 @@ impl Model {
                 .map(|(a, b)| if a == b { '=' } else { '.' })
                 .collect::<String>()
         };
-        right.iter().map(|content| format!(" [{}: {}]", content.0, agreeing(content))).collect()
+        let right = right.iter().filter(|content| **content != LOST);
+        right.map(|content| format!(" [{}: {}]", content.0, agreeing(content))).collect()
     }
 }

@@ -166,6 +166,7 @@ impl Params {
             sharing.replicates =
                 profile != Profile::Damage && !options.near_ends && replicates(seed);
             sharing.rots = profile == Profile::Damage && rots(seed);
+            sharing.loses = sharing.replicates && loses(seed);
             // More ranges wait for it.
             sharing.slow_ranges |= sharing.rots;
             sharing.crowds = crowds(seed) && !options.near_ends;
@@ -440,6 +441,7 @@ fn sharing(seed: u64, options: &StoreOptions) -> Option<Sharing> {
         crowds: false,
         replicates: false,
         rots: false,
+        loses: false,
     })
 }
 
@@ -448,6 +450,16 @@ fn sharing(seed: u64, options: &StoreOptions) -> Option<Sharing> {
 fn replicates(seed: u64) -> bool {
     let before = include_str!("../../seeds/block.txt").split(WITH_REPLICAS).next().unwrap_or("");
     Rng::new(seed ^ 0x7265_706c_6963_6173).percent(40) && !is_kept(before, seed)
+}
+
+/// Behind this line of the list of kept seeds are those in which senders skip damage.
+const WITH_LOSSES: &str = "# With lost blocks";
+
+/// Whether senders skip damage, from a source of its own. The seeds that were kept before stay what
+/// they were.
+fn loses(seed: u64) -> bool {
+    let before = include_str!("../../seeds/block.txt").split(WITH_LOSSES).next().unwrap_or("");
+    Rng::new(seed ^ 0x6c6f_7365_7300_0036).percent(50) && !is_kept(before, seed)
 }
 
 /// Leaves of the map of a volume whose clients crowd acts out.

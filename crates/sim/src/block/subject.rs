@@ -1,7 +1,7 @@
 //! The store that is simulated, behind a trait, so that the same workloads, crashes and checks
 //! serve every engine.
 
-use std::{io::Cursor, sync::Arc, time::Duration};
+use std::{io::Cursor, ops::Range, sync::Arc, time::Duration};
 
 use onefold_block::{
     Begin, Frame, StreamReader,
@@ -105,6 +105,31 @@ pub struct Sharing {
     pub replicates: bool,
     /// What maps share rots while the power is off.
     pub rots: bool,
+    /// Senders skip damage, and some blocks of snapshots that are sent can't be read.
+    pub loses: bool,
+}
+
+/// Blocks that a sender takes for damaged: in groups, the same ones whenever it is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Skips {
+    /// Chooses the groups.
+    pub salt: u64,
+    /// How many of a hundred groups.
+    pub percent: u64,
+}
+
+impl Skips {
+    /// Blocks of a group.
+    const GROUP: u64 = 4;
+
+    /// The group of a block, if it can't be read.
+    #[must_use]
+    pub fn group(&self, lba: u64) -> Option<Range<u64>> {
+        let group = lba / Skips::GROUP;
+        let first = group * Skips::GROUP;
+        let hit = Rng::new(self.salt ^ group).percent(self.percent);
+        hit.then(|| first..first + Skips::GROUP)
+    }
 }
 
 /// The product's own schedule, which decides the steps in the scheduled profile.
@@ -294,12 +319,19 @@ pub trait Subject: Sized {
     }
 
     /// The snapshot `of`, or what changed since `base`, as a stream that begins at a block. The store
-    /// is looked at in steps, between which nothing happens here.
+    /// is looked at in steps, between which nothing happens here. With `skips`, what can't be read is
+    /// lost, and so are some other blocks.
     ///
     /// # Errors
     /// As a read.
-    fn stream(&self, of: VolumeId, base: Option<VolumeId>, start: u64) -> Result<Vec<u8>> {
-        let _ = (of, base, start);
+    fn stream(
+        &self,
+        of: VolumeId,
+        base: Option<VolumeId>,
+        start: u64,
+        skips: Option<Skips>,
+    ) -> Result<Vec<u8>> {
+        let _ = (of, base, start, skips);
         Err(no_copies())
     }
 
@@ -341,12 +373,12 @@ pub trait Subject: Sized {
         Err(no_copies())
     }
 
-    /// Notes that all blocks before `cursor` were written.
+    /// Notes that all blocks before `cursor` were written, or are `lost`: all since the last cursor.
     ///
     /// # Errors
     /// As [`create_volume`](Subject::create_volume).
-    fn note_cursor(&self, id: VolumeId, cursor: u64) -> Result<()> {
-        let _ = (id, cursor);
+    fn note_cursor(&self, id: VolumeId, cursor: u64, lost: &[Range<u64>]) -> Result<()> {
+        let _ = (id, cursor, lost);
         Err(no_copies())
     }
 
@@ -360,13 +392,13 @@ pub trait Subject: Sized {
         Err(no_copies())
     }
 
-    /// Asks that what was received, so many blocks large, becomes the snapshot that its volume holds;
-    /// gives the volume's id, and the number of the act.
+    /// Asks that what was received, so many blocks large of which some are lost since the last cursor,
+    /// becomes the snapshot that its volume holds; gives the volume's id, and the number of the act.
     ///
     /// # Errors
     /// As [`create_volume`](Subject::create_volume).
-    fn received(&self, id: VolumeId, blocks: u64) -> Result<(VolumeId, u64)> {
-        let _ = (id, blocks);
+    fn received(&self, id: VolumeId, blocks: u64, lost: &[Range<u64>]) -> Result<(VolumeId, u64)> {
+        let _ = (id, blocks, lost);
         Err(no_copies())
     }
 

@@ -74,7 +74,10 @@ impl Tree {
 
     /// Lets the kernel have all files in its cache.
     pub(super) fn warm(&self) -> Result<()> {
-        (0..self.files).try_for_each(|n| Ok(drop(fs::read(self.file(n))?)))
+        (0..self.files).try_for_each(|n| {
+            fs::read(self.file(n))?;
+            Ok(())
+        })
     }
 
     /// Lets the kernel forget what the files hold; their names and attributes stay.
@@ -82,7 +85,8 @@ impl Tree {
         rustix::fs::sync();
         (0..self.files).try_for_each(|n| {
             let file = fs::File::open(self.file(n))?;
-            Ok(rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?)
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+            Ok(())
         })
     }
 

@@ -25,7 +25,7 @@ pub(super) fn show_volume(view: &View<'_>, name: &str, out: &mut String) -> Resu
     field(out, "size", format_args!("{} blocks of 4096 bytes", volume.blocks));
     field(out, "map", root_text(&volume.map));
     let steps = view.walk(Table::Map, volume.family(), &volume.map, None);
-    let (mut data, mut zeroes, mut damaged) = (0u64, 0u64, 0u64);
+    let (mut data, mut zeroes, mut lost, mut damaged) = (0u64, 0u64, 0u64, 0u64);
     for step in &steps {
         match &step.page {
             Ok(page) if step.id.level == 0 => {
@@ -33,6 +33,7 @@ pub(super) fn show_volume(view: &View<'_>, name: &str, out: &mut String) -> Resu
                     match MapEntry::get(page, slot) {
                         Some(MapEntry::Block { .. }) => data += 1,
                         Some(MapEntry::Zero) => zeroes += 1,
+                        Some(MapEntry::Lost) => lost += 1,
                         _ => {}
                     }
                 }
@@ -43,6 +44,9 @@ pub(super) fn show_volume(view: &View<'_>, name: &str, out: &mut String) -> Resu
     }
     field(out, "map pages", format_args!("{}, {damaged} of them damaged", steps.len()));
     field(out, "mapped", format_args!("{data} blocks with data, {zeroes} written as zeroes"));
+    if lost > 0 {
+        field(out, "lost", format_args!("{lost} blocks, which read as errors"));
+    }
     for Discard { keep, start, end, window, .. } in view.discards(volume.id) {
         let what = if keep { "zeroes" } else { "a hole" };
         field(

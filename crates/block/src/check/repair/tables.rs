@@ -83,6 +83,7 @@ pub(super) fn rebuild(
     }
 
     let mut volumes = checker.volumes.clone();
+    let shares_pages = checker.state.shares_pages();
     let mut mend = Mend {
         checker,
         builder: &mut builder,
@@ -95,7 +96,12 @@ pub(super) fn rebuild(
     };
     for n in in_order(&volumes) {
         let volume = &mut volumes[n];
+        let before = mend.repaired.lost_addresses;
         let map = mend.map(volume)?;
+        if shares_pages {
+            let more = mend.repaired.lost_addresses - before;
+            volume.sharing.lost = volume.sharing.lost.saturating_add(more);
+        }
         if map != volume.map {
             // Nobody has counted what it still holds.
             volume.sharing.mapped = None;

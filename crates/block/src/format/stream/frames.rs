@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result, checksum};
 
-use super::{DATA_BLOCKS_MAX, MAGIC, offer::OFFER_BYTES_MAX};
+use super::{DATA_BLOCKS_MAX, MAGIC_BYTES, offer::OFFER_BYTES_MAX};
 use crate::format::record::from_low_bytes;
 
 pub(super) const HEADER_BYTES: usize = 32;
@@ -24,10 +24,11 @@ pub(super) enum Of {
     Held = 8,
     Missing = 9,
     Done = 10,
+    Lost = 11,
 }
 
 impl Of {
-    const ALL: [Of; 10] = [
+    const ALL: [Of; 11] = [
         Of::Begin,
         Of::Hole,
         Of::Zeroes,
@@ -38,6 +39,7 @@ impl Of {
         Of::Held,
         Of::Missing,
         Of::Done,
+        Of::Lost,
     ];
 
     fn decode(byte: u8) -> Option<Of> {
@@ -45,11 +47,11 @@ impl Of {
     }
 }
 
-/// The proof before the first frame.
-pub(super) fn first_proof() -> [u8; PROOF_BYTES] {
+/// The proof before the first frame of a stream that begins like this.
+pub(super) fn first_proof(magic: &[u8; MAGIC_BYTES]) -> [u8; PROOF_BYTES] {
     let mut proof = [0; PROOF_BYTES];
-    proof[..16].copy_from_slice(&MAGIC);
-    proof[16..].copy_from_slice(&MAGIC);
+    proof[..MAGIC_BYTES].copy_from_slice(magic);
+    proof[MAGIC_BYTES..].copy_from_slice(magic);
     proof
 }
 

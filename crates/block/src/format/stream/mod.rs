@@ -1,13 +1,13 @@
 //! The stream of a snapshot or a volume: what `send` writes and `receive` reads.
 //!
-//! The stream begins with [`MAGIC`], which ends in the version. Then come frames. Each has a header
-//! of 32 bytes, a payload of at most 1 MiB, and 32 bytes that prove it and all before it: keyed
-//! BLAKE3 of header and payload, whose key is the proof of the frame before, and at first
-//! [`MAGIC`] twice.
+//! The stream begins with 16 bytes, of which the last one is the version ([`Form`]). Then come frames.
+//! Each has a header of 32 bytes, a payload of at most 1 MiB, and 32 bytes that prove it and all before
+//! it: keyed BLAKE3 of header and payload, whose key is the proof of the frame before, and at first the
+//! 16 bytes of the beginning twice.
 //!
 //! | offset | bytes | header of a frame |
 //! |---|---|---|
-//! | 0 | 1 | kind: 1 begin, 2 hole, 3 zeroes, 4 data, 5 repeat, 6 end; negotiated: 7 offer, 8 held, 9 missing, 10 done |
+//! | 0 | 1 | kind: 1 begin, 2 hole, 3 zeroes, 4 data, 5 repeat, 6 end; negotiated: 7 offer, 8 held, 9 missing, 10 done; of a sender that skips damage: 11 lost |
 //! | 1 | 1 | 1 when the payload is compressed by zstd, which only data is |
 //! | 2 | 2 | zero |
 //! | 4 | 4 | bytes of the payload |
@@ -20,6 +20,10 @@
 //! of an end is its [`Totals`], 8 bytes each; that of a begin is a [`Begin`].
 //!
 //! A *negotiated* stream has version 2: [`negotiation`] says how it begins, and what else is in it.
+//!
+//! Versions 3 and 4 are as 1 and 2, of a sender that skips damage: blocks that it can't read are *lost*,
+//! and read as errors where the stream is received. A receiver that does not know them refuses the
+//! stream before it takes anything of it.
 
 mod frames;
 pub(crate) mod negotiation;
@@ -36,21 +40,46 @@ use super::{
     record::from_low_bytes,
 };
 
-/// The beginning of every stream; its end is the version.
-pub(crate) const MAGIC: [u8; 16] = *b"onefold stream\0\x01";
+/// Bytes of the beginning of every stream.
+pub(crate) const MAGIC_BYTES: usize = 16;
 
-/// The beginning of a stream whose sender asks what is missing.
-pub(crate) const MAGIC_NEGOTIATED: [u8; 16] = *b"onefold stream\0\x02";
+/// The form of a stream, which its version tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Form {
+    /// The sender asks what is missing, and waits for answers.
+    pub(crate) negotiated: bool,
+    /// The sender skips damage: the stream may have lost blocks.
+    pub(crate) skips: bool,
+}
+
+impl Form {
+    /// The beginning of a stream of this form; its last byte is the version.
+    pub(crate) fn magic(self) -> [u8; MAGIC_BYTES] {
+        let mut magic = *b"onefold stream\0\x01";
+        magic[15] += u8::from(self.negotiated) + 2 * u8::from(self.skips);
+        magic
+    }
+
+    /// The form of a stream that begins like this; none for what is no stream, or of a newer version.
+    pub(crate) fn of(magic: &[u8; MAGIC_BYTES]) -> Option<Form> {
+        let all = [(false, false), (true, false), (false, true), (true, true)];
+        let mut all = all.into_iter().map(|(negotiated, skips)| Form { negotiated, skips });
+        all.find(|form| form.magic() == *magic)
+    }
+}
 
 /// True when a stream that begins with these bytes is of a sender that asks what is missing, and waits
 /// for answers.
 #[must_use]
 pub fn negotiates(begins: &[u8; 16]) -> bool {
-    *begins == MAGIC_NEGOTIATED
+    Form::of(begins).is_some_and(|form| form.negotiated)
 }
 
 /// Blocks of a frame of data at most: 1 MiB.
 pub(crate) const DATA_BLOCKS_MAX: u64 = 256;
+
+/// Lost blocks of a frame at most: a receiver notes each.
+pub(crate) const LOST_BLOCKS_MAX: u64 = 8192;
 
 /// The description of what a stream holds.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -86,6 +115,8 @@ pub struct Totals {
     pub holes: u64,
     /// Blocks that the receiver had, of a sender that asked.
     pub held: u64,
+    /// Blocks that the sender could not read, and skipped.
+    pub lost: u64,
 }
 
 /// The content of a frame, besides its place.
@@ -101,6 +132,8 @@ pub enum Content {
     Repeat(u64),
     /// What was offered, and the receiver has.
     Held(HeldProof),
+    /// The sender could not read them.
+    Lost,
 }
 
 /// A frame between begin and end.
@@ -115,21 +148,11 @@ pub struct Frame {
 }
 
 impl Totals {
-    fn encode(&self, negotiated: bool) -> Vec<u8> {
-        let Totals { data, repeats, zeroes, holes, held } = *self;
-        let all = [data, repeats, zeroes, holes].into_iter().chain(negotiated.then_some(held));
+    fn encode(&self, form: Form) -> Vec<u8> {
+        let Totals { data, repeats, zeroes, holes, held, lost } = *self;
+        let all = [data, repeats, zeroes, holes].into_iter();
+        let all = all.chain(form.negotiated.then_some(held)).chain(form.skips.then_some(lost));
         all.flat_map(u64::to_le_bytes).collect()
-    }
-
-    fn decode(bytes: &[u8], negotiated: bool) -> Option<Totals> {
-        let number = |n: usize| from_low_bytes(&bytes[8 * n..8 * n + 8]);
-        (bytes.len() == if negotiated { 40 } else { 32 }).then(|| Totals {
-            data: number(0),
-            repeats: number(1),
-            zeroes: number(2),
-            holes: number(3),
-            held: if negotiated { number(4) } else { 0 },
-        })
     }
 }
 

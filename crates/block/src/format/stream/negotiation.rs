@@ -7,7 +7,7 @@
 //!
 //! | from | bytes | what |
 //! |---|---|---|
-//! | sender | 16 | `onefold stream`, 0, 2 |
+//! | sender | 16 | `onefold stream`, 0, 2, or 4 when it skips damage |
 //! | | 32 | its nonce |
 //! | receiver | 16 | `onefold answer`, 0, 1 |
 //! | | 32 | its nonce |
@@ -28,7 +28,7 @@ use std::io::{Read, Write};
 use onefold_core::{Algorithm, Error, Kind, Result, checksum};
 
 use super::{
-    MAGIC_NEGOTIATED,
+    Form,
     frames::{FrameReader, FrameWriter, Of, fill, unwritten},
 };
 
@@ -89,8 +89,10 @@ impl<R: Read> Asking<R> {
         secret: &[u8; 32],
         algorithm: Algorithm,
         nonce: &[u8; NONCE_BYTES],
+        skips: bool,
     ) -> Result<(Asking<R>, [u8; 32])> {
-        out.write_all(&MAGIC_NEGOTIATED).map_err(unwritten)?;
+        let form = Form { negotiated: true, skips };
+        out.write_all(&form.magic()).map_err(unwritten)?;
         out.write_all(nonce).map_err(unwritten)?;
         out.flush().map_err(unwritten)?;
         let mut magic = [0; ANSWER_MAGIC.len()];

@@ -26,7 +26,7 @@ fn answers(secret: &[u8; 32], then: impl FnOnce(&mut Answering<&mut Vec<u8>>)) -
 }
 
 fn begin(bytes: &[u8]) -> Result<(Asking<&[u8]>, [u8; 32])> {
-    Asking::begin(&mut Vec::new(), bytes, &SECRET, Algorithm::Blake3, &[1; 32])
+    Asking::begin(&mut Vec::new(), bytes, &SECRET, Algorithm::Blake3, &[1; 32], false)
 }
 
 #[test]
@@ -48,12 +48,13 @@ fn both_sides_agree_and_every_pattern_of_missing_blocks_comes_over() {
 fn a_store_of_another_secret_is_told_nothing_and_asked_nothing() {
     let bytes = answers(&[8; 32], |_| {});
     let mut told = Vec::new();
-    let begun = Asking::begin(&mut told, &bytes[..], &SECRET, Algorithm::Blake3, &[1; 32]);
+    let begun = Asking::begin(&mut told, &bytes[..], &SECRET, Algorithm::Blake3, &[1; 32], false);
     let said = begun.err().unwrap().to_string();
     assert!(said.contains("another secret") && said.contains("--like"), "{said}");
     assert_eq!(told.len(), 48, "the magic and a nonce");
     // The same secret, and fingerprints of another kind.
-    let begun = Asking::begin(&mut told, &bytes[..], &[8; 32], Algorithm::HmacSha256, &[1; 32]);
+    let begun =
+        Asking::begin(&mut told, &bytes[..], &[8; 32], Algorithm::HmacSha256, &[1; 32], false);
     assert!(begun.is_err());
     // A sender that does not know the secret: it may know all that was ever said.
     for proof in [agreed().of("receiver"), agreed().of("stream"), [0; 32]] {
@@ -119,7 +120,8 @@ fn an_answer_without_an_end_costs_a_header() {
     let mut bytes = answers(&SECRET, |_| {});
     bytes.extend_from_slice(&[Of::Missing as u8, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
     let mut endless = Endless(Cursor::new(bytes), 0);
-    let begun = Asking::begin(&mut Vec::new(), &mut endless, &SECRET, Algorithm::Blake3, &[1; 32]);
+    let begun =
+        Asking::begin(&mut Vec::new(), &mut endless, &SECRET, Algorithm::Blake3, &[1; 32], false);
     assert_eq!(begun.unwrap().0.missing(9).unwrap_err().kind(), Kind::Corrupt);
     assert!(endless.1 < 100, "{}", endless.1);
 }
@@ -127,9 +129,9 @@ fn an_answer_without_an_end_costs_a_header() {
 fn offered(offer: &Offer) -> Result<Next> {
     let mut bytes = Vec::new();
     let begin = Begin { guid: [1; 16], blocks: 1 << 20, ..Begin::default() };
-    let mut writer = StreamWriter::begin_negotiated(&mut bytes, [9; 32], &begin, false)?;
+    let mut writer = StreamWriter::begin_negotiated(&mut bytes, [9; 32], false, &begin, false)?;
     writer.offer(offer)?;
-    StreamReader::begin_negotiated(&bytes[..], [9; 32])?.next_frame()
+    StreamReader::begin_negotiated(&bytes[..], [9; 32], false)?.next_frame()
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::io::Read;
 use onefold_core::{BLOCK_BYTES, Error, Kind, Result};
 
 use super::{
-    Begin, Content, DATA_BLOCKS_MAX, Frame, MAGIC, MAGIC_NEGOTIATED, Totals,
+    Begin, Content, DATA_BLOCKS_MAX, Form, Frame, LOST_BLOCKS_MAX, MAGIC_BYTES, Totals,
     frames::{COMPRESSED, FrameReader, Header, Of, bad, fill, first_proof},
     offer::{HeldProof, Offer},
 };
@@ -20,8 +20,7 @@ pub struct StreamReader<R: Read> {
     at: u64,
     totals: Totals,
     unpacker: zstd::bulk::Decompressor<'static>,
-    /// The sender asks what is missing.
-    negotiated: bool,
+    form: Form,
 }
 
 /// The next of a stream.
@@ -41,33 +40,35 @@ impl<R: Read> StreamReader<R> {
     /// # Errors
     /// `Corrupt` for what is no stream, `Unsupported` for one of a newer version, `Io`.
     pub fn begin(mut input: R) -> Result<StreamReader<R>> {
-        let mut magic = [0; MAGIC.len()];
+        let mut magic = [0; MAGIC_BYTES];
         fill(&mut input, &mut magic)?;
-        if magic == MAGIC {
-            return StreamReader::after(input, first_proof(), false);
-        }
-        let (kind, message) = if magic == MAGIC_NEGOTIATED {
-            let message = "the sender asks what is missing (--negotiate), which only a receive that \
-                           it has started itself can tell it";
-            (Kind::InvalidInput, message)
-        } else if magic[..15] == MAGIC[..15] {
-            (Kind::Unsupported, "the stream is of a newer version of onefold send")
-        } else {
-            (Kind::Corrupt, "this is no stream of onefold send")
+        let (kind, message) = match Form::of(&magic) {
+            Some(form) if !form.negotiated => {
+                return StreamReader::after(input, first_proof(&magic), form);
+            }
+            Some(_) => {
+                let message = "the sender asks what is missing (--negotiate), which only a receive \
+                               that it has started itself can tell it";
+                (Kind::InvalidInput, message)
+            }
+            None if magic[..15] == Form::default().magic()[..15] => {
+                (Kind::Unsupported, "the stream is of a newer version of onefold send")
+            }
+            None => (Kind::Corrupt, "this is no stream of onefold send"),
         };
         Err(Error::new(kind, message))
     }
 
     /// That of a sender that asks what is missing, from its first frame on, with the key on which both
-    /// sides agreed.
+    /// sides agreed; its beginning says whether it `skips` damage.
     ///
     /// # Errors
     /// `Corrupt`, `Io`.
-    pub fn begin_negotiated(input: R, key: [u8; 32]) -> Result<StreamReader<R>> {
-        StreamReader::after(input, key, true)
+    pub fn begin_negotiated(input: R, key: [u8; 32], skips: bool) -> Result<StreamReader<R>> {
+        StreamReader::after(input, key, Form { negotiated: true, skips })
     }
 
-    fn after(input: R, key: [u8; 32], negotiated: bool) -> Result<StreamReader<R>> {
+    fn after(input: R, key: [u8; 32], form: Form) -> Result<StreamReader<R>> {
         let unpacker = zstd::bulk::Decompressor::new();
         let mut reader = StreamReader {
             frames: FrameReader::new(input, key),
@@ -75,7 +76,7 @@ impl<R: Read> StreamReader<R> {
             at: 0,
             totals: Totals::default(),
             unpacker: unpacker.map_err(|e| Error::from_io("zstd can't be begun", e))?,
-            negotiated,
+            form,
         };
         let (header, payload) = reader.frames.raw()?;
         let begin = Begin::decode(header.first, header.blocks, &payload);
@@ -110,7 +111,7 @@ impl<R: Read> StreamReader<R> {
     pub fn next_frame(&mut self) -> Result<Next> {
         let key = self.frames.proof;
         let (header, payload) = self.frames.raw()?;
-        if header.kind == Of::Offer && self.negotiated {
+        if header.kind == Of::Offer && self.form.negotiated {
             let offer = Offer::decode(&payload).filter(|offer| {
                 let whole = offer.fingerprints.len() as u64 == header.blocks;
                 whole && offer.first() == header.first && offer.lies_in(self.at, self.most())
@@ -120,8 +121,7 @@ impl<R: Read> StreamReader<R> {
         if header.kind == Of::End {
             let size = [0, header.blocks].contains(&self.begin.blocks);
             let whole = header.blocks >= self.at && header.blocks <= VOLUME_BLOCKS_MAX && size;
-            let missed = Totals::decode(&payload, self.negotiated) != Some(self.totals)
-                && self.frames.keeps_order;
+            let missed = payload != self.totals.encode(self.form) && self.frames.keeps_order;
             if !whole || header.first != 0 || missed {
                 return Err(bad("end"));
             }
@@ -169,9 +169,14 @@ impl<R: Read> StreamReader<R> {
                 }
                 (Content::Repeat(as_at), &mut self.totals.repeats)
             }
-            Of::Held if self.negotiated && header.blocks <= DATA_BLOCKS_MAX => {
+            Of::Held if self.form.negotiated && header.blocks <= DATA_BLOCKS_MAX => {
                 let digest = payload.try_into().map_err(|_| bad("digest"))?;
                 (Content::Held(HeldProof { key, digest }), &mut self.totals.held)
+            }
+            Of::Lost
+                if self.form.skips && payload.is_empty() && header.blocks <= LOST_BLOCKS_MAX =>
+            {
+                (Content::Lost, &mut self.totals.lost)
             }
             _ => return Err(bad("kind of frame")),
         };

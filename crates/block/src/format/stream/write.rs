@@ -5,7 +5,7 @@ use std::io::Write;
 use onefold_core::{BLOCK_BYTES, Block, Error, Result};
 
 use super::{
-    Begin, MAGIC, Totals,
+    Begin, Form, Totals,
     frames::{COMPRESSED, FrameWriter, Of, first_proof, unwritten},
     offer::{HeldProof, Offer},
 };
@@ -18,8 +18,7 @@ pub struct StreamWriter<W: Write> {
     pub(super) frames: FrameWriter<W>,
     compressor: Option<zstd::bulk::Compressor<'static>>,
     totals: Totals,
-    /// The sender asks what is missing.
-    negotiated: bool,
+    form: Form,
 }
 
 impl<W: Write> StreamWriter<W> {
@@ -27,28 +26,45 @@ impl<W: Write> StreamWriter<W> {
     ///
     /// # Errors
     /// Those of `out`.
-    pub fn begin(mut out: W, begin: &Begin, compress: bool) -> Result<StreamWriter<W>> {
-        out.write_all(&MAGIC).map_err(unwritten)?;
-        StreamWriter::after(out, first_proof(), false, begin, compress)
+    pub fn begin(out: W, begin: &Begin, compress: bool) -> Result<StreamWriter<W>> {
+        StreamWriter::begin_as(out, false, begin, compress)
     }
 
-    /// The frames of a sender that asks what is missing, with the key on which both sides agreed.
+    /// One that begins, and may have lost blocks when the sender `skips` damage.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn begin_as(
+        mut out: W,
+        skips: bool,
+        begin: &Begin,
+        compress: bool,
+    ) -> Result<StreamWriter<W>> {
+        let form = Form { negotiated: false, skips };
+        let magic = form.magic();
+        out.write_all(&magic).map_err(unwritten)?;
+        StreamWriter::after(out, first_proof(&magic), form, begin, compress)
+    }
+
+    /// The frames of a sender that asks what is missing, with the key on which both sides agreed, and
+    /// that may skip damage.
     ///
     /// # Errors
     /// Those of `out`.
     pub fn begin_negotiated(
         out: W,
         key: [u8; 32],
+        skips: bool,
         begin: &Begin,
         compress: bool,
     ) -> Result<StreamWriter<W>> {
-        StreamWriter::after(out, key, true, begin, compress)
+        StreamWriter::after(out, key, Form { negotiated: true, skips }, begin, compress)
     }
 
     fn after(
         out: W,
         key: [u8; 32],
-        negotiated: bool,
+        form: Form,
         begin: &Begin,
         compress: bool,
     ) -> Result<StreamWriter<W>> {
@@ -59,7 +75,7 @@ impl<W: Write> StreamWriter<W> {
             None
         };
         let frames = FrameWriter::new(out, key);
-        let mut writer = StreamWriter { frames, compressor, totals: Totals::default(), negotiated };
+        let mut writer = StreamWriter { frames, compressor, totals: Totals::default(), form };
         let payload = begin.encode();
         writer.frames.put(Of::Begin, 0, begin.start, begin.blocks, &payload)?;
         Ok(writer)
@@ -106,6 +122,15 @@ impl<W: Write> StreamWriter<W> {
         self.frames.put(Of::Repeat, 0, first, blocks, &as_at.to_le_bytes())
     }
 
+    /// Writes that blocks could not be read; only a sender that skips damage does.
+    ///
+    /// # Errors
+    /// Those of the output.
+    pub fn lost(&mut self, first: u64, blocks: u64) -> Result<()> {
+        self.totals.lost += blocks;
+        self.frames.put(Of::Lost, 0, first, blocks, &[])
+    }
+
     /// Offers blocks by their fingerprints, and sees to it that they go out: an answer is waited for.
     ///
     /// # Errors
@@ -133,7 +158,7 @@ impl<W: Write> StreamWriter<W> {
     /// # Errors
     /// Those of the output.
     pub fn end(mut self, blocks: u64) -> Result<Totals> {
-        let payload = self.totals.encode(self.negotiated);
+        let payload = self.totals.encode(self.form);
         self.frames.put(Of::End, 0, 0, blocks, &payload)?;
         self.frames.flush()?;
         Ok(self.totals)

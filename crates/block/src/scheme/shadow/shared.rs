@@ -83,6 +83,8 @@ impl TableBuild<'_> {
             mapped.into_iter().for_each(|mapped| {
                 *mapped = mapped.saturating_add_signed(rewritten.mapped);
             });
+            let lost = &mut volume.sharing.lost;
+            *lost = lost.saturating_add_signed(rewritten.lost);
         }
         let mut left = choice.left;
         if let Some(moment) = frozen.moment() {
@@ -257,7 +259,7 @@ fn perform(
             share(kernel, sharing, &origin)?;
             place.family = origin.family();
             place.parent = origin.id.0;
-            place.mapped = origin.sharing.mapped;
+            (place.mapped, place.lost) = (origin.sharing.mapped, origin.sharing.lost);
             Some(origin)
         }
     };
@@ -366,6 +368,8 @@ fn change_entry(act: &Act, moment: &Moment, volumes: &mut BTreeMap<VolumeId, Vol
             };
         }
         Act::Promote { .. } => entry.sharing.replica = false,
+        // The changes of the moment have what is lost.
+        Act::Lose { .. } => {}
         Act::Snapshot { .. } | Act::Clone { .. } | Act::Rollback { .. } | Act::Receive { .. } => {}
     }
 }

@@ -153,7 +153,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return Err(Failure::usage("a command is stored with --stdin NAME -- COMMAND"));
     }
     let directory = archive_at(&options.store, "it holds no directories")?;
-    let rules = rules(options)?;
+    let rules = rules(options, &directory)?;
     if options.dry_run {
         let archive = directory.open_to_read(Settings::default().memory)?;
         return dry(options, &archive, &rules);
@@ -273,8 +273,8 @@ fn takes_snapshots(options: &Options, archive: &Archive) -> Result<(), Failure> 
     match archive.tables().trees {
         true => Ok(()),
         false => Err(Failure::new(format!(
-            "{}: it was made by a version without snapshots, and takes none; `onefold put -r` \
-             stores directories in it",
+            "{}: it was made by a version without snapshots, and takes none: `onefold upgrade` \
+             changes that, and `onefold put -r` stores directories in it as it is",
             options.store.display()
         ))),
     }
@@ -294,9 +294,16 @@ fn feed(
     }
 }
 
-fn rules(options: &Options) -> Result<Rules, Failure> {
+fn rules(options: &Options, archive: &ArchiveDir) -> Result<Rules, Failure> {
     let roots = roots::sorted(&options.paths, options.stored_as.as_deref())?;
-    let exclude = |root: &Root| Exclude::new(&root.stored_as, &options.selection);
+    let own = archive.identities();
+    if let Some(root) = roots.iter().find(|root| root.is_one_of(&own)) {
+        let shown = root.at.display();
+        return Err(Failure::new(format!("{shown} is the archive, which does not store itself")));
+    }
+    let exclude = |root: &Root| -> Result<Exclude, Failure> {
+        Ok(Exclude::new(&root.stored_as, &options.selection)?.without(archive))
+    };
     let excludes = roots.iter().map(exclude).collect::<Result<_, _>>()?;
     Ok(Rules {
         roots,

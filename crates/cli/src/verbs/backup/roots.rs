@@ -25,6 +25,12 @@ impl Root {
     pub(super) fn is_all(&self) -> bool {
         self.stored_as == Path::new("/")
     }
+
+    /// True for a directory of one of these devices and inodes.
+    pub(super) fn is_one_of(&self, all: &[(u64, u64)]) -> bool {
+        let found = std::fs::symlink_metadata(&self.at);
+        found.is_ok_and(|found| all.contains(&(found.dev(), found.ino())))
+    }
 }
 
 /// The roots of a backup, without those that lie below others, in the order of their parts.

@@ -61,6 +61,11 @@ pub(super) fn counts(report: &Report) {
             "block",
         ),
         (report.pending_discards, "still to be freed", "dropped range"),
+        (
+            report.lost_addresses,
+            "lost before: they read as errors until they are written or trimmed",
+            "block",
+        ),
     ];
     for (number, what, of) in notes.iter().filter(|(number, ..)| *number > 0) {
         output::line(format_args!("note: {} {what}", counted(*number, of)));

@@ -92,16 +92,12 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let format = Format {
         chunking: *chunking,
         compression: options.compress,
-        trees: true,
-        leaves: true,
-        on_demand: true,
-        clones: true,
         fingerprint: match options.fingerprint {
             FingerprintName::Blake3 => Algorithm::Blake3,
             FingerprintName::Sha256 => Algorithm::HmacSha256,
         },
         late: options.placement.late(nodes.len(), *code)?,
-        ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?)
+        ..Format::new(random_bytes()?, random_bytes()?, random_bytes()?).with_features()
     };
     let made = match code {
         Some(code) => create_on(store, nodes, *code, &format)?,

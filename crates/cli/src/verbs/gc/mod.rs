@@ -119,6 +119,8 @@ struct Done {
     /// Containers that stay although they are less than half full, because a chunk of theirs is
     /// damaged.
     damaged_containers: u64,
+    /// References of snapshots to pages that are not there, among those that were counted.
+    absent_pages: u64,
     /// True when running puts or readers hold something back.
     held_back: bool,
     /// True when the budget ended before all was done.
@@ -209,6 +211,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         dropped_bytes: done.dropped_bytes,
         merged_bytes: done.merged_bytes,
         damaged_containers: done.damaged,
+        absent_pages: done.absent,
         held_back: done.waits || done.held_back > 0,
         cut_short: done.cut_short,
         in_trash: archive.tables().snapshots.forgotten().count() as u64,
@@ -313,6 +316,14 @@ impl Done {
                 "note: {} not merged, because data in it is damaged; `onefold scrub {shown}` tells \
              which streams it hits",
                 counted(done.damaged_containers, "container")
+            ));
+        }
+        if done.absent_pages > 0 {
+            let shown = path.display();
+            output::line(format_args!(
+                "note: snapshots name {} that the archive does not have; `onefold check {shown}` tells \
+                 which are damaged",
+                counted(done.absent_pages, "page")
             ));
         }
     }

@@ -161,7 +161,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         ));
     }
     let source = match (&options.recursive, &options.file) {
-        (Some(root), _) => Source::Tree(Box::new(tree(root, options)?)),
+        (Some(root), _) => Source::Tree(Box::new(tree(root, &directory, options)?)),
         (None, Some(path)) => Source::File(path.clone()),
         (None, None) => Source::Input,
     };
@@ -205,10 +205,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// A directory as the options want it.
-fn tree(root: &Path, options: &Options) -> Result<Tree, Failure> {
+fn tree(root: &Path, directory: &ArchiveDir, options: &Options) -> Result<Tree, Failure> {
     Ok(Tree {
         root: root.to_owned(),
-        exclude: Exclude::new(root, &options.selection)?,
+        exclude: Exclude::new(root, &options.selection)?.without(directory),
         selection: options.selection.clone(),
         strict: options.strict,
         skipped: AtomicU64::new(0),

@@ -78,6 +78,9 @@ pub(crate) struct Scrubbed {
     bad: Vec<Bad>,
     /// Table pages that could not be read, so that their blocks were not verified.
     unread_pages: Vec<String>,
+    /// Blocks of a volume that were lost before: no new damage.
+    #[serde(default)]
+    known_lost_blocks: u64,
     well: bool,
 }
 
@@ -123,6 +126,7 @@ impl From<ScrubReport> for Scrubbed {
             bad_blocks: report.bad_found,
             bad: bad.collect(),
             unread_pages: report.unread,
+            known_lost_blocks: 0,
             well,
         }
     }
@@ -148,6 +152,7 @@ impl Scrubbed {
             bad_blocks: report.lost_blocks,
             bad: bad.collect(),
             unread_pages: Vec::new(),
+            known_lost_blocks: report.known_lost_blocks,
             well,
         }
     }
@@ -283,11 +288,19 @@ fn tell(
                 output::line(format_args!("  lost: {} addresses more", grouped(unnamed)));
             }
         }
+        if scrubbed.known_lost_blocks > 0 {
+            output::line(format_args!(
+                "note: {} lost before: they read as errors until they are written or trimmed",
+                counted(scrubbed.known_lost_blocks, "block")
+            ));
+        }
         scrubbed.unread_pages.iter().for_each(|page| output::line(format_args!("problem: {page}")));
     }
     if scrubbed.well {
         if !json {
-            output::line(format_args!("all data of {shown} is well"));
+            let rest =
+                if scrubbed.known_lost_blocks > 0 { " that was not lost before" } else { "" };
+            output::line(format_args!("all data of {shown}{rest} is well"));
         }
         return Ok(());
     }

@@ -256,8 +256,9 @@ impl Served for Commands {
     fn give(&self, request: Request, output: &mut dyn Write) -> Result<Value> {
         let totals = match &request {
             Request::Export { name } => Copies::of(&self.store).export(name, output)?,
-            Request::Send { snapshot, from, resume, .. } => {
-                Copies::of(&self.store).send(&replicate::what(snapshot, from, resume)?, output)?
+            Request::Send { snapshot, from, resume, skip_damaged, .. } => {
+                let what = replicate::what(snapshot, from, resume, *skip_damaged)?;
+                Copies::of(&self.store).send(&what, output)?
             }
             _ => {
                 let message = "the server of a block store does not do this";
@@ -276,8 +277,8 @@ impl Served for Commands {
         let (copies, nonce) = (Copies::of(&self.store), random_bytes()?);
         let input = BufReader::with_capacity(PIECE_BYTES, input);
         match &request {
-            Request::Send { snapshot, from, resume, .. } => {
-                let what = replicate::what(snapshot, from, resume)?;
+            Request::Send { snapshot, from, resume, skip_damaged, .. } => {
+                let what = replicate::what(snapshot, from, resume, *skip_damaged)?;
                 let totals = copies.negotiate(&what, &nonce, output, input)?;
                 json(&replicate::Sent::from(&totals))
             }

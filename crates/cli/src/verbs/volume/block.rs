@@ -77,6 +77,14 @@ pub(crate) fn lines(file: &StoreFile) -> Result<Vec<VolumeLine>> {
     )
 }
 
+/// How much of a volume is lost, if anything is.
+fn lost(volume: &VolumeLine) -> String {
+    if volume.lost_bytes == 0 {
+        return String::new();
+    }
+    format!("  ({} lost)", Size(volume.lost_bytes))
+}
+
 /// The same with what volumes hold.
 pub(super) fn list_space(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
     let bar = Progress::new("looking through the volumes");
@@ -100,11 +108,12 @@ pub(super) fn list_space(file: &StoreFile, answer: Answer) -> Result<(), Failure
     let shown = |bytes: Option<u64>| bytes.map_or("?".to_owned(), |bytes| Size(bytes).to_string());
     for volume in &space.volumes {
         output::line(format_args!(
-            "{:>9}  {:>9} mapped  {:>9} alone  {}",
+            "{:>9}  {:>9} mapped  {:>9} alone  {}{}",
             Size(volume.bytes).to_string(),
             shown(volume.mapped_bytes),
             shown(volume.exclusive_bytes),
-            volume.name.escape_debug()
+            volume.name.escape_debug(),
+            lost(volume)
         ));
     }
     if space.unread_pages > 0 {
@@ -123,6 +132,7 @@ pub(super) fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
     } else if volumes.is_empty() {
         output::line("no volumes");
     } else {
+        let counted = volumes.iter().any(|volume| volume.mapped_bytes.is_some());
         for volume in volumes {
             let shared_never: u64 =
                 volume.no_dedup.iter().map(|range| range.end - range.start).sum();
@@ -137,10 +147,14 @@ pub(super) fn list(file: &StoreFile, answer: Answer) -> Result<(), Failure> {
                 format!("  ({})", speed::shown(&volume.limits))
             };
             let replica = if volume.replica { "  (replica)" } else { "" };
+            let mapped =
+                volume.mapped_bytes.map_or("?".to_owned(), |bytes| Size(bytes).to_string());
+            let mapped = if counted { format!("  {mapped:>9} mapped") } else { String::new() };
             output::line(format_args!(
-                "{:>9}  {}{no_dedup}{limits}{replica}",
+                "{:>9}{mapped}  {}{no_dedup}{limits}{replica}{}",
                 Size(volume.bytes).to_string(),
-                volume.name.escape_debug()
+                volume.name.escape_debug(),
+                lost(&volume)
             ));
         }
     }

@@ -12,7 +12,7 @@ pub mod stream;
 use std::{ops::Range, sync::Arc, time::Duration};
 
 use onefold_block::{
-    Acts, Copies, Engine, ReceiveState, Store, VolumeState, VolumeStatus,
+    Acts, Copies, Engine, ReceiveState, Store, Traffic, VolumeState, VolumeStatus,
     check::{exclusive, volume_space},
     receives,
 };
@@ -118,6 +118,9 @@ pub enum Request {
         /// The receiver's answers follow in pieces, and say what is missing there.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         negotiates: bool,
+        /// Blocks that can't be read are sent as lost.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        skip_damaged: bool,
     },
     /// A snapshot from another store, as with an import.
     Receive {
@@ -235,12 +238,42 @@ pub struct VolumeLine {
     /// True when only `onefold receive` changes it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replica: bool,
-    /// Content of it without zeroes and holes, where somebody has asked for it.
+    /// How many snapshots it has.
+    #[serde(default)]
+    pub snapshots: u64,
+    /// Content of it without zeroes and holes: as of the last checkpoint where the store counts that, and
+    /// else where somebody has asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mapped_bytes: Option<u64>,
-    /// Space that deleting it would free at least, likewise.
+    /// Bytes of it that are known to be lost, as of the last checkpoint: they read as errors.
+    #[serde(default)]
+    pub lost_bytes: u64,
+    /// Space that deleting it would free at least, where somebody has asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclusive_bytes: Option<u64>,
+    /// What clients of the server did with it.
+    #[serde(flatten)]
+    pub traffic: Option<VolumeTraffic>,
+}
+
+/// What clients read from a volume, and wrote to it, since its server began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeTraffic {
+    /// Ranges that were read.
+    pub reads: u64,
+    /// Their bytes.
+    pub read_bytes: u64,
+    /// Writes of data.
+    pub writes: u64,
+    /// Their bytes.
+    pub written_bytes: u64,
+}
+
+impl From<Traffic> for VolumeTraffic {
+    fn from(traffic: Traffic) -> VolumeTraffic {
+        let Traffic { reads, read_bytes, writes, written_bytes } = traffic;
+        VolumeTraffic { reads, read_bytes, writes, written_bytes }
+    }
 }
 
 /// The space of volumes.
@@ -284,8 +317,11 @@ impl VolumeLine {
             no_dedup,
             limits: volume.limits.into(),
             replica: volume.replica,
-            mapped_bytes: None,
+            snapshots: volume.snapshots,
+            mapped_bytes: volume.mapped_blocks.map(|blocks| blocks * BLOCK_BYTES as u64),
+            lost_bytes: volume.lost_blocks * BLOCK_BYTES as u64,
             exclusive_bytes: None,
+            traffic: volume.traffic.map(VolumeTraffic::from),
         }
     }
 }
@@ -472,6 +508,7 @@ mod tests {
                 from: Some("a@a".into()),
                 resume: None,
                 negotiates: true,
+                skip_damaged: true,
             },
             Request::Receive { volume: Some("a".into()), rollback: true, negotiates: false },
         ];

@@ -104,6 +104,8 @@ pub struct Server {
 
 struct Hall {
     served: Box<dyn Served>,
+    /// How long the other end of a stream may be silent.
+    silent_most: Duration,
     stopping: AtomicBool,
     connections: AtomicUsize,
     /// Streams among them.
@@ -120,20 +122,24 @@ impl Server {
     pub fn start(name: &str, served: impl Served) -> Result<Server> {
         let place = places::own().inspect(|place| places::prepare(place));
         match place.and_then(|place| ControlListener::bind(&place, name)) {
-            Ok(listener) => Server::listen(listener, served),
+            Ok(listener) => Server::listen(listener, served, SILENT_MOST),
             Err(error) if places::is_chosen() => Err(error),
             Err(error) => {
                 tracing::warn!(
                     "{error}; the store takes no commands while it serves (--control DIR names a \
                      place)"
                 );
-                Ok(Server { hall: Hall::new(served), at_work: None })
+                Ok(Server { hall: Hall::new(served, SILENT_MOST), at_work: None })
             }
         }
     }
 
-    fn listen(listener: ControlListener, served: impl Served) -> Result<Server> {
-        let (hall, listener) = (Hall::new(served), Arc::new(listener));
+    fn listen(
+        listener: ControlListener,
+        served: impl Served,
+        silent_most: Duration,
+    ) -> Result<Server> {
+        let (hall, listener) = (Hall::new(served, silent_most), Arc::new(listener));
         let (inner, socket) = (hall.clone(), listener.clone());
         let acceptor = std::thread::Builder::new()
             .name("control".to_owned())
@@ -173,9 +179,10 @@ impl Drop for Server {
 }
 
 impl Hall {
-    fn new(served: impl Served) -> Arc<Hall> {
+    fn new(served: impl Served, silent_most: Duration) -> Arc<Hall> {
         Arc::new(Hall {
             served: Box::new(served),
+            silent_most,
             stopping: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
@@ -214,12 +221,16 @@ impl Hall {
         }
     }
 
+    fn patient<S>(&self, stream: S) -> Patient<'_, S> {
+        Patient { stream, stopping: &self.stopping, silent_most: self.silent_most }
+    }
+
     /// A stream, and its end; the answer follows.
     fn give(&self, request: Request, stream: &UnixStream) -> Result<serde_json::Value> {
         tell(stream, &Answer::Progress { what: "ready".to_owned(), done: 0, total: 0 })?;
         // Who takes it may take its time between two pieces.
         let _ = stream.set_write_timeout(Some(LOOK_EVERY));
-        let mut pieces = Outlet::new(Patient::new(stream, &self.stopping));
+        let mut pieces = Outlet::new(self.patient(stream));
         let answer = self.served.give(request, &mut pieces);
         let ended = pieces.end();
         let _ = stream.set_write_timeout(Some(PATIENCE));
@@ -237,8 +248,8 @@ impl Hall {
         // The other end of either may take its time.
         let _ = stream.set_read_timeout(Some(LOOK_EVERY));
         let _ = stream.set_write_timeout(Some(LOOK_EVERY));
-        let mut input = Pieces::new(Patient::new(input, &self.stopping));
-        let mut output = Outlet::new(Patient::new(stream, &self.stopping));
+        let mut input = Pieces::new(self.patient(input));
+        let mut output = Outlet::new(self.patient(stream));
         let answer = self.served.talk(request, &mut input, &mut output);
         let ended = output.end();
         let _ = stream.set_write_timeout(Some(PATIENCE));
@@ -322,7 +333,7 @@ impl Hall {
             | Request::Receive { .. } => {
                 // A source may take its time between two pieces.
                 let _ = stream.set_read_timeout(Some(LOOK_EVERY));
-                self.served.take(request, &mut Patient::new(input, &self.stopping), progress)
+                self.served.take(request, &mut self.patient(input), progress)
             }
             request => self.served.answer(request, progress),
         }
@@ -342,13 +353,10 @@ impl Drop for StreamPlace<'_> {
 struct Patient<'a, S> {
     stream: S,
     stopping: &'a AtomicBool,
+    silent_most: Duration,
 }
 
-impl<'a, S> Patient<'a, S> {
-    fn new(stream: S, stopping: &'a AtomicBool) -> Patient<'a, S> {
-        Patient { stream, stopping }
-    }
-
+impl<S> Patient<'_, S> {
     fn wait(
         &mut self,
         mut step: impl FnMut(&mut S) -> std::io::Result<usize>,
@@ -361,8 +369,10 @@ impl<'a, S> Patient<'a, S> {
                     if self.stopping.load(Ordering::SeqCst) {
                         return Err(std::io::Error::other("the server is stopping"));
                     }
-                    if begun.elapsed() >= SILENT_MOST {
-                        return Err(std::io::Error::other("the other side was silent for an hour"));
+                    if begun.elapsed() >= self.silent_most {
+                        let minutes = self.silent_most.as_secs() / 60;
+                        let why = format!("the other side was silent for {minutes} minutes");
+                        return Err(std::io::Error::other(why));
                     }
                 }
                 done => return done,
@@ -437,13 +447,24 @@ mod tests {
             let read = input.read(&mut [0]).map_err(|e| Error::from_io("read", e))?;
             Ok(read.into())
         }
+
+        fn give(&self, _: Request, output: &mut dyn Write) -> Result<serde_json::Value> {
+            loop {
+                let piece = vec![0; STREAM_BYTES];
+                output.write_all(&piece).map_err(|e| Error::from_io("write", e))?;
+            }
+        }
     }
 
     /// A server in a directory of its own.
     fn server() -> (tempfile::TempDir, Server) {
+        server_for(SILENT_MOST)
+    }
+
+    fn server_for(silent_most: Duration) -> (tempfile::TempDir, Server) {
         let room = tempfile::tempdir().unwrap();
         let listener = ControlListener::bind(&room.path().join("doors"), "1f").unwrap();
-        (room, Server::listen(listener, Slow).unwrap())
+        (room, Server::listen(listener, Slow, silent_most).unwrap())
     }
 
     fn connect(room: &tempfile::TempDir) -> Result<UnixStream> {
@@ -500,6 +521,32 @@ mod tests {
         let begun = Instant::now();
         while answer(&mut ask(&room, put)).contains("\"kind\":\"busy\"") {
             assert!(begun.elapsed() < Duration::from_secs(30));
+        }
+        assert!(server.stop());
+    }
+
+    #[test]
+    fn rule_12_a_stream_in_which_nothing_moves_is_ended() {
+        let (room, server) = server_for(Duration::from_millis(1200));
+        let put = b"{\"ask\":\"put\",\"name\":\"x\",\"tree\":false}\n";
+        let mut slow = ask(&room, put);
+        let mut silent: Vec<_> = (1..STREAMS_MAX).map(|_| ask(&room, put)).collect();
+        // One takes what is given, and reads nothing of it.
+        silent.pop();
+        let _idle = ask(&room, b"{\"ask\":\"export\",\"name\":\"x\"}\n");
+        for one in silent.iter_mut().chain([&mut slow]) {
+            assert!(answer(one).contains("\"answer\":\"progress\""));
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        slow.get_mut().write_all(b"x").unwrap();
+        assert!(answer(&mut slow).contains("\"value\":1"));
+        for one in &mut silent {
+            assert!(answer(one).contains("was silent"));
+        }
+        let begun = Instant::now();
+        while server.hall.streams.load(Ordering::SeqCst) > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(30), "places are kept");
+            std::thread::sleep(Duration::from_millis(20));
         }
         assert!(server.stop());
     }

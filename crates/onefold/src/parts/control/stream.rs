@@ -32,8 +32,8 @@ const INCOMPLETE: u8 = 6;
 const HOLE: u8 = 7;
 const EVENT: u8 = 8;
 
-/// Bytes of an event at most: it has the pages of a large file, 23 bytes each.
-const EVENT_BYTES: usize = 256 << 20;
+/// Bytes of an event at most: it has the pages of a large file, 23 bytes each, of two parents.
+const EVENT_BYTES: usize = 8 << 20;
 
 /// How the error begins that says so.
 pub(super) const GONE: &str = "the server of the archive went away";

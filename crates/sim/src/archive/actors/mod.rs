@@ -2,6 +2,7 @@
 
 mod collector;
 pub(super) mod index_disk;
+mod late_counts;
 mod names;
 mod nodes;
 pub(super) mod repair;
@@ -10,3 +11,4 @@ mod restores;
 pub(super) mod server;
 pub(crate) mod snapshots;
 mod streams;
+pub(crate) mod upgrades;

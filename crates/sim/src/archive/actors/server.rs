@@ -50,7 +50,7 @@ impl Sim {
                 _ => self.administer(),
             };
         }
-        if self.params.clones && self.clones_rng.percent(4) {
+        if self.upgraded.kinds.clones && self.clones_rng.percent(4) {
             return self.clone_volume();
         }
         match self.rng.weighted(&[30, 12, 6, 12, 6, 4, 2, 2]) {
@@ -501,7 +501,7 @@ impl Sim {
             Some(serving) => serving.archive.clone(),
             None => self.admin()?,
         };
-        if self.params.clones && self.clones_rng.percent(40) {
+        if self.upgraded.kinds.clones && self.clones_rng.percent(40) {
             return self.clone_volume();
         }
         if self.disks.len() < 2 && self.rng.percent(60) {

@@ -506,7 +506,7 @@ impl Sim {
 
     /// After a crash: snapshots are there, byte for byte.
     pub(crate) fn look_at_snapshots(&mut self, archive: &Arc<Archive>) -> Flow {
-        if !self.params.trees {
+        if !self.upgraded.kinds.trees {
             return Ok(());
         }
         let mut reader = TreeReader::new(archive).map_err(|error| self.judge("reader", &error))?;

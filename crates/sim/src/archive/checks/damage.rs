@@ -66,6 +66,9 @@ impl Sim {
     /// so many may be bad, with a copy of the metadata. It counts as bad from then on.
     fn next_damaged_file(&mut self) -> Option<String> {
         let Some((_, n, k)) = self.params.spread else {
+            if self.hits_label() {
+                return Some("label".to_owned());
+            }
             let file = self.faults.below(WITHOUT_LEAVES as u64) as usize;
             let file = self.or_leaves(METADATA[file]);
             let elsewhere = self.params.index_disk && file == INDEX;
@@ -87,7 +90,7 @@ impl Sim {
 
     /// Two times in five the leaves of tables, where the archive has them.
     fn or_leaves(&mut self, other: &'static str) -> &'static str {
-        if self.params.leaves.is_some() && self.faults.percent(40) { "tables" } else { other }
+        if self.upgraded.kinds.leaves && self.faults.percent(40) { "tables" } else { other }
     }
 
     /// True for an error that names damage of which there is no second copy.

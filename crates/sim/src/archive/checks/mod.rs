@@ -73,7 +73,7 @@ impl Sim {
         self.look_at_volumes(&archive)?;
         self.look_at_snapshots(&archive)?;
         places::look_at_places(&archive.tables(), self.params.late.is_some())?;
-        if let Some(most) = self.params.on_demand {
+        if let Some(most) = self.params.on_demand.filter(|_| self.upgraded.kinds.on_demand) {
             self.reach.hit("leaves were read on demand");
             let bytes = archive.leaf_bytes();
             if bytes > most {

@@ -78,7 +78,10 @@ impl<S: Subject> Sim<S> {
                 Verb::Snapshot(wanted)
             }
             (4 | 5, _) if volumes.len() < 6 => {
-                Verb::Clone(snapshot.unwrap_or(key), self.free_name('v'))
+                // What was received with losses is written, and sent on.
+                let received = self.received();
+                let of = received.or(snapshot).unwrap_or(key);
+                Verb::Clone(of, self.free_name('v'))
             }
             (6 | 7, Some(to)) => {
                 let keep = self.rng.percent(70).then(|| self.free_name('v'));
@@ -89,6 +92,19 @@ impl<S: Subject> Sim<S> {
             (_, None) => Verb::Snapshot(vec![(key, self.free_name('v'))]),
         };
         self.apply(verb)
+    }
+
+    /// Sometimes a snapshot of a replica, where snapshots come with losses.
+    fn received(&mut self) -> Option<Key> {
+        let loses = self.params.options.snapshots.is_some_and(|sharing| sharing.loses);
+        if !loses || !self.rng.percent(70) {
+            return None;
+        }
+        let volumes = self.model.volumes();
+        let of_replica = |of: Key| volumes.get(&of).is_some_and(|volume| volume.replica);
+        let all = volumes.iter().filter(|(_, volume)| volume.of.is_some_and(of_replica));
+        let all: Vec<Key> = all.map(|(key, _)| *key).collect();
+        self.rng.pick(&all).copied()
     }
 
     /// A volume that has snapshots is not deleted.

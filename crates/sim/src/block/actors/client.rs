@@ -5,7 +5,7 @@ use onefold_testbed::content::{Content, ZEROES};
 
 use crate::{
     block::{
-        model::{Key, Outcome},
+        model::{Key, LOST, Outcome},
         params::{Op, Profile},
         run::{Flow, Sim},
         subject::Subject,
@@ -265,7 +265,9 @@ impl<S: Subject> Sim<S> {
                 continue;
             }
             let (from, to) = (offset.max(lba * BLOCK), end.min((lba + 1) * BLOCK));
-            let mut bytes = **self.model.contents.bytes(self.model.live(key, lba)[0]);
+            // Of what is lost no part is left beside what is written: no change has one as its edge.
+            let before = Some(self.model.live(key, lba)[0]).filter(|&content| content != LOST);
+            let mut bytes = **self.model.contents.bytes(before.unwrap_or(ZEROES));
             let part = &mut bytes[(from - lba * BLOCK) as usize..(to - lba * BLOCK) as usize];
             match change {
                 Change::Write(data) => {
@@ -291,6 +293,10 @@ impl<S: Subject> Sim<S> {
                 if self.model.live(key, lba).len() > 1 {
                     return Ok(false);
                 }
+            }
+            // A part of what is lost can't be written.
+            if partial && self.model.may_be_lost(key, lba) {
+                return Ok(false);
             }
         }
         Ok(true)
@@ -438,11 +444,12 @@ impl<S: Subject> Sim<S> {
         if self.disk.is_down() {
             return Err(self.judge("read", error));
         }
-        if !explained {
+        let lost = (first..first + n).any(|lba| self.model.may_be_lost(key, lba));
+        if !explained && !lost {
             let message = format!("blocks {first}..{} can't be read: {error:?}", first + n);
             return Err(Failure::new(Checker::DurableSurvives, message).into());
         }
-        self.reach.hit("damage: read refused");
+        self.reach.hit(if explained { "damage: read refused" } else { "lost: read refused" });
         let transient = self.disk.met_transient();
         if n > 1 {
             let ones: Vec<(u64, u64)> = (first..first + n).map(|lba| (lba, 1)).collect();
@@ -457,6 +464,9 @@ impl<S: Subject> Sim<S> {
                 return Err(Failure::new(Checker::DamageSpreads, message).into());
             }
         } else {
+            if !explained {
+                self.model.observe_lost(key, first);
+            }
             self.refused_reads += 1;
         }
         Ok(())

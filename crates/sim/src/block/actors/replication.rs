@@ -1,17 +1,21 @@
 //! A snapshot is sent, and received in the same store as one of a replica: in parts, between which
 //! all else goes on, over a network that loses and exchanges frames, with crashes anywhere.
 
-use std::{collections::BTreeSet, io::Cursor};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Cursor,
+    ops::Range,
+};
 
-use onefold_block::{Next, StreamReader};
+use onefold_block::{Content, Frame, Next, StreamReader};
 use onefold_core::{BLOCK_BYTES, Error, Kind, VolumeId};
 
 use super::client::Change;
 use crate::{
     block::{
-        model::{Key, Verb},
+        model::{Key, LOST, Verb},
         run::{Flow, STEP_LIMIT, Sim, Stop},
-        subject::{Ack, Step, Subject},
+        subject::{Ack, Skips, Step, Subject},
     },
     checker::{Checker, Failure},
 };
@@ -27,8 +31,15 @@ pub(crate) struct Transfer {
     id: VolumeId,
     of: Key,
     base: Option<Key>,
+    /// What the replica holds of the base.
+    held: Option<Key>,
     into: Result<Key, String>,
     name: String,
+    /// What the sender can't read.
+    skips: Option<Skips>,
+    told: Told,
+    /// Blocks that are lost, and that no cursor has noted.
+    lost: Vec<Range<u64>>,
     /// The rest of the stream, as long as nothing interrupts it.
     reader: Option<StreamReader<Cursor<Vec<u8>>>>,
 }
@@ -37,6 +48,60 @@ impl Transfer {
     /// Sender and receiver lose each other.
     pub(crate) fn cut_off(&mut self) {
         self.reader = None;
+    }
+}
+
+/// What was told of a block that is being received.
+#[derive(Clone, Copy, Default)]
+struct Word {
+    /// It is lost, with the next cursor.
+    lost: bool,
+    /// It is lost, or what it was before: a cursor that was asked for may be on its way.
+    may_be_lost: bool,
+    /// It was written; false when a crash may have taken that.
+    whole: Option<bool>,
+}
+
+/// What was told of the blocks that are being received.
+#[derive(Default)]
+struct Told(BTreeMap<u64, Word>);
+
+impl Told {
+    /// Blocks come, or are lost.
+    fn take(&mut self, frame: &Frame) {
+        for lba in frame.first..frame.first + frame.blocks {
+            let word = self.0.entry(lba).or_default();
+            if frame.content == Content::Lost {
+                word.lost = true;
+            } else {
+                *word = Word { whole: Some(true), ..Word::default() };
+            }
+        }
+    }
+
+    /// The sender begins anew behind a cursor.
+    fn again(&mut self, cursor: u64) {
+        for word in self.0.range_mut(cursor..).map(|(_, word)| word) {
+            word.may_be_lost |= word.lost;
+            word.lost = false;
+            word.whole = word.whole.map(|_| false);
+        }
+    }
+
+    /// The blocks that are lost, and those that may be; `held` has the blocks that the base may have
+    /// lost, and whether it surely has.
+    fn losses(&self, held: &BTreeMap<u64, bool>) -> (BTreeSet<u64>, BTreeSet<u64>) {
+        let (mut lost, mut unsure) = (BTreeSet::new(), BTreeSet::new());
+        for &lba in self.0.keys().chain(held.keys()) {
+            let word = self.0.get(&lba).copied().unwrap_or_default();
+            let before = if word.whole == Some(true) { None } else { held.get(&lba) };
+            if word.lost || before == Some(&true) && word.whole.is_none() {
+                lost.insert(lba);
+            } else if word.may_be_lost || before.is_some() {
+                unsure.insert(lba);
+            }
+        }
+        (lost, unsure)
     }
 }
 
@@ -150,13 +215,19 @@ impl<S: Subject> Sim<S> {
         };
         let Some(volume) = volume else { return Ok(()) };
         let from = wrong.or(base).map(|base| self.id_of(base));
-        let there = there.map(|held| self.id_of(held));
+        let held = there;
+        let there = held.map(|held| self.id_of(held));
         let of_id = self.id_of(of);
+        let loses = self.params.options.snapshots.is_some_and(|sharing| sharing.loses);
+        let skips = loses.then(|| Skips {
+            salt: self.rng.next(),
+            percent: [0, 10, 40][self.rng.below(3) as usize],
+        });
         let mut tries = 0;
         loop {
             let Some(store) = &self.store else { return Ok(()) };
             let about = store
-                .stream(of_id, from, 0)
+                .stream(of_id, from, 0, skips)
                 .and_then(|bytes| store.read_stream(bytes))
                 .map(|reader| reader.about().clone());
             let asked = about.and_then(|about| store.receive(&about, there, &volume, &name));
@@ -169,7 +240,18 @@ impl<S: Subject> Sim<S> {
                     return Err(Failure::new(Checker::Volumes, message).into());
                 }
                 Ok((id, number)) => {
-                    self.transfer = Some(Transfer { id, of, base, into, name, reader: None });
+                    self.transfer = Some(Transfer {
+                        id,
+                        of,
+                        base,
+                        held,
+                        into,
+                        name,
+                        skips,
+                        told: Told::default(),
+                        lost: Vec::new(),
+                        reader: None,
+                    });
                     return self.drive_number(number);
                 }
                 Err(error) if wrong.is_some() && error.kind() == Kind::InvalidInput => {
@@ -215,7 +297,9 @@ impl<S: Subject> Sim<S> {
                 if cursor > 0 {
                     self.reach.hit("replication: goes on at a cursor");
                 }
-                let sent = store.stream(of, base, cursor);
+                transfer.told.again(cursor);
+                transfer.lost.clear();
+                let sent = store.stream(of, base, cursor, transfer.skips);
                 let sent = match sent {
                     Ok(sent) => {
                         self.check_stream(&sent, &transfer, cursor)?;
@@ -243,6 +327,13 @@ impl<S: Subject> Sim<S> {
                     ended = Some(blocks);
                     break;
                 }
+                Ok(Next::Frame(frame)) if frame.content == Content::Lost => {
+                    self.reach.hit("replication: lost blocks");
+                    let end = frame.first + frame.blocks;
+                    transfer.told.take(&frame);
+                    transfer.lost.push(frame.first..end);
+                    at = Some(end);
+                }
                 Ok(Next::Frame(frame)) => {
                     self.transfer = Some(Transfer { reader: None, ..transfer });
                     if !self.write_frame(id, &frame)? {
@@ -250,6 +341,7 @@ impl<S: Subject> Sim<S> {
                     }
                     let Some(back) = self.transfer.take() else { return Ok(()) };
                     transfer = back;
+                    transfer.told.take(&frame);
                     at = Some(frame.first + frame.blocks);
                 }
                 Ok(Next::Offer(_)) => {
@@ -272,8 +364,12 @@ impl<S: Subject> Sim<S> {
         self.transfer = Some(transfer);
         if let (Some(at), true) = (at, self.rng.percent(60)) {
             let Some(store) = &self.store else { return Ok(()) };
-            let noted = store.note_cursor(id, at);
-            self.say(|| format!("cursor of {id} at {at}: {noted:?}"));
+            let lost = self.transfer.as_ref().map_or(&[][..], |transfer| &transfer.lost[..]);
+            let noted = store.note_cursor(id, at, lost);
+            self.say(|| format!("cursor of {id} at {at}, {lost:?} lost: {noted:?}"));
+            if let (Ok(()), Some(transfer)) = (&noted, &mut self.transfer) {
+                transfer.lost.clear();
+            }
             match noted {
                 Ok(()) if self.rng.percent(15) => return self.lose_power_behind_cursor(),
                 Ok(()) if self.rng.percent(40) => {
@@ -355,7 +451,15 @@ impl<S: Subject> Sim<S> {
     fn end_transfer(&mut self, blocks: u64) -> Flow<()> {
         let Some(transfer) = &self.transfer else { return Ok(()) };
         let (id, of) = (transfer.id, transfer.of);
-        let verb = Verb::Received { of, into: transfer.into.clone(), name: transfer.name.clone() };
+        let (lost, unsure) = transfer.told.losses(&self.lost_in(transfer.held));
+        let verb = Verb::Received {
+            of,
+            into: transfer.into.clone(),
+            name: transfer.name.clone(),
+            lost,
+            unsure,
+        };
+        let noted = transfer.lost.clone();
         self.sent.insert(transfer.name.clone(), of);
         let (mut tries, mut cut) = (0, false);
         loop {
@@ -365,7 +469,7 @@ impl<S: Subject> Sim<S> {
             // checkpoint gives it back, the room that the end waits for.
             let ready = if cut { Ok(()) } else { store.cut_received(id, blocks) };
             cut = ready.is_ok();
-            let asked = ready.and_then(|()| store.received(id, blocks));
+            let asked = ready.and_then(|()| store.received(id, blocks, &noted));
             self.say(|| format!("{verb:?}: {asked:?}"));
             match asked {
                 Ok((volume, number)) => {
@@ -386,6 +490,16 @@ impl<S: Subject> Sim<S> {
                 Err(error) => return Err(self.judge("end of a receive", &error)),
             }
         }
+    }
+
+    /// The blocks of a snapshot that may be lost, and whether they surely are.
+    fn lost_in(&self, held: Option<Key>) -> BTreeMap<u64, bool> {
+        let Some(held) = held else { return BTreeMap::new() };
+        let live = |lba| (lba, self.model.live(held, lba));
+        let all = self.model.touched(held).into_iter().map(live);
+        all.filter(|(_, live)| live.contains(&LOST))
+            .map(|(lba, live)| (lba, live == [LOST]))
+            .collect()
     }
 
     /// Sometimes loses a frame, or exchanges two.

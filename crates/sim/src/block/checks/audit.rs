@@ -125,6 +125,7 @@ impl<S: Subject> Sim<S> {
                 let [read] = reads;
                 match read.result {
                     Ok(()) => model.check_now(key, lba, &block[0].0)?,
+                    Err(_) if model.may_be_lost(key, lba) => {}
                     Err(_) if disk.met_damage() => {
                         unreadable.insert((key, lba));
                     }
@@ -188,6 +189,7 @@ fn agrees(reading: &Reading, model: &Model) -> Result<(), Failure> {
                 Held::Dark => {}
                 Held::Zeroes => model.check_now(key, lba, &[0; BLOCK_BYTES])?,
                 Held::Data(bytes) => model.check_now(key, lba, &bytes)?,
+                Held::Lost => model.check_lost(key, lba)?,
             }
         }
     }

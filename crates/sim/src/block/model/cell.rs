@@ -2,6 +2,8 @@
 
 use onefold_testbed::content::{Content, ZEROES};
 
+use super::LOST;
+
 /// Is a version there?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
@@ -170,6 +172,20 @@ impl Cell {
         self.later.clear();
         self.settle_on(ZEROES);
         self.settled = settled;
+    }
+
+    /// The block is lost, durably.
+    pub(super) fn lose(&mut self, settled: u64) {
+        self.later.clear();
+        self.settle_on(LOST);
+        self.settled = settled;
+    }
+
+    /// The block may be lost.
+    pub(super) fn may_be_lost(&mut self) {
+        if !self.durable.contains(&LOST) {
+            self.durable.push(LOST);
+        }
     }
 
     /// The block may read as zeroes.

@@ -1,6 +1,6 @@
 //! Changes of the catalogue in the model: one at a time, in doubt until it is durable.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use onefold_core::{BLOCK_BYTES, VolumeId, VolumeInfo};
 
@@ -32,6 +32,10 @@ pub enum Verb {
         into: Result<Key, String>,
         /// The name of the snapshot that was received.
         name: String,
+        /// Its blocks that are lost.
+        lost: BTreeSet<u64>,
+        /// Its blocks of which nobody can tell whether they are.
+        unsure: BTreeSet<u64>,
     },
 }
 
@@ -83,7 +87,10 @@ impl Model {
             Verb::Snapshot(wanted) => wanted.iter().map(|(of, _)| self.copy(*of)).collect(),
             Verb::Clone(of, _) => vec![self.copy(*of)],
             Verb::Rollback(volume, to, _) => vec![self.copy(*to), self.copy(*volume)],
-            Verb::Received { of, .. } => vec![self.copy(*of), self.copy(*of)],
+            Verb::Received { of, lost, unsure, .. } => {
+                let copied = self.copy_with_losses(*of, lost, unsure);
+                vec![copied.clone(), copied]
+            }
             _ => Vec::new(),
         };
         self.doubt = Doubt::Asked(verb, copied);
@@ -93,6 +100,22 @@ impl Model {
         let Some(volume) = self.volumes.get(&of) else { return (0, BTreeMap::new()) };
         let cells = volume.cells.iter().map(|(&lba, cell)| (lba, cell.copied(self.settles)));
         (volume.blocks, cells.collect())
+    }
+
+    fn copy_with_losses(
+        &self,
+        of: Key,
+        lost: &BTreeSet<u64>,
+        unsure: &BTreeSet<u64>,
+    ) -> (u64, BTreeMap<u64, Cell>) {
+        let (blocks, mut cells) = self.copy(of);
+        for &lba in lost.range(..blocks) {
+            cells.entry(lba).or_default().lose(self.settles);
+        }
+        for &lba in unsure.range(..blocks) {
+            cells.entry(lba).or_default().may_be_lost();
+        }
+        (blocks, cells)
     }
 
     /// The verb that was asked for is refused: nothing happens.

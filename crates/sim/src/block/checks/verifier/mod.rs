@@ -32,6 +32,8 @@ pub enum Held {
     Zeroes,
     /// These bytes.
     Data(Bytes),
+    /// Lost: an error to read.
+    Lost,
     /// Unknown: something on the way to the content is damaged.
     Dark,
 }

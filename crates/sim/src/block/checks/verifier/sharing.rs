@@ -6,7 +6,7 @@ use super::{
     Held, Reader, Volume,
     layout::{CATALOGUE, IN_PLACE},
     number,
-    tables::{Discard, Entry},
+    tables::{Discard, Entry, LOST},
     tree::{Pointer, Table},
     zero,
 };
@@ -256,9 +256,16 @@ impl Reader<'_> {
             held: BTreeMap::new(),
             dark: Vec::new(),
         };
+        let mut lost = 0;
         if entry.top.1 > 0 {
             let top = Place { family: entry.family, level: entry.top.1 - 1, page: 0 };
-            self.content_below(entry, top, entry.top.0, discards, &mut volume);
+            self.content_below(entry, top, entry.top.0, discards, &mut volume, &mut lost);
+        }
+        if lost != entry.lost && volume.dark.is_empty() {
+            self.problem(format!(
+                "map {} has {lost} addresses that are lost, and the catalogue says {}",
+                entry.number, entry.lost
+            ));
         }
         volume
     }
@@ -270,6 +277,7 @@ impl Reader<'_> {
         pointer: Pointer,
         discards: &[Discard],
         volume: &mut Volume,
+        lost: &mut u64,
     ) {
         let Some(body) = self.read_map(place, pointer) else {
             let span = FANOUT.saturating_pow(place.level as u32).saturating_mul(ENTRIES);
@@ -283,7 +291,7 @@ impl Reader<'_> {
                 if !child.is_none() {
                     let below =
                         Place { level: place.level - 1, page: place.page * FANOUT + n, ..place };
-                    self.content_below(entry, below, child, discards, volume);
+                    self.content_below(entry, below, child, discards, volume, lost);
                 }
             }
             return;
@@ -291,11 +299,16 @@ impl Reader<'_> {
         for (lba, bytes) in (place.page * ENTRIES..).zip(body.chunks_exact(14)).take(288) {
             let gone = |discard: &Discard| discard.covers(entry.number, lba, pointer.birth);
             let (kind, at, prefix) = (bytes[0], number::<5>(bytes, 1), number::<8>(bytes, 6));
-            if discards.iter().any(gone) || kind != 1 && kind != 2 {
+            *lost += u64::from(kind == LOST);
+            if discards.iter().any(gone) || ![1, 2, LOST].contains(&kind) {
                 continue;
             }
             if lba >= entry.blocks {
                 self.problem(format!("block {lba} is beyond the end of map {}", entry.number));
+            }
+            if kind == LOST {
+                volume.held.insert(lba, Held::Lost);
+                continue;
             }
             let critical = entry.critical.iter().any(|&(first, end)| (first..end).contains(&lba));
             let held: Held = self.content(at, kind == 2, prefix, critical);

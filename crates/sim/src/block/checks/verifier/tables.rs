@@ -10,6 +10,9 @@ use super::{
     zero,
 };
 
+/// The kind of a map entry whose data is lost.
+pub(super) const LOST: u8 = 4;
+
 /// Stands for "that many links or more".
 const MANY: u64 = (1 << 31) - 1;
 
@@ -50,6 +53,8 @@ pub(super) struct Entry {
     pub(super) kind: u8,
     /// Of a leaving one: the number of its top page.
     pub(super) cursor: u64,
+    /// Its addresses that are lost.
+    pub(super) lost: u64,
 }
 
 impl Reader<'_> {
@@ -157,7 +162,7 @@ impl Reader<'_> {
     /// The block that an entry of a map names, whether in a carrier, and its prefix.
     pub(super) fn map_entry_of(&mut self, map: u64, bytes: &[u8]) -> Option<(u64, bool, u64)> {
         let (kind, at, prefix) = (bytes[0], number::<5>(bytes, 1), number::<8>(bytes, 6));
-        if kind == 0 || kind == 3 {
+        if kind == 0 || kind == 3 || kind == LOST {
             if !zero(&bytes[1..]) {
                 self.problem(format!("an entry of map {map} is kind {kind} and has an address"));
             }
@@ -188,7 +193,12 @@ impl Reader<'_> {
         gone: bool,
         mapped: &mut u64,
     ) {
-        let Some((at, carried, prefix)) = self.map_entry_of(entry.number, bytes) else { return };
+        let Some((at, carried, prefix)) = self.map_entry_of(entry.number, bytes) else {
+            if bytes[0] == LOST && !gone {
+                volume.held.insert(lba, Held::Lost);
+            }
+            return;
+        };
         *mapped += 1;
         let critical = entry.critical.iter().any(|&(first, end)| (first..end).contains(&lba));
         self.link(at, carried, prefix, critical);
@@ -379,6 +389,7 @@ impl Entry {
             parent: 0,
             kind: 0,
             cursor: 0,
+            lost: 0,
         }
     }
 
@@ -394,6 +405,7 @@ impl Entry {
             family => family,
         };
         let (parent, kind) = (number::<4>(bytes, 508), bytes[552]);
-        Entry { family, parent, kind, cursor: number::<8>(bytes, 560), ..entry }
+        let (cursor, lost) = (number::<8>(bytes, 560), number::<8>(bytes, 568));
+        Entry { family, parent, kind, cursor, lost, ..entry }
     }
 }

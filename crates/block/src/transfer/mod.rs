@@ -6,16 +6,23 @@
 //! holds no version of them afterwards; a long walk goes on by address, and what changes between its
 //! steps are the tables of other maps, as a snapshot holds the same for ever.
 
+mod hidden;
+mod piece;
+
 use std::{fmt, str::FromStr};
 
 use onefold_core::{Block, Error, ExtentKind, Fingerprint, Kind, Lba, Result, VolumeId};
+
+use piece::add;
+pub(crate) use piece::is_damage;
+pub use piece::{Piece, PieceKind, Pieces};
 
 use crate::{
     Engine,
     engine::{offers, read, resolve::map_entries},
     format::{
         catalogue::Volume,
-        page::{FANOUT, MapEntry, PageId, Pointer, Table, pointer},
+        page::{FANOUT, PageId, Pointer, Table, pointer},
     },
     kernel::Kernel,
     overlay::Tables,
@@ -27,26 +34,6 @@ const PAGES_A_STEP: usize = 4096;
 
 /// Extents that one step asks for.
 const EXTENTS_A_STEP: usize = 1024;
-
-/// Blocks next to each other, of one kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// The first block.
-    pub first: u64,
-    /// How many.
-    pub blocks: u64,
-    /// The kind of their content.
-    pub kind: ExtentKind,
-}
-
-/// Some pieces, and where to go on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pieces {
-    /// In the order of addresses. What lies between them is as in the base, or a hole without one.
-    pub pieces: Vec<Piece>,
-    /// The block from which on nothing was looked at.
-    pub next: u64,
-}
 
 /// The place where a stream goes on that was cut off. It chooses a place, never a snapshot: the
 /// sender still names that.
@@ -114,6 +101,23 @@ impl<'e> Transfers<'e> {
         }
     }
 
+    /// As [`pieces`](Self::pieces) of a snapshot, past pages of its map that can't be read: what these
+    /// hide is told as such. Of blocks whose base can't be read all is told, holes too.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn pieces_past_damage(
+        &self,
+        base: Option<VolumeId>,
+        of: VolumeId,
+        from: u64,
+    ) -> Result<Pieces> {
+        match self.pieces(base, of, from) {
+            Err(error) if is_damage(&error) => hidden::past(&self.0.kernel, base, of, from),
+            found => found,
+        }
+    }
+
     /// The fingerprints of some blocks of a snapshot; none where nothing is stored, and where its
     /// tables can't be read. A step as long as the blocks are many.
     ///
@@ -147,7 +151,7 @@ fn whole(kernel: &Kernel, of: VolumeId, from: u64) -> Result<Pieces> {
     for extent in read::extents(kernel, of, Lba(from), end - from, EXTENTS_A_STEP)? {
         let blocks = extent.bytes / 4096;
         if extent.kind != ExtentKind::Hole {
-            found.pieces.push(Piece { first: found.next, blocks, kind: extent.kind });
+            found.pieces.push(Piece { first: found.next, blocks, kind: extent.kind.into() });
         }
         found.next += blocks;
     }
@@ -295,19 +299,8 @@ impl Walk<'_> {
         let base = map_entries(self.kernel, self.tables, self.base.id, &lbas)?;
         let of = map_entries(self.kernel, self.tables, self.of.id, &lbas)?;
         for ((lba, base), of) in lbas.iter().zip(base).zip(of) {
-            if base == of {
-                continue;
-            }
-            let kind = match of {
-                MapEntry::Hole => ExtentKind::Hole,
-                MapEntry::Zero => ExtentKind::Zero,
-                MapEntry::Block { .. } | MapEntry::Lost => ExtentKind::Data,
-            };
-            match pieces.last_mut() {
-                Some(last) if last.kind == kind && last.first + last.blocks == lba.0 => {
-                    last.blocks += 1;
-                }
-                _ => pieces.push(Piece { first: lba.0, blocks: 1, kind }),
+            if base != of {
+                add(pieces, *lba, of);
             }
         }
         Ok(())
