@@ -539,5 +539,5 @@ fn an_archive_of_before_clones_refuses_them_and_says_why() {
     archive.create_volume("disk", BLOCK as u64, 1).unwrap();
     let refused = archive.clone_volume("disk", "clone", false, 1).unwrap_err();
     assert_eq!(refused.kind(), Kind::Unsupported);
-    assert!(refused.to_string().contains("create archive"), "{refused}");
+    assert!(refused.to_string().contains("onefold upgrade"), "{refused}");
 }

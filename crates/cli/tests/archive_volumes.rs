@@ -177,7 +177,7 @@ fn there_is_one_ingesting_process() {
     while desk.run("put a other /dev/null --no-wait").status.success() {
         std::thread::sleep(Duration::from_millis(20));
     }
-    desk.fails("serve a --no-wait", 1, &["another put is running"]);
+    desk.fails("serve a --no-wait", 1, &["another process stores into the archive"]);
     let mut command = desk.command("serve a");
     let mut serving = support::Serving::start_saying(&mut command, "waiting for a put");
     // A put that waits is served by whichever process is first afterwards.

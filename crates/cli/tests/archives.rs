@@ -234,7 +234,7 @@ fn readers_a_put_and_removals_work_at_the_same_time_and_a_second_put_waits() {
     desk.ok("put a gone old");
     let bytes = noise(9, 5_000_000);
     let (mut child, mut input) = start_put(&desk, "put a new", &bytes);
-    desk.fails("put a other old --no-wait", 1, &["another put is running"]);
+    desk.fails("put a other old --no-wait", 1, &["another process stores into the archive"]);
     assert!(get(&desk, "old") == old);
     desk.ok("rm a gone");
     desk.ok("rm a old");
@@ -279,7 +279,7 @@ fn who_is_stopped_holds_up_nobody_but_the_freeing_of_what_it_reads() {
     desk.ok("rm a old");
     desk.ok("mv a other another");
     desk.ok("volume create a v --size 1G");
-    desk.fails("put a more other --no-wait", 1, &["another put is running"]);
+    desk.fails("put a more other --no-wait", 1, &["another process stores into the archive"]);
     let said: serde_json::Value = serde_json::from_str(&desk.ok("gc a --no-wait --json")).unwrap();
     assert_eq!(said["held_back"], true, "{said}");
     assert!(get(&desk, "another") == other);

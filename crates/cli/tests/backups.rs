@@ -572,8 +572,8 @@ fn snapshots_are_mounted() {
     assert_eq!(part[..], noise(3, 2_000_000)[1_234_567..][..1000]);
     drop(file);
     // Collections don't wait for it, and what they removed is gone.
-    desk.ok("forget a t --force");
-    desk.ok("forget a t --force");
+    desk.ok("forget a t~0");
+    desk.ok("forget a t~0");
     desk.ok("gc a --trash 0");
     assert!(fs::read_dir(desk.path("m/t")).is_err() || !at("t", "tree").exists());
     let killed = std::process::Command::new("umount").arg(desk.path("m")).status().unwrap();
