@@ -82,7 +82,7 @@ impl Archive {
         for index in directories {
             all = Arc::new(WithIndex { files: all, index, settings: settings.clone() });
         }
-        Archive::open_with(all, writes, settings)
+        open_with(all, writes, settings)
     }
 
     /// Opens an archive on nodes, likewise.
