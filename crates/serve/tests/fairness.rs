@@ -83,31 +83,6 @@ fn rule_12_idle_connections_to_one_volume_keep_no_client_of_another_out() {
 }
 
 #[test]
-fn rule_12_who_connects_in_a_loop_keeps_nobody_from_connecting() {
-    let shared = Shared::new(Limits { connections: 8, ..Limits::default() });
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                while !over.load(SeqCst) {
-                    drop(std::os::unix::net::UnixStream::connect(&shared.socket));
-                }
-            });
-        }
-        let ended = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            for round in 0..10 {
-                let began = Instant::now();
-                shared.neighbour_works();
-                assert!(began.elapsed() < Duration::from_secs(5), "{round}: {:?}", began.elapsed());
-            }
-        }));
-        over.store(true, SeqCst);
-        ended.unwrap();
-    });
-    shared.end();
-}
-
-#[test]
 fn rule_12_idle_connections_give_their_working_places_back() {
     let shared = Shared::new(Limits { rest: Duration::from_millis(200), ..Limits::default() });
     let mut idle: Vec<Raw> = (0..12).map(|n| greedy(&shared.socket, MODES[n % 3])).collect();

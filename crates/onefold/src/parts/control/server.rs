@@ -533,7 +533,7 @@ mod tests {
         let mut silent: Vec<_> = (1..STREAMS_MAX).map(|_| ask(&room, put)).collect();
         // One takes what is given, and reads nothing of it.
         silent.pop();
-        let _idle = ask(&room, b"{\"ask\":\"export\",\"name\":\"x\"}\n");
+        let idle = ask(&room, b"{\"ask\":\"export\",\"name\":\"x\"}\n");
         for one in silent.iter_mut().chain([&mut slow]) {
             assert!(answer(one).contains("\"answer\":\"progress\""));
         }
@@ -548,6 +548,7 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(30), "places are kept");
             std::thread::sleep(Duration::from_millis(20));
         }
+        drop((silent, slow, idle));
         assert!(server.stop());
     }
 
