@@ -41,7 +41,7 @@ const SIZES: [u64; 3] = [1_000, 100_000, 1_000_000];
 /// The verbs that are measured, as this program names them to itself.
 const VERBS: [&str; 6] = ["open", "bytes", "put", "large", "ls", "gc"];
 
-/// Those of an archive with leaves.
+/// The tables of an archive with leaves.
 const LEAF_VERBS: [&str; 4] = ["open", "bytes", "put", "gc"];
 
 /// Streams where they are few.

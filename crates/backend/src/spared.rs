@@ -107,6 +107,16 @@ impl Drop for Spared<'_> {
     }
 }
 
+/// True when the system would have to ask the disk for the first byte of a file. Where it does not tell,
+/// it says no.
+#[must_use]
+pub fn is_cold(file: &File) -> bool {
+    let mut byte = [0];
+    let room = &mut [std::io::IoSliceMut::new(&mut byte)];
+    rustix::io::preadv2(file, room, 0, rustix::io::ReadWriteFlags::NOWAIT)
+        .is_err_and(|errno| errno == rustix::io::Errno::AGAIN)
+}
+
 /// How many pages of a part of a file the cache has; `None` when the system does not tell.
 #[allow(unsafe_code, reason = "the system's call is in no library that we use")]
 fn cached_pages(file: &File, at: u64, bytes: u64) -> Option<u64> {

@@ -329,6 +329,26 @@ fn rule_05_a_file_that_is_opened_again_is_the_one_that_was_made() {
     assert_eq!(fs::read_dir(out.join("d")).unwrap().count(), 0);
 }
 
+/// A file system may give the number of a removed file to the next one that is made: the two are no file
+/// that two names of the tree share.
+#[test]
+fn a_number_that_is_given_again_during_a_restore_in_place_stops_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let choices = Choices { in_place: true, privileged: false };
+    let mut restorer = Restorer::new(dir.path(), choices).unwrap();
+    let files = restorer.files();
+    for n in 0..100 {
+        let file = entry(&format!("f{n}"), What::File { bytes: 0, data: Vec::new() });
+        let number = restorer.number(&files, &file).unwrap();
+        files.make(number, &file).unwrap();
+        fs::remove_file(dir.path().join(format!("f{n}"))).unwrap();
+        restorer.make(&entry(&format!("d{n}"), What::Directory)).unwrap();
+        fs::remove_dir(dir.path().join(format!("d{n}"))).unwrap();
+        restorer.make(&entry(&format!("p{n}"), What::Fifo)).unwrap();
+        fs::remove_file(dir.path().join(format!("p{n}"))).unwrap();
+    }
+}
+
 /// A socket can't be opened, and a pipe that nobody reads can't be opened for writing: both are errors of
 /// the system that look like a device that is gone.
 #[test]
@@ -341,10 +361,10 @@ fn rule_05_a_socket_or_a_pipe_in_the_place_of_a_restored_file_is_told_as_one() {
         for name in ["socket", "pipe"] {
             let file = entry(name, What::File { bytes: 0, data: Vec::new() });
             let number = restorer.number(&files, &file).unwrap();
-            // It stays open, so that its number is given to nothing else.
-            let (_open, made) = files.make(number, &file).unwrap();
+            let (open, made) = files.make(number, &file).unwrap();
             let path = dir.path().join(name);
             std::fs::remove_file(&path).unwrap();
+            // It stays open until its name is that of another, which can't get its number so.
             if name == "socket" {
                 drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
             } else {
@@ -352,6 +372,7 @@ fn rule_05_a_socket_or_a_pipe_in_the_place_of_a_restored_file_is_told_as_one() {
                 let flags = rustix::fs::FileType::Fifo;
                 rustix::fs::mknodat(rustix::fs::CWD, &path, flags, mode, 0).unwrap();
             }
+            drop(open);
             let error = files.open_again(number, &file, made).unwrap_err();
             assert_eq!(error.kind(), onefold_core::Kind::Busy, "{name} {in_place}: {error}");
             assert!(error.to_string().contains("somebody replaced it"), "{error}");

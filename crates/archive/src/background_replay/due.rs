@@ -24,7 +24,7 @@ pub struct ReplayDue {
     pub log_bytes: Option<u64>,
 }
 
-/// What waits in an archive whose `tables` these are.
+/// The work that waits in an archive with these `tables`.
 ///
 /// # Errors
 /// Where an older index took the place of a lost one, all containers are looked at: as

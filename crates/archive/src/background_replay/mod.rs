@@ -67,7 +67,7 @@ impl ReplayStep {
     pub const ALL: [ReplayStep; 4] =
         [ReplayStep::Import, ReplayStep::Count, ReplayStep::Merge, ReplayStep::Checkpoint];
 
-    /// What is being done, for the user.
+    /// The kind of work at hand, in words for the user.
     #[must_use]
     pub fn doing(self) -> &'static str {
         match self {
@@ -108,7 +108,7 @@ pub struct BackgroundReplay {
     pub done: Replayed,
 }
 
-/// What came of looking at one kind of work.
+/// The result of looking at one kind of work.
 enum Came {
     Nothing,
     Later,
@@ -234,7 +234,7 @@ impl BackgroundReplay {
         let counted = rewriter.count(false, rad::changed)?;
         self.done.counts += 1;
         if let Counted::All = counted {
-            // Those that are left could not be read.
+            // The rest could not be read.
             self.damaged = self.archive().tables().snapshots.due().copied().collect();
             self.counted = now;
         }

@@ -349,7 +349,7 @@ impl Found {
         let tables = self.tables.clone();
         let is_wanted = |id: &ContainerId| needed.is_none_or(|needed| needed.contains(id));
         let mut total = 0;
-        // What can't be looked up is told below.
+        // A container that can't be looked up is told of below.
         for container in tables.containers.iter().flatten() {
             let stored = container.stored;
             total += if is_wanted(&stored.id) { u64::from(stored.place.bytes) } else { 0 };

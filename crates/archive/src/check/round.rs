@@ -186,7 +186,7 @@ impl ScrubRound {
     /// A leaf of the container table is lost. The round goes on behind it.
     fn lost_leaf(&mut self, error: &Error) {
         let problem = error.to_string();
-        // It may be met more than once.
+        // The same one may be met more than once.
         if !self.done.problems.contains(&problem) {
             self.done.problems_found += 1;
             let is_listed = self.done.problems.len() < PROBLEMS_LISTED;

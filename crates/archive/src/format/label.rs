@@ -352,7 +352,7 @@ pub(crate) fn look_for_label(files: &dyn Files, one_is_enough: bool) -> Result<(
     }
 }
 
-/// What is found in the two places.
+/// The labels found in the two places.
 fn both_places(file: &dyn File, one_is_enough: bool) -> Result<[Found; 2]> {
     let is_empty = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     let look = |place: u64| -> Result<Found> {

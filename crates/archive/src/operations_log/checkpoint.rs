@@ -34,7 +34,7 @@ const PAGES_MAX: usize = 1024;
 /// A checkpoint is worth it when the log has this share of what makes a commit write one.
 const SHARE: u64 = 16;
 
-/// What came of a portion.
+/// The result of a portion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Checkpointed {
     /// The log is short.

@@ -22,7 +22,7 @@ use crate::{
 /// Containers whose metadata a portion reads.
 const CONTAINERS: usize = 64;
 
-/// What came of a portion.
+/// The result of a portion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ported {
     /// There was nothing to do.

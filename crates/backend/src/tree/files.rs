@@ -159,7 +159,7 @@ impl Files {
                 && self.may_stay(entry, &again, names)
                 && self.has_only(&opened, entry)
             {
-                self.shared.note((&at, &filling), entry, &again)?;
+                self.shared.note_old((&at, &filling), entry, &again)?;
                 return Ok(Some((File::from(opened), Made(identity))));
             }
         }

@@ -7,6 +7,7 @@
 //! | `mounts` | what is mounted where a walk comes by |
 //! | `names` | the names of a directory in order, in memory or in a file |
 //! | `files` | its files, made, filled and finished by several threads in any order |
+//! | `ahead` | brings small files into the system's cache before the walk comes to them |
 //! | `sweep` | removes what directories have beyond what is wanted |
 //! | `shared`, `directories`, `attributes` | what these share |
 //! | `levels` | the directories from the root down to the one at hand, at most 256 of them open |
@@ -16,6 +17,7 @@
 //! who renames or replaces things meanwhile changes what is found, never where it is looked for or
 //! made.
 
+mod ahead;
 mod attributes;
 mod directories;
 mod files;

@@ -256,6 +256,22 @@ impl Space {
 }
 
 impl Names {
+    /// So many of the names that follow in memory, from the one after `skipped` others on, and
+    /// whether each may be one of a directory.
+    pub(super) fn following(
+        &self,
+        skipped: usize,
+        most: usize,
+    ) -> impl Iterator<Item = (&OsStr, bool)> {
+        let (run, from) = match &self.rest {
+            Rest::Held(run, at) => (Some(run), at + skipped),
+            Rest::Spilled { .. } => (None, 0),
+        };
+        let all =
+            run.into_iter().flat_map(move |run| (from..from + most).map_while(|n| run.name(n)));
+        all.map(|(name, may_be_directory)| (OsStr::from_bytes(name), may_be_directory))
+    }
+
     /// Nothing is left of them.
     pub(super) fn clear(&mut self) {
         self.rest = Rest::Held(Run::default(), 0);
@@ -328,6 +344,14 @@ mod tests {
             sorted.sort();
             let mut outer = taken(&mut space, &all);
             assert_eq!(space.next(&mut outer).unwrap().unwrap().name, OsString::from(&sorted[0]));
+            let following: Vec<_> = outer.following(2, 3).map(|(name, _)| name.to_str()).collect();
+            assert!(
+                following.is_empty()
+                    || following
+                        .into_iter()
+                        .eq(sorted[3..6].iter().map(|name| Some(name.as_str())))
+            );
+            assert!(outer.following(698, 3).count() <= 1 && outer.following(699, 3).count() == 0);
             let mut inner = taken(&mut space, &all[..350]);
             assert_eq!(rest(&space, &mut inner).len(), 350);
             space.leave(&inner);

@@ -267,7 +267,10 @@ impl Restorer {
                 return Err(shared.replaced(&entry.path));
             }
         }
-        shared.note(at, entry, &stat)?;
+        match is_new {
+            true => shared.note(at, entry, &stat),
+            false => shared.note_old(at, entry, &stat)?,
+        }
         self.enter(opened, &stat, &entry.path, None);
         Ok(is_new)
     }
@@ -321,7 +324,7 @@ impl Restorer {
             return Err(shared.replaced(&entry.path));
         }
         shared.is_ours(entry, &stat)?;
-        shared.note(at, entry, &stat)?;
+        shared.note(at, entry, &stat);
         shared.left_out.lock().attributes += entry.attributes.len() as u64;
         if shared.owners(entry) {
             shared.owned(chown_place(&place, entry)).map_err(wrong)?;

@@ -260,17 +260,33 @@ impl Shared {
         }
     }
 
-    /// Remembers a file that others could exchange, or that two entries could share.
-    pub(super) fn note(&self, at: (&OwnedFd, &Filling), entry: &Entry, stat: &Stat) -> Result<()> {
-        let identity = Identity::of(stat);
-        let is_new = !self.choices.in_place || at.1.made.lock().insert(identity);
-        if !is_new && !matches!(entry.what, What::HardLink { .. }) {
+    /// Remembers a file that was there already, for one entry.
+    ///
+    /// # Errors
+    /// `Exists` when another entry has it: two names of the tree are one file here.
+    pub(super) fn note_old(
+        &self,
+        at: (&OwnedFd, &Filling),
+        entry: &Entry,
+        stat: &Stat,
+    ) -> Result<()> {
+        if self.choices.in_place && at.1.made.lock().contains(&Identity::of(stat)) {
             return Err(self.meets(at.0, &entry.path));
+        }
+        self.note(at, entry, stat);
+        Ok(())
+    }
+
+    /// Remembers a file that was just made, or linked. The file system may give it the number of one
+    /// that was restored and removed since, so it is not asked whether another entry had the number.
+    pub(super) fn note(&self, at: (&OwnedFd, &Filling), entry: &Entry, stat: &Stat) {
+        let identity = Identity::of(stat);
+        if self.choices.in_place {
+            at.1.made.lock().insert(identity);
         }
         if at.1.is_shared {
             self.known.lock().insert(&entry.path, identity);
         }
-        Ok(())
     }
 
     /// Removes an existing file of this name that is not a directory, if the choices allow it.
@@ -339,7 +355,7 @@ impl Shared {
         let made = rustix::fs::openat(at.0, name, flags, Mode::from_raw_mode(0o600));
         let file = File::from(made.map_err(|errno| self.not_made(at.0, entry, errno))?);
         let stat = rustix::fs::fstat(&file).map_err(|errno| self.wrong(&entry.path, errno))?;
-        self.note(at, entry, &stat)?;
+        self.note(at, entry, &stat);
         if bytes > 0 {
             file.set_len(bytes).map_err(|e| Error::from_io(shown(&self.shown, &entry.path), e))?;
         }
@@ -376,7 +392,8 @@ impl Shared {
             && twin(at.0, name).as_deref() == Some(name)
         {
             // It is a name of the file already.
-            return self.note(at, entry, &stat);
+            self.note(at, entry, &stat);
+            return Ok(());
         }
         self.clear(at, &entry.path)?;
         let made = rustix::fs::linkat(&above, last_part(target), at.0, name, AtFlags::empty());
@@ -388,7 +405,8 @@ impl Shared {
         if Identity::of(&again.1) != Identity::of(&stat) {
             return Err(self.replaced(target));
         }
-        self.note(at, entry, &again.1)
+        self.note(at, entry, &again.1);
+        Ok(())
     }
 
     /// Refuses a name on which another user mounted a file system of his own: he would see what is

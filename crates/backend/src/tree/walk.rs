@@ -7,6 +7,7 @@ use std::{
     io::Read,
     os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -21,6 +22,7 @@ use rustix::{
 
 use super::{
     Identity,
+    ahead::{Ahead, NAMES},
     levels::Levels,
     mounts::{self, Closed, Mount, proc_path},
     names::{Name, Names, NamesMemory, Space},
@@ -58,6 +60,11 @@ pub struct Looked {
 pub trait Selection: Send {
     /// True when an entry is wanted; a directory that is not is not entered either.
     fn wants(&mut self, path: &[u8], looked: &Looked) -> bool;
+
+    /// True when a file of this path may be wanted, as far as its path tells. Counts nothing.
+    fn may_want(&mut self, _path: &[u8]) -> bool {
+        false
+    }
 
     /// Names of files that a directory's owner, or root, puts into it to have all of it left out but
     /// that file.
@@ -157,6 +164,8 @@ struct Rest {
     length: usize,
     /// Its number among the directories that are remembered.
     kept: Option<usize>,
+    /// How many of the names that follow were fetched already.
+    fetched: usize,
 }
 
 /// Paths of the first names of files that have several: each directory on the way is there once,
@@ -229,6 +238,8 @@ pub struct Walk {
     ahead: Option<Result<Found>>,
     /// First names of files that have several.
     seen: Seen,
+    /// Fetches files before they are read, once somebody asked for that.
+    fetching: Option<Ahead>,
     /// The mount that the root is on.
     mount: Mount,
     /// How much longer leases may hold it up.
@@ -261,6 +272,7 @@ impl Walk {
             path: Vec::new(),
             ahead: None,
             seen: Seen::default(),
+            fetching: None,
             mount: Mount::of(&at, &stat),
             patience: LEASES_WAIT,
             has_proc: Path::new("/proc/self/fd").exists(),
@@ -293,11 +305,41 @@ impl Walk {
         )
     }
 
+    /// Has the small files that follow in the directory at hand brought into the system's cache. What
+    /// nobody wants is not opened.
+    pub fn fetch_ahead(&mut self) {
+        let Some((Some(directory), rest)) = self.levels.last() else { return };
+        if !self.has_proc || self.options.without_nodump || rest.fetched > NAMES / 2 {
+            return;
+        }
+        let Ok(directory) = rustix::io::fcntl_dupfd_cloexec(directory, 0).map(Arc::new) else {
+            return;
+        };
+        let fetching = self.fetching.get_or_insert_with(Ahead::begin);
+        let mut path = self.path[..rest.length].to_vec();
+        if rest.length > 0 {
+            path.push(b'/');
+        }
+        let above = path.len();
+        let mut fetched = 0;
+        for (name, may_be_directory) in rest.names.following(rest.fetched, NAMES - rest.fetched) {
+            fetched += 1;
+            path.truncate(above);
+            path.extend_from_slice(name.as_bytes());
+            let selection = self.options.selection.as_mut();
+            if !may_be_directory && selection.is_none_or(|selection| selection.may_want(&path)) {
+                fetching.fetch(&directory, name.to_owned());
+            }
+        }
+        rest.fetched += fetched;
+    }
+
     /// Looks at the next name; `None` when it is not wanted or not there any more, and then there
     /// may be more.
     fn step(&mut self) -> Option<Option<Result<Found>>> {
         let (directory, rest) = self.levels.last()?;
         self.path.truncate(rest.length);
+        rest.fetched = rest.fetched.saturating_sub(1);
         let name = match self.space.next(&mut rest.names) {
             Ok(Some(name)) => name,
             Ok(None) => {
@@ -564,7 +606,7 @@ impl Walk {
                 Ok((directory, names, is_in_part)) => {
                     found.is_in_part = is_in_part;
                     let length = self.path.len();
-                    let rest = Rest { names, length, kept: None };
+                    let rest = Rest { names, length, kept: None, fetched: 0 };
                     self.levels.push(directory, Identity::of(stat), rest);
                 }
                 Err(error) => self.ahead = Some(Err(error)),

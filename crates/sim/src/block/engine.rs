@@ -175,7 +175,7 @@ const fn bug_names() -> [&'static str; Rule::BUGS.len()] {
 /// The rules that only some schemes keep, or whose breach 2,000 seeds show in some schemes only, by
 /// these schemes: with records in carriers, with records in the leftover table, copy-on-write, or
 /// with leaves in place.
-const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
+const OF_SCHEMES: [(&[Rule], &[&str]); 8] = {
     use Rule::{
         AcknowledgedByCheckpoint, ActsHaveTurns, ActsSeenWhenTold, ActsToldWhenDurable,
         BaseCompared, BorrowersKeepPage, CarriersLimited, CarriersProven, CommittedWhenDurable,
@@ -261,13 +261,14 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 7] = {
                 ReceivedAfterData,
                 BaseCompared,
                 FramesInOrder,
-                RangesCompared,
                 LostWithCursor,
                 LostWithEnd,
                 LostIsAnError,
             ],
             &["thin", "ordered", "cow"],
         ),
+        // Of the seeds with cow one in 2,500 finds it, and 2,000 are tried.
+        (&[RangesCompared], &["thin", "ordered"]),
         // A window is durable by what comes after its own blocks.
         (&[AcknowledgedByCheckpoint], &["cow", "ordermerge"]),
         (

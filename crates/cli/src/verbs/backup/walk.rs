@@ -17,7 +17,7 @@ use onefold_archive::{
 };
 use onefold_backend::{
     random::random_bytes,
-    spared::Spared,
+    spared::{self, Spared},
     sparse::next_data,
     tree::{Found, Looked, Options, Selection, Walk},
 };
@@ -86,6 +86,13 @@ impl Counts {
     }
 }
 
+/// So many files after one that was not in the system's cache are fetched before they are read.
+const COLD_FOR: u32 = 256;
+
+/// So many files that follow one another are read before any is fetched: of a directory in which little
+/// changed, nearly all would be fetched for nothing.
+const IN_A_ROW: u32 = 3;
+
 /// How deep below a root the directories are from which something was left out by a rule since the
 /// walk gave its last entry, and how much. Each of them leads to that entry.
 type InPart = Arc<Mutex<(HashSet<usize>, u64)>>;
@@ -99,6 +106,11 @@ struct Noting {
 }
 
 impl Selection for Noting {
+    fn may_want(&mut self, path: &[u8]) -> bool {
+        let looked = Looked { is_directory: false, bytes: 0 };
+        self.only.as_ref().map_or_else(|| !self.exclude.takes(path, &looked), |only| path == only)
+    }
+
     fn wants(&mut self, path: &[u8], looked: &Looked) -> bool {
         if let Some(only) = &self.only {
             return path == only;
@@ -125,7 +137,32 @@ impl Selection for Noting {
     }
 }
 
+/// Whether files are worth fetching before they are read: several that follow one another were read,
+/// and one of the last of them was not in the system's cache.
+#[derive(Default)]
+struct Cold {
+    /// Files that were read since one was taken over.
+    in_a_row: u32,
+    /// Files for which it still holds without looking.
+    believed: u32,
+}
+
+impl Cold {
+    /// Judges before a file is read. What was fetched in time is in the cache, so one that is not counts
+    /// for many.
+    fn is_next(&mut self, file: &File) -> bool {
+        self.in_a_row = self.in_a_row.saturating_add(1);
+        self.believed = match self.believed.checked_sub(1) {
+            Some(left) => left,
+            None if spared::is_cold(file) => COLD_FOR,
+            None => 0,
+        };
+        self.believed > 0 && self.in_a_row > IN_A_ROW
+    }
+}
+
 pub(super) struct Teller<'a, 'f> {
+    cold: Cold,
     rules: &'a Rules,
     feeder: &'a mut TreeFeeder<'f>,
     identity: Identity,
@@ -150,6 +187,7 @@ impl<'a, 'f> Teller<'a, 'f> {
     ) -> Teller<'a, 'f> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Teller {
+            cold: Cold::default(),
             rules,
             feeder,
             identity,
@@ -339,11 +377,18 @@ impl<'a, 'f> Teller<'a, 'f> {
                 }
             }
             if let Some(known) = self.unchanged(&before, &found, path, bytes)? {
+                self.cold = Cold::default();
                 return self.taken_over(known, &found, bytes, path);
             }
             if let Err(error) = walk.open(&mut found) {
                 self.left_out(&error);
                 return Ok(());
+            }
+            if !self.rules.dry
+                && let Some(file) = &found.file
+                && self.cold.is_next(file)
+            {
+                walk.fetch_ahead();
             }
             return self.file(found, name, path, &before);
         }
