@@ -7,6 +7,7 @@ mod support;
 
 use std::{
     fs,
+    io::{BufRead, BufReader, Read, Write},
     os::unix::fs::{PermissionsExt, symlink},
     process::{Command, Stdio},
     time::Duration,
@@ -186,5 +187,43 @@ fn a_move_that_is_killed_costs_time_alone() {
         is_found(&desk, "a");
     }
     desk.ok("index a --fast last");
+    is_found(&desk, "a");
+}
+
+#[test]
+fn a_put_that_waited_for_a_move_finds_the_index_in_its_new_place() {
+    let desk = Desk::new();
+    with_index(&desk);
+    let mut first = desk
+        .command("put a piped")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // A pipe holds less: it stores.
+    let mut input = first.stdin.take().unwrap();
+    input.write_all(&noise(2, 1_000_000)).unwrap();
+    let mut moving = desk.command("index a --fast other").stdout(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let mut second = desk
+        .command("put a again file --json")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut waits, mut errors) = (String::new(), BufReader::new(second.stderr.take().unwrap()));
+    while !waits.contains("waiting for it to end") {
+        assert!(errors.read_line(&mut waits).unwrap() > 0, "{waits}");
+    }
+    drop(input);
+    assert!(first.wait().unwrap().success() && moving.wait().unwrap().success());
+    let said = second.wait_with_output().unwrap();
+    errors.read_to_string(&mut waits).unwrap();
+    assert!(said.status.success() && !waits.contains("anew"), "{waits}");
+    let put: Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!(put["new_bytes"], 0, "{put}");
+    assert_eq!((index_files(&desk, "a").len(), index_files(&desk, "fast").len()), (0, 0));
+    assert!(!index_files(&desk, "other").is_empty());
     is_found(&desk, "a");
 }

@@ -197,8 +197,8 @@ pub(super) fn possible(archive: &Archive, files: &[IndexFile]) -> Result<Vec<Ind
     Ok(possible)
 }
 
-/// How many of these files are lost: not there, or of another length than they were made with, as in
-/// an older copy of a directory.
+/// How many of these files are lost: not there, not to be opened, or of another length than they were
+/// made with, as in an older copy of a directory.
 ///
 /// # Errors
 /// Errors of the system.
@@ -209,7 +209,12 @@ pub(super) fn lost_among(archive: &Archive, files: &[IndexFile]) -> Result<u64> 
         let found = archive.files.open(&index_name(named.number)).and_then(|file| file.bytes());
         lost += match found {
             Ok(bytes) => u64::from(bytes != pages * PAGE_BYTES as u64),
-            Err(error) if error.kind() == Kind::NotFound => 1,
+            // Denied: something else has its name, or it is somebody else's.
+            Err(error)
+                if is_damage(&error) || matches!(error.kind(), Kind::NotFound | Kind::Denied) =>
+            {
+                1
+            }
             Err(error) => return Err(error),
         };
     }

@@ -3,7 +3,7 @@
 //! *Crash argument:* new files are named by one record at the end, when all of them are durable. Files
 //! that nothing names are removed by the next import.
 
-use std::sync::Arc;
+use std::{cmp::Reverse, sync::Arc};
 
 use onefold_core::{Error, Hold, Kind, Lock, Result};
 
@@ -66,6 +66,10 @@ pub(crate) fn make_whole_paced(
         return Ok(None);
     }
     let Some(_importing) = Importing::begin(archive, None)? else { return Ok(None) };
+    // Another process may have made it before this one had the lock.
+    if lost_files(archive)? == 0 {
+        return Ok(None);
+    }
     from_metadata_twice(archive, pace, progress).map(Some)
 }
 
@@ -236,7 +240,11 @@ impl<'a> Made<'a> {
         if entries.is_empty() {
             return Ok(());
         }
-        entries.sort_unstable_by_key(|entry| entry.0.prefix());
+        // A chunk that many containers have would fill pages, of which the newest address is read.
+        entries.sort_unstable_by_key(|(fingerprint, address)| {
+            (fingerprint.prefix(), fingerprint.0, Reverse(address.container.0))
+        });
+        entries.dedup_by_key(|entry| entry.0);
         let mut writer = Writer::create(self.archive, self.number(), entries.len() as u64)?;
         entries.iter().try_for_each(|entry| writer.push(entry))?;
         self.files.push(writer.finish()?);

@@ -261,13 +261,15 @@ impl ArchiveDir {
             None => Vec::new(),
             Some(Ok(files)) => {
                 let shown = self.path.display().to_string();
-                let tell = move |error: &Error| {
-                    warn(&format!(
-                        "{shown}: its index directory failed, and new files of the chunk index are made \
-                         beside the data: {error}"
-                    ));
+                let then = match writes {
+                    true => ", and new files of the chunk index are made beside the data",
+                    false => "",
                 };
-                vec![IndexDirectory::new(watched(files, stands), tell)]
+                let tell = move |error: &Error| {
+                    warn(&format!("{shown}: its index directory failed{then}: {error}"));
+                };
+                let stands = self.index_stands(stands);
+                vec![IndexDirectory::new(watched(files, stands.as_ref()), tell)]
             }
             Some(Err(error)) => {
                 if writes {
@@ -278,6 +280,33 @@ impl ArchiveDir {
                 }
                 Vec::new()
             }
+        }
+    }
+
+    /// Errors once this process may not write to the directory of the chunk index any more.
+    fn index_stands(&self, stands: Option<&Stands>) -> Option<Stands> {
+        let own = self.index_place().zip(self.open_index(false)?.ok());
+        let (own, outer) = (own.map(|(place, files)| place.stands(files)), stands.cloned());
+        Some(Arc::new(move || {
+            outer.as_ref().map_or(Ok(()), |stands| stands())?;
+            own.as_ref().map_or(Ok(()), |stands| stands())
+        }))
+    }
+
+    /// The archive as it is now, when its chunk index was moved since this was looked at: whoever waited
+    /// for the move opens it anew.
+    ///
+    /// # Errors
+    /// As [`look`](Self::look).
+    pub fn after_move(&self) -> Result<Option<ArchiveDir>> {
+        if self.has_nodes() {
+            return Ok(None);
+        }
+        let now = IndexPlace::read(&Directory::open(&self.path, false)?).unwrap_or(None);
+        if now.as_ref() == self.index_place() {
+            Ok(None)
+        } else {
+            ArchiveDir::look(&self.path).map(Some)
         }
     }
 

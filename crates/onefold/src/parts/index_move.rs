@@ -55,8 +55,8 @@ pub fn move_index(
         Some((place, Arc::new(files)))
     });
     let new = to.map(|to| IndexPlace::attach(to, id, path)).transpose()?;
-    let stays =
-        old.as_ref().zip(new.as_ref()).is_some_and(|(old, new)| old.0.path() == new.0.path());
+    // Also where another path leads to the same directory.
+    let stays = old.as_ref().zip(new.as_ref()).is_some_and(|(old, new)| old.0.is_same(&new.0));
     let quiet = |files: &Arc<Directory>| IndexDirectory::new(files.clone(), |_: &Error| {});
     let mut directories = Vec::new();
     if let Some((_, files)) = old.as_ref().filter(|_| !stays) {

@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
 };
 
-use onefold_backend::{Directory, random::random_bytes};
+use onefold_backend::{Directory, Stands, random::random_bytes};
 use onefold_core::{Error, Files, Kind, Result};
 
 use super::{
@@ -30,6 +30,9 @@ const FAST: &str = "fast";
 /// directory, a line each.
 const BELONGS_TO: &str = "belongs-to";
 
+/// What a killed process may leave of the first file in an index directory.
+const BELONGS_TO_NEW: &str = "belongs-to.new";
+
 /// Bytes of each of them at most.
 const BYTES_MAX: u64 = 64 << 10;
 
@@ -37,7 +40,7 @@ const BYTES_MAX: u64 = 64 << 10;
 const DIGITS: usize = 32;
 
 /// The index directory of an archive.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub(super) struct IndexPlace {
     path: PathBuf,
     chance: String,
@@ -94,6 +97,24 @@ impl IndexPlace {
         Ok(files)
     }
 
+    /// Errors once the directory belongs to this archive no more, as when its index was moved while
+    /// this process waited for its turn. `files` is the directory, opened for this alone.
+    pub(super) fn stands(&self, files: Directory) -> Stands {
+        let (shown, chance) = (self.path.display().to_string(), self.chance.clone());
+        Arc::new(move || match Mark::read(&files)? {
+            Some(mark) if mark.chance == chance => Ok(()),
+            _ => {
+                let why = format!("{shown} is the index directory of this archive no more");
+                Err(Error::new(Kind::Denied, why))
+            }
+        })
+    }
+
+    /// True when both name one directory by its number, whatever paths lead there.
+    pub(super) fn is_same(&self, other: &IndexPlace) -> bool {
+        self.chance == other.chance
+    }
+
     /// Makes a directory, or takes an empty one or one that is this archive's already, for the index
     /// of the archive at `archive`; durable on return. Nothing names it yet.
     ///
@@ -106,6 +127,7 @@ impl IndexPlace {
         archive: &Path,
     ) -> Result<(IndexPlace, Arc<Directory>)> {
         let path = apart(path, archive)?;
+        remove_half_made(&path)?;
         let place_of = |files: &Directory, chance: String| {
             Ok::<_, Error>(IndexPlace { path: path.clone(), chance, owner: files.owner()? })
         };
@@ -174,6 +196,17 @@ pub(super) fn clear(files: &Directory) -> Result<()> {
     }
     remove(files, BELONGS_TO)?;
     files.sync_names()
+}
+
+/// Lets a directory count as empty that a process was killed in before it said whose it is.
+fn remove_half_made(path: &Path) -> Result<()> {
+    let is_half_made =
+        Directory::open(path, false).and_then(|files| Ok(files.names()? == [BELONGS_TO_NEW]));
+    match is_half_made {
+        Ok(true) => remove(&Directory::open_as(path, true, word())?, BELONGS_TO_NEW),
+        // What is wrong with it, who takes it tells.
+        _ => Ok(()),
+    }
 }
 
 fn remove(files: &Directory, name: &str) -> Result<()> {
@@ -342,13 +375,21 @@ mod tests {
         std::os::unix::fs::symlink(desk.at("a"), desk.at("link")).unwrap();
         assert_eq!(kind("link", ID), Some(Kind::InvalidInput));
         assert_eq!(kind("missing/fast", ID), Some(Kind::NotFound));
+        // What a killed process left is no content.
+        fs::create_dir(desk.at("half")).unwrap();
+        fs::write(desk.at("half/belongs-to.new"), "5a").unwrap();
+        assert_eq!(kind("half", ID), None);
         // Its own is taken again as it is, and nobody else takes it.
         let first = desk.attach();
         assert_eq!(attach("fast", ID).unwrap().0.chance, first.chance);
         assert_eq!(kind("fast", [1; 16]), Some(Kind::Denied));
         let files = Directory::open(&desk.at("fast"), true).unwrap();
+        let stands = first.stands(first.open(ID, &desk.at("a"), false).unwrap());
+        stands().unwrap();
         clear(&files).unwrap();
         assert_eq!(files.names().unwrap(), Vec::<String>::new());
+        // Who opened it before it was given up writes nothing there any more.
+        assert!(stands().unwrap_err().to_string().contains("no more"));
     }
 
     #[test]

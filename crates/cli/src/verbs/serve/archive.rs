@@ -23,7 +23,11 @@ use onefold_archive::{
     Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Tables, Volumes, backup_on,
     lost_index_files, make_chunk_index_whole, put_on,
 };
-use onefold_backend::{process, signals::StopSignals, systemd::Service};
+use onefold_backend::{
+    process,
+    signals::StopSignals,
+    systemd::{Notifier, Service},
+};
 use onefold_core::{Error, Exports, Kind, Result};
 use onefold_serve::nbd;
 use parking_lot::Mutex;
@@ -56,6 +60,12 @@ use onefold_console::{address::uri, failure::Failure, size::counted};
 /// Between two looks for the end of a put that is waited for.
 const WAIT: Duration = Duration::from_millis(200);
 
+/// Between two lines for the service manager about a long beginning.
+const TELL_EVERY: Duration = Duration::from_secs(5);
+
+/// Seconds that a beginning may take after each of these lines, as for one that is not long.
+const START_SECONDS: u32 = 600;
+
 /// Serves until a signal comes.
 pub(super) fn run(
     options: &Options,
@@ -82,8 +92,7 @@ pub(super) fn run(
         directory.open_while(settings, options.degraded, Some(&keeper.stands()))?;
     if lost_index_files(&archive).is_ok_and(|lost| lost > 0) {
         directory.warn_of_lost_index(&archive);
-        note(service.notifier.status("making the chunk index anew"));
-        make_index_whole(&archive)?;
+        make_index_whole(&archive, &service.notifier)?;
     }
     // Until here a signal ends the process at once: opening may take long, and an archive survives
     // it like any crash.
@@ -181,8 +190,16 @@ pub(super) fn run(
 
 /// Makes a chunk index anew of which files are lost. A disk without room for one is told of by those
 /// who store.
-fn make_index_whole(archive: &Arc<onefold_archive::Archive>) -> Result<()> {
-    match make_chunk_index_whole(archive, &mut |_, _| {}) {
+fn make_index_whole(archive: &Arc<onefold_archive::Archive>, notifier: &Notifier) -> Result<()> {
+    let mut told: Option<Instant> = None;
+    let mut progress = |done: u64, total: u64| {
+        if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+            let status = format!("making the chunk index anew: {done} of {total} containers");
+            note(notifier.takes_longer(&status, START_SECONDS));
+            told = Some(Instant::now());
+        }
+    };
+    match make_chunk_index_whole(archive, &mut progress) {
         Err(error) if error.kind() == Kind::NoSpace => Ok(()),
         made => made.map(|_| ()),
     }
