@@ -160,7 +160,7 @@ fn the_index_is_in_its_directory_and_nothing_else_is() {
 #[test]
 fn an_empty_directory_costs_one_look_at_all_metadata() {
     let desk = Desk::new();
-    (0..4).for_each(|n| drop(store(&desk.with_fast(), n)));
+    (0..4).for_each(|n| _ = store(&desk.with_fast(), n));
     empty(&desk.path("fast"));
     assert!(lost_index_files(&desk.with_fast()).unwrap() > 0);
     all_found(&desk.with_fast(), 4);
@@ -170,13 +170,13 @@ fn an_empty_directory_costs_one_look_at_all_metadata() {
 #[test]
 fn without_its_directory_an_archive_works_beside_the_data_and_goes_back() {
     let desk = Desk::new();
-    (0..3).for_each(|n| drop(store(&desk.with_fast(), n)));
+    (0..3).for_each(|n| _ = store(&desk.with_fast(), n));
     let old = desk.index_files("fast");
     all_found(&desk.open(Vec::new()), 3);
     assert!(!desk.index_files("a").is_empty());
     assert_eq!(desk.index_files("fast"), old, "nobody was there");
     // When it is back, what nothing names any more is removed, and new files are made there.
-    (3..6).for_each(|n| drop(store(&desk.with_fast(), n)));
+    (3..6).for_each(|n| _ = store(&desk.with_fast(), n));
     all_found(&desk.with_fast(), 6);
     assert!(old.iter().all(|name| !desk.index_files("fast").contains(name)));
     assert!(!desk.index_files("fast").is_empty());
@@ -185,11 +185,11 @@ fn without_its_directory_an_archive_works_beside_the_data_and_goes_back() {
 #[test]
 fn an_older_copy_of_the_directory_is_no_index() {
     let desk = Desk::new();
-    (0..3).for_each(|n| drop(store(&desk.with_fast(), n)));
+    (0..3).for_each(|n| _ = store(&desk.with_fast(), n));
     copy(&desk.path("fast"), &desk.path("copy"));
     let old = desk.index_files("copy");
     // All is made anew under other numbers, also without the directory.
-    (3..6).for_each(|n| drop(store(&desk.with_fast(), n)));
+    (3..6).for_each(|n| _ = store(&desk.with_fast(), n));
     rebuild_chunk_index(&desk.with_fast(), &mut |_, _| {}).unwrap();
     assert!(desk.index_files("fast").iter().all(|name| !old.contains(name)));
     copy(&desk.path("copy"), &desk.path("fast"));
@@ -223,13 +223,13 @@ fn a_directory_that_fails_under_a_put_costs_nothing_but_speed() {
 #[test]
 fn an_index_that_cannot_be_read_is_not_merged_away() {
     let desk = Desk::new();
-    (0..3).for_each(|n| drop(store(&desk.with_fast(), n)));
+    (0..3).for_each(|n| _ = store(&desk.with_fast(), n));
     let fails = Arc::new(AtomicBool::new(false));
     let archive = desk.watched(&fails, true, Kind::Io);
     store(&archive, 3);
     fails.store(true, Relaxed);
     // Imports go on beside it: what can't be read now is there when the disk is.
-    (4..8).for_each(|n| drop(store(&archive, n)));
+    (4..8).for_each(|n| _ = store(&archive, n));
     assert_eq!(desk.told.load(Relaxed), 1);
     drop(archive);
     all_found(&desk.with_fast(), 8);
@@ -250,7 +250,7 @@ fn a_file_that_a_killed_process_left_is_removed() {
 fn the_index_goes_to_another_directory_and_back() {
     let desk = Desk::new();
     Directory::create(&desk.path("other")).unwrap();
-    (0..3).for_each(|n| drop(store(&desk.open(Vec::new()), n)));
+    (0..3).for_each(|n| _ = store(&desk.open(Vec::new()), n));
     let to = |name: &str| {
         let target = desk.fast(name);
         (target.clone(), desk.open(vec![desk.fast("fast").without_new_files(), target]))
@@ -277,7 +277,7 @@ fn the_index_goes_to_another_directory_and_back() {
 #[test]
 fn a_move_to_a_full_disk_leaves_the_index_where_it_was() {
     let desk = Desk::new();
-    (0..3).for_each(|n| drop(store(&desk.open(Vec::new()), n)));
+    (0..3).for_each(|n| _ = store(&desk.open(Vec::new()), n));
     let before = desk.index_files("a");
     let files: Arc<dyn Files> = Arc::new(Directory::open(&desk.path("fast"), true).unwrap());
     let watch: Watch = Arc::new(|name: &str, call: &Call, go| {
