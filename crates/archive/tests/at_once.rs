@@ -95,14 +95,7 @@ impl Desk {
     }
 
     fn collect(&self, encode_all: bool) -> onefold_archive::Collected {
-        let options = CollectionOptions {
-            now: 5_000,
-            keep_partial: 0,
-            trash: 0,
-            wait: false,
-            reserve_bytes: 1 << 20,
-            encode_all,
-        };
+        let options = CollectionOptions { encode_all, ..support::options(5_000) };
         Collection::begin(&self.open(), options).unwrap().run(&mut |_| {}).unwrap()
     }
 }

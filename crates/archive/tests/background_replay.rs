@@ -147,14 +147,7 @@ fn the_next_process_has_nothing_to_import_to_count_or_to_merge() {
     let ingest = Ingest::begin(&archive, false, true).unwrap();
     assert_eq!(put(&ingest, "again", &content(7)).unwrap().new_bytes, 0);
     archive.remove("again").unwrap();
-    let options = CollectionOptions {
-        now: NOW,
-        keep_partial: 0,
-        trash: 0,
-        wait: false,
-        reserve_bytes: 4096,
-        encode_all: false,
-    };
+    let options = CollectionOptions { reserve_bytes: 4096, ..support::options(NOW) };
     drop(ingest);
     let done = Collection::begin(&archive, options).unwrap().run(&mut |_| {}).unwrap();
     assert!(done.dropped > 0, "{done:?}");
@@ -335,14 +328,7 @@ fn nothing_is_counted_between_condemning_and_the_second_look() {
     all(&mut replay).unwrap();
     let collector = desk.open();
     let collect = || {
-        let options = CollectionOptions {
-            now: NOW,
-            keep_partial: 0,
-            trash: 0,
-            wait: false,
-            reserve_bytes: 4096,
-            encode_all: false,
-        };
+        let options = CollectionOptions { reserve_bytes: 4096, ..support::options(NOW) };
         Collection::begin(&collector, options).unwrap().run(&mut |_| {}).unwrap()
     };
     let request = PutRequest { name: "again".into(), shape: Shape::Bytes, now: 1_000, wait: false };

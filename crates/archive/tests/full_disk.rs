@@ -87,14 +87,7 @@ fn settings() -> Settings {
 const RESERVE: u64 = 1 << 20;
 
 fn collect(archive: &Arc<Archive>) -> Result<()> {
-    let options = Options {
-        now: 1000,
-        keep_partial: 0,
-        trash: 0,
-        wait: true,
-        encode_all: false,
-        reserve_bytes: RESERVE,
-    };
+    let options = Options { wait: true, reserve_bytes: RESERVE, ..support::options(1000) };
     Collection::begin(archive, options)?.run(&mut |_| {}).map(|_| ())
 }
 

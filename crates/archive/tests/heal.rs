@@ -107,14 +107,7 @@ impl Desk {
     }
 
     fn collect(&self) -> Collected {
-        let options = Options {
-            now: 5_000,
-            keep_partial: 86_400,
-            trash: 0,
-            wait: false,
-            reserve_bytes: 1 << 20,
-            encode_all: false,
-        };
+        let options = Options { keep_partial: 86_400, ..support::options(5_000) };
         Collection::begin(&self.open(), options).unwrap().run(&mut |_| {}).unwrap()
     }
 

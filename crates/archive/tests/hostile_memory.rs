@@ -2,6 +2,8 @@
 //! whole process, so they come one after the other, and no others are in this file.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+mod support;
+
 use std::{
     fs,
     sync::{Arc, Mutex, MutexGuard},
@@ -9,12 +11,13 @@ use std::{
 
 use onefold_archive::{
     Address, Archive, Attributes, BackupReport, BackupRequest, Chunking, Collected, Collection,
-    CollectionOptions, Compression, ContainerId, Entries, Event, FileMap, Format, FoundInParent,
-    Gauge, IndexEntry, Key, Known, PAGES_HELD, Parents, Part, Settings, SnapshotId, Stat, Top,
-    TreeEntry, TreeFeeder, TreeNode, TreeNodeRef, TreeReader, TreeWhat, backup, check, forget,
+    Compression, ContainerId, Entries, Event, FileMap, Format, FoundInParent, Gauge, IndexEntry,
+    Key, Known, PAGES_HELD, Parents, Part, Settings, SnapshotId, Stat, Top, TreeEntry, TreeFeeder,
+    TreeNode, TreeNodeRef, TreeReader, TreeWhat, backup, check, forget,
 };
 use onefold_backend::Directory;
 use onefold_core::{Fingerprint, Result};
+use support::{entry, options};
 
 const NOW: u64 = 1_000_000;
 
@@ -67,30 +70,7 @@ impl Desk {
     }
 
     fn gc(&self) -> Collected {
-        let options = CollectionOptions {
-            now: NOW,
-            keep_partial: 0,
-            wait: false,
-            trash: 0,
-            reserve_bytes: 1 << 20,
-            encode_all: false,
-        };
-        Collection::begin(&self.archive, options).unwrap().run(&mut |_| {}).unwrap()
-    }
-}
-
-fn entry(name: &str, what: TreeWhat) -> TreeEntry {
-    TreeEntry {
-        name: name.into(),
-        what,
-        mode: 0o600,
-        uid: 1,
-        gid: 2,
-        seconds: 3,
-        nanoseconds: 4,
-        link: 0,
-        is_in_part: false,
-        attributes: Attributes::default(),
+        Collection::begin(&self.archive, options(NOW)).unwrap().run(&mut |_| {}).unwrap()
     }
 }
 

@@ -1,16 +1,19 @@
 //! Trees of snapshots that no honest program writes, and walks that no honest program sends.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
+mod support;
+
 use std::sync::Arc;
 
 use onefold_archive::{
-    Address, Archive, Attributes, BackupReport, BackupRequest, Collection, CollectionOptions,
-    Compression, ContainerId, DirectoryPages, Entries, Event, FileMap, Format, FoundInParent,
-    Gauge, IndexEntry, Key, Known, Parents, Part, Settings, SnapshotId, Stat, Top, TreeEntry,
-    TreeFeeder, TreeNode, TreeNodeRef, TreeReader, TreeWhat, backup, check, diff, forget,
+    Address, Archive, Attributes, BackupReport, BackupRequest, Collection, Compression,
+    ContainerId, DirectoryPages, Entries, Event, FileMap, Format, FoundInParent, Gauge, IndexEntry,
+    Key, Known, Parents, Part, Settings, SnapshotId, Stat, Top, TreeEntry, TreeFeeder, TreeNode,
+    TreeNodeRef, TreeReader, TreeWhat, backup, check, diff, forget,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Fingerprint, Kind, Result};
+use support::{entry, options};
 
 struct Desk {
     archive: Arc<Archive>,
@@ -100,21 +103,6 @@ impl Desk {
             node = self.store(first_id + level, &TreeNode::Index(level, entries));
         }
         Top { levels: 6, node }
-    }
-}
-
-fn entry(name: &str, what: TreeWhat) -> TreeEntry {
-    TreeEntry {
-        name: name.into(),
-        what,
-        mode: 0o600,
-        uid: 1,
-        gid: 2,
-        seconds: 3,
-        nanoseconds: 4,
-        link: 0,
-        is_in_part: false,
-        attributes: Attributes::default(),
     }
 }
 
@@ -379,14 +367,7 @@ fn rule_09_long_tags_have_a_limit_in_all_and_keep_no_short_ones_out() {
     with(31, vec!["short".into(); 50]).unwrap();
     // What goes makes room.
     forget(&desk.archive, &[SnapshotId([1; 16])], 2_000).unwrap();
-    let options = CollectionOptions {
-        now: 3_000,
-        keep_partial: 0,
-        wait: false,
-        trash: 0,
-        reserve_bytes: 1 << 20,
-        encode_all: false,
-    };
+    let options = options(3_000);
     Collection::begin(&desk.archive, options).unwrap().run(&mut |_| {}).unwrap();
     with(32, long()).unwrap();
     assert!(check(&desk.archive, true, &mut |_, _, _| {}).unwrap().is_well());

@@ -97,14 +97,7 @@ impl Desk {
 }
 
 fn options(now: u64, trash: u64) -> CollectionOptions {
-    CollectionOptions {
-        now,
-        keep_partial: 0,
-        trash,
-        wait: false,
-        reserve_bytes: 1 << 20,
-        encode_all: false,
-    }
+    CollectionOptions { trash, ..support::options(now) }
 }
 
 #[test]

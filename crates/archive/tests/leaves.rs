@@ -123,14 +123,7 @@ fn is_whole(archive: &Arc<Archive>, streams: std::ops::Range<usize>) {
 }
 
 fn collect(archive: &Arc<Archive>) {
-    let options = Options {
-        now: 1_000_000,
-        keep_partial: 0,
-        trash: 0,
-        wait: true,
-        reserve_bytes: 4096,
-        encode_all: false,
-    };
+    let options = Options { wait: true, reserve_bytes: 4096, ..support::options(1_000_000) };
     Collection::begin(archive, options).unwrap().run(&mut |_| {}).unwrap();
 }
 

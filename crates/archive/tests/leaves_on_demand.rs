@@ -98,14 +98,7 @@ fn fill(archive: &Arc<Archive>, streams: std::ops::Range<usize>) {
 }
 
 fn collect(archive: &Arc<Archive>) {
-    let options = Options {
-        now: 1_000_000,
-        keep_partial: 0,
-        trash: 0,
-        wait: false,
-        reserve_bytes: 4096,
-        encode_all: false,
-    };
+    let options = Options { reserve_bytes: 4096, ..support::options(1_000_000) };
     Collection::begin(archive, options).unwrap().run(&mut |_| {}).unwrap();
 }
 

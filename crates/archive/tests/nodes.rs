@@ -386,14 +386,7 @@ fn nodes_that_are_written_are_not_blamed_for_one_that_can_not_be_read() {
         desk.try_put("a", &bytes, false).unwrap();
         let archive = desk.open(false).unwrap().1;
         Ingest::begin(&archive, false, false).unwrap().import(true).unwrap();
-        let options = CollectionOptions {
-            now: 1000,
-            keep_partial: 0,
-            trash: 0,
-            wait: true,
-            encode_all: false,
-            reserve_bytes: 1 << 20,
-        };
+        let options = CollectionOptions { wait: true, ..support::options(1000) };
         Collection::begin(&archive, options).unwrap().run(&mut |_| {}).unwrap();
         drop(archive);
         let names = Directory::open(&desk.path(0), true).unwrap().names().unwrap();

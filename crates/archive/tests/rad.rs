@@ -99,14 +99,7 @@ impl Desk {
 }
 
 fn collect(archive: &Arc<Archive>, encode_all: bool) -> Result<Collected> {
-    let options = Options {
-        now: 5_000,
-        keep_partial: 0,
-        trash: 0,
-        wait: false,
-        reserve_bytes: 1 << 20,
-        encode_all,
-    };
+    let options = Options { encode_all, ..support::options(5_000) };
     Collection::begin(archive, options)?.run(&mut |_| {})
 }
 

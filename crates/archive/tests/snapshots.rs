@@ -6,13 +6,13 @@ mod support;
 use std::{fs, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
 
 use onefold_archive::{
-    Archive, Attributes, BackupRequest, Collection, CollectionOptions, Compression, Content, Event,
-    FileMap, Format, Gauge, Known, Settings, SnapshotId, Stat, TreeEntry, TreeReader, TreeWhat,
-    Verify, backup, check,
+    Archive, Attributes, BackupRequest, Collection, Compression, Content, Event, FileMap, Format,
+    Gauge, Known, Settings, SnapshotId, Stat, TreeEntry, TreeReader, TreeWhat, Verify, backup,
+    check,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Kind, Result};
-use support::noise;
+use support::{entry, noise, options};
 
 struct Desk(tempfile::TempDir);
 
@@ -76,16 +76,11 @@ impl Desk {
     }
 
     fn gc(&self) {
-        let options = CollectionOptions {
-            now: 2_000_000,
-            keep_partial: 0,
-            trash: 0,
-            wait: false,
-            reserve_bytes: 1 << 20,
-            encode_all: false,
-        };
         for _ in 0..2 {
-            Collection::begin(&self.archive(), options).unwrap().run(&mut |_| {}).unwrap();
+            Collection::begin(&self.archive(), options(2_000_000))
+                .unwrap()
+                .run(&mut |_| {})
+                .unwrap();
         }
     }
 
@@ -105,21 +100,6 @@ impl Desk {
         let file = fs::File::options().write(true).open(path).unwrap();
         // Upper case, and back.
         file.write_all_at(&[byte ^ 0x20], at as u64).unwrap();
-    }
-}
-
-fn entry(name: &str, what: TreeWhat) -> TreeEntry {
-    TreeEntry {
-        name: name.into(),
-        what,
-        mode: 0o600,
-        uid: 1,
-        gid: 2,
-        seconds: 3,
-        nanoseconds: 4,
-        link: 0,
-        is_in_part: false,
-        attributes: Attributes::default(),
     }
 }
 

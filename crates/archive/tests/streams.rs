@@ -145,14 +145,7 @@ fn merged_containers_are_counted_too_when_counts_are_lost() {
         desk.put(&format!("v{n}"), &version);
     }
     let collect = || -> Collected {
-        let options = Options {
-            now: 5_000,
-            keep_partial: 86_400,
-            trash: 0,
-            wait: false,
-            reserve_bytes: 1 << 20,
-            encode_all: false,
-        };
+        let options = Options { keep_partial: 86_400, ..support::options(5_000) };
         Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap()
     };
     for gone in 0..3 {
@@ -196,14 +189,7 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
         desk.put(&format!("v{n}"), version);
     }
     let collect = || -> Collected {
-        let options = Options {
-            now: 5_000,
-            keep_partial: 86_400,
-            trash: 0,
-            wait: false,
-            reserve_bytes: 1 << 20,
-            encode_all: false,
-        };
+        let options = Options { keep_partial: 86_400, ..support::options(5_000) };
         Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap()
     };
     assert_eq!(collect(), Collected::default());
@@ -258,14 +244,7 @@ fn many_tiny_files_are_merged_into_containers_that_can_be_read() {
     put("all", |_| true);
     assert_eq!(put("some", |n| n % 9 < 4).new_bytes, 0);
     desk.archive().remove("all").unwrap();
-    let options = Options {
-        now: 5_000,
-        keep_partial: 0,
-        trash: 0,
-        wait: false,
-        reserve_bytes: 1 << 20,
-        encode_all: false,
-    };
+    let options = support::options(5_000);
     let done = Collection::begin(&desk.archive(), options).unwrap().run(&mut |_| {}).unwrap();
     assert!(done.merged > 3, "{done:?}");
     assert!(desk.get("some").unwrap() == files(|n| n % 9 < 4).collect::<String>().into_bytes());

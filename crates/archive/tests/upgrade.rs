@@ -216,14 +216,7 @@ fn rule_01_an_upgrade_is_refused_while_others_are_at_work() {
     let putting = Ingest::begin(&other, false, true).unwrap();
     refused("a put, a backup, a server");
     drop(putting);
-    let options = CollectionOptions {
-        now: 1_000_000,
-        keep_partial: 0,
-        trash: 0,
-        wait: false,
-        reserve_bytes: 4096,
-        encode_all: false,
-    };
+    let options = CollectionOptions { reserve_bytes: 4096, ..support::options(1_000_000) };
     let collecting = Collection::begin(&other, options).unwrap();
     refused("a gc");
     drop(collecting);

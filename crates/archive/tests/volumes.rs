@@ -416,14 +416,7 @@ fn with_clones() -> tempfile::TempDir {
 }
 
 fn collect(archive: &Arc<Archive>) {
-    let options = CollectionOptions {
-        now: 10_000,
-        keep_partial: 0,
-        trash: 0,
-        wait: false,
-        reserve_bytes: 1 << 20,
-        encode_all: false,
-    };
+    let options = support::options(10_000);
     Collection::begin(archive, options).unwrap().run(&mut |_| ()).unwrap();
 }
 

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod support;
+
 use std::{
     io::{PipeReader, Read, Write, pipe},
     sync::Arc,
@@ -18,94 +20,18 @@ use onefold_core::{
     Algorithm, Block, BlockRead, BlockRef, Class, Disk, Exports, Kind, Lba, Result, Run,
 };
 
+use support::{Site, content, formatted, same, whole};
+
 const BLOCKS: u64 = 20_000;
-
-/// A store with its threads.
-struct Site {
-    store: Arc<Store>,
-    disk: Arc<MemoryDisk>,
-    threads: Vec<thread::JoinHandle<()>>,
-}
-
-fn formatted(format: &Format) -> Site {
-    let disk = Arc::new(MemoryDisk::new(format.blocks));
-    Engine::format(&*disk, format).unwrap();
-    opened(disk)
-}
-
-fn opened(disk: Arc<MemoryDisk>) -> Site {
-    let clock = Arc::new(MonotonicClock::new());
-    let store = Store::open(disk.clone(), clock, Settings::for_memory(32 << 20)).unwrap();
-    let (one, other) = (store.clone(), store.clone());
-    let threads = vec![
-        thread::spawn(move || one.run_writer()),
-        thread::spawn(move || other.run_background()),
-    ];
-    Site { store, disk, threads }
-}
-
-/// The same store, closed and opened anew: its index knows nothing yet.
-fn reopened(site: Site) -> Site {
-    let disk = site.disk.clone();
-    site.end();
-    opened(disk)
-}
 
 fn site(id: u8, secret: u8) -> Site {
     formatted(&Format::new([id; 16], [secret; 32], 65_536))
 }
 
-impl Site {
-    fn end(self) {
-        self.store.stop();
-        self.threads.into_iter().for_each(|one| one.join().unwrap());
-        self.store.close().unwrap();
-        let disk: Arc<dyn Disk> = self.disk;
-        let report = check(&disk, &mut |_| {}).unwrap();
-        assert_eq!(report.problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
-    }
-
-    fn read(&self, name: &str) -> Vec<Block> {
-        let volume = StoreExports(self.store.clone()).open(name).unwrap();
-        let mut blocks = Block::zeroed_vec((volume.size() / 4096) as usize);
-        let mut reads = [BlockRead { first: Lba(0), into: &mut blocks, result: Ok(()) }];
-        volume.read(&mut reads);
-        let [read] = reads;
-        read.result.unwrap();
-        blocks
-    }
-
-    /// A volume with the contents of these numbers, from the block `first` on.
-    fn fill(&self, name: &str, first: u64, contents: std::ops::Range<u64>) {
-        if self.store.engine().find_volume(name).is_err() {
-            self.store.create_volume(name, BLOCKS * 4096).unwrap();
-        }
-        let volume = StoreExports(self.store.clone()).open(name).unwrap();
-        for n in contents.clone() {
-            volume.write((first + n - contents.start) * 4096, &content(n)).unwrap();
-        }
-    }
-
-    fn snapshot(&self, name: &str) {
-        self.store.snapshot(&[name.to_owned()], &mut || {}).unwrap();
-    }
-}
-
-/// Bytes that nothing compresses much.
-fn content(n: u64) -> Vec<u8> {
-    let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let bytes = (0..4096).map(|_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u8
-    });
-    bytes.collect()
-}
-
-fn same(one: &[Block], other: &[Block]) {
-    assert_eq!(one.len(), other.len());
-    assert_eq!(one.iter().zip(other).position(|(one, other)| one.0 != other.0), None);
+/// A volume of this name with the contents of these numbers from a block on.
+fn create(site: &Site, name: &str, first: u64, contents: Range<u64>) {
+    site.store.create_volume(name, BLOCKS * 4096).unwrap();
+    site.fill(name, first, contents);
 }
 
 /// Passes so many bytes on, and counts them.
@@ -165,17 +91,13 @@ fn copy(here: &Site, there: &Site, what: &SendWhat, most: u64) -> Copied {
     Copied { sent, received, there: to.join().unwrap(), back: back.join().unwrap() }
 }
 
-fn whole(name: &str) -> SendWhat {
-    SendWhat { snapshot: name.to_owned(), ..SendWhat::default() }
-}
-
 /// The receiver has the first 5,000 contents of 6,000 somewhere else.
 fn pair(secret: u8) -> (Site, Site) {
     let (here, there) = (site(1, 1), site(2, secret));
-    here.fill("vm1", 100, 0..6000);
+    create(&here, "vm1", 100, 0..6000);
     here.fill("vm1", 9000, 2000..2500);
     here.snapshot("vm1@a");
-    there.fill("other", 0, 0..5000);
+    create(&there, "other", 0, 0..5000);
     there.snapshot("other@kept");
     (here, there)
 }
@@ -211,7 +133,7 @@ fn only_what_is_missing_goes_over_and_all_of_it_is_right() {
 #[test]
 fn a_receiver_that_was_just_opened_asks_for_no_block_that_it_has() {
     let (here, there) = pair(1);
-    let there = reopened(there);
+    let there = there.reopened();
     let done = copy(&here, &there, &whole("vm1@a"), u64::MAX);
     let totals = done.sent.unwrap();
     assert_eq!((totals.data, totals.held), (1000, 5500));
@@ -263,9 +185,9 @@ fn a_copy_that_is_cut_off_anywhere_goes_on() {
 fn rule_18_content_that_was_not_proved_to_be_the_senders_is_in_no_volume() {
     let all_held = || {
         let (here, there) = (site(1, 1), site(2, 1));
-        here.fill("vm1", 0, 0..256);
+        create(&here, "vm1", 0, 0..256);
         here.snapshot("vm1@a");
-        there.fill("other", 0, 0..256);
+        create(&there, "other", 0, 0..256);
         (here, there)
     };
     let (here, there) = all_held();
@@ -320,7 +242,7 @@ fn a_store_that_compares_bytes_does_not_negotiate() {
     };
     let (here, there) = (formatted(&format), site(2, 1));
     for (one, other) in [(&here, &there), (&there, &here)] {
-        one.fill("vm1", 0, 0..10);
+        create(one, "vm1", 0, 0..10);
         one.snapshot("vm1@a");
         let done = copy(one, other, &whole("vm1@a"), u64::MAX);
         assert!(done.sent.is_err() && done.received.is_err());

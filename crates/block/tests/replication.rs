@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod support;
+
 use std::{
     sync::{Arc, Mutex, PoisonError},
     thread,
@@ -15,107 +17,45 @@ use onefold_block::{
 };
 use onefold_core::{Block, BlockRead, Disk, Exports, Kind, Lba, Result};
 
+use support::{Site, changes, formatted, opened, same, whole};
+
 const BLOCKS: u64 = 3000;
 
-/// A store with its threads.
-struct Site {
-    store: Arc<Store>,
-    disk: Arc<MemoryDisk>,
-    threads: Vec<thread::JoinHandle<()>>,
-}
-
 fn site(secret: u8) -> Site {
-    let disk = Arc::new(MemoryDisk::new(65_536));
-    let format = Format { zone_blocks: 64, ..Format::new([secret; 16], [secret; 32], 65_536) };
-    Engine::format(&*disk, &format).unwrap();
-    open(disk)
+    formatted(&Format { zone_blocks: 64, ..Format::new([secret; 16], [secret; 32], 65_536) })
 }
 
-fn open(disk: Arc<MemoryDisk>) -> Site {
-    let clock = Arc::new(MonotonicClock::new());
-    let store = Store::open(disk.clone(), clock, Settings::for_memory(32 << 20)).unwrap();
-    let (one, other) = (store.clone(), store.clone());
-    let threads = vec![
-        thread::spawn(move || one.run_writer()),
-        thread::spawn(move || other.run_background()),
-    ];
-    Site { store, disk, threads }
-}
-
-impl Site {
-    fn end(self) {
-        self.store.stop();
-        self.threads.into_iter().for_each(|one| one.join().unwrap());
-        self.store.close().unwrap();
-        let disk: Arc<dyn Disk> = self.disk;
-        let report = check(&disk, &mut |_| {}).unwrap();
-        assert_eq!(report.problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
-    }
-
-    fn read(&self, name: &str) -> Vec<Block> {
-        let volume = StoreExports(self.store.clone()).open(name).unwrap();
-        let mut blocks = Block::zeroed_vec((volume.size() / 4096) as usize);
-        let mut reads = [BlockRead { first: Lba(0), into: &mut blocks, result: Ok(()) }];
-        volume.read(&mut reads);
-        let [read] = reads;
-        read.result.unwrap();
-        blocks
-    }
-
-    fn change(&self, name: &str, dice: &mut Dice, changes: u64) {
-        let volume = StoreExports(self.store.clone()).open(name).unwrap();
-        let size = volume.size() / 4096;
-        for _ in 0..changes {
-            let first = dice.roll(size);
-            let blocks = 1 + dice.roll(20.min(size - first));
-            let (offset, bytes) = (first * 4096, blocks * 4096);
-            match dice.roll(8) {
-                0 => volume.trim(offset, bytes).unwrap(),
-                1 => volume.write_zeroes(offset, bytes, true).unwrap(),
-                2 => volume.trim(offset, (dice.roll(size - first) + 1) * 4096).unwrap(),
-                _ => {
-                    let mut data = Vec::new();
-                    for _ in 0..blocks {
-                        let (byte, kind) = (dice.roll(250) as u8, dice.roll(3));
-                        data.extend((0..4096u32).map(|n| match kind {
-                            0 => byte,
-                            1 => byte ^ ((n * n) >> 7) as u8,
-                            _ => dice.roll(256) as u8,
-                        }));
-                    }
-                    volume.write(offset, &data).unwrap()
+fn change(site: &Site, name: &str, dice: &mut Dice, changes: u64) {
+    let volume = site.volume(name);
+    let size = volume.size() / 4096;
+    for _ in 0..changes {
+        let first = dice.roll(size);
+        let blocks = 1 + dice.roll(20.min(size - first));
+        let (offset, bytes) = (first * 4096, blocks * 4096);
+        match dice.roll(8) {
+            0 => volume.trim(offset, bytes).unwrap(),
+            1 => volume.write_zeroes(offset, bytes, true).unwrap(),
+            2 => volume.trim(offset, (dice.roll(size - first) + 1) * 4096).unwrap(),
+            _ => {
+                let mut data = Vec::new();
+                for _ in 0..blocks {
+                    let (byte, kind) = (dice.roll(250) as u8, dice.roll(3));
+                    data.extend((0..4096u32).map(|n| match kind {
+                        0 => byte,
+                        1 => byte ^ ((n * n) >> 7) as u8,
+                        _ => dice.roll(256) as u8,
+                    }));
                 }
-            };
-        }
-    }
-
-    fn send(&self, what: &SendWhat) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        Copies::of(&self.store).send(what, &mut bytes).unwrap();
-        bytes
-    }
-
-    fn receive(&self, bytes: &[u8]) -> Result<Received> {
-        Copies::of(&self.store).receive(None, false, bytes, &mut |_| Ok(()))
-    }
-
-    fn snapshot(&self, name: &str) {
-        self.store.snapshot(&[name.to_owned()], &mut || {}).unwrap();
+                volume.write(offset, &data).unwrap()
+            }
+        };
     }
 }
 
-fn whole(name: &str) -> SendWhat {
-    SendWhat { snapshot: name.to_owned(), ..SendWhat::default() }
-}
-
-fn changes(from: &str, to: &str) -> SendWhat {
-    SendWhat { from: Some(from.to_owned()), ..whole(to) }
-}
-
-fn same(one: &[Block], other: &[Block]) {
-    assert_eq!(one.len(), other.len());
-    let differing = one.iter().zip(other).position(|(one, other)| one.0 != other.0);
-    assert_eq!(differing, None);
+fn send(site: &Site, what: &SendWhat) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Copies::of(&site.store).send(what, &mut bytes).unwrap();
+    bytes
 }
 
 struct Dice(u64);
@@ -134,29 +74,29 @@ fn a_chain_of_snapshots_comes_over_and_the_replica_is_the_last_one() {
         let dice = &mut Dice(seed);
         let (here, there) = (site(1), site(2));
         here.store.create_volume("vm1", BLOCKS * 4096).unwrap();
-        here.change("vm1", dice, 120);
+        change(&here, "vm1", dice, 120);
         here.snapshot("vm1@0");
-        there.receive(&here.send(&whole("vm1@0"))).unwrap();
+        there.receive(&send(&here, &whole("vm1@0"))).unwrap();
         for round in 1..6 {
             let (from, to) = (format!("vm1@{}", round - 1), format!("vm1@{round}"));
             if dice.roll(3) == 0 {
                 let size = 1 + dice.roll(2 * BLOCKS);
                 here.store.resize_volume("vm1", size * 4096).unwrap();
             }
-            here.change("vm1", dice, 10);
+            change(&here, "vm1", dice, 10);
             here.snapshot(&to);
-            let stream = here.send(&changes(&from, &to));
+            let stream = send(&here, &changes(&from, &to));
             assert_eq!(there.receive(&stream).unwrap().name, to);
             same(&there.read(&to), &here.read(&to));
             same(&there.read("vm1"), &here.read(&to));
             same(&there.read(&from), &here.read(&from));
         }
-        let volume = StoreExports(there.store.clone()).open("vm1").unwrap();
+        let volume = there.volume("vm1");
         assert!(volume.is_read_only());
         assert_eq!(volume.write(0, &[1; 4096]).unwrap_err().kind(), Kind::Denied);
         drop(volume);
         Copies::of(&there.store).promote("vm1").unwrap();
-        there.change("vm1", dice, 3);
+        change(&there, "vm1", dice, 3);
         here.end();
         there.end();
     }
@@ -167,14 +107,14 @@ fn a_stream_that_is_cut_off_anywhere_shows_nothing_and_goes_on() {
     let dice = &mut Dice(9);
     let (here, there) = (site(1), site(2));
     here.store.create_volume("vm1", BLOCKS * 4096).unwrap();
-    here.change("vm1", dice, 150);
+    change(&here, "vm1", dice, 150);
     here.snapshot("vm1@a");
-    here.change("vm1", dice, 60);
+    change(&here, "vm1", dice, 60);
     here.snapshot("vm1@b");
     for (n, mut what) in [whole("vm1@a"), changes("vm1@a", "vm1@b")].into_iter().enumerate() {
         let mut cuts = 0;
         loop {
-            let stream = here.send(&what);
+            let stream = send(&here, &what);
             let cut = 100 + dice.roll(stream.len() as u64 / 4 + 30_000) as usize;
             let error = match stream.get(..cut) {
                 None => {
@@ -224,17 +164,17 @@ fn a_receive_that_was_cut_off_is_there_when_the_store_is_opened_again_and_can_be
     let dice = &mut Dice(5);
     let (here, there) = (site(1), site(2));
     here.store.create_volume("vm1", BLOCKS * 4096).unwrap();
-    here.change("vm1", dice, 100);
+    change(&here, "vm1", dice, 100);
     here.snapshot("vm1@a");
-    let stream = here.send(&whole("vm1@a"));
+    let stream = send(&here, &whole("vm1@a"));
     there.receive(&stream[..stream.len() / 2]).unwrap_err();
     let before = Copies::of(&there.store).receives();
     assert!(before[0].received_bytes > 0);
     let disk = there.disk.clone();
     there.end();
-    let there = open(disk);
+    let there = opened(disk);
     assert_eq!(Copies::of(&there.store).receives(), before);
-    let rest = here.send(&SendWhat { resume: Some(before[0].token), ..whole("vm1@a") });
+    let rest = send(&here, &SendWhat { resume: Some(before[0].token), ..whole("vm1@a") });
     assert!(rest.len() < stream.len());
     there.receive(&rest[..rest.len() / 2]).unwrap_err();
     Copies::of(&there.store).abort_receive("vm1").unwrap();
@@ -253,28 +193,28 @@ fn what_does_not_fit_is_refused() {
     let dice = &mut Dice(7);
     let (here, there) = (site(1), site(2));
     here.store.create_volume("vm1", BLOCKS * 4096).unwrap();
-    here.change("vm1", dice, 50);
+    change(&here, "vm1", dice, 50);
     for name in ["vm1@a", "vm1@b", "vm1@c"] {
         here.snapshot(name);
-        here.change("vm1", dice, 5);
+        change(&here, "vm1", dice, 5);
     }
     let kind = |stream: &[u8]| there.receive(stream).unwrap_err().kind();
     // No volume, no base, a name that is taken, a base that the replica does not hold.
-    assert_eq!(kind(&here.send(&changes("vm1@a", "vm1@b"))), Kind::NotFound);
-    there.receive(&here.send(&whole("vm1@a"))).unwrap();
-    assert_eq!(kind(&here.send(&changes("vm1@b", "vm1@c"))), Kind::NotFound);
-    assert_eq!(kind(&here.send(&whole("vm1@b"))), Kind::Exists);
-    there.receive(&here.send(&changes("vm1@a", "vm1@b"))).unwrap();
-    assert_eq!(kind(&here.send(&changes("vm1@a", "vm1@b"))), Kind::Exists);
-    assert_eq!(kind(&here.send(&changes("vm1@a", "vm1@c"))), Kind::InvalidInput);
+    assert_eq!(kind(&send(&here, &changes("vm1@a", "vm1@b"))), Kind::NotFound);
+    there.receive(&send(&here, &whole("vm1@a"))).unwrap();
+    assert_eq!(kind(&send(&here, &changes("vm1@b", "vm1@c"))), Kind::NotFound);
+    assert_eq!(kind(&send(&here, &whole("vm1@b"))), Kind::Exists);
+    there.receive(&send(&here, &changes("vm1@a", "vm1@b"))).unwrap();
+    assert_eq!(kind(&send(&here, &changes("vm1@a", "vm1@b"))), Kind::Exists);
+    assert_eq!(kind(&send(&here, &changes("vm1@a", "vm1@c"))), Kind::InvalidInput);
     // A volume that was changed is given up only when that is said.
     Copies::of(&there.store).promote("vm1").unwrap();
-    let stream = here.send(&changes("vm1@b", "vm1@c"));
+    let stream = send(&here, &changes("vm1@b", "vm1@c"));
     assert_eq!(kind(&stream), Kind::InvalidInput);
     Copies::of(&there.store).receive(None, true, &stream[..], &mut |_| Ok(())).unwrap();
     same(&there.read("vm1"), &here.read("vm1@c"));
     // Another name, and raw data.
-    let stream = here.send(&whole("vm1@a"));
+    let stream = send(&here, &whole("vm1@a"));
     Copies::of(&there.store).receive(Some("other"), false, &stream[..], &mut |_| Ok(())).unwrap();
     same(&there.read("other"), &here.read("vm1@a"));
     let mut raw = Vec::new();
@@ -297,17 +237,17 @@ fn snapshots_of_one_moment_have_numbers_of_their_own() {
     let dice = &mut Dice(11);
     let (here, there) = (site(1), site(2));
     here.store.create_volume("vm1", BLOCKS * 4096).unwrap();
-    here.change("vm1", dice, 20);
+    change(&here, "vm1", dice, 20);
     // The same millisecond, and the same content.
     let names = ["vm1@a".to_owned(), "vm1@b".to_owned()];
     here.store.snapshot(&names, &mut || {}).unwrap();
-    here.change("vm1", dice, 5);
+    change(&here, "vm1", dice, 5);
     here.snapshot("vm1@c");
-    there.receive(&here.send(&whole("vm1@a"))).unwrap();
+    there.receive(&send(&here, &whole("vm1@a"))).unwrap();
     // The replica holds another snapshot, though one with the same content.
-    let last = here.send(&changes("vm1@b", "vm1@c"));
+    let last = send(&here, &changes("vm1@b", "vm1@c"));
     assert_eq!(there.receive(&last).unwrap_err().kind(), Kind::NotFound);
-    there.receive(&here.send(&changes("vm1@a", "vm1@b"))).unwrap();
+    there.receive(&send(&here, &changes("vm1@a", "vm1@b"))).unwrap();
     there.receive(&last).unwrap();
     same(&there.read("vm1"), &here.read("vm1@c"));
     here.end();
@@ -318,20 +258,20 @@ fn snapshots_of_one_moment_have_numbers_of_their_own() {
 fn changes_cost_what_changed_and_like_blocks_are_sent_once() {
     let (here, there) = (site(1), site(2));
     here.store.create_volume("vm1", BLOCKS * 4096).unwrap();
-    let volume = StoreExports(here.store.clone()).open("vm1").unwrap();
+    let volume = here.volume("vm1");
     let dice = &mut Dice(3);
     let image: Vec<u8> = (0..1000 * 4096).map(|_| dice.roll(256) as u8).collect();
     volume.write(0, &image).unwrap();
     volume.write(1500 * 4096, &image).unwrap();
     drop(volume);
     here.snapshot("vm1@a");
-    let first = here.send(&whole("vm1@a"));
+    let first = send(&here, &whole("vm1@a"));
     assert!(first.len() < 1100 * 4096, "{}", first.len());
-    let volume = StoreExports(here.store.clone()).open("vm1").unwrap();
+    let volume = here.volume("vm1");
     volume.write(10 * 4096, &image[..4096 * 7 + 100]).unwrap();
     drop(volume);
     here.snapshot("vm1@b");
-    let second = here.send(&changes("vm1@a", "vm1@b"));
+    let second = send(&here, &changes("vm1@a", "vm1@b"));
     assert!(second.len() < 10 * 4096, "{}", second.len());
     there.receive(&first).unwrap();
     there.receive(&second).unwrap();
@@ -378,14 +318,14 @@ fn clients_write_while_a_snapshot_is_sent_and_another_is_received() {
         site.store.create_volume("busy", BLOCKS * 4096).unwrap();
     }
     here.store.create_volume("vm1", BLOCKS * 4096).unwrap();
-    here.change("vm1", dice, 100);
+    change(&here, "vm1", dice, 100);
     here.snapshot("vm1@a");
     let failed = Mutex::new(false);
     thread::scope(|scope| {
         let writer = |site: &Site, seed| {
             let dice = &mut Dice(seed);
             while !*failed.lock().unwrap_or_else(PoisonError::into_inner) {
-                site.change("busy", dice, 5);
+                change(&site, "busy", dice, 5);
                 thread::sleep(std::time::Duration::from_millis(2));
             }
         };
@@ -393,7 +333,7 @@ fn clients_write_while_a_snapshot_is_sent_and_another_is_received() {
         scope.spawn(move || writer(one, 5));
         scope.spawn(move || writer(other, 6));
         for round in 0..4 {
-            let stream = here.send(&whole("vm1@a"));
+            let stream = send(&here, &whole("vm1@a"));
             let name = format!("copy{round}");
             Copies::of(&there.store)
                 .receive(Some(&name), false, &stream[..], &mut |_| Ok(()))

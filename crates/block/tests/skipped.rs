@@ -4,21 +4,21 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod support;
+
 use std::{
     io::{PipeReader, PipeWriter, pipe},
     ops::Range,
-    sync::Arc,
     thread,
 };
 
-use onefold_backend::{MemoryDisk, MonotonicClock};
-use onefold_block::{
-    Copies, Engine, Format, Received, SendWhat, Settings, Store, StoreExports, Totals,
-    check::{check, scrub_map},
-};
+use onefold_backend::MemoryDisk;
+use onefold_block::{Copies, Format, Received, SendWhat, Totals, check::scrub_map};
 use onefold_core::{
     Block, BlockRead, BlockRef, Class, Disk, Exports, ExtentKind, Kind, Lba, Pba, Read, Result, Run,
 };
+
+use support::{Site, changes, content, formatted, whole};
 
 /// Blocks of a volume: three leaves of its map.
 const BLOCKS: u64 = 3 * 288;
@@ -26,103 +26,44 @@ const BLOCKS: u64 = 3 * 288;
 /// Blocks of a store.
 const STORE_BLOCKS: u64 = 32_768;
 
-/// A store with its threads.
-struct Site {
-    store: Arc<Store>,
-    disk: Arc<MemoryDisk>,
-    threads: Vec<thread::JoinHandle<()>>,
-}
-
 fn site(id: u8) -> Site {
-    let disk = Arc::new(MemoryDisk::new(STORE_BLOCKS));
-    Engine::format(&*disk, &Format::new([id; 16], [7; 32], STORE_BLOCKS)).unwrap();
-    open(disk)
+    formatted(&Format::new([id; 16], [7; 32], STORE_BLOCKS))
 }
 
-fn open(disk: Arc<MemoryDisk>) -> Site {
-    let clock = Arc::new(MonotonicClock::new());
-    let store = Store::open(disk.clone(), clock, Settings::for_memory(32 << 20)).unwrap();
-    let (one, other) = (store.clone(), store.clone());
-    let threads = vec![
-        thread::spawn(move || one.run_writer()),
-        thread::spawn(move || other.run_background()),
-    ];
-    Site { store, disk, threads }
+/// Closes a store; its check finds nothing wrong, and so many blocks that are lost.
+fn end(site: Site, lost: u64) {
+    assert_eq!(site.end().lost_addresses, lost);
 }
 
-impl Site {
-    fn close(self) -> Arc<MemoryDisk> {
-        self.store.stop();
-        self.threads.into_iter().for_each(|one| one.join().unwrap());
-        self.store.close().unwrap();
-        self.disk
-    }
-
-    /// Closes it; its check finds nothing wrong, and so many blocks that are lost.
-    fn end(self, lost: u64) {
-        let disk: Arc<dyn Disk> = self.close();
-        let report = check(&disk, &mut |_| {}).unwrap();
-        assert_eq!(report.problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
-        assert_eq!(report.lost_addresses, lost);
-    }
-
-    /// Each block by itself; none where that is an error.
-    fn read(&self, name: &str) -> Vec<Option<Block>> {
-        let volume = StoreExports(self.store.clone()).open(name).unwrap();
-        (0..volume.size() / 4096)
-            .map(|lba| {
-                let mut block = Block::zeroed_vec(1);
-                block[0].0.fill(0xee);
-                let mut reads = [BlockRead { first: Lba(lba), into: &mut block, result: Ok(()) }];
-                volume.read(&mut reads);
-                let [read] = reads;
-                match read.result {
-                    Ok(()) => block.pop(),
-                    Err(error) => {
-                        assert_eq!(error.kind(), Kind::Corrupt, "{error}");
-                        None
-                    }
+/// Each block by itself; none where that is an error.
+fn read(site: &Site, name: &str) -> Vec<Option<Block>> {
+    let volume = site.volume(name);
+    (0..volume.size() / 4096)
+        .map(|lba| {
+            let mut block = Block::zeroed_vec(1);
+            block[0].0.fill(0xee);
+            let mut reads = [BlockRead { first: Lba(lba), into: &mut block, result: Ok(()) }];
+            volume.read(&mut reads);
+            let [read] = reads;
+            match read.result {
+                Ok(()) => block.pop(),
+                Err(error) => {
+                    assert_eq!(error.kind(), Kind::Corrupt, "{error}");
+                    None
                 }
-            })
-            .collect()
-    }
-
-    fn fill(&self, name: &str, blocks: Range<u64>, from: u64) {
-        let volume = StoreExports(self.store.clone()).open(name).unwrap();
-        for (lba, n) in blocks.zip(from..) {
-            volume.write(lba * 4096, &content(n)).unwrap();
-        }
-    }
-
-    fn snapshot(&self, name: &str) {
-        self.store.snapshot(&[name.to_owned()], &mut || {}).unwrap();
-    }
-
-    fn send(&self, what: &SendWhat) -> Result<(Vec<u8>, Totals)> {
-        let mut bytes = Vec::new();
-        Copies::of(&self.store).send(what, &mut bytes).map(|totals| (bytes, totals))
-    }
-
-    fn receive(&self, bytes: &[u8]) -> Result<Received> {
-        Copies::of(&self.store).receive(None, false, bytes, &mut |_| Ok(()))
-    }
-
-    fn lost_blocks(&self, name: &str) -> u64 {
-        let status = self.store.status();
-        status.volumes.iter().find(|volume| volume.name == name).unwrap().lost_blocks
-    }
+            }
+        })
+        .collect()
 }
 
-/// Bytes that nothing compresses, so that they lie on the disk as they are.
-fn content(n: u64) -> Vec<u8> {
-    let mut state = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let bytes = (0..4096).map(|_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u8
-    });
-    bytes.collect()
+fn send(site: &Site, what: &SendWhat) -> Result<(Vec<u8>, Totals)> {
+    let mut bytes = Vec::new();
+    Copies::of(&site.store).send(what, &mut bytes).map(|totals| (bytes, totals))
+}
+
+fn lost_blocks(site: &Site, name: &str) -> u64 {
+    let status = site.store.status();
+    status.volumes.iter().find(|volume| volume.name == name).unwrap().lost_blocks
 }
 
 /// Flips a bit of each block of a disk that looks like this.
@@ -174,16 +115,8 @@ fn damage_older_leaves(disk: &MemoryDisk, index: u64) {
     damage(disk, |block| is_leaf(block, index) && birth(block) < youngest.get());
 }
 
-fn whole(name: &str) -> SendWhat {
-    SendWhat { snapshot: name.to_owned(), ..SendWhat::default() }
-}
-
 fn skipping(what: SendWhat) -> SendWhat {
     SendWhat { skip_damaged: true, ..what }
-}
-
-fn since(from: &str, to: &str) -> SendWhat {
-    SendWhat { from: Some(from.to_owned()), ..whole(to) }
 }
 
 /// Where errors are, as ranges.
@@ -213,11 +146,11 @@ fn same_but_for_lost(one: &[Option<Block>], other: &[Option<Block>]) {
 fn damaged() -> (Site, Vec<Option<Block>>) {
     let here = site(1);
     here.store.create_volume("vm1", BLOCKS * 4096).unwrap();
-    here.fill("vm1", 0..10, 0);
-    here.fill("vm1", 300..310, 100);
-    here.fill("vm1", 600..610, 200);
+    here.fill("vm1", 0, 0..10);
+    here.fill("vm1", 300, 100..110);
+    here.fill("vm1", 600, 200..210);
     here.snapshot("vm1@a");
-    let before = here.read("vm1@a");
+    let before = read(&here, "vm1@a");
     let disk = here.close();
     damage_content(&disk, 5);
     damage_leaf(&disk, 1);
@@ -230,20 +163,20 @@ const LOST: [Range<u64>; 2] = [5..6, 288..576];
 #[test]
 fn what_cannot_be_read_ends_a_stream_or_is_lost_where_it_is_received() {
     let (here, before) = damaged();
-    assert_eq!(here.send(&whole("vm1@a")).unwrap_err().kind(), Kind::Corrupt);
-    let (stream, totals) = here.send(&skipping(whole("vm1@a"))).unwrap();
+    assert_eq!(send(&here, &whole("vm1@a")).unwrap_err().kind(), Kind::Corrupt);
+    let (stream, totals) = send(&here, &skipping(whole("vm1@a"))).unwrap();
     assert_eq!((totals.lost, totals.data), (1 + 288, 19));
     let there = site(2);
     let received = there.receive(&stream).unwrap();
     assert_eq!(received.totals, totals);
     for name in ["vm1", "vm1@a"] {
-        let now = there.read(name);
+        let now = read(&there, name);
         assert_eq!(lost(&now), LOST, "{name}");
         same_but_for_lost(&now, &before);
     }
-    assert_eq!(there.lost_blocks("vm1"), 289);
+    assert_eq!(lost_blocks(&there, "vm1"), 289);
     // Clients are not told of holes, and what is lost is no new damage.
-    let volume = StoreExports(there.store.clone()).open("vm1").unwrap();
+    let volume = there.volume("vm1");
     let extents = volume.extents(0, BLOCKS * 4096, 100).unwrap();
     let mut at = 0;
     for extent in extents {
@@ -258,20 +191,20 @@ fn what_cannot_be_read_ends_a_stream_or_is_lost_where_it_is_received() {
     assert!(scrubbed.is_well());
     // Also after a restart.
     let there = open(there.close());
-    assert_eq!(lost(&there.read("vm1")), LOST);
-    assert_eq!(there.lost_blocks("vm1"), 289);
-    there.end(289);
+    assert_eq!(lost(&read(&there, "vm1")), LOST);
+    assert_eq!(lost_blocks(&there, "vm1"), 289);
+    end(there, 289);
 }
 
 #[test]
 fn lost_blocks_stay_lost_in_snapshots_clones_and_streams_until_they_are_written_or_trimmed() {
     let (here, _) = damaged();
-    let (stream, _) = here.send(&skipping(whole("vm1@a"))).unwrap();
+    let (stream, _) = send(&here, &skipping(whole("vm1@a"))).unwrap();
     let (there, third) = (site(2), site(3));
     there.receive(&stream).unwrap();
     there.store.clone_volume("vm1@a", "clone").unwrap();
-    let volume = StoreExports(there.store.clone()).open("clone").unwrap();
-    assert_eq!(lost(&there.read("clone")), LOST);
+    let volume = there.volume("clone");
+    assert_eq!(lost(&read(&there, "clone")), LOST);
     // A part of a lost block can't be written: the rest is not known.
     assert_eq!(volume.write(5 * 4096 + 7, &[1; 5]).unwrap_err().kind(), Kind::Corrupt);
     volume.write(300 * 4096, &content(77)).unwrap();
@@ -281,59 +214,59 @@ fn lost_blocks_stay_lost_in_snapshots_clones_and_streams_until_they_are_written_
     there.snapshot("clone@b");
     let left = [5..6, 288..300, 301..400, 476..500, 503..576];
     for name in ["clone", "clone@b"] {
-        let now = there.read(name);
+        let now = read(&there, name);
         assert_eq!(lost(&now), left, "{name}");
         assert_eq!(now[300].as_ref().unwrap().0[..], content(77)[..]);
         assert!([400, 475, 502].iter().all(|&lba: &usize| now[lba].as_ref().unwrap().is_zero()));
     }
     let count: u64 = left.iter().map(|range| range.end - range.start).sum();
-    assert_eq!((there.lost_blocks("clone"), there.lost_blocks("vm1")), (count, 289));
+    assert_eq!((lost_blocks(&there, "clone"), lost_blocks(&there, "vm1")), (count, 289));
     // Sent on, they are lost again, and no stream hides that.
-    assert_eq!(there.send(&whole("clone@b")).unwrap_err().kind(), Kind::Corrupt);
-    let (onward, totals) = there.send(&skipping(whole("clone@b"))).unwrap();
+    assert_eq!(send(&there, &whole("clone@b")).unwrap_err().kind(), Kind::Corrupt);
+    let (onward, totals) = send(&there, &skipping(whole("clone@b"))).unwrap();
     assert_eq!(totals.lost, count);
     third.receive(&onward).unwrap();
-    assert_eq!(lost(&third.read("clone@b")), left);
+    assert_eq!(lost(&read(&third, "clone@b")), left);
     // Changes alone say nothing of what was lost before.
-    there.fill("clone", 5..6, 1000);
+    there.fill("clone", 5, 1000..1001);
     there.snapshot("clone@c");
-    let (changes, totals) = there.send(&since("clone@b", "clone@c")).unwrap();
+    let (changed, totals) = send(&there, &changes("clone@b", "clone@c")).unwrap();
     assert_eq!((totals.data, totals.lost), (1, 0));
-    third.receive(&changes).unwrap();
-    assert_eq!(lost(&third.read("clone")), left[1..]);
-    assert_eq!(lost(&third.read("clone@b")), left);
-    third.end(count);
+    third.receive(&changed).unwrap();
+    assert_eq!(lost(&read(&third, "clone")), left[1..]);
+    assert_eq!(lost(&read(&third, "clone@b")), left);
+    end(third, count);
     // The clone shares the first leaf of its map.
-    there.end(289 + count - 1);
+    end(there, 289 + count - 1);
 }
 
 #[test]
 fn changes_are_sent_past_damage_of_either_snapshot() {
     let here = site(1);
     here.store.create_volume("vm1", BLOCKS * 4096).unwrap();
-    here.fill("vm1", 0..10, 0);
-    here.fill("vm1", 300..310, 100);
+    here.fill("vm1", 0, 0..10);
+    here.fill("vm1", 300, 100..110);
     here.snapshot("vm1@a");
     let there = site(2);
-    there.receive(&here.send(&whole("vm1@a")).unwrap().0).unwrap();
-    here.fill("vm1", 3..4, 400);
-    here.fill("vm1", 305..306, 500);
-    StoreExports(here.store.clone()).open("vm1").unwrap().trim(7 * 4096, 4096).unwrap();
+    there.receive(&send(&here, &whole("vm1@a")).unwrap().0).unwrap();
+    here.fill("vm1", 3, 400..401);
+    here.fill("vm1", 305, 500..501);
+    here.volume("vm1").trim(7 * 4096, 4096).unwrap();
     here.snapshot("vm1@b");
-    let before = here.read("vm1@b");
+    let before = read(&here, "vm1@b");
     let disk = here.close();
     // The base has a page that can't be read: all blocks there are told as they are now, holes too.
     damage_older_leaves(&disk, 0);
     damage_content(&disk, 500);
     let here = open(disk);
-    assert!(here.send(&since("vm1@a", "vm1@b")).is_err());
-    let (changes, totals) = here.send(&skipping(since("vm1@a", "vm1@b"))).unwrap();
+    assert!(send(&here, &changes("vm1@a", "vm1@b")).is_err());
+    let (changed, totals) = send(&here, &skipping(changes("vm1@a", "vm1@b"))).unwrap();
     assert_eq!((totals.lost, totals.data, totals.holes), (1, 9, 279));
-    there.receive(&changes).unwrap();
-    let now = there.read("vm1@b");
+    there.receive(&changed).unwrap();
+    let now = read(&there, "vm1@b");
     assert_eq!(lost(&now).as_slice(), std::slice::from_ref(&(305..306)));
     same_but_for_lost(&now, &before);
-    there.end(1);
+    end(there, 1);
 }
 
 #[test]
@@ -343,7 +276,7 @@ fn a_stream_with_lost_blocks_that_is_cut_off_goes_on() {
     let mut what = skipping(whole("vm1@a"));
     let mut cuts = 0;
     loop {
-        let (stream, _) = here.send(&what).unwrap();
+        let (stream, _) = send(&here, &what).unwrap();
         let Some(part) = stream.get(..stream.len().min(400 + 9000 * cuts)) else { unreachable!() };
         if part.len() == stream.len() {
             there.receive(&stream).unwrap();
@@ -354,10 +287,10 @@ fn a_stream_with_lost_blocks_that_is_cut_off_goes_on() {
         what.resume = Copies::of(&there.store).receives().first().map(|state| state.token);
     }
     assert!(cuts > 3, "{cuts}");
-    let now = there.read("vm1@a");
+    let now = read(&there, "vm1@a");
     assert_eq!(lost(&now), LOST);
     same_but_for_lost(&now, &before);
-    there.end(289);
+    end(there, 289);
 }
 
 /// Sends by two pipes to a receiver that says what it has.
@@ -380,14 +313,14 @@ fn a_negotiated_stream_has_lost_blocks_too_also_of_what_the_receiver_has() {
     let (here, before) = damaged();
     let there = site(2);
     there.store.create_volume("other", BLOCKS * 4096).unwrap();
-    there.fill("other", 0..8, 0);
+    there.fill("other", 0, 0..8);
     assert!(negotiate(&here, &there, &whole("vm1@a")).0.is_err());
     let (sent, received) = negotiate(&here, &there, &skipping(whole("vm1@a")));
     let totals = sent.unwrap();
     assert_eq!((totals.lost, totals.held, totals.data), (289, 7, 12));
     assert_eq!(received.unwrap().totals, totals);
-    let now = there.read("vm1@a");
+    let now = read(&there, "vm1@a");
     assert_eq!(lost(&now), LOST);
     same_but_for_lost(&now, &before);
-    there.end(289);
+    end(there, 289);
 }

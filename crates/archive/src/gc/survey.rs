@@ -29,7 +29,8 @@ pub struct Survey {
     pub merge_writes_bytes: u64,
     /// Space that no record names any more, and that waits for those who may still read it.
     pub waiting_bytes: u64,
-    /// Chunks of puts that run or were killed and that are kept for a repeated put.
+    /// Containers of puts that run or were killed and that are kept whole for a repeated put. Chunks
+    /// that something names count too.
     pub unfinished_bytes: u64,
     /// Chunks that only forgotten snapshots name.
     pub trash: Trash,

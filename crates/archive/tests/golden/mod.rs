@@ -21,7 +21,7 @@ use onefold_core::{
     Algorithm, BLOCK_BYTES, Block, BlockRead, Exports, Files, Lba, block::bytes_mut,
 };
 
-use crate::support::{get, put};
+use crate::support::{entry, get, options, put};
 
 /// Bytes of the volumes.
 const VOLUME_BYTES: usize = 512 << 10;
@@ -286,29 +286,11 @@ pub(crate) fn read_file(archive: &Arc<Archive>, id: u8) -> Vec<u8> {
     content
 }
 
-fn entry(name: &str, what: TreeWhat) -> TreeEntry {
-    TreeEntry {
-        name: name.into(),
-        what,
-        mode: 0o600,
-        uid: 1,
-        gid: 2,
-        seconds: 3,
-        nanoseconds: 4,
-        link: 0,
-        is_in_part: false,
-        attributes: Attributes::default(),
-    }
-}
-
 pub(crate) fn collect(archive: &Arc<Archive>) {
     let options = CollectionOptions {
-        now: 1_000_000,
-        keep_partial: 0,
-        trash: 0,
-        wait: false,
         reserve_bytes: 4096,
         encode_all: archive.label().late.is_some(),
+        ..options(1_000_000)
     };
     Collection::begin(archive, options).unwrap().run(&mut |_| {}).unwrap();
 }

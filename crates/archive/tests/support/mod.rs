@@ -8,7 +8,8 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, Content, Gauge, PutReport as Report, PutRequest as Request, Reader, Shape, Verify,
+    Archive, Attributes, CollectionOptions, Content, Gauge, PutReport as Report,
+    PutRequest as Request, Reader, Shape, TreeEntry, TreeWhat, Verify,
 };
 use onefold_core::{File, Files, Hold, Lock, Result};
 
@@ -28,6 +29,34 @@ pub(crate) fn noise(seed: u64, bytes: usize) -> Vec<u8> {
 pub(crate) fn put(archive: &Arc<Archive>, name: &str, bytes: &[u8]) -> Result<Report> {
     let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
     onefold_archive::put(archive, request, &Gauge::default(), |feeder| feeder.bytes(bytes))
+}
+
+/// A collection that spares nothing that nobody needs, and waits for nobody.
+pub(crate) fn options(now: u64) -> CollectionOptions {
+    CollectionOptions {
+        now,
+        keep_partial: 0,
+        trash: 0,
+        wait: false,
+        reserve_bytes: 1 << 20,
+        encode_all: false,
+    }
+}
+
+/// An entry of a tree.
+pub(crate) fn entry(name: &str, what: TreeWhat) -> TreeEntry {
+    TreeEntry {
+        name: name.into(),
+        what,
+        mode: 0o600,
+        uid: 1,
+        gid: 2,
+        seconds: 3,
+        nanoseconds: 4,
+        link: 0,
+        is_in_part: false,
+        attributes: Attributes::default(),
+    }
 }
 
 /// Reads a stream, every chunk verified.

@@ -47,7 +47,9 @@ pub(super) fn put(
     let bytes = match file {
         None => opened.session.put(name, &mut io::stdin().lock())?,
         Some(file) => {
-            let mut source = File::open(file).map_err(|e| Error::from_io(file.display(), e))?;
+            let mut source = File::open(file).map_err(|e| {
+                Error::from_io(format_args!("{} can't be opened", file.display()), e)
+            })?;
             opened.session.put(name, &mut source)?
         }
     };

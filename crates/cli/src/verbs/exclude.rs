@@ -131,7 +131,9 @@ impl Exclude {
     /// # Errors
     /// A pattern that can't be used, and a file of patterns that can't be read.
     pub(crate) fn new(root: &Path, options: &Options) -> Result<Exclude, Failure> {
-        let root = std::path::absolute(root).map_err(|e| Error::from_io(root.display(), e))?;
+        let root = std::path::absolute(root).map_err(|e| {
+            Error::from_io(format_args!("the whole path of {} can't be found", root.display()), e)
+        })?;
         let root = root.strip_prefix("/").map_or_else(|_| root.clone(), Path::to_owned);
         let mut builder = GitignoreBuilder::new("");
         let mut add = |pattern: &str| -> Result<(), Failure> {
@@ -145,8 +147,8 @@ impl Exclude {
             add(&if is_comment { format!("\\{pattern}") } else { pattern.clone() })?;
         }
         for file in &options.exclude_from {
-            let text =
-                std::fs::read_to_string(file).map_err(|e| Error::from_io(file.display(), e))?;
+            let text = std::fs::read_to_string(file)
+                .map_err(|e| Error::from_io(format_args!("{} can't be read", file.display()), e))?;
             let lines = text.lines().map(str::trim);
             lines
                 .filter(|line| !line.is_empty() && !line.starts_with('#'))

@@ -145,6 +145,10 @@ struct Sparse<'a> {
     file: &'a File,
 }
 
+fn unread(path: &Path, error: std::io::Error) -> Error {
+    Error::from_io(format_args!("{} can't be read", path.display()), error)
+}
+
 fn unwritten(error: std::io::Error) -> Error {
     Error::from_io("the image can't be written", error)
 }
@@ -323,7 +327,7 @@ impl Image {
         if path == Path::new("-") {
             return Ok(Image::Input);
         }
-        let wrong = |e| Error::from_io(path.display(), e);
+        let wrong = |e| unread(path, e);
         let mut file = sparse::open(path)?;
         // Devices tell their length by this alone.
         let length = file.seek(SeekFrom::End(0)).map_err(wrong)?;
@@ -336,7 +340,7 @@ impl Image {
         let Image::File(file, _, path) = self else { return Ok(()) };
         let mut first = [0; FIRST_BYTES];
         fill(&mut first, |into, done| file.read_at(into, done as u64))
-            .map_err(|e| Error::from_io(path.display(), e))?;
+            .map_err(|e| unread(path, e))?;
         let Some((format, ..)) = FORMATS.iter().find(|(_, at, is)| first[*at..].starts_with(is))
         else {
             return Ok(());
@@ -375,14 +379,16 @@ impl Image {
                 let begin = Begin { blocks, ..Begin::default() };
                 let mut writer = StreamWriter::begin(out, &begin, false)?;
                 let mut at = 0;
-                while let Some((start, stop)) = next_data(file, at * block, *length)? {
+                while let Some((start, stop)) =
+                    next_data(file, at * block, *length).map_err(|e| e.context(path.display()))?
+                {
                     at = at.max(start / block);
                     let stop = stop.div_ceil(block);
                     while at < stop {
                         let wanted = (stop - at).min(READ_BLOCKS as u64) as usize;
                         let into = bytes_mut(&mut buffer[..wanted]);
                         fill(into, |into, done| file.read_at(into, at * block + done as u64))
-                            .map_err(|e| Error::from_io(path.display(), e))?;
+                            .map_err(|e| unread(path, e))?;
                         put(&mut writer, at, &buffer[..wanted])?;
                         at += wanted as u64;
                         bar.set(at * block, *length);

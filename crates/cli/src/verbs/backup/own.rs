@@ -56,7 +56,7 @@ impl Own {
                            $XDG_CACHE_HOME nor $HOME is set";
             return Err(Error::new(onefold_core::Kind::NotFound, message));
         };
-        let failed = |e| Error::from_io(file.display(), e);
+        let failed = |e| Error::from_io(format_args!("{} can't be written", file.display()), e);
         if let Some(at) = file.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(at).map_err(failed)?;
         }

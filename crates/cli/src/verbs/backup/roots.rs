@@ -42,7 +42,7 @@ pub(super) fn sorted(paths: &[PathBuf], stored_as: Option<&Path>) -> Result<Vec<
     for path in paths {
         let at = plain(path)?;
         // A missing root is no snapshot.
-        std::fs::symlink_metadata(&at).map_err(|e| Error::from_io(at.display(), e))?;
+        std::fs::symlink_metadata(&at).map_err(|e| unseen(&at, e))?;
         all.push(Root { stored_as: at.clone(), at });
     }
     all.sort_by(|one, other| parts(&one.at).cmp(parts(&other.at)));
@@ -59,9 +59,16 @@ pub(super) fn sorted(paths: &[PathBuf], stored_as: Option<&Path>) -> Result<Vec<
     Ok(all)
 }
 
+/// The system says nothing of a path.
+pub(super) fn unseen(path: &Path, error: std::io::Error) -> Error {
+    Error::from_io(format_args!("{} can't be looked at", path.display()), error)
+}
+
 /// A path from the root of the system, without `.` and `..`.
 fn plain(path: &Path) -> Result<PathBuf, Error> {
-    let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
+    let whole = std::path::absolute(path).map_err(|e| {
+        Error::from_io(format_args!("the whole path of {} can't be found", path.display()), e)
+    })?;
     let mut plain = PathBuf::from("/");
     for part in whole.components().skip(1) {
         match part {
@@ -101,7 +108,7 @@ pub(super) fn on_the_way(path: &Path) -> Result<TreeEntry> {
         }
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(Error::from_io(path.display(), error)),
+        Err(error) => return Err(unseen(path, error)),
     }
     Ok(entry)
 }

@@ -71,7 +71,7 @@ fn of_command(
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
-        .map_err(|error| Error::from_io(&shown, error))?;
+        .map_err(|error| Error::from_io(format_args!("{shown} can't be run"), error))?;
     let copied = match child.stdout.take() {
         Some(mut output) => copy(&mut output, feeder),
         None => Ok(0),
@@ -80,7 +80,9 @@ fn of_command(
         // It writes to nobody any more.
         let _ = child.kill();
     }
-    let status = child.wait().map_err(|error| Error::from_io(&shown, error))?;
+    let status = child.wait().map_err(|error| {
+        Error::from_io(format_args!("how {shown} ended can't be found out"), error)
+    })?;
     let bytes = copied?;
     if status.success() {
         return Ok(bytes);
@@ -96,7 +98,9 @@ fn copy(from: &mut impl Read, feeder: &mut TreeFeeder<'_>) -> Result<u64> {
             loop {
                 match from.read(room) {
                     Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(Error::from_io("the content can't be read", error)),
+                    Err(error) => {
+                        return Err(Error::from_io("what is to be stored can't be read", error));
+                    }
                     Ok(n) => return Ok(n),
                 }
             }

@@ -89,6 +89,10 @@ impl Counts {
 /// So many files after one that was not in the system's cache are fetched before they are read.
 const COLD_FOR: u32 = 256;
 
+/// After a file that was in the cache, so many are believed to be in it too: the question costs a system
+/// call.
+const WARM_FOR: u32 = 7;
+
 /// So many files that follow one another are read before any is fetched: of a directory in which little
 /// changed, nearly all would be fetched for nothing.
 const IN_A_ROW: u32 = 3;
@@ -107,7 +111,7 @@ struct Noting {
 
 impl Selection for Noting {
     fn may_want(&mut self, path: &[u8]) -> bool {
-        let looked = Looked { is_directory: false, bytes: 0 };
+        let looked = Looked { is_directory: false, bytes: 0, identity: (0, 0) };
         self.only.as_ref().map_or_else(|| !self.exclude.takes(path, &looked), |only| path == only)
     }
 
@@ -143,6 +147,8 @@ impl Selection for Noting {
 struct Cold {
     /// Files that were read since one was taken over.
     in_a_row: u32,
+    /// What the last file was that was looked at.
+    is_cold: bool,
     /// Files for which it still holds without looking.
     believed: u32,
 }
@@ -154,10 +160,12 @@ impl Cold {
         self.in_a_row = self.in_a_row.saturating_add(1);
         self.believed = match self.believed.checked_sub(1) {
             Some(left) => left,
-            None if spared::is_cold(file) => COLD_FOR,
-            None => 0,
+            None => {
+                self.is_cold = spared::is_cold(file);
+                if self.is_cold { COLD_FOR } else { WARM_FOR }
+            }
         };
-        self.believed > 0 && self.in_a_row > IN_A_ROW
+        self.is_cold && self.in_a_row > IN_A_ROW
     }
 }
 
@@ -526,7 +534,7 @@ impl<'a, 'f> Teller<'a, 'f> {
         if self.rules.dry {
             match file.metadata() {
                 Ok(metadata) => self.counts.add(metadata.len()),
-                Err(e) => self.left_out(&Error::from_io(path.display(), e)),
+                Err(e) => self.left_out(&roots::unseen(path, e)),
             }
             return Ok(());
         }
@@ -545,7 +553,7 @@ impl<'a, 'f> Teller<'a, 'f> {
                 // What was read of it counts, like that of a file that fails while it is read.
                 Err(e) => {
                     node.is_in_part = true;
-                    self.left_out(&Error::from_io(path.display(), e));
+                    self.left_out(&roots::unseen(path, e));
                     self.counts.add(bytes);
                     return self.feeder.event(Event::File(node, stat, None));
                 }

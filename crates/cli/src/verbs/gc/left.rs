@@ -24,7 +24,8 @@ pub(super) struct Left {
     merge_write_bytes: u64,
     /// Space that is to be freed when those who may read it have ended.
     waiting_bytes: u64,
-    /// Chunks of puts that run or were killed, kept for a repeated one.
+    /// Containers of puts that run or were killed, kept for a repeated one. What is named of them
+    /// counts too.
     unfinished_bytes: u64,
     /// Forgotten snapshots, and what only they name; when the first and the last of them go.
     trash_snapshots: u64,
@@ -116,7 +117,8 @@ impl Left {
         }
         if self.unfinished_bytes > 0 {
             output::line(format_args!(
-                "kept for puts that run or are repeated: {}, for the time of --keep-partial",
+                "kept for puts that run or are repeated: {} of containers, with what is in use of \
+                 them, for the time of --keep-partial",
                 Size(self.unfinished_bytes)
             ));
         }

@@ -230,7 +230,9 @@ fn to_output(reader: &mut Reader, stream: &Stream, verify: Verify) -> Result<()>
 fn to_file(reader: &mut Reader, stream: &Stream, path: &Path, verify: Verify) -> Result<()> {
     fits(path, reader.sizes(&stream.recipe)?.1, 1)?;
     let new = NewFile::create(path)?;
-    new.file().set_len(stream.bytes).map_err(|e| Error::from_io(path.display(), e))?;
+    new.file().set_len(stream.bytes).map_err(|e| {
+        Error::from_io(format_args!("the length of {} can't be set", path.display()), e)
+    })?;
     let (bar, mut at) = (Progress::new("restoring"), 0);
     reader.read(&stream.recipe, verify, &mut |content| {
         match content {

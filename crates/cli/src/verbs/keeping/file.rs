@@ -158,7 +158,7 @@ impl PolicyFile {
     /// # Errors
     /// `Io`, and `InvalidInput` with the place that makes no sense.
     pub(in crate::verbs) fn read(path: &Path) -> Result<PolicyFile> {
-        let failed = |e| Error::from_io(path.display(), e);
+        let failed = |e| Error::from_io(format_args!("{} can't be read", path.display()), e);
         let wrong = |what: String| Error::new(Kind::InvalidInput, what).context(path.display());
         // A pipe would have a server wait for its other end.
         if !std::fs::metadata(path).map_err(failed)?.is_file() {

@@ -82,7 +82,8 @@ pub(crate) struct Options {
     #[arg(long)]
     degraded: bool,
 
-    /// Fails when another put is running, instead of waiting for it
+    /// Fails when another process stores into the archive, as a put or a backup does, instead of
+    /// waiting for it
     #[arg(long)]
     no_wait: bool,
 

@@ -94,7 +94,8 @@ impl Source {
 }
 
 fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|e| Error::from_io(path.display(), e))
+    File::open(path)
+        .map_err(|e| Error::from_io(format_args!("{} can't be opened", path.display()), e))
 }
 
 fn read_once(input: &mut impl Read, room: &mut [u8]) -> Result<usize> {
@@ -109,7 +110,9 @@ fn read_once(input: &mut impl Read, room: &mut [u8]) -> Result<usize> {
 /// Bytes of a file or a device.
 fn length(path: &Path, file: &File) -> Result<u64> {
     use std::os::unix::fs::FileTypeExt;
-    let metadata = file.metadata().map_err(|e| Error::from_io(path.display(), e))?;
+    let metadata = file
+        .metadata()
+        .map_err(|e| Error::from_io(format_args!("{} can't be looked at", path.display()), e))?;
     if metadata.is_dir() {
         let shown = path.display();
         return Err(Error::new(
@@ -235,7 +238,8 @@ impl Listing {
     /// Gives all of it.
     fn feed(&mut self, into: &mut dyn Intake) -> Result<()> {
         if let Some(mut file) = self.file.take() {
-            file.rewind().map_err(|e| Error::from_io("the listing of the tree", e))?;
+            file.rewind()
+                .map_err(|e| Error::from_io("the listing of the tree can't be read again", e))?;
             feed_packed(into, self.written, (&file).take(self.written))?;
         }
         feed_packed(into, self.packed.len() as u64, &self.packed[..])?;

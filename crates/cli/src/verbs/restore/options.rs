@@ -41,7 +41,8 @@ pub(crate) struct Options {
 
     /// Removes what the restored directories have beyond what is stored. Stays on one mount, and
     /// removes nothing from directories of which the snapshot lacks something that was there, as it
-    /// was excluded or could not be read
+    /// was excluded or could not be read: an excluded directory stays, and nothing beside it is
+    /// removed
     #[arg(long, requires = "in_place")]
     pub(super) delete: bool,
 

@@ -397,7 +397,8 @@ impl Slots {
 }
 
 fn wrong(entry: &Entry, error: std::io::Error) -> Error {
-    Error::from_io(String::from_utf8_lossy(&entry.path).escape_debug(), error)
+    let path = String::from_utf8_lossy(&entry.path);
+    Error::from_io(format_args!("the length of {} can't be set", path.escape_debug()), error)
 }
 
 /// True when a file has zeroes in a range, or no data when it is to be a hole.

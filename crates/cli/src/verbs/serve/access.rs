@@ -69,7 +69,7 @@ impl Access {
     /// # Errors
     /// `Io`, and `InvalidInput` with the number of a line that makes no sense.
     pub(super) fn read(path: &Path) -> Result<Access> {
-        let failed = |e| Error::from_io(path.display(), e);
+        let failed = |e| Error::from_io(format_args!("{} can't be read", path.display()), e);
         // A pipe would have the server wait for its other end.
         if !std::fs::metadata(path).map_err(failed)?.is_file() {
             return Err(Error::new(

@@ -271,7 +271,7 @@ fn ingest(
         match Ingest::begin(archive, false, true) {
             Err(error) if error.kind() == Kind::Busy && !no_wait => {
                 if !told {
-                    tracing::info!("waiting for a put to end");
+                    tracing::info!("waiting for a put or backup into the archive to end");
                     told = true;
                 }
             }

@@ -134,7 +134,8 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) read_only: bool,
 
-    /// Fails when a put into the archive is running, instead of waiting for it. Archives only
+    /// Fails when another process stores into the archive, as a put or a backup does, instead of
+    /// waiting for it. Archives only
     #[arg(long)]
     pub(crate) no_wait: bool,
 

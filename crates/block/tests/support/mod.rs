@@ -1,0 +1,120 @@
+//! A store in memory with its threads, for tests that copy volumes between stores.
+
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::{ops::Range, sync::Arc, thread};
+
+use onefold_backend::{MemoryDisk, MonotonicClock};
+use onefold_block::{
+    Copies, Engine, Format, Received, SendWhat, Settings, Store, StoreExports,
+    check::{Report, check},
+};
+use onefold_core::{Block, BlockRead, Disk, Exports, Lba, Result, Volume};
+
+/// A store with its threads.
+pub struct Site {
+    pub store: Arc<Store>,
+    pub disk: Arc<MemoryDisk>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+/// A new store.
+pub fn formatted(format: &Format) -> Site {
+    let disk = Arc::new(MemoryDisk::new(format.blocks));
+    Engine::format(&*disk, format).unwrap();
+    opened(disk)
+}
+
+/// The store of a disk.
+pub fn opened(disk: Arc<MemoryDisk>) -> Site {
+    let clock = Arc::new(MonotonicClock::new());
+    let store = Store::open(disk.clone(), clock, Settings::for_memory(32 << 20)).unwrap();
+    let (one, other) = (store.clone(), store.clone());
+    let threads = vec![
+        thread::spawn(move || one.run_writer()),
+        thread::spawn(move || other.run_background()),
+    ];
+    Site { store, disk, threads }
+}
+
+impl Site {
+    /// Closes it.
+    pub fn close(self) -> Arc<MemoryDisk> {
+        self.store.stop();
+        self.threads.into_iter().for_each(|one| one.join().unwrap());
+        self.store.close().unwrap();
+        self.disk
+    }
+
+    /// Closes it; its check finds nothing wrong.
+    pub fn end(self) -> Report {
+        let disk: Arc<dyn Disk> = self.close();
+        let report = check(&disk, &mut |_| {}).unwrap();
+        assert_eq!(report.problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
+        report
+    }
+
+    /// Closes it and opens it anew: its index knows nothing yet.
+    pub fn reopened(self) -> Site {
+        let disk = self.disk.clone();
+        self.end();
+        opened(disk)
+    }
+
+    pub fn volume(&self, name: &str) -> Arc<dyn Volume> {
+        StoreExports(self.store.clone()).open(name).unwrap()
+    }
+
+    pub fn read(&self, name: &str) -> Vec<Block> {
+        let volume = self.volume(name);
+        let mut blocks = Block::zeroed_vec((volume.size() / 4096) as usize);
+        let mut reads = [BlockRead { first: Lba(0), into: &mut blocks, result: Ok(()) }];
+        volume.read(&mut reads);
+        let [read] = reads;
+        read.result.unwrap();
+        blocks
+    }
+
+    /// Writes the contents of these numbers from a block on.
+    pub fn fill(&self, name: &str, first: u64, contents: Range<u64>) {
+        let volume = self.volume(name);
+        for (lba, n) in (first..).zip(contents) {
+            volume.write(lba * 4096, &content(n)).unwrap();
+        }
+    }
+
+    pub fn snapshot(&self, name: &str) {
+        self.store.snapshot(&[name.to_owned()], &mut || {}).unwrap();
+    }
+
+    pub fn receive(&self, bytes: &[u8]) -> Result<Received> {
+        Copies::of(&self.store).receive(None, false, bytes, &mut |_| Ok(()))
+    }
+}
+
+/// Bytes that nothing compresses, so that they lie on the disk as they are.
+pub fn content(n: u64) -> Vec<u8> {
+    let mut state = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let bytes = (0..4096).map(|_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    });
+    bytes.collect()
+}
+
+/// A snapshot, sent whole.
+pub fn whole(name: &str) -> SendWhat {
+    SendWhat { snapshot: name.to_owned(), ..SendWhat::default() }
+}
+
+/// The changes between two snapshots.
+pub fn changes(from: &str, to: &str) -> SendWhat {
+    SendWhat { from: Some(from.to_owned()), ..whole(to) }
+}
+
+pub fn same(one: &[Block], other: &[Block]) {
+    assert_eq!(one.len(), other.len());
+    assert_eq!(one.iter().zip(other).position(|(one, other)| one.0 != other.0), None);
+}
