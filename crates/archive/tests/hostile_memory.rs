@@ -10,10 +10,10 @@ use std::{
 };
 
 use onefold_archive::{
-    Address, Archive, Attributes, BackupReport, BackupRequest, Chunking, Collected, Collection,
-    Compression, ContainerId, Entries, Event, FileMap, Format, FoundInParent, Gauge, IndexEntry,
-    Key, Known, PAGES_HELD, Parents, Part, Settings, SnapshotId, Stat, Top, TreeEntry, TreeFeeder,
-    TreeNode, TreeNodeRef, TreeReader, TreeWhat, backup, check, forget,
+    Address, Archive, BackupReport, BackupRequest, Chunking, Collected, Collection, Compression,
+    ContainerId, Entries, Event, FileMap, Format, FoundInParent, Gauge, IndexEntry, Key, Known,
+    PAGES_HELD, Parents, Part, Settings, SnapshotId, Stat, Top, TreeFeeder, TreeNode, TreeNodeRef,
+    TreeReader, TreeWhat, backup, check, forget,
 };
 use onefold_backend::Directory;
 use onefold_core::{Fingerprint, Result};

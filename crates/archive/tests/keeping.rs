@@ -7,9 +7,9 @@ mod support;
 use std::{fs, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
 
 use onefold_archive::{
-    Archive, Attributes, BackupRequest, Collection, CollectionOptions, Compression, Event, FileMap,
-    Format, Gauge, Known, Pace, ScrubRound, Settings, SnapshotId, Stat, Survey, TreeEntry,
-    TreeWhat, backup, check, forget, survey,
+    Archive, BackupRequest, Collection, CollectionOptions, Compression, Event, FileMap, Format,
+    Gauge, Known, Pace, ScrubRound, Settings, SnapshotId, Stat, Survey, TreeWhat, backup, check,
+    forget, survey,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Kind, Result};
@@ -52,23 +52,8 @@ impl Desk {
             now: 1_000,
             ..BackupRequest::default()
         };
-        let root = TreeEntry {
-            name: Vec::new(),
-            what: TreeWhat::Directory(None),
-            mode: 0o700,
-            uid: 1,
-            gid: 2,
-            seconds: 3,
-            nanoseconds: 4,
-            link: 0,
-            is_in_part: false,
-            attributes: Attributes::default(),
-        };
-        let file = TreeEntry {
-            name: b"file".to_vec(),
-            what: TreeWhat::File(0, FileMap::default()),
-            ..root.clone()
-        };
+        let root = support::entry("", TreeWhat::Directory(None));
+        let file = support::entry("file", TreeWhat::File(0, FileMap::default()));
         let told = backup(&self.archive(), &request, false, &Gauge::default(), |feeder| {
             feeder.event(Event::Enter(root.clone(), Stat::default(), Known::new()))?;
             feeder.bytes(content)?;

@@ -384,3 +384,40 @@ fn rule_48_an_archive_of_the_first_program_with_leaves_opens_and_reads_them_all(
     let label = find_label(&files).unwrap();
     assert_eq!((label.leaves, label.on_demand), (true, false));
 }
+
+/// The disk is full when a checkpoint begins, and refuses to remove what it half made: the change
+/// before the checkpoint is in the log, and its caller hears of an error.
+#[test]
+fn a_process_whose_checkpoint_failed_changes_nothing_more() {
+    for leaves in [true, false] {
+        let desk = Desk::new(leaves);
+        put(&desk.open(), "before", &noise(1, 5_000)).unwrap();
+        let failing = Arc::new(AtomicU64::new(u64::MAX));
+        let calls = failing.clone();
+        let watch: Watch = Arc::new(move |name: &str, call: &Call, does| {
+            let is_snapshot = matches!(call, Call::Change) && name.starts_with("snapshot-");
+            if !is_snapshot || calls.load(Relaxed) == u64::MAX {
+                return does();
+            }
+            match calls.fetch_add(1, Relaxed) {
+                0 => Err(Error::new(Kind::NoSpace, "no room")),
+                1 => Err(Error::new(Kind::Io, "it can't be removed")),
+                _ => does(),
+            }
+        });
+        let archive = desk.open_with(1, Some(watch)).unwrap();
+        failing.store(0, Relaxed);
+        let error = archive.rename("before", "renamed").unwrap_err();
+        assert!(error.kind() == Kind::Io && error.to_string().contains("removed"), "{error}");
+        assert_eq!(failing.load(Relaxed), 2);
+        let error = archive.rename("renamed", "again").unwrap_err();
+        assert!(error.kind() == Kind::Stopped, "{error}");
+        assert!(error.to_string().contains("an earlier failure: it can't be removed"), "{error}");
+        drop(archive);
+        // The next process has the change that was in the log.
+        let archive = desk.open();
+        assert_eq!(get(&archive, "renamed").unwrap(), noise(1, 5_000));
+        archive.rename("renamed", "again").unwrap();
+        assert_eq!(problems(&archive), Vec::<String>::new());
+    }
+}

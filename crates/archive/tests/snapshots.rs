@@ -6,9 +6,8 @@ mod support;
 use std::{fs, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
 
 use onefold_archive::{
-    Archive, Attributes, BackupRequest, Collection, Compression, Content, Event, FileMap, Format,
-    Gauge, Known, Settings, SnapshotId, Stat, TreeEntry, TreeReader, TreeWhat, Verify, backup,
-    check,
+    Archive, BackupRequest, Collection, Compression, Content, Event, FileMap, Format, Gauge, Known,
+    Settings, SnapshotId, Stat, TreeEntry, TreeReader, TreeWhat, Verify, backup, check,
 };
 use onefold_backend::Directory;
 use onefold_core::{Error, Kind, Result};

@@ -226,7 +226,7 @@ fn what_was_removed_is_freed_and_the_rest_stays() {
 
 #[test]
 fn many_tiny_files_are_merged_into_containers_that_can_be_read() {
-    use onefold_archive::{Collection, CollectionOptions as Options};
+    use onefold_archive::Collection;
     let desk = Desk::new(|_, _| {});
     let files = |wanted: fn(u32) -> bool| {
         (0..36_000u32).filter(move |n| wanted(*n)).map(|n| format!("file {n:08}"))

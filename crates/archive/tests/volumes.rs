@@ -13,8 +13,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, ArchiveExports, Chunking, Collection, CollectionOptions, Compression, FilterName,
-    Format, Ingest, Settings, Volumes, check,
+    Archive, ArchiveExports, Chunking, Collection, Compression, FilterName, Format, Ingest,
+    Settings, Volumes, check,
 };
 use onefold_backend::Directory;
 use onefold_core::{

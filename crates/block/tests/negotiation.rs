@@ -7,20 +7,21 @@ mod support;
 
 use std::{
     io::{PipeReader, Read, Write, pipe},
-    sync::Arc,
+    ops::Range,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
     thread,
 };
 
-use onefold_backend::{MemoryDisk, MonotonicClock};
+use onefold_backend::MemoryDisk;
 use onefold_block::{
-    Begin, Copies, Engine, Format, Received, SendWhat, Settings, Store, StoreExports, StreamWriter,
-    Totals, check::check,
+    Begin, Copies, Format, Received, SendWhat, StoreExports, StreamWriter, Totals,
 };
-use onefold_core::{
-    Algorithm, Block, BlockRead, BlockRef, Class, Disk, Exports, Kind, Lba, Result, Run,
-};
+use onefold_core::{Algorithm, Block, BlockRef, Class, Disk, Exports, Kind, Pba, Result, Run};
 
-use support::{Site, content, formatted, same, whole};
+use support::{Site, content, formatted, opened, same, whole};
 
 const BLOCKS: u64 = 20_000;
 
@@ -179,6 +180,23 @@ fn a_copy_that_is_cut_off_anywhere_goes_on() {
     there.end();
 }
 
+/// A stream that goes on with the receive of `vm1@a`, and ends without a block.
+fn go_on_with_nothing(there: &Site) {
+    let receive = Copies::of(&there.store).receives().remove(0);
+    let begin = Begin {
+        guid: receive.token.guid,
+        base: receive.token.base,
+        volume: "vm1".to_owned(),
+        snapshot: "a".to_owned(),
+        blocks: BLOCKS,
+        start: receive.token.cursor,
+        ..Begin::default()
+    };
+    let mut bytes = Vec::new();
+    StreamWriter::begin(&mut bytes, &begin, false).unwrap().end(BLOCKS).unwrap();
+    there.receive(&bytes).unwrap();
+}
+
 /// Who has the secret and knows fingerprints could offer them, end, and end the stream in another way:
 /// the volume had what the fingerprints stand for.
 #[test]
@@ -200,21 +218,111 @@ fn rule_18_content_that_was_not_proved_to_be_the_senders_is_in_no_volume() {
         let (here, there) = all_held();
         let cut = copy(&here, &there, &whole("vm1@a"), done.there - less);
         assert!(cut.sent.is_err() && cut.received.is_err());
-        let receive = Copies::of(&there.store).receives().remove(0);
-        let begin = Begin {
-            guid: receive.token.guid,
-            volume: "vm1".to_owned(),
-            snapshot: "a".to_owned(),
-            blocks: BLOCKS,
-            start: receive.token.cursor,
-            ..Begin::default()
-        };
-        let mut bytes = Vec::new();
-        StreamWriter::begin(&mut bytes, &begin, false).unwrap().end(BLOCKS).unwrap();
-        Copies::of(&there.store).receive(None, false, &bytes[..], &mut |_| Ok(())).unwrap();
+        go_on_with_nothing(&there);
         let blocks = there.read("vm1");
         let has = blocks.iter().filter(|block| block.0.iter().any(|byte| *byte != 0)).count();
         assert_eq!(has, if proved { 256 } else { 0 }, "{less} bytes less");
+        here.end();
+        there.end();
+    }
+}
+
+/// The copy of a disk as it is now.
+fn copied(disk: &MemoryDisk) -> Arc<MemoryDisk> {
+    let copy = Arc::new(MemoryDisk::new(disk.blocks()));
+    let mut blocks = Block::zeroed_vec(1024);
+    for at in (0..disk.blocks()).step_by(1024).map(Pba) {
+        disk.read(&mut [onefold_core::Read::new(at, &mut blocks)]);
+        let refs: Vec<BlockRef<'_>> =
+            blocks.iter().map(|block| BlockRef { block, class: Class::Data }).collect();
+        copy.write(&[Run { at, blocks: &refs }]).unwrap();
+    }
+    copy
+}
+
+/// Sends to a receiver that answers. When the sender has its first answer, `then` runs, and nothing
+/// more goes over.
+fn copy_unproved(
+    here: &Site,
+    there: &Site,
+    what: &SendWhat,
+    then: impl FnOnce() + Send + 'static,
+) -> (Result<Totals>, Result<Received>) {
+    // The receiver's beginning: who it is, a nonce, and its proof.
+    const BEGINNING: u64 = 80;
+    let (mut stream_out, mut stream) = pipe().unwrap();
+    let (stream_in, mut passed_on) = pipe().unwrap();
+    let (mut answers_out, mut answers) = pipe().unwrap();
+    let (answers_in, mut passed_back) = pipe().unwrap();
+    let answered = Arc::new(AtomicU64::new(0));
+    let came = answered.clone();
+    let back = thread::spawn(move || {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(n @ 1..) = answers_out.read(&mut buffer) {
+            came.fetch_add(n as u64, SeqCst);
+            if passed_back.write_all(&buffer[..n]).is_err() {
+                break;
+            }
+        }
+    });
+    let to = thread::spawn(move || {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(n @ 1..) = stream_out.read(&mut buffer) {
+            if answered.load(SeqCst) > BEGINNING {
+                return then();
+            }
+            passed_on.write_all(&buffer[..n]).unwrap();
+        }
+    });
+    let target = there.store.clone();
+    let receiving = thread::spawn(move || {
+        let copies = Copies::of(&target);
+        let look = &mut |_| Ok(());
+        copies.receive_or_negotiate(None, false, stream_in, &mut answers, &[2; 32], look)
+    });
+    let sent = Copies::of(&here.store).negotiate(what, &[1; 32], &mut stream, answers_in);
+    drop(stream);
+    let received = receiving.join().unwrap();
+    to.join().unwrap();
+    back.join().unwrap();
+    (sent, received)
+}
+
+/// A server that is killed takes nothing back: the stream that goes on after that could leave it there.
+#[test]
+fn rule_18_content_that_was_not_proved_when_the_server_was_killed_is_in_no_volume() {
+    for based in [false, true] {
+        let (here, there) = (site(1, 1), site(2, 1));
+        let what = if based {
+            create(&here, "vm1", 0, 5000..5300);
+            here.snapshot("vm1@0");
+            copy(&here, &there, &whole("vm1@0"), u64::MAX).received.unwrap();
+            SendWhat { from: Some("vm1@0".to_owned()), ..whole("vm1@a") }
+        } else {
+            create(&here, "vm1", 0, 5000..5000);
+            whole("vm1@a")
+        };
+        here.fill("vm1", 0, 0..256);
+        here.snapshot("vm1@a");
+        create(&there, "other", 0, 0..256);
+        let killed = Arc::new(Mutex::new(None));
+        let (disk, other, image) = (there.disk.clone(), there.store.clone(), killed.clone());
+        // What was named is in the receive when the sender has its answer.
+        let kill = move || {
+            StoreExports(other.clone()).open("other").unwrap().flush().unwrap();
+            *image.lock().unwrap() = Some(copied(&disk));
+        };
+        let (sent, received) = copy_unproved(&here, &there, &what, kill);
+        assert!(sent.is_err() && received.is_err());
+        there.end();
+        let there = opened(killed.lock().unwrap().take().unwrap());
+        go_on_with_nothing(&there);
+        let blocks = there.read("vm1");
+        if based {
+            same(&blocks, &here.read("vm1@0"));
+        } else {
+            assert!(blocks.iter().all(|block| block.0.iter().all(|byte| *byte == 0)));
+        }
         here.end();
         there.end();
     }

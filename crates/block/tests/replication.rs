@@ -6,16 +6,12 @@
 mod support;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
     thread,
 };
 
-use onefold_backend::{MemoryDisk, MonotonicClock};
-use onefold_block::{
-    Begin, Copies, Engine, Format, Received, SendWhat, Settings, Store, StoreExports, StreamWriter,
-    Token, check::check,
-};
-use onefold_core::{Block, BlockRead, Disk, Exports, Kind, Lba, Result};
+use onefold_block::{Begin, Copies, Format, SendWhat, StoreExports, StreamWriter, Token};
+use onefold_core::{Block, Exports, Kind};
 
 use support::{Site, changes, formatted, opened, same, whole};
 
@@ -325,7 +321,7 @@ fn clients_write_while_a_snapshot_is_sent_and_another_is_received() {
         let writer = |site: &Site, seed| {
             let dice = &mut Dice(seed);
             while !*failed.lock().unwrap_or_else(PoisonError::into_inner) {
-                change(&site, "busy", dice, 5);
+                change(site, "busy", dice, 5);
                 thread::sleep(std::time::Duration::from_millis(2));
             }
         };

@@ -4,21 +4,27 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod damage;
 mod support;
 
 use std::{
     io::{PipeReader, PipeWriter, pipe},
     ops::Range,
+    sync::Arc,
     thread,
 };
 
 use onefold_backend::MemoryDisk;
-use onefold_block::{Copies, Format, Received, SendWhat, Totals, check::scrub_map};
+use onefold_block::{
+    Copies, Format, Received, SendWhat, Totals,
+    check::{check, scrub_map},
+    format::{catalogue::Volume, page::Table},
+};
 use onefold_core::{
-    Block, BlockRead, BlockRef, Class, Disk, Exports, ExtentKind, Kind, Lba, Pba, Read, Result, Run,
+    Block, BlockRead, BlockRef, Class, Disk, ExtentKind, Kind, Lba, Pba, Read, Result, Run,
 };
 
-use support::{Site, changes, content, formatted, whole};
+use support::{Site, changes, content, formatted, opened, whole};
 
 /// Blocks of a volume: three leaves of its map.
 const BLOCKS: u64 = 3 * 288;
@@ -32,7 +38,16 @@ fn site(id: u8) -> Site {
 
 /// Closes a store; its check finds nothing wrong, and so many blocks that are lost.
 fn end(site: Site, lost: u64) {
-    assert_eq!(site.end().lost_addresses, lost);
+    assert_eq!(is_counted(&site.close()), lost);
+}
+
+/// Gives how many blocks are lost; nothing is wrong, and the catalogue counts for each map what it has.
+fn is_counted(disk: &Arc<MemoryDisk>) -> u64 {
+    let disk: Arc<dyn Disk> = disk.clone();
+    let report = check(&disk, &mut |_| {}).unwrap();
+    assert_eq!(report.problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
+    assert!(!report.notes.iter().any(|note| note.contains("counts")), "{:?}", report.notes);
+    report.lost_addresses
 }
 
 /// Each block by itself; none where that is an error.
@@ -154,7 +169,7 @@ fn damaged() -> (Site, Vec<Option<Block>>) {
     let disk = here.close();
     damage_content(&disk, 5);
     damage_leaf(&disk, 1);
-    (open(disk), before)
+    (opened(disk), before)
 }
 
 /// The blocks that are lost of it.
@@ -190,7 +205,7 @@ fn what_cannot_be_read_ends_a_stream_or_is_lost_where_it_is_received() {
     assert_eq!((scrubbed.known_lost_blocks, scrubbed.lost_blocks), (289, 0));
     assert!(scrubbed.is_well());
     // Also after a restart.
-    let there = open(there.close());
+    let there = opened(there.close());
     assert_eq!(lost(&read(&there, "vm1")), LOST);
     assert_eq!(lost_blocks(&there, "vm1"), 289);
     end(there, 289);
@@ -258,7 +273,7 @@ fn changes_are_sent_past_damage_of_either_snapshot() {
     // The base has a page that can't be read: all blocks there are told as they are now, holes too.
     damage_older_leaves(&disk, 0);
     damage_content(&disk, 500);
-    let here = open(disk);
+    let here = opened(disk);
     assert!(send(&here, &changes("vm1@a", "vm1@b")).is_err());
     let (changed, totals) = send(&here, &skipping(changes("vm1@a", "vm1@b"))).unwrap();
     assert_eq!((totals.lost, totals.data, totals.holes), (1, 9, 279));
@@ -272,9 +287,9 @@ fn changes_are_sent_past_damage_of_either_snapshot() {
 #[test]
 fn a_stream_with_lost_blocks_that_is_cut_off_goes_on() {
     let (here, before) = damaged();
-    let there = site(2);
+    let mut there = site(2);
     let mut what = skipping(whole("vm1@a"));
-    let mut cuts = 0;
+    let (mut cuts, mut lost_by_then) = (0, 0);
     loop {
         let (stream, _) = send(&here, &what).unwrap();
         let Some(part) = stream.get(..stream.len().min(400 + 9000 * cuts)) else { unreachable!() };
@@ -284,9 +299,22 @@ fn a_stream_with_lost_blocks_that_is_cut_off_goes_on() {
         }
         assert_eq!(there.receive(part).unwrap_err().kind(), Kind::Io);
         cuts += 1;
+        // Also what is being received is counted.
+        let disk = there.close();
+        let found = is_counted(&disk);
+        if found > 0 {
+            let other = damage::copy(&disk);
+            count_lost(&other, "vm1@a", found + 5);
+            let other: Arc<dyn Disk> = other;
+            let notes = check(&other, &mut |_| {}).unwrap().notes;
+            let expected = format!("the catalogue counts {}: ", found + 5);
+            assert!(notes.iter().any(|note| note.contains(&expected)), "{notes:?}");
+        }
+        lost_by_then += found;
+        there = opened(disk);
         what.resume = Copies::of(&there.store).receives().first().map(|state| state.token);
     }
-    assert!(cuts > 3, "{cuts}");
+    assert!(cuts > 3 && lost_by_then > 0, "{cuts}");
     let now = read(&there, "vm1@a");
     assert_eq!(lost(&now), LOST);
     same_but_for_lost(&now, &before);
@@ -323,4 +351,88 @@ fn a_negotiated_stream_has_lost_blocks_too_also_of_what_the_receiver_has() {
     assert_eq!(lost(&now), LOST);
     same_but_for_lost(&now, &before);
     end(there, 289);
+}
+
+/// Receivers of today know versions up to 4; those of which 2 was the last compared the same bytes.
+#[test]
+fn a_stream_of_a_newer_version_is_refused_before_anything_is_taken() {
+    let (here, _) = damaged();
+    let (stream, _) = send(&here, &skipping(whole("vm1@a"))).unwrap();
+    assert_eq!(stream[15], 3);
+    let there = site(2);
+    for version in 5..=u8::MAX {
+        let mut newer = stream.clone();
+        newer[15] = version;
+        let refused = there.receive(&newer).unwrap_err();
+        assert_eq!(refused.kind(), Kind::Unsupported, "{version}");
+        let why = "the stream is of a newer version of onefold send";
+        assert!(refused.to_string().contains(why), "{version}: {refused}");
+    }
+    assert!(there.store.status().volumes.is_empty());
+    there.receive(&stream).unwrap();
+    end(there, 289);
+}
+
+/// Writes another count of lost blocks for the map that is called so.
+fn count_lost(disk: &MemoryDisk, name: &str, lost: u64) {
+    let root = damage::root(disk, Table::Maps, 0);
+    let leaves = damage::pages(disk, Table::Maps, 0, &root);
+    let mut found = 0;
+    for (id, _) in leaves.into_iter().filter(|(id, _)| id.level == 0) {
+        let root = damage::root(disk, Table::Maps, 0);
+        let new = damage::forge(disk, &root, id, &mut |page| {
+            for slot in 0..Table::Maps.per_leaf() {
+                let map = Volume::get_shared(page, slot).unwrap();
+                if let Some(mut map) = map.filter(|map| map.name == name) {
+                    map.sharing.lost = lost;
+                    map.set_shared(page, slot);
+                    found += 1;
+                }
+            }
+        });
+        damage::forge_superblock(disk, |superblock| superblock.state.catalogue = new);
+    }
+    assert_eq!(found, 1, "{name}");
+}
+
+/// As programs leave it that do not know of the count, and as a repair may.
+#[test]
+fn a_check_notes_where_the_catalogue_counts_other_lost_blocks_than_a_map_has() {
+    let (here, _) = damaged();
+    let (stream, _) = send(&here, &skipping(whole("vm1@a"))).unwrap();
+    let there = site(2);
+    there.receive(&stream).unwrap();
+    there.store.clone_volume("vm1@a", "clone").unwrap();
+    there.fill("clone", 5, 1000..1001);
+    there.store.create_volume("other", BLOCKS * 4096).unwrap();
+    let disk = there.close();
+    let notes = || {
+        let disk: Arc<dyn Disk> = disk.clone();
+        let report = check(&disk, &mut |_| {}).unwrap();
+        assert!(report.is_well(), "{:?}", report.problems);
+        let mut notes = report.notes;
+        notes.retain(|note| note.contains("lost"));
+        notes.sort();
+        notes
+    };
+    let lost_before =
+        |name: &str, blocks: u64| format!("of volume '{name}' {blocks} blocks were lost before");
+    assert_eq!(notes(), [lost_before("clone", 288), lost_before("vm1", 289)]);
+    count_lost(&disk, "a", 290);
+    count_lost(&disk, "clone", 0);
+    count_lost(&disk, "other", 7);
+    let differs = |map: &str, found: u64, counted: u64| {
+        format!("of {map} {found} blocks are lost, and the catalogue counts {counted}: ")
+    };
+    let expected = [
+        differs("snapshot 'vm1@a'", 289, 290),
+        differs("volume 'clone'", 288, 0),
+        differs("volume 'other'", 0, 7),
+        lost_before("vm1", 289),
+    ];
+    let found = notes();
+    assert!(
+        found.len() == 4 && found.iter().zip(&expected).all(|(one, begin)| one.starts_with(begin)),
+        "{found:?}"
+    );
 }

@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use std::{sync::Arc, time::Duration};
 
 use onefold_backend::MemoryDisk;
-use onefold_block::{Engine, Format, Settings};
-use onefold_core::{Clock, ExtentKind, Kind, Lba, VolumeId};
+use onefold_block::{Engine, Format, Settings, StoreExports};
+use onefold_core::{Clock, Exports, ExtentKind, Kind, Lba, VolumeId};
+use support::formatted;
 
 const BLOCKS: u64 = 4096;
 
@@ -155,4 +158,18 @@ fn rule_14_one_tenant_or_one_volume_writes_duplicates_to_a_full_store() {
     assert_eq!(write(&engine, attacker, end + 1, &page(4711)), Err(Kind::NoSpace));
     engine.delete_volume(engine.find_volume("victim").unwrap()).unwrap();
     assert_eq!(write(&engine, attacker, end + 1, &page(4711)), Ok(()));
+}
+
+/// All of them, and all snapshots, were copied while the requests of others waited.
+#[test]
+fn rule_12_a_list_of_many_volumes_is_made_in_parts_and_is_whole() {
+    let site = formatted(&Format::new([1; 16], [1; 32], 65_536));
+    let mut names: Vec<String> = (0..600).map(|n| format!("vm{:03}", (n * 7) % 600)).collect();
+    for name in &names {
+        site.store.create_volume(name, 4096).unwrap();
+    }
+    names.sort();
+    let listed = StoreExports(site.store.clone()).list().into_iter();
+    assert_eq!(listed.map(|one| one.name).collect::<Vec<_>>(), names);
+    site.end();
 }

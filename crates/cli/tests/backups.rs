@@ -571,6 +571,17 @@ fn snapshots_are_mounted() {
     file.read_exact_at(&mut part, 1_234_567).unwrap();
     assert_eq!(part[..], noise(3, 2_000_000)[1_234_567..][..1000]);
     drop(file);
+    // The kernel keeps where a link leads, but not where `latest` led before.
+    let led = fs::read_link(desk.path("m/t/latest")).unwrap();
+    fs::write(desk.path("tree/a"), b"the newest").unwrap();
+    backup(&desk, "tree --set t");
+    let begun = std::time::Instant::now();
+    while fs::read_link(desk.path("m/t/latest")).unwrap() == led {
+        assert!(begun.elapsed().as_secs() < 60, "it leads to {}", led.display());
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    assert_eq!(fs::read(at("t", "tree").join("a")).unwrap(), b"the newest");
+    desk.ok("forget a t~0");
     // Collections don't wait for it, and what they removed is gone.
     desk.ok("forget a t~0");
     desk.ok("forget a t~0");

@@ -347,3 +347,41 @@ fn what_the_guard_holds_back_is_shown_and_monitoring_hears_of_it() {
     }
     server.terminate();
 }
+
+/// Runs `onefold-backup` for the directory `tree` and the archive `a`.
+fn nightly(desk: &Desk, policy: &str) -> std::process::Output {
+    let script =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/onefold-backup");
+    let command = std::path::Path::new(env!("CARGO_BIN_EXE_onefold")).parent().unwrap().to_owned();
+    let path = format!("{}:{}", command.display(), std::env::var("PATH").unwrap());
+    let mut nightly = std::process::Command::new("sh");
+    nightly.arg(script).args(["a", "tree"]).envs([
+        ("PATH", &*path),
+        ("SET", "t"),
+        ("KEEP", policy),
+    ]);
+    nightly.current_dir(desk.path(".")).env("RUNTIME_DIRECTORY", desk.runtime());
+    nightly.output().unwrap()
+}
+
+#[test]
+fn the_nightly_backup_frees_space_although_its_policy_is_refused() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::write(desk.path("one"), noise(9, 3_000_000)).unwrap();
+    (0..4).for_each(|n| backup(&desk, n));
+    let freed = |policy: &str| {
+        desk.ok("put a one one --json");
+        desk.ok("rm a one");
+        assert!(number(&json(&desk, "gc a --dry-run"), "droppable_bytes") > 2_900_000);
+        let said = nightly(&desk, policy);
+        let left = number(&json(&desk, "gc a --dry-run"), "droppable_bytes");
+        assert!(left < 400_000, "{left}: {said:?}");
+        (said.status.code(), String::from_utf8_lossy(&said.stderr).into_owned())
+    };
+    let (status, said) = freed("--keep-last 1");
+    assert!(status == Some(1) && said.contains("4 of its 5"), "{said}");
+    assert_eq!(snapshots(&desk), 5, "one more, and none went");
+    assert_eq!(freed("--keep-last 5").0, Some(0));
+    assert_eq!(snapshots(&desk), 5);
+}

@@ -498,9 +498,15 @@ fn rule_21_in_place_what_is_as_it_was_stored_keeps_its_bits_and_what_leads_there
     set_time(&desk.path("tree/touched"), 1_000);
     overwrite(&desk.path("tree/changed"), 10, b"other");
     set("tree/changed", 0o4755);
+    let changed = |name: &str| {
+        let found = fs::metadata(desk.path(name)).unwrap();
+        (found.ino(), found.ctime(), found.ctime_nsec())
+    };
+    let before = ["tree/same", "tree/ping"].map(changed);
     let shown = format!("restore a t {} -C / --in-place", tree.display());
     // It says that a file gets no set-id bit.
     assert!(desk.run(&shown).status.success());
+    assert_eq!(["tree/same", "tree/ping"].map(changed), before, "nothing of them was changed");
     assert_eq!((mode("tree/same"), mode("tree/touched")), (0o4755, 0o4755));
     assert_eq!(mode("tree/changed"), 0o755, "content of the archive gets no set-id bit");
     assert_eq!((mode("tree/shared"), mode("tree/way")), (0o1777, 0o1777));

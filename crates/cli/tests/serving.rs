@@ -5,15 +5,19 @@ mod support;
 
 use std::{
     fs,
-    os::unix::{
-        fs::PermissionsExt,
-        net::{UnixDatagram, UnixListener},
+    io::{ErrorKind, Read, Write},
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixDatagram, UnixListener, UnixStream},
+        },
     },
     process::Command,
     time::Duration,
 };
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use support::{Desk, Serving, noise, overwrite, qemu_io, try_qemu_io};
 
 #[test]
@@ -363,4 +367,61 @@ fn a_store_that_can_write_no_more_is_still_read() {
     qemu_io(&uri, &["read -P 3 0 1M", "write -P 4 1M 1M", "flush"]);
     assert!(serving.terminate().0.success());
     desk.ok("check a");
+}
+
+#[test]
+fn who_comes_while_descriptors_are_short_is_served_later_and_keeps_nobody_busy() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let serving = desk.serve("a --http unix:http.sock");
+    let control = fs::read_dir(desk.runtime()).unwrap().map(|entry| entry.unwrap().path());
+    let control = control.into_iter().find(|path| path.extension().is_some_and(|it| it == "ctl"));
+    let process = Pid::from_raw(serving.pid() as i32);
+    // Those of its three standard streams are all that it may open.
+    let few = Rlimit { current: Some(3), ..getrlimit(Resource::Nofile) };
+    let before = prlimit(process, Resource::Nofile, few).unwrap();
+    let ask = |path: &std::path::Path, words: &str| {
+        // The whole path may be longer than a socket's address can be.
+        let above = fs::File::open(path.parent().unwrap()).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let short = format!("/proc/self/fd/{}/{name}", above.as_raw_fd());
+        let mut client = UnixStream::connect(short).unwrap();
+        client.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        client.write_all(words.as_bytes()).unwrap();
+        client
+    };
+    // Who waits in `accept` has the number of a descriptor already: one command may come through.
+    let control = control.unwrap();
+    let _first = ask(&control, "{\"ask\":\"pid\"}\n");
+    let mut clients = [
+        (ask(&desk.path("a.sock"), ""), "NBDMAGIC"),
+        (ask(&desk.path("http.sock"), "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"), "HTTP/1.1"),
+        (ask(&control, "{\"ask\":\"pid\"}\n"), "{\"answer\""),
+    ];
+    // Hundredths of a second in which it was at work: behind its name, which stands in parentheses.
+    let work = || -> u64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", serving.pid())).unwrap();
+        let fields = stat.rsplit_once(") ").unwrap().1.split(' ').skip(11).take(2);
+        fields.map(|field| field.parse::<u64>().unwrap()).sum()
+    };
+    let worked = work();
+    for (client, _) in &mut clients {
+        let error = client.read(&mut [0; 8]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock, "it has a descriptor: {error}");
+    }
+    // Three threads each wait a while before they try again.
+    let worked = work() - worked;
+    assert!(worked < 10, "{worked} hundredths of a second in one and a half");
+    prlimit(process, Resource::Nofile, before).unwrap();
+    for (mut client, begins) in clients {
+        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut bytes = vec![0; begins.len()];
+        client.read_exact(&mut bytes).unwrap();
+        assert_eq!(String::from_utf8_lossy(&bytes), begins);
+    }
+    qemu_io(&desk.uri("a", "v"), &["write -P 1 0 64k", "flush", "read -P 1 0 64k"]);
+    assert!(desk.status("a")["stopped"].is_null());
+    let (status, log) = serving.terminate();
+    assert!(status.success(), "{log}");
+    assert_eq!(log.matches("cannot accept a control connection").count(), 1, "{log}");
 }

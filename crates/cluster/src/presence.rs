@@ -66,6 +66,9 @@ impl Load {
     }
 }
 
+/// Most sessions whose values are looked at together.
+const PUBLISHED_MAX: usize = 16_384;
+
 /// The values that all sessions had published at one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Published(BTreeMap<Vec<u8>, Load>);
@@ -189,10 +192,11 @@ impl Presence {
     }
 }
 
-/// Values that all sessions have published.
+/// Values that all sessions have published: of more than [`PUBLISHED_MAX`], those of the oldest. As
+/// sessions that are silent are removed, the others come with time.
 fn published(kernel: &Kernel) -> Result<Published> {
-    let keys = kernel
-        .all_keys(&ObjectName::metadata(SERVERS), Vec::new())
+    let (keys, _) = kernel
+        .first_keys(&ObjectName::metadata(SERVERS), Vec::new(), PUBLISHED_MAX)
         .map_err(|refusal| failed("the load can't be read", refusal))?;
     Ok(Published(
         keys.into_iter().filter_map(|(key, value)| Some((key, Load::decode(&value)?))).collect(),

@@ -1,7 +1,7 @@
 //! Counts and sizes, by looking at the lists and the pools.
 
 use onefold_core::{
-    Result,
+    Error, Kind, Result,
     object::{ObjectName, Pool, ReadPart, Refusal, Seen, Space},
 };
 
@@ -14,9 +14,12 @@ use crate::{
     session::Session,
 };
 
+/// Most places of damage that a status names.
+const NAMED_MAX: usize = 100;
+
 /// The contents of a store. Sizes are before replication. If other sessions write meanwhile, the
 /// counts are not of one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// Volumes.
     pub volumes: u64,
@@ -53,6 +56,38 @@ pub struct Status {
     pub stale_references: u64,
     /// Space of the object store, with everything in it.
     pub space: Space,
+    /// Objects whose maps are damaged; the counts lack what they hold.
+    pub damaged_objects: u64,
+    /// The first of them, 100 at most, and why they can't be read.
+    pub damaged: Vec<(ObjectId, String)>,
+    /// Why other parts of the store can't be read: the counts lack them, too. 100 sentences at most.
+    pub unread: Vec<String>,
+}
+
+impl Status {
+    /// Remembers damage; other errors come back.
+    fn unread(&mut self, error: Error) -> Result<()> {
+        if error.kind() != Kind::Corrupt {
+            return Err(error);
+        }
+        if self.unread.len() < NAMED_MAX {
+            self.unread.push(error.to_string());
+        }
+        Ok(())
+    }
+
+    /// Remembers damage of one object; other refusals come back.
+    fn damaged(&mut self, object: ObjectId, refusal: Refusal) -> Result<(), Refusal> {
+        let Refusal::Failed(error) = refusal else { return Err(refusal) };
+        if error.kind() != Kind::Corrupt {
+            return Err(Refusal::Failed(error));
+        }
+        self.damaged_objects += 1;
+        if self.damaged.len() < NAMED_MAX {
+            self.damaged.push((object, error.to_string()));
+        }
+        Ok(())
+    }
 }
 
 impl Session {
@@ -80,13 +115,21 @@ impl Session {
         self.kernel().store().space().map_err(|refusal| failed("the space can't be read", refusal))
     }
 
-    /// Looks at everything once.
+    /// Looks at everything once. What is damaged is named in the status, and ends nothing.
     ///
     /// # Errors
     /// The store's.
     pub fn status(&self) -> Result<Status> {
-        let mut status = Status { backlog: self.backlog()?, ..Status::default() };
-        for (_, named) in self.names()? {
+        let mut status = Status::default();
+        match self.backlog() {
+            Ok(backlog) => status.backlog = backlog,
+            Err(error) => status.unread(error)?,
+        }
+        let names = match self.names() {
+            Ok(names) => names,
+            Err(error) => status.unread(error).map(|()| Vec::new())?,
+        };
+        for (_, named) in names {
             let (count, bytes) = match named.what {
                 What::Volume => (&mut status.volumes, &mut status.volume_bytes),
                 What::Put => (&mut status.puts, &mut status.put_bytes),
@@ -95,8 +138,17 @@ impl Session {
             *bytes = bytes.saturating_add(named.bytes);
         }
         left_behind(self, &mut status)
-            .map_err(|refusal| failed("the attempts can't be read", refusal))?;
-        sizes(self, &mut status).map_err(|refusal| failed("the pools can't be read", refusal))?;
+            .map_err(|refusal| failed("the attempts can't be read", refusal))
+            .or_else(|error| status.unread(error))?;
+        status.space = self.space()?;
+        for (pool, what) in [
+            (Pool::Metadata, "the metadata pool can't be read to its end"),
+            (Pool::Chunks, "the chunk pool can't be read to its end"),
+        ] {
+            sizes(self, pool, &mut status)
+                .map_err(|refusal| failed(what, refusal))
+                .or_else(|error| status.unread(error))?;
+        }
         Ok(status)
     }
 }
@@ -111,26 +163,23 @@ fn left_behind(session: &Session, status: &mut Status) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn sizes(session: &Session, status: &mut Status) -> Result<(), Refusal> {
-    status.space = session.kernel().store().space()?;
-    for pool in [Pool::Metadata, Pool::Chunks] {
-        let mut from = None;
-        loop {
-            let page = session.kernel().store().list(pool, from.as_deref(), 1000)?;
-            for name in &page.names {
-                if let Some(object) = ObjectId::parse(name) {
-                    size_of(session, object, status)?;
-                } else if pool == Pool::Chunks && Chunk::parse(name).is_some() {
-                    size_of_chunk(session, name, status)?;
-                }
-            }
-            from = page.next;
-            if from.is_none() {
-                break;
+fn sizes(session: &Session, pool: Pool, status: &mut Status) -> Result<(), Refusal> {
+    let mut from = None;
+    loop {
+        let page = session.kernel().store().list(pool, from.as_deref(), 1000)?;
+        for name in &page.names {
+            if let Some(object) = ObjectId::parse(name) {
+                size_of(session, object, status)
+                    .or_else(|refusal| status.damaged(object, refusal))?;
+            } else if pool == Pool::Chunks && Chunk::parse(name).is_some() {
+                size_of_chunk(session, name, status)?;
             }
         }
+        from = page.next;
+        if from.is_none() {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 fn size_of(session: &Session, object: ObjectId, status: &mut Status) -> Result<(), Refusal> {
@@ -164,6 +213,8 @@ fn size_of_chunk(session: &Session, name: &str, status: &mut Status) -> Result<(
             Ok(())
         }
         Err(Refusal::Missing) => Ok(()),
+        // One chunk that can't be read keeps the others from nothing.
+        Err(Refusal::Failed(error)) => status.unread(error).map_err(Refusal::Failed),
         Err(refusal) => Err(refusal),
     }
 }

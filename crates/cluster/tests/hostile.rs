@@ -3,9 +3,16 @@
 
 mod support;
 
-use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
+use std::{
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
-use onefold_cluster::{Format, Named, Scrub, Session, Settings, What, create, format::ObjectId};
+use onefold_cluster::{
+    Format, Mode, Named, Published, Scrub, Session, Settings, Volume, Watermarks, What, Worker,
+    create,
+    format::{ObjectId, key},
+};
 use onefold_core::{
     Kind,
     object::{Change, ObjectName, ObjectStore, Pool, PoolKind, Write},
@@ -133,4 +140,108 @@ fn damage_in_one_stream_that_was_deleted_keeps_no_other_one() {
     let mut scrub = Scrub::new(session, false).unwrap();
     while scrub.step().unwrap() {}
     assert_eq!((scrub.report().damage.len(), left()), (2, 2));
+}
+
+/// In small steps the first entries of an object, which could not be read, were tried again and again.
+#[test]
+fn rule_09_a_worker_goes_on_behind_entries_that_it_cant_read() {
+    const CHUNK: u64 = 32 << 10;
+    let (store, _) = counted();
+    let settings = Settings { cold: Duration::ZERO, batch_bytes: CHUNK, ..Settings::default() };
+    let session = Arc::new(Session::open(Arc::new(store.session("two")), settings).unwrap());
+    session.create_volume("v", 64 << 20).unwrap();
+    let volume = Volume::attach(&session, "v", Mode::Own).unwrap();
+    for n in 0..3 {
+        volume.write_at(n * CHUNK, &[n as u8 + 1; CHUNK as usize]).unwrap();
+    }
+    let mut worker = Worker::new(session.clone(), Watermarks::NONE);
+    let round = |worker: &mut Worker| {
+        let (mut flipped, mut left) = (0, 0);
+        for _ in 0..1000 {
+            let step = worker.step().unwrap();
+            (flipped, left) = (flipped + step.flipped, left + step.left);
+            if step.round {
+                return (flipped, left);
+            }
+        }
+        panic!("the round has no end");
+    };
+    assert_eq!(round(&mut worker), (3, 0));
+    for chunk in store.list(Pool::Chunks, None, 10).unwrap().names {
+        write(&store, ObjectName::chunk(chunk), vec![Change::Full(vec![0; 5000])]);
+    }
+    for n in 0..5 {
+        volume.write_at(n * CHUNK, &[9; 4096]).unwrap();
+    }
+    assert_eq!(round(&mut worker), (2, 1));
+    assert_eq!(session.backlog().unwrap(), 1);
+    let told = worker.take_left();
+    assert!(told.len() == 1 && told[0].1.contains("is damaged"), "{told:?}");
+    assert_eq!(round(&mut worker), (0, 1));
+    assert!(worker.take_left().is_empty(), "it was told before");
+    // Whole chunks need nothing of the damaged ones.
+    for n in 0..3 {
+        volume.write_at(n * CHUNK, &[n as u8 + 11; CHUNK as usize]).unwrap();
+    }
+    assert_eq!(round(&mut worker), (3, 0));
+    assert_eq!(session.backlog().unwrap(), 0);
+    volume.detach().unwrap();
+}
+
+/// Each of its objects was looked for, 33 million; there may be as many as 34 milliards.
+#[test]
+fn rule_09_a_huge_volume_that_was_not_closed_is_attached_by_what_there_is_of_it() {
+    let _counts = COUNTS.lock();
+    let (store, session) = counted();
+    session.create_volume("v", 128 << 40).unwrap();
+    let volume = Volume::attach(&session, "v", Mode::Own).unwrap();
+    volume.write_at(100 << 40, &[7; 4096]).unwrap();
+    for shard in 0..256 {
+        // What a crash could have kept from it.
+        let list = ObjectName::metadata(format!("d.{shard:02x}"));
+        let _ = store.write(&[Write {
+            object: list,
+            guards: Vec::new(),
+            changes: vec![Change::Remove],
+        }]);
+    }
+    assert_eq!(session.backlog().unwrap(), 0);
+    let faulty = Faulty { store: store.session("two"), fault: || None };
+    let other = Arc::new(Session::open(Arc::new(faulty), Settings::default()).unwrap());
+    let before = READ.load(Relaxed);
+    let taken = Volume::attach(&other, "v", Mode::TakeOver).unwrap();
+    let read = READ.load(Relaxed) - before;
+    assert!(read < 1000, "{read} objects were read");
+    assert_eq!(other.backlog().unwrap(), 1);
+    let mut bytes = [0; 4096];
+    taken.read_at(100 << 40, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 4096]);
+    taken.detach().unwrap();
+}
+
+/// All keys were held, with their values.
+#[test]
+fn rule_09_a_header_with_more_keys_than_the_largest_volume_has_is_damage() {
+    let _counts = COUNTS.lock();
+    let (store, session) = counted();
+    session.create_volume("v", 1 << 30).unwrap();
+    let id = session.find("v").unwrap().unwrap().id;
+    let keys = (0..500_000).map(|n| (key::numbered(b'C', n), vec![0; 8])).collect();
+    let header = ObjectName::metadata(format!("v.{id:010x}"));
+    write(&store, header, vec![Change::SetOmap(keys)]);
+    for mode in [Mode::Read, Mode::Own] {
+        let refused = Volume::attach(&session, "v", mode).map(drop).unwrap_err();
+        assert_eq!(refused.kind(), Kind::Corrupt, "{refused}");
+        assert!(refused.to_string().contains("too many keys"), "{refused}");
+    }
+}
+
+/// Servers, workers and `status` read them every second or so.
+#[test]
+fn rule_09_of_sessions_without_end_that_publish_some_are_looked_at() {
+    let (store, session) = counted();
+    let keys = (0..100_000).map(|n| (key::numbered(b's', n), vec![0; 17])).collect();
+    write(&store, ObjectName::metadata("servers"), vec![Change::SetOmap(keys)]);
+    let seen = session.published().unwrap().since(&Published::default());
+    assert!((10_000..20_000).contains(&seen.servers), "{seen:?}");
 }

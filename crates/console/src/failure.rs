@@ -1,6 +1,6 @@
 //! The sentence that a person reads when something fails, and an exit status for scripts.
 
-use std::{io::Write, process::ExitCode};
+use std::{borrow::Cow, io::Write, process::ExitCode};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use onefold_core::Error;
@@ -13,6 +13,10 @@ const USAGE: u8 = 2;
 
 /// Exit status of a verb that did its work but for a part that could not be read.
 const IN_PART: u8 = 3;
+
+/// Most bytes of a sentence that are said: a name may be long, and the journal makes several entries of a
+/// line of more than 48 KiB.
+const SAID_BYTES: usize = 8 << 10;
 
 /// Why the command ends before its verb is done.
 #[derive(Debug)]
@@ -114,7 +118,27 @@ pub fn sentence_of(error: &clap::Error) -> String {
 pub fn one_line(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
     let line = words.join(" ");
-    line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    shortened(&line).chars().map(|c| if is_order(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// True for what a terminal obeys, and for what turns the order of the letters behind it.
+pub(crate) fn is_order(c: char) -> bool {
+    let turns = matches!(
+        c,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    c.is_control() || turns
+}
+
+/// A text without its middle, when it is very long.
+pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
+    if text.len() <= SAID_BYTES {
+        return Cow::Borrowed(text);
+    }
+    let is_border = |at: &usize| text.is_char_boundary(*at);
+    let end = (0..=SAID_BYTES / 2).rev().find(is_border).unwrap_or(0);
+    let rest = (text.len() - SAID_BYTES / 2..).find(is_border).unwrap_or(text.len());
+    Cow::Owned(format!("{} … {}", &text[..end], &text[rest..]))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal, Write};
 
 use tracing_subscriber::{filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, is_order, shortened};
 
 /// The level of the log when nobody says otherwise.
 const DEFAULT: &str = "info";
@@ -42,8 +42,10 @@ struct Lines;
 
 impl Write for Lines {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        io::stderr().lock().write_all(&on_one_line(event))?;
-        Ok(event.len())
+        let bytes = event.len();
+        let event = on_one_line(&String::from_utf8_lossy(event));
+        io::stderr().lock().write_all(event.as_bytes())?;
+        Ok(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -51,13 +53,15 @@ impl Write for Lines {
     }
 }
 
-/// An event with spaces for the ends of lines in it; its own end stays.
-fn on_one_line(event: &[u8]) -> Vec<u8> {
-    let own_end = event.iter().rposition(|byte| *byte != b'\n').map_or(0, |last| last + 1);
-    let byte = |(at, byte): (usize, &u8)| {
-        if at < own_end && matches!(byte, b'\n' | b'\r') { b' ' } else { *byte }
-    };
-    event.iter().enumerate().map(byte).collect()
+/// An event with spaces for the ends of lines and for other characters that a terminal obeys, and without its middle
+/// when it is long: the journal would make a second entry of the rest. Its own end stays, and the beginnings
+/// of colours, which the log quotes of nobody.
+fn on_one_line(event: &str) -> String {
+    let text = event.trim_end_matches('\n');
+    let is_own = |c: char| c == '\t' || c == '\u{1b}';
+    let letter = |c: char| if is_order(c) && !is_own(c) { ' ' } else { c };
+    let line: String = shortened(text).chars().map(letter).collect();
+    line + &event[text.len()..]
 }
 
 #[cfg(test)]
@@ -67,9 +71,19 @@ mod tests {
     #[test]
     fn the_name_of_a_file_is_no_line_of_its_own() {
         assert_eq!(
-            on_one_line(b"WARN left out: a\nINFO all is well\r: no\n"),
-            b"WARN left out: a INFO all is well : no\n"
+            on_one_line("WARN left out: a\nINFO all is well\r: no\n"),
+            "WARN left out: a INFO all is well : no\n"
         );
-        assert_eq!((on_one_line(b"\n"), on_one_line(b"")), (b"\n".to_vec(), Vec::new()));
+        assert_eq!((on_one_line("\n"), on_one_line("")), ("\n".to_owned(), String::new()));
+    }
+
+    #[test]
+    fn rule_07_no_name_is_so_long_that_the_journal_makes_an_entry_of_its_end() {
+        // Systemd begins another entry after 48 KiB, and obeys `<2>` at its beginning.
+        let name = format!("{}<2>onefold: all is well", "\u{fffd}".repeat(20_000));
+        let line = on_one_line(&format!("\u{1b}[33m WARN\u{1b}[0m left out: {name}\u{202e}, no\n"));
+        assert!(line.len() < 10 << 10, "{}", line.len());
+        assert!(line.starts_with("\u{1b}[33m WARN\u{1b}[0m left out: \u{fffd}"), "{line}");
+        assert!(line.ends_with("all is well , no\n") && line.contains('…'), "{line}");
     }
 }

@@ -8,8 +8,9 @@ use std::{
 };
 
 use serde::Serialize;
+use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, is_order};
 
 /// The first failure.
 static FAILED: OnceLock<io::Error> = OnceLock::new();
@@ -18,7 +19,7 @@ static FAILED: OnceLock<io::Error> = OnceLock::new();
 /// reach the terminal.
 pub fn line(text: impl Display) {
     let harmless = |c: char| {
-        if c.is_control() && c != '\n' && c != '\t' { char::REPLACEMENT_CHARACTER } else { c }
+        if is_order(c) && c != '\n' && c != '\t' { char::REPLACEMENT_CHARACTER } else { c }
     };
     print(text.to_string().chars().map(harmless).collect::<String>());
 }
@@ -39,6 +40,11 @@ pub fn json(report: &impl Serialize) -> Result<(), Failure> {
         .map_err(|e| Failure::new(format!("the report can't be written as JSON: {e}")))?;
     print(said_in_json(&text));
     Ok(())
+}
+
+/// Prints a report as one line of JSON.
+pub fn json_line(report: &Value) {
+    print(said_in_json(&report.to_string()));
 }
 
 /// Escapes U+007F to U+009F, which a terminal may obey; JSON itself demands it only for characters

@@ -79,7 +79,7 @@ impl Files {
     /// What an inode is in its snapshot; `None` for directories of names, and links to them.
     fn entry(&self, node: &Node) -> Result<Option<(SnapshotId, TreeEntry)>> {
         Ok(match node {
-            Node::Sets | Node::Set(_) | Node::Latest(_) => None,
+            Node::Sets | Node::Set(_) | Node::Latest(..) => None,
             Node::Snapshot(id) => Some((*id, self.trees.root(&self.snapshot(*id)?.root)?)),
             Node::Entry(id, place) => Some((*id, self.trees.entry(place)?)),
         })
@@ -103,7 +103,7 @@ impl Files {
             Some((_, entry)) => Ok((self.of_entry(number, &entry)?, FOR_EVER)),
             None => {
                 let kind = match node {
-                    Node::Latest(_) => FileType::Symlink,
+                    Node::Latest(..) => FileType::Symlink,
                     _ => FileType::Directory,
                 };
                 Ok((self.plain(number, kind), A_SECOND))
@@ -137,12 +137,15 @@ impl Files {
         let text = || String::from_utf8_lossy(bytes).into_owned();
         let found = match node {
             Node::Sets => names::sets(&*self.trees.tables()?).remove(&text()).map(Node::Set),
-            Node::Set(set) if bytes == names::LATEST.as_bytes() => Some(Node::Latest(set.clone())),
+            Node::Set(set) if bytes == names::LATEST.as_bytes() => {
+                let newest = names::newest(&*self.trees.tables()?, set);
+                newest.map(|id| Node::Latest(set.clone(), id))
+            }
             Node::Set(set) => {
                 let tables = self.trees.tables()?;
                 names::snapshots(&tables, set).remove(&text()).map(Node::Snapshot)
             }
-            Node::Latest(_) => None,
+            Node::Latest(..) => None,
             Node::Snapshot(_) | Node::Entry(..) => return self.find_entry(above, node, bytes),
         };
         let Some(found) = found else { return Ok(None) };
@@ -174,10 +177,12 @@ impl Files {
                     Listing::Names(self.listings.lock().shared(sets.collect()))
                 }
                 Node::Set(set) => {
-                    let all = names::snapshots(&*self.trees.tables()?, set);
+                    let tables = self.trees.tables()?;
+                    let all = names::snapshots(&tables, set);
                     let all = all.into_iter().map(|(name, id)| (name, Node::Snapshot(id)));
-                    let latest = (names::LATEST.to_owned(), Node::Latest(set.clone()));
-                    Listing::Names(self.listings.lock().shared(all.chain([latest]).collect()))
+                    let latest = names::newest(&tables, set)
+                        .map(|id| (names::LATEST.to_owned(), Node::Latest(set.clone(), id)));
+                    Listing::Names(self.listings.lock().shared(all.chain(latest).collect()))
                 }
                 _ => match self.entry(&node)? {
                     Some((snapshot, TreeEntry { what: TreeWhat::Directory(top), .. })) => {
@@ -365,9 +370,9 @@ impl Files {
 
     pub(crate) fn readlink(&self, number: INodeNo, reply: ReplyData) {
         let target = self.node(number).and_then(|node| match &node {
-            Node::Latest(set) => {
+            Node::Latest(set, id) => {
                 let tables = self.trees.tables().map_err(|error| errno(&error))?;
-                names::latest(&tables, set).map(String::into_bytes).ok_or(Errno::ENOENT)
+                names::name_of(&tables, set, *id).map(String::into_bytes).ok_or(Errno::ENOENT)
             }
             _ => match self.file(number)?.what {
                 TreeWhat::Symlink(target) => Ok(target),

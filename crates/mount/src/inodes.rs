@@ -16,8 +16,9 @@ pub(crate) enum Node {
     Sets,
     /// The directory of a set's snapshots.
     Set(String),
-    /// The link to the newest snapshot of a set.
-    Latest(String),
+    /// The link to the newest snapshot of a set, as long as that is this one: the kernel keeps what a
+    /// number links to.
+    Latest(String, SnapshotId),
     /// The root directory of a snapshot.
     Snapshot(SnapshotId),
     /// An entry of a snapshot.

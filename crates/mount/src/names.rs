@@ -48,10 +48,14 @@ pub(crate) fn snapshots(tables: &Tables, set: &str) -> BTreeMap<String, Snapshot
     names
 }
 
-/// The name of the newest snapshot of a set.
-pub(crate) fn latest(tables: &Tables, set: &str) -> Option<String> {
-    let newest = tables.snapshots.listed().rfind(|snapshot| snapshot.set == set)?.id;
-    snapshots(tables, set).into_iter().find(|(_, id)| *id == newest).map(|(name, _)| name)
+/// The newest snapshot of a set.
+pub(crate) fn newest(tables: &Tables, set: &str) -> Option<SnapshotId> {
+    Some(tables.snapshots.listed().rfind(|snapshot| snapshot.set == set)?.id)
+}
+
+/// The name of a snapshot of a set.
+pub(crate) fn name_of(tables: &Tables, set: &str, id: SnapshotId) -> Option<String> {
+    snapshots(tables, set).into_iter().find(|(_, other)| *other == id).map(|(name, _)| name)
 }
 
 fn time(snapshot: &Snapshot) -> String {

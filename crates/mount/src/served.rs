@@ -37,7 +37,13 @@ impl Served {
 impl Filesystem for Served {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         // A kernel that lacks one works without it.
-        for flag in [InitFlags::FUSE_DO_READDIRPLUS, InitFlags::FUSE_PARALLEL_DIROPS] {
+        let flags = [
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            // Else a path through a link asks for its target each time.
+            InitFlags::FUSE_CACHE_SYMLINKS,
+        ];
+        for flag in flags {
             let _ = config.add_capabilities(flag);
         }
         let _ = config.set_max_background(BACKGROUND);

@@ -173,6 +173,25 @@ fn rule_11_tcp_serves_only_on_demand() {
     assert_eq!(volume.peek(0, 4), b"data");
 }
 
+/// The server waited for the whole time that clients have for their last answers.
+#[test]
+fn a_client_that_takes_no_reply_delays_a_stop_by_little() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits { send: Duration::from_secs(600), ..Limits::default() };
+    let (server, volume, socket) = started(limits, dir.path());
+    let mut raw = Raw::go(&socket, Mode::Simple);
+    assert_eq!(raw.write(0, 0, &[7; 4096]), 0);
+    let reads: Vec<u8> = (0..64)
+        .flat_map(|cookie| request_bytes(Mode::Simple, 0, READ, cookie, 0, 1 << 20))
+        .collect();
+    raw.send(&reads);
+    until(|| server.statistics().in_flight > 0 || server.statistics().reads > 0);
+    let began = Instant::now();
+    server.stop(Duration::from_secs(120)).unwrap();
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    assert_eq!(volume.peek(0, 4096), [7; 4096]);
+}
+
 #[test]
 fn listening_sockets_are_taken_over() {
     let dir = tempfile::tempdir().unwrap();

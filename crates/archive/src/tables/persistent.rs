@@ -428,15 +428,15 @@ fn child_of<K: Borrow<Q>, T, Q: Ord + ?Sized>(children: &[(K, T)], key: &Q) -> u
 
 /// Puts an item into a node's items; gives the upper ones of a node that was full. A map that grows
 /// at its end leaves nodes behind that are nearly full; in any order, none has fewer than an
-/// eighth.
+/// eighth. A leaf from before the archive had leaves of its own may have more items than `max`.
 fn add<T>(items: &mut Vec<T>, at: usize, item: T, max: usize) -> Option<Vec<T>> {
     let mut upper = None;
     if items.len() < max {
         into_place(items, at, item, max);
     } else {
-        let half = if at == items.len() { max - max / 8 } else { max / 2 };
+        let half = if at == items.len() { items.len() - max / 8 } else { items.len() / 2 };
         let mut above = items.split_off(half);
-        if at <= half && half < max {
+        if at <= half && half < items.len() + above.len() {
             into_place(items, at, item, max);
         } else {
             into_place(&mut above, at - half, item, max);
@@ -450,7 +450,8 @@ fn add<T>(items: &mut Vec<T>, at: usize, item: T, max: usize) -> Option<Vec<T>> 
 /// Memory is taken for a quarter more, as most leaves are never filled after they were split.
 fn into_place<T>(items: &mut Vec<T>, at: usize, item: T, max: usize) {
     if items.len() == items.capacity() {
-        items.reserve_exact((items.len() / 4 + 4).min(max - items.len()));
+        let room = max.saturating_sub(items.len()).max(1);
+        items.reserve_exact((items.len() / 4 + 4).min(room));
     }
     items.insert(at, item);
 }
@@ -810,6 +811,19 @@ mod tests {
         if let Node::Inner(children) = &**node {
             children.iter().for_each(|(_, child)| nodes(child, into));
         }
+    }
+
+    #[test]
+    fn a_leaf_with_more_entries_than_new_ones_may_have_is_split_in_the_middle() {
+        let mut map = Map::default();
+        map.extend((0..LEAF_MAX as u32 - 1).map(|n| (n * 10, n)));
+        map.most = 2;
+        let mut model: BTreeMap<u32, u32> = map.iter().map(|(&key, &value)| (key, value)).collect();
+        for n in 0..300 {
+            let key = n * 37 % 1000;
+            assert_eq!(map.insert(key, n), model.insert(key, n));
+        }
+        assert!(map.iter().eq(model.iter()));
     }
 
     #[test]

@@ -214,20 +214,18 @@ impl Rewriter {
         for node in changes.removed.clone() {
             lower(counts, node, &mut falling);
         }
-        while let Some(node) = falling.pop() {
-            if let Some(n) = changes.due.iter().position(|due| *due == node) {
-                changes.due.swap_remove(n);
-                continue;
-            }
-            match self.children(tables, node) {
+        let due = std::mem::take(&mut changes.due);
+        let (fallen, due) =
+            fall(falling, due, |node, falling| match self.children(tables, node) {
                 Ok(children) => {
-                    changes.falls.push(node);
-                    children.into_iter().for_each(|child| lower(counts, child, &mut falling));
+                    children.into_iter().for_each(|child| lower(counts, child, falling));
+                    Ok(true)
                 }
-                Err(error) if error.kind() == Kind::Corrupt => {}
-                Err(error) => return Err(error),
-            }
-        }
+                Err(error) if error.kind() == Kind::Corrupt => Ok(false),
+                Err(error) => Err(error),
+            })?;
+        changes.falls.extend(fallen);
+        changes.due = due;
         Ok(())
     }
 
@@ -322,6 +320,23 @@ fn lower(counts: &mut Counts, node: Address, falling: &mut Vec<Address>) {
     }
 }
 
+/// Follows nodes that nobody names any more to all that fall with them. `lower_children` adds nodes
+/// that fall to the list, and gives false when the node is damaged. A node that is due has counted for
+/// nothing, and is due no longer. Gives the nodes that were read, and those that are still due.
+fn fall<N: Copy + Ord>(
+    mut falling: Vec<N>,
+    due: Vec<N>,
+    mut lower_children: impl FnMut(N, &mut Vec<N>) -> Result<bool>,
+) -> Result<(Vec<N>, Vec<N>)> {
+    let (mut due, mut fallen) = (due.into_iter().collect::<BTreeSet<N>>(), Vec::new());
+    while let Some(node) = falling.pop() {
+        if !due.remove(&node) && lower_children(node, &mut falling)? {
+            fallen.push(node);
+        }
+    }
+    Ok((fallen, due.into_iter().collect()))
+}
+
 /// True when an archive has a slot of this address, or may have it: of a container that was merged
 /// others have the slots, and a part of the tables that is damaged says nothing.
 fn is_there(tables: &Tables, node: Address) -> Result<bool> {
@@ -342,4 +357,65 @@ fn is_there(tables: &Tables, node: Address) -> Result<bool> {
 /// The address of a root.
 fn root(pieces: &Pieces) -> Address {
     Address { container: pieces.container, slot: pieces.first }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+    use std::{cell::Cell, cmp::Ordering};
+
+    use super::*;
+
+    thread_local! {
+        static COMPARISONS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// A node whose comparisons are counted.
+    #[derive(Clone, Copy, Debug)]
+    struct Counted(u32);
+
+    impl Ord for Counted {
+        fn cmp(&self, other: &Counted) -> Ordering {
+            COMPARISONS.set(COMPARISONS.get() + 1);
+            self.0.cmp(&other.0)
+        }
+    }
+
+    impl PartialOrd for Counted {
+        fn partial_cmp(&self, other: &Counted) -> Option<Ordering> {
+            Some(self.cmp(other))
+        }
+    }
+
+    impl PartialEq for Counted {
+        fn eq(&self, other: &Counted) -> bool {
+            self.cmp(other).is_eq()
+        }
+    }
+
+    impl Eq for Counted {}
+
+    #[test]
+    fn a_wide_tree_whose_nodes_are_due_falls_without_a_look_at_all_of_them_for_each() {
+        const WIDE: u32 = 10_000;
+        // Every second child of the root is damaged, and due; others that are due stay so.
+        let due = (1..=WIDE).filter(|n| n % 2 == 0).chain(WIDE + 1..2 * WIDE).map(Counted);
+        let due: Vec<Counted> = due.collect();
+        let mut read = 0;
+        let (fallen, left) = fall(vec![Counted(0)], due, |node, falling| {
+            read += 1;
+            if node.0 == 0 {
+                falling.extend((1..=WIDE).map(Counted));
+            }
+            // The first child is damaged too, and was never due.
+            Ok(node.0 != 1)
+        })
+        .unwrap();
+        let compared = COMPARISONS.get();
+        assert_eq!((read, fallen.len()), (1 + WIDE / 2, (WIDE / 2) as usize));
+        assert!(fallen.iter().all(|node| node.0 == 0 || node.0 % 2 == 1 && node.0 > 1));
+        assert!(left.iter().map(|node| node.0).eq(WIDE + 1..2 * WIDE));
+        assert!(compared < 100 * u64::from(WIDE), "{compared} comparisons");
+    }
 }

@@ -12,9 +12,9 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, ArchiveExports, Attributes, BackupRequest, Collection, CollectionOptions, Content,
-    Event, FileMap, Format, Gauge, Ingest, Kinds, Known, Nodes, Rad, Settings, SnapshotId, Spread,
-    Stat, TreeEntry, TreeReader, TreeWhat, Verify, Volumes, backup, check,
+    Archive, ArchiveExports, BackupRequest, Collection, CollectionOptions, Content, Event, FileMap,
+    Format, Gauge, Ingest, Kinds, Known, Nodes, Rad, Settings, SnapshotId, Spread, Stat,
+    TreeReader, TreeWhat, Verify, Volumes, backup, check,
 };
 use onefold_backend::Directory;
 use onefold_core::{

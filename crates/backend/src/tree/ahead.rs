@@ -2,7 +2,7 @@
 //!
 //! A walk opens and reads one file after the other, so a disk that could answer many questions at once
 //! is asked one. Here a few threads open the files that follow, and ask the system for their bytes.
-//! What they find is used by nobody: the walk looks at each file and opens it as without them. A file
+//! The walk uses nothing that they find: it looks at each file and opens it as without them. A file
 //! that changes, vanishes or can't be opened meanwhile is none of their business.
 
 use std::{
@@ -47,7 +47,7 @@ impl Ahead {
                 loop {
                     let next = receive.lock().recv();
                     let Ok((directory, name)) = next else { return };
-                    // What can't be had is told by the walk.
+                    // The walk tells of a file that can't be had.
                     let _ = fetch(&directory, &name);
                 }
             };

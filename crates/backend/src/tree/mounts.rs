@@ -154,7 +154,7 @@ fn within(directory: &OwnedFd, name: &OsStr, flags: OFlags) -> Option<Result<Own
 }
 
 /// True when a place lies on what another user mounted. Asks no file system.
-fn is_of_other(place: &OwnedFd) -> bool {
+pub(super) fn is_of_other(place: &OwnedFd) -> bool {
     let flags = AtFlags::EMPTY_PATH | UNASKED;
     let Ok(told) = rustix::fs::statx(place, "", flags, StatxFlags::empty()) else { return false };
     told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)

@@ -26,6 +26,7 @@ use super::{
     levels::Levels,
     mounts::{self, Closed, Mount, proc_path},
     names::{Name, Names, NamesMemory, Space},
+    place::{Place, mounted_by_another},
     shown,
 };
 use crate::{spared::Spared, sparse::next_data};
@@ -251,13 +252,19 @@ impl Walk {
     /// A walk below `root`.
     ///
     /// # Errors
-    /// `InvalidInput` when that is no directory, and those of the system.
+    /// `InvalidInput` when that is no directory, `Denied` when another user mounted a file system of his
+    /// own there or on the way, and those of the system.
     pub fn new(root: &Path, options: Options) -> Result<Walk> {
-        let wrong = |errno: Errno| Error::from_io(root.display(), errno.into());
-        let no_follow = if options.follows_root { OFlags::empty() } else { OFlags::NOFOLLOW };
-        let at = rustix::fs::open(root, OFlags::PATH | OFlags::CLOEXEC | no_follow, Mode::empty())
-            .map_err(wrong)?;
-        let stat = rustix::fs::fstat(&at).map_err(wrong)?;
+        let place = Place::of(root, options.follows_root)?;
+        Walk::at(place.ok_or_else(|| mounted_by_another(root))?, root, options)
+    }
+
+    /// A walk below a place, which is called `root` in errors.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn at(place: Place, root: &Path, options: Options) -> Result<Walk> {
+        let Place { at, stat } = place;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
             return Err(Error::new(
                 Kind::InvalidInput,

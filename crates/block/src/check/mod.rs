@@ -24,6 +24,7 @@ mod inspect;
 mod leaves;
 mod leftover;
 mod look;
+mod lost;
 mod overlay_disk;
 mod places;
 mod recovered;

@@ -17,6 +17,7 @@ use onefold_core::{Block, Disk, Error, Lba, Pba, Result, ZoneId};
 
 use super::{
     accounts::Accounts,
+    lost::Lost,
     report::{Phase, Place, Progress, Report},
     usage::{BlockSet, Dark, FACT_BYTES, Named, Usage},
     walk::{Visit, Walker, leaves_below},
@@ -65,6 +66,7 @@ pub(crate) struct Checker<'a> {
     pub(crate) damaged_carriers: Vec<Pba>,
     /// Stretches of zones whose blocks were compared together.
     pub(crate) stretches: Vec<Range<u64>>,
+    lost: Lost,
     read: u64,
     /// Leaves are written in place: counts include the fingerprint's own reference, and change
     /// between checkpoints.
@@ -140,6 +142,7 @@ impl<'a> Checker<'a> {
             damaged_pages: Vec::new(),
             damaged_carriers: Vec::new(),
             stretches: Vec::new(),
+            lost: Lost::default(),
             read: 0,
             in_place: superblock.fixed.scheme.leaf_changes() == LeafChanges::InPlace,
             inexact: superblock.state.inexact || !superblock.state.clean,
@@ -171,6 +174,12 @@ impl<'a> Checker<'a> {
         }
         for n in 0..self.stretches.len() {
             self.stretch(self.stretches[n].clone(), n == 0, proven);
+        }
+        if self.state.shares_pages() {
+            let are_whole = !(self.maps_dark || self.catalogue_dark || self.shares_dark);
+            for note in self.lost.notes(&self.walker, &self.volumes, are_whole) {
+                self.report.note(note);
+            }
         }
         self.report.pages = self.read;
         self.report.volumes =
@@ -619,7 +628,10 @@ impl<'a> Checker<'a> {
                             "it is in the map, but beyond the end of the volume",
                         );
                     }
-                    self.report.lost_addresses += u64::from(first && entry == MapEntry::Lost);
+                    if first && entry == MapEntry::Lost {
+                        self.report.lost_addresses += 1;
+                        self.lost.add(pointer.address);
+                    }
                     let MapEntry::Block { pba, .. } = entry else { continue };
                     if lender.is_some_and(|lender| MapEntry::get(lender, slot) == Some(entry)) {
                         continue;

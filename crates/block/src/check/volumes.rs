@@ -141,10 +141,6 @@ impl Checker<'_> {
             if volume.blocks == 0 {
                 self.report.problem(place, "it has no blocks");
             }
-            if volume.sharing.lost > 0 {
-                let (name, lost) = (volume.name.escape_debug(), volume.sharing.lost);
-                self.report.note(format!("of volume '{name}' {lost} blocks were lost before"));
-            }
             blocks += u128::from(volume.blocks);
         }
         if blocks > u128::from(VOLUME_BLOCKS_MAX) {

@@ -26,6 +26,24 @@ pub(crate) fn volumes(kernel: &Kernel) -> Vec<(VolumeId, VolumeState)> {
     volumes.map(|(&id, volume)| (id, volume.clone())).collect()
 }
 
+/// Volumes that are looked at while requests of clients wait for the state.
+const NAMED_TOGETHER: usize = 256;
+
+/// The names of the volumes, in order, and their sizes in blocks. Between a few hundred of them others
+/// may change the volumes: one that gets another name meanwhile may be there twice, or not at all.
+pub(crate) fn names(kernel: &Kernel) -> Vec<(String, u64)> {
+    let mut all: Vec<(String, u64)> = Vec::new();
+    loop {
+        let last = all.last().map(|(name, _)| name.as_str());
+        let some = kernel.state.lock().volumes.names_behind(last, NAMED_TOGETHER);
+        let more = some.len() == NAMED_TOGETHER;
+        all.extend(some);
+        if !more {
+            return all;
+        }
+    }
+}
+
 /// The number of a volume, or of a snapshot as in `vm1@monday`.
 pub(crate) fn find_volume(kernel: &Kernel, name: &str) -> Result<VolumeId> {
     kernel.state.lock().volumes.named(name).ok_or_else(|| {

@@ -3,7 +3,10 @@
 //! *Invariants*, which only this file can break, since all fields of [`Volumes`] are private: no
 //! two volumes have one name, no two snapshots of a volume have one, and no number is given twice.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound::{Excluded, Unbounded},
+};
 
 use onefold_core::{Error, Kind, Lba, Result, VolumeId, VolumeLimits};
 
@@ -118,6 +121,21 @@ impl Volumes {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&VolumeId, &VolumeState)> {
         self.volumes.iter()
+    }
+
+    /// The names and sizes in blocks of the next volumes behind a name, or of the first ones; in the
+    /// order of names, `most` at most.
+    pub(crate) fn names_behind(&self, name: Option<&str>, most: usize) -> Vec<(String, u64)> {
+        let from = match name {
+            Some(name) => (0, name.to_owned(), VolumeId(u32::MAX)),
+            None => (0, String::new(), VolumeId(0)),
+        };
+        self.names
+            .range((Excluded(from), Unbounded))
+            .take_while(|(below, ..)| *below == 0)
+            .take(most)
+            .map(|(_, name, id)| (name.clone(), self.volumes.get(id).map_or(0, |one| one.blocks)))
+            .collect()
     }
 
     /// The volume, if it exists.

@@ -17,6 +17,7 @@ mod images;
 mod offered;
 mod receive;
 mod receives;
+mod resumed;
 mod send;
 mod snapshots;
 mod volume;

@@ -6,6 +6,8 @@
 //! | while frames are written | the volume as before; a receive that nobody sees, whose cursor has all blocks before it |
 //! | in the checkpoint that ends it | either that, or the snapshot, and the volume that holds it |
 //!
+//! A stream that goes on begins with what the cursor has: [`resumed`](super::resumed).
+//!
 //! Blocks that the sender could not read are noted here, and lost in the checkpoint of the cursor that
 //! passes them, or of the end. A crash forgets both, and the sender goes on before them.
 
@@ -18,7 +20,8 @@ use std::{
 use onefold_core::{Block, BlockRead, Error, Kind, Lba, Result, VolumeId};
 
 use super::{
-    Copies, handles::Handle, offered::Offered, receives::volume_of, send::guid, snapshots::now_ms,
+    Copies, handles::Handle, offered::Offered, receives::volume_of, resumed, send::guid,
+    snapshots::now_ms,
 };
 use crate::{
     Begin, Content, Frame, Next, Receive, Receiving, StreamReader, Times, Totals,
@@ -145,8 +148,8 @@ impl Copies<'_> {
     ) -> Result<(VolumeId, Handle)> {
         let base = self.base_of(volume, about)?;
         let goes_on = self.receive_of(volume, about)?;
-        let id = match goes_on {
-            Some((id, state)) if about.start <= state.cursor => id,
+        let id = match &goes_on {
+            Some((id, state)) if about.start <= state.cursor => *id,
             // Nothing, or another snapshot, was cut off.
             None if about.start == 0 => {
                 self.replace_receive(volume, base)?;
@@ -171,11 +174,26 @@ impl Copies<'_> {
                 return Err(Error::new(Kind::InvalidInput, message));
             }
         };
-        let mut handles = self.0.handles.lock();
-        if handles.is_open(id) {
-            return Err(Error::new(Kind::Busy, "somebody sends this snapshot here already"));
+        let held = {
+            let mut handles = self.0.handles.lock();
+            if handles.is_open(id) {
+                return Err(Error::new(Kind::Busy, "somebody sends this snapshot here already"));
+            }
+            handles.open(id)
+        };
+        if let Some((id, _)) = goes_on {
+            // Looked at again: nobody else lets its cursor rise any more.
+            let now = self.0.engine.volume(id).map(|state| state.receiving);
+            let forgotten = now.and_then(|state| match state {
+                Some(state) => resumed::forget_rest(self, id, &state),
+                None => Err(Error::new(Kind::Busy, "the receive was ended or dropped meanwhile")),
+            });
+            if let Err(error) = forgotten {
+                self.0.handles.lock().close(id, &held);
+                return Err(error);
+            }
         }
-        Ok((id, handles.open(id)))
+        Ok((id, held))
     }
 
     /// The snapshot here to which the stream is to be applied.

@@ -8,7 +8,7 @@ use onefold_core::{
 };
 
 use super::{Store, handles::Handle};
-use crate::traffic::Counters;
+use crate::{engine::catalogue, traffic::Counters};
 
 /// How long who opens a volume waits for its rollback to end.
 const ROLLBACK_WAIT: Duration = Duration::from_secs(10);
@@ -154,18 +154,10 @@ pub struct StoreExports(pub Arc<Store>);
 
 impl Exports for StoreExports {
     fn list(&self) -> Vec<VolumeInfo> {
-        let mut volumes: Vec<VolumeInfo> = self
-            .0
-            .engine
-            .volumes()
-            .into_iter()
-            .map(|(_, volume)| VolumeInfo {
-                name: volume.name,
-                size: volume.blocks * BLOCK_BYTES as u64,
-            })
-            .collect();
-        volumes.sort_by(|a, b| a.name.cmp(&b.name));
+        let volumes = catalogue::names(&self.0.engine.kernel).into_iter();
         volumes
+            .map(|(name, blocks)| VolumeInfo { name, size: blocks * BLOCK_BYTES as u64 })
+            .collect()
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn Volume>> {

@@ -97,8 +97,17 @@ impl<'e> Transfers<'e> {
         let kernel = &self.0.kernel;
         match base {
             None => whole(kernel, of, from),
-            Some(base) => changed(kernel, base, of, from),
+            Some(base) => changed(kernel, base, of, from, true),
         }
+    }
+
+    /// What a receive holds in the tables that is not as in its base, a snapshot: nobody writes to it
+    /// meanwhile but for blocks that were told. A step of bounded length.
+    ///
+    /// # Errors
+    /// As [`pieces`](Self::pieces).
+    pub(crate) fn since_base(&self, base: VolumeId, of: VolumeId, from: u64) -> Result<Pieces> {
+        changed(&self.0.kernel, base, of, from, false)
     }
 
     /// As [`pieces`](Self::pieces) of a snapshot, past pages of its map that can't be read: what these
@@ -159,13 +168,19 @@ fn whole(kernel: &Kernel, of: VolumeId, from: u64) -> Result<Pieces> {
 }
 
 /// The pieces that are not as in the base, up to the end of the snapshot.
-fn changed(kernel: &Kernel, base: VolumeId, of: VolumeId, from: u64) -> Result<Pieces> {
+fn changed(
+    kernel: &Kernel,
+    base: VolumeId,
+    of: VolumeId,
+    from: u64,
+    ended: bool,
+) -> Result<Pieces> {
     let tables = kernel.state.lock().overlays.tables().clone();
-    let map = |id: VolumeId| {
-        let map = tables.volumes.get(&id).filter(|map| map.is_snapshot());
+    let map = |id: VolumeId, ended: bool| {
+        let map = tables.volumes.get(&id).filter(|map| !ended || map.is_snapshot());
         map.ok_or_else(|| Error::new(Kind::NotFound, "there is no such snapshot any more"))
     };
-    let (base, of) = (map(base)?, map(of)?);
+    let (base, of) = (map(base, true)?, map(of, ended)?);
     let mut walk =
         Walk { kernel, tables: &tables, base, of, left: PAGES_A_STEP, leaves: Vec::new() };
     let next = walk.leaves(from)?.min(of.blocks);

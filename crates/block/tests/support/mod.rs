@@ -1,6 +1,10 @@
 //! A store in memory with its threads, for tests that copy volumes between stores.
 
-#![allow(dead_code, reason = "each test uses a part")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test binary uses its own part, and panics where it fails"
+)]
 
 use std::{ops::Range, sync::Arc, thread};
 
@@ -12,21 +16,21 @@ use onefold_block::{
 use onefold_core::{Block, BlockRead, Disk, Exports, Lba, Result, Volume};
 
 /// A store with its threads.
-pub struct Site {
-    pub store: Arc<Store>,
-    pub disk: Arc<MemoryDisk>,
+pub(crate) struct Site {
+    pub(crate) store: Arc<Store>,
+    pub(crate) disk: Arc<MemoryDisk>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
 /// A new store.
-pub fn formatted(format: &Format) -> Site {
+pub(crate) fn formatted(format: &Format) -> Site {
     let disk = Arc::new(MemoryDisk::new(format.blocks));
     Engine::format(&*disk, format).unwrap();
     opened(disk)
 }
 
 /// The store of a disk.
-pub fn opened(disk: Arc<MemoryDisk>) -> Site {
+pub(crate) fn opened(disk: Arc<MemoryDisk>) -> Site {
     let clock = Arc::new(MonotonicClock::new());
     let store = Store::open(disk.clone(), clock, Settings::for_memory(32 << 20)).unwrap();
     let (one, other) = (store.clone(), store.clone());
@@ -39,7 +43,7 @@ pub fn opened(disk: Arc<MemoryDisk>) -> Site {
 
 impl Site {
     /// Closes it.
-    pub fn close(self) -> Arc<MemoryDisk> {
+    pub(crate) fn close(self) -> Arc<MemoryDisk> {
         self.store.stop();
         self.threads.into_iter().for_each(|one| one.join().unwrap());
         self.store.close().unwrap();
@@ -47,7 +51,7 @@ impl Site {
     }
 
     /// Closes it; its check finds nothing wrong.
-    pub fn end(self) -> Report {
+    pub(crate) fn end(self) -> Report {
         let disk: Arc<dyn Disk> = self.close();
         let report = check(&disk, &mut |_| {}).unwrap();
         assert_eq!(report.problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
@@ -55,17 +59,17 @@ impl Site {
     }
 
     /// Closes it and opens it anew: its index knows nothing yet.
-    pub fn reopened(self) -> Site {
+    pub(crate) fn reopened(self) -> Site {
         let disk = self.disk.clone();
         self.end();
         opened(disk)
     }
 
-    pub fn volume(&self, name: &str) -> Arc<dyn Volume> {
+    pub(crate) fn volume(&self, name: &str) -> Arc<dyn Volume> {
         StoreExports(self.store.clone()).open(name).unwrap()
     }
 
-    pub fn read(&self, name: &str) -> Vec<Block> {
+    pub(crate) fn read(&self, name: &str) -> Vec<Block> {
         let volume = self.volume(name);
         let mut blocks = Block::zeroed_vec((volume.size() / 4096) as usize);
         let mut reads = [BlockRead { first: Lba(0), into: &mut blocks, result: Ok(()) }];
@@ -76,24 +80,24 @@ impl Site {
     }
 
     /// Writes the contents of these numbers from a block on.
-    pub fn fill(&self, name: &str, first: u64, contents: Range<u64>) {
+    pub(crate) fn fill(&self, name: &str, first: u64, contents: Range<u64>) {
         let volume = self.volume(name);
         for (lba, n) in (first..).zip(contents) {
             volume.write(lba * 4096, &content(n)).unwrap();
         }
     }
 
-    pub fn snapshot(&self, name: &str) {
+    pub(crate) fn snapshot(&self, name: &str) {
         self.store.snapshot(&[name.to_owned()], &mut || {}).unwrap();
     }
 
-    pub fn receive(&self, bytes: &[u8]) -> Result<Received> {
+    pub(crate) fn receive(&self, bytes: &[u8]) -> Result<Received> {
         Copies::of(&self.store).receive(None, false, bytes, &mut |_| Ok(()))
     }
 }
 
 /// Bytes that nothing compresses, so that they lie on the disk as they are.
-pub fn content(n: u64) -> Vec<u8> {
+pub(crate) fn content(n: u64) -> Vec<u8> {
     let mut state = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let bytes = (0..4096).map(|_| {
         state ^= state << 13;
@@ -105,16 +109,16 @@ pub fn content(n: u64) -> Vec<u8> {
 }
 
 /// A snapshot, sent whole.
-pub fn whole(name: &str) -> SendWhat {
+pub(crate) fn whole(name: &str) -> SendWhat {
     SendWhat { snapshot: name.to_owned(), ..SendWhat::default() }
 }
 
 /// The changes between two snapshots.
-pub fn changes(from: &str, to: &str) -> SendWhat {
+pub(crate) fn changes(from: &str, to: &str) -> SendWhat {
     SendWhat { from: Some(from.to_owned()), ..whole(to) }
 }
 
-pub fn same(one: &[Block], other: &[Block]) {
+pub(crate) fn same(one: &[Block], other: &[Block]) {
     assert_eq!(one.len(), other.len());
     assert_eq!(one.iter().zip(other).position(|(one, other)| one.0 != other.0), None);
 }

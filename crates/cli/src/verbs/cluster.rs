@@ -3,10 +3,10 @@
 //! A folder is owned by one process at a time: while it is served, verbs say so. On Ceph everybody
 //! may come at any time.
 
-use std::{fs::File, io, path::Path};
+use std::{collections::BTreeMap, fs::File, io, path::Path};
 
 use onefold_backend::new_file::NewFile;
-use onefold_cluster::{Settings, What};
+use onefold_cluster::{Session, Settings, What, format::ObjectId};
 use onefold_core::Error;
 use serde_json::json;
 
@@ -16,6 +16,28 @@ use onefold_console::{
     output::{self, Answer},
     size::Size,
 };
+
+/// What objects are called in sentences: with the names of their volumes and streams, as far as the
+/// names can be read.
+pub(super) fn titles(
+    session: &Session,
+    objects: impl ExactSizeIterator<Item = ObjectId>,
+) -> Vec<String> {
+    let names = match objects.len() {
+        0 => Vec::new(),
+        _ => session.names().unwrap_or_default(),
+    };
+    let names: BTreeMap<u64, (&str, What)> =
+        names.iter().map(|(name, named)| (named.id, (name.as_str(), named.what))).collect();
+    let title = |object: ObjectId| match names.get(&object.volume) {
+        Some((name, What::Volume)) => {
+            format!("object {object} of volume '{}'", name.escape_debug())
+        }
+        Some((name, What::Put)) => format!("object {object} of stream '{}'", name.escape_debug()),
+        None => format!("object {object}"),
+    };
+    objects.map(title).collect()
+}
 
 /// Lists what has a name: volumes or streams.
 pub(crate) fn list(store: &Url, what: What, answer: Answer) -> Result<(), Failure> {

@@ -65,13 +65,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         let (mark, word) = sums.add(&change);
         let path = String::from_utf8_lossy(path);
         match options.json {
-            true => output::line(json!({ "change": word, "path": path })),
+            true => output::json_line(&json!({ "change": word, "path": path })),
             false => output::line(format_args!("{mark} /{}", path.escape_debug())),
         }
         Ok(())
     })?;
     if options.json {
-        output::line(json!({
+        output::json_line(&json!({
             "added": sums.added,
             "removed": sums.removed,
             "content_changed": sums.content,
@@ -94,16 +94,17 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 }
 
 impl Sums {
+    /// Counts a difference. Holes make the sums of bytes as large as anybody likes.
     fn add(&mut self, change: &Change) -> (char, &'static str) {
         match change {
             Change::Added(entry) => {
                 self.added += 1;
-                self.added_bytes += bytes(entry);
+                self.added_bytes = self.added_bytes.saturating_add(bytes(entry));
                 ('+', "added")
             }
             Change::Removed(entry) => {
                 self.removed += 1;
-                self.removed_bytes += bytes(entry);
+                self.removed_bytes = self.removed_bytes.saturating_add(bytes(entry));
                 ('-', "removed")
             }
             Change::Content(..) => {
@@ -120,4 +121,33 @@ impl Sums {
 
 fn bytes(entry: &TreeEntry) -> u64 {
     if let TreeWhat::File(bytes, _) = entry.what { bytes } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold_archive::{Attributes, FileMap};
+
+    use super::*;
+
+    #[test]
+    fn rule_09_holes_make_no_sum_of_differences_small() {
+        let entry = TreeEntry {
+            name: b"hole".to_vec(),
+            what: TreeWhat::File(1 << 63, FileMap::default()),
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            seconds: 0,
+            nanoseconds: 0,
+            link: 0,
+            is_in_part: false,
+            attributes: Attributes::default(),
+        };
+        let mut sums = Sums::default();
+        for _ in 0..3 {
+            sums.add(&Change::Added(entry.clone()));
+            sums.add(&Change::Removed(entry.clone()));
+        }
+        assert_eq!((sums.added_bytes, sums.removed_bytes), (u64::MAX, u64::MAX));
+    }
 }

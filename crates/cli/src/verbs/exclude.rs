@@ -20,7 +20,10 @@ use clap::Args;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use onefold::parts::archive_dir::ArchiveDir;
 use onefold_backend::tree::{Looked, Selection};
-use onefold_console::{failure::Failure, size::Size};
+use onefold_console::{
+    failure::Failure,
+    size::{Size, counted},
+};
 use onefold_core::Error;
 
 /// The name of files with patterns for their directory.
@@ -251,11 +254,21 @@ impl Selection for Exclude {
             return;
         }
         let mut builder = GitignoreBuilder::new("");
+        let (mut mistakes, mut first) = (0, None);
         for line in text.split(|&byte| byte == b'\n') {
-            // Who wrote the file is not who runs the backup: a mistake costs that line alone.
+            // Who wrote the file is not who runs the backup: a mistake costs that line alone, and the log
+            // one line for all of them.
             if let Err(error) = builder.add_line(None, &String::from_utf8_lossy(line)) {
-                tracing::warn!("{}: {error}", shown().display());
+                mistakes += 1;
+                first.get_or_insert(error);
             }
+        }
+        if let Some(first) = first {
+            tracing::warn!(
+                "{}: {} can't be used, the first since: {first}",
+                shown().display(),
+                counted(mistakes, "line")
+            );
         }
         if let Ok(patterns) = builder.build()
             && !patterns.is_empty()

@@ -259,7 +259,7 @@ impl Finding {
         }
         let path = String::from_utf8_lossy(path);
         if self.json {
-            output::line(json!({
+            output::json_line(&json!({
                 "path": path,
                 "snapshot": snapshot.id.to_string(),
                 "set": snapshot.set,

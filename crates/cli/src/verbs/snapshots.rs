@@ -155,68 +155,100 @@ pub(super) fn json(snapshot: &Snapshot) -> Value {
 
 /// The listed snapshot that a text names: `SET`, the newest of a set; `SET~2`, the second before
 /// it; `SET@2026-11-22`, the newest that was there at the end of that day, or of a minute or second of
-/// it (`SET@2026-11-22T14:30`); or four digits or more of an id. A set of that name comes first. A set
-/// that several hosts have is this host's, or that of the host which stands before it (`web1:SET`).
+/// it (`SET@2026-11-22T14:30`); or four digits or more of an id. A set that several hosts have is this
+/// host's, or that of the host which stands before it (`web1:SET`).
+///
+/// Whoever may add snapshots chooses how sets are called, so a text that names two snapshots is refused.
+/// All digits of an id name that snapshot alone; and a set comes before fewer digits than are shown.
 ///
 /// # Errors
-/// `NotFound`; `InvalidInput` when several ids begin so, or several hosts have the set and this is none
-/// of them.
+/// `NotFound`; `InvalidInput` when it may be two, several ids begin so, or several hosts have the set and
+/// this is none of them.
 pub(super) fn named<'a>(tables: &'a Tables, text: &str) -> Result<&'a Snapshot> {
     let here = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let of_set = |set: &str| of_host(tables, set, &here);
-    if let Some(newest) = of_set(text)?.last() {
-        note_shrunk(newest, &of_set(text)?);
-        return Ok(newest);
-    }
-    let none = || {
-        let text = text.escape_debug();
-        let what = format!(
-            "there is no snapshot '{text}': name a set, SET~N, SET@DATE, or {LEAST_DIGITS} digits \
-             or more of an id; `onefold snapshots` lists them"
-        );
-        Error::new(Kind::NotFound, what)
-    };
-    if let Some((set, before)) = text.rsplit_once('~')
-        && let (of_set, Ok(before)) = (of_set(set)?, before.parse::<usize>())
-        && !of_set.is_empty()
+    let sets_called = |set: &str| sets_called(tables, set, &here);
+    let of_id = by_id(tables.snapshots.listed(), text);
+    if let Some(Ok(snapshot)) = of_id
+        && snapshot.id.to_string() == text
     {
-        return of_set.iter().rev().nth(before).copied().ok_or_else(none);
+        return Ok(snapshot);
+    }
+    let of_name = sets_called(text)?;
+    let mut found: Vec<&Snapshot> = of_name.iter().filter_map(|set| set.last().copied()).collect();
+    if let Some((set, before)) = text.rsplit_once('~')
+        && let Ok(before) = before.parse::<usize>()
+    {
+        let sets = sets_called(set)?;
+        found.extend(sets.iter().filter_map(|set| set.iter().rev().nth(before).copied()));
     }
     if let Some((set, day)) = text.rsplit_once('@')
-        && let (of_set, Some(end)) = (of_set(set)?, end_of(day, &TimeZone::system()))
-        && !of_set.is_empty()
+        && let Some(end) = end_of(day, &TimeZone::system())
     {
         let before = |snapshot: &&&Snapshot| i64::try_from(snapshot.ended).is_ok_and(|at| at < end);
-        return of_set.iter().rfind(before).copied().ok_or_else(none);
+        let sets = sets_called(set)?;
+        found.extend(sets.iter().filter_map(|set| set.iter().rfind(before).copied()));
     }
-    by_id(tables.snapshots.listed(), text).unwrap_or_else(|| Err(none()))
+    match of_id {
+        Some(of_id) if found.is_empty() || text.len() >= SHOWN_DIGITS => found.push(of_id?),
+        _ => {}
+    }
+    found.dedup_by_key(|snapshot| snapshot.id);
+    match found[..] {
+        [one] => {
+            let of_name =
+                of_name.iter().find(|set| set.last().is_some_and(|last| last.id == one.id));
+            of_name.into_iter().for_each(|set| note_shrunk(one, set));
+            Ok(one)
+        }
+        [] => {
+            let text = text.escape_debug();
+            let what = format!(
+                "there is no snapshot '{text}': name a set, SET~N, SET@DATE, or {LEAST_DIGITS} digits \
+                 or more of an id; `onefold snapshots` lists them"
+            );
+            Err(Error::new(Kind::NotFound, what))
+        }
+        [one, other, ..] => {
+            let shown = |one: &Snapshot| format!("{} of set '{}'", one.id, one.set.escape_debug());
+            let what = format!(
+                "'{}' may be snapshot {} or {}: say all digits of its id",
+                text.escape_debug(),
+                shown(one),
+                shown(other)
+            );
+            Err(Error::new(Kind::InvalidInput, what))
+        }
+    }
 }
 
-/// The snapshots of a set, of one host: that which stands before the set's name, the only one, or this.
-fn of_host<'a>(tables: &'a Tables, text: &str, here: &str) -> Result<Vec<&'a Snapshot>> {
+/// The sets that a text names, each with its snapshots of one host: the set that is called so, of the only
+/// host that has it, or of this; and the one of the host that stands before its name.
+fn sets_called<'a>(tables: &'a Tables, text: &str, here: &str) -> Result<Vec<Vec<&'a Snapshot>>> {
     let listed = || tables.snapshots.listed();
-    let all: Vec<&Snapshot> = listed().filter(|snapshot| snapshot.set == text).collect();
-    if all.is_empty() {
-        let Some((host, set)) = text.split_once(':') else { return Ok(all) };
+    let mut sets = Vec::new();
+    if let Some((host, set)) = text.split_once(':') {
         let is_it = |snapshot: &&Snapshot| snapshot.host == host && snapshot.set == set;
-        return Ok(listed().filter(is_it).collect());
+        sets.push(listed().filter(is_it).collect());
     }
+    let all: Vec<&Snapshot> = listed().filter(|snapshot| snapshot.set == text).collect();
     let hosts: BTreeSet<&str> = all.iter().map(|snapshot| snapshot.host.as_str()).collect();
-    if hosts.len() == 1 {
-        return Ok(all);
+    if hosts.len() <= 1 {
+        sets.push(all);
+    } else if hosts.contains(here) {
+        sets.push(all.into_iter().filter(|snapshot| snapshot.host == here).collect());
+    } else {
+        let hosts: Vec<String> = hosts.iter().map(|host| host.escape_debug().to_string()).collect();
+        return Err(Error::new(
+            Kind::InvalidInput,
+            format!(
+                "several hosts have the set '{}', and this is none of them: say HOST:SET, with one of {}",
+                text.escape_debug(),
+                hosts.join(", ")
+            ),
+        ));
     }
-    if hosts.contains(here) {
-        return Ok(all.into_iter().filter(|snapshot| snapshot.host == here).collect());
-    }
-    let hosts: Vec<String> = hosts.iter().map(|host| host.escape_debug().to_string()).collect();
-    Err(Error::new(
-        Kind::InvalidInput,
-        format!(
-            "several hosts have the set '{}', and this is none of them: say HOST:SET, with one of {}",
-            text.escape_debug(),
-            hosts.join(", ")
-        ),
-    ))
+    sets.retain(|set: &Vec<&Snapshot>| !set.is_empty());
+    Ok(sets)
 }
 
 /// Says that the newest snapshot of a set lacks most of what the last whole one has.

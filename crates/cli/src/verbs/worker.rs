@@ -1,6 +1,7 @@
 //! `onefold worker`, and workers inside a server of the cluster engine.
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -9,14 +10,14 @@ use std::{
 use clap::Args;
 use onefold::parts::cluster_store::{Backing, Opened};
 use onefold_backend::{rados::TIMEOUT, signals::StopSignals};
-use onefold_cluster::{Settings, Watermarks, Worker};
+use onefold_cluster::{Progress, Session, Settings, Watermarks, Worker, format::ObjectId};
 use onefold_core::{Error, Kind};
 use serde_json::json;
 
-use super::{Found, refused};
+use super::{Found, cluster::titles, refused};
 use onefold_console::{
     failure::Failure,
-    output::Answer,
+    output::{self, Answer},
     size::{Size, counted},
 };
 
@@ -29,7 +30,8 @@ pub(crate) struct Options {
     /// The store: a folder, or rados:[CONF]
     store: PathBuf,
 
-    /// Ends when nothing is left to do
+    /// Ends when nothing is left to do. What can't be deduplicated because of damage stays as it is and
+    /// is named; the exit status is 3 then
     #[arg(long)]
     once: bool,
 
@@ -122,25 +124,112 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     let opened = Opened::with(&store, options.pace.settings(), options.pace.timeout())?;
     let mut worker = Worker::new(opened.session.clone(), options.pace.marks());
-    let flipped = until_done(&mut worker);
+    let done = until_done(&mut worker);
     // Also after an error: others need not wait until its leases end.
     worker.release();
-    let flipped = flipped?;
+    let done = done?;
+    let problems = done.problems(&opened.session);
     options.answer.tell(
-        &json!({ "deduplicated_chunks": flipped }),
-        format_args!("deduplicated {}", counted(flipped, "chunk")),
-    )
+        &json!({
+            "deduplicated_chunks": done.flipped, "left_objects": done.left,
+            "problems": problems,
+        }),
+        format_args!("deduplicated {}", counted(done.flipped, "chunk")),
+    )?;
+    if !options.answer.json {
+        problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
+    }
+    match problems.len() {
+        0 => Ok(()),
+        _ => Err(Failure::in_part(format!(
+            "{store} is damaged: {}, and all else is done",
+            match done.left {
+                0 => "a part of it can't be worked on".to_owned(),
+                n => format!("{} can't be deduplicated", counted(n, "object")),
+            }
+        ))),
+    }
 }
 
-/// Works until nothing is left; how many chunks it deduplicated.
-fn until_done(worker: &mut Worker) -> Result<u64, Error> {
-    let mut flipped = 0;
+/// Most objects that are named, of those that are left because of damage.
+const NAMED_MAX: usize = 100;
+
+/// Errors of steps, between which nothing was deduplicated, after which a worker does not go on.
+const ERRORS_MAX: u32 = 10;
+
+/// What was done, and what can't be.
+#[derive(Default)]
+struct Done {
+    /// Chunks that were deduplicated.
+    flipped: u64,
+    /// Objects on the list that are left because of damage.
+    left: u64,
+    /// The first of them, and why.
+    named: Vec<(ObjectId, String)>,
+    /// Why deletions, or steps that are no object's, could not be done.
+    others: BTreeSet<String>,
+}
+
+impl Done {
+    /// Takes an error that ends nothing: one of damage.
+    fn take(&mut self, error: Error) -> Result<(), Error> {
+        if error.kind() != Kind::Corrupt {
+            return Err(error);
+        }
+        if self.others.len() < NAMED_MAX {
+            self.others.insert(error.to_string());
+        }
+        Ok(())
+    }
+
+    /// Sentences about all that is damaged.
+    fn problems(&self, session: &Session) -> Vec<String> {
+        let titles = titles(session, self.named.iter().map(|(object, _)| *object));
+        let mut all: Vec<String> = self
+            .named
+            .iter()
+            .zip(titles)
+            .map(|((_, why), title)| format!("{title}: {why}"))
+            .collect();
+        if self.left > all.len() as u64 {
+            all.push(format!("and {} more objects", self.left - all.len() as u64));
+        }
+        all.extend(self.others.iter().cloned());
+        all
+    }
+}
+
+/// Works until nothing is left but what is damaged.
+fn until_done(worker: &mut Worker) -> Result<Done, Error> {
+    let (mut done, mut left, mut errors) = (Done::default(), 0, 0);
     loop {
-        let deleted = worker.session().delete_step()?;
-        let progress = worker.step()?;
-        flipped += progress.flipped;
-        if progress.round && !deleted && worker.session().backlog()? == 0 {
-            return Ok(flipped);
+        let deleted = match worker.session().delete_step() {
+            Ok(deleted) => deleted,
+            Err(error) => done.take(error).map(|()| false)?,
+        };
+        let progress = match worker.step() {
+            Ok(progress) => progress,
+            Err(error) if errors == ERRORS_MAX => return Err(error),
+            Err(error) => {
+                errors += 1;
+                done.take(error)?;
+                Progress::default()
+            }
+        };
+        done.flipped += progress.flipped;
+        errors = if progress.flipped > 0 { 0 } else { errors };
+        left += progress.left;
+        let room = NAMED_MAX.saturating_sub(done.named.len());
+        done.named.extend(worker.take_left().into_iter().take(room));
+        if progress.round {
+            done.left = std::mem::take(&mut left);
+            if !deleted && worker.session().backlog()? <= done.left {
+                if done.left == 0 {
+                    // What was damaged was overwritten or deleted meanwhile.
+                    done.named.clear();
+                }
+                return Ok(done);
+            }
         }
         if progress.later > 0 || progress.waits || progress.flipped == 0 {
             std::thread::sleep(Duration::from_millis(50));
@@ -214,6 +303,9 @@ fn labour(mut worker: Worker, stopped: &std::sync::mpsc::Receiver<()>) {
                 return Ok(IDLE);
             }
             let progress = worker.step()?;
+            for (object, why) in worker.take_left() {
+                tracing::warn!("object {object}: {why}");
+            }
             if progress.waits {
                 return Ok(IDLE);
             }

@@ -11,11 +11,13 @@
 mod support;
 
 mod actors;
+mod clusters;
 
 mod files;
 mod limits;
 mod medium;
 mod mounts;
+mod names;
 mod pages;
 mod promises;
 mod readers;

@@ -51,6 +51,37 @@ fn rule_07_what_a_user_mounted_over_files_of_patterns_keeps_no_other_from_a_back
     nobody_waits(&["cache/CACHEDIR.TAG", "rules/.onefoldignore", "tagged/skip-me"]);
 }
 
+#[test]
+#[ignore = "needs root"]
+fn rule_07_what_a_user_mounted_over_his_home_keeps_no_other_from_a_backup_of_both() {
+    let street = Street::new();
+    let home = street.home("home", 0);
+    let user = street.home("home/user", STRANGER);
+    street.home("home/user/deep", STRANGER);
+    street.home("home/zoe", 0);
+    fs::write(home.join("zoe/letter"), "dear").unwrap();
+    let made = street.onefold(0, "create archive roots").output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    for (round, options) in ["", ",allow_other"].into_iter().enumerate() {
+        let Some(_mounted) = Mounted::new(user.clone(), options) else {
+            println!("NOT TESTED: there is no FUSE here");
+            return;
+        };
+        for given in ["home/user", "home/user/deep"] {
+            let set = format!("{}{round}", given.replace('/', "-"));
+            let verb = format!("60 ./onefold backup roots {given} home/zoe --set {set}");
+            let mut command = street.program(0, Path::new("timeout"));
+            let output = command.args(verb.split(' ')).output().unwrap();
+            let told = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(3), "{verb}{options}: {told}");
+            assert!(told.contains(given) && told.contains("another user mounted"), "{told}");
+            let all = street.onefold(0, &format!("ls roots {set}")).output().unwrap();
+            let all = String::from_utf8_lossy(&all.stdout).into_owned();
+            assert!(all.contains("zoe/letter"), "{verb}{options}: {all}");
+        }
+    }
+}
+
 /// Who stores a tree where a user mounted something over these files names them, and stores the rest.
 fn nobody_waits(files: &[&str]) {
     let street = Street::new();

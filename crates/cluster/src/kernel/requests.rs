@@ -144,22 +144,36 @@ impl Kernel {
     }
 
     /// All keys of an object after `after`, page by page; nothing when it is missing.
+    #[cfg(test)]
     pub(crate) fn all_keys(
         &self,
         object: &ObjectName,
-        mut after: Vec<u8>,
+        after: Vec<u8>,
     ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Refusal> {
+        self.first_keys(object, after, usize::MAX).map(|(all, _)| all)
+    }
+
+    /// The keys of an object after `after`, page by page, up to the end of the page with which there
+    /// are `most`; true when there are more. Nothing when it is missing.
+    #[allow(clippy::type_complexity, reason = "keys with their values, and whether there are more")]
+    pub(crate) fn first_keys(
+        &self,
+        object: &ObjectName,
+        mut after: Vec<u8>,
+        most: usize,
+    ) -> Result<(Vec<(Vec<u8>, Vec<u8>)>, bool), Refusal> {
         let mut all = Vec::new();
         loop {
             let answer = match self.read_one(object, vec![ReadPart::Page(after, PAGE)]) {
-                Err(Refusal::Missing) => return Ok(all),
+                Err(Refusal::Missing) => return Ok((all, false)),
                 other => other?,
             };
             let (pairs, more) = answer.pairs(0);
             all.extend_from_slice(pairs);
             match all.last() {
+                Some(_) if more && all.len() >= most => return Ok((all, true)),
                 Some((last, _)) if more => after = last.clone(),
-                _ => return Ok(all),
+                _ => return Ok((all, false)),
             }
         }
     }

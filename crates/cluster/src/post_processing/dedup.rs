@@ -12,7 +12,7 @@ use std::{
 
 use onefold_core::object::{Change, Guard, ObjectName, Read, Refusal, Write};
 
-use super::flip::{Deduplication, Done, FLIP_ENTRIES, Group};
+use super::flip::{Deduplication, Done, FLIP_ENTRIES, Group, Unread};
 use crate::{
     chunk_map::{ChunkMap, map_parts},
     dirty_list::DirtyList,
@@ -28,6 +28,8 @@ pub(super) struct Listed {
     pub(super) key: Vec<u8>,
     /// The object stayed hot through `DOUBLINGS_MAX` retries: deduplicate it now, hot or not.
     pub(super) overdue: bool,
+    /// Entries that earlier steps of this round could not read: they are not tried again.
+    pub(super) unread: Unread,
 }
 
 /// The work that an object's map asks for.
@@ -75,6 +77,23 @@ impl Job<'_> {
             entries.truncate(entries.iter().take_while(fits).count().max(1));
             self.partial = entries.len() < all;
         }
+    }
+
+    pub(super) fn object(&self) -> ObjectId {
+        self.listed.object
+    }
+
+    /// True when all work that a map of the object, read afterwards, still has needs what could not
+    /// be read.
+    fn is_left(&self, map: &ChunkMap) -> bool {
+        let Ok(done) = &self.result else { return false };
+        let unread = |(at, entry): (&u32, &Entry)| done.unread.entries.get(at) == Some(entry);
+        if matches!(self.plan, Plan::Recut(_)) {
+            // Cutting begins anew at the same place each time.
+            return map.entries.iter().any(unread);
+        }
+        let mut dirty = map.entries.iter().filter(|(_, entry)| entry.dirty).peekable();
+        map.pending.is_empty() && dirty.peek().is_some() && dirty.all(unread)
     }
 
     /// True when the next step begins with the same object.
@@ -190,6 +209,7 @@ impl Deduplication<'_> {
             shard: DirtyList::of(self.kernel).shard_of(object),
             key: DirtyList::of(self.kernel).key(object, stamp),
             overdue: true,
+            unread: Unread::default(),
         };
         self.deduplicate(vec![self.job(&listed, Ok(Some(map)), None)])
             .into_iter()
@@ -209,7 +229,7 @@ impl Deduplication<'_> {
             pending: Vec::new(),
             taken: 0,
             partial: false,
-            result: Ok(Done { operations: 1, ..Done::default() }),
+            result: Ok(Done { operations: 1, unread: listed.unread.clone(), ..Done::default() }),
         };
         match map {
             // Another key has taken its place, or none is needed.
@@ -222,6 +242,7 @@ impl Deduplication<'_> {
                     .entries
                     .iter()
                     .filter(|(_, entry)| entry.dirty)
+                    .filter(|(at, entry)| listed.unread.entries.get(at) != Some(entry))
                     .map(|(at, entry)| (*at, *entry))
                     .collect();
                 let hot = !dirty.is_empty()
@@ -316,7 +337,10 @@ impl Deduplication<'_> {
                         changes: vec![Change::DropOmap(vec![key::LISTED.to_vec()])],
                     });
                 }
-                Ok(Some(_)) => jobs[n].add(Ok(Done { again: true, ..Done::default() })),
+                Ok(Some(map)) => {
+                    let left = jobs[n].is_left(&map);
+                    jobs[n].add(Ok(Done { again: true, left, ..Done::default() }));
+                }
                 Err(refusal) => jobs[n].add(Err(refusal)),
             }
         }

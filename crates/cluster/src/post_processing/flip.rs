@@ -13,7 +13,7 @@
 #[cfg(feature = "planted-bugs")]
 mod broken;
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed};
 
 use onefold_core::object::{Change, Guard, Read, ReadPart, ReadResult, Refusal, Write};
 
@@ -21,7 +21,7 @@ use crate::{
     chunk_map::{ChunkMap, assemble, map_parts},
     chunk_pool::ChunkPool,
     format::{
-        Chunk, ChunkId, ObjectId, PENDING_MAX, Reference,
+        Chunk, ChunkId, ObjectId, PENDING_MAX, Reference, corrupt,
         entry::{self, Base, Entry},
         key,
     },
@@ -37,6 +37,9 @@ pub(super) struct Done {
     pub(super) operations: u64,
     /// True while the object stays on the list.
     pub(super) again: bool,
+    /// True when nothing of the object can be done but what needs unreadable chunks.
+    pub(super) left: bool,
+    pub(super) unread: Unread,
 }
 
 impl Done {
@@ -44,6 +47,25 @@ impl Done {
         self.flipped += more.flipped;
         self.operations += more.operations;
         self.again |= more.again;
+        self.left |= more.left;
+        self.unread.entries.extend(more.unread.entries);
+        self.unread.why = self.unread.why.take().or(more.unread.why);
+    }
+}
+
+/// Entries whose chunks could not be read. An entry that is still the same afterwards had its
+/// reference all the time: then its chunk is damaged, and was not removed after a flip.
+#[derive(Clone, Default)]
+pub(super) struct Unread {
+    pub(super) entries: BTreeMap<u32, Entry>,
+    /// Why the first of them could not be read.
+    pub(super) why: Option<Refusal>,
+}
+
+impl Unread {
+    pub(super) fn add(&mut self, offset: u32, entry: Entry, why: Refusal) {
+        self.entries.insert(offset, entry);
+        self.why.get_or_insert(why);
     }
 }
 
@@ -101,9 +123,17 @@ struct Draft {
     done: Done,
 }
 
-/// The contents of a group's entries, `None` in place of one that changed, and for all when there
-/// are too many drops.
-type Contents = Option<Vec<Option<Vec<u8>>>>;
+/// The bytes of an entry.
+enum Content {
+    Bytes(Vec<u8>),
+    /// The entry changed meanwhile.
+    Changed,
+    /// Its base can't be read.
+    Unread(Refusal),
+}
+
+/// The contents of a group's entries; `None` when there are too many drops.
+type Contents = Option<Vec<Content>>;
 
 impl Deduplication<'_> {
     /// Steps (a) to (c) for groups of different objects, each step in flight for all of them
@@ -175,9 +205,17 @@ impl Deduplication<'_> {
         draft.done.operations += 1;
         let stamp = self.kernel.stamp();
         for ((offset, old), content) in group.entries.iter().zip(contents) {
-            let Some(content) = content else {
-                draft.done.again = true;
-                continue;
+            let content = match content {
+                Content::Bytes(content) => content,
+                Content::Changed => {
+                    draft.done.again = true;
+                    continue;
+                }
+                Content::Unread(why) => {
+                    draft.done.again = true;
+                    draft.done.unread.add(*offset, *old, why);
+                    continue;
+                }
             };
             let clean = Entry { dirty: false, mask: 0, stamp, ..*old };
             let dropped = old.reference(object, *offset);
@@ -247,18 +285,14 @@ impl Deduplication<'_> {
                     .collect();
                 let mut contents = Vec::new();
                 for (((offset, entry), data), base) in group.entries.iter().zip(data).zip(bases) {
-                    let base = match base {
-                        // The entry changed meanwhile, or the chunk is damaged; then the next read
-                        // of a client reports it.
-                        Some(Err(Refusal::Missing | Refusal::Failed(_))) => {
-                            contents.push(None);
-                            continue;
-                        }
-                        Some(base) => Some(base?),
-                        None => None,
-                    };
                     let same = map.entries.get(offset) == Some(entry);
-                    contents.push(same.then(|| assemble(entry, &data, base.as_deref())));
+                    contents.push(match base {
+                        _ if !same => Content::Changed,
+                        None => Content::Bytes(assemble(entry, &data, None)),
+                        Some(Ok(base)) => Content::Bytes(assemble(entry, &data, Some(&base))),
+                        // The entry changes meanwhile, or the chunk is damaged.
+                        Some(Err(refusal)) => Content::Unread(unreadable(entry, refusal)?),
+                    });
                 }
                 Ok(Some(contents))
             };
@@ -361,6 +395,19 @@ fn each(
 /// The chunk from which an entry needs some of its blocks.
 fn gap((_, entry): &(u32, Entry)) -> Option<Chunk> {
     if entry.is_cached() { None } else { entry.base.map(|base| base.chunk) }
+}
+
+/// Why the base of an entry can't be read, when the chunk is lost or damaged; other refusals are
+/// errors.
+pub(super) fn unreadable(entry: &Entry, refusal: Refusal) -> Result<Refusal, Refusal> {
+    match (refusal, entry.base) {
+        (Refusal::Missing, Some(base)) => {
+            let name = base.chunk.name();
+            Ok(Refusal::Failed(corrupt(format_args!("chunk {name} is missing"))))
+        }
+        (refusal @ Refusal::Failed(_), _) => Ok(refusal),
+        (refusal, _) => Err(refusal),
+    }
 }
 
 /// ChunkMap and data of a group; `None` when the object is gone, or has too many drops.

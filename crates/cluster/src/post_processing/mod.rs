@@ -23,7 +23,7 @@ use std::{
 };
 
 use onefold_core::{
-    Result,
+    Kind, Result,
     object::{Read, ReadPart, Refusal},
 };
 
@@ -38,7 +38,7 @@ use crate::{
     dirty_list::{DirtyList, shard_name},
     format::{ObjectId, key},
     kernel::failed,
-    post_processing::flip::Deduplication,
+    post_processing::flip::{Deduplication, Unread},
     presence::Presence,
     rate_control::{Rate, Watermarks},
     session::Session,
@@ -47,6 +47,9 @@ use crate::{
 /// Most objects that wait because another session changed them first; any beyond this are tried at
 /// once.
 const WAITING_MAX: usize = 4096;
+
+/// Most objects that were left since somebody asked of which the worker tells why.
+const TOLD_MAX: usize = 1000;
 
 /// Chunks of a step while there is a limit: enough that looking at list and map is little beside
 /// them.
@@ -65,6 +68,8 @@ pub struct Progress {
     pub flipped: u64,
     /// Objects that are too hot, or were changed meanwhile.
     pub later: u64,
+    /// Objects that stay on the list, since their map or a chunk that they need is damaged.
+    pub left: u64,
     /// Operations of deduplication.
     pub operations: u64,
     /// True at the end of the list.
@@ -81,6 +86,17 @@ struct Page {
     more: bool,
 }
 
+/// Why an object waits.
+#[derive(Clone, Copy, Default)]
+struct Waits {
+    /// When it may be tried again.
+    until: Duration,
+    /// How often it failed.
+    failures: u32,
+    /// True when it was left because of damage.
+    left: bool,
+}
+
 /// A worker; one thread calls its steps.
 pub struct Worker {
     session: Arc<Session>,
@@ -92,8 +108,11 @@ pub struct Worker {
     after: Vec<u8>,
     /// Objects that the next step looks at: their dirty data should be about enough for one step.
     objects: usize,
-    /// When an object may be tried again, and how often it failed.
-    waiting: BTreeMap<ObjectId, (Duration, u32)>,
+    waiting: BTreeMap<ObjectId, Waits>,
+    /// What could not be read of the object with which the next step begins.
+    unread: Option<(ObjectId, Unread)>,
+    /// Objects that were left, and why; not told yet.
+    untold: Vec<(ObjectId, String)>,
     presence: Presence,
     rate: Rate,
     judge: Judge,
@@ -112,6 +131,8 @@ impl Worker {
             after: Vec::new(),
             objects: 1,
             waiting: BTreeMap::new(),
+            unread: None,
+            untold: Vec::new(),
             presence: Presence::default(),
             rate: Rate::new(marks),
             judge: Judge::default(),
@@ -133,7 +154,13 @@ impl Worker {
         Ok(self.rate.allowance(now, &did))
     }
 
-    /// Deduplicates some objects of the next shard.
+    /// The objects that were left because of damage since this was asked last, with a sentence each;
+    /// 1,000 at most. The worker tries them again, ever more seldom, and tells of each once.
+    pub fn take_left(&mut self) -> Vec<(ObjectId, String)> {
+        std::mem::take(&mut self.untold)
+    }
+
+    /// Deduplicates some objects of the next shard. What is damaged keeps no other object waiting.
     ///
     /// # Errors
     /// The store's. The next step continues behind the object that failed.
@@ -218,17 +245,19 @@ impl Worker {
                 continue;
             };
             progress.seen += 1;
-            let (until, failures) = self.waiting.get(&object).copied().unwrap_or_default();
-            if now < until {
-                progress.later += 1;
+            let waits = self.waiting.get(&object).copied().unwrap_or_default();
+            if now < waits.until {
+                *(if waits.left { &mut progress.left } else { &mut progress.later }) += 1;
                 continue;
             }
+            let unread = self.unread.as_ref().filter(|(of, _)| *of == object);
             places.push(place);
             listed.push(Listed {
                 object,
                 shard,
                 key: (*key).clone(),
-                overdue: failures >= DOUBLINGS_MAX,
+                overdue: !waits.left && waits.failures >= DOUBLINGS_MAX,
+                unread: unread.map(|(_, unread)| unread.clone()).unwrap_or_default(),
             });
         }
         let jobs = Deduplication::of(&self.session).jobs(&listed, now, bytes);
@@ -308,10 +337,17 @@ impl Worker {
         now: Duration,
         progress: &mut Progress,
     ) -> Result<(), Refusal> {
+        let partial = jobs.iter().find(|job| job.is_partial()).map(Job::object);
+        let known = self.unread.take();
+        let results = Deduplication::of(&self.session).deduplicate(jobs);
         let mut failed = None;
-        for (object, result) in Deduplication::of(&self.session).deduplicate(jobs) {
+        for (object, result) in results {
             let done = match result {
                 Ok(done) => done,
+                Err(Refusal::Failed(error)) if error.kind() == Kind::Corrupt => {
+                    self.leave(object, Refusal::Failed(error), now, progress);
+                    continue;
+                }
                 Err(refusal) => {
                     failed = failed.or(Some(refusal));
                     continue;
@@ -319,18 +355,45 @@ impl Worker {
             };
             progress.operations += done.operations;
             progress.flipped += done.flipped;
+            if partial == Some(object) && !done.unread.entries.is_empty() {
+                let before = known.as_ref().filter(|(of, _)| *of == object);
+                let before = before.map_or(0, |(_, unread)| unread.entries.len());
+                let more = done.unread.entries.len() > before;
+                self.unread = Some((object, done.unread.clone()));
+                // The next step goes on with the entries behind those that it can't read.
+                if more {
+                    continue;
+                }
+            }
+            if let (true, Some(why)) = (done.left, done.unread.why) {
+                self.leave(object, why, now, progress);
+                continue;
+            }
             let waits = self.waiting.remove(&object);
             if done.again {
                 progress.later += 1;
-                let failures = waits.map_or(0, |(_, failures)| failures + 1).min(DOUBLINGS_MAX);
-                if self.waiting.len() < WAITING_MAX {
-                    self.waiting.insert(
-                        object,
-                        (now + self.session.kernel().settings().cold * (1 << failures), failures),
-                    );
-                }
+                self.wait(object, waits.map_or(0, |waits| waits.failures + 1), false, now);
             }
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Leaves an object because of damage, and remembers to tell of it.
+    fn leave(&mut self, object: ObjectId, why: Refusal, now: Duration, progress: &mut Progress) {
+        progress.left += 1;
+        let before = self.waiting.remove(&object).filter(|waits| waits.left);
+        if before.is_none() && self.untold.len() < TOLD_MAX {
+            self.untold.push((object, failed("it can't be deduplicated", why).to_string()));
+        }
+        self.wait(object, before.map_or(0, |waits| waits.failures + 1), true, now);
+    }
+
+    /// Puts an object off, if there is room to remember it.
+    fn wait(&mut self, object: ObjectId, failures: u32, left: bool, now: Duration) {
+        let failures = failures.min(DOUBLINGS_MAX);
+        if self.waiting.len() < WAITING_MAX {
+            let until = now + self.session.kernel().settings().cold * (1 << failures);
+            self.waiting.insert(object, Waits { until, failures, left });
+        }
     }
 }

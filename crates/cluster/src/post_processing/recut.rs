@@ -11,6 +11,8 @@
 //! Cutting begins with the chunk before the first dirty one, and continues until a new cut falls on
 //! an old one. So only the last chunk before a place that was never written can be short.
 
+use std::ops::Range;
+
 use onefold_core::{
     block::is_zero,
     object::{Change, Guard, ReadPart, Refusal, Write},
@@ -18,7 +20,7 @@ use onefold_core::{
 
 use super::{
     cuts,
-    flip::{Deduplication, Done, FLIP_ENTRIES, Group},
+    flip::{Deduplication, Done, FLIP_ENTRIES, Group, unreadable},
 };
 use crate::{
     chunk_map::{ChunkMap, assemble, map_parts},
@@ -134,7 +136,7 @@ impl Deduplication<'_> {
             .find(|end| *end >= (span.dirty_end + AHEAD).min(span.run_end));
         let mut cut = None;
         for end in [near.unwrap_or(span.run_end), span.run_end] {
-            let Some(content) = self.span_content(object, map, span.start, end)? else {
+            let Some(content) = self.span_content(object, map, span.start..end, done)? else {
                 return Ok(false);
             };
             done.operations += 1;
@@ -182,14 +184,15 @@ impl Deduplication<'_> {
         self.swap(object, map, old.to_vec(), &pieces, done)
     }
 
-    /// The bytes of a range as the entries say, when they are still the same.
+    /// The bytes of a range as the entries say, when they are still the same and can be read.
     fn span_content(
         &self,
         object: ObjectId,
         map: &ChunkMap,
-        start: u32,
-        end: u32,
+        span: Range<u32>,
+        done: &mut Done,
     ) -> Result<Option<Vec<u8>>, Refusal> {
+        let Range { start, end } = span;
         let read_parts = map_parts()
             .into_iter()
             .chain([ReadPart::Data(start.into(), (end - start).into())])
@@ -215,10 +218,12 @@ impl Deduplication<'_> {
         let mut content = Vec::with_capacity((end - start) as usize);
         for (offset, entry) in range() {
             let base = match gaps(entry).and_then(|_| bases.next()) {
-                // The entry changed meanwhile, or the chunk is damaged; then the next read of a
-                // client reports it.
-                Some(Err(Refusal::Missing | Refusal::Failed(_))) => return Ok(None),
-                Some(base) => Some(base?),
+                // The entry changes meanwhile, or the chunk is damaged.
+                Some(Err(refusal)) => {
+                    done.unread.add(*offset, *entry, unreadable(entry, refusal)?);
+                    return Ok(None);
+                }
+                Some(Ok(base)) => Some(base),
                 None => None,
             };
             let from = ((offset - start) as usize).min(data.len());

@@ -6,7 +6,10 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use onefold_core::{Error, Kind, Result, object::Refusal};
+use onefold_core::{
+    Error, Kind, Result,
+    object::{Pool, Refusal},
+};
 
 use super::{
     Volume,
@@ -23,11 +26,21 @@ use super::{
     write::Writes,
 };
 use crate::{
-    format::catalogue::{Cut, Named, What},
+    format::{
+        ObjectId,
+        catalogue::{Cut, Named, What},
+    },
     kernel::failed,
     session::Session,
     settings::Dedup,
 };
+
+/// Objects of a volume that are looked for one by one after a crash, in those that are when it is
+/// deleted: reading a few that are not there costs less than listing those of all volumes.
+const RESCANNED_MAX: u64 = 16;
+
+/// Names of a page of the pool's listing.
+const NAMES_A_PAGE: usize = 1000;
 
 /// How a volume is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,10 +100,39 @@ impl Volume {
         let again = session.find(name)?.filter(|again| again.id == named.id);
         volume.set_size(again.ok_or_else(|| missing(name))?.bytes);
         if !clean {
-            (0..volume.bytes().div_ceil(volume.objects.bytes()))
-                .try_for_each(|index| volume.objects.rescan(index))?;
+            volume.rescan()?;
         }
         Ok(volume)
+    }
+
+    /// Completes what a crash of the previous owner may have left undone for its objects. They are
+    /// looked for one by one, but for those of a huge volume: these are found in the pool's listing,
+    /// whose cost goes with the objects that exist. The previous owner is fenced, so none appears
+    /// behind the listing.
+    fn rescan(&self) -> Result<()> {
+        let kernel = self.objects.kernel();
+        let end = self.bytes().div_ceil(self.objects.bytes());
+        if end <= RESCANNED_MAX * kernel.settings().looked_for_max {
+            return (0..end).try_for_each(|index| self.objects.rescan(index));
+        }
+        let mut from = None;
+        loop {
+            let page = kernel.store().list(Pool::Metadata, from.as_deref(), NAMES_A_PAGE).map_err(
+                |refusal| {
+                    let name = self.name.escape_debug();
+                    failed(format_args!("the objects of volume '{name}' can't be listed"), refusal)
+                },
+            )?;
+            self.renew()?;
+            let objects = page.names.iter().filter_map(|name| ObjectId::parse(name));
+            objects
+                .filter(|object| object.volume == self.id && object.index < end)
+                .try_for_each(|object| self.objects.rescan(object.index))?;
+            if page.next.is_none() {
+                return Ok(());
+            }
+            from = page.next;
+        }
     }
 
     /// Reads the header, and makes from it what remembers something of the volume.
@@ -108,7 +150,7 @@ impl Volume {
             )
         };
         let (id, read_only) = (named.id, ownership.is_none());
-        let header = session.kernel().all_keys(&header::name(id), Vec::new()).map_err(failed)?;
+        let header = header::keys(session.kernel(), id).map_err(failed)?;
         let bits = Bits::load(&header).map_err(failed)?;
         let discards = LongDiscards::load(session.clone(), id, &header).map_err(failed)?;
         let cache = CacheManager::load(session.clone(), &header);

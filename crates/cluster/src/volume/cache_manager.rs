@@ -19,7 +19,7 @@ use onefold_core::{
 
 use parking_lot::Mutex;
 
-use super::header::{CACHED, HOT, name};
+use super::header::{CACHED, CACHED_MAX, HOT, HOT_MAX, name};
 use crate::{
     format::{BLOCK, CHUNK_MAX, OBJECT_MAX, ObjectId, catalogue::Cut, key},
     kernel::Kernel,
@@ -31,12 +31,6 @@ const SECONDS: usize = 60;
 
 /// Bits of a filter: 64 KiB.
 const FILTER_BITS: u64 = 64 * 1024 * 8;
-
-/// Most chunks that the header records as kept.
-const CACHED_MAX: usize = 65_536;
-
-/// Most dirty chunks of a volume that the header records as hot.
-const HOT_MAX: usize = 4096;
 
 /// Seconds that the record of a hot chunk is valid. The owner renews the record when less than half
 /// of them is left.

@@ -19,7 +19,7 @@ use std::{
 use onefold_core::object::{Change, Guard, ObjectName, Read, ReadPart, Refusal, Write};
 
 use crate::{
-    format::{ObjectId, Stamp, corrupt, key, ten_digits},
+    format::{ObjectId, Stamp, catalogue::VOLUME_MAX, corrupt, key, ten_digits},
     kernel::Kernel,
 };
 
@@ -37,6 +37,15 @@ pub(crate) const GROUP: u64 = 512;
 /// Bytes of the value of one group of bits.
 const GROUP_BYTES: usize = GROUP as usize / 8;
 
+/// Most chunks that the header records as kept.
+pub(super) const CACHED_MAX: usize = 65_536;
+
+/// Most dirty chunks of a volume that the header records as hot.
+pub(super) const HOT_MAX: usize = 4096;
+
+/// Keys that a header may have beside its bitmap: twice as many as it comes to.
+const OTHERS_MAX: u64 = 2 * (CACHED_MAX + HOT_MAX + 4096) as u64;
+
 /// Numbers of a volume's objects have 40 bits.
 pub(super) const OBJECTS_MAX: u64 = 1 << 40;
 
@@ -53,6 +62,19 @@ pub(crate) fn parse(name: &str) -> Option<u64> {
     ten_digits(name.strip_prefix("v.")?)
 }
 
+/// All keys of the header of a volume with their values. One with more than the largest volume has is
+/// damaged, and costs no more memory.
+pub(super) fn keys(kernel: &Kernel, volume: u64) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Refusal> {
+    let objects = VOLUME_MAX / u64::from(kernel.format().object_bytes);
+    let most = usize::try_from(objects / GROUP + OTHERS_MAX).unwrap_or(usize::MAX);
+    match kernel.first_keys(&name(volume), Vec::new(), most)? {
+        (keys, false) => Ok(keys),
+        (_, true) => Err(Refusal::Failed(corrupt(format_args!(
+            "the header of volume {volume:x} has too many keys"
+        )))),
+    }
+}
+
 /// The objects that exist. A set bit without an object is damage. A clear bit means nothing while
 /// the volume is in use.
 #[derive(Clone, Default)]
@@ -61,7 +83,7 @@ pub(crate) struct Bits(BTreeMap<u64, Vec<u8>>);
 impl Bits {
     /// The bitmap of a volume.
     pub(crate) fn read(kernel: &Kernel, volume: u64) -> Result<Bits, Refusal> {
-        Bits::load(&kernel.all_keys(&name(volume), Vec::new())?)
+        Bits::load(&keys(kernel, volume)?)
     }
 
     /// The bitmap in the keys of the header of a volume.

@@ -25,7 +25,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::buffers::Share;
-use super::limits::{HANDSHAKES_BESIDE, Limits};
+use super::limits::{HANDSHAKES_BESIDE, LOOK, Limits};
 use super::rights::{Everything, Offer, Peer, Rights};
 use super::session::{House, Limited, Seat, Shares, serve};
 use super::shares::Holder;
@@ -41,6 +41,10 @@ const ACCEPTED_AT_ONCE: usize = 256;
 /// Time for sessions to notice that their connection was cut. The server does not interrupt the
 /// work of a volume.
 const CUT_GRACE: Duration = Duration::from_secs(5);
+
+/// How long a server that stops waits for a client to take a reply, or the next piece of it. A client
+/// that takes none hears of nothing else either; what it wrote is in its volume, and stays there.
+const UNTAKEN_GRACE: Duration = Duration::from_secs(2);
 
 /// An NBD server for the volumes of [`Exports`].
 ///
@@ -225,7 +229,8 @@ impl Server {
     }
 
     /// Takes no more clients, answers the requests that have arrived, and closes. Connections that
-    /// are not done after `grace` are cut.
+    /// are not done after `grace` are cut, and those sooner whose client takes nothing of a reply for
+    /// 2 s.
     ///
     /// # Errors
     /// `Busy` when sessions still wait for their volume some seconds after they were cut; their
@@ -251,7 +256,18 @@ impl Server {
                 stop_receiving(&guest.socket);
             }
         }
-        self.hall.wait_until_empty(&mut guests, grace);
+        let began = Instant::now();
+        while !guests.present.is_empty() && began.elapsed() < grace {
+            let left = grace.saturating_sub(began.elapsed());
+            self.hall.wait_until_empty(&mut guests, left.min(LOOK));
+            let now = Instant::now();
+            for guest in guests.present.values() {
+                if guest.activity.untaken(began, now) >= UNTAKEN_GRACE {
+                    guest.activity.cut();
+                    hang_up(&guest.socket);
+                }
+            }
+        }
         for guest in guests.present.values() {
             guest.activity.cut();
             hang_up(&guest.socket);

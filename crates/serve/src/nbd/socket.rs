@@ -59,6 +59,8 @@ pub(crate) struct Activity {
     /// When the client was last heard.
     heard: AtomicU64,
     work: Mutex<Work>,
+    /// When the reply was begun that the client is to take now, and one millisecond; 0 for none.
+    sending: AtomicU64,
     /// The server ended the connection.
     cut: AtomicBool,
 }
@@ -92,7 +94,8 @@ pub(crate) struct Kept {
 impl Activity {
     pub(crate) fn new(since: Instant) -> Activity {
         let heard = AtomicU64::new(since.elapsed().as_millis() as u64);
-        Activity { since, heard, work: Mutex::default(), cut: AtomicBool::new(false) }
+        let (sending, cut) = (AtomicU64::new(0), AtomicBool::new(false));
+        Activity { since, heard, work: Mutex::default(), sending, cut }
     }
 
     fn time(&self, at: Instant) -> u64 {
@@ -129,6 +132,23 @@ impl Activity {
     pub(crate) fn cut(&self) {
         self.rests();
         self.cut.store(true, Relaxed);
+    }
+
+    /// A reply is on its way to the client from `begun` on; with `None` none is.
+    fn sends(&self, begun: Option<Instant>) {
+        self.sending.store(begun.map_or(0, |begun| self.time(begun) + 1), Relaxed);
+    }
+
+    /// For how long at `now`, counted from `from` on, the client has not taken the reply that is being
+    /// sent; nothing while the server works for it.
+    pub(crate) fn untaken(&self, from: Instant, now: Instant) -> Duration {
+        match self.sending.load(Relaxed).checked_sub(1) {
+            None => Duration::ZERO,
+            Some(begun) => {
+                let begun = begun.max(self.time(from));
+                Duration::from_millis(self.time(now).saturating_sub(begun))
+            }
+        }
     }
 
     /// True when the server ended the connection.
@@ -336,13 +356,16 @@ impl Transmitter {
     }
 
     fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.activity.wait_begins(Instant::now(), true);
+        let begun = Instant::now();
+        self.activity.wait_begins(begun, true);
+        self.activity.sends(Some(begun));
         let sent = sendmsg(
             &*self.socket,
             slices,
             &mut SendAncillaryBuffer::default(),
             SendFlags::NOSIGNAL,
         );
+        self.activity.sends(None);
         self.activity.wait_ends(Instant::now());
         let sent = match sent {
             Ok(sent) => sent,
@@ -380,6 +403,22 @@ impl Write for Transmitter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_is_not_said_to_leave_a_reply_that_nobody_sends() {
+        let since = Instant::now();
+        let at = |seconds| since + Duration::from_secs(seconds);
+        let activity = Activity::new(since);
+        let untaken = |from, now| activity.untaken(at(from), at(now)).as_secs();
+        activity.works(at(0));
+        assert_eq!(untaken(1, 9), 0, "the server works");
+        activity.sends(Some(at(9)));
+        assert_eq!((untaken(1, 9), untaken(1, 12), untaken(11, 12)), (0, 3, 1));
+        activity.sends(Some(at(13)));
+        assert_eq!(untaken(1, 14), 1, "it took a part");
+        activity.sends(None);
+        assert_eq!(untaken(1, 20), 0);
+    }
 
     #[test]
     fn rule_12_no_client_is_blamed_for_time_that_it_waited_for_the_server() {

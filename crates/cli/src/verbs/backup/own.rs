@@ -11,7 +11,7 @@ use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{Read, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use onefold_archive::{Snapshot, SnapshotId};
@@ -53,7 +53,7 @@ impl Own {
         self.lines.push(line(snapshot));
         let Some(file) = &self.file else {
             let message = "there is no directory to note it in: neither $CACHE_DIRECTORY nor \
-                           $XDG_CACHE_HOME nor $HOME is set";
+                           $XDG_CACHE_HOME nor $HOME names one of this user";
             return Err(Error::new(onefold_core::Kind::NotFound, message));
         };
         let failed = |e| Error::from_io(format_args!("{} can't be written", file.display()), e);
@@ -78,12 +78,22 @@ fn line(snapshot: &Snapshot) -> String {
     format!("{} {}", snapshot.id, SnapshotId(snapshot.root.fingerprint.0))
 }
 
-/// The directory for such files.
+/// The directory for such files. Root, where the environment is still that of another user, makes none in
+/// what that user could replace by a link.
 fn directory() -> Option<PathBuf> {
-    let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|at| at.is_absolute());
+    let variable = |name| {
+        let at = std::env::var_os(name).map(PathBuf::from)?;
+        (at.is_absolute() && is_own(&at)).then_some(at)
+    };
     variable("CACHE_DIRECTORY")
         .or_else(|| variable("XDG_CACHE_HOME").map(|at| at.join("onefold")))
         .or_else(|| variable("HOME").map(|at| at.join(".cache/onefold")))
+}
+
+/// True for a directory of this user, or one that would be made in such a one.
+fn is_own(directory: &Path) -> bool {
+    let there = directory.ancestors().find_map(|at| fs::metadata(at).ok());
+    there.is_some_and(|found| found.uid() == geteuid().as_raw())
 }
 
 /// The lines of a file that is this user's own.
@@ -100,4 +110,21 @@ fn read(file: &PathBuf) -> Option<Vec<String>> {
     let most = (LINES_MAX * LINE_BYTES) as u64;
     File::take(opened, most).read_to_string(&mut text).ok()?;
     Some(text.lines().map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs root"]
+    fn rule_21_what_is_noted_goes_into_no_directory_of_another_user() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path().join("home");
+        fs::create_dir(&home).unwrap();
+        assert!(is_own(&home) && is_own(&home.join(".cache/onefold")));
+        std::os::unix::fs::fchown(File::open(&home).unwrap(), Some(61_234), None).unwrap();
+        assert!(!is_own(&home) && !is_own(&home.join(".cache/onefold")));
+    }
 }

@@ -2,14 +2,14 @@
 //! directories on the way to them.
 
 use std::{
-    io::ErrorKind,
-    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
 use onefold_archive::{Attributes, TreeEntry, TreeWhat};
+use onefold_backend::tree::Place;
 use onefold_console::failure::Failure;
-use onefold_core::{Error, Result, tree::ACCESS_LIST};
+use onefold_core::{Error, Kind, Result, tree::ACCESS_LIST};
 
 /// A directory or file of a backup.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,8 +28,8 @@ impl Root {
 
     /// True for a directory of one of these devices and inodes.
     pub(super) fn is_one_of(&self, all: &[(u64, u64)]) -> bool {
-        let found = std::fs::symlink_metadata(&self.at);
-        found.is_ok_and(|found| all.contains(&(found.dev(), found.ino())))
+        let found = Place::of(&self.at, false);
+        found.is_ok_and(|found| found.is_some_and(|found| all.contains(&found.identity())))
     }
 }
 
@@ -41,8 +41,9 @@ pub(super) fn sorted(paths: &[PathBuf], stored_as: Option<&Path>) -> Result<Vec<
     let mut all = Vec::new();
     for path in paths {
         let at = plain(path)?;
-        // A missing root is no snapshot.
-        std::fs::symlink_metadata(&at).map_err(|e| unseen(&at, e))?;
+        // A missing root is no snapshot. One over which another user mounted something is left out, or he
+        // would keep all others from theirs.
+        Place::of(&at, false)?;
         all.push(Root { stored_as: at.clone(), at });
     }
     all.sort_by(|one, other| parts(&one.at).cmp(parts(&other.at)));
@@ -52,7 +53,8 @@ pub(super) fn sorted(paths: &[PathBuf], stored_as: Option<&Path>) -> Result<Vec<
             return Err(Failure::usage("--as is about one path"));
         };
         root.stored_as = plain(path)?;
-        if root.stored_as == Path::new("/") && !root.at.is_dir() {
+        let is_file = Place::of(&root.at, true)?.is_some_and(|place| !place.is_directory());
+        if root.stored_as == Path::new("/") && is_file {
             return Err(Failure::usage("a file is stored under a name: --as PATH"));
         }
     }
@@ -99,16 +101,17 @@ pub(super) fn on_the_way(path: &Path) -> Result<TreeEntry> {
         is_in_part: true,
         attributes: Attributes::Inline(Vec::new()),
     };
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => {
-            entry.mode = metadata.mode() & 0o7777;
-            (entry.uid, entry.gid) = (metadata.uid(), metadata.gid());
-            (entry.seconds, entry.nanoseconds) = (metadata.mtime(), metadata.mtime_nsec() as u32);
-            entry.attributes = Attributes::Inline(lists(path));
+    match Place::of(path, true) {
+        Ok(Some(place)) if place.is_directory() => {
+            let stat = place.stat();
+            entry.mode = stat.st_mode & 0o7777;
+            (entry.uid, entry.gid) = (stat.st_uid, stat.st_gid);
+            (entry.seconds, entry.nanoseconds) = (stat.st_mtime, stat.st_mtime_nsec as u32);
+            entry.attributes = Attributes::Inline(lists(&place.path()));
         }
         Ok(_) => {}
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(unseen(path, error)),
+        Err(error) if error.kind() == Kind::NotFound => {}
+        Err(error) => return Err(error),
     }
     Ok(entry)
 }

@@ -19,7 +19,7 @@ use onefold_backend::{
     random::random_bytes,
     spared::{self, Spared},
     sparse::next_data,
-    tree::{Found, Looked, Options, Selection, Walk},
+    tree::{Found, Looked, Options, Place, Selection, Walk, mounted_by_another},
 };
 use onefold_core::{Error, Kind, Result, tree::What};
 use parking_lot::Mutex;
@@ -234,6 +234,10 @@ impl<'a, 'f> Teller<'a, 'f> {
 
     /// Goes to the directory above `root`, then tells of `root` and all below it.
     fn below(&mut self, root: &Root, exclude: &Exclude) -> Result<()> {
+        let Some(place) = Place::of(&root.at, false)? else {
+            self.left_out(&mounted_by_another(&root.at));
+            return Ok(());
+        };
         let parts: Vec<&[u8]> = root.stored_as.iter().skip(1).map(|part| part.as_bytes()).collect();
         let above = parts.len().saturating_sub(1);
         let shared = self.shared(&parts[..above]);
@@ -244,20 +248,20 @@ impl<'a, 'f> Teller<'a, 'f> {
             self.enter(entry, Stat::default())?;
         }
         let in_part = InPart::default();
-        let is_directory = std::fs::symlink_metadata(&root.at).is_ok_and(|data| data.is_dir());
-        let (at, only) = match is_directory {
-            true => (&*root.at, None),
+        let (place, at, only) = match place.is_directory() {
+            true => (place, &*root.at, None),
             // A single file is looked at by its directory.
-            false => (
-                root.at.parent().unwrap_or(&root.at),
-                root.at.file_name().map(|name| name.as_bytes().to_vec()),
-            ),
+            false => {
+                let above = root.at.parent().unwrap_or(&root.at);
+                let place = Place::of(above, false)?.ok_or_else(|| mounted_by_another(above))?;
+                (place, above, root.at.file_name().map(|name| name.as_bytes().to_vec()))
+            }
         };
         let depth = self.open.len();
         // The root of the system was entered before.
         let base = if root.is_all() { 0 } else { depth };
         let is_single = only.is_some();
-        let mut walk = Walk::new(at, self.options(root, exclude, only, &in_part))?;
+        let mut walk = Walk::at(place, at, self.options(root, exclude, only, &in_part))?;
         while let Some(found) = walk.next() {
             match found {
                 Ok(found) if is_single && found.entry.path.is_empty() => {}

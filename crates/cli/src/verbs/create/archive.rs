@@ -8,7 +8,7 @@ use std::{
 use clap::{Args, ValueEnum};
 use onefold_archive::{Archive, Chunking, Compression, Format, Nodes, Spread};
 use onefold_backend::{Directory, random::random_bytes};
-use onefold_core::{Algorithm, Files, Kind, Result};
+use onefold_core::{Algorithm, Error, Files, Kind, Result};
 use serde_json::json;
 
 use super::{
@@ -107,11 +107,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
             let files = Directory::create_as(store, word())?;
             files.exposed().iter().for_each(|sentence| warn(sentence));
             Archive::create(&files, &format).map_err(|error| {
-                if error.kind() == Kind::NoSpace {
-                    // The directory was empty, and a part of an archive is none.
-                    let made = files.names().unwrap_or_default();
-                    made.iter().for_each(|name| drop(files.remove(name)));
-                }
+                clear(&[&files], &error);
                 name_archive(store, error)
             })?;
             match fast {
@@ -140,6 +136,18 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     options.answer.tell(&report, words)
 }
 
+/// Removes what is in these directories when a full disk ended a creation: they were empty, and a part
+/// of an archive is none.
+fn clear(directories: &[&dyn Files], error: &Error) {
+    if error.kind() != Kind::NoSpace {
+        return;
+    }
+    for files in directories {
+        let made = files.names().unwrap_or_default();
+        made.iter().for_each(|name| drop(files.remove(name)));
+    }
+}
+
 /// Makes an archive on several nodes; says how.
 fn create_on(
     archive: &Path,
@@ -155,7 +163,15 @@ fn create_on(
     // Its own directory comes first: what fails below it leaves nothing that looks like an archive.
     ArchiveDir::create(archive, nodes, (&format.id, &format.secret))?;
     let spread = Spread { n, k, ids, listed: true };
-    let files = Nodes::create(directories, &spread, format.id, format.secret)?;
-    Archive::create_on_nodes(&files, format).map_err(|e| name_archive(archive, e))?;
+    Nodes::create(directories.clone(), &spread, format.id, format.secret)
+        .and_then(|files| Archive::create_on_nodes(&files, format))
+        .map_err(|error| {
+            let of_nodes: Vec<&dyn Files> = directories.iter().map(|files| &**files).collect();
+            clear(&of_nodes, &error);
+            if let Ok(own) = Directory::open(archive, true) {
+                clear(&[&own], &error);
+            }
+            name_archive(archive, error)
+        })?;
     Ok(format!(", on {} of which {} may be lost", counted(nodes.len() as u64, "node"), n - k))
 }

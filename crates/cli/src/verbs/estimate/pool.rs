@@ -74,7 +74,7 @@ pub(super) fn estimate(
     let (low, different, high) = found.different_bytes;
     let saved = if now == 0.0 { 0.0 } else { 100.0 - 100.0 * then / now };
     if as_json {
-        output::line(json!({
+        output::json_line(&json!({
             "objects": found.objects, "bytes": found.bytes, "zero_bytes": found.zero_bytes,
             "chunks": found.chunks, "different_chunks": found.different,
             "different_bytes": different, "different_bytes_low": low, "different_bytes_high": high,

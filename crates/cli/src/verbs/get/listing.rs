@@ -149,7 +149,7 @@ fn show_json(entry: &Entry) {
     if let Some(target) = target {
         line["target"] = String::from_utf8_lossy(target).into();
     }
-    output::line(line);
+    output::json_line(&line);
 }
 
 fn show_text(entry: &Entry) {

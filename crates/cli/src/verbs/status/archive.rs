@@ -245,10 +245,11 @@ impl Stats {
         });
         let code = nodes.map_or([1, 1], |nodes| [nodes.code().0 as u64, nodes.code().1 as u64]);
         let late = archive.label().late;
-        let bytes = tables.streams.values().map(|stream| stream.bytes).sum::<u64>();
-        let snapshot_bytes = tables.snapshots.listed();
-        // Holes make the sum as large as anybody likes.
-        let snapshot_bytes = snapshot_bytes.fold(0, |sum: u64, one| sum.saturating_add(one.bytes));
+        // Holes make the sums as large as anybody likes.
+        let streams = tables.streams.values().map(|stream| stream.bytes);
+        let bytes = streams.fold(0, u64::saturating_add);
+        let snapshot_bytes = tables.snapshots.listed().map(|one| one.bytes);
+        let snapshot_bytes = snapshot_bytes.fold(0, u64::saturating_add);
         let damaged = tables.damaged.values().flatten();
         let stored_bytes = tables.stored_bytes();
         let volumes = archive_volume::lines(tables);

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use onefold_cluster::{Published, Session, Sessions};
+use onefold_cluster::{Published, Session, Sessions, Status};
 use serde_json::json;
 
+use crate::verbs::cluster::titles;
 use onefold::parts::cluster_store::{Opened, Url};
 use onefold_console::{
     failure::Failure,
@@ -25,6 +26,7 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
     let (sessions, seconds) = look_on(&opened.session, &before, begun)?;
     let (operations, bytes) =
         (sessions.operations as f64 / seconds, sessions.bytes as f64 / seconds);
+    let problems = problems(&opened.session, &status);
     let overhead = status.map_bytes + status.reference_bytes;
     let stored = status.cached_bytes + status.chunk_bytes;
     let saved = if status.logical_bytes == 0 {
@@ -51,8 +53,10 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
             "stale_references": status.stale_references,
             "used_bytes": status.space.used, "total_bytes": status.space.total,
             "saved_percent": saved,
+            "problems": problems,
         });
-        return output::json(&value);
+        output::json(&value)?;
+        return told(store, &problems);
     }
     let together = |count: u64, bytes: u64| match count {
         0 => "none".to_owned(),
@@ -113,7 +117,34 @@ pub(super) fn show(store: &Url, as_json: bool) -> Result<(), Failure> {
         Size(status.space.used),
         Size(status.space.total)
     ));
-    Ok(())
+    problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));
+    told(store, &problems)
+}
+
+/// Sentences about all that is damaged.
+fn problems(session: &Session, status: &Status) -> Vec<String> {
+    let titles = titles(session, status.damaged.iter().map(|(object, _)| *object));
+    let mut all: Vec<String> = status
+        .damaged
+        .iter()
+        .zip(titles)
+        .map(|((_, why), title)| format!("{title}: {why}"))
+        .collect();
+    if status.damaged_objects > all.len() as u64 {
+        all.push(format!("and {} more objects", status.damaged_objects - all.len() as u64));
+    }
+    all.extend(status.unread.iter().cloned());
+    all
+}
+
+/// The end of a status that lacks what is damaged.
+fn told(store: &Url, problems: &[String]) -> Result<(), Failure> {
+    match problems.len() {
+        0 => Ok(()),
+        _ => Err(Failure::in_part(format!(
+            "{store} is damaged: the figures lack what can't be read; `onefold check` tells more"
+        ))),
+    }
 }
 
 /// The rates of servers and workers, and the seconds that they cover: until all have said something

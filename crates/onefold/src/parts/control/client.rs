@@ -60,6 +60,8 @@ fn nothing<T>() -> Option<T> {
 /// A connection to the server of a store; each asks once.
 pub struct Client {
     stream: UnixStream,
+    /// How long the server may be silent that is asked for what it knows.
+    silence_of_lists: Duration,
 }
 
 impl Client {
@@ -85,7 +87,7 @@ impl Client {
         })?;
         stream.set_read_timeout(Some(SILENCE)).map_err(lost)?;
         stream.set_write_timeout(Some(SILENCE)).map_err(lost)?;
-        Ok(Client { stream })
+        Ok(Client { stream, silence_of_lists: SILENCE_OF_LISTS })
     }
 
     /// The number of the server's process.
@@ -118,7 +120,7 @@ impl Client {
         progress: &mut dyn FnMut(&str, u64, u64),
     ) -> Result<T> {
         if matches!(request, Request::Status | Request::VolumeList | Request::SnapshotList) {
-            self.stream.set_read_timeout(Some(SILENCE_OF_LISTS)).map_err(lost)?;
+            self.stream.set_read_timeout(Some(self.silence_of_lists)).map_err(lost)?;
         }
         self.say(request)?;
         let line_max = if matches!(
@@ -360,4 +362,32 @@ fn strange(error: serde_json::Error) -> Error {
         "the server of the store is of another version: it can't be understood",
     )
     .caused_by(error)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+    use super::*;
+
+    #[test]
+    fn a_server_that_does_not_answer_is_told_of_and_for_lists_soon() {
+        let silence = Duration::from_millis(40);
+        let silence_of_lists = Duration::from_millis(20);
+        for (request, expected) in [
+            (Request::Status, silence_of_lists),
+            (Request::VolumeList, silence_of_lists),
+            (Request::SnapshotList, silence_of_lists),
+            (Request::SnapshotSpace, silence),
+        ] {
+            // A stopped process: its socket takes what comes, and nobody reads it.
+            let (stream, _server) = UnixStream::pair().unwrap();
+            stream.set_read_timeout(Some(silence)).unwrap();
+            let mut client = Client { stream, silence_of_lists };
+            let error = client.ask::<serde_json::Value>(&request).unwrap_err();
+            assert_eq!(error.kind(), Kind::Io);
+            assert!(error.to_string().contains("its process may be stopped"), "{error}");
+            assert_eq!(client.stream.read_timeout().unwrap(), Some(expected), "{request:?}");
+        }
+    }
 }

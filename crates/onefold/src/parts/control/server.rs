@@ -190,12 +190,19 @@ impl Hall {
     }
 
     fn accept(self: &Arc<Hall>, listener: &ControlListener) {
+        let mut is_told = false;
         loop {
             match listener.accept() {
                 Ok(None) => return,
-                Ok(Some(stream)) => self.attend(stream),
+                Ok(Some(stream)) => {
+                    is_told = false;
+                    self.attend(stream);
+                }
                 Err(error) => {
-                    tracing::warn!("{error}");
+                    // It lasts: one line of the log is enough.
+                    if !std::mem::replace(&mut is_told, true) {
+                        tracing::warn!("{error}");
+                    }
                     std::thread::sleep(ACCEPT_PAUSE);
                 }
             }

@@ -172,6 +172,13 @@ mod tests {
         replay.patience = Duration::from_millis(50);
         replay.run();
         assert!(!replay.replay.is_amid() && replay.told.lock().gave_way == 1);
+        // Nothing is left of it.
+        let files = std::fs::read_dir(&path).unwrap();
+        let index = files.filter(|file| {
+            let name = file.as_ref().unwrap().file_name();
+            name.to_string_lossy().starts_with("index-")
+        });
+        assert_eq!(index.count(), archive.tables().index.files.len());
         drop(client);
         merge_some(&mut replay);
         let (client, before) = (activity.work(), replay.replay.done.merged_files);

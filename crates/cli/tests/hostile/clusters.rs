@@ -1,0 +1,113 @@
+//! Cluster folders that are damaged in places: verbs do and tell what they can. Rule 9.
+
+use std::{sync::Arc, time::Duration};
+
+use onefold_backend::EmbeddedStore;
+use onefold_cluster::{Mode, Session, Settings, Volume, Watermarks, Worker, format::ObjectId};
+use onefold_core::object::{Change, ObjectName, ObjectStore, Pool, Write};
+
+use crate::support::{Desk, Said, noise};
+
+use super::readers::bounded;
+
+const CHUNK: usize = 32 << 10;
+
+/// A desk with the folder `a`, whose volumes `v` and `w` have two chunks each, of which `change` may
+/// damage what it likes; then some blocks of all chunks are written again, and are to be deduplicated.
+fn damaged(change: impl Fn(&dyn ObjectStore)) -> Desk {
+    let desk = Desk::new();
+    desk.ok("create cluster a");
+    let store = EmbeddedStore::open(&desk.path("a")).unwrap();
+    let settings = Settings { cold: Duration::ZERO, ..Settings::default() };
+    let session = Arc::new(Session::open(Arc::new(store.session()), settings).unwrap());
+    let write = |name: &str, data: &[u8], at: &[usize]| {
+        let volume = Volume::attach(&session, name, Mode::Own).unwrap();
+        at.iter().for_each(|at| volume.write_at((at * CHUNK) as u64, data).unwrap());
+        volume.detach().unwrap();
+    };
+    let all = noise(1, 4 * CHUNK);
+    for (name, half) in [("v", &all[..2 * CHUNK]), ("w", &all[2 * CHUNK..])] {
+        session.create_volume(name, 64 << 20).unwrap();
+        write(name, half, &[0]);
+    }
+    let mut worker = Worker::new(session.clone(), Watermarks::NONE);
+    while session.backlog().unwrap() > 0 {
+        worker.step().unwrap();
+    }
+    worker.release();
+    write("v", &noise(2, 4096), &[0, 1]);
+    write("w", &noise(3, 4096), &[0, 1]);
+    change(&store.session());
+    desk
+}
+
+fn set(store: &dyn ObjectStore, object: ObjectName, change: Change) {
+    store.write(&[Write { object, guards: Vec::new(), changes: vec![change] }]).remove(0).unwrap();
+}
+
+/// The only metadata object of the first volume.
+fn first_object(store: &dyn ObjectStore) -> ObjectId {
+    let names = store.list(Pool::Metadata, None, 10_000).unwrap().names;
+    names.iter().filter_map(|name| ObjectId::parse(name)).min().unwrap()
+}
+
+/// Damages the map of the first volume's object.
+fn damage_map(store: &dyn ObjectStore) {
+    let nonsense = Change::SetOmap(vec![(vec![1; 3], b"nonsense".to_vec())]);
+    set(store, first_object(store).name(), nonsense);
+}
+
+/// Damages one chunk.
+fn damage_chunk(store: &dyn ObjectStore) {
+    let chunk = store.list(Pool::Chunks, None, 1).unwrap().names.remove(0);
+    set(store, ObjectName::chunk(chunk), Change::Full(vec![7; 5000]));
+}
+
+fn said(desk: &Desk, arguments: &str) -> Said {
+    let output = bounded(desk, arguments).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Said { status: output.status, out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// The worker tried the object of the damaged chunk for ever.
+#[test]
+fn rule_09_a_worker_leaves_what_needs_a_damaged_chunk_names_it_and_ends() {
+    let desk = damaged(damage_chunk);
+    let first = said(&desk, "worker a --once --cold 0");
+    assert_eq!(first.status.code(), Some(3), "{first:?}");
+    assert!(first.out.contains("deduplicated 3 chunks"), "{first:?}");
+    let named = ["problem: object ", " of volume '", "chunk c.0.", " is damaged"];
+    assert!(named.iter().all(|part| first.out.contains(part)), "{first:?}");
+    assert!(first.err.contains("1 object can't be deduplicated"), "{first:?}");
+    let again = said(&desk, "worker a --once --cold 0 --json");
+    assert_eq!(again.status.code(), Some(3), "{again:?}");
+    let told: serde_json::Value = serde_json::from_str(&again.out).unwrap();
+    assert_eq!((&told["deduplicated_chunks"], &told["left_objects"]), (&0.into(), &1.into()));
+}
+
+/// The first damaged map ended the worker before it came to the others.
+#[test]
+fn rule_09_a_worker_leaves_an_object_whose_map_is_damaged() {
+    let desk = damaged(damage_map);
+    let first = said(&desk, "worker a --once --cold 0");
+    assert_eq!(first.status.code(), Some(3), "{first:?}");
+    assert!(first.out.contains("deduplicated 2 chunks"), "{first:?}");
+    assert!(first.out.contains(" of volume 'v': "), "{first:?}");
+}
+
+/// One damaged map ended the status of a whole store.
+#[test]
+fn rule_09_a_status_tells_what_it_can_and_names_what_is_damaged() {
+    let desk = damaged(damage_map);
+    let words = said(&desk, "status a");
+    assert_eq!(words.status.code(), Some(3), "{words:?}");
+    assert!(words.out.contains("volumes     2, 128 MiB together"), "{words:?}");
+    assert!(words.out.contains("problem: object ") && words.out.contains(" of volume 'v': "));
+    assert_eq!(words.err.lines().count(), 1, "{words:?}");
+    let json = said(&desk, "status a --json");
+    assert_eq!(json.status.code(), Some(3), "{json:?}");
+    let told: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(told["problems"].as_array().unwrap().len(), 1);
+    assert_eq!((&told["objects"], &told["chunks"]), (&1.into(), &4.into()));
+    assert_eq!(told["logical_bytes"], 2 * CHUNK);
+}
