@@ -236,6 +236,34 @@ fn an_index_that_cannot_be_read_is_not_merged_away() {
 }
 
 #[test]
+fn a_container_that_cannot_be_read_keeps_nobody_from_storing() {
+    for kind in [Kind::NotFound, Kind::Denied, Kind::Io, Kind::Memory] {
+        let desk = Desk::new();
+        (0..3).for_each(|n| _ = store(&desk.with_fast(), n));
+        empty(&desk.path("fast"));
+        let files: Arc<dyn Files> = Arc::new(Directory::open(&desk.path("a"), true).unwrap());
+        let watch: Watch = Arc::new(move |name: &str, call: &Call, go| match call {
+            Call::Read(at, _) if name.starts_with("segment-") && *at < 64 << 10 => {
+                Err(Error::new(kind, "the first container can't be read"))
+            }
+            _ => go(),
+        });
+        let watched = Arc::new(Watched { files, watch });
+        let directories = vec![desk.fast("fast")];
+        let opened = Archive::open_with_index(watched, directories, true, Desk::settings());
+        let archive = Arc::new(opened.unwrap());
+        assert!(store(&archive, 3) > 0);
+        // Its chunks are stored again, those of all others are found.
+        let new = put(&archive, "again-0", &content(0)).unwrap().new_bytes;
+        assert!((1..256 << 10).contains(&new), "{kind:?}: {new}");
+        assert_eq!(put(&archive, "again-2", &content(2)).unwrap().new_bytes, 0);
+        assert_eq!(lost_index_files(&archive).unwrap(), 0);
+        drop(archive);
+        assert!(get(&desk.with_fast(), "s0").unwrap() == content(0));
+    }
+}
+
+#[test]
 fn a_file_that_a_killed_process_left_is_removed() {
     let desk = Desk::new();
     store(&desk.with_fast(), 0);
@@ -292,4 +320,29 @@ fn a_move_to_a_full_disk_leaves_the_index_where_it_was() {
     assert_eq!(moved.unwrap_err().kind(), Kind::NoSpace);
     assert!(before.iter().all(|name| desk.index_files("a").contains(name)));
     all_found(&desk.open(Vec::new()), 3);
+}
+
+#[test]
+fn a_move_for_which_the_disk_of_the_data_has_no_room_leaves_nothing_half_made() {
+    let desk = Desk::new();
+    (0..3).for_each(|n| _ = store(&desk.with_fast(), n));
+    let before = desk.index_files("fast");
+    let files: Arc<dyn Files> = Arc::new(Directory::open(&desk.path("a"), true).unwrap());
+    let changes = AtomicU64::new(0);
+    let watch: Watch = Arc::new(move |name: &str, call: &Call, go| {
+        // A file is made, has no room for a byte, and is removed.
+        let changes_index = name.starts_with("index-") && matches!(call, Call::Change);
+        match changes_index && changes.fetch_add(1, Relaxed) == 1 {
+            true => Err(Error::new(Kind::NoSpace, "the disk is full")),
+            false => go(),
+        }
+    });
+    let directories = vec![desk.fast("fast").without_new_files()];
+    let watched = Arc::new(Watched { files, watch });
+    let opened = Archive::open_with_index(watched, directories, true, Desk::settings());
+    let moved = IndexMove::begin(&Arc::new(opened.unwrap())).unwrap().run(None, &mut |_, _| {});
+    assert_eq!(moved.unwrap_err().kind(), Kind::NoSpace);
+    assert_eq!(desk.index_files("a"), Vec::<String>::new());
+    assert_eq!(desk.index_files("fast"), before);
+    all_found(&desk.with_fast(), 3);
 }

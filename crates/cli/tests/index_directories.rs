@@ -66,16 +66,21 @@ fn an_index_on_another_disk_is_used_and_may_be_lost() {
     let said = desk.fails("status a --check", 1, &["need an operator"]);
     assert!(said.out.contains("nothing is mounted") && said.out.contains("lost"), "{}", said.out);
     assert!(desk.ok("check a").contains("the chunk index lost"));
+    desk.ok("get a one back");
+    assert!(fs::read(desk.path("back")).unwrap() == fs::read(desk.path("file")).unwrap());
     let said = desk.run("put a two file --json");
     assert!(said.status.success(), "{said:?}");
-    for told in ["works without its index directory", "makes it anew"] {
-        assert!(said.err.contains(told), "{said:?}");
+    for told in ["works without its index directory", "a --beside-data` forgets", "makes it anew"] {
+        assert_eq!(said.err.matches(told).count(), 1, "{said:?}");
     }
     let put: Value = serde_json::from_str(&said.out).unwrap();
     assert_eq!(put["new_bytes"], 0, "{put}");
     assert!(!index_files(&desk, "a").is_empty());
     assert_eq!(fs::read_dir(desk.path("fast")).unwrap().count(), 0);
     // It is back, with files that nothing names any more.
+    let said = desk.run("repair a");
+    let told = said.err.matches("works without its index directory").count();
+    assert!(said.status.success() && told == 1, "it is told once: {said:?}");
     fs::remove_dir(desk.path("fast")).unwrap();
     fs::rename(desk.path("away"), desk.path("fast")).unwrap();
     desk.ok("status a --check");

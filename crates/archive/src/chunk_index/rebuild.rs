@@ -113,7 +113,7 @@ impl IndexMove {
         if lost_files(archive)? > 0 {
             return from_metadata(archive, to, &Pace::default(), progress);
         }
-        match self.rewrite(to) {
+        match without_remains(archive, self.rewrite(to)) {
             // Where the old files are can't be read.
             Err(error) if error.kind() == Kind::NoSpace && archive.index_failure().is_some() => {
                 has_not_failed(to)?;
@@ -165,12 +165,23 @@ fn from_metadata(
     pace: &Pace,
     progress: &mut Progress<'_>,
 ) -> Result<u64> {
-    let made = try_from_metadata(archive, to, pace, progress);
+    without_remains(archive, try_from_metadata(archive, to, pace, progress))
+}
+
+/// Removes what is half made where the making ended for want of room, or for others: it takes room.
+/// The caller holds the importer's lock.
+fn without_remains(archive: &Archive, made: Result<u64>) -> Result<u64> {
     if made.as_ref().is_err_and(|error| matches!(error.kind(), Kind::NoSpace | Kind::Busy)) {
-        // What is half made takes room. The first error is the one to tell.
+        // The first error is the one to tell.
         let _ = next_number(archive, &archive.tables(), None);
     }
     made
+}
+
+/// True for an error of one container, whose chunks are stored again: it must not keep anybody from
+/// storing. The pace, a lost claim and a full disk are not about one container.
+fn is_of_container(error: &Error) -> bool {
+    !matches!(error.kind(), Kind::Busy | Kind::Stopped | Kind::NoSpace)
 }
 
 fn try_from_metadata(
@@ -196,7 +207,7 @@ fn try_from_metadata(
             continue;
         }
         let metadata = match reader.metadata(&container) {
-            Err(error) if is_damage(&error) => continue,
+            Err(error) if is_of_container(&error) => continue,
             found => found?,
         };
         let chunks = metadata.chunks.iter().enumerate();

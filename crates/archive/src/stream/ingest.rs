@@ -111,8 +111,9 @@ impl Ingest {
         if lost_files(archive)? > 0 {
             drop(guard);
             match make_whole(archive, &mut |_, _| {}) {
-                // Without room for an index chunks are stored again.
-                Err(error) if error.kind() == Kind::NoSpace => {}
+                // Without room for an index chunks are stored again; so are they when another process,
+                // which no lock holds, wrote an index meanwhile.
+                Err(error) if matches!(error.kind(), Kind::NoSpace | Kind::Busy) => {}
                 made => drop(made?),
             }
             guard = archive.guard_epoch()?;

@@ -7,7 +7,10 @@ use std::{
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -41,6 +44,8 @@ pub struct ArchiveDir {
     index: Option<Result<IndexPlace>>,
     /// The archive's directory is our user's: else nobody follows what it says of the index.
     is_ours: bool,
+    /// It was told that the index directory is not used: verbs that open the archive again say no more.
+    told: Arc<AtomicBool>,
 }
 
 impl ArchiveDir {
@@ -61,7 +66,8 @@ impl ArchiveDir {
             None => IndexPlace::read(&files).transpose(),
         };
         let is_ours = Directory::open_as(path, false, word())?.is_ours();
-        let directory = ArchiveDir { path: path.to_owned(), nodes, index, is_ours };
+        let directory =
+            ArchiveDir { path: path.to_owned(), nodes, index, is_ours, told: Arc::default() };
         if directory.nodes.is_some() {
             directory.nodes(false, false)?;
         } else {
@@ -97,7 +103,18 @@ impl ArchiveDir {
     ) -> Result<ArchiveDir> {
         let mut list = NodeList::new(nodes, &Directory::create_as(path, word())?)?;
         list.write_sealed(path, &|list| seal(id, secret, list))?;
-        Ok(ArchiveDir { path: path.to_owned(), nodes: Some(list), index: None, is_ours: true })
+        Ok(ArchiveDir::on_nodes(path, list))
+    }
+
+    /// One that this process made.
+    fn on_nodes(path: &Path, list: NodeList) -> ArchiveDir {
+        ArchiveDir {
+            path: path.to_owned(),
+            nodes: Some(list),
+            index: None,
+            is_ours: true,
+            told: Arc::default(),
+        }
     }
 
     /// Makes another directory of the archive that has these nodes; durable on return.
@@ -106,8 +123,7 @@ impl ArchiveDir {
     /// `Exists` when something is in it, those of looking at the nodes and those of the system.
     pub fn attach(path: &Path, nodes: &[PathBuf]) -> Result<ArchiveDir> {
         let list = NodeList::new(nodes, &Directory::create_as(path, word())?)?;
-        let mut directory =
-            ArchiveDir { path: path.to_owned(), nodes: Some(list), index: None, is_ours: true };
+        let mut directory = ArchiveDir::on_nodes(path, list);
         let found = directory.nodes(false, false)?;
         if let (Some(list), Some(found)) = (&mut directory.nodes, found) {
             list.write_sealed(path, &|list| found.seal(list))?;
@@ -257,7 +273,11 @@ impl ArchiveDir {
 
     /// The same for the engine. What is wrong with it is told, and costs speed.
     fn index_directories(&self, writes: bool, stands: Option<&Stands>) -> Vec<IndexDirectory> {
-        match self.open_index(writes) {
+        let opened = self.open_index(writes).map(|opened| {
+            let files = opened?;
+            Ok::<_, Error>(watched(files, Some(&self.index_stands(stands)?)))
+        });
+        match opened {
             None => Vec::new(),
             Some(Ok(files)) => {
                 let shown = self.path.display().to_string();
@@ -268,14 +288,15 @@ impl ArchiveDir {
                 let tell = move |error: &Error| {
                     warn(&format!("{shown}: its index directory failed{then}: {error}"));
                 };
-                let stands = self.index_stands(stands);
-                vec![IndexDirectory::new(watched(files, stands.as_ref()), tell)]
+                vec![IndexDirectory::new(files, tell)]
             }
             Some(Err(error)) => {
-                if writes {
+                if writes && !self.told.swap(true, Relaxed) {
+                    let shown = self.path.display();
                     warn(&format!(
-                        "{} works without its index directory: {error}",
-                        self.path.display()
+                        "{shown} works without its index directory, and makes new files of the chunk \
+                         index beside the data: {error} (`onefold index {shown} --beside-data` forgets \
+                         a directory that is lost for good)"
                     ));
                 }
                 Vec::new()
@@ -284,12 +305,14 @@ impl ArchiveDir {
     }
 
     /// Errors once this process may not write to the directory of the chunk index any more.
-    fn index_stands(&self, stands: Option<&Stands>) -> Option<Stands> {
-        let own = self.index_place().zip(self.open_index(false)?.ok());
-        let (own, outer) = (own.map(|(place, files)| place.stands(files)), stands.cloned());
-        Some(Arc::new(move || {
+    fn index_stands(&self, stands: Option<&Stands>) -> Result<Stands> {
+        let gone = || Error::new(Kind::NotFound, "it has no index directory");
+        let place = self.index_place().ok_or_else(gone)?;
+        let own = place.stands(self.open_index(false).ok_or_else(gone)??);
+        let outer = stands.cloned();
+        Ok(Arc::new(move || {
             outer.as_ref().map_or(Ok(()), |stands| stands())?;
-            own.as_ref().map_or(Ok(()), |stands| stands())
+            own()
         }))
     }
 

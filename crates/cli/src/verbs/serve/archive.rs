@@ -188,8 +188,8 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Makes a chunk index anew of which files are lost. A disk without room for one is told of by those
-/// who store.
+/// Makes a chunk index anew of which files are lost. Where that can't be done now, as on a disk without
+/// room for one, chunks are stored again.
 fn make_index_whole(archive: &Arc<onefold_archive::Archive>, notifier: &Notifier) -> Result<()> {
     let mut told: Option<Instant> = None;
     let mut progress = |done: u64, total: u64| {
@@ -200,7 +200,7 @@ fn make_index_whole(archive: &Arc<onefold_archive::Archive>, notifier: &Notifier
         }
     };
     match make_chunk_index_whole(archive, &mut progress) {
-        Err(error) if error.kind() == Kind::NoSpace => Ok(()),
+        Err(error) if matches!(error.kind(), Kind::NoSpace | Kind::Busy) => Ok(()),
         made => made.map(|_| ()),
     }
 }

@@ -346,7 +346,11 @@ impl Stats {
             all.extend(server.index_failed.iter().map(failed));
         }
         if let Some(why) = &self.index_directory_unused {
-            all.push(format!("the chunk index is not where it should be: {why}"));
+            all.push(format!(
+                "the chunk index is not where it should be: {why} (`onefold index {} --beside-data` \
+                 forgets a directory that is lost for good)",
+                self.archive
+            ));
         }
         if self.index_lost_files > 0 {
             all.push(format!(
