@@ -66,7 +66,7 @@ fn an_index_on_another_disk_is_used_and_may_be_lost() {
     let said = desk.fails("status a --check", 1, &["need an operator"]);
     assert!(said.out.contains("nothing is mounted") && said.out.contains("lost"), "{}", said.out);
     assert!(desk.ok("check a").contains("the chunk index lost"));
-    desk.ok("get a one back");
+    desk.ok("get a one --output back");
     assert!(fs::read(desk.path("back")).unwrap() == fs::read(desk.path("file")).unwrap());
     let said = desk.run("put a two file --json");
     assert!(said.status.success(), "{said:?}");
