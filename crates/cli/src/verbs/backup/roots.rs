@@ -29,22 +29,28 @@ impl Root {
     /// True for a directory of one of these devices and inodes.
     pub(super) fn is_one_of(&self, all: &[(u64, u64)]) -> bool {
         let found = Place::of(&self.at, false);
-        found.is_ok_and(|found| found.is_some_and(|found| all.contains(&found.identity())))
+        found.is_ok_and(|found| found.is_ok_and(|found| all.contains(&found.identity())))
     }
 }
 
 /// The roots of a backup, without those that lie below others, in the order of their parts.
 ///
 /// # Errors
-/// A path that is missing; several paths, with `stored_as`.
+/// A path that is missing, or to which another user bars the way, unless others are there; several
+/// paths, with `stored_as`.
 pub(super) fn sorted(paths: &[PathBuf], stored_as: Option<&Path>) -> Result<Vec<Root>, Failure> {
-    let mut all = Vec::new();
+    let (mut all, mut barred) = (Vec::new(), Vec::new());
     for path in paths {
         let at = plain(path)?;
-        // A missing root is no snapshot. One over which another user mounted something is left out, or he
-        // would keep all others from theirs.
-        Place::of(&at, false)?;
+        // A missing root is no snapshot. One that another user may have removed, or put something over,
+        // is left out, or he would keep all others from theirs.
+        barred.extend(Place::of(&at, false)?.err());
         all.push(Root { stored_as: at.clone(), at });
+    }
+    if barred.len() == paths.len()
+        && let Some(error) = barred.pop()
+    {
+        return Err(error.into());
     }
     all.sort_by(|one, other| parts(&one.at).cmp(parts(&other.at)));
     all.dedup_by(|later, before| later.at.starts_with(&before.at));
@@ -53,7 +59,7 @@ pub(super) fn sorted(paths: &[PathBuf], stored_as: Option<&Path>) -> Result<Vec<
             return Err(Failure::usage("--as is about one path"));
         };
         root.stored_as = plain(path)?;
-        let is_file = Place::of(&root.at, true)?.is_some_and(|place| !place.is_directory());
+        let is_file = !Place::of(&root.at, true)??.is_directory();
         if root.stored_as == Path::new("/") && is_file {
             return Err(Failure::usage("a file is stored under a name: --as PATH"));
         }
@@ -87,8 +93,9 @@ fn parts(path: &Path) -> impl Iterator<Item = &[u8]> {
 }
 
 /// The entry of a directory on the way to a root: only what leads there is in it. A directory that
-/// this system does not have, on the way to what is stored under another path, is root's.
-pub(super) fn on_the_way(path: &Path) -> Result<TreeEntry> {
+/// this system does not have, on the way to what is stored under another path, is root's. One that
+/// can't be looked at is root's alone, since nobody knows whom it let in.
+pub(super) fn on_the_way(path: &Path) -> TreeEntry {
     let mut entry = TreeEntry {
         name: path.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default(),
         what: TreeWhat::Directory(None),
@@ -101,8 +108,8 @@ pub(super) fn on_the_way(path: &Path) -> Result<TreeEntry> {
         is_in_part: true,
         attributes: Attributes::Inline(Vec::new()),
     };
-    match Place::of(path, true) {
-        Ok(Some(place)) if place.is_directory() => {
+    match Place::of(path, true).and_then(|followed| followed) {
+        Ok(place) if place.is_directory() => {
             let stat = place.stat();
             entry.mode = stat.st_mode & 0o7777;
             (entry.uid, entry.gid) = (stat.st_uid, stat.st_gid);
@@ -111,9 +118,9 @@ pub(super) fn on_the_way(path: &Path) -> Result<TreeEntry> {
         }
         Ok(_) => {}
         Err(error) if error.kind() == Kind::NotFound => {}
-        Err(error) => return Err(error),
+        Err(_) => entry.mode = 0o700,
     }
-    Ok(entry)
+    entry
 }
 
 /// The lists of access rights of a directory: without them its mode gives more.
