@@ -25,8 +25,11 @@ use crate::{
     test::Tally,
 };
 
-/// Bytes of an image; half of it is zeroes or repeats itself.
+/// Bytes of an image on a replicated pool; half of it is zeroes or repeats itself.
 const IMAGE: usize = 320 << 20;
+
+/// The same on an erasure-coded pool, where removals take longer.
+const EC_IMAGE: usize = 128 << 20;
 
 /// Bytes that are written under takeover and kills.
 const SMALL: usize = 96 << 20;
@@ -52,26 +55,29 @@ struct Site<'a> {
     maker: Onefold,
     store: String,
     folder: PathBuf,
+    /// Bytes of the file `image`.
+    image: usize,
 }
 
 /// Runs the proof on a replicated chunk pool, and a shorter one on an erasure-coded pool.
 pub(super) fn run(cluster: &Cluster, scratch: &Scratch) -> Result<Tally> {
     let mut tally = Tally::default();
     let onefold = Onefold::build(Build::Test)?;
-    sample(&scratch.file("image"), IMAGE)?;
     sample(&scratch.file("old"), SMALL)?;
     let mut other = fs::read(scratch.file("old"))?;
     other.iter_mut().for_each(|byte| *byte ^= 0x5a);
     fs::write(scratch.file("new"), &other)?;
     check(&mut tally, "estimate of a plain pool", || estimate(cluster, &onefold, scratch));
-    for (metadata, chunks, user) in
-        [("meta-2", "chunks-2", rights::DAILY), ("meta-ec", "chunks-ec21", rights::BY_PROFILE)]
-    {
+    for (metadata, chunks, user, image) in [
+        ("meta-2", "chunks-2", rights::DAILY, IMAGE),
+        ("meta-ec", "chunks-ec21", rights::BY_PROFILE, EC_IMAGE),
+    ] {
+        sample(&scratch.file("image"), image)?;
         let store = format!("rados:{}#{metadata}", cluster.configuration().display());
         let folder = scratch.path().to_owned();
         let (daily, maker) =
             (rights::as_user(&onefold, user), rights::as_user(&onefold, rights::MAKER));
-        let site = Site { cluster, onefold: daily, maker, store, folder };
+        let site = Site { cluster, onefold: daily, maker, store, folder, image };
         let mut step = |name: &str, run: &dyn Fn() -> Result<()>| {
             check(&mut tally, &format!("{chunks}: {name}"), run)
         };
@@ -128,7 +134,9 @@ impl Site<'_> {
             again.is_err_and(|error| format!("{error:#}").contains("there is a store already")),
             "a second store was made over the first"
         );
-        for (name, size) in [("one", "320M"), ("two", "320M"), ("load", "128M"), ("small", "96M")] {
+        let image = format!("{}M", self.image >> 20);
+        for (name, size) in [("one", &*image), ("two", &image), ("load", "128M"), ("small", "96M")]
+        {
             self.on_store(&["volume", "create"], &[name, "--size", size])?;
         }
         Ok(())
@@ -276,7 +284,7 @@ impl Site<'_> {
             "something is left to do: {status}"
         );
         // One half of the image is stored once, for both volumes; what fio wrote stands for itself.
-        let most = (IMAGE / 2 + (128 << 20)) as u64 * 105 / 100;
+        let most = (self.image / 2 + (128 << 20)) as u64 * 105 / 100;
         let (stored, cached) = (number("chunk_bytes"), number("cached_bytes"));
         ensure!(stored <= most, "{stored} bytes are stored, more than {most}");
         // Chunks that were read again and again are kept beside their metadata.

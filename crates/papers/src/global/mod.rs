@@ -59,9 +59,9 @@ pub(crate) fn run(
          arithmetic. Each object of the store is taken for 512 bytes of its own, as the paper does."
             .to_owned(),
         "Speed is that of the paper's cluster in virtual time: what the real engine sends goes \
-         through queues of links, processors and disks. Two constants are fitted to the paper's \
-         original, none to its own system. Crashes are the simulator's business: cargo xtask sim \
-         cluster."
+         through queues of links, processors and disks. Three constants are fitted to the paper's \
+         original, none to its own system. The paper's consistency, a crash at each of its steps 1 \
+         to 5, is out of scope of these pages: the simulator judges it, cargo xtask sim cluster."
             .to_owned(),
     ];
     run::run("Global deduplication", &about, &GROUPS, names, extent, progress)

@@ -103,6 +103,7 @@ Crash and fault simulation of the archive engine. Without arguments: kept seeds 
     const COMMAND: &'static str = "onefold-sim archive";
 
     const KEPT: &'static str = include_str!("../../seeds/archive.txt");
+    const FOUND: &'static str = include_str!("../../seeds/archive-bugs.txt");
 
     fn bugs(&self) -> Vec<&'static str> {
         Rule::BUGS.iter().map(|(name, _)| *name).collect()

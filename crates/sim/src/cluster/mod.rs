@@ -68,6 +68,7 @@ Simulation of the cluster engine. Without arguments: kept seeds and 2,000 seeds.
     const COMMAND: &'static str = "onefold-sim cluster";
 
     const KEPT: &'static str = include_str!("../../seeds/cluster.txt");
+    const FOUND: &'static str = include_str!("../../seeds/cluster-bugs.txt");
 
     fn bugs(&self) -> Vec<&'static str> {
         Rule::BUGS.iter().map(|(name, _)| *name).collect()

@@ -17,7 +17,8 @@ const OPTIONS: &str = "  --seed N          replays one seed and prints what happ
   --traces A..B     prints what each seed did, as one number: equal before and after a change of
                     the code's form
   --long            runs 100,000 seeds
-  --bugs            plants each bug and looks for it in 2,000 seeds
+  --bugs            plants each bug and looks for it in 2,000 seeds, first in those that found it
+                    before
   --bug NAME        plants one bug in what the other options run
   --threads N       seeds at a time (2)
 ";
@@ -44,6 +45,9 @@ pub trait Simulator: Sync {
 
     /// Seeds that failed once, one a line; after `#` the story.
     const KEPT: &'static str;
+
+    /// Seeds that found a planted bug before, one bug a line: its name, and the seeds.
+    const FOUND: &'static str;
 
     /// Acts on an option of its own, with the value that follows it where it needs one; `false`
     /// when it has no such option.

@@ -2,11 +2,12 @@
 
 use std::{
     cell::RefCell,
+    collections::BTreeMap,
     ops::Range,
     panic::{self, AssertUnwindSafe},
     sync::{
         Once,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -66,7 +67,7 @@ impl Default for Config {
 pub struct BugReport<P> {
     /// Its name.
     pub bug: &'static str,
-    /// The first seed that finds it, and how.
+    /// A seed that finds it, and how.
     pub found: Option<Outcome<P>>,
     /// The failure of the same seed without the bug: there must be none.
     pub without: Option<Failure>,
@@ -141,6 +142,14 @@ fn run_checked<S: Simulator>(simulator: &S, seed: u64, config: &Config) -> Outco
     outcome
 }
 
+fn on_threads(threads: usize, worker: impl Fn() + Sync) {
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(&worker);
+        }
+    });
+}
+
 /// Runs all seeds of a range, lowest first, on worker threads. `progress` is told now and then how
 /// many are done.
 pub fn run_seeds<S: Simulator>(
@@ -169,36 +178,72 @@ pub fn run_seeds<S: Simulator>(
             }
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 0..config.threads.max(1) {
-            scope.spawn(worker);
-        }
-    });
+    on_threads(config.threads, worker);
     let mut summary = summary.into_inner();
     summary.failures.sort_by_key(|outcome| outcome.seed);
     summary
 }
 
-/// Plants each bug in turn that breaks a rule of the stores that were chosen, and looks for the
-/// first seed of `0..limit` that finds it.
+/// Plants each bug that breaks a rule of the stores that were chosen, and looks for a seed of
+/// `0..limit` that finds it: first among those that found it before, then from the lowest on.
 pub fn bugs<S: Simulator>(
     simulator: &S,
     limit: u64,
     of: &Config,
     mut report: impl FnMut(&BugReport<S::Params>),
 ) -> Vec<BugReport<S::Params>> {
-    let mut reports = Vec::new();
     let all = simulator.bugs().into_iter().enumerate();
-    for (index, bug) in all.filter(|&(index, _)| simulator.has_rule_of(index)) {
+    let all: Vec<_> = all.filter(|&(index, _)| simulator.has_rule_of(index)).collect();
+    let mut before = found_before(simulator, &all, limit, of.threads);
+    let mut reports = Vec::new();
+    for (index, bug) in all {
         let config = Config { bug: Some(index), repeat_every: 0, stop_after: 1, ..*of };
-        // Workers end the seeds that they have begun, so that the lowest failure is the first one.
-        let found = run_seeds(simulator, 0..limit, &config, |_| {}).failures.into_iter().next();
-        let without = found
-            .as_ref()
-            .and_then(|outcome| run_seed(simulator, outcome.seed, None, false).failure);
-        let one = BugReport { bug, found, without };
+        let one = before.remove(&index).unwrap_or_else(|| {
+            // Workers end the seeds that they have begun, so that the lowest failure is the first.
+            let found = run_seeds(simulator, 0..limit, &config, |_| {}).failures.into_iter().next();
+            judged(simulator, bug, found)
+        });
         report(&one);
         reports.push(one);
     }
     reports
+}
+
+/// Runs the seed that found a bug without the bug, too.
+fn judged<S: Simulator>(
+    simulator: &S,
+    bug: &'static str,
+    found: Option<Outcome<S::Params>>,
+) -> BugReport<S::Params> {
+    let without = found.as_ref().map(|outcome| run_seed(simulator, outcome.seed, None, false));
+    BugReport { bug, found, without: without.and_then(|outcome| outcome.failure) }
+}
+
+/// The bugs that are found by a seed below `limit` that found them before, by their indices.
+fn found_before<S: Simulator>(
+    simulator: &S,
+    all: &[(usize, &'static str)],
+    limit: u64,
+    threads: usize,
+) -> BTreeMap<usize, BugReport<S::Params>> {
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let worker = || {
+        while let Some(&(index, bug)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let seeds = seeds_of::<S>(bug).into_iter().filter(|&seed| seed < limit);
+            let mut runs = seeds.map(|seed| run_seed(simulator, seed, Some(index), false));
+            if let Some(outcome) = runs.find(|outcome| outcome.failure.is_some()) {
+                let report = judged(simulator, bug, Some(outcome));
+                found.lock().insert(index, report);
+            }
+        }
+    };
+    on_threads(threads, worker);
+    found.into_inner()
+}
+
+/// The seeds that found this planted bug before.
+fn seeds_of<S: Simulator>(bug: &str) -> Vec<u64> {
+    let lines = S::FOUND.lines().map(|line| line.split_whitespace());
+    let of_bug = lines.filter_map(|mut words| (words.next() == Some(bug)).then_some(words));
+    of_bug.flatten().filter_map(|seed| seed.parse().ok()).collect()
 }

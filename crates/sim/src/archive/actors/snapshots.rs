@@ -47,7 +47,7 @@ pub(crate) struct Backing {
     request: BackupRequest,
     tree: Arc<Tree>,
     visits: std::vec::IntoIter<Visit>,
-    /// The tree is that of the parent: no page is written.
+    /// The tree is that of the parent and nothing was noted as damaged: no page is written.
     unchanged: bool,
     /// The serving process makes it.
     pub(crate) served: bool,
@@ -100,6 +100,13 @@ fn visits(tree: &Tree) -> Vec<Visit> {
 }
 
 impl Backing {
+    /// A backup writes anew what it finds noted as damaged, rightly or not, also when others heal it
+    /// before the backup ends.
+    fn look_for_notes(&mut self) {
+        let noted = [self.session.tables().clone(), self.archive.tables()];
+        self.unchanged &= noted.iter().all(|tables| tables.damaged.is_empty());
+    }
+
     fn event(&mut self, event: Event) -> Result<(), Error> {
         self.builder.expect(event);
         self.cutting.mark();
@@ -228,6 +235,7 @@ impl Sim {
         {
             return self.backup_failed(*backing, &error, false);
         }
+        backing.look_for_notes();
         for _ in 0..self.trees_rng.within(1, 8) {
             match backing.step() {
                 Ok(true) => {}
@@ -349,6 +357,7 @@ impl Sim {
             unchanged,
             served: is_served,
         };
+        backing.look_for_notes();
         let root = entry(b"", TreeWhat::Directory(None), 1);
         self.say(|| format!("backup {} begins", backing.request.id));
         match backing.event(Event::Enter(root, Stat::default(), known)) {
@@ -399,10 +408,8 @@ impl Sim {
             Ok(built) => built,
             Err(error) => return self.backup_failed(backing, &error, false),
         };
-        // What is noted as damaged, rightly or not, is written anew.
-        let noted = [backing.session.tables().clone(), backing.archive.tables()];
-        let is_noted = noted.iter().any(|tables| tables.damaged.iter().next().is_some());
-        if backing.unchanged && !is_noted && built.pages > 0 {
+        backing.look_for_notes();
+        if backing.unchanged && built.pages > 0 {
             let message =
                 format!("{} pages of a tree that did not change were written", built.pages);
             return Err(Failure::new(Checker::DuplicatesFound, message).into());
