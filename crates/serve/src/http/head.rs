@@ -91,8 +91,10 @@ impl<'a> Head<'a> {
             return address.parse::<Ipv6Addr>().is_err();
         }
         let name = host.split(':').next().unwrap_or(host);
-        // Browsers and name servers take more characters for a name than DNS has.
+        // Browsers and name servers take more characters for a name than DNS has, and no `%`, by which
+        // clients of a UNIX socket write its path.
         name.contains('.')
+            && !name.contains('%')
             && name.parse::<Ipv4Addr>().is_err()
             && !ours.iter().any(|ours| ours.eq_ignore_ascii_case(name))
     }
@@ -204,6 +206,7 @@ mod tests {
             "[::1]:9400",
             "[::ffff:127.0.0.1]",
             "nas",
+            "%2Frun%2Fhttp.sock",
             "nas.lan:9400",
         ] {
             assert!(!foreign(Some(ours)), "{ours}");

@@ -72,8 +72,6 @@ struct Door {
     audience: Audience,
     /// Only the user of the server and root may come in, whoever connects.
     own: bool,
-    /// Browsers reach it, and with them pages of other sites.
-    browsers: bool,
 }
 
 /// The state that all threads share.
@@ -106,7 +104,7 @@ struct Guest {
 }
 
 impl Server {
-    /// A server that listens nowhere yet. Over TCP clients call it by an address, by a name without a dot
+    /// A server that listens nowhere yet. Clients call it by an address, by a name without a dot
     /// or by one of `names`; by others a page of another site might.
     #[must_use]
     pub fn new(site: Arc<dyn Site>, names: Vec<String>) -> Server {
@@ -133,7 +131,7 @@ impl Server {
         }
         let listener = Listener::unix(path, reach)?;
         let own = reach.mode & 0o070 == 0;
-        self.doors.push(Door { listener, audience: Audience::Operator, own, browsers: false });
+        self.doors.push(Door { listener, audience: Audience::Operator, own });
         Ok(())
     }
 
@@ -144,7 +142,7 @@ impl Server {
     /// `Denied` without `insecure`, and those of the system.
     pub fn add_tcp(&mut self, addr: SocketAddr, insecure: bool) -> Result<SocketAddr> {
         let (listener, addr) = Listener::tcp(addr, insecure)?;
-        self.doors.push(Door { listener, audience: Audience::Anybody, own: false, browsers: true });
+        self.doors.push(Door { listener, audience: Audience::Anybody, own: false });
         Ok(addr)
     }
 
@@ -240,7 +238,6 @@ impl Hall {
             at_work: at_work.clone(),
             cut: cut.clone(),
             audience: door.audience,
-            browsers: door.browsers,
             end: Instant::now() + REQUEST,
         };
         // Without a thread the connection closes here.
@@ -311,7 +308,6 @@ struct Visit {
     /// It gave way to others.
     cut: Arc<AtomicBool>,
     audience: Audience,
-    browsers: bool,
     /// When it is over, however far it is.
     end: Instant,
 }
@@ -350,7 +346,7 @@ impl Visit {
     }
 
     fn answer(&self, head: &Head<'_>) -> Answer {
-        if self.browsers && head.may_be_a_foreign_page(&self.hall.names) {
+        if head.may_be_a_foreign_page(&self.hall.names) {
             return Answer::Denied(
                 "This server is asked by a name that may be another site's: ask it by its address, \
                  or have it know the name by --http-name."

@@ -66,7 +66,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) http: Vec<Address>,
 
-    /// A name with dots by which clients of --http call this server over TCP, like nas.example.com.
+    /// A name with dots by which clients of --http call this server, like nas.example.com.
     /// By other such names it does not answer, since a page of another site might ask in somebody's
     /// browser. Can be given several times
     #[arg(long, value_name = "NAME", requires = "http")]
