@@ -22,6 +22,7 @@ macro_rules! branches {
 }
 
 branches! {
+    CountStays = "checkpoint: a count that stands for many stays",
     SuperblockDamaged = "recovery: one of two superblocks is damaged",
     GrownInOneSuperblock = "recovery: the store grew in one of two superblocks",
     ListCopyDamaged = "recovery: one copy of a list page is damaged",

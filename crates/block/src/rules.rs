@@ -216,12 +216,19 @@ pub enum Rule {
     /// The zones of a zone list that moved hold nothing else. Otherwise data is written over the
     /// list.
     ListZonesKept,
+    /// A count that stands for "that many or more" stays. Otherwise a block is freed that is still
+    /// named.
+    ManyStays,
+    /// A volume has no more snapshots than its limit.
+    SnapshotsLimited,
+    /// No more moments wait for their checkpoints than their limit.
+    MomentsLimited,
 }
 
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 69] = [
+    pub const BUGS: [(&'static str, Rule); 72] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -291,5 +298,8 @@ impl Rule {
         ("list-at-old-place", Rule::ListPagesFollowMove),
         ("old-list-named", Rule::ListNamedWhereItIs),
         ("list-zones-used", Rule::ListZonesKept),
+        ("many-falls", Rule::ManyStays),
+        ("snapshots-unlimited", Rule::SnapshotsLimited),
+        ("moments-unlimited", Rule::MomentsLimited),
     ];
 }

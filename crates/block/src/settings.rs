@@ -9,6 +9,7 @@ use crate::{
         Identity,
         catalogue::{DISCARDS_MAX, VOLUMES_MAX},
         geometry::{Geometry, ZONE_BLOCKS_MAX},
+        page::ReferenceEntry,
         record::WindowNumber,
         superblock::{CUTS_MAX, Fixed, Layout, Leftover, SchemeName},
     },
@@ -175,6 +176,18 @@ pub struct Limits {
     /// Most leaves, borrowers and pointers to pages that stay that a checkpoint works through for
     /// maps that were deleted, besides one.
     pub leaving: u64,
+    /// References of a block from which on its count stands for "that many or more"; at most
+    /// [`ReferenceEntry::SATURATED`].
+    pub references: u32,
+}
+
+impl Limits {
+    /// The count of a block with so many references. One that stands for "that many or more" stays,
+    /// and the block is never freed.
+    pub(crate) fn count_of(&self, references: i64) -> u32 {
+        let many = references >= i64::from(self.references);
+        if many { ReferenceEntry::SATURATED } else { references.max(0) as u32 }
+    }
 }
 
 /// Most snapshots of a volume.
@@ -200,6 +213,7 @@ impl Default for Limits {
             snapshots: SNAPSHOTS_MAX,
             moments: MOMENTS_MAX,
             leaving: LEAVING_MAX,
+            references: ReferenceEntry::SATURATED,
         }
     }
 }

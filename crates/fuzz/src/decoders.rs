@@ -70,7 +70,7 @@ pub fn claim(data: &[u8]) {
 }
 
 fn look_at_claim(block: &Block) {
-    if let Some(found) = Claim::decode(block) {
+    if let Some(found) = reach::is(Claim::decode(block), "not a claim") {
         assert!(
             found.encode().0[..SECTOR] == block.0[..SECTOR],
             "a claim changes by being written"

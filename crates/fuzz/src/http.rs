@@ -3,11 +3,16 @@
 
 use onefold_serve::http::{HEAD_BYTES, Head, Refusal};
 
+use crate::reach;
+
 /// One head.
 pub fn http_head(data: &[u8]) {
-    let Ok(Some(head)) = Head::parse(data) else {
+    let parsed = Head::parse(data);
+    let whole = parsed.ok().flatten();
+    let kind = format!("{:?}", parsed.map(|head| head.is_some()));
+    let Some(head) = reach::is(whole, &kind) else {
         // More bytes complete a head, or make it too long.
-        if Head::parse(data) == Ok(None) {
+        if parsed == Ok(None) {
             assert!(data.len() < HEAD_BYTES, "an endless head");
             let longer = [data, &[b'a'; HEAD_BYTES]].concat();
             assert!(!matches!(Head::parse(&longer), Ok(None)), "an endless head");

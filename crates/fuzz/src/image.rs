@@ -7,7 +7,10 @@ use onefold_backend::MonotonicClock;
 use onefold_block::Engine;
 use onefold_core::{BLOCK_BYTES, Lba, Result, VolumeId};
 
-use crate::corrupt::{Damage, Image, VOLUMES, content, persevere, read, settings};
+use crate::{
+    corrupt::{Damage, Image, VOLUMES, content, persevere, read, settings},
+    reach,
+};
 
 /// An image with damaged blocks. With one damaged block, what can be read is right; with more, it
 /// is something that was written there.
@@ -15,7 +18,7 @@ pub fn image(data: &[u8]) {
     let damage = Damage::from_input(data, false);
     let strict = damage.changed.len() <= 1;
     let image = damage.image;
-    let Ok(engine) = open(damage) else { return };
+    let Some(engine) = reach::noted(open(damage)) else { return };
     let ids = volumes(&engine);
     for (volume, (name, blocks)) in VOLUMES.iter().enumerate() {
         let Some(id) = ids[volume] else {
@@ -40,7 +43,7 @@ pub fn image(data: &[u8]) {
 /// An image whose checksums are right again over the damage: what it says cannot be judged, but
 /// nothing may break.
 pub fn repaired_image(data: &[u8]) {
-    let Ok(engine) = open(Damage::from_input(data, true)) else { return };
+    let Some(engine) = reach::noted(open(Damage::from_input(data, true))) else { return };
     for id in volumes(&engine).into_iter().flatten() {
         let Ok(state) = engine.volume(id) else { continue };
         for lba in 0..state.blocks.min(512) {

@@ -1,11 +1,18 @@
 //! A client's bytes: a session ends without a panic and without unbounded answers, whatever they
 //! are.
 
-use std::io::Write;
+use std::{
+    io::Write,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
 
-use onefold_serve::nbd::{Limits, session_over};
+use onefold_core::{Error, Kind};
+use onefold_serve::nbd::{Ending, Limits, session_over};
 
-use crate::memory::OneVolume;
+use crate::{memory::OneVolume, reach};
 
 const SIZE: usize = 256 << 10;
 
@@ -13,13 +20,16 @@ const SIZE: usize = 256 << 10;
 /// whole volume.
 const ANSWERS_MAX: usize = 256 << 20;
 
+/// More bytes than this are answers to commands, and not to options alone.
+const OPTIONS_ANSWERED: usize = 4096;
+
 /// Counts what is sent.
-struct Sink(usize);
+struct Sink(Arc<AtomicUsize>);
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0 += bytes.len();
-        assert!(self.0 <= ANSWERS_MAX, "endless answers");
+        let before = self.0.fetch_add(bytes.len(), Relaxed);
+        assert!(before + bytes.len() <= ANSWERS_MAX, "endless answers");
         Ok(bytes.len())
     }
 
@@ -39,7 +49,16 @@ pub fn nbd_session(data: &[u8]) {
         waits: 4,
         ..Limits::default()
     };
-    let _ = session_over(&OneVolume::new(SIZE), &limits, data, Sink(0));
+    let sent = Arc::new(AtomicUsize::new(0));
+    let ending = session_over(&OneVolume::new(SIZE), &limits, data, Sink(sent.clone()));
+    if sent.load(Relaxed) > OPTIONS_ANSWERED {
+        reach::good();
+    }
+    match ending {
+        Ending::Closed => reach::good(),
+        Ending::Protocol(how) => reach::refused(&Error::new(Kind::InvalidInput, how)),
+        Ending::Broken(error) => reach::refused(&Error::new(Kind::Io, error.to_string())),
+    }
 }
 
 /// Sessions in each dialect, with every command.

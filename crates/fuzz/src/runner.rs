@@ -31,6 +31,9 @@ The last seconds of a run are its own: `--seed` repeats what an earlier run trie
 /// An input that takes longer hangs.
 const HANG: Duration = Duration::from_secs(10);
 
+/// Most memory that a target may take: more is what a few bytes ask for.
+const MEMORY: u64 = 512 << 20;
+
 /// Examples are told from inputs by numbers from here on.
 const EXAMPLES: u64 = 1 << 62;
 
@@ -121,6 +124,8 @@ fn fuzz(target: &Target, seed: u64, time: Duration, grow: bool) -> bool {
     examples.extend(corpus(target));
     let (mut corpus, examples) = (examples.clone(), examples.len());
     reach::taken();
+    // The most that was in use is counted from here on.
+    let _ = std::fs::write("/proc/self/clear_refs", "5");
     let watch = Watch::start(target.name, seed);
     for (n, example) in (EXAMPLES..).zip(&corpus) {
         watch.busy_with(n, example);
@@ -147,6 +152,11 @@ fn fuzz(target: &Target, seed: u64, time: Duration, grow: bool) -> bool {
         runs += 1;
     }
     watch.done();
+    let memory = most_memory();
+    if memory > MEMORY {
+        println!("{}: it took {} MiB, of {} at most", target.name, memory >> 20, MEMORY >> 20);
+        return false;
+    }
     let reached = reach::taken();
     println!(
         "{}: {runs} inputs in {:.1} s{}",
@@ -154,7 +164,7 @@ fn fuzz(target: &Target, seed: u64, time: Duration, grow: bool) -> bool {
         begun.elapsed().as_secs_f64(),
         told(&reached)
     );
-    if reached.good == 0 && !reached.refused.is_empty() {
+    if reached.good == 0 {
         println!("{}: no input got past the header", target.name);
         return false;
     }
@@ -165,11 +175,16 @@ fn fuzz(target: &Target, seed: u64, time: Duration, grow: bool) -> bool {
     true
 }
 
-/// How far the inputs came, in a few words; nothing for targets that do not tell.
+/// The most memory in bytes that this process had in use; 0 where the system does not tell.
+fn most_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+/// How far the inputs came, in a few words.
 fn told(reached: &Reached) -> String {
-    if *reached == Reached::default() {
-        return String::new();
-    }
     let kinds: Vec<String> =
         reached.refused.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
     format!(

@@ -13,6 +13,7 @@ use onefold_core::{Disk, Lba, Pba, ZoneId};
 use crate::{
     corrupt::{Damage, VOLUMES, read, settings},
     image::judge,
+    reach,
 };
 
 /// A damaged image, with or without checksums that are right again, under every tool.
@@ -26,7 +27,7 @@ pub fn tools(data: &[u8]) {
     let mut strict = damage.changed.len() <= 1 && clean;
     let changed: Vec<u64> = damage.changed.keys().copied().collect();
     let disk: Arc<dyn Disk> = Arc::new(damage.disk());
-    let Ok(found) = check::check(&disk, &mut |_| {}) else { return };
+    let Some(found) = reach::noted(check::check(&disk, &mut |_| {})) else { return };
     if found.is_well() {
         assert!(check::look(&disk).is_ok(), "the store is well, but can't be opened");
     }
@@ -41,11 +42,8 @@ pub fn tools(data: &[u8]) {
     }
     let _ = check::inspect(&*disk, &What::Volume(VOLUMES[1].0.into()));
     let _ = check::scrub(&disk, &mut |_| {}, &mut || false);
-    let Ok(repaired) =
-        check::repair(&disk, Arc::new(MonotonicClock::new()), &settings(), &mut |_| {})
-    else {
-        return;
-    };
+    let repaired = check::repair(&disk, Arc::new(MonotonicClock::new()), &settings(), &mut |_| {});
+    let Some(repaired) = reach::noted(repaired) else { return };
     strict &= repaired.lost_windows.is_empty();
     if !repaired.after.is_well() {
         return;

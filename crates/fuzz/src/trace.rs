@@ -8,6 +8,8 @@ use onefold_lab::{
     trace::{self, Assumed},
 };
 
+use crate::reach;
+
 /// Requests that are looked at: a few bytes can say a thousand million.
 const REQUESTS_MAX: usize = 100_000;
 
@@ -49,16 +51,21 @@ fn look(bytes: &[u8]) {
                 (first.0, blocks.len() as u64)
             }
             What::Trim { first, blocks } | What::Zeroes { first, blocks } => (first.0, *blocks),
-            What::Flush | What::Phase(_) => continue,
+            What::Flush | What::Phase(_) => {
+                reach::good();
+                continue;
+            }
         };
         assert!(
             first.checked_add(blocks).is_some_and(|end| end <= source.volume_blocks),
             "a request stays within its volume"
         );
+        reach::good();
     }
 }
 
 fn judge(error: &onefold_core::Error) {
+    reach::refused(error);
     assert!(
         matches!(error.kind(), Kind::Corrupt | Kind::Io),
         "hostile bytes are {:?}: {error}",

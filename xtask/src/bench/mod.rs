@@ -71,7 +71,9 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "metrics" => beside::metrics(rest),
         Some((which, [])) if which == "hot" => {
             println!("{}", machine_facts(&machine::root(), &[]));
-            Ok(in_crate("onefold-core", "hot", &[])? & in_crate("onefold-block", "hot", &[])?)
+            Ok(in_crate("onefold-core", "hot", &[])?
+                & in_crate("onefold-block", "hot", &[])?
+                & in_crate("onefold-archive", "cuts", &[])?)
         }
         _ => bail!("which?\n\n{USAGE}"),
     }

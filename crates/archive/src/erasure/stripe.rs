@@ -160,8 +160,12 @@ fn can_place(shared: &Shared, code: &Code) -> Result<()> {
     if here >= n || (shared.degraded && here > k) {
         return Ok(());
     }
+    let degraded = match here > k {
+        true => ", or put with --degraded".to_owned(),
+        false => format!("; even --degraded needs {} of them", k + 1),
+    };
     let why = format!(
-        "{here} of the {n} nodes of a stripe are there; replace the others with `onefold node replace`, or put with --degraded"
+        "{here} of the {n} nodes of a stripe are there; replace the others with `onefold node replace`{degraded}"
     );
     Err(Error::new(Kind::Stopped, why))
 }

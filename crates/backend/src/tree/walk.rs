@@ -93,6 +93,8 @@ pub struct Options {
     pub follows_root: bool,
     /// Enters no directory where another file system, or another part of the same one, is mounted.
     pub one_file_system: bool,
+    /// Paths below the root, without `/` in front, at which it enters another one all the same.
+    pub entered: Vec<Vec<u8>>,
     /// Of a directory that is tagged as a cache only the tag.
     pub without_caches: bool,
     /// Leaves out what has the attribute "no dump".
@@ -115,11 +117,23 @@ pub struct Options {
     pub selection: Option<Box<dyn Selection>>,
 }
 
+impl Options {
+    /// True for a name of a directory at which another file system is entered all the same.
+    fn enters(&self, directory: &[u8], name: &OsStr) -> bool {
+        self.entered.iter().any(|path| match path.strip_prefix(directory) {
+            Some(rest) if directory.is_empty() => rest == name.as_bytes(),
+            Some(rest) => rest.strip_prefix(b"/") == Some(name.as_bytes()),
+            None => false,
+        })
+    }
+}
+
 impl Default for Options {
     fn default() -> Options {
         Options {
             follows_root: false,
             one_file_system: false,
+            entered: Vec::new(),
             without_caches: false,
             without_nodump: false,
             only_sizes: false,
@@ -251,7 +265,8 @@ pub struct Walk {
     /// Fetches files before they are read, once somebody asked for that.
     fetching: Option<Ahead>,
     /// The mount that the root is on.
-    mount: Mount,
+    /// The mounts that are entered: that of the root, and those that the options name.
+    mounts: Vec<Mount>,
     /// How much longer leases may hold it up.
     patience: Duration,
     has_proc: bool,
@@ -288,7 +303,7 @@ impl Walk {
             ahead: None,
             seen: Seen::default(),
             fetching: None,
-            mount: Mount::of(&at, &stat),
+            mounts: vec![Mount::of(&at, &stat)],
             patience: LEASES_WAIT,
             has_proc: Path::new("/proc/self/fd").exists(),
         };
@@ -372,7 +387,8 @@ impl Walk {
             return Some(Some(Err(self.changed())));
         };
         let Name { name, .. } = name;
-        let one_file_system = self.options.one_file_system;
+        let one_file_system =
+            self.options.one_file_system && !self.options.enters(&self.path, &name);
         let opens_late = self.options.opens_late;
         let (closed, opened) = match look_at(directory, &name, one_file_system, opens_late) {
             // Another user mounted something between two looks.
@@ -640,7 +656,11 @@ impl Walk {
         let mut found = self.found(stat, What::Directory, None);
         found.entry.attributes = attributes;
         (found.linked, found.lacks) = (None, lacks);
-        found.is_in_part = self.options.one_file_system && Mount::of(at, stat) != self.mount;
+        let mount = Mount::of(at, stat);
+        if self.options.entered.contains(&self.path) {
+            self.mounts.push(mount);
+        }
+        found.is_in_part = self.options.one_file_system && !self.mounts.contains(&mount);
         if !found.is_in_part {
             match self.enter(at) {
                 Ok((directory, names, is_in_part)) => {

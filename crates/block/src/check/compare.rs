@@ -123,6 +123,8 @@ impl Checker<'_> {
         if counted > 0 && table <= counted && table < ReferenceEntry::SATURATED {
             self.report.problem(place, format!("its count is {table}, too low: {counted} map entries name it, and its fingerprint"));
         } else if self.maps_dark || used.is_none() && !self.inexact {
+        } else if counted == 0 && table == ReferenceEntry::SATURATED {
+            // What once had many references is never freed.
         } else if counted == 0 && (used == Some(true) || table > 0) {
             leaked.push(pba);
         } else if table > counted + 1 && table < ReferenceEntry::SATURATED && !self.inexact {

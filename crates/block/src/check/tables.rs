@@ -651,8 +651,12 @@ impl<'a> Checker<'a> {
                     let exact = (!self.in_place || self.state.clean && !self.state.inexact)
                         && !self.state.shares_pages();
                     let alone = 1 + u32::from(self.in_place);
-                    let shared =
-                        exact && volume.no_dedup.holds(lba) && usage.known_references(pba) > alone;
+                    let references = usage.known_references(pba);
+                    // A count that stays says nothing of today.
+                    let shared = exact
+                        && volume.no_dedup.holds(lba)
+                        && references > alone
+                        && references < ReferenceEntry::SATURATED;
                     self.report.shared_critical += u64::from(shared);
                     match usage.count(&entry) {
                         Named::Agrees | Named::Elsewhere => {}

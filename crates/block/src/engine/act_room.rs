@@ -96,7 +96,8 @@ fn look(
     let ahead = scheme.count_ahead(state);
     let (ranges, volumes) =
         ahead.map_or((0, 0), |ahead| (ahead.ranges.unwrap_or(0), ahead.volumes));
-    if state.moment.is_some() || waiting >= limits.moments || volumes + acts > limits.volumes {
+    let many = waiting >= limits.moments && kernel.keeps(Rule::MomentsLimited);
+    if state.moment.is_some() || many || volumes + acts > limits.volumes {
         kernel.coverage.hit(Mark::MomentWaits);
         return Ok(WaitsFor::Moments);
     }

@@ -41,6 +41,10 @@ pub struct Filled {
     pub closed_windows: usize,
     /// Ranges of the open window.
     pub ranges: usize,
+    /// Snapshots of the volume that has most of them, those included that acts will make.
+    pub snapshots: usize,
+    /// Moments that no checkpoint has made durable.
+    pub moments: usize,
 }
 
 /// Whether a change may go on.
@@ -55,10 +59,13 @@ pub(crate) enum Admission {
 /// Tells how full the structures with limits are.
 pub(crate) fn filled(kernel: &Kernel) -> Filled {
     let state = kernel.state.lock();
+    let volumes = state.volumes.iter().map(|(id, _)| *id);
     Filled {
         carriers: state.overlays.carriers(),
         closed_windows: state.windows.closed(),
         ranges: state.windows.open().ranges.len(),
+        snapshots: volumes.map(|id| state.volumes.snapshots_ahead(id)).max().unwrap_or(0),
+        moments: state.moments_ahead().count(),
     }
 }
 

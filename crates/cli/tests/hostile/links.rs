@@ -193,3 +193,18 @@ fn rule_06_a_mount_of_root_goes_where_it_was_told_and_ends_there() {
     }
     assert!(ended.success() && is_kept && !stays, "{ended} {is_kept} {stays}");
 }
+
+#[test]
+#[ignore = "needs root"]
+fn rule_07_a_mount_on_the_way_to_a_path_below_another_stops_no_backup_of_one_file_system() {
+    let street = street();
+    let point = street.home("home/user/point", STRANGER);
+    let Some(_mounted) = Mounted::new(point, ",allow_other") else {
+        println!("NOT TESTED: there is no FUSE here");
+        return;
+    };
+    let given = "home home/user/point/deep home/user/point/deep/deeper";
+    let output = run(&street, &format!("backup roots {given} --one-file-system --set s"));
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{}", told(&output));
+    assert!(ok(&run(&street, "ls roots s")).contains("zoe/letter"));
+}

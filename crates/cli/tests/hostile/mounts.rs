@@ -82,6 +82,51 @@ fn rule_07_what_a_user_mounted_over_his_home_keeps_no_other_from_a_backup_of_bot
     }
 }
 
+#[test]
+#[ignore = "needs root"]
+fn one_file_system_leaves_out_no_path_that_was_named() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir_all(desk.path("top/home/ann")).unwrap();
+    fs::create_dir_all(desk.path("top/srv")).unwrap();
+    let mut mounted = Vec::new();
+    for (at, inside) in [("top/home", "deep/letter"), ("top/srv", "web/page")] {
+        mounted.push(Memory::new(desk.path(at)));
+        let file = desk.path(at).join(inside);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, "dear").unwrap();
+    }
+    let has = |paths: &str, path: &str| {
+        desk.ok(&format!("backup a {paths} --set s --one-file-system"));
+        desk.ok("ls a s").contains(path)
+    };
+    assert!(!has("top", "home/deep/letter") && !has("top", "srv/web/page"));
+    assert!(has("top top/home", "home/deep/letter"), "a named file system is stored empty");
+    assert!(!has("top top/home", "srv/web/page"), "one that was not named is stored");
+    assert!(has("top/srv top/home top", "srv/web/page"));
+    // Nobody names the file system on the way: the walk would not come there.
+    let told = ["top/srv", "--one-file-system", "name that one, too"];
+    desk.fails("backup a top top/srv/web --set s --one-file-system", 1, &told);
+    assert!(has("top top/srv top/srv/web", "srv/web/page"));
+}
+
+/// A file system in memory, until this is dropped.
+struct Memory(PathBuf);
+
+impl Memory {
+    fn new(at: PathBuf) -> Memory {
+        rustix::mount::mount("none", &at, "tmpfs", rustix::mount::MountFlags::empty(), None)
+            .unwrap();
+        Memory(at)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
+}
+
 /// Who stores a tree where a user mounted something over these files names them, and stores the rest.
 fn nobody_waits(files: &[&str]) {
     let street = Street::new();

@@ -101,6 +101,7 @@ impl Thin {
             snapshots: options.snapshots.map_or(usual.snapshots, |sharing| sharing.snapshots),
             moments: options.snapshots.map_or(usual.moments, |sharing| sharing.moments),
             leaving: options.snapshots.map_or(usual.leaving, |sharing| sharing.leaving),
+            references: options.references.unwrap_or(usual.references),
             ..usual
         }
     }
@@ -185,12 +186,13 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 8] = {
         LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
         LeftoverWaitsForFlush, LenderInherited, LentEntriesNotLowered, ListNamedWhereItIs,
         ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError, LostWithCursor,
-        LostWithEnd, MomentCommitsNoMore, MomentSealsOverlay, NewerRecordsVerified,
-        OrphanWaitsForBorrowers, OrphansHaveEntries, OverwriteLowersOnce, PageChecksumsCompared,
-        PagesCountApart, PinnedNotReclaimed, RangesCompared, RangesCopied, ReceivedAfterData,
-        RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges, SealedRecordsPin,
-        SharedPagesNotEntered, StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited,
-        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
+        LostWithEnd, ManyStays, MomentCommitsNoMore, MomentSealsOverlay, MomentsLimited,
+        NewerRecordsVerified, OrphanWaitsForBorrowers, OrphansHaveEntries, OverwriteLowersOnce,
+        PageChecksumsCompared, PagesCountApart, PinnedNotReclaimed, RangesCompared, RangesCopied,
+        ReceivedAfterData, RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges,
+        SealedRecordsPin, SharedPagesNotEntered, SnapshotsLimited, StayingPageLends, TurnsEnd,
+        UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored, WindowsInOrder,
+        YoungestOrphanFirst, ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -228,6 +230,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 8] = {
                 DuplicatesHaveReferences,
                 PageChecksumsCompared,
                 OverwriteLowersOnce,
+                ManyStays,
                 LaterWriteOverRange,
                 DiscardsLimited,
                 WholeFingerprintStored,
@@ -246,6 +249,8 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 8] = {
                 OrphanWaitsForBorrowers,
                 HeirLends,
                 MomentSealsOverlay,
+                MomentsLimited,
+                SnapshotsLimited,
                 ActsToldWhenDurable,
                 RangesCopied,
                 ActsHaveTurns,
@@ -597,6 +602,8 @@ impl Subject for Thin {
             ),
             ("ranges of a window", filled.ranges as u64, limits.ranges as u64 + 8),
             ("carriers without a checkpoint", filled.carriers, limits.carriers + on_its_way),
+            ("snapshots of a volume", filled.snapshots as u64, limits.snapshots),
+            ("moments that wait", filled.moments as u64, limits.moments as u64),
         ];
         let over = tables.into_iter().find(|(_, is, most)| is > most);
         over.map(|(what, is, most)| format!("{is} {what}; {most} is the most"))

@@ -227,6 +227,7 @@ pub fn small(in_place: bool) -> StoreOptions {
         limits: [None; 2],
         near_ends: false,
         tight: crate::block::subject::Tight::default(),
+        references: None,
         snapshots: None,
         grows: false,
         bug: None,

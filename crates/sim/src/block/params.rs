@@ -161,6 +161,7 @@ impl Params {
         options.tight = tight(&mut Rng::new(seed ^ 0x7469_6768_7400_0b40), profile);
         options.near_ends =
             options.tight.volumes.is_none() && Rng::new(seed ^ 0x656e_6473_0000_0d4d).percent(8);
+        options.references = references(seed, profile);
         options.snapshots = sharing(seed, &options);
         if let Some(sharing) = &mut options.snapshots {
             sharing.replicates =
@@ -384,6 +385,7 @@ fn store_options(rng: &mut Rng, profile: Profile) -> StoreOptions {
         no_room: rng.percent(4),
         limits: [None; 2],
         tight: Tight::default(),
+        references: None,
         near_ends: false,
         snapshots: None,
         grows: false,
@@ -417,6 +419,14 @@ fn limits(rng: &mut Rng, profile: Profile) -> [Option<u64>; 2] {
     let mut tiny =
         |percent, choices: [u64; 3]| rng.percent(percent).then(|| choices[rng.below(3) as usize]);
     [tiny(if crowded { 30 } else { 2 }, [2, 3, 8]), tiny(4, [1, 1, 2])]
+}
+
+/// From how many references on counts stay, from a source of its own; no kept seed draws it.
+fn references(seed: u64, profile: Profile) -> Option<u32> {
+    let rng = &mut Rng::new(seed ^ 0x6d61_6e79_0000_0001);
+    let wanted = rng.percent(6) && profile != Profile::Damage;
+    let most = [2, 3, 5][rng.below(3) as usize];
+    (wanted && !is_kept(include_str!("../../seeds/block.txt"), seed)).then_some(most)
 }
 
 /// Behind this line of the list of kept seeds are those whose stores have snapshots.

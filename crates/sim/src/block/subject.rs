@@ -64,6 +64,8 @@ pub struct StoreOptions {
     pub tight: Tight,
     /// Addresses in volumes and numbers of windows are near the largest ones.
     pub near_ends: bool,
+    /// References from which on a count stays; `None` where that is the format's own number.
+    pub references: Option<u32>,
     /// Maps are copied as snapshots and clones, with these limits.
     pub snapshots: Option<Sharing>,
     /// The store grows now and then.
@@ -593,9 +595,9 @@ pub trait Subject: Sized {
         u64::MAX
     }
 
-    /// Different blocks that must always fit.
+    /// Different blocks that must always fit; none where blocks stay that nothing names.
     fn roomy(options: &StoreOptions) -> u64 {
-        options.disk_blocks / 8
+        if options.references.is_some() { 0 } else { options.disk_blocks / 8 }
     }
 
     /// Leaked blocks that are within the promise.

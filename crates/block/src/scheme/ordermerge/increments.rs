@@ -127,7 +127,8 @@ pub(crate) fn count_links(kernel: &Kernel, plan: &Plan, leaves: &[(PageId, Point
         held.change(pointer, now, |page| {
             let before =
                 if new.contains(&pba) { 1 } else { ReferenceEntry::get(page, slot).references };
-            let references = before.saturating_add(links).min(ReferenceEntry::SATURATED);
+            let references = i64::from(before) + i64::from(links);
+            let references = kernel.settings.limits.count_of(references);
             ReferenceEntry { references, carried: false }.set(page, slot);
             true
         });

@@ -9,6 +9,7 @@ use onefold_core::{Error, Kind, Pba, Result};
 
 use super::deltas::{Delta, Sum, Touch, leaf_of};
 use crate::{
+    coverage::Mark,
     format::{
         page::{self, ReferenceEntry, Table},
         superblock::Root,
@@ -54,7 +55,13 @@ impl TableBuild<'_> {
                     let before = entry.references;
                     let new = sum.new.filter(|_| before == 0);
                     entry.carried = new.unwrap_or(entry.carried);
-                    if before < ReferenceEntry::SATURATED {
+                    let stays = before == ReferenceEntry::SATURATED;
+                    if stays {
+                        kernel.coverage.hit(Mark::CountStays);
+                    }
+                    if !stays || !kernel.keeps(Rule::ManyStays) {
+                        let limits = &kernel.settings.limits;
+                        let before = if stays { limits.references } else { before };
                         let after = i64::from(before) + sum.difference;
                         if after < 0 && kernel.keeps(Rule::OverwriteLowersOnce) {
                             let message = format!(
@@ -63,8 +70,7 @@ impl TableBuild<'_> {
                             );
                             return Err(Error::new(Kind::Corrupt, message));
                         }
-                        entry.references =
-                            after.clamp(0, i64::from(ReferenceEntry::SATURATED)) as u32;
+                        entry.references = limits.count_of(after);
                     }
                     match (before, entry.references) {
                         (0, 0) if sum.examine => freed.push(pba),

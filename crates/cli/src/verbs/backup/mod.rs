@@ -295,7 +295,11 @@ fn feed(
 }
 
 fn rules(options: &Options, archive: &ArchiveDir) -> Result<Rules, Failure> {
-    let roots = roots::sorted(&options.paths, options.stored_as.as_deref())?;
+    let roots = roots::sorted(
+        &options.paths,
+        options.stored_as.as_deref(),
+        options.selection.one_file_system,
+    )?;
     let own = archive.identities();
     if let Some(root) = roots.iter().find(|root| root.is_one_of(&own)) {
         let shown = root.at.display();

@@ -10,6 +10,7 @@ use onefold_archive::{Attributes, TreeEntry, TreeWhat};
 use onefold_backend::tree::Place;
 use onefold_console::failure::Failure;
 use onefold_core::{Error, Kind, Result, tree::ACCESS_LIST};
+use rustix::fs::{AtFlags, StatxAttributes, StatxFlags};
 
 /// A directory or file of a backup.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,12 +19,40 @@ pub(super) struct Root {
     pub(super) at: PathBuf,
     /// The path under which it is stored.
     pub(super) stored_as: PathBuf,
+    /// Paths below it that were given, too: file systems that are mounted there are entered.
+    pub(super) below: Vec<PathBuf>,
 }
 
 impl Root {
     /// True for the whole system.
     pub(super) fn is_all(&self) -> bool {
         self.stored_as == Path::new("/")
+    }
+
+    /// Fails when another file system, which was not given, lies on the way to a path below it that
+    /// was.
+    fn reaches_all_below(&self) -> Result<(), Failure> {
+        for path in &self.below {
+            let way = path.ancestors().skip(1).take_while(|above| **above != self.at);
+            for above in way.filter(|above| !self.below.iter().any(|given| given == above)) {
+                if is_mount_point(above) {
+                    return Err(Failure::new(format!(
+                        "{} lies on the file system that is mounted on {}, which --one-file-system \
+                         leaves out of {}; name that one, too, or make two backups",
+                        path.display(),
+                        above.display(),
+                        self.at.display()
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The paths that were given below it, seen from it.
+    pub(super) fn entered(&self) -> Vec<Vec<u8>> {
+        let below = self.below.iter().filter_map(|path| path.strip_prefix(&self.at).ok());
+        below.map(|path| path.as_os_str().as_bytes().to_vec()).collect()
     }
 
     /// True for a directory of one of these devices and inodes.
@@ -33,27 +62,43 @@ impl Root {
     }
 }
 
-/// The roots of a backup, without those that lie below others, in the order of their parts.
+/// The roots of a backup, in the order of their parts; those that lie below others are parts of
+/// them.
 ///
 /// # Errors
 /// A path that is missing, or to which another user bars the way, unless others are there; several
-/// paths, with `stored_as`.
-pub(super) fn sorted(paths: &[PathBuf], stored_as: Option<&Path>) -> Result<Vec<Root>, Failure> {
-    let (mut all, mut barred) = (Vec::new(), Vec::new());
+/// paths, with `stored_as`; with `one_file_system` a path that a walk from the one above it does not come
+/// to.
+pub(super) fn sorted(
+    paths: &[PathBuf],
+    stored_as: Option<&Path>,
+    one_file_system: bool,
+) -> Result<Vec<Root>, Failure> {
+    let (mut all, mut barred): (Vec<Root>, Vec<(PathBuf, Error)>) = (Vec::new(), Vec::new());
     for path in paths {
         let at = plain(path)?;
         // A missing root is no snapshot. One that another user may have removed, or put something over,
         // is left out, or he would keep all others from theirs.
-        barred.extend(Place::of(&at, false)?.err());
-        all.push(Root { stored_as: at.clone(), at });
+        barred.extend(Place::of(&at, false)?.err().map(|error| (at.clone(), error)));
+        all.push(Root { stored_as: at.clone(), at, below: Vec::new() });
     }
     if barred.len() == paths.len()
-        && let Some(error) = barred.pop()
+        && let Some((_, error)) = barred.pop()
     {
         return Err(error.into());
     }
     all.sort_by(|one, other| parts(&one.at).cmp(parts(&other.at)));
-    all.dedup_by(|later, before| later.at.starts_with(&before.at));
+    all.dedup_by(|later, before| {
+        let is_below = later.at.starts_with(&before.at);
+        let is_barred = barred.iter().any(|(at, _)| *at == later.at);
+        if is_below && later.at != before.at && !is_barred {
+            before.below.push(later.at.clone());
+        }
+        is_below
+    });
+    if one_file_system {
+        all.iter().try_for_each(Root::reaches_all_below)?;
+    }
     if let Some(path) = stored_as {
         let [root] = &mut all[..] else {
             return Err(Failure::usage("--as is about one path"));
@@ -65,6 +110,15 @@ pub(super) fn sorted(paths: &[PathBuf], stored_as: Option<&Path>) -> Result<Vec<
         }
     }
     Ok(all)
+}
+
+/// True when something is mounted on a path, and not by another user. Asks no file system that is
+/// mounted there or on the way.
+fn is_mount_point(path: &Path) -> bool {
+    let Ok(Ok(place)) = Place::of(path, false) else { return false };
+    let unasked = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let told = rustix::fs::statx(rustix::fs::CWD, place.path(), unasked, StatxFlags::empty());
+    told.is_ok_and(|told| told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// The system says nothing of a path.
@@ -147,11 +201,16 @@ mod tests {
         }
         let given = [at("a-b"), at("a/b"), at("a"), at("a/b/.."), at("a")];
         // '-' comes before '/', and what is in a directory directly behind it.
-        let root = |name: &str| Root { at: at(name), stored_as: at(name) };
-        assert_eq!(sorted(&given, None).unwrap(), [root("a"), root("a-b")]);
-        assert!(sorted(&[at("none")], None).is_err());
-        let one = sorted(&[at("a")], Some(Path::new("/srv/./x/../y"))).unwrap();
-        assert_eq!(one, [Root { at: at("a"), stored_as: "/srv/y".into() }]);
-        assert!(sorted(&given, Some(Path::new("/srv"))).is_err());
+        let root = |name: &str, below: &[&str]| Root {
+            at: at(name),
+            stored_as: at(name),
+            below: below.iter().map(|name| at(name)).collect(),
+        };
+        assert_eq!(sorted(&given, None, true).unwrap(), [root("a", &["a/b"]), root("a-b", &[])]);
+        assert_eq!(root("a", &["a/b"]).entered(), [b"b"]);
+        assert!(sorted(&[at("none")], None, false).is_err());
+        let one = sorted(&[at("a")], Some(Path::new("/srv/./x/../y")), false).unwrap();
+        assert_eq!(one, [Root { at: at("a"), stored_as: "/srv/y".into(), below: Vec::new() }]);
+        assert!(sorted(&given, Some(Path::new("/srv")), false).is_err());
     }
 }

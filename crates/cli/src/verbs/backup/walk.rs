@@ -334,6 +334,7 @@ impl<'a, 'f> Teller<'a, 'f> {
             linked_max: LINKED_MAX,
             opens_late: true,
             selection: Some(Box::new(noting)),
+            entered: root.entered(),
             ..self.rules.selection.of_walk()
         }
     }

@@ -265,14 +265,21 @@ impl Reader<'_> {
         if usage.references.hidden.is_empty()
             && !self.maps_hidden
             && self.exact()
-            && self.links.len() as u64 != self.superblock.referenced
+            && self.referenced(usage) != self.superblock.referenced
         {
             let said = self.superblock.referenced;
-            self.problem(format!(
-                "{} blocks with references, and the superblock says {said}",
-                self.links.len()
-            ));
+            let found = self.referenced(usage);
+            self.problem(format!("{found} blocks with references, and the superblock says {said}"));
         }
+    }
+
+    /// Blocks that maps name, and those that once had many references and are never freed.
+    fn referenced(&self, usage: &Usage) -> u64 {
+        let many = usage
+            .counts
+            .iter()
+            .filter(|&(at, entry)| entry & MANY == MANY && !self.links.contains_key(at));
+        (self.links.len() + many.count()) as u64
     }
 
     fn count(&mut self, usage: &Usage, at: u64, link: &Link) {
@@ -330,6 +337,7 @@ impl Reader<'_> {
         let hidden = |at: u64| usage.zones.hides(at / zone_blocks / 31);
         let counts =
             |at: u64| in_place && usage.counts.get(&at).is_some_and(|entry| entry & MANY > 0);
+        let many = |at: &u64| usage.counts.get(at).is_some_and(|entry| entry & MANY == MANY);
         let is_used = |at: u64| {
             usage.used.contains(&at) || counts(at) && listed.contains_key(&(at / zone_blocks))
         };
@@ -339,7 +347,8 @@ impl Reader<'_> {
             self.problem(format!("block {at} is named, and the zone table has it as free"))
         });
         for &at in &usage.used {
-            let known = self.links.contains_key(&at) || self.pages.contains_key(&at) || counts(at);
+            let named = self.links.contains_key(&at) || self.pages.contains_key(&at);
+            let known = named || counts(at) || many(&at);
             if !self.superblock.is_zone(at) || at >= self.superblock.used_zones * zone_blocks {
                 self.problem(format!("block {at} is used, outside of the zones that were used"));
             } else if !(known
@@ -355,7 +364,9 @@ impl Reader<'_> {
             let named = self.links.contains_key(&at);
             let page = self.pages.contains_key(&at);
             let held = self.superblock.inexact && self.superblock.sharing;
-            if !named && (page || !in_place && !held) && !self.maps_hidden {
+            // What once had many references is never freed.
+            let kept = entry & MANY == MANY && !page;
+            if !named && !kept && (page || !in_place && !held) && !self.maps_hidden {
                 self.problem(format!("block {at} counts {}, and no map names it", entry & MANY));
             }
         }
