@@ -85,6 +85,7 @@ impl Gear {
     }
 
     /// Places where a cut may be, of `LANES` parts that are scanned together.
+    #[allow(clippy::needless_range_loop, reason = "n is a place in each of the parts")]
     fn lanes<const LANES: usize>(&self, bytes: &[u8], found: &mut Vec<usize>) {
         let part = bytes.len() / LANES;
         let parts: [&[u8]; LANES] = std::array::from_fn(|lane| &bytes[lane * part..][..part]);

@@ -61,11 +61,12 @@ pub use crate::{
         note_scrubbed,
     },
     chunk_index::{
-        ChunkIndex, PAGE_BYTES as INDEX_PAGE_BYTES, not_found as not_found_in_chunk_index,
+        ChunkIndex, IndexMove, PAGE_BYTES as INDEX_PAGE_BYTES, lost_files as lost_index_files,
+        make_whole as make_chunk_index_whole, not_found as not_found_in_chunk_index,
         rebuild as rebuild_chunk_index,
     },
     container::Pace,
-    erasure::{Absent, NodeLabel, Nodes, Spread, View as NodesView, seal},
+    erasure::{Absent, IndexDirectory, NodeLabel, Nodes, Spread, View as NodesView, seal},
     filter_chain::Counts as FilterCounts,
     format::{
         Address, ContainerId, Identity,

@@ -183,6 +183,15 @@ pub enum Rule {
     /// A merge of runs leaves the runs named that were written meanwhile. Otherwise their chunks are
     /// stored again.
     NewerRunsKept,
+    /// Runs of which one is lost or can't be read are not merged. Otherwise chunks of it are stored
+    /// again, also when its disk is back.
+    LostFilesNotMerged,
+    /// Who ingests makes an index anew of which a file is lost. Otherwise what the file had is stored
+    /// again.
+    LostIndexMadeAnew,
+    /// A failure of the directory of the index costs speed. Otherwise puts fail with a disk that has
+    /// none of the data.
+    IndexFailuresCostSpeed,
     /// Who counts holds the collector's lock. Otherwise a collection loses the counts that it reads.
     CountedAlone,
     /// A background replay counts nothing while chunks are condemned: the collection that condemned
@@ -220,7 +229,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 63] = [
+    pub const BUGS: [(&'static str, Rule); 66] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -281,6 +290,9 @@ impl Rule {
         ("imported-ahead", Rule::ImportedInOrder),
         ("newer-run-dropped", Rule::NewerRunsKept),
         ("counted-beside-gc", Rule::CountedAlone),
+        ("lost-run-merged", Rule::LostFilesNotMerged),
+        ("lost-index-believed", Rule::LostIndexMadeAnew),
+        ("index-disk-ends-puts", Rule::IndexFailuresCostSpeed),
         ("counted-before-recheck", Rule::RecheckedBeforeCounted),
         ("upgraded-one-place", Rule::BothPlacesUpgraded),
         ("upgraded-misread", Rule::KindsCompared),

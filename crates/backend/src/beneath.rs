@@ -66,7 +66,25 @@ impl Beneath {
     /// # Errors
     /// `NotFound`, `InvalidInput` when it is no directory, and those of the system.
     pub(crate) fn open(path: &Path, word: Word) -> Result<Beneath> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Beneath::open_with(path, word, OFlags::empty())
+    }
+
+    /// Opens the directory at a path that a file says: no link in its place.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and `Denied` for a link.
+    pub(crate) fn open_itself(path: &Path, word: Word) -> Result<Beneath> {
+        match Beneath::open_with(path, word, OFlags::NOFOLLOW) {
+            Err(_) if path.is_symlink() => {
+                let why = format!("{} is a link, and is not followed", path.display());
+                Err(Error::new(Kind::Denied, why))
+            }
+            opened => opened,
+        }
+    }
+
+    fn open_with(path: &Path, word: Word, more: OFlags) -> Result<Beneath> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | more;
         match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(own) => Ok(Beneath { own, path: path.to_owned(), word }),
             Err(Errno::NOTDIR) if path.exists() => {

@@ -60,6 +60,18 @@ impl Directory {
         Ok(directory)
     }
 
+    /// The same for a path that a file says, where a link counts as nothing.
+    ///
+    /// # Errors
+    /// As [`open_as`](Self::open_as), and `Denied` for a link.
+    pub fn open_itself(path: &Path, writes: bool, word: Word) -> Result<Directory> {
+        let directory = Directory { own: Beneath::open_itself(path, word)?, writes, stands: None };
+        if writes {
+            directory.may_write()?;
+        }
+        Ok(directory)
+    }
+
     /// The same, written only while its owner stands.
     #[must_use]
     pub fn while_stands(self, stands: Stands) -> Directory {

@@ -17,6 +17,7 @@
 //! | [`sparse`] | where a file has data, so that holes need not be read |
 //! | [`tree`] | directory trees: read for an archive, and made again from one |
 //! | [`new_file`] | a file that has its name when it is whole |
+//! | [`scratch`] | a file without a name, for what is too large for memory |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
 //! | [`accounts`] | users and groups by their names |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
@@ -52,6 +53,7 @@ pub mod rados;
 pub mod random;
 mod range;
 pub mod room;
+pub mod scratch;
 pub mod signals;
 pub mod spared;
 pub mod sparse;

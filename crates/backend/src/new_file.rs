@@ -14,7 +14,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::random::random_bytes;
+use crate::tree::Place;
 
 /// Nobody else reads it while it is written, nor later, unless its owner says so.
 const MODE: Mode = Mode::from_raw_mode(0o600);
@@ -33,7 +33,8 @@ impl NewFile {
     /// One that will be called `path`.
     ///
     /// # Errors
-    /// `Exists` when something is there, and those of the system.
+    /// `Exists` when something is there; `Denied` when another user's link or mount is on the way; those
+    /// of the system.
     pub fn create(path: &Path) -> Result<NewFile> {
         let wrong = |errno: Errno| Error::from_io(path.display(), errno.into());
         let name = path.file_name().ok_or_else(|| {
@@ -41,8 +42,7 @@ impl NewFile {
         })?;
         let above =
             path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let directory = rustix::fs::open(above, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(wrong)?;
+        let directory = Place::of(above, true)??.open(above)?;
         if rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
             return Err(wrong(Errno::EXIST));
         }
@@ -98,33 +98,6 @@ impl Drop for NewFile {
             // A part that can't be removed stays; its name shows that it is one.
             let _ = rustix::fs::unlinkat(&self.directory, part, AtFlags::empty());
         }
-    }
-}
-
-/// The directory for large files that nobody keeps, unless `TMPDIR` names another one.
-const SCRATCH: &str = "/var/tmp";
-
-/// An empty file without a name, to be written and read by this process alone; its space is free
-/// again when it is closed. It lies in the directory that `TMPDIR` names, else in `/var/tmp`.
-///
-/// # Errors
-/// Those of the system, with the directory.
-pub fn scratch() -> Result<File> {
-    let place = std::env::var_os("TMPDIR").filter(|place| !place.is_empty());
-    let place = place.map_or_else(|| PathBuf::from(SCRATCH), PathBuf::from);
-    let wrong = |errno: Errno| Error::from_io(place.display(), errno.into());
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    match rustix::fs::open(&place, flags | OFlags::TMPFILE, MODE) {
-        Ok(file) => Ok(File::from(file)),
-        // The file system knows no files without names.
-        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
-            let name = place.join(format!(".onefold-{:016x}", u64::from_le_bytes(random_bytes()?)));
-            let new = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-            let file = rustix::fs::open(&name, new, MODE).map_err(wrong)?;
-            rustix::fs::unlink(&name).map_err(wrong)?;
-            Ok(File::from(file))
-        }
-        Err(errno) => Err(wrong(errno)),
     }
 }
 

@@ -1,9 +1,11 @@
 //! The free space of a file system.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use onefold_core::{Error, Result};
 use rustix::process::geteuid;
+
+use crate::tree::Place;
 
 /// The space that can still be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,12 +22,10 @@ pub struct Room {
 /// The error of the system.
 pub fn room(path: &Path) -> Result<Room> {
     let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
-    let there = whole
-        .ancestors()
-        .find(|ancestor| ancestor.exists())
-        .map_or_else(|| PathBuf::from("/"), Path::to_path_buf);
-    let found =
-        rustix::fs::statvfs(&there).map_err(|e| Error::from_io(there.display(), e.into()))?;
+    // Whether something can be made below what is in the way is the matter of who makes it.
+    let nearest = whole.ancestors().find_map(|ancestor| Place::of(ancestor, true).ok()?.ok());
+    let place = nearest.map_or_else(|| Place::of(Path::new("/"), true)?, Ok)?;
+    let found = place.room().map_err(|errno| Error::from_io(path.display(), errno.into()))?;
     // Some blocks are kept for the superuser.
     let (blocks, files) = if geteuid().is_root() {
         (found.f_bfree, found.f_ffree)

@@ -182,6 +182,16 @@ impl Notifier {
         self.send(&format!("STATUS={}", one_line(status)))
     }
 
+    /// Gives a line for the status of a service that begins, which may take so many seconds more from
+    /// now on, however long it was allowed to take.
+    ///
+    /// # Errors
+    /// As [`ready`](Notifier::ready).
+    pub fn takes_longer(&self, status: &str, seconds: u32) -> Result<()> {
+        let micros = u64::from(seconds) * 1_000_000;
+        self.send(&format!("EXTEND_TIMEOUT_USEC={micros}\nSTATUS={}", one_line(status)))
+    }
+
     fn send(&self, message: &str) -> Result<()> {
         let Some(address) = &self.address else { return Ok(()) };
         UnixDatagram::unbound()

@@ -4,7 +4,7 @@
 use std::{
     fs,
     io::Read,
-    os::unix::fs::symlink,
+    os::unix::fs::{MetadataExt, symlink},
     path::Path,
     time::{Duration, Instant},
 };
@@ -380,5 +380,39 @@ fn rule_05_a_socket_or_a_pipe_in_the_place_of_a_restored_file_is_told_as_one() {
             let there = files.old(number, &file, &|_| None).unwrap();
             assert!(there.is_none(), "{name} {in_place}");
         }
+    }
+}
+
+/// A user removes a file that the walk has seen, and the system gives its number to another user's.
+#[test]
+fn rule_07_a_file_that_got_the_number_of_a_removed_one_is_no_name_of_that() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = |name: &str| dir.path().join(name);
+    for name in ["a", "b"] {
+        fs::create_dir(path(name)).unwrap();
+    }
+    for opens_late in [false, true] {
+        for name in ["a/first", "b/new", "b/other"] {
+            let _ = fs::remove_file(path(name));
+        }
+        fs::write(path("a/first"), "of one user").unwrap();
+        fs::hard_link(path("a/first"), path("a/second")).unwrap();
+        let number = fs::metadata(path("a/first")).unwrap().ino();
+        let options = Options { opens_late, ..Options::default() };
+        let mut walk = Walk::new(dir.path(), options).unwrap();
+        while walk.next().unwrap().unwrap().entry.path != b"a/first" {}
+        fs::remove_file(path("a/first")).unwrap();
+        fs::remove_file(path("a/second")).unwrap();
+        fs::write(path("b/new"), "of another user").unwrap();
+        fs::hard_link(path("b/new"), path("b/other")).unwrap();
+        if fs::metadata(path("b/new")).unwrap().ino() != number {
+            println!("NOT TESTED: the file system gives no number again at once");
+            return;
+        }
+        let rest: Vec<_> =
+            walk.map(Result::unwrap).map(|one| (one.entry.path, one.entry.what)).collect();
+        let what = |name: &str| &rest.iter().find(|(path, _)| path == name.as_bytes()).unwrap().1;
+        assert!(matches!(what("b/new"), What::File { .. }), "{:?}", what("b/new"));
+        assert_eq!(*what("b/other"), What::HardLink { target: b"b/new".to_vec() });
     }
 }

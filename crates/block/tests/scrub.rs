@@ -13,8 +13,12 @@ use std::{
 
 use damage::*;
 use onefold_block::{
+    Acts, Asked,
     check::{ScrubReport, scrub, scrub_only, scrub_open},
-    format::page::{MapEntry, Table},
+    format::{
+        carrier::Carrier,
+        page::{MapEntry, ReferenceEntry, Table},
+    },
 };
 use onefold_core::{Disk, Lba, Pba};
 
@@ -50,7 +54,13 @@ fn damaged_data_is_found_with_everybody_who_loses_it() {
             flip(&disk, pba, bit);
             let report = scrubbed(&disk);
             assert_eq!((report.bad_found, report.bad[0].pba), (1, pba));
-            assert_eq!(report.bad[0].names_found, expected.len() as u64);
+            // Flipped bits beside the data of a carrier lose nothing, as reads say.
+            let (name, lba) = expected.first().unwrap();
+            let engine = open(&copy(&disk)).unwrap();
+            let is_whole = read(&engine, engine.find_volume(name).unwrap(), lba.0).is_ok();
+            assert_eq!(report.bad[0].whole, is_whole, "{bit}");
+            let lost = if is_whole { 0 } else { expected.len() as u64 };
+            assert_eq!(report.bad[0].names_found, lost);
             assert!(report.bad[0].names.iter().all(|name| expected.contains(name)));
             flip(&disk, pba, bit);
         }
@@ -58,6 +68,121 @@ fn damaged_data_is_found_with_everybody_who_loses_it() {
     let (disk, _) = Subject::filled().killed();
     let report = scrubbed(&disk);
     assert!(report.is_well() && report.blocks > 100);
+}
+
+/// Physical blocks in use that are wanted.
+fn in_use(
+    disk: &onefold_backend::MemoryDisk,
+    wanted: impl Fn(Pba, ReferenceEntry) -> bool,
+) -> Vec<Pba> {
+    let mut all = Vec::new();
+    let leaves = pages(disk, Table::References, 0, &root(disk, Table::References, 0));
+    for (id, pointer) in leaves.into_iter().filter(|(id, _)| id.level == 0) {
+        let page = get(disk, pointer.address);
+        let entries = (0..1008).map(|slot| (Pba(id.index * 1008 + slot), slot));
+        let entries = entries.map(|(pba, slot)| (pba, ReferenceEntry::get(&page, slot)));
+        all.extend(
+            entries
+                .filter(|(pba, entry)| entry.references > 0 && wanted(*pba, *entry))
+                .map(|(pba, _)| pba),
+        );
+    }
+    all
+}
+
+/// The maps of [`family`].
+const FAMILY: [&str; 4] = ["volume 0", "volume 0@s1", "clone", "clone@own"];
+
+/// A volume, its snapshot, a clone of that and the clone's own snapshot, which have much in common.
+fn family() -> Arc<onefold_backend::MemoryDisk> {
+    let mut subject = Subject::with_snapshots();
+    // One block at more places than a report names.
+    for n in 0..40 {
+        subject.write("volume 0", 1000 + n, 31);
+    }
+    let volume = subject.engine.find_volume("volume 0").unwrap();
+    wait(&subject, |acts| acts.snapshot(&[(volume, "many".into())], 1).unwrap().1);
+    let snapshot = subject.engine.find_volume("volume 0@s1").unwrap();
+    wait(&subject, |acts| acts.clone_volume(snapshot, "clone", 1).unwrap().1);
+    let clone = subject.engine.find_volume("clone").unwrap();
+    wait(&subject, |acts| acts.snapshot(&[(clone, "own".into())], 1).unwrap().1);
+    for n in 0..20 {
+        subject.write("clone", n * 17 % 300, 900 + n);
+        subject.write("volume 0", n * 23 % 300, 950 + n);
+    }
+    subject.closed().0
+}
+
+/// Runs steps until an act is durable.
+fn wait(subject: &Subject, ask: impl FnOnce(&Acts<'_>) -> Asked) {
+    let acts = Acts::of(&subject.engine);
+    subject.engine.flush().unwrap();
+    let asked = ask(&acts);
+    while acts.done() < asked.number {
+        subject.engine.flush().unwrap();
+        subject.engine.checkpoint().unwrap();
+    }
+}
+
+#[test]
+fn each_map_that_lost_a_block_is_named() {
+    let disk = family();
+    let maps = [&FAMILY[..], &["volume 0@s0", "volume 0@many", "volume 5", "volume 7"]].concat();
+    let whole = contents(&disk, &maps);
+    assert!(whole.iter().flatten().all(Option::is_some));
+    let (mut in_all, mut crowded) = (0, 0);
+    // Those that are named often, and a part of the others.
+    let blocks = in_use(&disk, |pba, entry| entry.references > 30 || pba.0 % 29 == 0);
+    for pba in blocks {
+        let broken = copy(&disk);
+        put(&broken, pba, &onefold_core::Block([0x5a; 4096]));
+        // What reads say, map by map.
+        let mut lost = BTreeSet::new();
+        for (name, cells) in maps.iter().zip(contents(&broken, &maps)) {
+            let places = (0..).zip(cells).filter(|(_, cell)| cell.is_none());
+            lost.extend(places.map(|(lba, _)| ((*name).to_owned(), Lba(lba))));
+        }
+        let report = scrubbed(&broken);
+        assert_eq!((report.bad_found, report.whole_found, report.bad[0].pba), (1, 0, pba));
+        let told: BTreeSet<(String, Lba)> = report.bad[0].names.iter().cloned().collect();
+        assert_eq!(report.bad[0].names_found, lost.len() as u64, "{lost:?}");
+        assert!(told.is_subset(&lost), "{told:?}");
+        let named = |names: &BTreeSet<(String, Lba)>| -> BTreeSet<String> {
+            names.iter().map(|(name, _)| name.clone()).collect()
+        };
+        assert_eq!(named(&told), named(&lost));
+        in_all += usize::from(FAMILY.iter().all(|name| named(&lost).contains(*name)));
+        crowded += usize::from(told.len() < lost.len());
+    }
+    assert!(in_all > 5 && crowded > 0, "{in_all} {crowded}");
+}
+
+#[test]
+fn a_carrier_whose_unused_bytes_rot_loses_nothing() {
+    let (disk, model) = Subject::filled().closed();
+    let identity = identity(&superblock(&disk));
+    let (mut whole, mut lost) = (0, 0);
+    for pba in in_use(&disk, |_, entry| entry.carried).into_iter().step_by(9) {
+        let block = get(&disk, pba);
+        assert!(Carrier::proven(&identity, &block, pba).is_some());
+        // The epoch, a record, the checksum; the last byte of the data.
+        for (bit, is_lost) in [(131, false), (80 * 8 + 9, false), (64 * 8, false), (32_767, true)] {
+            flip(&disk, pba, bit);
+            let report = scrubbed(&disk);
+            let [bad] = &report.bad[..] else { panic!("{report:?}") };
+            assert_eq!((bad.pba, bad.whole, report.is_well()), (pba, !is_lost, false));
+            assert_eq!(report.whole_found, u64::from(!is_lost), "{bad:?}");
+            assert_eq!((bad.names.is_empty(), bad.names_found == 0), (!is_lost, !is_lost));
+            assert_eq!(bad.what.contains("its data is whole"), !is_lost, "{bad:?}");
+            if !is_lost {
+                assert_holds(&disk, &model);
+            }
+            whole += usize::from(!is_lost);
+            lost += usize::from(is_lost);
+            flip(&disk, pba, bit);
+        }
+    }
+    assert!(whole > 5 && lost > 1, "{whole} {lost}");
 }
 
 #[test]

@@ -9,8 +9,8 @@ use onefold_console::{completions, manual};
 use crate::{
     operator,
     verbs::{
-        backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, inspect,
-        ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot,
+        backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, index,
+        inspect, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot,
         snapshots, status, upgrade, volume, worker,
     },
 };
@@ -94,6 +94,7 @@ pub(crate) enum Verb {
     Gc(gc::Options),
     Worker(worker::Options),
     Node(node::Options),
+    Index(index::Options),
     Upgrade(upgrade::Options),
     Estimate(estimate::Options),
     Inspect(inspect::Options),

@@ -28,8 +28,8 @@ use onefold_console::{completions, failure::Failure, logging, manual, output};
 
 use arguments::{Arguments, Verb};
 use verbs::{
-    backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, inspect, ls,
-    mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot, snapshots,
+    backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, index, inspect,
+    ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot, snapshots,
     status, upgrade, volume, worker,
 };
 
@@ -102,6 +102,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Gc(options) => gc::run(&options),
         Verb::Worker(options) => worker::run(&options),
         Verb::Node(options) => node::run(&options),
+        Verb::Index(options) => index::run(&options),
         Verb::Upgrade(options) => upgrade::run(&options),
         Verb::Completions(options) => completions::run(&options, Arguments::command()),
         Verb::Man(options) => manual::run(&options, Arguments::command()),

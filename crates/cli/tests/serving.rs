@@ -222,6 +222,41 @@ fn data_is_scrubbed_while_it_is_served_and_after() {
 }
 
 #[test]
+fn a_carrier_that_rots_beside_its_data_is_told_and_loses_nothing() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let serving = desk.serve("a");
+    qemu_io(&desk.uri("a", "v"), &["write -P 5 8k 4k", "flush"]);
+    assert!(serving.terminate().0.success());
+    // A bit of the checksum rots, in each carrier that holds a compressed block.
+    let store = fs::read(desk.path("a")).unwrap();
+    for at in (0..store.len()).step_by(4096) {
+        if store[at..].starts_with(b"OFc1") && store[at + 6..at + 8] != [0, 0] {
+            overwrite(&desk.path("a"), at as u64 + 70, &[store[at + 70] ^ 1]);
+        }
+    }
+    let whole = "a is damaged: 1 carrier whose data is whole";
+    let said = desk.fails("scrub a", 1, &[whole]);
+    assert!(said.out.contains(" is a damaged carrier, but its data is whole\n"), "{}", said.out);
+    assert!(!said.out.contains("lost"), "{}", said.out);
+    let said = desk.fails("scrub a --json", 1, &[whole]);
+    let report: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!((&report["bad_blocks"], &report["whole_blocks"]), (&1.into(), &1.into()));
+    assert_eq!(report["bad"][0]["data_is_whole"], true);
+    assert_eq!(
+        (&report["bad"][0]["addresses"], &report["bad"][0]["hit"][0]["volume"]),
+        (&0.into(), &serde_json::Value::Null)
+    );
+    desk.ok("scrub a --only v");
+    let serving = desk.serve("a");
+    qemu_io(&desk.uri("a", "v"), &["read -P 5 8k 4k"]);
+    desk.fails("scrub a", 1, &[whole]);
+    assert!(serving.terminate().0.success());
+    desk.ok("repair a");
+    assert!(desk.ok("scrub a").contains("all data of a is well"));
+}
+
+#[test]
 fn a_copy_of_a_store_is_another_store() {
     let desk = Desk::new();
     desk.store_with_volume("a");

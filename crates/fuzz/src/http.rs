@@ -21,7 +21,7 @@ pub fn http_head(data: &[u8]) {
     };
     assert!(head.path.starts_with('/') && !head.path.contains('?'), "{head:?}");
     assert!(head.path.bytes().all(|byte| (b'!'..=b'~').contains(&byte)), "{head:?}");
-    let _ = head.may_be_a_foreign_page();
+    let _ = head.may_be_a_foreign_page(&["nas.lan".to_owned()]);
     let method = if head.only_headers { "HEAD" } else { "GET" };
     let host = head.host.map(|host| format!("Host: {host}\r\n")).unwrap_or_default();
     let written = format!("{method} {} HTTP/1.0\r\n{host}\r\n", head.path);

@@ -13,6 +13,7 @@
 //! | [`files`] | the answers to the kernel |
 //! | [`turns`] | whose request is answered next |
 //! | [`served`] | requests, given to threads |
+//! | [`point`] | the directory on which root mounts |
 //!
 //! *Invariants.* No reader stays in an epoch for longer than two seconds, so that no mount keeps a
 //! collection waiting; what a collection has removed since is answered with `ESTALE`. An inode
@@ -23,12 +24,14 @@ mod files;
 mod inodes;
 mod listings;
 mod names;
+mod point;
 mod served;
 mod trees;
 mod turns;
 
 use std::{
     io,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -37,9 +40,14 @@ use std::{
 use fuser::{Config, MountOption, Session, SessionACL, SessionUnmounter};
 use onefold_archive::{Archive, SnapshotId};
 use onefold_core::{Error, Kind, Result};
-use rustix::mount::{UnmountFlags, unmount};
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+    mount::{UnmountFlags, unmount},
+    process::geteuid,
+};
 
-use self::{files::Files, served::Served, trees::Trees, turns::Turns};
+use self::{files::Files, point::Point, served::Served, trees::Trees, turns::Turns};
 
 /// Bytes of pages, and of content, that are cached, half each.
 pub const CACHE_BYTES: u64 = 64 << 20;
@@ -63,12 +71,15 @@ pub struct Mounted {
     turns: Arc<Turns>,
     threads: usize,
     at: PathBuf,
+    /// `None` where a program of the system mounted it (fusermount).
+    point: Option<Arc<Point>>,
 }
 
 /// Ends a mount from another thread.
 pub struct Ender {
     session: SessionUnmounter,
     at: PathBuf,
+    point: Option<Arc<Point>>,
 }
 
 impl Ender {
@@ -79,36 +90,42 @@ impl Ender {
     /// # Errors
     /// Those of the system.
     pub fn end(&mut self) -> Result<bool> {
+        let failed = |error| Error::from_io("it can't be unmounted", error);
+        if let Some(point) = &self.point {
+            return point.unmount().map_err(|errno| failed(errno.into()));
+        }
         match self.session.unmount() {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                unmount(&self.at, UnmountFlags::DETACH)
-                    .map_err(|errno| Error::from_io("it can't be unmounted", errno.into()))?;
+                unmount(&self.at, UnmountFlags::DETACH).map_err(|errno| failed(errno.into()))?;
                 Ok(true)
             }
-            ended => ended
-                .map(|()| false)
-                .map_err(|error| Error::from_io("it can't be unmounted", error)),
+            ended => ended.map(|()| false).map_err(failed),
         }
     }
 }
 
 impl Mounted {
-    /// Mounts the snapshots of an archive at a directory.
+    /// Mounts the snapshots of an archive on a directory, which is open as a place and is called `at`.
     ///
     /// # Errors
     /// `NotFound` for a snapshot; `Exists` when something is in the directory; those of the system:
     /// there is no FUSE, or it refuses the directory.
-    pub fn new(archive: &Arc<Archive>, at: &Path, choices: Choices) -> Result<Mounted> {
-        // The process may be elsewhere when it ends.
-        let at = at.canonicalize().map_err(|error| Error::from_io(at.display(), error))?;
-        let mut names = at.read_dir().map_err(|error| Error::from_io(at.display(), error))?;
-        if names.next().is_some() {
+    pub fn new(
+        archive: &Arc<Archive>,
+        directory: OwnedFd,
+        at: &Path,
+        choices: Choices,
+    ) -> Result<Mounted> {
+        let wrong = |error| Error::from_io(at.display(), error);
+        if !is_empty(&directory).map_err(|errno| wrong(errno.into()))? {
             let why = format!(
                 "{} is not empty: a mount would hide what is in it, so give an empty directory",
                 at.display()
             );
             return Err(Error::new(Kind::Exists, why));
         }
+        // The process may be elsewhere when it ends.
+        let at = at.canonicalize().map_err(wrong)?;
         let trees = Arc::new(Trees::new(archive, CACHE_BYTES));
         let files = Files::new(trees.clone(), choices.only, choices.allow_other)?;
         let mut config = Config::default();
@@ -125,18 +142,37 @@ impl Mounted {
         }
         let threads = std::thread::available_parallelism().map_or(1, usize::from).max(2) * 2;
         let turns = Arc::new(Turns::new(threads));
-        let session = Session::new(Served::new(files, &turns), &at, &config).map_err(|error| {
+        let failed = |error: io::Error| {
             let missing =
                 error.kind() == io::ErrorKind::NotFound && !Path::new("/dev/fuse").exists();
             let why = if missing { ": the system has no /dev/fuse" } else { "" };
             Error::from_io(format!("{} can't be mounted{why}", at.display()), error)
-        })?;
-        Ok(Mounted { session, trees, turns, threads, at })
+        };
+        let served = Served::new(files, &turns);
+        // Other users can only mount what belongs to them.
+        let mounted = match geteuid().is_root() {
+            true => Point::mount(directory, choices.allow_other).map_err(failed)?,
+            false => None,
+        };
+        let (session, point) = match mounted {
+            None => (Session::new(served, &at, &config).map_err(failed)?, None),
+            Some((point, device)) => {
+                let session = Session::from_fd(served, device, config.acl, config);
+                let session = session.map_err(|error| {
+                    // What failed is mounted still.
+                    let _ = point.unmount();
+                    failed(error)
+                })?;
+                (session, Some(Arc::new(point)))
+            }
+        };
+        Ok(Mounted { session, trees, turns, threads, at, point })
     }
 
     /// Who ends it.
     pub fn ender(&mut self) -> Ender {
-        Ender { session: self.session.unmount_callable(), at: self.at.clone() }
+        let session = self.session.unmount_callable();
+        Ender { session, at: self.at.clone(), point: self.point.clone() }
     }
 
     /// Answers until it is unmounted.
@@ -144,7 +180,7 @@ impl Mounted {
     /// # Errors
     /// Those of the system.
     pub fn serve(self) -> Result<()> {
-        let Mounted { session, trees, turns, threads, .. } = self;
+        let Mounted { session, trees, turns, threads, point, .. } = self;
         let (alive, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -154,9 +190,24 @@ impl Mounted {
             });
             (0..threads).for_each(|_| drop(scope.spawn(|| turns.work())));
             let served = session.run();
+            // What failed is mounted still.
+            let _ = point.map(|point| point.unmount());
             turns.end();
             drop(alive);
             served.map_err(|error| Error::from_io("the mount ended", error))
         })
     }
+}
+
+/// True when nothing is in a directory.
+fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(directory, ".", flags, Mode::empty())?;
+    let is_name = |name: &[u8]| !matches!(name, b"." | b"..");
+    for entry in rustix::fs::Dir::read_from(opened)? {
+        if is_name(entry?.file_name().to_bytes()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

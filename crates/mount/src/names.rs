@@ -11,16 +11,17 @@ pub(crate) const LATEST: &str = "latest";
 /// The sets, by the names of their directories: a set that is called like a path has `_` for each
 /// slash, and a number where two would have the same name.
 pub(crate) fn sets(tables: &Tables) -> BTreeMap<String, String> {
+    directories(tables.snapshots.listed().map(|one| one.set.as_str()).collect())
+}
+
+fn directories(mut sets: Vec<&str>) -> BTreeMap<String, String> {
     let mut names: BTreeMap<String, String> = BTreeMap::new();
-    let mut sets: Vec<&str> = tables.snapshots.listed().map(|one| one.set.as_str()).collect();
-    sets.sort_unstable();
+    // Who may add snapshots chooses what sets are called: each gets its own name before others get one
+    // that is like it.
+    sets.sort_unstable_by_key(|set| (plain(set) != *set, *set));
     sets.dedup();
     for set in sets {
-        let plain = match set {
-            "." | ".." => set.replace('.', "_"),
-            set => set.replace('/', "_"),
-        };
-        let plain: String = plain.chars().take(200).collect();
+        let plain = plain(set);
         let mut others = (2..).map(|n| format!("{plain}-{n}"));
         let mut name = plain.clone();
         while names.contains_key(&name)
@@ -31,6 +32,15 @@ pub(crate) fn sets(tables: &Tables) -> BTreeMap<String, String> {
         names.insert(name, set.to_owned());
     }
     names
+}
+
+/// The name of a set as far as a directory can have it.
+fn plain(set: &str) -> String {
+    let plain = match set {
+        "." | ".." => set.replace('.', "_"),
+        set => set.replace('/', "_"),
+    };
+    plain.chars().take(200).collect()
 }
 
 /// The snapshots of a set by the names of their directories: their times, and the beginning of the
@@ -65,4 +75,20 @@ fn time(snapshot: &Snapshot) -> String {
         || snapshot.id.to_string(),
         |time| time.to_zoned(TimeZone::system()).strftime("%Y-%m-%d_%H-%M-%S").to_string(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rule_21_a_set_that_is_called_like_a_path_takes_no_other_ones_directory() {
+        let names = directories(vec!["web/1", "web_1", "web_1-2", "..", "__", "web/1", "a"]);
+        for (name, set) in
+            [("web_1", "web_1"), ("web_1-2", "web_1-2"), ("web_1-3", "web/1"), ("__", "__")]
+        {
+            assert_eq!(names.get(name).map(String::as_str), Some(set), "{name}");
+        }
+        assert_eq!(names.len(), 6);
+    }
 }

@@ -12,10 +12,10 @@ use crate::{
     store::{Engine, OpenArchive, OpenCluster, Store},
 };
 
-/// Seconds for which chunks of puts that ended early are kept, so that a repeat finds them: those
 /// Seconds that forgotten snapshots are kept.
 const TRASH: u64 = 7 * 86_400;
 
+/// Seconds for which chunks of puts that ended early are kept, so that a repeat finds them: those
 /// of the command.
 const KEEP_PARTIAL: u64 = 24 * 3600;
 
@@ -149,11 +149,14 @@ impl Store {
                 let report = scrub_open(store.store().engine(), &mut |_| {}, &mut || false);
                 let found = report.bad_found + report.unread.len() as u64;
                 let bad = report.bad.into_iter().map(|bad| {
+                    if bad.whole {
+                        return format!("block {} {}", bad.pba.0, bad.what);
+                    }
                     let hit = bad.names.iter().map(|(volume, lba)| {
                         format!("{} at byte {}", volume.escape_debug(), lba.0 * BLOCK_BYTES as u64)
                     });
                     let hit: Vec<String> = hit.collect();
-                    format!("block {}: {}; it is in {}", bad.pba.0, bad.what, hit.join(", "))
+                    format!("block {} {}; it is in {}", bad.pba.0, bad.what, hit.join(", "))
                 });
                 Ok(Findings { problems: bad.chain(report.unread).collect(), found })
             }

@@ -56,7 +56,8 @@ fn bench() -> Bench {
     let dir = tempfile::tempdir().unwrap();
     let (tell, begun) = channel();
     let (go, wait) = channel();
-    let mut server = Server::new(Arc::new(Gated { begun: Mutex::new(tell), go: Mutex::new(wait) }));
+    let mut server =
+        Server::new(Arc::new(Gated { begun: Mutex::new(tell), go: Mutex::new(wait) }), Vec::new());
     let socket = dir.path().join("http.sock");
     server.add_unix(&socket, Reach::default()).unwrap();
     let address = server.add_tcp("127.0.0.1:0".parse().unwrap(), true).unwrap();
@@ -172,7 +173,7 @@ impl Site for Slow {
 #[test]
 fn rule_12_strangers_who_ask_all_the_time_take_a_fifth_of_a_processor() {
     let slow = Arc::new(Slow(AtomicU64::new(0)));
-    let mut server = Server::new(slow.clone());
+    let mut server = Server::new(slow.clone(), Vec::new());
     let address = server.add_tcp("127.0.0.1:0".parse().unwrap(), true).unwrap();
     server.start().unwrap();
     let begun = Instant::now();
@@ -203,7 +204,7 @@ fn the_end_waits_for_pages_that_are_being_made_and_for_nobody_else() {
 fn rule_10_a_socket_is_never_open_to_every_user() {
     let dir = tempfile::tempdir().unwrap();
     let site = Gated { begun: Mutex::new(channel().0), go: Mutex::new(channel().1) };
-    let mut server = Server::new(Arc::new(site));
+    let mut server = Server::new(Arc::new(site), Vec::new());
     let socket = dir.path().join("http.sock");
     for mode in [0o606, 0o666, 0o602, 0o601] {
         let refused = server.add_unix(&socket, Reach { mode, group: None }).unwrap_err();

@@ -21,7 +21,7 @@ use onefold_core::{Error, File, Files, Hold, Kind, Lock, PendingSync, Result};
 use parking_lot::Mutex;
 
 use self::late::Late;
-pub use self::mount::Mount;
+pub use self::mount::{Mount, MountCopy};
 use crate::{Reach, Rng};
 
 const SECTOR: usize = 512;

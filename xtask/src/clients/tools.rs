@@ -43,12 +43,13 @@ fn use_all(tally: &mut Tally, scheme: &str, options: &[&str]) -> Result<()> {
             .map(|(_, uri)| uri)
             .unwrap_or_default();
         let served = &served;
-        let checks: [(&str, &dyn Fn() -> Result<()>); 9] = [
+        let checks: [(&str, &dyn Fn() -> Result<()>); 10] = [
             ("nbdcopy in and out", &|| nbdcopy(served, &uri)),
             ("nbdinfo", &|| nbdinfo(&uri)),
             ("nbdcopy between volumes", &|| nbdcopy_between(served, &uri, &other)),
             ("nbdsh", &|| nbdsh(&uri)),
             ("qemu-img convert, compare, map", &|| qemu_img(served, &uri)),
+            ("qemu-img convert from qcow2", &|| qemu_img_from_qcow2(served, &other)),
             ("qemu-img bench", &|| qemu_img_bench(&other)),
             ("qemu-io", &|| qemu_io(&uri)),
             ("fio with crc32c", &|| fio(served, &other)),
@@ -174,6 +175,31 @@ fn qemu_img(served: &Served, uri: &str) -> Result<()> {
         .filter_map(|part| part["length"].as_u64())
         .sum();
     ensure!(zero == (64 << 20) - (IMAGE_BYTES / 4 * 3) as u64, "{zero} bytes of zeroes in {map}");
+    Ok(())
+}
+
+/// Copies images in qcow2 into a volume, as hypervisors hand them out: as they are, compressed, and a
+/// small one on top of another.
+fn qemu_img_from_qcow2(served: &Served, uri: &str) -> Result<()> {
+    let raw = served.file("image.raw");
+    let (plain, compressed, layered) =
+        (served.file("plain.qcow2"), served.file("compressed.qcow2"), served.file("layered.qcow2"));
+    let (raw, plain) = (path(&raw), path(&plain));
+    let (compressed, layered) = (path(&compressed), path(&layered));
+    client("qemu-img", &["convert", "-f", "raw", "-O", "qcow2", raw, plain])?;
+    client("qemu-img", &["convert", "-c", "-f", "raw", "-O", "qcow2", raw, compressed])?;
+    client("qemu-img", &["create", "-f", "qcow2", "-b", plain, "-F", "qcow2", layered])?;
+    let changes = ["-c", "write -P 7 1M 3M", "-c", "write -z 40M 1M", "-c", "flush"];
+    client("qemu-io", &[&["-f", "qcow2"][..], &changes, &[layered]].concat())?;
+    for image in [plain, compressed, layered] {
+        client("qemu-img", &["convert", "-n", "-f", "qcow2", "-O", "raw", image, uri])?;
+        client("qemu-img", &["compare", "-f", "qcow2", "-F", "raw", image, uri])?;
+    }
+    client("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", raw, uri])?;
+    // An image that differs is seen to differ.
+    let differs = client("qemu-img", &["compare", "-f", "qcow2", "-F", "raw", layered, uri]);
+    let differs = differs.err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(differs.contains("Content mismatch"), "qemu-img sees no difference: {differs}");
     Ok(())
 }
 

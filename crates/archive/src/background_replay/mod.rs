@@ -3,7 +3,7 @@
 //!
 //! | step | what | lock of other processes |
 //! |---|---|---|
-//! | [`Import`](ReplayStep::Import) | chunks of listed containers, from the auxiliary index into the chunk index | the importer's |
+//! | [`Import`](ReplayStep::Import) | chunks of listed containers, from the auxiliary index into the chunk index; an index whose directory failed is made anew, all at once | the importer's |
 //! | [`Count`](ReplayStep::Count) | usage counts of what came and went | the collector's |
 //! | [`Merge`](ReplayStep::Merge) | runs of the chunk index | the importer's, from the first portion to the last |
 //! | [`Checkpoint`](ReplayStep::Checkpoint) | the tables as of the log's end, and a new log | that of commits |
@@ -90,6 +90,8 @@ pub struct Replayed {
     pub merged_files: u64,
     /// Checkpoints of the tables.
     pub checkpoints: u64,
+    /// Chunk indexes that were made anew, since their directory failed.
+    pub indexes: u64,
 }
 
 /// The background replay of an ingesting process.
@@ -190,6 +192,10 @@ impl BackgroundReplay {
     }
 
     fn import(&mut self) -> Result<Came> {
+        if self.ingest.make_whole_beside(&self.pace)? {
+            self.done.indexes += 1;
+            return Ok(Came::Some);
+        }
         let came = self.ingest.import_some(&self.pace)?;
         self.done.imports += u64::from(came == Ported::Some);
         if came == Ported::Nothing {

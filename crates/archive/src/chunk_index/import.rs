@@ -7,7 +7,7 @@ use onefold_core::{Hold, Kind, Lock, Result};
 use super::{
     auxiliary_index::Auxiliary,
     file,
-    file::{Entry, Writer, index_name},
+    file::{Entry, PAGE_BYTES, Writer, index_name},
     merge::Merge,
 };
 use crate::{
@@ -18,7 +18,8 @@ use crate::{
         record::{IndexFile, Record},
     },
     operations_log::Archive,
-    tables::{IndexState, Tables, is_damaged},
+    rules::Rule,
+    tables::Tables,
 };
 
 /// Runs beside the index; with more, the importer must merge.
@@ -134,7 +135,7 @@ fn import_entries(
     // Merging costs as much as the index is long: it waits for runs that are worth it.
     let merges = old.len() > RUNS_MAX
         || old.first().is_none_or(|index| in_runs.saturating_mul(4) >= index.entries);
-    if !merges || merging.is_some() {
+    if !merges || merging.is_some() || !may_merge(archive, old)? {
         return write_run(archive, tables, entries, upto, merging);
     }
     entries.sort_unstable_by_key(|entry| entry.0.prefix());
@@ -185,9 +186,10 @@ pub(super) fn remove(archive: &Archive, gone: &IndexFile) -> Result<()> {
 pub(super) fn possible(archive: &Archive, files: &[IndexFile]) -> Result<Vec<IndexFile>> {
     let mut possible = Vec::with_capacity(files.len());
     for named in files {
-        match archive.files.open(&index_name(named.number)) {
-            Ok(file) if file::is_possible(named, &*file)? => possible.push(*named),
-            Ok(_) => {}
+        let file = archive.files.open(&index_name(named.number));
+        match file.and_then(|file| file::is_possible(named, &*file)) {
+            Ok(true) => possible.push(*named),
+            Ok(false) => {}
             Err(error) if error.kind() == Kind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -195,10 +197,48 @@ pub(super) fn possible(archive: &Archive, files: &[IndexFile]) -> Result<Vec<Ind
     Ok(possible)
 }
 
-/// A number that no index file has; files that nothing names are removed, but for the one that a
+/// How many of these files are lost: not there, not to be opened, or of another length than they were
+/// made with, as in an older copy of a directory.
+///
+/// # Errors
+/// Errors of the system.
+pub(super) fn lost_among(archive: &Archive, files: &[IndexFile]) -> Result<u64> {
+    let mut lost = 0;
+    for named in files {
+        let pages = u64::from(named.pages) + u64::from(named.filter_pages);
+        let found = archive.files.open(&index_name(named.number)).and_then(|file| file.bytes());
+        lost += match found {
+            Ok(bytes) => u64::from(bytes != pages * PAGE_BYTES as u64),
+            // Denied: something else has its name, or it is somebody else's.
+            Err(error)
+                if is_damage(&error) || matches!(error.kind(), Kind::NotFound | Kind::Denied) =>
+            {
+                1
+            }
+            Err(error) => return Err(error),
+        };
+    }
+    Ok(lost)
+}
+
+/// True when these files may become one. A file that is lost comes back with its disk, or is made anew
+/// with all others; merged, it would be forgotten, and its chunks would be stored again for ever.
+pub(super) fn may_merge(archive: &Archive, files: &[IndexFile]) -> Result<bool> {
+    if !archive.keeps(Rule::LostFilesNotMerged) {
+        return Ok(true);
+    }
+    let beside = |file: &IndexFile| archive.files.is_beside(&index_name(file.number));
+    let are_read = archive.index_failure().is_none() || files.iter().all(beside);
+    Ok(are_read && lost_among(archive, files)? == 0)
+}
+
+/// A number that no index file has or had when the log was shorter, so that no file of an older copy of
+/// the directory passes for a new one. Files that nothing names are removed, but for the one that a
 /// merge is making.
 pub(super) fn next_number(archive: &Archive, tables: &Tables, merging: Option<u64>) -> Result<u64> {
-    let mut highest = 0;
+    // Where the index directory is away, its names are not seen.
+    let named = tables.index.files.iter().map(|file| file.number);
+    let mut highest = named.chain(merging).fold(tables.sequence, u64::max);
     for name in archive.files.names()? {
         let Some(number) =
             name.strip_prefix("index-").and_then(|digits| digits.parse::<u64>().ok())
@@ -208,39 +248,11 @@ pub(super) fn next_number(archive: &Archive, tables: &Tables, merging: Option<u6
         highest = highest.max(number);
         let is_named = tables.index.files.iter().any(|file| file.number == number);
         if !is_named && merging != Some(number) {
-            archive.files.remove(&name)?;
+            match archive.files.remove(&name) {
+                Err(error) if error.kind() != Kind::NotFound => return Err(error),
+                _ => {}
+            }
         }
     }
     Ok(highest.saturating_add(1))
-}
-
-/// Throws the index away and makes it anew from the metadata of all containers.
-///
-/// # Errors
-/// Errors of the system.
-pub fn rebuild(archive: &Arc<Archive>, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
-    let _lock = archive.files.lock(IMPORTER, Hold::Alone, true)?;
-    let guard = archive.guard_epoch()?;
-    let tables = guard.tables.clone();
-    let container_reader = ContainerReader::new(archive.clone());
-    let (mut entries, total) = (Vec::new(), tables.containers.len() as u64);
-    for (n, container) in tables.containers.iter().enumerate() {
-        let container = match container {
-            Err(error) if is_damage(&error) => continue,
-            found => found?,
-        };
-        if let Ok(metadata) = container_reader.metadata(&container) {
-            let whole = metadata
-                .chunks
-                .iter()
-                .enumerate()
-                .filter(|(n, _)| !is_damaged(&tables, container.stored.id, *n));
-            entries.extend(whole.map(|(_, chunk)| (chunk.fingerprint, chunk.first)));
-        }
-        progress(n as u64 + 1, total);
-    }
-    let count = entries.len() as u64;
-    let empty = Tables { index: IndexState::default(), ..Tables::clone(&tables) };
-    import_entries(archive, &empty, entries, tables.sequence, None)?;
-    Ok(count)
 }

@@ -2,7 +2,7 @@
 
 use std::{iter::Peekable, sync::Arc};
 
-use onefold_core::{File, Result};
+use onefold_core::{Error, File, Kind, Result};
 
 use super::file::{
     Entry, PAGE_BYTES, WRITE_PAGES, Writer, entries, index_name, is_sealed, read_pages,
@@ -10,6 +10,7 @@ use super::file::{
 use crate::{
     format::{Address, damage::is_damage, record::IndexFile},
     operations_log::Archive,
+    rules::Rule,
     tables::Tables,
 };
 
@@ -21,18 +22,25 @@ struct Scan {
     next_page: u32,
     /// Entries read and not taken, the next one last.
     held: Vec<Entry>,
+    /// Pages were left out.
+    left_out: bool,
 }
 
 impl Scan {
     fn peek(&mut self) -> Result<Option<Entry>> {
         while self.held.is_empty() && self.next_page < self.named.pages {
-            let Some(file) = &self.file else { break };
+            let Some(file) = &self.file else {
+                self.left_out = true;
+                break;
+            };
             let mut bytes =
                 vec![0; WRITE_PAGES.min((self.named.pages - self.next_page) as usize) * PAGE_BYTES];
             read_pages(&**file, self.next_page, &mut bytes)?;
             for page in bytes.chunks(PAGE_BYTES) {
                 if is_sealed(&self.archive.identity, self.named.number, self.next_page, page) {
                     self.held.extend(entries(page));
+                } else {
+                    self.left_out = true;
                 }
                 self.next_page += 1;
             }
@@ -46,6 +54,7 @@ impl Scan {
 /// The entries of files, and new ones, on their way into one file: sorted, the newest of each
 /// fingerprint, without those of containers that are gone.
 pub(super) struct Merge {
+    archive: Arc<Archive>,
     scans: Vec<Scan>,
     new: Peekable<std::vec::IntoIter<Entry>>,
     writer: Writer,
@@ -53,6 +62,8 @@ pub(super) struct Merge {
     same: Vec<Entry>,
     known: Known,
     has_all: bool,
+    /// Files are in an index directory.
+    elsewhere: bool,
 }
 
 impl Merge {
@@ -71,14 +82,17 @@ impl Merge {
             file: archive.files.open(&index_name(named.number)).ok(),
             next_page: 0,
             held: Vec::new(),
+            left_out: false,
         };
         Ok(Merge {
+            archive: archive.clone(),
             scans: files.iter().map(scan).collect(),
             new: new.into_iter().peekable(),
             writer: Writer::create(archive, number, count)?,
             same: Vec::new(),
             known: Known::default(),
             has_all: false,
+            elsewhere: !files.iter().all(|file| archive.files.is_beside(&index_name(file.number))),
         })
     }
 
@@ -140,7 +154,20 @@ impl Merge {
     }
 
     /// The file, durable, when [`step`](Self::step) gave false.
+    ///
+    /// # Errors
+    /// `NoSpace` when the index directory failed and did not give all entries: the files that have
+    /// them stay. Otherwise the errors of the system.
     pub(super) fn finish(self) -> Result<IndexFile> {
+        let left_out = self.scans.iter().any(|scan| scan.left_out);
+        if left_out
+            && self.elsewhere
+            && self.archive.keeps(Rule::LostFilesNotMerged)
+            && let Some(error) = self.archive.index_failure()
+        {
+            let why = format!("the index directory failed, so its files are not merged: {error}");
+            return Err(Error::new(Kind::NoSpace, why));
+        }
         self.writer.finish()
     }
 }

@@ -6,7 +6,8 @@
 //! No page is ever written twice.
 //!
 //! *Invariant:* it advises. An entry may be stale, so its container is looked into before it is
-//! used. A lost or damaged page costs duplicates.
+//! used. A lost or damaged page costs duplicates. A lost file costs time: the next ingesting process
+//! makes the index anew.
 //!
 //! *Crash argument:* a file is synced, its name too, before the record that names it. Containers
 //! that were listed after that record's place in the log come back into the auxiliary index from
@@ -20,22 +21,25 @@
 //! | [`merge`] | files read together and written as one |
 //! | [`import`](mod@import) | new entries written to files |
 //! | [`run_merge`] | runs merged beside puts, in portions |
+//! | [`rebuild`](mod@rebuild) | the index made anew, or written again elsewhere |
 
 mod auxiliary_index;
 mod file;
 mod import;
 mod index;
 mod merge;
+mod rebuild;
 mod run_merge;
 
 pub(crate) use self::{
     auxiliary_index::{Auxiliary, ByFingerprint},
     file::Entry,
     import::{Importing, import, load_recent, write_run},
+    rebuild::make_whole_paced,
     run_merge::{RunMerge, first_to_merge},
 };
 pub use self::{
     file::PAGE_BYTES,
-    import::rebuild,
     index::{ChunkIndex, not_found},
+    rebuild::{IndexMove, lost_files, make_whole, rebuild},
 };

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use onefold_core::Result;
 
 use super::{
-    import::{Importing, next_number, possible, remove},
+    import::{Importing, may_merge, next_number, possible, remove},
     merge::Merge,
 };
 use crate::{
@@ -46,8 +46,8 @@ pub(crate) struct RunMerge {
 }
 
 impl RunMerge {
-    /// Begins with the files that are worth it; `None` when there are none, or another process
-    /// imports.
+    /// Begins with the files that are worth it; `None` when there are none, some of them are lost, or
+    /// another process imports.
     ///
     /// # Errors
     /// Errors of the system.
@@ -57,6 +57,9 @@ impl RunMerge {
         let files = &tables.index.files;
         let Some(first) = first_to_merge(files) else { return Ok(None) };
         let from = files[first..].to_vec();
+        if !may_merge(archive, &from)? {
+            return Ok(None);
+        }
         let number = next_number(archive, &tables, None)?;
         let merge = Merge::new(archive, number, &possible(archive, &from)?, Vec::new())?;
         Ok(Some(RunMerge { _importing: importing, merge, from }))

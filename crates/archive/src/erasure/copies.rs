@@ -14,7 +14,7 @@ use crate::{
     format::{
         label::find_label,
         log_reader::LogReader,
-        names::{LABEL, RESERVE, is_segment, log_name},
+        names::{LABEL, RESERVE, is_index, is_segment, log_name},
     },
     memory::Drawn,
 };
@@ -267,7 +267,7 @@ fn is_lock(name: &str) -> bool {
 /// True for files whose damaged pages cost no data: readers of chunk index and usage counts see by
 /// the checksum that a page is none, and make the content anew; nobody reads the reserve.
 fn is_derived(name: &str) -> bool {
-    name.starts_with("index-") || name.starts_with("counts-") || name == RESERVE
+    is_index(name) || name.starts_with("counts-") || name == RESERVE
 }
 
 /// True for log and tables, and for the files that are locks.

@@ -19,6 +19,7 @@
 mod broken;
 mod code;
 mod copies;
+mod index_directory;
 mod label;
 mod nodes;
 mod redundancy;
@@ -28,11 +29,13 @@ mod stripe;
 
 pub(crate) use self::{
     copies::copy_all,
+    index_directory::WithIndex,
     label::{CURSOR, NODE},
     redundancy::{ONE_DIRECTORY, OneDirectory, Redundancy},
     stripe::{Repaired, Segment},
 };
 pub use self::{
+    index_directory::IndexDirectory,
     label::{Absent, NodeLabel, View},
     nodes::{Nodes, Spread},
     seal::seal,

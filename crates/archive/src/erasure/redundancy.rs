@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onefold_core::{File, Files, Hold, Lock, Result};
+use onefold_core::{Error, File, Files, Hold, Lock, Result};
 
 /// Files with redundancy below them. One directory has none, and answers as if all were there.
 pub(crate) trait Redundancy: Files {
@@ -59,6 +59,16 @@ pub(crate) trait Redundancy: Files {
     /// The copy that is read turned out to be damaged after it had been read whole: it is left out,
     /// and another one read from now on; false when there is none.
     fn leave_damaged_copy(&self) -> bool;
+
+    /// The first failure of another directory that the chunk index is in.
+    fn index_failure(&self) -> Option<Error> {
+        None
+    }
+
+    /// True when a file of the chunk index is where the data is.
+    fn is_beside(&self, _name: &str) -> bool {
+        true
+    }
 }
 
 /// One directory, without redundancy.

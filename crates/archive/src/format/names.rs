@@ -50,6 +50,11 @@ pub(crate) fn is_segment(name: &str) -> bool {
     name.starts_with("segment-")
 }
 
+/// True for files of the chunk index.
+pub(crate) fn is_index(name: &str) -> bool {
+    name.starts_with("index-")
+}
+
 /// Makes an empty file of this name, in place of one that a crash may have left.
 pub(crate) fn fresh(files: &dyn Files, name: &str) -> Result<Arc<dyn File>> {
     match files.create(name) {

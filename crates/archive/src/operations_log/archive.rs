@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{position::LogPosition, snapshot::write_snapshot};
 use crate::{
-    erasure::{Nodes, ONE_DIRECTORY, OneDirectory, Redundancy},
+    erasure::{IndexDirectory, Nodes, ONE_DIRECTORY, OneDirectory, Redundancy, WithIndex},
     format::{
         Identity,
         label::{Label, find_label, look_for_label},
@@ -66,6 +66,25 @@ impl Archive {
         open_with(Arc::new(OneDirectory(files)), writes, settings)
     }
 
+    /// Opens an archive of one directory whose chunk index is in others, likewise: it is looked for
+    /// beside the data and then in all of them, the first one first, and new files of it are made in
+    /// the last one that takes new files. What is wrong with these directories costs speed.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with_index(
+        files: Arc<dyn Files>,
+        directories: Vec<IndexDirectory>,
+        writes: bool,
+        settings: Settings,
+    ) -> Result<Archive> {
+        let mut all: Arc<dyn Redundancy> = Arc::new(OneDirectory(files));
+        for index in directories {
+            all = Arc::new(WithIndex { files: all, index, settings: settings.clone() });
+        }
+        open_with(all, writes, settings)
+    }
+
     /// Opens an archive on nodes, likewise.
     ///
     /// # Errors
@@ -78,6 +97,13 @@ impl Archive {
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.writes
+    }
+
+    /// The first failure of a directory that the chunk index is in, since the archive was opened: what
+    /// is there may be stored again, until the archive is opened anew.
+    #[must_use]
+    pub fn index_failure(&self) -> Option<Error> {
+        self.files.index_failure()
     }
 
     /// True when the steps keep this rule; the constant `true` in a product.

@@ -10,7 +10,9 @@ use onefold_core::{Kind, Result};
 
 use super::ingest::Ingest;
 use crate::{
-    chunk_index::{ChunkIndex, Entry, Importing, RunMerge, first_to_merge, write_run},
+    chunk_index::{
+        ChunkIndex, Entry, Importing, RunMerge, first_to_merge, make_whole_paced, write_run,
+    },
     container::{ContainerReader, Pace},
     format::{ContainerId, container::ContainerKind, damage::is_damage},
     rules::Rule,
@@ -80,6 +82,28 @@ impl Ingest {
                 Ok(Ported::Some)
             }
         }
+    }
+
+    /// Makes the index anew when its directory failed since this process began, and files of it are
+    /// lost; true when it was made. Else what they had would be stored again as long as the process
+    /// runs.
+    ///
+    /// # Errors
+    /// Errors of the pace, after which it begins again, and of the system.
+    pub(crate) fn make_whole_beside(&self, pace: &Pace) -> Result<bool> {
+        if self.archive.index_failure().is_none() || self.imported.lock().is_some() {
+            return Ok(false);
+        }
+        // Others import later.
+        let merging = self.merging.lock();
+        if merging.is_some() {
+            return Ok(false);
+        }
+        let made = make_whole_paced(&self.archive, pace, &mut |_, _| {})?;
+        if made.is_some() {
+            *self.imported.lock() = Some(self.archive.tables().index.upto);
+        }
+        Ok(made.is_some())
     }
 
     /// The archive as of now, and containers of chunks that neither the chunk index nor the auxiliary

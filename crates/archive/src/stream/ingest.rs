@@ -21,7 +21,9 @@ use onefold_core::{Error, Hold, Kind, Lock, Result};
 use parking_lot::Mutex;
 
 use crate::{
-    chunk_index::{Auxiliary, ChunkIndex, Importing, RunMerge, import, load_recent},
+    chunk_index::{
+        Auxiliary, ChunkIndex, Importing, RunMerge, import, load_recent, lost_files, make_whole,
+    },
     container::{Appender, ContainerReader, Ids, class_of},
     filter_chain::FilterChain,
     format::{
@@ -91,7 +93,8 @@ pub(super) struct Written {
 
 impl Ingest {
     /// Becomes the ingesting process; waits for another one to end when `wait` is set. With
-    /// `lasting` the process outlives its streams.
+    /// `lasting` the process outlives its streams. Where files of the chunk index are lost, this makes
+    /// the index anew, which reads the metadata of all containers.
     ///
     /// # Errors
     /// `Busy`, and those of the system.
@@ -104,7 +107,17 @@ impl Ingest {
                 ),
                 _ => error,
             })?;
-        let guard = archive.guard_epoch()?;
+        let mut guard = archive.guard_epoch()?;
+        if lost_files(archive)? > 0 {
+            drop(guard);
+            match make_whole(archive, &mut |_, _| {}) {
+                // Without room for an index chunks are stored again; so are they when another process,
+                // which no lock holds, wrote an index meanwhile.
+                Err(error) if matches!(error.kind(), Kind::NoSpace | Kind::Busy) => {}
+                made => drop(made?),
+            }
+            guard = archive.guard_epoch()?;
+        }
         let container_reader = Arc::new(ContainerReader::new(archive.clone()));
         let mut auxiliary = Auxiliary::default();
         load_recent(&container_reader, &guard.tables, &mut auxiliary)?;

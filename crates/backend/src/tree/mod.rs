@@ -5,7 +5,7 @@
 //! | `walk` | tells of everything below a directory, in the order of listings |
 //! | `restore` | makes it again, as a listing says |
 //! | `mounts` | what is mounted where a walk comes by |
-//! | `place` | follows a path without asking what another user mounted on the way |
+//! | `place` | follows a path without asking what another user mounted on the way, and not by another user's links |
 //! | `names` | the names of a directory in order, in memory or in a file |
 //! | `files` | its files, made, filled and finished by several threads in any order |
 //! | `ahead` | brings small files into the system's cache before the walk comes to them |
@@ -35,7 +35,7 @@ use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
 
 pub use files::{Files, Made, NamesOf, punch};
 pub use names::NamesMemory;
-pub use place::{Place, mounted_by_another};
+pub use place::{Followed, Place};
 pub use restore::{Restorer, write_part};
 pub use shared::{Choices, LeftOut};
 pub use sweep::{Keeps, Removal, Sweep, Swept, Tell};

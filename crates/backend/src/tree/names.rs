@@ -15,7 +15,7 @@ use std::{
 
 use onefold_core::{Error, Result};
 
-use crate::new_file::scratch;
+use crate::scratch::scratch;
 
 /// One name of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

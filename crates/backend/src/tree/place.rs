@@ -1,8 +1,11 @@
-//! The place that a path leads to, without asking what another user mounted on the way.
+//! The place that a path leads to, without asking what another user mounted on the way, and without
+//! being led elsewhere by another user's link.
 //!
 //! The system follows a path through every file system on the way, and a program of a user who mounted
 //! one of his own (FUSE) may never answer. So a path is followed part by part, each part is opened as a
-//! place, which asks nobody, and the place is looked at before anything below it is.
+//! place, which asks nobody, and the place is looked at before anything below it is. Links of root and
+//! of the own user are followed; one of another user could lead root to any place, in which it would
+//! read or write.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -12,7 +15,7 @@ use std::{
 
 use onefold_core::{Error, Kind, Result};
 use rustix::{
-    fs::{CWD, FileType, Mode, OFlags, Stat},
+    fs::{CWD, FileType, Mode, OFlags, Stat, StatVfs},
     io::Errno,
 };
 
@@ -27,22 +30,45 @@ pub struct Place {
     pub(super) stat: Stat,
 }
 
+/// A place, or why a path is not followed to it: another user mounted a file system of his own on the
+/// way, or made a link there, or could have removed what is missing.
+pub type Followed = Result<Place, Error>;
+
 impl Place {
-    /// Follows a path; a link at its end only with `follows`. `None` when another user mounted a file
-    /// system of his own there or on the way. Nothing is opened for reading.
+    /// Follows a path; a link at its end only with `follows`. Nothing is opened for reading. The error
+    /// inside says that another user stands in the way.
     ///
     /// # Errors
     /// Those of the system, with the path.
-    pub fn of(path: &Path, follows: bool) -> Result<Option<Place>> {
-        let found = follow(path, follows).and_then(|at| Ok((rustix::fs::fstat(&at)?, at)));
-        match found {
-            Ok((stat, at)) => Ok(Some(Place { at, stat })),
-            Err(Errno::XDEV) => Ok(None),
-            Err(errno) => {
-                let what = format_args!("{} can't be looked at", path.display());
-                Err(Error::from_io(what, errno.into()))
-            }
-        }
+    pub fn of(path: &Path, follows: bool) -> Result<Followed> {
+        told(path, follow(path, follows, false))
+    }
+
+    /// Follows a path to a directory, and makes those on the way that are not there, for this user
+    /// alone.
+    ///
+    /// # Errors
+    /// Those of the system, with the path; `Denied` when another user stands in the way.
+    pub fn make(path: &Path) -> Result<Place> {
+        told(path, follow(path, true, true))?
+    }
+
+    /// Opens a directory for reading.
+    ///
+    /// # Errors
+    /// Those of the system, with the path; `path` is how the place is called in it.
+    pub fn open(&self, path: &Path) -> Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.at, ".", flags, Mode::empty())
+            .map_err(|errno| Error::from_io(path.display(), errno.into()))
+    }
+
+    /// How full the file system is that it lies on.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(crate) fn room(&self) -> Result<StatVfs, Errno> {
+        rustix::fs::fstatvfs(&self.at)
     }
 
     /// True for a directory.
@@ -63,25 +89,80 @@ impl Place {
         &self.stat
     }
 
-    /// Where it is found again as long as this is held: a path to read attributes by.
+    /// Where it is found again as long as this is held: a path to read attributes by, or to mount on.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         mounts::proc_path(&self.at).into()
     }
 }
 
-/// The error for a path that leads to what another user mounted.
-#[must_use]
-pub fn mounted_by_another(path: &Path) -> Error {
-    let shown = path.display();
-    let sentence = format!(
-        "{shown}: another user mounted a file system of his own there or on the way, which is not \
-         entered"
-    );
-    Error::new(Kind::Denied, sentence)
+impl From<Place> for OwnedFd {
+    fn from(place: Place) -> OwnedFd {
+        place.at
+    }
 }
 
-fn follow(path: &Path, follows: bool) -> Result<OwnedFd, Errno> {
+/// Why a path leads nowhere.
+#[derive(Debug, PartialEq, Eq)]
+enum Stop {
+    System(Errno),
+    /// Another user mounted a file system of his own.
+    Mount,
+    /// A link of this user.
+    Link(u32),
+    /// An error of the system in a directory that another user may change.
+    Other(Errno),
+}
+
+impl From<Errno> for Stop {
+    fn from(errno: Errno) -> Stop {
+        if errno == Errno::XDEV { Stop::Mount } else { Stop::System(errno) }
+    }
+}
+
+fn told(path: &Path, followed: Result<OwnedFd, Stop>) -> Result<Followed> {
+    let shown = path.display();
+    let failed =
+        |errno: Errno| Error::from_io(format_args!("{shown} can't be looked at"), errno.into());
+    let denied = |why: String| Error::new(Kind::Denied, format!("{shown}: {why}"));
+    let stop = match followed {
+        Ok(at) => match rustix::fs::fstat(&at) {
+            Ok(stat) => return Ok(Ok(Place { at, stat })),
+            Err(errno) => Stop::System(errno),
+        },
+        Err(stop) => stop,
+    };
+    match stop {
+        Stop::System(errno) => Err(failed(errno)),
+        Stop::Other(errno) => Ok(Err(failed(errno))),
+        Stop::Mount => Ok(Err(denied(
+            "another user mounted a file system of his own there or on the way, which is not entered"
+                .to_owned(),
+        ))),
+        Stop::Link(user) => Ok(Err(denied(format!(
+            "a link of user {user} is there or on the way, which could lead anywhere and is not \
+             followed; give the path that it leads to"
+        )))),
+    }
+}
+
+/// True for a user who is neither root nor this one.
+fn is_other(user: u32) -> bool {
+    user != 0 && user != rustix::process::geteuid().as_raw()
+}
+
+/// An error in a directory: another user may be to blame who owns it, or whom its mode lets in.
+fn stopped(directory: &OwnedFd, errno: Errno) -> Stop {
+    let is_of_others = |stat: Stat| is_other(stat.st_uid) || stat.st_mode & 0o002 != 0;
+    match Stop::from(errno) {
+        Stop::System(errno) if rustix::fs::fstat(directory).is_ok_and(is_of_others) => {
+            Stop::Other(errno)
+        }
+        stop => stop,
+    }
+}
+
+fn follow(path: &Path, follows: bool, makes: bool) -> Result<OwnedFd, Stop> {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let start = |at: &str| rustix::fs::openat(CWD, at, directory, Mode::empty());
     let mut at = start(".")?;
@@ -92,7 +173,7 @@ fn follow(path: &Path, follows: bool) -> Result<OwnedFd, Errno> {
         parts.extend(each);
     };
     if path.as_os_str().is_empty() {
-        return Err(Errno::NOENT);
+        return Err(Stop::System(Errno::NOENT));
     }
     push(&mut parts, path);
     let mut links = 0;
@@ -103,21 +184,30 @@ fn follow(path: &Path, follows: bool) -> Result<OwnedFd, Errno> {
                 at = rustix::fs::openat(&at, "..", directory, Mode::empty())?;
             }
             Some(Component::Normal(name)) => {
-                let next = mounts::open_place(&at, name)?;
+                let wrong = |errno| stopped(&at, errno);
+                let next = match mounts::open_place(&at, name) {
+                    Err(Errno::NOENT) if makes => made(&at, name),
+                    opened => opened,
+                };
+                let next = next.map_err(wrong)?;
                 let is_last = parts.is_empty();
-                let kind = FileType::from_raw_mode(rustix::fs::fstat(&next)?.st_mode);
-                at = match kind {
+                let stat = rustix::fs::fstat(&next)?;
+                at = match FileType::from_raw_mode(stat.st_mode) {
                     FileType::Symlink if !is_last || follows => {
+                        if is_other(stat.st_uid) {
+                            return Err(Stop::Link(stat.st_uid));
+                        }
                         links += 1;
                         if links > LINKS_MAX {
-                            return Err(Errno::LOOP);
+                            return Err(Stop::System(Errno::LOOP));
                         }
                         let target = rustix::fs::readlinkat(&next, "", Vec::new())?;
                         push(&mut parts, Path::new(OsStr::from_bytes(target.as_bytes())));
                         continue;
                     }
-                    FileType::Directory if !is_last => enter(&at, name)?,
-                    _ if !is_last => return Err(Errno::NOTDIR),
+                    FileType::Directory if !is_last => enter(&at, name).map_err(wrong)?,
+                    FileType::Directory => next,
+                    _ if !is_last || makes => return Err(wrong(Errno::NOTDIR)),
                     _ => next,
                 };
             }
@@ -125,6 +215,14 @@ fn follow(path: &Path, follows: bool) -> Result<OwnedFd, Errno> {
         }
     }
     Ok(at)
+}
+
+/// Makes a directory that was not there a moment ago, and opens it as a place.
+fn made(above: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
+    match rustix::fs::mkdirat(above, name, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => mounts::open_place(above, name),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// A directory on the way, as a place: what is mounted when somebody goes through is mounted now.
@@ -173,15 +271,23 @@ mod tests {
                     false => std::fs::symlink_metadata(&path),
                 };
                 let told = told.map(|told| (told.dev(), told.ino())).map_err(|e| e.raw_os_error());
-                let found = follow(&path, follows).map(|at| rustix::fs::fstat(&at).unwrap());
+                let found = follow(&path, follows, false).map(|at| rustix::fs::fstat(&at).unwrap());
                 let found = found.map(|stat| (stat.st_dev, stat.st_ino));
-                assert_eq!(found.map_err(|e| Some(e.raw_os_error())), told, "{name} {follows}");
+                let errno = |stop| match stop {
+                    Stop::System(errno) => Some(errno.raw_os_error()),
+                    _ => None,
+                };
+                assert_eq!(found.map_err(errno), told, "{name} {follows}");
             }
         }
         let here = Place::of(Path::new("."), false).unwrap().unwrap();
         let root = Place::of(Path::new("/"), false).unwrap().unwrap();
         assert!(here.is_directory() && root.is_directory());
         assert!(here.path().is_dir() && here.identity() != root.identity());
-        assert_eq!(follow(Path::new(""), true).err(), Some(Errno::NOENT));
+        assert_eq!(follow(Path::new(""), true, false).err(), Some(Stop::System(Errno::NOENT)));
+        let made = Place::make(&at("a/link/../new/deep")).unwrap();
+        assert!(made.is_directory() && made.stat().st_mode & 0o7777 == 0o700);
+        assert!(at("a/new/deep").is_dir() && Place::make(&at("a/file")).is_err());
+        assert!(Place::make(&at("a/new/deep")).unwrap().identity() == made.identity());
     }
 }

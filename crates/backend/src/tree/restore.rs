@@ -9,12 +9,9 @@
 
 use std::{
     collections::HashSet,
-    fs::{DirBuilder, File},
+    fs::File,
     hash::{BuildHasher, RandomState},
-    os::{
-        fd::OwnedFd,
-        unix::fs::{DirBuilderExt, FileExt},
-    },
+    os::{fd::OwnedFd, unix::fs::FileExt},
     path::Path,
     sync::Arc,
 };
@@ -35,7 +32,9 @@ use super::{
     },
     files::Files,
     levels::Levels,
+    place,
     shared::{Choices, Filling, LeftOut, Shared, is_empty, last_part, open_path},
+    sweep::Sweep,
 };
 
 /// Memory for the attributes of directories that are open at one time.
@@ -80,17 +79,15 @@ impl Restorer {
     /// process has no file mode mask: pipes get their mode as they are made.
     ///
     /// # Errors
-    /// The errors of the system.
+    /// The errors of the system; `Denied` when another user's link or mount is on the way there.
     pub fn new(root: &Path, choices: Choices) -> Result<Restorer> {
-        let wrong = |e| Error::from_io(root.display(), e);
-        DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(wrong)?;
-        let opened = rustix::fs::open(root, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let opened = opened.map_err(|errno| wrong(errno.into()))?;
-        let stat = rustix::fs::fstat(&opened).map_err(|errno| wrong(errno.into()))?;
+        let wrong = |errno: Errno| Error::from_io(root.display(), errno.into());
+        let opened = place::Place::make(root)?.open(root)?;
+        let stat = rustix::fs::fstat(&opened).map_err(wrong)?;
         let again = rustix::io::fcntl_dupfd_cloexec(&opened, 0);
         let shared = Shared {
             shown: root.to_owned(),
-            root: again.map_err(|errno| wrong(errno.into()))?,
+            root: again.map_err(wrong)?,
             choices,
             is_root: rustix::process::geteuid().is_root(),
             user: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
@@ -116,6 +113,16 @@ impl Restorer {
     #[must_use]
     pub fn left_out(&self) -> LeftOut {
         *self.shared.left_out.lock()
+    }
+
+    /// Looks at what is below the same root.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn sweep(&self) -> Result<Sweep> {
+        let shared = &self.shared;
+        let again = rustix::io::fcntl_dupfd_cloexec(&shared.root, 0);
+        Sweep::below(again.map_err(|errno| self.wrong(b"", errno))?, &shared.shown)
     }
 
     /// Files that several threads fill, below the same root.

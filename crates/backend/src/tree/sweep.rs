@@ -12,9 +12,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use onefold_core::{Error, Result};
+use onefold_core::{Error, Kind, Result};
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags},
+    fs::{AtFlags, FileType, Stat, StatxFlags},
     io::Errno,
 };
 
@@ -23,6 +23,7 @@ use super::{
     levels::Levels,
     mounts,
     names::{Names, NamesMemory, Space},
+    place::Place,
     shared::{last_part, open_directory, open_path},
     shown,
 };
@@ -102,20 +103,23 @@ impl Sweep {
     /// Below `root`; `None` when that is not there.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Those of the system; `Denied` when another user stands in the way there.
     pub fn new(root: &Path) -> Result<Option<Sweep>> {
-        let wrong = |errno: Errno| Error::from_io(root.display(), errno.into());
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        match rustix::fs::open(root, flags, Mode::empty()) {
-            Err(Errno::NOENT) => Ok(None),
-            opened => {
-                let opened = opened.map_err(wrong)?;
-                let mount = mount(&opened).map_err(wrong)?;
-                let space = Space::new(NamesMemory::default());
-                let (shown, levels, at) = (root.to_owned(), Levels::new(), Vec::new());
-                Ok(Some(Sweep { shown, root: opened, mount, space, levels, at }))
-            }
+        match Place::of(root, true).and_then(|followed| followed) {
+            Err(error) if error.kind() == Kind::NotFound => Ok(None),
+            place => Sweep::below(place?.open(root)?, root).map(Some),
         }
+    }
+
+    /// Below a directory that is open, which is called `root` in errors.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(super) fn below(opened: OwnedFd, root: &Path) -> Result<Sweep> {
+        let mount = mount(&opened).map_err(|errno| Error::from_io(root.display(), errno.into()))?;
+        let space = Space::new(NamesMemory::default());
+        let (shown, levels, at) = (root.to_owned(), Levels::new(), Vec::new());
+        Ok(Sweep { shown, root: opened, mount, space, levels, at })
     }
 
     fn wrong(&self, path: &[u8], errno: Errno) -> Error {

@@ -26,7 +26,7 @@ use super::{
     levels::Levels,
     mounts::{self, Closed, Mount, proc_path},
     names::{Name, Names, NamesMemory, Space},
-    place::{Place, mounted_by_another},
+    place::Place,
     shown,
 };
 use crate::{spared::Spared, sparse::next_data};
@@ -189,13 +189,22 @@ struct Rest {
 struct Seen {
     /// The directory above, and the name in it; the root has none.
     directories: Vec<(Option<usize>, Box<[u8]>)>,
-    files: HashMap<Identity, (usize, Box<[u8]>)>,
+    files: HashMap<Identity, (usize, Box<[u8]>, Origin)>,
+}
+
+/// What tells a file from a later one that got its number. Whoever removes a file after its first name was
+/// looked at would else have another user's new file taken for it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Origin {
+    owner: u32,
+    /// When it was made, where the file system knows.
+    made: Option<(i64, u32)>,
 }
 
 impl Seen {
     /// The path of a file's first name.
     fn path(&self, identity: Identity) -> Option<Vec<u8>> {
-        let (directory, name) = self.files.get(&identity)?;
+        let (directory, name, _) = self.files.get(&identity)?;
         let (mut at, mut parts): (_, Vec<&[u8]>) = (*directory, vec![name]);
         while let Some((Some(above), part)) = self.directories.get(at) {
             parts.push(part);
@@ -269,11 +278,10 @@ impl Walk {
     /// A walk below `root`.
     ///
     /// # Errors
-    /// `InvalidInput` when that is no directory, `Denied` when another user mounted a file system of his
-    /// own there or on the way, and those of the system.
+    /// `InvalidInput` when that is no directory, `Denied` when another user made a link there or on the way,
+    /// or mounted a file system of his own, and those of the system.
     pub fn new(root: &Path, options: Options) -> Result<Walk> {
-        let place = Place::of(root, options.follows_root)?;
-        Walk::at(place.ok_or_else(|| mounted_by_another(root))?, root, options)
+        Walk::at(Place::of(root, options.follows_root)??, root, options)
     }
 
     /// A walk below a place, which is called `root` in errors.
@@ -475,13 +483,16 @@ impl Walk {
             return Ok(found);
         }
         let mut what = what(stat);
-        if stat.st_nlink > 1 {
-            let identity = Identity::of(stat);
-            if let Some(target) = self.seen.path(identity) {
+        if stat.st_nlink > 1 && self.options.linked_max > 0 {
+            let (identity, origin) = (Identity::of(stat), self.origin(at, name, stat));
+            let known = self.seen.files.get(&identity).map(|(_, _, known)| *known);
+            if known == Some(origin)
+                && let Some(target) = self.seen.path(identity)
+            {
                 what = What::HardLink { target };
-            } else if self.seen.files.len() < self.options.linked_max {
+            } else if known.is_some() || self.seen.files.len() < self.options.linked_max {
                 let directory = self.keep_directory();
-                self.seen.files.insert(identity, (directory, name.as_bytes().into()));
+                self.seen.files.insert(identity, (directory, name.as_bytes().into(), origin));
             }
         }
         let Some(at) = at else {
@@ -583,6 +594,28 @@ impl Walk {
         let mut found = self.found(stat, what, None);
         found.entry.attributes = attributes;
         Ok(Found { file, lacks, ..found })
+    }
+
+    /// What tells a file that was looked at from others that had its number, or will have it.
+    fn origin(&mut self, at: Option<&OwnedFd>, name: &OsString, stat: &Stat) -> Origin {
+        let wanted = StatxFlags::BTIME | StatxFlags::INO;
+        let told = match (at, self.levels.last()) {
+            (Some(at), _) => {
+                let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+                rustix::fs::statx(at, "", flags, wanted).ok()
+            }
+            (None, Some((Some(directory), _))) => {
+                let flags =
+                    AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+                rustix::fs::statx(directory, name, flags, wanted).ok()
+            }
+            _ => None,
+        };
+        let is_told = told.filter(|told| {
+            told.stx_mask & StatxFlags::BTIME.bits() != 0 && told.stx_ino == stat.st_ino
+        });
+        let made = is_told.map(|told| (told.stx_btime.tv_sec, told.stx_btime.tv_nsec));
+        Origin { owner: stat.st_uid, made }
     }
 
     /// Forgets a name that could not be read: no later name links to it.

@@ -62,19 +62,24 @@ pub struct ScrubReport {
     pub bad: Vec<BadBlock>,
     /// How many there are.
     pub bad_found: u64,
+    /// How many of them hold their data whole.
+    pub whole_found: u64,
     /// Table pages that could not be read, so that their blocks were not verified.
     pub unread: Vec<String>,
     /// True when it was cancelled before its end.
     pub cancelled: bool,
 }
 
-/// A block whose data is damaged.
+/// A damaged block.
 #[derive(Clone, Debug)]
 pub struct BadBlock {
     /// Where it is.
     pub pba: Pba,
     /// The problem with it.
     pub what: String,
+    /// True when only other bytes of a carrier are damaged, and the data in it has its fingerprint: reads
+    /// give it, and nobody loses anything.
+    pub whole: bool,
     /// The places that lose data: volume, or snapshot as in `vm1@monday`, and address. The first
     /// [`NAMES_MAX`], and the first one of each other map.
     pub names: Vec<(String, Lba)>,
@@ -83,7 +88,7 @@ pub struct BadBlock {
 }
 
 impl ScrubReport {
-    /// True when all data was read and is whole.
+    /// True when all data was read, and it and the carriers that hold it are whole.
     #[must_use]
     pub fn is_well(&self) -> bool {
         self.bad_found == 0 && self.unread.is_empty() && !self.cancelled
@@ -92,6 +97,18 @@ impl ScrubReport {
 
 /// The account of blocks in the tables.
 type Expected = BTreeMap<Pba, (Fingerprint, bool)>;
+
+/// The problem with a carrier that gives no data.
+const BAD_CARRIER: &str = "is a damaged carrier, or none";
+
+/// A block whose fingerprint is to be computed.
+struct Pending {
+    pba: Pba,
+    expected: Fingerprint,
+    content: Block,
+    /// False for what came from a carrier whose checksum differs.
+    proven: bool,
+}
 
 /// Verifies all data as of the last checkpoint, and finds out whom damage hits. `cancel` is
 /// asked now and then; when it is true the report says how far it came. Writes, reads and
@@ -174,23 +191,17 @@ fn expected(
 /// Reads the blocks and compares them.
 fn verify_blocks(kernel: &Kernel, expected: &Expected, report: &mut ScrubReport) {
     let places: Vec<Pba> = expected.keys().copied().collect();
-    let mut pending: Vec<(Pba, Fingerprint, Block)> = Vec::with_capacity(HASHED);
+    let mut pending: Vec<Pending> = Vec::with_capacity(HASHED);
     read_each(&*kernel.disk, &places, &mut |pba, block| {
-        let &(fingerprint, carried) = &expected[&pba];
-        let content =
-            block.map_err(|e| format!("can't be read: {e}")).and_then(|block| match carried {
-                false => Ok(block.clone()),
-                true => {
-                    let carrier = Carrier::proven(&kernel.identity, block, pba)
-                        .ok_or("is a damaged carrier, or none")?;
-                    let mut expanded = Block::zeroed();
-                    carrier.expand(&mut expanded).map_err(|e| format!("can't be expanded: {e}"))?;
-                    Ok(*expanded)
-                }
-            });
+        let (expected, carried) = expected[&pba];
+        let read = block.map_err(|e| format!("can't be read: {e}"));
+        let content = read.and_then(|block| match carried {
+            false => Ok((block.clone(), true)),
+            true => carried_by(kernel, block, pba),
+        });
         match content {
-            Ok(content) => pending.push((pba, fingerprint, content)),
-            Err(what) => report.add(pba, what),
+            Ok((content, proven)) => pending.push(Pending { pba, expected, content, proven }),
+            Err(what) => report.add(pba, what, false),
         }
         if pending.len() == HASHED {
             compare_hashes(kernel, &mut pending, report);
@@ -199,16 +210,31 @@ fn verify_blocks(kernel: &Kernel, expected: &Expected, report: &mut ScrubReport)
     compare_hashes(kernel, &mut pending, report);
 }
 
-fn compare_hashes(
-    kernel: &Kernel,
-    pending: &mut Vec<(Pba, Fingerprint, Block)>,
-    report: &mut ScrubReport,
-) {
-    let blocks: Vec<&Block> = pending.iter().map(|(.., block)| block).collect();
+/// The data in a carrier, and whether all bytes of the carrier are as they were written. A reader
+/// needs no more than the data.
+fn carried_by(kernel: &Kernel, block: &Block, pba: Pba) -> Result<(Block, bool), String> {
+    let carrier = Carrier::shape(&kernel.identity, block)
+        .filter(|carrier| carrier.header.address == pba)
+        .ok_or(BAD_CARRIER)?;
+    let mut expanded = Block::zeroed();
+    carrier.expand(&mut expanded).map_err(|e| format!("can't be expanded: {e}"))?;
+    Ok((*expanded, Carrier::proven(&kernel.identity, block, pba).is_some()))
+}
+
+fn compare_hashes(kernel: &Kernel, pending: &mut Vec<Pending>, report: &mut ScrubReport) {
+    let blocks: Vec<&Block> = pending.iter().map(|block| &block.content).collect();
     let found = kernel.identity.fingerprinter.many(&blocks);
-    for (&(pba, expected, _), found) in pending.iter().zip(found) {
-        if !found.agrees(&expected) {
-            report.add(pba, "does not have the fingerprint that it should have".into());
+    for (block, found) in pending.iter().zip(found) {
+        match (found.agrees(&block.expected), block.proven) {
+            (true, true) => {}
+            (true, false) => {
+                report.add(block.pba, "is a damaged carrier, but its data is whole".into(), true);
+            }
+            (false, false) => report.add(block.pba, BAD_CARRIER.into(), false),
+            (false, true) => {
+                let what = "does not have the fingerprint that it should have";
+                report.add(block.pba, what.into(), false);
+            }
         }
     }
     pending.clear();
@@ -221,11 +247,11 @@ fn name_bad(
     progress: &mut dyn FnMut(Progress),
     cancel: &mut dyn FnMut() -> bool,
 ) {
-    if report.bad.is_empty() {
+    let lost = report.bad.iter().zip(0..).filter(|(bad, _)| !bad.whole);
+    let bad: BTreeMap<Pba, usize> = lost.map(|(bad, n)| (bad.pba, n)).collect();
+    if bad.is_empty() {
         return;
     }
-    let bad: BTreeMap<Pba, usize> =
-        report.bad.iter().zip(0..).map(|(bad, n)| (bad.pba, n)).collect();
     let volumes: Vec<VolumeId> = kernel.tables().volumes.keys().copied().collect();
     for (n, &id) in volumes.iter().enumerate() {
         let family = kernel.tables().volumes.get(&id).map_or(id.0, |volume| volume.family());
@@ -274,10 +300,11 @@ pub(super) fn full_name(volumes: &BTreeMap<VolumeId, Volume>, map: &Volume) -> S
 }
 
 impl ScrubReport {
-    fn add(&mut self, pba: Pba, what: String) {
+    fn add(&mut self, pba: Pba, what: String, whole: bool) {
         self.bad_found += 1;
+        self.whole_found += u64::from(whole);
         if self.bad.len() < BAD_BLOCKS_MAX {
-            self.bad.push(BadBlock { pba, what, names: Vec::new(), names_found: 0 });
+            self.bad.push(BadBlock { pba, what, whole, names: Vec::new(), names_found: 0 });
         }
     }
 }

@@ -38,6 +38,9 @@ pub(crate) struct ArchiveServer {
     /// Sets that policies would take too much from, a sentence each: they stay as they are.
     #[serde(default)]
     pub(crate) held_back: Vec<String>,
+    /// How the directory of the chunk index failed since the server began, if it did.
+    #[serde(default)]
+    pub(crate) index_failed: Option<String>,
     /// The background replay, unless it is turned off.
     #[serde(default)]
     pub(crate) replay: Option<ReplayLine>,

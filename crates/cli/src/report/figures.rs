@@ -523,6 +523,24 @@ pub(crate) const FIGURES: &[Figure] = &[
         &[number(ARCHIVE, "/server/replay/gave_way")],
     ),
     figure(
+        "index_lost_files",
+        (Gauge, Number),
+        ByOperator,
+        "Files of the archive's chunk index that are lost: the next ingesting process makes it anew.",
+        &[number(ARCHIVE, "/index_lost_files")],
+    ),
+    figure(
+        "index_directory_failed",
+        (Gauge, Truth),
+        ByOperator,
+        "The directory of the archive's chunk index is not used, or failed since the server began.",
+        &[
+            Source::new(ARCHIVE, "/index_directory_unused", Read::IsThere)
+                .labelled("why", "unused"),
+            Source::new(ARCHIVE, "/server/index_failed", Read::IsThere).labelled("why", "failed"),
+        ],
+    ),
+    figure(
         "damaged_chunks",
         (Gauge, Number),
         ByOperator,

@@ -15,6 +15,7 @@ pub(crate) mod gc;
 pub(crate) mod get;
 pub(crate) mod grow;
 pub(crate) mod image;
+pub(crate) mod index;
 pub(crate) mod inspect;
 mod keeping;
 pub(crate) mod ls;

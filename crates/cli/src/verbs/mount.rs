@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
-use onefold_backend::signals::StopSignals;
+use onefold_backend::{signals::StopSignals, tree::Place};
 use onefold_mount::{Choices, Mounted};
 
 use super::{archive_at, snapshots};
@@ -53,7 +53,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     };
     let mut signals = StopSignals::install_with_hangup()?;
     let choices = Choices { only, allow_other: options.allow_other };
-    let mut mounted = Mounted::new(&archive, &options.directory, choices)?;
+    let at = &options.directory;
+    let mut mounted = Mounted::new(&archive, Place::of(at, true)??.into(), at, choices)?;
     let mut ender = mounted.ender();
     std::thread::spawn(move || {
         loop {

@@ -15,6 +15,7 @@ mod clusters;
 
 mod files;
 mod limits;
+mod links;
 mod medium;
 mod mounts;
 mod names;

@@ -131,3 +131,44 @@ fn rule_14_over_tcp_nobody_learns_what_the_store_holds() {
     assert_eq!(ask("evil.example"), "HTTP/1.1 403 Forbidden");
     assert!(serving.terminate().0.success());
 }
+
+#[test]
+fn rule_14_pages_of_other_sites_read_no_figures_by_names_that_only_browsers_take() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let serving = desk.serve("a --http tcp:127.0.0.1:0 --insecure --http-name nas.lan");
+    let at = address(&serving);
+    for (host, status) in [
+        ("a!b.evil.example", "HTTP/1.1 403 Forbidden"),
+        ("[evil.example]:80", "HTTP/1.1 403 Forbidden"),
+        ("nas.lan:9400", "HTTP/1.1 200 OK"),
+        ("nas", "HTTP/1.1 200 OK"),
+    ] {
+        let answer = get(TcpStream::connect(&at).unwrap(), "/metrics", host).0;
+        assert_eq!(answer, status, "{host}");
+    }
+    assert!(serving.terminate().0.success());
+}
+
+/// The address is that of a machine without a network.
+#[test]
+#[ignore = "needs root"]
+fn rule_14_pages_of_other_sites_read_no_figures_from_other_machines() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    let script = "
+        set -e
+        ip link set lo up
+        ip address add 10.9.8.7/32 dev lo
+        \"$1\" serve a --http tcp:10.9.8.7:9400 --insecure --http-name nas.lan 2> log &
+        trap 'kill $!' EXIT
+        for host in 10.9.8.7:9400 nas nas.lan evil.example nas.lan.evil.example; do
+            curl --silent --retry 20 --retry-connrefused --retry-delay 1 --output body \
+                --write-out '%{http_code} ' --header \"Host: $host\" http://10.9.8.7:9400/metrics
+        done";
+    let mut command = Command::new("unshare");
+    command.args(["--net", "sh", "-c", script, "sh", env!("CARGO_BIN_EXE_onefold")]);
+    let output = command.current_dir(desk.path(".")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(said, "200 200 200 403 403 ", "{output:?}");
+}

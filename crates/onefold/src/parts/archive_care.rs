@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, CheckReport, Rebuilt, Restored, Settings, check, check_one, mend_leaves,
-    note_scrubbed, rebuild_chunk_index, record_damage, renew_snapshot, repair_units,
+    Archive, CheckReport, Rebuilt, Restored, Settings, check, check_one, lost_index_files,
+    mend_leaves, note_scrubbed, rebuild_chunk_index, record_damage, renew_snapshot, repair_units,
     restore_chunks,
 };
 use onefold_core::{Kind, Result};
@@ -40,6 +40,8 @@ pub struct Outcome {
     pub report: CheckReport,
     /// Entries of the chunk index, when it was made anew.
     pub index_entries: Option<u64>,
+    /// Files of the chunk index that are lost, and cost no data: it is made anew by the next put.
+    pub lost_index_files: u64,
     /// Units on the nodes, when the archive has several.
     pub units: Option<Rebuilt>,
     /// Copies of the tables' leaves, and of volumes' maps, that were damaged and were written again.
@@ -109,6 +111,9 @@ pub fn run(
             Err(error) if error.kind() == Kind::NoSpace => false,
             renewed => renewed?,
         };
+    }
+    if extent.only.is_none() && directory.sees_index() {
+        outcome.lost_index_files = lost_index_files(&archive)?;
     }
     outcome.report = look(&archive, extent, progress)?;
     if !data || !archive.is_writable() {

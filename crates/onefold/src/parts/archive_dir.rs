@@ -7,16 +7,22 @@ use std::{
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use onefold_archive::{Archive, Nodes, Settings, find_label, seal};
+use onefold_archive::{
+    Archive, IndexDirectory, Nodes, Settings, find_label, lost_index_files, seal,
+};
 use onefold_backend::{Directory, Stands, lock};
 use onefold_core::{Error, Files, Kind, Result};
 
 use super::{
     control::{Client, places},
+    index_place::IndexPlace,
     keeper::{self, Keeper},
     node_list::{NODES, NodeList},
     operator::{warn, word},
@@ -34,6 +40,12 @@ pub struct ArchiveDir {
     path: PathBuf,
     /// The list of its nodes, when there are several.
     nodes: Option<NodeList>,
+    /// Where the chunk index is, unless it is beside the data, or what is wrong with what says so.
+    index: Option<Result<IndexPlace>>,
+    /// The archive's directory is our user's: else nobody follows what it says of the index.
+    is_ours: bool,
+    /// It was told that the index directory is not used: verbs that open the archive again say no more.
+    told: Arc<AtomicBool>,
 }
 
 impl ArchiveDir {
@@ -48,7 +60,14 @@ impl ArchiveDir {
     /// One sentence for what is missing or no archive.
     pub fn look(path: &Path) -> Result<ArchiveDir> {
         let files = Directory::open(path, false)?;
-        let directory = ArchiveDir { path: path.to_owned(), nodes: NodeList::read(&files)? };
+        let nodes = NodeList::read(&files)?;
+        let index = match nodes {
+            Some(_) => None,
+            None => IndexPlace::read(&files).transpose(),
+        };
+        let is_ours = Directory::open_as(path, false, word())?.is_ours();
+        let directory =
+            ArchiveDir { path: path.to_owned(), nodes, index, is_ours, told: Arc::default() };
         if directory.nodes.is_some() {
             directory.nodes(false, false)?;
         } else {
@@ -66,7 +85,10 @@ impl ArchiveDir {
             files.exposed().filter(|_| files.names().is_ok_and(|names| !names.is_empty()))
         };
         let nodes = self.nodes.iter().flat_map(|list| &list.paths).filter_map(exposed);
-        files.exposed().into_iter().chain(nodes).for_each(|sentence| warn(&sentence));
+        let index = self.index_place().filter(|_| self.is_ours);
+        let index = index.map(|place| place.path().to_owned());
+        let index = index.as_ref().and_then(exposed);
+        files.exposed().into_iter().chain(nodes).chain(index).for_each(|sentence| warn(&sentence));
     }
 
     /// Makes the directory of an archive whose nodes are elsewhere, by the archive's id and secret;
@@ -81,7 +103,18 @@ impl ArchiveDir {
     ) -> Result<ArchiveDir> {
         let mut list = NodeList::new(nodes, &Directory::create_as(path, word())?)?;
         list.write_sealed(path, &|list| seal(id, secret, list))?;
-        Ok(ArchiveDir { path: path.to_owned(), nodes: Some(list) })
+        Ok(ArchiveDir::on_nodes(path, list))
+    }
+
+    /// One that this process made.
+    fn on_nodes(path: &Path, list: NodeList) -> ArchiveDir {
+        ArchiveDir {
+            path: path.to_owned(),
+            nodes: Some(list),
+            index: None,
+            is_ours: true,
+            told: Arc::default(),
+        }
     }
 
     /// Makes another directory of the archive that has these nodes; durable on return.
@@ -90,7 +123,7 @@ impl ArchiveDir {
     /// `Exists` when something is in it, those of looking at the nodes and those of the system.
     pub fn attach(path: &Path, nodes: &[PathBuf]) -> Result<ArchiveDir> {
         let list = NodeList::new(nodes, &Directory::create_as(path, word())?)?;
-        let mut directory = ArchiveDir { path: path.to_owned(), nodes: Some(list) };
+        let mut directory = ArchiveDir::on_nodes(path, list);
         let found = directory.nodes(false, false)?;
         if let (Some(list), Some(found)) = (&mut directory.nodes, found) {
             list.write_sealed(path, &|list| found.seal(list))?;
@@ -187,11 +220,127 @@ impl ArchiveDir {
         lock::holders(&locks.collect::<Vec<_>>())
     }
 
-    /// Device and inode of its directory, and of the directories of its nodes, as far as they are there.
+    /// True when it is on several nodes.
+    #[must_use]
+    pub fn has_nodes(&self) -> bool {
+        self.nodes.is_some()
+    }
+
+    /// Where the chunk index is, when it is elsewhere and what says so can be read.
+    pub(super) fn index_place(&self) -> Option<&IndexPlace> {
+        self.index.as_ref()?.as_ref().ok()
+    }
+
+    /// True when this process looks for the chunk index where it is.
+    #[must_use]
+    pub fn sees_index(&self) -> bool {
+        self.index.is_none() || self.is_ours
+    }
+
+    /// Tells that the next step makes the chunk index anew, when files of it are lost.
+    pub fn warn_of_lost_index(&self, archive: &Archive) {
+        if lost_index_files(archive).is_ok_and(|lost| lost > 0) {
+            warn(&format!(
+                "{}: files of the chunk index are lost; this reads the metadata of all containers and \
+                 makes it anew",
+                self.path.display()
+            ));
+        }
+    }
+
+    /// Opens the directory of the chunk index, unless that is beside the data.
+    fn open_index(&self, writes: bool) -> Option<Result<Directory>> {
+        if !self.is_ours {
+            return None;
+        }
+        Some(match self.index.as_ref()? {
+            Ok(place) => self.id().and_then(|id| place.open(id, &self.path, writes)),
+            Err(error) => Err(error.clone()),
+        })
+    }
+
+    /// The directory of the chunk index, and why it is not used if it is not; `None` when the index is
+    /// beside the data. Of somebody else's archive nobody looks whether it is.
+    #[must_use]
+    pub fn index_directory(&self) -> Option<(PathBuf, Option<String>)> {
+        let path = match self.index.as_ref()? {
+            Ok(place) => place.path().to_owned(),
+            Err(_) => PathBuf::new(),
+        };
+        let opened = self.open_index(false).transpose();
+        Some((path, opened.err().map(|error| error.to_string())))
+    }
+
+    /// The same for the engine. What is wrong with it is told, and costs speed.
+    fn index_directories(&self, writes: bool, stands: Option<&Stands>) -> Vec<IndexDirectory> {
+        let opened = self.open_index(writes).map(|opened| {
+            let files = opened?;
+            Ok::<_, Error>(watched(files, Some(&self.index_stands(stands)?)))
+        });
+        match opened {
+            None => Vec::new(),
+            Some(Ok(files)) => {
+                let shown = self.path.display().to_string();
+                let then = match writes {
+                    true => ", and new files of the chunk index are made beside the data",
+                    false => "",
+                };
+                let tell = move |error: &Error| {
+                    warn(&format!("{shown}: its index directory failed{then}: {error}"));
+                };
+                vec![IndexDirectory::new(files, tell)]
+            }
+            Some(Err(error)) => {
+                if writes && !self.told.swap(true, Relaxed) {
+                    let shown = self.path.display();
+                    warn(&format!(
+                        "{shown} works without its index directory, and makes new files of the chunk \
+                         index beside the data: {error} (`onefold index {shown} --beside-data` forgets \
+                         a directory that is lost for good)"
+                    ));
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    /// Errors once this process may not write to the directory of the chunk index any more.
+    fn index_stands(&self, stands: Option<&Stands>) -> Result<Stands> {
+        let gone = || Error::new(Kind::NotFound, "it has no index directory");
+        let place = self.index_place().ok_or_else(gone)?;
+        let own = place.stands(self.open_index(false).ok_or_else(gone)??);
+        let outer = stands.cloned();
+        Ok(Arc::new(move || {
+            outer.as_ref().map_or(Ok(()), |stands| stands())?;
+            own()
+        }))
+    }
+
+    /// The archive as it is now, when its chunk index was moved since this was looked at: whoever waited
+    /// for the move opens it anew.
+    ///
+    /// # Errors
+    /// As [`look`](Self::look).
+    pub fn after_move(&self) -> Result<Option<ArchiveDir>> {
+        if self.has_nodes() {
+            return Ok(None);
+        }
+        let now = IndexPlace::read(&Directory::open(&self.path, false)?).unwrap_or(None);
+        if now.as_ref() == self.index_place() {
+            Ok(None)
+        } else {
+            ArchiveDir::look(&self.path).map(Some)
+        }
+    }
+
+    /// Device and inode of its directory, and of the directories of its nodes and its chunk index, as far
+    /// as they are there.
     #[must_use]
     pub fn identities(&self) -> Vec<(u64, u64)> {
         let nodes = self.nodes.iter().flat_map(|list| &list.paths);
-        let there = std::iter::once(&self.path).chain(nodes).filter_map(|at| fs::metadata(at).ok());
+        let index = self.index_place().filter(|_| self.is_ours).map(|place| place.path());
+        let paths = std::iter::once(&*self.path).chain(nodes.map(PathBuf::as_path)).chain(index);
+        let there = paths.filter_map(|at| fs::metadata(at).ok());
         there.map(|metadata| (metadata.dev(), metadata.ino())).collect()
     }
 
@@ -280,8 +429,10 @@ impl ArchiveDir {
         let nodes = self.nodes_while(true, degraded, stands)?;
         let opened = match &nodes {
             Some(nodes) => Archive::open_on_nodes(nodes.clone(), true, settings),
-            None => Directory::open_as(&self.path, true, word())
-                .and_then(|files| Archive::open(watched(files, stands), true, settings)),
+            None => Directory::open_as(&self.path, true, word()).and_then(|files| {
+                let index = self.index_directories(true, stands);
+                Archive::open_with_index(watched(files, stands), index, true, settings)
+            }),
         };
         Ok((Arc::new(opened.map_err(|e| name_archive(&self.path, e))?), nodes))
     }
@@ -296,8 +447,10 @@ impl ArchiveDir {
         let settings = Settings { memory, ..Settings::default() };
         let opened = match self.nodes(false, false)? {
             Some(nodes) => Archive::open_on_nodes(nodes, false, settings),
-            None => Directory::open(&self.path, false)
-                .and_then(|files| Archive::open(Arc::new(files), false, settings)),
+            None => Directory::open(&self.path, false).and_then(|files| {
+                let index = self.index_directories(false, None);
+                Archive::open_with_index(Arc::new(files), index, false, settings)
+            }),
         };
         opened.map(Arc::new).map_err(|e| name_archive(&self.path, e))
     }

@@ -7,6 +7,8 @@ pub mod archive_work;
 pub mod cluster_store;
 pub mod cluster_work;
 pub mod control;
+pub mod index_move;
+mod index_place;
 pub mod keeper;
 mod node_list;
 pub mod operator;

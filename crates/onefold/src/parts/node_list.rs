@@ -223,7 +223,7 @@ impl Seal {
 }
 
 /// A path as a list has it.
-fn whole(path: &Path) -> Result<PathBuf> {
+pub(super) fn whole(path: &Path) -> Result<PathBuf> {
     let whole = std::path::absolute(path).map_err(|e| Error::from_io(path.display(), e))?;
     match whole.to_str() {
         Some(text) if !text.contains('\n') => Ok(whole),
@@ -234,8 +234,8 @@ fn whole(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// How a seal names the directory of its list.
-fn place(own: &Directory, path: &Path) -> Result<Vec<u8>> {
+/// How a directory is named where a copy of it must not pass for it: its inode and its path.
+pub(super) fn place(own: &Directory, path: &Path) -> Result<Vec<u8>> {
     let mut place = format!("{} ", own.inode()?).into_bytes();
     place.extend_from_slice(&resolved(path)?);
     Ok(place)
@@ -249,7 +249,7 @@ fn resolved(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// True when the directory at `path` has the inode or the path of `place`.
-fn is_here(place: &[u8], path: &Path) -> Result<bool> {
+pub(super) fn is_here(place: &[u8], path: &Path) -> Result<bool> {
     let Some(at) = place.iter().position(|&byte| byte == b' ') else { return Ok(false) };
     let (inode, was) = (&place[..at], &place[at + 1..]);
     let own = Directory::open(path, false)?;

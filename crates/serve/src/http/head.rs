@@ -2,7 +2,7 @@
 //!
 //! *Invariant:* parsing takes no memory, and any bytes give a head or a refusal.
 
-use std::net::IpAddr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// Bytes of a head at most.
 pub const HEAD_BYTES: usize = 8 << 10;
@@ -81,14 +81,22 @@ impl<'a> Head<'a> {
     }
 
     /// Whether the client calls the server by a name that could be another site's: a page of that
-    /// site, once its name leads to this server, would read the answers (DNS rebinding). Addresses
-    /// and names without a dot belong to no stranger.
+    /// site, once its name leads to this server, would read the answers (DNS rebinding). Addresses,
+    /// names without a dot and those of `ours` belong to no stranger.
     #[must_use]
-    pub fn may_be_a_foreign_page(&self) -> bool {
+    pub fn may_be_a_foreign_page(&self, ours: &[String]) -> bool {
         let Some(host) = self.host else { return false };
-        let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-        let of_dns = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
-        name.contains('.') && name.bytes().all(of_dns) && name.parse::<IpAddr>().is_err()
+        if let Some(rest) = host.strip_prefix('[') {
+            let address = rest.split_once(']').map_or(rest, |(address, _)| address);
+            return address.parse::<Ipv6Addr>().is_err();
+        }
+        let name = host.split(':').next().unwrap_or(host);
+        // Browsers and name servers take more characters for a name than DNS has, and no `%`, by which
+        // clients of a UNIX socket write its path.
+        name.contains('.')
+            && !name.contains('%')
+            && name.parse::<Ipv4Addr>().is_err()
+            && !ours.iter().any(|ours| ours.eq_ignore_ascii_case(name))
     }
 }
 
@@ -186,8 +194,10 @@ mod tests {
     }
 
     #[test]
-    fn names_of_other_sites_are_told_from_ours() {
-        let foreign = |host| Head { only_headers: false, path: "/", host }.may_be_a_foreign_page();
+    fn rule_14_names_of_other_sites_are_told_from_ours() {
+        let named = ["NAS.lan".to_owned()];
+        let foreign =
+            |host| Head { only_headers: false, path: "/", host }.may_be_a_foreign_page(&named);
         for ours in [
             "localhost",
             "localhost:9400",
@@ -197,10 +207,21 @@ mod tests {
             "[::ffff:127.0.0.1]",
             "nas",
             "%2Frun%2Fhttp.sock",
+            "nas.lan:9400",
         ] {
             assert!(!foreign(Some(ours)), "{ours}");
         }
-        for other in ["evil.example", "evil.example:9400", "127.0.0.1.evil.example", "a."] {
+        for other in [
+            "evil.example",
+            "evil.example:9400",
+            "127.0.0.1.evil.example",
+            "a.",
+            "a!b.evil.example",
+            "a(b.evil.example:9400",
+            "evil.example:80:90",
+            "[evil.example]",
+            "nas.lan.evil.example",
+        ] {
             assert!(foreign(Some(other)), "{other}");
         }
         assert!(!foreign(None));

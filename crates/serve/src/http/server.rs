@@ -72,13 +72,13 @@ struct Door {
     audience: Audience,
     /// Only the user of the server and root may come in, whoever connects.
     own: bool,
-    /// Addresses of this machine alone: pages of other sites come in through its browsers only.
-    local: bool,
 }
 
 /// The state that all threads share.
 struct Hall {
     site: Arc<dyn Site>,
+    /// Names with dots by which clients call the server.
+    names: Vec<String>,
     /// Held while a page is made: the pages that strangers saw last.
     making: Mutex<Vec<Kept>>,
     guests: Mutex<Vec<Guest>>,
@@ -104,10 +104,11 @@ struct Guest {
 }
 
 impl Server {
-    /// A server that listens nowhere yet.
+    /// A server that listens nowhere yet. Clients call it by an address, by a name without a dot
+    /// or by one of `names`; by others a page of another site might.
     #[must_use]
-    pub fn new(site: Arc<dyn Site>) -> Server {
-        let hall = Hall { site, making: Mutex::default(), guests: Mutex::default() };
+    pub fn new(site: Arc<dyn Site>, names: Vec<String>) -> Server {
+        let hall = Hall { site, names, making: Mutex::default(), guests: Mutex::default() };
         Server { hall: Arc::new(hall), doors: Vec::new(), acceptor: None }
     }
 
@@ -130,7 +131,7 @@ impl Server {
         }
         let listener = Listener::unix(path, reach)?;
         let own = reach.mode & 0o070 == 0;
-        self.doors.push(Door { listener, audience: Audience::Operator, own, local: true });
+        self.doors.push(Door { listener, audience: Audience::Operator, own });
         Ok(())
     }
 
@@ -141,8 +142,7 @@ impl Server {
     /// `Denied` without `insecure`, and those of the system.
     pub fn add_tcp(&mut self, addr: SocketAddr, insecure: bool) -> Result<SocketAddr> {
         let (listener, addr) = Listener::tcp(addr, insecure)?;
-        let local = addr.ip().to_canonical().is_loopback();
-        self.doors.push(Door { listener, audience: Audience::Anybody, own: false, local });
+        self.doors.push(Door { listener, audience: Audience::Anybody, own: false });
         Ok(addr)
     }
 
@@ -238,7 +238,6 @@ impl Hall {
             at_work: at_work.clone(),
             cut: cut.clone(),
             audience: door.audience,
-            local: door.local,
             end: Instant::now() + REQUEST,
         };
         // Without a thread the connection closes here.
@@ -309,7 +308,6 @@ struct Visit {
     /// It gave way to others.
     cut: Arc<AtomicBool>,
     audience: Audience,
-    local: bool,
     /// When it is over, however far it is.
     end: Instant,
 }
@@ -348,10 +346,10 @@ impl Visit {
     }
 
     fn answer(&self, head: &Head<'_>) -> Answer {
-        if self.local && head.may_be_a_foreign_page() {
+        if head.may_be_a_foreign_page(&self.hall.names) {
             return Answer::Denied(
-                "This server is asked by a name that may be another site's: ask it by its address \
-                 or as localhost."
+                "This server is asked by a name that may be another site's: ask it by its address, \
+                 or have it know the name by --http-name."
                     .to_owned(),
             );
         }

@@ -19,7 +19,7 @@ use self::{
 use crate::front::{Outcome, Simulator, guarded};
 
 /// The coverage marks that an ordinary run must reach.
-const MARKS: [&str; 85] = [
+const MARKS: [&str; 92] = [
     "a backup killed",
     "a backup met a full disk",
     "a backup was there without its acknowledgement",
@@ -33,6 +33,7 @@ const MARKS: [&str; 85] = [
     "a drain lost a damaged block",
     "a forgotten snapshot expired",
     "a lost frame of counts came back",
+    "a lost index was made anew",
     "a node that came back was outdated",
     "a node was lost",
     "a node was replaced",
@@ -54,7 +55,9 @@ const MARKS: [&str; 85] = [
     "a snapshot was undeleted",
     "a volume was cloned",
     "all unflushed writes were there",
+    "an empty disk of the index",
     "an empty mount point",
+    "an older disk of the index",
     "an open process was told of an upgrade",
     "an upgrade met a full disk",
     "an upgrade was cut off",
@@ -95,9 +98,13 @@ const MARKS: [&str; 85] = [
     "replay: gave way",
     "replay: imported",
     "replay: leaves ahead of a checkpoint",
+    "replay: made a lost index anew",
     "replay: merged runs",
     "replay: nothing was left",
     "rot was mended",
+    "the disk of the index took no writes",
+    "the disk of the index was full",
+    "the disk of the index went",
     "too many nodes were lost",
     "unflushed writes were lost",
     "upgraded",

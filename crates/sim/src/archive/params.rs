@@ -48,6 +48,9 @@ const NEWER_THAN_TREES: &str = "# The seeds below draw snapshots of directories.
 /// The line behind the kept seeds that are older than background replays.
 const NEWER_THAN_REPLAYS: &str = "# The seeds below draw background replays.";
 
+/// The line behind the kept seeds that are older than disks of the chunk index.
+const NEWER_THAN_INDEX_DISKS: &str = "# The seeds below draw disks of the chunk index.";
+
 /// The line behind the kept seeds that are older than leaves of tables.
 const NEWER_THAN_LEAVES: &str = "# The seeds below draw leaves of tables.";
 
@@ -144,6 +147,8 @@ pub struct Params {
     /// Where there are leaves: those of the container table are read when they are looked at, and so
     /// many bytes of them are kept. Drawn from a source of its own.
     pub on_demand: Option<u64>,
+    /// The chunk index is on a disk of its own, which may fail; drawn from a source of its own.
+    pub index_disk: bool,
     /// Collectors die with the frames of their counts on the way; drawn from a source of its own.
     pub late_counts: bool,
     /// The kinds of tables with which an archive begins that is upgraded later to all others; drawn
@@ -212,6 +217,13 @@ impl Params {
         (rng.percent(75) && !is_older(seed, NEWER_THAN_ON_DEMAND)).then_some(bytes)
     }
 
+    /// One archive of one directory in four has its chunk index on a disk of its own; none of the kept
+    /// seeds that are older than that.
+    fn index_disk(seed: u64) -> bool {
+        let rng = &mut Rng::new(seed ^ 0x696e_6465_7820_6469);
+        rng.percent(25) && !is_older(seed, NEWER_THAN_INDEX_DISKS)
+    }
+
     /// Every other archive, where a collection writes no other frame before that of its counts, and
     /// nothing rots; none of the kept seeds that are older than that.
     fn late_counts(&self) -> bool {
@@ -277,6 +289,9 @@ impl Params {
         }
         if self.replays {
             all.push(with(&|params| params.replays = false));
+        }
+        if self.index_disk {
+            all.push(with(&|params| params.index_disk = false));
         }
         if self.leaves.is_some() {
             all.push(with(&|params| params.leaves = None));
@@ -346,6 +361,7 @@ impl Params {
             on_demand,
             late_counts: false,
             older,
+            index_disk: Params::index_disk(seed),
         };
         if many_snapshots {
             (params.serves, params.log_bytes) = (true, 1 << 10);
@@ -359,6 +375,7 @@ impl Params {
             let medium = Medium::of_nodes(seed);
             return Params {
                 spread: Some(spread),
+                index_disk: false,
                 late,
                 medium,
                 moves: params.moves.min(100),

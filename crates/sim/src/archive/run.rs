@@ -14,6 +14,7 @@ use onefold_testbed::{Reach, Rng, VirtualFiles, files::Mount};
 
 use super::{
     actors::{
+        index_disk::IndexDisk,
         server::Serving,
         snapshots::{Backing, Tree},
         upgrades::Upgraded,
@@ -120,6 +121,8 @@ pub(super) struct Sim {
     pub(super) upgraded: Upgraded,
     /// For what the medium does, likewise.
     pub(super) faults: Rng,
+    /// The disk of the chunk index, when it has one of its own.
+    pub(super) index_disk: Option<IndexDisk>,
     /// A process was told that a sync failed.
     pub(super) sync_failed: bool,
     /// An error named damage that nothing makes good.
@@ -139,6 +142,7 @@ impl Sim {
         let restores_rng = Rng::new(params.seed ^ 0x7265_7374_6f72_6573);
         let clones_rng = Rng::new(params.seed ^ 0x636c_6f6e_655f_6f66);
         let replay_rng = Rng::new(params.seed ^ 0x7265_706c_6179_5f6f);
+        let index_disk = params.index_disk.then(|| IndexDisk::new(&files, params.seed));
         let upgrade_rng = Rng::new(params.seed ^ 0x7570_6772_6164_655f);
         let upgraded = Upgraded::of(params.kinds());
         let mut pool = Vec::new();
@@ -180,6 +184,7 @@ impl Sim {
             gone: None,
             aside,
             faults,
+            index_disk,
             sync_failed: false,
             refused: false,
             portion: None,
@@ -257,7 +262,11 @@ impl Sim {
         };
         let opened = match &nodes {
             Some(nodes) => Archive::open_on_nodes(nodes.clone(), writes, settings),
-            None => Archive::open(Arc::new(self.files.clone()), writes, settings),
+            None => {
+                let directories = self.index_disk.as_mut().map(IndexDisk::directories);
+                let files = Arc::new(self.files.clone());
+                Archive::open_with_index(files, directories.unwrap_or_default(), writes, settings)
+            }
         };
         match opened {
             Ok(archive) => {
@@ -414,6 +423,7 @@ impl Sim {
         self.files.disarm();
         let _ = self.files.take_failed();
         self.sync_failed = false;
+        self.change_index_disk();
     }
 
     pub(super) fn life(&mut self) -> Flow {
@@ -434,6 +444,7 @@ impl Sim {
                 self.damage_metadata();
             }
             self.now += self.rng.below(3);
+            self.index_disk_move();
             let upgraded = self.upgrade_move(n == 0);
             match upgraded.and_then(|()| self.replay_move()).and_then(|()| self.one_move()) {
                 Err(Stop::Down) if self.sync_failed && !self.files.is_down() => {
@@ -539,6 +550,7 @@ impl Sim {
 
     pub(super) fn last(&mut self) -> Flow {
         self.files.set_capacity(None);
+        self.mend_index_disk();
         self.actors = Actors::default();
         while let Some(&node) = self.bad.first() {
             self.repair_node(node)?;

@@ -199,10 +199,16 @@ fn store(
     counts: &mut Counts,
 ) -> Result<Value, Failure> {
     let settings = Settings { level: options.level, ..Settings::default() };
-    let (archive, _) = directory.open_nodes(settings, options.degraded)?;
+    let (mut archive, _) = directory.open_nodes(settings.clone(), options.degraded)?;
     takes_snapshots(options, &archive)?;
-    let mut told = false;
+    directory.warn_of_lost_index(&archive);
+    let (mut told, mut looked_at) = (false, directory.clone());
     let ingest = loop {
+        // Perhaps it was waited for the end of a move.
+        if let Some(moved) = looked_at.after_move()? {
+            (archive, _) = moved.open_nodes(settings.clone(), options.degraded)?;
+            looked_at = moved;
+        }
         match Ingest::begin(&archive, false, false) {
             Err(error) if error.kind() == Kind::Busy && !options.no_wait => {}
             begun => break begun?,

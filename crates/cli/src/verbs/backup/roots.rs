@@ -58,7 +58,7 @@ impl Root {
     /// True for a directory of one of these devices and inodes.
     pub(super) fn is_one_of(&self, all: &[(u64, u64)]) -> bool {
         let found = Place::of(&self.at, false);
-        found.is_ok_and(|found| found.is_some_and(|found| all.contains(&found.identity())))
+        found.is_ok_and(|found| found.is_ok_and(|found| all.contains(&found.identity())))
     }
 }
 
@@ -66,25 +66,32 @@ impl Root {
 /// them.
 ///
 /// # Errors
-/// A path that is missing; several paths, with `stored_as`; with `one_file_system` a path that a walk
-/// from the one above it does not come to.
+/// A path that is missing, or to which another user bars the way, unless others are there; several
+/// paths, with `stored_as`; with `one_file_system` a path that a walk from the one above it does not come
+/// to.
 pub(super) fn sorted(
     paths: &[PathBuf],
     stored_as: Option<&Path>,
     one_file_system: bool,
 ) -> Result<Vec<Root>, Failure> {
-    let mut all: Vec<Root> = Vec::new();
+    let (mut all, mut barred): (Vec<Root>, Vec<(PathBuf, Error)>) = (Vec::new(), Vec::new());
     for path in paths {
         let at = plain(path)?;
-        // A missing root is no snapshot. One over which another user mounted something is left out, or he
-        // would keep all others from theirs.
-        Place::of(&at, false)?;
+        // A missing root is no snapshot. One that another user may have removed, or put something over,
+        // is left out, or he would keep all others from theirs.
+        barred.extend(Place::of(&at, false)?.err().map(|error| (at.clone(), error)));
         all.push(Root { stored_as: at.clone(), at, below: Vec::new() });
+    }
+    if barred.len() == paths.len()
+        && let Some((_, error)) = barred.pop()
+    {
+        return Err(error.into());
     }
     all.sort_by(|one, other| parts(&one.at).cmp(parts(&other.at)));
     all.dedup_by(|later, before| {
         let is_below = later.at.starts_with(&before.at);
-        if is_below && later.at != before.at {
+        let is_barred = barred.iter().any(|(at, _)| *at == later.at);
+        if is_below && later.at != before.at && !is_barred {
             before.below.push(later.at.clone());
         }
         is_below
@@ -97,7 +104,7 @@ pub(super) fn sorted(
             return Err(Failure::usage("--as is about one path"));
         };
         root.stored_as = plain(path)?;
-        let is_file = Place::of(&root.at, true)?.is_some_and(|place| !place.is_directory());
+        let is_file = !Place::of(&root.at, true)??.is_directory();
         if root.stored_as == Path::new("/") && is_file {
             return Err(Failure::usage("a file is stored under a name: --as PATH"));
         }
@@ -105,10 +112,12 @@ pub(super) fn sorted(
     Ok(all)
 }
 
-/// True when something is mounted on a path. Asks no file system that is mounted there.
+/// True when something is mounted on a path, and not by another user. Asks no file system that is
+/// mounted there or on the way.
 fn is_mount_point(path: &Path) -> bool {
-    let unasked = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
-    let told = rustix::fs::statx(rustix::fs::CWD, path, unasked, StatxFlags::empty());
+    let Ok(Ok(place)) = Place::of(path, false) else { return false };
+    let unasked = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let told = rustix::fs::statx(rustix::fs::CWD, place.path(), unasked, StatxFlags::empty());
     told.is_ok_and(|told| told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
@@ -138,8 +147,9 @@ fn parts(path: &Path) -> impl Iterator<Item = &[u8]> {
 }
 
 /// The entry of a directory on the way to a root: only what leads there is in it. A directory that
-/// this system does not have, on the way to what is stored under another path, is root's.
-pub(super) fn on_the_way(path: &Path) -> Result<TreeEntry> {
+/// this system does not have, on the way to what is stored under another path, is root's. One that
+/// can't be looked at is root's alone, since nobody knows whom it let in.
+pub(super) fn on_the_way(path: &Path) -> TreeEntry {
     let mut entry = TreeEntry {
         name: path.file_name().map(|name| name.as_bytes().to_vec()).unwrap_or_default(),
         what: TreeWhat::Directory(None),
@@ -152,8 +162,8 @@ pub(super) fn on_the_way(path: &Path) -> Result<TreeEntry> {
         is_in_part: true,
         attributes: Attributes::Inline(Vec::new()),
     };
-    match Place::of(path, true) {
-        Ok(Some(place)) if place.is_directory() => {
+    match Place::of(path, true).and_then(|followed| followed) {
+        Ok(place) if place.is_directory() => {
             let stat = place.stat();
             entry.mode = stat.st_mode & 0o7777;
             (entry.uid, entry.gid) = (stat.st_uid, stat.st_gid);
@@ -162,9 +172,9 @@ pub(super) fn on_the_way(path: &Path) -> Result<TreeEntry> {
         }
         Ok(_) => {}
         Err(error) if error.kind() == Kind::NotFound => {}
-        Err(error) => return Err(error),
+        Err(_) => entry.mode = 0o700,
     }
-    Ok(entry)
+    entry
 }
 
 /// The lists of access rights of a directory: without them its mode gives more.

@@ -19,7 +19,7 @@ use onefold_backend::{
     random::random_bytes,
     spared::{self, Spared},
     sparse::next_data,
-    tree::{Found, Looked, Options, Place, Selection, Walk, mounted_by_another},
+    tree::{Found, Looked, Options, Place, Selection, Walk},
 };
 use onefold_console::size::counted;
 use onefold_core::{Error, Kind, Result, tree::What};
@@ -243,7 +243,7 @@ impl<'a, 'f> Teller<'a, 'f> {
     fn root(&mut self) -> Result<()> {
         let (found, mut known) = self.feeder.parents.take_root();
         known.extend(self.feeder.parents.enter(&found)?);
-        let mut entry = roots::on_the_way(Path::new("/"))?;
+        let mut entry = roots::on_the_way(Path::new("/"));
         // A backup of the whole system tells it again, with its attributes.
         entry.name.clear();
         entry.is_in_part = !self.rules.roots.iter().any(Root::is_all);
@@ -253,9 +253,16 @@ impl<'a, 'f> Teller<'a, 'f> {
 
     /// Goes to the directory above `root`, then tells of `root` and all below it.
     fn below(&mut self, root: &Root, exclude: &Exclude) -> Result<()> {
-        let Some(place) = Place::of(&root.at, false)? else {
-            self.left_out(&mounted_by_another(&root.at));
-            return Ok(());
+        let in_part = InPart::default();
+        let (mut walk, is_single) = match self.begin(root, exclude, &in_part) {
+            Ok(begun) => begun,
+            // Without its only root there is no snapshot. Of several, one whose user removes or replaces it
+            // keeps no other from theirs.
+            Err(error) if self.rules.roots.len() == 1 => return Err(error),
+            Err(error) => {
+                self.left_out(&error);
+                return Ok(());
+            }
         };
         let parts: Vec<&[u8]> = root.stored_as.iter().skip(1).map(|part| part.as_bytes()).collect();
         let above = parts.len().saturating_sub(1);
@@ -263,24 +270,12 @@ impl<'a, 'f> Teller<'a, 'f> {
         self.leave_to(1 + shared)?;
         for n in shared..above {
             let path: PathBuf = Path::new("/").join(OsStr::from_bytes(&parts[..=n].join(&b'/')));
-            let entry = roots::on_the_way(&path)?;
+            let entry = roots::on_the_way(&path);
             self.enter(entry, Stat::default())?;
         }
-        let in_part = InPart::default();
-        let (place, at, only) = match place.is_directory() {
-            true => (place, &*root.at, None),
-            // A single file is looked at by its directory.
-            false => {
-                let above = root.at.parent().unwrap_or(&root.at);
-                let place = Place::of(above, false)?.ok_or_else(|| mounted_by_another(above))?;
-                (place, above, root.at.file_name().map(|name| name.as_bytes().to_vec()))
-            }
-        };
         let depth = self.open.len();
         // The root of the system was entered before.
         let base = if root.is_all() { 0 } else { depth };
-        let is_single = only.is_some();
-        let mut walk = Walk::at(place, at, self.options(root, exclude, only, &in_part))?;
         while let Some(found) = walk.next() {
             match found {
                 Ok(found) if is_single && found.entry.path.is_empty() => {}
@@ -308,6 +303,21 @@ impl<'a, 'f> Teller<'a, 'f> {
         self.mark(base, &in_part);
         self.counts.vanished += walk.vanished();
         self.leave_to(depth.max(1))
+    }
+
+    /// Begins the walk of a root; true for that of a single file, through its directory.
+    fn begin(&self, root: &Root, exclude: &Exclude, in_part: &InPart) -> Result<(Walk, bool)> {
+        let place = Place::of(&root.at, false)??;
+        let (place, at, only) = match place.is_directory() {
+            true => (place, &*root.at, None),
+            false => {
+                let above = root.at.parent().unwrap_or(&root.at);
+                let name = root.at.file_name().map(|name| name.as_bytes().to_vec());
+                (Place::of(above, false)??, above, name)
+            }
+        };
+        let is_single = only.is_some();
+        Ok((Walk::at(place, at, self.options(root, exclude, only, in_part))?, is_single))
     }
 
     /// Makes what there is so far a checkpoint, when it is time.

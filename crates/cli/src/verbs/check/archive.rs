@@ -48,6 +48,8 @@ struct Found {
     not_restored: Option<String>,
     /// Entries of the chunk index, when it was made anew.
     index_entries: Option<u64>,
+    /// Files of the chunk index that are lost: the next put makes it anew.
+    index_lost_files: u64,
     well: bool,
 }
 
@@ -144,6 +146,7 @@ fn found(made: &Outcome) -> Found {
         restored_chunks: made.restored.chunks,
         not_restored: made.not_restored.clone(),
         index_entries: made.index_entries,
+        index_lost_files: made.lost_index_files,
         well: made.is_well(),
     }
 }
@@ -160,6 +163,12 @@ fn tell(made: &Outcome, data: bool) {
     ));
     if report.snapshots > 0 {
         output::line(counted(report.snapshots, "snapshot"));
+    }
+    if made.lost_index_files > 0 {
+        output::line(format_args!(
+            "note: the chunk index lost {}, which costs no data; the next put makes it anew",
+            counted(made.lost_index_files, "file")
+        ));
     }
     if report.volumes > 0 {
         let volumes = counted(report.volumes, "volume");

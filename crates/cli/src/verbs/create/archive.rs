@@ -17,6 +17,7 @@ use super::{
 };
 use onefold::parts::{
     archive_dir::{ArchiveDir, name_archive},
+    index_move,
     operator::{warn, word},
 };
 use onefold_console::{failure::Failure, output::Answer, size::counted};
@@ -31,6 +32,7 @@ use onefold_console::{failure::Failure, output::Answer, size::counted};
 #[command(after_help = "Examples:\n  \
                   onefold create archive backups\n  \
                   onefold create archive images --chunking static:4K --compress lz4\n  \
+                  onefold create archive big --fast /ssd/big\n  \
                   onefold create archive safe --nodes /mnt/a,/mnt/b,/mnt/c --code 3,2\n  \
                   onefold create archive far --nodes n0,n1,n2,n3,n4,n5 --code 6,4 --placement rad \
                   --class-codes 6,4:5,3:4,2\n  \
@@ -62,6 +64,11 @@ pub(super) struct Options {
     /// Shards of a container with and without parity: N-K nodes may be lost
     #[arg(long, value_name = "N,K", value_parser = code, requires = "nodes")]
     code: Option<(usize, usize)>,
+
+    /// A directory on a faster disk for the chunk index: one that is empty, or does not exist yet. If it
+    /// is lost, the index is made anew from the data. `onefold index` moves it later
+    #[arg(long, value_name = "DIR", conflicts_with = "nodes")]
+    fast: Option<PathBuf>,
 
     #[command(flatten)]
     placement: Placed,
@@ -95,13 +102,21 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
     let made = match code {
         Some(code) => create_on(store, nodes, *code, &format)?,
         None => {
+            let fast = options.fast.as_deref();
+            fast.map_or(Ok(()), |fast| index_move::prepare(fast, store))?;
             let files = Directory::create_as(store, word())?;
             files.exposed().iter().for_each(|sentence| warn(sentence));
             Archive::create(&files, &format).map_err(|error| {
                 clear(&[&files], &error);
                 name_archive(store, error)
             })?;
-            String::new()
+            match fast {
+                Some(fast) => {
+                    index_move::move_index(&ArchiveDir::look(store)?, Some(fast), &mut |_, _| {})?;
+                    format!(", chunk index in {}", fast.display())
+                }
+                None => String::new(),
+            }
         }
     };
     let shown = store.display();
@@ -110,6 +125,7 @@ pub(super) fn run(options: &Options) -> Result<(), Failure> {
         "store": shown.to_string(), "chunking": chunking.to_string(),
         "compression": format.compression.to_string(), "nodes": nodes, "code": code,
         "fingerprint": format.fingerprint.to_string(),
+        "index_directory": options.fast.as_ref().map(|fast| fast.display().to_string()),
         "encrypted": false,
     });
     let (compression, fingerprint) = (format.compression, format.fingerprint);

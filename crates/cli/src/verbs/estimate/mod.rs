@@ -122,7 +122,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return pool::estimate(&url, &pool.to_string_lossy(), &format, options.json);
     }
     for path in &options.paths {
-        std::fs::metadata(path).map_err(|e| walk::unreadable(path, e))?;
+        walk::look(path)?;
     }
     let estimate = estimate(options)?;
     if options.json {

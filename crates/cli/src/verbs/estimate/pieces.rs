@@ -14,16 +14,13 @@ use onefold_backend::sparse::next_data;
 use onefold_core::{BLOCK_BYTES, Block, Error, Kind, Result, block};
 use parking_lot::Mutex;
 
-use super::walk::{Found, Walk, unreadable};
+use super::walk::{Found, NONBLOCK, Walk, unreadable};
 
 /// Bytes of a piece: a long sequential read, and little memory for each thread.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 /// Files that can't be read and are named; more are only counted.
 const NAMED_MAX: u64 = 10;
-
-/// `O_NONBLOCK`: opening what became a pipe meanwhile must not wait.
-const NONBLOCK: i32 = 0o4000;
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 

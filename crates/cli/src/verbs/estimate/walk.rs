@@ -3,22 +3,23 @@
 use std::{
     collections::HashSet,
     ffi::OsStr,
-    fs::{self, File},
-    os::unix::{
-        ffi::OsStrExt,
-        fs::{FileTypeExt, MetadataExt},
-    },
+    fs::File,
+    os::unix::{ffi::OsStrExt, fs::OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
 use onefold_backend::{
     device_bytes,
-    tree::{self, Options},
+    tree::{self, Options, Place},
 };
 use onefold_core::{Error, Kind, Result, tree::What};
+use rustix::fs::FileType;
 
 /// Most files with several names that are remembered; of more, each name counts as a file.
 const LINKED_MAX: usize = 1 << 20;
+
+/// `O_NONBLOCK`: opening what became a pipe meanwhile must not wait.
+pub(super) const NONBLOCK: i32 = 0o4000;
 
 /// A file or device.
 pub(super) struct Found {
@@ -54,23 +55,32 @@ impl Walk {
     /// Looks at a path that was given: a directory to walk into, something to read, or nothing of
     /// interest.
     fn visit(&mut self, path: PathBuf) -> Result<Option<Found>> {
-        let metadata = fs::metadata(&path).map_err(|e| unreadable(&path, e))?;
-        let kind = metadata.file_type();
-        if kind.is_dir() {
-            let options = Options {
-                follows_root: true,
-                only_sizes: self.only_sizes,
-                linked_max: 0,
-                ..Options::default()
-            };
-            self.inside = Some((path.clone(), tree::Walk::new(&path, options)?));
-            return Ok(None);
+        let place = look(&path)?;
+        let stat = *place.stat();
+        // By its path it is opened again when that fails, which says why.
+        let file = || {
+            let mut options = File::options();
+            options.read(true).custom_flags(NONBLOCK);
+            if self.only_sizes { None } else { options.open(place.path()).ok() }
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                let options =
+                    Options { only_sizes: self.only_sizes, linked_max: 0, ..Options::default() };
+                self.inside = Some((path.clone(), tree::Walk::at(place, &path, options)?));
+                Ok(None)
+            }
+            FileType::BlockDevice => {
+                let (bytes, file) = (device_bytes(&path)?, file());
+                Ok(Some(Found { path, bytes, file }))
+            }
+            FileType::RegularFile => {
+                let (bytes, file) = (stat.st_size as u64, file());
+                let again = self.again((stat.st_nlink > 1).then_some(place.identity()));
+                Ok((!again).then_some(Found { path, bytes, file }))
+            }
+            _ => Ok(None),
         }
-        if kind.is_block_device() {
-            return device_bytes(&path).map(|bytes| Some(Found { path, bytes, file: None }));
-        }
-        let again = self.again((metadata.nlink() > 1).then_some((metadata.dev(), metadata.ino())));
-        Ok((kind.is_file() && !again).then(|| Found { path, bytes: metadata.len(), file: None }))
     }
 
     /// The next file of the directory; devices inside one are not its content.
@@ -107,13 +117,22 @@ impl Iterator for Walk {
     }
 }
 
+/// The place that a path leads to; asks nothing that another user mounted on the way, and follows no link
+/// of his.
+pub(super) fn look(path: &Path) -> Result<Place> {
+    match Place::of(path, true).and_then(|followed| followed) {
+        Err(error) if error.kind() == Kind::NotFound => Err(Error::new(
+            Kind::NotFound,
+            format!("there is no file, directory or device {}", path.display()),
+        )),
+        looked => looked,
+    }
+}
+
 /// One sentence for what can't be read.
 pub(super) fn unreadable(path: &Path, error: std::io::Error) -> Error {
     let shown = path.display();
     match error.kind() {
-        std::io::ErrorKind::NotFound => {
-            Error::new(Kind::NotFound, format!("there is no file, directory or device {shown}"))
-        }
         std::io::ErrorKind::PermissionDenied => {
             Error::new(Kind::Denied, format!("no permission to read {shown}"))
         }

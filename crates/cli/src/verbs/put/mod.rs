@@ -242,10 +242,16 @@ fn store(
 ) -> Result<Stored> {
     let settings =
         Settings { filters: options.filters.clone(), level: options.level, ..Settings::default() };
-    let (archive, nodes) = directory.open_nodes(settings, options.degraded)?;
+    let (mut archive, mut nodes) = directory.open_nodes(settings.clone(), options.degraded)?;
     onefold_archive::valid_name(&options.name)?;
-    let mut told = false;
+    directory.warn_of_lost_index(&archive);
+    let (mut told, mut looked_at) = (false, directory.clone());
     let ingest = loop {
+        // Perhaps it was waited for the end of a move.
+        if let Some(moved) = looked_at.after_move()? {
+            (archive, nodes) = moved.open_nodes(settings.clone(), options.degraded)?;
+            looked_at = moved;
+        }
         match Ingest::begin(&archive, false, false) {
             Err(error) if error.kind() == Kind::Busy && !options.no_wait => {}
             begun => break begun?,

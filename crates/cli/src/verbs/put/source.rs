@@ -11,7 +11,7 @@ use std::{
 
 use onefold_archive::{LEVELS_MAX, encode_entry};
 use onefold_backend::{
-    new_file::scratch,
+    scratch::scratch,
     spared::Spared,
     sparse::next_data,
     tree::{Found, Options, Walk, read_data},

@@ -150,7 +150,7 @@ fn write(
     }
     let Writing { restorer, slots, entries, .. } = writing;
     // The directories may be more than memory holds: they are looked at once more.
-    let sweep = if options.delete { Sweep::new(&options.directory)? } else { None };
+    let sweep = options.delete.then(|| restorer.sweep()).transpose()?;
     let (pending, swept) = (Pending::default(), Swept::default());
     let has_refused = slots.counts.refused.load(Relaxed) > 0;
     let mut finishing = Finishing { restorer, pending, sweep, swept, has_refused, unfinished: 0 };

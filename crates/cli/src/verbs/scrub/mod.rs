@@ -33,7 +33,7 @@ use onefold_console::{
 ///
 /// The verb reads each stored block or chunk and compares it with its fingerprint. Only
 /// `onefold repair` mends. An archive records damaged chunks, so that no put takes one for a
-/// duplicate. The exit status is 0 only when all data is whole. A folder of the cluster engine may
+/// duplicate. The exit status is 0 only when nothing is damaged. A folder of the cluster engine may
 /// not be served meanwhile.
 #[derive(Debug, Args)]
 #[command(
@@ -75,6 +75,9 @@ pub(crate) struct Scrubbed {
     blocks: u64,
     /// How many are bad; the first thousand are listed.
     bad_blocks: u64,
+    /// How many of them are carriers whose data is whole.
+    #[serde(default)]
+    whole_blocks: u64,
     bad: Vec<Bad>,
     /// Table pages that could not be read, so that their blocks were not verified.
     unread_pages: Vec<String>,
@@ -90,6 +93,9 @@ struct Bad {
     /// Its physical address; nothing when what a volume holds was read.
     block: Option<u64>,
     what: String,
+    /// True when its data is whole all the same, so that no address loses any.
+    #[serde(default)]
+    data_is_whole: bool,
     /// How many addresses lose data; the first few are listed.
     addresses: u64,
     hit: Vec<Hit>,
@@ -110,6 +116,7 @@ impl From<ScrubReport> for Scrubbed {
         let bad = report.bad.into_iter().map(|bad| Bad {
             block: Some(bad.pba.0),
             what: bad.what,
+            data_is_whole: bad.whole,
             addresses: bad.names_found,
             hit: bad
                 .names
@@ -124,6 +131,7 @@ impl From<ScrubReport> for Scrubbed {
         Scrubbed {
             blocks: report.blocks,
             bad_blocks: report.bad_found,
+            whole_blocks: report.whole_found,
             bad: bad.collect(),
             unread_pages: report.unread,
             known_lost_blocks: 0,
@@ -140,6 +148,7 @@ impl Scrubbed {
         let bad = report.lost.into_iter().map(|lost| Bad {
             block: None,
             what: lost.what,
+            data_is_whole: false,
             addresses: lost.blocks,
             hit: vec![Hit {
                 volume: name.to_owned(),
@@ -150,6 +159,7 @@ impl Scrubbed {
         Scrubbed {
             blocks: report.blocks,
             bad_blocks: report.lost_blocks,
+            whole_blocks: 0,
             bad: bad.collect(),
             unread_pages: Vec::new(),
             known_lost_blocks: report.known_lost_blocks,
@@ -304,10 +314,12 @@ fn tell(
         }
         return Ok(());
     }
-    let blocks = counted(scrubbed.bad_blocks, "block");
-    let pages = match scrubbed.unread_pages.len() as u64 {
-        0 => String::new(),
-        n => format!(" and {} that can't be read", counted(n, "table page")),
-    };
-    Err(Failure::new(format!("{shown} is damaged: {blocks} of its data{pages}")))
+    let damaged = [
+        (scrubbed.bad_blocks.saturating_sub(scrubbed.whole_blocks), "block", " of its data"),
+        (scrubbed.whole_blocks, "carrier", " whose data is whole"),
+        (scrubbed.unread_pages.len() as u64, "table page", " that can't be read"),
+    ];
+    let damaged = damaged.into_iter().filter(|(n, ..)| *n > 0);
+    let damaged: Vec<String> = damaged.map(|(n, what, which)| counted(n, what) + which).collect();
+    Err(Failure::new(format!("{shown} is damaged: {}", damaged.join(", "))))
 }

@@ -20,9 +20,14 @@ use std::{
 };
 
 use onefold_archive::{
-    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Tables, Volumes, backup_on, put_on,
+    Gauge, Ingest, Nodes, PutRequest as Stream, Settings, Shape, Tables, Volumes, backup_on,
+    lost_index_files, make_chunk_index_whole, put_on,
 };
-use onefold_backend::{process, signals::StopSignals, systemd::Service};
+use onefold_backend::{
+    process,
+    signals::StopSignals,
+    systemd::{Notifier, Service},
+};
 use onefold_core::{Error, Exports, Kind, Result};
 use onefold_serve::nbd;
 use parking_lot::Mutex;
@@ -55,6 +60,12 @@ use onefold_console::{address::uri, failure::Failure, size::counted};
 /// Between two looks for the end of a put that is waited for.
 const WAIT: Duration = Duration::from_millis(200);
 
+/// Between two lines for the service manager about a long beginning.
+const TELL_EVERY: Duration = Duration::from_secs(5);
+
+/// Seconds that a beginning may take after each of these lines, as for one that is not long.
+const START_SECONDS: u32 = 600;
+
 /// Serves until a signal comes.
 pub(super) fn run(
     options: &Options,
@@ -79,6 +90,10 @@ pub(super) fn run(
     let keeper = directory.claim()?;
     let (archive, nodes) =
         directory.open_while(settings, options.degraded, Some(&keeper.stands()))?;
+    if lost_index_files(&archive).is_ok_and(|lost| lost > 0) {
+        directory.warn_of_lost_index(&archive);
+        make_index_whole(&archive, &service.notifier)?;
+    }
     // Until here a signal ends the process at once: opening may take long, and an archive survives
     // it like any crash.
     let mut signals = StopSignals::install()?;
@@ -171,6 +186,23 @@ pub(super) fn run(
     }
     tracing::info!("closed {shown}");
     Ok(())
+}
+
+/// Makes a chunk index anew of which files are lost. Where that can't be done now, as on a disk without
+/// room for one, chunks are stored again.
+fn make_index_whole(archive: &Arc<onefold_archive::Archive>, notifier: &Notifier) -> Result<()> {
+    let mut told: Option<Instant> = None;
+    let mut progress = |done: u64, total: u64| {
+        if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+            let status = format!("making the chunk index anew: {done} of {total} containers");
+            note(notifier.takes_longer(&status, START_SECONDS));
+            told = Some(Instant::now());
+        }
+    };
+    match make_chunk_index_whole(archive, &mut progress) {
+        Err(error) if matches!(error.kind(), Kind::NoSpace | Kind::Busy) => Ok(()),
+        made => made.map(|_| ()),
+    }
 }
 
 /// A number that moves when clients of volumes are at work.
@@ -301,6 +333,7 @@ impl Commands {
             maintenance,
             replay,
             held_back,
+            index_failed: self.volumes.archive().index_failure().map(|error| error.to_string()),
         }
     }
 }

@@ -66,6 +66,12 @@ pub(crate) struct Options {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) http: Vec<Address>,
 
+    /// A name with dots by which clients of --http call this server, like nas.example.com.
+    /// By other such names it does not answer, since a page of another site might ask in somebody's
+    /// browser. Can be given several times
+    #[arg(long, value_name = "NAME", requires = "http")]
+    http_name: Vec<String>,
+
     /// When a write is acknowledged: weak, when it is in memory, and a flush or about a second
     /// makes it durable; strong, when it is durable. The cluster engine is always strong
     #[arg(long, value_enum, default_value = "weak")]
@@ -371,7 +377,8 @@ pub(super) fn listen(
 
 /// Listens for browsers and Prometheus where the options say; the caller starts it.
 pub(super) fn show(options: &Options, report: Reporter) -> Result<http::Server, Failure> {
-    let mut server = http::Server::new(Pages::new(report, options.one_tenant));
+    let mut server =
+        http::Server::new(Pages::new(report, options.one_tenant), options.http_name.clone());
     for address in &options.http {
         match address {
             Address::Unix(path, door) => {

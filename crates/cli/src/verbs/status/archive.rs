@@ -6,7 +6,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Care, Class, Completeness, Nodes, Tables, Totals, WriteCost, replay_due,
+    Archive, Care, Class, Completeness, Nodes, Tables, Totals, WriteCost, lost_index_files,
+    replay_due,
 };
 use onefold_backend::room::room;
 use onefold_core::{Kind, Result};
@@ -70,6 +71,11 @@ pub(in crate::verbs) struct Stats {
     free_bytes: Option<u64>,
     index_entries: u64,
     index_files: u64,
+    /// Files of the index that are lost: it is made anew by the next put.
+    index_lost_files: u64,
+    /// Where the index is, unless it is beside the data, and why that is not used, if it is not.
+    index_directory: Option<String>,
+    index_directory_unused: Option<String>,
     /// What a background replay would do.
     due: DueLine,
     /// Held back for deletion on a full disk.
@@ -249,6 +255,10 @@ impl Stats {
         let volumes = archive_volume::lines(tables);
         let mapped = volumes.iter().map(|volume| volume.mapped_bytes).sum::<u64>();
         let Totals { chunks, raw_bytes: chunk_bytes, .. } = tables.totals();
+        let (index_directory, unused) = directory
+            .index_directory()
+            .map(|(path, unused)| (path.display().to_string(), unused))
+            .unzip();
         Ok(Stats {
             engine: "archive",
             archive: directory.path().display().to_string(),
@@ -282,6 +292,9 @@ impl Stats {
             },
             index_entries: tables.index.files.iter().map(|file| file.entries).sum(),
             index_files: tables.index.files.len() as u64,
+            index_lost_files: if directory.sees_index() { lost_index_files(archive)? } else { 0 },
+            index_directory,
+            index_directory_unused: unused.flatten(),
             due: replay_due(archive, tables)?.into(),
             reserve_bytes: archive.reserve_bytes()?,
             epoch: tables.epoch,
@@ -324,6 +337,26 @@ impl Stats {
             let only_reads = |reason| format!("its server only reads: {reason}");
             all.extend(server.stopped.iter().map(only_reads));
             all.extend(server.held_back.iter().cloned());
+            let failed = |why| {
+                format!(
+                    "the index directory of its server failed, and is used again when the server is \
+                     started again: {why}"
+                )
+            };
+            all.extend(server.index_failed.iter().map(failed));
+        }
+        if let Some(why) = &self.index_directory_unused {
+            all.push(format!(
+                "the chunk index is not where it should be: {why} (`onefold index {} --beside-data` \
+                 forgets a directory that is lost for good)",
+                self.archive
+            ));
+        }
+        if self.index_lost_files > 0 {
+            all.push(format!(
+                "the chunk index lost {}; the next put makes it anew",
+                counted(self.index_lost_files, "file")
+            ));
         }
         for absent in &self.absent {
             all.push(format!(
@@ -527,6 +560,20 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
             counted(stats.index_files, "file")
         ),
     );
+    if let Some(path) = &stats.index_directory {
+        let not = stats
+            .index_directory_unused
+            .as_ref()
+            .map_or_else(String::new, |why| format!(", NOT USED: {why}"));
+        row("index in", format!("{path}{not}"));
+    }
+    if stats.index_lost_files > 0 {
+        let lost = counted(stats.index_lost_files, "file");
+        row("INDEX LOST", format!("{lost}; the next put makes the index anew"));
+    }
+    if let Some(why) = stats.server.as_ref().and_then(|server| server.index_failed.as_ref()) {
+        row("INDEX FAILED", format!("its directory is used again by the next server: {why}"));
+    }
     row("to be replayed", stats.due.told(stats.server.as_ref()));
     if stats.unfinished_containers > 0 {
         row(

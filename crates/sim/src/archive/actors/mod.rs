@@ -1,6 +1,7 @@
 //! The processes of a run: each verb is a move of one of them.
 
 mod collector;
+pub(super) mod index_disk;
 mod late_counts;
 mod names;
 mod nodes;

@@ -6,8 +6,8 @@ use std::sync::{
 };
 
 use onefold_archive::{
-    Archive, BackgroundReplay, Ingest, Pace, ReplayStep, gives_way, not_found_in_chunk_index,
-    replay_due,
+    Archive, BackgroundReplay, Ingest, Pace, ReplayStep, gives_way, lost_index_files,
+    not_found_in_chunk_index, replay_due,
 };
 use onefold_core::Kind;
 
@@ -85,6 +85,7 @@ impl Sim {
                             && done.checkpoints == before.checkpoints,
                     ),
                     ("replay: gave way", gave_way),
+                    ("replay: made a lost index anew", done.indexes > before.indexes),
                 ] {
                     if is_so {
                         self.reach.hit(what);
@@ -96,10 +97,29 @@ impl Sim {
         }
     }
 
+    /// Where the index is with the data and nothing is damaged, a crash leaves each file of it as long as
+    /// the tables say. A process that found one lost would make the index anew, and hide that.
+    pub(crate) fn no_index_file_lost(&mut self, archive: &Archive) -> Flow {
+        if self.params.index_disk
+            || self.params.profile != Profile::Crashes
+            || self.params.medium.damages()
+        {
+            return Ok(());
+        }
+        match lost_index_files(archive) {
+            Ok(0) => Ok(()),
+            Ok(n) => {
+                let what = format!("{n} files of the index are lost after a crash");
+                Err(Failure::new(Checker::DuplicatesFound, what).into())
+            }
+            Err(error) => Err(self.judge("index", &error)),
+        }
+    }
+
     /// Where nothing is collected or damaged, the index finds each chunk of an imported container.
     pub(crate) fn look_at_index(&mut self, archive: &Arc<Archive>) -> Flow {
         let simple = !self.params.collects
-            && self.params.replays
+            && (self.params.replays || self.params.index_disk)
             && self.params.profile == Profile::Crashes
             && !self.params.medium.damages();
         if !simple {

@@ -59,7 +59,9 @@ impl Sim {
                 self.say(|| format!("put {} of {} bytes", putting.name, putting.content.len()));
                 self.unsure = None;
                 self.streams.insert(putting.name.clone(), putting.content.clone());
-                if putting.known && putting.session.new_bytes > 0 {
+                // What its index disk did not give is stored again.
+                let misses = putting.archive.index_failure().is_some();
+                if putting.known && putting.session.new_bytes > 0 && !misses {
                     let message = format!(
                         "{} bytes of {} were stored again",
                         putting.session.new_bytes, putting.name

@@ -10,6 +10,7 @@ use onefold_testbed::files::{Layout, Wrong};
 
 use crate::{
     archive::{
+        actors::index_disk::NAME,
         model::{Disks, Known, Unsure},
         params::Medium,
         run::{Actors, Sim, Stop},
@@ -29,7 +30,10 @@ const SINGLE: [(&str, &str); 4] = [
 
 /// The beginnings of the names of files that hold no data of streams.
 const METADATA: [&str; 8] =
-    ["label", "snapshot-", "log-", "index-", "counts-", "maps", "vouched", "tables"];
+    ["label", "snapshot-", "log-", INDEX, "counts-", "maps", "vouched", "tables"];
+
+/// The beginning of the names of the files of the chunk index.
+const INDEX: &str = "index-";
 
 /// How many of them an archive has whose tables have no leaves.
 const WITHOUT_LEAVES: usize = METADATA.len() - 1;
@@ -66,7 +70,9 @@ impl Sim {
                 return Some("label".to_owned());
             }
             let file = self.faults.below(WITHOUT_LEAVES as u64) as usize;
-            return Some(self.or_leaves(METADATA[file]).to_owned());
+            let file = self.or_leaves(METADATA[file]);
+            let elsewhere = self.params.index_disk && file == INDEX;
+            return Some(if elsewhere { format!("{NAME}/{file}") } else { file.to_owned() });
         };
         if !self.params.medium.damages() || self.bad.len() >= n - k {
             return None;

@@ -81,6 +81,8 @@ impl Sim {
                 return Err(Failure::new(Checker::StoreCheck, message).into());
             }
         }
+        self.no_index_file_lost(&archive)?;
+        self.make_index_whole(&archive)?;
         if !self.damaged {
             self.look_at_index(&archive)?;
             self.restore_recorded(&archive)?;
