@@ -74,13 +74,33 @@ pub(crate) fn make_whole_paced(
 }
 
 /// Makes the index anew from the metadata of all containers, and names it in place of the old one;
-/// gives how many entries it has. Memory as for an auxiliary index.
+/// gives how many entries it has. It is one file afterwards, unless the disk has no room to make one of
+/// several. Memory as for an auxiliary index.
 ///
 /// # Errors
 /// `NoSpace`, and those of the system.
 pub fn rebuild(archive: &Arc<Archive>, progress: &mut Progress<'_>) -> Result<u64> {
     let _lock = archive.files.lock(IMPORTER, Hold::Alone, true)?;
-    from_metadata_twice(archive, &Pace::default(), progress)
+    let made = from_metadata_twice(archive, &Pace::default(), progress)?;
+    if archive.tables().index.files.len() < 2 {
+        return Ok(made);
+    }
+    match without_remains(archive, rewrite(archive, None)) {
+        Err(error) if error.kind() == Kind::NoSpace => Ok(made),
+        merged => merged,
+    }
+}
+
+/// Makes one file of all.
+fn rewrite(archive: &Arc<Archive>, to: Option<&IndexDirectory>) -> Result<u64> {
+    let guard = archive.guard_epoch()?;
+    let tables = &guard.tables;
+    let files = possible(archive, &tables.index.files)?;
+    let mut made = Made::new(archive, tables, tables.index.upto)?;
+    if !files.is_empty() {
+        made.merge(&files)?;
+    }
+    made.name(to)
 }
 
 /// The index on its way to where an archive, as it was opened, makes new files of it. Puts and imports
@@ -113,7 +133,7 @@ impl IndexMove {
         if lost_files(archive)? > 0 {
             return from_metadata(archive, to, &Pace::default(), progress);
         }
-        match without_remains(archive, self.rewrite(to)) {
+        match without_remains(archive, rewrite(archive, to)) {
             // Where the old files are can't be read.
             Err(error) if error.kind() == Kind::NoSpace && archive.index_failure().is_some() => {
                 has_not_failed(to)?;
@@ -121,17 +141,6 @@ impl IndexMove {
             }
             made => made,
         }
-    }
-
-    fn rewrite(&self, to: Option<&IndexDirectory>) -> Result<u64> {
-        let guard = self.archive.guard_epoch()?;
-        let tables = &guard.tables;
-        let files = possible(&self.archive, &tables.index.files)?;
-        let mut made = Made::new(&self.archive, tables, tables.index.upto)?;
-        if !files.is_empty() {
-            made.merge(&files)?;
-        }
-        made.name(to)
     }
 }
 
