@@ -74,6 +74,8 @@ impl Activity {
         let moves = (self.moves)();
         if self.seen.swap(moves, SeqCst) != moves || self.busy.load(SeqCst) > 0 {
             self.touch();
+            // However late this thread goes on: somebody was at work just now.
+            return Duration::ZERO;
         }
         let last = Duration::from_millis(self.last.load(SeqCst));
         self.begun.elapsed().saturating_sub(last)
