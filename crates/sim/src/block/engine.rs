@@ -210,6 +210,8 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 8] = {
                 VolumesLimited,
                 FlushBeforeRecovery,
                 SealedRecordsPin,
+                // A window of cow is a checkpoint, and no moment waits for another one.
+                MomentsLimited,
             ],
             &["thin", "ordered"],
         ),
@@ -249,7 +251,6 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 8] = {
                 OrphanWaitsForBorrowers,
                 HeirLends,
                 MomentSealsOverlay,
-                MomentsLimited,
                 SnapshotsLimited,
                 ActsToldWhenDurable,
                 RangesCopied,
