@@ -186,8 +186,8 @@ pub enum Rule {
     /// Runs of which one is lost or can't be read are not merged. Otherwise chunks of it are stored
     /// again, also when its disk is back.
     LostFilesNotMerged,
-    /// Who ingests makes an index anew of which a file is lost. Otherwise what the file had is stored
-    /// again.
+    /// An ingesting process makes an index anew of which a file is lost. Otherwise it stores again what
+    /// the file had.
     LostIndexMadeAnew,
     /// A failure of the directory of the index costs speed. Otherwise puts fail with a disk that has
     /// none of the data.

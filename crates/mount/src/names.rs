@@ -16,8 +16,8 @@ pub(crate) fn sets(tables: &Tables) -> BTreeMap<String, String> {
 
 fn directories(mut sets: Vec<&str>) -> BTreeMap<String, String> {
     let mut names: BTreeMap<String, String> = BTreeMap::new();
-    // Who may add snapshots chooses what sets are called: each gets its own name before others get one
-    // that is like it.
+    // Clients that may add snapshots choose the names of sets: each set gets its own name before others get
+    // one that is like it.
     sets.sort_unstable_by_key(|set| (plain(set) != *set, *set));
     sets.dedup();
     for set in sets {

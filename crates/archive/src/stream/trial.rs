@@ -1,5 +1,6 @@
-//! What a stream would add to the archive: all that a session does but for the writing. Nobody's lock
-//! is taken, so another process may store the same chunks meanwhile.
+//! A stream that is tried: a trial does all that a session does but for the writing, and tells what the
+//! stream would add to the archive. It takes no lock, so another process may store the same chunks
+//! meanwhile.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -192,8 +192,8 @@ struct Seen {
     files: HashMap<Identity, (usize, Box<[u8]>, Origin)>,
 }
 
-/// What tells a file from a later one that got its number. Whoever removes a file after its first name was
-/// looked at would else have another user's new file taken for it.
+/// Tells a file from a later one that got its number. Without it a user who removes a file, after its
+/// first name was looked at, would have another user's new file taken for it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Origin {
     owner: u32,

@@ -204,7 +204,7 @@ fn remove_half_made(path: &Path) -> Result<()> {
         Directory::open(path, false).and_then(|files| Ok(files.names()? == [BELONGS_TO_NEW]));
     match is_half_made {
         Ok(true) => remove(&Directory::open_as(path, true, word())?, BELONGS_TO_NEW),
-        // What is wrong with it, who takes it tells.
+        // Taking it tells what is wrong with it.
         _ => Ok(()),
     }
 }
@@ -388,7 +388,7 @@ mod tests {
         stands().unwrap();
         clear(&files).unwrap();
         assert_eq!(files.names().unwrap(), Vec::<String>::new());
-        // Who opened it before it was given up writes nothing there any more.
+        // A process that opened it before it was given up writes nothing there any more.
         assert!(stands().unwrap_err().to_string().contains("no more"));
     }
 

@@ -273,7 +273,7 @@ fn rule_08_another_machine_of_the_same_name_is_told() {
     let told = of_another_machine(&last, [2; 16]).unwrap();
     assert!(told.contains("another machine") && told.contains(&"01".repeat(16)), "{told}");
     assert_eq!(of_another_machine(&last, [1; 16]), None);
-    // Who has no id says nothing.
+    // A machine without an id says nothing.
     assert_eq!(of_another_machine(&last, [0; 16]), None);
     assert_eq!(of_another_machine(&Snapshot { machine: [0; 16], ..last }, [2; 16]), None);
 }
