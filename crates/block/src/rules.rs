@@ -157,6 +157,9 @@ pub enum Rule {
     /// An act whose turn ended with nothing left that could make room is told that the store is full.
     /// Otherwise clients that trim all the time keep it waiting for ever.
     ActsToldFull,
+    /// A checkpoint takes apart as much of deleted maps as it has room for. Otherwise one after a large
+    /// deletion takes long, and may have no room for its pages.
+    LeftoversLimited,
     /// Ranges that wait to be applied are copied for a snapshot. Otherwise trimmed data comes back
     /// in it.
     RangesCopied,
@@ -231,7 +234,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 73] = [
+    pub const BUGS: [(&'static str, Rule); 74] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -282,6 +285,7 @@ impl Rule {
         ("act-overtaken", Rule::ActsHaveTurns),
         ("turn-without-end", Rule::TurnsEnd),
         ("act-waits-in-vain", Rule::ActsToldFull),
+        ("leftovers-unlimited", Rule::LeftoversLimited),
         ("ranges-not-copied", Rule::RangesCopied),
         ("shared-page-entered", Rule::SharedPagesNotEntered),
         ("rollback-first", Rule::RollbackAfterChanges),

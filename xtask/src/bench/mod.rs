@@ -9,6 +9,7 @@ mod counted;
 mod fio;
 mod neighbour;
 mod peer;
+mod replication;
 
 use std::{fs, path::Path, time::Duration};
 
@@ -38,6 +39,7 @@ cargo xtask bench archive-scale [--quick] [--directory PATH]
 cargo xtask bench snapshots [--quick]             pages and blocks that snapshots and clones cost, \
                      counted; writes between snapshots
 cargo xtask bench growth [--quick]                writes while a store grows, and afterwards
+cargo xtask bench replication [--quick]           a volume sent whole beside nbdcopy, and its changes
 cargo xtask bench metrics [--quick]               writes while metrics are read once a second
 cargo xtask bench neighbour [--quick]             a client's rate and delays while another peer \
                      attacks
@@ -68,6 +70,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "neighbour" => neighbour::run(rest),
         Some((which, rest)) if which == "snapshots" => snapshots(rest),
         Some((which, rest)) if which == "growth" => beside::growth(rest),
+        Some((which, rest)) if which == "replication" => replication::run(rest),
         Some((which, rest)) if which == "metrics" => beside::metrics(rest),
         Some((which, [])) if which == "hot" => {
             println!("{}", machine_facts(&machine::root(), &[]));

@@ -45,6 +45,8 @@ pub struct Filled {
     pub snapshots: usize,
     /// Moments that no checkpoint has made durable.
     pub moments: usize,
+    /// Pieces of deleted maps that the last checkpoint worked through.
+    pub pieces: u64,
 }
 
 /// Whether a change may go on.
@@ -66,6 +68,7 @@ pub(crate) fn filled(kernel: &Kernel) -> Filled {
         ranges: state.windows.open().ranges.len(),
         snapshots: volumes.map(|id| state.volumes.snapshots_ahead(id)).max().unwrap_or(0),
         moments: state.moments_ahead().count(),
+        pieces: state.pieces,
     }
 }
 

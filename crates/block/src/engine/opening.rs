@@ -175,6 +175,7 @@ fn unrecovered(
         ration: None,
         moment: None,
         act_turn: ActTurn::default(),
+        pieces: 0,
         moments: (0, 0),
         leftovers,
         orphans: 0,

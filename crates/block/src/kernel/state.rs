@@ -41,6 +41,8 @@ pub(crate) struct State {
     pub(crate) moments: (u64, u64),
     /// Whether checkpoints have maps to take apart, or pages to hand over.
     pub(crate) leftovers: Leftovers,
+    /// Pieces of deleted maps that the last checkpoint worked through.
+    pub(crate) pieces: u64,
     /// Pages that nothing counts for and that wait to be handed over, as far as is known.
     pub(crate) orphans: u64,
     /// The sizes that the store is about to get.

@@ -184,15 +184,15 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 9] = {
         DiscardsLimited, DroppedRecordsVoid, DuplicatesHaveReferences, FailedFlushStopsWrites,
         FingerprintGoesWithBlock, FlushBeforeRecovery, FramesInOrder, HeirLends, InnerPagesCount,
         LaterWriteOverRange, LeftoverOfVoidIgnored, LeftoverVersionsAlternate,
-        LeftoverWaitsForFlush, LenderInherited, LentEntriesNotLowered, ListNamedWhereItIs,
-        ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError, LostWithCursor,
-        LostWithEnd, ManyStays, MomentCommitsNoMore, MomentSealsOverlay, MomentsLimited,
-        NewerRecordsVerified, OrphanWaitsForBorrowers, OrphansHaveEntries, OverwriteLowersOnce,
-        PageChecksumsCompared, PagesCountApart, PinnedNotReclaimed, RangesCompared, RangesCopied,
-        ReceivedAfterData, RecountSeesPendingLinks, ReuseAfterRelease, RollbackAfterChanges,
-        SealedRecordsPin, SharedPagesNotEntered, SnapshotsLimited, StayingPageLends, TurnsEnd,
-        UnlinkBeforeDecrement, VolumesLimited, WholeFingerprintStored, WindowsInOrder,
-        YoungestOrphanFirst, ZoneListedBeforeUse,
+        LeftoverWaitsForFlush, LeftoversLimited, LenderInherited, LentEntriesNotLowered,
+        ListNamedWhereItIs, ListPagesFollowMove, ListZonesKept, ListedInBothCopies, LostIsAnError,
+        LostWithCursor, LostWithEnd, ManyStays, MomentCommitsNoMore, MomentSealsOverlay,
+        MomentsLimited, NewerRecordsVerified, OrphanWaitsForBorrowers, OrphansHaveEntries,
+        OverwriteLowersOnce, PageChecksumsCompared, PagesCountApart, PinnedNotReclaimed,
+        RangesCompared, RangesCopied, ReceivedAfterData, RecountSeesPendingLinks,
+        ReuseAfterRelease, RollbackAfterChanges, SealedRecordsPin, SharedPagesNotEntered,
+        SnapshotsLimited, StayingPageLends, TurnsEnd, UnlinkBeforeDecrement, VolumesLimited,
+        WholeFingerprintStored, WindowsInOrder, YoungestOrphanFirst, ZoneListedBeforeUse,
     };
     [
         // Elsewhere data is durable before a record that names it, so nothing is believed in vain,
@@ -256,6 +256,7 @@ const OF_SCHEMES: [(&[Rule], &[&str]); 9] = {
                 RangesCopied,
                 ActsHaveTurns,
                 TurnsEnd,
+                LeftoversLimited,
                 SharedPagesNotEntered,
                 RollbackAfterChanges,
                 ActsSeenWhenTold,
@@ -608,6 +609,7 @@ impl Subject for Thin {
             ("carriers without a checkpoint", filled.carriers, limits.carriers + on_its_way),
             ("snapshots of a volume", filled.snapshots as u64, limits.snapshots),
             ("moments that wait", filled.moments as u64, limits.moments as u64),
+            ("pieces of deleted maps in a checkpoint", filled.pieces, limits.leaving + 1),
         ];
         let over = tables.into_iter().find(|(_, is, most)| is > most);
         over.map(|(what, is, most)| format!("{is} {what}; {most} is the most"))

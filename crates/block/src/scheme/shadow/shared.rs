@@ -59,9 +59,11 @@ impl TableBuild<'_> {
         let (kernel, shares) = (self.kernel, self.old.state.shares);
         deleted_leave(volumes, &mut discards);
         let mut budget = leftover_budget(kernel, scheme);
+        let begun = budget.0;
         let mut pages = SharedPages { build: self, deltas };
         let mut sharing = Sharing::new(&mut pages);
         let (orphans, stuck) = leftovers(kernel, &mut sharing, volumes, orphans, &mut budget)?;
+        kernel.state.lock().pieces = (begun - budget.0) as u64;
         let changes = Changes { kernel, frozen, discards: &discards };
         #[cfg(feature = "planted-bugs")]
         if !kernel.keeps(Rule::RollbackAfterChanges) {
@@ -144,6 +146,9 @@ fn leftover_budget(kernel: &Kernel, scheme: &dyn Scheme) -> Budget {
     let spare = spare(kernel, scheme, &kernel.state.lock());
     let references = kernel.geometry().blocks().div_ceil(Table::References.per_leaf());
     let each = 16 + 2 * references.min(LEFTOVER_COUNTS);
+    if !kernel.keeps(Rule::LeftoversLimited) {
+        return Budget(usize::MAX);
+    }
     Budget(1 + (spare / 2 / each).min(kernel.settings.limits.leaving) as usize)
 }
 
