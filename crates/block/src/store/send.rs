@@ -6,6 +6,9 @@
 use std::{
     collections::HashMap,
     io::{Read, Write},
+    ops::Range,
+    sync::mpsc::{Receiver, SyncSender, channel, sync_channel},
+    thread,
 };
 
 use onefold_core::{
@@ -34,6 +37,9 @@ const LOOK_BLOCKS: u64 = 4096;
 /// takes a place in the receiver's map.
 const SKIPPED_MAX: u64 = 1 << 24;
 
+/// Parcels that are read ahead of what is written, each of a MiB at most.
+const AHEAD: usize = 4;
+
 /// The choices of a sender.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct SendWhat {
@@ -60,9 +66,11 @@ impl Copies<'_> {
         let pair = self.pair(what)?;
         let skips = what.skip_damaged;
         let writer = StreamWriter::begin_as(out, skips, &pair.begin, !what.plain)?;
-        let mut sender = Sender::of(&pair.volume, writer, Some(self.memory()), skips);
-        self.all(&pair, skips, |piece| sender.piece(&piece, &[]))?;
-        sender.writer.end(pair.begin.blocks)
+        let writer = read_ahead(writer, |parcels| {
+            let mut sender = Sender::of(&pair.volume, parcels, Some(self.memory()), skips);
+            self.all(&pair, skips, |piece| sender.piece(&piece, &[]))
+        })?;
+        writer.end(pair.begin.blocks)
     }
 
     /// Sends to a receiver whose answers say which blocks it has: only the others go out. `nonce` is
@@ -206,21 +214,24 @@ impl Copies<'_> {
         let of = self.0.engine.volume(volume.id())?;
         let begin = Begin { blocks: of.blocks, ..Begin::default() };
         let writer = StreamWriter::begin(out, &begin, false)?;
-        let mut sender = Sender::of(&volume, writer, None, false);
-        let mut at = 0;
-        while at < of.blocks {
-            volume.check()?;
-            let found = Transfers::of(&self.0.engine).pieces(None, volume.id(), at)?;
-            for piece in found.pieces {
-                // The volume may have grown since the export began.
-                let blocks = piece.blocks.min(of.blocks.saturating_sub(piece.first));
-                if blocks > 0 {
-                    sender.piece(&Piece { blocks, ..piece }, &[])?;
+        let writer = read_ahead(writer, |parcels| {
+            let mut sender = Sender::of(&volume, parcels, None, false);
+            let mut at = 0;
+            while at < of.blocks {
+                volume.check()?;
+                let found = Transfers::of(&self.0.engine).pieces(None, volume.id(), at)?;
+                for piece in found.pieces {
+                    // The volume may have grown since the export began.
+                    let blocks = piece.blocks.min(of.blocks.saturating_sub(piece.first));
+                    if blocks > 0 {
+                        sender.piece(&Piece { blocks, ..piece }, &[])?;
+                    }
                 }
+                at = found.next.max(at + 1);
             }
-            at = found.next.max(at + 1);
-        }
-        sender.writer.end(of.blocks)
+            Ok(())
+        })?;
+        writer.end(of.blocks)
     }
 
     /// The beginning of a stream of a snapshot.
@@ -253,7 +264,7 @@ struct Pair {
 
 /// Pieces of which the receiver is asked together.
 struct Queue<'a, W: Write> {
-    sender: Sender<'a, W>,
+    sender: Sender<'a, StreamWriter<W>>,
     pieces: Vec<Piece>,
     /// Blocks of data among them.
     blocks: u64,
@@ -292,9 +303,116 @@ impl<W: Write> Queue<'_, W> {
     }
 }
 
-struct Sender<'a, W: Write> {
+/// Where a sender's pieces go: into the stream, or to the thread that writes it.
+trait Sink {
+    fn empty(&mut self, first: u64, blocks: u64, zeroes: bool) -> Result<()>;
+
+    fn lost(&mut self, first: u64, blocks: u64) -> Result<()>;
+
+    /// Blocks that begin at `first`, in runs of one form; gives a buffer for the next ones.
+    fn runs(&mut self, first: u64, blocks: Vec<Block>, runs: Vec<Run>) -> Result<Vec<Block>>;
+}
+
+/// Blocks of a buffer that are sent in one form.
+struct Run {
+    of: Range<usize>,
+    how: As,
+}
+
+impl<W: Write> Sink for StreamWriter<W> {
+    fn empty(&mut self, first: u64, blocks: u64, zeroes: bool) -> Result<()> {
+        StreamWriter::empty(self, first, blocks, zeroes)
+    }
+
+    fn lost(&mut self, first: u64, blocks: u64) -> Result<()> {
+        let (mut at, end) = (first, first + blocks);
+        while at < end {
+            let count = (end - at).min(LOST_BLOCKS_MAX);
+            StreamWriter::lost(self, at, count)?;
+            at += count;
+        }
+        Ok(())
+    }
+
+    fn runs(&mut self, first: u64, blocks: Vec<Block>, runs: Vec<Run>) -> Result<Vec<Block>> {
+        for Run { of, how } in runs {
+            let (at, count) = (first + of.start as u64, of.len() as u64);
+            match how {
+                As::Lost => Sink::lost(self, at, count)?,
+                As::Zeroes => self.empty(at, count, true)?,
+                As::Data => self.data(at, &blocks[of])?,
+                As::Repeat(as_at) => self.repeat(at, count, as_at)?,
+                As::Held => self.held(at, &blocks[of])?,
+            }
+        }
+        Ok(blocks)
+    }
+}
+
+/// What a reading thread has for the one that writes.
+enum Parcel {
+    Empty { first: u64, blocks: u64, zeroes: bool },
+    Lost { first: u64, blocks: u64 },
+    Runs { first: u64, blocks: Vec<Block>, runs: Vec<Run> },
+}
+
+/// The reading thread's end: parcels to the writing one, and buffers back.
+struct Parcels {
+    to: SyncSender<Parcel>,
+    back: Receiver<Vec<Block>>,
+}
+
+impl Parcels {
+    fn give(&self, parcel: Parcel) -> Result<()> {
+        // Nobody hears of this: the thread that writes has failed, and says why.
+        self.to.send(parcel).map_err(|_| Error::new(Kind::Io, "nobody writes the stream any more"))
+    }
+}
+
+impl Sink for Parcels {
+    fn empty(&mut self, first: u64, blocks: u64, zeroes: bool) -> Result<()> {
+        self.give(Parcel::Empty { first, blocks, zeroes })
+    }
+
+    fn lost(&mut self, first: u64, blocks: u64) -> Result<()> {
+        self.give(Parcel::Lost { first, blocks })
+    }
+
+    fn runs(&mut self, first: u64, blocks: Vec<Block>, runs: Vec<Run>) -> Result<Vec<Block>> {
+        self.give(Parcel::Runs { first, blocks, runs })?;
+        Ok(self.back.try_recv().unwrap_or_default())
+    }
+}
+
+/// Runs `read` in a thread of its own, and writes its parcels here: blocks are read and verified while
+/// others are compressed, proven and passed on. Takes [`AHEAD`] MiB and two more for buffers. Ends with
+/// the first error of either side.
+fn read_ahead<W: Write>(
+    mut writer: StreamWriter<W>,
+    read: impl FnOnce(Parcels) -> Result<()> + Send,
+) -> Result<StreamWriter<W>> {
+    let (to, parcels) = sync_channel(AHEAD);
+    let (give_back, back) = channel();
+    thread::scope(|scope| {
+        let reading = scope.spawn(move || read(Parcels { to, back }));
+        for parcel in parcels {
+            match parcel {
+                Parcel::Empty { first, blocks, zeroes } => writer.empty(first, blocks, zeroes)?,
+                Parcel::Lost { first, blocks } => Sink::lost(&mut writer, first, blocks)?,
+                Parcel::Runs { first, blocks, runs } => {
+                    // The reader may have ended.
+                    let _ = give_back.send(writer.runs(first, blocks, runs)?);
+                }
+            }
+        }
+        reading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
+    Ok(writer)
+}
+
+struct Sender<'a, S: Sink> {
     volume: &'a BlockVolume,
-    writer: StreamWriter<W>,
+    writer: S,
     /// The contents that were sent; `None` where each block is sent for itself.
     sent: Option<Sent>,
     buffer: Vec<Block>,
@@ -312,13 +430,8 @@ enum As {
     Held,
 }
 
-impl<'a, W: Write> Sender<'a, W> {
-    fn of(
-        volume: &'a BlockVolume,
-        writer: StreamWriter<W>,
-        sent: Option<Sent>,
-        skips: bool,
-    ) -> Sender<'a, W> {
+impl<'a, S: Sink> Sender<'a, S> {
+    fn of(volume: &'a BlockVolume, writer: S, sent: Option<Sent>, skips: bool) -> Sender<'a, S> {
         Sender { volume, writer, sent, buffer: Vec::new(), skipped: skips.then_some(0) }
     }
 
@@ -328,7 +441,10 @@ impl<'a, W: Write> Sender<'a, W> {
         match piece.kind {
             PieceKind::Hole => self.writer.empty(piece.first, piece.blocks, false),
             PieceKind::Zeroes => self.writer.empty(piece.first, piece.blocks, true),
-            PieceKind::Hidden => self.lost(piece.first, piece.blocks),
+            PieceKind::Hidden => {
+                self.skip(piece.blocks)?;
+                self.writer.lost(piece.first, piece.blocks)
+            }
             PieceKind::Data => {
                 let (mut at, end) = (piece.first, piece.first + piece.blocks);
                 while at < end {
@@ -358,25 +474,22 @@ impl<'a, W: Write> Sender<'a, W> {
             }
             result => result?,
         }
-        let mut run: Option<(usize, As)> = None;
+        let mut runs: Vec<Run> = Vec::new();
         for n in 0..count as usize {
             let now = match missing.get(n) {
                 _ if lost.get(n) == Some(&true) => As::Lost,
                 Some(false) => As::Held,
                 _ => self.how(&blocks[n], first + n as u64),
             };
-            let goes_on = match (run, now) {
-                (Some((begun, As::Repeat(x))), As::Repeat(now)) => x + (n - begun) as u64 == now,
-                (Some((_, before)), now) => before == now,
-                (None, _) => false,
-            };
-            if !goes_on {
-                self.run(first, &blocks, run, n)?;
-                run = Some((n, now));
+            match runs.last_mut() {
+                Some(Run { of, how }) if now == how.behind(of.len()) => of.end = n + 1,
+                _ => runs.push(Run { of: n..n + 1, how: now }),
             }
         }
-        self.run(first, &blocks, run, count as usize)?;
-        self.buffer = blocks;
+        let lost =
+            runs.iter().filter(|run| run.how == As::Lost).map(|run| run.of.len() as u64).sum();
+        self.skip(lost)?;
+        self.buffer = self.writer.runs(first, blocks, runs)?;
         Ok(())
     }
 
@@ -395,20 +508,14 @@ impl<'a, W: Write> Sender<'a, W> {
         each.into_iter().map(is_lost).collect()
     }
 
-    /// Writes that blocks could not be read.
-    fn lost(&mut self, first: u64, blocks: u64) -> Result<()> {
-        let skipped = self.skipped.unwrap_or(0) + blocks;
-        if skipped > SKIPPED_MAX {
+    /// Counts blocks that could not be read.
+    fn skip(&mut self, blocks: u64) -> Result<()> {
+        let Some(skipped) = &mut self.skipped else { return Ok(()) };
+        *skipped += blocks;
+        if *skipped > SKIPPED_MAX {
             let message =
                 "more than 64 GiB of the snapshot can't be read: that is too much to skip";
             return Err(Error::new(Kind::Corrupt, message));
-        }
-        self.skipped = Some(skipped);
-        let (mut at, end) = (first, first + blocks);
-        while at < end {
-            let count = (end - at).min(LOST_BLOCKS_MAX);
-            self.writer.lost(at, count)?;
-            at += count;
         }
         Ok(())
     }
@@ -419,23 +526,14 @@ impl<'a, W: Write> Sender<'a, W> {
         }
         self.sent.as_mut().and_then(|sent| sent.before(block, at)).map_or(As::Data, As::Repeat)
     }
+}
 
-    /// Writes the blocks of a run that ends before block `end`.
-    fn run(
-        &mut self,
-        first: u64,
-        blocks: &[Block],
-        run: Option<(usize, As)>,
-        end: usize,
-    ) -> Result<()> {
-        let Some((begun, how)) = run else { return Ok(()) };
-        let (at, count) = (first + begun as u64, (end - begun) as u64);
-        match how {
-            As::Lost => self.lost(at, count),
-            As::Zeroes => self.writer.empty(at, count, true),
-            As::Data => self.writer.data(at, &blocks[begun..end]),
-            As::Repeat(as_at) => self.writer.repeat(at, count, as_at),
-            As::Held => self.writer.held(at, &blocks[begun..end]),
+impl As {
+    /// The form of the block so many behind the first one of a run.
+    fn behind(self, blocks: usize) -> As {
+        match self {
+            As::Repeat(at) => As::Repeat(at + blocks as u64),
+            other => other,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use onefold_core::{BLOCK_BYTES, Block, Error, Result};
+use onefold_core::{Block, Error, Result};
 
 use super::{
     Begin, Form, Totals,
@@ -17,6 +17,8 @@ const LEVEL: i32 = 1;
 pub struct StreamWriter<W: Write> {
     pub(super) frames: FrameWriter<W>,
     compressor: Option<zstd::bulk::Compressor<'static>>,
+    /// For what was compressed.
+    small: Vec<u8>,
     totals: Totals,
     form: Form,
 }
@@ -75,7 +77,8 @@ impl<W: Write> StreamWriter<W> {
             None
         };
         let frames = FrameWriter::new(out, key);
-        let mut writer = StreamWriter { frames, compressor, totals: Totals::default(), form };
+        let totals = Totals::default();
+        let mut writer = StreamWriter { frames, compressor, small: Vec::new(), totals, form };
         let payload = begin.encode();
         writer.frames.put(Of::Begin, 0, begin.start, begin.blocks, &payload)?;
         Ok(writer)
@@ -102,15 +105,16 @@ impl<W: Write> StreamWriter<W> {
     pub fn data(&mut self, first: u64, data: &[Block]) -> Result<()> {
         let blocks = data.len() as u64;
         self.totals.data += blocks;
-        let mut plain = Vec::with_capacity(data.len() * BLOCK_BYTES);
-        data.iter().for_each(|block| plain.extend_from_slice(&block.0));
-        if let Some(compressor) = &mut self.compressor
-            && let Ok(small) = compressor.compress(&plain)
-            && small.len() < plain.len()
-        {
-            return self.frames.put(Of::Data, COMPRESSED, first, blocks, &small);
+        let plain = onefold_core::block::bytes(data);
+        if let Some(compressor) = &mut self.compressor {
+            // What does not become smaller has no room.
+            self.small.resize(plain.len() - 1, 0);
+            if let Ok(bytes) = compressor.compress_to_buffer(plain, &mut self.small[..]) {
+                let small = &self.small[..bytes];
+                return self.frames.put(Of::Data, COMPRESSED, first, blocks, small);
+            }
         }
-        self.frames.put(Of::Data, 0, first, blocks, &plain)
+        self.frames.put(Of::Data, 0, first, blocks, plain)
     }
 
     /// Writes blocks that hold what was sent for those from `as_at` on, at most [`DATA_BLOCKS_MAX`].
