@@ -69,8 +69,7 @@ impl Intake for Feeder<'_> {
     }
 
     fn border(&mut self) -> Result<()> {
-        Feeder::border(self);
-        Ok(())
+        Feeder::border(self)
     }
 
     fn end_recipe(&mut self) -> Result<()> {
@@ -78,7 +77,8 @@ impl Intake for Feeder<'_> {
     }
 
     fn incomplete(&mut self) -> Result<()> {
-        Feeder::incomplete(self)
+        Feeder::incomplete(self);
+        Ok(())
     }
 }
 
@@ -252,9 +252,9 @@ pub fn take(
                 input.read_exact(&mut bytes).map_err(went)?;
                 feeder.zeroes(u64::from_le_bytes(bytes))?;
             }
-            BORDER => feeder.border(),
+            BORDER => feeder.border()?,
             RECIPE => feeder.end_recipe()?,
-            INCOMPLETE => feeder.incomplete()?,
+            INCOMPLETE => feeder.incomplete(),
             END => return Ok(()),
             _ => return Err(strange()),
         }
