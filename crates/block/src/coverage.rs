@@ -54,6 +54,7 @@ branches! {
     ListFlushed = "zones ran out before a window could carry the list",
     RangesWait = "limit: a range waits for room in the table of discards",
     WaitsForAct = "limit: a change leaves the room that an act waits for",
+    ActInVain = "limit: an act is told that the store is full, since its turn was in vain",
     CatalogueFull = "limit: a new volume waits for room in the catalogue",
     CarriersFull = "limit: a change waits, since as many carriers wait for a checkpoint as may",
     ClosedWindowsFull = "limit: a change waits, since as many windows are on their way as may",

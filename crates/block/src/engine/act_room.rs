@@ -77,7 +77,7 @@ fn look(
     entries: usize,
     changes: &Overlay,
 ) -> Result<WaitsFor> {
-    let Asking { kernel, scheme, .. } = asking;
+    let Asking { kernel, scheme, place } = asking;
     state.check_running()?;
     scheme.begin_moment()?;
     let limits = kernel.settings.limits;
@@ -115,7 +115,13 @@ fn look(
     if state.allocator.free() >= needed {
         return Ok(WaitsFor::Nothing);
     }
-    if state.can_reclaim() { Ok(WaitsFor::Room(Room::Blocks(own))) } else { Err(full()) }
+    // Clients that trim all the time would make this wait for ever: there is always something to
+    // reclaim, be it a trim of what a snapshot holds too.
+    let in_vain = place.is_some_and(|place| state.act_turn.was_in_vain(place))
+        && kernel.keeps(Rule::ActsToldFull);
+    kernel.coverage.add(Mark::ActInVain, usize::from(in_vain));
+    let wait = state.can_reclaim() && !in_vain;
+    if wait { Ok(WaitsFor::Room(Room::Blocks(own))) } else { Err(full()) }
 }
 
 /// The entries that the table of discards gets at most when the ranges of these volumes that still

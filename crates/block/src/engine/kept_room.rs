@@ -13,14 +13,19 @@ pub(crate) fn ranges_kept(kernel: &Kernel, state: &mut State) -> bool {
     waits
 }
 
-/// Blocks that acts wait for, beyond what is promised. Where no checkpoint can make any, nobody waits.
+/// Blocks that acts wait for, beyond what is promised. Where no checkpoint can make any, nobody waits,
+/// and the acts are told so.
 pub(crate) fn blocks_kept(kernel: &Kernel, state: &mut State) -> u64 {
     let blocks = kept(kernel, state).into_iter().map(|room| match room {
         Room::Blocks(blocks) => blocks,
         Room::Ranges => 0,
     });
     let most = blocks.max().unwrap_or(0);
-    if most > 0 && state.can_reclaim() { most } else { 0 }
+    if most > 0 && !state.can_reclaim() {
+        state.act_turn.nothing_to_do(kernel.progress(), false);
+        return 0;
+    }
+    most
 }
 
 /// What clients leave alone now.

@@ -8,12 +8,13 @@
 //! waits for an act that nobody asks for.
 //!
 //! A turn ends earlier when a checkpoint found nothing to do, or when some checkpoints in a row applied
-//! no range: what clients wait for then would not come. After a turn clients have the room for
+//! no range: what clients wait for then would not come. An act whose turn ended with nothing left that
+//! could make room is told at its next asking that the store is full, whatever clients trimmed since. After a turn clients have the room for
 //! themselves for some checkpoints: one after an act that was admitted, so that many acts starve no
 //! client either; as many as the turn had when it ended in vain, as a store without room for the act
 //! lives by its trims.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Checkpoints in a row that apply no range before a turn ends: fewer than a served store waits for until
 /// it says that it is full.
@@ -45,6 +46,8 @@ pub(crate) struct ActTurn {
     taken: u64,
     /// The places whose acts wait for room.
     waiting: BTreeMap<Place, Room>,
+    /// Those of them whose turn ended when nothing was left that could make blocks free.
+    in_vain: BTreeSet<Place>,
     /// The progress when the turn began, or when ranges were last seen applied in it.
     since: Option<Progress>,
     /// Checkpoints after which there may be a turn again.
@@ -88,16 +91,26 @@ impl ActTurn {
     /// An act waits for something else than room, or is wrong.
     pub(crate) fn waits_no_more(&mut self, place: Place) {
         self.waiting.remove(&place);
+        self.in_vain.remove(&place);
         if self.waiting.is_empty() {
             self.since = None;
         }
     }
 
-    /// A checkpoint found nothing to do.
-    pub(crate) fn nothing_to_do(&mut self, now: Progress) {
+    /// A checkpoint found nothing to do, and maybe another will: what was not written yet, or what
+    /// readers hold, may make blocks free.
+    pub(crate) fn nothing_to_do(&mut self, now: Progress, more_may_come: bool) {
         if self.since.take().is_some() {
             self.next = now.checkpoints + 1;
+            if !more_may_come {
+                self.in_vain.extend(self.waiting.keys());
+            }
         }
+    }
+
+    /// True when the last turn of this place ended with nothing left that could make blocks free.
+    pub(crate) fn was_in_vain(&self, place: Place) -> bool {
+        self.in_vain.contains(&place)
     }
 
     /// The room that acts wait for, whosever turn it is.
@@ -175,7 +188,13 @@ mod tests {
         turn.refused(two, Room::Ranges, at(3, 1));
         assert_eq!(kept(&mut turn, at(3, 1)), [Room::Ranges]);
         // Nor does one that waits for what no checkpoint makes.
-        turn.nothing_to_do(at(3, 1));
+        turn.nothing_to_do(at(3, 1), true);
         assert!(kept(&mut turn, at(3, 1)).is_empty());
+        assert!(!turn.was_in_vain(two));
+        turn.refused(two, Room::Blocks(7), at(4, 1));
+        turn.nothing_to_do(at(4, 1), false);
+        assert!(turn.was_in_vain(two));
+        turn.waits_no_more(two);
+        assert!(!turn.was_in_vain(two));
     }
 }

@@ -126,7 +126,9 @@ fn checkpoint_advance(
             let Some(next) =
                 build(kernel, scheme, &mut checkpointer, reason).map_err(|e| kernel.stop(&e))?
             else {
-                kernel.state.lock().act_turn.nothing_to_do(kernel.progress());
+                let mut state = kernel.state.lock();
+                let more_may_come = state.can_reclaim();
+                state.act_turn.nothing_to_do(kernel.progress(), more_may_come);
                 return Ok(CheckpointStep::Idle);
             };
             checkpointer.phase = Phase::Built(Box::new(next), want_flush(kernel));
