@@ -182,7 +182,7 @@ impl Bench {
         let tree = Tree::new(directory.clone(), self.size.files, 2048)?;
         fs::copy(&self.versions[0], directory.join("large"))?;
         let archive = self.archive("memory", "zstd")?;
-        let mut backup = |what: &str| -> Result<()> {
+        let backup = |what: &str| -> Result<()> {
             let command =
                 self.onefold.command(["backup", path(&archive), path(&directory), "--set", "all"]);
             let cost = cost::of(command, LIMIT)?;
