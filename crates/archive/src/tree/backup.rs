@@ -22,6 +22,7 @@ use crate::{
         backup::{Completeness, Snapshot, SnapshotId},
         tree_node::{Stat, TreeEntry},
     },
+    memory::BufferPool,
     operations_log::Archive,
     stream::{
         Batch, Block, Blocks, Cutting, Filling, Gauge, Given, Growth, Ingest, Item, Results,
@@ -129,9 +130,10 @@ impl<'a> TreeFeeder<'a> {
         parents: &[&Snapshot],
         gauge: &'a Gauge,
         out: Out<'a>,
+        buffers: Arc<BufferPool>,
     ) -> Result<TreeFeeder<'a>> {
         Ok(TreeFeeder {
-            filling: Filling::new(archive.label().chunking, buffers()),
+            filling: Filling::new(archive.label().chunking, buffers),
             events_bytes: 0,
             out,
             gauge,
@@ -377,7 +379,7 @@ pub fn backup_elsewhere<'a>(
     source: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()>,
 ) -> Result<()> {
     let out = sink.map_or(Out::Nowhere, Out::Elsewhere);
-    source(&mut TreeFeeder::beside(archive, parents, gauge, out)?)
+    source(&mut TreeFeeder::beside(archive, parents, gauge, out, buffers())?)
 }
 
 /// Tells by how much the archive would grow if what `source` gives were stored, and stores nothing.
@@ -391,9 +393,10 @@ pub fn backup_trial(
     gauge: &Gauge,
     source: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()>,
 ) -> Result<Growth> {
-    let cutting = Cutting::of_blocks(archive.label().chunking, buffers());
+    let buffers = buffers();
+    let cutting = Cutting::of_blocks(archive.label().chunking, buffers.clone());
     let trial = Box::new((cutting, Trial::new(archive)?, TreeBuilder::new(archive)));
-    let mut feeder = TreeFeeder::beside(archive, parents, gauge, Out::Trial(trial))?;
+    let mut feeder = TreeFeeder::beside(archive, parents, gauge, Out::Trial(trial), buffers)?;
     source(&mut feeder)?;
     feeder.end()?;
     match feeder.out {
