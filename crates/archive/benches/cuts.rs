@@ -1,11 +1,18 @@
-//! Ways to find FastCDC's cuts: the crate that the engine uses, and two that were tried.
+//! Ways to find FastCDC's cuts: the crate that the engine uses, and two that were tried. And reads from
+//! the system's cache to different places in a page.
 //!
 //! usage: cuts (microseconds for each KiB of noise, medians of eleven rounds)
+#![allow(clippy::expect_used, reason = "a bench panics where it fails")]
 
 #[path = "../../core/benches/measure/mod.rs"]
 mod measure;
 
-use std::hint::black_box;
+use std::{
+    fs::File,
+    hint::black_box,
+    io::{Seek, Write},
+    os::unix::fs::FileExt,
+};
 
 use fastcdc::v2020::{FastCDC, Normalization, get_gear_with_seed, select_masks};
 use measure::measure;
@@ -146,4 +153,25 @@ fn main() {
         bytes.chunks(PART).for_each(|part| gear.lanes::<4>(part, &mut found));
         black_box(found);
     });
+    let mut file = tempfile::tempfile().expect("a file");
+    file.write_all(&bytes).and_then(|()| file.rewind()).expect("room for the file");
+    for behind in [0, 16, 2048] {
+        let name = format!("reads from the cache, to {behind} bytes behind a page");
+        let mut blocks = vec![vec![0; BLOCK + 2 * PAGE]; 16];
+        measure(&name, unit, BYTES >> 10, || read(&file, &mut blocks, behind));
+    }
+}
+
+/// Bytes that are read at once, as a put does, and of a page of memory.
+const BLOCK: usize = 2 << 20;
+const PAGE: usize = 4096;
+
+/// Reads a file into blocks in turns, to so many bytes behind a page.
+fn read(file: &File, blocks: &mut [Vec<u8>], behind: usize) {
+    let count = blocks.len();
+    for n in 0..BYTES / BLOCK {
+        let block = &mut blocks[n % count];
+        let from = block.as_ptr().align_offset(PAGE) + behind;
+        file.read_exact_at(&mut block[from..from + BLOCK], (n * BLOCK) as u64).expect("the file");
+    }
 }

@@ -142,12 +142,13 @@ fn rule_65_chunks_of_a_put_lie_in_the_classes_of_their_counts_at_once() {
 #[test]
 fn rule_65_a_batch_is_bounded_and_later_ones_find_its_chunks() {
     let desk = Desk::new(256);
-    // Between two of a chunk comes more than a batch, and more than one step of the put.
-    let bytes = chunks((0..1024).chain(0..1024).chain([5000, 5000]));
+    // Between two of a chunk comes more than a batch, and more than one step of the put. The step with
+    // the last new ones, 512 chunks long, has enough of them to be placed.
+    let bytes = chunks((0..1280).chain(0..1280).chain([5000, 5000]));
     let report = support::put(&desk.open(), "long", &bytes).unwrap();
-    assert_eq!(report.new_bytes, 1025 * CHUNK as u64);
+    assert_eq!(report.new_bytes, 1281 * CHUNK as u64);
     let found = desk.chunks();
-    assert_eq!(found, BTreeMap::from([(Class::Cold, 1024), (Class::Baseline, 1)]));
+    assert_eq!(found, BTreeMap::from([(Class::Cold, 1280), (Class::Baseline, 1)]));
     assert!(get(&desk.open(), "long").unwrap() == bytes);
     desk.is_well();
 }

@@ -235,7 +235,7 @@ fn many_tiny_files_are_merged_into_containers_that_can_be_read() {
         let request = Request { name: name.into(), shape: Shape::Bytes, now: 1_000, wait: false };
         let each = |feeder: &mut onefold_archive::Feeder<'_>| {
             files(wanted).try_for_each(|file| {
-                feeder.border();
+                feeder.border()?;
                 feeder.bytes(file.as_bytes())
             })
         };

@@ -6,7 +6,7 @@
 //! borg do so by themselves, ours is `get --verify`; ours without it is shown beside, and judged by
 //! nobody. A repository counts with all that its files take, also what ours holds in reserve.
 
-mod data;
+pub(super) mod data;
 mod tool;
 
 use std::{

@@ -9,7 +9,7 @@
 //! Restic and rustic encrypt and can do nothing else; borg and Onefold do not.
 
 mod tool;
-mod tree;
+pub(super) mod tree;
 
 use std::{
     fs,

@@ -7,6 +7,7 @@ mod block;
 mod cost;
 mod counted;
 mod fio;
+mod ingest;
 mod neighbour;
 mod peer;
 mod replication;
@@ -33,6 +34,9 @@ cargo xtask bench archive [--quick] [--only stream|tree|image] [--stream OLD,NEW
 cargo xtask bench backups [--quick] [--files N] [--nights N]
                                                   backups of a directory beside restic, rustic and \
                      borg: nights, restores, a mount, forgetting
+cargo xtask bench archive-writes [--quick] [--only put|memory|ordered|random]
+                                                  puts from disk to disk, the memory of a backup, \
+                     volumes beside puts and beside the block engine
 cargo xtask bench archive-scale [--quick] [--directory PATH]
                                                   opening, puts, ls and gc with up to a million \
                      containers and streams
@@ -65,6 +69,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "engine" => engine(rest),
         Some((which, rest)) if which == "archive" => archive::run(rest),
         Some((which, rest)) if which == "backups" => backups::run(rest),
+        Some((which, rest)) if which == "archive-writes" => ingest::run(rest),
         Some((which, rest)) if which == "archive-scale" => archive_scale(rest),
         Some((which, rest)) if which == "counted" => counted::run(rest),
         Some((which, rest)) if which == "neighbour" => neighbour::run(rest),

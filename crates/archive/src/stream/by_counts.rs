@@ -47,12 +47,8 @@ impl Session {
 
     fn gather_batch(&mut self, lookup: &mut Lookup, batch: &Batch) -> Result<()> {
         let Some(gathered) = &mut self.gathered else { return Ok(()) };
-        let (bytes, mut at) = (batch.bytes.bytes(), 0);
-        let mut chunks = Vec::with_capacity(batch.fingerprints.len());
-        for (n, &fingerprint) in batch.lengths().zip(&batch.fingerprints) {
-            chunks.push((fingerprint, at..at + n));
-            at += n;
-        }
+        let bytes = batch.bytes.bytes();
+        let chunks: Vec<_> = batch.fingerprints.iter().copied().zip(batch.chunks()).collect();
         // What waits already is nowhere else.
         let waits = |(fingerprint, range): &(_, std::ops::Range<usize>)| {
             gathered.find(fingerprint, &bytes[range.clone()], self.compares).is_some()

@@ -21,8 +21,10 @@ mod batch;
 mod broken;
 mod by_counts;
 mod catalogue;
+mod filling;
 mod gathered;
 mod imports;
+mod in_order;
 mod ingest;
 mod pipeline;
 mod reader;
@@ -40,8 +42,10 @@ pub use self::{
     trial::Growth,
 };
 pub(crate) use self::{
+    filling::{Block, Filling},
     imports::Ported,
-    pipeline::{Staged, staged, stopped},
+    in_order::{Given, Results},
+    pipeline::{Blocks, Item, Staged, buffers, cut_beside, staged},
     session::{PieceWriter, Sink, Target},
     stream_writer::{Remap, Remaps},
     trial::Trial,

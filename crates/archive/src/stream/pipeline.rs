@@ -1,23 +1,29 @@
-//! The stages of a put on threads: read and cut; fingerprint; look up and place; pack; write.
+//! The stages of a put on threads: read; cut; fingerprint; look up and place; pack; write.
 //!
-//! Reading and cutting are one stage, and fingerprints the next: these three together took twice as
-//! long as all others, so that a put of one stream left one of two cores idle half the time.
+//! Each stage has a thread of its own, so that one stream uses as many processors as its slowest stage
+//! lets it. Where one thread would be the slowest by far there are several, whose results go on in the
+//! order of the stream: fingerprints by SHA-256, and packing with compression. Containers are written
+//! in the order in which they were sealed: a checkpoint counts on it.
 //!
-//! Queues are bounded, so that memory is: a batch or a container each way. The first failure stops
-//! all stages. Containers are written in the order in which they are packed, which is of no
-//! account.
+//! Queues are bounded, so that memory is: a few blocks, batches or containers each way. The first
+//! failure stops all stages.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
-    mpsc::{Receiver, SyncSender, sync_channel},
+use std::{
+    num::NonZero,
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc::{SyncSender, sync_channel},
+    },
+    thread::{Scope, available_parallelism},
 };
 
-use onefold_core::{Error, Kind, Result};
-use parking_lot::Mutex;
+use onefold_core::{Algorithm, Error, Kind, Result};
 
 use super::{
-    batch::{Batch, Cutting},
+    batch::{Batch, Cutting, KEPT_MAX},
+    filling::{Block, Filling},
+    in_order::{Given, Results, Taken, in_order, stopped},
     ingest::Ingest,
     session::{Session, Sink, Writing},
     stream_writer::{Ended, StreamWriter},
@@ -26,17 +32,25 @@ use crate::{
     container::pack,
     filter_chain::Counts,
     format::{
-        container::{OpenContainer, Packed, Packer},
-        parameters::Compression,
+        container::{OpenContainer, Packer},
+        parameters::{Chunking, Compression},
         recipe::End,
         record::{Pieces, Shape, Stream},
     },
+    memory::BufferPool,
     operations_log::Archive,
     tables::valid_name,
 };
 
-/// Batches and containers that wait between two stages.
+/// Blocks, batches and containers that wait between two stages.
 const QUEUE: usize = 2;
+
+/// Threads of one stage at most: each that packs has up to two containers in memory.
+const THREADS_MAX: usize = 6;
+
+/// Processors that this process may use.
+static PROCESSORS: LazyLock<usize> =
+    LazyLock::new(|| available_parallelism().map_or(1, NonZero::get));
 
 /// How far a put is.
 #[derive(Debug, Default)]
@@ -70,10 +84,16 @@ pub struct Report {
     pub counts: Counts,
 }
 
-enum Item {
-    Batch(Batch),
+/// What the source of a put says of its recipes.
+enum Said {
     EndRecipe,
     Incomplete,
+}
+
+/// Chunks of a stream whose fingerprints are still to be computed, and what was told along.
+pub(crate) struct Item<T> {
+    pub(crate) batch: Batch,
+    pub(crate) told: Vec<T>,
 }
 
 /// The recipes of a stream, and whether its source said that something is missing.
@@ -81,8 +101,8 @@ type Recipes = (Vec<(Vec<Pieces>, End)>, bool);
 
 /// Where a source gives its bytes.
 pub struct Feeder<'a> {
-    cutting: Cutting,
-    out: SyncSender<Item>,
+    filling: Filling<Said>,
+    out: Blocks<Said>,
     gauge: &'a Gauge,
 }
 
@@ -92,10 +112,10 @@ impl Feeder<'_> {
     /// # Errors
     /// The errors of `read`, and `Stopped` when a later stage failed.
     pub fn fill(&mut self, read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Result<usize> {
-        let n = read(self.cutting.room())?;
+        let n = read(self.filling.room())?;
         self.gauge.read.fetch_add(n as u64, Relaxed);
-        let batch = self.cutting.advance(n);
-        self.send(batch).map(|()| n)
+        let block = self.filling.advance(n);
+        self.out.send(block).map(|()| n)
     }
 
     /// Bytes from memory.
@@ -120,13 +140,17 @@ impl Feeder<'_> {
     /// `Stopped` when a later stage failed.
     pub fn zeroes(&mut self, bytes: u64) -> Result<()> {
         self.gauge.read.fetch_add(bytes, Relaxed);
-        let batch = self.cutting.zeroes(bytes);
-        self.send(batch)
+        let block = self.filling.zeroes(bytes);
+        self.out.send(block)
     }
 
     /// The next bytes begin a chunk: a file begins.
-    pub fn border(&mut self) {
-        self.cutting.border();
+    ///
+    /// # Errors
+    /// `Stopped` when a later stage failed.
+    pub fn border(&mut self) -> Result<()> {
+        let block = self.filling.border();
+        self.out.send(block)
     }
 
     /// Ends the recipe: the chunks after it belong to another one.
@@ -134,28 +158,55 @@ impl Feeder<'_> {
     /// # Errors
     /// `Stopped` when a later stage failed.
     pub fn end_recipe(&mut self) -> Result<()> {
-        let batch = self.cutting.end();
-        self.send(Some(batch))?;
-        self.out.send(Item::EndRecipe).map_err(|_| stopped())
+        self.filling.tell(Said::EndRecipe);
+        let block = self.filling.end();
+        self.out.send(Some(block))
     }
 
     /// Something of the tree could not be read: the stream is marked.
-    ///
-    /// # Errors
-    /// `Stopped` when a later stage failed.
-    pub fn incomplete(&mut self) -> Result<()> {
-        self.out.send(Item::Incomplete).map_err(|_| stopped())
-    }
-
-    fn send(&mut self, batch: Option<Batch>) -> Result<()> {
-        let Some(batch) = batch else { return Ok(()) };
-        self.out.send(Item::Batch(batch)).map_err(|_| stopped())
+    pub fn incomplete(&mut self) {
+        self.filling.tell(Said::Incomplete);
     }
 }
 
-/// Said by a stage whose successor is gone; the successor's reason is the one to tell.
-pub(crate) fn stopped() -> Error {
-    Error::new(Kind::Stopped, "a later stage of the put failed")
+/// Where blocks go that are filled: to the thread that cuts them.
+pub(crate) struct Blocks<T>(SyncSender<Block<T>>);
+
+impl<T> Blocks<T> {
+    /// Gives a block away, when there is one.
+    ///
+    /// # Errors
+    /// `Stopped` when a later stage failed.
+    pub(crate) fn send(&self, block: Option<Block<T>>) -> Result<()> {
+        block.map_or(Ok(()), |block| self.0.send(block).map_err(|_| stopped()))
+    }
+}
+
+/// Buffers for the blocks of one stream.
+pub(crate) fn buffers() -> Arc<BufferPool> {
+    Arc::new(BufferPool::keeping(KEPT_MAX))
+}
+
+/// Runs `source` on a thread, which fills blocks ahead; this one cuts them. The source's error comes
+/// first: the cutter only knows that a later stage is gone.
+pub(crate) fn cut_beside<T: Send>(
+    chunking: Chunking,
+    out: &Given<Item<T>>,
+    source: impl FnOnce(Filling<T>, Blocks<T>) -> Result<()> + Send,
+) -> Result<()> {
+    let buffers = buffers();
+    let filling = Filling::new(chunking, buffers.clone());
+    let (blocks, filled) = sync_channel(QUEUE);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| source(filling, Blocks(blocks)));
+        let mut cutting = Cutting::of_blocks(chunking, buffers);
+        // The source hears of a failure when the queue is dropped with this.
+        let cut = filled.into_iter().try_for_each(|block| {
+            let (batch, told) = cutting.block(block);
+            out.send(Item { batch, told })
+        });
+        joined(reading.join()).and(cut)
+    })
 }
 
 /// Stores what `source` gives as one stream, which is there, durably, when this returns.
@@ -228,11 +279,12 @@ fn run(
     source: impl FnOnce(&mut Feeder<'_>) -> Result<()> + Send,
 ) -> Result<Recipes> {
     let archive = &*ingest.archive;
-    let feed = |out| {
-        let cutting = Cutting::new(archive.label().chunking);
-        let mut feeder = Feeder { cutting, out, gauge };
-        source(&mut feeder)?;
-        feeder.end_recipe()
+    let feed = |out: Given<_>| {
+        cut_beside(archive.label().chunking, &out, |filling, out| {
+            let mut feeder = Feeder { filling, out, gauge };
+            source(&mut feeder)?;
+            feeder.end_recipe()
+        })
     };
     let nothing = |_: &mut StreamWriter| Ok(());
     staged(ingest, writer, feed, |items, sink| place(session, items, sink, gauge), nothing)
@@ -244,41 +296,42 @@ pub(crate) trait Staged: Send {
     fn batch(&mut self) -> Option<&mut Batch>;
 }
 
-impl Staged for Item {
+impl<T: Send> Staged for Item<T> {
     fn batch(&mut self) -> Option<&mut Batch> {
-        match self {
-            Item::Batch(batch) => Some(batch),
-            Item::EndRecipe | Item::Incomplete => None,
-        }
+        Some(&mut self.batch)
     }
 }
 
-/// Runs `source` on a thread, which gives items; another computes their fingerprints; `place` on
+/// Runs `source` on a thread, which gives items; others compute their fingerprints; `place` on
 /// this one makes containers of them; packing and writing on others, with `written` after each
-/// container. To the end.
+/// container, in the order in which `place` made them. To the end.
 pub(crate) fn staged<I: Staged, T>(
     ingest: &Arc<Ingest>,
     writer: &mut StreamWriter,
-    source: impl FnOnce(SyncSender<I>) -> Result<()> + Send,
-    place: impl FnOnce(Receiver<I>, &mut Sink<'_>) -> Result<T>,
+    source: impl FnOnce(Given<I>) -> Result<()> + Send,
+    place: impl FnOnce(Results<I>, &mut Sink<'_>) -> Result<T>,
     mut written: impl FnMut(&mut StreamWriter) -> Result<()> + Send,
 ) -> Result<T> {
-    let archive = &ingest.archive;
-    let (cut_in, cut) = sync_channel::<I>(QUEUE);
-    let (items_in, items) = sync_channel(QUEUE);
-    let (opens_in, opens) = sync_channel::<OpenContainer>(QUEUE);
-    let (packed_in, packed) = sync_channel::<Packed>(QUEUE);
-    let opens = Arc::new(Mutex::new(opens));
+    let archive = &*ingest.archive;
+    let (fingerprinters, packers) = threads(archive);
+    let (cut, cuts, items) = in_order(QUEUE + fingerprinters);
+    let (opens, opened, packed) = in_order(QUEUE + packers);
     std::thread::scope(|scope| {
-        let reading = scope.spawn(move || source(cut_in));
-        scope.spawn(move || fingerprint_all(archive, cut, &items_in));
-        // Without compression one thread packs as fast as two.
-        let packers = if archive.label().compression == Compression::None { 1 } else { 2 };
-        for _ in 0..packers {
-            let (opens, packed_in) = (opens.clone(), packed_in.clone());
-            scope.spawn(move || pack_all(archive, &opens, &packed_in));
-        }
-        drop((opens, packed_in));
+        let reading = scope.spawn(move || source(cut));
+        let fingerprint = || {
+            |mut item: I| {
+                if let Some(batch) = item.batch() {
+                    batch.fingerprint(archive);
+                }
+                item
+            }
+        };
+        spawn(scope, fingerprinters, cuts, fingerprint);
+        let packing = || {
+            let mut packer = Packer::new(archive.settings.level);
+            move |open: OpenContainer| pack(archive, open, &mut packer)
+        };
+        spawn(scope, packers, opened, packing);
         let writing = scope.spawn(move || {
             for packed in packed {
                 writer.write(&packed)?;
@@ -290,8 +343,8 @@ pub(crate) fn staged<I: Staged, T>(
             }
             Ok(())
         });
-        let placed = place(items, &mut |open| opens_in.send(open).map_err(|_| stopped()));
-        drop(opens_in);
+        let placed = place(items, &mut |open| opens.send(open));
+        drop(opens);
         let (read, wrote) = (joined(reading.join()), joined(writing.join()));
         let all = [wrote.as_ref().err(), placed.as_ref().err(), read.as_ref().err()];
         // A stage that only says that its successor is gone does not know the reason.
@@ -304,48 +357,51 @@ pub(crate) fn staged<I: Staged, T>(
     })
 }
 
+/// How many threads compute fingerprints, and how many pack.
+fn threads(archive: &Archive) -> (usize, usize) {
+    let many = (*PROCESSORS).clamp(2, THREADS_MAX);
+    // BLAKE3 takes less time than cutting does, and SHA-256 more.
+    let fingerprinters = if archive.label().fingerprint == Algorithm::Blake3 { 1 } else { many };
+    // Without compression one thread packs as fast as two.
+    let packers = if archive.label().compression == Compression::None { 1 } else { many };
+    (fingerprinters, packers)
+}
+
+/// Starts threads that do work until no more is given, each by a function of its own.
+fn spawn<'scope, W: Send + 'scope, R: Send + 'scope, F: FnMut(W) -> R + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    threads: usize,
+    work: Taken<W, R>,
+    act: impl Fn() -> F + Clone + Send + 'scope,
+) {
+    let work = Arc::new(work);
+    for _ in 0..threads {
+        let (work, act) = (work.clone(), act.clone());
+        scope.spawn(move || work.all(act()));
+    }
+}
+
 fn joined(result: std::thread::Result<Result<()>>) -> Result<()> {
     result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn fingerprint_all<I: Staged>(archive: &Archive, cut: Receiver<I>, out: &SyncSender<I>) {
-    for mut item in cut {
-        if let Some(batch) = item.batch() {
-            batch.fingerprint(archive);
-        }
-        if out.send(item).is_err() {
-            return;
-        }
-    }
-}
-
-fn pack_all(archive: &Archive, opens: &Mutex<Receiver<OpenContainer>>, out: &SyncSender<Packed>) {
-    let mut packer = Packer::new(archive.settings.level);
-    loop {
-        let Ok(open) = opens.lock().recv() else { return };
-        if out.send(pack(archive, open, &mut packer)).is_err() {
-            return;
-        }
-    }
-}
-
 fn place(
     session: &mut Session,
-    items: Receiver<Item>,
+    items: Results<Item<Said>>,
     sink: &mut Sink<'_>,
     gauge: &Gauge,
 ) -> Result<Recipes> {
     let (mut recipes, mut writing, mut incomplete) = (Vec::new(), Writing::default(), false);
-    for item in items {
-        match item {
-            Item::Batch(batch) => {
-                session.add(&batch, &mut writing, sink)?;
-                gauge.new.store(session.new_bytes, Relaxed);
+    for Item { batch, told } in items {
+        session.add(&batch, &mut writing, sink)?;
+        gauge.new.store(session.new_bytes, Relaxed);
+        for said in told {
+            match said {
+                Said::EndRecipe => {
+                    recipes.push(session.end_recipe(std::mem::take(&mut writing), sink)?);
+                }
+                Said::Incomplete => incomplete = true,
             }
-            Item::EndRecipe => {
-                recipes.push(session.end_recipe(std::mem::take(&mut writing), sink)?)
-            }
-            Item::Incomplete => incomplete = true,
         }
     }
     session.seal(sink)?;

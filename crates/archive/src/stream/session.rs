@@ -212,24 +212,21 @@ impl Session {
         let ingest = self.ingest.clone();
         let lookup = &mut *ingest.lookup.lock();
         ingest.renew(lookup)?;
-        let mut at = 0;
         let mut queries: Vec<Query<'_>> = Vec::with_capacity(batch.fingerprints.len());
-        for (n, &fingerprint) in batch.lengths().zip(&batch.fingerprints) {
+        for (range, &fingerprint) in batch.chunks().zip(&batch.fingerprints) {
             queries.push(Query {
                 fingerprint,
-                bytes: &batch.bytes.bytes()[at..at + n],
+                bytes: &batch.bytes.bytes()[range],
                 answer: Answer::WeakMaybe,
                 certain: false,
             });
-            at += n;
         }
         let near = self.near();
         let before = lookup.chain.counts();
         lookup.chain.look_up(&mut queries, &near, self.number, placed)?;
         self.counts.add(&lookup.chain.counts(), &before);
         let shared = self.may_share(batch, &queries).then_some(&batch.bytes);
-        let mut queries = queries.iter();
-        let mut at = 0;
+        let mut queries = queries.iter().zip(batch.chunks());
         for piece in &batch.pieces {
             match piece {
                 Next::Zeroes(bytes) => {
@@ -242,9 +239,7 @@ impl Session {
                 }
                 Next::Mark => target.mark(&mut |piece| self.piece(lookup, &piece, sink))?,
                 Next::Chunk(_) => {
-                    let Some(query) = queries.next() else { break };
-                    let range = at..at + query.bytes.len();
-                    at = range.end;
+                    let Some((query, range)) = queries.next() else { break };
                     self.bytes = self.bytes.saturating_add(query.bytes.len() as u64);
                     let address = match address_of(query.answer).or_else(|| self.earlier(query)) {
                         Some(address) => {

@@ -94,16 +94,15 @@ impl Trial {
     /// Errors of the target and of the system.
     pub(crate) fn place(&mut self, batch: &mut Batch, target: &mut dyn Target) -> Result<()> {
         batch.fingerprint(&self.archive);
-        let (mut at, mut fingerprints) = (0, batch.fingerprints.iter());
+        let mut chunks = batch.fingerprints.iter().zip(batch.chunks());
         for piece in &batch.pieces {
             match piece {
                 Next::Zeroes(n) => target.zeroes(*n, &mut |piece| self.packing.piece(&piece))?,
                 Next::Hole(n) => target.hole(*n, &mut |piece| self.packing.piece(&piece))?,
                 Next::Mark => target.mark(&mut |piece| self.packing.piece(&piece))?,
-                Next::Chunk(n) => {
-                    let Some(fingerprint) = fingerprints.next() else { break };
-                    let bytes = &batch.bytes.bytes()[at..at + n];
-                    at += n;
+                Next::Chunk(_) => {
+                    let Some((fingerprint, range)) = chunks.next() else { break };
+                    let bytes = &batch.bytes.bytes()[range];
                     let address = match self.find(fingerprint)? {
                         Some(address) => address,
                         None => self.add(fingerprint, bytes)?,

@@ -4,11 +4,7 @@
 //! Now and then what there is so far becomes a *checkpoint*: a tree of its own, durable, that no
 //! list shows. A backup that was killed is repeated with it as a parent, and reads the rest only.
 
-use std::sync::{
-    Arc,
-    atomic::Ordering::Relaxed,
-    mpsc::{Receiver, SyncSender},
-};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use onefold_core::Result;
 use parking_lot::Mutex;
@@ -26,10 +22,11 @@ use crate::{
         backup::{Completeness, Snapshot, SnapshotId},
         tree_node::{Stat, TreeEntry},
     },
+    memory::BufferPool,
     operations_log::Archive,
     stream::{
-        Batch, Cutting, Gauge, Growth, Ingest, Session, Sink, Staged, StreamWriter, Trial, staged,
-        stopped,
+        Batch, Block, Blocks, Cutting, Filling, Gauge, Given, Growth, Ingest, Item, Results,
+        Session, Sink, StreamWriter, Trial, buffers, cut_beside, staged,
     },
     tables::Tables,
 };
@@ -76,18 +73,6 @@ pub struct BackupReport {
     pub pages: (u64, u64),
 }
 
-/// Chunks, and the events of the marks among them.
-struct Item {
-    batch: Batch,
-    events: Vec<Event>,
-}
-
-impl Staged for Item {
-    fn batch(&mut self) -> Option<&mut Batch> {
-        Some(&mut self.batch)
-    }
-}
-
 /// Takes in another process what a walk finds.
 pub trait TreeSink {
     /// Content.
@@ -112,20 +97,19 @@ pub trait TreeSink {
 /// Where what was found goes.
 enum Out<'a> {
     /// To the threads of this process.
-    Here(SyncSender<Item>),
+    Here(Blocks<Event>),
     /// To another process.
     Elsewhere(&'a mut dyn TreeSink),
     /// Nowhere: it is only compared with the parents.
     Nowhere,
     /// Nowhere, but it is known what it would add.
-    Trial(Box<(Trial, TreeBuilder)>),
+    Trial(Box<(Cutting, Trial, TreeBuilder)>),
 }
 
 /// Where a walk gives what it finds.
 pub struct TreeFeeder<'a> {
-    cutting: Cutting,
-    events: Vec<Event>,
-    /// Bytes of memory of the events.
+    filling: Filling<Event>,
+    /// Bytes of memory of the events that go with the block that is filled.
     events_bytes: u64,
     out: Out<'a>,
     gauge: &'a Gauge,
@@ -146,10 +130,10 @@ impl<'a> TreeFeeder<'a> {
         parents: &[&Snapshot],
         gauge: &'a Gauge,
         out: Out<'a>,
+        buffers: Arc<BufferPool>,
     ) -> Result<TreeFeeder<'a>> {
         Ok(TreeFeeder {
-            cutting: Cutting::new(archive.label().chunking),
-            events: Vec::new(),
+            filling: Filling::new(archive.label().chunking, buffers),
             events_bytes: 0,
             out,
             gauge,
@@ -167,18 +151,21 @@ impl TreeFeeder<'_> {
     /// # Errors
     /// The errors of `read`, and `Stopped` when a later stage failed.
     pub fn fill(&mut self, read: impl FnOnce(&mut [u8]) -> Result<usize>) -> Result<usize> {
-        let n = read(self.cutting.room())?;
+        let n = read(self.filling.room())?;
         self.gauge.read.fetch_add(n as u64, Relaxed);
         if let Some((parent, comparison)) = &mut self.comparison
             && let Some(reader) = self.parents.reader(*parent)
         {
-            comparison.bytes(reader, &self.cutting.room()[..n])?;
+            comparison.bytes(reader, &self.filling.room()[..n])?;
         }
-        if let Out::Elsewhere(sink) = &mut self.out {
-            return sink.bytes(&self.cutting.room()[..n]).map(|()| n);
+        match &mut self.out {
+            Out::Elsewhere(sink) => sink.bytes(&self.filling.room()[..n]).map(|()| n),
+            Out::Nowhere => Ok(n),
+            Out::Here(_) | Out::Trial(_) => {
+                let block = self.filling.advance(n);
+                self.send(block).map(|()| n)
+            }
         }
-        let batch = self.cutting.advance(n);
-        self.send(batch).map(|()| n)
     }
 
     /// Content from memory.
@@ -208,11 +195,14 @@ impl TreeFeeder<'_> {
         {
             comparison.zeroes(reader, bytes)?;
         }
-        if let Out::Elsewhere(sink) = &mut self.out {
-            return sink.hole(bytes);
+        match &mut self.out {
+            Out::Elsewhere(sink) => sink.hole(bytes),
+            Out::Nowhere => Ok(()),
+            Out::Here(_) | Out::Trial(_) => {
+                let block = self.filling.hole(bytes);
+                self.send(block)
+            }
         }
-        let batch = self.cutting.hole(bytes);
-        self.send(batch)
     }
 
     /// Compares the content that comes now with that of the first of the parents' entries that `is` the
@@ -240,16 +230,16 @@ impl TreeFeeder<'_> {
         match &mut self.out {
             Out::Here(_) | Out::Trial(_) => {
                 self.events_bytes += event.memory();
-                self.events.push(event);
+                self.filling.tell(event);
             }
             Out::Elsewhere(sink) => return sink.event(&event),
             Out::Nowhere => return Ok(()),
         }
-        let mut batch = self.cutting.mark();
+        let mut block = self.filling.mark();
         if self.events_bytes > EVENTS_BYTES {
-            batch = batch.or_else(|| Some(self.cutting.some()));
+            block = block.or_else(|| Some(self.filling.some()));
         }
-        self.send(batch)
+        self.send(block)
     }
 
     /// An event of a walk in another process: what it names of the archive must be there.
@@ -271,24 +261,24 @@ impl TreeFeeder<'_> {
     /// `Stopped` when a later stage failed.
     pub fn checkpoint(&mut self, id: SnapshotId) -> Result<()> {
         self.event(Event::Checkpoint(id))?;
-        // It does not wait for the next batch.
-        let batch = self.cutting.some();
-        self.send(Some(batch))
+        // It does not wait until the block is full.
+        let block = self.filling.some();
+        self.send(Some(block))
     }
 
     fn end(&mut self) -> Result<()> {
-        let batch = self.cutting.end();
-        self.send(Some(batch))
+        let block = self.filling.end();
+        self.send(Some(block))
     }
 
-    fn send(&mut self, batch: Option<Batch>) -> Result<()> {
-        let Some(mut batch) = batch else { return Ok(()) };
-        let events = std::mem::take(&mut self.events);
+    fn send(&mut self, block: Option<Block<Event>>) -> Result<()> {
+        let Some(block) = block else { return Ok(()) };
         self.events_bytes = 0;
         match &mut self.out {
-            Out::Here(out) => out.send(Item { batch, events }).map_err(|_| stopped()),
+            Out::Here(out) => out.send(Some(block)),
             Out::Trial(trial) => {
-                let (trial, builder) = &mut **trial;
+                let (cutting, trial, builder) = &mut **trial;
+                let (mut batch, events) = cutting.block(block);
                 events.into_iter().for_each(|event| builder.expect(event));
                 trial.place(&mut batch, builder)?;
                 self.gauge.new.store(trial.new_bytes(), Relaxed);
@@ -332,23 +322,21 @@ pub fn backup_on(
     // Opened by the session's epoch: what the parents name is not freed before the session ends.
     let parents = Parents::new(&ingest.archive, &parents)?;
     let (archive, tables) = (&*ingest.archive, session.tables().clone());
-    let feed = |out| {
-        let cutting = Cutting::new(archive.label().chunking);
-        let (out, events, events_bytes) = (Out::Here(out), Vec::new(), 0);
-        let begun = (ingest.archive.clone(), tables);
-        let mut feeder = TreeFeeder {
-            cutting,
-            events,
-            events_bytes,
-            out,
-            gauge,
-            judge: None,
-            begun,
-            comparison: None,
-            parents,
-        };
-        source(&mut feeder)?;
-        feeder.end()
+    let feed = |out: Given<_>| {
+        cut_beside(archive.label().chunking, &out, |filling, blocks| {
+            let mut feeder = TreeFeeder {
+                filling,
+                events_bytes: 0,
+                out: Out::Here(blocks),
+                gauge,
+                judge: None,
+                begun: (ingest.archive.clone(), tables),
+                comparison: None,
+                parents,
+            };
+            source(&mut feeder)?;
+            feeder.end()
+        })
     };
     let (so_far, mut written) = (SoFar::default(), 0);
     let built = staged(
@@ -391,7 +379,7 @@ pub fn backup_elsewhere<'a>(
     source: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()>,
 ) -> Result<()> {
     let out = sink.map_or(Out::Nowhere, Out::Elsewhere);
-    source(&mut TreeFeeder::beside(archive, parents, gauge, out)?)
+    source(&mut TreeFeeder::beside(archive, parents, gauge, out, buffers())?)
 }
 
 /// Tells by how much the archive would grow if what `source` gives were stored, and stores nothing.
@@ -405,12 +393,14 @@ pub fn backup_trial(
     gauge: &Gauge,
     source: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()>,
 ) -> Result<Growth> {
-    let trial = Box::new((Trial::new(archive)?, TreeBuilder::new(archive)));
-    let mut feeder = TreeFeeder::beside(archive, parents, gauge, Out::Trial(trial))?;
+    let buffers = buffers();
+    let cutting = Cutting::of_blocks(archive.label().chunking, buffers.clone());
+    let trial = Box::new((cutting, Trial::new(archive)?, TreeBuilder::new(archive)));
+    let mut feeder = TreeFeeder::beside(archive, parents, gauge, Out::Trial(trial), buffers)?;
     source(&mut feeder)?;
     feeder.end()?;
     match feeder.out {
-        Out::Trial(trial) => Ok(trial.0.end()),
+        Out::Trial(trial) => Ok(trial.1.end()),
         _ => Ok(Growth::default()),
     }
 }
@@ -435,7 +425,7 @@ impl SoFar {
 
 fn place(
     session: &mut Session,
-    items: Receiver<Item>,
+    items: Results<Item<Event>>,
     sink: &mut Sink<'_>,
     gauge: &Gauge,
     so_far: &SoFar,
@@ -448,8 +438,8 @@ fn place(
             sink(open)
         };
         let is_checkpoint = |event: &Event| matches!(event, Event::Checkpoint(_));
-        let ends = item.events.iter().any(is_checkpoint);
-        item.events.into_iter().for_each(|event| builder.expect(event));
+        let ends = item.told.iter().any(is_checkpoint);
+        item.told.into_iter().for_each(|event| builder.expect(event));
         session.add_to(&item.batch, &mut builder, &mut counted)?;
         if ends {
             session.place_rest(&mut builder, &mut counted)?;

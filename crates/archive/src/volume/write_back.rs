@@ -16,11 +16,7 @@
 
 use std::{
     ops::Range,
-    sync::{
-        Arc,
-        atomic::Ordering::Relaxed,
-        mpsc::{Receiver, SyncSender},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 use onefold_core::{Error, Fingerprint, Kind, Result, Ticket};
@@ -36,7 +32,7 @@ use crate::{
     container::ChunkReader,
     format::Address,
     settings::FilterName,
-    stream::{Batch, Cutting, Remaps, Session, Sink, Staged, StreamWriter, staged, stopped},
+    stream::{Batch, Cutting, Given, Remaps, Results, Session, Sink, Staged, StreamWriter, staged},
     tables::Tables,
 };
 
@@ -245,10 +241,9 @@ impl Volumes {
             };
             placing.all(session, &mut pack_and_write, one_by_one)?;
         } else {
-            let source =
-                move |out: SyncSender<Item>| cut(&mut |item| out.send(item).map_err(|_| stopped()));
-            let place = |items: Receiver<_>, sink: &mut Sink<'_>| {
-                placing.all(session, sink, |emit| items.into_iter().try_for_each(emit))
+            let source = move |out: Given<Item>| cut(&mut |item| out.send(item));
+            let place = |mut items: Results<_>, sink: &mut Sink<'_>| {
+                placing.all(session, sink, |emit| items.try_for_each(emit))
             };
             staged(&self.ingest, writer, source, place, |_| Ok(()))?;
         }

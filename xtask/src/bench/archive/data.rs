@@ -104,7 +104,7 @@ pub(super) fn image(place: &Path, quick: bool) -> Result<[PathBuf; 2]> {
 /// Two generations of a stream: of the first 32.5 % repeat what came before in it, of the second
 /// 97.6 % are of the first (dedupv1, section 4.1). The lengths of the runs are a choice: the
 /// report's came from a trace that is not public.
-pub(super) fn stream(place: &Path, quick: bool) -> Result<[PathBuf; 2]> {
+pub(in crate::bench) fn stream(place: &Path, quick: bool) -> Result<[PathBuf; 2]> {
     let bytes = if quick { STREAM_QUICK_BYTES } else { STREAM_BYTES };
     const RUN: f64 = 1048576.0;
     const UNIQUE_RUN: f64 = 32768.0;

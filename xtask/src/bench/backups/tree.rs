@@ -24,8 +24,8 @@ const WORDS: [&str; 32] = [
 ];
 
 /// A directory of files.
-pub(super) struct Tree {
-    pub(super) path: PathBuf,
+pub(in crate::bench) struct Tree {
+    pub(in crate::bench) path: PathBuf,
     files: usize,
     /// Bytes of a file made anew.
     bytes: usize,
@@ -35,14 +35,14 @@ pub(super) struct Tree {
 
 impl Tree {
     /// Makes `files` files of 1 to `2 * bytes` bytes, `bytes` on average.
-    pub(super) fn new(path: PathBuf, files: usize, bytes: usize) -> Result<Tree> {
+    pub(in crate::bench) fn new(path: PathBuf, files: usize, bytes: usize) -> Result<Tree> {
         let mut tree = Tree { path, files: 0, bytes, noise: 1, changed: Instant::now() };
         tree.add(files)?;
         Ok(tree)
     }
 
     /// Adds files.
-    pub(super) fn add(&mut self, files: usize) -> Result<()> {
+    pub(in crate::bench) fn add(&mut self, files: usize) -> Result<()> {
         for n in self.files..self.files + files {
             let file = self.file(n);
             if n.is_multiple_of(FANOUT)
@@ -58,7 +58,7 @@ impl Tree {
     }
 
     /// Writes one file in a hundred anew, others each time.
-    pub(super) fn change(&mut self) -> Result<()> {
+    pub(in crate::bench) fn change(&mut self) -> Result<()> {
         for _ in 0..self.files.div_ceil(100) {
             let n = self.next() as usize % self.files;
             self.write(&self.file(n))?;
@@ -68,12 +68,12 @@ impl Tree {
     }
 
     /// Waits until the last change is a minute ago.
-    pub(super) fn settle(&self) {
+    pub(in crate::bench) fn settle(&self) {
         thread::sleep(SETTLED.saturating_sub(self.changed.elapsed()));
     }
 
     /// Lets the kernel have all files in its cache.
-    pub(super) fn warm(&self) -> Result<()> {
+    pub(in crate::bench) fn warm(&self) -> Result<()> {
         (0..self.files).try_for_each(|n| {
             fs::read(self.file(n))?;
             Ok(())
@@ -81,7 +81,7 @@ impl Tree {
     }
 
     /// Lets the kernel forget what the files hold; their names and attributes stay.
-    pub(super) fn cool(&self) -> Result<()> {
+    pub(in crate::bench) fn cool(&self) -> Result<()> {
         rustix::fs::sync();
         (0..self.files).try_for_each(|n| {
             let file = fs::File::open(self.file(n))?;
@@ -91,7 +91,7 @@ impl Tree {
     }
 
     /// The file of a number.
-    pub(super) fn file(&self, n: usize) -> PathBuf {
+    pub(in crate::bench) fn file(&self, n: usize) -> PathBuf {
         let directory = n / FANOUT;
         self.path
             .join(format!("{:03}", directory / FANOUT))
@@ -100,7 +100,7 @@ impl Tree {
     }
 
     /// The number of files.
-    pub(super) fn files(&self) -> usize {
+    pub(in crate::bench) fn files(&self) -> usize {
         self.files
     }
 

@@ -23,6 +23,9 @@ use onefold_core::{Error, Kind, Result};
 /// Bytes of a piece at most.
 const PIECE_BYTES: usize = 256 << 10;
 
+/// Bytes of a page of memory.
+const PAGE_BYTES: usize = 4096;
+
 const BYTES: u8 = 1;
 const ZEROES: u8 = 2;
 const BORDER: u8 = 3;
@@ -69,8 +72,7 @@ impl Intake for Feeder<'_> {
     }
 
     fn border(&mut self) -> Result<()> {
-        Feeder::border(self);
-        Ok(())
+        Feeder::border(self)
     }
 
     fn end_recipe(&mut self) -> Result<()> {
@@ -78,7 +80,8 @@ impl Intake for Feeder<'_> {
     }
 
     fn incomplete(&mut self) -> Result<()> {
-        Feeder::incomplete(self)
+        Feeder::incomplete(self);
+        Ok(())
     }
 }
 
@@ -86,14 +89,15 @@ impl Intake for Feeder<'_> {
 pub struct Outlet<W: Write> {
     out: BufWriter<W>,
     buffer: Vec<u8>,
+    /// Where in it a page begins: copies from the system's cache to a few bytes behind one are slow.
+    page: usize,
 }
 
 impl<W: Write> Outlet<W> {
     pub fn new(out: W) -> Outlet<W> {
-        Outlet {
-            out: BufWriter::with_capacity(PIECE_BYTES + 16, out),
-            buffer: vec![0; PIECE_BYTES],
-        }
+        let buffer = vec![0; PIECE_BYTES + PAGE_BYTES];
+        let page = buffer.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
+        Outlet { out: BufWriter::with_capacity(PIECE_BYTES + 16, out), buffer, page }
     }
 
     /// The end of the stream, which makes it count.
@@ -166,11 +170,12 @@ impl<R: Read> Read for Pieces<R> {
 
 impl<W: Write> Intake for Outlet<W> {
     fn fill(&mut self, read: &mut dyn FnMut(&mut [u8]) -> Result<usize>) -> Result<usize> {
-        let n = read(&mut self.buffer)?;
+        let room = self.page..self.page + PIECE_BYTES;
+        let n = read(&mut self.buffer[room.clone()])?;
         if n > 0 {
             let length = (n as u32).to_le_bytes();
             let written = self.out.write_all(&[BYTES]).and_then(|()| self.out.write_all(&length));
-            written.and_then(|()| self.out.write_all(&self.buffer[..n])).map_err(gone)?;
+            written.and_then(|()| self.out.write_all(&self.buffer[room][..n])).map_err(gone)?;
         }
         Ok(n)
     }
@@ -252,9 +257,9 @@ pub fn take(
                 input.read_exact(&mut bytes).map_err(went)?;
                 feeder.zeroes(u64::from_le_bytes(bytes))?;
             }
-            BORDER => feeder.border(),
+            BORDER => feeder.border()?,
             RECIPE => feeder.end_recipe()?,
-            INCOMPLETE => feeder.incomplete()?,
+            INCOMPLETE => feeder.incomplete(),
             END => return Ok(()),
             _ => return Err(strange()),
         }
