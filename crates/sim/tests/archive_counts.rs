@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use onefold_archive::{
-    Archive, Collection, CollectionOptions, CountsFound, Feeder, Format, Gauge, PutRequest, Rule,
-    Settings, Shape, check, put,
+    Archive, Collection, CollectionOptions, CountsFound, Cutting, Ended, Feeder, Format, Gauge,
+    PutRequest, Rule, Session, Settings, Shape, StreamWriter, Writing, check, put,
 };
 use onefold_testbed::{Rng, VirtualFiles, files::Layout};
 
@@ -122,4 +122,47 @@ fn a_crash_in_a_recount_leaves_the_old_counts_or_the_new_ones() {
         assert_eq!(files, 1, "{crash}: {names:?}");
     }
     assert!(before > 3 && after > 0, "{before}, {after}");
+}
+
+#[test]
+fn a_recount_spares_what_was_condemned_before_it() {
+    let is_well = |broken| {
+        let desk = Desk::new();
+        // A put looks up all of its chunks, and finds them.
+        let archive = desk.open(None);
+        let mut session = Session::begin(&archive, false).unwrap();
+        let mut writer = StreamWriter::new(&session, 1_000);
+        let (mut cutting, mut writing) =
+            (Cutting::new(archive.label().chunking), Writing::default());
+        let mut rest = &desk.1[..];
+        while !rest.is_empty() {
+            let room = cutting.room();
+            let part = rest.len().min(room.len());
+            room[..part].copy_from_slice(&rest[..part]);
+            rest = &rest[part..];
+            assert!(cutting.advance(part).is_none());
+        }
+        let mut batch = cutting.end();
+        batch.fingerprint(&archive);
+        session.add(&batch, &mut writing, &mut |open| writer.pack_and_write(open)).unwrap();
+        assert_eq!(session.new_bytes, 0);
+        // All else that names them goes, and a collector condemns them and is killed.
+        ["a", "b", "c"].iter().for_each(|name| desk.open(None).remove(name).unwrap());
+        let mut collection = desk.collection(broken);
+        while !collection.doing().starts_with("rechecking") {
+            assert!(collection.step().unwrap());
+        }
+        drop(collection);
+        let data = session.end_recipe(writing, &mut |open| writer.pack_and_write(open)).unwrap();
+        session.seal(&mut |open| writer.pack_and_write(open)).unwrap();
+        let (name, shape) = ("d".to_owned(), Shape::Bytes);
+        writer.commit(Ended { name, shape, created: 1_000, data, listing: Vec::new() }).unwrap();
+        writer.close().unwrap();
+        drop(session);
+        desk.gc(broken, true).unwrap();
+        desk.gc(broken, false);
+        check(&desk.open(None), true, &mut |_, _, _| {}).unwrap().is_well()
+    };
+    assert!(is_well(None));
+    assert!(!is_well(Some(Rule::CondemnedSparedFirst)));
 }
