@@ -216,6 +216,13 @@ fn tell(made: &Outcome, data: bool) {
             "note: putting chunks back from other copies ended early: {why}"
         ));
     }
+    if let Some(counts) = report.counts.as_ref().filter(|counts| counts.is_part) {
+        output::line(format_args!(
+            "note: the usage counts of {} were compared with what names them, and not those of the rest: \
+             `onefold gc --recount` counts all",
+            counted(counts.compared, "chunk")
+        ));
+    }
     if let Some(high) = report.counts.as_ref().map(|counts| &counts.too_high)
         && high.chunks > 0
     {
