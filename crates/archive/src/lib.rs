@@ -109,5 +109,6 @@ pub use crate::{
         TreeReader, TreeSink, attributes_of, backup, backup_elsewhere, backup_on, backup_trial,
         diff, encode_attributes, forget, undelete,
     },
+    usage_counts::{CountsFound, Miscounted},
     volume::{ArchiveExports, VolumeCounts, Volumes, volume_bytes},
 };

@@ -4,7 +4,7 @@
 use std::{
     fs,
     io::Read,
-    os::unix::fs::{MetadataExt, symlink},
+    os::unix::fs::{MetadataExt, PermissionsExt, symlink},
     path::Path,
     time::{Duration, Instant},
 };
@@ -276,6 +276,82 @@ fn a_walk_is_the_same_with_little_memory_for_names() {
     }));
     for (run, held) in [(100, 1000), (1, 0), (1 << 20, 0)] {
         assert!(walked(NamesMemory { run, held }) == all, "{run}, {held}");
+    }
+}
+
+#[test]
+fn rule_13_the_number_of_readers_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    for n in 0..30 {
+        let deep = dir.path().join(format!("d{n}/e/f"));
+        std::fs::create_dir_all(&deep).unwrap();
+        (0..20)
+            .for_each(|m| std::fs::write(deep.join(format!("{m}")), format!("{n} {m}")).unwrap());
+        std::fs::hard_link(deep.join("3"), dir.path().join(format!("d{n}/link"))).unwrap();
+        symlink(&deep, dir.path().join(format!("d{n}/to"))).unwrap();
+    }
+    // One that can't be entered, but by root; one that is cached; and an error.
+    std::fs::write(
+        dir.path().join("d5/CACHEDIR.TAG"),
+        "Signature: 8a477f597d28d172789f06886806bc55",
+    )
+    .unwrap();
+    std::fs::create_dir(dir.path().join("d7/a-name-that-is-too-long")).unwrap();
+    let closed = std::fs::Permissions::from_mode(0);
+    std::fs::set_permissions(dir.path().join("d9"), closed).unwrap();
+    let walked = |readers: usize, slow: Duration| -> Vec<String> {
+        let (name_max, without_caches) = (20, true);
+        let options = Options { readers, slow, name_max, without_caches, ..Options::default() };
+        let walk = Walk::new(dir.path(), options).unwrap();
+        let told = walk.map(|one| match one {
+            Ok(one) => format!("{:?} {} {:?}", one.entry, one.is_in_part, one.linked),
+            Err(error) => format!("{error:?}"),
+        });
+        told.collect()
+    };
+    let alone = walked(0, Duration::MAX);
+    assert!(alone.len() > 29 * 25, "{}", alone.len());
+    for readers in [0, 1, 4, 16] {
+        assert!(walked(readers, Duration::ZERO) == alone, "{readers}");
+    }
+    std::fs::set_permissions(dir.path().join("d9"), std::fs::Permissions::from_mode(0o755))
+        .unwrap();
+}
+
+#[test]
+fn rule_13_a_walk_leaves_the_times_of_access_as_they_were() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000);
+    let reset = |path: &Path| {
+        let times = std::fs::FileTimes::new().set_accessed(old);
+        std::fs::File::open(path).unwrap().set_times(times).unwrap();
+    };
+    let accessed = |path: &Path| std::fs::metadata(path).unwrap().accessed().unwrap();
+    let paths = ["", "sub", "sub/file", "sub/other"].map(|name| dir.path().join(name));
+    std::fs::create_dir(&paths[1]).unwrap();
+    paths[2..].iter().for_each(|path| std::fs::write(path, "content").unwrap());
+    paths.iter().for_each(|path| reset(path));
+    std::fs::read(&paths[2]).unwrap();
+    if accessed(&paths[2]) == old {
+        println!("NOT TESTED: this file system keeps no times of access");
+        return;
+    }
+    for opens_late in [false, true] {
+        paths.iter().for_each(|path| reset(path));
+        let slow = Duration::ZERO;
+        let mut walk =
+            Walk::new(dir.path(), Options { opens_late, slow, ..Options::default() }).unwrap();
+        let mut read = 0;
+        while let Some(found) = walk.next() {
+            let mut found = found.unwrap();
+            assert!(walk.open(&mut found).unwrap());
+            walk.fetch_ahead();
+            let mut content = String::new();
+            read += found.file.map_or(0, |mut file| file.read_to_string(&mut content).unwrap());
+        }
+        drop(walk);
+        assert_eq!(read, 14);
+        assert!(paths.iter().all(|path| accessed(path) == old), "{opens_late}");
     }
 }
 

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use serde_json::Value;
 use support::{Desk, noise, qemu_io};
 
 fn nbdcopy(from: &str, to: &str) {
@@ -220,6 +221,53 @@ fn configuration_for_iscsi_names_the_servers_socket_and_lets_nothing_strange_in(
     assert_ne!(serial(&target("Disk")), serial(&target("dis_k")));
     desk.store_with_volume("b");
     assert!(desk.ok("volume iscsi b v").contains("vendor_id Onefold"));
+}
+
+#[test]
+fn rule_62_read_only_clones_are_snapshots_for_retention() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    desk.ok("volume create a disk --size 1M");
+    let clone = |name: &str| drop(desk.ok(&format!("volume clone a disk {name} --read-only")));
+    for name in ["disk@1", "disk@2", "disk@3", "other@1", "plain", "@odd", "odd@"] {
+        clone(name);
+    }
+    // A clone that can be written is a volume, whatever its name is.
+    desk.ok("volume clone a disk disk@0");
+    let listed = || -> Vec<String> {
+        let all: Value = serde_json::from_str(&desk.ok("snapshots a --clones --json")).unwrap();
+        let name = |one: &Value| one["volume"].as_str().unwrap().to_owned();
+        all.as_array().unwrap().iter().map(name).collect()
+    };
+    assert_eq!(listed(), ["disk@1", "disk@2", "disk@3", "other@1"]);
+    assert!(desk.ok("snapshots a --clones --set other").contains("other@1"));
+    assert_eq!(desk.ok("snapshots a"), "no snapshots\n");
+    // Policies for snapshots of directories leave them alone.
+    desk.ok("forget a --keep-last 1");
+    let said = desk.ok("forget a --clones --keep-last 2 --dry-run");
+    assert!(said.contains("disk@1") && said.contains("1 clone would be deleted"), "{said}");
+    assert_eq!(listed().len(), 4);
+    let said = desk.ok("forget a --clones --keep-last 2 --json");
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&said[0]["volume"], &said[0]["verdict"]), (&"disk@1".into(), &"deleted".into()));
+    assert_eq!(listed(), ["disk@2", "disk@3", "other@1"]);
+    // The guards hold: no set loses its last one.
+    desk.fails("forget a --clones --keep-tag none --set other", 1, &["last whole snapshot"]);
+    assert_eq!(listed().len(), 3);
+    // A server deletes what is served.
+    clone("disk@4");
+    let serving = desk.serve("a");
+    let policy = "[[keep]]\nset = 'disk'\nlast = 2\n";
+    fs::write(desk.path("p.toml"), policy).unwrap();
+    let said = desk.ok("forget a --clones --policy p.toml");
+    assert!(said.contains("set 'other': kept, no policy fits it"), "{said}");
+    assert_eq!(listed(), ["disk@3", "disk@4", "other@1"]);
+    serving.terminate();
+    let volumes = desk.ok("volume list a");
+    for name in ["disk\n", "disk@0", "plain", "@odd", "odd@"] {
+        assert!(volumes.contains(name), "{name}: {volumes}");
+    }
+    desk.ok("check a");
 }
 
 #[test]

@@ -5,7 +5,11 @@
 
 mod support;
 
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 use support::Desk;
@@ -56,6 +60,60 @@ fn a_file_that_can_t_be_read_makes_the_snapshot_partial_in_json_too() {
     let all: Value = serde_json::from_str(&desk.ok("snapshots a --json")).unwrap();
     assert!(all.as_array().unwrap().iter().all(|one| one["state"] == "partial"), "{all}");
     assert!(!desk.ok("ls a t").contains("closed"));
+}
+
+#[test]
+fn rule_15_a_file_that_can_t_be_read_any_more_is_not_taken_from_the_parent() {
+    let desk = Desk::new();
+    if !plant(&desk) {
+        return;
+    }
+    let closed = desk.path("tree/closed");
+    let mode = |mode| fs::set_permissions(&closed, fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o644);
+    let said = desk.run_obeying_modes("backup a tree --set t").unwrap();
+    assert_eq!(said.status.code(), Some(0), "{said:?}");
+    assert!(desk.ok("ls a t").contains("closed"));
+    mode(0);
+    let said = desk.run_obeying_modes("backup a tree --set t").unwrap();
+    assert_eq!(said.status.code(), Some(3), "{said:?}");
+    assert!(!desk.ok("ls a t").contains("closed") && desk.ok("ls a t~1").contains("closed"));
+}
+
+#[test]
+fn rule_13_the_number_of_readers_changes_nothing_in_a_snapshot() {
+    let desk = Desk::new();
+    if !plant(&desk) {
+        return;
+    }
+    for n in 0..20 {
+        let deep = desk.path(&format!("tree/d{n}/e"));
+        fs::create_dir_all(&deep).unwrap();
+        for m in 0..20 {
+            fs::write(deep.join(format!("{m}")), format!("{n} {m}").repeat(100)).unwrap();
+        }
+        fs::hard_link(deep.join("3"), desk.path(&format!("tree/d{n}/link"))).unwrap();
+    }
+    let backup = |readers: u32| -> Value {
+        let line =
+            format!("backup a tree --set t --read-all --exclude d7 --readers {readers} --json");
+        let said = desk.run_obeying_modes(&line).unwrap();
+        assert_eq!(said.status.code(), Some(3), "{said:?}");
+        serde_json::from_str(&said.out).unwrap()
+    };
+    let began = Instant::now();
+    let first = backup(1);
+    assert!(first["pages_written"].as_u64() > Some(0), "{first}");
+    for readers in [4, 0, 64] {
+        // A snapshot of the same bytes needs no page of its own.
+        let again = backup(readers);
+        if began.elapsed() > Duration::from_secs(40) {
+            println!("NOT TESTED: in so long a time, times of change become ones that are trusted");
+            return;
+        }
+        assert_eq!(again["pages_written"].as_u64(), Some(0), "{readers}: {again}");
+        assert_eq!(again["entries"], first["entries"]);
+    }
 }
 
 #[test]

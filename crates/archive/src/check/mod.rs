@@ -13,7 +13,7 @@ use std::{
 use onefold_core::{Error, Fingerprint, Kind, Result};
 
 use crate::{
-    container::{ChunkReader, ContainerReader, is_all_there},
+    container::{ChunkReader, ContainerReader, Rewriter, is_all_there},
     format::{
         Address, ContainerId,
         container::{Metadata, Packer},
@@ -24,6 +24,7 @@ use crate::{
     stream::Reader,
     tables::{Container, Tables, Volume},
     tree::TreeReader,
+    usage_counts::CountsFound,
     volume::{Mapped, chunks_of},
 };
 
@@ -62,6 +63,9 @@ pub struct Report {
     /// Chunks whose bytes are not what they were, although no node that has them is absent: a bit
     /// for each chunk of the container.
     pub rotten: BTreeMap<ContainerId, Vec<u8>>,
+    /// The usage counts beside a count from the roots; nothing where there are none yet. Counts that
+    /// are too low are problems; those that are too high keep space, and are none.
+    pub counts: Option<CountsFound>,
 }
 
 impl Report {
@@ -82,8 +86,9 @@ impl Report {
 /// Called with the part at work, and the amounts done and in all.
 pub type Progress<'a> = dyn FnMut(&str, u64, u64) + 'a;
 
-/// Verifies the metadata of all containers, and that each stream's chunks are in them; with `data`
-/// the bytes of all chunks too.
+/// Verifies the metadata of all containers, that each stream's chunks are in them, and that no usage
+/// count is lower than what streams, volumes and snapshots name; with `data` the bytes of all chunks
+/// too.
 ///
 /// # Errors
 /// Errors of the system; damage is in the report.
@@ -94,6 +99,7 @@ pub fn check(archive: &Arc<Archive>, data: bool, progress: &mut Progress<'_>) ->
     checking.streams(None, progress)?;
     checking.snapshots(progress)?;
     checking.volumes(None, progress)?;
+    checking.counts(progress)?;
     Ok(checking.found.report)
 }
 
@@ -306,6 +312,25 @@ impl Checking {
                 found.report.hit_volumes.insert(volume.name.clone(), listed);
             }
         }
+        Ok(())
+    }
+}
+
+impl Checking {
+    /// Compares the usage counts with all that streams, volumes and snapshots name.
+    fn counts(&mut self, progress: &mut Progress<'_>) -> Result<()> {
+        let Found { archive, tables, report, .. } = &mut self.found;
+        progress("usage counts", 0, 1);
+        report.counts = Rewriter::new(archive).check_counts(tables)?;
+        progress("usage counts", 1, 1);
+        let Some(CountsFound { too_low, .. }) = report.counts.clone() else { return Ok(()) };
+        for (id, chunks) in &too_low.containers {
+            report.problem(format!(
+                "container {id}: more names {chunks} of its chunks than their usage counts say, and gc \
+                 may free them; `onefold gc --recount` counts all anew"
+            ));
+        }
+        report.problems_found += too_low.in_containers - too_low.containers.len() as u64;
         Ok(())
     }
 }

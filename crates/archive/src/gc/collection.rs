@@ -17,7 +17,7 @@ use crate::{
     rules::Rule,
     tables::{Tables, WriteCost},
     tree::expire,
-    usage_counts::{Counted, InMemory, counts_number, highest_counts},
+    usage_counts::{Counted, CountsFound, InMemory, counts_number, highest_counts},
 };
 
 /// How collection is done.
@@ -102,6 +102,10 @@ pub struct Collection {
     has_expired: bool,
     /// Dead chunks were looked for in this collection, not only taken over.
     looked: bool,
+    /// All references are to be counted anew.
+    recounts: bool,
+    /// What was wrong with the counts, once all references were counted anew.
+    pub recounted: Option<CountsFound>,
     /// Counts of the work so far.
     pub done: Collected,
 }
@@ -113,6 +117,7 @@ enum Step {
     Recheck,
     Merge,
     Count,
+    Recount,
     Condemn,
     LateEncoding,
     Last,
@@ -154,10 +159,22 @@ impl Collection {
             before: archive.refresh()?.write_cost,
             has_expired: false,
             looked: false,
+            recounts: false,
+            recounted: None,
             done: Collected::default(),
         };
         collection.remove_orphans()?;
         Ok(collection)
+    }
+
+    /// All references are counted anew, from streams, volumes and snapshots, before dead chunks are
+    /// looked for, and the counts that this gives take the place of those that there are. What was
+    /// condemned by these is spared until then. [`recounted`](Self::recounted) tells what was wrong.
+    ///
+    /// The step fails with `Corrupt` when something that names chunks can't be read, and leaves the
+    /// counts as they are.
+    pub fn recount(&mut self) {
+        self.recounts = true;
     }
 
     /// Does all of it.
@@ -179,6 +196,7 @@ impl Collection {
             Step::Free | Step::Last | Step::Over => "freeing space",
             Step::Recheck => "rechecking candidates, after older puts and readers",
             Step::Count => "counting references",
+            Step::Recount => "counting all references anew",
             Step::Condemn => "looking for dead chunks",
             Step::Merge => "merging containers",
             Step::LateEncoding => "encoding what stood replicated",
@@ -194,7 +212,7 @@ impl Collection {
             Step::Count => Some(tables.differences.len() as u64),
             Step::Recheck | Step::Merge => Some(tables.condemned.len() as u64),
             Step::LateEncoding => Some(tables.replicated().1),
-            Step::Free | Step::Condemn | Step::Last | Step::Over => None,
+            Step::Free | Step::Recount | Step::Condemn | Step::Last | Step::Over => None,
         }
     }
 
@@ -229,7 +247,11 @@ impl Collection {
             // Space that an earlier collector left to be freed comes first.
             Step::Free => {
                 self.free()?;
-                if self.archive.tables().condemned.is_empty() { Step::Count } else { Step::Recheck }
+                if self.recounts && self.archive.keeps(Rule::CondemnedSparedFirst) {
+                    self.spare_condemned()?;
+                }
+                let is_over = self.archive.tables().condemned.is_empty() || self.recounts;
+                if is_over { Step::Count } else { Step::Recheck }
             }
             Step::Recheck => {
                 if self.recheck()? {
@@ -258,13 +280,25 @@ impl Collection {
                         if self.looked { Step::Recheck } else { Step::Count }
                     }
                     Counted::Portion => Step::Count,
+                    Counted::All if self.recounts => Step::Recount,
                     Counted::All => Step::Condemn,
+                    Counted::InMemory(_) if self.recounts => {
+                        return Err(Error::new(
+                            Kind::NoSpace,
+                            "a recount needs room for the usage counts, and the disk has none",
+                        ));
+                    }
                     Counted::InMemory(counts) => {
                         self.in_memory = Some(counts);
                         self.late_encoding.no_room();
                         Step::Condemn
                     }
                 }
+            }
+            Step::Recount => {
+                self.recounted = Some(self.rewriter.recount()?);
+                self.recounts = false;
+                Step::Condemn
             }
             Step::Condemn => {
                 self.looked = true;
@@ -288,6 +322,16 @@ impl Collection {
             Step::Over => return Ok(false),
         };
         Ok(self.step != Step::Over)
+    }
+
+    /// What was condemned is not, until dead chunks are looked for again.
+    fn spare_condemned(&self) -> Result<()> {
+        self.archive.commit(true, |now| {
+            let spared: Vec<ContainerId> = now.condemned.keys().copied().collect();
+            let spares = Record::Dropped { containers: Vec::new(), spared };
+            Ok((!now.condemned.is_empty()).then_some(spares).into_iter().collect())
+        })?;
+        Ok(())
     }
 
     /// Containers that are to be encoded late now.

@@ -85,6 +85,8 @@ impl Archive {
         fits(position.end, payload.len())?;
         let (bytes, checksum) =
             frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload);
+        #[cfg(feature = "planted-bugs")]
+        (next.derived.clones_uncounted = !self.keeps(Rule::ClonesCounted));
         next.apply(sequence, records)?;
         next.chain = checksum;
         if next.moved() > tables.moved().max(self.settings.moved_max)

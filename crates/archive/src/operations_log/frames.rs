@@ -64,6 +64,8 @@ pub(crate) fn replay(
         drawn.more(to.tables.clones_take(&records) * LEAF_MEMORY)?;
         let tables = to.tables.to_mut();
         tables.limit_moved((settings.memory != u64::MAX).then_some(settings.moved_max));
+        #[cfg(feature = "planted-bugs")]
+        (tables.derived.clones_uncounted = !settings.keeps(Rule::ClonesCounted));
         tables.apply(sequence, records).map_err(|e| e.context("the operations log"))?;
         tables.chain = checksum;
         to.last = frames.whole(bytes)?;

@@ -161,6 +161,9 @@ pub struct Derived {
     pub(super) moved: u64,
     /// The most of these that a reader takes.
     pub(super) moved_max: Option<u64>,
+    /// The planted bug: clones are not counted.
+    #[cfg(feature = "planted-bugs")]
+    pub(crate) clones_uncounted: bool,
 }
 
 /// See [`Derived`].

@@ -174,6 +174,8 @@ fn clone_volume(
     }
     let clone = Volume { name, created, read_only, cuts: Vec::new(), ..source.clone() };
     let recipe = clone.recipe();
+    #[cfg(feature = "planted-bugs")]
+    let recipe = if tables.derived.clones_uncounted { Vec::new() } else { recipe };
     tables.next_volume = tables.next_volume.max(id.saturating_add(1));
     tables.volumes.insert(id, clone);
     if !recipe.is_empty() {

@@ -1,7 +1,7 @@
 //! Usage counts (dedupv1 3.7): a file of them, brought up to the log's end from what came and went
 //! since.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, iter::Peekable, sync::Arc, vec::IntoIter};
 
 use onefold_core::{Error, File, Kind, Result};
 
@@ -18,7 +18,7 @@ use crate::{
         record::{Pieces, Record},
     },
     rules::Rule,
-    tables::{Difference, Tables, Volume},
+    tables::{Difference, Tables},
 };
 
 /// Counts that found no room on the disk, and the place in the log up to which they count.
@@ -98,7 +98,7 @@ impl Rewriter {
     /// The number of new counts: one that no file has. A process may have died with its frame on the
     /// way, and the medium may show that frame later, which must not find what another process
     /// counted. The file with the highest number stays until a frame names a higher one.
-    fn fresh_number(&self, tables: &Tables) -> Result<u64> {
+    pub(super) fn fresh_number(&self, tables: &Tables) -> Result<u64> {
         let highest = match self.archive.keeps(Rule::CountsNumberedAnew) {
             true => highest_counts(&self.archive.files.names()?),
             false => 0,
@@ -119,7 +119,7 @@ impl Rewriter {
     /// The tables with the differences that are counted next, and what these change in trees. They
     /// are the oldest ones: first all that came, then all that went, until one that came again. Those
     /// that went wait while a descent of those that came is cut.
-    fn portion(
+    pub(super) fn portion(
         &mut self,
         tables: &Tables,
         goes_on: bool,
@@ -157,7 +157,7 @@ impl Rewriter {
 
     /// True when there are counts to go on from. A lost or damaged file of counts is made again, from
     /// all recipes.
-    fn has_counts(&self, tables: &Tables) -> Result<bool> {
+    pub(super) fn has_counts(&self, tables: &Tables) -> Result<bool> {
         match tables.counts {
             0 => Ok(false),
             number => match CountsReader::open(&self.archive, number, &self.pace) {
@@ -200,43 +200,8 @@ impl Rewriter {
         changes: &NodeChanges,
         each: &mut dyn FnMut(ContainerId, &[u16]) -> Result<()>,
     ) -> Result<()> {
-        let mut old = if on {
-            Some(CountsReader::open(&self.archive, tables.counts, &self.pace)?)
-        } else {
-            None
-        };
-        let mut fresh = numbers(tables)?.into_iter().peekable();
-        let mut next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
-        loop {
-            // A range of containers, in the order of their numbers.
-            let (mut range, mut slots) = (BTreeMap::<ContainerId, Vec<u16>>::new(), 0);
-            while slots < self.archive.settings.count_slots {
-                let old_id = next_old.as_ref().map(|entry| entry.0);
-                let fresh_id = fresh.peek().copied();
-                if let Some((id, counts)) =
-                    next_old.take_if(|entry| fresh_id.is_none_or(|fresh| entry.0 <= fresh))
-                {
-                    // The counts of containers that are gone go too.
-                    if tables.has_place(id)? {
-                        slots += counts.len();
-                        range.insert(id, counts);
-                    }
-                    next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
-                    if fresh_id == old_id {
-                        fresh.next();
-                    }
-                } else if let Some(id) = fresh.next() {
-                    let counts = vec![0; self.slots(tables, id)?];
-                    slots += counts.len();
-                    range.insert(id, counts);
-                } else {
-                    break;
-                }
-            }
-            if range.is_empty() {
-                break;
-            }
-            self.pace.ask(2 * slots as u64)?;
+        let mut ranges = Ranges::new(self, tables, on, self.archive.settings.count_slots)?;
+        while let Some(mut range) = ranges.next(self, tables)? {
             self.add_up(tables, on, changes, &mut range)?;
             range.iter().try_for_each(|(id, counts)| each(*id, counts))?;
         }
@@ -267,29 +232,27 @@ impl Rewriter {
     }
 
     /// Applies to a range what came and went.
-    fn add_up(
+    pub(super) fn add_up(
         &mut self,
         tables: &Tables,
         on: bool,
         changes: &NodeChanges,
-        range: &mut BTreeMap<ContainerId, Vec<u16>>,
+        range: &mut Range,
     ) -> Result<()> {
+        if !on {
+            return self.add_roots(tables, changes, range, &mut |what, error| {
+                Err(error.context(format!("{what} can't be read")))
+            });
+        }
+        // Additions are counted first, so that no count falls below zero on the way.
         let (mut added, mut removed): (Vec<&Vec<Pieces>>, Vec<&Vec<Pieces>>) =
             (Vec::new(), Vec::new());
-        let mappings: Vec<Vec<Pieces>> =
-            if on { Vec::new() } else { tables.volumes.values().map(Volume::recipe).collect() };
-        if on {
-            // Additions are counted first, so that no count falls below zero on the way.
-            for difference in tables.differences.iter().filter(|difference| !difference.nodes) {
-                if difference.added {
-                    added.push(&difference.recipe)
-                } else {
-                    removed.push(&difference.recipe)
-                }
+        for difference in tables.differences.iter().filter(|difference| !difference.nodes) {
+            if difference.added {
+                added.push(&difference.recipe)
+            } else {
+                removed.push(&difference.recipe)
             }
-        } else {
-            added.extend(tables.streams.values().flat_map(|stream| stream.recipes()));
-            added.extend(&mappings);
         }
         for recipe in added {
             self.walk(tables, recipe, &mut |first, count| {
@@ -327,6 +290,38 @@ impl Rewriter {
         })
     }
 
+    /// Adds to a range what all streams, volumes and snapshots name; `unread` decides about what is
+    /// damaged.
+    pub(super) fn add_roots(
+        &mut self,
+        tables: &Tables,
+        changes: &NodeChanges,
+        range: &mut Range,
+        unread: &mut dyn FnMut(String, Error) -> Result<()>,
+    ) -> Result<()> {
+        let mut one_more = |first, count| change(range, first, count, |n| n.saturating_add(1));
+        for (name, stream) in &tables.streams {
+            for recipe in stream.recipes() {
+                match self.walk(tables, recipe, &mut one_more) {
+                    Err(error) if is_damage(&error) => {
+                        unread(format!("the recipe of stream '{}'", name.escape_debug()), error)?;
+                    }
+                    walked => walked?,
+                }
+            }
+        }
+        for volume in tables.volumes.values() {
+            match self.walk(tables, &volume.recipe(), &mut one_more) {
+                Err(error) if is_damage(&error) => {
+                    unread(format!("the map of volume '{}'", volume.name.escape_debug()), error)?;
+                }
+                walked => walked?,
+            }
+        }
+        changes.added.iter().for_each(|&root| one_more(root, 1));
+        self.named_by(tables, &changes.rises, &mut one_more)
+    }
+
     /// Tells of all that a recipe names: its own pieces, and its chunks.
     pub(crate) fn walk(
         &mut self,
@@ -355,13 +350,76 @@ impl Rewriter {
     }
 }
 
+/// The counts of some containers that follow one another.
+pub(super) type Range = BTreeMap<ContainerId, Vec<u16>>;
+
+/// All containers, some at a time in the order of their numbers, with the counts that there are of
+/// them. Those without counts have zeroes.
+pub(super) struct Ranges {
+    old: Option<CountsReader>,
+    next_old: Option<(ContainerId, Vec<u16>)>,
+    fresh: Peekable<IntoIter<ContainerId>>,
+    slots_max: usize,
+}
+
+impl Ranges {
+    /// So many slots at a time; `on` takes the counts that there are.
+    pub(super) fn new(
+        rewriter: &Rewriter,
+        tables: &Tables,
+        on: bool,
+        slots_max: usize,
+    ) -> Result<Ranges> {
+        let mut old = match on {
+            true => Some(CountsReader::open(&rewriter.archive, tables.counts, &rewriter.pace)?),
+            false => None,
+        };
+        let next_old = old.as_mut().map_or(Ok(None), CountsReader::next)?;
+        Ok(Ranges { old, next_old, fresh: numbers(tables)?.into_iter().peekable(), slots_max })
+    }
+
+    /// The next of them; `None` behind the last one.
+    pub(super) fn next(
+        &mut self,
+        rewriter: &mut Rewriter,
+        tables: &Tables,
+    ) -> Result<Option<Range>> {
+        let (mut range, mut slots) = (Range::new(), 0);
+        while slots < self.slots_max {
+            let old_id = self.next_old.as_ref().map(|entry| entry.0);
+            let fresh_id = self.fresh.peek().copied();
+            if let Some((id, counts)) =
+                self.next_old.take_if(|entry| fresh_id.is_none_or(|fresh| entry.0 <= fresh))
+            {
+                // The counts of containers that are gone go too.
+                if tables.has_place(id)? {
+                    slots += counts.len();
+                    range.insert(id, counts);
+                }
+                self.next_old = self.old.as_mut().map_or(Ok(None), CountsReader::next)?;
+                if fresh_id == old_id {
+                    self.fresh.next();
+                }
+            } else if let Some(id) = self.fresh.next() {
+                let counts = vec![0; rewriter.slots(tables, id)?];
+                slots += counts.len();
+                range.insert(id, counts);
+            } else {
+                break;
+            }
+        }
+        rewriter.pace.ask(2 * slots as u64)?;
+        Ok((!range.is_empty()).then_some(range))
+    }
+}
+
 /// Pieces of a recipe, or roots of trees, that a difference has; at least one.
 pub(crate) fn weight(difference: &Difference) -> usize {
     difference.recipe.iter().map(|pieces| usize::from(pieces.count)).sum::<usize>().max(1)
 }
 
 /// What is not there need not be removed.
-fn is_gone(error: Error) -> Result<()> {
+pub(super) fn is_gone(error: Error) -> Result<()> {
     if error.kind() == Kind::NotFound { Ok(()) } else { Err(error) }
 }
 
@@ -379,12 +437,7 @@ fn numbers(tables: &Tables) -> Result<Vec<ContainerId>> {
 }
 
 /// Changes the counts of a run of chunks, as far as they are in the range.
-fn change(
-    range: &mut BTreeMap<ContainerId, Vec<u16>>,
-    first: Address,
-    count: usize,
-    to: impl Fn(u16) -> u16,
-) {
+fn change(range: &mut Range, first: Address, count: usize, to: impl Fn(u16) -> u16) {
     let Some(counts) = range.get_mut(&first.container) else { return };
     counts.iter_mut().skip(usize::from(first.slot)).take(count).for_each(|n| *n = to(*n));
 }

@@ -2,8 +2,10 @@
 
 mod counting;
 mod counts_file;
+mod recount;
 mod tree_nodes;
 
+pub use self::recount::{CountsFound, Miscounted};
 pub(crate) use self::{
     counting::{Counted, InMemory, weight},
     counts_file::{CountsReader, counts_number, highest_counts},

@@ -51,6 +51,8 @@ pub(crate) struct NodeChanges {
     pub(super) is_cut: bool,
     /// References that came, to what is not there.
     pub(super) absent: u64,
+    /// The first of them.
+    pub(super) first_absent: Option<Address>,
     /// Nodes that the portion has room for.
     room: usize,
 }
@@ -161,6 +163,7 @@ impl Rewriter {
     ) -> Result<()> {
         if !is_there(tables, node)? {
             changes.absent += 1;
+            changes.first_absent = changes.first_absent.or(Some(node));
             return Ok(());
         }
         let count = counts.of(node);

@@ -8,7 +8,9 @@
 //! | `place` | follows a path without asking what another user mounted on the way, and not by another user's links |
 //! | `names` | the names of a directory in order, in memory or in a file |
 //! | `files` | its files, made, filled and finished by several threads in any order |
-//! | `ahead` | brings small files into the system's cache before the walk comes to them |
+//! | `ahead` | brings small files and directories into the system's cache before the walk comes to them |
+//! | `unnoticed` | opens files so that the times of their last access stay |
+//! | `holder` | the extended attributes of what is open |
 //! | `sweep` | removes what directories have beyond what is wanted |
 //! | `shared`, `directories`, `attributes` | what these share |
 //! | `levels` | the directories from the root down to the one at hand, at most 256 of them open |
@@ -22,6 +24,7 @@ mod ahead;
 mod attributes;
 mod directories;
 mod files;
+mod holder;
 mod levels;
 mod mounts;
 mod names;
@@ -29,6 +32,7 @@ mod place;
 mod restore;
 mod shared;
 mod sweep;
+mod unnoticed;
 mod walk;
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};

@@ -8,7 +8,7 @@ use std::{
     os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use onefold_core::{
@@ -22,12 +22,14 @@ use rustix::{
 
 use super::{
     Identity,
-    ahead::{Ahead, NAMES},
+    ahead::{Ahead, NAMES, READERS},
+    holder::{Holder, read_growing},
     levels::Levels,
     mounts::{self, Closed, Mount, proc_path},
     names::{Name, Names, NamesMemory, Space},
     place::Place,
     shown,
+    unnoticed::unnoticed,
 };
 use crate::{spared::Spared, sparse::next_data};
 
@@ -37,6 +39,9 @@ const LEASES_WAIT: Duration = Duration::from_secs(10);
 
 /// Between two looks whether a lease was given back.
 const LEASE_PAUSE: Duration = Duration::from_millis(20);
+
+/// A directory that is in the system's cache is entered faster, unless it has very many names.
+const SLOW: Duration = Duration::from_micros(200);
 
 /// Most bytes of an entry's extended attributes. Linux allows 64 KiB of names with 64 KiB each, on
 /// some file systems.
@@ -111,6 +116,12 @@ pub struct Options {
     pub name_max: usize,
     /// Most files with several names that are remembered; of more, each name counts as a file.
     pub linked_max: usize,
+    /// Directories, and small files, that are asked for at once before the walk comes to them. It
+    /// changes nothing in what a walk finds.
+    pub readers: usize,
+    /// The time to enter a directory from which on it was not in the system's cache: the directories that
+    /// follow are then read ahead.
+    pub slow: Duration,
     /// Memory for the names of directories; more lie in a file without a name.
     pub names: NamesMemory,
     /// Selects entries.
@@ -142,6 +153,8 @@ impl Default for Options {
             path_max: usize::MAX,
             name_max: 255,
             linked_max: usize::MAX,
+            readers: READERS,
+            slow: SLOW,
             names: NamesMemory::default(),
             selection: None,
         }
@@ -181,6 +194,8 @@ struct Rest {
     kept: Option<usize>,
     /// How many of the names that follow were fetched already.
     fetched: usize,
+    /// How many of them were looked at already, for directories to be fetched.
+    looked: usize,
 }
 
 /// Paths of the first names of files that have several: each directory on the way is there once,
@@ -355,7 +370,7 @@ impl Walk {
         let Ok(directory) = rustix::io::fcntl_dupfd_cloexec(directory, 0).map(Arc::new) else {
             return;
         };
-        let fetching = self.fetching.get_or_insert_with(Ahead::begin);
+        let fetching = self.fetching.get_or_insert_with(|| Ahead::begin(self.options.readers));
         let mut path = self.path[..rest.length].to_vec();
         if rest.length > 0 {
             path.push(b'/');
@@ -374,12 +389,42 @@ impl Walk {
         rest.fetched += fetched;
     }
 
+    /// Has the directories read that follow in the one at hand: it took long to enter the last one, so the
+    /// system's cache does not have them. What nobody wants is not opened.
+    fn fetch_directories(&mut self) {
+        let Some((Some(directory), rest)) = self.levels.last() else { return };
+        if rest.looked > NAMES / 2 {
+            return;
+        }
+        let Ok(directory) = rustix::io::fcntl_dupfd_cloexec(directory, 0).map(Arc::new) else {
+            return;
+        };
+        let fetching = self.fetching.get_or_insert_with(|| Ahead::begin(self.options.readers));
+        let mut path = self.path[..rest.length].to_vec();
+        if rest.length > 0 {
+            path.push(b'/');
+        }
+        let above = path.len();
+        let mut looked = 0;
+        for (name, may_be_directory) in rest.names.following(rest.looked, NAMES - rest.looked) {
+            looked += 1;
+            path.truncate(above);
+            path.extend_from_slice(name.as_bytes());
+            let selection = self.options.selection.as_mut();
+            if may_be_directory && selection.is_none_or(|selection| selection.may_want(&path)) {
+                fetching.fetch(&directory, name.to_owned());
+            }
+        }
+        rest.looked += looked;
+    }
+
     /// Looks at the next name; `None` when it is not wanted or not there any more, and then there
     /// may be more.
     fn step(&mut self) -> Option<Option<Result<Found>>> {
         let (directory, rest) = self.levels.last()?;
         self.path.truncate(rest.length);
         rest.fetched = rest.fetched.saturating_sub(1);
+        rest.looked = rest.looked.saturating_sub(1);
         let name = match self.space.next(&mut rest.names) {
             Ok(Some(name)) => name,
             Ok(None) => {
@@ -681,7 +726,8 @@ impl Walk {
         }
         found.is_in_part = self.options.one_file_system && !self.mounts.contains(&mount);
         if !found.is_in_part {
-            match self.enter(at) {
+            let began = Instant::now();
+            match self.enter(at, stat.st_uid) {
                 // What is removed reads as empty.
                 Ok((_, names, _)) if has_vanished(at) => {
                     self.space.leave(&names);
@@ -689,8 +735,11 @@ impl Walk {
                 }
                 Ok((directory, names, is_in_part)) => {
                     found.is_in_part = is_in_part;
+                    if began.elapsed() >= self.options.slow {
+                        self.fetch_directories();
+                    }
                     let length = self.path.len();
-                    let rest = Rest { names, length, kept: None, fetched: 0 };
+                    let rest = Rest { names, length, kept: None, fetched: 0, looked: 0 };
                     self.levels.push(directory, Identity::of(stat), rest);
                 }
                 Err(_) if has_vanished(at) => return Ok(None),
@@ -700,11 +749,12 @@ impl Walk {
         Ok(Some(found))
     }
 
-    /// A directory, the names in it, and whether more of it is left out.
-    fn enter(&mut self, at: &OwnedFd) -> Result<(OwnedFd, Names, bool)> {
+    /// A directory of this owner, the names in it, and whether more of it is left out.
+    fn enter(&mut self, at: &OwnedFd, owner: u32) -> Result<(OwnedFd, Names, bool)> {
         let wrong = |errno: Errno| Error::from_io(shown(&self.root, &self.path), errno.into());
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let directory = rustix::fs::openat(at, ".", flags, Mode::empty()).map_err(wrong)?;
+        let open = |more| rustix::fs::openat(at, ".", flags | more, Mode::empty());
+        let directory = unnoticed(owner, open).map_err(wrong)?;
         let mut children = rustix::fs::Dir::read_from(&directory).map_err(wrong)?;
         let mut marks = Marks::default();
         let each = || {
@@ -881,47 +931,6 @@ impl Iterator for Walk {
     }
 }
 
-/// Something whose attributes are read.
-enum Holder<'a> {
-    Open(&'a File),
-    /// Open as a place only: its attributes are read through `/proc`.
-    Path(&'a OwnedFd),
-}
-
-impl Holder<'_> {
-    fn names(&self, room: &mut [u8]) -> Result<usize, Errno> {
-        match self {
-            Holder::Open(file) => rustix::fs::flistxattr(file, room),
-            Holder::Path(at) => rustix::fs::listxattr(proc_path(at), room),
-        }
-    }
-
-    fn value(&self, name: &[u8], room: &mut [u8]) -> Result<usize, Errno> {
-        match self {
-            Holder::Open(file) => rustix::fs::fgetxattr(file, name, room),
-            Holder::Path(at) => rustix::fs::getxattr(proc_path(at), name, room),
-        }
-    }
-}
-
-/// Reads into room that grows to the 64 KiB that Linux allows.
-fn read_growing(
-    first: usize,
-    read: &mut dyn FnMut(&mut [u8]) -> Result<usize, Errno>,
-) -> Result<Vec<u8>, Errno> {
-    const MOST: usize = 64 << 10;
-    let mut room = vec![0; first];
-    loop {
-        match read(&mut room) {
-            Err(Errno::RANGE) if room.len() < MOST => room.resize(MOST, 0),
-            read => {
-                room.truncate(read?);
-                return Ok(room);
-            }
-        }
-    }
-}
-
 /// True when a directory was removed since it was opened.
 fn has_vanished(at: &OwnedFd) -> bool {
     rustix::fs::fstat(at).is_ok_and(|stat| stat.st_nlink == 0)
@@ -937,7 +946,8 @@ fn opened(at: OwnedFd) -> LookedAt {
 /// when it is another one by now: then it is looked at once more as a place. What a user mounted over
 /// it in between is not entered, since that file system may never answer.
 fn open_known(directory: &OwnedFd, name: &OsString, before: &Stat) -> Option<(File, Stat)> {
-    let file = mounts::open_file(directory, name, OFlags::RDONLY).ok()?;
+    let open = |more| mounts::open_file(directory, name, OFlags::RDONLY | more);
+    let file = unnoticed(before.st_uid, open).ok()?;
     let stat = rustix::fs::fstat(&file).ok()?;
     let is_same = Identity::of(&stat) == Identity::of(before)
         && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -991,9 +1001,12 @@ fn reopen(
 ) -> Result<File, Errno> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     if has_proc {
-        return rustix::fs::open(proc_path(at), flags, Mode::empty()).map(File::from);
+        let open = |more| rustix::fs::open(proc_path(at), flags | more, Mode::empty());
+        return unnoticed(stat.st_uid, open).map(File::from);
     }
-    let file = rustix::fs::openat(directory, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+    let flags = flags | OFlags::NOFOLLOW;
+    let open = |more| rustix::fs::openat(directory, name, flags | more, Mode::empty());
+    let file = unnoticed(stat.st_uid, open)?;
     if Identity::of(&rustix::fs::fstat(&file)?) == Identity::of(stat) {
         Ok(File::from(file))
     } else {

@@ -12,11 +12,12 @@ use serde_json::json;
 use super::{
     archive_at,
     keeping::{
+        clones::{CloneOfVolume, clones},
         file::PolicyFile,
         policy::{Policy, Terms, Verdict},
         retention::Judged,
     },
-    snapshots,
+    snapshots, volume,
 };
 use crate::report::archive::ArchiveServer;
 use onefold::parts::{
@@ -36,11 +37,15 @@ use onefold_console::{
 /// apart, in the time zone of this host. Of each period it keeps the newest whole snapshot, and of
 /// partial ones as many again. Shrunk snapshots, and those whose dates can't be true, stay. A policy
 /// never takes the last whole snapshot of a set.
+///
+/// With --clones policies judge read-only clones of volumes instead: those that are called VOLUME@WORD
+/// are the set VOLUME. What they do not keep is deleted at once, and `undelete` does not bring it back.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
                   onefold forget backups --keep-daily 7 --keep-weekly 5 --keep-yearly 10 --dry-run\n  \
                   onefold forget backups --set web1 --keep-last 30 --keep-tag audit\n  \
                   onefold forget backups --policy /etc/onefold/policy.toml\n  \
+                  onefold forget backups --clones --set disk1 --keep-daily 7 --dry-run\n  \
                   onefold forget backups 3fa94c11")]
 pub(crate) struct Options {
     /// The archive
@@ -57,6 +62,11 @@ pub(crate) struct Options {
     /// Only of this host
     #[arg(long, value_name = "NAME")]
     host: Option<String>,
+
+    /// Judges read-only clones of volumes, called VOLUME@WORD, by the set VOLUME; deletes those that
+    /// the policy does not keep
+    #[arg(long, conflicts_with_all = ["snapshots", "host"])]
+    clones: bool,
 
     #[command(flatten)]
     keep: Keep,
@@ -149,10 +159,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             return Err(Failure::usage("name snapshots, or give a policy, and not both"));
         }
         (false, false) => named(&tables, &options.snapshots)?,
+        (true, true) if options.clones => {
+            drop(archive);
+            return forget_clones(options, &directory, &clones(&tables), &policy);
+        }
         (true, true) => by_policies(options, &directory, &tables, &policy)?,
     };
     let gone = judged.gone();
-    tell(options, &tables, &judged)?;
+    let listed = tables.snapshots.listed().map(|snapshot| Shown { snapshot, name: None });
+    tell(options, listed, &judged)?;
     if !options.dry_run && !gone.is_empty() {
         onefold_archive::forget(&archive, &gone, now())?;
     }
@@ -187,6 +202,45 @@ fn by_policies(
     tables: &Tables,
     policy: &Policy,
 ) -> Result<Judged, Failure> {
+    judge(options, directory, &tables.snapshots.listed().collect::<Vec<_>>(), policy)
+}
+
+/// Deletes read-only clones of volumes that the policies do not keep, by the server where there is one.
+/// One that a client has open stays.
+fn forget_clones(
+    options: &Options,
+    directory: &ArchiveDir,
+    all: &[CloneOfVolume],
+    policy: &Policy,
+) -> Result<(), Failure> {
+    let snapshots: Vec<&Snapshot> = all.iter().map(|clone| &clone.snapshot).collect();
+    let judged = judge(options, directory, &snapshots, policy)?;
+    let gone = judged.gone();
+    let (mut failed, mut kept_open) = (None, Vec::new());
+    for clone in all.iter().filter(|clone| gone.contains(&clone.snapshot.id) && !options.dry_run) {
+        let request = Request::VolumeDelete { name: clone.name.clone(), force: false };
+        if let Err(error) = volume::archive::change(directory, &request) {
+            kept_open.push(clone.snapshot.id);
+            failed = failed.or(Some(error));
+        }
+    }
+    let shown =
+        all.iter().map(|clone| Shown { snapshot: &clone.snapshot, name: Some(&clone.name) });
+    tell(options, shown.filter(|one| !kept_open.contains(&one.snapshot.id)), &judged)?;
+    match (failed, judged.guarded.first()) {
+        (Some(error), _) => Err(error),
+        (None, Some(first)) => Err(Failure::new(first.clone())),
+        (None, None) => Ok(()),
+    }
+}
+
+/// What the policies say of these snapshots, the oldest first.
+fn judge(
+    options: &Options,
+    directory: &ArchiveDir,
+    all: &[&Snapshot],
+    policy: &Policy,
+) -> Result<Judged, Failure> {
     let file = options.policy.as_deref().map(PolicyFile::read).transpose()?;
     if file.is_some() && !policy.is_empty() {
         return Err(Failure::usage("give --policy, or --keep-…, and not both"));
@@ -203,12 +257,12 @@ fn by_policies(
     let is = |wanted: &Option<String>, has: &str| wanted.as_deref().is_none_or(|name| name == has);
     let wanted =
         |snapshot: &Snapshot| is(&options.set, &snapshot.set) && is(&options.host, &snapshot.host);
+    let wanted = || all.iter().copied().filter(|snapshot| wanted(snapshot));
     if append_only {
         let of = |snapshot: &Snapshot| policy_of(&snapshot.host, &snapshot.set);
-        let mut all = tables.snapshots.listed().filter(|snapshot| wanted(snapshot)).filter_map(of);
-        all.try_for_each(|policy| policy.check_append_only())?;
+        wanted().filter_map(of).try_for_each(|policy| policy.check_append_only())?;
     }
-    Ok(Judged::new(tables, &wanted, &policy_of, &terms, options.force))
+    Ok(Judged::of(wanted(), &policy_of, &terms, options.force))
 }
 
 /// True when a server that takes additions alone says so.
@@ -218,34 +272,54 @@ fn is_served_append_only(directory: &ArchiveDir) -> bool {
     status.is_some_and(|status| status.append_only)
 }
 
-fn tell(options: &Options, tables: &Tables, judged: &Judged) -> Result<(), Failure> {
+/// A snapshot of a list, or a clone with its name.
+struct Shown<'a> {
+    snapshot: &'a Snapshot,
+    name: Option<&'a str>,
+}
+
+fn tell<'a>(
+    options: &Options,
+    all: impl Iterator<Item = Shown<'a>>,
+    judged: &Judged,
+) -> Result<(), Failure> {
     let of = |verdict: &Verdict, is_held_back: bool| match verdict {
         Verdict::Kept(why) => ("kept", why.join(", ")),
         Verdict::LeftAlone(why) => ("left alone", (*why).to_owned()),
         Verdict::Goes if is_held_back => ("held back", "the policy would take it".to_owned()),
         Verdict::Goes if options.dry_run => ("would go", String::new()),
+        Verdict::Goes if options.clones => ("deleted", String::new()),
         Verdict::Goes => ("forgotten", String::new()),
     };
-    let listed = tables.snapshots.listed().filter_map(|snapshot| {
-        let followed = judged.verdicts.get(&snapshot.id).map(|verdict| of(verdict, false));
-        let held_back = || judged.held_back.get(&snapshot.id).map(|verdict| of(verdict, true));
-        Some((snapshot, followed.or_else(held_back)?))
+    let listed = all.filter_map(|shown| {
+        let id = shown.snapshot.id;
+        let followed = judged.verdicts.get(&id).map(|verdict| of(verdict, false));
+        let held_back = || judged.held_back.get(&id).map(|verdict| of(verdict, true));
+        Some((shown, followed.or_else(held_back)?))
     });
     if options.answer.json {
-        let line = |(snapshot, (verdict, why)): (&Snapshot, (&str, String))| {
-            json!({ "id": snapshot.id.to_string(), "set": snapshot.set, "host": snapshot.host,
-                    "verdict": verdict.replace(' ', "_"), "reasons": why })
+        let line = |(Shown { snapshot, name }, (verdict, why)): (Shown<'_>, (&str, String))| {
+            let verdict = verdict.replace(' ', "_");
+            match name {
+                Some(name) => json!({ "volume": name, "set": snapshot.set, "verdict": verdict,
+                                      "reasons": why }),
+                None => json!({ "id": snapshot.id.to_string(), "set": snapshot.set,
+                                "host": snapshot.host, "verdict": verdict, "reasons": why }),
+            }
         };
         return output::json(&listed.map(line).collect::<Vec<_>>());
     }
     let (mut gone, mut held_back) = (0, 0);
-    for (snapshot, (verdict, why)) in listed {
+    for (Shown { snapshot, name }, (verdict, why)) in listed {
         gone += u64::from(judged.verdicts.get(&snapshot.id) == Some(&Verdict::Goes));
         held_back += u64::from(judged.held_back.get(&snapshot.id) == Some(&Verdict::Goes));
         let why = if why.is_empty() { why } else { format!(": {why}") };
         output::line(format_args!(
             "{}  {}  {}  {verdict}{why}",
-            snapshots::short(snapshot.id),
+            name.map_or_else(
+                || snapshots::short(snapshot.id),
+                |name| name.escape_debug().to_string()
+            ),
             snapshots::shown(snapshot.ended),
             snapshot.set.escape_debug()
         ));
@@ -253,12 +327,18 @@ fn tell(options: &Options, tables: &Tables, judged: &Judged) -> Result<(), Failu
     for set in &judged.unmatched {
         output::line(format_args!("{set}: kept, no policy fits it"));
     }
-    let done = if options.dry_run { "would be forgotten" } else { "forgotten" };
+    let done = match (options.dry_run, options.clones) {
+        (true, false) => "would be forgotten",
+        (false, false) => "forgotten",
+        (true, true) => "would be deleted",
+        (false, true) => "deleted",
+    };
+    let what = if options.clones { "clone" } else { "snapshot" };
     let and = match held_back {
         0 => String::new(),
-        n => format!(", {} held back", counted(n, "snapshot")),
+        n => format!(", {} held back", counted(n, what)),
     };
-    output::line(format_args!("{} {done}{and}", counted(gone, "snapshot")));
+    output::line(format_args!("{} {done}{and}", counted(gone, what)));
     Ok(())
 }
 

@@ -12,7 +12,10 @@ use onefold_archive::{Completeness, Snapshot, SnapshotId, Tables};
 use onefold_core::{Error, Kind, Result};
 use serde_json::{Value, json};
 
-use super::archive_at;
+use super::{
+    archive_at,
+    keeping::clones::{CloneOfVolume, clones},
+};
 use onefold::parts::archive_dir::now;
 use onefold_console::{
     failure::Failure,
@@ -50,6 +53,10 @@ pub(crate) struct Options {
     #[arg(long)]
     forgotten: bool,
 
+    /// Lists read-only clones of volumes, called VOLUME@WORD, which are the set VOLUME
+    #[arg(long, conflicts_with_all = ["host", "tag", "forgotten"])]
+    clones: bool,
+
     /// Memory for the archive's tables, besides an allowance that grows with the bytes that they
     /// occupy
     #[arg(long, default_value = "64M", value_name = "SIZE")]
@@ -65,6 +72,13 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let archive = archive_at(&options.store, NONE)?.open_to_read(options.memory.0)?;
     let tables = archive.tables();
     let is = |wanted: &Option<String>, has: &str| wanted.as_deref().is_none_or(|name| name == has);
+    if options.clones {
+        let all = clones(&tables).into_iter();
+        return list_clones(
+            all.filter(|clone| is(&options.set, &clone.snapshot.set)),
+            options.json,
+        );
+    }
     let all: Vec<&Snapshot> = tables
         .snapshots
         .values()
@@ -100,6 +114,31 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
                 .iter()
                 .map(|tag| format!("  #{}", tag.escape_debug()))
                 .collect::<String>(),
+        ));
+    }
+    Ok(())
+}
+
+/// Lists read-only clones of volumes.
+fn list_clones(all: impl Iterator<Item = CloneOfVolume>, as_json: bool) -> Result<(), Failure> {
+    let all: Vec<CloneOfVolume> = all.collect();
+    if as_json {
+        let line = |CloneOfVolume { name, snapshot }: &CloneOfVolume| {
+            json!({ "volume": name, "set": snapshot.set, "created": snapshot.ended,
+                    "mapped_bytes": snapshot.bytes })
+        };
+        return output::json(&all.iter().map(line).collect::<Vec<_>>());
+    }
+    if all.is_empty() {
+        output::line("no read-only clones that are called VOLUME@WORD");
+    }
+    for CloneOfVolume { name, snapshot } in all {
+        let age = duration(now().saturating_sub(snapshot.ended));
+        output::line(format_args!(
+            "{}  {age:>8} ago  {:>9}  {}",
+            shown(snapshot.ended),
+            Size(snapshot.bytes).to_string(),
+            name.escape_debug()
         ));
     }
     Ok(())

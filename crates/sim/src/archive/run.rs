@@ -116,6 +116,8 @@ pub(super) struct Sim {
     pub(super) clones_rng: Rng,
     /// Background replays, likewise.
     pub(super) replay_rng: Rng,
+    /// Recounts, likewise.
+    pub(super) recounts_rng: Rng,
     /// Upgrades, likewise, and how far they are.
     pub(super) upgrade_rng: Rng,
     pub(super) upgraded: Upgraded,
@@ -143,6 +145,7 @@ impl Sim {
         let clones_rng = Rng::new(params.seed ^ 0x636c_6f6e_655f_6f66);
         let replay_rng = Rng::new(params.seed ^ 0x7265_706c_6179_5f6f);
         let index_disk = params.index_disk.then(|| IndexDisk::new(&files, params.seed));
+        let recounts_rng = Rng::new(params.seed ^ 0x7265_636f_756e_7473);
         let upgrade_rng = Rng::new(params.seed ^ 0x7570_6772_6164_655f);
         let upgraded = Upgraded::of(params.kinds());
         let mut pool = Vec::new();
@@ -168,6 +171,7 @@ impl Sim {
             restores_rng,
             clones_rng,
             replay_rng,
+            recounts_rng,
             upgrade_rng,
             upgraded,
             changes: 0,

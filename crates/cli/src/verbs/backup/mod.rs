@@ -125,6 +125,16 @@ pub(crate) struct Options {
     #[arg(long = "match", value_name = "WHAT")]
     matching: Option<Matching>,
 
+    /// Directories, and small files, that the disk is asked for at once when the system's cache does not
+    /// have them; 0 asks for one after the other. The snapshot is the same
+    #[arg(
+        long,
+        default_value_t = 4,
+        value_name = "N",
+        value_parser = clap::value_parser!(u8).range(..=64)
+    )]
+    readers: u8,
+
     /// Says that the set is smaller than half of the last snapshot on purpose: the new one is not
     /// marked as shrunk
     #[arg(long)]
@@ -344,6 +354,7 @@ fn rules(options: &Options, archive: &ArchiveDir) -> Result<Rules, Failure> {
         read_all: options.read_all,
         reread_days: options.reread,
         matching: options.matching,
+        readers: usize::from(options.readers),
         checkpoint_every: Duration::from_secs(options.checkpoint.saturating_mul(60)),
         dry: options.dry_run.is_some(),
         reads: options.dry_run != Some(DryRun::Walk),

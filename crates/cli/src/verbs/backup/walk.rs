@@ -56,6 +56,8 @@ pub(super) struct Rules {
     pub(super) reread_days: u64,
     /// What counts where times of change and inode numbers may mean nothing.
     pub(super) matching: Option<Matching>,
+    /// Directories and small files that are asked for at once before they are read.
+    pub(super) readers: usize,
     /// The time between two checkpoints.
     pub(super) checkpoint_every: Duration,
     /// Nothing is stored: what would be is counted.
@@ -355,6 +357,7 @@ impl<'a, 'f> Teller<'a, 'f> {
             opens_late: true,
             selection: Some(Box::new(noting)),
             entered: root.entered(),
+            readers: self.rules.readers,
             ..self.rules.selection.of_walk()
         }
     }

@@ -46,12 +46,19 @@ struct Found {
     restored_chunks: u64,
     /// Why putting chunks back from other copies ended early, where damage was found.
     not_restored: Option<String>,
+    /// Chunks whose usage counts are too low, which is a problem, or too high, which keeps their space;
+    /// nothing where the counts were not compared with what names the chunks.
+    usage_counts_too_low: Option<u64>,
+    usage_counts_too_high: Option<u64>,
     /// Entries of the chunk index, when it was made anew.
     index_entries: Option<u64>,
     /// Files of the chunk index that are lost: the next put makes it anew.
     index_lost_files: u64,
     well: bool,
 }
+
+/// Containers that a note names.
+const CONTAINERS_SHOWN: usize = 10;
 
 /// A volume that lost something.
 #[derive(Debug, Serialize)]
@@ -145,6 +152,8 @@ fn found(made: &Outcome) -> Found {
         renewed_snapshot: made.renewed_snapshot,
         restored_chunks: made.restored.chunks,
         not_restored: made.not_restored.clone(),
+        usage_counts_too_low: report.counts.as_ref().map(|counts| counts.too_low.chunks),
+        usage_counts_too_high: report.counts.as_ref().map(|counts| counts.too_high.chunks),
         index_entries: made.index_entries,
         index_lost_files: made.lost_index_files,
         well: made.is_well(),
@@ -205,6 +214,25 @@ fn tell(made: &Outcome, data: bool) {
     if let Some(why) = &made.not_restored {
         output::line(format_args!(
             "note: putting chunks back from other copies ended early: {why}"
+        ));
+    }
+    if let Some(counts) = report.counts.as_ref().filter(|counts| counts.is_part) {
+        output::line(format_args!(
+            "note: the usage counts of {} were compared with what names them, and not those of the rest: \
+             `onefold gc --recount` counts all",
+            counted(counts.compared, "chunk")
+        ));
+    }
+    if let Some(high) = report.counts.as_ref().map(|counts| &counts.too_high)
+        && high.chunks > 0
+    {
+        let shown = high.containers.iter().take(CONTAINERS_SHOWN).map(|(id, _)| id.to_string());
+        let more = if high.in_containers > CONTAINERS_SHOWN as u64 { ", …" } else { "" };
+        output::line(format_args!(
+            "note: the usage counts of {} are too high, and their space is not freed: `onefold gc \
+             --recount` counts all anew (containers {}{more})",
+            counted(high.chunks, "chunk"),
+            shown.collect::<Vec<_>>().join(", ")
         ));
     }
     report.problems.iter().for_each(|problem| output::line(format_args!("problem: {problem}")));

@@ -8,7 +8,9 @@ use std::{
 };
 
 use clap::Args;
-use onefold_archive::{Collection, CollectionOptions as Collect, Format, Settings};
+use onefold_archive::{
+    Collection, CollectionOptions as Collect, CountsFound, Format, Miscounted, Settings,
+};
 use serde::Serialize;
 use serde_json::json;
 
@@ -23,7 +25,7 @@ use onefold_console::{
     failure::Failure,
     output::{self, Answer},
     progress::Progress,
-    size::{Size, counted},
+    size::{Size, counted, grouped},
 };
 
 /// Frees the space of chunks that no stream needs, also beside a running put
@@ -35,7 +37,8 @@ use onefold_console::{
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  onefold gc backups\n  onefold gc backups --dry-run\n  onefold gc backups --for 10m --write 50G\n  \
-                  onefold gc backups --keep-partial 0 --no-wait"
+                  onefold gc backups --keep-partial 0 --no-wait\n  \
+                  onefold gc backups --recount"
 )]
 pub(crate) struct Options {
     /// The store: an archive, or a store of the cluster engine, where gc only finishes deletions
@@ -64,8 +67,14 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SIZE")]
     write: Option<Size>,
 
+    /// Counts all references anew, from all streams, volumes and snapshots, before it looks for dead
+    /// chunks, and tells how many counts were wrong. Frees what damage of earlier days left counted;
+    /// fails when something that names chunks can't be read
+    #[arg(long)]
+    recount: bool,
+
     /// Says what would be freed, and what stays and why, and changes nothing
-    #[arg(long, conflicts_with_all = ["time", "write", "encode", "no_wait"])]
+    #[arg(long, conflicts_with_all = ["time", "write", "encode", "no_wait", "recount"])]
     dry_run: bool,
 
     /// Does not wait for running puts and readers; the next gc frees what they hold back
@@ -125,6 +134,8 @@ struct Done {
     held_back: bool,
     /// True when the budget ended before all was done.
     cut_short: bool,
+    /// With --recount; nothing when the budget ended before.
+    recounted: Option<Recounted>,
     /// Forgotten snapshots whose time is not over.
     in_trash: u64,
     /// Free bytes of the file system, before and after.
@@ -133,6 +144,56 @@ struct Done {
     /// What nothing needs and is not freed; nothing when the budget ended before that was counted.
     left: Option<Left>,
 }
+
+/// Usage counts that were wrong.
+#[derive(Debug, Serialize)]
+struct Recounted {
+    chunks: u64,
+    too_low: u64,
+    too_high: u64,
+    /// The first thousand containers of each.
+    too_low_containers: Vec<u64>,
+    too_high_containers: Vec<u64>,
+}
+
+impl Recounted {
+    fn new(found: &CountsFound) -> Recounted {
+        let ids = |of: &Miscounted| of.containers.iter().map(|(id, _)| id.0).collect();
+        Recounted {
+            chunks: found.compared,
+            too_low: found.too_low.chunks,
+            too_high: found.too_high.chunks,
+            too_low_containers: ids(&found.too_low),
+            too_high_containers: ids(&found.too_high),
+        }
+    }
+
+    fn tell(&self) {
+        let chunks = counted(self.chunks, "chunk");
+        if self.too_low + self.too_high == 0 {
+            output::line(format_args!(
+                "counted all references anew: the counts of {chunks} were right"
+            ));
+            return;
+        }
+        output::line(format_args!(
+            "counted all references anew: of {chunks}, the counts of {} were too low and of {} too high",
+            grouped(self.too_low),
+            grouped(self.too_high)
+        ));
+        for (what, ids) in [("low", &self.too_low_containers), ("high", &self.too_high_containers)]
+        {
+            let shown: Vec<String> = ids.iter().take(SHOWN).map(ToString::to_string).collect();
+            let more = if ids.len() > SHOWN { ", …" } else { "" };
+            if !ids.is_empty() {
+                output::line(format_args!("too {what} in containers {}{more}", shown.join(", ")));
+            }
+        }
+    }
+}
+
+/// Containers that are told of in text.
+const SHOWN: usize = 10;
 
 /// What a collection would do.
 #[derive(Debug, Serialize)]
@@ -175,6 +236,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let (bar, mut shown) = (Progress::of("gc", "pieces"), Shown::default());
     let free_before = free()?;
     let mut collection = Collection::begin(&archive, collect)?;
+    if options.recount {
+        collection.recount();
+    }
     shown.show(&bar, &collection);
     while collection.step()? {
         collection.tick(now());
@@ -185,6 +249,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         shown.show(&bar, &collection);
     }
     let done = collection.done;
+    let recounted = collection.recounted.as_ref().map(Recounted::new);
     // What a budget cut short is not counted beyond it, unless the counts are there.
     let left = if done.cut_short && !archive.tables().differences.is_empty() {
         None
@@ -214,6 +279,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         absent_pages: done.absent,
         held_back: done.waits || done.held_back > 0,
         cut_short: done.cut_short,
+        recounted,
         in_trash: archive.tables().snapshots.forgotten().count() as u64,
         free_bytes_before: free_before,
         free_bytes_after: free()?,
@@ -272,6 +338,9 @@ impl Done {
             done.merged_containers,
             done.new_containers
         ));
+        if let Some(recounted) = &done.recounted {
+            recounted.tell();
+        }
         if done.copied_chunks > 0 {
             let (chunks, written) =
                 (counted(done.copied_chunks, "chunk"), Size(done.merge_written_bytes));

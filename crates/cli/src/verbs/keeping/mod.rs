@@ -3,10 +3,12 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`clones`] | read-only clones of volumes as snapshots |
 //! | [`policy`] | which snapshots of one set are kept |
 //! | [`retention`] | the verdicts on all sets |
 //! | [`file`](mod@file) | the file of policies |
 
+pub(super) mod clones;
 pub(super) mod file;
 pub(super) mod policy;
 pub(super) mod retention;

@@ -29,13 +29,29 @@ impl Judged {
         terms: &Terms,
         force: bool,
     ) -> Judged {
+        let listed = tables.snapshots.listed().filter(|snapshot| wanted(snapshot));
+        Judged::of(listed, policy_of, terms, force)
+    }
+
+    /// The same for some snapshots, in the order in which they were made.
+    pub(in crate::verbs) fn of<'a>(
+        snapshots: impl Iterator<Item = &'a Snapshot>,
+        policy_of: &dyn Fn(&str, &str) -> Option<Policy>,
+        terms: &Terms,
+        force: bool,
+    ) -> Judged {
         let mut sets: BTreeMap<(&str, &str), Vec<&Snapshot>> = BTreeMap::new();
-        for snapshot in tables.snapshots.listed().filter(|snapshot| wanted(snapshot)) {
+        for snapshot in snapshots {
             sets.entry((&snapshot.host, &snapshot.set)).or_default().push(snapshot);
         }
         let mut judged = Judged::default();
         for ((host, set), snapshots) in sets {
-            let name = format!("set '{}' of {}", set.escape_debug(), host.escape_debug());
+            let of = if host.is_empty() {
+                String::new()
+            } else {
+                format!(" of {}", host.escape_debug())
+            };
+            let name = format!("set '{}'{of}", set.escape_debug());
             let Some(policy) = policy_of(host, set) else {
                 judged.unmatched.push(name);
                 continue;

@@ -47,7 +47,7 @@ pub(in crate::verbs) fn lines(tables: &Tables) -> Vec<Line> {
 }
 
 /// Changes the catalogue, by the archive's server where there is one.
-pub(super) fn change(directory: &ArchiveDir, request: &Request) -> Result<(), Failure> {
+pub(in crate::verbs) fn change(directory: &ArchiveDir, request: &Request) -> Result<(), Failure> {
     match directory.server()? {
         Some(mut server) => server.ask::<serde_json::Value>(request).map(|_| ())?,
         None => {

@@ -1,6 +1,6 @@
 //! Collections, a step at a time, and settling all in the end.
 
-use onefold_archive::{Collection, CollectionOptions as Options};
+use onefold_archive::{Collection, CollectionOptions as Options, CountsFound};
 
 use crate::{
     archive::run::{Flow, Sim},
@@ -22,7 +22,12 @@ impl Sim {
                     encode_all: self.params.late.is_some() && self.rng.percent(20),
                 };
                 match Collection::begin(&archive, options) {
-                    Ok(collection) => (archive, Box::new(collection)),
+                    Ok(mut collection) => {
+                        if self.recounts_rng.percent(15) {
+                            collection.recount();
+                        }
+                        (archive, Box::new(collection))
+                    }
                     Err(error) => return Err(self.judge("gc", &error)),
                 }
             }
@@ -36,6 +41,10 @@ impl Sim {
         let stepped = collection.step();
         if collection.done.encoded > before {
             self.reach.hit("containers settled");
+        }
+        if let Some(recounted) = collection.recounted.take() {
+            self.reach.hit("all references were counted anew");
+            self.look_at_counts(&recounted)?;
         }
         match stepped {
             Ok(true) => {
@@ -59,6 +68,14 @@ impl Sim {
             }
             Err(error) => Err(self.judge("gc", &error)),
         }
+    }
+
+    /// What came and went gives the counts that the roots give.
+    pub(crate) fn look_at_counts(&self, found: &CountsFound) -> Flow {
+        if self.damaged || (found.too_low.chunks, found.too_high.chunks) == (0, 0) {
+            return Ok(());
+        }
+        Err(Failure::new(Checker::ReferenceCounts, format!("{found:?}")).into())
     }
 
     /// The last segments of each owner and class stay. A put writes recipes and copies; where it

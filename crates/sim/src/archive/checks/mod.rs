@@ -88,7 +88,12 @@ impl Sim {
             self.restore_recorded(&archive)?;
             self.mend_leaves(&archive)?;
             match check(&archive, true, &mut |_, _, _| {}) {
-                Ok(report) if report.is_well() => {}
+                Ok(report) if report.is_well() => {
+                    if let Some(counts) = &report.counts {
+                        self.reach.hit("usage counts compared with the roots");
+                        self.look_at_counts(counts)?;
+                    }
+                }
                 Ok(report) => {
                     return Err(
                         Failure::new(Checker::StoreCheck, report.problems.join("; ")).into()
