@@ -2,7 +2,7 @@
 //! structured and extended replies.
 //!
 //! A connection passes through the files in this order: `server` accepts it from a listener,
-//! `handshake` agrees with the client on a volume and a `wire` dialect, and `session` takes the
+//! `line` encrypts it if need be, `handshake` agrees with the client on a volume and a `wire` dialect, and `session` takes the
 //! requests that arrived together as one batch: `command` checks each, `reads` and `status` answer
 //! from the volume, `durable` waits for what must be on disk, and `reply` sends the answers of the
 //! batch at once.
@@ -20,6 +20,7 @@ mod ending;
 mod handshake;
 mod inbox;
 pub mod limits;
+mod line;
 mod pace;
 mod reads;
 mod reply;
@@ -37,8 +38,8 @@ pub use durations::{Durations, Operations};
 pub use ending::Ending;
 pub use limits::Limits;
 pub use rights::{Peer, Right, Rights};
-pub use server::Server;
 pub(crate) use server::too_many;
+pub use server::{Server, Watch};
 pub use session::session_over;
 pub use statistics::Statistics;
 
