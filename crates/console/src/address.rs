@@ -132,9 +132,9 @@ pub fn let_in(
     };
     match of_option.or_else(handed_over) {
         None => Ok(()),
-        Some(open) => Err(Failure::usage(format!(
-            "{open} lets in everybody who can reach it: {how}"
-        ))),
+        Some(open) => {
+            Err(Failure::usage(format!("{open} lets in everybody who can reach it: {how}")))
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod counted;
 mod fio;
 mod neighbour;
 mod peer;
+mod tls;
 
 use std::{fs, path::Path, time::Duration};
 
@@ -41,6 +42,8 @@ cargo xtask bench growth [--quick]                writes while a store grows, an
 cargo xtask bench metrics [--quick]               writes while metrics are read once a second
 cargo xtask bench neighbour [--quick]             a client's rate and delays while another peer \
                      attacks
+cargo xtask bench tls [--quick]                   nbdcopy by TLS and by plain TCP, beside \
+                     qemu-nbd
 cargo xtask bench hot                             the hot parts one by one";
 
 /// Free space for the engine's two files.
@@ -66,6 +69,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "archive-scale" => archive_scale(rest),
         Some((which, rest)) if which == "counted" => counted::run(rest),
         Some((which, rest)) if which == "neighbour" => neighbour::run(rest),
+        Some((which, rest)) if which == "tls" => tls::run(rest),
         Some((which, rest)) if which == "snapshots" => snapshots(rest),
         Some((which, rest)) if which == "growth" => beside::growth(rest),
         Some((which, rest)) if which == "metrics" => beside::metrics(rest),

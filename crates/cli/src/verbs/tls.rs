@@ -149,10 +149,8 @@ fn issue(
             &report,
             format_args!("{shown} is for this client; --access calls it '{client}'"),
         ),
-        None => answer.tell(
-            &report,
-            format_args!("{shown} is for this server: onefold serve --tls {shown}"),
-        ),
+        None => answer
+            .tell(&report, format_args!("{shown} is for this server: onefold serve --tls {shown}")),
     }
 }
 
@@ -249,9 +247,8 @@ fn write_file(path: &Path, text: &str) -> Result<()> {
         file.write_all(text.as_bytes())?;
         file.sync_all()
     };
-    write().map_err(|error| {
-        Error::from_io(format_args!("{} can't be written", path.display()), error)
-    })
+    write()
+        .map_err(|error| Error::from_io(format_args!("{} can't be written", path.display()), error))
 }
 
 fn sync(directory: &Path) -> Result<()> {

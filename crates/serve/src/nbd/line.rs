@@ -18,7 +18,7 @@ use crate::tls::{Credentials, Proof, Session};
 
 /// Bytes that a connection receives at once while it waits for its client, and while it works.
 const RECEIVED_IDLE: usize = 4 << 10;
-const RECEIVED_WORKING: usize = 64 << 10;
+const RECEIVED_WORKING: usize = 32 << 10;
 
 /// Whether the bytes of a connection are encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(crate) enum Secrecy {
 pub(crate) struct Line {
     /// The files by which clients have to prove who they are; nothing on a line that stays plain.
     credentials: Option<Arc<Credentials>>,
-    tls: OnceLock<Tls>,
+    tls: OnceLock<Box<Tls>>,
 }
 
 pub(crate) struct Tls {
@@ -60,7 +60,7 @@ impl Line {
     }
 
     pub(crate) fn tls(&self) -> Option<&Tls> {
-        self.tls.get()
+        self.tls.get().map(|tls| &**tls)
     }
 
     /// Shakes hands with a client that asked for TLS; `receive` gives its bytes. From then on the line
@@ -97,7 +97,7 @@ impl Line {
         let proof = session.proof().ok_or(io::ErrorKind::InvalidData)?;
         let tls = Tls { session: Mutex::new(session), sealed: Mutex::default() };
         // It is set once: the next handshake finds the line encrypted.
-        let _ = self.tls.set(tls);
+        let _ = self.tls.set(Box::new(tls));
         Ok(proof)
     }
 }
@@ -157,7 +157,11 @@ impl Tls {
         opened
     }
 
-    fn open_records(&self, received: &mut Received, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    fn open_records(
+        &self,
+        received: &mut Received,
+        buffer: &mut [u8],
+    ) -> io::Result<Option<usize>> {
         let mut session = self.session.lock();
         let mut taken = 0;
         while taken < buffer.len() {

@@ -11,15 +11,13 @@ use std::{
 
 use onefold_core::{Error, Kind, Result};
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData,
-    RevokedCertParams, SanType, SerialNumber, date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName,
+    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose,
+    PublicKeyData, RevokedCertParams, SanType, SerialNumber, date_time_ymd,
 };
 use rustls::{
     crypto::aws_lc_rs,
-    pki_types::{
-        CertificateDer, CertificateRevocationListDer, DnsName, UnixTime, pem::PemObject,
-    },
+    pki_types::{CertificateDer, CertificateRevocationListDer, DnsName, UnixTime, pem::PemObject},
 };
 use sha2::{Digest, Sha256};
 use webpki::{BorrowedCertRevocationList, EndEntityCert, KeyUsage};
@@ -124,8 +122,9 @@ impl Authority {
     pub fn from_pem(certificate: &str, key: &str) -> Result<Authority> {
         let certificate = CertificateDer::from_pem_slice(certificate.as_bytes())
             .map_err(|_| invalid("there is no certificate in the file of the authority"))?;
-        let key = KeyPair::from_pem(key)
-            .map_err(|_| invalid("there is no private key in the authority's file that can be read"))?;
+        let key = KeyPair::from_pem(key).map_err(|_| {
+            invalid("there is no private key in the authority's file that can be read")
+        })?;
         let params = own_params(&key, 1)?;
         Ok(Authority { certificate, issuer: Issuer::new(params, key) })
     }
@@ -165,7 +164,9 @@ impl Authority {
     /// A made certificate is one that the authority's own lets in.
     fn verify(&self, made: &CertificateDer<'_>, usage: KeyUsage) -> Result<()> {
         let wrong = |error: webpki::Error| match error {
-            webpki::Error::CertExpired { .. } => invalid("the certificate of the authority has expired"),
+            webpki::Error::CertExpired { .. } => {
+                invalid("the certificate of the authority has expired")
+            }
             error => invalid(format!(
                 "the authority's certificate and key are not a pair that `onefold tls init` made \
                  ({error}); issue with the program that made them"

@@ -51,10 +51,10 @@ impl Loaded {
     /// True when these files let in a client that shows such certificates, now.
     pub(crate) fn accepts(&self, chain: &[CertificateDer<'_>]) -> bool {
         let Some((own, others)) = chain.split_first() else { return false };
-        let Ok(now) = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) else { return false };
-        self.verifier
-            .verify_client_cert(own, others, UnixTime::since_unix_epoch(now))
-            .is_ok()
+        let Ok(now) = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) else {
+            return false;
+        };
+        self.verifier.verify_client_cert(own, others, UnixTime::since_unix_epoch(now)).is_ok()
     }
 }
 
@@ -151,8 +151,7 @@ fn open(directory: &Path, name: &str) -> Result<(PathBuf, File)> {
     let failed = |error| Error::from_io(format_args!("{} can't be read", path.display()), error);
     // A pipe would have the server wait for its other end.
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-    let file =
-        File::options().read(true).custom_flags(flags).open(&path).map_err(failed)?;
+    let file = File::options().read(true).custom_flags(flags).open(&path).map_err(failed)?;
     if !file.metadata().map_err(failed)?.is_file() {
         return Err(Error::new(
             Kind::InvalidInput,

@@ -26,7 +26,8 @@ impl Identity {
     #[must_use]
     pub fn name_of(certificate: &CertificateDer<'_>) -> String {
         let whole = || {
-            let digits = Sha256::digest(certificate).iter().map(|byte| format!("{byte:02x}")).collect();
+            let digits =
+                Sha256::digest(certificate).iter().map(|byte| format!("{byte:02x}")).collect();
             ["sha256:".to_owned(), digits].concat()
         };
         let Ok(parsed) = webpki::EndEntityCert::try_from(certificate) else { return whole() };
@@ -69,11 +70,18 @@ mod tests {
     }
 
     #[test]
-    fn rule_39_a_certificate_is_called_by_its_uri_or_its_dns_name_or_its_hash_and_never_by_its_cn() {
+    fn rule_39_a_certificate_is_called_by_its_uri_or_its_dns_name_or_its_hash_and_never_by_its_cn()
+    {
         let uri = |text: &str| SanType::URI(text.try_into().unwrap());
         let dns = |text: &str| SanType::DnsName(text.try_into().unwrap());
-        assert_eq!(name_of("root", &[dns("a.example"), uri("onefold:client/vm-1")]), "onefold:client/vm-1");
-        assert_eq!(name_of("root", &[dns("A.example"), uri("https://b.example/")]), "dns:a.example");
+        assert_eq!(
+            name_of("root", &[dns("a.example"), uri("onefold:client/vm-1")]),
+            "onefold:client/vm-1"
+        );
+        assert_eq!(
+            name_of("root", &[dns("A.example"), uri("https://b.example/")]),
+            "dns:a.example"
+        );
         // A name of another kind never looks like one of ours.
         assert_eq!(name_of("root", &[dns("onefold.client")]), "dns:onefold.client");
         for several in [

@@ -17,7 +17,7 @@ use super::{
 };
 
 /// Bytes of content that are encrypted at once.
-pub(crate) const SEAL_BYTES: usize = 64 << 10;
+pub(crate) const SEAL_BYTES: usize = 32 << 10;
 /// Records without content that a client may send in a row: an update of keys, an alert.
 const EMPTY_MAX: u32 = 16;
 /// How often it may send one more.
@@ -134,7 +134,8 @@ impl Session {
         let mut content = 0;
         while !left.is_empty() {
             self.connection.read_tls(&mut left)?;
-            content = self.connection.process_new_packets().map_err(broken)?.plaintext_bytes_to_read();
+            content =
+                self.connection.process_new_packets().map_err(broken)?.plaintext_bytes_to_read();
         }
         if ends && content == 0 && !self.connection.is_handshaking() {
             self.pay_for_nothing()?;
@@ -194,6 +195,8 @@ impl Session {
             left -= part.len();
             filled += 1;
         }
+        // Records are a little longer than their content.
+        into.reserve(SEAL_BYTES - left + SEAL_BYTES / 64);
         let sealed = self.connection.writer().write_vectored(&slices[..filled])?;
         self.unsent(into)?;
         Ok(sealed)

@@ -90,7 +90,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         grouped(recovered.uncommitted_records)
     );
 
-    let doors = match Doors::open(options, &file, working.store(), service.sockets, limits, &trust) {
+    let doors = match Doors::open(options, &file, working.store(), service.sockets, limits, &trust)
+    {
         Ok(doors) => doors,
         Err(failure) => {
             // No client is connected yet, so the store is closed as it was found. The error to tell

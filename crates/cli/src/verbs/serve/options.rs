@@ -304,8 +304,7 @@ impl Options {
             [] => exports,
             chosen => Arc::new(Limited { exports, chosen: chosen.to_vec() }),
         };
-        let mut server =
-            nbd::Server::with_rights(exports, trust.rights(self.append_only), limits);
+        let mut server = nbd::Server::with_rights(exports, trust.rights(self.append_only), limits);
         if let Some(credentials) = &trust.credentials {
             server.secure(credentials.clone());
         }
@@ -324,10 +323,11 @@ impl Options {
             )));
         };
         let buffer_bytes = Settings::for_connections(self.memory.0) as usize;
+        let tls = self.tls.is_some();
         let connections =
-            self.max_connections.unwrap_or_else(|| Limits::connections_for(buffer_bytes));
-        let places = Limits::places_for(buffer_bytes, connections);
-        let limits = Limits { connections, places, buffer_bytes, ..Limits::default() };
+            self.max_connections.unwrap_or_else(|| Limits::connections_for(buffer_bytes, tls));
+        let places = Limits::places_for(buffer_bytes, connections, tls);
+        let limits = Limits { connections, places, buffer_bytes, tls, ..Limits::default() };
         let needed = limits.needed_bytes();
         if needed > buffer_bytes {
             let memory = Size(
