@@ -131,7 +131,15 @@ impl Secured {
 
     /// A connection by TLS; it has not been used for anything.
     fn by_tls(&self, made: Option<&Made>) -> io::Result<StreamOwned<ClientConnection, TcpStream>> {
-        let mut stream = self.plain();
+        self.by_tls_on(self.plain(), made)
+    }
+
+    /// The same on a connection that was used before.
+    fn by_tls_on(
+        &self,
+        mut stream: TcpStream,
+        made: Option<&Made>,
+    ) -> io::Result<StreamOwned<ClientConnection, TcpStream>> {
         assert_eq!(option_end(&mut stream, STARTTLS, &[])?, ACK);
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(self.ca.as_bytes()).unwrap()).unwrap();
@@ -204,6 +212,51 @@ fn rule_37_plain_bytes_behind_starttls_end_the_connection() {
     let mut answered = Vec::new();
     let _ = stream.read_to_end(&mut answered);
     assert_eq!(answered, [] as [u8; 0], "the server answered, and waits for a handshake");
+}
+
+#[test]
+fn rule_37_what_was_said_before_tls_counts_for_nothing() {
+    let secured = secured(Limits::default());
+    let mut stream = secured.plain();
+    for (option, data) in [(8, vec![]), (10, meta_data("disk", &["base:allocation"])), (11, vec![])]
+    {
+        option_end(&mut stream, option, &data).unwrap();
+    }
+    let mut stream = secured.by_tls_on(stream, Some(&secured.client("own"))).unwrap();
+    assert_eq!(option_end(&mut stream, 9, &meta_data("disk", &[])).unwrap(), ERR_INVALID, "simple");
+    assert_eq!(option_end(&mut stream, 8, &[]).unwrap(), ACK, "not structured yet");
+    assert_eq!(option_end(&mut stream, GO, &info_data("disk", &[])).unwrap(), ACK);
+    let status = request_bytes(Mode::Structured, 0, BLOCK_STATUS, 3, 0, 4096);
+    stream.write_all(&status).unwrap();
+    stream.flush().unwrap();
+    let mut chunk = [0; 24];
+    stream.read_exact(&mut chunk).unwrap();
+    assert_eq!((be16(&chunk[6..]), be32(&chunk[20..])), (32_769, 22), "no context was agreed on");
+}
+
+/// Gives a right so often, and then no more.
+struct Fleeting(std::sync::atomic::AtomicI64);
+
+impl Rights for Fleeting {
+    fn right(&self, _: Peer, _: &str) -> Right {
+        if self.0.fetch_sub(1, SeqCst) > 0 { Right::Write } else { Right::Nothing }
+    }
+}
+
+#[test]
+fn rule_38_a_right_that_is_lost_while_a_volume_is_opened_is_lost() {
+    for (times, opens) in [(1, false), (2, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let (exports, _) = MemoryExports::one(1 << 20);
+        let rights = Arc::new(Fleeting(times.into()));
+        let mut server = Server::with_rights(exports, rights, Limits::default());
+        let socket = dir.path().join("s");
+        server.add_unix(&socket).unwrap();
+        server.start().unwrap();
+        let mut raw = Raw::connect(&socket).unwrap();
+        raw.send(&[&3_u32.to_be_bytes()[..], &option_bytes(GO, &info_data("disk", &[]))].concat());
+        assert_eq!(raw.take(20).is_ok(), opens, "{times}");
+    }
 }
 
 #[test]

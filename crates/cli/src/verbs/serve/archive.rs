@@ -39,6 +39,7 @@ use super::{
     maintenance::{Activity, Maintenance, Working},
     options::{CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX, listen, note, show},
     site::Reporter,
+    trust::Trust,
 };
 use crate::{
     report::archive::ArchiveServer,

@@ -25,6 +25,7 @@ use super::{
     looked::Looked,
     options::{CLIENT_GRACE, Options, listen, note, show},
     site::Reporter,
+    trust::Trust,
 };
 use crate::{report::Nbd, verbs::worker::Workers};
 use onefold::parts::cluster_store::{Backing, Url};
