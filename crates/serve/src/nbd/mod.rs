@@ -2,8 +2,8 @@
 //! structured and extended replies.
 //!
 //! A connection passes through the files in this order: `server` accepts it from a listener,
-//! `line` encrypts it if need be, `handshake` agrees with the client on a volume and a `wire` dialect, and `session` takes the
-//! requests that arrived together as one batch: `command` checks each, `reads` and `status` answer
+//! `line` encrypts it if need be, `handshake` agrees with the client on a volume and a `wire`
+//! dialect, and `session` takes the requests that arrived together as one batch: `command` checks each, `reads` and `status` answer
 //! from the volume, `durable` waits for what must be on disk, and `reply` sends the answers of the
 //! batch at once.
 //!

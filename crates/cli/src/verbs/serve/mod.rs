@@ -41,7 +41,7 @@ use parking_lot::Mutex;
 pub(crate) use self::options::Options;
 use self::{
     commands::{Commands, FoundSpace},
-    options::{CLIENT_GRACE, LOOK_EVERY, URIS_MAX, listen, note, show},
+    options::{CLIENT_GRACE, LOOK_EVERY, URIS_MAX, let_in, listen, note, show},
     trust::Trust,
 };
 use onefold::parts::{
@@ -60,9 +60,9 @@ const LOOKS_PER_STATUS: u32 = 30;
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let service = Service::take()?;
     let (settings, limits) = (options.settings()?, options.limits()?);
-    trust::let_in(options, &service.sockets)?;
+    let_in(options, &service.sockets)?;
     // Before the store is opened: that may take long, and a file may be missing.
-    let trust = Trust::read(options)?;
+    let trust = Trust::read(options.tls.as_deref(), options.access.as_deref())?;
     let file = match Found::at(&options.store)? {
         Found::Archive(directory) => return archive::run(options, &directory, service, &trust),
         Found::Block(file) => {

@@ -348,6 +348,27 @@ impl Options {
     }
 }
 
+/// Refuses addresses of a network that are neither guarded by TLS nor insisted on.
+pub(super) fn let_in(options: &Options, sockets: &[Socket]) -> Result<(), Failure> {
+    const HOW: &str = "use unix:PATH, let in only clients with a certificate by --tls DIR, or \
+                       everybody by --insecure";
+    let guarded = options.insecure || options.tls.is_some();
+    address::let_in(&options.nbd, sockets, guarded, HOW)?;
+    address::let_in(&options.http, &[], guarded, HOW)?;
+    let of_network = address::are_of_network(&options.nbd, sockets)
+        || address::are_of_network(&options.http, &[]);
+    match &options.tls {
+        Some(_) if !of_network => Err(Failure::usage(
+            "--tls is for TCP addresses, and there is none: UNIX sockets know their users",
+        )),
+        Some(_) if options.access.is_none() => Err(Failure::usage(
+            "--tls needs --access FILE: without a line in it no certificate may do anything, like \
+             'client:NAME write VOLUME'",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// Listens on the sockets of the service manager and where the options say, or else at the usual
 /// place; gives the addresses as clients type them.
 pub(super) fn listen(

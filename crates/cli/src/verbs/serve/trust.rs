@@ -3,11 +3,10 @@
 //! SIGHUP has the files of `--tls` and of `--access` read again; what can't be read leaves all as it
 //! was. Connections that would not be let in any more end then.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use onefold_backend::signals::Hangups;
-use onefold_console::{address, failure::Failure};
-use onefold_core::Result;
+use onefold_core::{Error, Result};
 use onefold_serve::{
     nbd::{Rights, Watch},
     tls::Credentials,
@@ -16,7 +15,6 @@ use onefold_serve::{
 use super::{
     access::{Access, Usual},
     append_only::ReadOnly,
-    options::Options,
 };
 
 /// The files that say who may do what, as the whole server uses them.
@@ -27,10 +25,13 @@ pub(super) struct Trust {
 }
 
 impl Trust {
-    /// Reads the files that the options name.
-    pub(super) fn read(options: &Options) -> Result<Trust, Failure> {
-        let credentials = options.tls.as_deref().map(Credentials::read).transpose()?;
-        let access = options.access.as_deref().map(Access::read).transpose()?;
+    /// Reads the files of `--tls` and `--access`.
+    ///
+    /// # Errors
+    /// As [`Credentials::read`] and [`Access::read`].
+    pub(super) fn read(tls: Option<&Path>, access: Option<&Path>) -> Result<Trust> {
+        let credentials = tls.map(Credentials::read).transpose()?;
+        let access = access.map(Access::read).transpose()?;
         Ok(Trust { credentials: credentials.map(Arc::new), access: access.map(Arc::new) })
     }
 
@@ -64,7 +65,7 @@ impl Trust {
             .name("rights".to_owned())
             .spawn(follow)
             .map(drop)
-            .map_err(|error| onefold_core::Error::from_io("cannot start a thread", error))
+            .map_err(|error| Error::from_io("cannot start a thread", error))
     }
 
     fn read_again(&self) -> Result<()> {
@@ -77,29 +78,5 @@ impl Trust {
             access.replace(read);
         }
         Ok(())
-    }
-}
-
-/// Refuses addresses of a network that are neither guarded by TLS nor insisted on.
-pub(super) fn let_in(
-    options: &Options,
-    sockets: &[onefold_backend::systemd::Socket],
-) -> Result<(), Failure> {
-    const HOW: &str = "use unix:PATH, let in only clients with a certificate by --tls DIR, or \
-                       everybody by --insecure";
-    let guarded = options.insecure || options.tls.is_some();
-    address::let_in(&options.nbd, sockets, guarded, HOW)?;
-    address::let_in(&options.http, &[], guarded, HOW)?;
-    let of_network = address::are_of_network(&options.nbd, sockets)
-        || address::are_of_network(&options.http, &[]);
-    match &options.tls {
-        Some(_) if !of_network => Err(Failure::usage(
-            "--tls is for TCP addresses, and there is none: UNIX sockets know their users",
-        )),
-        Some(_) if options.access.is_none() => Err(Failure::usage(
-            "--tls needs --access FILE: without a line in it no certificate may do anything, like \
-             'client:NAME write VOLUME'",
-        )),
-        _ => Ok(()),
     }
 }
