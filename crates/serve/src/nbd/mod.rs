@@ -3,9 +3,9 @@
 //!
 //! A connection passes through the files in this order: `server` accepts it from a listener,
 //! `line` encrypts it if need be, `handshake` agrees with the client on a volume and a `wire`
-//! dialect, and `session` takes the requests that arrived together as one batch: `command` checks each, `reads` and `status` answer
-//! from the volume, `durable` waits for what must be on disk, and `reply` sends the answers of the
-//! batch at once.
+//! dialect, and `session` takes the requests that arrived together as one batch: `command` checks
+//! each, `reads` and `status` answer from the volume, `durable` waits for what must be on disk, and
+//! `reply` sends the answers of the batch at once.
 //!
 //! *Invariants.* Every limit is checked before memory is taken for what it limits. A request is
 //! answered once, or the connection ends. An answer without error to FLUSH, or to a request with
