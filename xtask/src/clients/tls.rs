@@ -9,7 +9,6 @@ use rustix::process::Signal;
 use super::{LIMIT, check, sample, tools::python};
 use crate::{
     cleanup::Scratch,
-    machine,
     product::{Build, Onefold, Server, path},
     program::{program, run as run_program},
     test::Tally,
@@ -167,18 +166,13 @@ pub(super) fn run(tally: &mut Tally) -> Result<()> {
     let mut served = Served::new(Onefold::build(Build::Test)?, "64M")?;
     sample(&served.scratch.file("image.raw"), IMAGE_BYTES)?;
     served.make_wrong_ones()?;
-    let all: [(&str, fn(&Served, &str) -> Result<()>); 6] = [
+    let all: [(&str, fn(&Served, &str) -> Result<()>); 5] = [
         ("nbdinfo", nbdinfo),
         ("nbdcopy in and out", nbdcopy),
         ("nbdsh", nbdsh),
         ("qemu-img", qemu_img),
-        ("nbd-client -l", nbd_client),
         ("curl", curl),
     ];
-    let all = all
-        .iter()
-        .filter(|(name, _)| *name != "nbd-client -l" || machine::find("nbd-client").is_some());
-    let all: Vec<_> = all.collect();
     for (name, run) in &all {
         check(tally, &format!("{name} by TLS"), || run(&served, "own"));
     }
@@ -206,11 +200,12 @@ pub(super) fn run(tally: &mut Tally) -> Result<()> {
 }
 
 fn without_tls(served: &Served) -> Result<()> {
+    let pages = format!("http://{}/metrics", served.http);
     let plain = format!("nbd://{}/disk", served.nbd);
     for (name, arguments) in [
         ("nbdinfo", vec![plain.as_str()]),
         ("qemu-img", vec!["info", &plain]),
-        ("curl", vec!["--fail", "--max-time", "20", &format!("http://{}/metrics", served.http)]),
+        ("curl", vec!["--fail", "--max-time", "20", pages.as_str()]),
     ] {
         ensure!(client(name, &arguments).is_err(), "{name} is let in without TLS");
     }
@@ -236,7 +231,7 @@ fn nbdcopy(served: &Served, of: &str) -> Result<()> {
 fn nbdsh(served: &Served, of: &str) -> Result<()> {
     let (host, port) = served.nbd.rsplit_once(':').context("a port")?;
     let script = format!(
-        "h.set_tls(nbd.TLS_REQUIRE)\nh.set_tls_certificates('{}')\nh.set_export_name('disk')\n\
+        "h = nbd.NBD()\nh.set_tls(nbd.TLS_REQUIRE)\nh.set_tls_certificates('{}')\nh.set_export_name('disk')\n\
          h.connect_tcp('{host}', '{port}')\nassert h.get_tls_negotiated()\n\
          h.pwrite(b'x' * 100000, 4096, nbd.CMD_FLAG_FUA)\n\
          assert h.pread(100000, 4096) == b'x' * 100000\nh.flush()\nh.shutdown()\n",
@@ -257,21 +252,6 @@ fn qemu_img(served: &Served, of: &str) -> Result<()> {
         &["convert", "--object", &object, "--image-opts", &image, "-O", "raw", path(&back)],
     )
     .map(drop)
-}
-
-fn nbd_client(served: &Served, of: &str) -> Result<()> {
-    let (host, port) = served.nbd.rsplit_once(':').context("a port")?;
-    let directory = served.directory(of);
-    let file = |name: &str| path(&directory.join(name)).to_owned();
-    let (certificate, key, ca) =
-        (file("client-cert.pem"), file("client-key.pem"), file("ca-cert.pem"));
-    let mut arguments = vec!["-l", host, port, "-cacertfile", &ca];
-    if of != "nameless" {
-        arguments.extend(["-certfile", &certificate, "-keyfile", &key]);
-    }
-    let list = client("nbd-client", &arguments)?;
-    ensure!(list.lines().any(|line| line == "disk"), "{list}");
-    Ok(())
 }
 
 fn curl(served: &Served, of: &str) -> Result<()> {
