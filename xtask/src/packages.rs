@@ -21,7 +21,7 @@ const QEMU_ISCSI: &str = if cfg!(target_arch = "aarch64") {
 };
 
 /// A program of each package that we use, or a file that tells that it is there.
-const WANTED: [(&str, &str); 21] = [
+const WANTED: [(&str, &str); 22] = [
     ("chromium", "chromium"),
     ("curl", "curl"),
     ("fio", "fio"),
@@ -30,6 +30,7 @@ const WANTED: [(&str, &str); 21] = [
     ("nbdfuse", "libnbd-bin"),
     ("nbdsh", "python3-libnbd"),
     ("nbdkit", "nbdkit"),
+    ("openssl", "openssl"),
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
     ("mkfs.xfs", "xfsprogs"),

@@ -176,7 +176,8 @@ impl Onefold {
         for listener in listeners {
             command.args(["--nbd", listener]);
         }
-        if listeners.iter().any(|listener| listener.starts_with("tcp:")) {
+        let of_network = listeners.iter().any(|listener| listener.starts_with("tcp:"));
+        if of_network && !more.contains(&"--tls") {
             command.arg("--insecure");
         }
         command.args(more);

@@ -86,3 +86,26 @@ impl StopSignals {
         }
     }
 }
+
+/// A handler for SIGHUP as a request to read files again, in place as long as the process.
+#[derive(Debug)]
+pub struct Hangups {
+    signals: Signals,
+}
+
+impl Hangups {
+    /// Installs the handler. From here on no signal is lost, and none ends the process.
+    ///
+    /// # Errors
+    /// When the system refuses it.
+    pub fn install() -> Result<Hangups> {
+        let signals =
+            Signals::new([SIGHUP]).map_err(|e| Error::from_io("cannot handle SIGHUP", e))?;
+        Ok(Hangups { signals })
+    }
+
+    /// Waits for the next one; several that came meanwhile are one.
+    pub fn wait(&mut self) {
+        while self.signals.wait().next().is_none() {}
+    }
+}

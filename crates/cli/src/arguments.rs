@@ -11,7 +11,7 @@ use crate::{
     verbs::{
         backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, index,
         inspect, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot,
-        snapshots, status, upgrade, volume, worker,
+        snapshots, status, tls, upgrade, volume, worker,
     },
 };
 
@@ -96,6 +96,7 @@ pub(crate) enum Verb {
     Node(node::Options),
     Index(index::Options),
     Upgrade(upgrade::Options),
+    Tls(tls::Options),
     Estimate(estimate::Options),
     Inspect(inspect::Options),
     Completions(completions::Options),

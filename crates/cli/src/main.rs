@@ -30,7 +30,7 @@ use arguments::{Arguments, Verb};
 use verbs::{
     backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, index, inspect,
     ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot, snapshots,
-    status, upgrade, volume, worker,
+    status, tls, upgrade, volume, worker,
 };
 
 fn main() -> ExitCode {
@@ -104,6 +104,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Node(options) => node::run(&options),
         Verb::Index(options) => index::run(&options),
         Verb::Upgrade(options) => upgrade::run(&options),
+        Verb::Tls(options) => tls::run(&options),
         Verb::Completions(options) => completions::run(&options, Arguments::command()),
         Verb::Man(options) => manual::run(&options, Arguments::command()),
         Verb::Metrics => {

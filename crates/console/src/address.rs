@@ -109,10 +109,15 @@ fn with_door(text: &str) -> Result<(&str, Door), Error> {
     Ok((path, door))
 }
 
-/// Refuses addresses that are not UNIX sockets, unless it is insisted on: any user of this machine
-/// reaches even those of the loopback interface.
-pub fn let_in(addresses: &[Address], sockets: &[Socket], insecure: bool) -> Result<(), Failure> {
-    if insecure {
+/// Refuses addresses that are not UNIX sockets, unless they are `guarded` or it is insisted on: any
+/// user of this machine reaches even those of the loopback interface. `how` says what there is to do.
+pub fn let_in(
+    addresses: &[Address],
+    sockets: &[Socket],
+    guarded: bool,
+    how: &str,
+) -> Result<(), Failure> {
+    if guarded || !are_of_network(addresses, sockets) {
         return Ok(());
     }
     let of_option = addresses.iter().find_map(|address| match address {
@@ -127,10 +132,23 @@ pub fn let_in(addresses: &[Address], sockets: &[Socket], insecure: bool) -> Resu
     };
     match of_option.or_else(handed_over) {
         None => Ok(()),
-        Some(open) => Err(Failure::usage(format!(
-            "{open} lets in everybody who can reach it, because Onefold has no TLS yet: use \
-             unix:PATH, or allow it with --insecure"
-        ))),
+        Some(open) => {
+            Err(Failure::usage(format!("{open} lets in everybody who can reach it: {how}")))
+        }
+    }
+}
+
+/// True when any of these is no UNIX socket.
+pub fn are_of_network(addresses: &[Address], sockets: &[Socket]) -> bool {
+    addresses.iter().any(|address| matches!(address, Address::Tcp(_)))
+        || sockets.iter().any(Socket::is_of_network)
+}
+
+/// The URI of a listener, by TLS if it is of a network and has it.
+pub fn by_tls(listener: &str, tls: bool) -> String {
+    match listener.strip_prefix("nbd://") {
+        Some(rest) if tls => format!("nbds://{rest}"),
+        _ => listener.to_owned(),
     }
 }
 

@@ -11,3 +11,4 @@
 pub mod http;
 mod listener;
 pub mod nbd;
+pub mod tls;

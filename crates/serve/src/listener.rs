@@ -105,9 +105,10 @@ impl Listener {
         Ok(Listener { socket, tcp: false, _file: Some(file) })
     }
 
-    /// A TCP socket, when `insecure` says that everybody who can reach it may come in.
-    pub(crate) fn tcp(addr: SocketAddr, insecure: bool) -> Result<(Listener, SocketAddr)> {
-        if !insecure {
+    /// A TCP socket, when `open` says that everybody who can reach it may come in, or that its
+    /// clients prove who they are.
+    pub(crate) fn tcp(addr: SocketAddr, open: bool) -> Result<(Listener, SocketAddr)> {
+        if !open {
             return Err(lets_anybody_in(addr));
         }
         let failed =
@@ -118,8 +119,8 @@ impl Listener {
         Ok((Listener { socket: socket.into(), tcp: true, _file: None }, addr))
     }
 
-    /// A stream socket that listens already; one that is no UNIX socket only when `insecure`.
-    pub(crate) fn handed_over(socket: OwnedFd, insecure: bool) -> Result<Listener> {
+    /// A stream socket that listens already; one that is no UNIX socket only when `open`.
+    pub(crate) fn handed_over(socket: OwnedFd, open: bool) -> Result<Listener> {
         let failed = |error: Errno| {
             Error::from_io("the socket that was handed over can't be used", error.into())
         };
@@ -130,11 +131,16 @@ impl Listener {
             ));
         }
         let tcp = sockopt::socket_domain(&socket).map_err(failed)? != AddressFamily::UNIX;
-        if tcp && !insecure {
+        if tcp && !open {
             return Err(lets_anybody_in("a socket that was handed over"));
         }
         rustix::io::ioctl_fionbio(&socket, true).map_err(failed)?;
         Ok(Listener { socket, tcp, _file: None })
+    }
+
+    /// True when clients come over a network, be it that of this machine alone.
+    pub(crate) fn is_of_network(&self) -> bool {
+        self.tcp
     }
 
     /// The socket, to wait on.

@@ -11,6 +11,7 @@ mod ingest;
 mod neighbour;
 mod peer;
 mod replication;
+mod tls;
 
 use std::{fs, path::Path, time::Duration};
 
@@ -47,6 +48,8 @@ cargo xtask bench replication [--quick]           a volume sent whole beside nbd
 cargo xtask bench metrics [--quick]               writes while metrics are read once a second
 cargo xtask bench neighbour [--quick]             a client's rate and delays while another peer \
                      attacks
+cargo xtask bench tls [--quick]                   nbdcopy by TLS and by plain TCP, beside \
+                     qemu-nbd
 cargo xtask bench hot                             the hot parts one by one";
 
 /// Free space for the engine's two files.
@@ -73,6 +76,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<bool> {
         Some((which, rest)) if which == "archive-scale" => archive_scale(rest),
         Some((which, rest)) if which == "counted" => counted::run(rest),
         Some((which, rest)) if which == "neighbour" => neighbour::run(rest),
+        Some((which, rest)) if which == "tls" => tls::run(rest),
         Some((which, rest)) if which == "snapshots" => snapshots(rest),
         Some((which, rest)) if which == "growth" => beside::growth(rest),
         Some((which, rest)) if which == "replication" => replication::run(rest),

@@ -4,6 +4,7 @@
 mod archive;
 mod file_system;
 mod iscsi;
+mod tls;
 mod tools;
 
 use std::{
@@ -136,10 +137,11 @@ pub(crate) fn check(tally: &mut Tally, name: &str, run: impl FnOnce() -> Result<
     }
 }
 
-/// libnbd, qemu and fio, each on UNIX and TCP sockets; and on a served archive.
+/// libnbd, qemu and fio, each on UNIX and TCP sockets; on a served archive; and by TLS.
 pub(crate) fn tools() -> Result<Tally> {
     let mut tally = tools::run()?;
     archive::run(&mut tally)?;
+    tls::run(&mut tally)?;
     Ok(tally)
 }
 

@@ -152,7 +152,7 @@ h.shutdown()
 }
 
 /// Debian's own Python has the module; another in the search path may not.
-fn python() -> &'static str {
+pub(super) fn python() -> &'static str {
     if machine::find("/usr/bin/python3").is_some() { "/usr/bin/python3" } else { "python3" }
 }
 

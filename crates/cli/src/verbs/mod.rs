@@ -35,6 +35,7 @@ pub(crate) mod serve;
 pub(crate) mod snapshot;
 pub(crate) mod snapshots;
 pub(crate) mod status;
+pub(crate) mod tls;
 pub(crate) mod upgrade;
 pub(crate) mod volume;
 pub(crate) mod worker;

@@ -11,6 +11,7 @@
 mod support;
 
 mod actors;
+mod certificates;
 mod clusters;
 
 mod files;

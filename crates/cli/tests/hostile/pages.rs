@@ -99,7 +99,7 @@ fn rule_11_no_tcp_address_shows_figures_without_being_insisted_on() {
     desk.store_with_volume("a");
     for address in ["tcp:127.0.0.1:0", "tcp:[::1]:0", "tcp:0.0.0.0:0"] {
         let arguments = format!("serve a --http {address}");
-        desk.fails(&arguments, 2, &["--insecure", "TLS", "unix:"]);
+        desk.fails(&arguments, 2, &["--insecure", "--tls", "unix:"]);
     }
 }
 

@@ -305,7 +305,7 @@ fn refused(command: &mut Command) {
     let error = String::from_utf8_lossy(&said.stderr);
     assert_eq!(said.status.code(), Some(2), "{command:?}: {said:?}");
     assert!(
-        error.contains("--insecure") && error.contains("TLS") && error.contains("unix:"),
+        error.contains("--insecure") && error.contains("--tls") && error.contains("unix:"),
         "{error}"
     );
 }

@@ -45,7 +45,12 @@ pub(crate) struct Options {
 
 /// Records until a signal comes.
 pub(super) fn run(options: &Options) -> Result<(), Failure> {
-    address::let_in(&options.listen, &[], options.insecure)?;
+    address::let_in(
+        &options.listen,
+        &[],
+        options.insecure,
+        "use unix:PATH, or allow it with --insecure",
+    )?;
     let mut signals = StopSignals::install()?;
     let mut shown = Vec::new();
     let recorder = Recorder::start(&options.from, &options.out, |server| {

@@ -8,6 +8,7 @@
 //! at. A page that panics ends its connection alone.
 
 use std::{
+    io::{self, IoSlice},
     net::SocketAddr,
     os::{fd::OwnedFd, unix::net::UnixStream},
     panic::{AssertUnwindSafe, catch_unwind},
@@ -35,7 +36,8 @@ use super::{
 };
 use crate::{
     listener::{Listener, Reach},
-    nbd::{Peer, too_many},
+    nbd::{Peer, Rights, too_many},
+    tls::{Credentials, Session},
 };
 
 /// Connections at once.
@@ -53,10 +55,18 @@ const KEPT_PAGES: usize = 4;
 /// Pause after the system refused a new connection: the reason will not go away at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// By what clients over TCP prove who they are, and which of them may see the pages.
+#[derive(Clone)]
+struct Guard {
+    credentials: Arc<Credentials>,
+    rights: Arc<dyn Rights>,
+}
+
 /// A server of pages. Add where it listens, then [`start`](Server::start). Dropping it ends it.
 pub struct Server {
     hall: Arc<Hall>,
     doors: Vec<Door>,
+    guard: Option<Guard>,
     acceptor: Option<Acceptor>,
 }
 
@@ -72,6 +82,7 @@ struct Door {
     audience: Audience,
     /// Only the user of the server and root may come in, whoever connects.
     own: bool,
+    guard: Option<Guard>,
 }
 
 /// The state that all threads share.
@@ -109,7 +120,13 @@ impl Server {
     #[must_use]
     pub fn new(site: Arc<dyn Site>, names: Vec<String>) -> Server {
         let hall = Hall { site, names, making: Mutex::default(), guests: Mutex::default() };
-        Server { hall: Arc::new(hall), doors: Vec::new(), acceptor: None }
+        Server { hall: Arc::new(hall), doors: Vec::new(), guard: None, acceptor: None }
+    }
+
+    /// TCP addresses that are added from now on speak HTTPS, with clients that show a certificate. Those
+    /// whom `rights` lets see pages see all that the operator sees, and others nothing.
+    pub fn secure(&mut self, credentials: Arc<Credentials>, rights: Arc<dyn Rights>) {
+        self.guard = Some(Guard { credentials, rights });
     }
 
     /// Listens on a UNIX socket that those of `reach` can connect to. Unless that names a group or
@@ -131,18 +148,19 @@ impl Server {
         }
         let listener = Listener::unix(path, reach)?;
         let own = reach.mode & 0o070 == 0;
-        self.doors.push(Door { listener, audience: Audience::Operator, own });
+        self.doors.push(Door { listener, audience: Audience::Operator, own, guard: None });
         Ok(())
     }
 
-    /// Listens on a TCP address, and returns it with the port that it got. There is no
-    /// authentication, so that each needs `insecure`.
+    /// Listens on a TCP address, and returns it with the port that it got. Unless the server is
+    /// [secured](Server::secure) there is no authentication, so that each needs `insecure`.
     ///
     /// # Errors
-    /// `Denied` without `insecure`, and those of the system.
+    /// `Denied` without either, and those of the system.
     pub fn add_tcp(&mut self, addr: SocketAddr, insecure: bool) -> Result<SocketAddr> {
-        let (listener, addr) = Listener::tcp(addr, insecure)?;
-        self.doors.push(Door { listener, audience: Audience::Anybody, own: false });
+        let guard = self.guard.clone();
+        let (listener, addr) = Listener::tcp(addr, insecure || guard.is_some())?;
+        self.doors.push(Door { listener, audience: Audience::Anybody, own: false, guard });
         Ok(addr)
     }
 
@@ -232,8 +250,11 @@ impl Hall {
         }
         let (socket, at_work) = (Arc::new(socket), Arc::new(AtomicBool::new(false)));
         let cut = Arc::new(AtomicBool::new(false));
-        let visit = Visit {
+        let mut visit = Visit {
             hall: self.clone(),
+            guard: door.guard.clone(),
+            tls: None,
+            sealed: Vec::new(),
             socket: socket.clone(),
             at_work: at_work.clone(),
             cut: cut.clone(),
@@ -303,6 +324,11 @@ fn hang_up(socket: &OwnedFd) {
 /// One connection.
 struct Visit {
     hall: Arc<Hall>,
+    guard: Option<Guard>,
+    /// Once hands were shaken.
+    tls: Option<Box<Session>>,
+    /// Encrypted bytes that were received and not decrypted yet.
+    sealed: Vec<u8>,
     socket: Arc<OwnedFd>,
     at_work: Arc<AtomicBool>,
     /// It gave way to others.
@@ -313,13 +339,25 @@ struct Visit {
 }
 
 impl Visit {
-    fn attend(&self) {
+    fn attend(&mut self) {
         let mut received = Vec::new();
+        let denied = match self.guard.clone() {
+            None => None,
+            Some(guard) => match self.shake_hands(&guard) {
+                Ok(denied) => denied,
+                // The client was told why, by TLS.
+                Err(_) => return hang_up(&self.socket),
+            },
+        };
         let (answer, only_headers) = loop {
             match Head::parse(&received) {
                 Ok(Some(head)) => {
                     self.at_work.store(true, Relaxed);
-                    break (self.answer(&head), head.only_headers);
+                    let only_headers = head.only_headers;
+                    break match denied {
+                        Some(why) => (Answer::Denied(why), only_headers),
+                        None => (self.answer(&head), only_headers),
+                    };
                 }
                 Ok(None) => {}
                 Err(refusal) => break (Answer::Refused(refusal), false),
@@ -332,6 +370,7 @@ impl Visit {
             }
         };
         self.send(&answer.bytes(only_headers));
+        self.say_end();
         self.at_work.store(false, Relaxed);
         if shutdown(&*self.socket, Shutdown::Write).is_ok() {
             let mut thrown_away = 0;
@@ -343,6 +382,40 @@ impl Visit {
             }
         }
         hang_up(&self.socket);
+    }
+
+    /// Shakes hands with a client of TLS. One whose certificate may not see the pages gets a sentence
+    /// that says so.
+    fn shake_hands(&mut self, guard: &Guard) -> io::Result<Option<String>> {
+        let mut session = Box::new(Session::new(&guard.credentials)?);
+        let (mut unsent, mut buffer) = (Vec::new(), [0; 2048]);
+        while session.is_handshaking() {
+            let Some(bytes) = self.receive_socket(&mut buffer) else {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            };
+            self.sealed.extend_from_slice(&buffer[..bytes]);
+            // Behind the handshake a request may have come already; it stays.
+            let mut fed = Ok(0);
+            while fed.is_ok() && session.is_handshaking() && !self.sealed.is_empty() {
+                fed = session.feed(&self.sealed);
+                self.sealed.drain(..*fed.as_ref().unwrap_or(&0));
+            }
+            session.unsent(&mut unsent)?;
+            self.send_socket(&std::mem::take(&mut unsent));
+            fed?;
+        }
+        let proof = session.proof().ok_or(io::ErrorKind::InvalidData)?;
+        self.tls = Some(session);
+        let peer = Peer::Certificate(proof.identity);
+        if guard.rights.sees_pages(peer) {
+            self.audience = Audience::Operator;
+            return Ok(None);
+        }
+        Ok(Some(format!(
+            "The certificate '{}' may not see this server's pages: they need a line of --access for \
+             it, like 'client:prometheus pages'.",
+            proof.name().escape_debug()
+        )))
     }
 
     fn answer(&self, head: &Head<'_>) -> Answer {
@@ -379,24 +452,75 @@ impl Visit {
     }
 
     /// Receives more bytes, up to a head at most; false when nothing comes any more.
-    fn receive(&self, received: &mut Vec<u8>) -> bool {
+    fn receive(&mut self, received: &mut Vec<u8>) -> bool {
         let mut buffer = [0; 2048];
         let room = (HEAD_BYTES - received.len()).min(buffer.len());
+        let bytes = match self.tls.take() {
+            None => self.receive_socket(&mut buffer[..room]),
+            Some(mut session) => {
+                let bytes = self.receive_sealed(&mut session, &mut buffer[..room]);
+                self.tls = Some(session);
+                bytes
+            }
+        };
+        received.extend_from_slice(&buffer[..bytes.unwrap_or(0)]);
+        bytes.is_some()
+    }
+
+    /// Receives content of TLS; `None` when none comes any more.
+    fn receive_sealed(&mut self, session: &mut Session, into: &mut [u8]) -> Option<usize> {
         loop {
-            match recv(&*self.socket, &mut buffer[..room], RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return false,
-                Ok((_, bytes)) => {
-                    received.extend_from_slice(&buffer[..bytes]);
-                    return true;
-                }
+            match session.take(into).ok()? {
+                Some(0) => return None,
+                Some(bytes) => return Some(bytes),
+                None => {}
+            }
+            if self.sealed.is_empty() {
+                let mut buffer = [0; 2048];
+                let bytes = self.receive_socket(&mut buffer)?;
+                self.sealed.extend_from_slice(&buffer[..bytes]);
+            }
+            let fed = session.feed(&self.sealed).ok()?;
+            self.sealed.drain(..fed);
+        }
+    }
+
+    /// Receives some bytes; `None` when none come any more.
+    fn receive_socket(&self, buffer: &mut [u8]) -> Option<usize> {
+        loop {
+            match recv(&*self.socket, &mut *buffer, RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return None,
+                Ok((_, bytes)) => return Some(bytes),
                 Err(Errno::AGAIN) if self.wait(PollFlags::IN) => {}
                 Err(Errno::INTR) => {}
-                Err(_) => return false,
+                Err(_) => return None,
             }
         }
     }
 
-    fn send(&self, mut bytes: &[u8]) {
+    fn send(&mut self, mut bytes: &[u8]) {
+        let Some(session) = &mut self.tls else { return self.send_socket(bytes) };
+        let mut sealed = Vec::new();
+        while !bytes.is_empty() {
+            match session.seal(&[IoSlice::new(bytes)], &mut sealed) {
+                Ok(taken @ 1..) => bytes = &bytes[taken..],
+                _ => return,
+            }
+        }
+        self.send_socket(&sealed);
+    }
+
+    /// Tells a client of TLS that the answer has ended: nobody cut it off.
+    fn say_end(&mut self) {
+        let Some(session) = &mut self.tls else { return };
+        let mut sealed = Vec::new();
+        session.close();
+        if session.unsent(&mut sealed).is_ok() {
+            self.send_socket(&sealed);
+        }
+    }
+
+    fn send_socket(&self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             match send(&*self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(sent) => bytes = &bytes[sent..],

@@ -2,17 +2,19 @@
 //!
 //! *Invariant:* the server checks an option's length before it receives the option, and handles the
 //! option only when all of it has arrived. Settings that a client negotiated for one volume are not
-//! used for another.
+//! used for another. On a line that has to be encrypted nothing that came before counts behind it: who
+//! can change plain bytes could have negotiated it, or said what the client seems to say.
 
 use std::cell::Cell;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::sync::Arc;
 
 use onefold_core::{Error, Kind, Volume};
 
 use super::ending::Ending;
-use super::inbox::Inbox;
+use super::inbox::{Inbox, Source};
 use super::limits::Limits;
+use super::line::Secrecy;
 use super::reply::Outbox;
 use super::rights::Offer;
 use super::wire::{
@@ -65,18 +67,18 @@ enum Next {
     Transmission(Agreed),
 }
 
-/// Runs the handshake. `established` is called with the reader and the name of the volume once it
+/// Runs the handshake. `established` is called with the reader and what was agreed once it
 /// has succeeded, before the client hears of that; when it gives nothing, there is no place for the
 /// client.
 ///
 /// # Errors
 /// How the connection ended, when it did.
-pub(crate) fn handshake<R: Read, W: Write, T>(
+pub(crate) fn handshake<R: Source, W: Write, T>(
     offer: Offer<'_>,
     limits: &Limits,
     inbox: &mut Inbox<R>,
     outbox: &Outbox<W>,
-    established: impl FnOnce(&mut R, &str) -> Option<T>,
+    established: impl FnOnce(&mut R, &Agreed) -> Option<T>,
 ) -> Result<(Agreed, T), Ending> {
     let mut greeting = Vec::new();
     greeting.put64(GREETING);
@@ -104,7 +106,7 @@ pub(crate) fn handshake<R: Read, W: Write, T>(
     };
     for _ in 0..limits.options {
         if let Next::Transmission(agreed) = handshake.option()? {
-            let Some(place) = established(handshake.inbox.reader(), &agreed.name) else {
+            let Some(place) = established(handshake.inbox.reader(), &agreed) else {
                 return Err(Ending::Closed);
             };
             handshake.send()?;
@@ -115,7 +117,7 @@ pub(crate) fn handshake<R: Read, W: Write, T>(
     Err(Ending::Protocol("the client sent too many options"))
 }
 
-impl<R: Read, W: Write> Handshake<'_, R, W> {
+impl<R: Source, W: Write> Handshake<'_, R, W> {
     /// Takes one option and prepares its answer.
     fn option(&mut self) -> Result<Next, Ending> {
         self.inbox.need(8)?;
@@ -139,6 +141,19 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
     }
 
     fn answer(&mut self, option: u32, data: &[u8]) -> Result<Next, Ending> {
+        let owed = self.inbox.reader().secrecy() == Secrecy::Owed;
+        match option {
+            option::ABORT | option::STARTTLS => {}
+            // The only refusal of this option is to close the connection.
+            option::EXPORT_NAME if owed => {
+                return Err(Ending::Protocol("the client asked for a volume before TLS"));
+            }
+            _ if owed => {
+                self.reply(option, answer::ERR_TLS_REQD, b"this server needs TLS: STARTTLS first");
+                return Ok(Next::Option);
+            }
+            _ => {}
+        }
         match option {
             option::EXPORT_NAME => return self.export_name(data),
             option::ABORT => {
@@ -152,10 +167,31 @@ impl<R: Read, W: Write> Handshake<'_, R, W> {
             option::STRUCTURED_REPLY => self.structured_reply(data),
             option::EXTENDED_HEADERS => self.extended_headers(data),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.meta_context(option, data),
-            option::STARTTLS => self.reply(option, answer::ERR_UNSUP, b"TLS is not offered"),
+            option::STARTTLS => self.start_tls(data)?,
             _ => self.reply(option, answer::ERR_UNSUP, b"the option is not known"),
         }
         Ok(Next::Option)
+    }
+
+    fn start_tls(&mut self, data: &[u8]) -> Result<(), Ending> {
+        let (answer, text): (u32, &[u8]) = match self.inbox.reader().secrecy() {
+            Secrecy::Plain => (answer::ERR_UNSUP, b"TLS is not offered"),
+            Secrecy::Given => (answer::ERR_INVALID, b"TLS was started already"),
+            Secrecy::Owed if !data.is_empty() => (answer::ERR_INVALID, b"STARTTLS takes no data"),
+            Secrecy::Owed => (answer::ACK, b""),
+        };
+        self.reply(option::STARTTLS, answer, text);
+        if answer != answer::ACK {
+            return Ok(());
+        }
+        if !self.inbox.unread().is_empty() {
+            return Err(Ending::Protocol("plain bytes came behind STARTTLS"));
+        }
+        self.send()?;
+        self.offer.peer = self.inbox.reader().start_tls()?;
+        (self.dialect, self.allocation_for) = (Dialect::Simple, None);
+        self.lists.set(0);
+        Ok(())
     }
 
     fn export_name(&mut self, name: &[u8]) -> Result<Next, Ending> {

@@ -2,6 +2,9 @@
 
 use std::io::{self, Read};
 
+use super::line::Secrecy;
+use super::rights::Peer;
+
 /// Where a client's bytes come from.
 pub(crate) trait Source: Read {
     /// From now on a read may fail with `WouldBlock` after [`LOOK`](super::limits::LOOK), when
@@ -11,6 +14,20 @@ pub(crate) trait Source: Read {
 
     /// Says whether the next bytes begin a request, or belong to one that has begun.
     fn between(&mut self, between: bool);
+
+    /// Whether the bytes are encrypted.
+    fn secrecy(&self) -> Secrecy {
+        Secrecy::Plain
+    }
+
+    /// The client's next bytes begin a handshake of TLS, and all behind it is encrypted; tells who the
+    /// client is.
+    ///
+    /// # Errors
+    /// Those of the connection, also when the client does not prove who it is.
+    fn start_tls(&mut self) -> io::Result<Peer> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// Bytes that come without being waited for.

@@ -13,6 +13,12 @@ pub const BUFFER_BYTES: usize = 64 << 20;
 /// Bytes of buffers that a connection holds while it only waits for its client: its receive buffer
 /// has half of them, and the rest is for replies of the handshake.
 pub const IDLE_BYTES: usize = 16 << 10;
+/// The same beside, over TLS: a state of both directions, a record that is not whole yet, and the content
+/// of one.
+pub const TLS_IDLE_BYTES: usize = 48 << 10;
+/// Beside these, of a connection over TLS that works: what it received and what it sends, encrypted,
+/// and the latter once more while it is collected.
+const TLS_WORKING_BYTES: usize = 96 << 10;
 /// Time without a request after which a connection gives its working place back, even if no other
 /// one waits for it.
 pub const REST: Duration = Duration::from_secs(10);
@@ -92,6 +98,8 @@ pub struct Limits {
     pub places: usize,
     /// Bytes of the buffers of all connections together.
     pub buffer_bytes: usize,
+    /// True when connections may be over TLS, which takes memory of its own.
+    pub tls: bool,
     /// Time for a whole handshake.
     pub handshake: Duration,
     /// Time after which the server ends a connection on which nothing arrives; `None` for never.
@@ -135,30 +143,36 @@ impl Limits {
     /// Bytes of buffers guaranteed to a working connection, however many there are.
     #[must_use]
     pub fn sure_bytes(&self) -> usize {
-        self.receive_sure() + 2 * READ_SURE + REPLY_SURE
+        let tls = if self.tls { TLS_IDLE_BYTES + TLS_WORKING_BYTES } else { 0 };
+        self.receive_sure() + 2 * READ_SURE + REPLY_SURE + tls
+    }
+
+    /// Bytes that a connection holds while it waits for its client.
+    fn idle_bytes(tls: bool) -> usize {
+        if tls { IDLE_BYTES + TLS_IDLE_BYTES } else { IDLE_BYTES }
     }
 
     /// Bytes of buffers guaranteed to all connections and working places.
     #[must_use]
     pub fn needed_bytes(&self) -> usize {
-        (self.connections + HANDSHAKES_BESIDE) * IDLE_BYTES
-            + self.places * (self.sure_bytes() - IDLE_BYTES)
+        let idle = Limits::idle_bytes(self.tls);
+        (self.connections + HANDSHAKES_BESIDE) * idle + self.places * (self.sure_bytes() - idle)
     }
 
     /// As many connections, up to [`CONNECTIONS`], as a fifth of `buffer_bytes` serves while they
-    /// are idle.
+    /// are idle; over TLS when `tls`.
     #[must_use]
-    pub fn connections_for(buffer_bytes: usize) -> usize {
-        (buffer_bytes / 5 / IDLE_BYTES).clamp(2, CONNECTIONS)
+    pub fn connections_for(buffer_bytes: usize, tls: bool) -> usize {
+        (buffer_bytes / 5 / Limits::idle_bytes(tls)).clamp(2, CONNECTIONS)
     }
 
     /// As many working places for so many connections as `buffer_bytes` serve with a fifth of it
-    /// left for large requests; at least two.
+    /// left for large requests; at least two. Over TLS when `tls`.
     #[must_use]
-    pub fn places_for(buffer_bytes: usize, connections: usize) -> usize {
-        let left =
-            (buffer_bytes / 5 * 4).saturating_sub((connections + HANDSHAKES_BESIDE) * IDLE_BYTES);
-        (left / (Limits::default().sure_bytes() - IDLE_BYTES)).clamp(2, connections.max(2))
+    pub fn places_for(buffer_bytes: usize, connections: usize, tls: bool) -> usize {
+        let (idle, all) = (Limits::idle_bytes(tls), Limits { tls, ..Limits::default() });
+        let left = (buffer_bytes / 5 * 4).saturating_sub((connections + HANDSHAKES_BESIDE) * idle);
+        (left / (all.sure_bytes() - idle)).clamp(2, connections.max(2))
     }
 
     /// The guaranteed receive buffer of a working connection.
@@ -184,6 +198,7 @@ impl Default for Limits {
             connections: CONNECTIONS,
             places: PLACES,
             buffer_bytes: BUFFER_BYTES,
+            tls: false,
             handshake: HANDSHAKE,
             idle: None,
             rest: REST,

@@ -2,10 +2,10 @@
 //! structured and extended replies.
 //!
 //! A connection passes through the files in this order: `server` accepts it from a listener,
-//! `handshake` agrees with the client on a volume and a `wire` dialect, and `session` takes the
-//! requests that arrived together as one batch: `command` checks each, `reads` and `status` answer
-//! from the volume, `durable` waits for what must be on disk, and `reply` sends the answers of the
-//! batch at once.
+//! `line` encrypts it if need be, `handshake` agrees with the client on a volume and a `wire`
+//! dialect, and `session` takes the requests that arrived together as one batch: `command` checks
+//! each, `reads` and `status` answer from the volume, `durable` waits for what must be on disk, and
+//! `reply` sends the answers of the batch at once.
 //!
 //! *Invariants.* Every limit is checked before memory is taken for what it limits. A request is
 //! answered once, or the connection ends. An answer without error to FLUSH, or to a request with
@@ -20,6 +20,7 @@ mod ending;
 mod handshake;
 mod inbox;
 pub mod limits;
+mod line;
 mod pace;
 mod reads;
 mod reply;
@@ -37,8 +38,8 @@ pub use durations::{Durations, Operations};
 pub use ending::Ending;
 pub use limits::Limits;
 pub use rights::{Peer, Right, Rights};
-pub use server::Server;
 pub(crate) use server::too_many;
+pub use server::{Server, Watch};
 pub use session::session_over;
 pub use statistics::Statistics;
 

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use onefold_core::{Error, Exports, Kind, Result, Volume, VolumeInfo};
 use rustix::net::{AddressFamily, sockopt};
 
+use crate::tls::Identity;
+
 /// The user as whom every user of another user namespace appears.
 const OVERFLOW_UID: u32 = 65_534;
 
@@ -19,6 +21,8 @@ pub enum Peer {
     /// A machine, over TCP. Of an IPv6 address these are the first 64 bits: the rest, its user
     /// chooses. All loopback addresses are one.
     Address(IpAddr),
+    /// Whoever has the key of a certificate, over TLS.
+    Certificate(Identity),
     /// Somebody whom the system does not know.
     Unknown,
 }
@@ -71,6 +75,12 @@ pub trait Rights: Send + Sync {
     /// False when no volume, whatever its name, is the peer's.
     fn knows(&self, _: Peer) -> bool {
         true
+    }
+
+    /// Whether a peer that showed a certificate may see the pages of the server, with all that the
+    /// store holds.
+    fn sees_pages(&self, _: Peer) -> bool {
+        false
     }
 }
 

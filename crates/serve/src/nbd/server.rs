@@ -15,8 +15,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -25,13 +25,16 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::buffers::Share;
+use super::handshake::Agreed;
 use super::limits::{HANDSHAKES_BESIDE, LOOK, Limits};
-use super::rights::{Everything, Offer, Peer, Rights};
+use super::line::Line;
+use super::rights::{Everything, Offer, Peer, Right, Rights};
 use super::session::{House, Limited, Seat, Shares, serve};
 use super::shares::Holder;
 use super::socket::{Activity, Receiver, Transmitter, hang_up, stop_receiving};
 use super::statistics::{Counters, Statistics};
 use crate::listener::{Listener, Reach};
+use crate::tls::{Credentials, Proof};
 
 /// Pause after the system refused a new connection (no more descriptors or memory): the reason will
 /// not go away at once.
@@ -65,6 +68,8 @@ struct Acceptor {
 struct Hall {
     exports: Arc<dyn Exports>,
     rights: Arc<dyn Rights>,
+    /// By what clients over a network have to prove who they are.
+    credentials: OnceLock<Arc<Credentials>>,
     limits: Limits,
     shares: Shares,
     /// The start of the server's times.
@@ -97,6 +102,10 @@ struct Guest {
     /// The number of its volume, and buffers lent to its peer for it; nothing during the
     /// handshake.
     volume: Option<(u64, Arc<Share>)>,
+    /// The name of the volume, and the right with which it was opened.
+    opened: Option<(String, Right)>,
+    /// By what it proved who it is, over TLS.
+    proof: Option<Proof>,
     counters: Arc<Counters>,
     thread: Option<JoinHandle<()>>,
 }
@@ -118,6 +127,7 @@ impl Server {
         let hall = Hall {
             exports,
             rights,
+            credentials: OnceLock::new(),
             shares: Shares::new(
                 &limits,
                 std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
@@ -129,6 +139,23 @@ impl Server {
             stopping: AtomicBool::new(false),
         };
         Server { hall: Arc::new(hall), listeners: Vec::new(), acceptor: None }
+    }
+
+    /// From now on clients that come over a network have to ask for TLS and to prove by a certificate
+    /// who they are; call it before sockets are added. Clients of UNIX sockets are known by their users.
+    pub fn secure(&mut self, credentials: Arc<Credentials>) {
+        // The first ones stay: sockets may have been added for them.
+        let _ = self.hall.credentials.set(credentials);
+    }
+
+    /// Looks after the rights of those who are connected, for as long as the server is there.
+    #[must_use]
+    pub fn watch(&self) -> Watch {
+        Watch(Arc::downgrade(&self.hall))
+    }
+
+    fn is_secured(&self) -> bool {
+        self.hall.credentials.get().is_some()
     }
 
     /// Listens on a UNIX socket that this user alone can connect to. The file is removed when the
@@ -151,25 +178,25 @@ impl Server {
         Ok(())
     }
 
-    /// Listens on a TCP address, and returns it with the port that it got. There is no
-    /// authentication, not even of the users of this machine, so that each needs `insecure`.
+    /// Listens on a TCP address, and returns it with the port that it got. Unless the server is
+    /// [secured](Server::secure) there is no authentication, not even of the users of this machine, so
+    /// that each needs `insecure`.
     ///
     /// # Errors
-    /// `Denied` without `insecure`, and those of the system.
+    /// `Denied` without either, and those of the system.
     pub fn add_tcp(&mut self, addr: SocketAddr, insecure: bool) -> Result<SocketAddr> {
-        let (listener, addr) = Listener::tcp(addr, insecure)?;
+        let (listener, addr) = Listener::tcp(addr, insecure || self.is_secured())?;
         self.listeners.push(listener);
         Ok(addr)
     }
 
     /// Takes over a stream socket that listens already, as service managers hand them over. One
-    /// that is not a UNIX socket needs `insecure`.
+    /// that is not a UNIX socket needs `insecure`, or that the server is [secured](Server::secure).
     ///
     /// # Errors
-    /// `InvalidInput` when it does not listen, `Denied` without `insecure`, and those of the
-    /// system.
+    /// `InvalidInput` when it does not listen, `Denied` without either, and those of the system.
     pub fn add_listener(&mut self, socket: OwnedFd, insecure: bool) -> Result<()> {
-        self.listeners.push(Listener::handed_over(socket, insecure)?);
+        self.listeners.push(Listener::handed_over(socket, insecure || self.is_secured())?);
         Ok(())
     }
 
@@ -287,6 +314,20 @@ impl Server {
     }
 }
 
+/// Looks after the rights of those who are connected to a [`Server`], and does not keep it.
+#[derive(Clone)]
+pub struct Watch(Weak<Hall>);
+
+impl Watch {
+    /// Ends the connections of clients that would not be let in now, after the credentials or the
+    /// rights have changed.
+    pub fn look_again(&self) {
+        if let Some(hall) = self.0.upgrade() {
+            hall.look_again();
+        }
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         // A caller that needs the result calls `stop`.
@@ -322,7 +363,7 @@ impl Hall {
                 // All that wait: who connects in a loop does not fill the queue of the socket.
                 for _ in 0..ACCEPTED_AT_ONCE {
                     match listener.accept() {
-                        Ok(Some(socket)) => self.welcome(socket),
+                        Ok(Some(socket)) => self.welcome(socket, listener.is_of_network()),
                         Ok(None) => break,
                         Err(_) => {
                             std::thread::sleep(ACCEPT_PAUSE);
@@ -335,13 +376,14 @@ impl Hall {
     }
 
     /// Gives a client a place and a thread, or closes its connection.
-    fn welcome(self: &Arc<Hall>, socket: OwnedFd) {
+    fn welcome(self: &Arc<Hall>, socket: OwnedFd, of_network: bool) {
         let mut guests = self.guests.lock();
         guests.join_ended();
         guests.past.accepted += 1;
         let peer = Peer::of(&socket);
+        let credentials = self.credentials.get().filter(|_| of_network).cloned();
         // Who has no right to any volume costs no thread.
-        if !self.rights.knows(peer) {
+        if credentials.is_none() && !self.rights.knows(peer) {
             guests.past.refused += 1;
             return;
         }
@@ -369,13 +411,16 @@ impl Hall {
             activity: activity.clone(),
             of_peer,
             volume: None,
+            opened: None,
+            proof: None,
             counters: counters.clone(),
             thread: None,
         };
         guests.present.insert(id, guest);
         self.count(&guests);
         let hall = self.clone();
-        let attend = move || hall.attend(id, peer, socket, activity, &counters);
+        let line = Arc::new(credentials.map(Line::secured_by).unwrap_or_default());
+        let attend = move || hall.attend(id, peer, socket, activity, line, &counters);
         match std::thread::Builder::new().name(format!("nbd {id}")).spawn(attend) {
             // The thread can't leave before we unlock.
             Ok(thread) => {
@@ -395,12 +440,22 @@ impl Hall {
         peer: Peer,
         socket: Arc<OwnedFd>,
         activity: Arc<Activity>,
+        line: Arc<Line>,
         counters: &Counters,
     ) {
         let session = || -> io::Result<()> {
-            let receiver =
-                Receiver::new(socket.clone(), &self.limits, &self.stopping, activity.clone());
-            let transmitter = Transmitter::new(socket.clone(), self.limits.send, activity)?;
+            let known = |proof| self.is_known(id, proof);
+            let (receiver, transmitter) = (
+                Receiver::new(
+                    socket.clone(),
+                    &self.limits,
+                    &self.stopping,
+                    activity.clone(),
+                    line.clone(),
+                    &known,
+                ),
+                Transmitter::new(socket.clone(), self.limits.send, activity, line)?,
+            );
             let offer = Offer { exports: &*self.exports, rights: &*self.rights, peer };
             let house = House {
                 limits: &self.limits,
@@ -409,9 +464,9 @@ impl Hall {
                 since: self.since,
                 stopping: &self.stopping,
             };
-            serve(offer, house, counters, receiver, transmitter, |receiver, volume| {
+            serve(offer, house, counters, receiver, transmitter, |receiver, agreed| {
                 receiver.lift_deadline();
-                self.seat(id, volume)
+                self.seat(id, agreed)
             });
             Ok(())
         };
@@ -425,11 +480,49 @@ impl Hall {
         self.left.notify_all();
     }
 
-    /// The seat of a client whose handshake has succeeded; nothing when there are too many
-    /// connections, and none gives way.
-    fn seat(&self, id: u64, volume: &str) -> Option<Seat> {
-        let volume = self.exports.shared_name(volume);
+    /// A client has proved who it is: from now on it shares with others of this certificate, and no
+    /// more with those of its address. False when its certificate was taken back meanwhile.
+    fn is_known(&self, id: u64, proof: Proof) -> bool {
+        let peer = Peer::Certificate(proof.identity);
         let mut guests = self.guests.lock();
+        let holds = self.credentials.get().is_some_and(|now| proof.still_holds(now));
+        let beside = guests.present.values().find(|guest| guest.peer == peer);
+        let of_peer = beside.map_or_else(Arc::default, |guest| guest.of_peer.clone());
+        let Some(guest) = guests.present.get_mut(&id).filter(|_| holds) else { return false };
+        (guest.peer, guest.of_peer, guest.proof) = (peer, of_peer, Some(proof));
+        self.count(&guests);
+        true
+    }
+
+    /// Ends the connections of those who would not be let in now: their certificate was taken back or
+    /// has expired, or they have less right to their volume than they had.
+    fn look_again(&self) {
+        let mut guests = self.guests.lock();
+        let gone = |guest: &Guest| {
+            let unproved = guest.proof.as_ref().is_some_and(|proof| {
+                self.credentials.get().is_none_or(|now| !proof.still_holds(now))
+            });
+            unproved
+                || guest
+                    .opened
+                    .as_ref()
+                    .is_some_and(|(name, right)| self.rights.right(guest.peer, name) < *right)
+        };
+        let gone: Vec<u64> =
+            guests.present.iter().filter(|(_, guest)| gone(guest)).map(|(id, _)| *id).collect();
+        gone.into_iter().for_each(|id| guests.cut(id));
+        self.count(&guests);
+    }
+
+    /// The seat of a client whose handshake has succeeded; nothing when there are too many
+    /// connections, and none gives way, or when it lost its right meanwhile.
+    fn seat(&self, id: u64, agreed: &Agreed) -> Option<Seat> {
+        let volume = self.exports.shared_name(&agreed.name);
+        let right = if agreed.writes { Right::Write } else { Right::Read };
+        let mut guests = self.guests.lock();
+        if self.rights.right(guests.present.get(&id)?.peer, &agreed.name) < right {
+            return None;
+        }
         let (number, limited) = guests.open(&volume, self.since);
         if let Some(limits) = self.exports.limits(&volume) {
             limited.set(limits);
@@ -454,6 +547,7 @@ impl Hall {
         let of_volume = beside.map_or_else(Arc::default, |(_, share)| share.clone());
         let guest = guests.present.get_mut(&id)?;
         guest.volume = Some((number, of_volume.clone()));
+        guest.opened = Some((agreed.name.clone(), right));
         let (of_peer, activity) = (guest.of_peer.clone(), guest.activity.clone());
         self.count(&guests);
         Some(Seat {

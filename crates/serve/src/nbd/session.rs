@@ -210,7 +210,7 @@ impl Limited {
 }
 
 /// As [`session_over`], with what connections of a server share. `established` is called with the
-/// reader and the name of the volume when the handshake has succeeded, before the client hears of
+/// reader and what was agreed when the handshake has succeeded, before the client hears of
 /// that, and gives the client a seat.
 pub(crate) fn serve<R: Source, W: Write + Send>(
     offer: Offer<'_>,
@@ -218,7 +218,7 @@ pub(crate) fn serve<R: Source, W: Write + Send>(
     counters: &Counters,
     reader: R,
     writer: W,
-    established: impl FnOnce(&mut R, &str) -> Option<Seat>,
+    established: impl FnOnce(&mut R, &Agreed) -> Option<Seat>,
 ) -> Ending {
     let House { limits, shares, .. } = house;
     let mut inbox = Inbox::new(reader, limits.receive_idle());

@@ -15,6 +15,9 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, recv, sen
 
 use super::inbox::Source;
 use super::limits::{LOOK, Limits};
+use super::line::{Line, Received, Secrecy};
+use super::rights::Peer;
+use crate::tls::Proof;
 
 /// Ends both directions; threads that wait on the socket return.
 pub(crate) fn hang_up(socket: &OwnedFd) {
@@ -50,6 +53,11 @@ pub(crate) struct Receiver<'a> {
     /// The next bytes begin a request.
     between: bool,
     activity: Arc<Activity>,
+    line: Arc<Line>,
+    /// Encrypted bytes, on a line that has some.
+    received: Received,
+    /// Told who the client is once it has proved it; false when it has to go.
+    known: &'a dyn Fn(Proof) -> bool,
 }
 
 /// The state of a connection, for other threads to look at. Times are in milliseconds since the
@@ -200,12 +208,15 @@ impl Activity {
 }
 
 impl<'a> Receiver<'a> {
-    /// Receives until the handshake's time is over, or shortly after `stopping` is set.
+    /// Receives until the handshake's time is over, or shortly after `stopping` is set. `known` is told
+    /// who the client is once it has proved it on a `line` that asks for that.
     pub(crate) fn new(
         socket: Arc<OwnedFd>,
         limits: &Limits,
         stopping: &'a AtomicBool,
         activity: Arc<Activity>,
+        line: Arc<Line>,
+        known: &'a dyn Fn(Proof) -> bool,
     ) -> Receiver<'a> {
         let born = Instant::now();
         let deadline = Some(born + limits.handshake);
@@ -222,6 +233,9 @@ impl<'a> Receiver<'a> {
             heard: born,
             between: false,
             activity,
+            line,
+            received: Received::default(),
+            known,
         }
     }
 
@@ -307,11 +321,53 @@ impl Source for Receiver<'_> {
         // If that fails, the timeout of the last receive stays: the thread looks around more often,
         // or less.
         let _ = sockopt::set_socket_timeout(&self.socket, Timeout::Recv, timeout);
+        if self.line.tls().is_some() {
+            self.received.works(looks);
+        }
+    }
+
+    fn secrecy(&self) -> Secrecy {
+        self.line.secrecy()
+    }
+
+    fn start_tls(&mut self) -> io::Result<Peer> {
+        let (line, socket) = (self.line.clone(), self.socket.clone());
+        let mut received = std::mem::take(&mut self.received);
+        let proof = line.start_tls(&socket, &mut received, |into| self.read_socket(into));
+        self.received = received;
+        let proof = proof?;
+        let peer = Peer::Certificate(proof.identity);
+        match (self.known)(proof) {
+            true => Ok(peer),
+            false => Err(io::ErrorKind::PermissionDenied.into()),
+        }
     }
 }
 
 impl Read for Receiver<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.line.tls().is_none() {
+            return self.read_socket(buffer);
+        }
+        let line = self.line.clone();
+        while let Some(tls) = line.tls() {
+            if let Some(opened) = tls.open(&self.socket, &mut self.received, buffer)? {
+                return Ok(opened);
+            }
+            let mut received = std::mem::take(&mut self.received);
+            let filled = received.fill(&mut |into: &mut [u8]| self.read_socket(into));
+            self.received = received;
+            if filled? == 0 {
+                break;
+            }
+        }
+        Ok(0)
+    }
+}
+
+impl Receiver<'_> {
+    /// Receives bytes as they are on the socket.
+    fn read_socket(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if let Some(deadline) = self.deadline {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -339,6 +395,7 @@ pub(crate) struct Transmitter {
     /// When the client first kept us waiting.
     waiting_since: Option<Instant>,
     activity: Arc<Activity>,
+    line: Arc<Line>,
 }
 
 impl Transmitter {
@@ -350,9 +407,10 @@ impl Transmitter {
         socket: Arc<OwnedFd>,
         timeout: Duration,
         activity: Arc<Activity>,
+        line: Arc<Line>,
     ) -> io::Result<Transmitter> {
         sockopt::set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
-        Ok(Transmitter { socket, timeout, waiting_since: None, activity })
+        Ok(Transmitter { socket, timeout, waiting_since: None, activity, line })
     }
 
     fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
@@ -381,13 +439,24 @@ impl Transmitter {
     }
 }
 
+impl Transmitter {
+    fn send_sealed(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let line = self.line.clone();
+        let Some(tls) = line.tls() else { return Ok(0) };
+        tls.send(slices, |sealed| self.send(&[IoSlice::new(sealed)]))
+    }
+}
+
 impl Write for Transmitter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.write_vectored(&[IoSlice::new(bytes)])
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        let sent = self.send(slices);
+        let sent = match self.line.tls() {
+            None => self.send(slices),
+            Some(_) => self.send_sealed(slices),
+        };
         if sent.as_ref().is_err_and(|error| error.kind() != io::ErrorKind::Interrupted) {
             hang_up(&self.socket);
         }
@@ -396,6 +465,9 @@ impl Write for Transmitter {
 
     fn flush(&mut self) -> io::Result<()> {
         self.waiting_since = None;
+        if let Some(tls) = self.line.tls() {
+            tls.rest();
+        }
         Ok(())
     }
 }

@@ -1,13 +1,23 @@
 //! `serve --access FILE`: which peers may use which volumes (rule 13 of SECURITY.md).
 //!
 //! A line is a peer, a right and volumes: `user:libvirt-qemu write vm-*`. The most that any line
-//! gives a peer counts.
+//! gives a peer counts. `client:prometheus pages` lets a certificate see the pages of the server.
 
-use std::{collections::HashMap, io::Read, net::IpAddr, path::Path, str::FromStr};
+use std::{
+    collections::HashMap,
+    io::Read,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use onefold_backend::{accounts, peer::own_uid};
 use onefold_core::{Error, Kind, Result};
-use onefold_serve::nbd::{Peer, Right, Rights};
+use onefold_serve::{
+    nbd::{Peer, Right, Rights},
+    tls::{CLIENT, Identity},
+};
+use parking_lot::RwLock;
 
 /// Lines at most: more is no list that a person keeps.
 const LINES_MAX: usize = 65_536;
@@ -18,9 +28,15 @@ const FILE_BYTES_MAX: u64 = 32 << 20;
 /// Lines with patterns for one peer at most: each name that it asks for is compared with each.
 const PATTERNS_MAX: usize = 1024;
 
+/// The file, which may be read again while the server works.
+pub(super) struct Access {
+    path: PathBuf,
+    lines: RwLock<Lines>,
+}
+
 /// The content of the file, by peer.
 #[derive(Debug, Default)]
-pub(super) struct Access(HashMap<Peer, Given>);
+pub(super) struct Lines(HashMap<Peer, Given>);
 
 /// The rights that the lines of one peer give it.
 #[derive(Debug, Default)]
@@ -29,12 +45,18 @@ struct Given {
     named: HashMap<String, Right>,
     /// Names with `*` or `?`.
     patterns: Vec<(String, Right)>,
+    /// The pages of the server.
+    pages: bool,
 }
 
 struct Line {
     peer: Peer,
-    right: Right,
-    volumes: String,
+    gives: Gives,
+}
+
+enum Gives {
+    Volumes(Right, String),
+    Pages,
 }
 
 /// Without a file: the user of the server and root may do everything, and so may everybody who
@@ -69,6 +91,26 @@ impl Access {
     /// # Errors
     /// `Io`, and `InvalidInput` with the number of a line that makes no sense.
     pub(super) fn read(path: &Path) -> Result<Access> {
+        let lines = RwLock::new(Lines::read(path)?);
+        Ok(Access { path: path.to_owned(), lines })
+    }
+
+    /// The content of the file as it is now.
+    ///
+    /// # Errors
+    /// As [`read`](Access::read).
+    pub(super) fn read_again(&self) -> Result<Lines> {
+        Lines::read(&self.path)
+    }
+
+    /// From now on these lines count.
+    pub(super) fn replace(&self, lines: Lines) {
+        *self.lines.write() = lines;
+    }
+}
+
+impl Lines {
+    fn read(path: &Path) -> Result<Lines> {
         let failed = |e| Error::from_io(format_args!("{} can't be read", path.display()), e);
         // A pipe would have the server wait for its other end.
         if !std::fs::metadata(path).map_err(failed)?.is_file() {
@@ -91,15 +133,15 @@ impl Access {
     }
 }
 
-impl FromStr for Access {
+impl FromStr for Lines {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Access> {
+    fn from_str(text: &str) -> Result<Lines> {
         let lines = text
             .lines()
             .enumerate()
             .filter(|(_, line)| !line.trim().is_empty() && !line.trim_start().starts_with('#'));
-        let mut access = Access::default();
+        let mut access = Lines::default();
         for (count, (n, line)) in lines.enumerate() {
             let wrong = |error: Error| error.context(format!("line {}", n + 1));
             if count == LINES_MAX {
@@ -114,9 +156,16 @@ impl FromStr for Access {
     }
 }
 
-impl Access {
-    fn give(&mut self, Line { peer, right, volumes }: Line) -> Result<()> {
+impl Lines {
+    fn give(&mut self, Line { peer, gives }: Line) -> Result<()> {
         let given = self.0.entry(peer).or_default();
+        let (right, volumes) = match gives {
+            Gives::Volumes(right, volumes) => (right, volumes),
+            Gives::Pages => {
+                given.pages = true;
+                return Ok(());
+            }
+        };
         if !volumes.contains(['*', '?']) {
             let named = given.named.entry(volumes).or_insert(right);
             *named = right.max(*named);
@@ -136,11 +185,26 @@ impl Line {
     fn read(line: &str) -> Result<Line> {
         let wrong = |text: String| Error::new(Kind::InvalidInput, text);
         let words: Vec<&str> = line.split_whitespace().collect();
-        let [peer, right, volumes] = words[..] else {
-            return Err(wrong(
-                "a line is a peer, a right and volumes, like 'user:libvirt-qemu write vm-*'"
-                    .to_owned(),
-            ));
+        let (peer, right, volumes) = match words[..] {
+            [peer, "pages"] => {
+                let peer = peer_of(peer)?;
+                return match peer {
+                    Peer::Certificate(_) => Ok(Line { peer, gives: Gives::Pages }),
+                    _ => Err(wrong(
+                        "'pages' is a right of certificates; a socket shows pages to whom its mode \
+                         lets in"
+                            .to_owned(),
+                    )),
+                };
+            }
+            [peer, right, volumes] => (peer, right, volumes),
+            _ => {
+                return Err(wrong(
+                    "a line is a peer, a right and volumes, like 'user:libvirt-qemu write vm-*', or \
+                     a certificate that may see the pages, like 'client:prometheus pages'"
+                        .to_owned(),
+                ));
+            }
         };
         let right = match right {
             "read" => Right::Read,
@@ -149,7 +213,7 @@ impl Line {
                 return Err(wrong(format!("'{other}' is no right; they are 'read' and 'write'")));
             }
         };
-        Ok(Line { peer: peer_of(peer)?, right, volumes: volumes.to_owned() })
+        Ok(Line { peer: peer_of(peer)?, gives: Gives::Volumes(right, volumes.to_owned()) })
     }
 }
 
@@ -157,7 +221,10 @@ fn peer_of(text: &str) -> Result<Peer> {
     let wrong = || {
         Error::new(
             Kind::InvalidInput,
-            format!("'{text}' is no peer; a peer is user:NAME, uid:NUMBER or addr:ADDRESS"),
+            format!(
+                "'{text}' is no peer; a peer is user:NAME, uid:NUMBER, addr:ADDRESS, client:NAME, \
+                 dns:NAME or sha256:DIGITS of a certificate"
+            ),
         )
     };
     match text.split_once(':') {
@@ -169,11 +236,39 @@ fn peer_of(text: &str) -> Result<Peer> {
             accounts::user(name)?.map(Peer::User).ok_or_else(missing)
         }
         Some(("addr", address)) => address.parse::<IpAddr>().map(Peer::at).map_err(|_| wrong()),
+        Some(("client", name)) if !name.is_empty() => {
+            Ok(Peer::Certificate(Identity::named(&[CLIENT, name].concat())))
+        }
+        Some(("dns", name)) if !name.is_empty() => {
+            Ok(Peer::Certificate(Identity::named(&format!("dns:{}", name.to_ascii_lowercase()))))
+        }
+        Some(("sha256", digits)) => {
+            // As `openssl x509 -fingerprint` shows them, with colons, or without.
+            let digits = digits.replace(':', "").to_ascii_lowercase();
+            match digits.len() == 64 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+                true => Ok(Peer::Certificate(Identity::named(&format!("sha256:{digits}")))),
+                false => Err(wrong()),
+            }
+        }
         _ => Err(wrong()),
     }
 }
 
 impl Rights for Access {
+    fn right(&self, peer: Peer, volume: &str) -> Right {
+        self.lines.read().right(peer, volume)
+    }
+
+    fn knows(&self, peer: Peer) -> bool {
+        self.lines.read().knows(peer)
+    }
+
+    fn sees_pages(&self, peer: Peer) -> bool {
+        self.lines.read().0.get(&peer).is_some_and(|given| given.pages)
+    }
+}
+
+impl Lines {
     fn right(&self, peer: Peer, volume: &str) -> Right {
         let Some(given) = self.0.get(&peer) else { return Right::Nothing };
         let patterns = given
@@ -224,7 +319,7 @@ mod tests {
     fn rule_13_peers_have_what_the_lines_give_them() {
         let text = "# who\n\nuid:61234 write vm-*\nuid:61234 read *\n user:root write \
                     a?c\naddr:10.0.0.1 read backup\naddr:2001:db8::1 write x\n";
-        let access: Access = text.parse().unwrap();
+        let access: Lines = text.parse().unwrap();
         let right = |peer, volume| access.right(peer, volume);
         assert_eq!(right(Peer::User(61_234), "vm-1"), Right::Write);
         assert_eq!(right(Peer::User(61_234), "other"), Right::Read);
@@ -251,10 +346,33 @@ mod tests {
             ("user:no-such-user read *", "no user"),
             ("group:kvm read *", "is no peer"),
             ("addr:host read *", "is no peer"),
+            ("client: read *", "is no peer"),
+            ("sha256:12 read *", "is no peer"),
+            ("uid:1 pages", "'pages' is a right of certificates"),
         ] {
-            let error = wrong.parse::<Access>().unwrap_err().to_string();
+            let error = wrong.parse::<Lines>().unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn rule_39_certificates_are_named_by_their_kind() {
+        let digits = "AB:".repeat(31) + "AB";
+        let text = format!(
+            "client:vm-host write vm-*\ndns:Backup.Example read *\nsha256:{digits} read \
+             x\nclient:prometheus pages\n"
+        );
+        let lines = RwLock::new(text.parse().unwrap());
+        let access = Access { path: PathBuf::new(), lines };
+        let named = |name: &str| Peer::Certificate(Identity::named(name));
+        let right = |name: &str, volume| access.right(named(name), volume);
+        assert_eq!(right("onefold:client/vm-host", "vm-1"), Right::Write);
+        assert_eq!(right("dns:vm-host", "vm-1"), Right::Nothing);
+        assert_eq!(right("dns:backup.example", "vm-1"), Right::Read);
+        assert_eq!(right(&format!("sha256:{}", "ab".repeat(32)), "x"), Right::Read);
+        assert_eq!(right("onefold:client/prometheus", "x"), Right::Nothing);
+        let sees = |name: &str| access.sees_pages(named(name));
+        assert!(sees("onefold:client/prometheus") && !sees("onefold:client/vm-host"));
     }
 
     #[test]

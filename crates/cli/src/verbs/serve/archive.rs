@@ -39,6 +39,7 @@ use super::{
     maintenance::{Activity, Maintenance, Working},
     options::{CLIENT_GRACE, LOOK_EVERY, Options, URIS_MAX, listen, note, show},
     site::Reporter,
+    trust::Trust,
 };
 use crate::{
     report::archive::ArchiveServer,
@@ -71,6 +72,7 @@ pub(super) fn run(
     options: &Options,
     directory: &ArchiveDir,
     service: Service,
+    trust: &Trust,
 ) -> Result<(), Failure> {
     let limits = options.limits()?;
     put::valid_filters(&options.filters)?;
@@ -110,7 +112,7 @@ pub(super) fn run(
     let work = ArchiveWork::start(&ingest)?;
     let (volumes, exports) = (work.volumes().clone(), work.exports().clone());
 
-    let mut server = options.server(exports.clone(), limits)?;
+    let mut server = options.server(exports.clone(), limits, trust)?;
     let listeners = listen(options, Some(socket(directory.path())), service.sockets, &mut server)?;
     let server = Arc::new(Mutex::new(Some(server)));
     let activity = Activity::new(moves(server.clone(), volumes.clone()));
@@ -132,7 +134,8 @@ pub(super) fn run(
         begun: Instant::now(),
         append_only: options.append_only,
     };
-    let mut pages = show(options, reporter(directory.clone(), nodes.clone(), commands.clone()))?;
+    let reporter = reporter(directory.clone(), nodes.clone(), commands.clone());
+    let mut pages = show(options, reporter, trust)?;
     let control = control::Server::start(&directory.control_name()?, commands)?;
     if let Some(server) = server.lock().as_mut() {
         server.start()?;

@@ -25,13 +25,19 @@ use super::{
     looked::Looked,
     options::{CLIENT_GRACE, Options, listen, note, show},
     site::Reporter,
+    trust::Trust,
 };
 use crate::{report::Nbd, verbs::worker::Workers};
 use onefold::parts::cluster_store::{Backing, Url};
 use onefold_console::{address::uri, failure::Failure, size::counted};
 
 /// Serves until a signal comes.
-pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), Failure> {
+pub(super) fn run(
+    options: &Options,
+    url: &Url,
+    service: Service,
+    trust: &Trust,
+) -> Result<(), Failure> {
     let limits = options.limits()?;
     let shown = url.to_string();
     let mode = match (options.read_only, options.take_over) {
@@ -66,13 +72,13 @@ pub(super) fn run(options: &Options, url: &Url, service: Service) -> Result<(), 
         let _ = fenced.send(Some(error));
     })?;
     let exports = work.exports().clone();
-    let mut server = options
-        .server(Arc::new(Told { exports: exports.clone(), said: Mutex::default() }), limits)?;
+    let told = Arc::new(Told { exports: exports.clone(), said: Mutex::default() });
+    let mut server = options.server(told, limits, trust)?;
     let listeners = listen(options, usual, service.sockets, &mut server)?;
     let workers = Workers::start(&backing, options.workers, &options.pace)?;
     let server = Arc::new(Mutex::new(Some(server)));
     let looked = Looked::start(options, &session, &exports)?;
-    let mut pages = show(options, reporter(&shown, &listeners, &server, &looked))?;
+    let mut pages = show(options, reporter(&shown, &listeners, &server, &looked), trust)?;
     if let Some(server) = server.lock().as_mut() {
         server.start()?;
     }

@@ -17,6 +17,7 @@ mod looked;
 mod maintenance;
 mod options;
 mod site;
+mod trust;
 
 use std::{
     path::PathBuf,
@@ -29,7 +30,7 @@ use onefold_backend::{
     systemd::{Notifier, Service, Socket},
 };
 use onefold_block::{Store, StoreExports};
-use onefold_console::address::{self, uri};
+use onefold_console::address::uri;
 use onefold_core::{Error, Kind, Result};
 use onefold_serve::{
     http,
@@ -40,7 +41,8 @@ use parking_lot::Mutex;
 pub(crate) use self::options::Options;
 use self::{
     commands::{Commands, FoundSpace},
-    options::{CLIENT_GRACE, LOOK_EVERY, URIS_MAX, listen, note, show},
+    options::{CLIENT_GRACE, LOOK_EVERY, URIS_MAX, let_in, listen, note, show},
+    trust::Trust,
 };
 use onefold::parts::{
     Found, control,
@@ -58,17 +60,18 @@ const LOOKS_PER_STATUS: u32 = 30;
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let service = Service::take()?;
     let (settings, limits) = (options.settings()?, options.limits()?);
-    address::let_in(&options.nbd, &service.sockets, options.insecure)?;
-    address::let_in(&options.http, &[], options.insecure)?;
+    let_in(options, &service.sockets)?;
+    // Before the store is opened: that may take long, and a file may be missing.
+    let trust = Trust::read(options.tls.as_deref(), options.access.as_deref())?;
     let file = match Found::at(&options.store)? {
-        Found::Archive(directory) => return archive::run(options, &directory, service),
+        Found::Archive(directory) => return archive::run(options, &directory, service, &trust),
         Found::Block(file) => {
             options.not_of_archives()?;
             file
         }
         Found::Cluster(url) => {
             options.not_of_archives()?;
-            return cluster::run(options, &url, service);
+            return cluster::run(options, &url, service, &trust);
         }
     };
 
@@ -87,7 +90,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         grouped(recovered.uncommitted_records)
     );
 
-    let doors = match Doors::open(options, &file, working.store(), service.sockets, limits) {
+    let doors = match Doors::open(options, &file, working.store(), service.sockets, limits, &trust)
+    {
         Ok(doors) => doors,
         Err(failure) => {
             // No client is connected yet, so the store is closed as it was found. The error to tell
@@ -139,8 +143,9 @@ impl Doors {
         store: &Arc<Store>,
         sockets: Vec<Socket>,
         limits: Limits,
+        trust: &Trust,
     ) -> Result<Doors, Failure> {
-        let mut server = options.server(Arc::new(StoreExports(store.clone())), limits)?;
+        let mut server = options.server(Arc::new(StoreExports(store.clone())), limits, trust)?;
         let listeners = listen(options, Some(default_socket(file)), sockets, &mut server)?;
         let server = Arc::new(Mutex::new(Some(server)));
         let found = FoundSpace::default();
@@ -149,7 +154,7 @@ impl Doors {
             Commands::new(file, options, store.clone(), server, &listeners, found.clone())
         };
         let shown = commands();
-        let mut pages = show(options, Box::new(move || shown.report_at_once()))?;
+        let mut pages = show(options, Box::new(move || shown.report_at_once()), trust)?;
         let control = control::Server::start(&file.control_name(), commands())?;
         if let Some(server) = server.lock().as_mut() {
             server.start()?;

@@ -14,14 +14,13 @@ use onefold_console::{
 use onefold_core::{Exports, Result};
 use onefold_serve::{
     http,
-    nbd::{self, Limits, Rights},
+    nbd::{self, Limits},
 };
 
 use super::{
-    access::{Access, Usual},
-    append_only::ReadOnly,
     limited::{Limit, Limited},
     site::{Pages, Reporter},
+    trust::Trust,
 };
 use crate::verbs::worker::{Pace, threads};
 
@@ -56,13 +55,13 @@ pub(crate) struct Options {
     pub(super) store: PathBuf,
 
     /// Address for clients: unix:PATH, unix:PATH,mode=0660,group=NAME, or tcp:ADDRESS:PORT with
-    /// --insecure; can be given several times
+    /// --tls or --insecure; can be given several times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) nbd: Vec<Address>,
 
     /// Address for browsers and Prometheus: unix:PATH, unix:PATH,mode=0660,group=NAME, or
-    /// tcp:ADDRESS:PORT with --insecure. Shows /metrics, /status.json and a page; over TCP what the
-    /// store holds is left out without --one-tenant. Can be given several times
+    /// tcp:ADDRESS:PORT with --tls or --insecure. Shows /metrics, /status.json and a page; with
+    /// --insecure what the store holds is left out without --one-tenant. Can be given several times
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) http: Vec<Address>,
 
@@ -81,15 +80,22 @@ pub(crate) struct Options {
     #[arg(long, default_value = "512M", value_name = "SIZE")]
     pub(crate) memory: Size,
 
-    /// Allows TCP addresses. Everybody who can reach one, at least each user of this machine, may
-    /// read and write: NBD has no passwords, and Onefold has no TLS yet
+    /// Allows TCP addresses without TLS. Everybody who can reach one, at least each user of this
+    /// machine, may read and write, unless --access says less: NBD has no passwords
     #[arg(long)]
     pub(crate) insecure: bool,
 
-    /// File with rights to volumes, in lines like 'user:libvirt-qemu write vm-*'. Without it this
-    /// user, root, and everybody who reaches a TCP address may read and write all volumes
+    /// Directory with ca-cert.pem, server-cert.pem and server-key.pem, and maybe ca-crl.pem, as `onefold
+    /// tls issue --server` makes it. TCP addresses then take TLS only, from clients that show a
+    /// certificate of this authority and have a line in --access. SIGHUP reads it and --access again
+    #[arg(long, value_name = "DIR", conflicts_with = "insecure")]
+    pub(crate) tls: Option<PathBuf>,
+
+    /// File with rights to volumes, in lines like 'user:libvirt-qemu write vm-*' or 'client:NAME read
+    /// backup'. Without it this user, root, and everybody who reaches a TCP address with --insecure
+    /// may read and write all volumes
     #[arg(long, value_name = "FILE")]
-    access: Option<PathBuf>,
+    pub(super) access: Option<PathBuf>,
 
     /// Ends connections on which nothing arrived for so many seconds; without it, none
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -292,20 +298,18 @@ impl Options {
         &self,
         exports: Arc<dyn Exports>,
         limits: Limits,
+        trust: &Trust,
     ) -> Result<nbd::Server, Failure> {
-        let rights: Arc<dyn Rights> = match &self.access {
-            Some(file) => Arc::new(Access::read(file)?),
-            None => Arc::new(Usual::new()),
-        };
-        let rights = match self.append_only {
-            true => Arc::new(ReadOnly(rights)),
-            false => rights,
-        };
         let exports: Arc<dyn Exports> = match &self.limit[..] {
             [] => exports,
             chosen => Arc::new(Limited { exports, chosen: chosen.to_vec() }),
         };
-        Ok(nbd::Server::with_rights(exports, rights, limits))
+        let mut server = nbd::Server::with_rights(exports, trust.rights(self.append_only), limits);
+        if let Some(credentials) = &trust.credentials {
+            server.secure(credentials.clone());
+        }
+        trust.follow_hangups(server.watch())?;
+        Ok(server)
     }
 
     pub(super) fn limits(&self) -> Result<Limits, Failure> {
@@ -319,10 +323,11 @@ impl Options {
             )));
         };
         let buffer_bytes = Settings::for_connections(self.memory.0) as usize;
+        let tls = self.tls.is_some();
         let connections =
-            self.max_connections.unwrap_or_else(|| Limits::connections_for(buffer_bytes));
-        let places = Limits::places_for(buffer_bytes, connections);
-        let limits = Limits { connections, places, buffer_bytes, ..Limits::default() };
+            self.max_connections.unwrap_or_else(|| Limits::connections_for(buffer_bytes, tls));
+        let places = Limits::places_for(buffer_bytes, connections, tls);
+        let limits = Limits { connections, places, buffer_bytes, tls, ..Limits::default() };
         let needed = limits.needed_bytes();
         if needed > buffer_bytes {
             let memory = Size(
@@ -340,6 +345,27 @@ impl Options {
             send: Duration::from_secs(self.send_timeout),
             ..limits
         })
+    }
+}
+
+/// Refuses addresses of a network that are neither guarded by TLS nor insisted on.
+pub(super) fn let_in(options: &Options, sockets: &[Socket]) -> Result<(), Failure> {
+    const HOW: &str = "use unix:PATH, let in only clients with a certificate by --tls DIR, or \
+                       everybody by --insecure";
+    let guarded = options.insecure || options.tls.is_some();
+    address::let_in(&options.nbd, sockets, guarded, HOW)?;
+    address::let_in(&options.http, &[], guarded, HOW)?;
+    let of_network = address::are_of_network(&options.nbd, sockets)
+        || address::are_of_network(&options.http, &[]);
+    match &options.tls {
+        Some(_) if !of_network => Err(Failure::usage(
+            "--tls is for TCP addresses, and there is none: UNIX sockets know their users",
+        )),
+        Some(_) if options.access.is_none() => Err(Failure::usage(
+            "--tls needs --access FILE: without a line in it no certificate may do anything, like \
+             'client:NAME write VOLUME'",
+        )),
+        _ => Ok(()),
     }
 }
 
@@ -365,9 +391,11 @@ pub(super) fn listen(
             Address::Tcp(address) => Address::Tcp(server.add_tcp(address, options.insecure)?),
         });
     }
-    let mut listeners: Vec<String> = listeners.iter().map(Address::to_string).collect();
+    let tls = options.tls.is_some();
+    let mut listeners: Vec<String> =
+        listeners.iter().map(|listener| address::by_tls(&listener.to_string(), tls)).collect();
     for socket in sockets {
-        listeners.push(address::of_socket(&socket.fd));
+        listeners.push(address::by_tls(&address::of_socket(&socket.fd), tls));
         server
             .add_listener(socket.fd, options.insecure)
             .map_err(|e| e.context(format!("socket {} from the service manager", socket.name)))?;
@@ -376,9 +404,17 @@ pub(super) fn listen(
 }
 
 /// Listens for browsers and Prometheus where the options say; the caller starts it.
-pub(super) fn show(options: &Options, report: Reporter) -> Result<http::Server, Failure> {
+pub(super) fn show(
+    options: &Options,
+    report: Reporter,
+    trust: &Trust,
+) -> Result<http::Server, Failure> {
     let mut server =
         http::Server::new(Pages::new(report, options.one_tenant), options.http_name.clone());
+    if let Some(credentials) = &trust.credentials {
+        server.secure(credentials.clone(), trust.rights(false));
+    }
+    let scheme = if trust.credentials.is_some() { "https" } else { "http" };
     for address in &options.http {
         match address {
             Address::Unix(path, door) => {
@@ -387,7 +423,7 @@ pub(super) fn show(options: &Options, report: Reporter) -> Result<http::Server, 
             }
             Address::Tcp(address) => {
                 let address = server.add_tcp(*address, options.insecure)?;
-                tracing::info!("showing figures at http://{address}/");
+                tracing::info!("showing figures at {scheme}://{address}/");
             }
         }
     }

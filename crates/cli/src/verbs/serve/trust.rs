@@ -1,0 +1,82 @@
+//! Who is let in over a network, and how the server hears that this has changed.
+//!
+//! SIGHUP has the files of `--tls` and of `--access` read again; what can't be read leaves all as it
+//! was. Connections that would not be let in any more end then.
+
+use std::{path::Path, sync::Arc};
+
+use onefold_backend::signals::Hangups;
+use onefold_core::{Error, Result};
+use onefold_serve::{
+    nbd::{Rights, Watch},
+    tls::Credentials,
+};
+
+use super::{
+    access::{Access, Usual},
+    append_only::ReadOnly,
+};
+
+/// The files that say who may do what, as the whole server uses them.
+#[derive(Clone)]
+pub(super) struct Trust {
+    pub(super) credentials: Option<Arc<Credentials>>,
+    access: Option<Arc<Access>>,
+}
+
+impl Trust {
+    /// Reads the files of `--tls` and `--access`.
+    ///
+    /// # Errors
+    /// As [`Credentials::read`] and [`Access::read`].
+    pub(super) fn read(tls: Option<&Path>, access: Option<&Path>) -> Result<Trust> {
+        let credentials = tls.map(Credentials::read).transpose()?;
+        let access = access.map(Access::read).transpose()?;
+        Ok(Trust { credentials: credentials.map(Arc::new), access: access.map(Arc::new) })
+    }
+
+    /// What clients may do.
+    pub(super) fn rights(&self, append_only: bool) -> Arc<dyn Rights> {
+        let rights: Arc<dyn Rights> = match &self.access {
+            Some(access) => access.clone(),
+            None => Arc::new(Usual::new()),
+        };
+        if append_only { Arc::new(ReadOnly(rights)) } else { rights }
+    }
+
+    /// Reads the files again at each SIGHUP, and ends connections of those who lost what they had. A
+    /// server without such files ends by the signal, as it always did.
+    pub(super) fn follow_hangups(&self, watch: Watch) -> Result<()> {
+        if self.credentials.is_none() && self.access.is_none() {
+            return Ok(());
+        }
+        let (trust, mut hangups) = (self.clone(), Hangups::install()?);
+        let follow = move || {
+            loop {
+                hangups.wait();
+                match trust.read_again() {
+                    Ok(()) => tracing::info!("read the rights again: SIGHUP"),
+                    Err(error) => tracing::error!("the rights stay as they were: {error}"),
+                }
+                watch.look_again();
+            }
+        };
+        std::thread::Builder::new()
+            .name("rights".to_owned())
+            .spawn(follow)
+            .map(drop)
+            .map_err(|error| Error::from_io("cannot start a thread", error))
+    }
+
+    fn read_again(&self) -> Result<()> {
+        // All of it or nothing, as far as reading goes.
+        let access = self.access.as_ref().map(|access| access.read_again()).transpose()?;
+        if let Some(credentials) = &self.credentials {
+            credentials.reload()?;
+        }
+        if let (Some(access), Some(read)) = (&self.access, access) {
+            access.replace(read);
+        }
+        Ok(())
+    }
+}

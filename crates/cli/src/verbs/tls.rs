@@ -1,0 +1,258 @@
+//! `onefold tls`: an authority of one's own, and the certificates by which servers and clients know
+//! each other.
+//!
+//! *Invariants.* Nothing that is there is replaced, but for the list of certificates that were taken
+//! back, which takes its place whole. Directories are made 0700 and files 0600. What could not be
+//! written whole is removed.
+
+use std::{
+    fs::{DirBuilder, File},
+    io::{ErrorKind, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use clap::{Args, Subcommand};
+use onefold_core::{Error, Kind, Result};
+use onefold_serve::tls::{Authority, CA, CA_LIST, CLIENT, Holder, SERVER_CERTIFICATE, SERVER_KEY};
+use serde_json::json;
+
+use onefold_console::{failure::Failure, output::Answer};
+
+/// The key of the authority; no server needs it.
+const CA_KEY: &str = "ca-key.pem";
+/// What clients of libnbd and qemu look for.
+const CLIENT_CERTIFICATE: &str = "client-cert.pem";
+const CLIENT_KEY: &str = "client-key.pem";
+
+/// Makes certificates for serving over a network: an authority, and what it issues
+///
+/// The authority's directory has the key with which anybody can make himself a client of your servers:
+/// keep it on one machine, not on a server. What is issued for a machine is a directory that is copied
+/// there.
+#[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
+#[command(after_help = "Examples:\n  \
+                  onefold tls init ca\n  \
+                  onefold tls issue ca nas.example.com --server\n  \
+                  onefold tls issue ca vm-host\n  \
+                  onefold tls revoke ca vm-host")]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Makes an authority in a new directory
+    #[command(after_help = "Examples:\n  onefold tls init ca")]
+    Init {
+        /// The directory, which is made
+        directory: PathBuf,
+        /// Days until the authority's certificate expires, and with it all that it issued
+        #[arg(long, default_value_t = 3650, value_name = "DAYS", value_parser = days())]
+        days: u32,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Makes a key and a certificate, in a new directory of this name below the authority's
+    ///
+    /// A client's directory is what `tls-certificates` of nbdcopy and `dir` of qemu's tls-creds-x509
+    /// take, a server's what `onefold serve --tls` takes.
+    #[command(after_help = "Examples:\n  \
+                      onefold tls issue ca vm-host\n  \
+                      onefold tls issue ca nas.example.com --server --also 192.0.2.7")]
+    Issue {
+        /// The authority's directory
+        directory: PathBuf,
+        /// Of a client, the name that stands behind 'client:' in --access; of a server, the name or
+        /// address by which clients call it
+        name: String,
+        /// For a server
+        #[arg(long)]
+        server: bool,
+        /// A further name or address of the server; can be given several times
+        #[arg(long, value_name = "NAME", requires = "server")]
+        also: Vec<String>,
+        /// Days until the certificate expires
+        #[arg(long, default_value_t = 825, value_name = "DAYS", value_parser = days())]
+        days: u32,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Takes the certificate of a client back: adds it to the authority's ca-crl.pem
+    ///
+    /// Copy that file into the directories of the servers, and send them SIGHUP.
+    #[command(after_help = "Examples:\n  onefold tls revoke ca vm-host")]
+    Revoke {
+        /// The authority's directory
+        directory: PathBuf,
+        /// The client's name, or a file with its certificate
+        name: String,
+        #[command(flatten)]
+        answer: Answer,
+    },
+}
+
+fn days() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=36_500)
+}
+
+/// Makes what was asked for.
+pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
+    match &options.verb {
+        Verb::Init { directory, days, answer } => init(directory, *days, answer),
+        Verb::Issue { directory, name, server, also, days, answer } => {
+            let names = [std::slice::from_ref(name), also].concat();
+            let holder =
+                if *server { Holder::Server(&names) } else { Holder::Client(name.as_str()) };
+            issue(directory, name, holder, *days, answer)
+        }
+        Verb::Revoke { directory, name, answer } => revoke(directory, name, answer),
+    }
+}
+
+fn init(directory: &Path, days: u32, answer: &Answer) -> std::result::Result<(), Failure> {
+    let made = Authority::make(days)?;
+    write_new(directory, &[(CA_KEY, &made.key), (CA, &made.certificate)])?;
+    let shown = directory.display();
+    answer.tell(
+        &json!({ "directory": shown.to_string(), "days": days }),
+        format_args!(
+            "{shown} is an authority now; keep {CA_KEY} to yourself, and issue certificates by `onefold \
+             tls issue {shown} NAME`"
+        ),
+    )
+}
+
+fn issue(
+    directory: &Path,
+    name: &str,
+    holder: Holder<'_>,
+    days: u32,
+    answer: &Answer,
+) -> std::result::Result<(), Failure> {
+    let (authority, own) = authority(directory)?;
+    let made = authority.issue(holder, days)?;
+    let to = directory.join(name);
+    let (certificate, key) = match holder {
+        Holder::Client(_) => (CLIENT_CERTIFICATE, CLIENT_KEY),
+        Holder::Server(_) => (SERVER_CERTIFICATE, SERVER_KEY),
+    };
+    write_new(&to, &[(key, &made.key), (certificate, &made.certificate), (CA, &own)])?;
+    let shown = to.display();
+    // What a server's certificate is called matters to nobody.
+    let client = made.name.strip_prefix(CLIENT).map(|name| format!("client:{name}"));
+    let report = json!({ "directory": shown.to_string(), "identity": client, "days": days });
+    match client {
+        Some(client) => answer.tell(
+            &report,
+            format_args!("{shown} is for this client; --access calls it '{client}'"),
+        ),
+        None => answer
+            .tell(&report, format_args!("{shown} is for this server: onefold serve --tls {shown}")),
+    }
+}
+
+fn revoke(directory: &Path, name: &str, answer: &Answer) -> std::result::Result<(), Failure> {
+    let (authority, _) = authority(directory)?;
+    let below = directory.join(name).join(CLIENT_CERTIFICATE);
+    let path = if below.exists() { below } else { PathBuf::from(name) };
+    let certificate = read(&path)?;
+    let list = directory.join(CA_LIST);
+    let before = match read(&list) {
+        Err(error) if error.kind() == Kind::NotFound => None,
+        read => Some(read?),
+    };
+    let after = authority
+        .revoke(&certificate, before.as_deref())
+        .map_err(|error| error.context(path.display()))?;
+    let aside = directory.join(format!("{CA_LIST}.new"));
+    match std::fs::remove_file(&aside) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(Error::from_io(aside.display(), error).into());
+        }
+        _ => {}
+    }
+    write_file(&aside, &after)?;
+    std::fs::rename(&aside, &list).map_err(|error| Error::from_io(list.display(), error))?;
+    sync(directory)?;
+    let shown = list.display();
+    answer.tell(
+        &json!({ "list": shown.to_string(), "certificate": path.display().to_string() }),
+        format_args!(
+            "{} is on {shown} now: copy it to the directories of your servers, and send them SIGHUP",
+            path.display()
+        ),
+    )
+}
+
+/// The authority in a directory, and its certificate.
+fn authority(directory: &Path) -> Result<(Authority, String)> {
+    let own = |name| {
+        read(&directory.join(name)).map_err(|error| match error.kind() {
+            Kind::NotFound => Error::new(
+                Kind::NotFound,
+                format!(
+                    "{} is no authority: there is no {name} in it (onefold tls init)",
+                    directory.display()
+                ),
+            ),
+            _ => error,
+        })
+    };
+    let (certificate, key) = (own(CA)?, own(CA_KEY)?);
+    let authority = Authority::from_pem(&certificate, &key)
+        .map_err(|error| error.context(directory.display()))?;
+    Ok((authority, certificate))
+}
+
+fn read(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path)
+        .map_err(|error| Error::from_io(format_args!("{} can't be read", path.display()), error))
+}
+
+/// Makes a directory with these files; nothing of it stays when that fails.
+fn write_new(directory: &Path, files: &[(&str, &String)]) -> Result<()> {
+    DirBuilder::new().mode(0o700).create(directory).map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => Error::new(
+            Kind::Exists,
+            format!(
+                "{} is there already, and is not replaced: rename or remove it first",
+                directory.display()
+            ),
+        ),
+        _ => Error::from_io(format_args!("{} can't be made", directory.display()), error),
+    })?;
+    let written = files
+        .iter()
+        .try_for_each(|(name, text)| write_file(&directory.join(name), text))
+        .and_then(|()| sync(directory))
+        .and_then(|()| match directory.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => sync(parent),
+            _ => sync(Path::new(".")),
+        });
+    if written.is_err() {
+        for (name, _) in files {
+            let _ = std::fs::remove_file(directory.join(name));
+        }
+        let _ = std::fs::remove_dir(directory);
+    }
+    written
+}
+
+fn write_file(path: &Path, text: &str) -> Result<()> {
+    let write = || {
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    };
+    write()
+        .map_err(|error| Error::from_io(format_args!("{} can't be written", path.display()), error))
+}
+
+fn sync(directory: &Path) -> Result<()> {
+    File::open(directory).and_then(|directory| directory.sync_all()).map_err(|error| {
+        Error::from_io(format_args!("{} can't be made durable", directory.display()), error)
+    })
+}

@@ -1,0 +1,166 @@
+//! Certificates: how they are made, what a server refuses, and what SIGHUP changes.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpStream,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+
+use super::support::{Desk, Serving, qemu_io, try_qemu_io};
+
+/// An authority `ca` with a server and a client, and a file of rights.
+fn desk_with_certificates() -> Desk {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    desk.ok("tls init ca");
+    desk.ok("tls issue ca 127.0.0.1 --server --also localhost");
+    assert!(desk.ok("tls issue ca own").contains("'client:own'"));
+    fs::write(desk.path("access"), "client:own write *\n").unwrap();
+    desk
+}
+
+const SERVE: &str = "a --nbd tcp:127.0.0.1:0 --tls ca/127.0.0.1 --access access";
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
+fn give(path: &Path, mode: u32) {
+    let file = fs::File::open(path).unwrap();
+    file.set_permissions(fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// The address of a server's URI.
+fn address(serving: &Serving) -> String {
+    let log = serving.log();
+    let (_, behind) = log.split_once("nbds://").unwrap();
+    behind.split('/').next().unwrap().to_owned()
+}
+
+#[test]
+fn rule_38_what_tls_issue_makes_is_private_and_replaces_nothing() {
+    let desk = desk_with_certificates();
+    for directory in ["ca", "ca/own", "ca/127.0.0.1"] {
+        assert_eq!(mode(&desk.path(directory)), 0o700, "{directory}");
+        for entry in fs::read_dir(desk.path(directory)).unwrap() {
+            let path = entry.unwrap().path();
+            assert!(path.is_dir() || mode(&path) == 0o600, "{}", path.display());
+        }
+    }
+    let names = |directory: &str| {
+        let entries = fs::read_dir(desk.path(directory)).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names("ca/own"), ["ca-cert.pem", "client-cert.pem", "client-key.pem"]);
+    assert_eq!(names("ca/127.0.0.1"), ["ca-cert.pem", "server-cert.pem", "server-key.pem"]);
+    let key = fs::read(desk.path("ca/ca-key.pem")).unwrap();
+    desk.fails("tls init ca", 1, &["ca is there already"]);
+    desk.fails("tls issue ca own", 1, &["ca/own is there already"]);
+    assert_eq!(fs::read(desk.path("ca/ca-key.pem")).unwrap(), key);
+    for name in ["a/b", "..", "-x", "ä", "x y"] {
+        let said = desk.command("tls issue ca").arg("--").arg(name).output().unwrap();
+        let error = String::from_utf8_lossy(&said.stderr);
+        assert!(said.status.code() == Some(1) && error.contains("is no name for"), "{error}");
+    }
+    desk.fails("tls issue ca a/b --server", 1, &["is no name for a server"]);
+    desk.fails("tls issue a own", 1, &["can't be read"]);
+    fs::create_dir(desk.path("empty")).unwrap();
+    desk.fails("tls issue empty own", 1, &["empty is no authority", "tls init"]);
+    // The key of another authority.
+    desk.ok("tls init other");
+    fs::copy(desk.path("other/ca-cert.pem"), desk.path("ca/ca-cert.pem")).unwrap();
+    desk.fails("tls issue ca next", 1, &["not a pair"]);
+    assert!(!desk.path("ca/next").exists());
+}
+
+#[test]
+fn rule_11_a_server_takes_one_of_tls_and_insecure() {
+    let desk = desk_with_certificates();
+    desk.fails(&format!("serve {SERVE} --insecure"), 2, &["--tls", "--insecure"]);
+    desk.fails("serve a --nbd tcp:127.0.0.1:0 --tls ca/127.0.0.1", 2, &["--tls needs --access"]);
+    desk.fails("serve a --tls ca/127.0.0.1 --access access", 2, &["there is none"]);
+    desk.fails(
+        &format!("serve {} ", SERVE.replace("ca/127.0.0.1", "ca/own")),
+        1,
+        &["server-cert.pem"],
+    );
+    assert!(desk.serve(SERVE).terminate().0.success());
+}
+
+#[test]
+fn rule_38_a_key_that_others_can_read_is_refused() {
+    let desk = desk_with_certificates();
+    for wrong in [0o640, 0o604] {
+        give(&desk.path("ca/127.0.0.1/server-key.pem"), wrong);
+        desk.fails(&format!("serve {SERVE}"), 1, &["server-key.pem", "chmod 600"]);
+    }
+    give(&desk.path("ca/127.0.0.1/server-key.pem"), 0o600);
+    let mut serving = desk.serve(SERVE);
+    // What can't be read leaves all as it was.
+    give(&desk.path("ca/127.0.0.1/server-key.pem"), 0o644);
+    serving.signal(Signal::HUP);
+    serving.wait_for("the rights stay as they were");
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
+fn rule_37_a_server_with_tls_tells_a_plain_client_nothing() {
+    let desk = desk_with_certificates();
+    let serving = desk.serve(&format!("{SERVE} --http tcp:127.0.0.1:0"));
+    let said = try_qemu_io(&format!("nbd://{}/v", address(&serving)), &["read 0 4k"]);
+    assert!(said.err.contains("TLS"), "{said:?}");
+    let log = serving.log();
+    let pages = log.split_once("https://").unwrap().1.split('/').next().unwrap().to_owned();
+    let mut stream = TcpStream::connect(pages).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    assert!(!String::from_utf8_lossy(&answer).contains("onefold"), "{answer:?}");
+    assert!(serving.terminate().0.success());
+}
+
+#[test]
+fn rule_38_sighup_reads_the_rights_again_and_ends_what_they_no_longer_give() {
+    let desk = Desk::new();
+    desk.store_with_volume("a");
+    fs::write(desk.path("access"), "user:root write v\n").unwrap();
+    let mut serving = desk.serve("a --access access --nbd unix:s");
+    let uri = format!("nbd+unix:///v?socket={}", desk.path("s").display());
+    qemu_io(&uri, &["write -P 1 0 4k", "flush"]);
+    // A client that stays, as a virtual machine does.
+    let mut client = std::process::Command::new("qemu-io")
+        .args(["-f", "raw", "-t", "none", &uri])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let connections =
+        |n: u64| desk.status("a")["server"]["nbd"]["connections"].as_u64().unwrap() == n;
+    let wait = |n| {
+        let begun = Instant::now();
+        while !connections(n) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{}", desk.status("a"));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    wait(1);
+    serving.signal(Signal::HUP);
+    serving.wait_for("read the rights again");
+    assert!(connections(1), "nothing has changed");
+    fs::write(desk.path("access"), "user:root read v\n").unwrap();
+    serving.signal(Signal::HUP);
+    wait(0);
+    let said = try_qemu_io(&uri, &["write -P 2 0 4k"]);
+    assert!(said.err.contains("Permission denied"), "{said:?}");
+    let _ = (client.kill(), client.wait());
+    assert!(serving.terminate().0.success());
+}
