@@ -200,9 +200,7 @@ pub fn is_locked_here(path: &Path) -> bool {
 fn holder(file: &fs::File) -> Option<String> {
     let pid = holding_pid(&rustix::fs::fstat(file).ok()?)?;
     match fs::metadata(format!("/proc/{pid}")) {
-        Ok(process) => {
-            Some(format!("process {pid} of user {}", MetadataExt::uid(&process)))
-        }
+        Ok(process) => Some(format!("process {pid} of user {}", MetadataExt::uid(&process))),
         Err(e) if e.kind() == ErrorKind::NotFound => {
             Some("a process that ended and left it to another".into())
         }

@@ -88,9 +88,13 @@ mod tests {
     #[test]
     fn rule_21_a_set_that_is_called_like_a_path_takes_no_other_ones_directory() {
         let names = directories(vec!["web/1", "web_1", "web_1-2", "..", "__", "web/1", "a", ""]);
-        for (name, set) in
-            [("web_1", "web_1"), ("web_1-2", "web_1-2"), ("web_1-3", "web/1"), ("__", "__"), ("_", "")]
-        {
+        for (name, set) in [
+            ("web_1", "web_1"),
+            ("web_1-2", "web_1-2"),
+            ("web_1-3", "web/1"),
+            ("__", "__"),
+            ("_", ""),
+        ] {
             assert_eq!(names.get(name).map(String::as_str), Some(set), "{name}");
         }
         assert_eq!(names.len(), 7);

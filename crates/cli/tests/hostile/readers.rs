@@ -11,8 +11,8 @@ use std::{
 
 use onefold_archive::{
     Address, Class, Completeness, ContainerId, ContainerKind, FoundLabel as Found, Identity,
-    IndexFile, Label, Owner, Pieces, Place, RecipeWriter, Record, Shape, Snapshot, SnapshotId, Stored,
-    Stream, TreeNodeRef, decode_frame, encode_entry, encode_frame,
+    IndexFile, Label, Owner, Pieces, Place, RecipeWriter, Record, Shape, Snapshot, SnapshotId,
+    Stored, Stream, TreeNodeRef, decode_frame, encode_entry, encode_frame,
 };
 use onefold_block::{Begin, StreamWriter};
 use onefold_core::{

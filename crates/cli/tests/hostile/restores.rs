@@ -98,9 +98,8 @@ fn rule_05_second_names_of_files_deep_in_a_tree_hold_no_restore_up() {
         rustix::fs::mkdirat(at, name, 0o700.into()).unwrap();
         rustix::fs::openat(at, name, rustix::fs::OFlags::PATH, 0.into()).unwrap()
     };
-    let place = |name: &str| {
-        rustix::fs::open(desk.path(name), rustix::fs::OFlags::PATH, 0.into()).unwrap()
-    };
+    let place =
+        |name: &str| rustix::fs::open(desk.path(name), rustix::fs::OFlags::PATH, 0.into()).unwrap();
     let (elsewhere, mut at) = (place("home/z"), place("home"));
     for _ in 0..1_500 {
         at = open(&at, "d");

@@ -114,9 +114,7 @@ impl Aside {
         match rustix::fs::openat(above, ".", DIRECTORY, Mode::empty()).and_then(rustix::fs::fsync) {
             // We may not read the directory above, or it can't be synced alone.
             Ok(()) => Ok(()),
-            Err(Errno::ACCESS | Errno::INVAL) => {
-                rustix::fs::syncfs(&self.opened).map_err(wrong)
-            }
+            Err(Errno::ACCESS | Errno::INVAL) => rustix::fs::syncfs(&self.opened).map_err(wrong),
             Err(errno) => Err(wrong(errno)),
         }
     }
