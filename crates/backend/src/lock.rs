@@ -10,7 +10,10 @@
 use std::{
     fs,
     io::ErrorKind,
-    os::fd::{AsFd, AsRawFd},
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::fs::MetadataExt,
+    },
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -167,8 +170,17 @@ pub fn holders(paths: &[PathBuf]) -> Vec<(u32, String)> {
     pids.into_iter().map(|pid| (pid, command(pid))).collect()
 }
 
-/// The program of a process and its first argument.
+/// The program of a process and its first argument; of another user's only whose it is. Reading a command
+/// line reads memory of the process, which another user may have on a file system of his own that never
+/// answers.
 fn command(pid: u32) -> String {
+    let user = fs::metadata(format!("/proc/{pid}")).map(|own| MetadataExt::uid(&own));
+    match user {
+        Ok(user) if user != 0 && user != rustix::process::geteuid().as_raw() => {
+            return format!("of user {user}");
+        }
+        _ => {}
+    }
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let mut words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
     let program = words.next().unwrap_or_default();
@@ -188,9 +200,7 @@ pub fn is_locked_here(path: &Path) -> bool {
 fn holder(file: &fs::File) -> Option<String> {
     let pid = holding_pid(&rustix::fs::fstat(file).ok()?)?;
     match fs::metadata(format!("/proc/{pid}")) {
-        Ok(process) => {
-            Some(format!("process {pid} of user {}", std::os::unix::fs::MetadataExt::uid(&process)))
-        }
+        Ok(process) => Some(format!("process {pid} of user {}", MetadataExt::uid(&process))),
         Err(e) if e.kind() == ErrorKind::NotFound => {
             Some("a process that ended and left it to another".into())
         }
@@ -310,5 +320,17 @@ mod tests {
         other.wait().unwrap();
         assert!(found.iter().any(|(pid, command)| *pid == other.id() && command == "sleep 60"));
         assert!(found.iter().all(|(pid, _)| *pid != std::process::id()));
+    }
+
+    /// The command line of another user's process lies in memory that may never answer.
+    #[test]
+    #[ignore = "needs root"]
+    fn rule_03_the_command_line_of_another_user_is_not_read() {
+        use std::os::unix::process::CommandExt;
+        let mut other = std::process::Command::new("sleep").arg("60").uid(61_234).spawn().unwrap();
+        let told = command(other.id());
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert_eq!(told, "of user 61234");
     }
 }

@@ -844,6 +844,10 @@ fn rule_12_files_of_holes_end_no_backup() {
     desk.ok(&format!("cat a t {tree}/d"));
     desk.status("a");
     desk.ok("check a");
+    // A restore to where such files can be.
+    let out = format!("restore a t -C {tree}/out");
+    let said = desk.run(&out);
+    assert!(said.status.success(), "{said:?}");
 }
 
 #[test]

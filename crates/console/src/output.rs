@@ -47,13 +47,14 @@ pub fn json_line(report: &Value) {
     print(said_in_json(&report.to_string()));
 }
 
-/// Escapes U+007F to U+009F, which a terminal may obey; JSON itself demands it only for characters
-/// below the space.
+/// Escapes U+007F to U+009F, which a terminal may obey, and the marks by which it shows text in another
+/// order; JSON itself demands it only for characters below the space.
 fn said_in_json(text: &str) -> String {
     let mut said = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
-            '\u{7f}'..='\u{9f}' => said.push_str(&format!("\\u{:04x}", u32::from(c))),
+            '\n' => said.push(c),
+            c if is_order(c) => said.push_str(&format!("\\u{:04x}", u32::from(c))),
             c => said.push(c),
         }
     }
@@ -98,10 +99,10 @@ mod tests {
 
     #[test]
     fn rule_09_json_gives_a_terminal_no_orders() {
-        let name = "a\u{9b}2J\u{7f}\u{1b}é\u{a0}";
+        let name = "a\u{9b}2J\u{7f}\u{1b}é\u{a0}\u{202e}\u{2066}";
         let text = serde_json::to_string(name).unwrap_or_default();
         let said = said_in_json(&text);
-        assert_eq!(said, "\"a\\u009b2J\\u007f\\u001bé\u{a0}\"");
+        assert_eq!(said, "\"a\\u009b2J\\u007f\\u001bé\u{a0}\\u202e\\u2066\"");
         assert_eq!(serde_json::from_str::<String>(&said).unwrap_or_default(), name);
     }
 }

@@ -12,7 +12,7 @@ use crate::format::{
 };
 
 /// Memory that a snapshot takes without its texts.
-pub(super) const SNAPSHOT_MEMORY: usize = 512;
+pub(super) const SNAPSHOT_MEMORY: usize = 576;
 
 /// Bytes of a snapshot at least.
 pub(super) const SNAPSHOT_BYTES: usize = 147;
@@ -21,6 +21,8 @@ pub(super) const SNAPSHOT_BYTES: usize = 147;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshots {
     pub(super) all: Map<u64, Snapshot>,
+    /// The number of each by its id: a log may make, forget and bring back as many as it has room for.
+    numbers: Map<SnapshotId, u64>,
     next: u64,
     /// Nodes that are named, and whose children are not counted: they were damaged.
     due: Map<Address, ()>,
@@ -66,7 +68,7 @@ impl Snapshots {
     /// # Errors
     /// `NotFound`.
     pub fn get(&self, id: SnapshotId) -> Result<&Snapshot> {
-        let found = self.all.values().find(|snapshot| snapshot.id == id);
+        let found = self.numbers.get(&id).and_then(|number| self.all.get(number));
         found.ok_or_else(|| Error::new(Kind::NotFound, format!("there is no snapshot {id}")))
     }
 
@@ -76,10 +78,15 @@ impl Snapshots {
     }
 
     pub(super) fn made(&mut self, snapshot: Snapshot) -> Result<()> {
-        if self.get(snapshot.id).is_ok() {
+        if self.numbers.contains_key(&snapshot.id) {
             return Err(corrupt(format!("the log makes snapshot {} twice", snapshot.id)));
         }
-        self.all.insert(self.next, snapshot);
+        let id = snapshot.id;
+        // A snapshot of tables may say that the next one has a number which is taken.
+        if let Some(before) = self.all.insert(self.next, snapshot) {
+            self.numbers.remove(&before.id);
+        }
+        self.numbers.insert(id, self.next);
         self.next = self.next.saturating_add(1);
         Ok(())
     }
@@ -102,6 +109,7 @@ impl Snapshots {
             Record::Expired { ids } => {
                 for id in ids {
                     let number = self.number(id)?;
+                    self.numbers.remove(&id);
                     gone.extend(self.all.remove(&number));
                 }
             }
@@ -115,10 +123,8 @@ impl Snapshots {
     }
 
     fn number(&self, id: SnapshotId) -> Result<u64> {
-        let found = self.all.iter().find(|(_, snapshot)| snapshot.id == id);
-        found
-            .map(|(&number, _)| number)
-            .ok_or_else(|| corrupt(format!("the log changes snapshot {id}, which is not there")))
+        let found = self.numbers.get(&id).copied();
+        found.ok_or_else(|| corrupt(format!("the log changes snapshot {id}, which is not there")))
     }
 
     fn change_all(
@@ -161,7 +167,12 @@ impl Snapshots {
                 all
             }
         };
-        let mut snapshots = Snapshots { all, next, due: Map::default() };
+        let mut numbers = Map::default();
+        numbers.extend(all.iter().map(|(&number, snapshot)| (snapshot.id, number)));
+        if numbers.len() < all.len() {
+            return Err(corrupt("two snapshots have one id"));
+        }
+        let mut snapshots = Snapshots { all, numbers, next, due: Map::default() };
         snapshots.due.extend(addresses_of(r)?.into_iter().map(|node| (node, ())));
         Ok(snapshots)
     }

@@ -172,7 +172,9 @@ fn clone_volume(
     if tables.volumes.contains_key(&id) {
         return Err(corrupt(format!("the log makes volume {id} twice")));
     }
-    let clone = Volume { name, created, read_only, cuts: Vec::new(), ..source.clone() };
+    // Of the source it has no more than its size and map, however often that was cut.
+    let (bytes, block_index) = (source.bytes, source.block_index.clone());
+    let clone = Volume { name, bytes, created, read_only, cuts: Vec::new(), block_index };
     let recipe = clone.recipe();
     #[cfg(feature = "planted-bugs")]
     let recipe = if tables.derived.clones_uncounted { Vec::new() } else { recipe };

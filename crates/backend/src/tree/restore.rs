@@ -81,8 +81,15 @@ impl Restorer {
     /// # Errors
     /// The errors of the system; `Denied` when another user's link or mount is on the way there.
     pub fn new(root: &Path, choices: Choices) -> Result<Restorer> {
+        Restorer::within(place::Place::make(root)?.open(root)?, root, choices)
+    }
+
+    /// The same below a directory that is open, which is called `root` in errors.
+    ///
+    /// # Errors
+    /// The errors of the system.
+    pub fn within(opened: OwnedFd, root: &Path, choices: Choices) -> Result<Restorer> {
         let wrong = |errno: Errno| Error::from_io(root.display(), errno.into());
-        let opened = place::Place::make(root)?.open(root)?;
         let stat = rustix::fs::fstat(&opened).map_err(wrong)?;
         let again = rustix::io::fcntl_dupfd_cloexec(&opened, 0);
         let shared = Shared {

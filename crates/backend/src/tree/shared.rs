@@ -1,7 +1,7 @@
 //! What the threads of a restore share: its choices, what they made, and what they left out.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     ffi::{OsStr, OsString},
     fs::File,
     hash::{BuildHasher, RandomState},
@@ -83,6 +83,45 @@ impl Known {
     }
 }
 
+/// Directories of the way that stay open.
+const WAY_OPEN: usize = 32;
+
+/// The way to a directory: the last ones on it stay open. Many names of one file, deep in a tree, or of
+/// files beside each other there, do not open each directory on the way for each.
+#[derive(Default)]
+pub(super) struct Way {
+    path: Vec<u8>,
+    /// The lengths of their paths, and the directories.
+    open: VecDeque<(usize, OwnedFd)>,
+}
+
+impl Way {
+    /// Gives up what does not lead to a path; gives the length of what does.
+    fn go_back_to(&mut self, path: &[u8]) -> usize {
+        let Way { path: old, open } = self;
+        let leads = |length: usize| {
+            path.get(..length) == old.get(..length) && path.get(length).is_none_or(|&b| b == b'/')
+        };
+        while open.back().is_some_and(|(length, _)| !leads(*length)) {
+            open.pop_back();
+        }
+        old.clear();
+        old.extend_from_slice(path);
+        open.back().map_or(0, |(length, _)| *length)
+    }
+
+    fn go_on(&mut self, length: usize, directory: OwnedFd) {
+        self.open.push_back((length, directory));
+        if self.open.len() > WAY_OPEN {
+            self.open.pop_front();
+        }
+    }
+
+    fn end<'a>(&'a self, root: &'a OwnedFd) -> &'a OwnedFd {
+        self.open.back().map_or(root, |(_, directory)| directory)
+    }
+}
+
 /// See the head of the module.
 pub(super) struct Shared {
     pub(super) shown: PathBuf,
@@ -96,9 +135,8 @@ pub(super) struct Shared {
     /// What was made under names that other users could exchange.
     pub(super) known: Mutex<Known>,
     pub(super) left_out: Mutex<LeftOut>,
-    /// The directory of the first name that was looked for last. Many names of one file, deep in a
-    /// tree, do not open each directory on the way for each.
-    pub(super) last: Mutex<Option<(Vec<u8>, OwnedFd)>>,
+    /// The way to the directory of the first name that was looked for last.
+    pub(super) last: Mutex<Way>,
 }
 
 impl Shared {
@@ -127,15 +165,7 @@ impl Shared {
     pub(super) fn find(&self, path: &[u8]) -> Result<(OwnedFd, OwnedFd, Stat), Errno> {
         let name = last_part(path);
         let above = &path[..path.len() - name.len()];
-        let mut last = self.last.lock();
-        let at = match &*last {
-            Some((at, directory)) if at == above => rustix::io::fcntl_dupfd_cloexec(directory, 0)?,
-            _ => {
-                let directory = self.above(above)?;
-                *last = Some((above.to_vec(), rustix::io::fcntl_dupfd_cloexec(&directory, 0)?));
-                directory
-            }
-        };
+        let at = self.above(above)?;
         let (place, stat) = open_path(&at, name).map_err(stale)?;
         self.is_known(path, &stat)?;
         Ok((at, place, stat))
@@ -143,16 +173,18 @@ impl Shared {
 
     /// The directory of earlier entries, by its path with a slash at its end.
     fn above(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let path = path.strip_suffix(b"/").unwrap_or(path);
+        let mut way = self.last.lock();
+        let mut length = way.go_back_to(path);
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let mut at = rustix::fs::openat(&self.root, ".", flags, Mode::empty())?;
-        let mut length = 0;
-        for part in path.split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
-            length += part.len();
-            let (next, stat) = open_directory(&at, part).map_err(stale)?;
+        let root = rustix::fs::openat(&self.root, ".", flags, Mode::empty())?;
+        for part in path[length..].split(|&byte| byte == b'/').filter(|part| !part.is_empty()) {
+            length += part.len() + usize::from(length > 0);
+            let (next, stat) = open_directory(way.end(&root), part).map_err(stale)?;
             self.is_known(&path[..length], &stat)?;
-            (at, length) = (next, length + 1);
+            way.go_on(length, next);
         }
-        Ok(at)
+        rustix::io::fcntl_dupfd_cloexec(way.end(&root), 0)
     }
 
     pub(super) fn is_known(&self, path: &[u8], stat: &Stat) -> Result<(), Errno> {
@@ -389,7 +421,7 @@ impl Shared {
         self.is_not_mounted(at.0, &entry.path)?;
         if self.choices.in_place
             && mounts::identity(at.0, OsStr::from_bytes(name)) == Ok(Identity::of(&stat))
-            && twin(at.0, name).as_deref() == Some(name)
+            && has_no_twin(at.0, name)
         {
             // It is a name of the file already.
             self.note(at, entry, &stat);
@@ -526,6 +558,24 @@ pub(super) fn is_empty(directory: &OwnedFd) -> bool {
     rustix::fs::Dir::read_from(directory).is_ok_and(|names| {
         names.flatten().all(|name| matches!(name.file_name().to_bytes(), b"." | b".."))
     })
+}
+
+/// True when a directory surely has this very name, and not another one that its file system takes for it,
+/// as file systems that fold names do. It is not read for that, however many names of a file are in it.
+fn has_no_twin(directory: &OwnedFd, name: &[u8]) -> bool {
+    // Some of these leave out what is at the end, or know shorter names.
+    let is_plain = name.is_ascii() && !name.ends_with(b".") && !name.ends_with(b" ");
+    let turned: Vec<u8> = name
+        .iter()
+        .map(|letter| match letter.is_ascii_lowercase() {
+            true => letter.to_ascii_uppercase(),
+            false => letter.to_ascii_lowercase(),
+        })
+        .collect();
+    is_plain
+        && !name.contains(&b'~')
+        && (turned == name
+            || mounts::identity(directory, OsStr::from_bytes(&turned)) == Err(Errno::NOENT))
 }
 
 /// The name that a directory has for what is found there under `name`.

@@ -114,6 +114,8 @@ fn rule_05_links_of_another_user_lead_no_restore_elsewhere() {
     for verb in [
         "restore roots s -C home/user/x",
         "restore roots s -C home/user/x/new",
+        "restore roots s -C home/user/x/new --atomic",
+        "restore roots s -C home/user/x/new/deep --atomic",
         "restore roots s -C home/user/x --in-place",
         "restore roots s -C home/user/x --in-place --delete --force",
         "restore roots s -C home/user/x --in-place --delete --force --dry-run",
@@ -149,6 +151,7 @@ fn rule_07_what_a_user_mounted_is_not_asked_by_who_gives_its_path() {
             "put roots stream -r home/user/point",
             "restore roots s -C home/user/point",
             "restore roots s -C home/user/point/deep --in-place",
+            "restore roots s -C home/user/point/deep --atomic",
             "mount roots home/user/point",
         ] {
             let output = run(&street, verb);

@@ -10,9 +10,9 @@ use std::{
 };
 
 use onefold_archive::{
-    Address, Class, ContainerId, ContainerKind, FoundLabel as Found, Identity, IndexFile, Label,
-    Owner, Pieces, Place, RecipeWriter, Record, Shape, Stored, Stream, decode_frame, encode_entry,
-    encode_frame,
+    Address, Class, Completeness, ContainerId, ContainerKind, FoundLabel as Found, Identity,
+    IndexFile, Label, Owner, Pieces, Place, RecipeWriter, Record, Shape, Snapshot, SnapshotId,
+    Stored, Stream, TreeNodeRef, decode_frame, encode_entry, encode_frame,
 };
 use onefold_block::{Begin, StreamWriter};
 use onefold_core::{
@@ -359,6 +359,32 @@ fn segment(n: u32) -> Record {
     Record::Reserved { owner: Owner::Collector, first, count: 1, segment: Some(n), class }
 }
 
+/// A snapshot of a log; nobody reads what it names.
+fn snapshot(n: u64) -> Snapshot {
+    let mut id = [7; 16];
+    id[..8].copy_from_slice(&n.to_le_bytes());
+    let address = Address { container: ContainerId(1), slot: 0 };
+    Snapshot {
+        id: SnapshotId(id),
+        set: "s".into(),
+        host: "h".into(),
+        machine: [0; 16],
+        paths: Vec::new(),
+        tags: Vec::new(),
+        began: 0,
+        ended: 0,
+        parent: None,
+        root: TreeNodeRef { address, fingerprint: Fingerprint([0; 16]) },
+        stats: None,
+        entries: 0,
+        bytes: 0,
+        added: 0,
+        left_out: 0,
+        completeness: Completeness::Whole,
+        forgotten: None,
+    }
+}
+
 /// Each record of a log costs what it names, however many others there are. A log of a few
 /// megabytes is read at once.
 #[test]
@@ -382,7 +408,21 @@ fn rule_09_no_record_of_a_log_costs_more_than_it_names() {
     let size = |bytes| Record::VolumeResized { id: 7, bytes };
     let volume = Record::VolumeCreated { id: 7, name: "v".into(), bytes: 1 << 50, created: 0 };
     let cuts = (1..MANY).flat_map(|n| [size(n << 17), size(1 << 50)]);
-    let logs: [(&str, Vec<Record>); 4] = [
+    let ids = || (0..MANY).map(|n| snapshot(n).id).collect::<Vec<_>>();
+    let made = |n| Record::SnapshotMade {
+        snapshot: Box::new(snapshot(n)),
+        containers: Vec::new(),
+        finished: Vec::new(),
+    };
+    let clones = (0..2 * MANY).map(|n| Record::VolumeCloned {
+        id: 8 + n,
+        of: 7,
+        name: "c".into(),
+        created: 0,
+        read_only: true,
+    });
+    let cuts_before = (1..2 * MANY).flat_map(|n| [size(n << 17), size(1 << 50)]);
+    let logs: [(&str, Vec<Record>); 6] = [
         // Places that wait, freed one by one, the last ones first.
         (
             "freed",
@@ -408,7 +448,23 @@ fn rule_09_no_record_of_a_log_costs_more_than_it_names() {
                 .chain((0..MANY).rev().map(older))
                 .collect(),
         ),
-        ("cuts", [volume].into_iter().chain(cuts).collect()),
+        ("cuts", [volume.clone()].into_iter().chain(cuts).collect()),
+        // A volume that was cut often, and is cloned often.
+        ("clones", [volume].into_iter().chain(cuts_before).chain(clones).collect()),
+        // Snapshots, each with an id of its own, and all of them forgotten and gone.
+        (
+            "snapshots",
+            (0..MANY)
+                .map(made)
+                .chain([
+                    Record::Forgotten { ids: ids(), at: 1 },
+                    Record::ForgottenSeen { ids: ids(), at: 2 },
+                    Record::Undeleted { ids: ids() },
+                    Record::Forgotten { ids: ids(), at: 3 },
+                    Record::Expired { ids: ids() },
+                ])
+                .collect(),
+        ),
     ];
     for (name, records) in logs {
         let forged = Forged::new();
@@ -663,6 +719,31 @@ fn rule_09_a_data_file_of_holes_takes_no_memory() {
         assert!(said.status.success(), "{verb}: {said:?}");
     }
     assert_eq!(fs::read(tables.desk.path("got")).unwrap(), block);
+}
+
+/// A client fills its volume, and the map is as large as the volume.
+#[test]
+fn rule_09_who_inspects_a_volume_holds_no_map() {
+    const EACH: u64 = 288 * 4096;
+    const LEAVES: u64 = 25_000;
+    let desk = Desk::new();
+    let image = fs::File::create(desk.path("image")).unwrap();
+    image.set_len(LEAVES * EACH).unwrap();
+    let block = noise(9, 4096);
+    (0..LEAVES).for_each(|n| image.write_all_at(&block, n * EACH).unwrap());
+    desk.ok("create block a --size 1G --preallocate none");
+    desk.ok("import a v image");
+    let told = |words: &str| {
+        let limits = format!("{words}; exec \"$0\" inspect a volume v");
+        let mut command = Command::new("sh");
+        command.args(["-c", &limits, env!("CARGO_BIN_EXE_onefold")]).current_dir(desk.path("."));
+        command.output().unwrap()
+    };
+    // Less than the pages have.
+    let said = told("ulimit -d 60000");
+    let out = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.status.success(), "{said:?}");
+    assert!(out.contains(&format!("{LEAVES} blocks with data")), "{out}");
 }
 
 /// The sender of a snapshot says when it was made, and may say anything.

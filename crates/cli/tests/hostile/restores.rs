@@ -68,6 +68,54 @@ fn rule_05_names_of_a_user_take_no_more_memory_in_a_restore_than_they_have_bytes
     assert!(told.contains("16,000 entries removed"), "{told}");
 }
 
+/// Seconds of the processor: several times what the restore of so few files takes.
+const SOON: &str = "ulimit -t 10";
+
+/// All names of a file lie in one directory, which is not read once more for each of them.
+#[test]
+fn rule_05_many_names_of_a_file_in_one_directory_hold_no_restore_in_place_up() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir(desk.path("home")).unwrap();
+    fs::write(desk.path("home/f"), "x").unwrap();
+    for n in 0..12_000 {
+        fs::hard_link(desk.path("home/f"), desk.path(&format!("home/n{n}"))).unwrap();
+    }
+    desk.ok("backup a home --set t");
+    let said = shell(&desk, SOON, "restore a t -C / --in-place");
+    assert!(said.status.success(), "{} {}", said.status, String::from_utf8_lossy(&said.stderr));
+    assert_eq!(fs::metadata(desk.path("home/n7")).unwrap().nlink(), 12_001);
+}
+
+/// Files deep in the tree, each in a directory of its own, have their second names elsewhere. The way to
+/// them is not gone from its beginning for each.
+#[test]
+fn rule_05_second_names_of_files_deep_in_a_tree_hold_no_restore_up() {
+    let desk = Desk::new();
+    desk.ok("create archive a");
+    fs::create_dir_all(desk.path("home/z")).unwrap();
+    let open = |at: &rustix::fd::OwnedFd, name: &str| {
+        rustix::fs::mkdirat(at, name, 0o700.into()).unwrap();
+        rustix::fs::openat(at, name, rustix::fs::OFlags::PATH, 0.into()).unwrap()
+    };
+    let place =
+        |name: &str| rustix::fs::open(desk.path(name), rustix::fs::OFlags::PATH, 0.into()).unwrap();
+    let (elsewhere, mut at) = (place("home/z"), place("home"));
+    for _ in 0..1_500 {
+        at = open(&at, "d");
+    }
+    for n in 0..3_000 {
+        let own = open(&at, &format!("s{n}"));
+        files(&own, "f", 1);
+        let none = rustix::fs::AtFlags::empty();
+        rustix::fs::linkat(&own, "f0", &elsewhere, format!("n{n}"), none).unwrap();
+    }
+    desk.ok("backup a home --set t");
+    let said = shell(&desk, SOON, "restore a t -C out");
+    assert!(said.status.success(), "{} {}", said.status, String::from_utf8_lossy(&said.stderr));
+    assert_eq!(fs::metadata(restored(&desk, "home/z/n7")).unwrap().nlink(), 2);
+}
+
 #[test]
 fn rule_05_second_names_below_long_paths_take_no_more_memory_than_they_have_bytes() {
     let desk = Desk::new();

@@ -1,6 +1,6 @@
 //! Volumes and addresses.
 
-use onefold_core::{Lba, Result};
+use onefold_core::{Block, Lba, Result};
 
 use super::{
     block,
@@ -10,13 +10,51 @@ use super::{
     view::View,
 };
 use crate::{
-    check::report::Named,
+    check::{report::Named, walk::Visit},
     format::{
         catalogue::Discard,
-        page::{MapEntry, Table},
+        page::{MapEntry, PageId, Pointer, Table},
         record::WindowNumber,
     },
 };
+
+/// Counts what a map holds. A client makes it as large as its volume, so that no page of it is kept.
+struct Map<'a> {
+    view: &'a View<'a>,
+    pages: u64,
+    data: u64,
+    zeroes: u64,
+    lost: u64,
+    damaged: u64,
+}
+
+impl Visit for Map<'_> {
+    fn named(&mut self, _: PageId, pointer: &Pointer, _: WindowNumber) -> bool {
+        let inside = self.view.superblock.fixed.geometry.holds(pointer.address);
+        self.pages += u64::from(!inside);
+        self.damaged += u64::from(!inside);
+        inside
+    }
+
+    fn page(&mut self, id: PageId, _: &Pointer, page: Result<&Block>) {
+        self.pages += 1;
+        let Ok(page) = page else {
+            self.damaged += 1;
+            return;
+        };
+        if id.level > 0 {
+            return;
+        }
+        for slot in 0..Table::Map.per_leaf() {
+            match MapEntry::get(page, slot) {
+                Some(MapEntry::Block { .. }) => self.data += 1,
+                Some(MapEntry::Zero) => self.zeroes += 1,
+                Some(MapEntry::Lost) => self.lost += 1,
+                _ => {}
+            }
+        }
+    }
+}
 
 pub(super) fn show_volume(view: &View<'_>, name: &str, out: &mut String) -> Result<()> {
     let volume = view.volume(name)?;
@@ -24,25 +62,10 @@ pub(super) fn show_volume(view: &View<'_>, name: &str, out: &mut String) -> Resu
     field(out, "number", volume.id);
     field(out, "size", format_args!("{} blocks of 4096 bytes", volume.blocks));
     field(out, "map", root_text(&volume.map));
-    let steps = view.walk(Table::Map, volume.family(), &volume.map, None);
-    let (mut data, mut zeroes, mut lost, mut damaged) = (0u64, 0u64, 0u64, 0u64);
-    for step in &steps {
-        match &step.page {
-            Ok(page) if step.id.level == 0 => {
-                for slot in 0..Table::Map.per_leaf() {
-                    match MapEntry::get(page, slot) {
-                        Some(MapEntry::Block { .. }) => data += 1,
-                        Some(MapEntry::Zero) => zeroes += 1,
-                        Some(MapEntry::Lost) => lost += 1,
-                        _ => {}
-                    }
-                }
-            }
-            Ok(_) => {}
-            Err(_) => damaged += 1,
-        }
-    }
-    field(out, "map pages", format_args!("{}, {damaged} of them damaged", steps.len()));
+    let mut map = Map { view, pages: 0, data: 0, zeroes: 0, lost: 0, damaged: 0 };
+    view.visit(Table::Map, volume.family(), &volume.map, &mut map);
+    let Map { pages, data, zeroes, lost, damaged, .. } = map;
+    field(out, "map pages", format_args!("{pages}, {damaged} of them damaged"));
     field(out, "mapped", format_args!("{data} blocks with data, {zeroes} written as zeroes"));
     if lost > 0 {
         field(out, "lost", format_args!("{lost} blocks, which read as errors"));

@@ -66,9 +66,14 @@ impl View<'_> {
         leaf: Option<u64>,
     ) -> Vec<Step> {
         let mut way = Way { view: self, leaf, steps: Vec::new() };
-        let walker = Walker { disk: self.disk, identity: self.identity };
-        walker.walk(table, volume, root, self.superblock.state.committed, &mut way);
+        self.visit(table, volume, root, &mut way);
         way.steps
+    }
+
+    /// Shows all pages of a table to `visit`, as far as it wants them.
+    pub(super) fn visit(&self, table: Table, volume: u32, root: &Root, visit: &mut dyn Visit) {
+        let walker = Walker { disk: self.disk, identity: self.identity };
+        walker.walk(table, volume, root, self.superblock.state.committed, visit);
     }
 
     /// The pages on the way to the leaf that holds entry number `entry`, from the root on.

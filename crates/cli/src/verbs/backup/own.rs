@@ -15,7 +15,8 @@ use std::{
 };
 
 use onefold_archive::{Snapshot, SnapshotId};
-use onefold_core::{Error, Result};
+use onefold_backend::tree::Place;
+use onefold_core::{Error, Kind, Result};
 use rustix::{fs::OFlags, process::geteuid};
 
 /// Snapshots that are remembered: the newest ones.
@@ -54,7 +55,7 @@ impl Own {
         let Some(file) = &self.file else {
             let message = "there is no directory to note it in: neither $CACHE_DIRECTORY nor \
                            $XDG_CACHE_HOME nor $HOME names one of this user";
-            return Err(Error::new(onefold_core::Kind::NotFound, message));
+            return Err(Error::new(Kind::NotFound, message));
         };
         let failed = |e| Error::from_io(format_args!("{} can't be written", file.display()), e);
         if let Some(at) = file.parent() {
@@ -78,22 +79,30 @@ fn line(snapshot: &Snapshot) -> String {
     format!("{} {}", snapshot.id, SnapshotId(snapshot.root.fingerprint.0))
 }
 
-/// The directory for such files. Root, where the environment is still that of another user, makes none in
-/// what that user could replace by a link.
+/// The directory for such files. Root, where the environment is still that of another user, or names a
+/// directory in which all users write, makes none in what they could replace by a link.
 fn directory() -> Option<PathBuf> {
-    let variable = |name| {
-        let at = std::env::var_os(name).map(PathBuf::from)?;
+    let variable = |name, below| {
+        let at = PathBuf::from(std::env::var_os(name)?).join(below);
         (at.is_absolute() && is_own(&at)).then_some(at)
     };
-    variable("CACHE_DIRECTORY")
-        .or_else(|| variable("XDG_CACHE_HOME").map(|at| at.join("onefold")))
-        .or_else(|| variable("HOME").map(|at| at.join(".cache/onefold")))
+    variable("CACHE_DIRECTORY", "")
+        .or_else(|| variable("XDG_CACHE_HOME", "onefold"))
+        .or_else(|| variable("HOME", ".cache/onefold"))
 }
 
-/// True for a directory of this user, or one that would be made in such a one.
+/// True for a directory of this user, or one that would be made in such a one. No link of another user
+/// leads there, and not everybody writes to it.
 fn is_own(directory: &Path) -> bool {
-    let there = directory.ancestors().find_map(|at| fs::metadata(at).ok());
-    there.is_some_and(|found| found.uid() == geteuid().as_raw())
+    for at in directory.ancestors() {
+        let found = match Place::of(at, true).and_then(|followed| followed) {
+            Err(error) if error.kind() == Kind::NotFound => continue,
+            Err(_) => return false,
+            Ok(place) => *place.stat(),
+        };
+        return found.st_uid == geteuid().as_raw() && found.st_mode & 0o002 == 0;
+    }
+    false
 }
 
 /// The lines of a file that is this user's own.
@@ -115,6 +124,8 @@ fn read(file: &PathBuf) -> Option<Vec<String>> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -124,6 +135,18 @@ mod tests {
         let home = dir.path().join("home");
         fs::create_dir(&home).unwrap();
         assert!(is_own(&home) && is_own(&home.join(".cache/onefold")));
+        // Another user's link leads to root's own directory, and one of root's own leads on.
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&home, &link).unwrap();
+        assert!(is_own(&link));
+        std::os::unix::fs::lchown(&link, Some(61_234), None).unwrap();
+        assert!(!is_own(&link) && !is_own(&link.join("onefold")));
+        // In `/tmp` another user may be there first.
+        let open = fs::Permissions::from_mode(0o1777);
+        File::open(&home).unwrap().set_permissions(open).unwrap();
+        assert!(!is_own(&home) && !is_own(&home.join("onefold")));
+        let closed = fs::Permissions::from_mode(0o700);
+        File::open(&home).unwrap().set_permissions(closed).unwrap();
         std::os::unix::fs::fchown(File::open(&home).unwrap(), Some(61_234), None).unwrap();
         assert!(!is_own(&home) && !is_own(&home.join(".cache/onefold")));
     }

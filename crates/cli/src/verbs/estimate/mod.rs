@@ -161,9 +161,10 @@ fn estimate(options: &Options) -> Result<Estimate, Failure> {
     });
     drop(progress);
     let tally = tally.into_inner();
+    // Holes make these sums as large as anybody likes.
     let holes = pieces.hole_blocks.load(Relaxed);
-    let blocks = sums.blocks.load(Relaxed) + holes;
-    let zero_blocks = sums.zero_blocks.load(Relaxed) + holes;
+    let zero_blocks = sums.zero_blocks.load(Relaxed).saturating_add(holes);
+    let blocks = sums.blocks.load(Relaxed).saturating_add(holes);
     let different_blocks = tally.different().min(blocks - zero_blocks);
     let compressed = sums.compressed_blocks.load(Relaxed);
     let of_compressed =
@@ -216,7 +217,7 @@ fn work(pieces: &Pieces, printer: &Fingerprinter, tally: &Mutex<Tally>, sums: &S
 }
 
 fn print(estimate: &Estimate) {
-    let size = |blocks: u64| Size(blocks * BLOCK_BYTES as u64);
+    let size = |blocks: u64| Size(blocks.saturating_mul(BLOCK_BYTES as u64));
     let row = |label: &str, size: Size, text: String| {
         output::line(format_args!("{label:<12}{size:>10}  {text}"))
     };

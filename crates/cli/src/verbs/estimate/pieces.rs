@@ -102,8 +102,8 @@ impl Pieces {
                 (start - start % BLOCK, end)
             });
             let start = start.max(current.at);
-            self.hole_blocks.fetch_add((start - current.at).div_ceil(BLOCK), Relaxed);
-            self.done.fetch_add(start - current.at, Relaxed);
+            add(&self.hole_blocks, (start - current.at).div_ceil(BLOCK));
+            add(&self.done, start - current.at);
             (current.at, current.data_end) =
                 (start, end.next_multiple_of(BLOCK).min(current.bytes));
         }
@@ -133,7 +133,7 @@ impl Pieces {
                 }
             }
         }
-        self.done.fetch_add(piece.bytes as u64, Relaxed);
+        add(&self.done, piece.bytes as u64);
         bytes[filled..].fill(0);
         &into[..filled.div_ceil(BLOCK_BYTES)]
     }
@@ -146,6 +146,11 @@ impl Pieces {
             _ => {}
         }
     }
+}
+
+/// Adds to a sum that holes make as large as anybody likes.
+fn add(sum: &AtomicU64, more: u64) {
+    let _ = sum.fetch_update(Relaxed, Relaxed, |sum| Some(sum.saturating_add(more)));
 }
 
 fn open(found: Found) -> Result<Current> {

@@ -12,10 +12,7 @@ mod walk;
 mod wanted;
 mod writing;
 
-use std::{
-    path::Path,
-    sync::{Arc, atomic::Ordering::Relaxed},
-};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use onefold_archive::{Archive, Snapshot, Tables, TreeReader, Verify};
 use onefold_backend::tree::{Choices, LeftOut, Restorer, Sweep, Swept};
@@ -63,10 +60,14 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         return dry::tell(options, &mut reader, snapshot, &wanted, &sizes, surplus);
     }
     let aside = if options.atomic { Some(Aside::new(&options.directory)?) } else { None };
-    let directory = aside.as_ref().map_or(&*options.directory, Aside::at);
+    let choices = Choices { in_place: options.in_place, privileged: options.preserve_privileged };
+    let restorer = match &aside {
+        Some(aside) => aside.restorer(choices)?,
+        None => Restorer::new(&options.directory, choices)?,
+    };
     let what = (snapshot, &wanted);
     let done =
-        match (write(options, directory, (&archive, &tables), &mut reader, what, sizes), &aside) {
+        match (write(options, restorer, (&archive, &tables), &mut reader, what, sizes), &aside) {
             (Err(failure), Some(aside)) => {
                 aside.leave();
                 return Err(failure);
@@ -128,19 +129,17 @@ struct Done {
 
 fn write(
     options: &Options,
-    directory: &Path,
+    restorer: Restorer,
     archive: (&Arc<Archive>, &Arc<Tables>),
     reader: &mut TreeReader,
     (snapshot, wanted): (&Snapshot, &Wanted),
     sizes: Sizes<'_>,
 ) -> Result<Done, Failure> {
-    let choices = Choices { in_place: options.in_place, privileged: options.preserve_privileged };
     let manner = Manner {
         verify: if options.no_verify { Verify::Groups } else { Verify::Chunks },
         in_place: options.in_place,
         memory: usize::try_from(options.window.0).unwrap_or(usize::MAX),
     };
-    let restorer = Restorer::new(directory, choices)?;
     let mut writing = Writing::new(archive, restorer, manner, (sizes.names, sizes.bytes));
     let walked = walk(reader, snapshot, wanted, &mut writing);
     let written = walked.and_then(|()| writing.write());

@@ -4,6 +4,13 @@
 /// A name of a file: the number of its directory, and its last part.
 pub(super) struct Name(usize, Box<[u8]>);
 
+impl Name {
+    /// The number of its directory, in the order of a walk.
+    pub(super) fn directory(&self) -> usize {
+        self.0
+    }
+}
+
 /// Memory of a name, or of a directory, beside its letters.
 const BESIDE: usize = 64;
 

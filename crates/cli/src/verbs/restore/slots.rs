@@ -156,8 +156,10 @@ impl Slots {
 
     /// So much of what was wanted is there.
     pub(super) fn went_on(&self, bytes: u64) {
-        let done = self.counts.bytes.fetch_add(bytes, Relaxed) + bytes;
-        self.bar.set(done, self.total);
+        // Holes make this sum as large as anybody likes.
+        let add = |done: u64| Some(done.saturating_add(bytes));
+        let before = self.counts.bytes.fetch_update(Relaxed, Relaxed, add).unwrap_or_default();
+        self.bar.set(before.saturating_add(bytes), self.total);
     }
 
     fn slot(&self, number: usize) -> Result<&Slot> {

@@ -76,7 +76,10 @@ impl Writing {
     /// Writes the window, then the further names of its files.
     pub(super) fn write(&mut self) -> Result<()> {
         self.window.write(&self.slots as &dyn RestoreTarget)?;
-        for (directory, link, mut entry) in std::mem::take(&mut self.links) {
+        let mut links = std::mem::take(&mut self.links);
+        // Those whose first names lie beside each other, deep in the tree, follow each other.
+        links.sort_by_key(|(_, link, _)| self.first.get(link).map(Name::directory));
+        for (directory, link, mut entry) in links {
             let damaged = self.slots.renamed.lock().get(&link).cloned();
             let first = || self.first.get(&link).map(|first| self.paths.path(first));
             let Some(target) = damaged.clone().or_else(first) else { continue };
