@@ -388,7 +388,7 @@ fn rule_38_who_loses_certificate_or_right_loses_the_connection() {
 
 #[test]
 fn rule_41_slow_handshakes_keep_nobody_out_and_end() {
-    let limits = Limits { connections: 2, handshake: Duration::from_secs(1), ..Limits::default() };
+    let limits = Limits { connections: 2, handshake: Duration::from_secs(4), ..Limits::default() };
     let secured = secured(limits);
     let begun = Instant::now();
     let mut slow: Vec<TcpStream> = (0..30)
@@ -403,7 +403,7 @@ fn rule_41_slow_handshakes_keep_nobody_out_and_end() {
     let mut stream = secured.by_tls(Some(&secured.client("own"))).unwrap();
     assert_eq!(option_end(&mut stream, GO, &info_data("disk", &[])).unwrap(), ACK);
     assert!(slow.iter_mut().all(|stream| is_closed(stream)));
-    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert!(begun.elapsed() < Duration::from_secs(30));
 }
 
 #[test]
