@@ -1,4 +1,5 @@
 //! Directory trees that others change while they are walked and made again.
+#![allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
@@ -297,7 +298,7 @@ fn rule_13_the_number_of_readers_changes_nothing() {
     )
     .unwrap();
     std::fs::create_dir(dir.path().join("d7/a-name-that-is-too-long")).unwrap();
-    let closed = std::fs::Permissions::from_mode(0);
+    let closed = std::fs::Permissions::from_mode(0o000);
     std::fs::set_permissions(dir.path().join("d9"), closed).unwrap();
     let walked = |readers: usize, slow: Duration| -> Vec<String> {
         let (name_max, without_caches) = (20, true);

@@ -402,7 +402,7 @@ fn rule_41_slow_handshakes_keep_nobody_out_and_end() {
         .collect();
     let mut stream = secured.by_tls(Some(&secured.client("own"))).unwrap();
     assert_eq!(option_end(&mut stream, GO, &info_data("disk", &[])).unwrap(), ACK);
-    assert!(slow.iter_mut().all(|stream| is_closed(stream)));
+    assert!(slow.iter_mut().all(is_closed));
     assert!(begun.elapsed() < Duration::from_secs(30));
 }
 

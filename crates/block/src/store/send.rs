@@ -475,11 +475,11 @@ impl<'a, S: Sink> Sender<'a, S> {
             result => result?,
         }
         let mut runs: Vec<Run> = Vec::new();
-        for n in 0..count as usize {
+        for (n, block) in blocks[..count as usize].iter().enumerate() {
             let now = match missing.get(n) {
                 _ if lost.get(n) == Some(&true) => As::Lost,
                 Some(false) => As::Held,
-                _ => self.how(&blocks[n], first + n as u64),
+                _ => self.how(block, first + n as u64),
             };
             match runs.last_mut() {
                 Some(Run { of, how }) if now == how.behind(of.len()) => of.end = n + 1,

@@ -130,6 +130,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root"]
+    #[allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
     fn rule_21_what_is_noted_goes_into_no_directory_of_another_user() {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().join("home");
