@@ -237,7 +237,10 @@ fn rule_62_read_only_clones_are_snapshots_for_retention() {
     let listed = || -> Vec<String> {
         let all: Value = serde_json::from_str(&desk.ok("snapshots a --clones --json")).unwrap();
         let name = |one: &Value| one["volume"].as_str().unwrap().to_owned();
-        all.as_array().unwrap().iter().map(name).collect()
+        // They come by their age, in whole seconds.
+        let mut names: Vec<String> = all.as_array().unwrap().iter().map(name).collect();
+        names.sort();
+        names
     };
     assert_eq!(listed(), ["disk@1", "disk@2", "disk@3", "other@1"]);
     assert!(desk.ok("snapshots a --clones --set other").contains("other@1"));

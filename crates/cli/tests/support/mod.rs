@@ -107,7 +107,8 @@ impl Desk {
         let said = self.run(arguments);
         assert!(said.status.success(), "{} {arguments}: {said:?}", self.name);
         // On a busy machine a verb takes long enough to tell how far it is.
-        let words: Vec<&str> = said.err.lines().filter(|line| !line.ends_with(" left")).collect();
+        let progress = |line: &str| line.ends_with(" left") || line.starts_with("{\"progress\":");
+        let words: Vec<&str> = said.err.lines().filter(|line| !progress(line)).collect();
         assert!(words.is_empty(), "{} {arguments}: {words:?}", self.name);
         said.out
     }
