@@ -5,11 +5,7 @@
 
 mod support;
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt,
-    time::{Duration, Instant},
-};
+use std::{fs, os::unix::fs::PermissionsExt};
 
 use serde_json::Value;
 use support::Desk;
@@ -77,7 +73,9 @@ fn rule_15_a_file_that_can_t_be_read_any_more_is_not_taken_from_the_parent() {
     mode(0);
     let said = desk.run_obeying_modes("backup a tree --set t").unwrap();
     assert_eq!(said.status.code(), Some(3), "{said:?}");
-    assert!(!desk.ok("ls a t").contains("closed") && desk.ok("ls a t~1").contains("closed"));
+    // It was most of the set, so that a warning comes with the list.
+    assert!(!desk.run("ls a t").out.contains("closed"));
+    assert!(desk.ok("ls a t~1").contains("closed"));
 }
 
 #[test]
@@ -101,18 +99,21 @@ fn rule_13_the_number_of_readers_changes_nothing_in_a_snapshot() {
         assert_eq!(said.status.code(), Some(3), "{said:?}");
         serde_json::from_str(&said.out).unwrap()
     };
-    let began = Instant::now();
     let first = backup(1);
     assert!(first["pages_written"].as_u64() > Some(0), "{first}");
     for readers in [4, 0, 64] {
-        // A snapshot of the same bytes needs no page of its own.
-        let again = backup(readers);
-        if began.elapsed() > Duration::from_secs(40) {
-            println!("NOT TESTED: in so long a time, times of change become ones that are trusted");
-            return;
-        }
-        assert_eq!(again["pages_written"].as_u64(), Some(0), "{readers}: {again}");
-        assert_eq!(again["entries"], first["entries"]);
+        // A snapshot of the same bytes needs no page of its own. Between two backups a time of change
+        // may become one that is trusted, so a pair that differs is made again.
+        let pages: Vec<_> = (0..3)
+            .map(|_| {
+                let one = backup(1);
+                let again = backup(readers);
+                assert_eq!(again["entries"], one["entries"]);
+                again["pages_written"].as_u64()
+            })
+            .take_while(|pages| *pages != Some(0))
+            .collect();
+        assert!(pages.len() < 3, "{readers} readers: {pages:?}");
     }
 }
 
