@@ -24,20 +24,27 @@ pub(super) const ALL: [(&str, Rule); 5] = [
 ];
 
 /// Options that documents show of programs that are not ours.
-const FOREIGN: [&str; 16] = [
+const FOREIGN: [&str; 23] = [
+    "--cacert",
     "--cache",
+    "--cert",
     "--errorwhenfull",
     "--fail",
     "--flush",
     "--id",
+    "--image-opts",
+    "--key",
     "--locked",
     "--max-time",
     "--merge",
     "--now",
+    "--object",
     "--path",
+    "--signal",
     "--silent",
     "--template",
     "--thin",
+    "--tls-psk",
     "--type",
     "--unix-socket",
     "--update",
