@@ -71,6 +71,8 @@ pub(super) struct Actors {
     pub(super) serving: Option<Serving>,
     pub(super) readings: Vec<Reading>,
     pub(super) collection: Option<(Arc<Archive>, Box<Collection>)>,
+    /// The last collection counts all references anew.
+    pub(super) recounts: bool,
     pub(super) admin: Option<Arc<Archive>>,
 }
 
