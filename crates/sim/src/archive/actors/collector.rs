@@ -24,7 +24,8 @@ impl Sim {
                 };
                 match Collection::begin(&archive, options) {
                     Ok(mut collection) => {
-                        self.actors.recounts = self.recounts_rng.percent(15);
+                        self.actors.recounts =
+                            self.params.seed % 4 == 0 && self.recounts_rng.percent(15);
                         if self.actors.recounts {
                             collection.recount();
                         }
