@@ -154,9 +154,6 @@ pub enum Rule {
     /// Clients wait for no act that nobody asks for any more, nor for ever for one that finds no room.
     /// Otherwise an act that was given up stops all trims.
     TurnsEnd,
-    /// An act whose turn ended with nothing left that could make room is told that the store is full.
-    /// Otherwise clients that trim all the time keep it waiting for ever.
-    ActsToldFull,
     /// A checkpoint takes apart as much of deleted maps as it has room for. Otherwise one after a large
     /// deletion takes long, and may have no room for its pages.
     LeftoversLimited,
@@ -234,7 +231,7 @@ pub enum Rule {
 #[cfg(feature = "planted-bugs")]
 impl Rule {
     /// The planted bugs: the simulator's name of each, and the rule that it breaks.
-    pub const BUGS: [(&'static str, Rule); 74] = [
+    pub const BUGS: [(&'static str, Rule); 73] = [
         ("skipped-flush", Rule::FlushBeforePublish),
         ("early-reuse", Rule::ReuseAfterRelease),
         ("believed-unseen", Rule::NewerRecordsVerified),
@@ -284,7 +281,6 @@ impl Rule {
         ("act-told-early", Rule::ActsToldWhenDurable),
         ("act-overtaken", Rule::ActsHaveTurns),
         ("turn-without-end", Rule::TurnsEnd),
-        ("act-waits-in-vain", Rule::ActsToldFull),
         ("leftovers-unlimited", Rule::LeftoversLimited),
         ("ranges-not-copied", Rule::RangesCopied),
         ("shared-page-entered", Rule::SharedPagesNotEntered),

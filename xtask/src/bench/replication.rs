@@ -209,7 +209,7 @@ impl<'a> Site<'a> {
         self.snapshot("tuesday")
     }
 
-    /// What is sent, and read of the map, for these changes.
+    /// Bytes that are sent, and pages of the map that are read, for these changes.
     fn changes(&self, mib: u64) -> Result<bool> {
         let bytes = changed(mib);
         let before = self.pages_read_when_quiet()?;
@@ -254,7 +254,7 @@ impl<'a> Site<'a> {
         status.pointer("/server/page_cache/misses").and_then(|all| all.as_u64()).context("misses")
     }
 
-    /// What is sent of a volume that holds one image twice.
+    /// Bytes that are sent of a volume that holds one image twice.
     fn twice(&self, mib: u64) -> Result<bool> {
         let half = (mib << 20) / 8;
         let size = (2 * half).to_string();

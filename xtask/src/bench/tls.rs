@@ -1,4 +1,4 @@
-//! What TLS costs: nbdcopy with 16 requests of 128 KiB under way, by TLS and by plain TCP, beside
+//! The cost of TLS: nbdcopy with 16 requests of 128 KiB under way, by TLS and by plain TCP, beside
 //! qemu-nbd on a raw file with the same.
 //!
 //! Both servers read what was written once, so that the page cache or the store's own gives it; the

@@ -104,7 +104,7 @@ pub struct Collection {
     looked: bool,
     /// All references are to be counted anew.
     recounts: bool,
-    /// What was wrong with the counts, once all references were counted anew.
+    /// The counts that were wrong, once all references were counted anew.
     pub recounted: Option<CountsFound>,
     /// Counts of the work so far.
     pub done: Collected,
@@ -324,7 +324,7 @@ impl Collection {
         Ok(self.step != Step::Over)
     }
 
-    /// What was condemned is not, until dead chunks are looked for again.
+    /// Nothing is condemned any more, until dead chunks are looked for again.
     fn spare_condemned(&self) -> Result<()> {
         self.archive.commit(true, |now| {
             let spared: Vec<ContainerId> = now.condemned.keys().copied().collect();

@@ -47,7 +47,7 @@ pub struct Cutting {
     there: usize,
     /// The end of the last chunk in the buffer.
     cut: usize,
-    /// What the last block left uncut.
+    /// Bytes that the last block left uncut.
     left: Option<(Arc<Pooled>, Range<usize>)>,
     /// Bytes of chunks before `cut` that were zeroes are not in `held` any more.
     pieces: Vec<Next>,
@@ -289,7 +289,7 @@ mod tests {
         }
     }
 
-    /// What is cut of a stream that arrives `part` bytes at a time, without blocks.
+    /// The chunks of a stream that arrives `part` bytes at a time, without blocks.
     fn cut_at_once(chunking: Chunking, content: &[u8], acts: &[Act], part: usize) -> Pieces {
         let (mut cutting, mut pieces) = (Cutting::new(chunking), Pieces::default());
         for act in acts {

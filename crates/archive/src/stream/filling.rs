@@ -28,7 +28,7 @@ pub(crate) struct Block<T> {
     pub(super) steps: Vec<(usize, Step)>,
     /// The last chunk ends with the block.
     pub(super) ends: bool,
-    /// What goes with the chunks of the block.
+    /// Told along with the chunks of the block.
     pub(super) told: Vec<T>,
 }
 
@@ -111,7 +111,7 @@ impl<T> Filling<T> {
         self.told.push(told);
     }
 
-    /// What there is so far.
+    /// The block as far as it is filled.
     pub(crate) fn some(&mut self) -> Block<T> {
         self.take(false)
     }

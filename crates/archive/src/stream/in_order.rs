@@ -1,6 +1,6 @@
 //! Pieces of work that several threads do, whose results come in the order of the pieces.
 //!
-//! What is on its way is bounded. A side that ends early frees the others: who gives more work hears
+//! The work on its way is bounded. A side that ends early frees the others: who gives more work hears
 //! [`stopped`], and results end.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

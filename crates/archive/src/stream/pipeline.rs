@@ -84,7 +84,7 @@ pub struct Report {
     pub counts: Counts,
 }
 
-/// What the source of a put says of its recipes.
+/// Said by the source of a put of its recipes.
 enum Said {
     EndRecipe,
     Incomplete,

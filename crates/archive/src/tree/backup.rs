@@ -261,7 +261,7 @@ impl TreeFeeder<'_> {
     /// `Stopped` when a later stage failed.
     pub fn checkpoint(&mut self, id: SnapshotId) -> Result<()> {
         self.event(Event::Checkpoint(id))?;
-        // It does not wait until the block is full.
+        // The event does not wait until the block is full.
         let block = self.filling.some();
         self.send(Some(block))
     }

@@ -79,7 +79,7 @@ pub struct CountsFound {
 
 /// Everything that a count from the roots needs, beside the containers.
 struct Roots {
-    /// What came and went since the counts were made.
+    /// Differences that came and went since the counts were made.
     since: (Tables, NodeChanges),
     /// All nodes of all snapshots.
     all: NodeChanges,
@@ -119,7 +119,7 @@ impl Rewriter {
             return Err(error);
         }
         let mut differences = tables.differences.len() as u64;
-        // What is counted is no difference any more.
+        // Differences that are counted are none any more.
         if !self.archive.keeps(Rule::RecountedOnce) {
             differences = 0;
         }

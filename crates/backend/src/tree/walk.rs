@@ -360,40 +360,26 @@ impl Walk {
         )
     }
 
-    /// Has the small files that follow in the directory at hand brought into the system's cache. What
-    /// nobody wants is not opened.
+    /// Has the small files that follow in the directory at hand brought into the system's cache. Files
+    /// that nobody wants are not opened.
     pub fn fetch_ahead(&mut self) {
-        let Some((Some(directory), rest)) = self.levels.last() else { return };
-        if !self.has_proc || self.options.without_nodump || rest.fetched > NAMES / 2 {
-            return;
+        if self.has_proc && !self.options.without_nodump {
+            self.fetch(false);
         }
-        let Ok(directory) = rustix::io::fcntl_dupfd_cloexec(directory, 0).map(Arc::new) else {
-            return;
-        };
-        let fetching = self.fetching.get_or_insert_with(|| Ahead::begin(self.options.readers));
-        let mut path = self.path[..rest.length].to_vec();
-        if rest.length > 0 {
-            path.push(b'/');
-        }
-        let above = path.len();
-        let mut fetched = 0;
-        for (name, may_be_directory) in rest.names.following(rest.fetched, NAMES - rest.fetched) {
-            fetched += 1;
-            path.truncate(above);
-            path.extend_from_slice(name.as_bytes());
-            let selection = self.options.selection.as_mut();
-            if !may_be_directory && selection.is_none_or(|selection| selection.may_want(&path)) {
-                fetching.fetch(&directory, name.to_owned());
-            }
-        }
-        rest.fetched += fetched;
     }
 
     /// Has the directories read that follow in the one at hand: it took long to enter the last one, so the
-    /// system's cache does not have them. What nobody wants is not opened.
+    /// system's cache does not have them.
     fn fetch_directories(&mut self) {
+        self.fetch(true);
+    }
+
+    /// Has names that follow in the directory at hand fetched, of directories or of others, once half of
+    /// those of the last time are behind. Names that nobody wants are passed over.
+    fn fetch(&mut self, directories: bool) {
         let Some((Some(directory), rest)) = self.levels.last() else { return };
-        if rest.looked > NAMES / 2 {
+        let begun = if directories { &mut rest.looked } else { &mut rest.fetched };
+        if *begun > NAMES / 2 {
             return;
         }
         let Ok(directory) = rustix::io::fcntl_dupfd_cloexec(directory, 0).map(Arc::new) else {
@@ -405,17 +391,19 @@ impl Walk {
             path.push(b'/');
         }
         let above = path.len();
-        let mut looked = 0;
-        for (name, may_be_directory) in rest.names.following(rest.looked, NAMES - rest.looked) {
-            looked += 1;
+        let mut passed = 0;
+        for (name, may_be_directory) in rest.names.following(*begun, NAMES - *begun) {
+            passed += 1;
             path.truncate(above);
             path.extend_from_slice(name.as_bytes());
             let selection = self.options.selection.as_mut();
-            if may_be_directory && selection.is_none_or(|selection| selection.may_want(&path)) {
+            if may_be_directory == directories
+                && selection.is_none_or(|selection| selection.may_want(&path))
+            {
                 fetching.fetch(&directory, name.to_owned());
             }
         }
-        rest.looked += looked;
+        *begun += passed;
     }
 
     /// Looks at the next name; `None` when it is not wanted or not there any more, and then there

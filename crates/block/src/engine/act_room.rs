@@ -117,8 +117,7 @@ fn look(
     }
     // Clients that trim all the time would make this wait for ever: there is always something to
     // reclaim, be it a trim of what a snapshot holds too.
-    let in_vain = place.is_some_and(|place| state.act_turn.was_in_vain(place))
-        && kernel.keeps(Rule::ActsToldFull);
+    let in_vain = place.is_some_and(|place| state.act_turn.was_in_vain(place));
     kernel.coverage.add(Mark::ActInVain, usize::from(in_vain));
     let wait = state.can_reclaim() && !in_vain;
     if wait { Ok(WaitsFor::Room(Room::Blocks(own))) } else { Err(full()) }

@@ -349,7 +349,7 @@ impl<W: Write> Sink for StreamWriter<W> {
     }
 }
 
-/// What a reading thread has for the one that writes.
+/// A piece of the stream, from the thread that reads to the one that writes.
 enum Parcel {
     Empty { first: u64, blocks: u64, zeroes: bool },
     Lost { first: u64, blocks: u64 },

@@ -21,7 +21,7 @@ use onefold_console::{failure::Failure, output::Answer};
 
 /// The key of the authority; no server needs it.
 const CA_KEY: &str = "ca-key.pem";
-/// What clients of libnbd and qemu look for.
+/// Names of files that clients of libnbd and qemu look for.
 const CLIENT_CERTIFICATE: &str = "client-cert.pem";
 const CLIENT_KEY: &str = "client-key.pem";
 

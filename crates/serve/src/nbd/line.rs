@@ -31,7 +31,7 @@ pub(crate) enum Secrecy {
     Given,
 }
 
-/// What the threads of a connection share to understand its bytes.
+/// The state that the threads of a connection share to understand its bytes.
 #[derive(Default)]
 pub(crate) struct Line {
     /// The files by which clients have to prove who they are; nothing on a line that stays plain.
@@ -41,7 +41,7 @@ pub(crate) struct Line {
 
 pub(crate) struct Tls {
     session: Mutex<Session>,
-    /// What was encrypted and not sent yet. Who holds it sends.
+    /// Bytes that were encrypted and not sent yet. The thread that holds the lock sends.
     sealed: Mutex<Vec<u8>>,
 }
 

@@ -6,7 +6,7 @@
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
 
-/// What the URI in a client's certificate begins with; its name follows.
+/// The URI in a client's certificate begins with this; its name follows.
 pub const CLIENT: &str = "onefold:client/";
 
 /// The identity of a certificate: a hash of its name, so that it can be compared and copied.

@@ -27,7 +27,7 @@ const HEADER: usize = 5;
 /// Slices that are encrypted at once.
 const SLICES: usize = 64;
 
-/// What a client showed to prove who it is.
+/// The certificates by which a client proved who it is.
 pub(crate) struct Proof {
     chain: Vec<CertificateDer<'static>>,
     /// The files of the server by which it was believed.

@@ -15,7 +15,7 @@ use onefold_core::Fingerprint;
 pub(in crate::verbs) struct CloneOfVolume {
     /// Its name.
     pub(in crate::verbs) name: String,
-    /// What policies see of it. Its id tells it from others, and names nothing.
+    /// The clone as policies see it. Its id tells it from others, and names nothing.
     pub(in crate::verbs) snapshot: Snapshot,
 }
 

@@ -29,7 +29,7 @@ pub(super) struct Aside {
     above: OwnedFd,
     beside: OsString,
     name: OsString,
-    /// What was made.
+    /// The directory that was made.
     opened: OwnedFd,
     stat: Stat,
 }

@@ -35,7 +35,7 @@ impl Trust {
         Ok(Trust { credentials: credentials.map(Arc::new), access: access.map(Arc::new) })
     }
 
-    /// What clients may do.
+    /// The rights of clients.
     pub(super) fn rights(&self, append_only: bool) -> Arc<dyn Rights> {
         let rights: Arc<dyn Rights> = match &self.access {
             Some(access) => access.clone(),

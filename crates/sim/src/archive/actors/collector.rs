@@ -25,7 +25,7 @@ impl Sim {
                 match Collection::begin(&archive, options) {
                     Ok(mut collection) => {
                         self.actors.recounts =
-                            self.params.seed % 4 == 0 && self.recounts_rng.percent(15);
+                            self.params.seed.is_multiple_of(4) && self.recounts_rng.percent(15);
                         if self.actors.recounts {
                             collection.recount();
                         }
@@ -76,7 +76,7 @@ impl Sim {
         }
     }
 
-    /// What came and went gives the counts that the roots give.
+    /// The counts, as changes made them, are those that the roots give.
     pub(crate) fn look_at_counts(&self, found: &CountsFound) -> Flow {
         if self.damaged || (found.too_low.chunks, found.too_high.chunks) == (0, 0) {
             return Ok(());
