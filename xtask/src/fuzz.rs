@@ -14,10 +14,11 @@ use crate::{
 };
 
 /// All targets, as in `crates/fuzz`.
-const TARGETS: [&str; 32] = [
+const TARGETS: [&str; 33] = [
     "superblock",
     "zone_list",
     "claim",
+    "key_area",
     "carrier",
     "map_page",
     "image",

@@ -139,7 +139,7 @@ fn make_with_leaves(path: &Path, (containers, streams): (u64, u64), on_demand: b
     let mut append = |records: &[Record]| {
         sequence += 1;
         let (bytes, checksum) =
-            encode_frame(&identity, sequence, 1, chain, &Record::encode_all(records));
+            encode_frame(&identity, sequence, 1, chain, &Record::encode_all(records)).unwrap();
         log.extend(bytes);
         chain = checksum;
     };

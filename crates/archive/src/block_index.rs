@@ -28,6 +28,7 @@ use crate::{
         bytes::{Reader, Writer, corrupt},
         names::open_or_create,
         record::{ENTRY_MEMORY, packed, unpacked},
+        sealing::What,
     },
     memory::{Allowance, Drawn},
 };
@@ -272,7 +273,7 @@ pub(crate) fn write(
                     file.insert(open_or_create(files, MAPS, is_first)?)
                 }
             };
-            let bytes = encode_leaf(identity, at, page, &leaf.entries.numbers);
+            let bytes = encode_leaf(identity, at, page, &leaf.entries.numbers)?;
             open.write_at(u64::from(page.number) * STRIDE, &bytes)?;
             leaf.page = Some(page);
             written.insert(shared, page);
@@ -298,7 +299,7 @@ fn write_second_copies(
         for (&at, leaf) in &index.leaves {
             let is_new = |page: &Page| page.written == number && page.owner == *id;
             let Some(page) = leaf.page.filter(is_new) else { continue };
-            let bytes = encode_leaf(identity, at, page, &leaf.entries.numbers);
+            let bytes = encode_leaf(identity, at, page, &leaf.entries.numbers)?;
             file.write_at(u64::from(page.number) * STRIDE + PAGE_BYTES as u64, &bytes)?;
         }
     }
@@ -366,7 +367,10 @@ pub(crate) fn load<'a>(
                     .read_at(u64::from(page.number) * STRIDE + n * PAGE_BYTES as u64, &mut bytes)
                 {
                     Err(error) if error.kind() == Kind::Io => Ok(None),
-                    read => Ok(decode_leaf(identity, at, page, &bytes[..read?])),
+                    read => {
+                        bytes.truncate(read?);
+                        Ok(decode_leaf(identity, at, page, &mut bytes))
+                    }
                 }
             };
             let entries = match copy(0)? {
@@ -387,21 +391,27 @@ pub(crate) fn load<'a>(
     Ok(read)
 }
 
-fn encode_leaf(identity: &Identity, leaf: u32, page: Page, entries: &[u64]) -> Vec<u8> {
+fn encode_leaf(identity: &Identity, leaf: u32, page: Page, entries: &[u64]) -> Result<Vec<u8>> {
     let mut w = Writer(Vec::with_capacity(PAGE_BYTES));
     w.raw(MAGIC).u64(page.owner).u32(leaf).u32(page.number).u64(page.written);
     entries.iter().for_each(|entry| {
         w.raw(&entry.to_le_bytes()[..ENTRY_BYTES]);
     });
     w.0.resize(PAGE_BYTES - 8, 0);
-    let checksum = identity.checksum(&w.0);
-    w.u64(checksum);
-    w.0
+    seal_page(identity, page.number, &mut w.0)?;
+    Ok(w.0)
+}
+
+/// Puts the checksum behind a page's bytes.
+fn seal_page(identity: &Identity, number: u32, bytes: &mut Vec<u8>) -> Result<()> {
+    let checksum = identity.seal(What::MapPage, (0, u64::from(number)), &[], bytes)?;
+    bytes.extend_from_slice(&checksum.to_le_bytes());
+    Ok(())
 }
 
 /// The entries of a leaf, if these bytes are that leaf.
-fn decode_leaf(identity: &Identity, leaf: u32, page: Page, bytes: &[u8]) -> Option<Vec<u64>> {
-    let (found, entries) = decode_page(identity, bytes)?;
+fn decode_leaf(identity: &Identity, leaf: u32, page: Page, bytes: &mut [u8]) -> Option<Vec<u64>> {
+    let (found, entries) = decode_page(identity, page.number, bytes)?;
     let entry = |bytes: &[u8]| {
         let mut number = [0; 8];
         number[..ENTRY_BYTES].copy_from_slice(bytes);
@@ -412,9 +422,14 @@ fn decode_leaf(identity: &Identity, leaf: u32, page: Page, bytes: &[u8]) -> Opti
 }
 
 /// Which leaf these bytes say they are, and where, with its entries; `None` when they are damaged.
-fn decode_page<'a>(identity: &Identity, bytes: &'a [u8]) -> Option<((u32, Page), &'a [u8])> {
-    let (body, sum) = bytes.split_at_checked(PAGE_BYTES - 8)?;
-    if identity.checksum(body).to_le_bytes() != sum {
+fn decode_page<'a>(
+    identity: &Identity,
+    number: u32,
+    bytes: &'a mut [u8],
+) -> Option<((u32, Page), &'a [u8])> {
+    let (body, sum) = bytes.split_at_mut_checked(PAGE_BYTES - 8)?;
+    let sum = u64::from_le_bytes(*sum.first_chunk()?);
+    if !identity.open(What::MapPage, (0, u64::from(number)), &[], body, sum) {
         return None;
     }
     let mut r = Reader(body, None);
@@ -443,7 +458,7 @@ pub(crate) fn whole_copies(
             Err(error) if error.kind() == Kind::Io => return Ok(None),
             read => bytes.truncate(read?),
         }
-        let found = decode_page(identity, &bytes).map(|(found, _)| found);
+        let found = decode_page(identity, number, &mut bytes).map(|(found, _)| found);
         let is_whole = found.is_some_and(|found| {
             written[n] = found.1.written;
             expected.map_or(found.1.number == number, |expected| found == expected)
@@ -462,7 +477,16 @@ pub(crate) fn whole_copies(
 ///
 /// # Errors
 /// Errors of the system.
-pub(crate) fn rewrite_copy(file: &dyn File, number: u32, copy: usize, bytes: &[u8]) -> Result<()> {
+pub(crate) fn rewrite_copy(
+    file: &dyn File,
+    identity: &Identity,
+    number: u32,
+    copy: usize,
+    mut bytes: Vec<u8>,
+) -> Result<()> {
+    bytes.truncate(PAGE_BYTES - 8);
+    seal_page(identity, number, &mut bytes)?;
+    let bytes = &bytes;
     file.write_at(u64::from(number) * STRIDE + (copy * PAGE_BYTES) as u64, bytes)?;
     file.sync()
 }
@@ -531,13 +555,16 @@ mod tests {
         let identity = Identity::new([1; 16], &[2; 32]);
         let entries: Vec<u64> = (0..512).map(|n| n * 1_000_000_007 % (1 << 55)).collect();
         let page = Page { number: 9, written: 4, owner: 3 };
-        let bytes = encode_leaf(&identity, 8, page, &entries);
+        let bytes = encode_leaf(&identity, 8, page, &entries).unwrap();
         assert_eq!(bytes.len(), PAGE_BYTES);
-        assert_eq!(decode_leaf(&identity, 8, page, &bytes), Some(entries));
-        assert_eq!(decode_leaf(&identity, 7, page, &bytes), None);
-        assert_eq!(decode_leaf(&identity, 8, Page { written: 5, ..page }, &bytes), None);
+        assert_eq!(decode_leaf(&identity, 8, page, &mut bytes.clone()), Some(entries));
+        assert_eq!(decode_leaf(&identity, 7, page, &mut bytes.clone()), None);
+        assert_eq!(
+            decode_leaf(&identity, 8, Page { written: 5, ..page }, &mut bytes.clone()),
+            None
+        );
         let mut rotten = bytes;
         rotten[700] ^= 1;
-        assert_eq!(decode_leaf(&identity, 8, page, &rotten), None);
+        assert_eq!(decode_leaf(&identity, 8, page, &mut rotten), None);
     }
 }

@@ -65,6 +65,7 @@ pub use crate::{
         make_whole as make_chunk_index_whole, not_found as not_found_in_chunk_index,
         rebuild as rebuild_chunk_index,
     },
+    chunking::Cuts,
     container::Pace,
     erasure::{Absent, IndexDirectory, NodeLabel, Nodes, Spread, View as NodesView, seal},
     filter_chain::Counts as FilterCounts,
@@ -73,7 +74,7 @@ pub use crate::{
         backup::{Completeness, Snapshot, SnapshotId},
         care::CareNote,
         class::{Class, GATHERS_MAX, Placement, Rad},
-        container::{Chunk, ContainerKind, Metadata, Packer},
+        container::{Chunk, ContainerKind, GroupSeal, Metadata, Packer},
         frame::{decode as decode_frame, encode as encode_frame},
         label::{Found as FoundLabel, Kinds, Label, find_label},
         listing::{
@@ -89,12 +90,15 @@ pub use crate::{
         },
     },
     gc::{Collected, Collection, Options as CollectionOptions, Survey, Trash, survey},
-    operations_log::{Archive, EpochGuard, features_to_come, mend_leaves, renew_snapshot, upgrade},
+    operations_log::{
+        Archive, EpochGuard, change_keys, create_sealed, erase_keys, features_to_come, key_area,
+        mend_leaves, renew_snapshot, upgrade,
+    },
     repair::{
         Rebuilt, Replacement, Restored, record_damage, repair as repair_units,
         replace as replace_nodes, restore as restore_chunks,
     },
-    settings::{FilterName, Format, READER_BYTES, Settings},
+    settings::{FilterName, Format, KeySource, READER_BYTES, Settings},
     stream::{
         Batch, Content, Cutting, Ended, Feeder, Gauge, Growth, Ingest, Reader, Report as PutReport,
         Request as PutRequest, Session, StreamWriter, Verify, Writing, put, put_on,

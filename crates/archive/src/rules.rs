@@ -111,6 +111,24 @@ pub enum Rule {
     /// The log must reach the last change that was recorded as durable. Otherwise a lost end of the
     /// log passes for a torn one.
     LogReachesRecorded,
+    /// The key area of a sealed archive counts only when its code agrees. Otherwise whoever holds the
+    /// directory brings a removed slot back.
+    KeyAreaProven,
+    /// The higher whole copy of the key area counts. Otherwise a removed slot opens the archive again.
+    HigherKeyAreaCounts,
+    /// A change of keys writes both copies of the key area. Otherwise a removed slot opens the other.
+    BothKeyAreasWritten,
+    /// A key area counts only when no frame bears a higher number. Otherwise an old one that was put
+    /// back brings a removed slot back.
+    KeyAreaNumberCompared,
+    /// The salt of a container comes from what it holds, too. Otherwise a machine that repeats its
+    /// chance seals two contents with one key and one nonce.
+    SaltFromContent,
+    /// A copy of the key area is written like the other one only after the code of that one agreed.
+    /// Otherwise a forged copy replaces the good one.
+    CodeBeforeCopying,
+    /// Nothing is written that was not sealed. Otherwise whoever holds the directory reads it.
+    GroupsSealed,
     /// A frame counts only behind the frame that it was written behind. Otherwise a misdirected
     /// write changes the tables.
     FramesChained,
@@ -240,7 +258,7 @@ pub enum Rule {
 impl Rule {
     /// The bugs that the simulator's seeds must find: its name of each, and the rule that it
     /// breaks.
-    pub const BUGS: [(&'static str, Rule); 69] = [
+    pub const BUGS: [(&'static str, Rule); 76] = [
         ("record-before-containers", Rule::ContainersBeforeRecord),
         ("segment-unnamed", Rule::SegmentNameDurable),
         ("torn-tail-believed", Rule::FrameChecksumsCompared),
@@ -310,5 +328,12 @@ impl Rule {
         ("counted-before-recheck", Rule::RecheckedBeforeCounted),
         ("upgraded-one-place", Rule::BothPlacesUpgraded),
         ("upgraded-misread", Rule::KindsCompared),
+        ("key-area-unproven", Rule::KeyAreaProven),
+        ("lower-key-area", Rule::HigherKeyAreaCounts),
+        ("one-key-area", Rule::BothKeyAreasWritten),
+        ("older-keys-taken", Rule::KeyAreaNumberCompared),
+        ("salt-by-chance-alone", Rule::SaltFromContent),
+        ("keys-copied-unproven", Rule::CodeBeforeCopying),
+        ("plaintext-written", Rule::GroupsSealed),
     ];
 }

@@ -1,8 +1,9 @@
 //! The settings of a new archive, the settings of an opened one, and the limits that are fixed.
 
-use std::str::FromStr;
+use std::{fmt, str::FromStr, sync::Arc};
 
 use onefold_core::{Algorithm, Error, Kind};
+use onefold_seal::Opener;
 
 use crate::{
     format::{
@@ -176,9 +177,39 @@ pub struct Settings {
     /// leaves earlier checkpoints of its set to collection. All else can be done as before; who lets
     /// others in refuses it.
     pub append_only: bool,
+    /// Who is asked for the key of a sealed archive.
+    pub opener: KeySource,
     /// The rule that the steps break; the simulator must find that out.
     #[cfg(feature = "planted-bugs")]
     pub broken: Option<Rule>,
+}
+
+/// Who is asked for the key of a sealed archive; by default nobody.
+#[derive(Clone, Default)]
+pub struct KeySource(Option<Arc<dyn Opener>>);
+
+impl KeySource {
+    /// This one.
+    #[must_use]
+    pub fn new(opener: Arc<dyn Opener>) -> KeySource {
+        KeySource(Some(opener))
+    }
+
+    /// True when nobody can be asked.
+    #[must_use]
+    pub fn is_nobody(&self) -> bool {
+        self.0.is_none()
+    }
+
+    pub(crate) fn of(&self) -> Option<&dyn Opener> {
+        self.0.as_deref()
+    }
+}
+
+impl fmt::Debug for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_nobody() { "nobody" } else { "somebody" })
+    }
 }
 
 impl Default for Settings {
@@ -214,6 +245,7 @@ impl Default for Settings {
             leaf_bytes: 64 << 20,
             changed_leaves: 1024,
             append_only: false,
+            opener: KeySource::default(),
             #[cfg(feature = "planted-bugs")]
             broken: None,
         }

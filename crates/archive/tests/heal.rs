@@ -179,7 +179,7 @@ fn a_note_of_damage_does_not_hide_a_put_from_collection() {
     let archive = desk.open();
     let mut session = Session::begin(&archive, false).unwrap();
     let mut writer = StreamWriter::new(&session, 1_000);
-    let (mut cutting, mut writing) = (Cutting::new(archive.label().chunking), Writing::default());
+    let (mut cutting, mut writing) = (Cutting::new(&*archive), Writing::default());
     cutting.room()[..bytes.len()].copy_from_slice(&bytes);
     let mut batches: Vec<_> = cutting.advance(bytes.len()).into_iter().collect();
     batches.push(cutting.end());

@@ -19,6 +19,7 @@
 //! | [`new_file`] | a file that has its name when it is whole |
 //! | [`scratch`] | a file without a name, for what is too large for memory |
 //! | [`clock`], [`random`] | time and random bytes of the operating system |
+//! | [`secrets`] | key files, programs that give keys, and no core dumps |
 //! | [`accounts`] | users and groups by their names |
 //! | [`signals`], [`systemd`], [`peer`], [`process`] | what a server needs from the system around it |
 //!
@@ -54,6 +55,7 @@ pub mod random;
 mod range;
 pub mod room;
 pub mod scratch;
+pub mod secrets;
 pub mod signals;
 pub mod spared;
 pub mod sparse;

@@ -7,11 +7,11 @@ use clap::{Parser, Subcommand};
 use onefold_console::{completions, manual};
 
 use crate::{
-    operator,
+    key, operator,
     verbs::{
         backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, index,
-        inspect, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot,
-        snapshots, status, tls, upgrade, volume, worker,
+        inspect, key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub,
+        serve, snapshot, snapshots, status, tls, upgrade, volume, worker,
     },
 };
 
@@ -56,6 +56,9 @@ pub(crate) struct Arguments {
     #[command(flatten)]
     pub(crate) operator: operator::Options,
 
+    #[command(flatten)]
+    pub(crate) key: key::Options,
+
     /// The verb.
     #[command(subcommand)]
     pub(crate) verb: Verb,
@@ -96,6 +99,7 @@ pub(crate) enum Verb {
     Node(node::Options),
     Index(index::Options),
     Upgrade(upgrade::Options),
+    Key(keys::Options),
     Tls(tls::Options),
     Estimate(estimate::Options),
     Inspect(inspect::Options),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`arguments`], [`configuration`] | what was asked for, on the command line and in a file |
 //! | [`verbs`] | one file for each verb |
+//! | [`key`] | where the keys of encrypted stores are |
 //! | [`operator`] | what the operator says for the whole command, and warnings |
 //! | [`onefold::parts`] | finding and opening stores, and reaching those that are served |
 //! | [`report`] | what `status` tells, as JSON and as text |
@@ -16,6 +17,7 @@
 
 mod arguments;
 mod configuration;
+mod key;
 mod operator;
 mod report;
 mod verbs;
@@ -29,8 +31,8 @@ use onefold_console::{completions, failure::Failure, logging, manual, output};
 use arguments::{Arguments, Verb};
 use verbs::{
     backup, cat, check, create, diff, estimate, find, forget, gc, get, grow, image, index, inspect,
-    ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot, snapshots,
-    status, tls, upgrade, volume, worker,
+    key as keys, ls, mount, mv, node, put, repair, replicate, restore, rm, scrub, serve, snapshot,
+    snapshots, status, tls, upgrade, volume, worker,
 };
 
 fn main() -> ExitCode {
@@ -69,6 +71,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
     logging::start(arguments.log.as_deref())?;
     arguments.control.into_iter().for_each(onefold::parts::control::places::choose);
     operator::give(arguments.operator);
+    key::give(&arguments.key);
     match arguments.verb {
         Verb::Create(options) => create::run(&options),
         Verb::Volume(options) => volume::run(options),
@@ -104,6 +107,7 @@ fn perform(arguments: Arguments) -> Result<(), Failure> {
         Verb::Node(options) => node::run(&options),
         Verb::Index(options) => index::run(&options),
         Verb::Upgrade(options) => upgrade::run(&options),
+        Verb::Key(options) => keys::run(&options),
         Verb::Tls(options) => tls::run(&options),
         Verb::Completions(options) => completions::run(&options, Arguments::command()),
         Verb::Man(options) => manual::run(&options, Arguments::command()),

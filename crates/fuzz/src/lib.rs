@@ -14,6 +14,7 @@ mod decoders;
 mod folder;
 mod http;
 mod image;
+mod keys;
 mod memory;
 mod mutator;
 mod nbd;
@@ -38,6 +39,7 @@ pub use decoders::{carrier, claim, map_page, superblock, zone_list};
 pub use folder::folder;
 pub use http::http_head;
 pub use image::{image, repaired_image};
+pub use keys::key_area;
 pub use nbd::nbd_session;
 pub use objects::objects;
 pub use stream::stream;
@@ -55,10 +57,11 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 32] = [
+pub const TARGETS: [Target; 33] = [
     Target { name: "superblock", body: superblock, examples: decoders::superblock_examples },
     Target { name: "zone_list", body: zone_list, examples: decoders::zone_list_examples },
     Target { name: "claim", body: claim, examples: decoders::claim_examples },
+    Target { name: "key_area", body: key_area, examples: keys::examples },
     Target { name: "carrier", body: carrier, examples: decoders::carrier_examples },
     Target { name: "map_page", body: map_page, examples: decoders::page_examples },
     Target { name: "image", body: image, examples: corrupt::examples },

@@ -58,6 +58,8 @@ pub enum Checker {
     DuplicatesFound,
     /// The same seed gives the same run.
     Deterministic,
+    /// Nobody without a key reads a sealed archive, opens it, or changes it unnoticed.
+    Secrecy,
     /// Cluster: a map names a chunk only while that chunk has its reference.
     NoChunkLost,
     /// Cluster: an object goes only when it names no chunk any more.

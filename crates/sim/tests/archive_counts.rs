@@ -132,8 +132,7 @@ fn a_recount_spares_what_was_condemned_before_it() {
         let archive = desk.open(None);
         let mut session = Session::begin(&archive, false).unwrap();
         let mut writer = StreamWriter::new(&session, 1_000);
-        let (mut cutting, mut writing) =
-            (Cutting::new(archive.label().chunking), Writing::default());
+        let (mut cutting, mut writing) = (Cutting::new(&*archive), Writing::default());
         let mut rest = &desk.1[..];
         while !rest.is_empty() {
             let room = cutting.room();

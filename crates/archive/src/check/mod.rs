@@ -496,8 +496,9 @@ fn scrub_one(
             std::slice::from_ref(group),
             &mut stored,
         );
-        let expanded =
-            read.and_then(|()| packer.expand(&archive.identity, group, &stored, &mut raw));
+        let seal = metadata.group_seal(n);
+        let expanded = read
+            .and_then(|()| packer.expand(&archive.identity, seal, group, &mut stored, &mut raw));
         match expanded {
             Ok(()) => {
                 report.bytes += raw.len() as u64;

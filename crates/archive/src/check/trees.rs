@@ -192,7 +192,7 @@ impl Checking {
             }
         });
         looked?;
-        let identity = self.found.archive.identity;
+        let identity = self.found.archive.identity.clone();
         let judged = if lost > 0 {
             // Sums of what is not there can't be told.
             Known { lost, ends: true, ..Known::default() }

@@ -11,7 +11,10 @@ use onefold_core::{File, Fingerprint, Kind, Result};
 
 use crate::{
     container::Pace,
-    format::{Address, ContainerId, Identity, bytes::corrupt, names::fresh, record::IndexFile},
+    format::{
+        Address, ContainerId, Identity, bytes::corrupt, names::fresh, record::IndexFile,
+        sealing::What,
+    },
     operations_log::Archive,
     rules::Rule,
 };
@@ -42,9 +45,15 @@ const FILTER_HASHES: u32 = 5;
 /// Memory that a filter may take in any case.
 const FILTER_ALWAYS: u64 = 16 << 20;
 
-const FILTER_PAGE_BYTES: usize = PAGE_BYTES - HEADER_BYTES;
+/// Entries of a page, of which a sealed archive's has room for a half of the tag.
+fn page_entries(identity: &Identity) -> usize {
+    PAGE_ENTRIES - usize::from(identity.tail() > 0)
+}
 
-const FILTER_PAGE_WORDS: usize = FILTER_PAGE_BYTES / 8;
+/// Words of a filter in a page.
+fn filter_page_words(identity: &Identity) -> usize {
+    (PAGE_BYTES - HEADER_BYTES - identity.tail()) / 8
+}
 
 /// The share of cached pages that those hold which were read again.
 const PAGES_HOT: f64 = 0.25;
@@ -67,11 +76,14 @@ fn page_of(prefix: u64, pages: u32) -> u32 {
 /// A Bloom filter whose bits for one fingerprint lie in one line of 64 bytes.
 pub(crate) struct Filter {
     lines: Vec<[u64; 8]>,
+    /// Words of it in a page of the file.
+    page_words: usize,
 }
 
 impl Filter {
-    fn new(entries: u64) -> Filter {
-        Filter { lines: vec![[0; 8]; Filter::lines_for(entries) as usize] }
+    fn new(identity: &Identity, entries: u64) -> Filter {
+        let lines = vec![[0; 8]; Filter::lines_for(entries) as usize];
+        Filter { lines, page_words: filter_page_words(identity) }
     }
 
     fn lines_for(entries: u64) -> u64 {
@@ -79,8 +91,8 @@ impl Filter {
     }
 
     /// Pages of a file that the filter of so many entries takes.
-    fn pages_for(entries: u64) -> u32 {
-        (Filter::lines_for(entries) * 64).div_ceil(FILTER_PAGE_BYTES as u64) as u32
+    fn pages_for(identity: &Identity, entries: u64) -> u32 {
+        (Filter::lines_for(entries) * 8).div_ceil(filter_page_words(identity) as u64) as u32
     }
 
     /// The line, and the bits in it, from the part of the fingerprint that chooses no page.
@@ -117,32 +129,40 @@ impl Filter {
     }
 
     fn pages(&self) -> u32 {
-        (self.bytes()).div_ceil(FILTER_PAGE_BYTES as u64) as u32
+        (self.bytes() / 8).div_ceil(self.page_words as u64) as u32
     }
 
     /// Bytes of its page `page` on the disk; the last is short.
     fn page_bytes(&self, page: u32, into: &mut [u8]) {
-        let words = self.lines.as_flattened().iter().skip(page as usize * FILTER_PAGE_WORDS);
+        let words = self.lines.as_flattened().iter().skip(page as usize * self.page_words);
         words
+            .take(self.page_words)
             .zip(into.as_chunks_mut::<8>().0)
             .for_each(|(word, bytes)| *bytes = word.to_le_bytes());
     }
 
     /// Takes them.
     fn set_page(&mut self, page: u32, bytes: &[u8]) {
-        let words =
-            self.lines.as_flattened_mut().iter_mut().skip(page as usize * FILTER_PAGE_WORDS);
+        let words = self.lines.as_flattened_mut().iter_mut().skip(page as usize * self.page_words);
         words
+            .take(self.page_words)
             .zip(bytes.as_chunks::<8>().0)
             .for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
     }
 }
 
-/// Seals a page: its checksum covers the file's and its own number.
-fn seal(identity: &Identity, file: u64, number: u32, page: &mut [u8]) {
+/// What a page's checksum is combined with: a tag of a sealed archive proves the file as it is.
+fn turned(identity: &Identity, file: u64) -> u64 {
+    if identity.sealing().is_some() { 0 } else { file.rotate_left(32) }
+}
+
+/// Closes a page: its checksum covers the file's and its own number.
+fn close(identity: &Identity, file: u64, number: u32, page: &mut [u8]) -> Result<()> {
     page[8..12].copy_from_slice(&number.to_le_bytes());
-    let checksum = identity.checksum(&page[8..]) ^ file.rotate_left(32);
-    page[..8].copy_from_slice(&checksum.to_le_bytes());
+    let place = (file, u64::from(number));
+    let checksum = identity.seal(What::IndexPage, place, &[], &mut page[8..])?;
+    page[..8].copy_from_slice(&(checksum ^ turned(identity, file)).to_le_bytes());
+    Ok(())
 }
 
 /// Reads pages from `first` on; those that can't be read are zeroes, which no page is.
@@ -161,13 +181,17 @@ pub(super) fn read_pages(file: &dyn File, first: u32, into: &mut [u8]) -> Result
     Ok(())
 }
 
-pub(super) fn is_sealed(identity: &Identity, file: u64, number: u32, page: &[u8]) -> bool {
-    page.len() == PAGE_BYTES
-        && page[8..12] == number.to_le_bytes()
-        && page[..8] == (identity.checksum(&page[8..]) ^ file.rotate_left(32)).to_le_bytes()
+/// Opens a page that was closed so; false when it is another one or damaged.
+pub(super) fn open(identity: &Identity, file: u64, number: u32, page: &mut [u8]) -> bool {
+    let Some((checksum, body)) = page.split_first_chunk_mut() else { return false };
+    let checksum = u64::from_le_bytes(*checksum) ^ turned(identity, file);
+    let place = (file, u64::from(number));
+    body.len() == PAGE_BYTES - 8
+        && identity.open(What::IndexPage, place, &[], body, checksum)
+        && body[..4] == number.to_le_bytes()
 }
 
-/// The entries of a sealed page, and whether some went on to the next.
+/// The entries of an open page, and whether some went on to the next.
 pub(super) fn entries(page: &[u8]) -> impl Iterator<Item = Entry> {
     let count = usize::from(page[12]).min(PAGE_ENTRIES);
     page[HEADER_BYTES..].chunks_exact(24).take(count).map(|bytes| {
@@ -206,14 +230,14 @@ fn page_cache(pages: usize) -> quick_cache::unsync::Cache<u32, Arc<[u8]>> {
 /// True when a file can have the entries and pages that the log says it has. What a log claims of a
 /// file of holes would only cost memory and time. A page on the medium takes more than a sixty-fourth
 /// of the memory for its entries' filter, also where the file system compresses it.
-pub(super) fn is_possible(named: &IndexFile, file: &dyn File) -> Result<bool> {
+pub(super) fn is_possible(identity: &Identity, named: &IndexFile, file: &dyn File) -> Result<bool> {
     let Some(bits) = named.entries.checked_mul(FILTER_BITS) else { return Ok(false) };
     let memory = file.occupied()?.saturating_mul(64).saturating_add(FILTER_ALWAYS);
     Ok(bits / 8 <= memory
         && named.pages > 0
         && u64::from(named.pages) <= named.entries.div_ceil(FILL).max(1)
         && named.pages.checked_add(named.filter_pages).is_some()
-        && named.filter_pages >= Filter::pages_for(named.entries))
+        && named.filter_pages >= Filter::pages_for(identity, named.entries))
 }
 
 /// A file of the index, open for reading.
@@ -234,7 +258,7 @@ impl OpenIndex {
         pace: &Pace,
     ) -> Result<OpenIndex> {
         let file = archive.files.open(&index_name(named.number))?;
-        if !is_possible(named, &*file)? {
+        if !is_possible(&archive.identity, named, &*file)? {
             return Err(corrupt("an index file's sizes can't be true"));
         }
         let filter = OpenIndex::read_filter(archive, &*file, named, pace)?;
@@ -248,7 +272,7 @@ impl OpenIndex {
         named: &IndexFile,
         pace: &Pace,
     ) -> Result<Filter> {
-        let mut filter = Filter::new(named.entries);
+        let mut filter = Filter::new(&archive.identity, named.entries);
         let mut pages = vec![0; WRITE_PAGES * PAGE_BYTES];
         for first in (0..filter.pages()).step_by(WRITE_PAGES) {
             let count = WRITE_PAGES.min((filter.pages() - first) as usize);
@@ -256,7 +280,7 @@ impl OpenIndex {
             pace.ask((count * PAGE_BYTES) as u64)?;
             read_pages(file, at, &mut pages[..count * PAGE_BYTES])?;
             for (n, page) in (0..).zip(pages[..count * PAGE_BYTES].chunks_mut(PAGE_BYTES)) {
-                if !is_sealed(&archive.identity, named.number, at + n, page) {
+                if !open(&archive.identity, named.number, at + n, page) {
                     // A damaged page of the filter lets everything through.
                     page.fill(u8::MAX);
                 }
@@ -278,7 +302,7 @@ impl OpenIndex {
         *reads += 1;
         let mut page = vec![0; PAGE_BYTES];
         read_pages(&*self.file, number, &mut page)?;
-        if !is_sealed(&archive.identity, self.named.number, number, &page) {
+        if !open(&archive.identity, self.named.number, number, &mut page) {
             return Ok(None);
         }
         let page: Arc<[u8]> = page.into();
@@ -329,7 +353,8 @@ impl Writer {
         let pages = u32::try_from(entries.div_ceil(FILL).max(1))
             .map_err(|_| corrupt("the chunk index is too large"))?;
         let file = fresh(&*archive.files, &index_name(number))?;
-        let (archive, filter) = (archive.clone(), Filter::new(entries));
+        let filter = Filter::new(&archive.identity, entries);
+        let archive = archive.clone();
         let page = vec![0; PAGE_BYTES];
         Ok(Writer {
             archive,
@@ -352,7 +377,7 @@ impl Writer {
         while self.at < own {
             self.next_page()?;
         }
-        while usize::from(self.page[12]) == PAGE_ENTRIES {
+        while usize::from(self.page[12]) == page_entries(&self.archive.identity) {
             if self.at + 1 >= self.pages || self.at + 1 >= own + REACH {
                 // So crowded a place is never met by chance. The entry is lost, which costs a
                 // duplicate.
@@ -373,7 +398,7 @@ impl Writer {
     }
 
     fn next_page(&mut self) -> Result<()> {
-        seal(&self.archive.identity, self.number, self.at, &mut self.page);
+        close(&self.archive.identity, self.number, self.at, &mut self.page)?;
         self.out.extend_from_slice(&self.page);
         self.page.fill(0);
         self.at += 1;
@@ -460,14 +485,15 @@ mod tests {
             );
             Fingerprint(bytes)
         };
-        let mut filter = Filter::new(10_000);
+        let identity = Identity::new([1; 16], &[2; 32]);
+        let mut filter = Filter::new(&identity, 10_000);
         (0..10_000).for_each(|n| filter.insert(&print(n)));
         assert!((0..10_000).all(|n| filter.may_hold(&print(n))));
         let wrong = (10_000..30_000).filter(|&n| filter.may_hold(&print(n))).count();
         assert!(wrong < 500, "{wrong} of 20,000");
-        let mut again = Filter { lines: vec![[0; 8]; filter.lines.len()] };
+        let mut again = Filter::new(&identity, 10_000);
         for page in 0..filter.pages() {
-            let mut bytes = [0; FILTER_PAGE_BYTES];
+            let mut bytes = [0; PAGE_BYTES - HEADER_BYTES];
             filter.page_bytes(page, &mut bytes);
             again.set_page(page, &bytes);
         }

@@ -4,9 +4,7 @@ use std::{iter::Peekable, sync::Arc};
 
 use onefold_core::{Error, File, Kind, Result};
 
-use super::file::{
-    Entry, PAGE_BYTES, WRITE_PAGES, Writer, entries, index_name, is_sealed, read_pages,
-};
+use super::file::{Entry, PAGE_BYTES, WRITE_PAGES, Writer, entries, index_name, open, read_pages};
 use crate::{
     format::{Address, damage::is_damage, record::IndexFile},
     operations_log::Archive,
@@ -36,8 +34,8 @@ impl Scan {
             let mut bytes =
                 vec![0; WRITE_PAGES.min((self.named.pages - self.next_page) as usize) * PAGE_BYTES];
             read_pages(&**file, self.next_page, &mut bytes)?;
-            for page in bytes.chunks(PAGE_BYTES) {
-                if is_sealed(&self.archive.identity, self.named.number, self.next_page, page) {
+            for page in bytes.chunks_mut(PAGE_BYTES) {
+                if open(&self.archive.identity, self.named.number, self.next_page, page) {
                     self.held.extend(entries(page));
                 } else {
                     self.left_out = true;

@@ -4,10 +4,14 @@
 //! A run of zeroes of at least a largest chunk is no chunk: it becomes a part of the recipe, and
 //! the chunk before it ends where it begins.
 
+mod gear;
 mod rabin;
+
+use std::sync::Arc;
 
 use fastcdc::v2020::{FastCDC, Normalization};
 
+pub(crate) use self::gear::Gear;
 use self::rabin::Rabin;
 use crate::format::parameters::Chunking;
 
@@ -20,9 +24,32 @@ pub(crate) enum Piece {
     Zeroes(usize),
 }
 
+/// How the streams of an archive are cut.
+#[derive(Clone)]
+pub struct Cuts {
+    chunking: Chunking,
+    /// In a sealed archive.
+    gear: Option<Arc<Gear>>,
+}
+
+impl Cuts {
+    /// With a table of the archive's own.
+    pub(crate) fn keyed(chunking: Chunking, gear: Gear) -> Cuts {
+        Cuts { chunking, gear: Some(Arc::new(gear)) }
+    }
+}
+
+impl From<Chunking> for Cuts {
+    /// As plain archives cut.
+    fn from(chunking: Chunking) -> Cuts {
+        Cuts { chunking, gear: None }
+    }
+}
+
 /// Cuts one stream.
 pub(crate) struct Chunker {
     chunking: Chunking,
+    gear: Option<Arc<Gear>>,
     rabin: Option<Box<Rabin>>,
     in_zeroes: bool,
 }
@@ -30,9 +57,10 @@ pub(crate) struct Chunker {
 impl Chunker {
     /// A cutter at the beginning of a stream.
     #[must_use]
-    pub(crate) fn new(chunking: Chunking) -> Chunker {
+    pub(crate) fn new(cuts: &Cuts) -> Chunker {
+        let Cuts { chunking, gear } = cuts.clone();
         let rabin = matches!(chunking, Chunking::Rabin(_)).then(|| Box::new(Rabin::new()));
-        Chunker { chunking, rabin, in_zeroes: false }
+        Chunker { chunking, gear, rabin, in_zeroes: false }
     }
 
     /// Bytes that decide about the next piece, whatever they are.
@@ -73,6 +101,10 @@ impl Chunker {
             (self.chunking.least(), self.chunking.mean(), self.chunking.most());
         match (&self.chunking, &self.rabin) {
             (Chunking::Rabin(_), Some(rabin)) => rabin.cut(bytes, least, mean),
+            (Chunking::FastCdc(_), _) if self.gear.is_some() => {
+                let gear = self.gear.as_ref();
+                gear.map_or(bytes.len(), |gear| gear.cut(bytes, least, normal(mean), mean))
+            }
             (Chunking::FastCdc(_), _) => {
                 FastCDC::with_level(bytes, least, normal(mean), most, Normalization::Level1)
                     .cut(0, bytes.len())
@@ -129,7 +161,11 @@ mod tests {
     /// Pieces of a stream that arrives in parts of `part` bytes; neighbouring runs of zeroes are
     /// one.
     fn pieces(chunking: Chunking, bytes: &[u8], part: usize) -> Vec<Piece> {
-        let mut cutter = Chunker::new(chunking);
+        pieces_by(&chunking.into(), bytes, part)
+    }
+
+    fn pieces_by(cuts: &Cuts, bytes: &[u8], part: usize) -> Vec<Piece> {
+        let mut cutter = Chunker::new(cuts);
         let (mut held, mut all): (Vec<u8>, Vec<Piece>) = (Vec::new(), Vec::new());
         let mut parts = bytes.chunks(part).peekable();
         while let Some(part) = parts.next() {
@@ -194,6 +230,64 @@ mod tests {
         assert_eq!(lengths(Chunking::FastCdc(8192)), GOLDEN_FASTCDC);
         assert_eq!(lengths(Chunking::Rabin(8192)), GOLDEN_RABIN);
         assert_eq!(lengths(Chunking::Static(4096)), [4096; 8]);
+    }
+
+    fn keyed(byte: u8) -> Cuts {
+        let key = onefold_seal::Secret::take(&mut [byte; 32]);
+        Cuts::keyed(Chunking::FastCdc(8192), Gear::new(&key))
+    }
+
+    #[test]
+    fn rule_34_a_sealed_archive_cuts_by_its_key() {
+        let bytes = noise(9, 4_000_000);
+        let lengths = |cuts: &Cuts, part| -> Vec<usize> {
+            let length = |piece: &Piece| match piece {
+                Piece::Chunk(n) | Piece::Zeroes(n) => *n,
+            };
+            pieces_by(cuts, &bytes, part).iter().map(length).collect()
+        };
+        let one = lengths(&keyed(1), bytes.len());
+        assert_eq!(one, lengths(&keyed(1), 70_001), "however it arrives");
+        assert_eq!(one.iter().sum::<usize>(), bytes.len());
+        let mean = bytes.len() / one.len();
+        assert!((7_000..11_000).contains(&mean), "{mean}");
+        assert!(one.iter().all(|&n| n <= 65_536) && one.iter().filter(|&&n| n < 2048).count() <= 1);
+        let ends = |lengths: &[usize]| -> std::collections::BTreeSet<usize> {
+            lengths
+                .iter()
+                .scan(0, |at, n| {
+                    Some({
+                        *at += n;
+                        *at
+                    })
+                })
+                .collect()
+        };
+        for other in
+            [lengths(&keyed(2), bytes.len()), lengths(&Chunking::FastCdc(8192).into(), bytes.len())]
+        {
+            let common = ends(&one).intersection(&ends(&other)).count();
+            assert!(common <= 5, "{common} cuts of {} are the same", one.len());
+        }
+    }
+
+    #[test]
+    fn what_was_inserted_moves_few_cuts_of_a_sealed_archive() {
+        let bytes = noise(3, 2_000_000);
+        let mut other = bytes.clone();
+        other.splice(500_000..500_000, noise(4, 777));
+        let chunks = |bytes: &[u8]| {
+            let mut at = 0;
+            let mut set = std::collections::BTreeSet::new();
+            for piece in pieces_by(&keyed(1), bytes, 1 << 20) {
+                let (Piece::Chunk(n) | Piece::Zeroes(n)) = piece;
+                set.insert(bytes[at..at + n].to_vec());
+                at += n;
+            }
+            set
+        };
+        let (a, b) = (chunks(&bytes), chunks(&other));
+        assert!(b.difference(&a).count() <= 12, "{} of {}", b.difference(&a).count(), a.len());
     }
 
     const GOLDEN_FASTCDC: [usize; 8] = [10187, 12862, 6444, 23478, 7085, 5543, 3150, 3964];

@@ -190,8 +190,9 @@ impl ChunkReader {
             let at = (group.at - start) as usize;
             let expanded = self.packer.expand(
                 container_reader.identity(),
+                metadata.group_seal(usize::from(first) + n),
                 group,
-                &stored[at..at + group.stored as usize],
+                &mut stored[at..at + group.stored as usize],
                 &mut raw,
             );
             expanded.map_err(|e| e.context(format!("container {id}")))?;

@@ -1,12 +1,17 @@
 //! Containers packed: grouped, compressed, sealed.
 
+use onefold_core::Result;
+
 use crate::{
     format::container::{OpenContainer, Packed, Packer},
     operations_log::Archive,
 };
 
 /// Packs a container. Compression is the slow part of a put; any thread may do it.
-pub(crate) fn pack(archive: &Archive, open: OpenContainer, packer: &mut Packer) -> Packed {
+///
+/// # Errors
+/// Those of the source of chance, of sealed archives.
+pub(crate) fn pack(archive: &Archive, open: OpenContainer, packer: &mut Packer) -> Result<Packed> {
     open.pack(
         &archive.identity,
         archive.tables().epoch,

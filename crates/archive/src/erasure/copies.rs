@@ -226,7 +226,7 @@ fn how_far(shared: &Shared, files: &dyn Files) -> Result<(Reached, bool)> {
     }
     let (last, checksum) = chain.unwrap_or_default();
     let is_damaged = frames.goes_on(&shared.identity, last)?;
-    Ok((((label.generation, last), (label.encode(), end, checksum)), is_damaged))
+    Ok((((label.generation, last), (label.encode(&shared.identity)?, end, checksum)), is_damaged))
 }
 
 /// Makes bytes of a file durable on all copies that have them; true when a change needs no more

@@ -7,13 +7,15 @@
 
 use std::{ops::Range, sync::Arc};
 
-use onefold_core::{Fingerprint, Result};
+use onefold_core::{Error, Fingerprint, Kind, Result};
+use onefold_seal::TAG_BYTES;
 
 use super::{
     bytes::{Reader, Writer, corrupt},
     class::Class,
     content::Content,
     parameters::{Compression, GROUP_BYTES, SLOTS_MAX},
+    sealing::{ContainerSeal, DOMAIN, SALT_BYTES, Sealing, What},
 };
 use crate::{
     format::{Address, ContainerId, Identity},
@@ -31,7 +33,21 @@ pub(crate) const CHUNK_ENTRY_BYTES: usize = 32;
 
 /// Metadata of the fullest container.
 pub(crate) const META_BYTES_MAX: usize =
-    HEADER_BYTES + 256 * GROUP_ENTRY_BYTES + SLOTS_MAX * CHUNK_ENTRY_BYTES;
+    (HEADER_BYTES + COUNTS_BYTES + 256 * GROUP_ENTRY_BYTES + SLOTS_MAX * CHUNK_ENTRY_BYTES)
+        .next_multiple_of(STEP_BYTES);
+
+/// Bytes before the groups' entries in a sealed container: how many groups and chunks, and the end of
+/// the last group.
+const COUNTS_BYTES: usize = 16;
+
+/// A sealed container's metadata, and all of it, take a multiple of this.
+const STEP_BYTES: usize = 4096;
+
+/// Where the header of a sealed container has its salt, with the proof of its key and its domain behind
+/// it, and the tag.
+const SALT_AT: usize = 56;
+const TAG_AT: usize = HEADER_BYTES - TAG_BYTES;
+const KEY_PROOF_BYTES: usize = 16;
 
 /// Chunk bytes of the fullest container: its last chunk may be larger than what was left.
 pub(crate) const RAW_BYTES_MAX: usize = 8 << 20;
@@ -58,7 +74,7 @@ pub struct Group {
     pub raw: u32,
     /// How it is compressed.
     pub compression: Compression,
-    /// Of the bytes as stored.
+    /// Of the bytes as stored, before they are sealed.
     pub checksum: u64,
 }
 
@@ -94,6 +110,8 @@ pub struct Metadata {
     pub meta_bytes: u32,
     /// Bytes of all.
     pub bytes: u32,
+    /// What seals its groups, in a sealed archive.
+    pub(crate) seal: Option<Arc<ContainerSeal>>,
 }
 
 /// A container while it is filled.
@@ -241,12 +259,12 @@ impl OpenContainer {
         compression: Compression,
         packer: &mut Packer,
         buffers: &BufferPool,
-    ) -> Packed {
+    ) -> Result<Packed> {
         let OpenContainer { id, kind, class, chunks, groups: lengths, content } = self;
-        let meta_bytes =
-            HEADER_BYTES + lengths.len() * GROUP_ENTRY_BYTES + chunks.len() * CHUNK_ENTRY_BYTES;
+        let meta_bytes = meta_bytes(identity, lengths.len(), chunks.len());
         let mut groups = Vec::with_capacity(lengths.len());
-        let is_raw = compression == Compression::None;
+        // Sealed bytes are a copy: others read what is shared.
+        let is_raw = compression == Compression::None && identity.sealing().is_none();
         let (mut packed, mut from) = (if is_raw { Vec::new() } else { buffers.take() }, 0);
         packed.clear();
         let mut gathered = Vec::new();
@@ -281,6 +299,20 @@ impl OpenContainer {
             from += length as usize;
         }
         let raw_bytes = content.len() as u32;
+        let seal = match identity.sealing() {
+            Some(sealing) => {
+                let made = (id, kind, epoch, compression);
+                Some(Arc::new(seal_groups(
+                    sealing,
+                    identity.id,
+                    made,
+                    &chunks,
+                    &mut groups,
+                    &mut packed,
+                )?))
+            }
+            None => None,
+        };
         let body = if is_raw {
             content
         } else {
@@ -289,10 +321,70 @@ impl OpenContainer {
         };
         let bytes = (meta_bytes + body.len()) as u32;
         let count = chunks.len() as u32;
-        let meta =
-            Metadata { id, epoch, kind, groups, chunks, meta_bytes: meta_bytes as u32, bytes }
-                .encode(identity);
-        Packed { id, kind, class, meta, body, chunks: count, raw_bytes }
+        let meta_bytes = meta_bytes as u32;
+        let meta = Metadata { id, epoch, kind, groups, chunks, meta_bytes, bytes, seal }
+            .encode(identity)?;
+        Ok(Packed { id, kind, class, meta, body, chunks: count, raw_bytes })
+    }
+}
+
+/// Bytes of header and metadata.
+fn meta_bytes(identity: &Identity, groups: usize, chunks: usize) -> usize {
+    let plain = HEADER_BYTES + groups * GROUP_ENTRY_BYTES + chunks * CHUNK_ENTRY_BYTES;
+    match identity.sealing() {
+        Some(_) => (plain + COUNTS_BYTES).next_multiple_of(STEP_BYTES),
+        None => plain,
+    }
+}
+
+/// Seals groups that lie one behind the other in `packed`, each with its tag behind it, and hides
+/// where the last one ends.
+fn seal_groups(
+    sealing: &Sealing,
+    archive: [u8; 16],
+    (id, kind, epoch, compression): (ContainerId, ContainerKind, u32, Compression),
+    chunks: &[Chunk],
+    groups: &mut [Group],
+    packed: &mut Vec<u8>,
+) -> Result<ContainerSeal> {
+    let fingerprints: Vec<u8> = chunks.iter().flat_map(|chunk| chunk.fingerprint.0).collect();
+    let checksums: Vec<u8> = groups.iter().flat_map(|group| group.checksum.to_le_bytes()).collect();
+    let salt = sealing.salt(&[
+        &archive,
+        &id.0.to_le_bytes(),
+        &epoch.to_le_bytes(),
+        &[kind.code(), compression.code()],
+        &fingerprints,
+        &checksums,
+    ])?;
+    let seal = sealing.container(archive, id.0, kind.code(), salt)?;
+    let mut sealed = Vec::with_capacity(packed.len() + groups.len() * TAG_BYTES + STEP_BYTES);
+    let first = groups.first().map_or(0, |group| group.at);
+    let mut from = 0;
+    for (number, group) in groups.iter_mut().enumerate() {
+        let start = sealed.len();
+        sealed.extend_from_slice(&packed[from..from + group.stored as usize]);
+        from += group.stored as usize;
+        let tag = seal.seal(number, group.raw, &mut sealed[start..])?;
+        sealed.extend_from_slice(&tag);
+        (group.at, group.stored) = (first + start as u32, (sealed.len() - start) as u32);
+    }
+    let start = sealed.len();
+    sealed.resize(start.next_multiple_of(STEP_BYTES), 0);
+    if start < sealed.len() {
+        // No group has this number. Nobody opens it: it only looks like the others.
+        seal.seal(usize::from(u16::MAX), 0, &mut sealed[start..])?;
+    }
+    *packed = sealed;
+    Ok(seal)
+}
+
+impl ContainerKind {
+    fn code(self) -> u8 {
+        match self {
+            ContainerKind::Data => 1,
+            ContainerKind::Recipes => 2,
+        }
     }
 }
 
@@ -316,18 +408,28 @@ impl Packed {
 
 impl Metadata {
     /// The bytes of the section.
-    #[must_use]
-    pub fn encode(&self, identity: &Identity) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// `Io`: what seals it refuses to.
+    pub fn encode(&self, identity: &Identity) -> Result<Vec<u8>> {
         let mut w = Writer(Vec::with_capacity(self.meta_bytes as usize));
         w.raw(MAGIC).raw(&identity.id).u64(self.id.0).u32(self.epoch);
         // Shard 0 of one data shard, no parity.
-        w.u8(if self.kind == ContainerKind::Data { 1 } else { 2 }).u8(0).u8(1).u8(0);
-        w.u32(self.chunks.len() as u32)
-            .u32(self.groups.len() as u32)
-            .u32(self.meta_bytes)
-            .u32(self.bytes);
-        w.0.resize(HEADER_BYTES - 8, 0);
-        w.u64(0);
+        w.u8(self.kind.code()).u8(0).u8(1).u8(0);
+        let counts = [self.chunks.len() as u32, self.groups.len() as u32];
+        match &self.seal {
+            None => w.u32(counts[0]).u32(counts[1]),
+            Some(_) => w.u32(0).u32(0),
+        };
+        w.u32(self.meta_bytes).u32(self.bytes);
+        if let Some(seal) = &self.seal {
+            w.raw(seal.salt()).raw(&seal.proof()).u32(DOMAIN);
+        }
+        w.0.resize(HEADER_BYTES, 0);
+        if self.seal.is_some() {
+            let end = self.groups.last().map_or(self.meta_bytes, |last| last.at + last.stored);
+            w.u32(counts[0]).u32(counts[1]).u32(end).u32(0);
+        }
         for group in &self.groups {
             w.u32(group.at)
                 .u32(group.stored)
@@ -343,9 +445,16 @@ impl Metadata {
                 .u8(chunk.group);
             w.u32(chunk.at).u32(chunk.bytes);
         }
-        let checksum = identity.checksum(&w.0);
-        w.0[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
-        w.0
+        if let (Some(sealing), Some(_)) = (identity.sealing(), &self.seal) {
+            w.0.resize(self.meta_bytes as usize, 0);
+            let (header, body) = w.0.split_at_mut(HEADER_BYTES);
+            let tag = sealing.seal(What::Metadata, (self.id.0, 0), &header[..TAG_AT], body)?;
+            header[TAG_AT..].copy_from_slice(&tag);
+        } else {
+            let checksum = identity.checksum(&w.0);
+            w.0[HEADER_BYTES - 8..HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
+        }
+        Ok(w.0)
     }
 
     /// Reads the metadata section of container `id` from its first `meta_bytes` bytes.
@@ -363,29 +472,46 @@ impl Metadata {
             return Err(what(&format!("container {found} is in its place")));
         }
         let (epoch, kind, shard) = (r.u32()?, r.u8()?, [r.u8()?, r.u8()?, r.u8()?]);
-        let (chunks, groups, meta_bytes, all) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
-        let needed = HEADER_BYTES as u64
-            + u64::from(groups) * GROUP_ENTRY_BYTES as u64
-            + u64::from(chunks) * CHUNK_ENTRY_BYTES as u64;
-        if u64::from(meta_bytes) != needed
-            || bytes.len() as u64 != needed
-            || shard != [0, 1, 0]
-            || groups > 256
-            || chunks > SLOTS_MAX as u32
-        {
+        let (mut chunks, mut groups, meta_bytes, all) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
+        if shard != [0, 1, 0] || bytes.len() != meta_bytes as usize {
             return Err(what("its lengths can't be true"));
         }
-        let mut copy = bytes.to_vec();
-        copy[HEADER_BYTES - 8..HEADER_BYTES].fill(0);
-        if identity.checksum(&copy).to_le_bytes() != bytes[HEADER_BYTES - 8..HEADER_BYTES] {
-            return Err(what("its metadata fails the checksum"));
+        let (opened, seal, end_of_groups);
+        let mut r = match identity.sealing() {
+            Some(sealing) => {
+                let (body, container) = open_metadata(sealing, identity.id, id, kind, bytes)?;
+                (opened, seal) = (body, Some(Arc::new(container)));
+                let mut r = Reader(&opened, None);
+                (chunks, groups, end_of_groups) = (r.u32()?, r.u32()?, r.u32()?);
+                r.u32()?;
+                r
+            }
+            None => {
+                let mut copy = bytes.to_vec();
+                let field = HEADER_BYTES - 8..HEADER_BYTES;
+                let Some(checksum) = copy.get_mut(field.clone()) else {
+                    return Err(what("its lengths can't be true"));
+                };
+                checksum.fill(0);
+                if identity.checksum(&copy).to_le_bytes() != bytes[field] {
+                    return Err(what("its metadata fails the checksum"));
+                }
+                (seal, end_of_groups) = (None, all);
+                Reader(&bytes[HEADER_BYTES..], None)
+            }
+        };
+        if groups > 256
+            || chunks > SLOTS_MAX as u32
+            || bytes.len() != self::meta_bytes(identity, groups as usize, chunks as usize)
+            || !(end_of_groups..end_of_groups.saturating_add(STEP_BYTES as u32)).contains(&all)
+        {
+            return Err(what("its lengths can't be true"));
         }
         let kind = match kind {
             1 => ContainerKind::Data,
             2 => ContainerKind::Recipes,
             _ => return Err(what("it holds something unknown")),
         };
-        let mut r = Reader(&bytes[HEADER_BYTES..], None);
         let mut read = Metadata {
             id,
             epoch,
@@ -394,20 +520,25 @@ impl Metadata {
             chunks: Vec::with_capacity(chunks as usize),
             meta_bytes,
             bytes: all,
+            seal,
         };
+        let tag = if read.seal.is_some() { TAG_BYTES as u32 } else { 0 };
         let mut end = meta_bytes;
         for _ in 0..groups {
             let (at, stored, raw, code) = (r.u32()?, r.u32()?, r.u32()?, r.u8()?);
             r.take(3)?;
             let compression = Compression::from_code(code)
                 .ok_or_else(|| what("a group has an unknown compression"))?;
-            if at != end || stored > raw || (compression == Compression::None && raw != stored) {
+            let within = stored.checked_sub(tag).filter(|&within| {
+                within <= raw && (compression != Compression::None || raw == within)
+            });
+            if at != end || within.is_none() {
                 return Err(what("its groups do not follow one another"));
             }
             end = at.checked_add(stored).ok_or_else(|| what("a group lies outside"))?;
             read.groups.push(Group { at, stored, raw, compression, checksum: r.u64()? });
         }
-        if end != all {
+        if end != end_of_groups {
             return Err(what("its groups do not end where it ends"));
         }
         let mut tiles = Tiles::new(&read.groups);
@@ -431,6 +562,12 @@ impl Metadata {
             ));
         }
         Ok(read)
+    }
+
+    /// What opens a group.
+    #[must_use]
+    pub fn group_seal(&self, group: usize) -> GroupSeal<'_> {
+        GroupSeal(self.seal.as_deref().map(|seal| (seal, group)))
     }
 
     /// Memory that it takes.
@@ -497,6 +634,57 @@ impl Tiles<'_> {
     }
 }
 
+/// The metadata of a sealed container, opened, and what opens its groups.
+fn open_metadata(
+    sealing: &Sealing,
+    archive: [u8; 16],
+    id: ContainerId,
+    kind: u8,
+    bytes: &[u8],
+) -> Result<(Vec<u8>, ContainerSeal)> {
+    let what = |why: &str| corrupt(format!("container {id}: {why}"));
+    let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
+        return Err(what("its lengths can't be true"));
+    };
+    let mut r = Reader(&header[SALT_AT..], None);
+    let (salt, proof, domain): ([u8; SALT_BYTES], [u8; KEY_PROOF_BYTES], u32) =
+        (r.array()?, r.array()?, r.u32()?);
+    if domain != DOMAIN {
+        let why = format!("container {id} belongs to domain {domain}, whose key is not there");
+        return Err(Error::new(Kind::Denied, why));
+    }
+    let seal = sealing.container(archive, id.0, kind, salt)?;
+    if seal.proof() != proof {
+        return Err(what("it was sealed with another key"));
+    }
+    let (mut body, mut tag) = (body.to_vec(), [0; TAG_BYTES]);
+    tag.copy_from_slice(&header[TAG_AT..]);
+    if !sealing.open(What::Metadata, (id.0, 0), &header[..TAG_AT], &mut body, &tag) {
+        return Err(what("its metadata fails the checksum"));
+    }
+    Ok((body, seal))
+}
+
+/// What opens a group of a container, if the archive is sealed.
+#[derive(Clone, Copy)]
+pub struct GroupSeal<'a>(Option<(&'a ContainerSeal, usize)>);
+
+impl GroupSeal<'_> {
+    /// The group's bytes as they were before they were sealed, in place; all others as they are.
+    ///
+    /// # Errors
+    /// `Corrupt`: they are not what was sealed.
+    pub(crate) fn open<'b>(&self, group: &Group, stored: &'b mut [u8]) -> Result<&'b mut [u8]> {
+        match self.0 {
+            None => Ok(stored),
+            Some((seal, number)) => {
+                let opened = seal.open(number, group.raw, stored);
+                opened.ok_or_else(|| corrupt("a group of chunks fails its tag"))
+            }
+        }
+    }
+}
+
 /// Compresses and expands, with contexts that are made once.
 pub struct Packer {
     zstd: Option<zstd::bulk::Compressor<'static>>,
@@ -539,17 +727,20 @@ impl Packer {
         (n < bytes.len() - bytes.len() / 32).then(|| &self.out[..n])
     }
 
-    /// Expands a group as stored into `into`, after a look at its checksum.
+    /// Expands a group as stored into `into`, after a look at its checksum. The bytes as stored are
+    /// opened in their place.
     ///
     /// # Errors
     /// `Corrupt`.
     pub fn expand(
         &mut self,
         identity: &Identity,
+        seal: GroupSeal<'_>,
         group: &Group,
-        stored: &[u8],
+        stored: &mut [u8],
         into: &mut Vec<u8>,
     ) -> Result<()> {
+        let stored = &*seal.open(group, stored)?;
         if identity.checksum(stored) != group.checksum {
             return Err(corrupt("a group of chunks fails its checksum"));
         }
@@ -621,6 +812,7 @@ mod tests {
                 &mut Packer::default(),
                 &BufferPool::default(),
             );
+            let packed = packed.unwrap();
             let meta = Metadata::decode(&identity(), ContainerId(77), &packed.meta).unwrap();
             let mut packer = Packer::default();
             for n in 0..90 {
@@ -632,8 +824,9 @@ mod tests {
                 packer
                     .expand(
                         &identity(),
+                        meta.group_seal(usize::from(found.group)),
                         group,
-                        &packed.body.part(at..at + group.stored as usize).concat(),
+                        &mut packed.body.part(at..at + group.stored as usize).concat(),
                         &mut raw,
                     )
                     .unwrap();

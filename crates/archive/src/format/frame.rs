@@ -4,7 +4,14 @@
 //! of the frame before, and its own, keyed with the archive's secret: nobody can write one into a
 //! stream's name.
 
-use super::bytes::{Reader, Writer};
+use std::borrow::Cow;
+
+use onefold_core::Result;
+
+use super::{
+    bytes::{Reader, Writer},
+    sealing::What,
+};
 use crate::format::Identity;
 
 /// Frames begin at multiples of this.
@@ -15,6 +22,10 @@ pub(crate) const FRAME_HEADER_BYTES: usize = 40;
 
 /// Bytes of records in a frame at most.
 pub(crate) const FRAME_PAYLOAD_MAX: usize = 64 << 20;
+
+/// Bytes that a sealed frame has beside its records at most: their length, zeroes that hide it, and a
+/// half of the tag.
+pub(crate) const FRAME_SEALED_MAX: usize = 4 + FRAME_ALIGN as usize + 8;
 
 const MAGIC: u32 = 0x4c_46_4e_4f;
 
@@ -28,33 +39,42 @@ pub struct Frame<'a> {
     /// Its own checksum, which the next frame bears.
     pub checksum: u64,
     /// The records.
-    pub payload: &'a [u8],
+    pub payload: Cow<'a, [u8]>,
+    /// The number of the key area as of this frame; 0 in a plain archive.
+    pub keys: u32,
     /// Bytes with header and padding.
     pub bytes: u64,
 }
 
 /// The bytes of a frame, and its checksum.
-#[must_use]
+///
+/// # Errors
+/// `Io`: what seals the frame refuses to.
 pub fn encode(
     identity: &Identity,
     sequence: u64,
     epoch: u32,
     before: u64,
     payload: &[u8],
-) -> (Vec<u8>, u64) {
-    let mut w = Writer(Vec::with_capacity(FRAME_HEADER_BYTES + payload.len() + 64));
-    w.u32(MAGIC)
-        .u32(payload.len() as u32)
-        .u64(sequence)
-        .u32(epoch)
-        .u32(0)
-        .u64(before)
-        .u64(0)
-        .raw(payload);
-    let checksum = identity.checksum(&w.0);
+) -> Result<(Vec<u8>, u64)> {
+    let mut body = Vec::with_capacity(payload.len() + FRAME_SEALED_MAX);
+    if identity.sealing().is_some() {
+        body.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    }
+    body.extend_from_slice(payload);
+    if identity.sealing().is_some() {
+        // The length of the records is hidden in that of the frame.
+        let all = FRAME_HEADER_BYTES + body.len() + identity.tail();
+        body.resize(all.next_multiple_of(FRAME_ALIGN as usize) - FRAME_HEADER_BYTES, 0);
+    }
+    let keys = identity.sealing().map_or(0, |sealing| sealing.keys() as u32);
+    let mut w = Writer(Vec::with_capacity(FRAME_HEADER_BYTES + body.len() + 64));
+    w.u32(MAGIC).u32(body.len() as u32).u64(sequence).u32(epoch).u32(keys).u64(before).u64(0);
+    let checksum = identity.seal(What::Frame, (0, sequence), &w.0, &mut body)?;
+    w.raw(&body);
     w.0[FRAME_HEADER_BYTES - 8..FRAME_HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
     w.0.resize(w.0.len().next_multiple_of(FRAME_ALIGN as usize), 0);
-    (w.0, checksum)
+    Ok((w.0, checksum))
 }
 
 /// Bytes of the frame that begins with this header, as it says itself, without padding; `None`
@@ -63,7 +83,8 @@ pub fn encode(
 pub(crate) fn claimed(header: &[u8]) -> Option<usize> {
     let mut r = Reader(header, None);
     let (magic, length) = (r.u32().ok()?, r.u32().ok()? as usize);
-    (magic == MAGIC && length <= FRAME_PAYLOAD_MAX).then_some(FRAME_HEADER_BYTES + length)
+    (magic == MAGIC && length <= FRAME_PAYLOAD_MAX + FRAME_SEALED_MAX)
+        .then_some(FRAME_HEADER_BYTES + length)
 }
 
 /// The frame that `bytes` begin with, if it is whole.
@@ -74,9 +95,10 @@ pub fn decode<'a>(identity: &Identity, bytes: &'a [u8], believe: bool) -> Option
         return None;
     }
     let length = r.u32().ok()? as usize;
-    let (sequence, epoch, _, before, checksum) =
+    let (sequence, epoch, keys, before, checksum) =
         (r.u64().ok()?, r.u32().ok()?, r.u32().ok()?, r.u64().ok()?, r.u64().ok()?);
-    if length > FRAME_PAYLOAD_MAX {
+    let is_sealed = identity.sealing().is_some();
+    if length > FRAME_PAYLOAD_MAX + if is_sealed { FRAME_SEALED_MAX } else { 0 } {
         return None;
     }
     let there = length.min(r.0.len());
@@ -85,12 +107,27 @@ pub fn decode<'a>(identity: &Identity, bytes: &'a [u8], believe: bool) -> Option
     }
     let payload = r.take(there).ok()?;
     let length = there;
-    let parts = [&bytes[..FRAME_HEADER_BYTES - 8], &[0; 8], payload];
-    if identity.checksum_of(&parts) != checksum && !believe {
-        return None;
-    }
+    let beside = &[&bytes[..FRAME_HEADER_BYTES - 8], &[0; 8]].concat()[..];
+    let payload = if is_sealed {
+        let mut body = payload.to_vec();
+        if !identity.open(What::Frame, (0, sequence), beside, &mut body, checksum) {
+            return None;
+        }
+        let records = u32::from_le_bytes(*body.first_chunk()?) as usize;
+        body.drain(..4);
+        if records > body.len() {
+            return None;
+        }
+        body.truncate(records);
+        Cow::Owned(body)
+    } else {
+        if identity.checksum_of(&[beside, payload]) != checksum && !believe {
+            return None;
+        }
+        Cow::Borrowed(payload)
+    };
     let bytes = ((FRAME_HEADER_BYTES + length) as u64).next_multiple_of(FRAME_ALIGN);
-    Some((Frame { sequence, epoch, checksum, payload, bytes }, before))
+    Some((Frame { sequence, epoch, checksum, payload, keys, bytes }, before))
 }
 
 #[cfg(test)]
@@ -100,11 +137,11 @@ mod tests {
     #[test]
     fn a_torn_frame_is_none() {
         let identity = Identity::new([1; 16], &[2; 32]);
-        let (bytes, checksum) = encode(&identity, 9, 3, 55, &[7; 100]);
+        let (bytes, checksum) = encode(&identity, 9, 3, 55, &[7; 100]).unwrap();
         assert_eq!(bytes.len(), 192);
         let (frame, before) = decode(&identity, &bytes, false).unwrap();
         assert_eq!(
-            (frame.sequence, frame.epoch, frame.checksum, frame.payload, before),
+            (frame.sequence, frame.epoch, frame.checksum, &*frame.payload, before),
             (9, 3, checksum, &[7; 100][..], 55)
         );
         for at in 0..140 {

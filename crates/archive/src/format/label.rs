@@ -2,6 +2,7 @@
 //! written by turns.
 
 use onefold_core::{Algorithm, Error, File, Files, Kind, Result};
+use onefold_seal::TAG_BYTES;
 
 use super::{
     bytes::{Reader, Writer, corrupt},
@@ -9,6 +10,7 @@ use super::{
     damage::is_damage,
     names::LABEL,
     parameters::{Chunking, Compression},
+    sealing::What,
 };
 use crate::format::Identity;
 
@@ -24,6 +26,13 @@ const VERSION_LATE: u32 = 2;
 
 /// The version of an archive whose label says by bits what a program must know.
 const VERSION_FEATURES: u32 = 3;
+
+/// The version of a sealed archive.
+const VERSION_SEALED: u32 = 4;
+
+/// Where a sealed archive has the number of its key area, and the tag over all before it.
+const KEYS_AT: usize = FEATURES_AT + 24;
+const TAG_AT: usize = LABEL_BYTES - 8 - TAG_BYTES;
 
 /// Where the three sets of feature bits are: needed to read, needed to write, safe to ignore.
 const FEATURES_AT: usize = 136;
@@ -84,6 +93,8 @@ pub struct Label {
     pub clones: bool,
     /// How chunks are fingerprinted, with the secret as key.
     pub fingerprint: Algorithm,
+    /// The archive is sealed: the number of its key area, as far as who wrote the label knew it.
+    pub sealed: Option<u64>,
 }
 
 /// The kinds of tables that an archive has, by its label.
@@ -150,18 +161,53 @@ impl Label {
         }
     }
 
-    /// The bytes.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
+    /// The bytes, as the archive with this identity writes them.
+    ///
+    /// # Errors
+    /// `Io`: what seals the label refuses to.
+    pub fn encode(&self, identity: &Identity) -> Result<Vec<u8>> {
+        let mut bytes = self.fields();
+        if identity.sealing().is_some() {
+            let tag = self.tag(identity, &bytes)?;
+            bytes[TAG_AT..TAG_AT + TAG_BYTES].copy_from_slice(&tag);
+        }
+        // Tells rot from all else to who has no key, too.
+        let checksum = self.identity().checksum(&bytes);
+        bytes.extend_from_slice(&checksum.to_le_bytes());
+        Ok(bytes)
+    }
+
+    /// The tag over all fields of a sealed archive's label.
+    fn tag(&self, identity: &Identity, fields: &[u8]) -> Result<[u8; TAG_BYTES]> {
+        let sealing = identity.sealing();
+        sealing.map_or(Ok([0; TAG_BYTES]), |sealing| {
+            sealing.seal(What::Label, (0, self.generation), &fields[..TAG_AT], &mut [])
+        })
+    }
+
+    /// True when the archive with this identity wrote these bytes.
+    fn is_proven(&self, identity: &Identity, bytes: &[u8]) -> bool {
+        let (Some(sealing), Some(tag)) =
+            (identity.sealing(), bytes.get(TAG_AT..TAG_AT + TAG_BYTES))
+        else {
+            return self.sealed.is_none() && identity.sealing().is_none();
+        };
+        let tag = tag.try_into().unwrap_or([0; TAG_BYTES]);
+        sealing.open(What::Label, (0, self.generation), &bytes[..TAG_AT], &mut [], &tag)
+    }
+
+    /// All but the checksum, and the tag as zeroes.
+    fn fields(&self) -> Vec<u8> {
         let mut w = Writer::default();
         let named = self.fingerprint != Algorithm::Blake3;
         let gathers = self.late.map_or(0, |rad| rad.gathers);
         let has_features =
             self.trees || self.leaves || self.on_demand || self.clones || named || gathers > 0;
-        let version = match (has_features, self.late.is_some()) {
-            (true, _) => VERSION_FEATURES,
-            (false, true) => VERSION_LATE,
-            (false, false) => VERSION,
+        let version = match (self.sealed, has_features, self.late.is_some()) {
+            (Some(_), ..) => VERSION_SEALED,
+            (_, true, _) => VERSION_FEATURES,
+            (_, false, true) => VERSION_LATE,
+            (_, false, false) => VERSION,
         };
         w.raw(MAGIC).u32(version).u32(0).raw(&self.id).raw(&self.secret).raw(&self.node);
         let (kind, mean) = self.chunking.code();
@@ -183,7 +229,7 @@ impl Label {
                 w.u32(gathers);
             }
         }
-        if version == VERSION_FEATURES {
+        if version >= VERSION_FEATURES {
             w.0.resize(FEATURES_AT, 0);
             let bits = [
                 (self.late.is_some(), FEATURE_LATE),
@@ -197,9 +243,10 @@ impl Label {
             let write = if gathers > 0 { FEATURE_GATHERED } else { 0 };
             w.u64(read).u64(write).u64(0);
         }
+        if let Some(keys) = self.sealed {
+            w.u64(keys);
+        }
         w.0.resize(LABEL_BYTES - 8, 0);
-        let checksum = self.identity().checksum(&w.0);
-        w.u64(checksum);
         w.0
     }
 
@@ -215,11 +262,11 @@ impl Label {
     fn decode_whole(bytes: &[u8]) -> Result<Label> {
         let mut r = Reader(&bytes[8..], None);
         let version = r.u32()?;
-        if !(VERSION..=VERSION_FEATURES).contains(&version) {
+        if !(VERSION..=VERSION_SEALED).contains(&version) {
             return Err(Error::new(
                 Kind::Unsupported,
                 format!(
-                    "the archive has format {version}; this program knows {VERSION} to {VERSION_FEATURES}"
+                    "the archive has format {version}; this program knows {VERSION} to {VERSION_SEALED}"
                 ),
             ));
         }
@@ -257,9 +304,13 @@ impl Label {
             on_demand: false,
             clones: false,
             fingerprint: Algorithm::Blake3,
+            sealed: None,
         };
         let (features, to_write) =
-            if version == VERSION_FEATURES { features(bytes)? } else { (0, 0) };
+            if version >= VERSION_FEATURES { features(bytes)? } else { (0, 0) };
+        if version == VERSION_SEALED {
+            label.sealed = Some(Reader(&bytes[KEYS_AT..], None).counter()?);
+        }
         label.trees = features & FEATURE_TREES != 0;
         label.leaves = features & FEATURE_LEAVES != 0;
         label.on_demand = features & FEATURE_ON_DEMAND != 0;
@@ -352,6 +403,31 @@ pub(crate) fn look_for_label(files: &dyn Files, one_is_enough: bool) -> Result<(
     }
 }
 
+/// [`look_for_label`] of an archive whose identity is known: a sealed one's label is proven.
+///
+/// # Errors
+/// As there; `Corrupt` when somebody without the key wrote it.
+pub(crate) fn look_for_proven(
+    files: &dyn Files,
+    identity: &Identity,
+    one_is_enough: bool,
+) -> Result<(Label, bool)> {
+    let (label, is_damaged) = look_for_label(files, one_is_enough)?;
+    if label.sealed.is_some() || identity.sealing().is_some() {
+        let mut bytes = vec![0; LABEL_BYTES];
+        files.open(LABEL)?.read_at(label.place(), &mut bytes)?;
+        if !label.is_proven(identity, &bytes) {
+            return Err(corrupt(format!(
+                "the label was changed by somebody without the archive's key; {PUT_BACK}"
+            )));
+        }
+    }
+    if let (Some(sealing), Some(keys)) = (identity.sealing(), label.sealed) {
+        sealing.saw_keys(keys);
+    }
+    Ok((label, is_damaged))
+}
+
 /// The labels found in the two places.
 fn both_places(file: &dyn File, one_is_enough: bool) -> Result<[Found; 2]> {
     let is_empty = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
@@ -388,6 +464,10 @@ pub(crate) const PUT_BACK: &str = "put the file back from a copy of the archive"
 mod tests {
     use super::*;
 
+    fn encoded(label: &Label) -> Vec<u8> {
+        label.encode(&label.identity()).unwrap()
+    }
+
     fn label(leaves: bool) -> Label {
         Label {
             id: [1; 16],
@@ -405,13 +485,14 @@ mod tests {
             on_demand: false,
             clones: false,
             fingerprint: Algorithm::Blake3,
+            sealed: None,
         }
     }
 
     #[test]
     fn rule_01_a_label_with_leaves_has_a_bit_that_older_programs_name_and_refuse() {
-        assert_eq!(label(false).encode()[8], 1);
-        let mut bytes = label(true).encode();
+        assert_eq!(encoded(&label(false))[8], 1);
+        let mut bytes = encoded(&label(true));
         assert_eq!((bytes[8], bytes[FEATURES_AT]), (3, 4));
         assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == label(true)));
         // As an older program sees this one: a bit that it does not know.
@@ -425,10 +506,10 @@ mod tests {
     #[test]
     fn rule_47_a_label_with_leaves_on_demand_has_a_bit_of_its_own() {
         let on_demand = Label { on_demand: true, ..label(true) };
-        let bytes = on_demand.encode();
+        let bytes = encoded(&on_demand);
         assert_eq!((bytes[8], bytes[FEATURES_AT]), (3, 4 | 32));
         assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == on_demand));
-        let without_leaves = Label { leaves: false, ..on_demand }.encode();
+        let without_leaves = encoded(&Label { leaves: false, ..on_demand });
         assert!(matches!(Label::decode(&without_leaves), Found::Bad(_)));
     }
 
@@ -436,22 +517,24 @@ mod tests {
     fn rule_65_gathered_chunks_have_a_bit_that_older_programs_refuse() {
         let rad = Rad { delay: 0, batch: 1, classes: [4, 3, 2], gathers: 0 };
         let late = Label { spread: [6, 4, 2], late: Some(rad), ..label(true) };
-        let bytes = late.encode();
+        let bytes = encoded(&late);
         assert_eq!(bytes[FEATURES_AT + 8], 0, "as before");
         let gathers = Rad { gathers: 256 << 10, ..rad };
         let gathered = Label { late: Some(gathers), ..late.clone() };
-        let bytes = gathered.encode();
+        let bytes = encoded(&gathered);
         // Programs from before know no bit of those that writers need.
         assert_eq!((bytes[8], bytes[FEATURES_AT + 8]), (3, 1));
         assert!(matches!(Label::decode(&bytes), Found::Good(read) if read == gathered));
         // Without other features, too.
         let gathered = Label { leaves: false, ..gathered };
-        assert_eq!(gathered.encode()[8], 3);
-        assert!(matches!(Label::decode(&gathered.encode()), Found::Good(read) if read == gathered));
+        assert_eq!(encoded(&gathered)[8], 3);
+        assert!(
+            matches!(Label::decode(&encoded(&gathered)), Found::Good(read) if read == gathered)
+        );
         // A delay and a batch of versions make no sense with it.
         for rad in [Rad { delay: 1, ..gathers }, Rad { batch: 2, ..gathers }] {
             let wrong = Label { late: Some(rad), ..late.clone() };
-            assert!(matches!(Label::decode(&wrong.encode()), Found::Bad(_)), "{rad:?}");
+            assert!(matches!(Label::decode(&encoded(&wrong)), Found::Bad(_)), "{rad:?}");
         }
     }
 }

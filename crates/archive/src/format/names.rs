@@ -6,6 +6,9 @@ use onefold_core::{File, Files, Kind, Result};
 
 pub(crate) const LABEL: &str = "label";
 
+/// The key area of a sealed archive.
+pub(crate) const KEYS: &str = "keys";
+
 /// The last frame and label that are known to be durable.
 pub(crate) const SYNCED: &str = "vouched";
 

@@ -77,7 +77,7 @@ impl Collection {
         chunks
             .iter()
             .for_each(|(chunk, bytes)| open.push_as(chunk.fingerprint, chunk.first, bytes));
-        let packed = pack(&self.archive, open, &mut Packer::new(self.archive.settings.level));
+        let packed = pack(&self.archive, open, &mut Packer::new(self.archive.settings.level))?;
         let stored = loop {
             match self.rewriter.appender.write(&packed, kind.1) {
                 Err(error) if error.kind() == Kind::NoSpace => {

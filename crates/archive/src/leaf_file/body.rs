@@ -19,9 +19,9 @@ pub(crate) struct LeafBody<'a> {
 }
 
 impl LeafBody<'_> {
-    /// Pages of one copy.
-    pub(super) fn pages(&self) -> usize {
-        (HEADER_BYTES + self.entries.len()).div_ceil(PAGE_BYTES)
+    /// Pages of one copy, with so many free bytes at the end.
+    pub(super) fn pages(&self, tail: usize) -> usize {
+        (HEADER_BYTES + self.entries.len() + tail).div_ceil(PAGE_BYTES)
     }
 
     /// The bytes of a copy at this place, written for snapshot `number`.

@@ -8,6 +8,7 @@ use super::{
     body::LeafBody,
     pages::{Free, LeafFile},
     place::{LEAVES, LeafPlace, PAGES_MAX},
+    reader::seal,
 };
 use crate::{
     format::{Identity, names::open_or_create},
@@ -56,17 +57,19 @@ impl<'a> LeafWriter<'a> {
     /// Writes the first copy of a leaf.
     pub(crate) fn first_copy(&mut self, body: &LeafBody<'_>) -> Result<LeafPlace> {
         // A leaf of 512 entries, each of a frame at most, has fewer than the file can have.
-        let pages = u32::try_from(body.pages()).unwrap_or(PAGES_MAX).min(PAGES_MAX / 2);
+        let pages =
+            u32::try_from(body.pages(self.identity.tail())).unwrap_or(PAGES_MAX).min(PAGES_MAX / 2);
         let page = self.free.take(2 * pages)?;
         let place = LeafPlace { page, pages, checksum: 0 };
-        let bytes = body.encode(self.number, place);
+        let mut bytes = body.encode(self.number, place);
+        let checksum = seal(self.identity, place, &mut bytes)?;
         let file = match &self.file {
             Some(file) => file,
             None => self.file.insert(open_or_create(self.files, LEAVES, self.is_first)?),
         };
         file.write_at(place.at(0), &bytes)?;
         self.written.insert(page);
-        Ok(LeafPlace { checksum: self.identity.checksum(&bytes), ..place })
+        Ok(LeafPlace { checksum, ..place })
     }
 
     /// Writes the second copy of a leaf, if the first one was written for this snapshot.
@@ -74,7 +77,9 @@ impl<'a> LeafWriter<'a> {
         let Some(file) = self.file.as_ref().filter(|_| self.written.contains(&place.page)) else {
             return Ok(());
         };
-        file.write_at(place.at(1), &body.encode(self.number, place))
+        let mut bytes = body.encode(self.number, place);
+        seal(self.identity, place, &mut bytes)?;
+        file.write_at(place.at(1), &bytes)
     }
 
     /// True when the leaf was written for this snapshot.

@@ -5,15 +5,20 @@ use std::sync::Arc;
 use onefold_core::{Error, File, Files, Fingerprinter, Hold, Kind, Lock, PendingSync, Result};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{position::LogPosition, snapshot::write_snapshot};
+use onefold_seal::{Keys, Random};
+
+use super::{key_area, position::LogPosition, snapshot::write_snapshot};
 use crate::{
+    chunking::{Cuts, Gear},
     erasure::{IndexDirectory, Nodes, ONE_DIRECTORY, OneDirectory, Redundancy, WithIndex},
     format::{
         Identity,
-        label::{Label, find_label, look_for_label},
+        label::{Label, find_label, look_for_label, look_for_proven},
         names::{
             COLLECTOR, COMMIT, EPOCHS, IMPORTER, LABEL, RESERVE, SYNCED, WRITER, fresh, log_name,
         },
+        parameters::Chunking,
+        sealing::{Flaws, Sealing},
     },
     memory::{Budget, BufferPool},
     rules::Rule,
@@ -31,6 +36,7 @@ pub struct Archive {
     pub(crate) identity: Identity,
     pub(crate) fingerprinter: Fingerprinter,
     pub(crate) label: Label,
+    cuts: Cuts,
     pub(super) writes: bool,
     position: Mutex<LogPosition>,
     /// The budget for structures whose sizes the medium states.
@@ -47,7 +53,7 @@ impl Archive {
     /// # Errors
     /// `Exists` when there is one, `NoSpace`, and those of the system.
     pub fn create(files: &dyn Files, format: &Format) -> Result<()> {
-        create_in(files, ONE_DIRECTORY, format)
+        create_in(files, ONE_DIRECTORY, format, None)
     }
 
     /// Makes an archive on new nodes; durable on return.
@@ -55,7 +61,7 @@ impl Archive {
     /// # Errors
     /// As [`create`](Self::create).
     pub fn create_on_nodes(nodes: &Nodes, format: &Format) -> Result<()> {
-        create_in(nodes, nodes.spread(), format)
+        create_in(nodes, nodes.spread(), format, None)
     }
 
     /// Opens an archive; with `writes` what a killed process left at the log's end is made durable.
@@ -212,7 +218,44 @@ impl Archive {
     }
 }
 
-fn create_in(files: &dyn Files, spread: [u8; 3], format: &Format) -> Result<()> {
+/// Makes a sealed archive in an empty directory, by new keys with a slot; durable on return.
+///
+/// # Errors
+/// As [`create`](Archive::create); those of the source of chance.
+pub fn create_sealed(
+    files: &dyn Files,
+    format: &Format,
+    keys: &mut Keys,
+    random: Arc<dyn Random>,
+) -> Result<()> {
+    create_in(files, ONE_DIRECTORY, format, Some((keys, random)))
+}
+
+impl From<&Archive> for Cuts {
+    /// As the archive's streams are cut.
+    fn from(archive: &Archive) -> Cuts {
+        archive.cuts.clone()
+    }
+}
+
+impl From<&Arc<Archive>> for Cuts {
+    fn from(archive: &Arc<Archive>) -> Cuts {
+        Cuts::from(&**archive)
+    }
+}
+
+/// The label, with the highest number of a key area that this process knows of.
+pub(super) fn label_now(archive: &Archive) -> Label {
+    let keys = archive.identity.sealing().map(|sealing| sealing.keys());
+    Label { sealed: keys, ..archive.label.clone() }
+}
+
+fn create_in(
+    files: &dyn Files,
+    spread: [u8; 3],
+    format: &Format,
+    keys: Option<(&mut Keys, Arc<dyn Random>)>,
+) -> Result<()> {
     format.late.map_or(Ok(()), |rad| rad.check(spread))?;
     if format.fingerprint.needs_bytes() {
         return Err(Error::new(
@@ -223,9 +266,15 @@ fn create_in(files: &dyn Files, spread: [u8; 3], format: &Format) -> Result<()> 
     if find_label(files).is_ok() {
         return Err(Error::new(Kind::Exists, "there is an archive already"));
     }
+    let is_sealed = keys.is_some();
+    if is_sealed && matches!(format.chunking, Chunking::Rabin(_)) {
+        let why =
+            "an encrypted archive cuts by fastcdc or static: Rabin's cuts would tell what is in it";
+        return Err(Error::new(Kind::InvalidInput, why));
+    }
     let label = Label {
         id: format.id,
-        secret: format.secret,
+        secret: if is_sealed { [0; 32] } else { format.secret },
         node: format.node,
         chunking: format.chunking,
         compression: format.compression,
@@ -239,6 +288,14 @@ fn create_in(files: &dyn Files, spread: [u8; 3], format: &Format) -> Result<()> 
         fingerprint: format.fingerprint,
         leaves: format.leaves,
         on_demand: format.leaves && format.on_demand,
+        sealed: is_sealed.then_some(1),
+    };
+    let identity = match keys {
+        Some((keys, random)) => {
+            key_area::write_new(files, keys, &*random)?;
+            Identity::sealed(label.id, Arc::new(Sealing::new(keys, random, Flaws::default())?))
+        }
+        None => label.identity(),
     };
     for name in [SYNCED, COMMIT, WRITER, COLLECTOR, IMPORTER, EPOCHS[0], EPOCHS[1]] {
         fresh(files, name)?;
@@ -248,7 +305,7 @@ fn create_in(files: &dyn Files, spread: [u8; 3], format: &Format) -> Result<()> 
     reserve.sync()?;
     write_snapshot(
         files,
-        &label.identity(),
+        &identity,
         1,
         &Tables { next_id: 1, next_segment: 1, epoch: 1, ..Tables::new(spread, label.kinds()) },
     )?;
@@ -259,13 +316,21 @@ fn create_in(files: &dyn Files, spread: [u8; 3], format: &Format) -> Result<()> 
     // Both places say the same, so that each of them can be lost.
     for generation in 0..=label.generation {
         let label = Label { generation, ..label.clone() };
-        file.write_at(label.place(), &label.encode())?;
+        file.write_at(label.place(), &label.encode(&identity)?)?;
     }
     file.sync()?;
     files.sync_names()
 }
 
 fn open_with(files: Arc<dyn Redundancy>, writes: bool, settings: Settings) -> Result<Archive> {
+    // Nobody waits for a lock while somebody is asked for a key.
+    if files.spread() == ONE_DIRECTORY
+        && let Ok(label) = find_label(&*files)
+        && let Err(error) = key_area::unlock(&*files, &label, false, &settings)
+        && error.kind() == Kind::Denied
+    {
+        return Err(error);
+    }
     loop {
         match try_open(&files, writes, &settings) {
             // Data that is damaged in one copy may be whole in another.
@@ -290,10 +355,18 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         };
         return Err(Error::new(Kind::Unsupported, what));
     }
-    let identity = label.identity();
+    let unlocked = key_area::unlock(&**files, &label, writes, settings)?;
+    let opened = unlocked.as_ref().map(|(_, number)| *number);
+    let identity = match unlocked {
+        Some((sealing, _)) => Identity::sealed(label.id, Arc::new(sealing)),
+        None => label.identity(),
+    };
+    if label.sealed.is_some() {
+        look_for_proven(&**files, &identity, true)?;
+    }
     let budget = Budget::new(settings.memory);
     let late = label.late.is_some();
-    let leaves = LeafStore::new(files.clone(), identity, settings, late, budget.clone());
+    let leaves = LeafStore::new(files.clone(), identity.clone(), settings, late, budget.clone());
     let from = (&budget, &leaves);
     let position = LogPosition::load_newest(files, &identity, &label, settings, None, from)?;
     if writes {
@@ -304,7 +377,14 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
         files.begin(true)?;
     }
     let archive = Archive {
-        fingerprinter: Fingerprinter::new(label.fingerprint, label.secret),
+        fingerprinter: Fingerprinter::new(
+            label.fingerprint,
+            identity.sealing().map_or(label.secret, |sealing| *sealing.fingerprints().expose()),
+        ),
+        cuts: match identity.sealing() {
+            Some(sealing) => Cuts::keyed(label.chunking, Gear::new(sealing.cuts())),
+            None => label.chunking.into(),
+        },
         identity,
         label,
         writes,
@@ -317,6 +397,9 @@ fn try_open(files: &Arc<dyn Redundancy>, writes: bool, settings: &Settings) -> R
     };
     archive.replay_new_frames(&mut archive.position.lock())?;
     archive.leaves.opened();
+    if let (Some(sealing), Some(opened)) = (archive.identity.sealing(), opened) {
+        key_area::is_newest(sealing, opened, settings)?;
+    }
     Ok(archive)
 }
 

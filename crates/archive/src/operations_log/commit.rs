@@ -5,7 +5,7 @@ use std::{borrow::Cow, sync::Arc};
 use onefold_core::{Error, Kind, Result};
 
 use super::{
-    archive::Archive,
+    archive::{Archive, label_now},
     frames::{Replayed, changes_lost, fits, later_changes, locks_fail, log_full, replay},
     label::{make_label_durable, record_synced, recorded_synced},
     position::{LogPosition, occupied},
@@ -16,7 +16,8 @@ use crate::{
     erasure::{ONE_DIRECTORY, Redundancy},
     format::{
         frame,
-        label::{Label, look_for_label},
+        frame::FRAME_SEALED_MAX,
+        label::{Label, look_for_proven},
         log_reader::LogReader,
         names::{LABEL, fresh, log_name, snapshot_name},
         record::Record,
@@ -82,9 +83,9 @@ impl Archive {
                 format!("{what}; nothing was changed: do it in smaller parts"),
             ));
         }
-        fits(position.end, payload.len())?;
+        fits(position.end, payload.len() + FRAME_SEALED_MAX)?;
         let (bytes, checksum) =
-            frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload);
+            frame::encode(&self.identity, sequence, tables.epoch, tables.chain, &payload)?;
         #[cfg(feature = "planted-bugs")]
         (next.derived.clones_uncounted = !self.keeps(Rule::ClonesCounted));
         next.apply(sequence, records)?;
@@ -290,9 +291,9 @@ impl Archive {
         log.sync()?;
         self.files.sync_names()?;
         let label =
-            Label { generation: position.generation + 1, snapshot: number, ..self.label.clone() };
+            Label { generation: position.generation + 1, snapshot: number, ..label_now(self) };
         let file = self.files.open(LABEL)?;
-        file.write_at(label.place(), &label.encode())?;
+        file.write_at(label.place(), &label.encode(&self.identity)?)?;
         file.sync()?;
         self.files.confirm()?;
         (
@@ -307,6 +308,17 @@ impl Archive {
         if_possible(self.files.remove(&snapshot_name(number.saturating_sub(2))))?;
         if_possible(self.files.remove(&log_name(number.saturating_sub(2))))
     }
+}
+
+/// Does something while nobody else changes the archive, and appends a frame without records.
+pub(super) fn append_nothing(archive: &Archive, does: impl FnOnce() -> Result<()>) -> Result<()> {
+    let (mut position, _lock) = archive.locked()?;
+    if let Some(reason) = &position.stopped {
+        return Err(Error::new(Kind::Stopped, format!("an earlier failure: {reason}")));
+    }
+    archive.replay_new_frames(&mut position)?;
+    does()?;
+    archive.append(&mut position, Vec::new(), false)
 }
 
 /// A file that is not there need not be removed; one that a full disk does not let go of stays.
@@ -371,8 +383,8 @@ fn newest(archive: &Archive, position: &mut LogPosition, label: &Label) -> Resul
 
 /// Reads new frames of the copy of the log that is read now.
 fn replay_copy(archive: &Archive, position: &mut LogPosition) -> Result<()> {
-    let (label, is_damaged) =
-        look_for_label(&*archive.files, archive.keeps(Rule::OneLabelPlaceEnough))?;
+    let one_is_enough = archive.keeps(Rule::OneLabelPlaceEnough);
+    let (label, is_damaged) = look_for_proven(&*archive.files, &archive.identity, one_is_enough)?;
     if label.kinds() != archive.label.kinds() && archive.keeps(Rule::KindsCompared) {
         return Err(upgraded_meanwhile());
     }

@@ -60,7 +60,10 @@ pub(crate) fn replay(
             break;
         }
         let (sequence, checksum, bytes) = (frame.sequence, frame.checksum, frame.bytes);
-        let records = Record::decode_within(frame.payload, drawn)?;
+        if let Some(sealing) = identity.sealing() {
+            sealing.saw_keys(frame.keys.into());
+        }
+        let records = Record::decode_within(&frame.payload, drawn)?;
         drawn.more(to.tables.clones_take(&records) * LEAF_MEMORY)?;
         let tables = to.tables.to_mut();
         tables.limit_moved((settings.memory != u64::MAX).then_some(settings.moved_max));

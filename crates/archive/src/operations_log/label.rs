@@ -2,7 +2,10 @@
 
 use onefold_core::{Kind, Result};
 
-use super::{archive::Archive, position::LogPosition};
+use super::{
+    archive::{Archive, label_now},
+    position::LogPosition,
+};
 use crate::{
     format::{
         bytes::{Reader, Writer},
@@ -40,10 +43,10 @@ fn write_label(archive: &Archive, position: &LogPosition) -> Result<()> {
     let label = Label {
         generation: position.generation,
         snapshot: position.snapshot,
-        ..archive.label.clone()
+        ..label_now(archive)
     };
     let file = archive.files.open(LABEL)?;
-    file.write_at(label.place(), &label.encode())?;
+    file.write_at(label.place(), &label.encode(&archive.identity)?)?;
     file.sync()
 }
 

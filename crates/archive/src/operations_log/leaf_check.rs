@@ -98,7 +98,8 @@ pub(crate) fn look_at_leaves(archive: &Archive, mends: bool) -> Result<LeavesFou
                 continue;
             }
             let mend: &Mend<'_> = &|copy, bytes| {
-                rewrite_copy(&*archive.files, place, copy as u32, bytes)?;
+                let bytes = bytes.to_vec();
+                rewrite_copy(&*archive.files, &archive.identity, place, copy as u32, bytes)?;
                 archive.files.confirm()
             };
             found.note(place.page, copies, mends.then_some(mend))?;
@@ -139,7 +140,8 @@ fn look_at_pages(archive: &Archive, mends: bool) -> Result<CopiesFound> {
         {
             let copies = block_index::whole_copies(&**file, &archive.identity, number, expected)?;
             let mend: &Mend<'_> = &|copy, bytes| {
-                block_index::rewrite_copy(&**file, number, copy, bytes)?;
+                let bytes = bytes.to_vec();
+                block_index::rewrite_copy(&**file, &archive.identity, number, copy, bytes)?;
                 archive.files.confirm()
             };
             found.note(number, copies, mends.then_some(mend))?;

@@ -18,6 +18,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`archive`] | the archive, opened: what all of its users share |
+//! | [`key_area`], [`key_changes`] | the keys of a sealed archive, and how they change |
 //! | [`label`] | the label made durable, and the record of what is synced |
 //! | [`frames`] | frames replayed over tables |
 //! | [`snapshot`] | snapshots, written and read |
@@ -29,10 +30,14 @@
 //! | [`epochs`] | what readers keep from being freed |
 
 mod archive;
+#[cfg(feature = "planted-bugs")]
+mod broken;
 mod checkpoint;
 mod commit;
 mod epochs;
 mod frames;
+mod key_area;
+mod key_changes;
 mod label;
 mod leaf_check;
 mod position;
@@ -40,8 +45,10 @@ mod snapshot;
 mod upgrade;
 
 pub use self::{
-    archive::Archive,
+    archive::{Archive, create_sealed},
     epochs::EpochGuard,
+    key_area::key_area,
+    key_changes::{change_keys, erase_keys},
     leaf_check::{mend_leaves, renew_snapshot},
     upgrade::{features_to_come, upgrade},
 };

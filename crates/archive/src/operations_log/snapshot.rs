@@ -13,6 +13,7 @@ use crate::{
         label::Kinds,
         log_reader::PIECE_BYTES,
         names::{fresh, snapshot_name},
+        sealing::What,
     },
     leaf_file::LeafReader,
     memory::Drawn,
@@ -28,30 +29,50 @@ const CARE_MAGIC: &[u8; 8] = b"ONEFCARE";
 
 const SNAPSHOT_HEADER_BYTES: usize = 40;
 
+/// A sealed archive's tables take a multiple of this.
+const STEP_BYTES: usize = 4096;
+
 pub(crate) fn write_snapshot(
     files: &dyn Files,
     identity: &Identity,
     number: u64,
     tables: &Tables,
 ) -> Result<()> {
-    let body = tables.encode();
+    let mut body = tables.encode();
+    if identity.sealing().is_some() {
+        // Hides how long the tables are.
+        body.splice(..0, (body.len() as u64).to_le_bytes());
+        body.resize((body.len() + identity.tail()).next_multiple_of(STEP_BYTES), 0);
+    }
+    let checksum = identity.seal(What::Snapshot, (number, 0), &[], &mut body)?;
     let mut w = Writer(Vec::with_capacity(SNAPSHOT_HEADER_BYTES + body.len()));
-    w.raw(SNAPSHOT_MAGIC).u64(number).u64(body.len() as u64).u64(identity.checksum(&body));
+    w.raw(SNAPSHOT_MAGIC).u64(number).u64(body.len() as u64).u64(checksum);
     let checksum = identity.checksum(&w.0);
     w.u64(checksum).raw(&body);
     // Behind what counts: programs that do not know it do not look at it.
-    let at = w.0.len();
-    w.raw(WRITE_COST_MAGIC);
-    tables.write_cost.encode(&mut w);
-    let checksum = identity.checksum(&w.0[at..]);
-    w.u64(checksum);
-    let at = w.0.len();
-    tables.care.encode(w.raw(CARE_MAGIC));
-    let checksum = identity.checksum(&w.0[at..]);
-    w.u64(checksum);
+    let mut part = Writer::default();
+    tables.write_cost.encode(&mut part);
+    write_part(&mut w, identity, number, WRITE_COST_MAGIC, part)?;
+    let mut part = Writer::default();
+    tables.care.encode(&mut part);
+    write_part(&mut w, identity, number, CARE_MAGIC, part)?;
     let file = fresh(files, &snapshot_name(number))?;
     file.write_at(0, &w.0)?;
     file.sync()
+}
+
+/// Writes a part behind the tables: its name, its bytes, and their checksum.
+fn write_part(
+    w: &mut Writer,
+    identity: &Identity,
+    number: u64,
+    magic: &[u8; 8],
+    mut part: Writer,
+) -> Result<()> {
+    part.0.resize(part.0.len() + identity.tail(), 0);
+    let checksum = identity.seal(What::SnapshotPart, (number, 0), magic, &mut part.0)?;
+    w.raw(magic).raw(&part.0).u64(checksum);
+    Ok(())
 }
 
 pub(crate) fn read_snapshot(
@@ -85,22 +106,31 @@ pub(crate) fn read_snapshot(
     let whole = |e: Error| {
         if e.kind() == Kind::Memory { e } else { e.context(format!("snapshot {number}")) }
     };
-    let body = read_body(&*file, length, drawn).map_err(whole)?;
-    if identity.checksum(&body) != sum {
+    let mut body = read_body(&*file, length, drawn).map_err(whole)?;
+    if !identity.open(What::Snapshot, (number, 0), &[], &mut body, sum) {
         return Err(damaged("it fails its checksum"));
     }
+    let tables = match identity.sealing() {
+        Some(_) => Reader(&body, None)
+            .u64()
+            .ok()
+            .and_then(|length| body.get(8..)?.get(..usize::try_from(length).ok()?)),
+        None => Some(&body[..]),
+    };
+    let tables = tables.ok_or_else(|| damaged("its tables end too early"))?;
     let reader = LeafReader::new(files, identity, settings);
     let leaves = &mut Source { reader, before, store, number };
-    let read = Tables::decode_within(&body, files.spread(), kinds, drawn, Some(leaves));
+    let read = Tables::decode_within(tables, files.spread(), kinds, drawn, Some(leaves));
     let read = read.and_then(|mut tables| {
         drop(body);
         limit_leaves(&mut tables, settings.leaf_entries);
         let cost = (end, WriteCost::BYTES);
-        if let Some(bytes) = behind(&*file, identity, cost, WRITE_COST_MAGIC)? {
+        if let Some(bytes) = behind(&*file, identity, number, cost, WRITE_COST_MAGIC)? {
             tables.write_cost = WriteCost::decode(&mut Reader(&bytes, None))?;
         }
-        let care = (end.saturating_add(16 + WriteCost::BYTES as u64), Care::BYTES);
-        if let Some(bytes) = behind(&*file, identity, care, CARE_MAGIC)? {
+        let cost_bytes = (16 + WriteCost::BYTES + identity.tail()) as u64;
+        let care = (end.saturating_add(cost_bytes), Care::BYTES);
+        if let Some(bytes) = behind(&*file, identity, number, care, CARE_MAGIC)? {
             tables.care = Care::decode(&mut Reader(&bytes, None))?;
         }
         load_block_indexes(files, identity, &mut tables, before, drawn)?;
@@ -171,14 +201,19 @@ fn read_body(file: &dyn File, length: u64, drawn: &Drawn) -> Result<Vec<u8>> {
 fn behind(
     file: &dyn File,
     identity: &Identity,
+    number: u64,
     (at, n): (u64, usize),
     magic: &[u8; 8],
 ) -> Result<Option<Vec<u8>>> {
-    let mut bytes = vec![0; 16 + n];
+    let mut bytes = vec![0; 16 + n + identity.tail()];
     let found = file.read_at(at, &mut bytes)?;
-    let (body, checksum) = bytes.split_at(8 + n);
-    let is_whole = found == bytes.len()
-        && body.starts_with(magic)
-        && identity.checksum(body).to_le_bytes() == *checksum;
-    Ok(is_whole.then(|| body[8..].to_vec()))
+    let is_there = found == bytes.len() && bytes.starts_with(magic);
+    let mut body = bytes.split_off(8);
+    let mut checksum = [0; 8];
+    checksum.copy_from_slice(&body.split_off(body.len() - 8));
+    let checksum = u64::from_le_bytes(checksum);
+    let place = (number, 0);
+    let is_whole = is_there && identity.open(What::SnapshotPart, place, magic, &mut body, checksum);
+    body.truncate(n);
+    Ok(is_whole.then_some(body))
 }

@@ -15,7 +15,7 @@
 use onefold_core::{Error, Hold, Kind, Lock, Result};
 
 use super::{
-    archive::Archive,
+    archive::{Archive, label_now},
     label::{make_label_durable, record_synced},
     position::LogPosition,
     snapshot::{write_block_indexes, write_snapshot},
@@ -154,9 +154,9 @@ fn write_labels(
     let places = if archive.keeps(Rule::BothPlacesUpgraded) { 2 } else { 1 };
     for place in 1..=places {
         let generation = position.generation + place;
-        let label = archive.label.clone();
+        let label = label_now(archive);
         let label = Label { generation, snapshot, trees, leaves, on_demand, clones, ..label };
-        file.write_at(label.place(), &label.encode())?;
+        file.write_at(label.place(), &label.encode(&archive.identity)?)?;
         file.sync()?;
         archive.files.confirm()?;
     }

@@ -298,7 +298,7 @@ impl LateEncoding {
             }
         }
         known.push(ids);
-        Ok(pack(&rewriter.archive, open, packer))
+        pack(&rewriter.archive, open, packer)
     }
 
     /// Writes new containers, durable on return; `None` when the disk is full.

@@ -286,7 +286,7 @@ impl Restoration<'_> {
         all.iter().for_each(|(first, (fingerprint, bytes))| {
             open.push_as(*fingerprint, *first, bytes);
         });
-        let packed = pack(self.archive, open, &mut Packer::default());
+        let packed = pack(self.archive, open, &mut Packer::default())?;
         let to = self.rewriter.appender.write(&packed, self.tables.class(&old.place).0)?;
         self.rewriter.appender.sync()?;
         let mut done = false;

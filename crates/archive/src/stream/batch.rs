@@ -6,9 +6,8 @@ use onefold_core::Fingerprint;
 
 use super::filling::{BATCH_BYTES, Block, Step};
 use crate::{
-    chunking::{Chunker, Piece},
+    chunking::{Chunker, Cuts, Piece},
     filter_chain::BATCH_CHUNKS,
-    format::parameters::Chunking,
     memory::{BufferPool, Pooled},
     operations_log::Archive,
 };
@@ -38,7 +37,7 @@ pub(crate) enum Next {
 
 /// Cuts a stream into batches.
 pub struct Cutting {
-    chunking: Chunking,
+    cuts: Cuts,
     cutter: Chunker,
     /// The buffer, and how many of its bytes are filled.
     held: Vec<u8>,
@@ -58,17 +57,18 @@ pub struct Cutting {
 impl Cutting {
     /// At the beginning of a stream.
     #[must_use]
-    pub fn new(chunking: Chunking) -> Cutting {
-        let mut cutting = Cutting::of_blocks(chunking, Arc::new(BufferPool::keeping(KEPT_MAX)));
+    pub fn new(cuts: impl Into<Cuts>) -> Cutting {
+        let mut cutting = Cutting::of_blocks(cuts, Arc::new(BufferPool::keeping(KEPT_MAX)));
         cutting.held = vec![0; BATCH_BYTES + cutting.cutter.sees()];
         cutting
     }
 
     /// The same for a stream that comes in [blocks](Self::block), and in nothing else.
-    pub(crate) fn of_blocks(chunking: Chunking, buffers: Arc<BufferPool>) -> Cutting {
+    pub(crate) fn of_blocks(cuts: impl Into<Cuts>, buffers: Arc<BufferPool>) -> Cutting {
+        let cuts = cuts.into();
         Cutting {
-            chunking,
-            cutter: Chunker::new(chunking),
+            cutter: Chunker::new(&cuts),
+            cuts,
             held: Vec::new(),
             filled: 0,
             there: 0,
@@ -154,7 +154,7 @@ impl Cutting {
     /// The next bytes begin a chunk, whatever they are.
     pub fn border(&mut self) {
         self.cut_on(true);
-        self.cutter = Chunker::new(self.chunking);
+        self.cutter = Chunker::new(&self.cuts);
     }
 
     /// The chunks that are cut so far.
@@ -232,6 +232,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::format::parameters::Chunking;
     use crate::stream::filling::Filling;
 
     #[derive(Clone, Copy, Debug)]

@@ -61,7 +61,7 @@ impl<T> Filling<T> {
     /// At the beginning of a stream; blocks come from `buffers`, and whoever is done with one gives it
     /// back there.
     pub(crate) fn new(chunking: Chunking, buffers: Arc<BufferPool>) -> Filling<T> {
-        let least = Chunker::new(chunking).sees();
+        let least = Chunker::new(&chunking.into()).sees();
         let (buffer, begin) = another(&buffers, least);
         Filling {
             buffers,

@@ -33,7 +33,7 @@ use crate::{
     filter_chain::Counts,
     format::{
         container::{OpenContainer, Packer},
-        parameters::{Chunking, Compression},
+        parameters::Compression,
         recipe::End,
         record::{Pieces, Shape, Stream},
     },
@@ -190,16 +190,16 @@ pub(crate) fn buffers() -> Arc<BufferPool> {
 /// Runs `source` on a thread, which fills blocks ahead; this one cuts them. The source's error comes
 /// first: the cutter only knows that a later stage is gone.
 pub(crate) fn cut_beside<T: Send>(
-    chunking: Chunking,
+    archive: &Archive,
     out: &Given<Item<T>>,
     source: impl FnOnce(Filling<T>, Blocks<T>) -> Result<()> + Send,
 ) -> Result<()> {
     let buffers = buffers();
-    let filling = Filling::new(chunking, buffers.clone());
+    let filling = Filling::new(archive.label().chunking, buffers.clone());
     let (blocks, filled) = sync_channel(QUEUE);
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| source(filling, Blocks(blocks)));
-        let mut cutting = Cutting::of_blocks(chunking, buffers);
+        let mut cutting = Cutting::of_blocks(&*archive, buffers);
         // The source hears of a failure when the queue is dropped with this.
         let cut = filled.into_iter().try_for_each(|block| {
             let (batch, told) = cutting.block(block);
@@ -280,7 +280,7 @@ fn run(
 ) -> Result<Recipes> {
     let archive = &*ingest.archive;
     let feed = |out: Given<_>| {
-        cut_beside(archive.label().chunking, &out, |filling, out| {
+        cut_beside(archive, &out, |filling, out| {
             let mut feeder = Feeder { filling, out, gauge };
             source(&mut feeder)?;
             feeder.end_recipe()
@@ -334,6 +334,7 @@ pub(crate) fn staged<I: Staged, T>(
         spawn(scope, packers, opened, packing);
         let writing = scope.spawn(move || {
             for packed in packed {
+                let packed = packed?;
                 writer.write(&packed)?;
                 packed.give_back(&archive.buffers);
                 written(writer)?;

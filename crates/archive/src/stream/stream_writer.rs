@@ -73,7 +73,7 @@ impl StreamWriter {
     /// # Errors
     /// `NoSpace`, and those of the system.
     pub fn pack_and_write(&mut self, open: OpenContainer) -> Result<()> {
-        let packed = pack(&self.ingest.archive, open, &mut self.packer);
+        let packed = pack(&self.ingest.archive, open, &mut self.packer)?;
         self.write(&packed)?;
         packed.give_back(&self.ingest.archive.buffers);
         Ok(())

@@ -123,10 +123,10 @@ impl Trial {
     }
 
     /// All of it.
-    pub(crate) fn end(mut self) -> Growth {
-        self.packing.seal(ContainerKind::Data);
-        self.packing.seal(ContainerKind::Recipes);
-        self.packing.growth
+    pub(crate) fn end(mut self) -> Result<Growth> {
+        self.packing.seal(ContainerKind::Data)?;
+        self.packing.seal(ContainerKind::Recipes)?;
+        Ok(self.packing.growth)
     }
 
     /// Where a chunk is. The index only advises.
@@ -151,7 +151,7 @@ impl Trial {
     fn add(&mut self, fingerprint: &Fingerprint, bytes: &[u8]) -> Result<Address> {
         let capacity = self.archive.settings.container_bytes;
         if self.packing.data.is_full(bytes.len(), capacity) {
-            self.packing.seal(ContainerKind::Data);
+            self.packing.seal(ContainerKind::Data)?;
         }
         let address = self.packing.data.push(*fingerprint, bytes);
         self.packing.growth.new_bytes += bytes.len() as u64;
@@ -166,24 +166,25 @@ impl Packing {
     /// A piece of a recipe, or a node.
     fn piece(&mut self, piece: &[u8]) -> Result<Address> {
         if self.pieces.is_full(piece.len(), self.archive.settings.container_bytes) {
-            self.seal(ContainerKind::Recipes);
+            self.seal(ContainerKind::Recipes)?;
         }
         Ok(self.pieces.push(self.archive.fingerprinter.bytes(piece), piece))
     }
 
     /// Packs what there is, and begins anew.
-    fn seal(&mut self, kind: ContainerKind) {
+    fn seal(&mut self, kind: ContainerKind) -> Result<()> {
         let open = match kind {
             ContainerKind::Data => &mut self.data,
             ContainerKind::Recipes => &mut self.pieces,
         };
         if open.is_empty() {
-            return;
+            return Ok(());
         }
         self.last -= 1;
         let next = OpenContainer::new(ContainerId(self.last), kind, 0);
-        let packed = pack(&self.archive, std::mem::replace(open, next), &mut self.packer);
+        let packed = pack(&self.archive, std::mem::replace(open, next), &mut self.packer)?;
         self.growth.bytes += packed.bytes();
         packed.give_back(&self.archive.buffers);
+        Ok(())
     }
 }

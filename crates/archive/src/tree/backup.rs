@@ -323,7 +323,7 @@ pub fn backup_on(
     let parents = Parents::new(&ingest.archive, &parents)?;
     let (archive, tables) = (&*ingest.archive, session.tables().clone());
     let feed = |out: Given<_>| {
-        cut_beside(archive.label().chunking, &out, |filling, blocks| {
+        cut_beside(archive, &out, |filling, blocks| {
             let mut feeder = TreeFeeder {
                 filling,
                 events_bytes: 0,
@@ -394,13 +394,13 @@ pub fn backup_trial(
     source: impl FnOnce(&mut TreeFeeder<'_>) -> Result<()>,
 ) -> Result<Growth> {
     let buffers = buffers();
-    let cutting = Cutting::of_blocks(archive.label().chunking, buffers.clone());
+    let cutting = Cutting::of_blocks(&*archive, buffers.clone());
     let trial = Box::new((cutting, Trial::new(archive)?, TreeBuilder::new(archive)));
     let mut feeder = TreeFeeder::beside(archive, parents, gauge, Out::Trial(trial), buffers)?;
     source(&mut feeder)?;
     feeder.end()?;
     match feeder.out {
-        Out::Trial(trial) => Ok(trial.1.end()),
+        Out::Trial(trial) => trial.1.end(),
         _ => Ok(Growth::default()),
     }
 }

@@ -162,7 +162,7 @@ impl TreeBuilder {
     #[must_use]
     pub fn new(archive: &Archive) -> TreeBuilder {
         TreeBuilder {
-            identity: archive.identity,
+            identity: archive.identity.clone(),
             fingerprinter: archive.fingerprinter.clone(),
             by_content: archive.keeps(Rule::PagesEndByContent),
             events: VecDeque::new(),

@@ -11,6 +11,7 @@ use crate::{
         ContainerId,
         bytes::{Reader as Fields, Writer, corrupt},
         names::fresh,
+        sealing::What,
     },
     operations_log::Archive,
 };
@@ -45,6 +46,7 @@ const BLOCK_BYTES: usize = 64 << 10;
 pub(crate) struct CountsWriter {
     archive: Arc<Archive>,
     file: Arc<dyn onefold_core::File>,
+    number: u64,
     at: u64,
     block: Writer,
 }
@@ -66,6 +68,7 @@ impl CountsWriter {
             archive: archive.clone(),
             file,
             at: w.0.len() as u64,
+            number,
             block: Writer::default(),
         })
     }
@@ -79,9 +82,12 @@ impl CountsWriter {
     }
 
     fn write_block(&mut self) -> Result<()> {
-        let block = std::mem::take(&mut self.block.0);
+        let mut block = std::mem::take(&mut self.block.0);
+        let identity = &self.archive.identity;
+        block.resize(block.len() + identity.tail(), 0);
+        let checksum = identity.seal(What::Counts, (self.number, self.at), &[], &mut block)?;
         let mut w = Writer::default();
-        w.u32(block.len() as u32).u64(self.archive.identity.checksum(&block)).raw(&block);
+        w.u32(block.len() as u32).u64(checksum).raw(&block);
         self.file.write_at(self.at, &w.0)?;
         self.at += w.0.len() as u64;
         Ok(())
@@ -102,6 +108,7 @@ impl CountsWriter {
 pub(crate) struct CountsReader {
     archive: Arc<Archive>,
     file: Arc<dyn onefold_core::File>,
+    number: u64,
     at: u64,
     block: Vec<u8>,
     taken: usize,
@@ -131,6 +138,7 @@ impl CountsReader {
         let reader = |file| CountsReader {
             archive: archive.clone(),
             file,
+            number,
             at: 16,
             block: Vec::new(),
             taken: 0,
@@ -159,14 +167,16 @@ impl CountsReader {
             return Err(damaged());
         }
         self.block.resize(length, 0);
+        let (identity, place) = (&self.archive.identity, (self.number, self.at));
         if self.file.read_at(self.at + 12, &mut self.block)? < length
-            || self.archive.identity.checksum(&self.block) != checksum
+            || !identity.open(What::Counts, place, &[], &mut self.block, checksum)
         {
             return Err(damaged());
         }
+        self.block.truncate(length - identity.tail());
         self.at += 12 + length as u64;
         self.taken = 0;
-        self.ended = length == 0;
+        self.ended = self.block.is_empty();
         Ok(!self.ended)
     }
 

@@ -311,7 +311,7 @@ impl Chunking<'_> {
     /// Runs of neighbouring blocks, each chunked as one stream.
     fn blocks(&mut self, emit: &mut Emit<'_>) -> Result<()> {
         let Some(volume) = self.tables.volumes.get(&self.id) else { return Ok(()) };
-        let chunking = self.volumes.archive.label().chunking;
+        let archive = self.volumes.archive.clone();
         let mut cutting: Option<Cutting> = None;
         let mut next = 0;
         for (&block, patch) in
@@ -349,7 +349,7 @@ impl Chunking<'_> {
             }
             self.volumes.with_reader(|reader| self.remember(reader, &mapped))?;
             self.waiting.push((block, patch.since));
-            let into = cutting.get_or_insert_with(|| Cutting::new(chunking));
+            let into = cutting.get_or_insert_with(|| Cutting::new(&archive));
             let mut rest: &[u8] = whole.as_ref().unwrap_or(&patch.bytes);
             while !rest.is_empty() {
                 let room = into.room();

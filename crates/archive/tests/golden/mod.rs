@@ -8,20 +8,22 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicU64},
 };
 
 use onefold_archive::{
     Archive, ArchiveExports, BackupRequest, Collection, CollectionOptions, Content, Event, FileMap,
-    Format, Gauge, Ingest, Kinds, Known, Nodes, Rad, Settings, SnapshotId, Spread, Stat,
-    TreeReader, TreeWhat, Verify, Volumes, backup, check,
+    Format, Gauge, Ingest, KeySource, Kinds, Known, Nodes, Rad, Settings, SnapshotId, Spread, Stat,
+    TreeReader, TreeWhat, Verify, Volumes, backup, check, create_sealed,
 };
 use onefold_backend::Directory;
 use onefold_core::{
     Algorithm, BLOCK_BYTES, Block, BlockRead, Exports, Files, Lba, block::bytes_mut,
 };
 
-use crate::support::{entry, get, options, put};
+use onefold_seal::{Argon, Keys, SlotKind};
+
+use crate::support::{By, Counter, entry, get, options, put, secret};
 
 /// Bytes of the volumes.
 const VOLUME_BYTES: usize = 512 << 10;
@@ -40,6 +42,8 @@ pub(crate) struct Form {
     /// Chunks are encoded at once, where the archive encodes by reference counts.
     pub(crate) gathers: bool,
     pub(crate) nodes: bool,
+    /// Its key is 32 times the byte 1.
+    pub(crate) sealed: bool,
 }
 
 /// All forms of which `create` ever made archives.
@@ -49,7 +53,7 @@ pub(crate) fn forms() -> Vec<Form> {
     let clones = Kinds { clones: true, ..trees };
     let leaves = Kinds { leaves: true, ..clones };
     let on_demand = Kinds { on_demand: true, ..leaves };
-    let plain = |kinds| Form { kinds, sha256: false, gathers: false, nodes: false };
+    let plain = |kinds| Form { kinds, sha256: false, gathers: false, nodes: false, sealed: false };
     let mut all = Vec::new();
     for kinds in [first, trees, clones, leaves, on_demand] {
         let late = Form { nodes: true, ..plain(Kinds { late: true, ..kinds }) };
@@ -63,6 +67,7 @@ pub(crate) fn forms() -> Vec<Form> {
         }
     }
     all.push(Form { nodes: true, ..plain(first) });
+    all.push(Form { sealed: true, ..plain(on_demand) });
     all
 }
 
@@ -79,6 +84,7 @@ impl Form {
             (self.gathers, "gathered"),
             (self.sha256, "sha256"),
             (self.nodes && !late, "nodes"),
+            (self.sealed, "sealed"),
         ];
         let words: Vec<&str> = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word).collect();
         format!("form-{}", if words.is_empty() { "first".into() } else { words.join("-") })
@@ -90,6 +96,7 @@ impl Form {
         let bits = [late, trees, leaves, self.sha256, clones, on_demand];
         let read = bits.iter().rev().fold(0, |all, bit| all << 1 | u64::from(*bit));
         match read {
+            _ if self.sealed => (4, read, 0),
             0 => (1, 0, 0),
             1 if !self.gathers => (2, 0, 0),
             _ => (3, read, u64::from(self.gathers)),
@@ -111,6 +118,14 @@ impl Form {
             fingerprint: if self.sha256 { Algorithm::HmacSha256 } else { Algorithm::Blake3 },
             ..Format::new([7; 16], [8; 32], [9; 16])
         };
+        if self.sealed {
+            let random = Arc::new(Counter(AtomicU64::new(5)));
+            let mut keys = Keys::create(format.id, &*random).unwrap();
+            let file = (SlotKind::File, "published");
+            keys.add_slot(file, &secret(1), Argon::LEAST, (0, 0), &*random).unwrap();
+            let files = Directory::create(at).unwrap();
+            return create_sealed(&files, &format, &mut keys, random).unwrap();
+        }
         if !self.nodes {
             return Archive::create(&Directory::create(at).unwrap(), &format).unwrap();
         }
@@ -141,6 +156,10 @@ impl Form {
             leaf_entries: 4,
             container_bytes: 16 << 10,
             auxiliary_entries: 64,
+            opener: match self.sealed {
+                true => KeySource::new(Arc::new(By(1, false))),
+                false => KeySource::default(),
+            },
             ..Settings::default()
         };
         if !self.nodes {

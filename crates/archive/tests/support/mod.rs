@@ -5,13 +5,17 @@
     reason = "each test binary uses its own part, and panics where it fails"
 )]
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use onefold_archive::{
     Archive, Attributes, CollectionOptions, Content, Gauge, PutReport as Report,
     PutRequest as Request, Reader, Shape, TreeEntry, TreeWhat, Verify,
 };
-use onefold_core::{File, Files, Hold, Lock, Result};
+use onefold_core::{Error, File, Files, Hold, Kind, Lock, Result};
+use onefold_seal::{KeyArea, Opener, Random, Secret, SlotSecret};
 
 /// Bytes that no compression makes smaller.
 pub(crate) fn noise(seed: u64, bytes: usize) -> Vec<u8> {
@@ -23,6 +27,39 @@ pub(crate) fn noise(seed: u64, bytes: usize) -> Vec<u8> {
         state.to_le_bytes()
     };
     std::iter::repeat_with(next).flatten().take(bytes).collect()
+}
+
+/// Chance that is never the same.
+pub(crate) struct Counter(pub(crate) AtomicU64);
+
+impl Random for Counter {
+    fn fill(&self, into: &mut [u8]) -> Result<()> {
+        into.copy_from_slice(&noise(self.0.fetch_add(1, Relaxed), into.len() + 8)[..into.len()]);
+        Ok(())
+    }
+}
+
+/// Opens by 32 times a byte; the operator may have said that an older key area counts.
+pub(crate) struct By(pub(crate) u8, pub(crate) bool);
+
+impl Opener for By {
+    fn root(&self, area: &KeyArea) -> Result<Secret> {
+        let found = area.root(&secret(self.0), 0)?;
+        found.map(|(_, root)| root).ok_or_else(|| Error::new(Kind::Denied, "no slot opens"))
+    }
+    fn accepts_older(&self) -> bool {
+        self.1
+    }
+    fn refuses_plain(&self) -> bool {
+        true
+    }
+    fn random(&self) -> Arc<dyn Random> {
+        Arc::new(Counter(AtomicU64::new(std::process::id().into())))
+    }
+}
+
+pub(crate) fn secret(byte: u8) -> SlotSecret {
+    SlotSecret::Key(Secret::take(&mut [byte; 32]))
 }
 
 /// Stores a stream.

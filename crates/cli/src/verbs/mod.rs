@@ -18,6 +18,7 @@ pub(crate) mod image;
 pub(crate) mod index;
 pub(crate) mod inspect;
 mod keeping;
+pub(crate) mod key;
 pub(crate) mod ls;
 pub(crate) mod mount;
 pub(crate) mod mv;

@@ -97,7 +97,8 @@ impl Forged {
             at += frame.bytes as usize;
         }
         let (frame, _) =
-            encode_frame(&self.identity, last.0 + 1, last.2, last.1, &Record::encode_all(records));
+            encode_frame(&self.identity, last.0 + 1, last.2, last.1, &Record::encode_all(records))
+                .unwrap();
         fs::File::options()
             .write(true)
             .open(path)

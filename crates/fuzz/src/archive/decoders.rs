@@ -217,7 +217,7 @@ pub fn label(data: &[u8]) {
             Found::Good(label) => {
                 reach::good();
                 assert!(
-                    matches!(Label::decode(&label.encode()), Found::Good(again) if again == label),
+                    matches!(Label::decode(&label.encode(&label.identity()).unwrap_or_default()), Found::Good(again) if again == label),
                     "a label changes by being written"
                 );
             }
@@ -268,7 +268,7 @@ pub fn log(data: &[u8]) {
     {
         reach::good();
         assert!(frame.bytes > 0);
-        records_of(frame.payload);
+        records_of(&frame.payload);
         at += frame.bytes as usize;
     }
 }
@@ -379,14 +379,16 @@ pub fn container(data: &[u8]) {
         else {
             continue;
         };
-        let again = Metadata::decode(&identity(), id, &metadata.encode(&identity()));
+        let bytes = metadata.encode(&identity()).unwrap_or_default();
+        let again = Metadata::decode(&identity(), id, &bytes);
         assert!(again.is_ok_and(|again| again == metadata), "metadata changes by being written");
         let (mut packer, mut raw) = (Packer::default(), Vec::new());
-        for group in &metadata.groups {
+        for (number, group) in metadata.groups.iter().enumerate() {
             let stored = bytes.get(group.at as usize..group.at as usize + group.stored as usize);
             if stored
                 .and_then(|stored| {
-                    reach::noted(packer.expand(&identity(), group, stored, &mut raw))
+                    let (seal, mut stored) = (metadata.group_seal(number), stored.to_vec());
+                    reach::noted(packer.expand(&identity(), seal, group, &mut stored, &mut raw))
                 })
                 .is_some()
             {

@@ -24,6 +24,7 @@ use super::{
     control::{Client, places},
     index_place::IndexPlace,
     keeper::{self, Keeper},
+    keys,
     node_list::{NODES, NodeList},
     operator::{warn, word},
 };
@@ -426,6 +427,7 @@ impl ArchiveDir {
         degraded: bool,
         stands: Option<&Stands>,
     ) -> Result<(Arc<Archive>, Option<Arc<Nodes>>)> {
+        let settings = with_keys(settings);
         let nodes = self.nodes_while(true, degraded, stands)?;
         let opened = match &nodes {
             Some(nodes) => Archive::open_on_nodes(nodes.clone(), true, settings),
@@ -444,7 +446,7 @@ impl ArchiveDir {
     /// # Errors
     /// The error of opening.
     pub fn open_to_read(&self, memory: u64) -> Result<Arc<Archive>> {
-        let settings = Settings { memory, ..Settings::default() };
+        let settings = with_keys(Settings { memory, ..Settings::default() });
         let opened = match self.nodes(false, false)? {
             Some(nodes) => Archive::open_on_nodes(nodes, false, settings),
             None => Directory::open(&self.path, false).and_then(|files| {
@@ -466,6 +468,14 @@ impl ArchiveDir {
             // Somebody else's, or on a file system that takes no writes.
             Err(_) => self.open_to_read(memory),
         }
+    }
+}
+
+/// Settings with who is asked for keys, unless they say so themselves.
+fn with_keys(settings: Settings) -> Settings {
+    match settings.opener.is_nobody() {
+        true => Settings { opener: keys::source(), ..settings },
+        false => settings,
     }
 }
 

@@ -10,6 +10,7 @@ pub mod control;
 pub mod index_move;
 mod index_place;
 pub mod keeper;
+pub mod keys;
 mod node_list;
 pub mod operator;
 pub mod store_file;

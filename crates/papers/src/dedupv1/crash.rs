@@ -68,7 +68,7 @@ fn put(files: &MemoryFiles, name: &str, stream: &Stream) -> Result<()> {
     let archive = open(files)?;
     let mut session = Session::begin(&archive, false)?;
     let mut writer = StreamWriter::new(&session, 0);
-    let (mut cutting, mut writing) = (Cutting::new(archive.label().chunking), Writing::default());
+    let (mut cutting, mut writing) = (Cutting::new(&*archive), Writing::default());
     let mut at = 0;
     while at < stream.bytes() {
         let n = stream.read(at, &mut cutting.room()[..64 << 10]);

@@ -66,6 +66,9 @@ const NEWER_THAN_UPGRADES: &str = "# The seeds below draw upgrades.";
 /// The line behind the kept seeds that are older than chunks that are encoded at once.
 const NEWER_THAN_GATHERED: &str = "# The seeds below draw chunks that are encoded at once.";
 
+/// The line behind the kept seeds that are older than sealed archives.
+const NEWER_THAN_SEALED: &str = "# The seeds below draw sealed archives.";
+
 impl Medium {
     const DAMAGING: [Medium; 4] =
         [Medium::Rot, Medium::Unreadable, Medium::LostWrites, Medium::MisdirectedWrites];
@@ -154,6 +157,8 @@ pub struct Params {
     /// The kinds of tables with which an archive begins that is upgraded later to all others; drawn
     /// from a source of its own.
     pub older: Option<Kinds>,
+    /// The archive is sealed; drawn from a source of its own.
+    pub sealed: bool,
     /// Nodes, and shards of a container with and without parity; nothing for one directory.
     pub spread: Option<(usize, usize, usize)>,
     /// Encoding by reference counts, late or at once.
@@ -222,6 +227,13 @@ impl Params {
     fn index_disk(seed: u64) -> bool {
         let rng = &mut Rng::new(seed ^ 0x696e_6465_7820_6469);
         rng.percent(25) && !is_older(seed, NEWER_THAN_INDEX_DISKS)
+    }
+
+    /// One archive of one directory in five is sealed; none of the kept seeds that are older than that,
+    /// nor of those that found a planted bug which has nothing to do with it.
+    fn sealed(seed: u64) -> bool {
+        let rng = &mut Rng::new(seed ^ 0x7365_616c_6564_5f3f);
+        rng.percent(20) && !is_older(seed, NEWER_THAN_SEALED) && !found_another_bug(seed)
     }
 
     /// Every other archive, where a collection writes no other frame before that of its counts, and
@@ -293,6 +305,9 @@ impl Params {
         if self.index_disk {
             all.push(with(&|params| params.index_disk = false));
         }
+        if self.sealed {
+            all.push(with(&|params| params.sealed = false));
+        }
         if self.leaves.is_some() {
             all.push(with(&|params| params.leaves = None));
         }
@@ -362,6 +377,7 @@ impl Params {
             late_counts: false,
             older,
             index_disk: Params::index_disk(seed),
+            sealed: Params::sealed(seed),
         };
         if many_snapshots {
             (params.serves, params.log_bytes) = (true, 1 << 10);
@@ -376,12 +392,16 @@ impl Params {
             return Params {
                 spread: Some(spread),
                 index_disk: false,
+                sealed: false,
                 late,
                 medium,
                 moves: params.moves.min(100),
                 crash_within,
                 ..params
             };
+        }
+        if params.sealed {
+            params.index_disk = false;
         }
         params.late_counts = params.late_counts();
         if profile == Profile::Damage {
@@ -425,6 +445,27 @@ fn gathers(seed: u64) -> u32 {
     let rng = &mut Rng::new(seed ^ 0x6761_7468_6572_2e2e);
     let gathers = [4, 8, 24, ALL_AT_ONCE][rng.below(4) as usize];
     if rng.percent(50) && !is_older(seed, NEWER_THAN_GATHERED) { gathers } else { 0 }
+}
+
+/// Planted bugs that only sealed archives meet.
+const SEALED_BUGS: [&str; 7] = [
+    "key-area-unproven",
+    "lower-key-area",
+    "one-key-area",
+    "older-keys-taken",
+    "salt-by-chance-alone",
+    "keys-copied-unproven",
+    "plaintext-written",
+];
+
+/// True for a kept seed that found another planted bug.
+fn found_another_bug(seed: u64) -> bool {
+    let kept = include_str!("../../seeds/archive-bugs.txt").lines();
+    let mut lines = kept.map(str::split_whitespace);
+    lines.any(|mut words| {
+        let is_other = words.next().is_some_and(|name| !SEALED_BUGS.contains(&name));
+        is_other && words.any(|word| word.parse() == Ok(seed))
+    })
 }
 
 /// True for a kept seed that stands before this line.

@@ -6,8 +6,8 @@ use std::{
 };
 
 use onefold_archive::{
-    Archive, Collection, CollectionOptions as Options, Cutting, Format, Nodes, Reader, Rule,
-    Session, Settings, Spread, StreamWriter, VOLUME_BLOCK_BYTES, Writing,
+    Archive, Collection, CollectionOptions as Options, Cutting, Format, KeySource, Nodes, Reader,
+    Rule, Session, Settings, Spread, StreamWriter, VOLUME_BLOCK_BYTES, Writing,
 };
 use onefold_core::{Algorithm, Error, Files, Kind};
 use onefold_testbed::{Reach, Rng, VirtualFiles, files::Mount};
@@ -15,6 +15,7 @@ use onefold_testbed::{Reach, Rng, VirtualFiles, files::Mount};
 use super::{
     actors::{
         index_disk::IndexDisk,
+        keys::Sealed,
         server::Serving,
         snapshots::{Backing, Tree},
         upgrades::Upgraded,
@@ -123,6 +124,8 @@ pub(super) struct Sim {
     /// Upgrades, likewise, and how far they are.
     pub(super) upgrade_rng: Rng,
     pub(super) upgraded: Upgraded,
+    /// The keys of a sealed archive.
+    pub(super) sealed: Option<Sealed>,
     /// For what the medium does, likewise.
     pub(super) faults: Rng,
     /// The disk of the chunk index, when it has one of its own.
@@ -150,6 +153,7 @@ impl Sim {
         let recounts_rng = Rng::new(params.seed ^ 0x7265_636f_756e_7473);
         let upgrade_rng = Rng::new(params.seed ^ 0x7570_6772_6164_655f);
         let upgraded = Upgraded::of(params.kinds());
+        let sealed = params.sealed.then(|| Sealed::new(params.seed));
         let mut pool = Vec::new();
         for _ in 0..12 {
             let mut piece = vec![0; rng.within(1_000, 9_000) as usize];
@@ -176,6 +180,7 @@ impl Sim {
             recounts_rng,
             upgrade_rng,
             upgraded,
+            sealed,
             changes: 0,
             unsure: None,
             now: 1_000,
@@ -231,6 +236,10 @@ impl Sim {
             // Some archives come to a checkpoint by the leaves that changed.
             changed_leaves: if self.params.seed % 8 == 3 { 4 } else { 1024 },
             leaf_bytes: self.params.on_demand.unwrap_or(64 << 20),
+            opener: match self.params.sealed {
+                true => Sealed::opener(),
+                false => KeySource::default(),
+            },
             broken: self.params.bug.map(|bug| Rule::BUGS[bug].1),
             ..Settings::default()
         }
@@ -340,6 +349,7 @@ impl Sim {
         (format.segment_bytes, format.reserve_bytes, format.late) =
             (self.params.segment_bytes, 256 << 10, self.params.late);
         let created = match self.params.spread {
+            None if self.params.sealed => Sealed::create(&self.files, &format),
             None => Archive::create(&self.files, &format),
             Some((count, n, k)) => {
                 self.mounts =
@@ -391,6 +401,9 @@ impl Sim {
                 }
             }
             self.look_at_damage(under_way)?;
+            if let Err(Stop::Failed(failure)) = self.look_at_keys() {
+                return Err(failure);
+            }
             match self.look() {
                 Err(Stop::Failed(failure)) => return Err(failure),
                 Err(Stop::Down) if !self.damaged => {
@@ -452,7 +465,8 @@ impl Sim {
             self.now += self.rng.below(3);
             self.index_disk_move();
             let upgraded = self.upgrade_move(n == 0);
-            match upgraded.and_then(|()| self.replay_move()).and_then(|()| self.one_move()) {
+            let moved = upgraded.and_then(|()| self.key_move());
+            match moved.and_then(|()| self.replay_move()).and_then(|()| self.one_move()) {
                 Err(Stop::Down) if self.sync_failed && !self.files.is_down() => {
                     self.begin_again()?
                 }

@@ -26,7 +26,8 @@ impl ChunkReader {
         let (mut stored, mut raw) = (Vec::new(), Vec::new());
         let place = &container.stored.place;
         container_reader.groups(place, std::slice::from_ref(group), &mut stored)?;
-        self.packer.expand_unchecked(group, &stored, &mut raw)?;
+        let seal = metadata.group_seal(usize::from(chunk.group));
+        self.packer.expand_unchecked(group, seal.open(group, &mut stored)?, &mut raw)?;
         Ok(raw[chunk.at as usize..][..chunk.bytes as usize].to_vec())
     }
 }

@@ -72,7 +72,7 @@ impl Desk {
     fn open(&self) -> (Tables, Arc<LeafStore>) {
         let files = Arc::new(OneDirectory(Arc::new(self.files.clone())));
         let budget = Budget::new(u64::MAX);
-        let store = LeafStore::new(files, self.identity, &self.settings, false, budget);
+        let store = LeafStore::new(files, self.identity.clone(), &self.settings, false, budget);
         let reader = LeafReader::new(&self.files, &self.identity, &self.settings);
         let number = self.number;
         let mut source = Source { reader, before: None, store: &store, number };

@@ -1,6 +1,6 @@
 //! Where the chunks of a window lie: runs become ranges of groups.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use onefold_core::{Error, Fingerprint, Kind, Result};
 
@@ -52,6 +52,9 @@ pub(super) struct GroupAt {
     pub(super) segment: u32,
     pub(super) at: u64,
     pub(super) group: Group,
+    /// Its number in the container, and what knows how it is opened.
+    pub(super) number: usize,
+    pub(super) metadata: Arc<Metadata>,
 }
 
 /// Ranges, and the groups that they are in.
@@ -140,7 +143,7 @@ impl<'a> Planner<'a> {
         file: usize,
         at: u64,
         container: &Container,
-        metadata: &Metadata,
+        metadata: &Arc<Metadata>,
         chunk: &Chunk,
     ) -> Result<()> {
         let place = &container.stored.place;
@@ -156,6 +159,8 @@ impl<'a> Planner<'a> {
                     segment: place.segment,
                     at: place.at + u64::from(group.at),
                     group,
+                    number: usize::from(chunk.group),
+                    metadata: metadata.clone(),
                 });
                 self.numbers.insert(key, number);
                 number

@@ -145,9 +145,12 @@ impl Spread<'_> {
         raws: &mut usize,
     ) -> Result<Expanded> {
         let identity = self.container_reader.identity();
-        let stored = &hands.stored[span.clone()];
+        let stored = &mut hands.stored[span.clone()];
         let is_checked = self.archive.keeps(Rule::RestoredVerified);
+        let seal = group.metadata.group_seal(group.number);
         if group.group.compression == Compression::None {
+            let stored = &*seal.open(&group.group, stored)?;
+            let span = span.start..span.start + stored.len();
             if is_checked && identity.checksum(stored) != group.group.checksum {
                 let what = "a group of chunks fails its checksum";
                 return Err(Error::new(Kind::Corrupt, what));
@@ -159,8 +162,11 @@ impl Spread<'_> {
         }
         let raw = &mut hands.raw[*raws];
         match is_checked {
-            true => hands.packer.expand(identity, &group.group, stored, raw)?,
-            false => hands.packer.expand_unchecked(&group.group, stored, raw)?,
+            true => hands.packer.expand(identity, seal, &group.group, stored, raw)?,
+            false => {
+                let stored = seal.open(&group.group, stored)?;
+                hands.packer.expand_unchecked(&group.group, stored, raw)?;
+            }
         }
         *raws += 1;
         Ok(Expanded::Raw(*raws - 1))

@@ -39,6 +39,8 @@ pub(in crate::verbs) struct Stats {
     archive: String,
     chunking: String,
     compression: String,
+    /// The archive is encrypted.
+    encrypted: bool,
     fingerprint: String,
     streams: u64,
     /// Content of all streams.
@@ -264,6 +266,7 @@ impl Stats {
             archive: directory.path().display().to_string(),
             chunking: archive.label().chunking.to_string(),
             compression: archive.label().compression.to_string(),
+            encrypted: archive.label().sealed.is_some(),
             fingerprint: archive.label().fingerprint.to_string(),
             streams: tables.streams.len() as u64,
             bytes,
@@ -457,6 +460,8 @@ pub(super) fn show(directory: &ArchiveDir, memory: u64, json: bool) -> Result<()
             stats.chunking, stats.compression, stats.fingerprint
         ),
     );
+    let encryption = if stats.encrypted { "encrypted (experimental)" } else { "not encrypted" };
+    row("encryption", encryption.to_owned());
     if stats.nodes > 1 {
         let [n, k] = stats.code;
         row(

@@ -2,6 +2,7 @@
 
 mod collector;
 pub(super) mod index_disk;
+pub(crate) mod keys;
 mod late_counts;
 mod names;
 mod nodes;

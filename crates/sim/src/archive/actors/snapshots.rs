@@ -334,7 +334,7 @@ impl Sim {
             Ok(beside) => beside,
         };
         let writer = StreamWriter::new(&session, self.now);
-        let cutting = Cutting::new(archive.label().chunking);
+        let cutting = Cutting::new(&*archive);
         let builder = TreeBuilder::new(&archive);
         let (found, mut known) = beside.take_root();
         match beside.enter(&found) {

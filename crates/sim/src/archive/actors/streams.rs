@@ -182,7 +182,7 @@ impl Sim {
             },
         };
         let name = format!("s{}", self.rng.below(6));
-        let cutting = Cutting::new(archive.label().chunking);
+        let cutting = Cutting::new(&*archive);
         self.actors.putting = Some(Box::new(Putting {
             archive,
             session,

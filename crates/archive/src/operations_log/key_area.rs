@@ -1,0 +1,153 @@
+//! The key area of a sealed archive: the file `keys`, with two copies one behind the other.
+//!
+//! A change writes one copy and makes it durable, then the other one. Frames bear its number once both
+//! are durable, so that an older key area that somebody puts back is noticed. What a crash leaves, and
+//! which copy counts, is told in `onefold_seal`.
+
+use std::sync::Arc;
+
+use onefold_core::{Error, File, Files, Kind, Result};
+use onefold_seal::{AREA_BYTES, Care, Judged, KeyArea, Keys, Opener, Random, judge};
+
+#[cfg(feature = "planted-bugs")]
+use super::broken;
+use crate::{
+    format::{
+        label::Label,
+        names::{KEYS, fresh},
+        sealing::{Flaws, Sealing},
+    },
+    rules::Rule,
+    settings::Settings,
+};
+
+/// Writes the key area of a new archive; durable on return, but for its name.
+pub(super) fn write_new(files: &dyn Files, keys: &mut Keys, random: &dyn Random) -> Result<()> {
+    let area = keys.next_area(random)?;
+    write_copies(&*fresh(files, KEYS)?, &area, [true; 2])
+}
+
+/// Writes copies one after the other, and makes each durable before the next.
+pub(super) fn write_copies(file: &dyn File, area: &KeyArea, which: [bool; 2]) -> Result<()> {
+    for copy in (0..2).filter(|&copy| which[copy]) {
+        file.write_at((copy * AREA_BYTES) as u64, area.bytes())?;
+        file.sync()?;
+    }
+    Ok(())
+}
+
+/// The bytes of both copies; none of one that can't be read.
+fn read_copies(file: &dyn File) -> Result<[Vec<u8>; 2]> {
+    let copy = |number: usize| -> Result<Vec<u8>> {
+        let mut bytes = vec![0; AREA_BYTES];
+        match file.read_at((number * AREA_BYTES) as u64, &mut bytes) {
+            Err(error) if error.kind() == Kind::Io => Ok(Vec::new()),
+            read => {
+                bytes.truncate(read?);
+                Ok(bytes)
+            }
+        }
+    };
+    Ok([copy(0)?, copy(1)?])
+}
+
+pub(super) fn open_file(files: &dyn Files) -> Result<Arc<dyn File>> {
+    files.open(KEYS).map_err(|error| match error.kind() {
+        Kind::NotFound => Error::new(
+            Kind::Corrupt,
+            format!("the archive is encrypted, and its key area (`{KEYS}`) is not there: put it back from a copy"),
+        ),
+        _ => error,
+    })
+}
+
+/// The key area as whoever has no key reads it: its higher whole copy. Nothing in it is proven.
+///
+/// # Errors
+/// `NotFound`: the archive is not encrypted. `Corrupt`: no copy is whole.
+pub fn key_area(files: &dyn Files) -> Result<KeyArea> {
+    let file = files.open(KEYS).map_err(|error| match error.kind() {
+        Kind::NotFound => Error::new(Kind::NotFound, "the archive is not encrypted"),
+        _ => error,
+    })?;
+    let [first, second] = read_copies(&*file)?.map(|bytes| KeyArea::decode(&bytes));
+    match (first, second) {
+        (Ok(first), Ok(second)) if second.sequence() > first.sequence() => Ok(second),
+        (Ok(area), _) | (_, Ok(area)) => Ok(area),
+        (Err(error), _) => Err(error),
+    }
+}
+
+/// The copy that counts.
+pub(super) fn judged(
+    file: &dyn File,
+    label: &Label,
+    writes: bool,
+    settings: &Settings,
+    opener: &dyn Opener,
+) -> Result<Judged> {
+    let copies = read_copies(file)?;
+    #[cfg(feature = "planted-bugs")]
+    let copies = match writes && !settings.keeps(Rule::CodeBeforeCopying) {
+        true => broken::copied(file, copies)?,
+        false => copies,
+    };
+    let care = Care {
+        compares_code: settings.keeps(Rule::KeyAreaProven),
+        takes_higher: settings.keeps(Rule::HigherKeyAreaCounts),
+    };
+    let copies = [&copies[0][..], &copies[1][..]];
+    let word = (label.sealed.unwrap_or(0), opener.accepts_older());
+    let judged = judge(copies, &label.id, word, &mut |area| opener.root(area), care)?;
+    if writes && judged.differs != [false; 2] && settings.keeps(Rule::BothKeyAreasWritten) {
+        write_copies(file, &judged.area, judged.differs)?;
+    }
+    Ok(judged)
+}
+
+/// What seals the archive that has this label, by the key that its opener is asked for; `None` of a
+/// plain one. A copy of the key area that is not like the one that counts is written again when
+/// `writes`.
+pub(super) fn unlock(
+    files: &dyn Files,
+    label: &Label,
+    writes: bool,
+    settings: &Settings,
+) -> Result<Option<(Sealing, u64)>> {
+    let opener = settings.opener.of();
+    if label.sealed.is_none() {
+        if opener.is_some_and(|opener| opener.refuses_plain()) {
+            let why = "a key was named, and the archive is not encrypted: it is not the one that you mean";
+            return Err(Error::new(Kind::Denied, why));
+        }
+        return Ok(None);
+    }
+    let opener = opener.ok_or_else(no_key)?;
+    let judged = judged(&*open_file(files)?, label, writes, settings, opener)?;
+    let flaws = Flaws {
+        salt_by_chance: !settings.keeps(Rule::SaltFromContent),
+        plain_groups: !settings.keeps(Rule::GroupsSealed),
+    };
+    let sealing = Sealing::new(&judged.keys, opener.random(), flaws)?;
+    Ok(Some((sealing, judged.area.sequence())))
+}
+
+/// Errors when frames bear a higher number than the key area has which was opened.
+pub(super) fn is_newest(sealing: &Sealing, opened: u64, settings: &Settings) -> Result<()> {
+    let accepts = settings.opener.of().is_some_and(|opener| opener.accepts_older());
+    if sealing.keys() <= opened || accepts || !settings.keeps(Rule::KeyAreaNumberCompared) {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::Denied,
+        format!(
+            "the key area is an older one ({opened}, and the log has seen {}): slots that were removed \
+             would be back; --accept-older takes it",
+            sealing.keys()
+        ),
+    ))
+}
+
+pub(super) fn no_key() -> Error {
+    Error::new(Kind::Denied, "the archive is encrypted: say where its key is with --key")
+}

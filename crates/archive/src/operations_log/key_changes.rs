@@ -1,0 +1,67 @@
+//! The keys of a sealed archive changed, and destroyed.
+
+use onefold_core::{Error, Kind, Result};
+use onefold_seal::{AREA_BYTES, Keys, Random};
+
+use super::{
+    archive::Archive,
+    commit::append_nothing,
+    key_area::{judged, no_key, open_file, write_copies},
+};
+use crate::rules::Rule;
+
+/// Destroys the keys of a sealed archive: both copies of its key area are overwritten, one after the
+/// other, each durable before the next. Nobody opens the archive by them any more. A crash in between
+/// leaves one copy, and this can be done again.
+///
+/// # Errors
+/// `InvalidInput`: the archive is plain or was opened for reading. Errors of the system.
+pub fn erase_keys(archive: &Archive, random: &dyn Random) -> Result<()> {
+    if !archive.is_writable() || archive.identity.sealing().is_none() {
+        let why = "the archive is not encrypted, or was opened for reading only";
+        return Err(Error::new(Kind::InvalidInput, why));
+    }
+    archive.exclusively(|| {
+        let file = open_file(&*archive.files)?;
+        for copy in 0..2 {
+            let mut noise = vec![0; AREA_BYTES];
+            random.fill(&mut noise)?;
+            file.write_at((copy * AREA_BYTES) as u64, &noise)?;
+            file.sync()?;
+        }
+        Ok(())
+    })
+}
+
+/// Changes the keys of a sealed archive, by the key that its opener is asked for: `change` gets them
+/// as they are. Durable on return. Data stay sealed as they are.
+///
+/// # Errors
+/// Those of `change`, after which nothing was changed; `InvalidInput`: the archive is plain or was
+/// opened for reading. Errors of the system: the keys are the old ones or the new ones.
+pub fn change_keys(
+    archive: &Archive,
+    change: impl FnOnce(&mut Keys, &dyn Random) -> Result<()>,
+) -> Result<()> {
+    let refused = |why: &str| Err(Error::new(Kind::InvalidInput, why));
+    if !archive.is_writable() {
+        return refused("the archive was opened for reading only");
+    }
+    let Some(sealing) = archive.identity.sealing() else {
+        return refused(
+            "the archive is not encrypted, and an archive can't become so: make another one",
+        );
+    };
+    append_nothing(archive, || {
+        let opener = archive.settings.opener.of().ok_or_else(no_key)?;
+        let file = open_file(&*archive.files)?;
+        let mut keys = judged(&*file, &archive.label, true, &archive.settings, opener)?.keys;
+        let random = opener.random();
+        change(&mut keys, &*random)?;
+        let area = keys.next_area(&*random)?;
+        write_copies(&*file, &area, [true, archive.keeps(Rule::BothKeyAreasWritten)])?;
+        archive.files.confirm()?;
+        sealing.saw_keys(area.sequence());
+        Ok(())
+    })
+}

@@ -1,0 +1,337 @@
+//! Sealed archives: all that an archive does works, and whoever has its directory reads nothing of it and
+//! changes nothing unnoticed.
+#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+
+mod support;
+
+use std::{
+    fs,
+    os::unix::fs::FileExt,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicU64},
+};
+
+use onefold_archive::{
+    Archive, Collection, Compression, Format, KeySource, Settings, change_keys, check,
+    create_sealed, erase_keys, key_area, rebuild_chunk_index,
+};
+use onefold_backend::Directory;
+use onefold_core::{Kind, Result};
+use onefold_seal::{AREA_BYTES, Argon, Keys, SlotKind};
+use support::{By, Counter, get, noise, options, put, secret};
+
+struct Desk(tempfile::TempDir);
+
+impl Desk {
+    /// An archive whose one slot opens by 32 times 1.
+    fn new(compression: Compression) -> Desk {
+        Desk::with(compression, 1)
+    }
+
+    /// The same with other chance.
+    fn with(compression: Compression, chance: u64) -> Desk {
+        let desk = Desk(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
+        let format = Format {
+            reserve_bytes: 4096,
+            segment_bytes: 16 << 20,
+            compression,
+            ..Format::new([7; 16], [8; 32], [9; 16]).with_features()
+        };
+        let random = Arc::new(Counter(AtomicU64::new(chance << 32)));
+        let mut keys = Keys::create(format.id, &*random).unwrap();
+        keys.add_slot((SlotKind::File, ""), &secret(1), Argon::LEAST, (0, 0), &*random).unwrap();
+        let files = Directory::create(&desk.at()).unwrap();
+        create_sealed(&files, &format, &mut keys, random).unwrap();
+        desk
+    }
+
+    fn at(&self) -> PathBuf {
+        self.0.path().join("a")
+    }
+
+    fn open_by(&self, opener: By, writes: bool) -> Result<Arc<Archive>> {
+        let settings = Settings {
+            log_ahead_bytes: 4096,
+            ahead_bytes: 1 << 20,
+            opener: KeySource::new(Arc::new(opener)),
+            ..Settings::default()
+        };
+        let files = Arc::new(Directory::open(&self.at(), writes).unwrap());
+        Archive::open(files, writes, settings).map(Arc::new)
+    }
+
+    fn open(&self) -> Arc<Archive> {
+        self.open_by(By(1, false), true).unwrap()
+    }
+
+    /// The bytes of all files.
+    fn files(&self) -> Vec<(String, Vec<u8>)> {
+        let names = fs::read_dir(self.at()).unwrap();
+        let read = names.map(|entry| {
+            let entry = entry.unwrap();
+            (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())
+        });
+        read.collect()
+    }
+
+    fn write(&self, name: &str, at: u64, bytes: &[u8]) {
+        let file = fs::File::options().write(true).open(self.at().join(name)).unwrap();
+        file.write_all_at(bytes, at).unwrap();
+    }
+}
+
+fn finds(bytes: &[u8], wanted: &[u8]) -> bool {
+    bytes.windows(wanted.len()).any(|part| part == wanted)
+}
+
+#[test]
+fn rule_32_all_that_an_archive_does_works_and_no_file_shows_what_is_in_it() {
+    for compression in [Compression::None, Compression::Lz4, Compression::Zstd] {
+        let desk = Desk::new(compression);
+        let canary = b"a canary sings in the mine, and nobody may hear it".repeat(20_000);
+        let random = noise(3, 3_000_000);
+        let both = [&canary[..], &random, &canary].concat();
+        let archive = desk.open();
+        put(&archive, "stream-of-the-canary", &both).unwrap();
+        put(&archive, "noise-of-it", &random).unwrap();
+        put(&archive, "gone-by-then", &noise(4, 2_000_000)).unwrap();
+        assert_eq!(get(&archive, "stream-of-the-canary").unwrap(), both);
+        drop(archive);
+        let archive = desk.open();
+        rebuild_chunk_index(&archive, &mut |_, _| {}).unwrap();
+        let again = put(&archive, "once-again", &both).unwrap();
+        assert!(again.new_bytes < 100_000, "{} bytes were new", again.new_bytes);
+        archive.remove("gone-by-then").unwrap();
+        for now in [1_000_000, 2_000_000, 3_000_000] {
+            let collection = Collection::begin(&archive, options(now)).unwrap();
+            collection.run(&mut |_| {}).unwrap();
+        }
+        assert_eq!(get(&archive, "stream-of-the-canary").unwrap(), both);
+        assert_eq!(get(&archive, "noise-of-it").unwrap(), random);
+        let report = check(&archive, true, &mut |_, _, _| {}).unwrap();
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+        drop(archive);
+        let reader = desk.open_by(By(1, false), false).unwrap();
+        assert_eq!(get(&reader, "once-again").unwrap(), both);
+        for (name, bytes) in desk.files() {
+            assert!(!finds(&bytes, b"canary"), "{name} has the canary");
+            assert!(!finds(&bytes, &random[1_000_000..1_000_016]), "{name} has the noise");
+            assert!(!finds(&bytes, b"noise-of-it") && !finds(&bytes, b"once-again"), "{name}");
+        }
+    }
+}
+
+#[test]
+fn rule_51_two_archives_of_one_content_have_nothing_in_common() {
+    let blocks = |desk: &Desk| {
+        let mut all = std::collections::HashSet::new();
+        for (name, bytes) in desk.files() {
+            // The reserve is noise that is the same everywhere, and holds nothing.
+            for block in bytes.chunks_exact(16).filter(|_| name != "reserve") {
+                if block.iter().filter(|&&byte| byte == 0).count() < 4 {
+                    all.insert(block.to_vec());
+                }
+            }
+        }
+        all
+    };
+    let desks: Vec<Desk> = (0..2)
+        .map(|n| {
+            let desk = Desk::with(Compression::None, 100 + n);
+            let archive = desk.open();
+            put(&archive, "stream", &noise(3, 1_000_000)).unwrap();
+            desk
+        })
+        .collect();
+    let (one, other) = (blocks(&desks[0]), blocks(&desks[1]));
+    assert!(one.len() > 60_000, "{}", one.len());
+    // What is not sealed: magic, the archive's id and lengths, of labels and containers.
+    let common = one.intersection(&other).count();
+    assert!(common < 16, "{common} blocks of 16 bytes are the same");
+}
+
+#[test]
+fn rule_29_whoever_changes_a_byte_is_noticed() {
+    let desk = Desk::new(Compression::Zstd);
+    let text: Vec<u8> = (0..40_000u32).flat_map(|n| format!("{n}\n").into_bytes()).collect();
+    let archive = desk.open();
+    put(&archive, "stream", &text).unwrap();
+    put(&archive, "noise", &noise(5, 300_000)).unwrap();
+    drop(archive);
+    let files = desk.files();
+    let mut noticed = 0;
+    for (name, bytes) in &files {
+        if name == "reserve" || name == "claim" || bytes.is_empty() {
+            continue;
+        }
+        let end = bytes.len().min(512 << 10);
+        for at in (0..end).step_by((end / 60).max(1)) {
+            desk.write(name, at as u64, &[bytes[at] ^ 1]);
+            match desk.open_by(By(1, false), false) {
+                Err(_) => noticed += 1,
+                Ok(archive) => {
+                    for (stream, content) in [("stream", &text), ("noise", &noise(5, 300_000))] {
+                        match get(&archive, stream) {
+                            Ok(found) => assert!(found == *content, "{name} at {at}"),
+                            Err(_) => noticed += 1,
+                        }
+                    }
+                }
+            }
+            desk.write(name, at as u64, &[bytes[at]]);
+        }
+    }
+    assert!(noticed > 60, "{noticed}");
+    assert_eq!(get(&desk.open(), "stream").unwrap(), text);
+}
+
+#[test]
+fn rule_29_parts_of_an_archive_can_not_be_exchanged() {
+    let desk = Desk::new(Compression::None);
+    let archive = desk.open();
+    let (one, other) = (noise(6, 128 << 10), noise(7, 128 << 10));
+    put(&archive, "one", &one).unwrap();
+    put(&archive, "other", &other).unwrap();
+    let places: Vec<(u64, u32)> = archive
+        .tables()
+        .containers
+        .iter()
+        .map(|container| container.unwrap().stored.place)
+        .map(|place| (place.at, place.bytes))
+        .collect();
+    drop(archive);
+    let segment = fs::read(desk.at().join("segment-00000001"))
+        .or_else(|_| fs::read(desk.at().join("segment-00000000")));
+    let segment = segment.unwrap();
+    let name = if desk.at().join("segment-00000001").exists() {
+        "segment-00000001"
+    } else {
+        "segment-00000000"
+    };
+    let part = |n: usize| segment[places[n].0 as usize..][..places[n].1 as usize].to_vec();
+    let same: Vec<usize> = (1..places.len()).filter(|&n| places[n].1 == places[0].1).collect();
+    assert!(!same.is_empty(), "{places:?}");
+    // The whole container of the other one, with its number put right.
+    let mut moved = part(same[0]);
+    moved[24..32].copy_from_slice(&part(0)[24..32]);
+    desk.write(name, places[0].0, &moved);
+    let archive = desk.open_by(By(1, false), false).unwrap();
+    assert!(get(&archive, "one").is_err());
+    drop(archive);
+    // The groups alone, below the right header.
+    let mut mixed = part(0);
+    let meta = u32::from_le_bytes(mixed[48..52].try_into().unwrap()) as usize;
+    let from = part(same[0]);
+    mixed[meta..].copy_from_slice(&from[meta..]);
+    desk.write(name, places[0].0, &mixed);
+    let archive = desk.open_by(By(1, false), false).unwrap();
+    assert!(get(&archive, "one").is_err());
+    drop(archive);
+    desk.write(name, places[0].0, &part(0));
+    assert_eq!(get(&desk.open(), "one").unwrap(), one);
+}
+
+#[test]
+fn rule_22_slots_come_and_go_and_a_removed_one_stays_away() {
+    let desk = Desk::new(Compression::None);
+    let archive = desk.open();
+    put(&archive, "stream", b"content").unwrap();
+    let add = |byte: u8| {
+        change_keys(&archive, |keys, random| {
+            keys.add_slot((SlotKind::File, "more"), &secret(byte), Argon::LEAST, (0, 0), random)
+                .map(drop)
+        })
+        .unwrap();
+    };
+    add(2);
+    let before = fs::read(desk.at().join("keys")).unwrap();
+    assert_eq!(get(&desk.open_by(By(2, false), true).unwrap(), "stream").unwrap(), b"content");
+    change_keys(&archive, |keys, _| keys.remove_slot(1)).unwrap();
+    put(&archive, "later", b"more").unwrap();
+    let refused = |opener: By, writes| desk.open_by(opener, writes).err().map(|error| error.kind());
+    assert_eq!(refused(By(2, false), true), Some(Kind::Denied));
+    // The old key area is put back, in one place or in both.
+    let now = fs::read(desk.at().join("keys")).unwrap();
+    for at in [0, AREA_BYTES] {
+        desk.write("keys", at as u64, &before[at..at + AREA_BYTES]);
+        assert_eq!(refused(By(2, false), false), Some(Kind::Denied), "copy at {at}");
+        assert_eq!(refused(By(1, false), false), None);
+        desk.write("keys", 0, &now);
+    }
+    desk.write("keys", 0, &before);
+    assert_eq!(refused(By(2, false), false), Some(Kind::Denied));
+    assert_eq!(refused(By(1, false), true), Some(Kind::Denied));
+    assert_eq!(refused(By(2, true), false), None, "the operator said so");
+    desk.write("keys", 0, &now);
+    assert_eq!(get(&desk.open(), "later").unwrap(), b"more");
+}
+
+#[test]
+fn rule_22_a_crash_between_the_copies_leaves_keys_that_open() {
+    let desk = Desk::new(Compression::None);
+    put(&desk.open(), "stream", b"content").unwrap();
+    let whole = fs::read(desk.at().join("keys")).unwrap();
+    for at in [0, AREA_BYTES] {
+        desk.write("keys", at as u64, &noise(9, AREA_BYTES)[..AREA_BYTES]);
+        let torn = fs::read(desk.at().join("keys")).unwrap();
+        assert_eq!(get(&desk.open_by(By(1, false), false).unwrap(), "stream").unwrap(), b"content");
+        assert!(fs::read(desk.at().join("keys")).unwrap() == torn, "a reader writes nothing");
+        drop(desk.open());
+        assert!(fs::read(desk.at().join("keys")).unwrap() == whole, "a writer makes it whole");
+    }
+}
+
+#[test]
+fn rule_22_a_forged_key_area_is_refused_and_copied_nowhere() {
+    let desk = Desk::new(Compression::None);
+    let archive = desk.open();
+    put(&archive, "stream", b"content").unwrap();
+    drop(archive);
+    let whole = fs::read(desk.at().join("keys")).unwrap();
+    let mut forged = whole[..AREA_BYTES].to_vec();
+    forged[32] = 200;
+    let seed = u64::from_le_bytes([7; 8]);
+    let sum = onefold_core::checksum::fast(seed, &forged[..AREA_BYTES - 8]);
+    forged[AREA_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
+    for at in [0, AREA_BYTES] {
+        desk.write("keys", at as u64, &forged);
+        let error = desk.open_by(By(1, false), true).err().unwrap();
+        assert!(error.to_string().contains("--accept-older"), "{error}");
+        let other = AREA_BYTES - at;
+        let now = fs::read(desk.at().join("keys")).unwrap();
+        assert!(now[other..][..AREA_BYTES] == whole[other..][..AREA_BYTES]);
+        drop(desk.open_by(By(1, true), true).unwrap());
+        assert!(fs::read(desk.at().join("keys")).unwrap() == whole, "the forged copy is gone");
+    }
+}
+
+#[test]
+fn rule_26_who_erased_the_keys_reads_nothing_any_more() {
+    let desk = Desk::new(Compression::None);
+    let archive = desk.open();
+    put(&archive, "stream", b"content").unwrap();
+    erase_keys(&archive, &Counter(AtomicU64::new(77))).unwrap();
+    drop(archive);
+    let error = desk.open_by(By(1, true), true).err().unwrap();
+    assert_eq!(error.kind(), Kind::Corrupt);
+    assert!(key_area(&Directory::open(&desk.at(), false).unwrap()).is_err());
+}
+
+#[test]
+fn rule_22_who_names_a_key_is_given_no_plain_archive_and_who_has_none_no_sealed_one() {
+    let desk = Desk::new(Compression::None);
+    let files = || Arc::new(Directory::open(&desk.at(), false).unwrap());
+    let none = Archive::open(files(), false, Settings::default()).err().unwrap();
+    assert_eq!(none.kind(), Kind::Denied);
+    assert_eq!(desk.open_by(By(9, false), true).err().unwrap().kind(), Kind::Denied);
+    let area = key_area(&*files()).unwrap();
+    assert_eq!(area.slots().count(), 1);
+    let plain = Desk(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
+    let format = Format { reserve_bytes: 4096, ..Format::new([7; 16], [8; 32], [9; 16]) };
+    Archive::create(&Directory::create(&plain.at()).unwrap(), &format).unwrap();
+    assert_eq!(plain.open_by(By(1, false), true).err().unwrap().kind(), Kind::Denied);
+    // A label without the seal, in place of the sealed one.
+    let label = fs::read(plain.at().join("label")).unwrap();
+    desk.write("label", 0, &label);
+    assert_eq!(desk.open_by(By(1, false), true).err().unwrap().kind(), Kind::Denied);
+}

@@ -1,0 +1,220 @@
+//! Secrets on their way in: key files, programs, credentials of the service manager, and what keeps them
+//! out of core dumps.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{Read, Write},
+    os::{
+        fd::RawFd,
+        unix::fs::{MetadataExt, OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::mpsc,
+    time::Duration,
+};
+
+use onefold_core::{Error, Kind, Result};
+use onefold_seal::Random;
+use zeroize::Zeroizing;
+
+use crate::{new_file::NewFile, random::random_bytes};
+
+/// Bytes of a secret's file at most.
+const SECRET_BYTES_MAX: u64 = 4096;
+
+/// How long a program may take to give a key.
+const COMMAND_WAIT: Duration = Duration::from_secs(30);
+
+/// Chance of the system.
+pub struct SystemRandom;
+
+impl Random for SystemRandom {
+    fn fill(&self, into: &mut [u8]) -> Result<()> {
+        for part in into.chunks_mut(64) {
+            let bytes = Zeroizing::new(random_bytes::<64>()?);
+            part.copy_from_slice(&bytes[..part.len()]);
+        }
+        Ok(())
+    }
+}
+
+/// The content of a file that only its owner may read, and who is this user or root.
+///
+/// # Errors
+/// `Denied`: others may read it, or it is somebody else's. `InvalidInput`: it is no file, or longer than
+/// a key. Those of the system.
+pub fn key_file(path: &Path) -> Result<Zeroizing<Vec<u8>>> {
+    let wrong = |kind, why: &str| Error::new(kind, format!("{}: {why}", path.display()));
+    let calm = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
+    let opened = OpenOptions::new().read(true).custom_flags(calm.bits() as i32).open(path);
+    let file = opened.map_err(|e| Error::from_io(path.display(), e))?;
+    let metadata = file.metadata().map_err(|e| Error::from_io(path.display(), e))?;
+    if !metadata.is_file() {
+        return Err(wrong(Kind::InvalidInput, "a key file is a regular file"));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        let why = "others may read this key file: `chmod 600` it";
+        return Err(wrong(Kind::Denied, why));
+    }
+    if ![rustix::process::geteuid().as_raw(), 0].contains(&metadata.uid()) {
+        return Err(wrong(Kind::Denied, "this key file belongs to another user"));
+    }
+    read_short(file, &path.display().to_string())
+}
+
+/// All of a short file or pipe.
+fn read_short(file: impl Read, name: &str) -> Result<Zeroizing<Vec<u8>>> {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(SECRET_BYTES_MAX as usize + 1));
+    let read = file.take(SECRET_BYTES_MAX + 1).read_to_end(&mut bytes);
+    read.map_err(|e| Error::from_io(name, e))?;
+    if bytes.len() as u64 > SECRET_BYTES_MAX {
+        return Err(Error::new(Kind::InvalidInput, format!("{name}: it is too long for a secret")));
+    }
+    Ok(bytes)
+}
+
+/// Makes a key file, which only its owner may read; durable on return.
+///
+/// # Errors
+/// `Exists`, and those of the system.
+pub fn new_key_file(path: &Path, text: &str) -> Result<()> {
+    let new = NewFile::create(path)?;
+    new.file().write_all(text.as_bytes()).map_err(|e| Error::from_io(path.display(), e))?;
+    new.publish()
+}
+
+/// The first line of what a descriptor gives, which this process got from the one that started it.
+///
+/// # Errors
+/// `InvalidInput`: there is no such descriptor, or it gives too much.
+pub fn passphrase_from(descriptor: RawFd) -> Result<Zeroizing<Vec<u8>>> {
+    let name = format!("descriptor {descriptor}");
+    let own = Path::new("/proc/self/fd").join(descriptor.to_string());
+    let file = File::open(own);
+    let file =
+        file.map_err(|e| Error::new(Kind::InvalidInput, format!("{name} can't be read: {e}")))?;
+    let mut line = read_short(file, &name)?;
+    let end = line.iter().position(|&byte| byte == b'\n').unwrap_or(line.len());
+    line.truncate(end);
+    if line.is_empty() {
+        return Err(Error::new(Kind::InvalidInput, format!("{name} gives no passphrase")));
+    }
+    Ok(line)
+}
+
+/// The output of a program that gives a key: started without a shell and with an empty environment; it
+/// gets `request` on standard input, and has 30 s.
+///
+/// # Errors
+/// `NotFound`, `Denied`: it can't be started. `Io`: it failed, or took too long.
+pub fn key_from_command(program: &Path, request: &str) -> Result<Zeroizing<Vec<u8>>> {
+    let name = program.display().to_string();
+    let failed = |why: &str| Error::new(Kind::Io, format!("{name}: {why}"));
+    let mut child = Command::new(program)
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|e| Error::from_io(&name, e))?;
+    if let Some(mut input) = child.stdin.take() {
+        // A program that reads no request does without.
+        let _ = input.write_all(request.as_bytes());
+    }
+    let output = child.stdout.take().ok_or_else(|| failed("it has no output"))?;
+    let (told, result) = mpsc::channel();
+    let of = name.clone();
+    let reading = std::thread::spawn(move || told.send(read_short(output, &of)));
+    let read = result.recv_timeout(COMMAND_WAIT);
+    if read.is_err() {
+        let _ = child.kill();
+    }
+    let status = child.wait().map_err(|e| Error::from_io(&name, e))?;
+    let key = read.map_err(|_| failed("it gave no key within 30 s"))?;
+    let _ = reading.join();
+    if !status.success() {
+        return Err(failed("it ended with a failure, and its key is not used"));
+    }
+    key
+}
+
+/// Where the service manager puts the credential of the store with this id; `None` outside a service.
+#[must_use]
+pub fn credential(id: &[u8; 16]) -> Option<PathBuf> {
+    let directory = std::env::var_os("CREDENTIALS_DIRECTORY")?;
+    let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    Some(Path::new(&directory).join(format!("onefold.{id}")))
+}
+
+/// Bytes of this machine's memory; as little as a slot may assume where the system does not tell.
+#[must_use]
+pub fn machine_memory() -> u64 {
+    let told = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = told.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.map_or(256 << 20, |kib| kib << 10)
+}
+
+/// From now on this process leaves no core dump, and no process of the same user reads its memory.
+///
+/// # Errors
+/// Those of the system.
+pub fn no_dumps() -> Result<()> {
+    use rustix::process::{DumpableBehavior, Resource, Rlimit, setrlimit};
+    let failed = |errno: rustix::io::Errno| Error::from_io("core dumps", errno.into());
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).map_err(failed)?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::fd::AsRawFd, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    #[test]
+    fn rule_23_a_key_file_is_its_owners_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        new_key_file(&path, "secret\n").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(&**key_file(&path).unwrap(), b"secret\n");
+        assert_eq!(new_key_file(&path, "other").unwrap_err().kind(), Kind::Exists);
+        File::open(&path).unwrap().set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
+        assert_eq!(key_file(&path).unwrap_err().kind(), Kind::Denied);
+        assert_eq!(key_file(folder.path()).unwrap_err().kind(), Kind::InvalidInput);
+        let long = folder.path().join("long");
+        new_key_file(&long, &"x".repeat(5000)).unwrap();
+        assert_eq!(key_file(&long).unwrap_err().kind(), Kind::InvalidInput);
+        assert_eq!(key_file(&folder.path().join("none")).unwrap_err().kind(), Kind::NotFound);
+    }
+
+    #[test]
+    fn rule_23_a_program_gives_a_key_without_shell_and_environment() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+            File::open(&path).unwrap().set_permissions(fs::Permissions::from_mode(0o700)).unwrap();
+            path
+        };
+        let echo = program("echo", "cat; echo \"$HOME\"");
+        assert_eq!(&**key_from_command(&echo, "request ").unwrap(), b"request \n");
+        let fails = program("fails", "echo key; exit 3");
+        assert_eq!(key_from_command(&fails, "").unwrap_err().kind(), Kind::Io);
+        let much = program("much", "head -c 100000 /dev/zero");
+        assert!(key_from_command(&much, "").is_err());
+        assert!(key_from_command(&folder.path().join("none"), "").is_err());
+    }
+
+    #[test]
+    fn a_passphrase_is_the_first_line_of_a_descriptor() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("words");
+        fs::write(&path, "correct horse\nrest").unwrap();
+        let file = File::open(&path).unwrap();
+        assert_eq!(&**passphrase_from(file.as_raw_fd()).unwrap(), b"correct horse");
+        assert!(passphrase_from(-1).is_err() && passphrase_from(999_999).is_err());
+    }
+}

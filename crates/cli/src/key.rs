@@ -1,0 +1,186 @@
+//! Where the keys of encrypted stores come from: options that go with each verb.
+
+use std::{ffi::OsString, io::IsTerminal, os::fd::RawFd, path::PathBuf, sync::Mutex};
+
+use clap::{
+    Args,
+    builder::{TypedValueParser, ValueParserFactory},
+};
+use onefold_backend::secrets::{SystemRandom, new_key_file, passphrase_from};
+use onefold_core::{Error, Kind, Result};
+use onefold_seal::{Secret, SlotSecret, key_file_text, to_words};
+use zeroize::Zeroizing;
+
+use onefold::parts::keys::{self, Asker, Whence};
+
+/// Options that go with each verb.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct Options {
+    /// Where the key of an encrypted store is: `passphrase`, `recovery` (both are asked for), a key
+    /// file's path, `command:PROGRAM`, or `credential` of a service. With it, stores that are not
+    /// encrypted are refused. Encryption is experimental
+    #[arg(long, global = true, value_name = "WHERE", hide_short_help = true)]
+    key: Option<KeyFrom>,
+
+    /// Reads the passphrase or the recovery key from this open descriptor, up to the end of a line
+    #[arg(long, global = true, value_name = "N", hide_short_help = true)]
+    passphrase_fd: Option<RawFd>,
+
+    /// Opens an encrypted store by an older copy of its keys, when the newest was changed or lost.
+    /// Keys that were removed since open it again
+    #[arg(long, global = true, hide_short_help = true)]
+    accept_older: bool,
+}
+
+/// Where a key comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct KeyFrom(pub(crate) Whence);
+
+/// Understands a name of where a key is.
+#[derive(Clone)]
+pub(crate) struct KeyFromParser;
+
+impl TypedValueParser for KeyFromParser {
+    type Value = KeyFrom;
+
+    fn parse_ref(
+        &self,
+        _: &clap::Command,
+        _: Option<&clap::Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<KeyFrom, clap::Error> {
+        Ok(KeyFrom(whence(value.to_owned())))
+    }
+}
+
+impl ValueParserFactory for KeyFrom {
+    type Parser = KeyFromParser;
+
+    fn value_parser() -> KeyFromParser {
+        KeyFromParser
+    }
+}
+
+fn whence(value: OsString) -> Whence {
+    match value.to_str() {
+        Some("passphrase") => Whence::Passphrase,
+        Some("recovery") => Whence::Recovery,
+        Some("credential") => Whence::Credential,
+        Some(text) => match text.strip_prefix("command:") {
+            Some(program) => Whence::Command(program.into()),
+            None => Whence::File(text.strip_prefix("file:").unwrap_or(text).into()),
+        },
+        None => Whence::File(PathBuf::from(value)),
+    }
+}
+
+static DESCRIPTOR: std::sync::OnceLock<Option<RawFd>> = std::sync::OnceLock::new();
+
+/// The descriptor of `--passphrase-fd`.
+pub(crate) fn descriptor() -> Option<RawFd> {
+    DESCRIPTOR.get().copied().flatten()
+}
+
+/// Takes what was said about keys, for the whole command.
+pub(crate) fn give(options: &Options) {
+    let descriptor = options.passphrase_fd;
+    let can_ask = descriptor.is_some() || has_terminal();
+    // It is read once, and several stores may want it.
+    let read: Mutex<Option<Zeroizing<Vec<u8>>>> = Mutex::default();
+    let ask = move |what: &str| {
+        let Some(descriptor) = descriptor else { return asked(what) };
+        let mut read = read.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if read.is_none() {
+            *read = Some(passphrase_from(descriptor)?);
+        }
+        Ok(read.clone().unwrap_or_default())
+    };
+    let whence = options.key.clone().map(|key| key.0);
+    keys::give(Asker::new(whence, Box::new(ask), can_ask, options.accept_older));
+    // What `create` reads a new passphrase from.
+    let _ = DESCRIPTOR.set(descriptor);
+}
+
+/// True when a person can be asked.
+pub(crate) fn has_terminal() -> bool {
+    std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
+}
+
+/// Asks the person at the terminal, who does not see what is typed.
+pub(crate) fn asked(what: &str) -> Result<Zeroizing<Vec<u8>>> {
+    let typed = rpassword::prompt_password(format!("{what}: ")).map_err(|e| {
+        let why =
+            format!("there is no terminal to ask for the {what} ({e}); --passphrase-fd reads it");
+        Error::new(Kind::Denied, why)
+    })?;
+    Ok(Zeroizing::new(typed.into_bytes()))
+}
+
+/// Asks for a new passphrase, twice; `None` when it is empty.
+pub(crate) fn asked_anew() -> Result<Option<Zeroizing<Vec<u8>>>> {
+    let first = asked("new passphrase (empty for none)")?;
+    if first.is_empty() {
+        return Ok(None);
+    }
+    if *first != *asked("the same again")? {
+        return Err(Error::new(Kind::InvalidInput, "the two passphrases differ"));
+    }
+    Ok(Some(first))
+}
+
+/// A new secret for a slot.
+pub(crate) struct New {
+    pub(crate) secret: SlotSecret,
+    /// A recovery key as it is written down.
+    pub(crate) words: Option<Zeroizing<String>>,
+}
+
+impl New {
+    /// A new recovery key.
+    pub(crate) fn recovery() -> Result<New> {
+        let key = Secret::drawn(&SystemRandom)?;
+        let words = Some(to_words(&key)?);
+        Ok(New { secret: SlotSecret::Key(key), words })
+    }
+}
+
+/// A new secret of this kind for the store with this id. A key file that is not there is made.
+pub(crate) fn new_secret(whence: &Whence, descriptor: Option<RawFd>, id: &[u8; 16]) -> Result<New> {
+    let secret = match (whence, descriptor) {
+        (Whence::Recovery, _) => return New::recovery(),
+        (Whence::Passphrase, Some(descriptor)) => {
+            SlotSecret::Passphrase(passphrase_from(descriptor)?)
+        }
+        (Whence::Passphrase, None) => {
+            let empty = || Error::new(Kind::InvalidInput, "a passphrase is empty");
+            SlotSecret::Passphrase(asked_anew()?.ok_or_else(empty)?)
+        }
+        (Whence::File(path), _) if !path.exists() => {
+            let key = Secret::drawn(&SystemRandom)?;
+            new_key_file(path, &key_file_text(&key))?;
+            SlotSecret::Key(key)
+        }
+        _ => {
+            let asker = keys::asker();
+            let asker = asker.ok_or_else(|| Error::new(Kind::Denied, "nobody can be asked"))?;
+            asker.secret(whence, id)?
+        }
+    };
+    Ok(New { secret, words: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_named_by_where_it_is() {
+        let named = |text: &str| whence(text.into());
+        assert_eq!(named("passphrase"), Whence::Passphrase);
+        assert_eq!(named("credential"), Whence::Credential);
+        assert_eq!(named("recovery"), Whence::Recovery);
+        assert_eq!(named("command:/bin/kms"), Whence::Command("/bin/kms".into()));
+        assert_eq!(named("/root/key"), Whence::File("/root/key".into()));
+        assert_eq!(named("file:passphrase"), Whence::File("passphrase".into()));
+    }
+}

@@ -1,0 +1,350 @@
+//! `onefold key`: the slots by which an encrypted archive opens.
+
+use std::{
+    os::fd::RawFd,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use clap::{Args, Subcommand};
+use onefold_archive::{Archive, READER_BYTES, Settings, change_keys, erase_keys, key_area};
+use onefold_backend::{
+    Directory,
+    secrets::{SystemRandom, machine_memory},
+};
+use onefold_core::{Error, Kind, Result};
+use onefold_seal::{Argon, KeyArea, Keys, Random, Slot, SlotKind, SlotSecret};
+use serde_json::{Value, json};
+
+use super::archive_at;
+use crate::key::{KeyFrom, New, new_secret};
+use onefold::parts::{
+    archive_dir::{ArchiveDir, now},
+    keys::{Asker, asker},
+};
+use onefold_console::{failure::Failure, output::Answer, size::counted};
+
+/// Shows and changes the keys of an encrypted archive
+///
+/// An archive has up to 16 slots. Each opens it by a secret of its own: a passphrase, a key file, what a
+/// program gives, a credential of a service, or a recovery key on paper. Data are not written again when
+/// slots change. Whoever had a secret and has a copy of the file `keys` from before can still open what
+/// they can read. Encryption is experimental.
+#[derive(Debug, Args)]
+#[command(disable_help_subcommand = true)]
+#[command(after_help = "Examples:\n  \
+                  onefold key list backups\n  \
+                  onefold key test backups --key /root/backups.key\n  \
+                  onefold key add backups --new passphrase --key /root/backups.key\n  \
+                  onefold key remove backups 2")]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Shows the slots; needs no key
+    #[command(after_help = "Examples:\n  onefold key list backups")]
+    List {
+        /// The archive
+        store: PathBuf,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Tells which slot the key opens
+    #[command(after_help = "Examples:\n  onefold key test backups --key passphrase")]
+    Test {
+        /// The archive
+        store: PathBuf,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Adds a slot
+    #[command(after_help = "Examples:\n  \
+                      onefold key add backups --new recovery\n  \
+                      onefold key add backups --new /root/second.key --name 'the other machine'")]
+    Add {
+        /// The archive
+        store: PathBuf,
+        #[command(flatten)]
+        new: NewKey,
+        /// What people call the slot; whoever has the archive can read it
+        #[arg(long, default_value = "", hide_default_value = true, value_name = "NAME")]
+        name: String,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Removes a slot, but not the last one
+    #[command(after_help = "Examples:\n  onefold key remove backups 2")]
+    Remove {
+        /// The archive
+        store: PathBuf,
+        /// The slot's number, as `onefold key list` shows it
+        slot: usize,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Gives a slot another secret
+    #[command(after_help = "Examples:\n  onefold key change backups 0 --new passphrase")]
+    Change {
+        /// The archive
+        store: PathBuf,
+        /// The slot's number, as `onefold key list` shows it
+        slot: usize,
+        #[command(flatten)]
+        new: NewKey,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Renews the root key, and keeps only the slot that --key opens
+    ///
+    /// For when a secret, or a copy of the file `keys`, is in wrong hands. The keys of the data stay the
+    /// same: whoever opened the archive before can still read copies of it.
+    #[command(after_help = "Examples:\n  onefold key rotate backups --drop-others")]
+    Rotate {
+        /// The archive
+        store: PathBuf,
+        /// Drops all other slots; needed when there are some
+        #[arg(long)]
+        drop_others: bool,
+        #[command(flatten)]
+        answer: Answer,
+    },
+    /// Destroys all keys of an archive: nobody can read it any more
+    ///
+    /// Both copies of the keys are overwritten. Copies of the file `keys` elsewhere still open it, and so
+    /// may old blocks of a flash disk or of a file system that copies on write.
+    #[command(after_help = "Examples:\n  onefold key erase backups --confirm 1f2e3d4c")]
+    Erase {
+        /// The archive
+        store: PathBuf,
+        /// The first 8 digits of the archive's id, which this verb tells
+        #[arg(long, value_name = "DIGITS")]
+        confirm: Option<String>,
+        #[command(flatten)]
+        answer: Answer,
+    },
+}
+
+/// A new secret.
+#[derive(Debug, Args)]
+struct NewKey {
+    /// Where the new key is: as in --key. A key file that is not there is made
+    #[arg(long, value_name = "WHERE")]
+    new: KeyFrom,
+    /// Reads the new passphrase from this open descriptor, up to the end of a line
+    #[arg(long, value_name = "N")]
+    new_passphrase_fd: Option<RawFd>,
+}
+
+/// Does what was asked for.
+pub(crate) fn run(options: &Options) -> std::result::Result<(), Failure> {
+    match &options.verb {
+        Verb::List { store, answer } => list(store, answer),
+        Verb::Test { store, answer } => test(store, answer),
+        Verb::Add { store, new, name, answer } => add(store, new, name, answer),
+        Verb::Remove { store, slot, answer } => {
+            change(store, &mut |keys, _| keys.remove_slot(*slot))?;
+            let words = format_args!("slot {slot} of {} is removed", store.display());
+            answer.tell(&json!({ "store": shown(store), "removed": slot }), words)
+        }
+        Verb::Change { store, slot, new, answer } => exchange(store, *slot, new, answer),
+        Verb::Rotate { store, drop_others, answer } => rotate(store, *drop_others, answer),
+        Verb::Erase { store, confirm, answer } => erase(store, confirm.as_deref(), answer),
+    }
+}
+
+fn shown(store: &Path) -> String {
+    store.display().to_string()
+}
+
+fn archive(store: &Path) -> std::result::Result<ArchiveDir, Failure> {
+    archive_at(store, "only archives can be encrypted yet")
+}
+
+/// The key area, as whoever has no key reads it.
+fn area(store: &Path) -> std::result::Result<KeyArea, Failure> {
+    archive(store)?;
+    let area = Directory::open(store, false).and_then(|files| key_area(&files));
+    Ok(area.map_err(|error| error.context(store.display()))?)
+}
+
+fn the_asker() -> Result<&'static Arc<Asker>> {
+    asker().ok_or_else(|| Error::new(Kind::Denied, "nobody can be asked for a key"))
+}
+
+fn row(number: usize, slot: &Slot) -> Value {
+    json!({
+        "slot": number, "kind": slot.kind().name(), "name": slot.name(), "made": slot.made(),
+    })
+}
+
+fn words_of(number: usize, slot: &Slot) -> String {
+    let made = humantime::format_rfc3339_seconds(
+        std::time::UNIX_EPOCH + std::time::Duration::from_secs(slot.made().min(1 << 37)),
+    );
+    let name = if slot.name().is_empty() { String::new() } else { format!("  {}", slot.name()) };
+    format!("{number:>4}  {:<10}  {made}{name}", slot.kind().name())
+}
+
+fn list(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
+    let area = area(store)?;
+    let rows: Vec<Value> = area.slots().map(|(number, slot)| row(number, slot)).collect();
+    let words: Vec<String> = area.slots().map(|(number, slot)| words_of(number, slot)).collect();
+    let report = json!({ "store": shown(store), "keys": area.sequence(), "slots": rows });
+    answer.tell(&report, format_args!("slot  kind        made\n{}", words.join("\n")))
+}
+
+fn test(store: &Path, answer: &Answer) -> std::result::Result<(), Failure> {
+    let directory = archive(store)?;
+    // All of it opens, not only the slot.
+    directory.open_to_read(READER_BYTES)?;
+    let area = area(store)?;
+    let (slot, _) = the_asker()?.open(&area).map_err(|error| error.context(store.display()))?;
+    let words = format_args!("the key opens slot {slot} of {}", store.display());
+    answer.tell(&json!({ "store": shown(store), "slot": slot }), words)
+}
+
+/// Changes the keys.
+fn change(
+    store: &Path,
+    change: &mut dyn FnMut(&mut Keys, &dyn Random) -> Result<()>,
+) -> std::result::Result<(), Failure> {
+    let directory = archive(store)?;
+    let archive: Arc<Archive> = directory.open(Settings::default())?;
+    let changed = change_keys(&archive, |keys, random| change(keys, random));
+    Ok(changed.map_err(|error| error.context(store.display()))?)
+}
+
+/// Adds a slot with a new secret; gives its number.
+fn with_new(
+    keys: &mut Keys,
+    (kind, name): (SlotKind, &str),
+    new: &New,
+    random: &dyn Random,
+) -> Result<usize> {
+    let memory = machine_memory();
+    keys.add_slot((kind, name), &new.secret, Argon::usual(memory), (now(), memory), random)
+}
+
+fn add(
+    store: &Path,
+    new: &NewKey,
+    name: &str,
+    answer: &Answer,
+) -> std::result::Result<(), Failure> {
+    let id = *area(store)?.id();
+    let kind = new.new.0.kind();
+    let made = new_secret(&new.new.0, new.new_passphrase_fd, &id)?;
+    let mut slot = 0;
+    change(store, &mut |keys, random| {
+        slot = with_new(keys, (kind, name), &made, random)?;
+        Ok(())
+    })?;
+    tell_new(store, slot, &made, answer)
+}
+
+fn exchange(
+    store: &Path,
+    slot: usize,
+    new: &NewKey,
+    answer: &Answer,
+) -> std::result::Result<(), Failure> {
+    let area = area(store)?;
+    let old = area.slots().find(|(number, _)| *number == slot);
+    let (_, old) =
+        old.ok_or_else(|| Failure::new(format!("{} has no slot {slot}", store.display())))?;
+    let name = old.name().to_owned();
+    let made = new_secret(&new.new.0, new.new_passphrase_fd, area.id())?;
+    let kind = new.new.0.kind();
+    let mut number = slot;
+    change(store, &mut |keys, random| {
+        number = with_new(keys, (kind, &name), &made, random)?;
+        keys.remove_slot(slot)
+    })?;
+    tell_new(store, number, &made, answer)
+}
+
+fn tell_new(
+    store: &Path,
+    slot: usize,
+    made: &New,
+    answer: &Answer,
+) -> std::result::Result<(), Failure> {
+    let report = json!({
+        "store": shown(store), "slot": slot,
+        "recovery_key": made.words.as_ref().map(|words| words.as_str()),
+    });
+    let words = made.words.as_ref().map_or_else(String::new, |words| {
+        format!("\nrecovery key, which is shown this once:\n{}", words.as_str())
+    });
+    answer.tell(&report, format_args!("{} opens by slot {slot}{words}", store.display()))
+}
+
+fn rotate(store: &Path, drop_others: bool, answer: &Answer) -> std::result::Result<(), Failure> {
+    let area = area(store)?;
+    let others = area.slots().count() - 1;
+    if others > 0 && !drop_others {
+        let what = counted(others as u64, "other slot");
+        return Err(Failure::new(format!(
+            "{} has {what}, which would be dropped: --drop-others says so, and `onefold key add` makes them again",
+            store.display()
+        )));
+    }
+    let asker = the_asker()?;
+    let (whence, secret) = asker.secret_of(&area)?;
+    let opened = area.root(&secret, machine_memory())?;
+    let (slot, _) = opened.ok_or_else(|| {
+        Failure::new(format!(
+            "{}: this {} opens no slot of it",
+            store.display(),
+            whence.kind().name()
+        ))
+    })?;
+    let mut kept: Option<Vec<(usize, SlotSecret)>> = Some(vec![(slot, secret)]);
+    change(store, &mut |keys, random| {
+        keys.rotate(&kept.take().unwrap_or_default(), machine_memory(), random)
+    })?;
+    let dropped = counted(others as u64, "other slot");
+    let words = format_args!(
+        "{} opens by slot {slot} and a new root key; dropped {dropped}",
+        store.display()
+    );
+    answer.tell(&json!({ "store": shown(store), "slot": slot, "dropped": others }), words)
+}
+
+fn erase(store: &Path, confirm: Option<&str>, answer: &Answer) -> std::result::Result<(), Failure> {
+    let directory = archive(store)?;
+    let area = area(store)?;
+    let digits: String = area.id()[..4].iter().map(|byte| format!("{byte:02x}")).collect();
+    if confirm != Some(&digits) {
+        return Err(Failure::new(format!(
+            "nobody could read {} any more: if you mean it, say --confirm {digits}",
+            store.display()
+        )));
+    }
+    // By its key: who lacks it may not destroy what others need.
+    let archive = directory.open(Settings::default())?;
+    erase_keys(&archive, &SystemRandom).map_err(|error| error.context(store.display()))?;
+    let words = format_args!("the keys of {} are destroyed", store.display());
+    answer.tell(&json!({ "store": shown(store), "erased": true }), words)
+}
+
+#[cfg(test)]
+mod tests {
+    use onefold::parts::keys::Whence;
+
+    #[test]
+    fn each_kind_of_key_has_its_kind_of_slot() {
+        for (whence, name) in [
+            (Whence::Passphrase, "passphrase"),
+            (Whence::Recovery, "recovery"),
+            (Whence::File("key".into()), "file"),
+            (Whence::Command("/bin/kms".into()), "command"),
+            (Whence::Credential, "credential"),
+        ] {
+            assert_eq!(whence.kind().name(), name);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Encrypted archives by the command: made, opened by each kind of key, and their slots changed.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::disallowed_methods, reason = "nobody else is in the directory of a test")]
+
+mod support;
+
+use std::{
+    fs,
+    io::Write,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    process::Stdio,
+};
+
+use support::{Desk, noise};
+
+/// The words of the recovery key, which is the last line.
+fn recovery(made: &str) -> String {
+    made.trim_end().lines().last().unwrap().to_owned()
+}
+
+/// Runs a verb with a passphrase or a recovery key on standard input, which is descriptor 0.
+fn with_words(desk: &Desk, arguments: &str, words: &str) -> (bool, String) {
+    let mut command = desk.command(&format!("{arguments} --passphrase-fd 0"));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let _ = input.write_all(format!("{words}\n").as_bytes());
+    drop(input);
+    let output = child.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+#[test]
+fn rule_23_an_archive_is_encrypted_by_a_key_file_and_opens_by_it_alone() {
+    let desk = Desk::new();
+    let made = desk.ok("create archive a --key key");
+    assert!(made.contains("it is encrypted, which is experimental"), "{made}");
+    assert_eq!(fs::metadata(desk.path("key")).unwrap().permissions().mode() & 0o777, 0o600);
+    let content = [noise(1, 300_000), b"a canary that sings".repeat(5_000)].concat();
+    fs::write(desk.path("stream"), &content).unwrap();
+    desk.ok("put a name-of-it stream --key key");
+    desk.ok("get a name-of-it --output got --key key");
+    assert!(fs::read(desk.path("got")).unwrap() == content);
+    fs::create_dir(desk.path("tree")).unwrap();
+    fs::write(desk.path("tree/file"), b"a canary in a tree").unwrap();
+    desk.ok("backup a tree --set trees --key key");
+    desk.ok("check a --key key");
+    desk.ok("scrub a --key key");
+    desk.ok("gc a --key key");
+    let status = desk.ok("status a --json --key key");
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    assert_eq!(status["encrypted"], true);
+    for entry in fs::read_dir(desk.path("a")).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = fs::read(&path).unwrap();
+        for canary in [&b"canary"[..], b"name-of-it", b"trees"] {
+            assert!(!bytes.windows(canary.len()).any(|part| part == canary), "{}", path.display());
+        }
+    }
+    // Without a key, with another one, and with one that others may read.
+    desk.fails("ls a", 1, &["encrypted", "--key"]);
+    let other = desk.path("other");
+    let mut file =
+        fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(other).unwrap();
+    file.write_all(&[7; 32]).unwrap();
+    desk.fails("ls a --key other", 1, &["opens no slot"]);
+    desk.fails("ls a --key missing", 1, &["missing"]);
+    fs::set_permissions(desk.path("key"), fs::Permissions::from_mode(0o644)).unwrap();
+    desk.fails("ls a --key key", 1, &["chmod 600"]);
+    fs::set_permissions(desk.path("key"), fs::Permissions::from_mode(0o600)).unwrap();
+    // Who names a key is given no plain archive.
+    desk.ok("create archive plain");
+    desk.fails("ls plain --key key", 1, &["is not encrypted"]);
+    assert!(desk.ok("status plain").contains("not encrypted"));
+}
+
+#[test]
+fn rule_23_a_passphrase_a_program_a_credential_and_paper_open_it_too() {
+    let desk = Desk::new();
+    let (is_made, made) = with_words(&desk, "create archive a --key passphrase", "correct horse");
+    assert!(is_made, "{made}");
+    let words = recovery(&made);
+    assert!(words.starts_with("onefold1"), "{made}");
+    let (opens, said) = with_words(&desk, "key test a", "correct horse");
+    assert!(opens && said.contains("slot 0"), "{said}");
+    let (opens, said) = with_words(&desk, "ls a", "correct mule");
+    assert!(!opens && said.contains("the passphrase opens no slot"), "{said}");
+    let (opens, said) = with_words(&desk, "key test a --key recovery", &words);
+    assert!(opens && said.contains("slot 1"), "{said}");
+    let (opens, said) = with_words(&desk, "key add a --new key --name second", "correct horse");
+    assert!(opens && said.contains("slot 2"), "{said}");
+    desk.ok("ls a --key key");
+    // A program that prints what is in the key file.
+    let program = desk.path("kms");
+    let script = format!("#!/bin/sh\ncat {}\n", desk.path("key").display());
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+    desk.ok(&format!("ls a --key command:{}", program.display()));
+    desk.ok(&format!("key add a --new command:{} --key key", program.display()));
+    let listed = desk.ok("key list a --json");
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    let kinds: Vec<&str> = listed["slots"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|slot| slot["kind"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["passphrase", "recovery", "file", "command"]);
+    assert_eq!(listed["slots"][2]["name"], "second");
+    desk.fails("key remove a 9 --key key", 1, &["there is no slot 9"]);
+    desk.ok("key remove a 0 --key key");
+    let (opens, _) = with_words(&desk, "ls a --key passphrase", "correct horse");
+    assert!(!opens, "a removed passphrase opens it");
+    desk.ok("key change a 2 --new newer --key key");
+    desk.fails("key rotate a --key newer", 1, &["--drop-others"]);
+    desk.ok("key rotate a --drop-others --key newer");
+    let (opens, _) = with_words(&desk, "ls a --key recovery", &words);
+    assert!(!opens, "a recovery key that was dropped opens it");
+    desk.fails("key erase a --key newer", 1, &["--confirm"]);
+    let id: String = fs::read(desk.path("a/label")).unwrap()[16..20]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    desk.ok(&format!("key erase a --confirm {id} --key newer"));
+    desk.fails("ls a --key newer", 1, &["key area"]);
+}
+
+#[test]
+fn rule_23_what_can_not_be_encrypted_says_so() {
+    let desk = Desk::new();
+    desk.fails("create archive a --nodes n0,n1,n2 --code 3,2 --key key", 1, &["several nodes"]);
+    desk.fails("create archive b --chunking rabin:8K --key key", 1, &["Rabin"]);
+    desk.fails("create archive c --no-encryption --key key", 2, &["--no-encryption"]);
+    assert!(desk.ok("create archive d").contains("it is not encrypted"));
+    desk.fails("key list d", 1, &["not encrypted"]);
+}

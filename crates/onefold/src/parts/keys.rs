@@ -1,0 +1,206 @@
+//! Who is asked for the keys of stores, for the whole process.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
+
+use onefold_archive::KeySource;
+use onefold_backend::secrets::{
+    SystemRandom, credential, key_file, key_from_command, machine_memory, no_dumps,
+};
+use onefold_core::{Error, Kind, Result};
+use onefold_seal::{
+    KeyArea, Opener, Random, Secret, SlotKind, SlotSecret, from_words, key_file as key_of,
+};
+use parking_lot::Mutex;
+use zeroize::Zeroizing;
+
+/// Where a key comes from. None of it ever comes from a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Whence {
+    /// Somebody knows a passphrase.
+    Passphrase,
+    /// A file has it.
+    File(PathBuf),
+    /// A program gives it.
+    Command(PathBuf),
+    /// The service manager gives it.
+    Credential,
+    /// It is on paper.
+    Recovery,
+}
+
+impl Whence {
+    /// The kind of slot that it opens.
+    #[must_use]
+    pub fn kind(&self) -> SlotKind {
+        match self {
+            Whence::Passphrase => SlotKind::Passphrase,
+            Whence::File(_) => SlotKind::File,
+            Whence::Command(_) => SlotKind::Command,
+            Whence::Credential => SlotKind::Credential,
+            Whence::Recovery => SlotKind::Recovery,
+        }
+    }
+}
+
+/// Asks a person for words that nobody else sees; the text says for what.
+pub type Ask = Box<dyn Fn(&str) -> Result<Zeroizing<Vec<u8>>> + Send + Sync>;
+
+/// Who is asked for keys.
+pub struct Asker {
+    /// Where keys come from, as the operator named it; else what a store has slots for is tried.
+    whence: Option<Whence>,
+    ask: Ask,
+    /// A person or a descriptor is there to be asked.
+    can_ask: bool,
+    accepts_older: bool,
+    /// Root keys of stores that were opened, by their ids.
+    known: Mutex<Vec<([u8; 16], Secret)>>,
+}
+
+impl Asker {
+    /// By what the operator said.
+    #[must_use]
+    pub fn new(whence: Option<Whence>, ask: Ask, can_ask: bool, accepts_older: bool) -> Asker {
+        Asker { whence, ask, can_ask, accepts_older, known: Mutex::default() }
+    }
+
+    /// The secret that opens a slot of the store with this id, from where the operator said.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub fn secret(&self, whence: &Whence, id: &[u8; 16]) -> Result<SlotSecret> {
+        let shown: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(match whence {
+            Whence::Passphrase => SlotSecret::Passphrase((self.ask)("passphrase")?),
+            Whence::Recovery => {
+                let words = (self.ask)("recovery key")?;
+                let words = std::str::from_utf8(&words);
+                let wrong = |_| Error::new(Kind::InvalidInput, "the recovery key is no text");
+                SlotSecret::Key(from_words(words.map_err(wrong)?)?)
+            }
+            Whence::File(path) => SlotSecret::Key(
+                key_of(&key_file(path)?).map_err(|error| error.context(path.display()))?,
+            ),
+            Whence::Command(program) => {
+                let request = format!("{{\"store\":\"{shown}\",\"wanted\":\"key\"}}\n");
+                let given = key_from_command(program, &request)?;
+                SlotSecret::Key(key_of(&given).map_err(|error| error.context(program.display()))?)
+            }
+            Whence::Credential => {
+                let path = credential(id).ok_or_else(|| {
+                    let why =
+                        "no service manager gives credentials: $CREDENTIALS_DIRECTORY is not set";
+                    Error::new(Kind::NotFound, why)
+                })?;
+                SlotSecret::Key(
+                    key_of(&key_file(&path)?).map_err(|error| error.context(path.display()))?,
+                )
+            }
+        })
+    }
+
+    /// Where the operator says that keys are.
+    #[must_use]
+    pub fn named(&self) -> Option<&Whence> {
+        self.whence.as_ref()
+    }
+
+    /// The secret for a store that has this key area, and where it is from.
+    ///
+    /// # Errors
+    /// `Denied`: nothing says where it is; those of reading it.
+    pub fn secret_of(&self, area: &KeyArea) -> Result<(Whence, SlotSecret)> {
+        let whence = self.whence(area)?;
+        let secret = self.secret(&whence, area.id())?;
+        Ok((whence, secret))
+    }
+
+    /// Where the key of a store comes from that has this key area.
+    fn whence(&self, area: &KeyArea) -> Result<Whence> {
+        if let Some(whence) = &self.whence {
+            return Ok(whence.clone());
+        }
+        let has = |kind| area.slots().any(|(_, slot)| slot.kind() == kind);
+        if has(SlotKind::Credential) && credential(area.id()).is_some_and(|path| path.exists()) {
+            return Ok(Whence::Credential);
+        }
+        if has(SlotKind::Passphrase) && self.can_ask {
+            return Ok(Whence::Passphrase);
+        }
+        let mut kinds: Vec<&str> = area.slots().map(|(_, slot)| slot.kind().name()).collect();
+        kinds.dedup();
+        Err(Error::new(
+            Kind::Denied,
+            format!(
+                "it is encrypted: say where its key is with --key (it has slots for: {})",
+                kinds.join(", ")
+            ),
+        ))
+    }
+
+    /// The slot that the key opens, and the root key.
+    ///
+    /// # Errors
+    /// `Denied`: no slot opens.
+    pub fn open(&self, area: &KeyArea) -> Result<(usize, Secret)> {
+        let whence = self.whence(area)?;
+        let secret = self.secret(&whence, area.id())?;
+        area.root(&secret, machine_memory())?.ok_or_else(|| {
+            let what = match whence {
+                Whence::Passphrase => "the passphrase",
+                _ => "the key",
+            };
+            Error::new(Kind::Denied, format!("{what} opens no slot of it"))
+        })
+    }
+}
+
+impl Opener for Asker {
+    fn root(&self, area: &KeyArea) -> Result<Secret> {
+        let mut known = self.known.lock();
+        if let Some((_, root)) = known.iter().find(|(id, root)| id == area.id() && area.is_of(root))
+        {
+            return Ok(Secret::take(&mut Zeroizing::new(*root.expose())));
+        }
+        no_dumps()?;
+        let (_, root) = self.open(area)?;
+        known.retain(|(id, _)| id != area.id());
+        known.push((*area.id(), Secret::take(&mut Zeroizing::new(*root.expose()))));
+        Ok(root)
+    }
+
+    fn accepts_older(&self) -> bool {
+        self.accepts_older
+    }
+
+    fn refuses_plain(&self) -> bool {
+        self.whence.is_some()
+    }
+
+    fn random(&self) -> Arc<dyn Random> {
+        Arc::new(SystemRandom)
+    }
+}
+
+static ASKER: OnceLock<Arc<Asker>> = OnceLock::new();
+
+/// Takes who is asked for keys; once, before anything is opened. Without it encrypted stores are
+/// refused.
+pub fn give(asker: Asker) {
+    // It is given once, at the beginning.
+    let _ = ASKER.set(Arc::new(asker));
+}
+
+/// Who is asked.
+#[must_use]
+pub fn asker() -> Option<&'static Arc<Asker>> {
+    ASKER.get()
+}
+
+/// The same, for archives that are opened.
+pub(super) fn source() -> KeySource {
+    asker().map_or_else(KeySource::default, |asker| KeySource::new(asker.clone()))
+}
